@@ -12,7 +12,7 @@ HEIGHT_PX = 320
 
 
 def batch_figure(curve: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the figure of `trainer.memory_estimate --largest`; None without points.
+    """Return the figure of `trainer.memory_estimate --find-batch-size`; None without points.
 
     Left what is needed with margin and what is free, right the measured throughput.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
@@ -18,12 +17,10 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from trainer.config import RunConfig, Workload, defaults
 from trainer.devices import list_devices
-from trainer.memory_estimate import past_runs
 from trainer.memory_estimate.__main__ import main
-from trainer.memory_estimate.estimate import Say, answer
-from trainer.memory_estimate.past_runs import FIT_JSON, margin_for, measured_rate, throughputs
-from trainer.memory_estimate.probe import LOCK, measure, remove_left
-from trainer.memory_estimate.safety_margin import DEFAULT_FACTOR
+from trainer.memory_estimate.estimate import answer
+from trainer.memory_estimate.past_runs import DEFAULT_FACTOR, FIT_JSON, margin_for
+from trainer.memory_estimate.probe import ROUNDS, Report, measure
 
 FIT = [sys.executable, "-m", "trainer.memory_estimate"]
 SCRIPT_FIT = [sys.executable, "-m", "stepscope.cli", "fit"]
@@ -103,7 +100,7 @@ def test_what_is_too_large_does_not_fit_and_takes_no_memory_to_say_so(tmp_path: 
     found = json.loads(done.stdout)
     assert found["fits"] is False
     assert found["predicted_peak_bytes"] > 2**41
-    assert "Use a smaller batch" in found["reason"]
+    assert "Reduce batch_size" in found["reason"]
 
 
 def test_settings_come_from_a_run_and_the_command_line_counts_more(tmp_path: Path) -> None:
@@ -116,15 +113,13 @@ def test_settings_come_from_a_run_and_the_command_line_counts_more(tmp_path: Pat
     assert (chosen["workload"], chosen["batch_size"]) == ("linear", 32)
 
 
-def test_the_largest_batch_and_the_rates_of_earlier_runs(tmp_path: Path) -> None:
-    for size, rate in ((64, 900.0), (256, 1000.0), (512, 990.0)):
-        config = replace(defaults(Workload.LINEAR), batch_size=size)
-        recorded(tmp_path, f"run-{size}", config, 0.0, rate)
-    done = fit("--workload", "linear", "--largest", "--json", "--runs", str(tmp_path))
+@pytest.mark.parametrize("option", ["--find-batch-size", "--largest"])
+def test_the_largest_batch_without_a_measurement(option: str, tmp_path: Path) -> None:
+    done = fit("--workload", "linear", option, "--json", "--runs", str(tmp_path))
     assert done.returncode == 0, done.stderr
     curve = json.loads(done.stdout)["largest"]
     assert curve["largest"] == 800  # the samples of an epoch
-    assert curve["recommended"] == 256
+    assert curve["recommended"] is None
     sizes = [point["batch_size"] for point in curve["points"]]
     assert sizes == sorted(sizes)
     assert {1, 64, 256, 512, 800} <= set(sizes)
@@ -136,35 +131,20 @@ def test_throughput_is_measured_in_short_runs_that_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "others"))
-    root = tmp_path / "runs"
-    said: list[str] = []
-    config = defaults(Workload.LINEAR)
-    rates, missed = measure(config, [64, 65], root, lambda text, share: said.append(text))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    old = tmp_path / "temporary" / "stepscope-batch-killed"
+    old.mkdir()
+    os.utime(old, (1.0, 1.0))
+    shares: list[float] = []
+    rates, missed = measure(
+        defaults(Workload.LINEAR), [64, 65], lambda text, share: shares.append(share)
+    )
     assert missed == []
-    assert set(rates) == {64, 65}
-    assert min(rates.values()) > 0
-    assert said == ["Measuring batches of 64", "Measuring batches of 65"]
-    assert list(tmp_path.iterdir()) == [root]
-    assert list(root.iterdir()) == []
-
-
-def test_what_a_killed_probe_left_is_removed_and_what_is_held_stays(tmp_path: Path) -> None:
-    left, held, fresh = (tmp_path / f".fit-{name}" for name in ("left", "held", "fresh"))
-    outside = tmp_path / "outside"
-    for folder in (left, held, fresh, outside):
-        folder.mkdir()
-        (folder / "sample.log").write_text("text")
-    (tmp_path / ".fit-link").symlink_to(outside)
-    number = os.open(held / LOCK, os.O_RDWR | os.O_CREAT)
-    for folder in (left, held, outside):
-        os.utime(folder, (1.0, 1.0))
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX)
-        remove_left(tmp_path)
-    finally:
-        os.close(number)
-    assert not left.exists()
-    assert all((folder / "sample.log").exists() for folder in (held, fresh, outside))
+    assert {size: len(found) for size, found in rates.items()} == {64: ROUNDS, 65: ROUNDS}
+    assert min(min(found) for found in rates.values()) > 0
+    assert shares == sorted(shares)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "temporary"]
 
 
 def test_a_model_that_reads_values_gets_a_sentence(tmp_path: Path) -> None:
@@ -186,7 +166,7 @@ class Terminal(io.StringIO):
 def test_the_line_of_progress_is_gone_before_anything_else_is_said(
     error: OSError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(*args: Any, say: Say, **more: Any) -> dict[str, Any]:
+    def answer(*args: Any, say: Report, **more: Any) -> dict[str, Any]:
         say("Measuring", 1.0)
         if error is not None:
             raise error
@@ -208,8 +188,7 @@ def test_the_line_of_progress_is_gone_before_anything_else_is_said(
 
 
 def test_the_share_of_progress_only_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(config: Any, sizes: Any, root: Path, say: Say, started: Any) -> Any:
-        assert root == tmp_path
+    def measured(config: Any, sizes: Any, say: Report) -> Any:
         for share in (0.0, 0.5):
             say("Measuring", share)
         return {}, []
@@ -228,7 +207,7 @@ def test_the_share_of_progress_only_grows(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert "largest" in found
     assert shares == sorted(shares)
-    assert shares[-2:] == pytest.approx([0.9, 0.95])
+    assert shares[-2:] == pytest.approx([0.5, 0.75])
 
 
 HOSTILE = {
@@ -246,7 +225,7 @@ HOSTILE = {
     "no data": (["--workload", "images", "--data", "../../etc"], "data: must be a path"),
     "no file": (["--config", "/nowhere/run.json"], "cannot be read"),
     "not JSON": (["--config", "{FILE}"], "must be JSON"),
-    "probe alone": (["--workload", "gpt", "--probe"], "Give --largest too"),
+    "probe alone": (["--workload", "gpt", "--probe"], "needs --find-batch-size"),
 }
 
 
@@ -361,19 +340,6 @@ def test_runs_that_cannot_be_predicted_or_read_teach_nothing(tmp_path: Path) -> 
 
     assert margin_for(config, tmp_path, refuses).runs == 0
     assert not (folder / FIT_JSON).exists()
-
-
-def test_throughput_is_that_of_runs_which_differ_in_the_batch_alone(tmp_path: Path) -> None:
-    base = defaults(Workload.GPT)
-    for name, changes, rate in (
-        ("a", {"batch_size": 8}, 80.0),
-        ("b", {"batch_size": 16, "seed": 3, "max_steps": 40}, 160.0),
-        ("c", {"batch_size": 32, "precision": "bf16"}, 320.0),
-    ):
-        recorded(tmp_path, name, RunConfig.from_dict({**base.to_dict(), **changes}), 1.0, rate)
-    assert throughputs(tmp_path, base) == {8: 80.0, 16: 160.0}
-    assert measured_rate(tmp_path / "nowhere") is None
-    assert past_runs.LEAST_STEPS <= 30
 
 
 # --- stepscope fit --------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The folder of a sweep: `plan.json`, `sweep.json`, `samples.jsonl`, and how the sweep stands.
+"""The folder of a sweep: `plan.json`, `sweep.json`, `samples.jsonl`.
 
-`sweep.json` is replaced as a whole after each sample, so a reader always finds a whole one; its
-form is in docs/lab.md. `samples.jsonl` has a line for each sample, from which a sweep resumes.
+`sweep.json` (docs/lab.md) is replaced atomically after each trial. `samples.jsonl` has one line per
+trial, from which a sweep resumes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,10 @@ PLAN_JSON = "plan.json"
 SWEEP_JSON = "sweep.json"
 SAMPLES = "samples.jsonl"
 LOCK = "lock"
-_BYTES_LIMIT = 16 * 2**20
-"""Size up to which plan.json and sweep.json are read."""
+_MAX_BYTES = 16 * 2**20
 GONE = "The process is gone (killed, or the machine went down). Resume continues from here."
-
-
 STALE_S = 3600.0
-"""Silence after which a sweep of another machine or container counts as gone: samples take long."""
+"""Time without update after which a sweep of another machine or container counts as ended."""
 
 
 class SweepError(Exception):
@@ -43,18 +40,12 @@ class SweepError(Exception):
 
 
 def new_sweep_folder(root: Path, workload: str) -> Path:
-    """Create and return an empty folder for a sweep, below `lab` in the folder of all runs.
-
-    Raises OSError.
-    """
+    """Create and return an empty folder for a sweep. Raises OSError."""
     return new_run_folder(root / LAB, workload)
 
 
 def sweep_folder(root: Path, sweep_id: str) -> Path:
-    """Return the folder of a sweep that a user or a URL names.
-
-    Raises SweepError where the id is no plain name, or there is no such sweep.
-    """
+    """Return the folder of a sweep. Raises SweepError for an unsafe or unknown id."""
     folder = root / LAB / sweep_id
     if not is_run_id(sweep_id) or not is_in(folder, root / LAB):
         raise SweepError(f"sweep: must be the name of a sweep's folder, got {sweep_id[:120]!r}.")
@@ -64,51 +55,40 @@ def sweep_folder(root: Path, sweep_id: str) -> Path:
 
 
 def sweep_folders(root: Path) -> Iterator[Path]:
-    """Return the folders of all sweeps below the folder of all runs, newest name first."""
+    """Return the folders of all sweeps, newest name first."""
     return run_folders(root / LAB, PLAN_JSON)
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    """Write the plan of a sweep that has not begun, and its pending sweep.json. Raises OSError."""
+    """Write plan.json and a pending sweep.json. Raises OSError."""
     now = time.time()
     write_json(folder / PLAN_JSON, {"schema": SCHEMA, **plan.to_dict()})
-    write_json(
-        folder / SWEEP_JSON,
-        {
-            "schema": SCHEMA,
-            "id": folder.name,
-            "status": "pending",
-            "reason": None,
-            "created": now,
-            "updated": now,
-            "workload": str(plan.config.workload),
-            "plan": plan.to_dict(),
-            "progress": None,
-            "baseline": None,
-            "arms": [],
-            "combining": [],
-            "best": None,
-            "drift": None,
-            "rounds": [],
-            "machine": {},
-        },
-    )
+    pending = {
+        **{"schema": SCHEMA, "id": folder.name, "status": "pending", "created": now},
+        **{"updated": now, "workload": str(plan.config.workload), "plan": plan.to_dict()},
+        **dict.fromkeys(("reason", "progress", "baseline", "best", "drift")),
+        **{"arms": [], "combining": [], "rounds": [], "machine": {}},
+    }
+    write_json(folder / SWEEP_JSON, pending)
 
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Hold the lock of a sweep: to measure, to write its sweep.json, or to delete its folder.
+    """Hold the lock of a sweep, to measure, to write its sweep.json, or to delete its folder.
 
-    Raises SweepError where another process holds it or the folder is another user's, OSError where
-    the lock cannot be opened.
+    Raises SweepError if another process holds it or the folder is another user's, OSError if the
+    lock cannot be opened.
     """
     if not is_own_folder(folder):
         raise SweepError(f"{folder.name}: belongs to another user. Copy the folder.")
-    # A folder that somebody made up may have a link here: it is neither followed nor emptied.
+    # In an untrusted folder this may be a link: do not follow or truncate it.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     with open(os.open(folder / LOCK, flags, 0o666)) as file:
         locked = try_lock(file.fileno())
-        if locked is False or (locked is None and _is_running(folder)):
+        if locked is None:  # no locks on this file system
+            with suppress(SweepError):
+                locked = read_sweep(folder).get("status") != "running"
+        if locked is False:
             raise SweepError(
                 f"{folder.name}: another process is running this sweep. Stop it first."
             )
@@ -116,24 +96,16 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """Return what plan.json holds. Raises SweepError."""
+    """Return the content of plan.json. Raises SweepError."""
     return _read(folder / PLAN_JSON)
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
-    """Return what sweep.json holds, as "stopped" where its process is gone. Raises SweepError."""
+    """Return sweep.json, with status "stopped" if its process has ended. Raises SweepError."""
     sweep = _read(folder / SWEEP_JSON)
     if sweep.get("status") == "running" and not _alive(sweep):
         sweep |= {"status": "stopped", "reason": GONE}
     return sweep
-
-
-def _is_running(folder: Path) -> bool:
-    """Return True if host and pid in sweep.json are those of a process that still measures."""
-    try:
-        return read_sweep(folder).get("status") == "running"
-    except SweepError:
-        return False
 
 
 def _alive(sweep: dict[str, Any]) -> bool:
@@ -145,7 +117,7 @@ def _alive(sweep: dict[str, Any]) -> bool:
 
 
 def seconds_per_sample(root: Path, workload: str, device: str) -> float | None:
-    """Return what a sample took in the newest sweep of a workload on a device; None without one."""
+    """Return the median seconds of a trial in the newest sweep of a workload on a device."""
     for folder in sweep_folders(root):
         try:
             sweep = read_sweep(folder)
@@ -158,22 +130,21 @@ def seconds_per_sample(root: Path, workload: str, device: str) -> float | None:
                 for sample in a_round["samples"].values()
             ]
         except (SweepError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            continue  # a foreign or damaged folder: it gives no figures
+            continue  # a foreign or damaged folder
         if taken:
             return statistics.median(taken)
     return None
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a JSON file as a whole. Raises OSError, and ValueError for what JSON cannot hold."""
-    text = json.dumps(content, indent=1, allow_nan=False)
-    atomic_write(path, text, durable=False)
+    """Replace a JSON file atomically. Raises OSError, and ValueError for NaN and infinity."""
+    atomic_write(path, json.dumps(content, indent=1, allow_nan=False), durable=False)
 
 
 def _read(path: Path) -> dict[str, Any]:
     where = f"{path.parent.name}/{path.name}"
     try:
-        content = read_json(path, _BYTES_LIMIT)
+        content = read_json(path, _MAX_BYTES)
     except OSError as error:
         raise SweepError(f"{where}: cannot be read ({error.strerror}). Start a sweep.") from error
     except ValueError as error:

@@ -44,35 +44,18 @@ def parser() -> argparse.ArgumentParser:
     add = found.add_argument
     built_in = ", ".join(one for one in Workload if one is not Workload.USER)
     add("--workload", metavar="W", help=f"path.py:build of your own, or one of {built_in}")
-    add(
-        "--arms",
-        metavar="A,B=1,…",
-        help="settings to compare (default: all that are supported here)",
-    )
-    add(
-        "--preset",
-        choices=sorted(PRESETS),
-        help="a ready-made baseline and settings, instead of --variants",
-    )
+    help_ = "settings to compare (default: all that are supported here; old name: --arms)"
+    add("--variants", "--arms", dest="arms", metavar="A,B=1,…", help=help_)
+    add("--preset", choices=sorted(PRESETS), help="a ready-made baseline and settings")
     add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
     add("--precision", metavar="P", help="the baseline's precision")
     add("--batch-size", metavar="N", help="the baseline's batch_size")
-    add(
-        "--set",
-        metavar="FIELD=VALUE",
-        action="append",
-        default=[],
-        help="any other baseline setting",
-    )
-    add("--steps", metavar="N", type=int, help="measured steps per trial (default: automatic)")
-    add(
-        "--warmup",
-        metavar="N",
-        type=int,
-        help="warm-up steps before them (default: a quarter, at least 10)",
-    )
-    add("--max-rounds", metavar="N", type=int, help="maximum number of rounds (default: 12)")
-    add("--no-best", action="store_true", help="skip the search for the best combination")
+    add("--set", metavar="FIELD=VALUE", action="append", default=[], help="more baseline settings")
+    add("--steps", metavar="N", type=int, help="measured steps per trial (automatic)")
+    add("--warmup", metavar="N", type=int, help="warm-up steps (a quarter, at least 10)")
+    add("--max-rounds", metavar="N", type=int, help="maximum number of rounds (12)")
+    help_ = "skip the search for the best combination (old name: --no-best)"
+    add("--no-combination", "--no-best", dest="no_best", action="store_true", help=help_)
     add("--folder", metavar="DIR", help="sweep folder; resumes if it contains plan.json")
     add("--json", metavar="FILE", help="write results as JSON after every trial (- for stdout)")
     add("--html", metavar="FILE", help="write a self-contained HTML report at the end")
@@ -95,7 +78,7 @@ def plan_of(
 
     Raises UsageError and ConfigError.
     """
-    given = _settings(options)
+    given = settings_of(options)
     config = _baseline(options, given, devices)
     notes: tuple[str, ...] = ()
     if options.preset:
@@ -123,10 +106,10 @@ def plan_of(
 
 def configured(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
     """Return the configuration of the options for a baseline. Raises UsageError and ConfigError."""
-    return _baseline(options, _settings(options), devices)
+    return _baseline(options, settings_of(options), devices)
 
 
-def _settings(options: argparse.Namespace) -> dict[str, str]:
+def settings_of(options: argparse.Namespace) -> dict[str, str]:
     """Return the fields of the baseline that the options set, as texts."""
     given: dict[str, str] = {}
     for text in options.set:

@@ -14,7 +14,7 @@ from html import escape
 from typing import Any
 
 from trainer.lab.table import HEADINGS, NUMBERS, ordered, rows
-from trainer.lab.verdict_text import of_best
+from trainer.lab.verdict_text import EFFECT, of_best
 
 COLUMNS = ("name", "label", "verdict", "effect", "low", "high", "resolution", "rounds", "reason")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -53,6 +53,7 @@ def to_html(sweep: Mapping[str, Any]) -> str:
         f"<h1>{escape(title)}</h1>",
         *_paragraphs(sweep),
         "<h2>Effects on samples/s</h2>",
+        f"<p>{escape(EFFECT)}</p>",
         effects_svg(ordered(sweep), float(sweep["plan"]["margin"])),
         "<h2>Settings</h2>",
         _table(HEADINGS, rows(sweep)),

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepscope.common.formatting import format_duration, printable
 from trainer.lab.table import HEADINGS, NUMBERS, rows
-from trainer.lab.verdict_text import of_best, summary
+from trainer.lab.verdict_text import EFFECT, of_best, summary
 
 
 class Terminal:
@@ -78,7 +78,8 @@ def closing(sweep: Mapping[str, Any]) -> list[str]:
     plan = sweep["plan"]
     lines = [
         f"{summary(counts) or 'No arm'}; {plan['steps']} steps a sample after {plan['warmup']} of "
-        "warm-up, one process each."
+        "warm-up, one process each.",
+        EFFECT,
     ]
     for arm in sweep["arms"]:
         if arm["reason"] and arm["reason"] not in arm["text"]:

@@ -1,8 +1,7 @@
-"""One sample: a training run in a fresh process, `python -m trainer.lab.trial`.
+"""One trial: a training run in a fresh process, `python -m trainer.lab.trial`.
 
-The job comes as one line of JSON on stdin, the result goes as one line of JSON to stdout. The
-process ends with its sweep, because nobody wants the result then: Linux kills it, and elsewhere a
-thread sees the end of stdin, unless native code keeps all threads waiting.
+stdin has one line of JSON, the job; stdout gets one line of JSON, the result. The process ends with
+its sweep: on Linux the kernel kills it, elsewhere a thread sees that stdin was closed.
 """
 
 from __future__ import annotations
@@ -20,22 +19,26 @@ from trainer.parent_death_signal import killed_with_parent
 
 
 def main() -> None:
-    """Measure one sample and print it."""
+    """Measure one trial and print its result."""
     killed_with_parent()
-    # What the training prints must not stand in the line of the result.
+    # What the training prints must not mix with the result.
     results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     job = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, name="lab-parent", daemon=True).start()
-    # Only now: importing torch takes seconds, in which the sweep may be killed.
-    sample_run = importlib.import_module("trainer.lab.trial_run")
-    gc.freeze()  # what was imported stays: no collection needs to walk it
-    print(json.dumps(sample_run.take(job)), file=results, flush=True)
+    end_with_stdin()
+    # Imported here because importing torch takes seconds, in which the sweep may end.
+    trial_run = importlib.import_module("trainer.lab.trial_run")
+    gc.freeze()  # imported modules stay: no collection has to traverse them
+    print(json.dumps(trial_run.take(job)), file=results, flush=True)
 
 
-def _end_with_parent() -> None:
-    # Not through sys.stdin: a thread that waits while holding its buffer's lock makes the
-    # interpreter abort at its end.
+def end_with_stdin() -> None:
+    """Start a thread that kills this process and its children when stdin is closed."""
+    threading.Thread(target=_end_with_stdin, name="stdin-watch", daemon=True).start()
+
+
+def _end_with_stdin() -> None:
+    # Not sys.stdin: a thread that waits while holding its lock aborts the interpreter at exit.
     while os.read(0, 1024):
         pass
     with contextlib.suppress(ProcessLookupError):

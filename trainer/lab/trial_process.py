@@ -1,4 +1,4 @@
-"""Starts the process of a sample, waits for it, and ends it: by time-out, or when asked to stop."""
+"""Runs the child process of a trial, with a time limit, and stops it on request."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ from stepscope.common.files import open_for_append, read_tail
 from stepscope.common.formatting import format_duration, terminal_text
 
 LOG = "sample.log"
-LOG_BYTES = 20_000
-"""End of the log in which the last line is looked for."""
+MAX_LOG_BYTES = 20_000
+"""End of the log that is searched for the last line."""
 RUN = "sample-"
-"""Begins the name of the folder of the sample under way; it is removed after it."""
+"""Prefix of the run folder of the current trial, which is removed after it."""
 OF_SAMPLE = "STEPSCOPE_SAMPLE"
-"""Variable in the environment of all processes of a sample: its folder."""
-GONE_S = 5.0
-"""Time that the system may need to end killed processes."""
-LOOK_S = 0.02
+"""Environment variable of all processes of a trial: its folder."""
+KILL_TIMEOUT_S = 5.0
+POLL_S = 0.02
 PROJECT = Path(__file__).resolve().parents[2]
 
 
 class SampleProcess:
-    """One sample at a time. `stop` may be called from a signal handler of the same thread."""
+    """Runs one trial at a time. `stop` may be called from a signal handler of the same thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,23 +42,23 @@ class SampleProcess:
         self.stopping = False
 
     def take(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Measure in a fresh process; return what it answers, and `seconds`.
+        """Measure in a new process; return its answer, or a `reason`, and `seconds`.
 
-        What ends it otherwise becomes the `reason`. The result is void if `stopping` is set.
+        The result is invalid if `stopping` is set.
         """
-        for former in self._folder.glob(f"{RUN}*/"):  # of a sweep that was killed
+        for former in self._folder.glob(f"{RUN}*/"):  # of a process that was killed
             shutil.rmtree(former, ignore_errors=True)
         run = Path(tempfile.mkdtemp(prefix=RUN, dir=self._folder)).resolve()
         began = time.monotonic()
         try:
             answer = self._answer({**job, "folder": str(run)}, timeout_s)
         finally:
-            _end_all(str(run))
+            _kill_started_by(str(run))
             shutil.rmtree(run, ignore_errors=True)
         return {**answer, "seconds": time.monotonic() - began}
 
     def stop(self) -> None:
-        """End the sample under way; `take` returns then."""
+        """Kill the current trial; `take` returns then."""
         self.stopping = True
         if self._process is not None:
             _kill(self._process)
@@ -67,43 +66,51 @@ class SampleProcess:
     def _answer(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         log = self._folder / LOG
         paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "STEPSCOPE_ALERTS": "off",  # a trial that fails is a result
+            OF_SAMPLE: str(job["folder"]),
+        }
         with open(open_for_append(log, truncate=True), "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.lab.trial"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                # A sample that fails is a finding of the lab's: nobody is called for it.
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(paths),
-                    "STEPSCOPE_ALERTS": "off",
-                    OF_SAMPLE: str(job["folder"]),
-                },
+                env=environment,
                 start_new_session=True,
                 bufsize=0,
             )
         self._process = process
-        if self.stopping:  # asked while the process was being started
+        if self.stopping:  # set while the process was starting
             _kill(process)
         timer = threading.Timer(timeout_s, _kill, (process,))
-        timer.name, timer.daemon = "lab-timeout", True
+        timer.daemon = True
         timer.start()
         began = time.monotonic()
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended: its log says why
+            with contextlib.suppress(BrokenPipeError):  # it has ended; its log has the reason
                 process.stdin.write(json.dumps(job).encode() + b"\n")
-            # stdin stays open until the answer: its end tells the child that its sweep is gone.
+            # stdin stays open until the answer: closing it ends the child.
             text = process.stdout.read()
         finally:
             timer.cancel()
             self._process = None
-            code = _end(process)
+            # Kill the group before wait() releases its id for reuse.
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            _kill(process)
+            with process:  # closes the pipes
+                code = process.wait()
         if time.monotonic() - began >= timeout_s:
             return {"reason": f"Timed out after {format_duration(timeout_s)}."}
-        return _parsed(text) or {"reason": _reason(code, log)}
+        with contextlib.suppress(ValueError):
+            answer = json.loads(text)
+            if isinstance(answer, dict) and answer:
+                return answer
+        return {"reason": _reason(code, log)}
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -111,66 +118,39 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the process, end what it has left running, and return its exit code."""
-    # Before its number is given back: until then no other group can have it.
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    _kill(process)
-    with process:  # closes its pipes
-        return process.wait()
+def _kill_started_by(run: str) -> None:
+    """Kill the processes of a trial and wait until they have ended.
 
-
-def _end_all(run: str) -> None:
-    """Kill what a sample has started, and wait until it is gone.
-
-    torchrun and its ranks lead sessions of their own, and are nobody's children once the sample's
-    process is gone: the environment tells whose they are.
+    torchrun and its ranks lead their own sessions, and have no parent after the trial's process has
+    ended; the environment identifies them.
     """
-    until, left = time.monotonic() + GONE_S, _started_by(run)
+    until = time.monotonic() + KILL_TIMEOUT_S
+    left = _started_by(run)
     while left and time.monotonic() < until:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        time.sleep(LOOK_S)
-        left = {*filter(_is_there, left)} | _started_by(run)
+        # A process that is ending has no environment any more.
+        left = set(psutil.wait_procs(left, timeout=POLL_S)[1]) | _started_by(run)
 
 
 def _started_by(run: str) -> set[psutil.Process]:
     found = set()
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # gone, or of another user
+        with contextlib.suppress(psutil.Error, OSError):  # ended, or of another user
             if process.environ().get(OF_SAMPLE) == run:
                 found.add(process)
     return found
 
 
-def _is_there(process: psutil.Process) -> bool:
-    """Say whether a process still runs: one that ends has no environment before it is gone."""
-    with contextlib.suppress(psutil.Error):
-        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) else None
-
-
 def _reason(code: int, log: Path) -> str:
-    """Say how a process ended that gave no answer."""
+    """Return how a process without an answer ended."""
     if code == -signal.SIGKILL:
         return (
             "The process was killed (SIGKILL), usually because host memory ran out. Use a "
             "smaller batch or model."
         )
-    if code < 0:
-        return f"Its process was ended by {signal.Signals(-code).name}. {_last_line(log)}".strip()
-    return f"Its process ended with exit code {code}. {_last_line(log)}".strip()
-
-
-def _last_line(log: Path) -> str:
-    lines = terminal_text(read_tail(log, LOG_BYTES)).strip().splitlines()
-    return lines[-1][:300] if lines else ""
+    lines = terminal_text(read_tail(log, MAX_LOG_BYTES)).strip().splitlines()
+    last = lines[-1][:300] if lines else ""
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    return f"Its process ended {how}. {last}".strip()

@@ -22,6 +22,11 @@ class Verdict(StrEnum):
     MEASURING = "measuring"
 
 
+EFFECT = (
+    "An effect is the change of samples/s relative to the baseline of the same round, as geometric "
+    "mean over the rounds. The column samples/s is the median over all trials of a setting, "
+    "unpaired, so both can differ where the machine's speed changes between rounds."
+)
 _OF_SPEED = {
     Side.ABOVE: Verdict.FASTER,
     Side.BELOW: Verdict.SLOWER,

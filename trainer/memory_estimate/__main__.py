@@ -24,62 +24,57 @@ from trainer.memory_estimate.options import ABSENT, ABSENT_GPU, config_of, parse
 FITS, DOES_NOT, USAGE, STOPPED = 0, 1, 2, 130
 
 
-class _Failed(Exception):
-    """No answer can be given; the message is one sentence."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
     try:
         return _run(options)
     except (UsageError, ConfigError, UserWorkloadError) as error:
-        _say(str(error))
+        _print_error(str(error))
         return USAGE
-    except _Failed as error:
-        _say(str(error))
-        return DOES_NOT
     except OSError as error:
-        _say(f"A file or folder cannot be used: {error}.")
+        _print_error(f"A file or folder cannot be used: {error}.")
         return DOES_NOT
     except KeyboardInterrupt:
         return STOPPED
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.probe and not options.largest:
-        raise UsageError("--probe: measures the sizes of --largest. Give --largest too.")
+    if options.measure_throughput and not options.find_batch_size:
+        raise UsageError("--measure-throughput: needs --find-batch-size.")
     if is_file(options.workload):
         choose(options.workload)
-    # Only now: importing torch takes seconds, in which a Ctrl-C may come.
+    # Imported here because importing torch takes seconds, in which Ctrl-C must work.
     devices = importlib.import_module("trainer.devices").list_devices()
     config = config_of(options, devices)
     device = device_of(config, devices)
     answer = importlib.import_module("trainer.memory_estimate.estimate").answer
-    failed = importlib.import_module("trainer.error_messages").RunFailed
+    run_failed = importlib.import_module("trainer.error_messages").RunFailed
     try:
         found = answer(
             config,
             device,
             runs_root(options.runs),
-            largest=options.largest,
-            probe=options.probe,
-            say=_progress,
+            largest=options.find_batch_size,
+            probe=options.measure_throughput,
+            say=lambda text, share: _show(f"{text}…"),
         )
-    except failed as error:
-        raise _Failed(str(error)) from error
+    except run_failed as error:
+        _show("")
+        _print_error(str(error))
+        return DOES_NOT
     finally:
-        _clear()
+        _show("")
     print(json.dumps(found, indent=1) if options.json else "\n".join(_lines(found)))
     return DOES_NOT if found["fits"] is False else FITS
 
 
 def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
-    """Return the device of a configuration. Raises ConfigError for what cannot run on it."""
-    known = [*devices, ABSENT_GPU] if config.device == ABSENT else list(devices)
-    # Of GPUs that are not here, there may be as many as the settings ask for.
-    asked = replace(config, ranks=1) if config.device == ABSENT else config
-    refused = next(iter(problems(asked, known)), None) or data_problem(config)
+    """Return the device of a configuration. Raises ConfigError for an invalid configuration."""
+    known, checked = list(devices), config
+    if config.device == ABSENT:  # any number of them is possible
+        known, checked = [*devices, ABSENT_GPU], replace(config, ranks=1)
+    refused = next(iter(problems(checked, known)), None) or data_problem(config)
     refused = refused or user_problem(config)
     if refused is not None:
         raise ConfigError(refused)
@@ -87,8 +82,8 @@ def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
-    """The answer for a terminal."""
-    word = {True: "It fits.", False: "It does not fit.", None: "Cannot be said."}[found["fits"]]
+    """Return the answer as lines of a terminal."""
+    word = {True: "It fits.", False: "It does not fit.", None: "Unknown."}[found["fits"]]
     peak = format_bytes(found["predicted_peak_bytes"])
     lines = [f"{word} {found['reason']}", "", f"Predicted peak on {found['device_name']}: {peak}"]
     for name, size in found["parts"].items():
@@ -97,20 +92,15 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     if found["predicted_reserved_bytes"] is not None:
         lines.append(f"Reserved by torch: {format_bytes(found['predicted_reserved_bytes'])}")
     for name, size in found["outside"].items():
-        lines.append(f"Besides: {name.replace('_', ' ')} {format_bytes(size)}")
+        lines.append(f"In addition: {name.replace('_', ' ')} {format_bytes(size)}")
     margin = found["margin"]
-    lines.append(
-        f"Margin: {100 * (margin['factor'] - 1):.0f} % ({margin['source']}, "
-        f"{margin['runs']} earlier runs)"
-    )
+    percent = f"{100 * (margin['factor'] - 1):.0f}%"
+    lines.append(f"Safety margin: {percent} ({margin['source']}, {margin['runs']} earlier runs)")
     lines += found["notes"]
-    if "largest" in found:
-        lines += ["", *_curve_lines(found["largest"])]
-    return lines
-
-
-def _curve_lines(curve: Mapping[str, Any]) -> list[str]:
-    lines = [f"{'batch':>8} {'peak':>10} {'needs':>10} {'samples/s':>11}"]
+    if "largest" not in found:
+        return lines
+    curve = found["largest"]
+    lines += ["", f"{'batch':>8} {'peak':>10} {'needs':>10} {'samples/s':>11}"]
     for point in curve["points"]:
         rate = point["samples_per_sec"]
         lines.append(
@@ -121,18 +111,13 @@ def _curve_lines(curve: Mapping[str, Any]) -> list[str]:
     return [*lines, curve["why"], *curve["not_measured"]]
 
 
-def _progress(text: str, share: float) -> None:
+def _show(progress: str) -> None:
+    """Replace the line of progress."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{text}…", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{progress}", end="", file=sys.stderr, flush=True)
 
 
-def _clear() -> None:
-    """Take the line of progress away, before anything else is printed."""
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 

@@ -1,8 +1,8 @@
-"""Which kernel torch takes for attention on a GPU, where no GPU can be asked.
+"""The attention kernel that torch selects on a GPU, simulated without a GPU.
 
 The rules are the order flash, memory-efficient, math of aten/src/ATen/native/transformers/cuda/
-sdp_utils.cpp (torch 2.13), as far as the model decides them. A mask rules out flash; heads whose
-channels are no multiple of 8 are left to math.
+sdp_utils.cpp (torch 2.13), as far as the model decides them. A mask excludes flash; a head size
+that is no multiple of 8 needs math.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from torch.nn import functional
 
 from trainer.memory_estimate.fake import replaced
 
-FLASH_CHANNELS = 256
-FLASH_SINCE = (8, 0)
-ALIGNED = 8
+MAX_FLASH_HEAD = 256
+MIN_FLASH_CAPABILITY = (8, 0)
 _aten = torch.ops.aten
 
 
 @contextmanager
 def attention_on(capability: tuple[int, int]) -> Iterator[None]:
-    """Attend as on a GPU of this compute capability, also in what checkpoints compute again.
+    """Attend as on a GPU of this compute capability, in recomputed blocks too.
 
-    Not by a mode: the backward pass leaves those.
+    A dispatch mode would not cover the backward pass.
     """
     attend = partial(_attend, functional.scaled_dot_product_attention, capability)
     with replaced(functional, "scaled_dot_product_attention", attend):
@@ -50,16 +49,15 @@ def _attend(
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         query, key, value = (part.to(dtype) for part in (query, key, value))
-    scale = more.get("scale")
+    head, scale = query.shape[-1], more.get("scale")
+    fused = head % 8 == 0 and attn_mask is None and not more.get("enable_gqa")
     half = query.dtype in (torch.float16, torch.bfloat16)
-    aligned = query.shape[-1] % ALIGNED == 0 and not more.get("enable_gqa")
-    flash = half and aligned and attn_mask is None and capability >= FLASH_SINCE
     found: Tensor
-    if flash and query.shape[-1] <= FLASH_CHANNELS:
+    if fused and half and head <= MAX_FLASH_HEAD and capability >= MIN_FLASH_CAPABILITY:
         found = _aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, scale=scale
         )[0]
-    elif aligned and attn_mask is None and query.dtype is not torch.float64:
+    elif fused and query.dtype is not torch.float64:
         needs = any(part.requires_grad for part in (query, key, value))
         found = _aten._scaled_dot_product_efficient_attention(
             query, key, value, None, needs, dropout_p, is_causal, scale=scale

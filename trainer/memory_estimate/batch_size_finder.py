@@ -1,60 +1,71 @@
-"""Memory by batch size, the largest that fits, and the one to recommend. Pure but for `predict`."""
+"""Memory by batch size, the largest that fits, and the one to recommend. Pure but for `needs`."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
 
 from trainer.config_limits import LIMITS
 
 HEADROOM = 0.10
-"""Share of the free memory that the recommended batch leaves."""
-NEAR_BEST = 0.02
-"""Throughput within this share of the best counts as the best: noise, and a smaller batch learns
-more from each sample."""
-STEPS_OF_SEARCH = 4
-"""Bisections after the size that no longer fits: the limit is known within a sixteenth."""
+"""Fraction of the free memory that no recommended batch may use."""
+NEAR_BEST = 0.05
+"""Largest loss of throughput for a smaller batch, which needs less memory."""
+LEVEL = 0.95
+"""Of the interval of that loss."""
+BISECTIONS = 4
+"""After the first size that does not fit: the limit is known within a sixteenth."""
 
 Needs = Callable[[int], tuple[int, int, int]]
 """Predicted peak and needed bytes of a batch size, and the samples of an epoch, which limit it."""
+Rates = Mapping[int, Sequence[float]]
+"""Measured samples/s by batch size, one value a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A batch size, its predicted peak, what it needs with margin, and its measured throughput."""
+    """A batch size, its predicted peak, and the bytes that it needs with the safety margin."""
 
     batch_size: int
     peak: int
     needed: int
-    samples_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Points by batch size, the limit, and a recommendation; None with the reason in `why`."""
+    """Points by batch size, the largest that fits, and a recommendation; `why` explains both.
+
+    `largest` and `recommended` are None if unknown.
+    """
 
     points: tuple[Point, ...]
-    room: int | None
-    """Free bytes."""
+    free: int | None
+    rates: Rates = field(default_factory=dict)
     largest: int | None = None
-    """The largest batch that is predicted to fit with headroom."""
     recommended: int | None = None
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the curve as JSON values."""
+        """Return the curve as JSON values; samples_per_sec is the median of `rounds` runs."""
         return {
             "points": [
                 {
                     "batch_size": point.batch_size,
                     "predicted_peak_bytes": point.peak,
                     "needed_bytes": point.needed,
-                    "samples_per_sec": point.samples_per_s,
+                    "samples_per_sec": statistics.median(rates) if rates else None,
+                    "samples_per_sec_runs": list(rates),
                 }
                 for point in self.points
+                for rates in [self.rates.get(point.batch_size, ())]
             ],
-            "free_bytes": self.room,
+            "free_bytes": self.free,
             "headroom": HEADROOM,
             "largest": self.largest,
             "recommended": self.recommended,
@@ -62,10 +73,10 @@ class Curve:
         }
 
 
-def explore(needs: Needs, now: int, room: int | None) -> tuple[Point, ...]:
-    """Predict sizes from 1 up to the first that does not fit, and near the limit.
+def explore(needs: Needs, now: int, free: int | None) -> tuple[Point, ...]:
+    """Predict sizes from 1 up to the first that does not fit, then bisect the limit.
 
-    `now` is the chosen size. Without a known `room` sizes up to four times that are looked at.
+    `now` is the configured size. If `free` is unknown, sizes end at four times `now`.
     """
     found: dict[int, Point] = {}
     most = int(LIMITS["batch_size"][1])
@@ -74,75 +85,84 @@ def explore(needs: Needs, now: int, room: int | None) -> tuple[Point, ...]:
         nonlocal most
         if size not in found:
             peak, needed, samples = needs(size)
-            most = min(int(LIMITS["batch_size"][1]), samples)
-            if size > samples:  # a batch that no epoch has
+            most = min(most, samples)
+            if size > samples:
                 return False
             found[size] = Point(size, peak, needed)
-        return room is None or found[size].needed <= room * (1 - HEADROOM)
+        return free is None or has_headroom(found[size], free)
 
     fits(now)
     size = 1
-    while size <= min(most, 4 * now if room is None else most) and fits(size):
+    while size <= min(most, 4 * now if free is None else most) and fits(size):
         size *= 2
     low, high = size // 2, size
     if high > most:
         high = most
-        if fits(high):
-            return _in_order(found)
-    for _ in range(STEPS_OF_SEARCH if room is not None else 0):
+        low = high if fits(high) else low
+    for _ in range(BISECTIONS if free is not None else 0):
         middle = (low + high) // 2
         if middle <= low:
             break
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return _in_order(found)
+    return tuple(found[size] for size in sorted(found))
 
 
-def with_rates(points: Sequence[Point], rates: Mapping[int, float]) -> tuple[Point, ...]:
-    """Return the points with the throughput that was measured at their size."""
-    return tuple(
-        replace(point, samples_per_s=rates.get(point.batch_size, point.samples_per_s))
-        for point in points
-    )
+def has_headroom(point: Point, free: int) -> bool:
+    """Return True if a batch leaves the headroom free."""
+    return point.needed <= free * (1 - HEADROOM)
 
 
-def curve(points: Sequence[Point], room: int | None) -> Curve:
-    """Return the curve with its limit and the recommended batch."""
-    found = Curve(points=tuple(points), room=room)
-    if room is None:
-        return replace(found, why="Free memory is unknown, so no limit can be shown.")
-    fitting = [point for point in points if point.needed <= room * (1 - HEADROOM)]
+def curve(points: Sequence[Point], free: int | None, rates: Rates) -> Curve:
+    """Return the curve with the largest batch that fits and the recommended one."""
+    found: dict[str, Any] = {"points": tuple(points), "free": free, "rates": rates}
+    if free is None:
+        return Curve(**found, why="Free memory is unknown, so the largest batch is unknown.")
+    fitting = [point.batch_size for point in points if has_headroom(point, free)]
     if not fitting:
         why = (
             "Even batch size 1 leaves less than 10 % of the free memory. Use a smaller model, "
             "activation checkpointing, or another device."
         )
-        return replace(found, why=why)
-    largest = max(point.batch_size for point in fitting)
-    recommended, why = _recommended(fitting, largest)
-    return replace(found, largest=largest, recommended=recommended, why=why)
+        return Curve(**found, why=why)
+    largest = max(fitting)
+    limit = (
+        f"{largest:,} is the largest batch that leaves 10% of the free memory."
+        if largest < max(point.batch_size for point in points)
+        else f"{largest:,}, the largest batch of this data set, leaves 10% of the free memory."
+    )
+    recommended, why = _knee({size: rates[size] for size in fitting if size in rates})
+    return Curve(**found, largest=largest, recommended=recommended, why=f"{why} {limit}")
 
 
-def _recommended(fitting: Sequence[Point], largest: int) -> tuple[int | None, str]:
-    """Return the smallest batch whose throughput is within 2 % of the best, and a sentence on it.
+def _knee(rates: Rates) -> tuple[int | None, str]:
+    """Return the smallest batch that is shown to be nearly as fast as the fastest, and why.
 
-    `fitting` are those that leave 10 % of the free memory.
+    The fastest has the largest median. The loss of a smaller one is the mean over rounds of the log
+    ratio within a round; its one-sided upper limit by Student's t has the variance of all sizes
+    pooled, so a single outlier makes every smaller batch unproven and cannot recommend one.
     """
-    rates = {
-        point.batch_size: point.samples_per_s
-        for point in fitting
-        if point.samples_per_s is not None
-    }
-    if len(rates) < 2:
-        return None, (
-            f"Batch size {largest:,} fits with 10 % headroom. A recommendation needs throughput "
-            f"at two of these sizes; {len(rates)} measured."
-        )
-    best = max(rates.values())
-    chosen = min(size for size, rate in rates.items() if rate >= (1 - NEAR_BEST) * best)
-    return chosen, (
-        f"Batch size {chosen:,} reaches {rate_text(rates[chosen])} samples/s, "
-        f"{_of_best(rates[chosen], best)}, with 10 % of the free memory to spare; {largest:,} "
-        "is the largest that fits with that headroom."
+    rounds = min(map(len, rates.values()), default=0)
+    if len(rates) < 2 or rounds < 2:
+        return None, "No recommendation: it needs the throughput of two sizes, measured twice."
+    fastest = max(rates, key=lambda size: statistics.median(rates[size]))
+    others = [size for size in rates if size != fastest]
+    logs = np.log([rates[size][:rounds] for size in others])
+    losses = np.log(rates[fastest][:rounds]) - logs
+    degrees = len(others) * (rounds - 1)
+    error = math.sqrt(losses.var(axis=1, ddof=1).mean() / rounds)
+    half = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
+    speed = f"{rate_text(statistics.median(rates[fastest]))} samples/s"
+    for size, loss in sorted(zip(others, losses.mean(axis=1).tolist(), strict=True)):
+        low, high = (100 * -math.expm1(-value) for value in (loss - half, loss + half))
+        if size < fastest and high <= 100 * NEAR_BEST:
+            return size, (
+                f"{size:,} is at most {100 * NEAR_BEST:.0f}% slower than {fastest:,}, the fastest "
+                f"({speed}): {100 * -math.expm1(-loss):.1f}% "
+                f"[95% CI {low:.1f} to {high:.1f}], {rounds} runs each."
+            )
+    return fastest, (
+        f"{fastest:,} is the fastest measured ({speed}, median of {rounds} runs); no smaller batch "
+        f"is shown to be within {100 * NEAR_BEST:.0f}% of it."
     )
 
 
@@ -153,13 +173,3 @@ def rate_text(rate: float) -> str:
     ('52,604', '3.14')
     """
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _of_best(rate: float, best: float) -> str:
-    return (
-        "the best measured" if rate == best else f"{100 * rate / best:.0f} % of the best measured"
-    )
-
-
-def _in_order(found: Mapping[int, Point]) -> tuple[Point, ...]:
-    return tuple(found[size] for size in sorted(found))

@@ -1,17 +1,19 @@
-"""The command line of a prediction: every setting of a run is an option, and the configuration."""
+"""The command line of a memory estimate: each setting of a run is an option."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from trainer.config import FIELDS, ConfigError, Problem, RunConfig, Workload
 from trainer.config_validation import TrainDevice
-from trainer.lab.options import UsageError, configured, value_of
+from trainer.lab.options import UsageError, configured, settings_of, value_of
 
 EXAMPLES = """\
 examples:
@@ -20,11 +22,11 @@ examples:
   python -m trainer.memory_estimate --workload gpt --width 1024 --layers 24 --device cuda
       (also without a GPU)
   python -m trainer.memory_estimate --config runs/NAME/run.json --batch-size 128
-  python -m trainer.memory_estimate --workload digits_cnn --largest --probe
+  python -m trainer.memory_estimate --workload digits_cnn --find-batch-size --measure-throughput
 
 Each setting of a run is an option: --optimizer adamw, --accumulation 4, --fused false. Exit codes:
-0 it fits, or this cannot be said; 1 it does not fit, or the prediction failed; 2 wrong usage; 130
-it was stopped.
+0 it fits, or this is unknown; 1 it does not fit, or the prediction failed; 2 wrong usage; 130
+stopped.
 """
 ABSENT = "GPU-absent"
 """The device of `--device cuda` on a machine without a usable GPU."""
@@ -35,8 +37,7 @@ ABSENT_GPU = TrainDevice(
     cuda_index=0,
     compute_capability=(9, 0),
 )
-CONFIG_LIMIT = 2**20
-"""Bytes of a file of settings: a run.json has some thousand."""
+MAX_CONFIG_BYTES = 2**20
 _OWN = ("workload", "device", "precision", "batch_size")
 
 
@@ -55,97 +56,70 @@ def parser() -> argparse.ArgumentParser:
     add("--workload", metavar="W", help=f"path.py:build of your own, or one of {built_in}")
     add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
     add("--precision", metavar="P", help="fp32, tf32, bf16, fp16, pure_bf16 or pure_fp16")
-    add("--batch-size", metavar="N", help="samples in a batch")
+    add("--batch-size", metavar="N", help="samples per batch")
     add("--config", metavar="FILE", help="settings as JSON, or a run.json; - is standard input")
     add("--set", metavar="FIELD=VALUE", action="append", default=[], help="a setting")
-    add(
-        "--largest",
-        action="store_true",
-        help="also predict other batch sizes, up to the largest that fits",
-    )
-    add("--probe", action="store_true", help="with --largest: measure throughput in short runs")
+    help_ = "also predict other batch sizes, up to the limit (old name: --largest)"
+    add("--find-batch-size", "--largest", action="store_true", help=help_)
+    help_ = "with --find-batch-size: recommend a size, by short runs (old name: --probe)"
+    add("--measure-throughput", "--probe", action="store_true", help=help_)
     add("--runs", metavar="DIR", type=Path, help="folder of all runs (STEPSCOPE_RUNS, or runs/)")
     add("--json", action="store_true", help="print one JSON object")
-    group = found.add_argument_group("settings of a run")
-    for field in FIELDS:
-        if field not in _OWN:
-            option = f"--{field.replace('_', '-')}"
-            value = getattr(RunConfig(), field)
-            is_switch = isinstance(value, bool)
-            group.add_argument(
-                option,
-                metavar="VALUE",
-                dest=f"field_{field}",
-                nargs="?" if is_switch else None,
-                const="true" if is_switch else None,
-                help=argparse.SUPPRESS,
-            )
+    for field in set(FIELDS) - set(_OWN):
+        is_switch = isinstance(getattr(RunConfig(), field), bool)
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if is_switch else {}
+        name = f"--{field.replace('_', '-')}"
+        add(name, metavar="VALUE", dest=f"field_{field}", help=argparse.SUPPRESS, **switch)
     return found
 
 
 def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
-    """Return the configuration that the options describe. Raises UsageError and ConfigError.
+    """Return the configuration of the options, which override a file of settings.
 
-    What is given on the command line counts more than a file of settings.
+    Raises UsageError and ConfigError.
     """
     given = [
         f"{field}={text}"
         for field in FIELDS
         if (text := getattr(options, f"field_{field}", None)) is not None
     ]
+    options = argparse.Namespace(**{**vars(options), "set": [*given, *options.set]})
+    if options.device == "cuda":
+        usable = [one.id for one in devices if one.cuda_index is not None and not one.reason]
+        options.device = (usable or [ABSENT])[0]
     if options.config is None:
-        asked = argparse.Namespace(**vars(options))
-        asked.set = [*given, *options.set]
-        if asked.device is not None:
-            asked.device = device_id(asked.device, devices)
-        return configured(asked, devices)
-    values = _settings(options.config)
-    config = RunConfig.from_dict(values)
-    named = [
-        f"{name}={text}" for name in ("precision", "batch_size") if (text := getattr(options, name))
-    ]
+        return configured(options, devices)
+    config = RunConfig.from_dict(_read_settings(options.config))
     if options.workload is not None:
-        raise UsageError("--config: has a workload, got --workload as well. Leave one out.")
-    changes: dict[str, Any] = {}
-    for text in (*named, *given, *options.set):
-        field, equals, value = text.partition("=")
-        if not equals or field not in FIELDS:
-            raise UsageError(f"--set: must be FIELD=VALUE with a setting, got {text[:60]!r}.")
-        changes[field] = value_of(field, value)
+        raise UsageError("--config: has a workload, got --workload as well. Omit one of them.")
+    changes = {field: value_of(field, text) for field, text in settings_of(options).items()}
     if options.device is not None:
-        changes["device"] = device_id(options.device, devices)
-    return RunConfig(**{**{name: getattr(config, name) for name in FIELDS}, **changes})
+        changes["device"] = options.device
+    return replace(config, **changes)
 
 
-def device_id(asked: str, devices: Sequence[TrainDevice]) -> str:
-    """Return the id of a device: `cuda` is the largest GPU, or one that is not there."""
-    if asked != "cuda":
-        return asked
-    gpus = [device.id for device in devices if device.cuda_index is not None and not device.reason]
-    return gpus[0] if gpus else ABSENT
-
-
-def _settings(name: str) -> dict[str, Any]:
-    """Read a file of settings, which may be a whole run.json; it is not trusted."""
+def _read_settings(name: str) -> dict[str, Any]:
+    """Return the settings in an untrusted JSON file, which may be a whole run.json."""
     try:
         if name == "-":
-            text = sys.stdin.read(CONFIG_LIMIT + 1)
+            data = sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1)
         else:
             with Path(name).open("rb") as file:
-                text = file.read(CONFIG_LIMIT + 1).decode()
+                data = file.read(MAX_CONFIG_BYTES + 1)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "not a file name"
         raise UsageError(f"--config: {name[:200]!r} cannot be read ({reason}).") from None
-    if len(text) > CONFIG_LIMIT:
-        raise UsageError(f"--config: must be at most {CONFIG_LIMIT:,} bytes. Give a run.json.")
+    if len(data) > MAX_CONFIG_BYTES:
+        raise UsageError(f"--config: limited to {MAX_CONFIG_BYTES:,} bytes. Choose a run.json.")
     try:
-        found = json.loads(text)
+        found = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--config: must be JSON ({str(error)[:100]}). Give a run.json.") from None
+        reason = str(error)[:100]
+        raise UsageError(f"--config: must be JSON ({reason}). Choose a run.json.") from None
     if isinstance(found, dict) and isinstance(found.get("config"), dict):
         found = found["config"]
     if not isinstance(found, dict) or "workload" not in found:
         raise ConfigError(
-            Problem("config", "must be an object with a workload", "Give a run.json, or --workload")
+            Problem("config", "must be an object with a workload", "Choose a run.json")
         )
     return found

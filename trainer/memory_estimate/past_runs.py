@@ -1,6 +1,6 @@
-"""What earlier runs of a workload took and how fast they were, from their folders.
+"""The safety margin of a prediction, learned from the measured peaks of earlier runs.
 
-The prediction for a run is kept beside it, in `fit.json`, so that it is made once.
+The prediction for a run is stored in its folder, in `fit.json`, so that it is made once.
 """
 
 from __future__ import annotations
@@ -9,100 +9,127 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from stepscope.common.files import atomic_write, read_regular_file
 from stepscope.recorded_run import Run
-from stepscope.run import (
-    RunError,
-    RunInfo,
-    RunStatus,
-    read_only_reason,
-    read_run,
-    run_folders,
-)
+from stepscope.run import RunError, RunStatus, read_only_reason, read_run, run_folders
 from stepscope.store import StoreError
 from trainer.config import ConfigError, RunConfig, Workload
-from trainer.memory_estimate.safety_margin import Margin, learned
 
 FIT_JSON = "fit.json"
 METHOD = 1
-"""Of predicting; a file of another method, or made with another torch, is made anew."""
-LOOKED_AT = 200
+"""Of predicting; predictions by another method, torch or GPU are made again."""
+MAX_FOLDERS = 200
 """Newest runs whose run.json is read."""
-LEARNED_FROM = 12
+MAX_RUNS = 12
 NEW_PREDICTIONS_S = 15.0
-"""Seconds after which no further run is predicted at this time."""
-SAME = frozenset(
-    ("seed", "epochs", "max_steps", "learning_rate", "schedule", "resume", "runner", "nan_policy")
-    + ("lr_warmup_steps", "batch_size", "warmup", "memory_warmup")
-)
-"""Fields that may differ between runs whose throughput is compared by batch size."""
-FIRST_STEPS, LEAST_STEPS = 10, 20
-"""Steps that are left out of a run's throughput, and those that it must have."""
+"""Time after which no further run is predicted."""
+MAX_BYTES = 4096
 
-KEPT_LIMIT = 4096
-"""Bytes of a kept prediction."""
+DEFAULT_FACTOR = 1.10
+"""Memory of kernels, which is not predicted, is a few percent."""
+COVERED = 0.95
+"""Fraction of the runs that the margin covers."""
+MIN_RUNS = 3
+ABOVE = 0.02
+"""Added to what was measured, since the next run differs."""
+MIN_RATIO, MAX_RATIO = 0.1, 10.0
+"""Other ratios are of runs of other code, or whose peaks were reset."""
 
-Predict = Callable[[RunConfig], int]
 Capability = tuple[int, int] | None
-"""The compute capability of the GPU for which was predicted, None for a CPU."""
+"""The compute capability of the predicted GPU, None for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
-    """A run that ended, and how it was configured."""
+class Margin:
+    """The factor for a prediction, and the earlier runs that it comes from."""
 
-    folder: Path
-    config: RunConfig
+    factor: float
+    runs: int
+    source: str
 
 
-def earlier_runs(root: Path, config: RunConfig) -> Iterator[Earlier]:
-    """Yield ended runs of this workload on this kind of device, newest first."""
-    if config.workload is Workload.USER:
-        return  # the file may be another one now
-    for folder in islice(run_folders(root), LOOKED_AT):
-        found = _run(folder)
-        if found is None:
-            continue
-        same_kind = (found.config.device == "cpu") == (config.device == "cpu")
-        if found.config.workload is config.workload and same_kind:
-            yield found
+DEFAULT = Margin(DEFAULT_FACTOR, 0, "default")
+
+
+class _Stored(msgspec.Struct):
+    method: int
+    torch: str
+    capability: tuple[int, int] | None
+    predicted_peak_bytes: Annotated[int, msgspec.Meta(gt=0, lt=2**63 - 1)]
+
+
+def learned(ratios: Sequence[float]) -> Margin:
+    """Return the margin from measured / predicted peaks; of few runs the default.
+
+    The ratio that 95% of the runs do not exceed, at least 1, plus 2%.
+    """
+    sane = sorted(ratio for ratio in ratios if MIN_RATIO <= ratio <= MAX_RATIO)
+    if len(sane) < MIN_RUNS:
+        return Margin(DEFAULT_FACTOR, len(sane), "default")
+    covering = sane[math.ceil(COVERED * len(sane)) - 1]
+    return Margin(max(1.0, covering) + ABOVE, len(sane), "learned")
 
 
 def margin_for(
-    config: RunConfig, root: Path, predict: Predict, capability: Capability = None
+    config: RunConfig,
+    root: Path,
+    predict: Callable[[RunConfig], int],
+    capability: Capability = None,
 ) -> Margin:
-    """Return the margin learned from measured against predicted peaks of earlier runs.
+    """Return the margin learned from earlier runs of this workload on this kind of device.
 
-    `capability` is that of the device for which `predict` predicts. Runs on a CPU measure no
-    peak of their tensors, so there it is the default.
+    `capability` is that of the device of `predict`. Runs on a CPU record no peak of their tensors,
+    so they have the default.
     """
     ratios: list[float] = []
     until = time.monotonic() + NEW_PREDICTIONS_S
-    for run in earlier_runs(root, config):
-        measured = measured_peak(run.folder)
+    for folder, other in _earlier_runs(root, config):
+        measured = _measured_peak(folder)
         if measured is None:
             continue
-        predicted = _kept(run.folder, capability)
+        predicted = _stored(folder, capability)
         if predicted is None and time.monotonic() < until:
-            predicted = _predicted(run, predict, capability)
+            try:
+                predicted = predict(other)
+            except Exception:  # noqa: BLE001 - deleted data, settings that torch now rejects
+                continue
+            _store(folder, predicted, capability)
         if predicted:
             ratios.append(measured / predicted)
-        if len(ratios) >= LEARNED_FROM:
+        if len(ratios) >= MAX_RUNS:
             break
     return learned(ratios)
 
 
-def measured_peak(folder: Path) -> int | None:
-    """Return the most bytes that torch's allocator gave the run; None where none was recorded."""
+def _earlier_runs(root: Path, config: RunConfig) -> Iterator[tuple[Path, RunConfig]]:
+    """Yield folder and configuration of comparable ended runs, newest first."""
+    if config.workload is Workload.USER:
+        return  # the file may have changed
+    for folder in islice(run_folders(root), MAX_FOLDERS):
+        with contextlib.suppress(RunError, ConfigError, OSError):
+            run = read_run(folder)
+            settings = run.run_json.get("config")
+            ended = run.status in (RunStatus.FINISHED, RunStatus.STOPPED)
+            if not ended or not isinstance(settings, dict) or "workload" not in settings:
+                continue
+            found = RunConfig.from_dict(settings)
+            same_kind = (found.device == "cpu") == (config.device == "cpu")
+            if found.workload is config.workload and same_kind:
+                yield folder, found
+
+
+def _measured_peak(folder: Path) -> int | None:
+    """Return the largest peak of torch's allocator; None if none was recorded."""
     with contextlib.suppress(RunError, StoreError, OSError):
         values = Run(folder).series("memory/peak_allocated").value
         values = values[np.isfinite(values)]
@@ -111,88 +138,21 @@ def measured_peak(folder: Path) -> int | None:
     return None
 
 
-def throughputs(root: Path, config: RunConfig) -> dict[int, float]:
-    """Return samples per second by batch size, of runs that otherwise had this configuration.
-
-    Of several runs of a size the newest counts.
-    """
-    found: dict[int, float] = {}
-    wanted = _compared(config)
-    for run in earlier_runs(root, config):
-        size = run.config.batch_size
-        if size in found or _compared(run.config) != wanted:
-            continue
-        rate = measured_rate(run.folder)
-        if rate is not None:
-            found[size] = rate
-    return found
-
-
-def measured_rate(folder: Path) -> float | None:
-    """Return the median samples per second after the first steps; None of too short a run."""
-    with contextlib.suppress(RunError, StoreError, OSError):
-        rates = Run(folder).series("perf/samples_per_sec").value[FIRST_STEPS:]
-        rates = rates[np.isfinite(rates) & (rates > 0)]
-        if len(rates) >= LEAST_STEPS:
-            return float(np.median(rates))
-    return None
-
-
-def keep(folder: Path, predicted: int, capability: Capability = None) -> None:
-    """Write a prediction beside its run; a folder of others, or a full disk, goes without."""
-    content = {**_made_with(capability), "predicted_peak_bytes": predicted}
+def _store(folder: Path, predicted: int, capability: Capability) -> None:
+    """Write a prediction into its run's folder, unless that is read-only or the disk is full."""
+    content = _Stored(METHOD, version("torch"), capability, predicted)
     with contextlib.suppress(OSError, RunError):
-        if read_only_reason(read_run(folder)) is not None:
-            return
-        atomic_write(folder / FIT_JSON, json.dumps(content), durable=False)
+        if read_only_reason(read_run(folder)) is None:
+            text = json.dumps(msgspec.to_builtins(content))
+            atomic_write(folder / FIT_JSON, text, durable=False)
 
 
-def _predicted(run: Earlier, predict: Predict, capability: Capability) -> int | None:
+def _stored(folder: Path, capability: Capability) -> int | None:
+    """Return a stored prediction that is valid for this torch and device."""
     try:
-        found = predict(run.config)
-    except Exception:  # noqa: BLE001 - data that are gone, settings that torch now refuses
-        return None
-    keep(run.folder, found, capability)
-    return found
-
-
-def _made_with(capability: Capability) -> dict[str, Any]:
-    """What a kept prediction must have been made with to be used."""
-    return {
-        "method": METHOD,
-        "torch": version("torch"),
-        "capability": None if capability is None else list(capability),
-    }
-
-
-def _kept(folder: Path, capability: Capability) -> int | None:
-    """Return a prediction that was kept; the file is not trusted."""
-    try:
-        content: Any = json.loads(read_regular_file(folder / FIT_JSON, KEPT_LIMIT))
+        found = msgspec.json.decode(read_regular_file(folder / FIT_JSON, MAX_BYTES), type=_Stored)
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(content, dict):
-        return None
-    if any(content.get(name) != value for name, value in _made_with(capability).items()):
-        return None
-    found = content.get("predicted_peak_bytes")
-    if type(found) is not int or found <= 0:
-        return None
-    return found if math.log2(found) < 63 else None
-
-
-def _run(folder: Path) -> Earlier | None:
-    try:
-        run: RunInfo = read_run(folder)
-        config = run.run_json.get("config")
-        if run.status not in (RunStatus.FINISHED, RunStatus.STOPPED) or not isinstance(
-            config, dict
-        ):
-            return None
-        return Earlier(folder, RunConfig.from_dict(config)) if "workload" in config else None
-    except (RunError, ConfigError, OSError):
-        return None
-
-
-def _compared(config: RunConfig) -> dict[str, Any]:
-    return {name: value for name, value in config.to_dict().items() if name not in SAME}
+    made_with = (found.method, found.torch, found.capability)
+    current = (METHOD, version("torch"), capability)
+    return found.predicted_peak_bytes if made_with == current else None

@@ -1,4 +1,4 @@
-"""The prediction for a configuration, and whether that fits into what a device has free."""
+"""The predicted memory of a configuration, and whether it fits into the free memory."""
 
 from __future__ import annotations
 
@@ -13,64 +13,82 @@ from torch._subclasses.fake_tensor import (
 )
 
 from stepscope.common.formatting import format_bytes
-from trainer.config import RunConfig, Runner, Workload
+from trainer.config import Parallel, RunConfig, Runner, Workload
 from trainer.config_validation import TrainDevice
 from trainer.custom_workload import place_in_user_code
 from trainer.error_messages import RunFailed
-from trainer.memory_estimate.distributed_memory import NCCL_NOTE, buckets, other_ranks, refusal
-from trainer.memory_estimate.free import Free
+from trainer.memory_estimate.allocation_tracker import Part
+from trainer.memory_estimate.past_runs import DEFAULT, Margin
 from trainer.memory_estimate.peak import Peak, device_peak, host_peak
-from trainer.memory_estimate.safety_margin import DEFAULT, Margin
 from trainer.memory_estimate.simulate import Played, play
 
 CONTEXT = 512 * 2**20
-"""A process's CUDA context on a recent GPU; a guess, which no GPU has confirmed yet."""
+"""Assumed size of a process's CUDA context on a recent GPU."""
 ASSUMED = (9, 0)
-"""Of a GPU that does not tell its compute capability."""
+"""Compute capability if the GPU does not report it."""
+NCCL_NOTE = "NCCL's own buffers are not included: about 100 MiB per GPU, more with many ranks."
+_NOT_PREDICTED = {
+    Parallel.FSDP: (
+        "parallel: the peak of fsdp depends on when blocks are gathered and freed, which is not "
+        "predicted. Set parallel to ddp for an upper bound, which counts the full gradients that "
+        "no_sync keeps, or start the run and watch its memory."
+    ),
+    Parallel.DP: (
+        "parallel: DataParallel replicates the model in each step, which is not predicted. "
+        "Set parallel to ddp, or start the run and watch its memory."
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Free and total bytes of a device; None if unknown, with the `reason`."""
+
+    bytes: int | None
+    total: int | None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What a run needs, in bytes; `seconds` is how long it took to say so."""
+    """Bytes that a run needs; `seconds` is the time that the prediction took.
+
+    `device` is a name. `outside` is memory other than torch's allocations, `samples` the size of an
+    epoch, which limits a batch.
+    """
 
     config: RunConfig
     device: str
-    """The name of the device."""
     peak: Peak
     outside: dict[str, int] = field(default_factory=dict)
-    """What the run takes on the device or host besides what torch allocates for the training."""
     samples: int
-    """Of an epoch: no batch is larger."""
     seconds: float
     notes: tuple[str, ...] = ()
 
     @property
     def taken(self) -> int:
-        """What torch takes from the device: on a GPU with its cache."""
+        """Bytes that torch takes from the device: on a GPU with its cache."""
         return self.peak.allocated if self.peak.reserved is None else self.peak.reserved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Whether a prediction fits; None where that cannot be said, for the `reason`."""
+    """Whether a prediction fits, None if unknown; `needed` are bytes with margin and `outside`."""
 
     fits: bool | None
     reason: str
     needed: int
-    """Bytes with the margin, and with what is outside of torch."""
 
 
 def predict(config: RunConfig, device: TrainDevice) -> Prediction:
-    """Predict the peak of a run; takes seconds, in a process that then does nothing else.
+    """Predict the peak of a run, of several ranks that of each; takes seconds.
 
-    Of several ranks it is the peak of each one's device. Raises RunFailed for data that cannot be
-    used, for a model that reads values, and for kinds of parallelism that are not predicted.
+    Raises RunFailed for unusable data, for a model that reads values, and for strategies that are
+    not predicted.
     """
-    refused = refusal(config)
-    if refused is not None:
-        raise RunFailed(refused)
+    if config.parallel in _NOT_PREDICTED:
+        raise RunFailed(_NOT_PREDICTED[config.parallel])
     began = time.perf_counter()
-    on_gpu = device.cuda_index is not None
     capability = capability_of(device)
     before = psutil.Process().memory_info().rss
     try:
@@ -81,66 +99,65 @@ def predict(config: RunConfig, device: TrainDevice) -> Prediction:
             f"The model's code reads tensor values ({place or error}), and fake tensors have "
             "none. Run `stepscope fit` on a script that trains it."
         ) from error
-    find = device_peak if on_gpu else host_peak
-    peak = find(played.events, played.parts)
+    peak = (device_peak if capability else host_peak)(played.events, played.parts)
+    outside = {"context": CONTEXT} if capability else _on_host(config, played, before)
+    if config.parallel is Parallel.DDP:
+        # As large as the weights, from the start; with views the gradients lie in them.
+        gradients = peak.parts.get(Part.GRADIENTS, 0) if config.bucket_view else 0
+        outside["gradient_buckets"] = max(0, peak.parts[Part.PARAMETERS] - gradients)
+        if config.device == "cpu" and config.ranks > 1:  # all ranks share the host's memory
+            each = peak.allocated + sum(outside.values())
+            outside["other_ranks"] = (config.ranks - 1) * each
     return Prediction(
         config=config,
         device=device.name,
         peak=peak,
-        outside=(
-            {"context": CONTEXT, **buckets(config, peak)}
-            if capability
-            else _on_host(config, peak, played, before)
-        ),
+        outside=outside,
         samples=played.samples,
         seconds=time.perf_counter() - began,
-        notes=(*played.notes, *((NCCL_NOTE,) if on_gpu and config.distributed else ())),
+        notes=(*played.notes, *((NCCL_NOTE,) if capability and config.distributed else ())),
     )
 
 
 def capability_of(device: TrainDevice) -> tuple[int, int] | None:
-    """Return the compute capability for which is predicted; None for a CPU."""
+    """Return the compute capability to predict for; None for a CPU."""
     return None if device.cuda_index is None else device.compute_capability or ASSUMED
 
 
 def judge(prediction: Prediction, free: Free, margin: Margin = DEFAULT) -> Verdict:
-    """Compare a prediction with what is free. Pure."""
+    """Compare a prediction with the free memory. Pure."""
     outside = sum(prediction.outside.values())
     needed = round(prediction.taken * margin.factor) + outside
     if free.bytes is None:
-        return Verdict(fits=None, reason=free.reason or "Free memory is unknown.", needed=needed)
-    room = format_bytes(free.bytes)
-    if prediction.taken + outside > free.bytes:
-        least = format_bytes(prediction.taken + outside)
-        return Verdict(
-            fits=False,
-            reason=f"Needs about {least}; {room} is free. Use a smaller batch or model.",
-            needed=needed,
-        )
-    with_margin = f"{format_bytes(needed)} with a margin of {100 * (margin.factor - 1):.0f} %"
-    if needed > free.bytes:
-        return Verdict(
-            fits=None,
-            reason=f"Close call: {with_margin}; {room} is free. Use a smaller batch.",
-            needed=needed,
-        )
-    return Verdict(fits=True, reason=f"Needs {with_margin}; {room} is free.", needed=needed)
+        reason = free.reason or "Free memory is unknown."
+        return Verdict(fits=None, reason=reason, needed=needed)
+    available = f"{format_bytes(free.bytes)} is free"
+    least = prediction.taken + outside
+    with_margin = f"{format_bytes(needed)} with a margin of {100 * (margin.factor - 1):.0f}%"
+    fits: bool | None = True
+    reason = f"Needs {with_margin}; {available}."
+    if least > free.bytes:
+        fits = False
+        reason = f"Needs about {format_bytes(least)}; {available}. Use a smaller batch or model."
+    elif needed > free.bytes:
+        fits = None
+        reason = f"Close call: {with_margin}; {available}. Use a smaller batch."
+    return Verdict(fits=fits, reason=reason, needed=needed)
 
 
-def _on_host(config: RunConfig, peak: Peak, played: Played, process: int) -> dict[str, int]:
-    """What a run on the CPU takes of the host's memory besides its tensors."""
+def _on_host(config: RunConfig, played: Played, process: int) -> dict[str, int]:
+    """Return the host memory of a run on the CPU other than its tensors."""
     found = {"data_set": played.data_bytes} if played.data_bytes else {}
-    found |= buckets(config, peak)
     if config.num_workers:
         batches = config.num_workers * config.prefetch_factor
         found["prefetched_batches"] = batches * played.batch_bytes
     if config.runner is not Runner.THREAD:
         found["process"] = process
-    return found | other_ranks(config, peak.allocated + sum(found.values()))
+    return found
 
 
 def to_json(prediction: Prediction, verdict: Verdict, free: Free, margin: Margin) -> dict[str, Any]:
-    """Return what `python -m trainer.memory_estimate --json` prints."""
+    """Return the output of `python -m trainer.memory_estimate --json`."""
     return {
         "predicted_peak_bytes": prediction.peak.allocated,
         "parts": prediction.peak.parts,

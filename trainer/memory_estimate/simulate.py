@@ -1,7 +1,7 @@
-"""Plays a run on fake tensors and returns every allocation that it makes on its device.
+"""Simulates a run on fake tensors and returns every allocation on its device.
 
-What is called is the run's own code (`prepare`, `Training`, `TrainStep`), so that every setting has
-the effect that it has in a run.
+The run's own code is called (`prepare`, `Training`, `TrainStep`), so every setting has the effect
+that it has in a run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer.config import Compile, RunConfig
 from trainer.memory_estimate.allocation_tracker import Event, Part, Tracker
 from trainer.memory_estimate.attention import attention_on
-from trainer.memory_estimate.fake import as_on, fake_mode, fake_task
+from trainer.memory_estimate.fake import as_on, fake_task
 from trainer.memory_estimate.step_simulator import Player
-from trainer.memory_estimate.workspaces import scratch_of
+from trainer.memory_estimate.workspaces import workspaces_of
 from trainer.training.accelerator import Compute, CpuCompute, CudaCompute
 from trainer.training.backend_flags import run_flags
 from trainer.training.model import prepare
@@ -26,29 +27,30 @@ from trainer.workload_traits import TRAITS
 from trainer.workloads.task import Task, TensorSplit
 
 HAS_CUDA = torch.version.cuda is not None
-"""Whether this torch was built for CUDA, with or without a GPU to run on."""
+"""True if this torch was built for CUDA, with or without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The allocations of a run on its device, and what each was for."""
+    """The allocations of a run on its device, with their categories.
+
+    `data_bytes` is the data set in host memory, 0 if it is read from files; `samples` those of an
+    epoch; `notes` name what is not predicted.
+    """
 
     events: Sequence[Event]
     parts: dict[int, Part]
     data_bytes: int
-    """Of the data set in the host's memory; 0 where it is read from files."""
     batch_bytes: int
     samples: int
-    """Of an epoch."""
     notes: tuple[str, ...] = ()
-    """What is not part of the prediction."""
 
 
 class _Absent(CudaCompute):
-    """A CUDA device that is asked for nothing.
+    """A CUDA device that need not exist.
 
-    Torch without CUDA cannot train on tensors of one, not even on fake ones: there they count as
-    the host's, in the allocator of a GPU.
+    Torch without CUDA cannot train on fake tensors of it: there they are on the host, in a model of
+    the GPU's allocator.
     """
 
     def __init__(self) -> None:
@@ -59,13 +61,13 @@ class _Absent(CudaCompute):
 
 
 def play(config: RunConfig, capability: tuple[int, int] | None) -> Played:
-    """Play a run; `capability` is that of its GPU, None for a CPU.
+    """Simulate a run on a GPU of this `capability`, None for a CPU.
 
-    Raises what the workload raises for data and settings that cannot be used. Changes torch while
-    it lasts, so the process should be one of its own.
+    Raises the workload's errors for unusable data and settings. Changes torch while it runs, so it
+    needs a dedicated process.
     """
     compute: Compute = CpuCompute() if capability is None else _Absent()
-    mode = fake_mode()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         stack.enter_context(as_on(compute.device))
         stack.enter_context(run_flags(config))
@@ -79,7 +81,7 @@ def play(config: RunConfig, capability: tuple[int, int] | None) -> Played:
             for split in (task.train, task.validation)
         )
         model = prepare(task.model, config, compute.device)
-        tracker = Tracker(compute.device, scratch_of(config, capability))
+        tracker = Tracker(compute.device, workspaces_of(config, capability))
         stack.enter_context(tracker)
         Player(config, task, model, compute, tracker, train, validation).run()
         return Played(
@@ -93,7 +95,7 @@ def play(config: RunConfig, capability: tuple[int, int] | None) -> Played:
 
 
 def _data_bytes(task: Task) -> int:
-    """Windows of one text share its memory, so storages count, not tensors."""
+    """Return the bytes of the storages, which windows of one text share."""
     splits = (split for split in (task.train, task.validation) if isinstance(split, TensorSplit))
     storages = [
         part.untyped_storage() for split in splits for part in (split.inputs, split.targets)
@@ -102,16 +104,14 @@ def _data_bytes(task: Task) -> int:
 
 
 def _notes(config: RunConfig, capability: tuple[int, int] | None) -> tuple[str, ...]:
-    found = []
-    if config.compile is not Compile.NONE:
-        found.append(
-            "torch.compile changes which activations are kept; this estimate is for the "
-            "uncompiled model."
-        )
-    if capability is not None and TRAITS[config.workload].convolutions:
-        found.append("cuDNN workspaces are not included.")
-    if capability is not None and not HAS_CUDA:
-        found.append("This PyTorch has no CUDA: dtypes and activations follow CPU rules.")
-    if capability is not None and config.cuda_graphs:
-        found.append("Driver memory for the graphs themselves is not included.")
-    return tuple(found)
+    on_gpu = capability is not None
+    notes = {
+        "torch.compile changes which activations are kept; this estimate is for the "
+        "uncompiled model.": (config.compile is not Compile.NONE),
+        "cuDNN workspaces are not included.": (on_gpu and TRAITS[config.workload].convolutions),
+        "This PyTorch has no CUDA: dtypes and activations follow CPU rules.": (
+            on_gpu and not HAS_CUDA
+        ),
+        "Driver memory for the graphs themselves is not included.": (on_gpu and config.cuda_graphs),
+    }
+    return tuple(note for note, applies in notes.items() if applies)

@@ -1,7 +1,7 @@
 """The order of a run's allocations: model, optimizer, steps, validation.
 
-The step is the run's own. Told again here is only how the loop holds its batches (`loop.py`), and
-what CUDA graphs allocate (`cuda_graph_step.py`, which needs a device to record one).
+The step is the run's own. This module repeats how the loop holds its batches (`loop.py`), and what
+CUDA graphs allocate (`cuda_graph_step.py`, which needs a device to capture one).
 """
 
 from __future__ import annotations
@@ -22,19 +22,15 @@ from trainer.training.step import TrainStep, step_of
 from trainer.training.warmup import WARMUP_STEPS, whole_step
 from trainer.workloads.task import Batch, Task, TensorSplit
 
-STEPS = 2
-"""In the first the optimizer makes its state, in the second it is there from the beginning."""
-MICRO_BATCHES = 3
-"""Batches of one step that are played at most: those after the second need what the second did."""
-GENERATOR = 5056
-"""Bytes of the state of torch's generator on the host."""
-GRAPH, COPY = "graph", "copy"
-"""Pools of the allocator: that of CUDA graphs, and that of the stream of copies."""
+STEPS = 2  # the first creates the optimizer's state
+MAX_MICRO_BATCHES = 3  # later ones need the same memory
+GENERATOR_BYTES = 5056  # of the host generator's state
+GRAPH, COPY = "graph", "copy"  # pools of the allocator: CUDA graphs, the stream of copies
 
 
 @dataclass(slots=True)
 class Player:
-    """Plays one run; `train_room` and `validation_room` have the form of the largest batches."""
+    """Simulates one run; `train_room` and `validation_room` are the largest batches."""
 
     config: RunConfig
     task: Task
@@ -47,7 +43,7 @@ class Player:
     _kept: list[object] = field(default_factory=list, init=False)
 
     def run(self) -> None:
-        """Play it from the model's arrival on the device to the first validation."""
+        """Simulate from the model's move to the device to the first validation."""
         for tensor in _once(self.model):
             self.tracker.note(tensor, Part.PARAMETERS)
         with self.tracker.for_part(Part.OPTIMIZER_STATE):
@@ -56,22 +52,28 @@ class Player:
         self.step = step_of(training, self.task)
         self._watch(training.optimizer)
         if self.config.data_on_device and self.compute.on_gpu:
-            self._move_data()
+            for split in (self.task.train, self.task.validation):
+                if isinstance(split, TensorSplit):
+                    for part in (split.inputs, split.targets):
+                        self.tracker.take(part.numel() * part.element_size(), Part.INPUTS)
         if not self.compute.on_gpu or self.config.data_on_device:
-            # The order of an epoch's samples, and on the host the generator's state.
+            # The permutation of an epoch's samples, and the host generator's state.
             self.tracker.take(8 * self.task.train.length, Part.INPUTS)
-            self.tracker.take(0 if self.compute.on_gpu else GENERATOR, Part.INPUTS)
+            self.tracker.take(0 if self.compute.on_gpu else GENERATOR_BYTES, Part.INPUTS)
         if self.config.cuda_graphs and self.compute.on_gpu:
             self._record(training)
         else:
             if self.config.copy_stream and self.compute.on_gpu:
-                self._hold_back_batches()
+                # A copied batch stays reserved until the steps that may use it have ended.
+                with self._in_pool(WAITING):
+                    for part in self.train_room * RUN_AHEAD:
+                        self.tracker.take(part.nbytes, Part.INPUTS)
             for _ in range(STEPS):
                 self._train_step()
         self._validate()
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Learn which memory is gradients and which is the optimizer's."""
+        """Record which memory is gradients and which is the optimizer's."""
         tracker = self.tracker
 
         def before(*_: object) -> None:
@@ -84,27 +86,19 @@ class Player:
                     if isinstance(value, Tensor):
                         tracker.note(value, Part.OPTIMIZER_STATE)
 
+        def note_gradient(weights: Tensor) -> None:
+            if weights.grad is not None:
+                tracker.note(weights.grad, Part.GRADIENTS)
+
         after()
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)
         for weights in self.model.parameters():
             if weights.requires_grad:
-                weights.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    self._note_gradient
-                )
-
-    def _note_gradient(self, weights: Tensor) -> None:
-        if weights.grad is not None:
-            self.tracker.note(weights.grad, Part.GRADIENTS)
-
-    def _move_data(self) -> None:
-        for split in (self.task.train, self.task.validation):
-            if isinstance(split, TensorSplit):
-                for part in (split.inputs, split.targets):
-                    self.tracker.take(part.numel() * part.element_size(), Part.INPUTS)
+                weights.register_post_accumulate_grad_hook(note_gradient)  # type: ignore[no-untyped-call]
 
     def _batch(self, room: Batch) -> Batch:
-        """A batch that has arrived on the device."""
+        """Return a batch on the device."""
         copied = self.config.copy_stream and self.compute.on_gpu
         with self.tracker.for_part(Part.INPUTS), self._in_pool(COPY if copied else ""):
             inputs, targets = (
@@ -115,9 +109,9 @@ class Player:
 
     def _train_step(self) -> None:
         accumulation = self.config.accumulation
-        count = min(accumulation, MICRO_BATCHES)
+        count = min(accumulation, MAX_MICRO_BATCHES)
         for number in range(1, count + 1):
-            # The batch before is held until this one has come.
+            # The previous batch is held until this one exists.
             inputs, targets = self._batch(self.train_room)
             of = len(targets) * accumulation if count > 1 else 0
             loss, norm = self.step(inputs, targets, of, number == count)
@@ -132,17 +126,10 @@ class Player:
         self.model.train()
         del outputs, loss
 
-    def _hold_back_batches(self) -> None:
-        """A copied batch stays reserved until the steps that may use it have ended."""
-        with self._in_pool(WAITING):
-            for part in self.train_room:
-                for _ in range(RUN_AHEAD):
-                    self.tracker.take(part.nbytes, Part.INPUTS)
-
     def _record(self, training: Training) -> None:
-        """Steps to warm up, then the step in a pool of its own, whose gradients stay."""
+        """Simulate warm-up steps, then the captured step in its pool, whose gradients stay."""
         accumulation = self.config.accumulation
-        count = min(accumulation, MICRO_BATCHES)
+        count = min(accumulation, MAX_MICRO_BATCHES)
         batch = self._batch(self.train_room)
         for _ in range(WARMUP_STEPS):
             whole_step(self.step, batch, count)
@@ -173,7 +160,7 @@ class Player:
 
 
 def _once(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors in the order in which `Module.to` moves them."""
+    """Yield the tensors in the order of `Module.to`."""
     for child in model.children():
         yield from _once(child)
     yield from model.parameters(recurse=False)
@@ -181,7 +168,7 @@ def _once(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _never_skip(scaler: torch.amp.GradScaler) -> None:
-    """Have the scaler update the weights without a look at the gradients, which have no values."""
+    """Make the scaler always update the weights, since gradients have no values to check."""
 
     def step(optimizer: torch.optim.Optimizer, state: object) -> None:
         optimizer.step()
