@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import signal
 import sys
+import threading
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 """Of linux/prctl.h."""
@@ -15,3 +19,23 @@ def killed_with_parent() -> None:
     if sys.platform == "linux":
         # The C library of the process itself; where it is refused each caller has another way.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def call_at_end_of(pipe: int, action: Callable[[], object]) -> None:
+    """Start a thread that calls `action` once the other end of a pipe is closed."""
+
+    def wait() -> None:
+        # Not sys.stdin: a thread that waits while holding its lock aborts the interpreter at exit.
+        while os.read(pipe, 1024):
+            pass
+        action()
+
+    threading.Thread(target=wait, name="stepscope-parent", daemon=True).start()
+
+
+def kill_group() -> None:
+    """Kill this process and, if it leads a group, its children."""
+    with contextlib.suppress(ProcessLookupError):
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)

@@ -140,13 +140,13 @@ def _results(server: Services, was_running: bool) -> None:
     last = server.collectives.last()
     output = last.output() if last is not None else None
     if last is not None and output is not None and output.state is ChildState.RUNNING:
-        done = len(output.document["rows"])
+        done = len(output.answer["rows"])
         st.progress(
             min(1.0, done / last.plan.count),
             text=f"{done} of {last.plan.count} results after {output.seconds:.0f} s. The first "
             "seconds go to starting processes.",
         )
-        _show(output.document, None)
+        _show(output.answer, None)
         return
     if output is not None and output.reason is not None:
         st.error(f"The last measurement failed. {escape_markdown(output.reason)}")

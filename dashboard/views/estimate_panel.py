@@ -14,8 +14,8 @@ from dashboard.services import ServerActivity, Services
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.config import Problem, RunConfig
-from trainer.runners.child_process import ChildState
-from trainer.runners.estimate_process import PredictionOutput, PredictionRun
+from trainer.runners.child_process import ChildOutput, ChildState
+from trainer.runners.estimate_process import PredictionRun
 
 ERROR = "fit_error"
 """In the session's state: a sentence that the panel shows once."""
@@ -112,7 +112,7 @@ def _result(server: Services, run: PredictionRun, config: RunConfig) -> None:
     st.button("Close", key="fit_close", icon=":material/close:", on_click=server.estimates.drop)
 
 
-def _answer(output: PredictionOutput, run: PredictionRun, config: RunConfig) -> None:
+def _answer(output: ChildOutput, run: PredictionRun, config: RunConfig) -> None:
     answer = output.answer
     said = f"**{VERDICTS[answer['fits']]}** {escape_markdown(answer['reason'])}"
     draw = {True: st.success, False: st.error, None: st.warning}[answer["fits"]]

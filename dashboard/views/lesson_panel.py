@@ -9,8 +9,7 @@ import streamlit as st
 from dashboard.services import ServerActivity, Services
 from stepscope.run import RunError
 from trainer.lessons import LESSONS, Lesson
-from trainer.runners.child_process import ChildState
-from trainer.runners.lesson import LessonOutput
+from trainer.runners.child_process import ChildOutput, ChildState
 
 READING_WIDTH = 820
 """Pixels of the widest line of text that is read with ease."""
@@ -120,7 +119,7 @@ def _run_help(lesson: Lesson) -> str:
     return f"Run this program as {lesson.ranks} torchrun processes on this machine."
 
 
-def _show(output: LessonOutput) -> None:
+def _show(output: ChildOutput) -> None:
     if output.text:
         st.code(output.text, language=None, wrap_lines=True)
     if output.state is ChildState.FINISHED:

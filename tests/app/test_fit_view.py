@@ -18,8 +18,7 @@ from stepscope.run import RunError
 from tests.support.app_page import label
 from trainer.config import RunConfig, Workload, defaults
 from trainer.lessons import LESSONS
-from trainer.runners.child_process import ChildState
-from trainer.runners.estimate_process import PredictionOutput
+from trainer.runners.child_process import ChildOutput, ChildState
 
 OpenPage = Callable[..., AppTest]
 GIB = 2**30
@@ -61,12 +60,12 @@ ANSWER: dict[str, Any] = {
 class Ended:
     """A prediction that has ended, in the place of a child process."""
 
-    def __init__(self, config: RunConfig, output: PredictionOutput) -> None:
+    def __init__(self, config: RunConfig, output: ChildOutput) -> None:
         self.config = config
         self.largest = True
         self._output = output
 
-    def output(self) -> PredictionOutput:
+    def output(self) -> ChildOutput:
         """Return what there is to show."""
         return self._output
 
@@ -79,7 +78,7 @@ class Ended:
 
 
 def finished(config: RunConfig, answer: dict[str, Any]) -> Any:
-    return Ended(config, PredictionOutput(ChildState.FINISHED, seconds=3.0, answer=answer))
+    return Ended(config, ChildOutput(ChildState.FINISHED, seconds=3.0, answer=answer))
 
 
 def text_of(app: AppTest) -> str:
@@ -164,7 +163,7 @@ def test_the_recommended_batch_goes_into_the_sidebar(
 
 
 def test_a_failure_is_a_sentence(page: OpenPage, server: services.Services) -> None:
-    output = PredictionOutput(ChildState.FAILED, reason="It <b>broke.")
+    output = ChildOutput(ChildState.FAILED, reason="It <b>broke.")
     server.estimates.start(lambda: cast(Any, Ended(defaults(Workload.LINEAR), output)))
     assert "No estimate." in text_of(page(workload="linear", device="cpu"))
 

@@ -113,7 +113,7 @@ def test_a_child_that_cannot_start_is_said(learn: Learn, monkeypatch: pytest.Mon
         raise OSError("too many processes")
 
     app = learn(lesson="autograd")
-    monkeypatch.setattr("trainer.runners.lesson.subprocess.Popen", refuse)
+    monkeypatch.setattr("trainer.runners.child_process.subprocess.Popen", refuse)
     press(app, "Run")
     assert "could not start. too many processes" in text_of(app)
 

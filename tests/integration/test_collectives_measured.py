@@ -69,7 +69,7 @@ def long(tmp_path: Path) -> Iterator[Measurement]:
     measurement = Measurement(Plan(sizes=(KIB, MIB), seconds=6.0), tmp_path)
     try:
         until = time.monotonic() + SECONDS
-        while not measurement.output().document["rows"]:
+        while not measurement.output().answer["rows"]:
             assert measurement.running(), measurement.output()
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -91,8 +91,8 @@ def test_stop_ends_all_ranks_and_keeps_what_was_measured(long: Measurement, tmp_
     output = long.output()
     assert output.state is ChildState.STOPPED
     assert psutil.wait_procs(processes, timeout=5)[1] == []
-    assert output.name == result_names(tmp_path)[0]
-    assert read_result(tmp_path, output.name)["status"] == "stopped"
+    assert long.saved == result_names(tmp_path)[0]
+    assert read_result(tmp_path, str(long.saved))["status"] == "stopped"
 
 
 def test_a_rank_that_dies_ends_it_with_a_reason(long: Measurement) -> None:

@@ -100,7 +100,7 @@ def test_what_is_too_large_does_not_fit_and_takes_no_memory_to_say_so(tmp_path: 
     found = json.loads(done.stdout)
     assert found["fits"] is False
     assert found["predicted_peak_bytes"] > 2**41
-    assert "Reduce batch_size" in found["reason"]
+    assert "Use a smaller batch" in found["reason"]
 
 
 def test_settings_come_from_a_run_and_the_command_line_counts_more(tmp_path: Path) -> None:

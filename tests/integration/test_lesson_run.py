@@ -10,13 +10,13 @@ from pathlib import Path
 from dashboard import services
 from dashboard.child_runs import ChildRuns
 from tests.support.lesson_programs import SLEEP, Write, write
-from trainer.runners.child_process import ChildState
-from trainer.runners.lesson import OUTPUT_LIMIT, LessonOutput, LessonRun
+from trainer.runners.child_process import ChildOutput, ChildState
+from trainer.runners.lesson import OUTPUT_LIMIT, LessonRun
 
 __all__ = ["write"]
 
 
-def until(run: LessonRun, true: Callable[[LessonOutput], bool]) -> LessonOutput:
+def until(run: LessonRun, true: Callable[[ChildOutput], bool]) -> ChildOutput:
     deadline = time.monotonic() + 20
     while not true(run.output()):
         assert time.monotonic() < deadline, run.output()
@@ -24,7 +24,7 @@ def until(run: LessonRun, true: Callable[[LessonOutput], bool]) -> LessonOutput:
     return run.output()
 
 
-def ended(run: LessonRun) -> LessonOutput:
+def ended(run: LessonRun) -> ChildOutput:
     return until(run, lambda output: output.state is not ChildState.RUNNING)
 
 

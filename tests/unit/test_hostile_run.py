@@ -59,7 +59,7 @@ from trainer.collectives.results import ResultError, read_result
 from trainer.config import checkpoints
 from trainer.lab.folder import SweepError, only_one, read_plan, read_sweep, sweep_folders
 from trainer.lab.trial_log import read_samples
-from trainer.memory_estimate.past_runs import FIT_JSON, keep
+from trainer.memory_estimate.past_runs import FIT_JSON, _store
 from trainer.runners.job_outcome import log_text
 from trainer.training.checkpoint import CheckpointError, read_checkpoint, weights_bytes
 from trainer.training.dcp_metadata import NAME, read_list
@@ -377,13 +377,13 @@ def test_nothing_is_written_into_a_folder_of_another_user(
     assert recover_ended(run) == 0
     note_end(folder, RunStatus.STOPPED, "No.")
     assert tell_crash(run, Settings()) is None
-    keep(folder, 5)
+    _store(folder, 5, None)
     with pytest.raises(SweepError), only_one(folder):
         pytest.fail("a sweep of another user was opened")
     assert _place(snapshot, tmp_path / "spare").parent == tmp_path / "spare"
     assert content_of(folder) == before
     monkeypatch.undo()
-    keep(folder, 5)
+    _store(folder, 5, None)
     assert (folder / FIT_JSON).exists()
 
 

@@ -83,13 +83,13 @@ def _follow(measurement: Measurement, *, as_json: bool) -> int:
     while not ended:
         ended = measurement.wait(0.2)
         output = measurement.output()
-        for row in [] if as_json else output.document["rows"][shown:]:
+        for row in [] if as_json else output.answer["rows"][shown:]:
             print(line(row), flush=True)
             shown += 1
-    lines = [json.dumps(output.document, indent=1)] if as_json else closing(output.document)
+    lines = [json.dumps(output.answer, indent=1)] if as_json else closing(output.answer)
     print("\n".join(lines))
-    if output.name is not None:
-        _print_error(f"Saved as {output.name}")
+    if measurement.saved is not None:
+        _print_error(f"Saved as {measurement.saved}")
     if output.reason is not None:
         _print_error(output.reason)
     return FINISHED if output.state is ChildState.FINISHED else FAILED

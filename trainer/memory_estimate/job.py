@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError, RunConfig
-from trainer.lab.trial import end_with_stdin
+from trainer.parent_death_signal import call_at_end_of, kill_group
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
         print(json.dumps(values), file=out, flush=True)
 
     job = json.loads(sys.stdin.readline())
-    end_with_stdin()
+    call_at_end_of(0, kill_group)
     write({"progress": "Loading PyTorch", "share": 0.02})
     # Imported here because importing torch takes seconds, in which the page may stop this process.
     devices = importlib.import_module("trainer.devices").list_devices

@@ -9,8 +9,8 @@ import importlib
 import os
 import signal
 import sys
-import threading
 
+from trainer.parent_death_signal import call_at_end_of
 from trainer.runners.rank_shutdown import SERVER_SIGNAL
 
 
@@ -21,18 +21,9 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)
-    thread = threading.Thread(
-        target=_end_with_parent, args=(parent,), name="stepscope-parent", daemon=True
-    )
-    thread.start()
+    call_at_end_of(parent, lambda: os.kill(os.getpid(), SERVER_SIGNAL))
     # Only now: importing torch takes seconds, in which the parent may end.
     importlib.import_module("torch.distributed.run").main(sys.argv[1:])
-
-
-def _end_with_parent(parent: int) -> None:
-    while os.read(parent, 1024):
-        pass
-    os.kill(os.getpid(), SERVER_SIGNAL)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run in a child process: slower to start, free of the page's GIL and of its CUDA state."""
+"""A run in a child process: slower to start, but with its own GIL and CUDA state."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stepscope.common.files import open_for_append
@@ -17,34 +18,47 @@ from stepscope.recorder.recovery import note_end
 from stepscope.run import RunError, RunStatus, read_run
 from trainer.config import RunConfig
 from trainer.runners.job_outcome import log_text
-from trainer.runners.unstarted_run import WORKER_LOG, cut_off, not_started
 
 log = logging.getLogger(__name__)
 
+WORKER_LOG = "worker.log"
+"""What a training process prints; of a job: torchrun, beside a file of each rank."""
 
-class ProcessRun:
-    """A run in a child process, which `trainer.runners.worker` is."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        self.folder = folder
+class ChildRun:
+    """A run in a child process that prints into worker.log and ends when its stdin is closed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        *,
+        first_line: bytes = b"",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._first = folder.resolve()
         self._stopping = False
-        # Unbuffered: bytes that a child that is gone did not take must not be tried again at close.
+        # Unbuffered: bytes that an ended child did not take must not be tried again at close.
         with open(open_for_append(folder / WORKER_LOG, truncate=True), "wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainer.runners.worker", str(folder.resolve())],
+                [sys.executable, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=Path(__file__).resolve().parents[2],
+                env=env,
                 start_new_session=True,
                 bufsize=0,
             )
-        # The pipe stays open: its end tells the child that this process is gone.
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: its log says why
-            self._process.stdin.write(json.dumps(config.to_dict()).encode() + b"\n")
+            self._process.stdin.write(first_line)
         self._waiter = threading.Thread(target=self._wait, name="stepscope-child", daemon=True)
         self._waiter.start()
+
+    @property
+    def folder(self) -> Path:
+        return self._first
 
     def alive(self) -> bool:
         return self._waiter.is_alive()
@@ -53,31 +67,73 @@ class ProcessRun:
         return False
 
     def stop(self, timeout_s: float) -> bool:
+        return self._stop(signal.SIGTERM, timeout_s)
+
+    def _stop(self, number: signal.Signals, timeout_s: float) -> bool:
         self._stopping = True
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(number)
         self._waiter.join(timeout_s)
-        if self._process.poll() is None:
-            log.warning("the training process did not stop within %.1f s: killed", timeout_s)
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._waiter.join(1.0)
-            return False
-        return True
+        if not self._waiter.is_alive():
+            return True
+        log.warning("the training process did not stop within %.1f s: killed", timeout_s)
+        self._kill()
+        self._waiter.join(2.0)
+        return False
 
-    def end_with_server(self) -> None:
-        """Note the end of the process that `stop` has killed."""
-        step = 0
-        with contextlib.suppress(RunError):
-            step = int(read_run(self.folder).run_json.get("step", 0))
-        note_end(self.folder, RunStatus.STOPPED, cut_off(step))
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _wait(self) -> None:
         code = self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+        self._note_end(code)
+
+    def _note_end(self, code: int) -> None:
+        """Write to run.json how the process ended, unless the run has done so."""
+        raise NotImplementedError
+
+
+class ProcessRun(ChildRun):
+    """A run in a child process, `trainer.runners.worker`."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        first_line = json.dumps(config.to_dict()).encode() + b"\n"
+        arguments = ["-m", "trainer.runners.worker", str(folder.resolve())]
+        super().__init__(folder, arguments, first_line=first_line)
+
+    def end_with_server(self) -> None:
+        """Note the end of the process that `stop` has killed."""
+        note_end(self.folder, RunStatus.STOPPED, cut_off(last_step(self.folder)))
+
+    def _note_end(self, code: int) -> None:
         if self._stopping:
             not_started(self.folder)
         elif code != 0:
             tail = log_text(self.folder / WORKER_LOG).strip().splitlines()[-1:]
             reason = f"The training process could not start (exit code {code}): {' '.join(tail)}"
             not_started(self.folder, reason)
+
+
+def not_started(folder: Path, reason: str | None = None) -> None:
+    """Note the end of a run that never began: stopped, or failed for this reason."""
+    status = RunStatus.STOPPED if reason is None else RunStatus.FAILED
+    text = reason or "Stopped before training began."
+    note_end(folder, status, text, instead_of=(RunStatus.PENDING,))
+
+
+def last_step(folder: Path) -> int:
+    """Return the last step in a run.json, 0 if it cannot be read."""
+    with contextlib.suppress(RunError):
+        return int(read_run(folder).run_json.get("step", 0))
+    return 0
+
+
+def cut_off(step: int) -> str:
+    """Return the reason of a run that was killed after this step as the server ended."""
+    return (
+        f"The server was shut down while the run was busy after step {step}. What it had recorded "
+        "is kept; a checkpoint that was being written is not."
+    )

@@ -24,6 +24,7 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, rank_file
 from stepscope.run.folder import start_ticks
 from trainer.config import RunConfig
+from trainer.runners.process import WORKER_LOG
 from trainer.runners.rank_shutdown import Ending
 from trainer.runners.restart_attempts import (
     Attempt,
@@ -34,7 +35,6 @@ from trainer.runners.restart_attempts import (
     free_number,
     settings_of,
 )
-from trainer.runners.unstarted_run import WORKER_LOG
 
 COMPLETE = "complete"
 """What rank 0 tells in place of a number where nothing is left to do."""

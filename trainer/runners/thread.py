@@ -10,7 +10,7 @@ from pathlib import Path
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from trainer.config import RunConfig
-from trainer.runners.unstarted_run import cut_off, not_started
+from trainer.runners.process import cut_off, not_started
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-import os
 import signal
 import sys
 import threading
 from pathlib import Path
 
 from trainer.config import RunConfig
+from trainer.parent_death_signal import call_at_end_of
 
 
 def main() -> None:
@@ -26,20 +26,10 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    threading.Thread(
-        target=_stop_with_parent, args=(stop,), name="stepscope-parent", daemon=True
-    ).start()
+    call_at_end_of(sys.stdin.fileno(), stop.set)  # nothing more is written to it
     # What was imported stays: each full collection would walk all of it, at the cost of steps.
     gc.freeze()
     training.run(config, Path(sys.argv[1]), stop=stop)
-
-
-def _stop_with_parent(stop: threading.Event) -> None:
-    # The parent writes nothing more. Not through sys.stdin: a thread that waits while holding its
-    # buffer's lock makes the interpreter abort at its end.
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
-    stop.set()
 
 
 if __name__ == "__main__":
