@@ -38,7 +38,7 @@ def step_times(config: RunConfig) -> Iterator[float]:
         optimizer=training.optimizer,
         scaler=training.scaler,
         autocast=autocast(config.precision, compute.device),
-        clip_norm=config.clip_norm,
+        max_grad_norm=config.max_grad_norm,
     )
     loader = MemoryLoader(task.train, config, compute)
     validation = MemoryLoader(task.validation, config, compute)
@@ -72,7 +72,7 @@ def main() -> None:
     """Train when asked to."""
     threads = int(sys.argv[1])
     torch.set_num_threads(threads)
-    config = replace(defaults(Workload.DIGITS_CNN), epochs=EPOCHS, threads=threads)
+    config = replace(defaults(Workload.DIGITS_CNN), epochs=EPOCHS, num_threads=threads)
     steps = step_times(config)
     for line in sys.stdin:
         print(json.dumps(train(steps, float(line))), flush=True)

@@ -33,7 +33,7 @@ LIMITS = {"cpu": 0.06, "cuda": 0.08}
 CASES: dict[str, dict[str, Any]] = {
     "linear": {"workload": "linear", "batch_size": 512},
     "digits_mlp": {"workload": "digits_mlp"},
-    "digits_mlp 4096": {"workload": "digits_mlp", "batch_size": 4096, "clip_norm": 1.0},
+    "digits_mlp 4096": {"workload": "digits_mlp", "batch_size": 4096, "max_grad_norm": 1.0},
     "digits_cnn": {"workload": "digits_cnn"},
     "digits_cnn 1024 bf16": {"workload": "digits_cnn", "batch_size": 1024, "precision": "bf16"},
     "digits_cnn SGD nchw": {
@@ -44,24 +44,24 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gpt": {"workload": "gpt"},
     "gpt 64 foreach": {"workload": "gpt", "batch_size": 64, "fused": False, "foreach": True},
-    "gpt wide": {"workload": "gpt", "width": 256, "layers": 4, "batch_size": 8},
-    "gpt bf16": {"workload": "gpt", "width": 128, "layers": 4, "precision": "bf16"},
+    "gpt wide": {"workload": "gpt", "width": 256, "num_layers": 4, "batch_size": 8},
+    "gpt bf16": {"workload": "gpt", "width": 128, "num_layers": 4, "precision": "bf16"},
     "gpt checkpointing": {
         "workload": "gpt",
         "width": 128,
-        "layers": 6,
+        "num_layers": 6,
         "batch_size": 32,
         "activation_checkpointing": True,
     },
     "gpt accumulation": {
         "workload": "gpt",
         "width": 128,
-        "accumulation": 4,
+        "gradient_accumulation_steps": 4,
         "batch_size": 8,
-        "clip_norm": 1.0,
+        "max_grad_norm": 1.0,
     },
     "gpt plain loop": {"workload": "gpt", "width": 256, "fused": False, "set_to_none": False},
-    "gpt pure bf16": {"workload": "gpt", "width": 128, "layers": 4, "precision": "pure_bf16"},
+    "gpt pure bf16": {"workload": "gpt", "width": 128, "num_layers": 4, "precision": "pure_bf16"},
     "resnet": {"workload": "resnet", "batch_size": 4},
     "resnet bf16": {"workload": "resnet", "batch_size": 4, "width": 32, "precision": "bf16"},
     "resnet checkpointing": {
@@ -78,17 +78,22 @@ CASES: dict[str, dict[str, Any]] = {
         "channels_last": False,
     },
     "matmul": {"workload": "matmul", "width": 256},
-    "fill": {"workload": "fill", "batch_size": 8, "width": 16, "accumulation": 2},
+    "fill": {
+        "workload": "memory_stress",
+        "batch_size": 8,
+        "width": 16,
+        "gradient_accumulation_steps": 2,
+    },
 }
 
 ON_CUDA = {
     "gpt pure bf16": {"workload": "digits_mlp", "batch_size": 2048, "precision": "pure_bf16"},
     "resnet": {"workload": "resnet", "batch_size": 2, "precision": "pure_bf16"},
     "fill": {
-        "workload": "fill",
+        "workload": "memory_stress",
         "batch_size": 8,
         "width": 16,
-        "data_on_device": True,
+        "dataset_on_device": True,
         "copy_stream": False,
     },
     "matmul": {"workload": "matmul", "width": 256, "cuda_graphs": True, "precision": "fp16"},

@@ -39,9 +39,12 @@ def sweep(folder: Path, steps: int, number: int) -> dict[str, Any]:
     """Run one sweep in a new folder; return its sweep.json."""
     folder.mkdir(parents=True)
     os.environ[DRIFT_FOLDER] = str(folder)
-    arms = tuple(Arm(name=name, label=name, changes={"own": name}) for name in ("delayed", "no_op"))
+    arms = tuple(
+        Arm(name=name, label=name, changes={"custom_options": name})
+        for name in ("delayed", "no_op")
+    )
     plan = Plan(
-        config=defaults(Workload.USER),
+        config=defaults(Workload.CUSTOM),
         arms=arms,
         steps=steps,
         warmup=steps // 4,

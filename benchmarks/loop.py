@@ -49,7 +49,7 @@ PLAIN, BY_HAND, BEST = "plain", "by_hand", "lab_best"
 ON_CPU = {PLAIN: 1.5}
 ON_CPU_IMAGES = {PLAIN: 2.0, BY_HAND: 0.99}
 """Least ratios of our samples/s to those of the other sides."""
-FOUND: dict[str, Any] = {"data_on_device": True, "threads": 2, "precision": Precision.BF16}
+FOUND: dict[str, Any] = {"dataset_on_device": True, "num_threads": 2, "precision": Precision.BF16}
 """What the lab found faster, one at a time, on two cores of a Xeon (docs/performance.md)."""
 
 
@@ -67,7 +67,7 @@ def ours(config: RunConfig) -> float:
 def plain(config: RunConfig) -> float:
     """Train on data in memory as the tutorials do; return the seconds of the whole run."""
     began = time.perf_counter()
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
     task = WORKLOADS[config.workload](config)
     assert isinstance(task.train, TensorSplit)
@@ -104,7 +104,7 @@ def measure(
         "machine": {
             "device": next(d.name for d in list_devices() if d.id == config.device),
             "cpu": cpu_name(),
-            "threads": config.threads,
+            "threads": config.num_threads,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
@@ -127,10 +127,10 @@ def _digits(args: argparse.Namespace, device: str) -> dict[str, Any]:
     No target is set on CUDA.
     """
     config = defaults(Workload(args.workload), device)
-    config = replace(config, epochs=args.epochs, threads=_half_of_the_cores())
+    config = replace(config, epochs=args.epochs, num_threads=_half_of_the_cores())
     if device == "cpu":
         return measure(config, {PLAIN: plain}, ON_CPU, args.pairs)
-    best = replace(config, **{**FOUND, "threads": config.threads})
+    best = replace(config, **{**FOUND, "num_threads": config.num_threads})
 
     def with_best(side: Side) -> Side:
         return lambda _: side(best)
@@ -147,7 +147,9 @@ def _images(args: argparse.Namespace, root: Path) -> dict[str, Any]:
     if args.sweep is not None:
         sweep = json.loads(args.sweep.read_text())
         config = RunConfig.from_dict(sweep["plan"]["config"] | sweep["best"]["changes"])
-    config = replace(config, epochs=args.epochs, threads=config.threads or _half_of_the_cores())
+    config = replace(
+        config, epochs=args.epochs, num_threads=config.num_threads or _half_of_the_cores()
+    )
     others = {PLAIN: images_plainly, BY_HAND: by_hand}
     return measure(config, others, ON_CPU_IMAGES, args.pairs)
 

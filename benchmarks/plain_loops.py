@@ -93,14 +93,14 @@ def by_hand(config: RunConfig) -> float:
     threads, those of the workers, and data_on_device: decode once, then index.
     """
     began = time.perf_counter()
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
     workload = WORKLOADS[config.workload](config)
     device = torch.device("cpu" if config.device == "cpu" else "cuda")
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     model = workload.model.to(device, memory_format=layout)  # type: ignore[call-overload]
-    if config.compile != "none":
-        model.compile(mode=config.compile)
+    if config.compile_mode != "none":
+        model.compile(mode=config.compile_mode)
     train, validation = _loaders(config, workload)
     bf16 = config.precision is Precision.BF16
     precision = torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
@@ -144,7 +144,7 @@ class InMemory:
 
 def _loaders(config: RunConfig, workload: Task) -> Iterable[Iterable[Any]]:
     """Return the batches of training, shuffled, and of validation."""
-    if config.data_on_device:
+    if config.dataset_on_device:
         device = "cpu" if config.device == "cpu" else "cuda"
         return [
             InMemory(

@@ -35,8 +35,8 @@ class Retry:
         if self.config is None:
             return "Retry with half the batch"
         return (
-            f"Retry with batch size {self.config.batch_size} × {self.config.accumulation} "
-            "accumulation steps"
+            f"Retry with batch size {self.config.batch_size} × "
+            f"{self.config.gradient_accumulation_steps} accumulation steps"
         )
 
     @property
@@ -85,7 +85,7 @@ def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> Retry | None:
     if found is None or not found.report.ended or not isinstance(settings, dict):
         return None
     try:
-        smaller = half_batch(RunConfig.from_dict({**settings, "resume": ""}), devices)
+        smaller = half_batch(RunConfig.from_dict({**settings, "resume_from": ""}), devices)
     except ConfigError as error:  # of another version, or not ours
         return Retry(None, str(error.problem))
     return Retry(None, str(smaller)) if isinstance(smaller, Problem) else Retry(smaller, None)

@@ -75,10 +75,10 @@ NEUTRAL = {
 
 def record_cpu(runs: Path) -> Path:
     """Train twice on the CPU, the second time from the first one's checkpoint; return its run."""
-    base = RunConfig(workload=Workload.DIGITS_CNN, schedule=Schedule.COSINE, threads=1)
+    base = RunConfig(workload=Workload.DIGITS_CNN, lr_scheduler=Schedule.COSINE, num_threads=1)
     first = _train(RunConfig.from_dict({**base.to_dict(), "epochs": 2}), runs)
     resume = f"{first.name}/last.pt"
-    config = RunConfig.from_dict({**base.to_dict(), "epochs": 60, "resume": resume})
+    config = RunConfig.from_dict({**base.to_dict(), "epochs": 60, "resume_from": resume})
     return _train(config, runs, every=700)
 
 
@@ -114,8 +114,8 @@ def record_gpu(runs: Path) -> Path:
         defaults(Workload.GPT, gpu),
         precision=Precision.BF16,
         width=384,
-        layers=6,
-        context=256,
+        num_layers=6,
+        context_length=256,
         batch_size=64,
         epochs=1000,
         max_steps=1800,

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stepscope.run.setting_names import EARLIER_FIELDS, current_settings
 from trainer.config_limits import CHECKPOINT, LIMITS, TEXTS
 
 
@@ -92,7 +93,7 @@ class NanPolicy(StrEnum):
 
 
 class Workload(StrEnum):
-    """The workloads; each has a file in `trainer/workloads/`, and `user` runs one given to it."""
+    """The workloads; each has a file in `trainer/workloads/`, and `custom` runs one given to it."""
 
     LINEAR = "linear"
     DIGITS_MLP = "digits_mlp"
@@ -101,8 +102,8 @@ class Workload(StrEnum):
     GPT = "gpt"
     RESNET = "resnet"
     MATMUL = "matmul"
-    FILL = "fill"
-    USER = "user"
+    MEMORY_STRESS = "memory_stress"
+    CUSTOM = "custom"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +140,18 @@ class RunConfig:
     fused: bool = True  # neither fused nor foreach: a Python loop over the parameters
     foreach: bool = False
     set_to_none: bool = True  # zero_grad frees the gradients, instead of filling them with zeros
-    accumulation: int = 1  # batches whose gradients make one optimizer step
-    clip_norm: float = 0.0  # 0 is off
+    gradient_accumulation_steps: int = 1  # batches whose gradients make one optimizer step
+    max_grad_norm: float = 0.0  # 0 is off
     activation_checkpointing: bool = False
     channels_last: bool = True
     cudnn_benchmark: bool = False
     deterministic: bool = False
-    compile: Compile = Compile.NONE
+    compile_mode: Compile = Compile.NONE
     cuda_graphs: bool = False
-    warmup: bool = False  # some steps before the first one that counts; they change nothing
-    memory_warmup: bool = False
+    kernel_warmup: bool = False  # some steps before the first one that counts; they change nothing
+    preallocate_memory: bool = False
     seed: int = 0
-    schedule: Schedule = Schedule.COSINE
+    lr_scheduler: Schedule = Schedule.COSINE
     lr_warmup_steps: int = 0  # steps in which the learning rate rises linearly; 0 is off
     pin_memory: bool = False
     non_blocking: bool = False
@@ -158,35 +159,41 @@ class RunConfig:
     prefetch_factor: int = 2  # batches loaded ahead by each worker
     persistent_workers: bool = True
     copy_stream: bool = False  # copies to the GPU on a stream of their own
-    data_on_device: bool = False  # the whole data set, copied once
+    dataset_on_device: bool = False  # the whole data set, copied once
     runner: Runner = Runner.THREAD
-    parallel: Parallel = Parallel.NONE
-    ranks: int = 1  # devices, of each machine: batch_size is what one of them computes at once
-    nodes: int = 1  # machines; more than one is started by hand, one command on each
+    strategy: Parallel = Parallel.NONE
+    devices_per_node: int = (
+        1  # devices, of each machine: batch_size is what one of them computes at once
+    )
+    num_nodes: int = 1  # machines; more than one is started by hand, one command on each
     max_restarts: int = 0  # how often torchrun starts all ranks again after one has failed
     no_sync: bool = True  # gradients are averaged once a step, not for every batch of it
     static_graph: bool = False  # ddp: the same parameters get gradients in every step
-    bucket_view: bool = False  # ddp: gradients lie in the buckets, and are not copied to them
-    bucket_mb: int = 25  # ddp: MiB of gradients that are averaged together
-    reshard: bool = True  # fsdp: weights are freed after the forward pass and gathered again
+    gradient_as_bucket_view: bool = (
+        False  # ddp: gradients lie in the buckets, and are not copied to them
+    )
+    bucket_cap_mb: int = 25  # ddp: MiB of gradients that are averaged together
+    reshard_after_forward: bool = (
+        True  # fsdp: weights are freed after the forward pass and gathered again
+    )
     cpu_offload: bool = False  # fsdp: weights, gradients and optimizer state lie on the host
-    collective_timing: bool = False  # times every collective; it may lessen overlap
+    time_collectives: bool = False  # times every collective; it may lessen overlap
     nan_policy: NanPolicy = NanPolicy.STOP
     # Which workloads read the next ones: trainer/workload_traits.py.
     width: int = 32  # channels of the first stage or of each token; side of a matrix
     image_size: int = 32  # pixels a side
-    layers: int = 2
-    context: int = 64  # characters that the model reads at once
-    classes: int = 10
+    num_layers: int = 2
+    context_length: int = 64  # characters that the model reads at once
+    num_classes: int = 10
     dropout: float = 0.0  # share of the activations set to 0 while training
-    tied_head: bool = True  # the head's weights are those of the embedding
-    data: str = ""  # path of a data set, relative to the data folder
-    flip: bool = True  # half of the training images mirrored left to right, at random
-    skip_broken: bool = False  # leave out images and rows that cannot be read; or end the run
-    own: str = ""  # the user's own settings that are on, with commas between
-    threads: int = 0  # intra-op CPU threads; 0 is half the cores
+    tie_embeddings: bool = True  # the head's weights are those of the embedding
+    dataset: str = ""  # path of a data set, relative to the data folder
+    horizontal_flip: bool = True  # half of the training images mirrored left to right, at random
+    skip_unreadable: bool = False  # leave out images and rows that cannot be read; or end the run
+    custom_options: str = ""  # the user's own settings that are on, with commas between
+    num_threads: int = 0  # intra-op CPU threads; 0 is half the cores
     max_steps: int = 0  # optimizer steps after which the run ends; 0 is all epochs
-    resume: str = ""  # "RUN_ID/best.pt", or nothing
+    resume_from: str = ""  # "RUN_ID/best.pt", or nothing
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -194,30 +201,41 @@ class RunConfig:
 
     def has(self, name: str) -> bool:
         """Return True if the setting `name` of the user's own workload is on."""
-        return name in self.own.split(",")
+        return name in self.custom_options.split(",")
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values, for `run.json`."""
         return {name: _plain(getattr(self, name)) for name in FIELDS}
 
+    if not TYPE_CHECKING:  # earlier names, which workload files of users read
+
+        def __getattr__(self, name: str) -> Any:
+            if name in EARLIER_FIELDS:
+                return getattr(self, EARLIER_FIELDS[name])
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
     @property
     def step_size(self) -> int:
         """Samples of one optimizer step, of all ranks together."""
-        return self.batch_size * self.accumulation * self.world_size
+        return self.batch_size * self.gradient_accumulation_steps * self.world_size
 
     @property
     def distributed(self) -> bool:
         """Whether several processes train together, which torchrun starts."""
-        return self.parallel in (Parallel.DDP, Parallel.FSDP)
+        return self.strategy in (Parallel.DDP, Parallel.FSDP)
 
     @property
     def world_size(self) -> int:
         """Processes that train together; DataParallel is one."""
-        return self.ranks * self.nodes if self.distributed else 1
+        return self.devices_per_node * self.num_nodes if self.distributed else 1
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
-        """The inverse of `to_dict`. Unknown keys are ignored, missing ones get their default."""
+        """Return the configuration of `to_dict`, also with the names of earlier versions.
+
+        Unknown keys are ignored, missing ones get their default.
+        """
+        values = current_settings(values)
         base = defaults(
             _checked("workload", values.get("workload", Workload.DIGITS_CNN)),
             _checked("device", values.get("device", "cpu")),
@@ -243,6 +261,7 @@ class RunConfig:
         A value that cannot be used is reported and replaced by its default; unknown keys are
         ignored. Never raises.
         """
+        params = current_settings(params)
         problems: list[Problem] = []
         chosen: dict[str, Any] = {}
         for name in FIELDS:
@@ -268,12 +287,12 @@ _DEFAULTS: dict[Workload, dict[str, Any]] = {
         "batch_size": 32,
         "learning_rate": 2e-4,
         "optimizer": Optimizer.SGD,
-        "schedule": Schedule.NONE,
+        "lr_scheduler": Schedule.NONE,
         "channels_last": False,
     },
     Workload.DIGITS_MLP: {"channels_last": False},
     Workload.DIGITS_CNN: {},
-    Workload.IMAGES: {"epochs": 20, "batch_size": 64, "learning_rate": 1e-3, "data": "digits"},
+    Workload.IMAGES: {"epochs": 20, "batch_size": 64, "learning_rate": 1e-3, "dataset": "digits"},
     Workload.GPT: {
         "epochs": 3,
         "batch_size": 16,
@@ -293,12 +312,17 @@ _DEFAULTS: dict[Workload, dict[str, Any]] = {
         "epochs": 5,
         "batch_size": 8,
         "learning_rate": 1e-3,
-        "schedule": Schedule.NONE,
+        "lr_scheduler": Schedule.NONE,
         "channels_last": False,
         "width": 512,
     },
-    Workload.FILL: {"epochs": 5, "batch_size": 16, "learning_rate": 1e-3},
-    Workload.USER: {"epochs": 10, "batch_size": 32, "learning_rate": 1e-3, "channels_last": False},
+    Workload.MEMORY_STRESS: {"epochs": 5, "batch_size": 16, "learning_rate": 1e-3},
+    Workload.CUSTOM: {
+        "epochs": 10,
+        "batch_size": 32,
+        "learning_rate": 1e-3,
+        "channels_last": False,
+    },
 }
 
 

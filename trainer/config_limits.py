@@ -10,23 +10,23 @@ LIMITS: dict[str, tuple[float, float]] = {
     "batch_size": (1, 65_536),
     "learning_rate": (1e-8, 100.0),
     "lr_warmup_steps": (0, 10**6),
-    "clip_norm": (0.0, 1e6),
+    "max_grad_norm": (0.0, 1e6),
     "seed": (0, 2**31 - 1),
     "num_workers": (0, 64),
     "prefetch_factor": (1, 64),
     "width": (8, 16_384),  # below 8 channels oneDNN may write past a buffer: docs/workloads.md
     "image_size": (8, 1024),
-    "threads": (0, 256),
-    "accumulation": (1, 1024),
+    "num_threads": (0, 256),
+    "gradient_accumulation_steps": (1, 1024),
     "max_steps": (0, 10**9),
-    "layers": (1, 96),
-    "context": (8, 4096),
-    "classes": (2, 10_000),
+    "num_layers": (1, 96),
+    "context_length": (8, 4096),
+    "num_classes": (2, 10_000),
     "dropout": (0.0, 0.9),
-    "ranks": (1, 64),
-    "nodes": (1, 1024),
+    "devices_per_node": (1, 64),
+    "num_nodes": (1, 1024),
     "max_restarts": (0, 100),
-    "bucket_mb": (1, 1024),
+    "bucket_cap_mb": (1, 1024),
 }
 
 CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")
@@ -39,17 +39,17 @@ TEXTS: dict[str, tuple[re.Pattern[str], str, str]] = {
         "must be cpu or a GPU's UUID",
         "Choose a device from the list",
     ),
-    "data": (
+    "dataset": (
         re.compile(rf"({_PART}(/{_PART}){{0,7}})?"),
         "must be a path inside the data folder, without '..' or hidden names",
         "Choose data from the list",
     ),
-    "own": (
+    "custom_options": (
         re.compile(rf"({_OWN_NAME}(,{_OWN_NAME}){{0,31}})?"),
         "must be comma-separated names of the workload's own options",
         "Use lowercase letters, digits and _",
     ),
-    "resume": (
+    "resume_from": (
         re.compile(rf"({CHECKPOINT.pattern})?"),
         "must be RUN_ID/best.pt, last.pt or step-N.pt",
         "Choose a checkpoint",

@@ -27,13 +27,13 @@ def _on_a_cpu(config: RunConfig) -> Iterator[Problem]:
         "copy_stream": "on a CPU there is nothing to copy",
     }
     if not TRAITS[config.workload].decodes:
-        reasons["data_on_device"] = "on a CPU the data is already in memory"
+        reasons["dataset_on_device"] = "on a CPU the data is already in memory"
     for field, reason in reasons.items():
         if getattr(config, field):
             yield Problem(field, reason, "Switch it off")
-    if config.data_on_device and config.num_workers:
+    if config.dataset_on_device and config.num_workers:
         reason = "workers decode in their own processes"
-        yield Problem("data_on_device", reason, "Set num_workers to 0")
+        yield Problem("dataset_on_device", reason, "Set num_workers to 0")
 
 
 def _copy_problems(config: RunConfig) -> Iterator[Problem]:
@@ -41,18 +41,18 @@ def _copy_problems(config: RunConfig) -> Iterator[Problem]:
         if getattr(config, field) and not config.pin_memory:
             reason = "only copies from pinned memory can overlap"
             yield Problem(field, reason, "Switch on pin_memory")
-    if not config.data_on_device:
+    if not config.dataset_on_device:
         return
     # pin_memory and non_blocking may stay on, as they are by default: they do nothing then.
     if config.copy_stream:
         reason = "with the dataset on the device no batch is copied"
-        yield Problem("copy_stream", reason, "Switch off copy_stream or data_on_device")
+        yield Problem("copy_stream", reason, "Switch off copy_stream or dataset_on_device")
     if config.num_workers:
         reason = "workers load batches on the host"
-        yield Problem("data_on_device", reason, "Set num_workers to 0")
+        yield Problem("dataset_on_device", reason, "Set num_workers to 0")
     if TRAITS[config.workload].decodes:
         reason = f"{config.workload} reads each sample from disk on demand"
-        yield Problem("data_on_device", reason, "Switch it off")
+        yield Problem("dataset_on_device", reason, "Switch it off")
 
 
 def _without_workers(config: RunConfig) -> Iterator[Problem]:

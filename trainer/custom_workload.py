@@ -79,7 +79,7 @@ def user_workload_settings() -> dict[str, str]:
 
 def user_problem(config: RunConfig) -> Problem | None:
     """Return why the user's own workload cannot start with this configuration; reads its file."""
-    if config.workload is not Workload.USER:
+    if config.workload is not Workload.CUSTOM:
         return None
     try:
         if user_workload() is None:
@@ -91,11 +91,11 @@ def user_problem(config: RunConfig) -> Problem | None:
         field, _, text = str(error).partition(": ")
         reason, _, remedy = text.rstrip(".").rpartition(". ")
         return Problem(field, reason, remedy)
-    unknown = [name for name in config.own.split(",") if name and name not in known]
+    unknown = [name for name in config.custom_options.split(",") if name and name not in known]
     if unknown:
         options = ", ".join(known) or "no settings"
         reason = f"the file has no option {unknown[0]}; it has {options}"
-        return Problem("own", reason, "Switch it off")
+        return Problem("custom_options", reason, "Switch it off")
     return None
 
 

@@ -81,7 +81,7 @@ def data_problem(config: RunConfig) -> Problem | None:
     if config.workload is not Workload.IMAGES:
         return None
     try:
-        data_path(data_root(), config.data)
+        data_path(data_root(), config.dataset)
     except ConfigError as error:
         return error.problem
     return None
@@ -91,11 +91,11 @@ def _absent(root: Path, name: str) -> Problem:
     others = data_sets(root)
     reason = f"no labeled images at {root / name}" if name else "no data set is chosen"
     if others:
-        return Problem("data", reason, f"Choose {_either(others[:3])}")
+        return Problem("dataset", reason, f"Choose {_either(others[:3])}")
     # With the whole path: the command may be given elsewhere than where the server was started.
     command = f"{MAKE_DIGITS} {shlex.quote(str(root / 'digits'))}"
     return Problem(
-        "data", reason, f"Create sample data (real digits as image files) with `{command}`"
+        "dataset", reason, f"Create sample data (real digits as image files) with `{command}`"
     )
 
 
@@ -119,7 +119,7 @@ def _found(root: Path, folder: Path, depth: int) -> Iterator[str]:
 
 def _nameable(path: Path) -> bool:
     try:
-        RunConfig(data=path.as_posix())
+        RunConfig(dataset=path.as_posix())
     except ConfigError:
         return False
     return True

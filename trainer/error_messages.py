@@ -33,8 +33,15 @@ _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _GPU_CALL = ("CUDA error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "cuBLAS error")
 _SHARED_MEMORY = ("/torch_", "shared memory", "bus error")
 _TAKES = {
-    Shortage.GPU: ("batch_size", "image_size", "context", "layers", "width"),
-    Shortage.HOST: ("batch_size", "image_size", "context", "layers", "width", "num_workers"),
+    Shortage.GPU: ("batch_size", "image_size", "context_length", "num_layers", "width"),
+    Shortage.HOST: (
+        "batch_size",
+        "image_size",
+        "context_length",
+        "num_layers",
+        "width",
+        "num_workers",
+    ),
     Shortage.PINNED: ("batch_size", "image_size"),
 }
 
@@ -74,7 +81,7 @@ def explain(
             f"deterministic: {first.split(_NOT_DETERMINISTIC)[0].strip()} has no deterministic "
             "implementation. Turn off deterministic."
         )
-    place = place_in_user_code(error) if config.workload is Workload.USER else None
+    place = place_in_user_code(error) if config.workload is Workload.CUSTOM else None
     at = f" at {place}" if place else ""
     return failed(f"Training raised {type(error).__name__}{at}: {first[:300]}. See the traceback.")
 
@@ -82,8 +89,8 @@ def explain(
 def nan_remedy(config: RunConfig) -> str:
     """Say which settings of this run may keep its loss finite."""
     ways = ["lower learning_rate"]
-    if not config.clip_norm:
-        ways.append("switch on clip_norm")
+    if not config.max_grad_norm:
+        ways.append("switch on max_grad_norm")
     if config.precision in (Precision.FP16, Precision.PURE_FP16):
         ways.append(f"choose fp32 instead of {config.precision}")
     return _either(ways).capitalize()
@@ -111,8 +118,8 @@ def _less_memory(short: Shortage, config: RunConfig, device: TrainDevice | None)
         ways.append(f"switch off {pinned}")
     elif short is Shortage.GPU or config.device == "cpu":
         ways += _shorter_numbers(config, device)
-        if config.data_on_device:
-            ways.append("switch off data_on_device")
+        if config.dataset_on_device:
+            ways.append("switch off dataset_on_device")
     text = ", or ".join(ways) or "Choose a device with more memory"
     return text[0].upper() + text[1:]
 

@@ -73,9 +73,9 @@ def rank_variables(config: RunConfig, cores: int) -> dict[str, str]:
     other half is for loaders, for what watches, and for the page. torchrun's own store would keep
     the addresses of the ranks of a former attempt, and new ranks would look for them there.
     """
-    threads = config.threads or max(1, cores // 2 // config.ranks)
+    threads = config.num_threads or max(1, cores // 2 // config.devices_per_node)
     found = {"OMP_NUM_THREADS": str(threads), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    if config.collective_timing:
+    if config.time_collectives:
         found["TORCH_NCCL_ENABLE_TIMING"] = "1"
     return found
 
@@ -113,12 +113,14 @@ def slurm_script(launch: Launch) -> str:
     checkpoint. Slurm tells a minute before the time is up, and all ranks then stop at one step.
     """
     config = launch.config
-    cores = config.ranks * (config.threads or 1) + config.ranks * (1 + config.num_workers)
+    cores = config.devices_per_node * (config.num_threads or 1) + config.devices_per_node * (
+        1 + config.num_workers
+    )
     options = {
         "job-name": str(config.workload),
-        "nodes": str(config.nodes),
+        "nodes": str(config.num_nodes),
         "ntasks-per-node": "1",
-        **({} if config.device == "cpu" else {"gpus-per-node": str(config.ranks)}),
+        **({} if config.device == "cpu" else {"gpus-per-node": str(config.devices_per_node)}),
         "cpus-per-task": str(cores),
         "output": "%x-%j.log",
         "signal": "TERM@60",
@@ -127,7 +129,7 @@ def slurm_script(launch: Launch) -> str:
     command = ["srun", *words, f'-m {MODULE} "$folder"', '--config "$settings"']
     variables = dict(launch.environment)
     variables.pop("OMP_NUM_THREADS", None)
-    threads = config.threads or f"$(( SLURM_CPUS_PER_TASK / 2 / {config.ranks} ))"
+    threads = config.num_threads or f"$(( SLURM_CPUS_PER_TASK / 2 / {config.devices_per_node} ))"
     first, count = _SLURM_PORTS
     lines = [
         "#!/bin/bash",
@@ -154,8 +156,8 @@ def _torchrun(config: RunConfig, endpoint: str, job: str) -> list[str]:
     """Return torchrun and its options, without what it runs."""
     return [
         "torchrun",
-        f"--nnodes {config.nodes}",
-        f"--nproc-per-node {config.ranks}",
+        f"--nnodes {config.num_nodes}",
+        f"--nproc-per-node {config.devices_per_node}",
         "--rdzv-backend c10d",
         f"--rdzv-endpoint {endpoint}",
         f"--rdzv-id {job}",

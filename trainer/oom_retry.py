@@ -19,7 +19,9 @@ def half_batch(config: RunConfig, devices: Sequence[TrainDevice]) -> RunConfig |
         return Problem("batch_size", "a batch of one sample cannot be halved", "Lower other sizes")
     try:
         smaller = replace(
-            config, batch_size=config.batch_size // 2, accumulation=2 * config.accumulation
+            config,
+            batch_size=config.batch_size // 2,
+            gradient_accumulation_steps=2 * config.gradient_accumulation_steps,
         )
     except ConfigError as error:
         return error.problem

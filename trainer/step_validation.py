@@ -23,7 +23,7 @@ def step_problems(config: RunConfig, *, on_gpu: bool, compile_reason: str | None
         *_too_few_values(config),
         *(
             ()
-            if config.compile is Compile.NONE
+            if config.compile_mode is Compile.NONE
             else _compile_problems(config, on_gpu, compile_reason)
         ),
         *(_graph_problems(config) if config.cuda_graphs and on_gpu else ()),
@@ -34,14 +34,14 @@ def step_problems(config: RunConfig, *, on_gpu: bool, compile_reason: str | None
 def epoch_problem(config: RunConfig, samples: int) -> Problem | None:
     """Why epochs of so many samples are too short for the settings; None where they are not."""
     batches = -(-samples // (config.batch_size * config.world_size))
-    if config.accumulation > batches:
+    if config.gradient_accumulation_steps > batches:
         return Problem(
-            "accumulation",
+            "gradient_accumulation_steps",
             (
                 f"an epoch has {batches} batches of {config.batch_size}, fewer than the "
-                f"{config.accumulation} to accumulate"
+                f"{config.gradient_accumulation_steps} to accumulate"
             ),
-            "Lower accumulation or batch_size",
+            "Lower gradient_accumulation_steps or batch_size",
         )
     total = config.epochs * -(-samples // config.step_size)
     total = min(total, config.max_steps or total)
@@ -65,7 +65,7 @@ def _pairs(config: RunConfig) -> Iterator[Problem]:
         if getattr(config, one) and getattr(config, other):
             yield Problem(one, reason, f"Turn off {other}")
             yield Problem(other, reason, f"Turn off {one}")
-    if config.lr_warmup_steps and config.schedule is Schedule.PLATEAU:
+    if config.lr_warmup_steps and config.lr_scheduler is Schedule.PLATEAU:
         reason = "the plateau schedule changes the learning rate after epochs only"
         yield Problem("lr_warmup_steps", reason, "Set it to 0, or choose the cosine schedule")
 
@@ -98,7 +98,7 @@ def _gpu_only(config: RunConfig) -> Iterator[Problem]:
     reasons = {
         "cudnn_benchmark": "cuDNN runs on GPUs only",
         "cuda_graphs": "CUDA Graphs run on GPUs only",
-        "memory_warmup": "PyTorch has no caching allocator for CPU memory",
+        "preallocate_memory": "PyTorch has no caching allocator for CPU memory",
     }
     for field, reason in reasons.items():
         if getattr(config, field):
@@ -108,17 +108,17 @@ def _gpu_only(config: RunConfig) -> Iterator[Problem]:
 def _compile_problems(
     config: RunConfig, on_gpu: bool, compile_reason: str | None
 ) -> Iterator[Problem]:
-    if config.compile is Compile.NONE:
+    if config.compile_mode is Compile.NONE:
         return
     if compile_reason is not None:
-        yield Problem("compile", compile_reason, "Set compile to none")
+        yield Problem("compile_mode", compile_reason, "Set compile_mode to none")
     if config.activation_checkpointing:
         reason = "torch.compile decides itself what to recompute"
-        yield Problem("compile", reason, "Switch off activation_checkpointing")
-        yield Problem("activation_checkpointing", reason, "Set compile to none")
-    if config.compile is Compile.REDUCE_OVERHEAD and not on_gpu:
+        yield Problem("compile_mode", reason, "Switch off activation_checkpointing")
+        yield Problem("activation_checkpointing", reason, "Set compile_mode to none")
+    if config.compile_mode is Compile.REDUCE_OVERHEAD and not on_gpu:
         yield Problem(
-            "compile",
+            "compile_mode",
             "reduce-overhead uses CUDA Graphs, which need a GPU",
             "Choose default or max-autotune on a CPU",
         )
@@ -127,14 +127,16 @@ def _compile_problems(
 def _graph_problems(config: RunConfig) -> Iterator[Problem]:
     if not config.cuda_graphs:
         return
-    if config.compile is not Compile.NONE:
+    if config.compile_mode is not Compile.NONE:
         yield Problem(
             "cuda_graphs",
             "use either torch.compile or CUDA Graphs, not both",
-            "Set compile to none",
+            "Set compile_mode to none",
         )
         yield Problem(
-            "compile", "use either torch.compile or CUDA Graphs, not both", "Switch off cuda_graphs"
+            "compile_mode",
+            "use either torch.compile or CUDA Graphs, not both",
+            "Switch off cuda_graphs",
         )
     if config.activation_checkpointing and config.workload is Workload.GPT and config.dropout:
         reason = "dropout recomputed inside a CUDA graph would draw different random numbers"
@@ -146,7 +148,7 @@ def _graph_problems(config: RunConfig) -> Iterator[Problem]:
             "a captured step overwrites its gradients, so there is nothing to zero",
             "Switch it on",
         )
-    for field in ("warmup", "memory_warmup"):
+    for field in ("kernel_warmup", "preallocate_memory"):
         if getattr(config, field):
             reason = "CUDA Graphs already run warm-up steps and keep their memory reserved"
             yield Problem(field, reason, "Switch it off")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from trainer.config import Compile, Optimizer, Parallel, Problem, RunConfig, Runner
 
 NODES_BY_HAND = Problem(
-    "nodes",
+    "num_nodes",
     "each node starts its own part of the job",
     "Run the command shown below the header on every node, or set Nodes to 1",
 )
@@ -23,12 +23,12 @@ def parallel_problems(config: RunConfig, *, gpus: int, connection: str | None) -
     `gpus` is the number of GPUs of this machine that torch can train on, if it trains on GPUs, else
     0. `connection` says why ranks on such devices cannot talk to each other, None where they can.
     """
-    if config.parallel is Parallel.NONE:
+    if config.strategy is Parallel.NONE:
         return [*_runner(config)]
     on_gpu = config.device != "cpu"
     return [
         *_runner(config),
-        *(() if config.parallel is not Parallel.DP else _data_parallel(config, on_gpu)),
+        *(() if config.strategy is not Parallel.DP else _data_parallel(config, on_gpu)),
         *_ranks(config, gpus, on_gpu),
         *(_distributed(config, on_gpu, connection) if config.distributed else ()),
         *(_cuda_graphs(config) if on_gpu else ()),
@@ -37,19 +37,23 @@ def parallel_problems(config: RunConfig, *, gpus: int, connection: str | None) -
 
 def start_problem(config: RunConfig) -> Problem | None:
     """Why a page cannot start these settings although they can train; None where it can."""
-    return NODES_BY_HAND if config.distributed and config.nodes > 1 else None
+    return NODES_BY_HAND if config.distributed and config.num_nodes > 1 else None
 
 
 def parallel_notes(config: RunConfig, cores: int) -> list[str]:
     """Return what to know of settings that can run, one text each."""
     notes = []
-    if config.distributed and config.device == "cpu" and config.ranks > cores:
+    if config.distributed and config.device == "cpu" and config.devices_per_node > cores:
         have = "core" if cores == 1 else "cores"
         notes.append(
-            f"{config.ranks} ranks share {cores} {have}: good to see how ranks work together, "
-            "but slower than fewer ranks."
+            f"{config.devices_per_node} ranks share {cores} {have}: good to see how ranks work "
+            "together, but slower than fewer ranks."
         )
-    if config.parallel is Parallel.FSDP and config.no_sync and config.accumulation > 1:
+    if (
+        config.strategy is Parallel.FSDP
+        and config.no_sync
+        and config.gradient_accumulation_steps > 1
+    ):
         notes.append(
             "Between the batches of a step each rank keeps whole gradients in fp32, 4 bytes a "
             "weight. If they do not fit, switch off no_sync."
@@ -59,25 +63,30 @@ def parallel_notes(config: RunConfig, cores: int) -> list[str]:
 
 def step_sentence(config: RunConfig) -> str | None:
     """Return how many samples a step takes from all devices together; None for one device."""
-    if config.parallel is Parallel.NONE:
+    if config.strategy is Parallel.NONE:
         return None
-    batches = f" × {config.accumulation} batches" if config.accumulation > 1 else ""
-    if config.parallel is Parallel.DP:
-        total = config.batch_size * config.accumulation
+    batches = (
+        f" × {config.gradient_accumulation_steps} batches"
+        if config.gradient_accumulation_steps > 1
+        else ""
+    )
+    if config.strategy is Parallel.DP:
+        total = config.batch_size * config.gradient_accumulation_steps
         return (
             f"Each step uses {total:,} samples: batches of {config.batch_size:,}{batches}, each "
-            f"split across {config.ranks} GPUs."
+            f"split across {config.devices_per_node} GPUs."
         )
-    nodes = f" × {config.nodes} machines" if config.nodes > 1 else ""
+    nodes = f" × {config.num_nodes} machines" if config.num_nodes > 1 else ""
     return (
-        f"Each step uses {config.step_size:,} samples: {config.batch_size:,} × {config.ranks} "
-        f"ranks{nodes}{batches}. You may have to rescale the learning rate."
+        f"Each step uses {config.step_size:,} samples: {config.batch_size:,} × "
+        f"{config.devices_per_node} ranks{nodes}{batches}. You may have to rescale the learning "
+        "rate."
     )
 
 
 def _runner(config: RunConfig) -> Iterator[Problem]:
     if config.distributed and config.runner is not Runner.TORCHRUN:
-        reason = f"{config.parallel} ranks are started by torchrun"
+        reason = f"{config.strategy} ranks are started by torchrun"
         yield Problem("runner", reason, "Set runner to torchrun")
     if not config.distributed and config.runner is Runner.TORCHRUN:
         yield Problem("runner", "torchrun is only for DDP and FSDP2", "Set runner to process")
@@ -86,33 +95,33 @@ def _runner(config: RunConfig) -> Iterator[Problem]:
 def _data_parallel(config: RunConfig, on_gpu: bool) -> Iterator[Problem]:
     if not on_gpu:
         reason = "DataParallel replicates the model across GPUs"
-        yield Problem("parallel", reason, "Choose DDP on a CPU, or a GPU")
-    if config.compile is not Compile.NONE:
+        yield Problem("strategy", reason, "Choose DDP on a CPU, or a GPU")
+    if config.compile_mode is not Compile.NONE:
         reason = (
             "DataParallel replicates the model every step, which torch.compile does not support"
         )
-        yield Problem("compile", reason, "Choose DDP, or set compile to none")
-        yield Problem("parallel", reason, "Choose DDP, or set compile to none")
+        yield Problem("compile_mode", reason, "Choose DDP, or set compile_mode to none")
+        yield Problem("strategy", reason, "Choose DDP, or set compile_mode to none")
     if config.activation_checkpointing:
         reason = "DataParallel replicas would recompute on the first GPU"
         yield Problem("activation_checkpointing", reason, "Switch it off, or choose DDP")
-        yield Problem("parallel", reason, "Choose DDP, or switch off activation_checkpointing")
+        yield Problem("strategy", reason, "Choose DDP, or switch off activation_checkpointing")
 
 
 def _ranks(config: RunConfig, gpus: int, on_gpu: bool) -> Iterator[Problem]:
-    here = config.nodes == 1 or config.parallel is Parallel.DP
-    if on_gpu and here and config.ranks > gpus:
+    here = config.num_nodes == 1 or config.strategy is Parallel.DP
+    if on_gpu and here and config.devices_per_node > gpus:
         reason = f"each rank needs its own GPU, and PyTorch can use {gpus} here"
-        yield Problem("ranks", reason, f"Lower ranks to {max(1, gpus)}")
+        yield Problem("devices_per_node", reason, f"Lower devices_per_node to {max(1, gpus)}")
 
 
 def _distributed(config: RunConfig, on_gpu: bool, connection: str | None) -> Iterator[Problem]:
     if connection is not None:
-        yield Problem("parallel", connection, "Set parallel to none")
-    if config.collective_timing and not on_gpu:
+        yield Problem("strategy", connection, "Set strategy to none")
+    if config.time_collectives and not on_gpu:
         reason = "gloo (CPU) does not time collectives"
-        yield Problem("collective_timing", reason, "Switch it off, or choose a GPU")
-    if config.parallel is Parallel.FSDP:
+        yield Problem("time_collectives", reason, "Switch it off, or choose a GPU")
+    if config.strategy is Parallel.FSDP:
         yield from _fsdp(config, on_gpu)
 
 
@@ -129,5 +138,5 @@ def _fsdp(config: RunConfig, on_gpu: bool) -> Iterator[Problem]:
 def _cuda_graphs(config: RunConfig) -> Iterator[Problem]:
     if config.cuda_graphs:
         reason = "a multi-device step is not captured: the devices wait for each other inside it"
-        yield Problem("cuda_graphs", reason, "Switch it off, or set parallel to none")
-        yield Problem("parallel", reason, "Switch off cuda_graphs")
+        yield Problem("cuda_graphs", reason, "Switch it off, or set strategy to none")
+        yield Problem("strategy", reason, "Switch off cuda_graphs")

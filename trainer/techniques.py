@@ -62,13 +62,13 @@ SWITCHES: tuple[Switch, ...] = (
         "parameter, negligible for models with few parameters.",
     ),
     Switch(
-        "accumulation",
+        "gradient_accumulation_steps",
         "Gradient accumulation",
         "Accumulates gradients over several batches per optimizer step, so a large effective "
         "batch fits in little memory. Saves no compute: one large batch is faster if it fits.",
     ),
     Switch(
-        "clip_norm",
+        "max_grad_norm",
         "Max gradient norm",
         "Clips the total gradient 2-norm to this value; 0 disables clipping. Stabilizes "
         "training for one extra pass over the gradients.",
@@ -118,7 +118,7 @@ SWITCHES: tuple[Switch, ...] = (
         "memory for one extra batch; needs pin_memory to overlap.",
     ),
     Switch(
-        "data_on_device",
+        "dataset_on_device",
         "Dataset on device",
         "GPU: copies the whole dataset over once, so no batch is transferred. CPU: caches the "
         "images decoded in the first epoch. Must fit in memory next to training, does not work "
@@ -126,19 +126,19 @@ SWITCHES: tuple[Switch, ...] = (
         "ineffective.",
     ),
     Switch(
-        "warmup",
+        "kernel_warmup",
         "Kernel warm-up",
         "Runs a few uncounted steps first, so kernels are loaded and selected; weights are "
         "unchanged. The rest of the run is no faster.",
     ),
     Switch(
-        "memory_warmup",
+        "preallocate_memory",
         "Preallocate memory",
         "Reserves the memory of the largest step before training. Avoids driver calls in the "
         "first steps only, and keeps the memory reserved.",
     ),
     Switch(
-        "compile",
+        "compile_mode",
         "torch.compile",
         "Compiles the model for full batches into fewer, larger kernels; reduce-overhead adds CUDA "
         "Graphs, max-autotune tries many kernels. Compiling takes seconds to minutes, which a "
@@ -154,7 +154,7 @@ SWITCHES: tuple[Switch, ...] = (
 
 PARALLEL_SWITCHES: tuple[Switch, ...] = (
     Switch(
-        "parallel",
+        "strategy",
         "Strategy",
         "DDP: one process per device, each with a full copy of the model; gradients are "
         "averaged. FSDP2: shards weights, gradients and optimizer state. DataParallel: one "
@@ -162,14 +162,14 @@ PARALLEL_SWITCHES: tuple[Switch, ...] = (
         "for each other longer than they compute.",
     ),
     Switch(
-        "ranks",
+        "devices_per_node",
         "Devices per node",
         "Devices per node that train together, one process each (DataParallel: one process for "
         "all); on a CPU the processes share the cores. More devices mean more samples per "
         "step: epochs get shorter, but the loss may not fall as fast.",
     ),
     Switch(
-        "nodes",
+        "num_nodes",
         "Nodes",
         "Nodes that train together, each with the same number of devices. For more than one, "
         "you start the job with one command per node. The network between nodes is much slower "
@@ -196,20 +196,20 @@ PARALLEL_SWITCHES: tuple[Switch, ...] = (
         "little.",
     ),
     Switch(
-        "bucket_view",
+        "gradient_as_bucket_view",
         "gradient_as_bucket_view",
         "Keeps gradients in DDP's buckets instead of copying them in and out. Saves as much "
         "memory as the gradients take, and little time.",
     ),
     Switch(
-        "bucket_mb",
+        "bucket_cap_mb",
         "Bucket size (MiB)",
         "How many gradients are averaged together during the backward pass. Small buckets "
         "start earlier, large ones need fewer calls; a model smaller than one bucket is "
         "unaffected.",
     ),
     Switch(
-        "reshard",
+        "reshard_after_forward",
         "Reshard after forward",
         "Frees each block's gathered weights after its forward pass and gathers them again for "
         "backward. Off: a third less communication, but every device keeps the whole model.",
@@ -221,7 +221,7 @@ PARALLEL_SWITCHES: tuple[Switch, ...] = (
         "there. Saves GPU memory; most steps become several times slower.",
     ),
     Switch(
-        "collective_timing",
+        "time_collectives",
         "Time collectives",
         "Has NCCL time every collective. Small overhead; may reduce the overlap of "
         "communication and compute.",

@@ -29,16 +29,22 @@ TRAITS: dict[Workload, Traits] = {
     Workload.DIGITS_MLP: Traits(),
     Workload.DIGITS_CNN: Traits(convolutions=True),
     Workload.IMAGES: Traits(
-        fields=("data", "image_size", "flip", "skip_broken"), convolutions=True, decodes=True
+        fields=("dataset", "image_size", "horizontal_flip", "skip_unreadable"),
+        convolutions=True,
+        decodes=True,
     ),
-    Workload.GPT: Traits(fields=("layers", "width", "context", "dropout", "tied_head")),
+    Workload.GPT: Traits(
+        fields=("num_layers", "width", "context_length", "dropout", "tie_embeddings")
+    ),
     Workload.RESNET: Traits(
-        fields=("width", "image_size", "classes"), convolutions=True, seeded_data=True
+        fields=("width", "image_size", "num_classes"), convolutions=True, seeded_data=True
     ),
     Workload.MATMUL: Traits(fields=("width",), seeded_data=True),
-    Workload.FILL: Traits(fields=("width", "image_size"), convolutions=True, seeded_data=True),
+    Workload.MEMORY_STRESS: Traits(
+        fields=("width", "image_size"), convolutions=True, seeded_data=True
+    ),
     # What its model and data are is known only once its file has run: nothing is ruled out.
-    Workload.USER: Traits(fields=("own",), convolutions=True),
+    Workload.CUSTOM: Traits(fields=("custom_options",), convolutions=True),
 }
 
 SOME_HAVE = frozenset(field for traits in TRAITS.values() for field in traits.fields)

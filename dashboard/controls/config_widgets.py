@@ -18,7 +18,11 @@ from trainer.config_limits import LIMITS
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.techniques import BY_FIELD
 
-LEAST_USE: dict[str, Any] = {"num_workers": 1, "accumulation": 2, "clip_norm": 1.0}
+LEAST_USE: dict[str, Any] = {
+    "num_workers": 1,
+    "gradient_accumulation_steps": 2,
+    "max_grad_norm": 1.0,
+}
 """The smallest value that turns on a number whose default is off."""
 
 

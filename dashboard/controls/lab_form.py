@@ -31,7 +31,7 @@ from trainer.techniques import SWITCHES
 _TAKEN = "lab_preset_taken"
 _SIDEBARS = "lab_sidebars_workload"
 _KEPT: Any = {"persist_state": "session"}
-_KEPT_FIELDS = ("seed", "threads", *(s.field for s in SWITCHES if s.field != "channels_last"))
+_KEPT_FIELDS = ("seed", "num_threads", *(s.field for s in SWITCHES if s.field != "channels_last"))
 """Settings that another workload leaves as they are; channels_last has a default for each."""
 
 
@@ -99,7 +99,7 @@ def baseline(
     if workload is not settings.workload:
         kept = {name: getattr(settings, name) for name in _KEPT_FIELDS}
         config = replace(defaults(workload, device), **kept)
-    config = replace(config, device=device, resume="", max_steps=0)
+    config = replace(config, device=device, resume_from="", max_steps=0)
     if kind == "plain":
         return replace(config, **PLAIN)
     off = {p.field: PLAIN[p.field] for p in problems(config, devices) if p.field in PLAIN}

@@ -17,16 +17,22 @@ BASELINES = {"plain": "All off", "sidebar": "Sidebar settings"}
 GROUPS: dict[str, tuple[str, ...]] = {
     "Precision": ("precision",),
     "Data loading": (
-        *("pin_memory", "non_blocking", "copy_stream", "data_on_device"),
+        *("pin_memory", "non_blocking", "copy_stream", "dataset_on_device"),
         *("num_workers", "prefetch_factor", "persistent_workers"),
     ),
-    "Optimizer": ("accumulation", "clip_norm", "fused", "foreach", "set_to_none"),
-    "Compilation and kernels": (
-        *("compile", "cuda_graphs", "channels_last", "cudnn_benchmark", "deterministic"),
-        "warmup",
+    "Optimizer": (
+        "gradient_accumulation_steps",
+        "max_grad_norm",
+        "fused",
+        "foreach",
+        "set_to_none",
     ),
-    "Memory": ("activation_checkpointing", "memory_warmup"),
-    "Device and size": ("device", "batch_size", "threads"),
+    "Compilation and kernels": (
+        *("compile_mode", "cuda_graphs", "channels_last", "cudnn_benchmark", "deterministic"),
+        "kernel_warmup",
+    ),
+    "Memory": ("activation_checkpointing", "preallocate_memory"),
+    "Device and size": ("device", "batch_size", "num_threads"),
     "Workload options": (),
 }
 """The sidebar's groups, each with its fields; the last one takes every other field."""
@@ -35,7 +41,7 @@ HELP = {
     "leaves a large GPU idle.",
     "batch_size": "Samples per batch. A larger batch keeps the device busier and changes what "
     "each step learns.",
-    "threads": "Threads per CPU operation. More threads than cores slow it down.",
+    "num_threads": "Threads per CPU operation. More threads than cores slow it down.",
 }
 
 
@@ -53,10 +59,10 @@ def arm_words(arm: Arm, devices: Mapping[str, str]) -> str:
     if not arm.changes:
         return arm.label
     field, value = next(iter(arm.changes.items()))
-    if field == "own":
+    if field == "custom_options":
         return arm.name.replace("=false", " off")
     label = BY_FIELD[field].label if field in BY_FIELD else field.replace("_", " ")
-    if field == "compile":
+    if field == "compile_mode":
         return f"compile {value}"
     if field == "precision":
         return PRECISIONS.get(value, str(value))
@@ -75,7 +81,7 @@ def arm_help(arm: Arm, own_settings: Mapping[str, str]) -> str:
     `own_settings` has the help of what a workload of the user's own declares.
     """
     field = next(iter(arm.changes), "device")
-    if field == "own":
+    if field == "custom_options":
         return own_settings.get(arm.name.removesuffix("=false"), arm.label)
     text = BY_FIELD[field].help if field in BY_FIELD else HELP.get(field, arm.label)
     others = [f"{name} = {value}" for name, value in arm.changes.items() if name != field]

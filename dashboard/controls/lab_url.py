@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import streamlit as st
 
+from stepscope.run.setting_names import EARLIER_WORKLOADS, current_variant
+
 BOXES = {"on": "lab_workload", "baseline": "lab_baseline", "preset": "lab_preset"}
 """Parameters of the address, and the widgets whose value they are."""
 TICKS = "ticks"
@@ -28,10 +30,14 @@ def take_boxes(offered: Mapping[str, Collection[str]]) -> bool:
     st.session_state[_TAKEN] = True
     params = st.query_params
     for name, key in BOXES.items():
-        if params.get(name) in offered[name]:
-            st.session_state[key] = params[name]
-    st.session_state[_TICKED] = params.get(TICKS, "").split(_BETWEEN)
-    return params.get("on") in offered["on"]
+        value = params.get(name)
+        value = EARLIER_WORKLOADS.get(value, value) if name == "on" and value else value
+        if value in offered[name]:
+            st.session_state[key] = value
+    st.session_state[_TICKED] = [
+        current_variant(name) for name in params.get(TICKS, "").split(_BETWEEN)
+    ]
+    return st.session_state.get(BOXES["on"]) in offered["on"] and "on" in params
 
 
 def ticks_of_link() -> list[str]:

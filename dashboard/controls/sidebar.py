@@ -49,8 +49,8 @@ WORKLOADS = {
     Workload.GPT: "Character-level GPT (real text)",
     Workload.RESNET: "ResNet-18, 224 px (synthetic)",
     Workload.MATMUL: "Matrix multiplication",
-    Workload.FILL: "GPU memory stress test",
-    Workload.USER: "Custom workload",
+    Workload.MEMORY_STRESS: "GPU memory stress test",
+    Workload.CUSTOM: "Custom workload",
 }
 PRECISIONS = {
     Precision.FP32: "fp32",
@@ -75,7 +75,7 @@ _KEPT = (
     "seed",
     "runner",
     "nan_policy",
-    "threads",
+    "num_threads",
     "max_steps",
     *(s.field for s in (*SWITCHES, *PARALLEL_SWITCHES) if s.field != "channels_last"),
 )
@@ -198,7 +198,7 @@ def _values(base: RunConfig) -> dict[str, Any]:
     """
     state = st.session_state
     values = {name: state.get(f"config_{name}", getattr(base, name)) for name in FIELDS}
-    distributed = values["parallel"] in (Parallel.DDP, Parallel.FSDP)
+    distributed = values["strategy"] in (Parallel.DDP, Parallel.FSDP)
     if distributed != (values["runner"] == Runner.TORCHRUN):
         values["runner"] = Runner.TORCHRUN if distributed else base.runner
     return values

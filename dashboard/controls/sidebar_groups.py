@@ -43,36 +43,36 @@ PARALLEL = {
 CPU_RANKS = 2
 """Default number of ranks on a CPU: enough to see how they work together."""
 LABELS = {
-    "schedule": "LR scheduler",
+    "lr_scheduler": "LR scheduler",
     "lr_warmup_steps": "LR warm-up steps",
     "max_steps": "Max steps",
     "seed": "Seed",
-    "resume": "Resume from",
+    "resume_from": "Resume from",
     "nan_policy": "On NaN loss",
     "runner": "Run in",
-    "threads": "CPU threads",
+    "num_threads": "CPU threads",
 }
 """Labels of the fields that are no technique."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "Training": (
-        "schedule",
+        "lr_scheduler",
         "lr_warmup_steps",
-        "accumulation",
-        "clip_norm",
+        "gradient_accumulation_steps",
+        "max_grad_norm",
         "max_steps",
         "seed",
-        "resume",
+        "resume_from",
     ),
     "Performance": (
-        "compile",
+        "compile_mode",
         "cuda_graphs",
         "channels_last",
         "cudnn_benchmark",
         "fused",
         "activation_checkpointing",
     ),
-    "Data loading": ("num_workers", "pin_memory", "non_blocking", "data_on_device"),
-    "Distributed": ("parallel", "ranks", "nodes", "max_restarts"),
+    "Data loading": ("num_workers", "pin_memory", "non_blocking", "dataset_on_device"),
+    "Distributed": ("strategy", "devices_per_node", "num_nodes", "max_restarts"),
     "Advanced": (
         "deterministic",
         "nan_policy",
@@ -81,17 +81,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "prefetch_factor",
         "persistent_workers",
         "copy_stream",
-        "warmup",
-        "memory_warmup",
+        "kernel_warmup",
+        "preallocate_memory",
         "no_sync",
         "static_graph",
-        "bucket_view",
-        "bucket_mb",
-        "reshard",
+        "gradient_as_bucket_view",
+        "bucket_cap_mb",
+        "reshard_after_forward",
         "cpu_offload",
-        "collective_timing",
+        "time_collectives",
         "runner",
-        "threads",
+        "num_threads",
     ),
 }
 """The fields of each group."""
@@ -104,7 +104,7 @@ def groups(choice: Choice, checkpoints: Sequence[str]) -> None:
     with _group("Training", choice):
         _training(choice, checkpoints)
     with _group("Performance", choice):
-        switch_select("compile", COMPILE, choice)
+        switch_select("compile_mode", COMPILE, choice)
         for name in GROUPS["Performance"][1:]:
             switch(name, choice)
     with _group("Data loading", choice):
@@ -140,8 +140,8 @@ def _group(group: str, choice: Choice) -> st.delta_generator.DeltaGenerator:
 
 def _training(choice: Choice, checkpoints: Sequence[str]) -> None:
     select(
-        "schedule",
-        LABELS["schedule"],
+        "lr_scheduler",
+        LABELS["lr_scheduler"],
         SCHEDULES,
         "Cosine decays to 0 over the run; plateau halves the rate when validation stalls.",
     )
@@ -154,7 +154,7 @@ def _training(choice: Choice, checkpoints: Sequence[str]) -> None:
         refused=refused,
         off=not steps,
     )
-    for name in ("accumulation", "clip_norm"):
+    for name in ("gradient_accumulation_steps", "max_grad_norm"):
         switch_number(name, choice)
     number(
         "max_steps",
@@ -162,11 +162,11 @@ def _training(choice: Choice, checkpoints: Sequence[str]) -> None:
         "Stop after this many optimizer steps even if epochs remain; 0 trains all epochs.",
     )
     number("seed", LABELS["seed"], "On a CPU, the same seed reproduces the losses bit for bit.")
-    current = st.session_state.get("config_resume", "")
+    current = st.session_state.get("config_resume_from", "")
     st.selectbox(
-        LABELS["resume"],
+        LABELS["resume_from"],
         ["", *dict.fromkeys([*([current] if current else []), *checkpoints])],
-        key="config_resume",
+        key="config_resume_from",
         format_func=lambda name: name or "None (start from scratch)",
         help="A checkpoint of an earlier run with the same workload. Restores weights, optimizer, "
         "scheduler and RNG state and continues the epoch count; a changed learning rate applies "
@@ -176,13 +176,13 @@ def _training(choice: Choice, checkpoints: Sequence[str]) -> None:
 
 def _distributed(choice: Choice) -> None:
     config = choice.config
-    switch_select("parallel", PARALLEL, choice, functools.partial(_set_default_ranks, choice))
-    if config.parallel is Parallel.NONE:
+    switch_select("strategy", PARALLEL, choice, functools.partial(_set_default_ranks, choice))
+    if config.strategy is Parallel.NONE:
         return
-    switch_number("ranks", choice)
+    switch_number("devices_per_node", choice)
     caption("info", _placement(config))
     if config.distributed:
-        for name in ("nodes", "max_restarts"):
+        for name in ("num_nodes", "max_restarts"):
             switch_number(name, choice)
     for sentence in (step_sentence(config), *parallel_notes(config, os.cpu_count() or 1)):
         if sentence is not None:
@@ -203,10 +203,10 @@ def _advanced(choice: Choice) -> None:
     if config.num_workers > 0:
         switch_number("prefetch_factor", choice)
         switch("persistent_workers", choice)
-    for name in ("copy_stream", "warmup", "memory_warmup", *_strategy_switches(config)):
+    for name in ("copy_stream", "kernel_warmup", "preallocate_memory", *_strategy_switches(config)):
         switch(name, choice)
-    if config.parallel is Parallel.DDP:
-        switch_number("bucket_mb", choice)
+    if config.strategy is Parallel.DDP:
+        switch_number("bucket_cap_mb", choice)
     if config.distributed:
         st.caption("Launcher: torchrun, one process per rank.")
     else:
@@ -216,21 +216,26 @@ def _advanced(choice: Choice) -> None:
             RUNNERS,
             "A separate process starts more slowly, but the dashboard cannot slow it down.",
         )
-    number("threads", LABELS["threads"], "Threads per CPU operation; 0 uses half the cores.")
+    number(
+        "num_threads", LABELS["num_threads"], "Threads per CPU operation; 0 uses half the cores."
+    )
 
 
 def _strategy_switches(config: RunConfig) -> list[str]:
     """Return the switches that have an effect with the strategy and the device."""
     on_gpu = config.device != "cpu"
     found = []
-    if config.parallel is Parallel.DDP:
-        found = ["static_graph", "bucket_view"]
-    elif config.parallel is Parallel.FSDP:
-        found = ["reshard", *(["cpu_offload"] if on_gpu or config.cpu_offload else [])]
-    if config.distributed and config.accumulation > 1:
+    if config.strategy is Parallel.DDP:
+        found = ["static_graph", "gradient_as_bucket_view"]
+    elif config.strategy is Parallel.FSDP:
+        found = [
+            "reshard_after_forward",
+            *(["cpu_offload"] if on_gpu or config.cpu_offload else []),
+        ]
+    if config.distributed and config.gradient_accumulation_steps > 1:
         found.append("no_sync")
-    if config.distributed and (on_gpu or config.collective_timing):
-        found.append("collective_timing")
+    if config.distributed and (on_gpu or config.time_collectives):
+        found.append("time_collectives")
     return found
 
 
@@ -238,7 +243,7 @@ def _placement(config: RunConfig) -> str:
     """Return where the ranks run: on GPUs, the Device setting does not decide it."""
     if config.device == "cpu":
         return "Each rank is a CPU process, connected by gloo."
-    if config.parallel is Parallel.DP:
+    if config.strategy is Parallel.DP:
         return "Uses the device above and the next ones by index."
     return "Rank 0 runs on cuda:0, rank 1 on cuda:1, and so on, connected by NCCL."
 
@@ -246,7 +251,9 @@ def _placement(config: RunConfig) -> str:
 def _set_default_ranks(choice: Choice) -> None:
     """Set the number of ranks of a newly chosen strategy to the number of GPUs."""
     state = st.session_state
-    if state.config_parallel == Parallel.NONE:
+    if state.config_strategy == Parallel.NONE:
         return
     gpus = [one for one in choice.devices if one.cuda_index is not None and one.reason is None]
-    state.config_ranks = CPU_RANKS if choice.config.device == "cpu" else max(1, len(gpus))
+    state.config_devices_per_node = (
+        CPU_RANKS if choice.config.device == "cpu" else max(1, len(gpus))
+    )

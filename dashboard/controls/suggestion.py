@@ -11,7 +11,7 @@ import streamlit as st
 from trainer.config import FIELDS, ConfigError, RunConfig
 from trainer.config_validation import TrainDevice, choice_problem
 
-NOT_PROPOSED = ("workload", "device", "resume", "runner")
+NOT_PROPOSED = ("workload", "device", "resume_from", "runner")
 
 
 def is_possible(

@@ -21,34 +21,34 @@ CAPTIONS = {
     Workload.GPT: "Real text: Python's own help pages. The sizes below set the memory use.",
     Workload.RESNET: "Synthetic images: for measuring speed and memory.",
     Workload.MATMUL: "Multiplies two square matrices; no data loading.",
-    Workload.FILL: "Synthetic images. Width and image size set the memory use.",
+    Workload.MEMORY_STRESS: "Synthetic images. Width and image size set the memory use.",
 }
 FIELDS: dict[str, tuple[str, str]] = {
-    "layers": ("Layers", "Transformer blocks; memory and time grow with them."),
+    "num_layers": ("Layers", "Transformer blocks; memory and time grow with them."),
     "width": (
         "Width",
         "Embedding size; memory grows with it.",
     ),
-    "context": ("Context", "Characters the model sees at once; memory grows with it."),
-    "data": (
+    "context_length": ("Context", "Characters the model sees at once; memory grows with it."),
+    "dataset": (
         "Data",
         "Datasets in the data folder: CSV files with path,label, or one folder per class. Set "
         "STEPSCOPE_DATA before starting the server to choose another folder.",
     ),
     "image_size": ("Image size", "Pixels per side; memory grows with its square."),
-    "classes": ("Classes", "Number of synthetic classes."),
+    "num_classes": ("Classes", "Number of synthetic classes."),
     "dropout": ("Dropout", "Share of activations zeroed during training; 0 is off."),
-    "tied_head": (
+    "tie_embeddings": (
         "Tie embeddings",
         "The output layer shares the embedding weights. Fewer parameters; may learn better or "
         "worse.",
     ),
-    "flip": (
+    "horizontal_flip": (
         "Random flip",
         "Mirrors half of the training images. Turn it off where left and right matter, as in "
         "digits or text.",
     ),
-    "skip_broken": (
+    "skip_unreadable": (
         "Skip unreadable images",
         "Counts unreadable rows and images and skips them; otherwise the first one ends the run.",
     ),
@@ -62,7 +62,7 @@ def offered(chosen: Workload) -> list[Workload]:
         given = user_workload() is not None
     except UserWorkloadError:
         given = True  # its file is gone, which `absent` tells once it is chosen
-    return [one for one in Workload if one is not Workload.USER or given or one is chosen]
+    return [one for one in Workload if one is not Workload.CUSTOM or given or one is chosen]
 
 
 def absent(config: RunConfig) -> tuple[Problem, ...]:
@@ -76,9 +76,9 @@ def workload_fields(config: RunConfig) -> None:
     if config.workload in CAPTIONS:
         st.caption(CAPTIONS[config.workload])
     names = TRAITS[config.workload].fields
-    if "own" in names:
+    if "custom_options" in names:
         _own(config)
-    if "data" in names:
+    if "dataset" in names:
         _data(config)
     numbers = [name for name in names if name in LIMITS]
     for first in range(0, len(numbers), 2):
@@ -94,12 +94,12 @@ def workload_fields(config: RunConfig) -> None:
 def _data(config: RunConfig) -> None:
     """Draw the choice of a data set, or say how to get one."""
     found = data_sets(data_root())
-    options = found if config.data in found else [config.data, *found]
-    label, text = FIELDS["data"]
+    options = found if config.dataset in found else [config.dataset, *found]
+    label, text = FIELDS["dataset"]
     st.selectbox(
         label,
         options,
-        key="config_data",
+        key="config_dataset",
         format_func=lambda name: name or "No dataset selected",
         help=text,
     )
@@ -127,5 +127,5 @@ def _own(config: RunConfig) -> None:
 def _switch_own(name: str) -> None:
     """Put a switch's new position into `own`, which keeps the names that are on."""
     state = st.session_state
-    on = [each for each in str(state.config_own).split(",") if each and each != name]
-    state.config_own = ",".join([*on, name] if state[f"own_{name}"] else on)
+    on = [each for each in str(state.config_custom_options).split(",") if each and each != name]
+    state.config_custom_options = ",".join([*on, name] if state[f"own_{name}"] else on)

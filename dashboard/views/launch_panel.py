@@ -30,7 +30,7 @@ def launch_panel(server: Services, config: RunConfig) -> None:
     """Draw the commands for settings of several ranks; nothing for others."""
     if not config.distributed:
         return
-    several = config.nodes > 1
+    several = config.num_nodes > 1
     title = "Launch on several nodes" if several else "Launch from a terminal"
     with st.expander(title, icon=":material/terminal:", expanded=several, key="launch"):
         columns = st.columns([3, 1])
@@ -54,7 +54,7 @@ def launch_panel(server: Services, config: RunConfig) -> None:
 
 
 def _commands(config: RunConfig, launch: Launch) -> None:
-    machines = f"each of the {config.nodes} machines" if config.nodes > 1 else "the machine"
+    machines = f"each of the {config.num_nodes} machines" if config.num_nodes > 1 else "the machine"
     st.markdown(f"Run this on {machines} within a few minutes:")
     st.code(machine_command(launch), language="bash", wrap_lines=True)
     st.markdown("Or save this as `job.sbatch` and submit it with `sbatch job.sbatch`:")

@@ -192,14 +192,14 @@ def _checkpoints(server: Services, run: RunInfo, names: list[str]) -> None:
 def _resume(run: RunInfo, names: list[str]) -> None:
     last = "last.pt" if "last.pt" in names else names[-1]
     try:
-        config = RunConfig.from_dict({**run.run_json["config"], "resume": f"{run.id}/{last}"})
+        config = RunConfig.from_dict({**run.run_json["config"], "resume_from": f"{run.id}/{last}"})
     except (ConfigError, KeyError, TypeError) as error:
         st.session_state[ERROR] = f"This run's settings cannot be used: {error}"
         return
     controls.load(config)
     st.session_state[APPLIED] = (
-        f"The sidebar has the settings of this run and continues from {config.resume} (Resume from "
-        "in the Training group)."
+        f"The sidebar has the settings of this run and continues from {config.resume_from} (Resume "
+        "from in the Training group)."
     )
 
 

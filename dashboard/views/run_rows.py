@@ -41,7 +41,7 @@ def ranks_label(run: RunInfo) -> str | None:
     if ranks < 2:
         return None
     config = run.run_json.get("config")
-    parallel = config.get("parallel") if isinstance(config, dict) else None
+    parallel = config.get("strategy") if isinstance(config, dict) else None
     return f"{ranks} · {parallel.upper()}" if parallel in ("ddp", "fsdp") else str(ranks)
 
 

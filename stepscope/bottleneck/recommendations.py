@@ -47,7 +47,7 @@ class Setup:
     @property
     def threads(self) -> int:
         """CPU threads of one operation; a setting of 0 is half of the cores."""
-        return self.number("threads") or max(1, self.cores // 2)
+        return self.number("num_threads") or max(1, self.cores // 2)
 
     def is_on(self, name: str) -> bool:
         """Say whether a switch of ours is on."""
@@ -111,8 +111,8 @@ def _input(setup: Setup) -> Iterator[Candidate]:
     if setup.in_memory:
         if workers:
             yield "num_workers", 0
-        elif setup.on_gpu and not setup.is_on("data_on_device"):
-            yield "data_on_device", True
+        elif setup.on_gpu and not setup.is_on("dataset_on_device"):
+            yield "dataset_on_device", True
         return
     most = max(FEWEST_CORES, setup.cores)
     if workers:
@@ -123,14 +123,14 @@ def _input(setup: Setup) -> Iterator[Candidate]:
             yield "num_workers", more
         if setup.number("prefetch_factor") in range(1, 4):
             yield "prefetch_factor", 4
-    elif not setup.is_on("data_on_device"):
+    elif not setup.is_on("dataset_on_device"):
         yield "num_workers", min(MOST_WORKERS, most)
         if setup.on_gpu:
-            yield "data_on_device", True
+            yield "dataset_on_device", True
 
 
 def _transfer(setup: Setup) -> Iterator[Candidate]:
-    for name in ("pin_memory", "non_blocking", "copy_stream", "data_on_device"):
+    for name in ("pin_memory", "non_blocking", "copy_stream", "dataset_on_device"):
         if not setup.is_on(name):
             yield name, True
 
@@ -138,9 +138,9 @@ def _transfer(setup: Setup) -> Iterator[Candidate]:
 def _launch(setup: Setup) -> Iterator[Candidate]:
     if not setup.is_on("fused"):
         yield "fused", True
-    if not setup.is_on("cuda_graphs") and setup.text("compile", "none") == "none":
+    if not setup.is_on("cuda_graphs") and setup.text("compile_mode", "none") == "none":
         yield "cuda_graphs", True
-        yield "compile", "reduce-overhead"
+        yield "compile_mode", "reduce-overhead"
     if setup.number("batch_size"):
         yield "batch_size", 2 * setup.number("batch_size")
 
@@ -151,9 +151,9 @@ def _compute(setup: Setup) -> Iterator[Candidate]:
     if setup.on_gpu:
         yield from _precisions(setup)
     elif setup.step_time >= LONG_STEP_S and setup.threads < setup.cores:
-        yield "threads", setup.cores
-    if setup.text("compile", "none") == "none" and not setup.is_on("cuda_graphs"):
-        yield "compile", "default"
+        yield "num_threads", setup.cores
+    if setup.text("compile_mode", "none") == "none" and not setup.is_on("cuda_graphs"):
+        yield "compile_mode", "default"
     if setup.is_on("activation_checkpointing"):
         yield "activation_checkpointing", False
 

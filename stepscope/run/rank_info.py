@@ -16,7 +16,8 @@ from typing import Annotated, Any
 from stepscope.common.files import read_json
 from stepscope.run.clocks import wall_offset_of
 from stepscope.run.folder import own_start, pid_namespace, process_of, rank_json
-from stepscope.run.status import FRESH_S, STALE_S, RunStatus
+from stepscope.run.setting_names import current_settings
+from stepscope.run.status import FRESH_S, STALE_S, RunKind, RunStatus
 
 NAMED = 8
 """Maximum number of ranks that a sentence lists."""
@@ -171,7 +172,11 @@ def read_run_json(folder: Path, number: int) -> dict[str, Any]:
     content = read_json(folder / rank_json(number), BYTES_LIMIT, follow_links=True)
     if not isinstance(content, dict):
         raise TypeError(f"must be an object, got a {type(content).__name__}")
-    return {name: value for name, value in content.items() if _is_valid(name, value)}
+    found = {name: value for name, value in content.items() if _is_valid(name, value)}
+    config = found.get("config")
+    if isinstance(config, dict) and found.get("kind", RunKind.TRAINER) == RunKind.TRAINER:
+        found["config"] = current_settings(config)
+    return found
 
 
 def _is_valid(name: str, value: Any) -> bool:

@@ -40,18 +40,18 @@ def test_what_the_data_folder_has_is_on_offer(page: OpenPage, root: Path) -> Non
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).touch()
     app = page(workload="images")
-    box = app.sidebar.selectbox(key="config_data")
+    box = app.sidebar.selectbox(key="config_dataset")
     assert (box.value, box.options) == ("digits", ["digits", "mine.csv"])
     assert MAKE_DIGITS not in said(app)
     assert not app.warning
     box.select("mine.csv").run()
     assert not app.exception
-    assert app.query_params["data"] in ("mine.csv", ["mine.csv"])
+    assert app.query_params["dataset"] in ("mine.csv", ["mine.csv"])
 
 
 def test_a_link_to_data_that_are_not_here_names_what_is(page: OpenPage, root: Path) -> None:
     (root / "mine.csv").touch()
-    app = page(workload="images", data="caltech")
+    app = page(workload="images", dataset="caltech")
     assert "Choose mine.csv" in said(app)
-    app = page(workload="images", data="../../etc/passwd")
-    assert app.sidebar.selectbox(key="config_data").value == "digits"
+    app = page(workload="images", dataset="../../etc/passwd")
+    assert app.sidebar.selectbox(key="config_dataset").value == "digits"

@@ -520,12 +520,12 @@ def test_another_live_run_of_this_machine_is_named(
 def test_another_workload_brings_its_sizes_and_what_it_lacks_is_said(
     lab: OpenPage, started: list[Plan]
 ) -> None:
-    app = lab(workload="digits_mlp", batch_size="64", threads="1")
+    app = lab(workload="digits_mlp", batch_size="64", num_threads="1")
     label(app, "checkbox", "bf16 AMP").check()
     label(app, "selectbox", "Workload").select("images").run()
     assert label(app, "button", "Start sweep").disabled
-    assert "The baseline cannot run. data\\:" in text_of(app)
+    assert "The baseline cannot run. dataset\\:" in text_of(app)
     label(app, "selectbox", "Workload").select("digits_mlp").run()
     label(app, "button", "Start sweep").click().run()
     config = started[0].config
-    assert (config.batch_size, config.threads, config.fused) == (64, 1, False)
+    assert (config.batch_size, config.num_threads, config.fused) == (64, 1, False)

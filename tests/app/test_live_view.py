@@ -48,7 +48,7 @@ def test_the_empty_page_says_what_to_do_and_why_there_is_no_gpu(
 
 
 def test_every_control_has_help(page: OpenPage) -> None:
-    app = page(workload="fill")
+    app = page(workload="memory_stress")
     widgets = [*app.button, *app.selectbox, *app.number_input, *app.toggle, *app.text_input]
     assert [widget.label for widget in widgets if not widget.help] == []
 
@@ -181,7 +181,7 @@ def test_resume_fills_the_sidebar(page: OpenPage, server: services.Services) -> 
     app = page(run="one", tab="details")
     label(app, "button", "Resume in a new run").click().run()
     assert not app.exception
-    assert app.query_params["resume"] == "one/last.pt"
+    assert app.query_params["resume_from"] == "one/last.pt"
 
 
 def test_a_folder_taken_away_during_the_run_leaves_the_page(

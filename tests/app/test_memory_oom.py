@@ -17,7 +17,7 @@ from tests.support.app_page import GPU, Machine, OpenPage, header, record, text_
 from tests.support.oom_records import FULL, MIB, PIECES
 from trainer.config import RunConfig, Workload, defaults
 
-CONFIG = replace(defaults(Workload.FILL), batch_size=16, accumulation=2)
+CONFIG = replace(defaults(Workload.MEMORY_STRESS), batch_size=16, gradient_accumulation_steps=2)
 
 
 def short_of_memory(
@@ -107,7 +107,7 @@ def test_retry_starts_half_the_batch_with_twice_the_accumulation(
     assert button.label == "Retry with batch size 8 × 4 accumulation steps"
     button.click().run()
     assert not app.exception
-    assert started == [replace(CONFIG, batch_size=8, accumulation=4)]
+    assert started == [replace(CONFIG, batch_size=8, gradient_accumulation_steps=4)]
 
 
 def test_retry_stands_in_the_header_of_live_as_well(
@@ -124,7 +124,7 @@ def test_retry_stands_in_the_header_of_live_as_well(
     app = page(run="short")
     assert header(app)["retry"]["refused"] is None
     trigger(app, "retry")
-    assert started == [replace(CONFIG, batch_size=8, accumulation=4)]
+    assert started == [replace(CONFIG, batch_size=8, gradient_accumulation_steps=4)]
     assert header(app)["picked"] == "again"
 
 

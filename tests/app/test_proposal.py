@@ -41,7 +41,9 @@ def test_a_setting_of_another_run_leaves_all_others_as_they_are(
 
 
 def test_a_setting_is_in_the_group_that_its_place_names(page: OpenPage) -> None:
-    app = page(workload="digits_cnn", num_workers="1", parallel="ddp", accumulation="2")
+    app = page(
+        workload="digits_cnn", num_workers="1", strategy="ddp", gradient_accumulation_steps="2"
+    )
     groups = {group.label.split(" · ")[0]: group for group in app.sidebar.expander}
     found = {
         widget.key.removeprefix("config_"): name
@@ -49,7 +51,7 @@ def test_a_setting_is_in_the_group_that_its_place_names(page: OpenPage) -> None:
         for kind in ("toggle", "number_input", "selectbox")
         for widget in group.get(kind)
     }
-    of_others = {"reshard", "cpu_offload", "collective_timing", "runner"}
+    of_others = {"reshard_after_forward", "cpu_offload", "time_collectives", "runner"}
     assert found == {name: group for name, group in PLACES.items() if name not in of_others}
 
 

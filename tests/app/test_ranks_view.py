@@ -83,10 +83,10 @@ def test_a_rank_whose_file_is_broken_is_no_error(page: OpenPage, job: Path) -> N
 @pytest.mark.parametrize(
     ("config", "size", "label"),
     [
-        ({"parallel": "ddp"}, 4, "4 · DDP"),
-        ({"parallel": "fsdp"}, 2, "2 · FSDP"),
-        ({"parallel": "dp"}, 1, None),
-        ({"parallel": ["x"]}, 8, "8"),
+        ({"strategy": "ddp"}, 4, "4 · DDP"),
+        ({"strategy": "fsdp"}, 2, "2 · FSDP"),
+        ({"strategy": "dp"}, 1, None),
+        ({"strategy": ["x"]}, 8, "8"),
         (None, 8, "8"),
         ({}, "8", None),
     ],

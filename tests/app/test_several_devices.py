@@ -38,15 +38,15 @@ def drawn(app: AppTest) -> set[str]:
 
 def test_one_device_has_no_further_controls(page: OpenPage) -> None:
     app = page()
-    assert drawn(app) == {"parallel"}
-    assert widget(app, "parallel").options == ["None (single device)", "DDP", "FSDP2"]
-    assert "DataParallel" in widget(app, "parallel").help.split("\n", 1)[1]
+    assert drawn(app) == {"strategy"}
+    assert widget(app, "strategy").options == ["None (single device)", "DDP", "FSDP2"]
+    assert "DataParallel" in widget(app, "strategy").help.split("\n", 1)[1]
 
 
 def test_each_control_has_its_help(page: OpenPage) -> None:
     about = {one.field: one for one in PARALLEL_SWITCHES}
-    app = page(parallel="ddp", runner="torchrun", ranks="2")
-    for name in ("parallel", "ranks", "nodes", "static_graph", "bucket_mb"):
+    app = page(strategy="ddp", runner="torchrun", devices_per_node="2")
+    for name in ("strategy", "devices_per_node", "num_nodes", "static_graph", "bucket_cap_mb"):
         found = widget(app, name)
         assert found.label == about[name].label
         assert found.help.startswith(about[name].help)
@@ -54,34 +54,36 @@ def test_each_control_has_its_help(page: OpenPage) -> None:
 
 def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
     app = page()
-    widget(app, "parallel").set_value("ddp").run()
+    widget(app, "strategy").set_value("ddp").run()
     assert drawn(app) == {
-        *("parallel", "ranks", "nodes", "max_restarts"),
-        *("static_graph", "bucket_view", "bucket_mb"),
+        *("strategy", "devices_per_node", "num_nodes", "max_restarts"),
+        *("static_graph", "gradient_as_bucket_view", "bucket_cap_mb"),
     }
-    assert widget(app, "ranks").value == 2
-    assert app.query_params["parallel"] == "ddp"
+    assert widget(app, "devices_per_node").value == 2
+    assert app.query_params["strategy"] == "ddp"
     assert app.query_params["runner"] == "torchrun"
     assert start_refused(app) is None
     assert "step uses 256 samples: 128 × 2 ranks." in text_of(app)
     assert not [box for box in app.selectbox if box.key == "config_runner"]
-    widget(app, "accumulation").set_value(4).run()
+    widget(app, "gradient_accumulation_steps").set_value(4).run()
     assert "no_sync" in drawn(app)
     assert "Each step uses 1,024 samples: 128 × 2 ranks × 4 batches." in text_of(app)
 
 
 def test_no_parallelism_takes_torchrun_back(page: OpenPage) -> None:
-    app = page(parallel="fsdp", runner="torchrun", ranks="2", accumulation="2")
-    assert {"reshard", "no_sync"} <= drawn(app)
-    assert "bucket_mb" not in drawn(app)
-    widget(app, "parallel").set_value("none").run()
-    assert drawn(app) == {"parallel"}
+    app = page(
+        strategy="fsdp", runner="torchrun", devices_per_node="2", gradient_accumulation_steps="2"
+    )
+    assert {"reshard_after_forward", "no_sync"} <= drawn(app)
+    assert "bucket_cap_mb" not in drawn(app)
+    widget(app, "strategy").set_value("none").run()
+    assert drawn(app) == {"strategy"}
     assert "runner" not in app.query_params
     assert start_refused(app) is None
 
 
 def test_a_link_to_ddp_without_a_runner_can_start(page: OpenPage) -> None:
-    app = page(parallel="ddp", ranks="2")
+    app = page(strategy="ddp", devices_per_node="2")
     assert app.query_params["runner"] == "torchrun"
     assert start_refused(app) is None
 
@@ -89,13 +91,13 @@ def test_a_link_to_ddp_without_a_runner_can_start(page: OpenPage) -> None:
 def test_ranks_on_gpus(page: OpenPage, machine: Machine) -> None:
     machine(GPU, OTHER_GPU)
     app = page()
-    widget(app, "parallel").set_value("dp").run()
-    assert drawn(app) == {"parallel", "ranks"}
-    assert widget(app, "ranks").value == 2
-    widget(app, "parallel").set_value("fsdp").run()
-    assert {"cpu_offload", "collective_timing"} <= drawn(app)
-    widget(app, "ranks").set_value(3).run()
-    assert "PyTorch can use 2 here. Lower ranks to 2." in text_of(app)
+    widget(app, "strategy").set_value("dp").run()
+    assert drawn(app) == {"strategy", "devices_per_node"}
+    assert widget(app, "devices_per_node").value == 2
+    widget(app, "strategy").set_value("fsdp").run()
+    assert {"cpu_offload", "time_collectives"} <= drawn(app)
+    widget(app, "devices_per_node").set_value(3).run()
+    assert "PyTorch can use 2 here. Lower devices_per_node to 2." in text_of(app)
     assert "PyTorch can use 2" in str(start_refused(app))
 
 
@@ -103,27 +105,27 @@ def test_many_ranks_on_few_cores_are_said_to_be_slow(
     page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    app = page(parallel="ddp", ranks="4")
+    app = page(strategy="ddp", devices_per_node="4")
     assert "4 ranks share 2 cores: good to" in text_of(app)
     assert start_refused(app) is None
 
 
 def test_another_workload_keeps_the_ranks(page: OpenPage) -> None:
-    app = page(parallel="ddp", ranks="3", static_graph="1")
+    app = page(strategy="ddp", devices_per_node="3", static_graph="1")
     (box,) = [one for one in app.selectbox if one.label == "Workload"]
     box.select("digits_mlp").run()
-    assert widget(app, "ranks").value == 3
+    assert widget(app, "devices_per_node").value == 3
     assert widget(app, "static_graph").value is True
 
 
 def test_several_machines_get_their_command_instead_of_start(page: OpenPage) -> None:
-    app = page(parallel="ddp", ranks="4", nodes="2", workload="linear")
+    app = page(strategy="ddp", devices_per_node="4", num_nodes="2", workload="linear")
     assert "Run the command shown" in str(start_refused(app))
     command, script = [code.value for code in app.code if "--nnodes" in code.value]
     assert "--nnodes 2" in command
     assert "--nproc-per-node 4" in command
     assert "#SBATCH --nodes=2" in script
-    again = [code.value for code in page(parallel="ddp", ranks="4", nodes="2").code]
+    again = [code.value for code in page(strategy="ddp", devices_per_node="4", num_nodes="2").code]
     assert command not in again  # another session starts another run
     (host,) = [one for one in app.text_input if one.label == "First machine"]
     host.set_value("gpu-7").run()
@@ -138,7 +140,7 @@ def test_several_machines_get_their_command_instead_of_start(page: OpenPage) -> 
 def test_start_is_disabled_on_several_machines(
     page: OpenPage,
 ) -> None:
-    app = page(parallel="ddp", ranks="2", nodes="2")
+    app = page(strategy="ddp", devices_per_node="2", num_nodes="2")
     assert "Run the command shown" in str(start_refused(app))
 
 

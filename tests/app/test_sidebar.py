@@ -41,12 +41,14 @@ def test_each_switch_is_drawn_with_its_two_sentences(page: OpenPage) -> None:
 def test_an_impossible_switch_is_disabled_with_the_reason(
     page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse(monkeypatch, ("cuda_graphs", True), ("num_workers", 1), ("accumulation", 2))
+    refuse(
+        monkeypatch, ("cuda_graphs", True), ("num_workers", 1), ("gradient_accumulation_steps", 2)
+    )
     app = page()
     of_workers = ("prefetch_factor", "persistent_workers")
     drawn = {s.field: widget(app, s.field) for s in SWITCHES if s.field not in of_workers}
     disabled = {field: found.help for field, found in drawn.items() if found.disabled}
-    assert disabled.keys() == {"cuda_graphs", "num_workers", "accumulation"}
+    assert disabled.keys() == {"cuda_graphs", "num_workers", "gradient_accumulation_steps"}
     assert all(text.endswith("Disabled: this machine cannot.") for text in disabled.values())
     assert "this machine cannot" not in text_of(app), "a reason that blocks nothing is a tooltip"
 
@@ -77,7 +79,7 @@ def test_a_number_out_of_range_is_shown_and_cannot_start(
 
 
 def test_a_group_names_what_differs_from_the_defaults(page: OpenPage) -> None:
-    app = page(workload="digits_mlp", cudnn_benchmark="1", compile="default")
+    app = page(workload="digits_mlp", cudnn_benchmark="1", compile_mode="default")
     labels = [group.label for group in app.sidebar.expander]
     assert labels[0] == "Training"
     assert labels[1] == "Performance · torch.compile default, cudnn.benchmark on"
@@ -88,7 +90,7 @@ def test_a_group_names_what_differs_from_the_defaults(page: OpenPage) -> None:
 def test_a_warm_up_of_the_learning_rate_is_disabled_with_plateau(page: OpenPage) -> None:
     app = page(workload="digits_mlp", lr_warmup_steps="5")
     assert widget(app, "lr_warmup_steps").value == 5
-    widget(app, "schedule").set_value("plateau").run()
+    widget(app, "lr_scheduler").set_value("plateau").run()
     assert not widget(app, "lr_warmup_steps").disabled  # so that it can be set to 0
     widget(app, "lr_warmup_steps").set_value(0).run()
     assert widget(app, "lr_warmup_steps").disabled
@@ -97,17 +99,19 @@ def test_a_warm_up_of_the_learning_rate_is_disabled_with_plateau(page: OpenPage)
 def test_what_is_on_and_impossible_can_be_switched_off(
     page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse(monkeypatch, ("warmup", True), ("num_workers", 3), ("compile", "max-autotune"))
-    app = page(warmup="1", num_workers="3", compile="max-autotune")
+    refuse(
+        monkeypatch, ("kernel_warmup", True), ("num_workers", 3), ("compile_mode", "max-autotune")
+    )
+    app = page(kernel_warmup="1", num_workers="3", compile_mode="max-autotune")
     assert text_of(app).count("this machine cannot") == 3
-    assert widget(app, "compile").value == "max-autotune"
-    assert "max-autotune" in widget(app, "compile").options
-    for field, value in [("warmup", False), ("num_workers", 0), ("compile", "none")]:
+    assert widget(app, "compile_mode").value == "max-autotune"
+    assert "max-autotune" in widget(app, "compile_mode").options
+    for field, value in [("kernel_warmup", False), ("num_workers", 0), ("compile_mode", "none")]:
         assert not widget(app, field).disabled
         widget(app, field).set_value(value)
     app.run()
-    assert widget(app, "compile").options == ["Off", "default", "reduce-overhead"]
-    assert widget(app, "warmup").disabled
+    assert widget(app, "compile_mode").options == ["Off", "default", "reduce-overhead"]
+    assert widget(app, "kernel_warmup").disabled
 
 
 def test_kinds_that_are_missing_are_one_line_with_reasons_as_help(
@@ -132,18 +136,23 @@ def test_another_device_takes_back_what_it_cannot_do(
 
     machine(GPU)
     monkeypatch.setattr(sidebar, "problems", on_cpu)
-    app = page(copy_stream="1", warmup="1")
+    app = page(copy_stream="1", kernel_warmup="1")
     label(app, "selectbox", "Device").select("cpu").run()
     assert widget(app, "copy_stream").value is False
-    assert widget(app, "warmup").value is True
+    assert widget(app, "kernel_warmup").value is True
     assert widget(app, "pin_memory").value is False
 
 
 def test_another_workload_keeps_the_switches_that_it_can_use(page: OpenPage) -> None:
-    app = page(accumulation="4", max_steps="9", deterministic="1", activation_checkpointing="1")
+    app = page(
+        gradient_accumulation_steps="4",
+        max_steps="9",
+        deterministic="1",
+        activation_checkpointing="1",
+    )
     assert widget(app, "channels_last").value is True
     label(app, "selectbox", "Workload").select("digits_mlp").run()
-    assert widget(app, "accumulation").value == 4
+    assert widget(app, "gradient_accumulation_steps").value == 4
     assert widget(app, "max_steps").value == 9
     assert widget(app, "deterministic").value is True
     assert widget(app, "channels_last").value is False
@@ -155,26 +164,32 @@ def test_values_survive_another_page_and_are_in_the_link(
 ) -> None:
     refuse(monkeypatch)
     app = page()
-    widget(app, "accumulation").set_value(4)
+    widget(app, "gradient_accumulation_steps").set_value(4)
     widget(app, "set_to_none").set_value(False)
-    widget(app, "compile").set_value("reduce-overhead")
+    widget(app, "compile_mode").set_value("reduce-overhead")
     app.run()
-    wanted = {"accumulation": "4", "set_to_none": "0", "compile": "reduce-overhead"}
+    wanted = {
+        "gradient_accumulation_steps": "4",
+        "set_to_none": "0",
+        "compile_mode": "reduce-overhead",
+    }
     for field, value in wanted.items():
         assert app.query_params[field] == value
     app.switch_page("views/runs.py").run()
     app.switch_page("views/run.py").run()
     assert not app.exception
-    assert widget(app, "accumulation").value == 4
+    assert widget(app, "gradient_accumulation_steps").value == 4
     assert widget(app, "set_to_none").value is False
-    assert widget(app, "compile").value == "reduce-overhead"
+    assert widget(app, "compile_mode").value == "reduce-overhead"
 
 
 def test_start_takes_the_switches(page: OpenPage, server: services.Services) -> None:
-    app = page(workload="linear", epochs="1", max_steps="3", accumulation="2", foreach="0")
+    app = page(
+        workload="linear", epochs="1", max_steps="3", gradient_accumulation_steps="2", foreach="0"
+    )
     widget(app, "set_to_none").set_value(False)
     start_run(app)
     (run,) = server.list_runs()
     config = run.run_json["config"]
-    assert (config["max_steps"], config["accumulation"]) == (3, 2)
+    assert (config["max_steps"], config["gradient_accumulation_steps"]) == (3, 2)
     assert config["set_to_none"] is False

@@ -28,7 +28,7 @@ def test_a_workload_shows_its_own_fields_only(page: OpenPage, workload: Workload
 
 
 def test_a_link_sets_them_and_another_workload_has_its_own_defaults(page: OpenPage) -> None:
-    app = page(workload="gpt", layers="3", width="96", tied_head="0", dropout="0.25")
+    app = page(workload="gpt", num_layers="3", width="96", tie_embeddings="0", dropout="0.25")
     shown = drawn(app)
     assert (shown["Layers"], shown["Width"], shown["Context"]) == (3, 96, 64)
     assert (shown["Tie embeddings"], shown["Dropout"]) == (False, 0.25)
@@ -40,7 +40,9 @@ def test_a_link_sets_them_and_another_workload_has_its_own_defaults(page: OpenPa
 
 def test_every_field_has_a_label_and_help() -> None:
     # The switches of the user's own file have the words that it gives them.
-    for name in {name for workload in WITH_FIELDS for name in TRAITS[workload].fields} - {"own"}:
+    for name in {name for workload in WITH_FIELDS for name in TRAITS[workload].fields} - {
+        "custom_options"
+    }:
         label, text = FIELDS[name]
         assert label
         assert text.endswith(".")

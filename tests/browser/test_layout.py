@@ -28,7 +28,7 @@ def run(server: Server) -> str:
     return record(server, GPUS[:2], epochs=40)
 
 
-@pytest.mark.parametrize(("width", "workload"), [(1400, "fill"), (1280, "linear")])
+@pytest.mark.parametrize(("width", "workload"), [(1400, "memory_stress"), (1280, "linear")])
 def test_numbers_and_choices_are_whole(
     open_page: OpenPage, server: Server, run: str, width: int, workload: str
 ) -> None:

@@ -58,6 +58,6 @@ def test_why_memory_ran_out_and_one_click_to_try_again(
     expect(page.get_by_test_id("status")).to_contain_text("Finished", timeout=2 * SLOW_MS)
     (started,) = [one for one in run_folders(server.runs) if one.name != "short"]
     settings = read_run(started).run_json["config"]
-    assert (settings["batch_size"], settings["accumulation"]) == (16, 2)
-    assert {**settings, "batch_size": 32, "accumulation": 1} == CONFIG.to_dict()
+    assert (settings["batch_size"], settings["gradient_accumulation_steps"]) == (16, 2)
+    assert {**settings, "batch_size": 32, "gradient_accumulation_steps": 1} == CONFIG.to_dict()
     expect(page.get_by_role("button", name="Retry")).to_have_count(0)

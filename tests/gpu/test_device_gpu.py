@@ -106,7 +106,7 @@ def test_every_optimizer_trains_in_fp16(
         optimizer=optimizer,
         fused=fused,
         precision=Precision.FP16,
-        clip_norm=1.0,
+        max_grad_norm=1.0,
         learning_rate=rate,
     )
     (tmp_path / "first").mkdir()
@@ -116,7 +116,7 @@ def test_every_optimizer_trains_in_fp16(
     assert loss[-5:].mean() < 0.9 * loss[:5].mean()
     # The other kernel goes on from its checkpoint.
     (tmp_path / "second").mkdir()
-    other = replace(config, fused=not fused, epochs=3, resume="first/last.pt")
+    other = replace(config, fused=not fused, epochs=3, resume_from="first/last.pt")
     status = train(other, tmp_path / "second")
     assert status is RunStatus.FINISHED, run_json(tmp_path / "second")["reason"]
 

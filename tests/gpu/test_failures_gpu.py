@@ -72,7 +72,7 @@ def _trained(gpu: TrainDevice, config: RunConfig) -> dict[str, Tensor]:
         optimizer=training.optimizer,
         scaler=scaler,
         autocast=autocast(config.precision, compute.device),
-        clip_norm=0.0,
+        max_grad_norm=0.0,
     )
     del stale
     batch = [part[:64].to(compute.device) for part in (task.train.inputs, task.train.targets)]

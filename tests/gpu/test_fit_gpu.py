@@ -28,15 +28,15 @@ print(json.dumps([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reser
 """
 CASES: dict[str, dict[str, Any]] = {
     "gpt bf16": {"workload": "gpt", "width": 128, "batch_size": 8, "precision": "bf16"},
-    "resnet": {"workload": "resnet", "width": 16, "image_size": 64, "data_on_device": True},
+    "resnet": {"workload": "resnet", "width": 16, "image_size": 64, "dataset_on_device": True},
     "cnn foreach": {
         "workload": "digits_cnn",
         "batch_size": 512,
         "fused": False,
         "foreach": True,
         "precision": "fp16",
-        "clip_norm": 1.0,
-        "accumulation": 2,
+        "max_grad_norm": 1.0,
+        "gradient_accumulation_steps": 2,
     },
 }
 

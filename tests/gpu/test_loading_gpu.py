@@ -38,12 +38,12 @@ SWITCHES: list[dict[str, Any]] = [
     {"non_blocking": False},
     {"copy_stream": True},
     {"copy_stream": True, "non_blocking": False},
-    {"data_on_device": True},
+    {"dataset_on_device": True},
     {"num_workers": 2},
     {"num_workers": 1, "persistent_workers": False, "copy_stream": True, "prefetch_factor": 3},
-    {"copy_stream": True, "accumulation": 2},
+    {"copy_stream": True, "gradient_accumulation_steps": 2},
     {"copy_stream": True, "cuda_graphs": True},
-    {"data_on_device": True, "cuda_graphs": True},
+    {"dataset_on_device": True, "cuda_graphs": True},
 ]
 
 switches = pytest.mark.parametrize("changes", SWITCHES, ids=lambda changes: ",".join(changes))
@@ -71,7 +71,7 @@ def calls() -> Iterator[dict[str, int]]:
 
 def small(gpu: TrainDevice, **changes: Any) -> RunConfig:
     config = defaults(Workload.DIGITS_MLP, gpu.id)
-    return replace(config, **{"epochs": 2, "batch_size": 1024, "threads": 1, **changes})
+    return replace(config, **{"epochs": 2, "batch_size": 1024, "num_threads": 1, **changes})
 
 
 def numbers(samples: int = 2048, width: int = 1024) -> TensorSplit:
@@ -112,7 +112,11 @@ def test_every_way_trains_to_the_same_loss_and_resumes(
     gpu: TrainDevice, changes: dict[str, Any], tmp_path: Path, saving_at_step: Any
 ) -> None:
     """Order and arithmetic are the same, so the losses are, to the last bit on the simulator."""
-    same = {name: changes[name] for name in ("accumulation", "cuda_graphs") if name in changes}
+    same = {
+        name: changes[name]
+        for name in ("gradient_accumulation_steps", "cuda_graphs")
+        if name in changes
+    }
     config = small(gpu, **same)
     plain = finished(config, tmp_path / "plain")
     saved = len(plain) - 4
@@ -121,13 +125,13 @@ def test_every_way_trains_to_the_same_loss_and_resumes(
     exact = 0.0 if SIMULATED else 1e-5
     losses = finished(changed, tmp_path / "changed")
     assert np.allclose(losses, plain, rtol=exact, atol=0)
-    again = replace(changed, resume=f"changed/step-{saved}.pt")
+    again = replace(changed, resume_from=f"changed/step-{saved}.pt")
     resumed = finished(again, tmp_path / "resumed")
     assert np.allclose(resumed, plain[saved:], rtol=exact, atol=0)
     for key in ("perf/h2d", "perf/gpu_time", "perf/gpu_wait"):
         assert len(metric(tmp_path / "changed", key)) == len(plain), key
     copies = metric(tmp_path / "changed", "perf/h2d")
-    assert (copies == 0).all() if changed.data_on_device else (copies > 0).all()
+    assert (copies == 0).all() if changed.dataset_on_device else (copies > 0).all()
     assert (metric(tmp_path / "changed", "perf/gpu_time") > 0).all()
 
 
@@ -141,7 +145,7 @@ def test_no_step_waits_for_the_gpu(
         for number, _ in enumerate(batches):
             if number == 4:  # warm: handles and buffers exist now
                 break
-        blocks = not (config.non_blocking or config.data_on_device)
+        blocks = not (config.non_blocking or config.dataset_on_device)
         with waiting_raises():
             if blocks:
                 with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
@@ -254,7 +258,7 @@ def test_computing_waits_for_a_late_copy(gpu: TrainDevice, compute: CudaCompute)
 def test_on_the_device_only_the_order_is_copied(gpu: TrainDevice, compute: CudaCompute) -> None:
     split = numbers()
     with calls() as counted:
-        loader = make_loader(split, small(gpu, data_on_device=True), compute)
+        loader = make_loader(split, small(gpu, dataset_on_device=True), compute)
     assert counted["copy h2d"] == 2
     assert counted["bytes h2d"] == 2048 * 1024 * 4 + 2048 * 8
     for _ in range(3):
@@ -273,7 +277,7 @@ def test_a_run_with_its_data_on_the_device_copies_nothing_in_its_steps(
     copies: dict[tuple[bool, int], int] = {}
     for resident in (True, False):
         for size in (1024, 512):
-            config = small(gpu, batch_size=size, epochs=1, data_on_device=resident)
+            config = small(gpu, batch_size=size, epochs=1, dataset_on_device=resident)
             with calls() as counted:
                 finished(config, tmp_path / f"{resident}-{size}")
             copies[resident, size] = counted["copy h2d"]
@@ -285,7 +289,7 @@ def test_a_run_whose_data_do_not_fit_ends_with_the_figures(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CudaCompute, "free_memory", lambda self: (2**20, 2**31))
-    assert train(small(gpu, data_on_device=True), tmp_path) is RunStatus.FAILED
+    assert train(small(gpu, dataset_on_device=True), tmp_path) is RunStatus.FAILED
     assert run_json(tmp_path)["reason"] == (
         "data_on_device: the dataset needs 3.26 MiB, but only 1.00 MiB of the GPU's 2.00 GiB is "
         "free. Turn off data_on_device."
@@ -297,7 +301,7 @@ def test_an_epoch_longer_than_the_data_repeats_them_on_the_device(
     gpu: TrainDevice, compute: CudaCompute
 ) -> None:
     split = replace(numbers(64), length=200)
-    loader = make_loader(split, small(gpu, data_on_device=True, batch_size=50), compute)
+    loader = make_loader(split, small(gpu, dataset_on_device=True, batch_size=50), compute)
     order = torch.randperm(200)
     targets = torch.cat([targets for _, targets in loader.batches(order)])
     assert torch.equal(targets.cpu(), order % 64)
@@ -310,7 +314,7 @@ def test_data_larger_than_the_device_are_refused_before_a_copy(
     split = TensorSplit.of(torch.zeros(1).expand(rows), torch.zeros(1, dtype=torch.uint8).expand(1))
     before = torch.cuda.memory_allocated(gpu.cuda_index)
     with pytest.raises(RunFailed) as caught:
-        make_loader(split, small(gpu, data_on_device=True), compute)
+        make_loader(split, small(gpu, dataset_on_device=True), compute)
     text = str(caught.value)
     assert text.startswith("data_on_device: the dataset needs ")
     assert "GiB" in text

@@ -53,7 +53,7 @@ def _clean() -> Iterator[None]:
 def hungry(gpu: TrainDevice, **changes: Any) -> RunConfig:
     """A run whose first activations take hundreds of MiB."""
     sizes: dict[str, Any] = {"width": 64, "image_size": 128, "batch_size": 64, "max_steps": 2}
-    return replace(defaults(Workload.FILL, gpu.id), **sizes | changes)
+    return replace(defaults(Workload.MEMORY_STRESS, gpu.id), **sizes | changes)
 
 
 def free_now() -> int:
@@ -96,8 +96,13 @@ def test_a_run_that_is_too_big_says_so_and_proposes_its_settings(
 def test_the_optimizers_state_at_the_first_step_is_named(gpu: TrainDevice, tmp_path: Path) -> None:
     config = replace(
         defaults(Workload.GPT, gpu.id),
-        width=512, layers=8, context=8, batch_size=1, max_steps=2, optimizer=Optimizer.ADAMW,
-    )  # fmt: skip
+        width=512,
+        num_layers=8,
+        context_length=8,
+        batch_size=1,
+        max_steps=2,
+        optimizer=Optimizer.ADAMW,
+    )
     limit(gpu, 300 * MIB)
     report, verdict = failed(config, tmp_path / "r")
     assert verdict.case is Case.OPTIMIZER, (verdict.text, report.last.phase)

@@ -35,8 +35,10 @@ def mlp(**changes: Any) -> RunConfig:
 
 def gpt(**changes: Any) -> RunConfig:
     base = defaults(Workload.GPT, gpu_uuid(0))
-    base = replace(base, batch_size=16, max_steps=4, epochs=1, layers=2, width=32, context=32)
-    return replace(base, clip_norm=0.5, learning_rate=0.01, **changes)
+    base = replace(
+        base, batch_size=16, max_steps=4, epochs=1, num_layers=2, width=32, context_length=32
+    )
+    return replace(base, max_grad_norm=0.5, learning_rate=0.01, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +55,8 @@ def one(root: Path) -> Path:
         "one": mlp(),
         "gpt": gpt(),
         "half": half,
-        "dp": mlp(parallel=Parallel.DP, ranks=2, accumulation=1),
-        "dp-half": replace(half, parallel=Parallel.DP, ranks=2, clip_norm=100.0),
+        "dp": mlp(strategy=Parallel.DP, devices_per_node=2, gradient_accumulation_steps=1),
+        "dp-half": replace(half, strategy=Parallel.DP, devices_per_node=2, max_grad_norm=100.0),
     }
     launch(0, root, jobs, scale={"half": OVERFLOWS, "dp-half": OVERFLOWS}, CUDASIM_DEVICES="2")
     return root
@@ -65,12 +67,14 @@ def two(one: Path) -> Path:
     jobs = {
         "ddp": job(mlp(), DDP, 2),
         "fsdp": job(mlp(), FSDP, 2),
-        "gpt-ddp": job(gpt(), DDP, 2, static_graph=True, bucket_view=True),
+        "gpt-ddp": job(gpt(), DDP, 2, static_graph=True, gradient_as_bucket_view=True),
         "gpt-fsdp": job(gpt(), FSDP, 2, activation_checkpointing=True, warmup=True),
         "ddp-half": job(mlp(precision=Precision.FP16), DDP, 2),
-        "fsdp-half": job(mlp(precision=Precision.FP16, clip_norm=100.0), FSDP, 2),
-        "fsdp-bf16": job(mlp(precision=Precision.BF16), FSDP, 2, memory_warmup=True),
-        "resident": replace(job(mlp(data_on_device=True), DDP, 2), batch_size=64, accumulation=4),
+        "fsdp-half": job(mlp(precision=Precision.FP16, max_grad_norm=100.0), FSDP, 2),
+        "fsdp-bf16": job(mlp(precision=Precision.BF16), FSDP, 2, preallocate_memory=True),
+        "resident": replace(
+            job(mlp(dataset_on_device=True), DDP, 2), batch_size=64, gradient_accumulation_steps=4
+        ),
     }
     scale = {"ddp-half": OVERFLOWS, "fsdp-half": OVERFLOWS}
     launch(2, one, jobs, scale=scale, CUDASIM_DEVICES="2")
@@ -170,7 +174,7 @@ def recorded_sample(folder: Path, key: str, rank: int) -> float:
 )
 def test_weights_of_fsdp_may_lie_on_the_host(precision: Precision, rel: float, two: Path) -> None:
     name = f"host-{precision}"
-    config = job(mlp(precision=precision, clip_norm=100.0), FSDP, 2, cpu_offload=True)
+    config = job(mlp(precision=precision, max_grad_norm=100.0), FSDP, 2, cpu_offload=True)
     launch(2, two, {name: config}, CUDASIM_DEVICES="2")
     expected = recorded(two / "one", "train/loss")
     assert mean_loss(two / name) == pytest.approx(expected, rel=rel)

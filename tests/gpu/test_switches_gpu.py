@@ -49,16 +49,16 @@ SAVED = 33  # within the second epoch of 26 steps
 # of Adam make the rounding of another order of sums larger; 16 bits keep two to three digits; Adam
 # in pure fp16 divides by more, and so takes other steps.
 SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
-    "warm-up": ({"warmup": True, "memory_warmup": True}, 5e-3),
+    "warm-up": ({"kernel_warmup": True, "preallocate_memory": True}, 5e-3),
     "cudnn.benchmark": ({"cudnn_benchmark": True}, 5e-3),
     "gradients filled with zeros": ({"set_to_none": False}, 5e-3),
     "activation checkpointing": ({"activation_checkpointing": True}, 5e-3),
     "foreach": ({"fused": False, "foreach": True}, 5e-3),
     "a loop over the parameters": ({"fused": False}, 5e-3),
-    "accumulation": ({"batch_size": 128, "accumulation": 4}, 5e-3),
+    "gradient_accumulation_steps": ({"batch_size": 128, "gradient_accumulation_steps": 4}, 5e-3),
     "tf32": ({"precision": "tf32"}, 0.05),
     "bf16": ({"precision": "bf16"}, 0.05),
-    "fp16": ({"precision": "fp16", "clip_norm": 1e6}, 0.05),
+    "fp16": ({"precision": "fp16", "max_grad_norm": 1e6}, 0.05),
     "pure_bf16": ({"precision": "pure_bf16"}, 0.05),
     "pure_fp16": ({"precision": "pure_fp16"}, 0.25),
     "CUDA Graphs": ({"cuda_graphs": True}, 5e-3),
@@ -67,9 +67,9 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
         {
             "cuda_graphs": True,
             "precision": "fp16",
-            "clip_norm": 1e6,
+            "max_grad_norm": 1e6,
             "batch_size": 128,
-            "accumulation": 4,
+            "gradient_accumulation_steps": 4,
         },
         0.05,
     ),
@@ -123,7 +123,7 @@ def test_a_switch_trains_as_plain_fp32_and_resumes(
     # In fp16 the first steps overflow and are skipped, until the loss scale fits.
     np.testing.assert_allclose(whole[:2], plain[:2], rtol=min(tolerance, 0.01))
     np.testing.assert_allclose(whole[-10:].mean(), plain[-10:].mean(), rtol=tolerance)
-    rest = train(tmp_path, "rest", replace(config, resume=f"whole/step-{SAVED}.pt"))
+    rest = train(tmp_path, "rest", replace(config, resume_from=f"whole/step-{SAVED}.pt"))
     np.testing.assert_allclose(rest, whole[SAVED:], rtol=0.02)
 
 
@@ -142,7 +142,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[torch.cuda.CUDAGraph]:
 
 
 @pytest.mark.parametrize(
-    ("accumulation", "graphs", "replayed"),
+    ("gradient_accumulation_steps", "graphs", "replayed"),
     # 12,942 samples in batches of 512: 25 whole ones and 142 samples. In steps of 2, 3 and 5
     # batches the last step of an epoch is not whole, and all of its batches go without the graph.
     [(1, 1, 25), (2, 2, 24), (3, 3, 24), (5, 3, 25)],
@@ -156,7 +156,12 @@ def test_whole_steps_are_replayed_and_the_rest_goes_without_the_graph(
     replays: list[torch.cuda.CUDAGraph],
 ) -> None:
     config = cnn(
-        gpu, accumulation=accumulation, max_steps=0, epochs=2, optimizer="sgd", clip_norm=0.5
+        gpu,
+        gradient_accumulation_steps=accumulation,
+        max_steps=0,
+        epochs=2,
+        optimizer="sgd",
+        max_grad_norm=0.5,
     )
     expected = train(tmp_path, "eager", config)
     assert replays == []
@@ -172,7 +177,7 @@ def test_whole_steps_are_replayed_and_the_rest_goes_without_the_graph(
     assert "; the smaller last step of each epoch runs without the graph" in told[0]
 
 
-@pytest.mark.parametrize(("batch_size", "accumulation"), [(1, 2), (1, 3), (2, 2)])
+@pytest.mark.parametrize(("batch_size", "gradient_accumulation_steps"), [(1, 2), (1, 3), (2, 2)])
 def test_a_graph_trains_as_without_it_where_samples_are_left_out(
     batch_size: int,
     accumulation: int,
@@ -200,7 +205,7 @@ def test_a_graph_trains_as_without_it_where_samples_are_left_out(
     monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, task)
     config = replace(
         defaults(Workload.DIGITS_MLP, gpu.id),
-        **{"epochs": 2, "batch_size": batch_size, "accumulation": accumulation},
+        **{"epochs": 2, "batch_size": batch_size, "gradient_accumulation_steps": accumulation},
         **{"learning_rate": 0.1, "seed": 3},
     )
     expected = train(tmp_path, "eager", config)
@@ -208,7 +213,7 @@ def test_a_graph_trains_as_without_it_where_samples_are_left_out(
     assert replays
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
     (tmp_path / "refused").mkdir()
-    config = replace(config, cuda_graphs=True, batch_size=30, accumulation=1)
+    config = replace(config, cuda_graphs=True, batch_size=30, gradient_accumulation_steps=1)
     assert run(config, tmp_path / "refused") is RunStatus.FAILED
     assert "27 of 40 samples could be loaded." in run_json(tmp_path / "refused")["reason"]
 
@@ -216,7 +221,12 @@ def test_a_graph_trains_as_without_it_where_samples_are_left_out(
 def test_a_graph_follows_the_schedule_and_the_loss_scale(gpu: TrainDevice, tmp_path: Path) -> None:
     """A rate or a scale that was recorded as a number would stay what it was."""
     config = cnn(
-        gpu, max_steps=0, schedule="cosine", optimizer="sgd", learning_rate=0.2, precision="fp16"
+        gpu,
+        max_steps=0,
+        lr_scheduler="cosine",
+        optimizer="sgd",
+        learning_rate=0.2,
+        precision="fp16",
     )
     expected = train(tmp_path, "eager", config)
     losses = train(tmp_path, "graphs", replace(config, cuda_graphs=True))
@@ -225,12 +235,12 @@ def test_a_graph_follows_the_schedule_and_the_loss_scale(gpu: TrainDevice, tmp_p
     assert rates[0] == pytest.approx(0.2)
     assert rates[-1] < 0.1
     assert np.array_equal(scales, metric(tmp_path / "eager", "train/amp_scale"))
-    still = train(tmp_path, "still", replace(config, cuda_graphs=True, schedule="none"))
+    still = train(tmp_path, "still", replace(config, cuda_graphs=True, lr_scheduler="none"))
     assert np.abs(still[26:] - losses[26:]).max() > 1e-4
 
 
 def test_a_graph_gives_its_memory_back(gpu: TrainDevice, tmp_path: Path) -> None:
-    config = cnn(gpu, cuda_graphs=True, max_steps=5, accumulation=3)
+    config = cnn(gpu, cuda_graphs=True, max_steps=5, gradient_accumulation_steps=3)
     train(tmp_path, "first", config)  # pays for what torch keeps for itself
     allocated = torch.cuda.memory_allocated(gpu.cuda_index)
     reserved = torch.cuda.memory_reserved(gpu.cuda_index)
@@ -313,13 +323,17 @@ def test_dropout_draws_other_numbers_in_each_replay(
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16, Precision.PURE_FP16])
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("gradient_accumulation_steps", [1, 3])
 def test_replaying_never_waits_for_the_gpu(
     gpu: TrainDevice, precision: Precision, accumulation: int
 ) -> None:
     assert gpu.cuda_index is not None
     config = cnn(
-        gpu, precision=precision, cuda_graphs=True, accumulation=accumulation, clip_norm=1.0
+        gpu,
+        precision=precision,
+        cuda_graphs=True,
+        gradient_accumulation_steps=accumulation,
+        max_grad_norm=1.0,
     )
     compute = CudaCompute(gpu.cuda_index)
     with backend_flags.run_flags(config):
@@ -331,7 +345,7 @@ def test_replaying_never_waits_for_the_gpu(
             optimizer=training.optimizer,
             scaler=training.scaler,
             autocast=autocast(precision, compute.device),
-            clip_norm=config.clip_norm,
+            max_grad_norm=config.max_grad_norm,
             form=InputForm.of(config),
         )
         captured = graphed(step, training, task.train)
@@ -362,11 +376,11 @@ def test_memory_warm_up_leaves_the_driver_nothing_to_give(
     monkeypatch.setattr(Loop, "train", count)
     config = cnn(gpu, max_steps=0, epochs=1)
     expected = train(tmp_path, "without", config)
-    losses = train(tmp_path, "with", replace(config, memory_warmup=True))
+    losses = train(tmp_path, "with", replace(config, preallocate_memory=True))
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
     assert asked[1] > asked[0]
     assert asked[3] == asked[2]
-    event = next(event for event in events(tmp_path / "with") if event.kind == "memory_warmup")
+    event = next(event for event in events(tmp_path / "with") if event.kind == "preallocate_memory")
     before, after = event.data["before"], event.data["after"]
     assert after["memory/reserved"] >= before["memory/reserved"], "tests before may have left some"
 
@@ -379,7 +393,7 @@ def test_pure_weights_and_optimizer_state_take_half_of_the_memory(
     precision: Precision, dtype: torch.dtype, gpu: TrainDevice, tmp_path: Path
 ) -> None:
     config = replace(
-        defaults(Workload.FILL, gpu.id),
+        defaults(Workload.MEMORY_STRESS, gpu.id),
         **{"width": 8, "image_size": 16, "max_steps": 4, "precision": precision},
     )
     if refused := problems(config, [gpu]):
@@ -426,7 +440,7 @@ def test_deterministic_in_a_process_of_its_own_gives_the_same_losses_twice(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(backend_flags.WORKSPACES, raising=False)
-    config = json.dumps(cnn(gpu, deterministic=True, max_steps=10, threads=1).to_dict())
+    config = json.dumps(cnn(gpu, deterministic=True, max_steps=10, num_threads=1).to_dict())
     losses = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -448,7 +462,12 @@ def test_a_run_that_ends_at_a_loss_of_nan_gives_its_events_back(
 ) -> None:
     config = replace(
         defaults(Workload.LINEAR, gpu.id),
-        **{"batch_size": 1, "accumulation": 20, "learning_rate": 100.0, "optimizer": "sgd"},
+        **{
+            "batch_size": 1,
+            "gradient_accumulation_steps": 20,
+            "learning_rate": 100.0,
+            "optimizer": "sgd",
+        },
     )
     assert gpu.cuda_index is not None
     pairs = cuda_timing._pairs_of(torch.device("cuda", gpu.cuda_index))

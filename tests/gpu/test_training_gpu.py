@@ -47,7 +47,7 @@ def no_limit(gpu: TrainDevice) -> Iterator[None]:
 
 def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
     """A run that also a CPU, where one simulates the GPU, computes in seconds."""
-    size = {"width": 8, "image_size": 16} if workload is Workload.FILL else {}
+    size = {"width": 8, "image_size": 16} if workload is Workload.MEMORY_STRESS else {}
     return replace(defaults(workload, gpu.id), **{"epochs": 3, **size, **changes})
 
 
@@ -55,7 +55,7 @@ def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
     "precision", [Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16]
 )
 @pytest.mark.parametrize(
-    ("workload", "clip_norm"), [(Workload.DIGITS_CNN, 1.0), (Workload.FILL, 0.0)]
+    ("workload", "max_grad_norm"), [(Workload.DIGITS_CNN, 1.0), (Workload.MEMORY_STRESS, 0.0)]
 )
 def test_each_precision_trains(
     gpu: TrainDevice,
@@ -64,7 +64,7 @@ def test_each_precision_trains(
     clip_norm: float,
     tmp_path: Path,
 ) -> None:
-    config = small(gpu, workload, precision=precision, clip_norm=clip_norm)
+    config = small(gpu, workload, precision=precision, max_grad_norm=clip_norm)
     problem = choice_problem("precision", precision, config, [gpu])
     if problem is not None:
         pytest.skip(str(problem))
@@ -94,14 +94,14 @@ def test_a_run_gives_its_memory_back(gpu: TrainDevice, tmp_path: Path) -> None:
     for name in ("first", "second"):  # the first pays for what torch keeps for itself
         (tmp_path / name).mkdir()
         before = torch.cuda.memory_allocated(gpu.cuda_index)
-        train(small(gpu, Workload.FILL, batch_size=128, epochs=1), tmp_path / name)
+        train(small(gpu, Workload.MEMORY_STRESS, batch_size=128, epochs=1), tmp_path / name)
     assert torch.cuda.memory_allocated(gpu.cuda_index) == before
     allocated = metric(tmp_path / "second", "memory/allocated", "samples")
     assert allocated.max() > before
 
 
 def test_buttons_and_sampler_during_a_cuda_run(gpu: TrainDevice, tmp_path: Path) -> None:
-    config = replace(small(gpu, Workload.FILL, batch_size=256), epochs=10_000)
+    config = replace(small(gpu, Workload.MEMORY_STRESS, batch_size=256), epochs=10_000)
     with background(config, tmp_path):
         wait_for(lambda: run_json(tmp_path).get("step", 0) > 40, 60)
         send_command(tmp_path, "pause", {})
@@ -132,11 +132,11 @@ def test_an_oom_leaves_memory_at_its_baseline_and_the_next_run_works(
     gpu: TrainDevice, no_limit: None, tmp_path: Path
 ) -> None:
     (tmp_path / "warm").mkdir()
-    train(small(gpu, Workload.FILL), tmp_path / "warm")
+    train(small(gpu, Workload.MEMORY_STRESS), tmp_path / "warm")
     before = torch.cuda.memory_allocated(gpu.cuda_index)
     torch.cuda.set_per_process_memory_fraction(512 * MIB / gpu.memory_total, gpu.cuda_index)
     (tmp_path / "oom").mkdir()
-    hungry = small(gpu, Workload.FILL, width=64, image_size=128, batch_size=256)
+    hungry = small(gpu, Workload.MEMORY_STRESS, width=64, image_size=128, batch_size=256)
     assert train(hungry, tmp_path / "oom") is RunStatus.FAILED
     assert "ran out of memory" in run_json(tmp_path / "oom")["reason"]
     assert (tmp_path / "oom" / "traceback.txt").is_file()
@@ -146,17 +146,17 @@ def test_an_oom_leaves_memory_at_its_baseline_and_the_next_run_works(
     assert torch.cuda.memory_reserved(gpu.cuda_index) <= before + 64 * MIB
     torch.cuda.set_per_process_memory_fraction(1.0, gpu.cuda_index)
     (tmp_path / "next").mkdir()
-    assert train(small(gpu, Workload.FILL), tmp_path / "next") is RunStatus.FINISHED
+    assert train(small(gpu, Workload.MEMORY_STRESS), tmp_path / "next") is RunStatus.FINISHED
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])
-@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
 def test_a_steady_step_never_synchronizes(
     gpu: TrainDevice, precision: Precision, clip_norm: float
 ) -> None:
     """Load, step, pace and read losses with torch raising at every synchronizing call."""
     assert gpu.cuda_index is not None
-    config = small(gpu, Workload.DIGITS_CNN, precision=precision, clip_norm=clip_norm)
+    config = small(gpu, Workload.DIGITS_CNN, precision=precision, max_grad_norm=clip_norm)
     if problem := choice_problem("precision", precision, config, [gpu]):
         pytest.skip(str(problem))
     compute = CudaCompute(gpu.cuda_index)
@@ -169,7 +169,7 @@ def test_a_steady_step_never_synchronizes(
             optimizer=training.optimizer,
             scaler=training.scaler,
             autocast=autocast(precision, compute.device),
-            clip_norm=clip_norm,
+            max_grad_norm=clip_norm,
         )
         rows: list[tuple[int, Row]] = []
         reader = compute.reader(lambda number, _, row: rows.append((number, row)))
@@ -195,11 +195,13 @@ def test_resume_goes_on_after_the_checkpoint(gpu: TrainDevice, tmp_path: Path) -
     (tmp_path / "first").mkdir()
     train(config, tmp_path / "first")
     (tmp_path / "second").mkdir()
-    again = replace(config, epochs=5, resume="first/last.pt")
+    again = replace(config, epochs=5, resume_from="first/last.pt")
     assert train(again, tmp_path / "second") is RunStatus.FINISHED
     first, second = (metric(tmp_path / name, "train/loss") for name in ("first", "second"))
     assert second[:10].mean() < 1.2 * first[-10:].mean()
     # A GPU's checkpoint trains on on a CPU too.
     (tmp_path / "cpu").mkdir()
-    on_cpu = replace(defaults(Workload.DIGITS_CNN), epochs=4, threads=1, resume="first/last.pt")
+    on_cpu = replace(
+        defaults(Workload.DIGITS_CNN), epochs=4, num_threads=1, resume_from="first/last.pt"
+    )
     assert train(on_cpu, tmp_path / "cpu") is RunStatus.FINISHED

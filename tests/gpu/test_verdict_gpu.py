@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         precision=Precision.BF16,
         batch_size=512,
         max_steps=100,
-        threads=1,
+        num_threads=1,
     )
     assert train(config, folder) is RunStatus.FINISHED
     return folder

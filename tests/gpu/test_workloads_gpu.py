@@ -23,10 +23,10 @@ from trainer.workloads.digit_images import write
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"
 SIZES = SMALL | {
-    Workload.IMAGES: {"image_size": 8, "flip": False},
-    Workload.USER: {},
+    Workload.IMAGES: {"image_size": 8, "horizontal_flip": False},
+    Workload.CUSTOM: {},
 }
-NEW = [Workload.GPT, Workload.RESNET, Workload.MATMUL, Workload.IMAGES, Workload.USER]
+NEW = [Workload.GPT, Workload.RESNET, Workload.MATMUL, Workload.IMAGES, Workload.CUSTOM]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_each_workload_learns_in_each_precision(
     assert loss[-5:].mean() < 0.95 * loss[:5].mean()
 
 
-@pytest.mark.parametrize("workload", [Workload.IMAGES, Workload.USER])
+@pytest.mark.parametrize("workload", [Workload.IMAGES, Workload.CUSTOM])
 def test_files_and_datasets_reach_the_gpu_the_same_from_workers(
     gpu: TrainDevice, workload: Workload, tmp_path: Path
 ) -> None:
@@ -92,8 +92,8 @@ def test_mirrored_images_and_dropout_are_drawn_anew_in_a_cuda_graph(
 ) -> None:
     """A replayed graph that drew the same numbers each time would leave the loss of one batch."""
     for workload, changes in (
-        (Workload.IMAGES, {"flip": True}),
-        (Workload.IMAGES, {"flip": True, "activation_checkpointing": True}),
+        (Workload.IMAGES, {"horizontal_flip": True}),
+        (Workload.IMAGES, {"horizontal_flip": True, "activation_checkpointing": True}),
         (Workload.GPT, {"dropout": 0.5, "learning_rate": 1e-8}),
     ):
         folder = tmp_path / f"{workload}{'-'.join(changes)}"

@@ -28,14 +28,14 @@ from trainer.training.train import run
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 MLP = small(Workload.DIGITS_MLP, batch_size=512, epochs=2, max_steps=30)  # 26 steps an epoch
-COMPILED = replace(MLP, compile=Compile.DEFAULT)
+COMPILED = replace(MLP, compile_mode=Compile.DEFAULT)
 
 
 @pytest.mark.timeout(400)
 def test_a_compiled_model_trains_as_the_plain_one_and_keeps_its_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = choice_problem("compile", "default", MLP, list_devices())
+    problem = choice_problem("compile_mode", "default", MLP, list_devices())
     if problem is not None:
         pytest.skip(str(problem))
     cache = tmp_path / "cache"
@@ -63,8 +63,8 @@ def test_a_compiled_model_trains_as_the_plain_one_and_keeps_its_names(
         read_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("plain", "compiled")
     ]
     assert names[0].keys() == names[1].keys()
-    more = replace(COMPILED, max_steps=40, resume="compiled/last.pt")
-    expected = replace(MLP, max_steps=40, resume="plain/last.pt")
+    more = replace(COMPILED, max_steps=40, resume_from="compiled/last.pt")
+    expected = replace(MLP, max_steps=40, resume_from="plain/last.pt")
     np.testing.assert_allclose(
         train(tmp_path, "again", more), train(tmp_path, "expected", expected), rtol=1e-4
     )
@@ -91,7 +91,7 @@ def test_one_static_graph_is_compiled_and_serves_the_full_batches(
     config = replace(MLP, batch_size=batch_size)
     expected = train(tmp_path, "plain", config)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    losses = train(tmp_path, "compiled", replace(config, compile=Compile.DEFAULT))
+    losses = train(tmp_path, "compiled", replace(config, compile_mode=Compile.DEFAULT))
     np.testing.assert_array_equal(losses, expected)
     full = min(batch_size, 12_942)
     assert [size[0] for size in sizes] == [full]
@@ -126,7 +126,7 @@ def test_each_mode_is_handed_to_torch(
         return model
 
     monkeypatch.setattr(torch, "compile", note)
-    config = replace(COMPILED, compile=mode, max_steps=1)
+    config = replace(COMPILED, compile_mode=mode, max_steps=1)
     if mode is Compile.REDUCE_OVERHEAD:
         assert run(config, tmp_path) is RunStatus.FAILED
         assert "reduce-overhead uses CUDA Graphs" in run_json(tmp_path)["reason"]

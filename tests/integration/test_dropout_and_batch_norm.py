@@ -90,6 +90,6 @@ def test_a_resumed_run_draws_the_same_random_numbers(
 ) -> None:
     saving_at_step(step)
     whole = train(tmp_path, "whole", config(3))
-    resumed = train(tmp_path, "resumed", replace(config(3), resume=f"whole/step-{step}.pt"))
+    resumed = train(tmp_path, "resumed", replace(config(3), resume_from=f"whole/step-{step}.pt"))
     assert len(whole) == 3 * STEPS
     assert np.array_equal(resumed, whole[step:])

@@ -17,7 +17,9 @@ from trainer.training.train import run as train
 
 def trained(folder: Path, **changes: Any) -> stepscope.Run:
     folder.mkdir()
-    config = replace(defaults(Workload.FILL), batch_size=8, width=8, image_size=16, max_steps=4)
+    config = replace(
+        defaults(Workload.MEMORY_STRESS), batch_size=8, width=8, image_size=16, max_steps=4
+    )
     assert train(replace(config, **changes), folder) is RunStatus.FINISHED
     return stepscope.open(folder)
 
@@ -30,7 +32,7 @@ def test_what_checkpointing_computes_again_does_not_count(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("changes", "batches"),
-    [({"accumulation": 2}, 2), ({"precision": Precision.PURE_BF16}, 1)],
+    [({"gradient_accumulation_steps": 2}, 2), ({"precision": Precision.PURE_BF16}, 1)],
 )
 def test_a_step_of_several_batches_counts_all_of_them(
     tmp_path: Path, changes: dict[str, Any], batches: int

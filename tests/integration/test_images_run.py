@@ -58,8 +58,8 @@ def digits(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def few(**changes: Any) -> RunConfig:
-    base = replace(defaults(Workload.IMAGES), data="few/labels.csv", threads=1, epochs=2)
-    return replace(base, **{"batch_size": 16, "image_size": 8, "flip": False, **changes})
+    base = replace(defaults(Workload.IMAGES), dataset="few/labels.csv", num_threads=1, epochs=2)
+    return replace(base, **{"batch_size": 16, "image_size": 8, "horizontal_flip": False, **changes})
 
 
 def run_json(folder: Path) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_the_written_digits_are_learned(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(written))
-    config = replace(defaults(Workload.IMAGES), epochs=4, flip=False, threads=1)
+    config = replace(defaults(Workload.IMAGES), epochs=4, horizontal_flip=False, num_threads=1)
     assert train(config, tmp_path) is RunStatus.FINISHED
     last = [event for event in events(tmp_path) if event.kind == "epoch"][-1]
     found = re.search(r"accuracy ([0-9.]+) %", last.text)
@@ -119,7 +119,7 @@ def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
     decodes = {}
     for kept, folder in runs.items():
         asked.clear()
-        config = few(data_on_device=kept, flip=True, skip_broken=True, epochs=3)
+        config = few(dataset_on_device=kept, horizontal_flip=True, skip_unreadable=True, epochs=3)
         assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
         decodes[kept] = len(asked) - asked.count("broken.png")
     assert np.array_equal(losses(runs[False]), losses(runs[True]))
@@ -134,7 +134,7 @@ def test_images_that_do_not_fit_into_memory_are_refused(
     memory = psutil.virtual_memory()._replace(available=1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     folder = new_run(tmp_path, "run")
-    assert train(few(data_on_device=True), folder) is RunStatus.FAILED
+    assert train(few(dataset_on_device=True), folder) is RunStatus.FAILED
     reason = run_json(folder)["reason"]
     assert re.fullmatch(
         r"data_on_device: the decoded data set takes [0-9.]+ KiB, and 1000 B of the host's memory "
@@ -146,7 +146,7 @@ def test_images_that_do_not_fit_into_memory_are_refused(
 def test_workers_decode_the_same_batches(digits: Path, tmp_path: Path) -> None:
     runs = {workers: new_run(tmp_path, f"run-{workers}") for workers in (0, 2)}
     for workers, folder in runs.items():
-        config = few(num_workers=workers, flip=True)
+        config = few(num_workers=workers, horizontal_flip=True)
         assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
     assert np.array_equal(losses(runs[0]), losses(runs[2]))
 
@@ -156,7 +156,7 @@ def test_broken_images_are_left_out_by_choice(digits: Path, tmp_path: Path, work
     for path in sorted((digits / "images").iterdir())[:3]:
         path.write_bytes(path.read_bytes()[:60])
     folder = new_run(tmp_path, "run")
-    config = few(num_workers=workers, skip_broken=True, epochs=3)
+    config = few(num_workers=workers, skip_unreadable=True, epochs=3)
     assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
     told = [event.text for event in events(folder) if event.kind == "left_out"]
     assert len(told) == 1
@@ -184,14 +184,16 @@ def test_a_resumed_run_mirrors_the_same_images(
 ) -> None:
     saving_at_step(step)
     whole, resumed = new_run(tmp_path, "whole"), new_run(tmp_path, "resumed")
-    config = few(epochs=5, flip=True)
+    config = few(epochs=5, horizontal_flip=True)
     assert train(config, whole) is RunStatus.FINISHED
-    assert train(replace(config, resume=f"whole/step-{step}.pt"), resumed) is RunStatus.FINISHED
+    assert (
+        train(replace(config, resume_from=f"whole/step-{step}.pt"), resumed) is RunStatus.FINISHED
+    )
     assert np.array_equal(losses(resumed), losses(whole)[step:])
 
 
 def test_data_that_are_gone_are_one_sentence(digits: Path, tmp_path: Path) -> None:
     folder = new_run(tmp_path, "run")
-    assert train(few(data="gone"), folder) is RunStatus.FAILED
+    assert train(few(dataset="gone"), folder) is RunStatus.FAILED
     assert run_json(folder)["reason"].startswith("data: no labeled images at")
     assert "Traceback" not in (folder / "run.json").read_text()

@@ -75,12 +75,12 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
 
 
 def test_a_sample_trains_with_a_constant_learning_rate(tmp_path: Path) -> None:
-    asked = {"schedule": "cosine", "lr_warmup_steps": 4, "learning_rate": 0.01}
+    asked = {"lr_scheduler": "cosine", "lr_warmup_steps": 4, "learning_rate": 0.01}
     assert "metrics" in trial_run.take({**job(changes=asked), "folder": str(tmp_path)})
     assert set(metric(tmp_path, "train/lr")) == {0.01}
 
 
-TWO_RANKS = {"parallel": "ddp", "ranks": 2, "runner": "torchrun"}
+TWO_RANKS = {"strategy": "ddp", "devices_per_node": 2, "runner": "torchrun"}
 
 
 def ranks_below(folder: Path) -> list[psutil.Process]:

@@ -165,7 +165,7 @@ def test_a_run_whose_workers_draw_random_numbers_resumes(
     base = small(Workload.DIGITS_MLP, batch_size=4, epochs=3, num_workers=1)
     saving_at_step(13)
     whole = losses(base, tmp_path / "whole")
-    rest = losses(replace(base, resume="whole/step-13.pt"), tmp_path / "rest")
+    rest = losses(replace(base, resume_from="whole/step-13.pt"), tmp_path / "rest")
     assert np.array_equal(rest, whole[13:])
 
 
@@ -210,7 +210,7 @@ SWITCHES: list[dict[str, Any]] = [
     {"num_workers": 2},
     {"num_workers": 2, "persistent_workers": False},
     {"num_workers": 1, "prefetch_factor": 4},
-    {"num_workers": 2, "persistent_workers": False, "accumulation": 3},
+    {"num_workers": 2, "persistent_workers": False, "gradient_accumulation_steps": 3},
 ]
 
 
@@ -224,15 +224,17 @@ def losses(config: RunConfig, folder: Path) -> np.ndarray:
 def test_every_way_of_loading_gives_the_same_losses_and_resumes(
     changes: dict[str, Any], files: None, tmp_path: Path, saving_at_step: SaveAtStep
 ) -> None:
-    accumulation = changes.get("accumulation", 1)
-    base = small(Workload.DIGITS_MLP, batch_size=4, epochs=3, accumulation=accumulation)
+    accumulation = changes.get("gradient_accumulation_steps", 1)
+    base = small(
+        Workload.DIGITS_MLP, batch_size=4, epochs=3, gradient_accumulation_steps=accumulation
+    )
     plain = losses(base, tmp_path / "plain")
     steps = -(-10 // accumulation)
     saving_at_step(steps + 2)
     changed = replace(base, **changes)
     assert np.array_equal(losses(changed, tmp_path / "changed"), plain)
     assert len(plain) == 3 * steps
-    again = replace(changed, resume=f"changed/step-{steps + 2}.pt")
+    again = replace(changed, resume_from=f"changed/step-{steps + 2}.pt")
     assert np.array_equal(losses(again, tmp_path / "resumed"), plain[steps + 2 :])
     validated = [metric(tmp_path / name, "val/loss") for name in ("plain", "changed", "resumed")]
     assert np.array_equal(validated[0], validated[1])
@@ -261,7 +263,7 @@ def test_a_batch_without_samples_is_no_step_and_the_run_goes_on(
     assert run_json(tmp_path / "single")["step"] == 2 * 36
     assert np.isfinite(metric(tmp_path / "single", "val/loss")).all()
     # Of the 20 steps of two samples, some lack one, and a step may lack its last batch.
-    pairs = losses(replace(base, accumulation=2), tmp_path / "pairs")
+    pairs = losses(replace(base, gradient_accumulation_steps=2), tmp_path / "pairs")
     assert 2 * 18 <= len(pairs) <= 2 * 20
 
 

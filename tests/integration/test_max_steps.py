@@ -35,10 +35,10 @@ def test_a_run_ends_after_max_steps_with_a_validation(
 def test_a_resumed_run_goes_on_bitwise_where_max_steps_ended_one(
     steps: int, tmp_path: Path
 ) -> None:
-    constant = replace(CONFIG, schedule=Schedule.NONE)  # a cosine ends with max_steps
+    constant = replace(CONFIG, lr_scheduler=Schedule.NONE)  # a cosine ends with max_steps
     whole = train(tmp_path, "whole", constant)
     first = train(tmp_path, "first", replace(constant, max_steps=steps))
-    rest = train(tmp_path, "rest", replace(constant, resume="first/last.pt"))
+    rest = train(tmp_path, "rest", replace(constant, resume_from="first/last.pt"))
     assert np.array_equal(np.concatenate([first, rest]), whole)
     assert run_json(tmp_path / "rest")["total_steps"] == len(whole)
 
@@ -51,7 +51,7 @@ def test_more_steps_than_the_epochs_have_change_nothing(tmp_path: Path) -> None:
 def test_a_checkpoint_with_all_the_steps_behind_it_is_refused(tmp_path: Path) -> None:
     train(tmp_path, "first", replace(CONFIG, max_steps=7))
     (tmp_path / "second").mkdir()
-    again = replace(CONFIG, max_steps=7, resume="first/last.pt")
+    again = replace(CONFIG, max_steps=7, resume_from="first/last.pt")
     assert run(again, tmp_path / "second") is RunStatus.FAILED
     assert (
         ". Increase max_steps; it counts from the first run's start."

@@ -24,24 +24,35 @@ from trainer.training.train import run
 pytestmark = pytest.mark.timeout(400)  # the first test waits for all jobs of so many ranks
 RELATIVE = 1e-5
 DDP, FSDP = Parallel.DDP, Parallel.FSDP
-MLP = replace(defaults(Workload.DIGITS_MLP), batch_size=512, epochs=2, threads=1)
-MLP = replace(MLP, schedule=Schedule.NONE)  # a cosine would end with the max_steps of each run
+MLP = replace(defaults(Workload.DIGITS_MLP), batch_size=512, epochs=2, num_threads=1)
+MLP = replace(MLP, lr_scheduler=Schedule.NONE)  # a cosine would end with the max_steps of each run
 EPOCH, LEFT = 26, 142  # steps, and samples of the last of them: 12,942 = 25 × 512 + 142
 HALF, END = 10, 32  # steps of the first and of the last of three runs that resume each other
 GPT = replace(
     defaults(Workload.GPT),
-    **dict(batch_size=16, epochs=1, max_steps=6, layers=2, width=32, context=32, threads=1),  # type: ignore[arg-type]
-    clip_norm=0.5,
+    **dict(
+        batch_size=16,
+        epochs=1,
+        max_steps=6,
+        num_layers=2,
+        width=32,
+        context_length=32,
+        num_threads=1,
+    ),  # type: ignore[arg-type]
+    max_grad_norm=0.5,
     learning_rate=0.01,
 )
 SGD = replace(GPT, optimizer=Optimizer.SGD, fused=False)  # torch has no fused one for FSDP
-TIED = replace(GPT, tied_head=True)
-NORMS = replace(defaults(Workload.FILL), batch_size=64, width=8, image_size=8, max_steps=3)
-LINE = replace(defaults(Workload.LINEAR), epochs=1, threads=1, fused=False)
+TIED = replace(GPT, tie_embeddings=True)
+NORMS = replace(defaults(Workload.MEMORY_STRESS), batch_size=64, width=8, image_size=8, max_steps=3)
+LINE = replace(defaults(Workload.LINEAR), epochs=1, num_threads=1, fused=False)
 HALF_PRECISION = replace(MLP, precision=Precision.FP16, max_steps=EPOCH, epochs=1)
 OVERFLOWS = 2.0**30
 """A loss scale with which the first steps of fp16 have infinite gradients."""
-SPLIT_STEP: dict[str, Any] = {"batch_size": 64, "accumulation": 4}  # 512 of two ranks
+SPLIT_STEP: dict[str, Any] = {
+    "batch_size": 64,
+    "gradient_accumulation_steps": 4,
+}  # 512 of two ranks
 
 
 def alone(root: Path, name: str, config: RunConfig) -> Path:
@@ -73,20 +84,30 @@ def two(root: Path, one: Path) -> Path:
         "accumulated": replace(job(MLP, DDP, 2, max_steps=8), **SPLIT_STEP),
         "synced": replace(job(MLP, DDP, 2, max_steps=8, no_sync=False), **SPLIT_STEP),
         "static": replace(
-            job(MLP, DDP, 2, max_steps=8, static_graph=True, bucket_view=True, warmup=True),
+            job(
+                MLP,
+                DDP,
+                2,
+                max_steps=8,
+                static_graph=True,
+                gradient_as_bucket_view=True,
+                warmup=True,
+            ),
             **SPLIT_STEP,
         ),
         "fsdp": job(MLP, FSDP, 2, max_steps=EPOCH + 2),
         "fsdp-accumulated": replace(job(MLP, FSDP, 2, max_steps=8), **SPLIT_STEP),
         "gpt-ddp": job(GPT, DDP, 2),
         "gpt-fsdp": job(GPT, FSDP, 2, activation_checkpointing=True),
-        "gpt-tied": replace(job(TIED, FSDP, 2), batch_size=4, accumulation=2),
-        "gpt-synced": replace(job(TIED, FSDP, 2, no_sync=False), batch_size=4, accumulation=2),
-        "gpt-kept": job(SGD, FSDP, 2, reshard=False, warmup=True),
+        "gpt-tied": replace(job(TIED, FSDP, 2), batch_size=4, gradient_accumulation_steps=2),
+        "gpt-synced": replace(
+            job(TIED, FSDP, 2, no_sync=False), batch_size=4, gradient_accumulation_steps=2
+        ),
+        "gpt-kept": job(SGD, FSDP, 2, reshard_after_forward=False, warmup=True),
         "gpt-bf16": job(GPT, FSDP, 2, precision=Precision.BF16),
         "line": job(LINE, FSDP, 2, warmup=True),
         "fp16-ddp": job(HALF_PRECISION, DDP, 2),
-        "fp16-fsdp": job(replace(HALF_PRECISION, clip_norm=100.0), FSDP, 2),
+        "fp16-fsdp": job(replace(HALF_PRECISION, max_grad_norm=100.0), FSDP, 2),
         "norms": job(NORMS, DDP, 2),
         "norms-fsdp": job(NORMS, FSDP, 2, precision=Precision.BF16),
         "norms-saved": job(NORMS, FSDP, 2),
@@ -94,7 +115,7 @@ def two(root: Path, one: Path) -> Path:
         "half-fsdp": job(MLP, FSDP, 2, max_steps=HALF),
         **{
             f"validated-first-{parallel}": job(
-                MLP, parallel, 2, max_steps=EPOCH + 2, resume=f"one/step-{EPOCH}.pt"
+                MLP, parallel, 2, max_steps=EPOCH + 2, resume_from=f"one/step-{EPOCH}.pt"
             )
             for parallel in (DDP, FSDP)
         },
@@ -115,7 +136,9 @@ def two(root: Path, one: Path) -> Path:
 def four(two: Path, one: Path) -> Path:
     """What four ranks have trained, some of it from the checkpoints of two."""
     resumed = {
-        f"{half}-{parallel}": job(MLP, parallel, 4, max_steps=20, resume=f"half-{half}/last.pt")
+        f"{half}-{parallel}": job(
+            MLP, parallel, 4, max_steps=20, resume_from=f"half-{half}/last.pt"
+        )
         for half in ("ddp", "fsdp")
         for parallel in (DDP, FSDP)
     }
@@ -183,7 +206,7 @@ def test_blocks_of_a_gpt_are_spread_and_clipped_as_one_model(two: Path) -> None:
         assert losses == pytest.approx(recorded(expected, "train/loss"), rel=rel), name
         norms = recorded(two / name, "train/grad_norm", 1)
         assert norms == pytest.approx(recorded(expected, "train/grad_norm"), rel=10 * rel), name
-    assert norms.max() > GPT.clip_norm
+    assert norms.max() > GPT.max_grad_norm
     with_sgd = alone(two, "gpt-sgd", SGD)
     assert mean_loss(two / "gpt-kept") == pytest.approx(
         recorded(with_sgd, "train/loss"), rel=RELATIVE
@@ -211,7 +234,7 @@ def test_two_ranks_go_on_as_four_and_these_as_one(
     expected, name = recorded(one, "train/loss"), f"{half}-{parallel}"
     assert mean_loss(four / name) == pytest.approx(expected[HALF:20], rel=RELATIVE)
     assert read_run(four / name).run_json["first_step"] == HALF
-    config = replace(MLP, max_steps=END, resume=f"{name}/last.pt")
+    config = replace(MLP, max_steps=END, resume_from=f"{name}/last.pt")
     last = alone(four, f"{name}-one", config)
     assert recorded(last, "train/loss") == pytest.approx(expected[20:], rel=RELATIVE)
     assert recorded(last, "val/loss") == pytest.approx(recorded(one, "val/loss"), rel=RELATIVE)

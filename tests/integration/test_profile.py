@@ -78,7 +78,7 @@ def summary_of(folder: Path, event: EventRow) -> Summary:
 
 @contextmanager
 def ours(folder: Path) -> Iterator[threading.Event]:
-    config = replace(defaults(Workload.DIGITS_CNN), epochs=10_000, threads=1)
+    config = replace(defaults(Workload.DIGITS_CNN), epochs=10_000, num_threads=1)
     stop = threading.Event()
     thread = threading.Thread(target=train, args=(config, folder), kwargs={"stop": stop})
     thread.start()

@@ -25,9 +25,9 @@ DATA = Path(__file__).parents[1] / "data"
     ("workload", "changes"),
     [
         (Workload.DIGITS_CNN, {}),
-        (Workload.DIGITS_MLP, {"optimizer": Optimizer.SGD, "schedule": Schedule.PLATEAU}),
-        (Workload.DIGITS_MLP, {"optimizer": Optimizer.ADAMW, "clip_norm": 1.0, "fused": False}),
-        (Workload.FILL, {"batch_size": 64}),
+        (Workload.DIGITS_MLP, {"optimizer": Optimizer.SGD, "lr_scheduler": Schedule.PLATEAU}),
+        (Workload.DIGITS_MLP, {"optimizer": Optimizer.ADAMW, "max_grad_norm": 1.0, "fused": False}),
+        (Workload.MEMORY_STRESS, {"batch_size": 64}),
     ],
 )
 @pytest.mark.parametrize("where", ["mid-epoch", "epoch end"])
@@ -40,11 +40,11 @@ def test_a_resumed_run_continues_the_curve_bitwise(
 ) -> None:
     config = small(workload, epochs=3, batch_size=512, seed=3)
     config = replace(config, **changes)
-    steps_per_epoch = 32 if workload is Workload.FILL else 26
+    steps_per_epoch = 32 if workload is Workload.MEMORY_STRESS else 26
     step = steps_per_epoch + (7 if where == "mid-epoch" else 0)
     saving_at_step(step)
     whole = train(tmp_path, "whole", config)
-    resumed = train(tmp_path, "resumed", replace(config, resume=f"whole/step-{step}.pt"))
+    resumed = train(tmp_path, "resumed", replace(config, resume_from=f"whole/step-{step}.pt"))
     assert len(whole) == 3 * steps_per_epoch
     assert np.array_equal(resumed, whole[step:])
     rates = [metric(tmp_path / name, "train/lr") for name in ("resumed", "whole")]
@@ -61,17 +61,17 @@ def test_a_checkpoint_of_a_cosine_per_epoch_is_resumed(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     shutil.copy(DATA / "checkpoints" / "cosine-per-epoch.pt", tmp_path / "old" / "step-11.pt")
     state = read_checkpoint(tmp_path / "old" / "step-11.pt")
-    config = replace(RunConfig.from_dict(state["config"]), resume="old/step-11.pt")
+    config = replace(RunConfig.from_dict(state["config"]), resume_from="old/step-11.pt")
     train(tmp_path, "new", config)
     expected = 0.05 * (1 + np.cos(np.pi * np.arange(11, 28) / 28)) / 2
     np.testing.assert_allclose(metric(tmp_path / "new", "train/lr"), expected)
 
 
 def test_last_pt_of_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
-    config = small(Workload.DIGITS_MLP, epochs=2, schedule=Schedule.NONE)
+    config = small(Workload.DIGITS_MLP, epochs=2, lr_scheduler=Schedule.NONE)
     whole = train(tmp_path, "whole", replace(config, epochs=4))
     train(tmp_path, "first", config)
-    second = train(tmp_path, "second", replace(config, epochs=4, resume="first/last.pt"))
+    second = train(tmp_path, "second", replace(config, epochs=4, resume_from="first/last.pt"))
     assert np.array_equal(second, whole[-len(second) :])
 
 
@@ -81,8 +81,8 @@ def test_last_pt_of_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> N
         ({"epochs": 2}, ". Increase epochs; it counts from the first run's start."),
         ({"workload": Workload.DIGITS_CNN}, "made with workload digits_mlp"),
         ({"optimizer": Optimizer.SGD}, "made with optimizer adam"),
-        ({"schedule": Schedule.NONE}, "made with schedule cosine"),
-        ({"resume": "first/step-9.pt"}, "cannot be read"),
+        ({"lr_scheduler": Schedule.NONE}, "made with lr_scheduler cosine"),
+        ({"resume_from": "first/step-9.pt"}, "cannot be read"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
@@ -91,7 +91,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
     config = small(Workload.DIGITS_MLP, epochs=2)
     train(tmp_path, "first", config)
     (tmp_path / "second").mkdir()
-    again = replace(config, **{"epochs": 3, "resume": "first/last.pt", **changes})
+    again = replace(config, **{"epochs": 3, "resume_from": "first/last.pt", **changes})
     assert run(again, tmp_path / "second") is RunStatus.FAILED
     assert words in run_json(tmp_path / "second")["reason"]
     assert not (tmp_path / "second" / "traceback.txt").exists()
@@ -100,9 +100,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"layers": 2}, "made with layers 1, got 2. Set layers to 1."),
-        ({"context": 32}, "made with context 16, got 32"),
-        ({"tied_head": False}, "made with tied_head True, got False"),
+        ({"num_layers": 2}, "made with num_layers 1, got 2. Set num_layers to 1."),
+        ({"context_length": 32}, "made with context_length 16, got 32"),
+        ({"tie_embeddings": False}, "made with tied_head True, got False"),
     ],
 )
 def test_another_size_of_a_gpt_is_named(
@@ -111,7 +111,7 @@ def test_another_size_of_a_gpt_is_named(
     config = small(Workload.GPT, max_steps=3)
     train(tmp_path, "first", config)
     (tmp_path / "second").mkdir()
-    again = replace(config, **{"max_steps": 5, "resume": "first/last.pt", **changes})
+    again = replace(config, **{"max_steps": 5, "resume_from": "first/last.pt", **changes})
     assert run(again, tmp_path / "second") is RunStatus.FAILED
     assert words in run_json(tmp_path / "second")["reason"]
 
@@ -122,14 +122,14 @@ def test_dropout_goes_on_with_the_same_random_numbers(
     config = small(Workload.GPT, dropout=0.2, max_steps=12)
     saving_at_step(7)
     whole = train(tmp_path, "whole", config)
-    resumed = train(tmp_path, "resumed", replace(config, resume="whole/step-7.pt"))
+    resumed = train(tmp_path, "resumed", replace(config, resume_from="whole/step-7.pt"))
     assert np.array_equal(resumed, whole[7:])
 
 
 def test_the_page_is_told_what_came_from_the_checkpoint(tmp_path: Path) -> None:
-    config = small(Workload.DIGITS_MLP, epochs=2, schedule=Schedule.NONE)
+    config = small(Workload.DIGITS_MLP, epochs=2, lr_scheduler=Schedule.NONE)
     train(tmp_path, "first", config)
-    again = replace(config, epochs=3, learning_rate=1e-3, resume="first/last.pt")
+    again = replace(config, epochs=3, learning_rate=1e-3, resume_from="first/last.pt")
     train(tmp_path, "second", again)
     assert metric(tmp_path / "second", "train/lr")[0] == pytest.approx(1e-3)
     text = events(tmp_path / "second")[0].text

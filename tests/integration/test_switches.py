@@ -32,15 +32,15 @@ SAVED = 33  # within the second epoch of 26 steps
 # takes the same arithmetic must be equal; other orders of sums differ by rounding, which 60 steps
 # of Adam make larger; 16 bits keep two to three digits, and in the weights too if they are pure.
 SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
-    "warm-up": ({"warmup": True}, 0.0),
+    "warm-up": ({"kernel_warmup": True}, 0.0),
     "gradients filled with zeros": ({"set_to_none": False}, 0.0),
     "deterministic": ({"deterministic": True}, 0.0),
     "activation checkpointing": ({"activation_checkpointing": True}, 0.0),
-    "clipping above every norm": ({"clip_norm": 1e6}, 5e-3),
+    "clipping above every norm": ({"max_grad_norm": 1e6}, 5e-3),
     "channels_last off": ({"channels_last": False}, 5e-3),
     "foreach": ({"fused": False, "foreach": True}, 5e-3),
     "a loop over the parameters": ({"fused": False}, 5e-3),
-    "accumulation": ({"batch_size": 128, "accumulation": 4}, 5e-3),
+    "gradient_accumulation_steps": ({"batch_size": 128, "gradient_accumulation_steps": 4}, 5e-3),
     "bf16": ({"precision": "bf16"}, 0.05),
     "pure_bf16": ({"precision": "pure_bf16"}, 0.05),
 }
@@ -66,7 +66,7 @@ def test_a_switch_trains_as_plain_fp32_and_resumes_bitwise(
         np.testing.assert_allclose(whole, plain, rtol=tolerance)
     else:
         assert np.array_equal(whole, plain)
-    rest = train(tmp_path, "rest", replace(config, resume=f"whole/step-{SAVED}.pt"))
+    rest = train(tmp_path, "rest", replace(config, resume_from=f"whole/step-{SAVED}.pt"))
     assert np.array_equal(rest, whole[SAVED:])
     assert np.array_equal(
         metric(tmp_path / "rest", "val/loss"), metric(tmp_path / "whole", "val/loss")[1:]
@@ -77,7 +77,7 @@ def test_an_incomplete_last_step_of_an_epoch_is_averaged_over_what_it_has(tmp_pa
     """12,942 samples: 4 whole steps of 3,000 in 3 batches each, then 942 in one."""
     large = replace(CNN, batch_size=3000, max_steps=0, epochs=2)
     whole = train(tmp_path, "whole", large)
-    parts = train(tmp_path, "parts", replace(large, batch_size=1000, accumulation=3))
+    parts = train(tmp_path, "parts", replace(large, batch_size=1000, gradient_accumulation_steps=3))
     assert len(parts) == len(whole) == 10
     np.testing.assert_allclose(parts, whole, rtol=1e-4)
     seen = metric(tmp_path / "parts", "perf/samples_per_sec") * metric(
@@ -106,7 +106,7 @@ def test_a_loader_that_leaves_samples_out_does_not_leave_gradients_behind(
         "update",
         lambda self, *factor: updates.append(1) or update(self, *factor),  # type: ignore[func-returns-value]
     )
-    config = replace(CNN, batch_size=1000, accumulation=3, max_steps=0, epochs=1)
+    config = replace(CNN, batch_size=1000, gradient_accumulation_steps=3, max_steps=0, epochs=1)
     monkeypatch.setattr("trainer.workloads.digits.HELD_OUT", 1797 - 1000)  # 9,000 samples
     losses = train(tmp_path, "run", config)
     assert len(losses) == len(updates) == 3
@@ -133,9 +133,9 @@ def test_a_step_without_some_samples_is_averaged_over_those_it_has(
 
         monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, task)
         whole = small(
-            Workload.DIGITS_MLP, batch_size=12, epochs=5, learning_rate=0.1, clip_norm=0.1
+            Workload.DIGITS_MLP, batch_size=12, epochs=5, learning_rate=0.1, max_grad_norm=0.1
         )
-        parts = replace(whole, batch_size=3, accumulation=4)
+        parts = replace(whole, batch_size=3, gradient_accumulation_steps=4)
         expected = train(tmp_path, f"whole-{number}", whole)
         np.testing.assert_allclose(train(tmp_path, f"parts-{number}", parts), expected, rtol=1e-5)
         norms = [
@@ -145,7 +145,7 @@ def test_a_step_without_some_samples_is_averaged_over_those_it_has(
 
 
 def test_warm_up_is_told(tmp_path: Path) -> None:
-    train(tmp_path, "run", replace(CNN, warmup=True, max_steps=1))
+    train(tmp_path, "run", replace(CNN, kernel_warmup=True, max_steps=1))
     first = events(tmp_path / "run")[0]
     assert first.kind == "warmup"
     assert "3 steps" in first.text
@@ -172,7 +172,7 @@ def test_pure_weights_are_saved_in_16_bits_and_go_on_in_32(tmp_path: Path) -> No
     train(tmp_path, "pure", config)
     model = read_checkpoint(tmp_path / "pure" / "last.pt")["model"]
     assert {weights.dtype for weights in model.values()} == {torch.bfloat16}
-    again: RunConfig = replace(CNN, max_steps=40, resume="pure/last.pt")
+    again: RunConfig = replace(CNN, max_steps=40, resume_from="pure/last.pt")
     losses = train(tmp_path, "fp32", again)
     assert losses[-1] < losses[0]
 

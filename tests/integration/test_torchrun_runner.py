@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def config(**changes: Any) -> RunConfig:
     base = replace(defaults(Workload.LINEAR), optimizer=Optimizer.ADAM, epochs=100_000)
-    several = replace(base, parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=2)
+    several = replace(base, strategy=Parallel.DDP, runner=Runner.TORCHRUN, devices_per_node=2)
     return replace(several, **changes)
 
 
@@ -234,13 +234,13 @@ def test_a_job_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_failure_of_all_ranks_is_told_once(tmp_path: Path) -> None:
-    ended = wait_for_end(start(tmp_path, resume="no-such-run/last.pt"))
+    ended = wait_for_end(start(tmp_path, resume_from="no-such-run/last.pt"))
     assert ended.status is RunStatus.FAILED
-    assert "resume: no-such-run/last.pt cannot be read" in str(ended.reason)
+    assert "resume_from: no-such-run/last.pt cannot be read" in str(ended.reason)
 
 
 def launch(tmp_path: Path, **changes: Any) -> Launch:
-    job = config(ranks=1, nodes=2, max_steps=40, **changes)
+    job = config(devices_per_node=1, num_nodes=2, max_steps=40, **changes)
     return Launch(
         config=job,
         folder=tmp_path / "runs" / "job",
@@ -294,7 +294,7 @@ def two_machines(folder: Path, job: RunConfig) -> list[subprocess.Popen[str]]:
 
 def test_a_machine_without_rank_0_that_is_told_to_end_stops_all_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "job"
-    ranks = two_machines(folder, config(ranks=1, nodes=2))
+    ranks = two_machines(folder, config(devices_per_node=1, num_nodes=2))
     wait_until(lambda: (folder / "run.json").exists() and step_of(folder) > 5, 90)
     ranks[1].terminate()
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["", ""]

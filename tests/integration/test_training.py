@@ -31,7 +31,7 @@ def test_each_workload_trains_and_records_every_step(workload: Workload, tmp_pat
     flags = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     threads = torch.get_num_threads()
     epochs = 20 if workload is Workload.LINEAR else 2
-    config = small(workload, epochs=epochs, clip_norm=10.0)
+    config = small(workload, epochs=epochs, max_grad_norm=10.0)
     assert train(config, tmp_path) is RunStatus.FINISHED
     run = run_json(tmp_path)
     loss = metric(tmp_path, "train/loss")
@@ -65,7 +65,7 @@ def test_digits_are_learned_for_real(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_schedules_move_the_learning_rate(schedule: Schedule, tmp_path: Path) -> None:
-    config = small(Workload.LINEAR, epochs=40, learning_rate=0.05, schedule=schedule)
+    config = small(Workload.LINEAR, epochs=40, learning_rate=0.05, lr_scheduler=schedule)
     train(config, tmp_path)
     rates = metric(tmp_path, "train/lr")
     assert rates[0] == pytest.approx(0.05)
@@ -86,7 +86,7 @@ def test_a_language_model_records_its_tokens(tmp_path: Path) -> None:
     assert train(config, tmp_path) is RunStatus.FINISHED
     tokens = metric(tmp_path, "perf/tokens_per_sec")
     samples = metric(tmp_path, "perf/samples_per_sec")
-    np.testing.assert_allclose(tokens, samples * config.context)
+    np.testing.assert_allclose(tokens, samples * config.context_length)
 
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))

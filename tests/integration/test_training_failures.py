@@ -93,7 +93,7 @@ def test_an_exception_leaves_its_traceback_and_no_tensor(
         return clip(self)
 
     monkeypatch.setattr(TrainStep, "_clip", explode)
-    ended = run(small(Workload.DIGITS_MLP, clip_norm=1.0), tmp_path / "bad")
+    ended = run(small(Workload.DIGITS_MLP, max_grad_norm=1.0), tmp_path / "bad")
     assert ended["status"] == "failed"
     assert ended["reason"] == ("Training raised ValueError: a bug in the model. See the traceback.")
     trace = (tmp_path / "bad" / "traceback.txt").read_text()
@@ -348,7 +348,7 @@ def test_a_refused_rank_waits_for_the_file_that_its_outcome_is_found_by(
     monkeypatch.setattr(
         training_run, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
     )
-    config = small(Workload.DIGITS_MLP, parallel=Parallel.DDP, ranks=2)
+    config = small(Workload.DIGITS_MLP, strategy=Parallel.DDP, devices_per_node=2)
     assert training_run.run(config, tmp_path) is RunStatus.FAILED
     assert len(waits) == 2
 

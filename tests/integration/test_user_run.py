@@ -31,7 +31,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def own(**changes: Any) -> RunConfig:
-    return replace(defaults(Workload.USER), threads=1, **({"epochs": 2} | changes))
+    return replace(defaults(Workload.CUSTOM), num_threads=1, **({"epochs": 2} | changes))
 
 
 def run_json(folder: Path) -> dict[str, Any]:
@@ -42,12 +42,12 @@ def run_json(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_example_runs_with_and_without_workers(tmp_path: Path, workers: int) -> None:
     choose(f"{EXAMPLE}:build")
-    config = own(num_workers=workers, own="wide,slow_loading", max_steps=20)
+    config = own(num_workers=workers, custom_options="wide,slow_loading", max_steps=20)
     assert train(config, tmp_path) is RunStatus.FINISHED, run_json(tmp_path)["reason"]
     run = run_json(tmp_path)
     assert run["step"] == 20
     assert run["user_workload"] == "own_workload.py:build"
-    assert run["config"]["own"] == "wide,slow_loading"
+    assert run["config"]["custom_options"] == "wide,slow_loading"
 
 
 def test_a_child_process_knows_it_too(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def sweep(status: str = "finished", **others: Any) -> Json:
 
 BEST = {
     "arms": ["compile"],
-    "changes": {"compile": "default"},
+    "changes": {"compile_mode": "default"},
     "verdict": "faster",
     "effect": 0.3,
     "low": 0.27,

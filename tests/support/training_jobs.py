@@ -27,8 +27,8 @@ def job(config: RunConfig, parallel: Parallel, ranks: int, **changes: Any) -> Ru
     return replace(
         config,
         runner=Runner.TORCHRUN,
-        parallel=parallel,
-        ranks=ranks,
+        strategy=parallel,
+        devices_per_node=ranks,
         batch_size=config.batch_size // ranks,
         **changes,
     )

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def small(workload: Workload, **changes: Any) -> RunConfig:
-    base = replace(defaults(workload), epochs=2, threads=1)
+    base = replace(defaults(workload), epochs=2, num_threads=1)
     return replace(base, **(SMALL[workload] | changes))
 
 
@@ -93,7 +93,7 @@ def losses_on_one_batch(task: Task, config: RunConfig, samples: int) -> list[flo
         optimizer=training.optimizer,
         scaler=training.scaler,
         autocast=autocast(config.precision, torch.device("cpu")),
-        clip_norm=0.0,
+        max_grad_norm=0.0,
     )
     batch = task.train.take(torch.arange(samples))
     return [step(*batch)[0].item() for _ in range(30)]

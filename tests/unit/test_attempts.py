@@ -27,7 +27,7 @@ from trainer.runners.restart_attempts import (
     newest_number,
 )
 
-CONFIG = RunConfig(parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=2)
+CONFIG = RunConfig(strategy=Parallel.DDP, runner=Runner.TORCHRUN, devices_per_node=2)
 GONE = {"pid": 2**22 + 7, "pid_started": 1.0}
 """Entries of a process that is not there any more."""
 
@@ -167,7 +167,7 @@ def test_a_restart_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
     checkpoint(first, "step-30.pt", 30)
     this = attempt(first, 1, CONFIG)
     assert this.folder == attempt_folder(first, 1) == tmp_path / "job-restart1"
-    assert (this.config.resume, this.former) == ("job/step-30.pt", first)
+    assert (this.config.resume_from, this.former) == ("job/step-30.pt", first)
     assert checkpoint_step(first / "last.pt") == 20
 
 
@@ -176,9 +176,9 @@ def test_without_a_checkpoint_it_goes_further_back(tmp_path: Path) -> None:
     checkpoint(first, "last.pt", 20)
     (tmp_path / "job-restart1").mkdir()
     this = attempt(first, 2, CONFIG)
-    assert (this.config.resume, this.former) == ("job/last.pt", tmp_path / "job-restart1")
-    anew = attempt(tmp_path / "other", 1, replace(CONFIG, resume="old/best.pt"))
-    assert (anew.config.resume, anew.former) == ("old/best.pt", None)
+    assert (this.config.resume_from, this.former) == ("job/last.pt", tmp_path / "job-restart1")
+    anew = attempt(tmp_path / "other", 1, replace(CONFIG, resume_from="old/best.pt"))
+    assert (anew.config.resume_from, anew.former) == ("old/best.pt", None)
 
 
 def test_begin_links_both_folders_and_says_what_happened(tmp_path: Path) -> None:

@@ -301,31 +301,31 @@ def test_a_proposal_respects_what_is_set() -> None:
     assert proposed("input-bound", gpu(workers | {"prefetch_factor": 8}, cores=4)) == (None, None)
     assert proposed("input-bound", gpu(cores=2)) == ("num_workers", 2)
     assert proposed("transfer-bound", gpu()) == ("copy_stream", True)
-    done = {"copy_stream": True, "data_on_device": True}
+    done = {"copy_stream": True, "dataset_on_device": True}
     assert proposed("transfer-bound", gpu(done)) == (None, None)
     assert proposed("launch-bound", gpu({"fused": False})) == ("fused", True)
     graphs = {"cuda_graphs": True, "batch_size": 64}
     assert proposed("launch-bound", gpu(graphs)) == ("batch_size", 128)
     assert proposed("compute-bound", gpu()) == ("precision", "bf16")
-    assert proposed("compute-bound", gpu({"precision": "bf16"})) == ("compile", "default")
+    assert proposed("compute-bound", gpu({"precision": "bf16"})) == ("compile_mode", "default")
     assert proposed("compute-bound", gpu({"deterministic": True})) == ("deterministic", False)
-    last = {"precision": "bf16", "compile": "default"}
+    last = {"precision": "bf16", "compile_mode": "default"}
     assert proposed("compute-bound", gpu(last)) == (None, None)
 
 
 def test_data_in_memory_need_no_workers() -> None:
-    assert proposed("input-bound", gpu(in_memory=True)) == ("data_on_device", True)
+    assert proposed("input-bound", gpu(in_memory=True)) == ("dataset_on_device", True)
     assert proposed("input-bound", gpu({"num_workers": 2}, in_memory=True)) == ("num_workers", 0)
-    on_device = gpu({"data_on_device": True}, in_memory=True)
+    on_device = gpu({"dataset_on_device": True}, in_memory=True)
     assert proposed("input-bound", on_device) == (None, None)
 
 
 def test_a_proposal_respects_what_is_possible() -> None:
     assert proposed("compute-bound", gpu(capability=(7, 0))) == ("precision", "fp16")
-    assert proposed("compute-bound", gpu(capability=(6, 1))) == ("compile", "default")
-    assert proposed("compute-bound", gpu(capability=None)) == ("compile", "default")
-    assert proposed("compute-bound", gpu(), precision="bf16") == ("compile", "default")
-    assert proposed("launch-bound", gpu(), cuda_graphs=True) == ("compile", "reduce-overhead")
+    assert proposed("compute-bound", gpu(capability=(6, 1))) == ("compile_mode", "default")
+    assert proposed("compute-bound", gpu(capability=None)) == ("compile_mode", "default")
+    assert proposed("compute-bound", gpu(), precision="bf16") == ("compile_mode", "default")
+    assert proposed("launch-bound", gpu(), cuda_graphs=True) == ("compile_mode", "reduce-overhead")
 
 
 def test_every_proposal_is_a_value_of_its_field() -> None:
@@ -349,9 +349,9 @@ def test_a_long_step_on_a_cpu_may_use_more_threads_and_a_short_one_not() -> None
         assert found is not None
         return found.name
 
-    assert name(CPU) == "threads"
-    assert name(replace(CPU, step_time=0.001)) == "compile"
-    assert name(replace(CPU, config=RunConfig(threads=8).to_dict())) == "compile"
+    assert name(CPU) == "num_threads"
+    assert name(replace(CPU, step_time=0.001)) == "compile_mode"
+    assert name(replace(CPU, config=RunConfig(num_threads=8).to_dict())) == "compile_mode"
 
 
 def test_a_script_is_told_in_words_what_to_change() -> None:

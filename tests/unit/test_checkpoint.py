@@ -89,17 +89,23 @@ def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path: Path, kind: st
         path.write_bytes(path.read_bytes()[:2000])
     elif kind == "foreign":
         torch.save({"weights": torch.zeros(1)}, path)
-    with pytest.raises(CheckpointError, match=r"resume: .*best\.pt .*Choose another checkpoint\."):
+    with pytest.raises(
+        CheckpointError, match=r"resume_from: .*best\.pt .*Choose another checkpoint\."
+    ):
         read_checkpoint(path)
 
 
 @pytest.mark.parametrize(
     ("workload", "changes", "refused"),
     [
-        (Workload.DIGITS_MLP, {"width": 9, "data": "other", "own": "wide", "seed": 5}, None),
-        (Workload.LINEAR, {"data": "other", "width": 9}, None),
+        (
+            Workload.DIGITS_MLP,
+            {"width": 9, "dataset": "other", "custom_options": "wide", "seed": 5},
+            None,
+        ),
+        (Workload.LINEAR, {"dataset": "other", "width": 9}, None),
         (Workload.LINEAR, {"seed": 5}, "seed"),
-        (Workload.USER, {"own": "wide"}, "own"),
+        (Workload.CUSTOM, {"custom_options": "wide"}, "custom_options"),
     ],
 )
 def test_settings_are_compared_where_the_workload_reads_them(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.run.setting_names import EARLIER_FIELDS
 from tests.support.train_devices import CPU_DEVICE, GPU, gpu
 from trainer.config import (
     FIELDS,
@@ -37,24 +38,24 @@ from trainer.config_validation import TrainDevice, choice_problem, problems
         ("seed", -1, "got -1"),
         ("precision", "fp8", "must be one of fp32, tf32, bf16, fp16"),
         ("device", "cuda:0", "must be cpu or a GPU's UUID"),
-        ("resume", "../secret/best.pt", "must be RUN_ID/best.pt"),
-        ("resume", "run/../../best.pt", "must be RUN_ID/best.pt"),
-        ("resume", "run/other.pt", "must be RUN_ID/best.pt"),
+        ("resume_from", "../secret/best.pt", "must be RUN_ID/best.pt"),
+        ("resume_from", "run/../../best.pt", "must be RUN_ID/best.pt"),
+        ("resume_from", "run/other.pt", "must be RUN_ID/best.pt"),
         ("pin_memory", 1, "must be 0 or 1"),
-        ("data", "/etc", "must be a path inside the data folder"),
-        ("data", "..", "must be a path inside the data folder"),
-        ("data", "a/../../b", "must be a path inside the data folder"),
-        ("data", "a/./b", "must be a path inside the data folder"),
-        ("data", "a//b", "must be a path inside the data folder"),
-        ("data", "a\\b", "must be a path inside the data folder"),
-        ("data", "a\0b", "must be a path inside the data folder"),
-        ("data", "a\n", "must be a path inside the data folder"),
-        ("data", ".hidden", "must be a path inside the data folder"),
-        ("data", "a/" * 8 + "b", "must be a path inside the data folder"),
-        ("own", "A", "must be comma-separated names of the workload's own options"),
-        ("own", "a,,b", "must be comma-separated names of the workload's own options"),
-        ("own", "a,", "must be comma-separated names of the workload's own options"),
-        ("own", "a;b", "must be comma-separated names of the workload's own options"),
+        ("dataset", "/etc", "must be a path inside the data folder"),
+        ("dataset", "..", "must be a path inside the data folder"),
+        ("dataset", "a/../../b", "must be a path inside the data folder"),
+        ("dataset", "a/./b", "must be a path inside the data folder"),
+        ("dataset", "a//b", "must be a path inside the data folder"),
+        ("dataset", "a\\b", "must be a path inside the data folder"),
+        ("dataset", "a\0b", "must be a path inside the data folder"),
+        ("dataset", "a\n", "must be a path inside the data folder"),
+        ("dataset", ".hidden", "must be a path inside the data folder"),
+        ("dataset", "a/" * 8 + "b", "must be a path inside the data folder"),
+        ("custom_options", "A", "must be comma-separated names of the workload's own options"),
+        ("custom_options", "a,,b", "must be comma-separated names of the workload's own options"),
+        ("custom_options", "a,", "must be comma-separated names of the workload's own options"),
+        ("custom_options", "a;b", "must be comma-separated names of the workload's own options"),
     ],
 )
 def test_it_refuses_nonsense_with_field_value_and_remedy(
@@ -69,11 +70,11 @@ def test_it_refuses_nonsense_with_field_value_and_remedy(
 
 def test_data_may_have_the_names_that_people_give() -> None:
     for path in ("", "digits", "Caltech 101/labels (1).csv", "räume/images_2", "a..b/1.csv"):
-        assert replace(RunConfig(), data=path).data == path
+        assert replace(RunConfig(), dataset=path).dataset == path
 
 
 def test_own_settings_are_on_by_whole_names() -> None:
-    config = replace(RunConfig(), own="wide,slow_loader")
+    config = replace(RunConfig(), custom_options="wide,slow_loader")
     assert config.has("wide")
     assert config.has("slow_loader")
     assert not config.has("slow")
@@ -97,7 +98,7 @@ def test_json_and_url_forms_come_back_equal(workload: Workload) -> None:
         runner=Runner.PROCESS,
         num_workers=2,
         pin_memory=not on_gpu.pin_memory,
-        resume="20261121-101500-digits-cnn-ab12/step-300.pt",
+        resume_from="20261121-101500-digits-cnn-ab12/step-300.pt",
     )
     for config in (on_cpu, on_gpu, changed):
         assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -106,7 +107,7 @@ def test_json_and_url_forms_come_back_equal(workload: Workload) -> None:
 
 def test_the_url_holds_only_what_differs() -> None:
     assert RunConfig().to_params() == {}
-    assert defaults(Workload.FILL).to_params() == {"workload": "fill"}
+    assert defaults(Workload.MEMORY_STRESS).to_params() == {"workload": "memory_stress"}
     assert replace(RunConfig(), epochs=3, fused=False).to_params() == {"epochs": "3", "fused": "0"}
 
 
@@ -121,12 +122,12 @@ def test_a_switch_in_a_url_is_a_number_or_a_word(text: str, value: bool) -> None
 
 
 HOSTILE: dict[str, set[str]] = {
-    "": {"data", "own"},
+    "": {"dataset", "custom_options"},
     "-1": set(),
-    "1e9": {"data"},
-    "٣": {"data"},
-    "nan": {"data", "own"},
-    "0x10": {"data"},
+    "1e9": {"dataset"},
+    "٣": {"dataset"},
+    "nan": {"dataset", "custom_options"},
+    "0x10": {"dataset"},
     "9" * 5000: set(),
     "<script>": set(),
     "1;": set(),
@@ -135,7 +136,9 @@ HOSTILE: dict[str, set[str]] = {
 
 
 def test_a_hostile_url_is_reported_and_replaced(subtests: pytest.Subtests) -> None:
-    for text, field in itertools.product(HOSTILE, [name for name in FIELDS if name != "resume"]):
+    for text, field in itertools.product(
+        HOSTILE, [name for name in FIELDS if name != "resume_from"]
+    ):
         with subtests.test(f"{field}={text[:10]}"):
             config, found = RunConfig.from_params({field: text, "unknown": "x"})
             assert bool(found) is (field not in HOSTILE[text])
@@ -215,5 +218,29 @@ def test_checkpoints_are_listed_as_resume_takes_them(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert sorted(checkpoints(tmp_path)) == ["run-a/best.pt", "run-b/step-12.pt"]
     for name in checkpoints(tmp_path):
-        assert replace(RunConfig(), resume=name).resume == name
+        assert replace(RunConfig(), resume_from=name).resume_from == name
     assert checkpoints(tmp_path / "missing") == []
+
+
+def test_earlier_names_are_read_from_dicts_links_and_attributes() -> None:
+    earlier = {"workload": "fill", "accumulation": 4, "ranks": 2, "data": "mine", "own": "fast"}
+    config = RunConfig.from_dict(earlier)
+    assert config.workload is Workload.MEMORY_STRESS
+    assert (config.gradient_accumulation_steps, config.devices_per_node) == (4, 2)
+    linked, found = RunConfig.from_params({name: str(value) for name, value in earlier.items()})
+    assert (linked, found) == (config, [])
+    for name, field in EARLIER_FIELDS.items():
+        assert getattr(config, name) == getattr(config, field)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        config.nothing  # noqa: B018
+
+
+def test_a_current_name_wins_over_an_earlier_one() -> None:
+    both = {"num_threads": 3, "threads": 1}
+    assert RunConfig.from_dict(both).num_threads == 3
+    assert RunConfig.from_dict(dict(reversed(both.items()))).num_threads == 3
+
+
+def test_earlier_names_are_no_names_of_today() -> None:
+    assert set(EARLIER_FIELDS.values()) <= set(FIELDS)
+    assert not set(EARLIER_FIELDS) & set(FIELDS)

@@ -74,9 +74,11 @@ def test_what_each_rank_of_a_machine_keeps_has_to_fit_for_all(
     bytes_of_all = 10 * (4 + 8)  # a float and an int64 a sample
     free = SimpleNamespace(available=4 * bytes_of_all - 1)
     monkeypatch.setattr("psutil.virtual_memory", lambda: free)
-    three = RunConfig(data_on_device=True, parallel=Parallel.DDP, ranks=3, nodes=2)
+    three = RunConfig(
+        dataset_on_device=True, strategy=Parallel.DDP, devices_per_node=3, num_nodes=2
+    )
     make_loader(split(), three, CpuCompute())
-    four = RunConfig(data_on_device=True, parallel=Parallel.DDP, ranks=4)
+    four = RunConfig(dataset_on_device=True, strategy=Parallel.DDP, devices_per_node=4)
     said = "data set takes 120 B in each of 4 processes, and 479 B of the host's memory"
     with pytest.raises(RunFailed, match=said):
         make_loader(split(), four, CpuCompute())

@@ -42,7 +42,7 @@ def test_tables_and_class_folders_are_found_and_nothing_else(tmp_path: Path) -> 
         "parted",
     ]
     for name in sets.data_sets(tmp_path):
-        assert replace(RunConfig(), data=name).data == name
+        assert replace(RunConfig(), dataset=name).dataset == name
         assert data_path(tmp_path, name) == tmp_path / name
 
 
@@ -103,11 +103,11 @@ def test_missing_data_are_a_problem_with_the_command_that_makes_some(
     config = defaults(Workload.IMAGES)
     problem = data_problem(config)
     assert problem is not None
-    assert problem.field == "data"
+    assert problem.field == "dataset"
     assert f"{MAKE_DIGITS} {tmp_path}/digits" in problem.remedy
     files(tmp_path, "mine.csv")
     other = data_problem(config)
     assert other is not None
     assert other.remedy == "Choose mine.csv"
-    assert data_problem(replace(config, data="mine.csv")) is None
-    assert data_problem(defaults(Workload.FILL)) is None
+    assert data_problem(replace(config, dataset="mine.csv")) is None
+    assert data_problem(defaults(Workload.MEMORY_STRESS)) is None

@@ -133,7 +133,7 @@ HOST_OOM = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to al
         ),
         (
             OOM,
-            {"workload": Workload.FILL, "precision": Precision.BF16},
+            {"workload": Workload.MEMORY_STRESS, "precision": Precision.BF16},
             gpu(),
             "Lower batch_size, image_size or width.",
         ),
@@ -145,9 +145,9 @@ HOST_OOM = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to al
         ),
         (
             OOM,
-            {"data_on_device": True, "precision": Precision.BF16},
+            {"dataset_on_device": True, "precision": Precision.BF16},
             gpu(),
-            "Lower batch_size, or switch off data_on_device.",
+            "Lower batch_size, or switch off dataset_on_device.",
         ),
         (
             HOST_OOM,
@@ -169,12 +169,12 @@ def test_the_advice_is_one_that_this_run_can_follow(
 
 
 def test_a_nans_advice_is_one_that_this_run_can_follow() -> None:
-    assert nan_remedy(ON_GPU) == "Lower learning_rate or switch on clip_norm"
-    assert nan_remedy(replace(ON_GPU, clip_norm=1.0)) == "Lower learning_rate"
+    assert nan_remedy(ON_GPU) == "Lower learning_rate or switch on max_grad_norm"
+    assert nan_remedy(replace(ON_GPU, max_grad_norm=1.0)) == "Lower learning_rate"
     pure = nan_remedy(replace(ON_GPU, precision=Precision.PURE_FP16))
     assert pure.endswith("choose fp32 instead of pure_fp16")
     fp16 = nan_remedy(replace(ON_GPU, precision=Precision.FP16))
-    assert fp16.endswith("switch on clip_norm or choose fp32 instead of fp16")
+    assert fp16.endswith("switch on max_grad_norm or choose fp32 instead of fp16")
 
 
 def test_memory_that_cannot_be_pinned_is_not_the_gpus() -> None:

@@ -12,7 +12,8 @@ from stepscope.host.usage import Container
 from stepscope.memory.batch_headroom import Device, StepMemory, report
 from stepscope.watch import memory_probe
 from stepscope.watch.memory_probe import FirstSteps, process_peak
-from trainer.memory_estimate import free
+from trainer.config_validation import TrainDevice
+from trainer.memory_estimate import estimate
 
 GIB = 2**30
 GPU = Device("cuda", "a GPU", 9 * GIB)
@@ -121,9 +122,10 @@ def test_the_hosts_memory_ends_at_the_limit_of_the_container(
 ) -> None:
     held = Container(limit=GIB, used=GIB - 4096)
     monkeypatch.setattr(memory_probe, "container", lambda: held)
-    monkeypatch.setattr(free, "container", lambda: held)
+    monkeypatch.setattr(estimate, "container", lambda: held)
     assert FirstSteps(3, lambda: None)._device(None).free == 4096
-    assert (free.host_memory().bytes, free.host_memory().total) == (4096, GIB)
+    host = estimate.free_memory(TrainDevice(id="cpu", name="CPU", memory_total=GIB))
+    assert (host.bytes, host.total) == (4096, GIB)
 
 
 def test_the_peak_of_the_process_is_what_the_system_says(tmp_path: Path) -> None:

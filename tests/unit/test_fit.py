@@ -105,18 +105,18 @@ def test_a_model_far_larger_than_this_machine_takes_none_of_its_memory() -> None
 
 
 def test_accumulation_takes_less_than_one_large_batch_and_checkpointing_less_than_none() -> None:
-    base = replace(defaults(Workload.GPT), width=32, layers=4, context=32)
+    base = replace(defaults(Workload.GPT), width=32, num_layers=4, context_length=32)
     whole = predict(replace(base, batch_size=32), CPU).peak.allocated
-    parts = predict(replace(base, batch_size=8, accumulation=4), CPU).peak.allocated
+    parts = predict(replace(base, batch_size=8, gradient_accumulation_steps=4), CPU).peak.allocated
     again = predict(replace(base, batch_size=32, activation_checkpointing=True), CPU).peak.allocated
     assert parts < 0.5 * whole
     assert again < 0.8 * whole
 
 
 def test_tied_weights_count_once() -> None:
-    base = replace(defaults(Workload.GPT), width=32, layers=1, context=32)
+    base = replace(defaults(Workload.GPT), width=32, num_layers=1, context_length=32)
     tied = predict(base, CPU).peak.parts["parameters"]
-    apart = predict(replace(base, tied_head=False), CPU).peak.parts["parameters"]
+    apart = predict(replace(base, tie_embeddings=False), CPU).peak.parts["parameters"]
     characters = (apart - tied) // (4 * 32)
     assert apart - tied == 4 * 32 * characters
     assert 90 < characters < 120
@@ -370,7 +370,7 @@ def test_only_sizes_with_headroom_are_measured() -> None:
 
 
 def test_each_rank_of_ddp_has_buckets_as_large_as_its_weights(one_layer: RunConfig) -> None:
-    ddp = replace(one_layer, parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=3)
+    ddp = replace(one_layer, strategy=Parallel.DDP, runner=Runner.TORCHRUN, devices_per_node=3)
     gpu = TrainDevice(
         id="GPU-0", name="GPU", memory_total=2**34, cuda_index=0, compute_capability=(9, 0)
     )
@@ -379,19 +379,19 @@ def test_each_rank_of_ddp_has_buckets_as_large_as_its_weights(one_layer: RunConf
     assert each.peak == alone.peak
     assert each.outside == alone.outside | {"gradient_buckets": WEIGHTS}
     assert any("NCCL" in note for note in each.notes)
-    views = predict(replace(ddp, device=gpu.id, bucket_view=True), gpu)
+    views = predict(replace(ddp, device=gpu.id, gradient_as_bucket_view=True), gpu)
     assert views.outside["gradient_buckets"] == WEIGHTS - views.peak.parts["gradients"]
 
 
 def test_ranks_on_a_cpu_share_the_hosts_memory(one_layer: RunConfig) -> None:
-    ddp = replace(one_layer, parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=3)
+    ddp = replace(one_layer, strategy=Parallel.DDP, runner=Runner.TORCHRUN, devices_per_node=3)
     outside = predict(ddp, CPU).outside
     others = outside.pop("other_ranks")
     assert others == 2 * (predict(ddp, CPU).peak.allocated + sum(outside.values()))
-    assert "other_ranks" not in predict(replace(ddp, ranks=1), CPU).outside
+    assert "other_ranks" not in predict(replace(ddp, devices_per_node=1), CPU).outside
 
 
 @pytest.mark.parametrize("parallel", [Parallel.FSDP, Parallel.DP])
 def test_what_is_not_predicted_is_refused(one_layer: RunConfig, parallel: Parallel) -> None:
-    with pytest.raises(RunFailed, match="^parallel: .*not predicted"):
-        predict(replace(one_layer, parallel=parallel), CPU)
+    with pytest.raises(RunFailed, match="^strategy: .*not predicted"):
+        predict(replace(one_layer, strategy=parallel), CPU)

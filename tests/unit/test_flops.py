@@ -60,7 +60,7 @@ def test_attention_counts_in_full() -> None:
     assert count(task(model, length, width), 8) == 2 * linear + 3 * 2 * scores
 
 
-@pytest.mark.parametrize("workload", [Workload.DIGITS_CNN, Workload.FILL, Workload.LINEAR])
+@pytest.mark.parametrize("workload", [Workload.DIGITS_CNN, Workload.MEMORY_STRESS, Workload.LINEAR])
 def test_counting_changes_nothing(workload: Workload) -> None:
     config = replace(defaults(workload), batch_size=8)
     made = WORKLOADS[workload](config)
@@ -81,13 +81,15 @@ def test_a_language_model_needs_six_operations_a_weight_and_token() -> None:
 
     N are the weights of linear layers, the head's too: what is looked up is not multiplied.
     """
-    config = replace(defaults(Workload.GPT), batch_size=4, width=128, layers=3, context=64)
+    config = replace(
+        defaults(Workload.GPT), batch_size=4, width=128, num_layers=3, context_length=64
+    )
     made = WORKLOADS[Workload.GPT](config)
     weights = sum(
         part.weight.numel() for part in made.model.modules() if isinstance(part, nn.Linear)
     )
     tokens = 4 * 64
-    attention = 12 * config.layers * config.width * config.context * tokens
+    attention = 12 * config.num_layers * config.width * config.context_length * tokens
     assert count(made, 4) == pytest.approx(6 * weights * tokens + attention, rel=0.001)
 
 
@@ -136,13 +138,15 @@ def test_speed_and_share_of_the_peak() -> None:
 
 
 def test_the_peak_of_dataparallel_is_that_of_all_its_gpus() -> None:
-    config = RunConfig(batch_size=8, precision=Precision.BF16, parallel=Parallel.DP, ranks=4)
+    config = RunConfig(
+        batch_size=8, precision=Precision.BF16, strategy=Parallel.DP, devices_per_node=4
+    )
     speed = Speed.of(task(nn.Linear(64, 10), 64), config, GPU)
     assert speed.per_sample is not None
     all_at_their_peak = speed.per_sample * 8 / (4 * 989.5e12)
     assert speed.row(8, all_at_their_peak)["perf/mfu"] == pytest.approx(100)
     assert speed.facts(8)["peak_flops"] == 4 * 989.5e12
-    one_of_four = Speed.of(task(nn.Linear(64, 10), 64), replace(config, parallel=Parallel.DDP), GPU)
+    one_of_four = Speed.of(task(nn.Linear(64, 10), 64), replace(config, strategy=Parallel.DDP), GPU)
     assert one_of_four.facts(8)["peak_flops"] == 989.5e12, "a rank computes on one GPU"
 
 

@@ -202,7 +202,9 @@ def test_a_bad_row_is_named_and_ends_the_run_or_is_left_out(
                 read(path)
             assert str(caught.value).startswith("labels.csv, line 7: ")
             assert reason in str(caught.value)
-            assert str(caught.value).endswith("turn on skip_broken to skip what cannot be read.")
+            assert str(caught.value).endswith(
+                "turn on skip_unreadable to skip what cannot be read."
+            )
             assert len(str(caught.value)) < 400
             images, broken = read(path, skip=True)
             assert paths(images) == PLAIN

@@ -43,7 +43,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make(**changes: Any) -> tuple[Task, RunConfig]:
     torch.manual_seed(0)
-    base = replace(defaults(Workload.IMAGES), data="set/labels.csv", image_size=8)
+    base = replace(defaults(Workload.IMAGES), dataset="set/labels.csv", image_size=8)
     config = replace(base, **changes)
     return WORKLOADS[Workload.IMAGES](config), config
 
@@ -120,7 +120,7 @@ def test_a_broken_image_ends_the_run_with_its_file_and_line(root: Path) -> None:
 
 
 def test_the_next_sound_image_takes_the_place_of_a_broken_one(root: Path) -> None:
-    task, _ = make(skip_broken=True)
+    task, _ = make(skip_unreadable=True)
     for place in (3, 4):
         (root / "set" / split(task).entries[place].path).write_bytes(b"nothing")
     images, labels = task.train.take(torch.arange(8))
@@ -134,7 +134,7 @@ def test_the_next_sound_image_takes_the_place_of_a_broken_one(root: Path) -> Non
 
 
 def test_a_split_of_broken_images_only_ends_the_run(root: Path) -> None:
-    task, _ = make(skip_broken=True)
+    task, _ = make(skip_unreadable=True)
     for path in (root / "set").glob("*.png"):
         path.write_bytes(b"nothing")
     with pytest.raises(ImageError, match="none of the 162 images can be decoded; the first"):
@@ -146,21 +146,21 @@ def test_rows_that_are_left_out_stand_in_run_json(root: Path) -> None:
         file.write("\nmissing.png,class 1\n0.png,class 0\n")
     with pytest.raises(ImageError, match=r"labels\.csv, line 204: there is no file missing\.png"):
         make()
-    task, _ = make(skip_broken=True)
+    task, _ = make(skip_unreadable=True)
     assert task.run_info["left_out"]["count"] == 1
     assert task.run_info["repeated_rows"] == 1
 
 
 def test_workers_share_what_is_broken(root: Path) -> None:
-    task, _ = make(skip_broken=True)
+    task, _ = make(skip_unreadable=True)
     assert split(task).broken.is_shared()
     assert pickle.loads(pickle.dumps(split(task))).length == task.train.length
 
 
 @pytest.mark.parametrize("data", ["", "missing", "set/0.png", "set/missing.csv"])
 def test_data_that_are_not_there_are_one_sentence(root: Path, data: str) -> None:
-    with pytest.raises(ImageError, match=r"^data: no .* Choose set/labels\.csv\.$"):
-        make(data=data)
+    with pytest.raises(ImageError, match=r"^dataset: no .* Choose set/labels\.csv\.$"):
+        make(dataset=data)
 
 
 def test_the_command_writes_the_real_digits(tmp_path: Path) -> None:

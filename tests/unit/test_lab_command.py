@@ -32,7 +32,7 @@ def handlers() -> Iterator[None]:
 def folder(tmp_path: Path) -> Path:
     """Return the folder of a sweep whose workload, a user's own file, is not given here."""
     arms = (Arm(name="fused", label="fused on", changes={"fused": True}),)
-    write_plan(tmp_path, Plan(config=defaults(Workload.USER), arms=arms))
+    write_plan(tmp_path, Plan(config=defaults(Workload.CUSTOM), arms=arms))
     return tmp_path
 
 

@@ -73,8 +73,8 @@ def test_an_arm_brings_what_it_needs() -> None:
         "non_blocking": False,
     }
     # A step of as many samples as before.
-    assert make_arm({"accumulation": 4}, config, [GPU]).changes == {
-        "accumulation": 4,
+    assert make_arm({"gradient_accumulation_steps": 4}, config, [GPU]).changes == {
+        "gradient_accumulation_steps": 4,
         "batch_size": 32,
     }
 
@@ -242,22 +242,31 @@ def own_plan(own_file: str, *words: str) -> Plan:
 
 def test_settings_of_a_workload_of_the_users_own_are_arms(own_file: str) -> None:
     plan = own_plan(own_file, "--arms", "quick,late+num_workers=2,quick+late")
-    assert plan.config.workload is Workload.USER
+    assert plan.config.workload is Workload.CUSTOM
     assert [(arm.name, arm.label, dict(arm.changes)) for arm in plan.arms] == [
-        ("quick", "quick on", {"own": "quick"}),
-        ("late+num_workers=2", "late on, num_workers 2", {"own": "late", "num_workers": 2}),
-        ("quick+late", "late on, quick on", {"own": "quick,late"}),
+        ("quick", "quick on", {"custom_options": "quick"}),
+        (
+            "late+num_workers=2",
+            "late on, num_workers 2",
+            {"custom_options": "late", "num_workers": 2},
+        ),
+        ("quick+late", "late on, quick on", {"custom_options": "quick,late"}),
     ]
     offered = {arm.name: arm.problem for arm in arms(plan.config, [CPU])}
     assert (offered["quick"], offered["late"]) == (None, None)
     on = own_plan(own_file, "--set", "own=late", "--arms", "late=false,quick")
-    assert [dict(arm.changes) for arm in on.arms] == [{"own": ""}, {"own": "late,quick"}]
+    assert [dict(arm.changes) for arm in on.arms] == [
+        {"custom_options": ""},
+        {"custom_options": "late,quick"},
+    ]
 
 
 def test_settings_of_the_users_own_add_up_in_a_combination(own_file: str) -> None:
     config = own_plan(own_file, "--set", "own=late").config
-    both = merged(config, {"own": "late,quick"}, {"own": "", "num_workers": 2})
-    assert both == {"own": "quick", "num_workers": 2}
+    both = merged(
+        config, {"custom_options": "late,quick"}, {"custom_options": "", "num_workers": 2}
+    )
+    assert both == {"custom_options": "quick", "num_workers": 2}
     assert merged(config, {"fused": False}, {"num_workers": 2}) == {
         "fused": False,
         "num_workers": 2,

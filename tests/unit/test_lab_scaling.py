@@ -27,8 +27,8 @@ def offered(config: Any, devices: list[TrainDevice]) -> list[Arm]:
 def test_a_cpu_offers_as_many_ranks_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     baseline, found = PRESETS["scaling"].build(CONFIG, [CPU])
-    assert baseline.threads == 1
-    assert [(arm.changes["parallel"], arm.changes["ranks"]) for arm in found] == [
+    assert baseline.num_threads == 1
+    assert [(arm.changes["strategy"], arm.changes["devices_per_node"]) for arm in found] == [
         (way, ranks) for ranks in (2, 4, 6) for way in ("ddp", "fsdp")
     ]
     for arm in found:
@@ -60,16 +60,16 @@ def test_gpus_offer_as_many_ranks_as_there_are(count: int, most: int) -> None:
     if most == 1:
         [arm] = found
         assert str(arm.problem) == (
-            "ranks: this machine has 1 GPU. Run this sweep where there are several."
+            "devices_per_node: this machine has 1 GPU. Run this sweep where there are several."
         )
         return
-    assert max(arm.changes["ranks"] for arm in found) == most
-    assert {arm.changes["parallel"] for arm in found} == {"dp", "ddp", "fsdp"}
+    assert max(arm.changes["devices_per_node"] for arm in found) == most
+    assert {arm.changes["strategy"] for arm in found} == {"dp", "ddp", "fsdp"}
 
 
 def test_an_arm_back_to_one_process_needs_no_torchrun() -> None:
-    several = changed(CONFIG, {"parallel": "ddp", "ranks": 2, "runner": "torchrun"})
-    arm = make_arm({"parallel": "none", "ranks": 1}, several, [CPU])
+    several = changed(CONFIG, {"strategy": "ddp", "devices_per_node": 2, "runner": "torchrun"})
+    arm = make_arm({"strategy": "none", "devices_per_node": 1}, several, [CPU])
     assert changed(several, arm.changes).runner is Runner.THREAD
     assert arm.problem is None
 
@@ -111,7 +111,7 @@ def verdict(effect: float | None, low: float | None, high: float | None) -> dict
 
 
 def test_speed_up_and_efficiency_have_the_interval_of_the_verdict() -> None:
-    found = scaled(CONFIG, {"parallel": "ddp", "ranks": 4}, verdict(2.2, 2.0, 2.4))
+    found = scaled(CONFIG, {"strategy": "ddp", "devices_per_node": 4}, verdict(2.2, 2.0, 2.4))
     scaling = found["scaling"]
     assert (scaling["devices"], scaling["speed_up"]) == (4, pytest.approx(3.2))
     assert scaling["efficiency"] == pytest.approx(0.8)
@@ -123,12 +123,14 @@ def test_speed_up_and_efficiency_have_the_interval_of_the_verdict() -> None:
 
 
 def test_efficiency_is_against_the_devices_of_the_baseline() -> None:
-    two = changed(CONFIG, {"parallel": Parallel.DDP, "ranks": 2, "runner": Runner.TORCHRUN})
-    found = scaled(two, {"ranks": 4}, verdict(0.5, 0.5, 0.5))
+    two = changed(
+        CONFIG, {"strategy": Parallel.DDP, "devices_per_node": 2, "runner": Runner.TORCHRUN}
+    )
+    found = scaled(two, {"devices_per_node": 4}, verdict(0.5, 0.5, 0.5))
     assert found["scaling"]["efficiency"] == pytest.approx(0.75)
 
 
 def test_other_arms_and_open_verdicts_have_no_figures() -> None:
     assert scaled(CONFIG, {"precision": "bf16"}, verdict(0.1, 0.0, 0.2)) == {}
-    found = scaled(CONFIG, {"parallel": "ddp", "ranks": 4}, verdict(None, None, None))
+    found = scaled(CONFIG, {"strategy": "ddp", "devices_per_node": 4}, verdict(None, None, None))
     assert found == {"scaling": {"devices": 4, "speed_up": None, "efficiency": None}}

@@ -563,7 +563,7 @@ def test_an_arm_is_compared_with_the_geometric_mean_of_the_baselines() -> None:
 
 def test_many_arms_are_compared_with_several_runs_of_the_baseline(tmp_path: Path) -> None:
     arms = [arm(**{field: True}) for field in ("channels_last", "fused", "deterministic")]
-    for field in ("num_workers", "accumulation", "clip_norm", "threads"):
+    for field in ("num_workers", "gradient_accumulation_steps", "max_grad_norm", "num_threads"):
         arms.append(arm(**{field: 2}))
     a_plan = plan(*arms, max_rounds=2, find_best=False)
     assert a_plan.baselines == 3  # the root of 7, rounded

@@ -32,7 +32,14 @@ ODD = Path("/shared/it's here/runs/20260101-digits-mlp-0a")
 
 def job(device: str = "cpu", **changes: Any) -> RunConfig:
     base = defaults(Workload.DIGITS_MLP, device)
-    return replace(base, parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=4, nodes=2, **changes)
+    return replace(
+        base,
+        strategy=Parallel.DDP,
+        runner=Runner.TORCHRUN,
+        devices_per_node=4,
+        num_nodes=2,
+        **changes,
+    )
 
 
 def launch(config: RunConfig, **changes: Any) -> Launch:
@@ -58,7 +65,7 @@ def test_the_command_is_one_line_for_the_shell() -> None:
 
 
 def test_the_settings_in_the_command_are_those_of_the_page() -> None:
-    config = job("GPU-00", bucket_mb=5, learning_rate=0.125, static_graph=True, max_restarts=3)
+    config = job("GPU-00", bucket_cap_mb=5, learning_rate=0.125, static_graph=True, max_restarts=3)
     found = words(machine_command(launch(config)))
     assert RunConfig.from_dict(json.loads(found[-1])) == config
     assert len(json.loads(settings_json(config))) < 12  # what is as ever is not said
@@ -87,9 +94,9 @@ def test_hosts_that_can_be() -> None:
 def test_ranks_share_the_cores() -> None:
     assert rank_variables(job(), 64)["OMP_NUM_THREADS"] == "8"
     assert rank_variables(job(), 2)["OMP_NUM_THREADS"] == "1"
-    assert rank_variables(job(threads=5), 2)["OMP_NUM_THREADS"] == "5"
+    assert rank_variables(job(num_threads=5), 2)["OMP_NUM_THREADS"] == "5"
     assert "TORCH_NCCL_ENABLE_TIMING" not in rank_variables(job(), 2)
-    assert rank_variables(job(collective_timing=True), 2)["TORCH_NCCL_ENABLE_TIMING"] == "1"
+    assert rank_variables(job(time_collectives=True), 2)["TORCH_NCCL_ENABLE_TIMING"] == "1"
 
 
 def test_what_decides_on_data_and_model_goes_along() -> None:
@@ -98,7 +105,7 @@ def test_what_decides_on_data_and_model_goes_along() -> None:
 
 
 def test_the_script_asks_slurm_for_what_the_ranks_need() -> None:
-    script = slurm_script(launch(job("GPU-00", threads=2, num_workers=3)))
+    script = slurm_script(launch(job("GPU-00", num_threads=2, num_workers=3)))
     asked = [line.removeprefix("#SBATCH --") for line in script.splitlines() if "#SBATCH" in line]
     assert {"nodes=2", "ntasks-per-node=1", "gpus-per-node=4", "cpus-per-task=24"} <= set(asked)
     assert "gpus-per-node" not in slurm_script(launch(job()))
@@ -113,7 +120,7 @@ def test_the_script_asks_slurm_for_what_the_ranks_need() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "GPU-00"])
 def test_bash_and_shellcheck_accept_the_script(device: str, tmp_path: Path) -> None:
-    settings = {"collective_timing": device != "cpu", "data": "my data"}
+    settings = {"time_collectives": device != "cpu", "dataset": "my data"}
     environment = {"STEPSCOPE_DATA": "/it's here", **rank_variables(job(**settings), 8)}
     script = tmp_path / "job.sbatch"
     script.write_text(slurm_script(launch(job(device, **settings), environment=environment)))
@@ -127,7 +134,7 @@ def test_bash_and_shellcheck_accept_the_script(device: str, tmp_path: Path) -> N
 
 
 ON_ONE_MACHINE = {
-    "job": torchrun_arguments(replace(job(), nodes=1), ODD),
+    "job": torchrun_arguments(replace(job(), num_nodes=1), ODD),
     "collectives": measuring_arguments(Plan()),
     # Without Python's own "-m torch.distributed.run".
     "lesson": next(lesson for lesson in LESSONS if lesson.ranks > 1).arguments[2:],

@@ -24,7 +24,9 @@ def refused(on_gpu: bool, **changes: Any) -> list[str]:
     return [problem.field for problem in found]
 
 
-@pytest.mark.parametrize("field", ["pin_memory", "non_blocking", "copy_stream", "data_on_device"])
+@pytest.mark.parametrize(
+    "field", ["pin_memory", "non_blocking", "copy_stream", "dataset_on_device"]
+)
 def test_what_serves_copies_is_for_gpus(field: str) -> None:
     assert refused(False, **{field: True}) == [field]
 
@@ -37,10 +39,10 @@ def test_what_serves_copies_is_for_gpus(field: str) -> None:
         ({"non_blocking": True}, ["non_blocking"]),
         ({"copy_stream": True}, ["copy_stream"]),
         ({"copy_stream": True, "pin_memory": True}, []),
-        ({"data_on_device": True}, []),
-        ({"data_on_device": True, **PINNED}, []),
-        ({"data_on_device": True, "copy_stream": True, **PINNED}, ["copy_stream"]),
-        ({"data_on_device": True, "num_workers": 2}, ["data_on_device"]),
+        ({"dataset_on_device": True}, []),
+        ({"dataset_on_device": True, **PINNED}, []),
+        ({"dataset_on_device": True, "copy_stream": True, **PINNED}, ["copy_stream"]),
+        ({"dataset_on_device": True, "num_workers": 2}, ["dataset_on_device"]),
     ],
 )
 def test_on_a_gpu(changes: dict[str, Any], fields: list[str]) -> None:
@@ -59,10 +61,10 @@ def test_data_that_are_decoded_can_be_kept_on_a_cpu_only(
 ) -> None:
     traits = {**TRAITS, Workload.DIGITS_MLP: Traits(decodes=True)}
     monkeypatch.setattr(rules, "TRAITS", traits)
-    assert refused(True, data_on_device=True) == ["data_on_device"]
+    assert refused(True, dataset_on_device=True) == ["dataset_on_device"]
     assert refused(True, num_workers=2) == []
-    assert refused(False, data_on_device=True) == []
-    assert refused(False, data_on_device=True, num_workers=2) == ["data_on_device"]
+    assert refused(False, dataset_on_device=True) == []
+    assert refused(False, dataset_on_device=True, num_workers=2) == ["dataset_on_device"]
 
 
 def test_what_has_no_effect_beside_data_on_the_device_says_so_in_its_help() -> None:
@@ -70,4 +72,4 @@ def test_what_has_no_effect_beside_data_on_the_device_says_so_in_its_help() -> N
     helps = {switch.field: switch.help for switch in SWITCHES}
     for field in ("pin_memory", "non_blocking"):
         assert "dataset on the device" in helps[field]
-        assert field in helps["data_on_device"]
+        assert field in helps["dataset_on_device"]

@@ -483,17 +483,17 @@ def test_where_nothing_explains_it_the_verdict_says_so() -> None:
 
 OURS = {
     "batch_size": 64,
-    "accumulation": 1,
+    "gradient_accumulation_steps": 1,
     "precision": "fp32",
     "activation_checkpointing": False,
-    "memory_warmup": False,
+    "preallocate_memory": False,
     "optimizer": "adam",
     "num_workers": 4,
     "pin_memory": True,
     "non_blocking": True,
     "copy_stream": True,
     "cuda_graphs": True,
-    "data_on_device": True,
+    "dataset_on_device": True,
     "prefetch_factor": 2,
 }
 
@@ -511,10 +511,10 @@ def test_a_run_of_ours_gets_its_own_settings_in_order() -> None:
         ("batch_size", 32),
         ("activation_checkpointing", True),
         ("precision", "bf16"),
-        ("data_on_device", False),
+        ("dataset_on_device", False),
     ]
     set_already = ours(
-        batch_size=1, activation_checkpointing=True, precision="bf16", data_on_device=False
+        batch_size=1, activation_checkpointing=True, precision="bf16", dataset_on_device=False
     )
     assert named(judge(FULL, set_already)) == []
     assert "device with more memory" in judge(FULL, set_already).next[0].text
@@ -530,7 +530,7 @@ def test_only_what_the_machine_can_do_is_proposed() -> None:
 @pytest.mark.parametrize(
     ("record", "first"),
     [
-        (PIECES, ("memory_warmup", True)),
+        (PIECES, ("preallocate_memory", True)),
         (
             replace(PIECES, segments=Segments(count=1, largest_free=0, elsewhere=GIB)),
             ("copy_stream", False),

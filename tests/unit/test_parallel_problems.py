@@ -35,7 +35,7 @@ DDP, FSDP, DP = Parallel.DDP, Parallel.FSDP, Parallel.DP
 def config(parallel: Parallel, device: str = "GPU-0", **changes: Any) -> RunConfig:
     runner = Runner.TORCHRUN if parallel in (DDP, FSDP) else Runner.THREAD
     base = defaults(Workload.DIGITS_CNN, device)
-    return replace(base, parallel=parallel, runner=runner, ranks=2, **changes)
+    return replace(base, strategy=parallel, runner=runner, devices_per_node=2, **changes)
 
 
 def refused(asked: RunConfig) -> dict[str, str]:
@@ -56,7 +56,7 @@ def test_ranks_train_on_cpus_and_gpus(parallel: Parallel, device: str) -> None:
     "asked",
     [
         config(DP, "cpu"),
-        config(DP, compile=Compile.DEFAULT),
+        config(DP, compile_mode=Compile.DEFAULT),
         config(DP, activation_checkpointing=True),
         replace(config(DP), runner=Runner.TORCHRUN),
     ],
@@ -68,12 +68,15 @@ def test_a_refusal_names_what_to_choose_as_the_list_does(asked: RunConfig) -> No
 
 
 def test_each_rank_needs_a_usable_gpu() -> None:
-    assert "PyTorch can use 2 here." in refused(replace(config(DDP), ranks=3))["ranks"]
-    assert refused(replace(config(DDP, "cpu"), ranks=8)) == {}
+    assert (
+        "PyTorch can use 2 here."
+        in refused(replace(config(DDP), devices_per_node=3))["devices_per_node"]
+    )
+    assert refused(replace(config(DDP, "cpu"), devices_per_node=8)) == {}
 
 
 def test_other_machines_may_have_more_gpus() -> None:
-    several = replace(config(DDP), ranks=8, nodes=2)
+    several = replace(config(DDP), devices_per_node=8, num_nodes=2)
     assert refused(several) == {}
     assert start_problem(several) is not None
     assert start_problem(config(DDP)) is None
@@ -87,16 +90,16 @@ def test_the_fused_sgd_has_no_form_for_weights_that_are_spread() -> None:
 
 def test_blocks_that_compute_again_cannot_be_copied_to_other_gpus() -> None:
     found = refused(config(DP, activation_checkpointing=True))
-    assert found.keys() == {"activation_checkpointing", "parallel"}
+    assert found.keys() == {"activation_checkpointing", "strategy"}
     assert refused(config(DDP, activation_checkpointing=True)) == {}
 
 
 def test_data_parallel_is_for_gpus_of_one_process() -> None:
     assert refused(config(DP)) == {}
-    assert "Choose DDP on a CPU, or a GPU." in refused(config(DP, "cpu"))["parallel"]
-    compiled = refused(config(DP, compile=Compile.DEFAULT))
-    assert {"compile", "parallel"} <= compiled.keys()
-    assert "ranks" in refused(replace(config(DP), ranks=3))
+    assert "Choose DDP on a CPU, or a GPU." in refused(config(DP, "cpu"))["strategy"]
+    compiled = refused(config(DP, compile_mode=Compile.DEFAULT))
+    assert {"compile_mode", "strategy"} <= compiled.keys()
+    assert "devices_per_node" in refused(replace(config(DP), devices_per_node=3))
 
 
 @pytest.mark.parametrize("parallel", [DP, DDP, FSDP])
@@ -112,13 +115,13 @@ def test_the_runner_belongs_to_the_kind() -> None:
 
 def test_what_does_not_act_is_no_problem() -> None:
     """A link may set what belongs to another kind; the sidebar does not show it."""
-    unused = {"cpu_offload": True, "collective_timing": True, "static_graph": True, "nodes": 4}
+    unused = {"cpu_offload": True, "time_collectives": True, "static_graph": True, "num_nodes": 4}
     assert refused(config(Parallel.NONE, "cpu", **unused)) == {}
-    assert refused(config(DDP, "cpu", cpu_offload=True, reshard=False)) == {}
+    assert refused(config(DDP, "cpu", cpu_offload=True, reshard_after_forward=False)) == {}
 
 
 def test_what_a_cpu_cannot_do_for_ranks() -> None:
-    assert "gloo" in refused(config(DDP, "cpu", collective_timing=True))["collective_timing"]
+    assert "gloo" in refused(config(DDP, "cpu", time_collectives=True))["time_collectives"]
     assert "already" in refused(config(FSDP, "cpu", cpu_offload=True))["cpu_offload"]
 
 
@@ -129,14 +132,14 @@ def test_mixed_precision_goes_with_offloaded_weights(precision: Precision) -> No
 
 def test_without_a_connection_there_are_no_ranks() -> None:
     lonely = replace(GPUS[0], connection_reason="torch was built without NCCL")
-    problem = choice_problem("parallel", DDP, config(Parallel.NONE), [lonely, GPUS[1]])
+    problem = choice_problem("strategy", DDP, config(Parallel.NONE), [lonely, GPUS[1]])
     assert problem is not None
     assert "without NCCL" in problem.reason
-    assert choice_problem("parallel", DP, config(Parallel.NONE), [lonely, GPUS[1]]) is None
+    assert choice_problem("strategy", DP, config(Parallel.NONE), [lonely, GPUS[1]]) is None
 
 
 def test_more_ranks_than_cores_are_said_to_be_slow() -> None:
-    four = replace(config(DDP, "cpu"), ranks=4)
+    four = replace(config(DDP, "cpu"), devices_per_node=4)
     (note,) = parallel_notes(four, 2)
     assert "4 ranks share 2 cores" in note
     assert parallel_notes(four, 4) == []
@@ -144,16 +147,19 @@ def test_more_ranks_than_cores_are_said_to_be_slow() -> None:
 
 
 def test_whole_gradients_between_batches_are_said_before_a_start() -> None:
-    (note,) = parallel_notes(config(FSDP, accumulation=2), 1)
+    (note,) = parallel_notes(config(FSDP, gradient_accumulation_steps=2), 1)
     assert "no_sync" in note
-    for changes in ({"accumulation": 1}, {"accumulation": 2, "no_sync": False}):
+    for changes in (
+        {"gradient_accumulation_steps": 1},
+        {"gradient_accumulation_steps": 2, "no_sync": False},
+    ):
         assert parallel_notes(config(FSDP, **changes), 1) == []
-    assert parallel_notes(config(DDP, accumulation=2), 1) == []
+    assert parallel_notes(config(DDP, gradient_accumulation_steps=2), 1) == []
 
 
 def test_a_step_is_what_all_devices_take() -> None:
     assert step_sentence(config(Parallel.NONE)) is None
-    each = config(DDP, batch_size=64, accumulation=4, nodes=3)
+    each = config(DDP, batch_size=64, gradient_accumulation_steps=4, num_nodes=3)
     text = step_sentence(each)
     assert text is not None
     assert text.startswith("Each step uses 1,536 samples: 64 × 2 ranks × 3 machines × 4 batches.")

@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from trainer.config import Parallel, RunConfig, Runner
 from trainer.training.rank_info import ALONE, Ranks
 
-DDP = replace(RunConfig(), parallel=Parallel.DDP, runner=Runner.TORCHRUN, ranks=2)
+DDP = replace(RunConfig(), strategy=Parallel.DDP, runner=Runner.TORCHRUN, devices_per_node=2)
 
 
 def world(size: int) -> list[Ranks]:

@@ -45,7 +45,7 @@ def make(**changes: Any) -> tuple[Training, TrainStep]:
         optimizer=training.optimizer,
         scaler=training.scaler,
         autocast=autocast(config.precision, torch.device("cpu")),
-        clip_norm=1.0,
+        max_grad_norm=1.0,
         set_to_none=config.set_to_none,
     )
     return training, step
@@ -123,7 +123,7 @@ def test_a_split_that_leaves_out_all_has_no_first_batch() -> None:
 
 
 def test_the_first_steps_phases_are_without_the_rehearsal(tmp_path: Path) -> None:
-    training, step = make(warmup=True)
+    training, step = make(kernel_warmup=True)
     split = TensorSplit.of(*BATCH)
     task = Task(model=training.model, train=split, validation=split, loss=nn.MSELoss())
     phases = Phases(training.model)

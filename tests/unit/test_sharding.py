@@ -21,11 +21,11 @@ from trainer.workloads.gpt import Gpt
 FSDP = RunConfig(
     workload=Workload.GPT,
     runner=Runner.TORCHRUN,
-    parallel=Parallel.FSDP,
-    ranks=2,
+    strategy=Parallel.FSDP,
+    devices_per_node=2,
     width=16,
-    layers=2,
-    tied_head=True,
+    num_layers=2,
+    tie_embeddings=True,
 )
 SECOND = Ranks(rank=1, local_rank=1, world_size=2, local_size=2)
 
@@ -53,8 +53,8 @@ def test_ranks_after_the_first_build_a_model_without_the_memory_of_its_weights()
     ("changes", "ranks"),
     [
         ({}, replace(SECOND, rank=0)),
-        ({"workload": Workload.USER}, SECOND),
-        ({"parallel": Parallel.DDP}, SECOND),
+        ({"workload": Workload.CUSTOM}, SECOND),
+        ({"strategy": Parallel.DDP}, SECOND),
     ],
 )
 def test_rank_0_ddp_and_workloads_of_the_user_build_whole_models(
@@ -81,7 +81,7 @@ def test_each_block_gets_memory_alone_and_the_root_keeps_its_weights(
     monkeypatch.setattr(fsdp, "init_device_mesh", lambda *_: None)
     monkeypatch.setattr(fsdp, "_send_from_first", lambda *_: None)
     monkeypatch.setattr(fsdp, "fully_shard", spread)
-    config = replace(FSDP, reshard=reshard)
+    config = replace(FSDP, reshard_after_forward=reshard)
     with weights_on_first_rank(config, SECOND):
         model = Gpt(config, 7)
     assert placed(model, config, SECOND, torch.device("cpu")) is model

@@ -17,7 +17,7 @@ from trainer.training.step import TrainStep
 
 
 def make(
-    clip_norm: float = 0.0,
+    max_grad_norm: float = 0.0,
     precision: Precision = Precision.FP32,
     scaler: torch.amp.GradScaler | None = None,
 ) -> TrainStep:
@@ -29,7 +29,7 @@ def make(
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         scaler=scaler or grad_scaler(precision, torch.device("cpu")),
         autocast=autocast(precision, torch.device("cpu")),
-        clip_norm=clip_norm,
+        max_grad_norm=max_grad_norm,
     )
 
 
@@ -49,13 +49,13 @@ def test_it_does_what_the_textbook_does() -> None:
         assert ours.grad is None
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, 0.01])
+@pytest.mark.parametrize("max_grad_norm", [0.0, 0.01])
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 2, 1), (5,)])
 def test_accumulated_batches_make_the_step_of_one_large_batch(
-    sizes: tuple[int, ...], clip_norm: float
+    sizes: tuple[int, ...], max_grad_norm: float
 ) -> None:
     inputs, targets = torch.rand(sum(sizes), 4), torch.rand(sum(sizes), 2)
-    step, whole = make(clip_norm), make(clip_norm)
+    step, whole = make(max_grad_norm), make(max_grad_norm)
     expected, expected_norm = whole(inputs, targets)
     parts, norms = [], []
     batches = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
@@ -105,7 +105,7 @@ def test_pure_precisions_take_the_loss_in_fp32(precision: Precision) -> None:
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         scaler=grad_scaler(precision, torch.device("cpu")),
         autocast=autocast(precision, torch.device("cpu")),
-        clip_norm=1.0,
+        max_grad_norm=1.0,
         form=InputForm.of(config),
     )
     value, norm = step(*BATCH)
@@ -118,7 +118,7 @@ def test_pure_precisions_take_the_loss_in_fp32(precision: Precision) -> None:
 
 
 def test_clipping_limits_the_update_and_reports_the_norm_before() -> None:
-    step = make(clip_norm=0.01)
+    step = make(max_grad_norm=0.01)
     before = [p.detach().clone() for p in step.model.parameters()]
     _, norm = step(*BATCH)
     assert norm is not None
@@ -130,8 +130,8 @@ def test_clipping_limits_the_update_and_reports_the_norm_before() -> None:
 
 
 def test_the_limit_is_meant_for_the_gradients_without_the_loss_scale() -> None:
-    scaled = make(clip_norm=0.01, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
-    plain = make(clip_norm=0.01)
+    scaled = make(max_grad_norm=0.01, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
+    plain = make(max_grad_norm=0.01)
     _, norm = scaled(*BATCH)
     _, true_norm = plain(*BATCH)
     assert norm is not None

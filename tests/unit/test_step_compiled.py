@@ -35,7 +35,7 @@ def test_a_compiled_model_without_a_length_takes_the_step() -> None:
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         scaler=torch.amp.GradScaler("cuda", enabled=False),
         autocast=nullcontext(),
-        clip_norm=0.0,
+        max_grad_norm=0.0,
         wrapped=compiled,
     )
     step(torch.ones(4, 2), torch.zeros(4, 1))

@@ -28,19 +28,27 @@ def found(device: TrainDevice, workload: Workload = CNN, **changes: Any) -> set[
     [
         ({"cuda_graphs": True}, {"cuda_graphs"}),
         ({"cudnn_benchmark": True}, {"cudnn_benchmark"}),
-        ({"memory_warmup": True}, {"memory_warmup"}),
+        ({"preallocate_memory": True}, {"preallocate_memory"}),
         ({"precision": "pure_fp16"}, {"precision"}),
-        ({"compile": "reduce-overhead"}, {"compile"}),
+        ({"compile_mode": "reduce-overhead"}, {"compile_mode"}),
         ({"precision": "pure_bf16"}, set()),
-        ({"compile": "default"}, set()),
-        ({"compile": "max-autotune"}, set()),
-        ({"deterministic": True, "warmup": True, "accumulation": 4, "clip_norm": 1.0}, set()),
+        ({"compile_mode": "default"}, set()),
+        ({"compile_mode": "max-autotune"}, set()),
+        (
+            {
+                "deterministic": True,
+                "kernel_warmup": True,
+                "gradient_accumulation_steps": 4,
+                "max_grad_norm": 1.0,
+            },
+            set(),
+        ),
         ({"fused": False, "foreach": True, "set_to_none": False}, set()),
         ({"activation_checkpointing": True}, set()),
         ({"fused": True, "foreach": True}, {"fused", "foreach"}),
         ({"lr_warmup_steps": 5}, set()),
-        ({"lr_warmup_steps": 5, "schedule": "none"}, set()),
-        ({"lr_warmup_steps": 5, "schedule": "plateau"}, {"lr_warmup_steps"}),
+        ({"lr_warmup_steps": 5, "lr_scheduler": "none"}, set()),
+        ({"lr_warmup_steps": 5, "lr_scheduler": "plateau"}, {"lr_warmup_steps"}),
     ],
 )
 def test_on_a_cpu(changes: dict[str, Any], fields: set[str]) -> None:
@@ -51,22 +59,30 @@ def test_on_a_cpu(changes: dict[str, Any], fields: set[str]) -> None:
     ("changes", "fields"),
     [
         ({"cuda_graphs": True}, set()),
-        ({"cuda_graphs": True, "precision": "fp16", "clip_norm": 1.0, "accumulation": 4}, set()),
+        (
+            {
+                "cuda_graphs": True,
+                "precision": "fp16",
+                "max_grad_norm": 1.0,
+                "gradient_accumulation_steps": 4,
+            },
+            set(),
+        ),
         ({"cuda_graphs": True, "fused": False}, set()),
         ({"cuda_graphs": True, "activation_checkpointing": True, "deterministic": True}, set()),
         ({"cuda_graphs": True, "precision": "fp16", "fused": False}, {"cuda_graphs"}),
         ({"cuda_graphs": True, "optimizer": "sgd", "fused": False}, {"cuda_graphs"}),
-        ({"cuda_graphs": True, "compile": "default"}, {"cuda_graphs", "compile"}),
+        ({"cuda_graphs": True, "compile_mode": "default"}, {"cuda_graphs", "compile_mode"}),
         ({"cuda_graphs": True, "set_to_none": False}, {"set_to_none"}),
-        ({"cuda_graphs": True, "warmup": True}, {"warmup"}),
-        ({"cuda_graphs": True, "memory_warmup": True}, {"memory_warmup"}),
-        ({"warmup": True, "memory_warmup": True, "cudnn_benchmark": True}, set()),
+        ({"cuda_graphs": True, "kernel_warmup": True}, {"kernel_warmup"}),
+        ({"cuda_graphs": True, "preallocate_memory": True}, {"preallocate_memory"}),
+        ({"kernel_warmup": True, "preallocate_memory": True, "cudnn_benchmark": True}, set()),
         ({"cudnn_benchmark": True, "deterministic": True}, {"cudnn_benchmark", "deterministic"}),
         ({"precision": "pure_fp16"}, set()),
-        ({"compile": "reduce-overhead"}, set()),
+        ({"compile_mode": "reduce-overhead"}, set()),
         (
-            {"compile": "default", "activation_checkpointing": True},
-            {"compile", "activation_checkpointing"},
+            {"compile_mode": "default", "activation_checkpointing": True},
+            {"compile_mode", "activation_checkpointing"},
         ),
     ],
 )
@@ -94,10 +110,10 @@ def test_of_two_that_exclude_each_other_either_can_be_switched_off() -> None:
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_a_missing_compiler_is_named(device: TrainDevice) -> None:
     without = replace(device, compile_reason="there is no g++ on this machine")
-    problem = choice_problem("compile", "default", defaults(CNN, device.id), [without])
+    problem = choice_problem("compile_mode", "default", defaults(CNN, device.id), [without])
     assert problem is not None
     assert "g++" in problem.reason
-    assert choice_problem("compile", "none", defaults(CNN, device.id), [without]) is None
+    assert choice_problem("compile_mode", "none", defaults(CNN, device.id), [without]) is None
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
@@ -110,7 +126,7 @@ def test_pure_bf16_needs_what_bf16_needs(capability: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(("accumulation", "fits"), [(1, True), (7, True), (8, False)])
 def test_a_step_has_no_more_batches_than_an_epoch(accumulation: int, fits: bool) -> None:
-    config = RunConfig(batch_size=100, accumulation=accumulation)
+    config = RunConfig(batch_size=100, gradient_accumulation_steps=accumulation)
     assert (epoch_problem(config, 601) is None) == fits
 
 
@@ -119,7 +135,9 @@ def test_a_step_has_no_more_batches_than_an_epoch(accumulation: int, fits: bool)
     [({"epochs": 2}, True), ({"epochs": 1}, False), ({"epochs": 2, "max_steps": 7}, False)],
 )
 def test_a_warm_up_ends_within_the_run(changes: dict[str, Any], fits: bool) -> None:
-    config = RunConfig(**{"batch_size": 50, "accumulation": 2, "lr_warmup_steps": 7, **changes})
+    config = RunConfig(
+        **{"batch_size": 50, "gradient_accumulation_steps": 2, "lr_warmup_steps": 7, **changes}
+    )
     problem = epoch_problem(config, 601)
     assert (problem is None) == fits
     assert problem is None or problem.field == "lr_warmup_steps"
@@ -135,10 +153,10 @@ def test_dropout_is_not_recomputed_in_a_graph() -> None:
 
 @pytest.mark.parametrize(("image_size", "batch_size"), [(8, 1), (32, 1), (33, 1), (32, 2)])
 def test_resnet_needs_two_values_a_channel(image_size: int, batch_size: int) -> None:
-    sizes = {"image_size": image_size, "batch_size": batch_size, "width": 8, "classes": 2}
+    sizes = {"image_size": image_size, "batch_size": batch_size, "width": 8, "num_classes": 2}
     refused = found(CPU, Workload.RESNET, **sizes)
     if (image_size > 32) or batch_size > 1:
         assert refused == set()
     else:
         assert refused == {"image_size", "batch_size"}
-    assert found(CPU, Workload.FILL, image_size=8, batch_size=1) == set()
+    assert found(CPU, Workload.MEMORY_STRESS, image_size=8, batch_size=1) == set()

@@ -29,7 +29,7 @@ def first_batch(task: Task, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_gpt_scores_every_character_of_the_text() -> None:
-    task, _ = make(Workload.GPT, layers=1, width=32, context=48)
+    task, _ = make(Workload.GPT, num_layers=1, width=32, context_length=48)
     inputs, targets = first_batch(task, 3)
     scores = task.model(inputs)
     characters = len(set("".join(topics.topics.values())) | {"\n"})
@@ -42,7 +42,7 @@ def test_gpt_scores_every_character_of_the_text() -> None:
 
 
 def test_a_target_is_the_character_after_its_input() -> None:
-    task, _ = make(Workload.GPT, context=100)
+    task, _ = make(Workload.GPT, context_length=100)
     inputs, targets = first_batch(task, 4)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     for one, next_one in pairwise(inputs):
@@ -51,7 +51,7 @@ def test_a_target_is_the_character_after_its_input() -> None:
 
 @pytest.mark.parametrize("context", [8, 64, 4096])
 def test_the_held_out_text_is_in_no_training_sample(context: int) -> None:
-    task, _ = make(Workload.GPT, context=context, width=8, layers=1)
+    task, _ = make(Workload.GPT, context_length=context, width=8, num_layers=1)
     assert isinstance(task.train, TensorSplit)
     assert task.train.length > 5000
     assert task.validation.length > 300
@@ -61,7 +61,7 @@ def test_the_held_out_text_is_in_no_training_sample(context: int) -> None:
 
 
 def test_no_score_depends_on_a_later_character() -> None:
-    task, _ = make(Workload.GPT, layers=2, width=32, context=16)
+    task, _ = make(Workload.GPT, num_layers=2, width=32, context_length=16)
     inputs, _ = first_batch(task, 1)
     changed = inputs.clone()
     changed[0, 10:] = 0
@@ -71,7 +71,7 @@ def test_no_score_depends_on_a_later_character() -> None:
 
 
 def test_a_tied_head_has_no_weights_of_its_own() -> None:
-    tied, untied = make(Workload.GPT)[0].model, make(Workload.GPT, tied_head=False)[0].model
+    tied, untied = make(Workload.GPT)[0].model, make(Workload.GPT, tie_embeddings=False)[0].model
     assert isinstance(tied, gpt.Gpt)
     assert tied.head.weight is tied.embedding.weight
     weights = [sum(p.numel() for p in model.parameters()) for model in (tied, untied)]
@@ -97,7 +97,7 @@ def test_heads_divide_the_width(width: int, heads: int) -> None:
 
 @pytest.mark.parametrize("classes", [2, 101])
 def test_resnet_has_the_shape_of_resnet_18(classes: int) -> None:
-    task, _ = make(Workload.RESNET, classes=classes, batch_size=2)
+    task, _ = make(Workload.RESNET, num_classes=classes, batch_size=2)
     convolutions = [m for m in task.model.modules() if isinstance(m, torch.nn.Conv2d)]
     assert len([c for c in convolutions if c.kernel_size != (1, 1)]) == 17
     assert convolutions[-1].out_channels == 512
@@ -152,7 +152,7 @@ def test_matmul_stays_finite_in_every_precision(dtype: torch.dtype, width: int) 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("workload", [Workload.GPT, Workload.RESNET, Workload.FILL])
+@pytest.mark.parametrize("workload", [Workload.GPT, Workload.RESNET, Workload.MEMORY_STRESS])
 def test_a_model_computes_in_the_type_of_its_weights(
     workload: Workload, dtype: torch.dtype
 ) -> None:
@@ -164,7 +164,7 @@ def test_a_model_computes_in_the_type_of_its_weights(
     assert all(p.grad is not None and p.grad.isfinite().all() for p in task.model.parameters())
 
 
-@pytest.mark.parametrize("workload", [Workload.RESNET, Workload.FILL])
+@pytest.mark.parametrize("workload", [Workload.RESNET, Workload.MEMORY_STRESS])
 @pytest.mark.parametrize("batch_size", [1, 3, 11, 31, 32, 100])
 def test_all_batches_of_synthetic_images_have_the_whole_size(
     workload: Workload, batch_size: int

@@ -26,7 +26,7 @@ OLD = Path(__file__).parents[1] / "data" / "checkpoints" / "cosine-per-epoch.pt"
 
 
 def training(samples: int = 1, **changes: object) -> Training:
-    config = RunConfig(**{"epochs": 3, "schedule": Schedule.COSINE, **changes})  # type: ignore[arg-type]
+    config = RunConfig(**{"epochs": 3, "lr_scheduler": Schedule.COSINE, **changes})  # type: ignore[arg-type]
     return Training(config, nn.Linear(2, 1), CpuCompute(), samples=samples)
 
 
@@ -109,15 +109,15 @@ FALLING = [1.0, (1 + HALF_ROOT) / 2, 0.5, (1 - HALF_ROOT) / 2]
     [
         ({"epochs": 1, "batch_size": 3}, FALLING),
         ({"epochs": 2, "batch_size": 8}, FALLING),
-        ({"epochs": 1, "batch_size": 1, "accumulation": 3}, FALLING),
+        ({"epochs": 1, "batch_size": 1, "gradient_accumulation_steps": 3}, FALLING),
         ({"epochs": 50, "batch_size": 4, "max_steps": 4}, FALLING),
         ({"epochs": 2, "batch_size": 4, "lr_warmup_steps": 2}, [1 / 3, 2 / 3, *FALLING]),
-        ({"epochs": 1, "batch_size": 5, "schedule": Schedule.NONE}, [1.0, 1.0]),
+        ({"epochs": 1, "batch_size": 5, "lr_scheduler": Schedule.NONE}, [1.0, 1.0]),
         (
-            {"batch_size": 10, "schedule": Schedule.NONE, "lr_warmup_steps": 1},
+            {"batch_size": 10, "lr_scheduler": Schedule.NONE, "lr_warmup_steps": 1},
             [1 / 2, 1.0, 1.0],
         ),
-        ({"batch_size": 5, "schedule": Schedule.PLATEAU}, [1.0] * 6),
+        ({"batch_size": 5, "lr_scheduler": Schedule.PLATEAU}, [1.0] * 6),
     ],
 )
 def test_the_rate_of_each_step_is_that_of_the_formula(
@@ -127,7 +127,7 @@ def test_the_rate_of_each_step_is_that_of_the_formula(
     assert run.total_steps == len(factors)
     assert [one_step(run) for _ in factors] == pytest.approx([0.2 * one for one in factors])
     assert run.has_ended
-    if run.config.schedule is Schedule.COSINE:
+    if run.config.lr_scheduler is Schedule.COSINE:
         assert run.learning_rate == pytest.approx(0, abs=1e-9)
 
 
@@ -159,7 +159,9 @@ def test_a_cosine_goes_on_over_more_steps_as_if_it_had_known(longer: dict[str, A
 
 
 def test_plateau_moves_once_an_epoch() -> None:
-    run = training(samples=10, batch_size=4, epochs=9, schedule=Schedule.PLATEAU, learning_rate=0.2)
+    run = training(
+        samples=10, batch_size=4, epochs=9, lr_scheduler=Schedule.PLATEAU, learning_rate=0.2
+    )
     rates = [one_step(run) for _ in range(3 * 9)]
     # The first epoch sets the best loss, and three more without a better one are tolerated.
     assert rates == pytest.approx([0.2] * 15 + [0.1] * 12)
@@ -181,9 +183,9 @@ def test_a_checkpoint_of_a_cosine_per_epoch_goes_on_with_one_per_step() -> None:
 
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_a_changed_learning_rate_counts_where_the_schedule_stands(schedule: Schedule) -> None:
-    first = training(schedule=schedule, learning_rate=0.1)
-    whole = training(schedule=schedule, learning_rate=0.02)
-    resumed = training(schedule=schedule, learning_rate=0.02, epochs=5)
+    first = training(lr_scheduler=schedule, learning_rate=0.1)
+    whole = training(lr_scheduler=schedule, learning_rate=0.02)
+    resumed = training(lr_scheduler=schedule, learning_rate=0.02, epochs=5)
     for run in (first, whole):
         one_epoch(run)
     state = copy.deepcopy(first.state_dict())
@@ -191,7 +193,7 @@ def test_a_changed_learning_rate_counts_where_the_schedule_stands(schedule: Sche
     if schedule is not Schedule.COSINE:  # a cosine over more epochs stands higher
         assert resumed.learning_rate == pytest.approx(whole.learning_rate)
     one_epoch(resumed)
-    longer = training(schedule=schedule, learning_rate=0.02, epochs=5)
+    longer = training(lr_scheduler=schedule, learning_rate=0.02, epochs=5)
     for _ in range(2):
         one_epoch(longer)
     assert resumed.learning_rate == pytest.approx(longer.learning_rate)
@@ -219,7 +221,7 @@ def test_what_comes_from_the_checkpoint_is_named() -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_disk_that_refuses_the_file_gets_the_space_of_its_parts_back(tmp_path: Path) -> None:
-    run = training(device="cpu", runner=Runner.TORCHRUN, parallel=Parallel.FSDP, ranks=2)
+    run = training(device="cpu", runner=Runner.TORCHRUN, strategy=Parallel.FSDP, devices_per_node=2)
     save(tmp_path / "best.pt", run)
     before = sorted(path.name for path in tmp_path.iterdir())
     (tmp_path / "last.pt").mkdir()  # a file cannot take its place

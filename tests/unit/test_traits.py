@@ -12,6 +12,6 @@ def test_each_workload_has_traits_of_known_fields() -> None:
 
 
 def test_a_size_has_a_meaning_only_where_it_is_read() -> None:
-    assert reads(Workload.FILL, "width")
+    assert reads(Workload.MEMORY_STRESS, "width")
     assert not reads(Workload.DIGITS_CNN, "width")
     assert reads(Workload.DIGITS_CNN, "batch_size")

@@ -61,8 +61,8 @@ def write(tmp_path: Path) -> Write:
 
 
 def make(**changes: Any) -> Task:
-    config = replace(defaults(Workload.USER), **changes)
-    return WORKLOADS[Workload.USER](config)
+    config = replace(defaults(Workload.CUSTOM), **changes)
+    return WORKLOADS[Workload.CUSTOM](config)
 
 
 HEAD = """
@@ -110,7 +110,7 @@ def test_its_settings_are_known_without_running_it_and_reach_build() -> None:
     settings = user_workload_settings()
     assert list(settings) == ["wide", "slow_loading"]
     assert all(text.endswith(".") for text in settings.values())
-    plain, wide = make().model, make(own="wide").model
+    plain, wide = make().model, make(custom_options="wide").model
     assert sum(p.numel() for p in wide.parameters()) > 5 * sum(
         p.numel() for p in plain.parameters()
     )
@@ -170,7 +170,7 @@ def test_settings_that_cannot_be_used_are_one_sentence(write: Write, text: str, 
     with pytest.raises(UserWorkloadError) as caught:
         user_workload_settings()
     assert words in str(caught.value)
-    problem = user_problem(defaults(Workload.USER))
+    problem = user_problem(defaults(Workload.CUSTOM))
     assert problem is not None
     assert str(problem) == str(caught.value)
 
@@ -183,17 +183,20 @@ def test_settings_may_be_annotated_or_missing(write: Write) -> None:
 
 
 def test_problems_of_the_choice(write: Write, tmp_path: Path) -> None:
-    config = defaults(Workload.USER)
+    config = defaults(Workload.CUSTOM)
     none = user_problem(config)
     assert none is not None
     assert "streamlit run app.py -- --workload" in none.remedy
     assert user_problem(RunConfig()) is None
     path = write("SETTINGS = {'a': 'Does a.'}")
     assert user_problem(config) is None
-    assert user_problem(replace(config, own="a")) is None
-    unknown = user_problem(replace(config, own="a,b"))
+    assert user_problem(replace(config, custom_options="a")) is None
+    unknown = user_problem(replace(config, custom_options="a,b"))
     assert unknown is not None
-    assert (unknown.field, unknown.reason) == ("own", "the file has no option b; it has a")
+    assert (unknown.field, unknown.reason) == (
+        "custom_options",
+        "the file has no option b; it has a",
+    )
     path.unlink()
     gone = user_problem(config)
     assert gone is not None
@@ -267,7 +270,7 @@ def test_an_error_while_training_is_told_with_its_line(write: Write) -> None:
     inputs, _ = task.train.take(torch.arange(4))
     with pytest.raises(RuntimeError) as caught:
         task.model(inputs)
-    outcome = explain(caught.value, defaults(Workload.USER))
+    outcome = explain(caught.value, defaults(Workload.CUSTOM))
     assert outcome.reason is not None
     assert outcome.reason.startswith("Training raised RuntimeError at mine.py, line 11, in forward")
 

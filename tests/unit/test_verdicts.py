@@ -204,9 +204,14 @@ def test_the_line_has_a_link_words_or_nothing(js: Script) -> None:
     assert "for the next run" in linked["title"]
     taken = js(shown, answer=answer, settings={"pin_memory": True})
     assert (taken["link"], taken["words"]) == (None, "pin_memory on is set for the next run.")
-    threads = {"field": "threads", "value": 2, "text": "threads 2", "place": "More, CPU threads"}
+    threads = {
+        "field": "num_threads",
+        "value": 2,
+        "text": "threads 2",
+        "place": "More, CPU threads",
+    }
     answer = {"verdict": {"kind": "compute-bound", "text": "T.", "setting": threads}}
-    placed = js(shown, answer=answer, settings={"threads": 2})["words"]
+    placed = js(shown, answer=answer, settings={"num_threads": 2})["words"]
     assert placed == "threads 2 is set for the next run (sidebar: More, CPU threads)."
     words = js(shown, answer={"verdict": {"kind": "k", "text": "T.", "words": "W."}}, settings=None)
     assert (words["text"], words["words"], words["link"]) == ("T.", "W.", None)

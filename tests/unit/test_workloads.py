@@ -55,11 +55,11 @@ def test_the_line_is_drawn_against_the_truth() -> None:
 
 @pytest.mark.parametrize("size", [8, 32, 224, 1024])
 def test_the_fill_pool_stays_small_at_any_size(size: int) -> None:
-    task = make(Workload.FILL, image_size=size)
+    task = make(Workload.MEMORY_STRESS, image_size=size)
     assert task.train.inputs.nbytes <= memory_stress.POOL_BYTES
     assert task.run_info["synthetic"] is True
     assert task.train.length >= memory_stress.EPOCH_SAMPLES
 
 
 def test_fill_makes_an_epoch_of_large_batches() -> None:
-    assert make(Workload.FILL, batch_size=4096).train.length == 32 * 4096
+    assert make(Workload.MEMORY_STRESS, batch_size=4096).train.length == 32 * 4096

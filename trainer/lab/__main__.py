@@ -196,7 +196,7 @@ def _close(options: argparse.Namespace, folder: Path, sweep: dict[str, Any]) -> 
     else:
         _say(sweep["reason"])
     if sweep["status"] == "stopped":
-        given = user_workload() if sweep["workload"] == Workload.USER else None
+        given = user_workload() if sweep["workload"] == Workload.CUSTOM else None
         own = f" --workload {shlex.quote(f'{given.path}:{given.function}')}" if given else ""
         _say(f"To go on: python -m trainer.lab --folder {shlex.quote(str(folder))}{own}")
         return STOPPED

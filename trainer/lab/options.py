@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_WORKLOADS
 from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, problems
 from trainer.lab.plan import PRESETS, Plan
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    built_in = ", ".join(one for one in Workload if one is not Workload.USER)
+    built_in = ", ".join(one for one in Workload if one is not Workload.CUSTOM)
     add("--workload", metavar="W", help=f"path.py:build of your own, or one of {built_in}")
     help_ = "settings to compare (default: all that are supported here; old name: --arms)"
     add("--variants", "--arms", dest="arms", metavar="A,B=1,…", help=help_)
@@ -129,12 +130,13 @@ def _baseline(
     if options.workload is None:
         raise UsageError(f"--workload: is missing. Choose one of {', '.join(Workload)}.")
     own = is_file(options.workload)
-    if not own and options.workload not in list(Workload):
+    named = EARLIER_WORKLOADS.get(options.workload, options.workload)
+    if not own and named not in list(Workload):
         raise UsageError(
             f"--workload: must be path.py:build or one of {', '.join(Workload)}, got "
             f"{options.workload[:60]!r}."
         )
-    workload = Workload.USER if own else Workload(options.workload)
+    workload = Workload.CUSTOM if own else Workload(named)
     config = defaults(workload, _device(options.device, devices))
     return replace(config, **{field: value_of(field, text) for field, text in given.items()})
 
@@ -166,6 +168,8 @@ def value_of(field: str, text: str) -> Any:
 
 def _known(field: str, option: str, own: Iterable[str] = ()) -> str:
     known = [*own, *FIELDS]
+    if field not in known:
+        field = EARLIER_FIELDS.get(field, field)
     if field in known:
         return field
     near = difflib.get_close_matches(field, known, n=3, cutoff=0.5)
@@ -206,10 +210,12 @@ def _changes(
 ) -> Iterator[dict[str, Any]]:
     """Yield the changes that a word of `--arms` means; several for a field without a value."""
     parts = re.split(r"\+(?=[a-z_])", token)
-    named = [part.partition("=") for part in parts]
     own = [name for name in own_settings(config) if name not in FIELDS]
+    named = [
+        (_known(field, "--variants", own), equals, text)
+        for field, equals, text in (part.partition("=") for part in parts)
+    ]
     for field, _, _ in named:
-        _known(field, "--arms", own)
         if field in FIXED:
             raise UsageError(f"--variants: {field} must be the same for all. Set it with --set.")
     switched = {field: _on(field, equals + text) for field, equals, text in named if field in own}
@@ -223,7 +229,7 @@ def _changes(
             raise UsageError(f"--arms: {bare[0]} has no value to suggest. Give {bare[0]}=….")
         yield from ({bare[0]: value} for value in values)
         return
-    change = {"own": own_with(config, switched)} if switched else {}
+    change = {"custom_options": own_with(config, switched)} if switched else {}
     try:
         yield change | {f: value_of(f, text) if equals else True for f, equals, text in named}
     except ConfigError as error:

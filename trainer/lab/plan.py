@@ -161,7 +161,7 @@ def estimate(plan: Plan, sample_seconds: float | None = None) -> Estimate:
 
 
 def _compiling(arm: Arm) -> float:
-    return COMPILE_S if arm.changes.get("compile", Compile.NONE) != Compile.NONE else 0.0
+    return COMPILE_S if arm.changes.get("compile_mode", Compile.NONE) != Compile.NONE else 0.0
 
 
 def with_problems(plan: Plan, devices: Any) -> Plan:

@@ -19,23 +19,23 @@ PLAIN: dict[str, Any] = {
     "fused": False,
     "foreach": False,
     "set_to_none": True,
-    "accumulation": 1,
-    "clip_norm": 0.0,
+    "gradient_accumulation_steps": 1,
+    "max_grad_norm": 0.0,
     "activation_checkpointing": False,
     "channels_last": False,
     "cudnn_benchmark": False,
     "deterministic": False,
-    "compile": Compile.NONE,
+    "compile_mode": Compile.NONE,
     "cuda_graphs": False,
-    "warmup": False,
-    "memory_warmup": False,
+    "kernel_warmup": False,
+    "preallocate_memory": False,
     "pin_memory": False,
     "non_blocking": False,
     "num_workers": 0,
     "prefetch_factor": 2,
     "persistent_workers": True,
     "copy_stream": False,
-    "data_on_device": False,
+    "dataset_on_device": False,
 }
 """Every technique off, as in a tutorial's first loop. set_to_none is what zero_grad() does."""
 
@@ -57,15 +57,15 @@ def _tutorials(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm
         "cudnn_benchmark",
         "fused",
         "foreach",
-        "clip_norm",
-        "accumulation",
+        "max_grad_norm",
+        "gradient_accumulation_steps",
         "activation_checkpointing",
         "pin_memory",
         "non_blocking",
         "num_workers",
         "copy_stream",
-        "data_on_device",
-        "compile",
+        "dataset_on_device",
+        "compile_mode",
         "cuda_graphs",
     )
     return baseline, _arms(fields, baseline, devices)
@@ -88,7 +88,7 @@ _LOADING = (
     "prefetch_factor",
     "persistent_workers",
     "copy_stream",
-    "data_on_device",
+    "dataset_on_device",
 )
 
 
@@ -98,8 +98,8 @@ def _precision(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm
 
 
 def _cpu_gpu(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]:
-    off = ("pin_memory", "non_blocking", "copy_stream", "data_on_device", "cuda_graphs")
-    plain: dict[str, Any] = dict.fromkeys((*off, "memory_warmup"), False)
+    off = ("pin_memory", "non_blocking", "copy_stream", "dataset_on_device", "cuda_graphs")
+    plain: dict[str, Any] = dict.fromkeys((*off, "preallocate_memory"), False)
     baseline = replace(config, device="cpu", precision=Precision.FP32, **plain)
     found = _arms(("device",), baseline, devices)
     if not found:
@@ -117,17 +117,17 @@ def _scaling(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]
     most = os.cpu_count() or 1 if on_cpu else gpus
     baseline = replace(
         config,
-        parallel=Parallel.NONE,
-        ranks=1,
-        nodes=1,
+        strategy=Parallel.NONE,
+        devices_per_node=1,
+        num_nodes=1,
         max_restarts=0,
         runner=Runner.THREAD,
         cuda_graphs=False,
-        threads=1 if on_cpu else config.threads,
+        num_threads=1 if on_cpu else config.num_threads,
     )
     ways = (Parallel.DDP, Parallel.FSDP) if on_cpu else (Parallel.DP, Parallel.DDP, Parallel.FSDP)
     found = [
-        make_arm({"parallel": str(way), "ranks": ranks}, baseline, devices)
+        make_arm({"strategy": str(way), "devices_per_node": ranks}, baseline, devices)
         for ranks in _ranks(most)
         for way in ways
     ]
@@ -137,7 +137,9 @@ def _scaling(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]
     reason = next((str(arm.problem.reason) for arm in found if arm.problem is not None), None)
     have = "one core" if on_cpu else f"{gpus} GPU{'' if gpus == 1 else 's'}"
     problem = Problem(
-        "ranks", reason or f"this machine has {have}", "Run this sweep where there are several"
+        "devices_per_node",
+        reason or f"this machine has {have}",
+        "Run this sweep where there are several",
     )
     return baseline, [Arm(name="ranks=2", label="2 ranks", changes={}, problem=problem)]
 
@@ -149,7 +151,7 @@ def _ranks(most: int) -> list[int]:
     [2, 4, 6]
     """
     powers = [2**power for power in range(1, 7) if 2**power <= most]
-    highest = min(most, int(LIMITS["ranks"][1]))
+    highest = min(most, int(LIMITS["devices_per_node"][1]))
     return sorted({*powers, highest} - {1})
 
 

@@ -35,7 +35,7 @@ def scaled(
     """
     arm = changed(config, changes)
     devices = _devices(arm) / _devices(config)
-    if not {"parallel", "ranks"} & changes.keys():
+    if not {"strategy", "devices_per_node"} & changes.keys():
         return {}
     ends = [verdict["effect"], verdict["low"], verdict["high"]]
     if any(end is None for end in ends):
@@ -59,7 +59,7 @@ def scaled(
 
 
 def _devices(config: RunConfig) -> int:
-    return 1 if config.parallel is Parallel.NONE else config.ranks * config.nodes
+    return 1 if config.strategy is Parallel.NONE else config.devices_per_node * config.num_nodes
 
 
 CALIBRATE = "calibrate"

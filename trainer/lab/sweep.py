@@ -167,7 +167,7 @@ class Sweep:
         assert where.next is not None
         took = [one.seconds for one in self._samples if one.ok]
         limit = max(LEAST_TIMEOUT_S, TIMES_LONGER * max(took)) if took else FIRST_TIMEOUT_S
-        compiles = where.changes[where.next.name].get("compile", Compile.NONE) != Compile.NONE
+        compiles = where.changes[where.next.name].get("compile_mode", Compile.NONE) != Compile.NONE
         return limit + COMPILE_TIMEOUT_S if compiles else limit
 
     def _keep(self, asked: Next, taken: Mapping[str, Any]) -> None:

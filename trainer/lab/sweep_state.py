@@ -159,9 +159,15 @@ def merged(
 ) -> dict[str, Any]:
     """Return both changes of a baseline at once; the settings of a user's own workload add up."""
     together = {**first, **second}
-    own = [own_changes(config, change["own"]) for change in (first, second) if "own" in change]
+    own = [
+        own_changes(config, change["custom_options"])
+        for change in (first, second)
+        if "custom_options" in change
+    ]
     if own:
-        together["own"] = own_with(config, {name: on for one in own for name, on in one.items()})
+        together["custom_options"] = own_with(
+            config, {name: on for one in own for name, on in one.items()}
+        )
     return together
 
 
@@ -174,7 +180,7 @@ def _refused(
 ) -> str | None:
     """Say why two arms cannot be combined; None where they can."""
     for name, value in second.items():
-        if name != "own" and name in first and first[name] != value:
+        if name != "custom_options" and name in first and first[name] != value:
             return f"{name} is {first[name]} in the combination already"
     try:
         problem = next(iter(problems(changed(config, together), devices)), None)

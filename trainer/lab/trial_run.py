@@ -48,9 +48,9 @@ def _taken(job: Mapping[str, Any]) -> dict[str, Any]:
             runner=Runner.TORCHRUN if config.distributed else Runner.THREAD,
             nan_policy=NanPolicy.CONTINUE,  # a loss that is no number is a finding, not a failure
             # A constant rate does not depend on how many steps a sample takes.
-            schedule=Schedule.NONE,
+            lr_scheduler=Schedule.NONE,
             lr_warmup_steps=0,
-            resume="",
+            resume_from="",
         )
     except ConfigError as error:
         return {"reason": str(error)}

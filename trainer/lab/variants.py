@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from stepscope.run.setting_names import current_settings
 from trainer.config import (
     FIELDS,
     Compile,
@@ -29,12 +30,21 @@ from trainer.custom_workload import UserWorkloadError, user_workload_settings
 from trainer.techniques import SWITCHES
 
 FIXED = frozenset(
-    ("workload", "epochs", "seed", "max_steps", "resume", "runner", "nan_policy", "schedule")
+    (
+        "workload",
+        "epochs",
+        "seed",
+        "max_steps",
+        "resume_from",
+        "runner",
+        "nan_policy",
+        "lr_scheduler",
+    )
     + ("lr_warmup_steps",)
 )
 """Fields that the sweep sets itself, or that change what is trained rather than how fast."""
 
-NOT_TIMED = frozenset({"warmup", "memory_warmup"})
+NOT_TIMED = frozenset({"kernel_warmup", "preallocate_memory"})
 """Switches of the first steps only, which no sample counts: `arms` does not offer them."""
 
 
@@ -63,7 +73,7 @@ class Arm:
         return cls(
             name=str(values["name"]),
             label=str(values["label"]),
-            changes=dict(values["changes"]),
+            changes=current_settings(values["changes"]),
             problem=None if problem is None else Problem(**problem),
         )
 
@@ -76,7 +86,7 @@ def arms(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Arm]:
     own = [_own_arm(name, config, devices) for name in own_settings(config)]
     return own + [
         make_arm({field: value}, config, devices)
-        for field in (*(s.field for s in SWITCHES), "batch_size", "threads", "device")
+        for field in (*(s.field for s in SWITCHES), "batch_size", "num_threads", "device")
         if field not in NOT_TIMED
         for value in suggested(field, config, devices)
     ]
@@ -84,7 +94,7 @@ def arms(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Arm]:
 
 def _own_arm(name: str, config: RunConfig, devices: Sequence[TrainDevice]) -> Arm:
     on = not config.has(name)
-    changes = {"own": own_with(config, {name: on})}
+    changes = {"custom_options": own_with(config, {name: on})}
     return make_arm(changes, config, devices, name=name if on else f"{name}=false")
 
 
@@ -93,7 +103,7 @@ def own_settings(config: RunConfig) -> Mapping[str, str]:
 
     Empty for other workloads, and for a file that cannot be read: `user_problem` says why.
     """
-    if config.workload is not Workload.USER:
+    if config.workload is not Workload.CUSTOM:
         return {}
     try:
         return user_workload_settings()
@@ -103,7 +113,7 @@ def own_settings(config: RunConfig) -> Mapping[str, str]:
 
 def own_with(config: RunConfig, switched: Mapping[str, bool]) -> str:
     """Return the baseline's `own` with these settings switched on or off."""
-    names = [name for name in config.own.split(",") if name and switched.get(name, True)]
+    names = [name for name in config.custom_options.split(",") if name and switched.get(name, True)]
     added = [name for name, on in switched.items() if on and name not in names]
     return ",".join([*names, *added])
 
@@ -115,7 +125,7 @@ def suggested(field: str, config: RunConfig, devices: Sequence[TrainDevice]) -> 
         return
     if isinstance(now, bool):
         yield not now
-    elif field in ("precision", "compile"):
+    elif field in ("precision", "compile_mode"):
         kind = Precision if field == "precision" else Compile
         yield from (str(value) for value in kind if value != now)
     elif field == "device":
@@ -128,16 +138,16 @@ def _numbers(field: str, config: RunConfig) -> Sequence[float]:
     cores = os.cpu_count() or 1
     if field == "num_workers":
         return sorted({0, 2, min(8, max(2, cores))})
-    if field == "threads":
+    if field == "num_threads":
         # On a GPU the threads of the host compute next to nothing. 0 means half of the cores.
-        used = config.threads or max(1, cores // 2)
+        used = config.num_threads or max(1, cores // 2)
         return sorted({1, cores} - {used}) if config.device == "cpu" else ()
     if field == "batch_size":
         return [2 * config.batch_size] if 2 * config.batch_size <= LIMITS[field][1] else ()
     others: dict[str, Sequence[float]] = {
         "prefetch_factor": (4,),
-        "accumulation": (4,),
-        "clip_norm": (1.0,),
+        "gradient_accumulation_steps": (4,),
+        "max_grad_norm": (1.0,),
     }
     return others.get(field, ())
 
@@ -195,22 +205,22 @@ def _companions(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]
         needed["fused"] = False
     if changes.get("fused"):
         needed["foreach"] = False
-    if changes.get("num_workers") == 0 or changes.get("data_on_device"):
+    if changes.get("num_workers") == 0 or changes.get("dataset_on_device"):
         needed |= {"prefetch_factor": RunConfig().prefetch_factor, "persistent_workers": True}
-    if changes.get("data_on_device"):
+    if changes.get("dataset_on_device"):
         needed |= {"num_workers": 0, "copy_stream": False}
     if "device" in changes and changes["device"] == "cpu":
         needed |= {"pin_memory": False, "non_blocking": False, "copy_stream": False}
-        needed |= {"data_on_device": False, "cuda_graphs": False, "memory_warmup": False}
-    if "parallel" in changes:
-        several = changes["parallel"] in (Parallel.DDP, Parallel.FSDP)
+        needed |= {"dataset_on_device": False, "cuda_graphs": False, "preallocate_memory": False}
+    if "strategy" in changes:
+        several = changes["strategy"] in (Parallel.DDP, Parallel.FSDP)
         needed["runner"] = Runner.TORCHRUN if several else Runner.THREAD
-        if changes["parallel"] == Parallel.FSDP and config.optimizer is Optimizer.SGD:
+        if changes["strategy"] == Parallel.FSDP and config.optimizer is Optimizer.SGD:
             needed["fused"] = False  # torch's fused SGD takes no weights that are spread
     # A step of as many samples as before: what accumulation saves is memory.
-    parts = changes.get("accumulation")
+    parts = changes.get("gradient_accumulation_steps")
     if isinstance(parts, int) and parts > 1:
-        samples = config.batch_size * config.accumulation
+        samples = config.batch_size * config.gradient_accumulation_steps
         if samples % parts == 0:
             needed["batch_size"] = samples // parts
     return {
@@ -222,12 +232,12 @@ def _companions(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]
 
 def own_changes(config: RunConfig, own: str) -> dict[str, bool]:
     """Return which of the user's own settings `own` switches on or off in the baseline."""
-    before, after = (set(filter(None, text.split(","))) for text in (config.own, own))
+    before, after = (set(filter(None, text.split(","))) for text in (config.custom_options, own))
     return {name: name in after for name in sorted(before ^ after)}
 
 
 def _said(field: str, value: Any, config: RunConfig) -> str:
-    if field == "own":
+    if field == "custom_options":
         switched = own_changes(config, value)
         return ", ".join(f"{name} {'on' if on else 'off'}" for name, on in switched.items())
     if isinstance(value, bool):

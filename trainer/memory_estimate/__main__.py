@@ -73,7 +73,7 @@ def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
     """Return the device of a configuration. Raises ConfigError for an invalid configuration."""
     known, checked = list(devices), config
     if config.device == ABSENT:  # any number of them is possible
-        known, checked = [*devices, ABSENT_GPU], replace(config, ranks=1)
+        known, checked = [*devices, ABSENT_GPU], replace(config, devices_per_node=1)
     refused = next(iter(problems(checked, known)), None) or data_problem(config)
     refused = refused or user_problem(config)
     if refused is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.run.setting_names import EARLIER_FIELDS
 from trainer.config import FIELDS, ConfigError, Problem, RunConfig, Workload
 from trainer.config_validation import TrainDevice
 from trainer.lab.options import UsageError, configured, settings_of, value_of
@@ -24,7 +25,7 @@ examples:
   python -m trainer.memory_estimate --config runs/NAME/run.json --batch-size 128
   python -m trainer.memory_estimate --workload digits_cnn --find-batch-size --measure-throughput
 
-Each setting of a run is an option: --optimizer adamw, --accumulation 4, --fused false. Exit codes:
+Each setting of a run is an option: --optimizer adamw, --num-workers 4, --fused false. Exit codes:
 0 it fits, or this is unknown; 1 it does not fit, or the prediction failed; 2 wrong usage; 130
 stopped.
 """
@@ -39,6 +40,7 @@ ABSENT_GPU = TrainDevice(
 )
 MAX_CONFIG_BYTES = 2**20
 _OWN = ("workload", "device", "precision", "batch_size")
+_EARLIER = {field: (name,) for name, field in EARLIER_FIELDS.items()}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = found.add_argument
-    built_in = ", ".join(one for one in Workload if one is not Workload.USER)
+    built_in = ", ".join(one for one in Workload if one is not Workload.CUSTOM)
     add("--workload", metavar="W", help=f"path.py:build of your own, or one of {built_in}")
     add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
     add("--precision", metavar="P", help="fp32, tf32, bf16, fp16, pure_bf16 or pure_fp16")
@@ -68,8 +70,8 @@ def parser() -> argparse.ArgumentParser:
     for field in set(FIELDS) - set(_OWN):
         is_switch = isinstance(getattr(RunConfig(), field), bool)
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if is_switch else {}
-        name = f"--{field.replace('_', '-')}"
-        add(name, metavar="VALUE", dest=f"field_{field}", help=argparse.SUPPRESS, **switch)
+        names = [f"--{name.replace('_', '-')}" for name in (field, *_EARLIER.get(field, ()))]
+        add(*names, metavar="VALUE", dest=f"field_{field}", help=argparse.SUPPRESS, **switch)
     return found
 
 

@@ -113,7 +113,7 @@ def margin_for(
 
 def _earlier_runs(root: Path, config: RunConfig) -> Iterator[tuple[Path, RunConfig]]:
     """Yield folder and configuration of comparable ended runs, newest first."""
-    if config.workload is Workload.USER:
+    if config.workload is Workload.CUSTOM:
         return  # the file may have changed
     for folder in islice(run_folders(root), MAX_FOLDERS):
         with contextlib.suppress(RunError, ConfigError, OSError):

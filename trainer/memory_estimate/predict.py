@@ -29,13 +29,13 @@ ASSUMED = (9, 0)
 NCCL_NOTE = "NCCL's own buffers are not included: about 100 MiB per GPU, more with many ranks."
 _NOT_PREDICTED = {
     Parallel.FSDP: (
-        "parallel: the peak of fsdp depends on when blocks are gathered and freed, which is not "
-        "predicted. Set parallel to ddp for an upper bound, which counts the full gradients that "
+        "strategy: the peak of fsdp depends on when blocks are gathered and freed, which is not "
+        "predicted. Set strategy to ddp for an upper bound, which counts the full gradients that "
         "no_sync keeps, or start the run and watch its memory."
     ),
     Parallel.DP: (
-        "parallel: DataParallel replicates the model in each step, which is not predicted. "
-        "Set parallel to ddp, or start the run and watch its memory."
+        "strategy: DataParallel replicates the model in each step, which is not predicted. "
+        "Set strategy to ddp, or start the run and watch its memory."
     ),
 }
 
@@ -86,28 +86,30 @@ def predict(config: RunConfig, device: TrainDevice) -> Prediction:
     Raises RunFailed for unusable data, for a model that reads values, and for strategies that are
     not predicted.
     """
-    if config.parallel in _NOT_PREDICTED:
-        raise RunFailed(_NOT_PREDICTED[config.parallel])
+    if config.strategy in _NOT_PREDICTED:
+        raise RunFailed(_NOT_PREDICTED[config.strategy])
     began = time.perf_counter()
     capability = capability_of(device)
     before = psutil.Process().memory_info().rss
     try:
         played = play(config, capability)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        place = place_in_user_code(error) if config.workload is Workload.USER else None
+        place = place_in_user_code(error) if config.workload is Workload.CUSTOM else None
         raise RunFailed(
             f"The model's code reads tensor values ({place or error}), and fake tensors have "
             "none. Run `stepscope fit` on a script that trains it."
         ) from error
     peak = (device_peak if capability else host_peak)(played.events, played.parts)
     outside = {"context": CONTEXT} if capability else _on_host(config, played, before)
-    if config.parallel is Parallel.DDP:
+    if config.strategy is Parallel.DDP:
         # As large as the weights, from the start; with views the gradients lie in them.
-        gradients = peak.parts.get(Part.GRADIENTS, 0) if config.bucket_view else 0
+        gradients = peak.parts.get(Part.GRADIENTS, 0) if config.gradient_as_bucket_view else 0
         outside["gradient_buckets"] = max(0, peak.parts[Part.PARAMETERS] - gradients)
-        if config.device == "cpu" and config.ranks > 1:  # all ranks share the host's memory
+        if (
+            config.device == "cpu" and config.devices_per_node > 1
+        ):  # all ranks share the host's memory
             each = peak.allocated + sum(outside.values())
-            outside["other_ranks"] = (config.ranks - 1) * each
+            outside["other_ranks"] = (config.devices_per_node - 1) * each
     return Prediction(
         config=config,
         device=device.name,

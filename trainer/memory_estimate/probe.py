@@ -61,8 +61,12 @@ def measure(
             size = sizes[place]
             if size in missed:
                 continue
-            if number == 0 and rate and size * config.accumulation / rate > MAX_STEP_S:
-                seconds = size * config.accumulation / rate
+            if (
+                number == 0
+                and rate
+                and size * config.gradient_accumulation_steps / rate > MAX_STEP_S
+            ):
+                seconds = size * config.gradient_accumulation_steps / rate
                 missed[size] = f"{size:,}: not measured, a step would take about {seconds:.0f} s"
                 continue
             say(

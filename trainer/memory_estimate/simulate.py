@@ -107,7 +107,7 @@ def _notes(config: RunConfig, capability: tuple[int, int] | None) -> tuple[str, 
     on_gpu = capability is not None
     notes = {
         "torch.compile changes which activations are kept; this estimate is for the "
-        "uncompiled model.": (config.compile is not Compile.NONE),
+        "uncompiled model.": (config.compile_mode is not Compile.NONE),
         "cuDNN workspaces are not included.": (on_gpu and TRAITS[config.workload].convolutions),
         "This PyTorch has no CUDA: dtypes and activations follow CPU rules.": (
             on_gpu and not HAS_CUDA

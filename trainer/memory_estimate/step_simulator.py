@@ -51,12 +51,12 @@ class Player:
         _never_skip(training.scaler)
         self.step = step_of(training, self.task)
         self._watch(training.optimizer)
-        if self.config.data_on_device and self.compute.on_gpu:
+        if self.config.dataset_on_device and self.compute.on_gpu:
             for split in (self.task.train, self.task.validation):
                 if isinstance(split, TensorSplit):
                     for part in (split.inputs, split.targets):
                         self.tracker.take(part.numel() * part.element_size(), Part.INPUTS)
-        if not self.compute.on_gpu or self.config.data_on_device:
+        if not self.compute.on_gpu or self.config.dataset_on_device:
             # The permutation of an epoch's samples, and the host generator's state.
             self.tracker.take(8 * self.task.train.length, Part.INPUTS)
             self.tracker.take(0 if self.compute.on_gpu else GENERATOR_BYTES, Part.INPUTS)
@@ -108,7 +108,7 @@ class Player:
         return inputs, targets
 
     def _train_step(self) -> None:
-        accumulation = self.config.accumulation
+        accumulation = self.config.gradient_accumulation_steps
         count = min(accumulation, MAX_MICRO_BATCHES)
         for number in range(1, count + 1):
             # The previous batch is held until this one exists.
@@ -128,7 +128,7 @@ class Player:
 
     def _record(self, training: Training) -> None:
         """Simulate warm-up steps, then the captured step in its pool, whose gradients stay."""
-        accumulation = self.config.accumulation
+        accumulation = self.config.gradient_accumulation_steps
         count = min(accumulation, MAX_MICRO_BATCHES)
         batch = self._batch(self.train_room)
         for _ in range(WARMUP_STEPS):

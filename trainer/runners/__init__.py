@@ -68,7 +68,7 @@ def write_pending(folder: Path, config: RunConfig) -> None:
     where = {
         Runner.THREAD: "the training thread",
         Runner.PROCESS: "a training process",
-        Runner.TORCHRUN: f"{config.ranks} ranks with torchrun",
+        Runner.TORCHRUN: f"{config.devices_per_node} ranks with torchrun",
     }[config.runner]
     write_run_json(
         folder,

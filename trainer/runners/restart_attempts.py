@@ -85,7 +85,7 @@ def attempt(first: Path, number: int, config: RunConfig) -> Attempt:
     former = next((folder for folder in reversed(before) if folder.is_dir()), None)
     saved = next(filter(None, map(newest_checkpoint, reversed(before))), None)
     if saved is not None:
-        config = replace(config, resume=f"{saved.parent.name}/{saved.name}")
+        config = replace(config, resume_from=f"{saved.parent.name}/{saved.name}")
     return Attempt(number, attempt_folder(first, number), config, former)
 
 
@@ -135,7 +135,7 @@ def checkpoint_step(path: Path) -> int | None:
 
 def _restart(this: Attempt, end: JobEnd, max_restarts: int) -> Restart:
     assert this.former is not None
-    resume = this.config.resume
+    resume = this.config.resume_from
     step = checkpoint_step(this.folder.parent / resume) if resume else None
     where = "no checkpoint yet, starting from scratch"
     if resume:

@@ -102,7 +102,7 @@ def torchrun_arguments(config: RunConfig, folder: Path) -> list[str]:
     """Return the arguments with which torchrun starts the ranks of one machine."""
     return [
         *ONE_MACHINE,
-        f"--nproc-per-node={config.ranks}",
+        f"--nproc-per-node={config.devices_per_node}",
         f"--rdzv-id={folder.name}",
         f"--max-restarts={config.max_restarts}",
         *("-m", "trainer.runners.rank_worker", str(folder)),

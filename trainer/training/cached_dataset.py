@@ -29,9 +29,9 @@ class KeptSplit:
         if needed * ranks > free:
             each = f" in each of {ranks} processes" if ranks > 1 else ""
             raise RunFailed(
-                f"data_on_device: the decoded data set takes {format_bytes(needed)}{each}, and "
+                f"dataset_on_device: the decoded data set takes {format_bytes(needed)}{each}, and "
                 f"{format_bytes(free)} of the host's memory are available. "
-                "Switch off data_on_device."
+                "Switch off dataset_on_device."
             )
         self._inputs, self._targets = split.room(split.length)  # pages come as they are written
         self._kept = torch.zeros(split.length, dtype=torch.bool)

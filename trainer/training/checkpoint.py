@@ -21,6 +21,7 @@ from torch import Tensor
 from stepscope.common.files import atomic_replace, open_regular_file
 from stepscope.common.formatting import format_bytes
 from stepscope.host.usage import container
+from stepscope.run.setting_names import current_settings
 from trainer.error_messages import RunFailed
 from trainer.training.distributed_checkpoint import NAME, check_archive, read_parts
 
@@ -81,22 +82,25 @@ def read_checkpoint(path: Path, room: Room = _on_host) -> dict[str, Any]:
             free = container().within(psutil.virtual_memory().available)
             if (size := os.fstat(file.fileno()).st_size) > free:
                 raise CheckpointError(
-                    f"resume: {name} needs {format_bytes(size)} of memory, the host has "
+                    f"resume_from: {name} needs {format_bytes(size)} of memory, the host has "
                     f"{format_bytes(free)}. End other programs."
                 )
             state = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise CheckpointError(
-            f"resume: {name} cannot be read ({error.strerror or error}). Choose another checkpoint."
+            f"resume_from: {name} cannot be read ({error.strerror or error}). Choose another "
+            "checkpoint."
         ) from error
     except _DAMAGED as error:
         raise CheckpointError(
-            f"resume: {name} is damaged or no checkpoint at all. Choose another checkpoint."
+            f"resume_from: {name} is damaged or no checkpoint at all. Choose another checkpoint."
         ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(
-            f"resume: {name} was not written by Stepscope. Choose another checkpoint."
+            f"resume_from: {name} was not written by Stepscope. Choose another checkpoint."
         )
+    if isinstance(config := state.get("config"), dict):
+        state["config"] = current_settings(config)
     if PARTS in state:
         _add_parts(state, path.parent, room)
     return state
@@ -117,7 +121,7 @@ def _add_parts(state: dict[str, Any], folder: Path, room: Room) -> None:
                 state[OPTIMIZER]["state"].setdefault(int(number), {})[entry] = tensor
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"resume: the parts of {folder.name}'s checkpoint cannot be read ({error}). "
+            f"resume_from: the parts of {folder.name}'s checkpoint cannot be read ({error}). "
             "Choose another checkpoint."
         ) from error
 

@@ -26,7 +26,7 @@ def save(path: Path, training: Training) -> int | None:
     With FSDP all ranks have to call it at the same step; else only rank 0 does something.
     """
     training.saved += 1
-    if training.config.parallel is not Parallel.FSDP:
+    if training.config.strategy is not Parallel.FSDP:
         return None if training.ranks.rank else write_checkpoint(path, training.state_dict())
     state, tensors = _taken_apart(training.state_dict())
     parts = path.with_name(f"{path.stem}.{training.saved}.parts")

@@ -28,13 +28,13 @@ def compiled(
     of its weights do not change. The caches of the compiler are cleared at the end. Raises
     RunFailed.
     """
-    if config.compile is Compile.NONE:
+    if config.compile_mode is Compile.NONE:
         yield None
         return
-    with_graphs = config.compile in _WITH_GRAPHS and device.type == "cuda"
+    with_graphs = config.compile_mode in _WITH_GRAPHS and device.type == "cuda"
     if with_graphs:
         _refuse_thread(config)
-    made = torch.compile(model, mode=config.compile.value)
+    made = torch.compile(model, mode=config.compile_mode.value)
 
     def forward(inputs: Tensor) -> Tensor:
         if with_graphs:  # what the last step gave may be overwritten
@@ -61,8 +61,8 @@ def told_in_a_sentence(config: RunConfig) -> Iterator[None]:
         if "TorchDynamoException" not in (kind.__name__ for kind in type(error).__mro__):
             raise
         raise RunFailed(
-            f"compile: torch.compile ({config.compile}) could not compile this model: "
-            f"{_what(error)}. Set compile to none."
+            f"compile_mode: torch.compile ({config.compile_mode}) could not compile this model: "
+            f"{_what(error)}. Set compile_mode to none."
         ) from error
 
 
@@ -70,8 +70,8 @@ def _refuse_thread(config: RunConfig) -> None:
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < _THREADS_SINCE and threading.current_thread() is not threading.main_thread():
         raise RunFailed(
-            f"compile: {config.compile} uses CUDA Graphs, which torch {torch.__version__} can "
-            "compile in the main thread only. Choose the process runner."
+            f"compile_mode: {config.compile_mode} uses CUDA Graphs, which torch "
+            f"{torch.__version__} can compile in the main thread only. Choose the process runner."
         )
 
 

@@ -40,7 +40,7 @@ def graphed(step: TrainStep, training: Training, split: Split) -> GraphedStep:
         with torch.cuda.stream(stream):
             with watching_draws(training.compute.rng_state) as draws:
                 for _ in range(WARMUP_STEPS):
-                    whole_step(step, batch, training.config.accumulation)
+                    whole_step(step, batch, training.config.gradient_accumulation_steps)
             if draws.seen:
                 raise RunFailed(
                     "cuda_graphs: this model uses dropout, which would draw different random "
@@ -49,7 +49,7 @@ def graphed(step: TrainStep, training: Training, split: Split) -> GraphedStep:
                 )
         torch.cuda.current_stream().wait_stream(stream)
         try:
-            return GraphedStep(step, batch, training.config.accumulation, stream)
+            return GraphedStep(step, batch, training.config.gradient_accumulation_steps, stream)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # also of a capture that an illegal call has ended

@@ -28,13 +28,13 @@ def devices_of(config: RunConfig, ranks: Ranks) -> list[TrainDevice]:
         return [own, *(device for device in used if device is not own)]
     _check(config, found)
     own = next(device for device in found if device.id == config.device)
-    if config.parallel is not Parallel.DP:
+    if config.strategy is not Parallel.DP:
         return [own]
     others = [gpu for gpu in found if gpu.cuda_index is not None and gpu.reason is None]
     others = sorted((gpu for gpu in others if gpu is not own), key=lambda gpu: gpu.cuda_index or 0)
-    if len(others) + 1 < config.ranks:
+    if len(others) + 1 < config.devices_per_node:
         raise RunFailed(_too_few(len(others) + 1, config))
-    return [own, *others[: config.ranks - 1]]
+    return [own, *others[: config.devices_per_node - 1]]
 
 
 def sampled_by(ranks: Ranks) -> DeviceSource:
@@ -78,6 +78,6 @@ def _numbered(devices: Sequence[TrainDevice], number: int, config: RunConfig) ->
 
 def _too_few(count: int, config: RunConfig) -> str:
     return (
-        f"ranks: each needs a GPU of its own, and torch can use {count} of this machine, "
-        f"got {config.ranks}. Lower ranks to {max(1, count)}."
+        f"devices_per_node: each needs a GPU of its own, and torch can use {count} of this "
+        f"machine, got {config.devices_per_node}. Lower it to {max(1, count)}."
     )

@@ -46,8 +46,8 @@ class Speed:
     def of(cls, task: Task, config: RunConfig, device: TrainDevice) -> Speed:
         """Count once; call it before the model is changed by checkpointing or compiling."""
         peak = peak_of(None if device.cuda_index is None else device.name, config.precision)
-        if isinstance(peak, Peak) and config.parallel is Parallel.DP:  # one process, many GPUs
-            peak = replace(peak, flops=peak.flops * config.ranks)
+        if isinstance(peak, Peak) and config.strategy is Parallel.DP:  # one process, many GPUs
+            peak = replace(peak, flops=peak.flops * config.devices_per_node)
         samples = max(1, min(config.batch_size, task.train.length))
         try:
             flops = count(task, samples)

@@ -78,7 +78,7 @@ def shard(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.devic
         fully_shard(
             block,
             mesh=mesh,
-            reshard_after_forward=config.reshard,
+            reshard_after_forward=config.reshard_after_forward,
             mp_policy=inner,
             offload_policy=offload,
         )
@@ -87,7 +87,7 @@ def shard(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.devic
         model,
         mesh=mesh,
         # None: the root's weights, which backward needs first, are kept after the forward pass.
-        reshard_after_forward=None if config.reshard else False,
+        reshard_after_forward=None if config.reshard_after_forward else False,
         mp_policy=outer,
         offload_policy=offload,
     )
@@ -109,7 +109,7 @@ def _send_from_first(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
 
 
 def _sent_by_first(config: RunConfig) -> bool:
-    return config.parallel is Parallel.FSDP and config.workload is not Workload.USER
+    return config.strategy is Parallel.FSDP and config.workload is not Workload.CUSTOM
 
 
 def _give_memory(module: nn.Module, device: torch.device) -> None:
@@ -133,7 +133,7 @@ def casts_weights(model: nn.Module, config: RunConfig) -> bool:
     that has it stays with autocast.
     """
     mixed = amp_type(config.precision) is not None
-    return config.parallel is Parallel.FSDP and mixed and not _norms(model)
+    return config.strategy is Parallel.FSDP and mixed and not _norms(model)
 
 
 @contextmanager

@@ -8,9 +8,9 @@
   and the training thread takes them from shared memory. With `pin_memory` a thread of the
   DataLoader copies each into page-locked memory. Validation data that lie in memory are gathered
   without workers.
-- `data_on_device` (`DeviceLoader`): data that lie in memory are copied to the GPU once, before the
-  first step, and gathered there. Only the order of the samples is copied, once an epoch. On a CPU
-  (`KeptSplit`) the samples that the training thread decodes in the first epoch are kept.
+- `dataset_on_device` (`DeviceLoader`): data that lie in memory are copied to the GPU once, before
+  the first step, and gathered there. Only the order of the samples is copied, once an epoch. On
+  a CPU (`KeptSplit`) the samples that the training thread decodes in the first epoch are kept.
 
 How a batch of the first two comes to a GPU is in `h2d_copy.py`.
 """
@@ -103,7 +103,7 @@ Loader = MemoryLoader | WorkerLoader | DeviceLoader
 
 def make_loader(split: Split, config: RunConfig, compute: Compute) -> Loader:
     """Return the loader of the training data; see the module's text."""
-    if config.data_on_device:
+    if config.dataset_on_device:
         return _resident(split, config, compute)
     kind = WorkerLoader if config.num_workers else MemoryLoader
     return kind(split, config, compute, compute.times)
@@ -111,7 +111,7 @@ def make_loader(split: Split, config: RunConfig, compute: Compute) -> Loader:
 
 def make_validation_loader(split: Split, config: RunConfig, compute: Compute) -> Loader:
     """Return the loader of the validation data, whose copies are not part of any step."""
-    if config.data_on_device:
+    if config.dataset_on_device:
         return _resident(split, config, compute)
     in_workers = config.num_workers and not isinstance(split, TensorSplit)
     return (WorkerLoader if in_workers else MemoryLoader)(split, config, compute)
@@ -121,7 +121,7 @@ def _resident(split: Split, config: RunConfig, compute: Compute) -> Loader:
     """Return the loader of data that stay on the device once they are there."""
     if isinstance(compute, CudaCompute):
         return DeviceLoader(split, config, compute)
-    ranks = config.ranks if config.distributed else 1
+    ranks = config.devices_per_node if config.distributed else 1
     return MemoryLoader(KeptSplit(split, ranks), config, compute, compute.times)
 
 
@@ -138,16 +138,16 @@ def _checked(batches: Iterator[Batch], order: Tensor, split: Split, size: int) -
 def _moved(split: Split, compute: CudaCompute) -> TensorSplit:
     if not isinstance(split, TensorSplit):
         raise RunFailed(
-            "data_on_device: this workload's data is not in memory. Turn off data_on_device."
+            "dataset_on_device: this workload's data is not in memory. Turn off dataset_on_device."
         )
     parts = (split.inputs, split.targets)
     needed = sum(part.numel() * part.element_size() for part in parts)
     free, total = compute.free_memory()
     if needed > free:
         raise RunFailed(
-            f"data_on_device: the dataset needs {format_bytes(needed)}, but only "
+            f"dataset_on_device: the dataset needs {format_bytes(needed)}, but only "
             f"{format_bytes(free)} of the GPU's {format_bytes(total)} is free. Turn off "
-            "data_on_device."
+            "dataset_on_device."
         )
     inputs, targets = (part.to(compute.device) for part in parts)
     return replace(split, inputs=inputs, targets=targets)

@@ -134,7 +134,7 @@ class Loop:
     def _train_epoch(self) -> None:
         training = self.training
         # FSDP has replaced the model's parameters by parts of them.
-        parameters = {} if training.config.parallel is Parallel.FSDP else self.task.recorded
+        parameters = {} if training.config.strategy is Parallel.FSDP else self.task.recorded
         recorded = {key: value.detach().view(()) for key, value in parameters.items()}
         tokens = self.task.tokens_per_sample
         length = self.task.train.length
@@ -324,4 +324,4 @@ def _without_gradients(config: RunConfig) -> AbstractContextManager[object]:
     validation. FSDP trains on with the tensors that it made for its first forward pass, and those
     of inference mode cannot be trained with.
     """
-    return torch.no_grad() if config.parallel is Parallel.FSDP else torch.inference_mode()
+    return torch.no_grad() if config.strategy is Parallel.FSDP else torch.inference_mode()

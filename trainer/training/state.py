@@ -24,8 +24,8 @@ from trainer.workload_traits import TRAITS, reads
 MOMENTUM = 0.9
 PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 3
 SAME = (
-    *("workload", "width", "layers", "context", "classes", "tied_head", "data"),
-    *("own", "seed", "optimizer", "schedule"),
+    *("workload", "width", "num_layers", "context_length", "num_classes", "tie_embeddings"),
+    *("dataset", "custom_options", "seed", "optimizer", "lr_scheduler"),
 )
 """Settings that a resumed run must share with its checkpoint, as far as that has them and the
 workload reads them; the seed where it makes the data."""
@@ -55,10 +55,10 @@ class Training:
         self._begin_momentum()
         self.plateau = (
             ReduceLROnPlateau(self.optimizer, factor=PLATEAU_FACTOR, patience=PLATEAU_PATIENCE)
-            if config.schedule is Schedule.PLATEAU
+            if config.lr_scheduler is Schedule.PLATEAU
             else None
         )
-        offloaded = config.parallel is Parallel.FSDP and config.cpu_offload
+        offloaded = config.strategy is Parallel.FSDP and config.cpu_offload
         gradients = torch.device("cpu") if offloaded else compute.device
         self.scaler = grad_scaler(config.precision, gradients)
         self.samples = samples
@@ -133,7 +133,7 @@ class Training:
             theirs = state["config"].get(name, ours)
             if theirs != ours:
                 raise CheckpointError(
-                    f"resume: the checkpoint was made with {name} {theirs}, got {ours}. "
+                    f"resume_from: the checkpoint was made with {name} {theirs}, got {ours}. "
                     f"Set {name} to {theirs}."
                 )
         try:
@@ -141,7 +141,7 @@ class Training:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             detail = str(error).splitlines()[0]
             raise CheckpointError(
-                f"resume: the checkpoint does not fit this run ({detail}). Choose another one."
+                f"resume_from: the checkpoint does not fit this run ({detail}). Choose another one."
             ) from error
         if self.epoch > self.config.epochs:
             raise CheckpointError(
@@ -161,11 +161,11 @@ class Training:
         changed = {
             name: [theirs[name], value]
             for name, value in ours.items()
-            if name != "resume" and name in theirs and theirs[name] != value
+            if name != "resume_from" and name in theirs and theirs[name] != value
         }
         taken = ["weights", f"state of {self.config.optimizer}"]
-        if self.config.schedule is not Schedule.NONE:
-            taken.append(f"{self.config.schedule} scheduler position")
+        if self.config.lr_scheduler is not Schedule.NONE:
+            taken.append(f"{self.config.lr_scheduler} scheduler position")
         if "learning_rate" not in changed:
             taken.append(f"learning rate {self.learning_rate:.4g}")
         if self.scaler.is_enabled() and state["scaler"]:
@@ -251,7 +251,7 @@ def learning_rate_factor(config: RunConfig, step: int, total_steps: int) -> floa
     warmup = config.lr_warmup_steps
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    if config.schedule is not Schedule.COSINE:
+    if config.lr_scheduler is not Schedule.COSINE:
         return 1.0
     done = (step - warmup) / max(1, total_steps - warmup)
     return (1 + math.cos(math.pi * min(done, 1.0))) / 2

@@ -28,7 +28,7 @@ class TrainStep:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     autocast: AbstractContextManager[object]
-    clip_norm: float
+    max_grad_norm: float
     form: InputForm = AS_LOADED
     set_to_none: bool = True
     wrapped: Callable[[Tensor], Tensor] | None = None
@@ -90,7 +90,7 @@ class TrainStep:
             for weights in self.model.parameters():
                 if weights.grad is not None:
                     weights.grad.mul_(factor)
-        norm = self._clip() if self.clip_norm > 0 else None
+        norm = self._clip() if self.max_grad_norm > 0 else None
         # fp16: a step with infinite gradients is skipped. Without a fused optimizer the scaler
         # waits for the device here to know.
         self.scaler.step(self.optimizer)
@@ -121,7 +121,7 @@ class TrainStep:
 
     def _clip(self) -> Tensor:
         self.scaler.unscale_(self.optimizer)  # the limit is meant for the true gradients
-        return whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm))
+        return whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm))
 
 
 def step_of(training: Training, task: Task) -> TrainStep:
@@ -137,7 +137,7 @@ def step_of(training: Training, task: Task) -> TrainStep:
             if casts_weights(training.model, config)
             else autocast(config.precision, training.compute.device)
         ),
-        clip_norm=config.clip_norm,
+        max_grad_norm=config.max_grad_norm,
         form=InputForm.of(config),
         set_to_none=config.set_to_none,
     )

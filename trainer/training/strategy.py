@@ -23,7 +23,7 @@ def placed(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.devi
 
     With FSDP it is spread over the ranks.
     """
-    if config.parallel is not Parallel.FSDP:
+    if config.strategy is not Parallel.FSDP:
         return prepare(model, config, device)
     # FSDP takes contiguous weights only; images in channels_last are enough for a convolution.
     model = prepare(model, replace(config, channels_last=False), None)
@@ -48,14 +48,14 @@ class Shared:
 
         With DDP it is a meeting of all ranks, and each takes the weights of rank 0.
         """
-        if config.parallel is Parallel.DP:
+        if config.strategy is Parallel.DP:
             indices = [device.cuda_index or 0 for device in devices]
             copied = DataParallel(model, indices)
             return cls(copied, copied, nullcontext)
-        if config.parallel is Parallel.DDP:
+        if config.strategy is Parallel.DDP:
             ddp = _ddp(model, config, devices[0])
             return cls(ddp, ddp, _Apart(ddp, config))
-        if config.parallel is Parallel.FSDP and config.no_sync:
+        if config.strategy is Parallel.FSDP and config.no_sync:
             return cls(model, None, partial(unreduced, model))
         return cls(model, None, nullcontext)
 
@@ -79,7 +79,7 @@ def _ddp(model: nn.Module, config: RunConfig, device: TrainDevice) -> Distribute
     return DistributedDataParallel(
         model,
         device_ids=None if device.cuda_index is None else [device.cuda_index],
-        bucket_cap_mb=config.bucket_mb,
-        gradient_as_bucket_view=config.bucket_view,
+        bucket_cap_mb=config.bucket_cap_mb,
+        gradient_as_bucket_view=config.gradient_as_bucket_view,
         static_graph=config.static_graph,
     )

@@ -101,7 +101,7 @@ def run(
     outcome = Outcome(RunStatus.FAILED, "The training process was interrupted.")
     opened(session.recorder)
     try:
-        with _cpu_threads(config.threads, ranks):
+        with _cpu_threads(config.num_threads, ranks):
             outcome = _run(config, session, stop or threading.Event(), ranks)
     finally:
         session.close(outcome.status, outcome.reason)
@@ -235,7 +235,7 @@ def _train(attempt: _Attempt) -> None:
         # Optimizer, learning rate and gradient scaler, as the checkpoint has them.
         training = Training(config, model, compute, ranks, task.train.length)
         _describe(attempt, task, training, speed)
-        if config.resume:
+        if config.resume_from:
             _resume(training, recorder)
         _count_steps(session, training)
 
@@ -324,7 +324,7 @@ def _captured(step: TrainStep, training: Training, task: Task, recorder: Recorde
 
 def _resume(training: Training, recorder: Recorder) -> None:
     """Load the checkpoint that the configuration names, from a run beside this one."""
-    name = training.config.resume
+    name = training.config.resume_from
     state = read_checkpoint(recorder.folder.parent / name, partial(room, training))
     training.load(state)
     recorder.step, recorder.epoch = training.step, training.epoch

@@ -33,20 +33,24 @@ def rehearse(training: Training, step: TrainStep, task: Task, recorder: Recorder
     Raises RunFailed where the model cannot be compiled.
     """
     config = training.config
-    if config.compile is Compile.NONE and not config.warmup and not config.memory_warmup:
+    if (
+        config.compile_mode is Compile.NONE
+        and not config.kernel_warmup
+        and not config.preallocate_memory
+    ):
         return
     step = replace(step, phases=None)  # their times are no part of the first step's
     with changing_nothing(training):
-        if config.compile is not Compile.NONE:
+        if config.compile_mode is not Compile.NONE:
             _compile(training, step, task, recorder)
-        if config.warmup:
+        if config.kernel_warmup:
             batch = first_batch(task.train, config, training.compute)
             seconds = _repeat(training, step, batch, WARMUP_STEPS)
             text = (
                 f"Kernel warm-up: {WARMUP_STEPS} steps in {seconds:.2f} s, training state unchanged"
             )
             recorder.event("warmup", text, seconds=seconds, steps=WARMUP_STEPS)
-        if config.memory_warmup:
+        if config.preallocate_memory:
             _reserve(training, step, task, recorder)
 
 
@@ -121,7 +125,7 @@ def _compile(training: Training, step: TrainStep, task: Task, recorder: Recorder
     """Compile for a full batch, so that no step that counts waits for it."""
     config = training.config
     batch = first_batch(task.train, config, training.compute)
-    mode = config.compile
+    mode = config.compile_mode
     text = f"Compiling the model (torch.compile, {mode}); training starts when it is done"
     recorder.event("compile", text, mode=str(mode))
     with told_in_a_sentence(config):
@@ -149,7 +153,7 @@ def _repeat(training: Training, step: TrainStep, batch: Batch, steps: int) -> fl
     """Take whole steps and return their seconds."""
     began = time.perf_counter()
     for _ in range(steps):
-        whole_step(step, batch, training.config.accumulation)
+        whole_step(step, batch, training.config.gradient_accumulation_steps)
     training.compute.synchronize()
     return time.perf_counter() - began
 

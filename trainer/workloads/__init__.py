@@ -16,6 +16,6 @@ WORKLOADS: dict[Workload, Callable[[RunConfig], Task]] = {
     Workload.GPT: gpt.task,
     Workload.RESNET: resnet.task,
     Workload.MATMUL: matmul.task,
-    Workload.FILL: memory_stress.task,
-    Workload.USER: custom.task,
+    Workload.MEMORY_STRESS: memory_stress.task,
+    Workload.CUSTOM: custom.task,
 }

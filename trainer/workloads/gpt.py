@@ -28,14 +28,14 @@ def task(config: RunConfig) -> Task:
     """A character-level GPT of `layers` blocks with `width` channels."""
     train, held_out = _texts()
     characters = sorted(set(train + held_out))
-    splits = [_split(text, characters, config.context) for text in (train, held_out)]
+    splits = [_split(text, characters, config.context_length) for text in (train, held_out)]
     return Task(
         model=Gpt(config, len(characters)),
         train=splits[0],
         validation=splits[1],
         loss=loss,
         classifies=False,
-        tokens_per_sample=config.context,
+        tokens_per_sample=config.context_length,
         run_info={
             "data": f"Python's own help text: {len(train):,} characters, {len(characters)} "
             f"distinct; {len(held_out):,} held out; loss in nats per character"
@@ -58,8 +58,10 @@ class Gpt(nn.Module):
         super().__init__()
         width = config.width
         self.embedding = nn.Embedding(characters, width)
-        self.positions = nn.Embedding(config.context, width)
-        self.blocks = nn.Sequential(*(Block(width, config.dropout) for _ in range(config.layers)))
+        self.positions = nn.Embedding(config.context_length, width)
+        self.blocks = nn.Sequential(
+            *(Block(width, config.dropout) for _ in range(config.num_layers))
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, characters, bias=False)
         self.apply(_begin)
@@ -67,8 +69,8 @@ class Gpt(nn.Module):
             for name, weights in self.named_parameters():
                 # Each block adds to the same stream twice: it must not grow with the layers.
                 if name.endswith("out.weight"):
-                    weights.mul_((2 * config.layers) ** -0.5)
-        if config.tied_head:
+                    weights.mul_((2 * config.num_layers) ** -0.5)
+        if config.tie_embeddings:
             self.head.weight = self.embedding.weight
 
     def forward(self, characters: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ def read_images(path: Path, broken: Broken) -> ImageList:
         return image_list(path, _class_folders(path, broken), broken)
     except OSError as error:
         raise ImageError(
-            f"data: {shown(path.name)} cannot be read ({error.strerror}). Look at its permissions."
+            f"dataset: {shown(path.name)} cannot be read ({error.strerror}). Look at its "
+            "permissions."
         ) from error
 
 
@@ -81,18 +82,18 @@ def _csv_entries(path: Path, part: str, broken: Broken) -> Iterator[Entry]:
             "Look for a quotation mark that is not closed."
         ) from error
     if columns is None:
-        raise ImageError(f"data: {path.name} has no rows. It needs the columns path and label.")
+        raise ImageError(f"dataset: {path.name} has no rows. It needs the columns path and label.")
 
 
 def _text(path: Path) -> str:
     # As with images: it may lead out of the data folder, and errors show lines of the file.
     if path.is_symlink():
-        raise ImageError(f"data: {path.name} is a symbolic link. Put the file itself there.")
+        raise ImageError(f"dataset: {path.name} is a symbolic link. Put the file itself there.")
     size = path.stat().st_size
     if size > MAX_CSV_BYTES:
         raise ImageError(
-            f"data: {path.name} has {size / 2**20:,.0f} MiB, {MAX_CSV_BYTES // 2**20} are allowed. "
-            "Split it into several."
+            f"dataset: {path.name} has {size / 2**20:,.0f} MiB, {MAX_CSV_BYTES // 2**20} are "
+            "allowed. Split it into several."
         )
     content = path.read_bytes()
     encoding = "utf-16" if content.startswith(UTF_16) else "utf-8-sig"

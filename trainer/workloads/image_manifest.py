@@ -1,7 +1,7 @@
 """Which images a data set has, of which class, for training or for validation.
 
 Every path, label and size is checked before any image is opened. What cannot be used is named with
-its file, line and reason: it ends the run, or with `skip_broken` it is left out and counted.
+its file, line and reason: it ends the run, or with `skip_unreadable` it is left out and counted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Broken:
         sentence = reason if reason.startswith(where) else f"{where}: {reason}"
         if not self.skip:
             raise ImageError(
-                f"{sentence}. Fix it, or turn on skip_broken to skip what cannot be read."
+                f"{sentence}. Fix it, or turn on skip_unreadable to skip what cannot be read."
             )
         self.count += 1
         if len(self.reasons) < KEPT_REASONS:
@@ -87,12 +87,12 @@ def image_list(folder: Path, entries: Iterable[Entry], broken: Broken) -> ImageL
     names = Counter(entry.label for entry in usable)
     if len(names) < 2:
         raise ImageError(
-            f"data: at least two classes are needed, got {len(names)} with {len(usable)} "
+            f"dataset: at least two classes are needed, got {len(names)} with {len(usable)} "
             f"images{_first_reason(broken)}. Check the labels in {folder.name}."
         )
     if len(names) > MAX_CLASSES:
         raise ImageError(
-            f"data: at most {MAX_CLASSES:,} classes are possible, got {len(names):,}. "
+            f"dataset: at most {MAX_CLASSES:,} classes are possible, got {len(names):,}. "
             f"Look whether the labels in {folder.name} are names of classes."
         )
     train = [entry for entry in usable if entry.part != "validation"]
@@ -100,7 +100,7 @@ def image_list(folder: Path, entries: Iterable[Entry], broken: Broken) -> ImageL
     if not validation:
         train, validation = _parted(train)
     if not train:
-        raise ImageError("data: every image is for validation. Give some the split train.")
+        raise ImageError("dataset: every image is for validation. Give some the split train.")
     return ImageList(folder, _ordered(names), train, validation, repeated)
 
 
@@ -124,7 +124,7 @@ def _usable(folder: Path, entries: Iterable[Entry], broken: Broken) -> tuple[lis
         found[entry.path] = entry
         if len(found) > MAX_IMAGES:
             raise ImageError(
-                f"data: at most {MAX_IMAGES:,} images are possible, {folder.name} has more. "
+                f"dataset: at most {MAX_IMAGES:,} images are possible, {folder.name} has more. "
                 "Name fewer of them in a CSV file."
             )
     return list(found.values()), repeated

@@ -27,21 +27,21 @@ NAMED_CLASSES = 1000  # in run.json
 def task(config: RunConfig) -> Task:
     """Classify the images at `data`. Raises ImageError for data that cannot be used."""
     try:
-        path = data_path(data_root(), config.data)
+        path = data_path(data_root(), config.dataset)
     except ConfigError as error:
         raise ImageError(str(error)) from None
-    broken = Broken(config.skip_broken)
+    broken = Broken(config.skip_unreadable)
     images = read_images(path, broken)
     train, validation = (
         ImageSplit.of(images, entries, config) for entries in (images.train, images.validation)
     )
     return Task(
-        model=ImageCnn(config.image_size, len(images.classes), flip=config.flip),
+        model=ImageCnn(config.image_size, len(images.classes), flip=config.horizontal_flip),
         train=train,
         validation=validation,
         loss=nn.CrossEntropyLoss(),
         run_info={
-            "data": f"{config.data}: {train.length:,} images of {len(images.classes)} classes, "
+            "data": f"{config.dataset}: {train.length:,} images of {len(images.classes)} classes, "
             f"{validation.length:,} more held out",
             "classes": list(images.classes[:NAMED_CLASSES]),
             "repeated_rows": images.repeated,
@@ -68,7 +68,9 @@ class ImageSplit:
         broken = torch.zeros(len(entries), dtype=torch.bool)
         broken.share_memory_()  # type: ignore[no-untyped-call]
         labels = images.labels(entries)
-        return cls(images.folder, entries, labels, config.image_size, config.skip_broken, broken)
+        return cls(
+            images.folder, entries, labels, config.image_size, config.skip_unreadable, broken
+        )
 
     @property
     def length(self) -> int:
@@ -115,11 +117,11 @@ class ImageSplit:
                 if not self.skip:
                     raise ImageError(
                         f"{_sentence(self.entries[place], error)}. Replace the image, or switch "
-                        "on skip_broken to leave out what is broken."
+                        "on skip_unreadable to leave out what is broken."
                     ) from error
                 self.broken[place] = True
         raise ImageError(
-            f"data: none of the {self.length:,} images can be decoded; the first error: "
+            f"dataset: none of the {self.length:,} images can be decoded; the first error: "
             f"{self.reason(0)}. Check the files."
         )
 

@@ -21,8 +21,10 @@ STAGES = 4
 def task(config: RunConfig) -> Task:
     """Four stages that begin with `width` channels (64 in ResNet-18), for `classes` classes."""
     generator = torch.Generator().manual_seed(config.seed)
-    model = ResidualCnn(_stem(config.width), config.width, stages=STAGES, classes=config.classes)
-    return synthetic_task(config, model, config.classes, generator)
+    model = ResidualCnn(
+        _stem(config.width), config.width, stages=STAGES, classes=config.num_classes
+    )
+    return synthetic_task(config, model, config.num_classes, generator)
 
 
 def _stem(width: int) -> nn.Sequential:

@@ -100,8 +100,8 @@ def _smaller_of_ours(setup: Setup) -> Iterator[Step]:
     if setup.config.get("activation_checkpointing") is False:
         yield _setting("activation_checkpointing", True)
     yield from _precisions(setup)
-    if setup.is_on("data_on_device"):
-        yield _setting("data_on_device", False)
+    if setup.is_on("dataset_on_device"):
+        yield _setting("dataset_on_device", False)
 
 
 def _precisions(setup: Setup) -> Iterator[Step]:
@@ -117,8 +117,10 @@ def _precisions(setup: Setup) -> Iterator[Step]:
 def _pieces(record: OomRecord, setup: Setup) -> Iterator[Step]:
     yield from _allocator(record)
     if setup.own:
-        if setup.config.get("memory_warmup") is False:
-            yield _setting("memory_warmup", True, ": the largest step then takes its memory first")
+        if setup.config.get("preallocate_memory") is False:
+            yield _setting(
+                "preallocate_memory", True, ": the largest step then takes its memory first"
+            )
         yield from _smaller_of_ours(setup)
     else:
         yield Step(
@@ -215,8 +217,8 @@ def _optimizer(record: OomRecord, setup: Setup) -> Iterator[Step]:
             yield _setting("optimizer", "sgd", ", which keeps half of the state")
         if setup.text("precision", "fp32") not in ("pure_bf16", "pure_fp16"):
             yield _setting("precision", "pure_bf16", ": weights and state take half")
-        if setup.is_on("data_on_device"):
-            yield _setting("data_on_device", False)
+        if setup.is_on("dataset_on_device"):
+            yield _setting("dataset_on_device", False)
         if setup.is_on("foreach"):
             yield _setting("foreach", False, ", which needs copies of all gradients")
     else:
