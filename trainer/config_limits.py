@@ -14,7 +14,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "seed": (0, 2**31 - 1),
     "num_workers": (0, 64),
     "prefetch_factor": (1, 64),
-    "width": (8, 16_384),  # below 8 channels oneDNN may write past a buffer: docs/workloads.md
+    "width": (8, 16_384),  # below 8 channels oneDNN may write past a buffer: docs/training.md
     "image_size": (8, 1024),
     "num_threads": (0, 256),
     "gradient_accumulation_steps": (1, 1024),

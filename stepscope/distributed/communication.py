@@ -1,7 +1,7 @@
 """What collectives cost a run: their share of a step, and what they reach of the link.
 
 Pure functions. What the figures mean, and where the formulas come from, is in
-docs/communication.md.
+docs/distributed.md.
 """
 
 from __future__ import annotations

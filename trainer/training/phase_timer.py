@@ -1,6 +1,6 @@
 """The phases of a step on this rank: forward, backward, optimizer, and what DDP knows of them.
 
-Only in a job of several processes, where they tell who is slow (docs/stragglers.md).
+Only in a job of several processes, where they tell who is slow (docs/distributed.md).
 """
 
 from __future__ import annotations
