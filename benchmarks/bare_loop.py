@@ -16,10 +16,10 @@ from dataclasses import replace
 import torch
 
 from trainer.config import RunConfig, Workload, defaults
-from trainer.training.accelerator import CpuCompute
-from trainer.training.loaders import MemoryLoader
+from trainer.training.accelerator import CpuAccelerator
+from trainer.training.loaders import InMemoryLoader
 from trainer.training.precision import autocast
-from trainer.training.state import Training
+from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS
 
@@ -29,9 +29,9 @@ EPOCHS = 100_000
 def step_times(config: RunConfig) -> Iterator[float]:
     """Train forever; yield each step's seconds, from one step boundary to the next."""
     torch.manual_seed(config.seed)
-    task, compute = WORKLOADS[config.workload](config), CpuCompute()
+    task, compute = WORKLOADS[config.workload](config), CpuAccelerator()
     task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    training = Training(config, task.model, compute)
+    training = TrainState(config, task.model, compute)
     step = TrainStep(
         model=task.model,
         loss=task.loss,
@@ -40,8 +40,8 @@ def step_times(config: RunConfig) -> Iterator[float]:
         autocast=autocast(config.precision, compute.device),
         max_grad_norm=config.max_grad_norm,
     )
-    loader = MemoryLoader(task.train, config, compute)
-    validation = MemoryLoader(task.validation, config, compute)
+    loader = InMemoryLoader(task.train, config, compute)
+    validation = InMemoryLoader(task.validation, config, compute)
     while True:
         batches = loader.batches(training.order(task.train.length))
         boundary = time.perf_counter()

@@ -24,11 +24,17 @@ from scipy.stats import binomtest
 
 from benchmarks.report import at_most, report, say
 from trainer.config import RunConfig
-from trainer.lab.plan import LOOKS, Plan
-from trainer.lab.statistics import Finding, Rules, Side, judge, judge_loss
+from trainer.lab.plan import LOOKS, SweepPlan
+from trainer.lab.statistics import (
+    EffectEstimate,
+    Rules,
+    Side,
+    judge,
+    judge_loss,
+)
 from trainer.lab.sweep_state import rules_of
 
-RULES = rules_of(Plan(config=RunConfig(), arms=()))
+RULES = rules_of(SweepPlan(config=RunConfig(), arms=()))
 STRICT = replace(RULES, margin=0.0, same=0.0)
 LEAVING = replace(RULES, margin=0.0)
 NOISE, DRIFT = 0.012, 0.06
@@ -88,12 +94,12 @@ def null_worlds() -> dict[str, tuple[World, Rules]]:
     }
 
 
-def sweeps(world: World, rules: Rules, count: int) -> Iterator[dict[int, Finding]]:
+def sweeps(world: World, rules: Rules, count: int) -> Iterator[dict[int, EffectEstimate]]:
     """Yield the last finding of each arm in simulated sweeps; arms leave once decided."""
     random, arms = np.random.default_rng(len(world.effects)), range(len(world.effects))
     for _ in range(count):
         ratios = world.log_ratios(random)
-        last: dict[int, Finding] = {}
+        last: dict[int, EffectEstimate] = {}
         until = dict.fromkeys(arms, LOOKS[0])
         for look in rules.judged_after:
             still = [arm for arm in arms if arm not in last or last[arm].side is Side.OPEN]

@@ -24,10 +24,10 @@ from benchmarks.report import at_least, at_most, report, say, wait_for_quiet
 from trainer.config import Workload, defaults
 from trainer.custom_workload import choose
 from trainer.devices import list_devices
-from trainer.lab.plan import Plan
-from trainer.lab.sweep import Sweep
-from trainer.lab.trial_process import SampleProcess
-from trainer.lab.variants import Arm
+from trainer.lab.plan import SweepPlan
+from trainer.lab.sweep import SweepRunner
+from trainer.lab.trial_process import TrialProcess
+from trainer.lab.variants import Variant
 
 TRUTH = 1 / (1 + DELAY) - 1
 FOUND_AT_LEAST, DIFFERENT_AT_MOST = 18 / 20, 1 / 20
@@ -40,10 +40,10 @@ def sweep(folder: Path, steps: int, number: int) -> dict[str, Any]:
     folder.mkdir(parents=True)
     os.environ[DRIFT_FOLDER] = str(folder)
     arms = tuple(
-        Arm(name=name, label=name, changes={"custom_options": name})
+        Variant(name=name, label=name, changes={"custom_options": name})
         for name in ("delayed", "no_op")
     )
-    plan = Plan(
+    plan = SweepPlan(
         config=defaults(Workload.CUSTOM),
         arms=arms,
         steps=steps,
@@ -51,7 +51,7 @@ def sweep(folder: Path, steps: int, number: int) -> dict[str, Any]:
         find_best=False,
         seed=1000 * number,
     )
-    return Sweep(folder, plan, list_devices(), SampleProcess(folder)).run()
+    return SweepRunner(folder, plan, list_devices(), TrialProcess(folder)).run()
 
 
 def judged(found: dict[str, Any]) -> dict[str, Any]:

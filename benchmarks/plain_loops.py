@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import Precision, RunConfig
 from trainer.workloads import WORKLOADS
-from trainer.workloads.image_manifest import Entry
-from trainer.workloads.images import ImageSplit, task
+from trainer.workloads.image_manifest import ImageEntry
+from trainer.workloads.images import ImageFileDataset, task
 from trainer.workloads.task import Split, Task, TensorSplit
 
 TORCHS_THREADS = torch.get_num_threads()
@@ -33,9 +33,9 @@ TORCHS_THREADS = torch.get_num_threads()
 class Images(Dataset[tuple[Tensor, int]]):
     """Images of a list, decoded and resized one at a time: uint8 (3, size, size), label."""
 
-    def __init__(self, split: ImageSplit) -> None:
+    def __init__(self, split: ImageFileDataset) -> None:
         self._folder: Path = split.folder
-        self._entries: list[Entry] = split.entries
+        self._entries: list[ImageEntry] = split.entries
         self._labels = split.labels.tolist()
         self._size = (split.size, split.size)
 
@@ -170,12 +170,12 @@ def _tensors(split: Split) -> tuple[Tensor, Tensor]:
     """Return all inputs and targets; images are decoded."""
     if isinstance(split, TensorSplit):
         return split.inputs, split.targets
-    assert isinstance(split, ImageSplit)
+    assert isinstance(split, ImageFileDataset)
     pictures, labels = zip(*Images(split), strict=True)
     return torch.stack(pictures), torch.tensor(labels)
 
 
-def _splits(workload: Task) -> tuple[ImageSplit, ImageSplit]:
-    assert isinstance(workload.train, ImageSplit)
-    assert isinstance(workload.validation, ImageSplit)
+def _splits(workload: Task) -> tuple[ImageFileDataset, ImageFileDataset]:
+    assert isinstance(workload.train, ImageFileDataset)
+    assert isinstance(workload.validation, ImageFileDataset)
     return workload.train, workload.validation

@@ -14,7 +14,7 @@ from stepscope.memory.oom.record import oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import EVERY
-from trainer.config import ConfigError, Problem, RunConfig
+from trainer.config import ConfigError, ConfigIssue, RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.oom_retry import half_batch
 
@@ -88,7 +88,7 @@ def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> Retry | None:
         smaller = half_batch(RunConfig.from_dict({**settings, "resume_from": ""}), devices)
     except ConfigError as error:  # of another version, or not ours
         return Retry(None, str(error.problem))
-    return Retry(None, str(smaller)) if isinstance(smaller, Problem) else Retry(smaller, None)
+    return Retry(None, str(smaller)) if isinstance(smaller, ConfigIssue) else Retry(smaller, None)
 
 
 def as_verdict(run: RunInfo, devices: Sequence[TrainDevice]) -> dict[str, Any] | None:

@@ -49,13 +49,13 @@ from stepscope.run import (
     runs_root,
 )
 from stepscope.session import stop as force
-from trainer.collectives.plan import Plan as CollectivePlan
+from trainer.collectives.plan import CollectivePlan as CollectivePlan
 from trainer.collectives.process import Measurement
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
-from trainer.lab.plan import Plan
+from trainer.lab.plan import SweepPlan
 from trainer.lessons import Lesson
-from trainer.runners import ActiveRun, start
+from trainer.runners import RunHandle, start
 from trainer.runners.estimate_process import PredictionRun
 from trainer.runners.lesson import LessonRun
 from trainer.runners.torchrun import TorchrunRun
@@ -114,7 +114,7 @@ class Services:
         self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()
         self._closing = threading.Lock()
-        self._active: ActiveRun | None = None
+        self._active: RunHandle | None = None
         self._devices: Future[Devices] = Future()
         # torch takes seconds to import: the first page is being loaded meanwhile.
         threading.Thread(target=self._find_devices, name="stepscope-devices", daemon=True).start()
@@ -146,7 +146,7 @@ class Services:
             self._active = start(config, self.runs)
             return self._active.folder
 
-    def start_sweep(self, plan: Plan) -> str:
+    def start_sweep(self, plan: SweepPlan) -> str:
         """Start a sweep and return its id.
 
         Raises RunError while something else is active, SweepError and OSError where it cannot be

@@ -38,7 +38,7 @@ from trainer.lab.folder import (
     sweep_folders,
     write_plan,
 )
-from trainer.lab.plan import Plan
+from trainer.lab.plan import SweepPlan
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Sweeps:
         )
         return next(here, None)
 
-    def start(self, plan: Plan) -> str:
+    def start(self, plan: SweepPlan) -> str:
         """Begin a sweep in a folder of its own and return its id."""
         with self._lock:
             self._refuse_second()

@@ -33,7 +33,7 @@ from stepscope.recorder.recorder import CommandName
 from stepscope.run import RUN_JSON, RunStatus, read_run, write_run_json
 from stepscope.store import STORE_NAME, RunReader
 from stepscope.store.reader import send_command
-from trainer.config import Precision, RunConfig, Schedule, Workload, defaults
+from trainer.config import LRSchedule, Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
 from trainer.runners import start
 
@@ -75,7 +75,7 @@ NEUTRAL = {
 
 def record_cpu(runs: Path) -> Path:
     """Train twice on the CPU, the second time from the first one's checkpoint; return its run."""
-    base = RunConfig(workload=Workload.DIGITS_CNN, lr_scheduler=Schedule.COSINE, num_threads=1)
+    base = RunConfig(workload=Workload.DIGITS_CNN, lr_scheduler=LRSchedule.COSINE, num_threads=1)
     first = _train(RunConfig.from_dict({**base.to_dict(), "epochs": 2}), runs)
     resume = f"{first.name}/last.pt"
     config = RunConfig.from_dict({**base.to_dict(), "epochs": 60, "resume_from": resume})

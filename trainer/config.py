@@ -35,7 +35,7 @@ class Precision(StrEnum):
     PURE_FP16 = "pure_fp16"
 
 
-class Compile(StrEnum):
+class CompileMode(StrEnum):
     """Mode of torch.compile, or `none` to run the model as it is written."""
 
     NONE = "none"
@@ -52,7 +52,7 @@ class Optimizer(StrEnum):
     ADAMW = "adamw"
 
 
-class Schedule(StrEnum):
+class LRSchedule(StrEnum):
     """How the learning rate changes after its warm-up.
 
     `none` keeps it constant, `plateau` halves it after an epoch when validation stalls, `cosine`
@@ -72,7 +72,7 @@ class Runner(StrEnum):
     TORCHRUN = "torchrun"
 
 
-class Parallel(StrEnum):
+class Strategy(StrEnum):
     """How several devices share the work.
 
     `dp` is DataParallel: one process with a copy of the model on each of `ranks` GPUs. `ddp` and
@@ -107,7 +107,7 @@ class Workload(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConfigIssue:
     """Why `field` cannot have its value, and what to do about it."""
 
     field: str
@@ -121,7 +121,7 @@ class Problem:
 class ConfigError(ValueError):
     """A configuration that no device could run; carries the Problem."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: ConfigIssue) -> None:
         super().__init__(str(problem))
         self.problem = problem
 
@@ -146,12 +146,12 @@ class RunConfig:
     channels_last: bool = True
     cudnn_benchmark: bool = False
     deterministic: bool = False
-    compile_mode: Compile = Compile.NONE
+    compile_mode: CompileMode = CompileMode.NONE
     cuda_graphs: bool = False
     kernel_warmup: bool = False  # some steps before the first one that counts; they change nothing
     preallocate_memory: bool = False
     seed: int = 0
-    lr_scheduler: Schedule = Schedule.COSINE
+    lr_scheduler: LRSchedule = LRSchedule.COSINE
     lr_warmup_steps: int = 0  # steps in which the learning rate rises linearly; 0 is off
     pin_memory: bool = False
     non_blocking: bool = False
@@ -161,7 +161,7 @@ class RunConfig:
     copy_stream: bool = False  # copies to the GPU on a stream of their own
     dataset_on_device: bool = False  # the whole data set, copied once
     runner: Runner = Runner.THREAD
-    strategy: Parallel = Parallel.NONE
+    strategy: Strategy = Strategy.NONE
     devices_per_node: int = (
         1  # devices, of each machine: batch_size is what one of them computes at once
     )
@@ -222,7 +222,7 @@ class RunConfig:
     @property
     def distributed(self) -> bool:
         """Whether several processes train together, which torchrun starts."""
-        return self.strategy in (Parallel.DDP, Parallel.FSDP)
+        return self.strategy in (Strategy.DDP, Strategy.FSDP)
 
     @property
     def world_size(self) -> int:
@@ -255,14 +255,14 @@ class RunConfig:
         return params
 
     @classmethod
-    def from_params(cls, params: Mapping[str, str]) -> tuple[RunConfig, list[Problem]]:
+    def from_params(cls, params: Mapping[str, str]) -> tuple[RunConfig, list[ConfigIssue]]:
         """A configuration from URL parameters, checked like any input.
 
         A value that cannot be used is reported and replaced by its default; unknown keys are
         ignored. Never raises.
         """
         params = current_settings(params)
-        problems: list[Problem] = []
+        problems: list[ConfigIssue] = []
         chosen: dict[str, Any] = {}
         for name in FIELDS:
             if name in params:
@@ -287,7 +287,7 @@ _DEFAULTS: dict[Workload, dict[str, Any]] = {
         "batch_size": 32,
         "learning_rate": 2e-4,
         "optimizer": Optimizer.SGD,
-        "lr_scheduler": Schedule.NONE,
+        "lr_scheduler": LRSchedule.NONE,
         "channels_last": False,
     },
     Workload.DIGITS_MLP: {"channels_last": False},
@@ -312,7 +312,7 @@ _DEFAULTS: dict[Workload, dict[str, Any]] = {
         "epochs": 5,
         "batch_size": 8,
         "learning_rate": 1e-3,
-        "lr_scheduler": Schedule.NONE,
+        "lr_scheduler": LRSchedule.NONE,
         "channels_last": False,
         "width": 512,
     },
@@ -348,7 +348,7 @@ def checkpoints(root: Path) -> list[str]:
 def _error(field: str, constraint: str, value: object, remedy: str) -> ConfigError:
     shown = repr(value)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return ConfigError(Problem(field, f"{constraint}, got {shown}", remedy))
+    return ConfigError(ConfigIssue(field, f"{constraint}, got {shown}", remedy))
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config import ConfigError, Precision, Problem, RunConfig
+from trainer.config import ConfigError, ConfigIssue, Precision, RunConfig
 from trainer.step_validation import step_problems
 from trainer.strategy_validation import parallel_problems
 from trainer.workload_traits import TRAITS
 
 
-def loading_problems(config: RunConfig, *, on_gpu: bool) -> list[Problem]:
+def loading_problems(config: RunConfig, *, on_gpu: bool) -> list[ConfigIssue]:
     """Every reason why batches cannot be loaded with these settings, or come as without one."""
     return [
         *(_copy_problems(config) if on_gpu else _on_a_cpu(config)),
@@ -20,7 +20,7 @@ def loading_problems(config: RunConfig, *, on_gpu: bool) -> list[Problem]:
     ]
 
 
-def _on_a_cpu(config: RunConfig) -> Iterator[Problem]:
+def _on_a_cpu(config: RunConfig) -> Iterator[ConfigIssue]:
     reasons = {
         "pin_memory": "pinned memory only speeds up copies to a GPU",
         "non_blocking": "on a CPU there is nothing to copy",
@@ -30,37 +30,37 @@ def _on_a_cpu(config: RunConfig) -> Iterator[Problem]:
         reasons["dataset_on_device"] = "on a CPU the data is already in memory"
     for field, reason in reasons.items():
         if getattr(config, field):
-            yield Problem(field, reason, "Switch it off")
+            yield ConfigIssue(field, reason, "Switch it off")
     if config.dataset_on_device and config.num_workers:
         reason = "workers decode in their own processes"
-        yield Problem("dataset_on_device", reason, "Set num_workers to 0")
+        yield ConfigIssue("dataset_on_device", reason, "Set num_workers to 0")
 
 
-def _copy_problems(config: RunConfig) -> Iterator[Problem]:
+def _copy_problems(config: RunConfig) -> Iterator[ConfigIssue]:
     for field in ("non_blocking", "copy_stream"):
         if getattr(config, field) and not config.pin_memory:
             reason = "only copies from pinned memory can overlap"
-            yield Problem(field, reason, "Switch on pin_memory")
+            yield ConfigIssue(field, reason, "Switch on pin_memory")
     if not config.dataset_on_device:
         return
     # pin_memory and non_blocking may stay on, as they are by default: they do nothing then.
     if config.copy_stream:
         reason = "with the dataset on the device no batch is copied"
-        yield Problem("copy_stream", reason, "Switch off copy_stream or dataset_on_device")
+        yield ConfigIssue("copy_stream", reason, "Switch off copy_stream or dataset_on_device")
     if config.num_workers:
         reason = "workers load batches on the host"
-        yield Problem("dataset_on_device", reason, "Set num_workers to 0")
+        yield ConfigIssue("dataset_on_device", reason, "Set num_workers to 0")
     if TRAITS[config.workload].decodes:
         reason = f"{config.workload} reads each sample from disk on demand"
-        yield Problem("dataset_on_device", reason, "Switch it off")
+        yield ConfigIssue("dataset_on_device", reason, "Switch it off")
 
 
-def _without_workers(config: RunConfig) -> Iterator[Problem]:
+def _without_workers(config: RunConfig) -> Iterator[ConfigIssue]:
     if config.prefetch_factor != _DEFAULT_PREFETCH:
-        yield Problem("prefetch_factor", "only workers prefetch", "Set num_workers above 0")
+        yield ConfigIssue("prefetch_factor", "only workers prefetch", "Set num_workers above 0")
     if not config.persistent_workers:
         reason = "there are no workers to keep alive"
-        yield Problem("persistent_workers", reason, "Switch it on, or set num_workers above 0")
+        yield ConfigIssue("persistent_workers", reason, "Switch it on, or set num_workers above 0")
 
 
 _DEFAULT_PREFETCH = RunConfig().prefetch_factor
@@ -84,17 +84,17 @@ class TrainDevice:
     connection_reason: str | None = None
 
 
-def problems(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[Problem, ...]:
+def validate(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[ConfigIssue, ...]:
     """Every reason why this configuration cannot start on these devices; empty when it can."""
     device = next((device for device in devices if device.id == config.device), None)
     if device is None:
         return (
-            Problem(
+            ConfigIssue(
                 "device", f"this machine has no device {config.device}", "Choose another device"
             ),
         )
     found = [
-        Problem("device", device.reason, "Choose another device") if device.reason else None,
+        ConfigIssue("device", device.reason, "Choose another device") if device.reason else None,
         _precision_problem(config.precision, device),
         *step_problems(
             config, on_gpu=device.cuda_index is not None, compile_reason=device.compile_reason
@@ -109,13 +109,13 @@ def problems(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[Problem
 
 def choice_problem(
     field: str, value: Any, config: RunConfig, devices: Sequence[TrainDevice]
-) -> Problem | None:
+) -> ConfigIssue | None:
     """Why `field` could not be `value` with the rest as it is: what disables a sidebar option."""
     try:
         candidate = replace(config, **{field: value})
     except ConfigError as error:
         return error.problem
-    return next((p for p in problems(candidate, devices) if p.field == field), None)
+    return next((p for p in validate(candidate, devices) if p.field == field), None)
 
 
 def _gpus(device: TrainDevice, devices: Sequence[TrainDevice]) -> int:
@@ -124,7 +124,7 @@ def _gpus(device: TrainDevice, devices: Sequence[TrainDevice]) -> int:
     return 0 if device.cuda_index is None else len(usable)
 
 
-def _precision_problem(precision: Precision, device: TrainDevice) -> Problem | None:
+def _precision_problem(precision: Precision, device: TrainDevice) -> ConfigIssue | None:
     capability = device.compute_capability
     if capability is None:
         # Autocast to bf16 and fp16 works on every CPU, slowly without instructions for it.
@@ -132,7 +132,7 @@ def _precision_problem(precision: Precision, device: TrainDevice) -> Problem | N
             Precision.TF32: "TF32 needs NVIDIA tensor cores",
             Precision.PURE_FP16: "pure FP16 needs a GPU: most CPUs have no FP16 arithmetic",
         }.get(precision)
-        return Problem("precision", reason, "Choose fp32, bf16 or fp16") if reason else None
+        return ConfigIssue("precision", reason, "Choose fp32, bf16 or fp16") if reason else None
     needed = {
         Precision.TF32: (8, 0),
         Precision.BF16: (8, 0),
@@ -143,7 +143,7 @@ def _precision_problem(precision: Precision, device: TrainDevice) -> Problem | N
     least = needed.get(precision, (0, 0))
     if capability >= least:
         return None
-    return Problem(
+    return ConfigIssue(
         "precision",
         f"{precision} needs compute capability {least[0]}.{least[1]}, "
         f"{device.name} has {capability[0]}.{capability[1]}",

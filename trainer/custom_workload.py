@@ -14,7 +14,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config import Problem, RunConfig, Workload
+from trainer.config import ConfigIssue, RunConfig, Workload
 
 VARIABLE = "STEPSCOPE_WORKLOAD"
 OPTION = "--workload"
@@ -28,7 +28,7 @@ class UserWorkloadError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class UserWorkload:
+class CustomWorkload:
     """A file and the name of the function in it that makes the task."""
 
     path: Path
@@ -38,7 +38,7 @@ class UserWorkload:
         return f"{self.path.name}:{self.function}"
 
 
-def choose(text: str) -> UserWorkload:
+def choose(text: str) -> CustomWorkload:
     """Take `path.py:build` as this process's and its children's own workload.
 
     Raises UserWorkloadError for what cannot be such a file; the file is not run.
@@ -48,7 +48,7 @@ def choose(text: str) -> UserWorkload:
     return found
 
 
-def user_workload() -> UserWorkload | None:
+def user_workload() -> CustomWorkload | None:
     """Return the workload that was given at start-up; None without one.
 
     Raises UserWorkloadError if its file is gone.
@@ -77,25 +77,25 @@ def user_workload_settings() -> dict[str, str]:
     return {} if node is None else _settings(given, node)
 
 
-def user_problem(config: RunConfig) -> Problem | None:
+def user_problem(config: RunConfig) -> ConfigIssue | None:
     """Return why the user's own workload cannot start with this configuration; reads its file."""
     if config.workload is not Workload.CUSTOM:
         return None
     try:
         if user_workload() is None:
-            return Problem(
+            return ConfigIssue(
                 "workload", "no custom workload was given", f"Start the page with `{START}`"
             )
         known = user_workload_settings()
     except UserWorkloadError as error:
         field, _, text = str(error).partition(": ")
         reason, _, remedy = text.rstrip(".").rpartition(". ")
-        return Problem(field, reason, remedy)
+        return ConfigIssue(field, reason, remedy)
     unknown = [name for name in config.custom_options.split(",") if name and name not in known]
     if unknown:
         options = ", ".join(known) or "no settings"
         reason = f"the file has no option {unknown[0]}; it has {options}"
-        return Problem("custom_options", reason, "Switch it off")
+        return ConfigIssue("custom_options", reason, "Switch it off")
     return None
 
 
@@ -126,14 +126,14 @@ def place_in_user_code(error: BaseException, path: Path | None = None) -> str | 
     return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}{where}"
 
 
-def _parsed(text: str) -> UserWorkload:
+def _parsed(text: str) -> CustomWorkload:
     file, colon, function = text.rpartition(":")
     if not colon or not function.isidentifier() or not file.endswith(".py"):
         raise _error(OPTION, f"must be path.py:function, got {text[:200]!r}", f"Write: {START}")
     path = Path(os.path.realpath(file))
     if not path.is_file():
         raise _error(OPTION, f"there is no file {file}", "Look at the path")
-    return UserWorkload(path, function)
+    return CustomWorkload(path, function)
 
 
 def _is_settings(node: ast.stmt) -> bool:
@@ -143,7 +143,7 @@ def _is_settings(node: ast.stmt) -> bool:
     return any(isinstance(target, ast.Name) and target.id == "SETTINGS" for target in targets)
 
 
-def _settings(given: UserWorkload, node: ast.stmt) -> dict[str, str]:
+def _settings(given: CustomWorkload, node: ast.stmt) -> dict[str, str]:
     place = f"{given.path.name}, line {node.lineno}"
     assert isinstance(node, (ast.Assign, ast.AnnAssign))
     try:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
-from trainer.config import ConfigError, Problem, RunConfig, Workload
+from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload
 
 VARIABLE = "STEPSCOPE_DATA"
 IMAGE_SUFFIXES = frozenset(
@@ -34,7 +34,7 @@ LOOKED_AT = 1000  # entries of one folder: class folders may hold a million file
 OFFERED = 100
 
 
-class Form(StrEnum):
+class DatasetLayout(StrEnum):
     """How a data set says which image is of which class."""
 
     CSV = "csv"
@@ -52,14 +52,18 @@ def data_sets(root: Path) -> list[str]:
     return sorted(islice(_found(root, root, DEPTH), OFFERED))
 
 
-def form_of(path: Path) -> Form | None:
+def form_of(path: Path) -> DatasetLayout | None:
     """Return how this file or folder describes images; None if it does not."""
     # os.path: a file that must not be read is no file, where pathlib raises.
     if os.path.isfile(path):
-        return Form.CSV if path.suffix.lower() == ".csv" else None
+        return DatasetLayout.CSV if path.suffix.lower() == ".csv" else None
     if os.path.isfile(path / TRAIN_CSV):
-        return Form.CSV_FOLDER
-    return Form.CLASS_FOLDERS if _has_classes(path) or _has_classes(path / TRAIN_FOLDER) else None
+        return DatasetLayout.CSV_FOLDER
+    return (
+        DatasetLayout.CLASS_FOLDERS
+        if _has_classes(path) or _has_classes(path / TRAIN_FOLDER)
+        else None
+    )
 
 
 def data_path(root: Path, name: str) -> Path:
@@ -73,7 +77,7 @@ def data_path(root: Path, name: str) -> Path:
     return path
 
 
-def data_problem(config: RunConfig) -> Problem | None:
+def data_problem(config: RunConfig) -> ConfigIssue | None:
     """Return why the data of this configuration cannot be found, with the command that makes some.
 
     It looks at the disk, which `trainer.config_validation` does not.
@@ -87,14 +91,14 @@ def data_problem(config: RunConfig) -> Problem | None:
     return None
 
 
-def _absent(root: Path, name: str) -> Problem:
+def _absent(root: Path, name: str) -> ConfigIssue:
     others = data_sets(root)
     reason = f"no labeled images at {root / name}" if name else "no data set is chosen"
     if others:
-        return Problem("dataset", reason, f"Choose {_either(others[:3])}")
+        return ConfigIssue("dataset", reason, f"Choose {_either(others[:3])}")
     # With the whole path: the command may be given elsewhere than where the server was started.
     command = f"{MAKE_DIGITS} {shlex.quote(str(root / 'digits'))}"
-    return Problem(
+    return ConfigIssue(
         "dataset", reason, f"Create sample data (real digits as image files) with `{command}`"
     )
 
@@ -111,7 +115,7 @@ def _found(root: Path, folder: Path, depth: int) -> Iterator[str]:
         form = form_of(entry)
         if form is not None:
             yield entry.relative_to(root).as_posix()
-        if form is Form.CLASS_FOLDERS:  # perhaps with a table of the same images
+        if form is DatasetLayout.CLASS_FOLDERS:  # perhaps with a table of the same images
             yield from (name for name in _found(root, entry, 1) if name.endswith(".csv"))
         elif form is None and depth > 1:
             yield from _found(root, entry, depth - 1)

@@ -15,11 +15,11 @@ from trainer.custom_workload import place_in_user_code
 from trainer.workload_traits import reads
 
 
-class RunFailed(Exception):
+class RunFailedError(Exception):
     """A failure that the loop foresaw; the message is its sentence, a traceback tells no more."""
 
 
-class NanLoss(RunFailed):
+class NonFiniteLossError(RunFailedError):
     """The loss is no number any more."""
 
 
@@ -46,7 +46,7 @@ _TAKES = {
 }
 
 
-def explain(
+def describe_failure(
     error: BaseException,
     config: RunConfig,
     device: TrainDevice | None = None,
@@ -60,7 +60,7 @@ def explain(
     if lost is not None:
         return replace(failed(f"The GPU failed: {lost}. {_after_loss(config)}."), fatal=True)
     text = str(error)
-    if isinstance(error, RunFailed):
+    if isinstance(error, RunFailedError):
         return failed(text)
     first = text.strip().split("\n")[0].rstrip(".")
     short = Shortage.GPU if _NO_WORKSPACE in text else shortage(error)

@@ -39,7 +39,7 @@ _SLURM_PORTS = (20_000, 20_000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
+class LaunchSpec:
     """A job to start by hand; raises ValueError for a host or port that cannot be.
 
     `folder` is where it records, in the folder of all runs. `host` is the first machine as the
@@ -94,7 +94,7 @@ def settings_json(config: RunConfig) -> str:
     return json.dumps(kept)
 
 
-def machine_command(launch: Launch) -> str:
+def machine_command(launch: LaunchSpec) -> str:
     """Return the command to run on each machine, in lines that a shell takes as one."""
     config = launch.config
     endpoint = f"{launch.host}:{launch.port}"
@@ -106,7 +106,7 @@ def machine_command(launch: Launch) -> str:
     return " \\\n  ".join(lines)
 
 
-def slurm_script(launch: Launch) -> str:
+def slurm_script(launch: LaunchSpec) -> str:
     """Return a script for sbatch: one torchrun on each node, all of its GPUs' ranks below it.
 
     The job's number is part of the run's name: a job that Slurm starts again goes on from its last

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainer.config import ConfigError, Problem, RunConfig
-from trainer.config_validation import TrainDevice, problems
+from trainer.config import ConfigError, ConfigIssue, RunConfig
+from trainer.config_validation import TrainDevice, validate
 
 
-def half_batch(config: RunConfig, devices: Sequence[TrainDevice]) -> RunConfig | Problem:
+def half_batch(config: RunConfig, devices: Sequence[TrainDevice]) -> RunConfig | ConfigIssue:
     """Return the run with half the batch and twice the accumulation, or why it cannot be.
 
     A step then uses the same samples (one fewer for each batch of odd size), and half of them at a
     time. It starts afresh, not from a checkpoint.
     """
     if config.batch_size < 2:
-        return Problem("batch_size", "a batch of one sample cannot be halved", "Lower other sizes")
+        return ConfigIssue(
+            "batch_size", "a batch of one sample cannot be halved", "Lower other sizes"
+        )
     try:
         smaller = replace(
             config,
@@ -25,4 +27,4 @@ def half_batch(config: RunConfig, devices: Sequence[TrainDevice]) -> RunConfig |
         )
     except ConfigError as error:
         return error.problem
-    return next(iter(problems(smaller, devices)), smaller)
+    return next(iter(validate(smaller, devices)), smaller)

@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 """Of linux/prctl.h."""
 
 
-def killed_with_parent() -> None:
+def set_parent_death_signal() -> None:
     """Have Linux kill this process when the thread that started it ends; elsewhere do nothing."""
     if sys.platform == "linux":
         # The C library of the process itself; where it is refused each caller has another way.

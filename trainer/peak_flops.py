@@ -46,7 +46,7 @@ class DevicePeak:
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class PeakFlops:
     """The peak of a device in FLOP/s for one precision, and the address of its source."""
 
     flops: float
@@ -87,7 +87,7 @@ PEAKS: tuple[DevicePeak, ...] = (
 )
 
 
-def peak_of(device: str | None, precision: Precision) -> Peak | str:
+def peak_of(device: str | None, precision: Precision) -> PeakFlops | str:
     """Return the peak of the GPU with this name, or a sentence why there is none.
 
     `device` is None for a CPU.
@@ -103,4 +103,4 @@ def peak_of(device: str | None, precision: Precision) -> Peak | str:
     tflops = getattr(known, precision.removeprefix("pure_"))
     if tflops is None:
         return f"No MFU: {device} has no native {precision} arithmetic."
-    return Peak(tflops * 1e12, known.source)
+    return PeakFlops(tflops * 1e12, known.source)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class Technique:
     """One technique: a field of RunConfig, its label, and help of two sentences."""
 
     field: str
@@ -17,107 +17,107 @@ class Switch:
     help: str
 
 
-SWITCHES: tuple[Switch, ...] = (
-    Switch(
+SWITCHES: tuple[Technique, ...] = (
+    Technique(
         "precision",
         "Precision",
         "TF32, BF16 and FP16 run on tensor cores; 16-bit types also halve memory traffic. AMP "
         "keeps weights in FP32, pure 16-bit does not. No gain if the model is input-bound or "
         "launch-bound; pure 16-bit may fail to converge.",
     ),
-    Switch(
+    Technique(
         "channels_last",
         "channels_last",
         "Stores images in NHWC order, which tensor cores and CPU convolutions prefer. No "
         "effect without convolutions.",
     ),
-    Switch(
+    Technique(
         "cudnn_benchmark",
         "cudnn.benchmark",
         "Benchmarks cuDNN's convolution algorithms on the first batch of each shape and keeps "
         "the fastest. Every new shape is benchmarked again. No effect without convolutions.",
     ),
-    Switch(
+    Technique(
         "deterministic",
         "Deterministic algorithms",
         "Uses only deterministic algorithms. Never faster; operations that have none end the "
         "run with an error.",
     ),
-    Switch(
+    Technique(
         "fused",
         "Fused optimizer",
         "Updates all parameters in one kernel. No visible gain for models with few parameters "
         "or long steps.",
     ),
-    Switch(
+    Technique(
         "foreach",
         "foreach optimizer",
         "Updates lists of parameters with a few multi-tensor kernels. Fused is faster where "
         "available; foreach needs extra memory for intermediates.",
     ),
-    Switch(
+    Technique(
         "set_to_none",
         "zero_grad(set_to_none)",
         "Sets gradients to None after each step instead of zeroing them. Saves one write per "
         "parameter, negligible for models with few parameters.",
     ),
-    Switch(
+    Technique(
         "gradient_accumulation_steps",
         "Gradient accumulation",
         "Accumulates gradients over several batches per optimizer step, so a large effective "
         "batch fits in little memory. Saves no compute: one large batch is faster if it fits.",
     ),
-    Switch(
+    Technique(
         "max_grad_norm",
         "Max gradient norm",
         "Clips the total gradient 2-norm to this value; 0 disables clipping. Stabilizes "
         "training for one extra pass over the gradients.",
     ),
-    Switch(
+    Technique(
         "activation_checkpointing",
         "Activation checkpointing",
         "Keeps only some activations and recomputes the rest in the backward pass. Saves "
         "memory for about a third more compute, so it pays off only if the memory allows a "
         "larger batch.",
     ),
-    Switch(
+    Technique(
         "pin_memory",
         "pin_memory",
         "Copies batches into pinned memory, which the GPU copies faster and while it computes. No "
         "gain for small batches, no effect with the dataset on the device; pinned memory is not "
         "available to other programs.",
     ),
-    Switch(
+    Technique(
         "non_blocking",
         "non_blocking copies",
         "Copies to the GPU without blocking the training thread. Needs pin_memory; no gain if "
         "copies are a small part of the step, none with the dataset on the device.",
     ),
-    Switch(
+    Technique(
         "num_workers",
         "num_workers",
         "Processes that load batches; 0 loads in the training thread. Helps when decoding is "
         "slow; data already in memory loads faster without workers.",
     ),
-    Switch(
+    Technique(
         "persistent_workers",
         "Persistent workers",
         "Keeps DataLoader workers alive between epochs. No effect within an epoch; their "
         "memory stays allocated.",
     ),
-    Switch(
+    Technique(
         "prefetch_factor",
         "prefetch_factor",
         "Batches each worker loads ahead. Smooths uneven load times; cannot help workers that "
         "are too slow on average.",
     ),
-    Switch(
+    Technique(
         "copy_stream",
         "Copy on a side stream",
         "Copies the next batch on its own CUDA stream while the current one is computed. Costs "
         "memory for one extra batch; needs pin_memory to overlap.",
     ),
-    Switch(
+    Technique(
         "dataset_on_device",
         "Dataset on device",
         "GPU: copies the whole dataset over once, so no batch is transferred. CPU: caches the "
@@ -125,26 +125,26 @@ SWITCHES: tuple[Switch, ...] = (
         "on a GPU for data that must be decoded, and makes pin_memory and non_blocking "
         "ineffective.",
     ),
-    Switch(
+    Technique(
         "kernel_warmup",
         "Kernel warm-up",
         "Runs a few uncounted steps first, so kernels are loaded and selected; weights are "
         "unchanged. The rest of the run is no faster.",
     ),
-    Switch(
+    Technique(
         "preallocate_memory",
         "Preallocate memory",
         "Reserves the memory of the largest step before training. Avoids driver calls in the "
         "first steps only, and keeps the memory reserved.",
     ),
-    Switch(
+    Technique(
         "compile_mode",
         "torch.compile",
         "Compiles the model for full batches into fewer, larger kernels; reduce-overhead adds CUDA "
         "Graphs, max-autotune tries many kernels. Compiling takes seconds to minutes, which a "
         "short run does not earn back.",
     ),
-    Switch(
+    Technique(
         "cuda_graphs",
         "CUDA Graphs",
         "Captures the whole step once and replays it with a single launch. Helps launch-bound "
@@ -152,8 +152,8 @@ SWITCHES: tuple[Switch, ...] = (
     ),
 )
 
-PARALLEL_SWITCHES: tuple[Switch, ...] = (
-    Switch(
+PARALLEL_SWITCHES: tuple[Technique, ...] = (
+    Technique(
         "strategy",
         "Strategy",
         "DDP: one process per device, each with a full copy of the model; gradients are "
@@ -161,66 +161,66 @@ PARALLEL_SWITCHES: tuple[Switch, ...] = (
         "process that replicates the model every step. Small models do not gain: ranks wait "
         "for each other longer than they compute.",
     ),
-    Switch(
+    Technique(
         "devices_per_node",
         "Devices per node",
         "Devices per node that train together, one process each (DataParallel: one process for "
         "all); on a CPU the processes share the cores. More devices mean more samples per "
         "step: epochs get shorter, but the loss may not fall as fast.",
     ),
-    Switch(
+    Technique(
         "num_nodes",
         "Nodes",
         "Nodes that train together, each with the same number of devices. For more than one, "
         "you start the job with one command per node. The network between nodes is much slower "
         "than the links within one.",
     ),
-    Switch(
+    Technique(
         "max_restarts",
         "Max restarts",
         "How often torchrun may restart all ranks from the newest checkpoint after one dies. "
         "Does not help if the failure recurs, for example out of memory.",
     ),
-    Switch(
+    Technique(
         "no_sync",
         "no_sync",
         "Averages gradients across ranks once per optimizer step instead of after every batch. No "
         "effect without gradient accumulation; with FSDP2, each rank keeps full gradients in "
         "between.",
     ),
-    Switch(
+    Technique(
         "static_graph",
         "Static graph",
         "Promises DDP that every step uses the same parameters, so it learns the gradient "
         "order once. Leave it off for models that sometimes skip parts; most others gain "
         "little.",
     ),
-    Switch(
+    Technique(
         "gradient_as_bucket_view",
         "gradient_as_bucket_view",
         "Keeps gradients in DDP's buckets instead of copying them in and out. Saves as much "
         "memory as the gradients take, and little time.",
     ),
-    Switch(
+    Technique(
         "bucket_cap_mb",
         "Bucket size (MiB)",
         "How many gradients are averaged together during the backward pass. Small buckets "
         "start earlier, large ones need fewer calls; a model smaller than one bucket is "
         "unaffected.",
     ),
-    Switch(
+    Technique(
         "reshard_after_forward",
         "Reshard after forward",
         "Frees each block's gathered weights after its forward pass and gathers them again for "
         "backward. Off: a third less communication, but every device keeps the whole model.",
     ),
-    Switch(
+    Technique(
         "cpu_offload",
         "CPU offload",
         "Keeps weights, gradients and optimizer state in host memory and runs the optimizer "
         "there. Saves GPU memory; most steps become several times slower.",
     ),
-    Switch(
+    Technique(
         "time_collectives",
         "Time collectives",
         "Has NCCL time every collective. Small overhead; may reduce the overlap of "
@@ -229,4 +229,6 @@ PARALLEL_SWITCHES: tuple[Switch, ...] = (
 )
 """How several devices share the work; only those that act on the chosen kind are drawn."""
 
-BY_FIELD: dict[str, Switch] = {switch.field: switch for switch in (*SWITCHES, *PARALLEL_SWITCHES)}
+BY_FIELD: dict[str, Technique] = {
+    switch.field: switch for switch in (*SWITCHES, *PARALLEL_SWITCHES)
+}

@@ -11,7 +11,7 @@ from trainer.config import Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Traits:
+class WorkloadTraits:
     """What a workload has that others have not."""
 
     fields: tuple[str, ...] = ()
@@ -24,27 +24,27 @@ class Traits:
     """The data are made from the seed: another one gives another task."""
 
 
-TRAITS: dict[Workload, Traits] = {
-    Workload.LINEAR: Traits(seeded_data=True),
-    Workload.DIGITS_MLP: Traits(),
-    Workload.DIGITS_CNN: Traits(convolutions=True),
-    Workload.IMAGES: Traits(
+TRAITS: dict[Workload, WorkloadTraits] = {
+    Workload.LINEAR: WorkloadTraits(seeded_data=True),
+    Workload.DIGITS_MLP: WorkloadTraits(),
+    Workload.DIGITS_CNN: WorkloadTraits(convolutions=True),
+    Workload.IMAGES: WorkloadTraits(
         fields=("dataset", "image_size", "horizontal_flip", "skip_unreadable"),
         convolutions=True,
         decodes=True,
     ),
-    Workload.GPT: Traits(
+    Workload.GPT: WorkloadTraits(
         fields=("num_layers", "width", "context_length", "dropout", "tie_embeddings")
     ),
-    Workload.RESNET: Traits(
+    Workload.RESNET: WorkloadTraits(
         fields=("width", "image_size", "num_classes"), convolutions=True, seeded_data=True
     ),
-    Workload.MATMUL: Traits(fields=("width",), seeded_data=True),
-    Workload.MEMORY_STRESS: Traits(
+    Workload.MATMUL: WorkloadTraits(fields=("width",), seeded_data=True),
+    Workload.MEMORY_STRESS: WorkloadTraits(
         fields=("width", "image_size"), convolutions=True, seeded_data=True
     ),
     # What its model and data are is known only once its file has run: nothing is ruled out.
-    Workload.CUSTOM: Traits(fields=("custom_options",), convolutions=True),
+    Workload.CUSTOM: WorkloadTraits(fields=("custom_options",), convolutions=True),
 }
 
 SOME_HAVE = frozenset(field for traits in TRAITS.values() for field in traits.fields)

@@ -10,7 +10,7 @@ from dashboard.charts.run_view import run_kind
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, read_only_reason
 from stepscope.run.clocks import now_of
-from trainer.config import Problem
+from trainer.config import ConfigIssue
 
 Json = dict[str, Any]
 
@@ -111,7 +111,7 @@ def supported_commands(run: RunInfo) -> frozenset[str]:
     return frozenset(CommandName) - {CommandName.MEMORY_SNAPSHOT, CommandName.PROFILE}
 
 
-def start_refusal(busy: str | None, problems: Sequence[Problem]) -> str | None:
+def start_refusal(busy: str | None, problems: Sequence[ConfigIssue]) -> str | None:
     """Return why Start run is disabled: the server is busy, or the settings cannot run."""
     if busy is not None or not problems:
         return busy

@@ -13,7 +13,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard.format import named_reason
-from trainer.config import Problem, RunConfig
+from trainer.config import ConfigIssue, RunConfig
 from trainer.config_limits import LIMITS
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.techniques import BY_FIELD
@@ -33,13 +33,13 @@ class Choice:
     config: RunConfig
     devices: Sequence[TrainDevice]
 
-    def refusal(self, field: str, value: Any) -> Problem | None:
+    def refusal(self, field: str, value: Any) -> ConfigIssue | None:
         """Return why `field` could not be `value` with the rest as it is."""
         return choice_problem(field, value, self.config, self.devices)
 
 
 def number(
-    name: str, label: str, text: str, *, refused: Problem | None = None, off: bool = True
+    name: str, label: str, text: str, *, refused: ConfigIssue | None = None, off: bool = True
 ) -> None:
     """Draw a number. `refused` is why it cannot be used, which disables it while it is `off`.
 
@@ -87,12 +87,12 @@ def caption(icon: str, text: str) -> None:
     st.caption(f":material/{icon}: {text}")
 
 
-def problem_caption(problem: Problem) -> None:
+def problem_caption(problem: ConfigIssue) -> None:
     """Draw why a setting cannot be used, and what to do about it."""
     caption("block", f"{problem.reason}. {problem.remedy}.")
 
 
-def _disabled_help(text: str, problem: Problem | None) -> str:
+def _disabled_help(text: str, problem: ConfigIssue | None) -> str:
     return text if problem is None else f"{text}\n\nDisabled: {problem.reason}."
 
 

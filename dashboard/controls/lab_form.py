@@ -20,10 +20,10 @@ from dashboard.controls.sidebar import SETTINGS, WORKLOADS
 from dashboard.controls.workload_fields import absent, offered
 from dashboard.format import escape_markdown, named_reason
 from dashboard.services import Devices, Services
-from trainer.config import ConfigError, Problem, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, problems
+from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload, defaults
+from trainer.config_validation import TrainDevice, validate
 from trainer.lab.folder import seconds_per_sample
-from trainer.lab.plan import MAX_ROUNDS, PRESETS, Arm, Plan, arms, estimate
+from trainer.lab.plan import MAX_ROUNDS, PRESETS, SweepPlan, Variant, arms, estimate
 from trainer.lab.presets import PLAIN
 from trainer.lab.variants import own_settings
 from trainer.techniques import SWITCHES
@@ -39,7 +39,7 @@ _KEPT_FIELDS = ("seed", "num_threads", *(s.field for s in SWITCHES if s.field !=
 class Wanted:
     """The plan as it is chosen now, why it cannot start or None, and where to draw the button."""
 
-    plan: Plan
+    plan: SweepPlan
     refused: str | None
     place: DeltaGenerator
 
@@ -56,7 +56,7 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> Wanted:
         st.session_state[_SIDEBARS] = settings.workload
     base = _baseline(found.devices, settings)
     preset = _preset()
-    preset_arms: list[Arm] = []
+    preset_arms: list[Variant] = []
     if preset is not None:
         base, preset_arms = PRESETS[preset].build(base, found.devices)
     about = f"{PRESETS[preset].help} " if preset is not None else ""
@@ -74,10 +74,10 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> Wanted:
             st.session_state[_box(name)] = True
     chosen = _ticks(list(offers.values()), of_preset, found.devices, own_settings(base))
     lab_url.keep(arm.name for arm in chosen)
-    plan = Plan(
+    plan = SweepPlan(
         config=base, arms=tuple(chosen), max_rounds=rounds, steps=steps, find_best=find_best
     )
-    refused = _refused(plan, (*problems(base, found.devices), *absent(base)))
+    refused = _refused(plan, (*validate(base, found.devices), *absent(base)))
     if refused is None:
         place.markdown(_time_words(server, plan))
     return Wanted(plan, refused, place)
@@ -102,7 +102,7 @@ def baseline(
     config = replace(config, device=device, resume_from="", max_steps=0)
     if kind == "plain":
         return replace(config, **PLAIN)
-    off = {p.field: PLAIN[p.field] for p in problems(config, devices) if p.field in PLAIN}
+    off = {p.field: PLAIN[p.field] for p in validate(config, devices) if p.field in PLAIN}
     return replace(config, **off)
 
 
@@ -208,11 +208,11 @@ def _box(name: str) -> str:
 
 
 def _ticks(
-    offered: list[Arm],
+    offered: list[Variant],
     of_preset: set[str],
     devices: Sequence[TrainDevice],
     own: Mapping[str, str],
-) -> list[Arm]:
+) -> list[Variant]:
     """Draw a box for each arm, in the sidebar's groups; return the arms to measure.
 
     One of a preset that cannot be is a row of the sweep too, with its reason.
@@ -228,13 +228,13 @@ def _ticks(
 
 
 def _group(
-    members: list[Arm],
+    members: list[Variant],
     of_preset: set[str],
     devices: Sequence[TrainDevice],
     own: Mapping[str, str],
-) -> list[Arm]:
+) -> list[Variant]:
     chosen = []
-    refused: dict[tuple[Problem, bool], list[str]] = {}
+    refused: dict[tuple[ConfigIssue, bool], list[str]] = {}
     names = {device.id: _device_name(device) for device in devices}
     # What can be measured stands first: a reason below is then about the last ones.
     members = sorted(members, key=lambda arm: arm.problem is not None)
@@ -258,7 +258,7 @@ def _group(
     return chosen
 
 
-def _refused(plan: Plan, found: Sequence[Problem]) -> str | None:
+def _refused(plan: SweepPlan, found: Sequence[ConfigIssue]) -> str | None:
     if found:
         return "The baseline cannot run. " + " ".join(map(str, found))
     if not plan.arms:
@@ -269,7 +269,7 @@ def _refused(plan: Plan, found: Sequence[Problem]) -> str | None:
     return None
 
 
-def _time_words(server: Services, plan: Plan) -> str:
+def _time_words(server: Services, plan: SweepPlan) -> str:
     measured = seconds_per_sample(server.runs, str(plan.config.workload), plan.config.device)
     takes = estimate(plan, measured)
     here = sum(arm.problem is None for arm in plan.arms)

@@ -9,7 +9,7 @@ from dashboard.controls.sidebar import OPTIMIZERS, PRECISIONS, WORKLOADS
 from dashboard.sweep_content import SweepContent
 from stepscope.common.formatting import format_duration
 from trainer.config import RunConfig
-from trainer.lab.plan import Arm
+from trainer.lab.plan import Variant
 from trainer.lab.presets import PLAIN
 from trainer.techniques import BY_FIELD
 
@@ -45,13 +45,13 @@ HELP = {
 }
 
 
-def group_of(arm: Arm) -> str:
+def group_of(arm: Variant) -> str:
     """Return the group that an arm's first setting belongs to."""
     field = next(iter(arm.changes), "device")
     return next((group for group, fields in GROUPS.items() if field in fields), "Workload options")
 
 
-def arm_words(arm: Arm, devices: Mapping[str, str]) -> str:
+def arm_words(arm: Variant, devices: Mapping[str, str]) -> str:
     """Return an arm's short label beside its box; the group and the help say the rest.
 
     "bf16 AMP" for a precision, "channels_last" for one switched on, "fused off" for one off.
@@ -75,7 +75,7 @@ def arm_words(arm: Arm, devices: Mapping[str, str]) -> str:
     return f"{label} {value}"
 
 
-def arm_help(arm: Arm, own_settings: Mapping[str, str]) -> str:
+def arm_help(arm: Variant, own_settings: Mapping[str, str]) -> str:
     """Return what the technique does, and what an arm changes besides it.
 
     `own_settings` has the help of what a workload of the user's own declares.

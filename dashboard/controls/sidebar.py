@@ -29,16 +29,16 @@ from stepscope.common.formatting import format_bytes
 from trainer.config import (
     FIELDS,
     ConfigError,
+    ConfigIssue,
     Optimizer,
-    Parallel,
     Precision,
-    Problem,
     RunConfig,
     Runner,
+    Strategy,
     Workload,
     defaults,
 )
-from trainer.config_validation import TrainDevice, problems
+from trainer.config_validation import TrainDevice, validate
 from trainer.techniques import PARALLEL_SWITCHES, SWITCHES
 
 WORKLOADS = {
@@ -87,7 +87,7 @@ class NewRunForm:
     """The sidebar's settings, why they cannot start, and its places for buttons."""
 
     config: RunConfig
-    problems: tuple[Problem, ...]
+    problems: tuple[ConfigIssue, ...]
     estimate: DeltaGenerator
     """Below the settings that are always visible."""
     start: DeltaGenerator
@@ -119,7 +119,7 @@ def keep_settings() -> None:
     st.session_state[_AWAY] = True
 
 
-def load_settings(found: Devices) -> list[Problem]:
+def load_settings(found: Devices) -> list[ConfigIssue]:
     """Fill the sidebar: from the URL at first, later with what was there before another page.
 
     Returns what in the link could not be used.
@@ -160,7 +160,7 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
         start = st.container()
     config, invalid = _current()
     st.session_state[SETTINGS] = _values(config)
-    found_problems = (*invalid, *problems(config, found.devices), *absent(config))
+    found_problems = (*invalid, *validate(config, found.devices), *absent(config))
     return NewRunForm(config, found_problems, estimate, start)
 
 
@@ -174,7 +174,7 @@ def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, 
     return params
 
 
-def _current() -> tuple[RunConfig, tuple[Problem, ...]]:
+def _current() -> tuple[RunConfig, tuple[ConfigIssue, ...]]:
     """Return the widgets' values as a configuration, and the values that are out of range.
 
     Such a field has its default in the configuration.
@@ -182,7 +182,7 @@ def _current() -> tuple[RunConfig, tuple[Problem, ...]]:
     state = st.session_state
     base = defaults(state["config_workload"], state["config_device"])
     values = _values(base)
-    invalid: list[Problem] = []
+    invalid: list[ConfigIssue] = []
     while True:
         try:
             return RunConfig(**values), tuple(invalid)
@@ -198,7 +198,7 @@ def _values(base: RunConfig) -> dict[str, Any]:
     """
     state = st.session_state
     values = {name: state.get(f"config_{name}", getattr(base, name)) for name in FIELDS}
-    distributed = values["strategy"] in (Parallel.DDP, Parallel.FSDP)
+    distributed = values["strategy"] in (Strategy.DDP, Strategy.FSDP)
     if distributed != (values["runner"] == Runner.TORCHRUN):
         values["runner"] = Runner.TORCHRUN if distributed else base.runner
     return values
@@ -224,7 +224,7 @@ def _adapt_to_device(devices: Sequence[TrainDevice]) -> None:
 def _take_back(devices: Sequence[TrainDevice]) -> None:
     config, _ = _current()
     base = defaults(config.workload, config.device)
-    for problem in problems(config, devices):
+    for problem in validate(config, devices):
         if problem.field not in ("device", "workload"):
             st.session_state[f"config_{problem.field}"] = getattr(base, problem.field)
 
@@ -242,7 +242,7 @@ def _device(config: RunConfig, found: Devices) -> None:
         args=(found.devices,),
         help="The CPU and all CUDA devices, best first. GPUs are identified by UUID.",
     )
-    for problem in problems(config, found.devices):
+    for problem in validate(config, found.devices):
         if problem.field == "device":
             problem_caption(problem)
     for device in found.devices:

@@ -17,28 +17,28 @@ from dashboard.controls.config_widgets import (
     switch_number,
     switch_select,
 )
-from trainer.config import Compile, NanPolicy, Parallel, RunConfig, Runner, Schedule, defaults
+from trainer.config import CompileMode, LRSchedule, NanPolicy, RunConfig, Runner, Strategy, defaults
 from trainer.strategy_validation import parallel_notes, step_sentence
 from trainer.techniques import BY_FIELD
 
 COMPILE = {
-    Compile.NONE: "Off",
-    Compile.DEFAULT: "default",
-    Compile.REDUCE_OVERHEAD: "reduce-overhead",
-    Compile.MAX_AUTOTUNE: "max-autotune",
+    CompileMode.NONE: "Off",
+    CompileMode.DEFAULT: "default",
+    CompileMode.REDUCE_OVERHEAD: "reduce-overhead",
+    CompileMode.MAX_AUTOTUNE: "max-autotune",
 }
 SCHEDULES = {
-    Schedule.NONE: "Constant",
-    Schedule.PLATEAU: "Reduce on plateau",
-    Schedule.COSINE: "Cosine",
+    LRSchedule.NONE: "Constant",
+    LRSchedule.PLATEAU: "Reduce on plateau",
+    LRSchedule.COSINE: "Cosine",
 }
 RUNNERS = {Runner.THREAD: "Server thread", Runner.PROCESS: "Separate process"}
 NAN_POLICIES = {NanPolicy.STOP: "Stop the run", NanPolicy.CONTINUE: "Log it and continue"}
 PARALLEL = {
-    Parallel.NONE: "None (single device)",
-    Parallel.DP: "DataParallel",
-    Parallel.DDP: "DDP",
-    Parallel.FSDP: "FSDP2",
+    Strategy.NONE: "None (single device)",
+    Strategy.DP: "DataParallel",
+    Strategy.DDP: "DDP",
+    Strategy.FSDP: "FSDP2",
 }
 CPU_RANKS = 2
 """Default number of ranks on a CPU: enough to see how they work together."""
@@ -177,7 +177,7 @@ def _training(choice: Choice, checkpoints: Sequence[str]) -> None:
 def _distributed(choice: Choice) -> None:
     config = choice.config
     switch_select("strategy", PARALLEL, choice, functools.partial(_set_default_ranks, choice))
-    if config.strategy is Parallel.NONE:
+    if config.strategy is Strategy.NONE:
         return
     switch_number("devices_per_node", choice)
     caption("info", _placement(config))
@@ -205,7 +205,7 @@ def _advanced(choice: Choice) -> None:
         switch("persistent_workers", choice)
     for name in ("copy_stream", "kernel_warmup", "preallocate_memory", *_strategy_switches(config)):
         switch(name, choice)
-    if config.strategy is Parallel.DDP:
+    if config.strategy is Strategy.DDP:
         switch_number("bucket_cap_mb", choice)
     if config.distributed:
         st.caption("Launcher: torchrun, one process per rank.")
@@ -225,9 +225,9 @@ def _strategy_switches(config: RunConfig) -> list[str]:
     """Return the switches that have an effect with the strategy and the device."""
     on_gpu = config.device != "cpu"
     found = []
-    if config.strategy is Parallel.DDP:
+    if config.strategy is Strategy.DDP:
         found = ["static_graph", "gradient_as_bucket_view"]
-    elif config.strategy is Parallel.FSDP:
+    elif config.strategy is Strategy.FSDP:
         found = [
             "reshard_after_forward",
             *(["cpu_offload"] if on_gpu or config.cpu_offload else []),
@@ -243,7 +243,7 @@ def _placement(config: RunConfig) -> str:
     """Return where the ranks run: on GPUs, the Device setting does not decide it."""
     if config.device == "cpu":
         return "Each rank is a CPU process, connected by gloo."
-    if config.strategy is Parallel.DP:
+    if config.strategy is Strategy.DP:
         return "Uses the device above and the next ones by index."
     return "Rank 0 runs on cuda:0, rank 1 on cuda:1, and so on, connected by NCCL."
 
@@ -251,7 +251,7 @@ def _placement(config: RunConfig) -> str:
 def _set_default_ranks(choice: Choice) -> None:
     """Set the number of ranks of a newly chosen strategy to the number of GPUs."""
     state = st.session_state
-    if state.config_strategy == Parallel.NONE:
+    if state.config_strategy == Strategy.NONE:
         return
     gpus = [one for one in choice.devices if one.cuda_index is not None and one.reason is None]
     state.config_devices_per_node = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard.controls.config_widgets import number, problem_caption
-from trainer.config import Problem, RunConfig, Workload
+from trainer.config import ConfigIssue, RunConfig, Workload
 from trainer.config_limits import LIMITS
 from trainer.custom_workload import (
     UserWorkloadError,
@@ -65,7 +65,7 @@ def offered(chosen: Workload) -> list[Workload]:
     return [one for one in Workload if one is not Workload.CUSTOM or given or one is chosen]
 
 
-def absent(config: RunConfig) -> tuple[Problem, ...]:
+def absent(config: RunConfig) -> tuple[ConfigIssue, ...]:
     """Return what this workload needs on the disk and does not find there."""
     found = (data_problem(config), user_problem(config))
     return tuple(problem for problem in found if problem is not None)

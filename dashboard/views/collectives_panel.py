@@ -18,7 +18,7 @@ from trainer.collectives.plan import (
     MOST_RANKS,
     NCCL,
     OPERATIONS,
-    Plan,
+    CollectivePlan,
     PlanError,
     refusal,
     sizes_between,
@@ -54,11 +54,11 @@ def choice(server: Services) -> None:
         plan = _plan(gpus)
         refused = refusal(plan, gpus, found.cuda_reason)
     except PlanError:
-        plan, refused = Plan(), "Select at least one operation."
+        plan, refused = CollectivePlan(), "Select at least one operation."
     _start_button(server, plan, refused)
 
 
-def _plan(gpus: int) -> Plan:
+def _plan(gpus: int) -> CollectivePlan:
     """Draw the settings of a measurement. Raises PlanError for those that make none."""
     columns = st.columns([2, 2, 2, 4])
     backend = columns[0].selectbox(
@@ -93,7 +93,7 @@ def _plan(gpus: int) -> Plan:
         key="collectives_operations",
         help="About one second per operation and size.",
     )
-    return Plan(
+    return CollectivePlan(
         backend=backend,
         ranks=int(ranks),
         operations=tuple(operations),
@@ -101,7 +101,7 @@ def _plan(gpus: int) -> Plan:
     )
 
 
-def _start_button(server: Services, plan: Plan, refused: str | None) -> None:
+def _start_button(server: Services, plan: CollectivePlan, refused: str | None) -> None:
     if server.collectives.running() is not None:
         if st.button("Stop", icon=":material/stop:", help="Stop. Results so far are kept."):
             server.collectives.close()

@@ -13,7 +13,7 @@ from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity, Services
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
-from trainer.config import Problem, RunConfig
+from trainer.config import ConfigIssue, RunConfig
 from trainer.runners.child_process import ChildOutput, ChildState
 from trainer.runners.estimate_process import PredictionRun
 
@@ -38,7 +38,7 @@ NAMES = {
 }
 
 
-def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[Problem]) -> None:
+def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[ConfigIssue]) -> None:
     """Draw the two buttons; not where the settings cannot start."""
     if problems:
         return

@@ -15,7 +15,7 @@ from trainer.config import RunConfig
 from trainer.launch_commands import (
     PORT,
     PORTS,
-    Launch,
+    LaunchSpec,
     inherited,
     machine_command,
     rank_variables,
@@ -53,7 +53,7 @@ def launch_panel(server: Services, config: RunConfig) -> None:
             st.error(str(error), icon=":material/error:")
 
 
-def _commands(config: RunConfig, launch: Launch) -> None:
+def _commands(config: RunConfig, launch: LaunchSpec) -> None:
     machines = f"each of the {config.num_nodes} machines" if config.num_nodes > 1 else "the machine"
     st.markdown(f"Run this on {machines} within a few minutes:")
     st.code(machine_command(launch), language="bash", wrap_lines=True)
@@ -66,9 +66,9 @@ def _commands(config: RunConfig, launch: Launch) -> None:
     )
 
 
-def _launch(config: RunConfig, folder: Path, host: str, port: int) -> Launch:
+def _launch(config: RunConfig, folder: Path, host: str, port: int) -> LaunchSpec:
     variables = rank_variables(config, os.cpu_count() or 1)
-    return Launch(
+    return LaunchSpec(
         config=config,
         folder=folder,
         project=PROJECT,

@@ -20,7 +20,7 @@ from dashboard.out_of_memory import Retry, retry
 from dashboard.run_index import Listing
 from dashboard.services import ServerActivity, Services
 from stepscope.run import RunError, RunInfo, read_only_reason
-from trainer.config import Problem, RunConfig
+from trainer.config import ConfigIssue, RunConfig
 
 ERROR = "command_error"
 """In the session's state: a sentence that the header shows once, as after a refused Start run."""
@@ -56,7 +56,9 @@ def tabs_of(run: RunInfo | None) -> dict[str, str]:
     return {name: label for name, label in TABS.items() if name != "ranks" or distributed}
 
 
-def start_if_requested(server: Services, config: RunConfig, problems: Sequence[Problem]) -> None:
+def start_if_requested(
+    server: Services, config: RunConfig, problems: Sequence[ConfigIssue]
+) -> None:
     """Start the sidebar's settings if START is set, and show that run."""
     if not st.session_state.pop(START, False):
         return

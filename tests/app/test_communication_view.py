@@ -15,7 +15,7 @@ from dashboard import services
 from stepscope.run import RunError
 from tests.support.app_page import GPU, Machine, label, text_of
 from tests.support.collectives_results import DOCUMENT, ROW
-from trainer.collectives.plan import Plan
+from trainer.collectives.plan import CollectivePlan
 from trainer.collectives.results import new_result_path, read_result, result_names, write_result
 
 
@@ -78,7 +78,7 @@ def test_it_measures_keeps_and_shows(
     label(app, "button", "Measure").click().run()
     assert label(app, "button", "Stop").help
     with pytest.raises(RunError, match="Collectives are being measured"):
-        server.start_collectives(Plan())
+        server.start_collectives(CollectivePlan())
     assert "Hardware page" in str(server.busy_reason(services.ServerActivity.LESSON))
     until = time.monotonic() + 90
     while server.collectives.running() is not None:

@@ -24,7 +24,7 @@ from stepscope.run import RunStatus, process_identity, user_name
 from tests.support.app_page import GPU, Machine, label, start_refused, text_of
 from tests.support.fake_sweep import BEST, sweep
 from trainer.config import Precision
-from trainer.lab.plan import Plan
+from trainer.lab.plan import SweepPlan
 from trainer.lab.verdict_text import of_best
 
 OpenPage = Callable[..., AppTest]
@@ -52,11 +52,11 @@ def lab(page: OpenPage) -> OpenPage:
 
 
 @pytest.fixture
-def started(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+def started(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> list[SweepPlan]:
     """The plans that the page starts, instead of a process."""
-    plans: list[Plan] = []
+    plans: list[SweepPlan] = []
 
-    def start(plan: Plan) -> str:
+    def start(plan: SweepPlan) -> str:
         plans.append(plan)
         return store(server.runs, sweep(), f"started-{len(plans)}").name
 
@@ -94,7 +94,7 @@ def test_every_control_has_help(lab: OpenPage, server: services.Services) -> Non
 
 
 def test_a_tick_says_how_long_it_takes_and_start_takes_it(
-    lab: OpenPage, started: list[Plan]
+    lab: OpenPage, started: list[SweepPlan]
 ) -> None:
     app = lab()
     label(app, "selectbox", "Workload").select("digits_mlp").run()
@@ -112,7 +112,7 @@ def test_a_tick_says_how_long_it_takes_and_start_takes_it(
     assert label(app, "selectbox", "Sweep").value == "started-1"
 
 
-def test_the_choice_is_there_after_another_page(lab: OpenPage, started: list[Plan]) -> None:
+def test_the_choice_is_there_after_another_page(lab: OpenPage, started: list[SweepPlan]) -> None:
     app = lab()
     label(app, "number_input", "Max rounds").set_value(7)
     label(app, "checkbox", "bf16 AMP").check().run()
@@ -179,7 +179,7 @@ def test_what_a_cpu_cannot_do_is_disabled_with_its_reason(lab: OpenPage, machine
 
 
 def test_a_preset_ticks_its_settings_and_lists_what_cannot_be(
-    lab: OpenPage, started: list[Plan], machine: Machine
+    lab: OpenPage, started: list[SweepPlan], machine: Machine
 ) -> None:
     machine()
     app = lab()
@@ -218,7 +218,9 @@ def test_cpu_against_gpu_without_a_gpu_cannot_start(lab: OpenPage, machine: Mach
     assert "None of these settings can be measured on this machine." in text_of(app)
 
 
-def test_cpu_against_gpu_with_one(lab: OpenPage, started: list[Plan], machine: Machine) -> None:
+def test_cpu_against_gpu_with_one(
+    lab: OpenPage, started: list[SweepPlan], machine: Machine
+) -> None:
     machine(GPU)
     app = lab()
     label(app, "button_group", "Preset").set_value("cpu_gpu").run()
@@ -241,7 +243,7 @@ def test_a_workload_chosen_in_the_sidebar_is_the_lab_s_until_another_is_chosen_t
     assert label(app, "selectbox", "Workload").value == "linear"
 
 
-def test_the_sidebar_can_be_the_baseline(lab: OpenPage, started: list[Plan]) -> None:
+def test_the_sidebar_can_be_the_baseline(lab: OpenPage, started: list[SweepPlan]) -> None:
     app = lab(workload="digits_mlp", precision="bf16", batch_size="64", epochs="3")
     label(app, "radio", "Baseline").set_value("sidebar").run()
     label(app, "checkbox", "fp32").check().run()
@@ -518,7 +520,7 @@ def test_another_live_run_of_this_machine_is_named(
 
 
 def test_another_workload_brings_its_sizes_and_what_it_lacks_is_said(
-    lab: OpenPage, started: list[Plan]
+    lab: OpenPage, started: list[SweepPlan]
 ) -> None:
     app = lab(workload="digits_mlp", batch_size="64", num_threads="1")
     label(app, "checkbox", "bf16 AMP").check()

@@ -10,12 +10,12 @@ from streamlit.testing.v1 import AppTest
 from dashboard import services
 from dashboard.controls import config_widgets, sidebar
 from tests.support.app_page import GPU, Machine, label, start_refused, start_run, text_of, widget
-from trainer.config import Problem, RunConfig
+from trainer.config import ConfigIssue, RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.techniques import SWITCHES
 
 OpenPage = Callable[..., AppTest]
-NO = Problem("any", "this machine cannot", "Leave it")
+NO = ConfigIssue("any", "this machine cannot", "Leave it")
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, *refused: tuple[str, object]) -> None:
@@ -23,7 +23,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *refused: tuple[str, object]) -> Non
 
     def problem(
         field: str, value: object, _config: RunConfig, _devices: Sequence[TrainDevice]
-    ) -> Problem | None:
+    ) -> ConfigIssue | None:
         return NO if (field, value) in refused else None
 
     monkeypatch.setattr(config_widgets, "choice_problem", problem)
@@ -130,9 +130,9 @@ def test_kinds_that_are_missing_are_one_line_with_reasons_as_help(
 def test_another_device_takes_back_what_it_cannot_do(
     page: OpenPage, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def on_cpu(config: RunConfig, _devices: object) -> tuple[Problem, ...]:
+    def on_cpu(config: RunConfig, _devices: object) -> tuple[ConfigIssue, ...]:
         impossible = config.device == "cpu" and config.copy_stream
-        return (Problem("copy_stream", "no copies", "Switch it off"),) if impossible else ()
+        return (ConfigIssue("copy_stream", "no copies", "Switch it off"),) if impossible else ()
 
     machine(GPU)
     monkeypatch.setattr(sidebar, "problems", on_cpu)

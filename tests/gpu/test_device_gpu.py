@@ -18,8 +18,8 @@ from tests.support.run_values import events, metric, run_json
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.devices import list_devices
-from trainer.training.accelerator import CudaCompute
-from trainer.training.loaders import MemoryLoader
+from trainer.training.accelerator import CudaAccelerator
+from trainer.training.loaders import InMemoryLoader
 from trainer.training.precision import precision_flags
 from trainer.training.train import run as train
 from trainer.workloads.task import TensorSplit
@@ -55,10 +55,10 @@ def child(program: str, *args: str) -> str:
 def test_a_late_gpu_still_gets_every_batch_whole(gpu: TrainDevice) -> None:
     """Each copy waits behind a slow kernel: a buffer filled too early would be seen here."""
     assert gpu.cuda_index is not None
-    compute = CudaCompute(gpu.cuda_index)
+    compute = CudaAccelerator(gpu.cuda_index)
     values = torch.arange(2048)
     split = TensorSplit.of(values.float().unsqueeze(1).repeat(1, 1024), values)
-    loader = MemoryLoader(split, small(gpu, batch_size=64), compute)
+    loader = InMemoryLoader(split, small(gpu, batch_size=64), compute)
     order = torch.randperm(2048)
     arrived = []
     torch.cuda._sleep(LATE_CYCLES)

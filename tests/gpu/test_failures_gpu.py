@@ -20,9 +20,9 @@ from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.devices import list_devices
 from trainer.training import train as training_run
-from trainer.training.accelerator import CudaCompute
+from trainer.training.accelerator import CudaAccelerator
 from trainer.training.precision import autocast
-from trainer.training.state import Training
+from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.workloads import WORKLOADS
 
@@ -60,11 +60,11 @@ def test_a_skipped_first_step_leaves_no_trace_in_the_optimizer(
 def _trained(gpu: TrainDevice, config: RunConfig) -> dict[str, Tensor]:
     """Train until some steps have counted; return weights and optimizer state by name."""
     assert gpu.cuda_index is not None
-    compute = CudaCompute(gpu.cuda_index)
+    compute = CudaAccelerator(gpu.cuda_index)
     torch.manual_seed(config.seed)
     task = WORKLOADS[config.workload](config)
     stale = [torch.full_like(p, STALE, device="cuda") for p in task.model.parameters()]
-    training = Training(config, task.model.to(compute.device), compute)
+    training = TrainState(config, task.model.to(compute.device), compute)
     scaler = torch.amp.GradScaler("cuda", init_scale=HUGE_SCALE)
     step = TrainStep(
         model=training.model,
@@ -84,7 +84,7 @@ def _trained(gpu: TrainDevice, config: RunConfig) -> dict[str, Tensor]:
     return {**training.model.state_dict(), **_states(training)}
 
 
-def _states(training: Training) -> dict[str, Any]:
+def _states(training: TrainState) -> dict[str, Any]:
     states = training.optimizer.state_dict()["state"]
     return {
         f"{number}.{name}": torch.as_tensor(value).cpu().float()

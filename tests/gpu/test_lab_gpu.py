@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Need
 from trainer.config import Workload, defaults
 from trainer.devices import cuda_reason, list_devices
-from trainer.lab.trial_process import SampleProcess
+from trainer.lab.trial_process import TrialProcess
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def take(folder: Path, gpu: str, **changes: Any) -> dict[str, Any]:
         "steps": 40,
         "seconds": 1.0,
     }
-    return SampleProcess(folder).take(job, 110)
+    return TrialProcess(folder).take(job, 110)
 
 
 def test_a_sample_on_a_gpu_has_its_memory_times_and_clocks(tmp_path: Path, gpu: str) -> None:

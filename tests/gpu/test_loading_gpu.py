@@ -25,9 +25,9 @@ from tests.support.waiting import wait_for
 from trainer.config import RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.devices import list_devices
-from trainer.error_messages import RunFailed
-from trainer.training.accelerator import CudaCompute
-from trainer.training.loaders import DeviceLoader, MemoryLoader, WorkerLoader, make_loader
+from trainer.error_messages import RunFailedError
+from trainer.training.accelerator import CudaAccelerator
+from trainer.training.loaders import DeviceLoader, InMemoryLoader, WorkerLoader, make_loader
 from trainer.training.train import run as train
 from trainer.workloads.task import Batch, TensorSplit
 
@@ -55,9 +55,9 @@ def gpu() -> TrainDevice:
 
 
 @pytest.fixture
-def compute(gpu: TrainDevice) -> CudaCompute:
+def compute(gpu: TrainDevice) -> CudaAccelerator:
     assert gpu.cuda_index is not None
-    return CudaCompute(gpu.cuda_index)
+    return CudaAccelerator(gpu.cuda_index)
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def finished(config: RunConfig, folder: Path) -> np.ndarray:
 
 @switches
 def test_a_late_gpu_still_gets_every_batch_whole(
-    gpu: TrainDevice, compute: CudaCompute, changes: dict[str, Any]
+    gpu: TrainDevice, compute: CudaAccelerator, changes: dict[str, Any]
 ) -> None:
     """Each step reads its batch late and frees it early: a buffer used too early is seen here."""
     split, order = numbers(), torch.randperm(2048)
@@ -137,7 +137,7 @@ def test_every_way_trains_to_the_same_loss_and_resumes(
 
 @switches
 def test_no_step_waits_for_the_gpu(
-    gpu: TrainDevice, compute: CudaCompute, changes: dict[str, Any]
+    gpu: TrainDevice, compute: CudaAccelerator, changes: dict[str, Any]
 ) -> None:
     config = small(gpu, **{**changes, "batch_size": 64})
     with closing(make_loader(numbers(), config, compute)) as loader:
@@ -159,11 +159,11 @@ def test_no_step_waits_for_the_gpu(
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-@pytest.mark.parametrize("kind", [MemoryLoader, WorkerLoader])
+@pytest.mark.parametrize("kind", [InMemoryLoader, WorkerLoader])
 def test_pin_memory_copies_from_page_locked_memory(
     gpu: TrainDevice,
-    compute: CudaCompute,
-    kind: type[MemoryLoader] | type[WorkerLoader],
+    compute: CudaAccelerator,
+    kind: type[InMemoryLoader] | type[WorkerLoader],
     pinned: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -187,7 +187,7 @@ def test_pin_memory_copies_from_page_locked_memory(
         assert sum(len(targets) for _, targets in loader.batches(torch.arange(2048))) == 2048
     assert sent == [[pinned, pinned]] * 2
     own = threading.current_thread() in pinning
-    assert (own, len(pinning)) == (pinned and kind is MemoryLoader, int(pinned))
+    assert (own, len(pinning)) == (pinned and kind is InMemoryLoader, int(pinned))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -208,9 +208,9 @@ def test_a_killed_worker_ends_a_run_whose_batches_a_thread_pins(
 @simulator_only
 @pytest.mark.parametrize("non_blocking", [True, False])
 def test_non_blocking_does_not_wait_for_copies(
-    gpu: TrainDevice, compute: CudaCompute, non_blocking: bool
+    gpu: TrainDevice, compute: CudaAccelerator, non_blocking: bool
 ) -> None:
-    loader = MemoryLoader(numbers(), small(gpu, non_blocking=non_blocking), compute)
+    loader = InMemoryLoader(numbers(), small(gpu, non_blocking=non_blocking), compute)
     with calls() as counted:
         for _ in loader.batches(torch.arange(2048)):
             pass
@@ -220,9 +220,9 @@ def test_non_blocking_does_not_wait_for_copies(
 
 @pytest.mark.parametrize("aside", [True, False])
 def test_a_side_stream_copies_while_the_gpu_computes(
-    gpu: TrainDevice, compute: CudaCompute, aside: bool
+    gpu: TrainDevice, compute: CudaAccelerator, aside: bool
 ) -> None:
-    loader = MemoryLoader(numbers(), small(gpu, batch_size=512, copy_stream=aside), compute)
+    loader = InMemoryLoader(numbers(), small(gpu, batch_size=512, copy_stream=aside), compute)
     batches = loader.batches(torch.arange(2048))
     next(batches)  # warm
     compute.synchronize()
@@ -241,9 +241,9 @@ def test_a_side_stream_copies_while_the_gpu_computes(
     assert computed.query()
 
 
-def test_computing_waits_for_a_late_copy(gpu: TrainDevice, compute: CudaCompute) -> None:
+def test_computing_waits_for_a_late_copy(gpu: TrainDevice, compute: CudaAccelerator) -> None:
     order = torch.randperm(2048)
-    loader = MemoryLoader(numbers(), small(gpu, batch_size=256, copy_stream=True), compute)
+    loader = InMemoryLoader(numbers(), small(gpu, batch_size=256, copy_stream=True), compute)
     batches, arrived = loader.batches(order), []
     for _ in range(8):
         with torch.cuda.stream(loader._copies.stream):
@@ -255,7 +255,7 @@ def test_computing_waits_for_a_late_copy(gpu: TrainDevice, compute: CudaCompute)
 
 
 @simulator_only
-def test_on_the_device_only_the_order_is_copied(gpu: TrainDevice, compute: CudaCompute) -> None:
+def test_on_the_device_only_the_order_is_copied(gpu: TrainDevice, compute: CudaAccelerator) -> None:
     split = numbers()
     with calls() as counted:
         loader = make_loader(split, small(gpu, dataset_on_device=True), compute)
@@ -288,7 +288,7 @@ def test_a_run_with_its_data_on_the_device_copies_nothing_in_its_steps(
 def test_a_run_whose_data_do_not_fit_ends_with_the_figures(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CudaCompute, "free_memory", lambda self: (2**20, 2**31))
+    monkeypatch.setattr(CudaAccelerator, "free_memory", lambda self: (2**20, 2**31))
     assert train(small(gpu, dataset_on_device=True), tmp_path) is RunStatus.FAILED
     assert run_json(tmp_path)["reason"] == (
         "data_on_device: the dataset needs 3.26 MiB, but only 1.00 MiB of the GPU's 2.00 GiB is "
@@ -298,7 +298,7 @@ def test_a_run_whose_data_do_not_fit_ends_with_the_figures(
 
 
 def test_an_epoch_longer_than_the_data_repeats_them_on_the_device(
-    gpu: TrainDevice, compute: CudaCompute
+    gpu: TrainDevice, compute: CudaAccelerator
 ) -> None:
     split = replace(numbers(64), length=200)
     loader = make_loader(split, small(gpu, dataset_on_device=True, batch_size=50), compute)
@@ -308,12 +308,12 @@ def test_an_epoch_longer_than_the_data_repeats_them_on_the_device(
 
 
 def test_data_larger_than_the_device_are_refused_before_a_copy(
-    gpu: TrainDevice, compute: CudaCompute
+    gpu: TrainDevice, compute: CudaAccelerator
 ) -> None:
     rows = gpu.memory_total // 4 + 1
     split = TensorSplit.of(torch.zeros(1).expand(rows), torch.zeros(1, dtype=torch.uint8).expand(1))
     before = torch.cuda.memory_allocated(gpu.cuda_index)
-    with pytest.raises(RunFailed) as caught:
+    with pytest.raises(RunFailedError) as caught:
         make_loader(split, small(gpu, dataset_on_device=True), compute)
     text = str(caught.value)
     assert text.startswith("data_on_device: the dataset needs ")
@@ -324,10 +324,10 @@ def test_data_larger_than_the_device_are_refused_before_a_copy(
 
 
 def test_data_in_files_cannot_be_kept_on_the_device(
-    gpu: TrainDevice, compute: CudaCompute, tmp_path: Path
+    gpu: TrainDevice, compute: CudaAccelerator, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        RunFailed,
+        RunFailedError,
         match=r"data_on_device: this workload's data is not in memory\. Turn off data_on_device\.",
     ):
         DeviceLoader(Decoded(tmp_path, 4), small(gpu), compute)
@@ -336,7 +336,7 @@ def test_data_in_files_cannot_be_kept_on_the_device(
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("aside", [True, False])
 def test_samples_may_be_left_out(
-    gpu: TrainDevice, compute: CudaCompute, tmp_path: Path, workers: int, aside: bool
+    gpu: TrainDevice, compute: CudaAccelerator, tmp_path: Path, workers: int, aside: bool
 ) -> None:
     """Also of a batch that is gathered in page-locked memory, and all of one."""
     for index in range(12):

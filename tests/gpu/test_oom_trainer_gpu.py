@@ -21,7 +21,7 @@ from stepscope.memory.oom.classify import Case, OomVerdict, judge
 from stepscope.memory.oom.record import Memory, OomReport, parse
 from stepscope.run import RunStatus, read_run
 from tests.support.run_values import events, run_json
-from trainer.config import Optimizer, Problem, RunConfig, Workload, defaults
+from trainer.config import ConfigIssue, Optimizer, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.devices import list_devices
 from trainer.oom_retry import half_batch
@@ -249,7 +249,7 @@ def test_half_the_batch_and_twice_the_accumulation_goes_through(
 ) -> None:
     """The same samples a step; the model's memory does not move, so it takes some halvings."""
     limit(gpu, 120 * MIB)
-    config: RunConfig | Problem = hungry(gpu, width=16, image_size=64)
+    config: RunConfig | ConfigIssue = hungry(gpu, width=16, image_size=64)
     sizes = []
     for number in range(6):
         assert isinstance(config, RunConfig)

@@ -17,7 +17,7 @@ from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED
 from tests.support.run_values import metric
 from tests.support.training_jobs import job, launch, mean_loss, recorded
-from trainer.config import Parallel, Precision, RunConfig, Workload, defaults
+from trainer.config import Precision, RunConfig, Strategy, Workload, defaults
 from trainer.devices import gpu_uuid
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for all jobs of so many ranks
@@ -25,7 +25,7 @@ RELATIVE = 1e-5 if SIMULATED else 1e-3
 HALF_RELATIVE = 2e-2
 OVERFLOWS = 2.0**30
 """A loss scale with which the first steps of fp16 have infinite gradients."""
-DDP, FSDP = Parallel.DDP, Parallel.FSDP
+DDP, FSDP = Strategy.DDP, Strategy.FSDP
 
 
 def mlp(**changes: Any) -> RunConfig:
@@ -55,8 +55,8 @@ def one(root: Path) -> Path:
         "one": mlp(),
         "gpt": gpt(),
         "half": half,
-        "dp": mlp(strategy=Parallel.DP, devices_per_node=2, gradient_accumulation_steps=1),
-        "dp-half": replace(half, strategy=Parallel.DP, devices_per_node=2, max_grad_norm=100.0),
+        "dp": mlp(strategy=Strategy.DP, devices_per_node=2, gradient_accumulation_steps=1),
+        "dp-half": replace(half, strategy=Strategy.DP, devices_per_node=2, max_grad_norm=100.0),
     }
     launch(0, root, jobs, scale={"half": OVERFLOWS, "dp-half": OVERFLOWS}, CUDASIM_DEVICES="2")
     return root

@@ -27,17 +27,17 @@ from tests.integration.conftest import save_at_step
 from tests.support.decoded import Decoded
 from tests.support.run_values import events, metric, run_json
 from trainer.config import Precision, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, problems
+from trainer.config_validation import TrainDevice, validate
 from trainer.devices import list_devices
 from trainer.training import backend_flags, cuda_timing
-from trainer.training.accelerator import CudaCompute
+from trainer.training.accelerator import CudaAccelerator
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.cuda_graph_step import graphed
-from trainer.training.loaders import MemoryLoader
-from trainer.training.loop import Loop
-from trainer.training.model import InputForm, prepare
+from trainer.training.cuda_graph_step import capture_step
+from trainer.training.loaders import InMemoryLoader
+from trainer.training.loop import TrainLoop
+from trainer.training.model import InputFormat, prepare
 from trainer.training.precision import autocast
-from trainer.training.state import Training
+from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.training.train import run
 from trainer.workloads import WORKLOADS
@@ -116,7 +116,7 @@ def test_a_switch_trains_as_plain_fp32_and_resumes(
 ) -> None:
     changes, tolerance = SWITCHED[name]
     config = cnn(gpu, **changes)
-    if refused := problems(config, [gpu]):
+    if refused := validate(config, [gpu]):
         pytest.skip(str(refused[0]))
     save_at_step(monkeypatch, SAVED)
     whole = train(tmp_path, "whole", config)
@@ -335,10 +335,10 @@ def test_replaying_never_waits_for_the_gpu(
         gradient_accumulation_steps=accumulation,
         max_grad_norm=1.0,
     )
-    compute = CudaCompute(gpu.cuda_index)
+    compute = CudaAccelerator(gpu.cuda_index)
     with backend_flags.run_flags(config):
         task = WORKLOADS[config.workload](config)
-        training = Training(config, prepare(task.model, config, compute.device), compute)
+        training = TrainState(config, prepare(task.model, config, compute.device), compute)
         step = TrainStep(
             model=training.model,
             loss=task.loss,
@@ -346,11 +346,11 @@ def test_replaying_never_waits_for_the_gpu(
             scaler=training.scaler,
             autocast=autocast(precision, compute.device),
             max_grad_norm=config.max_grad_norm,
-            form=InputForm.of(config),
+            form=InputFormat.of(config),
         )
-        captured = graphed(step, training, task.train)
+        captured = capture_step(step, training, task.train)
         of = config.step_size if accumulation > 1 else 0
-        batches = MemoryLoader(task.train, config, compute).batches(
+        batches = InMemoryLoader(task.train, config, compute).batches(
             training.order(task.train.length)
         )
         with ExitStack() as watched:
@@ -366,14 +366,14 @@ def test_memory_warm_up_leaves_the_driver_nothing_to_give(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    loop = Loop.train
+    loop = TrainLoop.train
 
-    def count(self: Loop) -> None:
+    def count(self: TrainLoop) -> None:
         asked.append(torch.cuda.memory_stats(gpu.cuda_index)["num_device_alloc"])
         loop(self)
         asked.append(torch.cuda.memory_stats(gpu.cuda_index)["num_device_alloc"])
 
-    monkeypatch.setattr(Loop, "train", count)
+    monkeypatch.setattr(TrainLoop, "train", count)
     config = cnn(gpu, max_steps=0, epochs=1)
     expected = train(tmp_path, "without", config)
     losses = train(tmp_path, "with", replace(config, preallocate_memory=True))
@@ -396,7 +396,7 @@ def test_pure_weights_and_optimizer_state_take_half_of_the_memory(
         defaults(Workload.MEMORY_STRESS, gpu.id),
         **{"width": 8, "image_size": 16, "max_steps": 4, "precision": precision},
     )
-    if refused := problems(config, [gpu]):
+    if refused := validate(config, [gpu]):
         pytest.skip(str(refused[0]))
     train(tmp_path, "run", config)
     state = read_checkpoint(tmp_path / "run" / "last.pt")

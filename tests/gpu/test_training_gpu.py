@@ -22,10 +22,10 @@ from tests.support.waiting import wait_for
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.devices import list_devices
-from trainer.training.accelerator import CudaCompute
-from trainer.training.loaders import MemoryLoader
+from trainer.training.accelerator import CudaAccelerator
+from trainer.training.loaders import InMemoryLoader
 from trainer.training.precision import autocast, precision_flags
-from trainer.training.state import Training
+from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.training.train import run as train
 from trainer.workloads import WORKLOADS
@@ -159,10 +159,10 @@ def test_a_steady_step_never_synchronizes(
     config = small(gpu, Workload.DIGITS_CNN, precision=precision, max_grad_norm=clip_norm)
     if problem := choice_problem("precision", precision, config, [gpu]):
         pytest.skip(str(problem))
-    compute = CudaCompute(gpu.cuda_index)
+    compute = CudaAccelerator(gpu.cuda_index)
     with precision_flags(precision):
         task = WORKLOADS[config.workload](config)
-        training = Training(config, task.model.to(compute.device), compute)
+        training = TrainState(config, task.model.to(compute.device), compute)
         step = TrainStep(
             model=training.model,
             loss=task.loss,
@@ -173,7 +173,7 @@ def test_a_steady_step_never_synchronizes(
         )
         rows: list[tuple[int, Row]] = []
         reader = compute.reader(lambda number, _, row: rows.append((number, row)))
-        loader = MemoryLoader(task.train, config, compute)
+        loader = InMemoryLoader(task.train, config, compute)
         batches = loader.batches(training.order(task.train.length))
         with ExitStack() as watched:
             for number, batch in enumerate(batches):

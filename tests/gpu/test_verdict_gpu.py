@@ -13,7 +13,7 @@ from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.run import RunStatus, read_run
 from trainer.config import Precision, Workload, defaults
 from trainer.devices import list_devices
-from trainer.peak_flops import Peak, peak_of
+from trainer.peak_flops import PeakFlops, peak_of
 from trainer.training.train import run as train
 
 
@@ -62,7 +62,7 @@ def test_its_speed_is_recorded_and_the_share_where_the_peak_is_known(folder: Pat
     full = rows & np.isclose(tflops * seconds * 1e12, said["flops_per_step"])
     assert full.sum() >= 0.9 * rows.sum() > 0
     peak = peak_of(said["environment"]["gpu"], Precision.BF16)
-    if isinstance(peak, Peak):
+    if isinstance(peak, PeakFlops):
         share = run.series("perf/mfu").value
         np.testing.assert_allclose(share[rows], 100 * tflops[rows] * 1e12 / peak.flops)
     else:

@@ -16,7 +16,7 @@ from tests.support.run_values import metric, run_json
 from tests.support.sizes import SMALL
 from trainer import custom_workload, datasets
 from trainer.config import Precision, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, problems
+from trainer.config_validation import TrainDevice, validate
 from trainer.devices import list_devices
 from trainer.training.train import run as train
 from trainer.workloads.digit_images import write
@@ -62,8 +62,8 @@ def test_each_workload_learns_in_each_precision(
     gpu: TrainDevice, workload: Workload, precision: Precision, tmp_path: Path
 ) -> None:
     config = small(gpu, workload, precision=precision)
-    if problems(config, [gpu]):
-        pytest.skip(str(problems(config, [gpu])[0]))
+    if validate(config, [gpu]):
+        pytest.skip(str(validate(config, [gpu])[0]))
     layer_norm = workload is Workload.GPT and precision is Precision.PURE_BF16
     if layer_norm and "cudasim" in gpu.name:
         pytest.skip("the simulator has no backward pass of a layer norm in bf16")
@@ -99,6 +99,6 @@ def test_mirrored_images_and_dropout_are_drawn_anew_in_a_cuda_graph(
         folder = tmp_path / f"{workload}{'-'.join(changes)}"
         folder.mkdir()
         config = small(gpu, workload, cuda_graphs=True, **changes)
-        assert not problems(config, [gpu])
+        assert not validate(config, [gpu])
         assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
         assert len(np.unique(metric(folder, "train/loss"))) > 20

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from trainer.training.checkpoint import write_checkpoint
-from trainer.training.trainer_commands import OwnCommands
+from trainer.training.trainer_commands import TrainerCommands
 
 SaveAtStep = Callable[[int], None]
 
@@ -22,9 +22,9 @@ def saving_at_step(monkeypatch: pytest.MonkeyPatch) -> SaveAtStep:
 def save_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Make the next run save a checkpoint after a step, as the button does."""
 
-    def save(self: OwnCommands) -> None:
+    def save(self: TrainerCommands) -> None:
         if self._training.step == step:
             path = self._recorder.folder / f"step-{step}.pt"
             write_checkpoint(path, self._training.state_dict())
 
-    monkeypatch.setattr(OwnCommands, "check", save)
+    monkeypatch.setattr(TrainerCommands, "check", save)

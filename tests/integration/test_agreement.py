@@ -14,7 +14,7 @@ from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.session.stop import end_job
 from tests.support.jobs import PATIENCE_S, job, training, until
-from trainer.config import Parallel
+from trainer.config import Strategy
 
 
 def test_each_button_acts_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_each_further_stop_is_harder_on_every_rank_while_the_job_hangs(tmp_path:
         assert running.statuses() == ["stopped", "stopped"]
 
 
-@pytest.mark.parametrize("parallel", [Parallel.DDP, Parallel.FSDP])
+@pytest.mark.parametrize("parallel", [Strategy.DDP, Strategy.FSDP])
 def test_a_training_of_ours_serves_and_stops_on_all_ranks_at_the_same_step(
-    tmp_path: Path, parallel: Parallel
+    tmp_path: Path, parallel: Strategy
 ) -> None:
     with training(tmp_path, parallel) as running:
         asked = [

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from stepscope.distributed.collective_metrics import bus_factor
-from trainer.collectives.plan import KIB, MIB, OPERATIONS, Plan
+from trainer.collectives.plan import KIB, MIB, OPERATIONS, CollectivePlan
 from trainer.collectives.process import Measurement
 from trainer.collectives.results import read_result, result_names
 from trainer.runners.child_process import ChildState
@@ -66,7 +66,7 @@ def test_a_wrong_option_is_said_before_anything_starts(tmp_path: Path) -> None:
 @pytest.fixture
 def long(tmp_path: Path) -> Iterator[Measurement]:
     """A measurement that takes a minute, with its first result."""
-    measurement = Measurement(Plan(sizes=(KIB, MIB), seconds=6.0), tmp_path)
+    measurement = Measurement(CollectivePlan(sizes=(KIB, MIB), seconds=6.0), tmp_path)
     try:
         until = time.monotonic() + SECONDS
         while not measurement.output().answer["rows"]:

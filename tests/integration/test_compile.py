@@ -17,18 +17,18 @@ import torch
 from stepscope.run import RunStatus
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import small, train
-from trainer.config import Compile, Workload
+from trainer.config import CompileMode, Workload
 from trainer.config_validation import choice_problem
 from trainer.devices import list_devices
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.loop import Loop
+from trainer.training.loop import TrainLoop
 from trainer.training.train import run
 
 # Torch's own, as it imports its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 MLP = small(Workload.DIGITS_MLP, batch_size=512, epochs=2, max_steps=30)  # 26 steps an epoch
-COMPILED = replace(MLP, compile_mode=Compile.DEFAULT)
+COMPILED = replace(MLP, compile_mode=CompileMode.DEFAULT)
 
 
 @pytest.mark.timeout(400)
@@ -41,14 +41,14 @@ def test_a_compiled_model_trains_as_the_plain_one_and_keeps_its_names(
     cache = tmp_path / "cache"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     built: list[int] = []
-    loop = Loop.train
+    loop = TrainLoop.train
 
-    def count(self: Loop) -> None:
+    def count(self: TrainLoop) -> None:
         built.append(len([*cache.rglob("*.so")]))
         loop(self)
         built.append(len([*cache.rglob("*.so")]))
 
-    monkeypatch.setattr(Loop, "train", count)
+    monkeypatch.setattr(TrainLoop, "train", count)
     plain = train(tmp_path, "plain", MLP)
     assert built == [0, 0]
     compiled = train(tmp_path, "compiled", COMPILED)
@@ -91,7 +91,7 @@ def test_one_static_graph_is_compiled_and_serves_the_full_batches(
     config = replace(MLP, batch_size=batch_size)
     expected = train(tmp_path, "plain", config)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    losses = train(tmp_path, "compiled", replace(config, compile_mode=Compile.DEFAULT))
+    losses = train(tmp_path, "compiled", replace(config, compile_mode=CompileMode.DEFAULT))
     np.testing.assert_array_equal(losses, expected)
     full = min(batch_size, 12_942)
     assert [size[0] for size in sizes] == [full]
@@ -115,9 +115,9 @@ def test_a_model_that_cannot_be_compiled_is_told_in_a_sentence(
     assert not (tmp_path / "traceback.txt").exists()
 
 
-@pytest.mark.parametrize("mode", [mode for mode in Compile if mode is not Compile.NONE])
+@pytest.mark.parametrize("mode", [mode for mode in CompileMode if mode is not CompileMode.NONE])
 def test_each_mode_is_handed_to_torch(
-    mode: Compile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: CompileMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modes = []
 
@@ -127,7 +127,7 @@ def test_each_mode_is_handed_to_torch(
 
     monkeypatch.setattr(torch, "compile", note)
     config = replace(COMPILED, compile_mode=mode, max_steps=1)
-    if mode is Compile.REDUCE_OVERHEAD:
+    if mode is CompileMode.REDUCE_OVERHEAD:
         assert run(config, tmp_path) is RunStatus.FAILED
         assert "reduce-overhead uses CUDA Graphs" in run_json(tmp_path)["reason"]
         assert modes == []

@@ -112,7 +112,7 @@ def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
 
     def counted(path: Path, size: int) -> Any:
         asked.append(path.name)
-        return image_decoding.picture(path, size)
+        return image_decoding.decode_image(path, size)
 
     monkeypatch.setattr(images, "picture", counted)
     runs = {kept: new_run(tmp_path, f"run-{kept}") for kept in (False, True)}

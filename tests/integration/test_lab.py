@@ -20,7 +20,7 @@ from tests.support.run_values import metric
 from trainer.config import Workload, defaults
 from trainer.lab import trial_run
 from trainer.lab.folder import SAMPLES, read_sweep
-from trainer.lab.trial_process import LOG, RUN, SampleProcess
+from trainer.lab.trial_process import LOG, RUN, TrialProcess
 
 LONG = 10**8
 SWEEP = ["--workload", "linear", "--device", "cpu", "--steps", "30", "--warmup", "5"]
@@ -57,7 +57,7 @@ def taken(folder: Path) -> int:
 
 
 def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: Path) -> None:
-    process = SampleProcess(tmp_path)
+    process = TrialProcess(tmp_path)
     first, same, other = (process.take(job(seed=seed), 120) for seed in (3, 3, 4))
     metrics = first["metrics"]
     assert metrics["steps"] == 60
@@ -76,7 +76,7 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
 
 def test_a_sample_trains_with_a_constant_learning_rate(tmp_path: Path) -> None:
     asked = {"lr_scheduler": "cosine", "lr_warmup_steps": 4, "learning_rate": 0.01}
-    assert "metrics" in trial_run.take({**job(changes=asked), "folder": str(tmp_path)})
+    assert "metrics" in trial_run.run_trial({**job(changes=asked), "folder": str(tmp_path)})
     assert set(metric(tmp_path, "train/lr")) == {0.01}
 
 
@@ -95,7 +95,7 @@ def ranks_below(folder: Path) -> list[psutil.Process]:
 
 
 def test_a_sample_of_two_ranks_counts_the_samples_of_both(tmp_path: Path) -> None:
-    answer = SampleProcess(tmp_path).take(job(changes=TWO_RANKS), 150)
+    answer = TrialProcess(tmp_path).take(job(changes=TWO_RANKS), 150)
     metrics = answer["metrics"]
     assert metrics["steps"] == 60
     samples = metrics["mean_samples_per_sec"] * metrics["window_s"]
@@ -106,7 +106,7 @@ def test_a_sample_of_two_ranks_counts_the_samples_of_both(tmp_path: Path) -> Non
 
 
 def test_no_rank_is_left_of_a_sample_that_was_stopped(tmp_path: Path) -> None:
-    process = SampleProcess(tmp_path)
+    process = TrialProcess(tmp_path)
     began: list[psutil.Process] = []
 
     def stop_when_begun() -> None:
@@ -129,14 +129,14 @@ def test_each_sample_has_a_folder_of_its_own(
     """What a process of the one before may still write is not read as this one's."""
     given: list[Path] = []
 
-    def answer(_self: SampleProcess, job: dict[str, Any], _timeout_s: float) -> dict[str, Any]:
+    def answer(_self: TrialProcess, job: dict[str, Any], _timeout_s: float) -> dict[str, Any]:
         given.append(Path(job["folder"]))
         assert given[-1].is_dir()
         return {}
 
-    monkeypatch.setattr(SampleProcess, "_answer", answer)
+    monkeypatch.setattr(TrialProcess, "_answer", answer)
     (tmp_path / f"{RUN}-of-a-killed-sweep").mkdir()
-    process = SampleProcess(tmp_path)
+    process = TrialProcess(tmp_path)
     for _ in range(2):
         process.take(job(), 120)
     assert len(set(given)) == 2
@@ -144,13 +144,13 @@ def test_each_sample_has_a_folder_of_its_own(
 
 
 def test_the_first_sample_ends_by_time(tmp_path: Path) -> None:
-    answer = SampleProcess(tmp_path).take(job(steps=0, seconds=0.3), 120)
+    answer = TrialProcess(tmp_path).take(job(steps=0, seconds=0.3), 120)
     assert answer["metrics"]["steps"] >= 2
     assert answer["metrics"]["window_s"] < 30
 
 
 def test_what_cannot_train_is_a_reason(tmp_path: Path) -> None:
-    process = SampleProcess(tmp_path)
+    process = TrialProcess(tmp_path)
     refused = process.take(job(changes={"pin_memory": True}), 120)
     assert refused["reason"].startswith("pin_memory: pinned memory")
     nonsense = process.take(job(changes={"batch_size": 0}), 120)
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_is_no_fault_of_the_sample(tmp_path: Pat
 
 
 def test_a_process_that_dies_is_a_reason(tmp_path: Path) -> None:
-    process = SampleProcess(tmp_path)
+    process = TrialProcess(tmp_path)
 
     def kill() -> None:
         wait_until(lambda: process._process is not None)
@@ -193,7 +193,7 @@ def test_a_process_that_dies_is_a_reason(tmp_path: Path) -> None:
 
 
 def test_a_time_out_is_a_reason_and_leaves_no_process(tmp_path: Path) -> None:
-    answer = SampleProcess(tmp_path).take(job(steps=LONG), 1.0)
+    answer = TrialProcess(tmp_path).take(job(steps=LONG), 1.0)
     assert answer["reason"] == "Timed out after 1 s."
     wait_until(lambda: not samples_of(os.getpid()))
 

@@ -26,8 +26,8 @@ from tests.support.run_values import metric, run_json
 from tests.support.training_runs import background, small
 from tests.support.waiting import wait_for, wait_until
 from trainer.config import RunConfig, Workload
-from trainer.error_messages import RunFailed
-from trainer.training.accelerator import CpuCompute
+from trainer.error_messages import RunFailedError
+from trainer.training.accelerator import CpuAccelerator
 from trainer.training.loaders import Loader, WorkerLoader, make_loader, make_validation_loader
 from trainer.training.train import run
 from trainer.workloads import WORKLOADS
@@ -57,7 +57,7 @@ def test_workers_stay_or_start_anew_each_epoch(tmp_path: Path, persistent: bool)
     order = torch.randperm(SAMPLES)
     seen = []
     with closing(
-        WorkerLoader(split, config(persistent_workers=persistent), CpuCompute())
+        WorkerLoader(split, config(persistent_workers=persistent), CpuAccelerator())
     ) as loader:
         for _ in range(3):
             assert sum(targets_of(loader, order), []) == order.tolist()
@@ -73,7 +73,7 @@ def test_workers_stay_or_start_anew_each_epoch(tmp_path: Path, persistent: bool)
 @pytest.mark.parametrize("persistent", [True, False])
 def test_an_epoch_that_is_left_early_leaves_no_worker(tmp_path: Path, persistent: bool) -> None:
     split = decoded(tmp_path / "data")
-    loader = WorkerLoader(split, config(persistent_workers=persistent), CpuCompute())
+    loader = WorkerLoader(split, config(persistent_workers=persistent), CpuAccelerator())
     batches = loader.batches(torch.arange(SAMPLES))
     next(batches)
     loader.close()
@@ -86,7 +86,7 @@ def test_workers_load_so_many_batches_ahead_and_no_more(
 ) -> None:
     split = decoded(tmp_path / "data")
     changed = config(num_workers=workers, prefetch_factor=ahead)
-    with closing(WorkerLoader(split, changed, CpuCompute())) as loader:
+    with closing(WorkerLoader(split, changed, CpuAccelerator())) as loader:
         batches = loader.batches(torch.arange(SAMPLES))
         next(batches)
         # One was taken, and its worker was asked for another.
@@ -102,7 +102,7 @@ def test_samples_may_be_left_out(tmp_path: Path, workers: int) -> None:
     """A smaller batch, one without a sample in the middle, and one at the end."""
     split = decoded(tmp_path / "data", 14, broken=frozenset([1, 4, 5, 6, 7, 12, 13]))
     for _ in range(2):
-        with closing(make_loader(split, config(num_workers=workers), CpuCompute())) as loader:
+        with closing(make_loader(split, config(num_workers=workers), CpuAccelerator())) as loader:
             batches = list(loader.batches(torch.arange(14)))
     assert [targets.tolist() for _, targets in batches] == [[0, 2, 3], [], [8, 9, 10, 11], []]
     assert [inputs.shape for inputs, _ in batches] == [(3, 1), (0, 1), (4, 1), (0, 1)]
@@ -112,12 +112,12 @@ def test_samples_may_be_left_out(tmp_path: Path, workers: int) -> None:
 def test_an_epoch_without_a_sample_is_refused(tmp_path: Path, workers: int) -> None:
     split = decoded(tmp_path / "data", 6, broken=frozenset(range(6)))
     with (
-        closing(make_loader(split, config(num_workers=workers), CpuCompute())) as loader,
-        pytest.raises(RunFailed, match="None of the 6 samples could be loaded"),
+        closing(make_loader(split, config(num_workers=workers), CpuAccelerator())) as loader,
+        pytest.raises(RunFailedError, match="None of the 6 samples could be loaded"),
     ):
         list(loader.batches(torch.arange(6)))
     # The rest of an epoch that a run is resumed in may have none.
-    with closing(make_loader(split, config(num_workers=workers), CpuCompute())) as loader:
+    with closing(make_loader(split, config(num_workers=workers), CpuAccelerator())) as loader:
         assert targets_of(loader, torch.tensor([4, 5])) == [[]]
 
 
@@ -125,8 +125,8 @@ def test_an_epoch_without_a_sample_is_refused(tmp_path: Path, workers: int) -> N
 def test_a_sentence_of_the_split_stays_one(tmp_path: Path, workers: int) -> None:
     split = decoded(tmp_path / "data", broken=frozenset([7]), skips=False)
     with (
-        closing(make_loader(split, config(num_workers=workers), CpuCompute())) as loader,
-        pytest.raises(RunFailed) as caught,
+        closing(make_loader(split, config(num_workers=workers), CpuAccelerator())) as loader,
+        pytest.raises(RunFailedError) as caught,
     ):
         list(loader.batches(torch.arange(SAMPLES)))
     assert str(caught.value) == "images/7.png is no image. Remove it or skip broken images."
@@ -134,7 +134,7 @@ def test_a_sentence_of_the_split_stays_one(tmp_path: Path, workers: int) -> None
 
 def drawn(split: Split, epochs: range, left: int = SAMPLES, **changes: Any) -> list[Tensor]:
     """The last `left` inputs of each of these epochs, from one loader."""
-    with closing(WorkerLoader(split, config(**changes), CpuCompute())) as loader:
+    with closing(WorkerLoader(split, config(**changes), CpuAccelerator())) as loader:
         order = torch.arange(SAMPLES)[-left:]
         return [
             torch.cat([inputs for inputs, _ in loader.batches(order, epoch)]) for epoch in epochs
@@ -173,7 +173,7 @@ def test_a_missing_file_is_not_taken_for_a_dead_worker(tmp_path: Path) -> None:
     split = decoded(tmp_path / "data")
     (split.folder / "3").unlink()
     with (
-        closing(WorkerLoader(split, config(num_workers=1), CpuCompute())) as loader,
+        closing(WorkerLoader(split, config(num_workers=1), CpuAccelerator())) as loader,
         pytest.raises(FileNotFoundError, match="data/3"),
     ):
         list(loader.batches(torch.arange(SAMPLES)))
@@ -183,7 +183,7 @@ def test_validation_data_in_memory_are_gathered_without_workers(tmp_path: Path) 
     values = torch.arange(SAMPLES)
     splits: list[Split] = [TensorSplit.of(values.float().view(-1, 1), values), decoded(tmp_path)]
     for split, processes in zip(splits, (0, 2), strict=True):
-        with closing(make_validation_loader(split, config(), CpuCompute())) as loader:
+        with closing(make_validation_loader(split, config(), CpuAccelerator())) as loader:
             assert sum(targets_of(loader, values), []) == values.tolist()
             assert len(multiprocessing.active_children()) == processes
 

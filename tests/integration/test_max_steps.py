@@ -11,7 +11,7 @@ import pytest
 from stepscope.run import RunStatus
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import small, train
-from trainer.config import Schedule, Workload
+from trainer.config import LRSchedule, Workload
 from trainer.training.train import run
 
 CONFIG = small(Workload.DIGITS_MLP, batch_size=512, epochs=3)  # 26 steps an epoch
@@ -35,7 +35,7 @@ def test_a_run_ends_after_max_steps_with_a_validation(
 def test_a_resumed_run_goes_on_bitwise_where_max_steps_ended_one(
     steps: int, tmp_path: Path
 ) -> None:
-    constant = replace(CONFIG, lr_scheduler=Schedule.NONE)  # a cosine ends with max_steps
+    constant = replace(CONFIG, lr_scheduler=LRSchedule.NONE)  # a cosine ends with max_steps
     whole = train(tmp_path, "whole", constant)
     first = train(tmp_path, "first", replace(constant, max_steps=steps))
     rest = train(tmp_path, "rest", replace(constant, resume_from="first/last.pt"))

@@ -17,15 +17,17 @@ import pytest
 from stepscope.run import RunStatus, read_run
 from tests.integration.conftest import save_at_step
 from tests.support.training_jobs import job, launch, mean_loss, recorded
-from trainer.config import Optimizer, Parallel, Precision, RunConfig, Schedule, Workload, defaults
+from trainer.config import LRSchedule, Optimizer, Precision, RunConfig, Strategy, Workload, defaults
 from trainer.training.checkpoint import read_checkpoint, weights_bytes
 from trainer.training.train import run
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for all jobs of so many ranks
 RELATIVE = 1e-5
-DDP, FSDP = Parallel.DDP, Parallel.FSDP
+DDP, FSDP = Strategy.DDP, Strategy.FSDP
 MLP = replace(defaults(Workload.DIGITS_MLP), batch_size=512, epochs=2, num_threads=1)
-MLP = replace(MLP, lr_scheduler=Schedule.NONE)  # a cosine would end with the max_steps of each run
+MLP = replace(
+    MLP, lr_scheduler=LRSchedule.NONE
+)  # a cosine would end with the max_steps of each run
 EPOCH, LEFT = 26, 142  # steps, and samples of the last of them: 12,942 = 25 × 512 + 142
 HALF, END = 10, 32  # steps of the first and of the last of three runs that resume each other
 GPT = replace(
@@ -229,7 +231,7 @@ def test_a_line_is_fitted_by_ranks_that_hold_its_two_numbers_apart(two: Path) ->
 @pytest.mark.parametrize("half", ["ddp", "fsdp"])
 @pytest.mark.parametrize("parallel", [DDP, FSDP])
 def test_two_ranks_go_on_as_four_and_these_as_one(
-    half: str, parallel: Parallel, four: Path, one: Path
+    half: str, parallel: Strategy, four: Path, one: Path
 ) -> None:
     expected, name = recorded(one, "train/loss"), f"{half}-{parallel}"
     assert mean_loss(four / name) == pytest.approx(expected[HALF:20], rel=RELATIVE)
@@ -242,7 +244,7 @@ def test_two_ranks_go_on_as_four_and_these_as_one(
 
 @pytest.mark.parametrize("parallel", [DDP, FSDP])
 def test_a_run_resumed_after_an_epochs_last_step_validates_and_trains_on(
-    parallel: Parallel, two: Path, one: Path
+    parallel: Strategy, two: Path, one: Path
 ) -> None:
     """Its validation is the first forward pass of the process."""
     losses = mean_loss(two / f"validated-first-{parallel}")

@@ -14,7 +14,7 @@ from stepscope.run import RunStatus
 from tests.integration.conftest import SaveAtStep
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import small, train
-from trainer.config import Optimizer, RunConfig, Schedule, Workload
+from trainer.config import LRSchedule, Optimizer, RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.train import run
 
@@ -25,7 +25,7 @@ DATA = Path(__file__).parents[1] / "data"
     ("workload", "changes"),
     [
         (Workload.DIGITS_CNN, {}),
-        (Workload.DIGITS_MLP, {"optimizer": Optimizer.SGD, "lr_scheduler": Schedule.PLATEAU}),
+        (Workload.DIGITS_MLP, {"optimizer": Optimizer.SGD, "lr_scheduler": LRSchedule.PLATEAU}),
         (Workload.DIGITS_MLP, {"optimizer": Optimizer.ADAMW, "max_grad_norm": 1.0, "fused": False}),
         (Workload.MEMORY_STRESS, {"batch_size": 64}),
     ],
@@ -68,7 +68,7 @@ def test_a_checkpoint_of_a_cosine_per_epoch_is_resumed(tmp_path: Path) -> None:
 
 
 def test_last_pt_of_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
-    config = small(Workload.DIGITS_MLP, epochs=2, lr_scheduler=Schedule.NONE)
+    config = small(Workload.DIGITS_MLP, epochs=2, lr_scheduler=LRSchedule.NONE)
     whole = train(tmp_path, "whole", replace(config, epochs=4))
     train(tmp_path, "first", config)
     second = train(tmp_path, "second", replace(config, epochs=4, resume_from="first/last.pt"))
@@ -81,7 +81,7 @@ def test_last_pt_of_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> N
         ({"epochs": 2}, ". Increase epochs; it counts from the first run's start."),
         ({"workload": Workload.DIGITS_CNN}, "made with workload digits_mlp"),
         ({"optimizer": Optimizer.SGD}, "made with optimizer adam"),
-        ({"lr_scheduler": Schedule.NONE}, "made with lr_scheduler cosine"),
+        ({"lr_scheduler": LRSchedule.NONE}, "made with lr_scheduler cosine"),
         ({"resume_from": "first/step-9.pt"}, "cannot be read"),
     ],
 )
@@ -127,7 +127,7 @@ def test_dropout_goes_on_with_the_same_random_numbers(
 
 
 def test_the_page_is_told_what_came_from_the_checkpoint(tmp_path: Path) -> None:
-    config = small(Workload.DIGITS_MLP, epochs=2, lr_scheduler=Schedule.NONE)
+    config = small(Workload.DIGITS_MLP, epochs=2, lr_scheduler=LRSchedule.NONE)
     train(tmp_path, "first", config)
     again = replace(config, epochs=3, learning_rate=1e-3, resume_from="first/last.pt")
     train(tmp_path, "second", again)

@@ -17,7 +17,7 @@ from stepscope.run import RunError, RunStatus, process_of, read_run
 from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
 from trainer.lab.folder import SAMPLES, SweepError
-from trainer.lab.plan import Plan, make_arm
+from trainer.lab.plan import SweepPlan, make_arm
 
 LONG = 100_000
 
@@ -30,10 +30,12 @@ def server(tmp_path: Path) -> Iterator[Services]:
     made.close()
 
 
-def plan(server: Services, rounds: int = 2, steps: int = 5) -> Plan:
+def plan(server: Services, rounds: int = 2, steps: int = 5) -> SweepPlan:
     base = defaults(Workload.LINEAR)
     arm = make_arm({"fused": False}, base, server.devices().devices)
-    return Plan(config=base, arms=(arm,), steps=steps, warmup=2, max_rounds=rounds, find_best=False)
+    return SweepPlan(
+        config=base, arms=(arm,), steps=steps, warmup=2, max_rounds=rounds, find_best=False
+    )
 
 
 def samples(server: Services, sweep_id: str) -> int:

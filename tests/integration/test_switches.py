@@ -18,8 +18,8 @@ from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import small, train
 from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.loop import Loop
-from trainer.training.state import Training
+from trainer.training.loop import TrainLoop
+from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.training.train import run
 from trainer.workloads import WORKLOADS
@@ -90,9 +90,9 @@ def test_a_loader_that_leaves_samples_out_does_not_leave_gradients_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third batch of each epoch's last step is empty: its step is made of two."""
-    train_step: Callable[..., Any] = Loop._train_step
+    train_step: Callable[..., Any] = TrainLoop._train_step
 
-    def short(self: Loop, batches: Any, left: int) -> Any:
+    def short(self: TrainLoop, batches: Any, left: int) -> Any:
         if left == 3000:
             whole = [*batches]
             batches = iter([*whole[:2], tuple(part[:0] for part in whole[2])])
@@ -100,7 +100,7 @@ def test_a_loader_that_leaves_samples_out_does_not_leave_gradients_behind(
 
     updates: list[int] = []
     update = TrainStep.update
-    monkeypatch.setattr(Loop, "_train_step", short)
+    monkeypatch.setattr(TrainLoop, "_train_step", short)
     monkeypatch.setattr(
         TrainStep,
         "update",
@@ -121,7 +121,7 @@ def test_a_step_without_some_samples_is_averaged_over_those_it_has(
         (tmp_path / "data" / str(index)).write_text(str(index / 12))
     # Without the first half of the samples the first batches are empty, and so on.
     halves = [frozenset(range(6)), frozenset(range(6, 12)), frozenset(range(0, 12, 2))]
-    monkeypatch.setattr(Training, "order", lambda self, samples: torch.arange(samples))
+    monkeypatch.setattr(TrainState, "order", lambda self, samples: torch.arange(samples))
     for number, broken in enumerate(halves):
         split = Decoded(tmp_path / "data", 12, broken)
 

@@ -25,8 +25,8 @@ from stepscope.store.reader import EVERY, send_command
 from tests.support.recorded_runs import write_run
 from tests.support.waiting import wait_until
 from trainer import runners
-from trainer.config import Optimizer, Parallel, RunConfig, Runner, Workload, defaults
-from trainer.launch_commands import Launch, machine_command, rank_variables, slurm_script
+from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults
+from trainer.launch_commands import LaunchSpec, machine_command, rank_variables, slurm_script
 from trainer.runners.torchrun import TorchrunRun
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def config(**changes: Any) -> RunConfig:
     base = replace(defaults(Workload.LINEAR), optimizer=Optimizer.ADAM, epochs=100_000)
-    several = replace(base, strategy=Parallel.DDP, runner=Runner.TORCHRUN, devices_per_node=2)
+    several = replace(base, strategy=Strategy.DDP, runner=Runner.TORCHRUN, devices_per_node=2)
     return replace(several, **changes)
 
 
@@ -239,9 +239,9 @@ def test_a_failure_of_all_ranks_is_told_once(tmp_path: Path) -> None:
     assert "resume_from: no-such-run/last.pt cannot be read" in str(ended.reason)
 
 
-def launch(tmp_path: Path, **changes: Any) -> Launch:
+def launch(tmp_path: Path, **changes: Any) -> LaunchSpec:
     job = config(devices_per_node=1, num_nodes=2, max_steps=40, **changes)
-    return Launch(
+    return LaunchSpec(
         config=job,
         folder=tmp_path / "runs" / "job",
         project=ROOT,

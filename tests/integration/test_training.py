@@ -19,10 +19,10 @@ from tests.support.run_values import event_of, events, metric, run_json
 from tests.support.sizes import SMALL
 from tests.support.training_runs import background, small
 from tests.support.waiting import wait_for
-from trainer.config import Optimizer, Precision, Schedule, Workload
+from trainer.config import LRSchedule, Optimizer, Precision, Workload
 from trainer.training import train as training_run
-from trainer.training.accelerator import Compute
-from trainer.training.state import Training
+from trainer.training.accelerator import Accelerator
+from trainer.training.state import TrainState
 from trainer.training.train import run as train
 
 
@@ -63,13 +63,13 @@ def test_digits_are_learned_for_real(tmp_path: Path) -> None:
     assert metric(tmp_path, "val/accuracy")[-1] > 88
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
-def test_schedules_move_the_learning_rate(schedule: Schedule, tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", list(LRSchedule))
+def test_schedules_move_the_learning_rate(schedule: LRSchedule, tmp_path: Path) -> None:
     config = small(Workload.LINEAR, epochs=40, learning_rate=0.05, lr_scheduler=schedule)
     train(config, tmp_path)
     rates = metric(tmp_path, "train/lr")
     assert rates[0] == pytest.approx(0.05)
-    assert (rates[-1] < 0.05) == (schedule is not Schedule.NONE)
+    assert (rates[-1] < 0.05) == (schedule is not LRSchedule.NONE)
 
 
 def test_a_cosine_falls_within_one_epoch(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_nothing_of_a_training_is_kept_when_its_memory_is_counted(
     kept: list[int] = []
     release = training_run._release
 
-    def count(compute: Compute) -> Mapping[str, float]:
+    def count(compute: Accelerator) -> Mapping[str, float]:
         released = release(compute)
-        kept.append(sum(type(one) is Training for one in gc.get_objects()))
+        kept.append(sum(type(one) is TrainState for one in gc.get_objects()))
         return released
 
     monkeypatch.setattr(training_run, "_release", count)

@@ -30,14 +30,14 @@ from stepscope.store import RunReader
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import background, fails_at, small
 from tests.support.waiting import wait_for
-from trainer.config import NanPolicy, Parallel, RunConfig, Workload
-from trainer.error_messages import RunFailed
+from trainer.config import NanPolicy, RunConfig, Strategy, Workload
+from trainer.error_messages import RunFailedError
 from trainer.training import device_assignment
 from trainer.training import train as training_run
-from trainer.training.accelerator import CpuCompute
+from trainer.training.accelerator import CpuAccelerator
 from trainer.training.loaders import Loader, make_loader
-from trainer.training.loop import Loop
-from trainer.training.rank_info import Ranks
+from trainer.training.loop import TrainLoop
+from trainer.training.rank_info import TrainerRank
 from trainer.training.scalar_readback import HostReader
 from trainer.training.step import TrainStep
 
@@ -110,10 +110,10 @@ def test_an_exception_leaves_its_traceback_and_no_tensor(
 def test_an_oom_is_its_own_event_with_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Loop) -> None:
+    def full(self: TrainLoop) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
 
-    monkeypatch.setattr(Loop, "_train_epoch", full)
+    monkeypatch.setattr(TrainLoop, "_train_epoch", full)
     ended = run(small(Workload.DIGITS_MLP), tmp_path)
     assert "tried to allocate 3.00 GiB" in ended["reason"]
     oom = next(event for event in events(tmp_path) if event.kind == "oom")
@@ -139,7 +139,7 @@ class LateReader(HostReader):
 def test_the_steps_before_a_failure_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CpuCompute, "reader", lambda self, sink: LateReader(sink))
+    monkeypatch.setattr(CpuAccelerator, "reader", lambda self, sink: LateReader(sink))
     fails_at(monkeypatch, 5, torch.OutOfMemoryError("Tried to allocate 1.00 GiB"))
     assert run(small(Workload.DIGITS_MLP), tmp_path)["status"] == "failed"
     assert len(metric(tmp_path, "train/loss")) == 4
@@ -155,7 +155,7 @@ def test_the_steps_before_the_servers_end_are_recorded(
             stop.set()
         return train(self, *batch)
 
-    monkeypatch.setattr(CpuCompute, "reader", lambda self, sink: LateReader(sink))
+    monkeypatch.setattr(CpuAccelerator, "reader", lambda self, sink: LateReader(sink))
     monkeypatch.setattr(TrainStep, "__call__", step)
     status = training_run.run(small(Workload.DIGITS_MLP), tmp_path, stop=stop)
     assert status is RunStatus.STOPPED
@@ -217,10 +217,10 @@ def test_after_a_cuda_error_the_buffers_are_kept_for_good(
 
 
 def test_an_interrupt_closes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: Loop) -> None:
+    def interrupt(self: TrainLoop) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Loop, "_train_epoch", interrupt)
+    monkeypatch.setattr(TrainLoop, "_train_epoch", interrupt)
     with pytest.raises(KeyboardInterrupt):
         training_run.run(small(Workload.DIGITS_MLP), tmp_path)
     assert run_json(tmp_path)["status"] == "failed"
@@ -336,7 +336,7 @@ def test_a_refused_rank_waits_for_the_file_that_its_outcome_is_found_by(
     waits: list[float] = []
 
     def refuse(*_: object) -> None:
-        raise RunFailed("the driver says no")
+        raise RunFailedError("the driver says no")
 
     def sleep(seconds: float) -> None:
         waits.append(seconds)
@@ -348,7 +348,7 @@ def test_a_refused_rank_waits_for_the_file_that_its_outcome_is_found_by(
     monkeypatch.setattr(
         training_run, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
     )
-    config = small(Workload.DIGITS_MLP, strategy=Parallel.DDP, devices_per_node=2)
+    config = small(Workload.DIGITS_MLP, strategy=Strategy.DDP, devices_per_node=2)
     assert training_run.run(config, tmp_path) is RunStatus.FAILED
     assert len(waits) == 2
 
@@ -359,4 +359,4 @@ def test_a_rank_that_has_met_the_others_does_not_wait(
     """Rank 0 has begun then; without a shared disk its file is on another host."""
     monkeypatch.setattr(training_run.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(training_run, "time", SimpleNamespace())
-    training_run._wait_for_first_rank(tmp_path, Ranks(1, 1, 2, 2))
+    training_run._wait_for_first_rank(tmp_path, TrainerRank(1, 1, 2, 2))

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from stepscope.run import RunStatus
-from trainer.config import Parallel, RunConfig, Runner
+from trainer.config import RunConfig, Runner, Strategy
 from trainer.training.train import run
 
-folder, parallel, device = Path(sys.argv[1]), Parallel(sys.argv[2]), sys.argv[3]
+folder, parallel, device = Path(sys.argv[1]), Strategy(sys.argv[2]), sys.argv[3]
 config = RunConfig(
     device=device,
     runner=Runner.TORCHRUN,

@@ -11,7 +11,7 @@ from streamlit.web import cli
 
 from dashboard import services
 from trainer.config import RunConfig
-from trainer.training.trainer_commands import OwnCommands
+from trainer.training.trainer_commands import TrainerCommands
 
 NATIVE = {
     "": lambda: None,
@@ -28,6 +28,6 @@ def check(self):
 
 if __name__ == "__main__":
     config, function = RunConfig.from_dict(json.loads(sys.argv[1])), sys.argv[2]
-    stop_asked, OwnCommands.check = OwnCommands.check, check
+    stop_asked, TrainerCommands.check = TrainerCommands.check, check
     services.get().start(config)
     cli.main(sys.argv[3:])

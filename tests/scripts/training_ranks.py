@@ -22,7 +22,7 @@ import trainer.training.train as training
 from stepscope.run import RunStatus
 from trainer.config import RunConfig
 from trainer.training.checkpoint_state import save
-from trainer.training.trainer_commands import OwnCommands
+from trainer.training.trainer_commands import TrainerCommands
 
 SCALER = torch.amp.GradScaler
 RANK = int(os.environ.get("RANK", "0"))
@@ -51,13 +51,13 @@ def main() -> None:
 def plant(rank: int, fails: int, saves: int) -> None:
     """Let the training of this rank fail after a step, if it is the one, and all save after one."""
 
-    def check(self: OwnCommands) -> None:
+    def check(self: TrainerCommands) -> None:
         if rank == RANK and self._training.step == fails:
             raise ValueError("planted by the test")
         if saves and self._training.step == saves:
             save(self._recorder.folder / f"step-{saves}.pt", self._training)
 
-    OwnCommands.check = check  # type: ignore[method-assign]
+    TrainerCommands.check = check  # type: ignore[method-assign]
 
 
 def plant_scale(scale: float) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.error_messages import RunFailed
+from trainer.error_messages import RunFailedError
 from trainer.workloads.task import Batch
 
 
@@ -29,7 +29,7 @@ class Decoded:
         (self.folder / f"asked-{os.getpid()}-{indices.tolist()}").touch()
         whole = [index for index in indices.tolist() if index not in self.broken]
         if len(whole) < len(indices) and not self.skips:
-            raise RunFailed("images/7.png is no image. Remove it or skip broken images.")
+            raise RunFailedError("images/7.png is no image. Remove it or skip broken images.")
         values = [float((self.folder / str(index)).read_text()) for index in whole]
         if self.noisy:
             noise = random.random() + np.random.rand()

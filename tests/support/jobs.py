@@ -18,7 +18,7 @@ from stepscope.run import run_folders
 from stepscope.run.rank_info import find_rank
 from stepscope.store import EventRow, RunReader, StoreError
 from stepscope.store.reader import send_command
-from trainer.config import Parallel
+from trainer.config import Strategy
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 PATIENCE_S = 60.0
@@ -90,7 +90,7 @@ def job(
     return started(root, ranks, program, restarts)
 
 
-def training(root: Path, parallel: Parallel) -> AbstractContextManager[Job]:
+def training(root: Path, parallel: Strategy) -> AbstractContextManager[Job]:
     """A training of ours on two ranks."""
     program = str(SCRIPTS / "rank_training.py")
     return started(root, 2, [program, str(root / "runs" / "ours"), parallel, "cpu"])

@@ -41,11 +41,11 @@ from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
 from tests.support.hostile_folders import COLLECTIVES, OTHER, RUN, SWEEP
 from trainer.collectives.results import ResultError, read_result
-from trainer.error_messages import RunFailed
+from trainer.error_messages import RunFailedError
 from trainer.lab.folder import SweepError, read_plan, read_sweep, sweep_folder
 from trainer.training.checkpoint import read_checkpoint
 
-REFUSALS = (RunError, StoreError, SweepError, ResultError, RunFailed, SnapshotError)
+REFUSALS = (RunError, StoreError, SweepError, ResultError, RunFailedError, SnapshotError)
 """What an operation may raise: each is one sentence."""
 ROUTES = (
     "/api/runs",

@@ -15,14 +15,14 @@ import numpy as np
 
 from stepscope.run import RunStatus, read_run
 from stepscope.store.reader import RunReader
-from trainer.config import Parallel, RunConfig, Runner
+from trainer.config import RunConfig, Runner, Strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "scripts" / "training_ranks.py"
 TIMEOUT_S = 300
 
 
-def job(config: RunConfig, parallel: Parallel, ranks: int, **changes: Any) -> RunConfig:
+def job(config: RunConfig, parallel: Strategy, ranks: int, **changes: Any) -> RunConfig:
     """Return the job of so many ranks that has the global batches of a run of one process."""
     return replace(
         config,

@@ -22,9 +22,9 @@ from stepscope.run import RunStatus
 from tests.support.run_values import metric, run_json
 from tests.support.sizes import SMALL
 from trainer.config import RunConfig, Workload, defaults
-from trainer.training.accelerator import CpuCompute
+from trainer.training.accelerator import CpuAccelerator
 from trainer.training.precision import autocast
-from trainer.training.state import Training
+from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.training.train import run
 from trainer.workloads.task import Task
@@ -86,7 +86,7 @@ def start_worker(config: RunConfig, folder: Path, **environment: str) -> subproc
 
 def losses_on_one_batch(task: Task, config: RunConfig, samples: int) -> list[float]:
     """The losses of 30 steps on the same samples, on the CPU."""
-    training = Training(config, task.model, CpuCompute())
+    training = TrainState(config, task.model, CpuAccelerator())
     step = TrainStep(
         model=task.model,
         loss=task.loss,

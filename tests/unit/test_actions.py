@@ -20,7 +20,7 @@ from dashboard.controls.actions import (
 )
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunStatus, user_name
-from trainer.config import Problem
+from trainer.config import ConfigIssue
 
 SCRIPT = [name for name in CommandName if name is not CommandName.SAVE_CHECKPOINT]
 
@@ -116,7 +116,7 @@ def test_help_says_what_happens_to_a_script() -> None:
 
 
 def test_start_says_what_is_in_its_way() -> None:
-    wrong = Problem("precision", "fp16 needs CUDA", "Choose fp32")
+    wrong = ConfigIssue("precision", "fp16 needs CUDA", "Choose fp32")
     assert start_refusal(None, ()) is None
     assert "fp16 needs CUDA" in str(start_refusal(None, (wrong,)))
     assert start_refusal("run-1 is active.", (wrong,)) == "run-1 is active."

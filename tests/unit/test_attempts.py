@@ -15,8 +15,8 @@ import pytest
 from stepscope.run import RunStatus, process_identity, read_run, restart_expected, write_run_json
 from stepscope.store import RunWriter, store_name
 from tests.support.recorded_runs import write_run
-from trainer.config import Parallel, RunConfig, Runner
-from trainer.runners.job_outcome import JobEnd, end_of, note_job_end, was_told_to_end
+from trainer.config import RunConfig, Runner, Strategy
+from trainer.runners.job_outcome import JobOutcome, end_of, note_job_end, was_told_to_end
 from trainer.runners.restart_attempts import (
     attempt,
     attempt_folder,
@@ -27,7 +27,7 @@ from trainer.runners.restart_attempts import (
     newest_number,
 )
 
-CONFIG = RunConfig(strategy=Parallel.DDP, runner=Runner.TORCHRUN, devices_per_node=2)
+CONFIG = RunConfig(strategy=Strategy.DDP, runner=Runner.TORCHRUN, devices_per_node=2)
 GONE = {"pid": 2**22 + 7, "pid_started": 1.0}
 """Entries of a process that is not there any more."""
 
@@ -66,7 +66,7 @@ def checkpoint(folder: Path, name: str, step: int, age_s: float = 0.0) -> None:
 
 def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     end = end_of(job(tmp_path), printed(tmp_path, -9, 1))
-    assert end == JobEnd(RunStatus.FAILED, "rank 1 was killed (SIGKILL)", 1, -9)
+    assert end == JobOutcome(RunStatus.FAILED, "rank 1 was killed (SIGKILL)", 1, -9)
     assert end.sentence == "Rank 1 was killed (SIGKILL)."
 
 

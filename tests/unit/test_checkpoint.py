@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from trainer.config import RunConfig, Workload
-from trainer.training.accelerator import CpuCompute
+from trainer.training.accelerator import CpuAccelerator
 from trainer.training.checkpoint import (
     CheckpointError,
     read_checkpoint,
     weights_bytes,
     write_checkpoint,
 )
-from trainer.training.state import Training
+from trainer.training.state import TrainState
 
 
 def test_a_checkpoint_comes_back_and_leaves_no_part(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path: Path, kind: st
 def test_settings_are_compared_where_the_workload_reads_them(
     workload: Workload, changes: dict[str, Any], refused: str | None
 ) -> None:
-    def make(config: RunConfig) -> Training:
-        return Training(config, torch.nn.Linear(2, 1), CpuCompute())
+    def make(config: RunConfig) -> TrainState:
+        return TrainState(config, torch.nn.Linear(2, 1), CpuAccelerator())
 
     config = RunConfig(workload=workload)
     state = make(config).state_dict()

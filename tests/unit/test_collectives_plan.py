@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.collectives_results import ROW
-from trainer.collectives.plan import GIB, KIB, NCCL, Plan, PlanError, parse_sizes, refusal
+from trainer.collectives.plan import GIB, KIB, NCCL, CollectivePlan, PlanError, parse_sizes, refusal
 from trainer.collectives.results import (
     ResultError,
     new_result_path,
@@ -41,27 +41,27 @@ KEPT: dict[str, Any] = {"backend": "gloo", "ranks": 2, "rows": [ROW]}
 )
 def test_a_plan_that_cannot_be_says_what_may(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError) as error:
-        Plan(**fields)
+        CollectivePlan(**fields)
     assert said in str(error.value)
 
 
 def test_a_plan_goes_through_one_line() -> None:
-    plan = Plan(ranks=4, sizes=(KIB, GIB), operations=("broadcast",), seconds=0.5)
+    plan = CollectivePlan(ranks=4, sizes=(KIB, GIB), operations=("broadcast",), seconds=0.5)
     assert "\n" not in plan.to_json()
-    assert Plan.from_json(plan.to_json()) == plan
+    assert CollectivePlan.from_json(plan.to_json()) == plan
     assert plan.count == 2
 
 
 @pytest.mark.parametrize("text", ["", "1X", "1K..", "4M..1K", "-1K", "1K;2K", "20G", "512"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(PlanError, match="^sizes: "):
-        Plan(sizes=parse_sizes(text))
+        CollectivePlan(sizes=parse_sizes(text))
 
 
 def test_nccl_needs_a_gpu_a_rank() -> None:
-    plan = Plan(backend=NCCL, ranks=4)
+    plan = CollectivePlan(backend=NCCL, ranks=4)
     assert refusal(plan, 4, None) is None
-    assert refusal(Plan(ranks=4), 0, "No driver.") is None
+    assert refusal(CollectivePlan(ranks=4), 0, "No driver.") is None
     few = refusal(plan, 1, None)
     assert few is not None
     assert "a GPU for each of the 4 ranks; found 1" in few

@@ -18,10 +18,10 @@ from stepscope.session.command_server import CommandServer, Memory
 from stepscope.session.sampler import Sampler
 from tests.support.fake_recorder import FakeRecorder, command
 from trainer.config import RunConfig
-from trainer.training.accelerator import CpuCompute
+from trainer.training.accelerator import CpuAccelerator
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.state import Training
-from trainer.training.trainer_commands import OwnCommands, RunStopped
+from trainer.training.state import TrainState
+from trainer.training.trainer_commands import RunStoppedError, TrainerCommands
 
 
 @dataclass
@@ -40,10 +40,10 @@ class Bench:
         self.flushed += 1
 
     def __post_init__(self) -> None:
-        training = Training(RunConfig(), nn.Linear(1, 1), CpuCompute())
+        training = TrainState(RunConfig(), nn.Linear(1, 1), CpuAccelerator())
         training.step = 12
         recorder = cast("Recorder", self.recorder)
-        own = OwnCommands(recorder, training, self.stop)
+        own = TrainerCommands(recorder, training, self.stop)
         sampler = Sampler(recorder, allocator_index=None)
         sampler._host.reset_peak = lambda: (3 * 2**30, 2**30)  # type: ignore[method-assign]
         self.commands = CommandServer(recorder, sampler, own.handlers, check=own.check)
@@ -79,16 +79,16 @@ def test_resume_of_a_running_run_is_refused(bench: Bench) -> None:
 
 
 def test_stop_and_the_servers_end_stop_the_run(bench: Bench) -> None:
-    with pytest.raises(RunStopped, match="page"):
+    with pytest.raises(RunStoppedError, match="page"):
         bench.serve(CommandName.STOP)
     bench.stop.set()
-    with pytest.raises(RunStopped, match="server"):
+    with pytest.raises(RunStoppedError, match="server"):
         bench.serve()
 
 
 def test_the_servers_end_reaches_a_paused_run(bench: Bench) -> None:
     bench.stop.set()
-    with pytest.raises(RunStopped, match="server"):
+    with pytest.raises(RunStoppedError, match="server"):
         bench.serve(CommandName.PAUSE)
 
 
@@ -176,7 +176,7 @@ def test_a_run_without_training_answers_marks_alone(bench: Bench) -> None:
 
 
 def test_what_stands_behind_a_stop_is_kept(bench: Bench) -> None:
-    with pytest.raises(RunStopped):
+    with pytest.raises(RunStoppedError):
         bench.serve(CommandName.STOP, CommandName.MARK)
     assert [kept.name for kept in bench.recorder.asked] == [CommandName.MARK]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from trainer.training.accelerator import RUN_AHEAD, CudaCompute
+from trainer.training.accelerator import RUN_AHEAD, CudaAccelerator
 
 
 @dataclass
@@ -46,7 +46,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> LateStream:
 
 
 def test_the_host_runs_so_many_steps_ahead_and_no_more(stream: LateStream) -> None:
-    compute = CudaCompute(0)
+    compute = CudaAccelerator(0)
     for step in range(1, 20):
         stream.work.append(lambda: None)
         compute.pace()

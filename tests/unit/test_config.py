@@ -23,7 +23,7 @@ from trainer.config import (
     checkpoints,
     defaults,
 )
-from trainer.config_validation import TrainDevice, choice_problem, problems
+from trainer.config_validation import TrainDevice, choice_problem, validate
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_one_bad_value_does_not_cost_the_others() -> None:
 
 @pytest.mark.parametrize("device", [CPU_DEVICE, gpu()])
 def test_the_defaults_have_no_problem(device: TrainDevice) -> None:
-    found = {workload: problems(defaults(workload, device.id), [device]) for workload in Workload}
+    found = {workload: validate(defaults(workload, device.id), [device]) for workload in Workload}
     assert found == dict.fromkeys(Workload, ())
 
 
@@ -196,13 +196,13 @@ def test_loading_options_need_what_they_act_on() -> None:
     on_gpu = defaults(Workload.DIGITS_CNN, GPU)
     unpinned = choice_problem("pin_memory", False, on_gpu, devices)
     assert unpinned is None
-    assert problems(replace(on_gpu, pin_memory=False), devices)[0].field == "non_blocking"
+    assert validate(replace(on_gpu, pin_memory=False), devices)[0].field == "non_blocking"
 
 
 def test_unknown_and_unusable_devices_are_refused() -> None:
     config = defaults(Workload.DIGITS_CNN, GPU)
-    assert "this machine has no device" in problems(config, [CPU_DEVICE])[0].reason
-    assert problems(config, [gpu(reason="built for others")])[0].reason == "built for others"
+    assert "this machine has no device" in validate(config, [CPU_DEVICE])[0].reason
+    assert validate(config, [gpu(reason="built for others")])[0].reason == "built for others"
 
 
 def test_a_choice_that_no_device_could_run_is_a_problem_too() -> None:

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainer.config import Parallel, RunConfig
-from trainer.error_messages import RunFailed
-from trainer.training.accelerator import CpuCompute
-from trainer.training.loaders import MemoryLoader, make_loader
-from trainer.training.worker_pool import Workers, _BatchOrder, _SplitDataset
+from trainer.config import RunConfig, Strategy
+from trainer.error_messages import RunFailedError
+from trainer.training.accelerator import CpuAccelerator
+from trainer.training.loaders import InMemoryLoader, make_loader
+from trainer.training.worker_pool import WorkerPool, _BatchOrder, _SplitDataset
 from trainer.workloads.task import TensorSplit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ def split(samples: int = 10, length: int | None = None) -> TensorSplit:
 
 
 def test_memory_batches_follow_the_order_and_keep_the_rest() -> None:
-    loader = MemoryLoader(split(), RunConfig(batch_size=4), CpuCompute())
+    loader = InMemoryLoader(split(), RunConfig(batch_size=4), CpuAccelerator())
     order = torch.tensor([3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
     batches = list(loader.batches(order))
     assert [len(targets) for _, targets in batches] == [4, 4, 2]
@@ -34,7 +34,7 @@ def test_memory_batches_follow_the_order_and_keep_the_rest() -> None:
 
 
 def test_no_samples_are_no_batch() -> None:
-    loader = MemoryLoader(split(), RunConfig(), CpuCompute())
+    loader = InMemoryLoader(split(), RunConfig(), CpuAccelerator())
     assert list(loader.batches(torch.empty(0, dtype=torch.int64))) == []
 
 
@@ -56,7 +56,7 @@ def test_workers_get_whole_batches_of_the_current_order() -> None:
 
 def test_workers_leave_pinning_to_the_data_loader() -> None:
     for pinned in (False, True):
-        workers = Workers(split(), RunConfig(num_workers=1, pin_memory=pinned))
+        workers = WorkerPool(split(), RunConfig(num_workers=1, pin_memory=pinned))
         assert workers._loader is not None
         assert workers._loader.pin_memory is pinned
 
@@ -75,10 +75,10 @@ def test_what_each_rank_of_a_machine_keeps_has_to_fit_for_all(
     free = SimpleNamespace(available=4 * bytes_of_all - 1)
     monkeypatch.setattr("psutil.virtual_memory", lambda: free)
     three = RunConfig(
-        dataset_on_device=True, strategy=Parallel.DDP, devices_per_node=3, num_nodes=2
+        dataset_on_device=True, strategy=Strategy.DDP, devices_per_node=3, num_nodes=2
     )
-    make_loader(split(), three, CpuCompute())
-    four = RunConfig(dataset_on_device=True, strategy=Parallel.DDP, devices_per_node=4)
+    make_loader(split(), three, CpuAccelerator())
+    four = RunConfig(dataset_on_device=True, strategy=Strategy.DDP, devices_per_node=4)
     said = "data set takes 120 B in each of 4 processes, and 479 B of the host's memory"
-    with pytest.raises(RunFailed, match=said):
-        make_loader(split(), four, CpuCompute())
+    with pytest.raises(RunFailedError, match=said):
+        make_loader(split(), four, CpuAccelerator())

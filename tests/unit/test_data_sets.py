@@ -9,7 +9,7 @@ import pytest
 
 from trainer import datasets as sets
 from trainer.config import ConfigError, RunConfig, Workload, defaults
-from trainer.datasets import MAKE_DIGITS, Form, data_path, data_problem, data_root, form_of
+from trainer.datasets import MAKE_DIGITS, DatasetLayout, data_path, data_problem, data_root, form_of
 
 
 def files(root: Path, *names: str) -> None:
@@ -65,10 +65,10 @@ def test_a_long_list_has_an_end(tmp_path: Path) -> None:
 
 def test_forms(tmp_path: Path) -> None:
     files(tmp_path, "x/LABELS.CSV", "y/train.csv", "z/train/a/1.png", "z/train/b/1.JPEG")
-    assert form_of(tmp_path / "x" / "LABELS.CSV") is Form.CSV
+    assert form_of(tmp_path / "x" / "LABELS.CSV") is DatasetLayout.CSV
     assert form_of(tmp_path / "x") is None
-    assert form_of(tmp_path / "y") is Form.CSV_FOLDER
-    assert form_of(tmp_path / "z") is Form.CLASS_FOLDERS
+    assert form_of(tmp_path / "y") is DatasetLayout.CSV_FOLDER
+    assert form_of(tmp_path / "z") is DatasetLayout.CLASS_FOLDERS
 
 
 def test_a_link_out_of_the_data_folder_leads_nowhere(tmp_path: Path) -> None:

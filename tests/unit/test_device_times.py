@@ -11,7 +11,7 @@ import torch
 from stepscope.recorder import cuda_readback
 from stepscope.recorder.cuda_readback import EventPairs, Row
 from trainer.training import cuda_timing
-from trainer.training.cuda_timing import DeviceTimes, TimedScalars
+from trainer.training.cuda_timing import CudaStepTimer, TimedScalars
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Steps:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.times = DeviceTimes(torch.device("cuda", 0))
+        self.times = CudaStepTimer(torch.device("cuda", 0))
         self.rows: list[tuple[int, Row]] = []
         self.reader = TimedScalars(lambda step, ts, row: self.rows.append((step, row)), self.times)
 

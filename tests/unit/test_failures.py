@@ -16,7 +16,7 @@ from stepscope.run.status import killed_worker, outcome
 from tests.support.train_devices import CPU_DEVICE, gpu
 from trainer.config import Precision, RunConfig, Runner, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.error_messages import NanLoss, explain, nan_remedy
+from trainer.error_messages import NonFiniteLossError, describe_failure, nan_remedy
 
 ON_GPU = defaults(Workload.DIGITS_CNN, gpu().id)
 
@@ -59,14 +59,14 @@ ON_GPU = defaults(Workload.DIGITS_CNN, gpu().id)
             "error",
             ["/dev/shm"],
         ),
-        (NanLoss("The loss is nan."), "error", ["The loss is nan."]),
+        (NonFiniteLossError("The loss is nan."), "error", ["The loss is nan."]),
         (KeyError("x"), "error", ["KeyError", "traceback"]),
     ],
 )
 def test_a_failure_is_one_sentence_and_a_remedy(
     error: Exception, kind: str, words: list[str]
 ) -> None:
-    failure = explain(error, ON_GPU, gpu())
+    failure = describe_failure(error, ON_GPU, gpu())
     assert failure.failure == kind
     assert not failure.fatal
     for word in words:
@@ -76,12 +76,12 @@ def test_a_failure_is_one_sentence_and_a_remedy(
 def test_only_the_gpu_itself_says_that_it_is_lost() -> None:
     lost = "CUDA error: an illegal memory access was encountered"
     for error in (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), KeyError("x")):
-        failure = explain(error, ON_GPU, gpu(), lost)
+        failure = describe_failure(error, ON_GPU, gpu(), lost)
         assert failure.fatal
         assert "an illegal memory access was encountered. " in str(failure.reason)
         assert "restart the server" in str(failure.reason)
     in_a_child = replace(ON_GPU, runner=Runner.PROCESS)
-    assert "restart" not in explain(KeyError("x"), in_a_child, gpu(), lost).reason
+    assert "restart" not in describe_failure(KeyError("x"), in_a_child, gpu(), lost).reason
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_only_the_gpu_itself_says_that_it_is_lost() -> None:
     ],
 )
 def test_a_gpu_that_answers_is_not_lost(error: Exception) -> None:
-    failure = explain(error, ON_GPU, gpu())
+    failure = describe_failure(error, ON_GPU, gpu())
     assert failure.failure == "error"
     assert not failure.fatal
     assert str(error).split("\n")[0] in str(failure.reason)
@@ -163,7 +163,7 @@ def test_the_advice_is_one_that_this_run_can_follow(
     error: Exception, changes: dict[str, Any], device: TrainDevice, advice: str
 ) -> None:
     config: RunConfig = replace(ON_GPU, **changes)
-    sentence, _, remedy = explain(error, config, device).reason.partition(". ")
+    sentence, _, remedy = describe_failure(error, config, device).reason.partition(". ")
     assert "ran out of memory" in sentence
     assert remedy == advice
 
@@ -188,14 +188,14 @@ def test_memory_that_cannot_be_pinned_is_not_the_gpus() -> None:
         "Caught AcceleratorError in pin memory thread for device 0.\nCUDA error: out of memory"
     )
     for error in (caught.value, in_thread):
-        reason = explain(error, ON_GPU, gpu()).reason
+        reason = describe_failure(error, ON_GPU, gpu()).reason
         assert reason.startswith("The host could not page-lock more memory. ")
         assert "switch off pin_memory and non_blocking." in reason
-        aside = explain(error, replace(ON_GPU, copy_stream=True), gpu()).reason
+        aside = describe_failure(error, replace(ON_GPU, copy_stream=True), gpu()).reason
         assert "switch off pin_memory, non_blocking and copy_stream." in aside
         assert "page-lock" in str(outcome(error).reason)
     elsewhere = torch.AcceleratorError("CUDA error: out of memory")
-    assert explain(elsewhere, ON_GPU, gpu()).reason.startswith("The GPU ran out of memory")
+    assert describe_failure(elsewhere, ON_GPU, gpu()).reason.startswith("The GPU ran out of memory")
 
 
 def lost_connection(error: Exception, file: str) -> Exception:

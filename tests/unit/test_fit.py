@@ -13,17 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trainer.config import Optimizer, Parallel, RunConfig, Runner, Workload, defaults
+from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.error_messages import RunFailed
-from trainer.memory_estimate.allocation_tracker import Event, Part
+from trainer.error_messages import RunFailedError
+from trainer.memory_estimate.allocation_tracker import AllocationCategory, AllocationEvent
 from trainer.memory_estimate.allocator import CachingAllocator, rounded, segment_size
 from trainer.memory_estimate.batch_size_finder import Point, curve, explore
-from trainer.memory_estimate.past_runs import ABOVE, DEFAULT, DEFAULT_FACTOR, Margin, learned
-from trainer.memory_estimate.peak import EMPTY_CACHE, WAITING, Peak, device_peak, host_peak
-from trainer.memory_estimate.predict import Free, Prediction, judge, predict, to_json
+from trainer.memory_estimate.past_runs import ABOVE, DEFAULT, DEFAULT_FACTOR, SafetyMargin, learned
+from trainer.memory_estimate.peak import EMPTY_CACHE, WAITING, PeakMemory, device_peak, host_peak
+from trainer.memory_estimate.predict import (
+    FreeMemory,
+    MemoryEstimate,
+    compare_with_free,
+    estimate_memory,
+    to_json,
+)
 from trainer.memory_estimate.probe import sizes_to_measure
-from trainer.memory_estimate.simulate import play
+from trainer.memory_estimate.simulate import simulate_step
 from trainer.memory_estimate.workspaces import backward_reorders, cublas_workspace, forward_reorders
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
@@ -53,7 +59,7 @@ def one_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunConfig]:
 
 
 def test_a_linear_layer_with_adam_is_what_can_be_added_up_by_hand(one_layer: RunConfig) -> None:
-    parts = predict(one_layer, CPU).peak.parts
+    parts = estimate_memory(one_layer, CPU).peak.parts
     assert parts["parameters"] == WEIGHTS
     # Two moments, and a counter of four bytes for each of the two parameters.
     assert parts["optimizer_state"] == 2 * WEIGHTS + 2 * 4
@@ -67,29 +73,35 @@ def test_a_linear_layer_with_adam_is_what_can_be_added_up_by_hand(one_layer: Run
 
 
 def test_the_parts_are_the_whole(one_layer: RunConfig) -> None:
-    peak = predict(one_layer, CPU).peak
+    peak = estimate_memory(one_layer, CPU).peak
     assert sum(peak.parts.values()) == peak.allocated
     assert peak.reserved is None
 
 
 def test_gradients_stay_where_they_are_filled_with_zeros(one_layer: RunConfig) -> None:
-    freed = play(one_layer, None)
-    stay = play(replace(one_layer, set_to_none=False), None)
+    freed = simulate_step(one_layer, None)
+    stay = simulate_step(replace(one_layer, set_to_none=False), None)
     sizes = [
-        sum(event.size for event in played.events if played.parts[event.number] is Part.GRADIENTS)
+        sum(
+            event.size
+            for event in played.events
+            if played.parts[event.number] is AllocationCategory.GRADIENTS
+        )
         for played in (freed, stay)
     ]
     assert sizes == [0, WEIGHTS]
 
 
 def test_sgd_keeps_half_of_adams_state(one_layer: RunConfig) -> None:
-    state = predict(replace(one_layer, optimizer=Optimizer.SGD), CPU).peak.parts["optimizer_state"]
+    state = estimate_memory(replace(one_layer, optimizer=Optimizer.SGD), CPU).peak.parts[
+        "optimizer_state"
+    ]
     assert state == WEIGHTS
 
 
 def test_nothing_of_torch_is_changed_afterwards(one_layer: RunConfig) -> None:
     apply, attend = nn.Module._apply, nn.functional.scaled_dot_product_attention
-    predict(one_layer, CPU)
+    estimate_memory(one_layer, CPU)
     assert nn.Module._apply is apply
     assert nn.functional.scaled_dot_product_attention is attend
     layer = nn.Linear(2, 2)
@@ -99,24 +111,28 @@ def test_nothing_of_torch_is_changed_afterwards(one_layer: RunConfig) -> None:
 
 def test_a_model_far_larger_than_this_machine_takes_none_of_its_memory() -> None:
     config = replace(defaults(Workload.MATMUL), width=16_384, batch_size=8192)
-    peak = predict(config, CPU).peak
+    peak = estimate_memory(config, CPU).peak
     assert peak.parts["parameters"] == 2 * 4 * 16_384**2
     assert peak.allocated > 2**41
 
 
 def test_accumulation_takes_less_than_one_large_batch_and_checkpointing_less_than_none() -> None:
     base = replace(defaults(Workload.GPT), width=32, num_layers=4, context_length=32)
-    whole = predict(replace(base, batch_size=32), CPU).peak.allocated
-    parts = predict(replace(base, batch_size=8, gradient_accumulation_steps=4), CPU).peak.allocated
-    again = predict(replace(base, batch_size=32, activation_checkpointing=True), CPU).peak.allocated
+    whole = estimate_memory(replace(base, batch_size=32), CPU).peak.allocated
+    parts = estimate_memory(
+        replace(base, batch_size=8, gradient_accumulation_steps=4), CPU
+    ).peak.allocated
+    again = estimate_memory(
+        replace(base, batch_size=32, activation_checkpointing=True), CPU
+    ).peak.allocated
     assert parts < 0.5 * whole
     assert again < 0.8 * whole
 
 
 def test_tied_weights_count_once() -> None:
     base = replace(defaults(Workload.GPT), width=32, num_layers=1, context_length=32)
-    tied = predict(base, CPU).peak.parts["parameters"]
-    apart = predict(replace(base, tie_embeddings=False), CPU).peak.parts["parameters"]
+    tied = estimate_memory(base, CPU).peak.parts["parameters"]
+    apart = estimate_memory(replace(base, tie_embeddings=False), CPU).peak.parts["parameters"]
     characters = (apart - tied) // (4 * 32)
     assert apart - tied == 4 * 32 * characters
     assert 90 < characters < 120
@@ -132,9 +148,9 @@ def test_a_model_that_reads_its_weights_is_built_for_real(
         assert float(next(made.model.parameters()).sum()) != 12.5
         return made
 
-    expected = predict(one_layer, CPU).peak
+    expected = estimate_memory(one_layer, CPU).peak
     monkeypatch.setitem(WORKLOADS, Workload.LINEAR, reads)
-    assert predict(one_layer, CPU).peak == expected
+    assert estimate_memory(one_layer, CPU).peak == expected
 
 
 # --- a GPU that is not there ----------------------------------------------------------------------
@@ -144,7 +160,7 @@ def test_a_gpu_has_cublas_workspace_and_rounding(one_layer: RunConfig) -> None:
     gpu = TrainDevice(
         id="GPU-1", name="a GPU", memory_total=2**36, cuda_index=0, compute_capability=(9, 0)
     )
-    found = predict(replace(one_layer, device=gpu.id), gpu)
+    found = estimate_memory(replace(one_layer, device=gpu.id), gpu)
     assert found.peak.parts["workspace"] == 2 * 32 * MIB, "one of each thread"
     assert 0 < found.peak.parts["rounding"] < 20 * 512
     assert found.peak.reserved is not None
@@ -212,11 +228,20 @@ def test_all_that_is_taken_can_be_given_back(steps: list[tuple[int, bool]]) -> N
 
 # --- the peak -------------------------------------------------------------------------------------
 
-PARTS = {0: Part.PARAMETERS, 1: Part.ACTIVATIONS, 2: Part.INPUTS}
+PARTS = {
+    0: AllocationCategory.PARAMETERS,
+    1: AllocationCategory.ACTIVATIONS,
+    2: AllocationCategory.INPUTS,
+}
 
 
 def test_the_peak_has_the_parts_of_its_own_moment() -> None:
-    events = [Event(0, 100), Event(1, 1000), Event(1, -1000), Event(2, 500)]
+    events = [
+        AllocationEvent(0, 100),
+        AllocationEvent(1, 1000),
+        AllocationEvent(1, -1000),
+        AllocationEvent(2, 500),
+    ]
     peak = host_peak(events, PARTS)
     assert peak.allocated == 1100
     assert (peak.parts["activations"], peak.parts["inputs"]) == (1000, 0)
@@ -226,14 +251,19 @@ def test_the_peak_has_the_parts_of_its_own_moment() -> None:
 
 
 def test_what_waits_for_a_copy_is_reserved_and_not_allocated() -> None:
-    events = [Event(0, 4 * MIB), Event(2, 30 * MIB, WAITING)]
+    events = [AllocationEvent(0, 4 * MIB), AllocationEvent(2, 30 * MIB, WAITING)]
     peak = device_peak(events, PARTS)
     assert peak.allocated == 4 * MIB
     assert peak.reserved == 50 * MIB
 
 
 def test_an_emptied_cache_is_not_reserved_any_more() -> None:
-    events = [Event(1, 30 * MIB), Event(1, -30 * MIB), Event(EMPTY_CACHE, 0), Event(2, 40 * MIB)]
+    events = [
+        AllocationEvent(1, 30 * MIB),
+        AllocationEvent(1, -30 * MIB),
+        AllocationEvent(EMPTY_CACHE, 0),
+        AllocationEvent(2, 40 * MIB),
+    ]
     assert device_peak(events, PARTS).reserved == 40 * MIB
 
 
@@ -249,13 +279,13 @@ def test_convolutions_reorder_weights_and_inputs_that_lie_otherwise() -> None:
 
 
 def test_few_runs_teach_nothing() -> None:
-    assert learned([1.3, 1.4]) == Margin(DEFAULT_FACTOR, 2, "default")
+    assert learned([1.3, 1.4]) == SafetyMargin(DEFAULT_FACTOR, 2, "default")
 
 
 def test_many_runs_teach_what_nearly_all_of_them_took() -> None:
     ratios = [1.0 + number / 1000 for number in range(100)]
     margin = learned(ratios)
-    assert margin == Margin(1.094 + ABOVE, 100, "learned")
+    assert margin == SafetyMargin(1.094 + ABOVE, 100, "learned")
 
 
 def test_runs_below_their_prediction_leave_a_small_margin_and_wild_ones_count_not() -> None:
@@ -263,11 +293,11 @@ def test_runs_below_their_prediction_leave_a_small_margin_and_wild_ones_count_no
     assert learned([1e6, 0.0, 1.0, 1.0, 1.0]).runs == 3
 
 
-def prediction(size: int) -> Prediction:
-    return Prediction(
+def prediction(size: int) -> MemoryEstimate:
+    return MemoryEstimate(
         config=RunConfig(),
         device="a CPU",
-        peak=Peak(size, {"parameters": size}),
+        peak=PeakMemory(size, {"parameters": size}),
         outside={"data_set": 10},
         samples=100,
         seconds=1.0,
@@ -284,15 +314,15 @@ def prediction(size: int) -> Prediction:
     ],
 )
 def test_the_verdict_has_three_answers(free: int | None, fits: bool | None, said: str) -> None:
-    verdict = judge(prediction(1000), Free(free, None, "nobody knows"), DEFAULT)
+    verdict = compare_with_free(prediction(1000), FreeMemory(free, None, "nobody knows"), DEFAULT)
     assert verdict.fits is fits
     assert said in verdict.reason
     assert verdict.needed == 1110
 
 
 def test_the_json_says_what_and_how_sure() -> None:
-    free = Free(2000, 4000)
-    found = to_json(prediction(1000), judge(prediction(1000), free), free, DEFAULT)
+    free = FreeMemory(2000, 4000)
+    found = to_json(prediction(1000), compare_with_free(prediction(1000), free), free, DEFAULT)
     assert found["predicted_peak_bytes"] == 1000 == sum(found["parts"].values())
     assert found["margin"] == {"factor": 1.1, "runs": 0, "source": "default"}
     assert found["fits"] is True
@@ -370,28 +400,28 @@ def test_only_sizes_with_headroom_are_measured() -> None:
 
 
 def test_each_rank_of_ddp_has_buckets_as_large_as_its_weights(one_layer: RunConfig) -> None:
-    ddp = replace(one_layer, strategy=Parallel.DDP, runner=Runner.TORCHRUN, devices_per_node=3)
+    ddp = replace(one_layer, strategy=Strategy.DDP, runner=Runner.TORCHRUN, devices_per_node=3)
     gpu = TrainDevice(
         id="GPU-0", name="GPU", memory_total=2**34, cuda_index=0, compute_capability=(9, 0)
     )
-    alone = predict(replace(one_layer, device=gpu.id), gpu)
-    each = predict(replace(ddp, device=gpu.id), gpu)
+    alone = estimate_memory(replace(one_layer, device=gpu.id), gpu)
+    each = estimate_memory(replace(ddp, device=gpu.id), gpu)
     assert each.peak == alone.peak
     assert each.outside == alone.outside | {"gradient_buckets": WEIGHTS}
     assert any("NCCL" in note for note in each.notes)
-    views = predict(replace(ddp, device=gpu.id, gradient_as_bucket_view=True), gpu)
+    views = estimate_memory(replace(ddp, device=gpu.id, gradient_as_bucket_view=True), gpu)
     assert views.outside["gradient_buckets"] == WEIGHTS - views.peak.parts["gradients"]
 
 
 def test_ranks_on_a_cpu_share_the_hosts_memory(one_layer: RunConfig) -> None:
-    ddp = replace(one_layer, strategy=Parallel.DDP, runner=Runner.TORCHRUN, devices_per_node=3)
-    outside = predict(ddp, CPU).outside
+    ddp = replace(one_layer, strategy=Strategy.DDP, runner=Runner.TORCHRUN, devices_per_node=3)
+    outside = estimate_memory(ddp, CPU).outside
     others = outside.pop("other_ranks")
-    assert others == 2 * (predict(ddp, CPU).peak.allocated + sum(outside.values()))
-    assert "other_ranks" not in predict(replace(ddp, devices_per_node=1), CPU).outside
+    assert others == 2 * (estimate_memory(ddp, CPU).peak.allocated + sum(outside.values()))
+    assert "other_ranks" not in estimate_memory(replace(ddp, devices_per_node=1), CPU).outside
 
 
-@pytest.mark.parametrize("parallel", [Parallel.FSDP, Parallel.DP])
-def test_what_is_not_predicted_is_refused(one_layer: RunConfig, parallel: Parallel) -> None:
-    with pytest.raises(RunFailed, match="^strategy: .*not predicted"):
-        predict(replace(one_layer, strategy=parallel), CPU)
+@pytest.mark.parametrize("parallel", [Strategy.FSDP, Strategy.DP])
+def test_what_is_not_predicted_is_refused(one_layer: RunConfig, parallel: Strategy) -> None:
+    with pytest.raises(RunFailedError, match="^strategy: .*not predicted"):
+        estimate_memory(replace(one_layer, strategy=parallel), CPU)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.config import Parallel, Precision, RunConfig, Workload, defaults
+from trainer.config import Precision, RunConfig, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.peak_flops import PEAKS, Peak, peak_of
-from trainer.training.flops import Speed, count
+from trainer.peak_flops import PEAKS, PeakFlops, peak_of
+from trainer.training.flops import FlopsMeter, count
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
@@ -108,18 +108,18 @@ class Reads(nn.Linear):
 
 
 def test_a_model_that_cannot_be_counted_trains_without() -> None:
-    speed = Speed.of(task(Reads(64, 10), 64), RunConfig(batch_size=8), GPU)
+    speed = FlopsMeter.of(task(Reads(64, 10), 64), RunConfig(batch_size=8), GPU)
     assert speed.per_sample is None
     assert (speed.reason or "").startswith("Not counted: the model does not run without values (")
     assert speed.row(8, 0.1) == {}
     assert speed.facts(8)["flops_per_step"] is None
-    nothing = Speed.of(task(nn.BatchNorm1d(64), 64), RunConfig(batch_size=8), GPU)
+    nothing = FlopsMeter.of(task(nn.BatchNorm1d(64), 64), RunConfig(batch_size=8), GPU)
     assert (nothing.reason or "").startswith("Not counted: no operation")
 
 
 def test_speed_and_share_of_the_peak() -> None:
     config = RunConfig(batch_size=8, precision=Precision.BF16)
-    speed = Speed.of(task(nn.Linear(64, 10), 64), config, GPU)
+    speed = FlopsMeter.of(task(nn.Linear(64, 10), 64), config, GPU)
     flops = 2 * 2 * 8 * 64 * 10
     row = speed.row(8, 1e-6)
     assert row == {
@@ -139,19 +139,21 @@ def test_speed_and_share_of_the_peak() -> None:
 
 def test_the_peak_of_dataparallel_is_that_of_all_its_gpus() -> None:
     config = RunConfig(
-        batch_size=8, precision=Precision.BF16, strategy=Parallel.DP, devices_per_node=4
+        batch_size=8, precision=Precision.BF16, strategy=Strategy.DP, devices_per_node=4
     )
-    speed = Speed.of(task(nn.Linear(64, 10), 64), config, GPU)
+    speed = FlopsMeter.of(task(nn.Linear(64, 10), 64), config, GPU)
     assert speed.per_sample is not None
     all_at_their_peak = speed.per_sample * 8 / (4 * 989.5e12)
     assert speed.row(8, all_at_their_peak)["perf/mfu"] == pytest.approx(100)
     assert speed.facts(8)["peak_flops"] == 4 * 989.5e12
-    one_of_four = Speed.of(task(nn.Linear(64, 10), 64), replace(config, strategy=Parallel.DDP), GPU)
+    one_of_four = FlopsMeter.of(
+        task(nn.Linear(64, 10), 64), replace(config, strategy=Strategy.DDP), GPU
+    )
     assert one_of_four.facts(8)["peak_flops"] == 989.5e12, "a rank computes on one GPU"
 
 
 def test_a_cpu_has_a_speed_and_no_share() -> None:
-    speed = Speed.of(task(nn.Linear(64, 10), 64), RunConfig(batch_size=8), CPU)
+    speed = FlopsMeter.of(task(nn.Linear(64, 10), 64), RunConfig(batch_size=8), CPU)
     assert set(speed.row(8, 1.0)) == {"perf/tflops"}
     assert "cores" in speed.facts(8)["peak_reason"]
 
@@ -197,7 +199,7 @@ def test_known_devices(subtests: pytest.Subtests) -> None:
     for device, precision, tflops in DEVICES:
         with subtests.test(device):
             peak = peak_of(device, Precision(precision))
-            assert isinstance(peak, Peak)
+            assert isinstance(peak, PeakFlops)
             assert peak.flops == pytest.approx(tflops * 1e12)
 
 

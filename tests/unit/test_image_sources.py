@@ -11,7 +11,7 @@ from PIL import Image
 from trainer.workloads import image_index as sources
 from trainer.workloads import image_manifest as lists
 from trainer.workloads.image_index import read_images
-from trainer.workloads.image_manifest import Broken, ImageError, ImageList
+from trainer.workloads.image_manifest import ImageError, ImageList, InvalidEntries
 
 NAMES = [f"{name}.png" for name in "abcdefghij"]
 
@@ -36,8 +36,8 @@ def rows(*lines: str, header: str = "path,label") -> str:
     return "\n".join([header, *lines]) + "\n"
 
 
-def read(path: Path, *, skip: bool = False) -> tuple[ImageList, Broken]:
-    broken = Broken(skip)
+def read(path: Path, *, skip: bool = False) -> tuple[ImageList, InvalidEntries]:
+    broken = InvalidEntries(skip)
     return read_images(path, broken), broken
 
 

@@ -18,9 +18,9 @@ from tests.support.training_runs import losses_on_one_batch
 from trainer.config import RunConfig, Workload, defaults
 from trainer.datasets import VARIABLE
 from trainer.workloads import WORKLOADS, digit_images
-from trainer.workloads.digit_images import NotOurs, write
+from trainer.workloads.digit_images import ForeignFileError, write
 from trainer.workloads.image_manifest import ImageError
-from trainer.workloads.images import ImageCnn, ImageSplit
+from trainer.workloads.images import ImageCnn, ImageFileDataset
 from trainer.workloads.task import Task
 
 CLASSES = 101
@@ -48,8 +48,8 @@ def make(**changes: Any) -> tuple[Task, RunConfig]:
     return WORKLOADS[Workload.IMAGES](config), config
 
 
-def split(task: Task) -> ImageSplit:
-    assert isinstance(task.train, ImageSplit)
+def split(task: Task) -> ImageFileDataset:
+    assert isinstance(task.train, ImageFileDataset)
     return task.train
 
 
@@ -196,7 +196,7 @@ def test_files_of_somebody_else_are_left_alone(tmp_path: Path, name: str) -> Non
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
-    with pytest.raises(NotOurs):
+    with pytest.raises(ForeignFileError):
         list(write(tmp_path))
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [path]
     assert path.read_text() == "mine"
@@ -208,11 +208,11 @@ def test_links_and_files_in_the_way_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "digits"
     folder.mkdir()
     (folder / "images").symlink_to(elsewhere)
-    with pytest.raises(NotOurs, match="holds images"):
+    with pytest.raises(ForeignFileError, match="holds images"):
         list(write(folder))
     assert not list(elsewhere.iterdir())
     (tmp_path / "file").touch()
-    with pytest.raises(NotOurs, match="is a file"):
+    with pytest.raises(ForeignFileError, match="is a file"):
         list(write(tmp_path / "file"))
 
 

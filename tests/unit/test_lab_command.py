@@ -15,8 +15,8 @@ from trainer.config import Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.lab.__main__ import FAILED, FINISHED, STOPPED, USAGE, main
 from trainer.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep, write_plan
-from trainer.lab.plan import Plan
-from trainer.lab.variants import Arm
+from trainer.lab.plan import SweepPlan
+from trainer.lab.variants import Variant
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,8 @@ def handlers() -> Iterator[None]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return the folder of a sweep whose workload, a user's own file, is not given here."""
-    arms = (Arm(name="fused", label="fused on", changes={"fused": True}),)
-    write_plan(tmp_path, Plan(config=defaults(Workload.CUSTOM), arms=arms))
+    arms = (Variant(name="fused", label="fused on", changes={"fused": True}),)
+    write_plan(tmp_path, SweepPlan(config=defaults(Workload.CUSTOM), arms=arms))
     return tmp_path
 
 
@@ -80,8 +80,8 @@ def test_ctrl_c_while_torch_is_imported_stops_the_sweep(
         return [TrainDevice(id="cpu", name="a CPU", memory_total=2**33)]
 
     monkeypatch.setattr("trainer.devices.list_devices", interrupted)
-    arms = (Arm(name="set_to_none=false", label="off", changes={"set_to_none": False}),)
-    write_plan(tmp_path, Plan(config=defaults(Workload.LINEAR), arms=arms, steps=30))
+    arms = (Variant(name="set_to_none=false", label="off", changes={"set_to_none": False}),)
+    write_plan(tmp_path, SweepPlan(config=defaults(Workload.LINEAR), arms=arms, steps=30))
     assert main(["--folder", str(tmp_path)]) == STOPPED
     assert read_sweep(tmp_path)["status"] == "stopped"
     assert read_sweep(tmp_path)["progress"]["done"] == 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, problems
+from trainer.config_validation import TrainDevice, validate
 from trainer.lab.folder import (
     SweepError,
     new_sweep_folder,
@@ -22,7 +22,7 @@ from trainer.lab.folder import (
     write_plan,
 )
 from trainer.lab.options import UsageError, parser, plan_of
-from trainer.lab.plan import PRESETS, Plan, estimate
+from trainer.lab.plan import PRESETS, SweepPlan, estimate
 from trainer.lab.sweep_state import merged
 from trainer.lab.variants import FIXED, NOT_TIMED, arms, changed, make_arm
 from trainer.techniques import SWITCHES
@@ -33,7 +33,9 @@ GPU = TrainDevice(
 )
 
 
-def planned(*words: str, devices: tuple[TrainDevice, ...] = (CPU,)) -> tuple[Plan, tuple[str, ...]]:
+def planned(
+    *words: str, devices: tuple[TrainDevice, ...] = (CPU,)
+) -> tuple[SweepPlan, tuple[str, ...]]:
     return plan_of(parser().parse_args(["--workload", "digits_cnn", *words]), devices)
 
 
@@ -56,7 +58,7 @@ def test_an_arm_without_a_problem_is_a_configuration_that_can_run(device: str) -
     config = defaults(Workload.DIGITS_CNN, device)
     for arm in arms(config, [CPU, GPU]):
         if arm.problem is None:
-            assert problems(changed(config, arm.changes), [CPU, GPU]) == (), arm.name
+            assert validate(changed(config, arm.changes), [CPU, GPU]) == (), arm.name
             assert changed(config, arm.changes) != config
 
 
@@ -167,7 +169,7 @@ def test_all_that_can_be_is_compared_by_default() -> None:
 def test_presets_make_a_plan(name: str, devices: tuple[TrainDevice, ...]) -> None:
     plan, _ = planned("--preset", name, devices=devices)
     assert plan.arms
-    assert problems(plan.config, devices) == ()
+    assert validate(plan.config, devices) == ()
     for arm in plan.arms:
         # `runner` follows from `parallel`, and is no arm of its own.
         assert set(arm.changes) <= set(FIELDS) - (FIXED - {"runner"})
@@ -204,7 +206,7 @@ def test_the_estimate_grows_with_arms_and_rounds() -> None:
 def test_earlier_sweeps_tell_what_a_sample_takes(tmp_path: Path) -> None:
     assert seconds_per_sample(tmp_path, "linear", "cpu") is None
     folder = new_sweep_folder(tmp_path, "linear")
-    plan = Plan(config=RunConfig(workload=Workload.LINEAR), arms=())
+    plan = SweepPlan(config=RunConfig(workload=Workload.LINEAR), arms=())
     write_plan(folder, plan)
     assert seconds_per_sample(tmp_path, "linear", "cpu") is None
     samples = {"baseline": {"seconds": 4.0}, "a": {"seconds": 6.0}}
@@ -234,7 +236,7 @@ def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{path}:build"
 
 
-def own_plan(own_file: str, *words: str) -> Plan:
+def own_plan(own_file: str, *words: str) -> SweepPlan:
     return plan_of(parser().parse_args(["--workload", own_file, "--device", "cpu", *words]), [CPU])[
         0
     ]

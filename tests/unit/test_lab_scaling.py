@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.config import Parallel, Runner, Workload, defaults
+from trainer.config import Runner, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.lab.distributed_trial import _together
 from trainer.lab.presets import PRESETS
 from trainer.lab.result_json import scaled
-from trainer.lab.variants import Arm, changed, make_arm
+from trainer.lab.variants import Variant, changed, make_arm
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = defaults(Workload.DIGITS_CNN)
 
 
-def offered(config: Any, devices: list[TrainDevice]) -> list[Arm]:
+def offered(config: Any, devices: list[TrainDevice]) -> list[Variant]:
     return PRESETS["scaling"].build(config, devices)[1]
 
 
@@ -124,7 +124,7 @@ def test_speed_up_and_efficiency_have_the_interval_of_the_verdict() -> None:
 
 def test_efficiency_is_against_the_devices_of_the_baseline() -> None:
     two = changed(
-        CONFIG, {"strategy": Parallel.DDP, "devices_per_node": 2, "runner": Runner.TORCHRUN}
+        CONFIG, {"strategy": Strategy.DDP, "devices_per_node": 2, "runner": Runner.TORCHRUN}
     )
     found = scaled(two, {"devices_per_node": 4}, verdict(0.5, 0.5, 0.5))
     assert found["scaling"]["efficiency"] == pytest.approx(0.75)

@@ -13,7 +13,7 @@ from scipy.stats import t as student
 
 from benchmarks import lab_errors
 from trainer.lab.statistics import (
-    Finding,
+    EffectEstimate,
     Rules,
     Side,
     drift,
@@ -39,7 +39,10 @@ def test_one_arm_at_one_look_has_the_width_of_students_table() -> None:
 
 def test_an_arm_is_different_exactly_where_its_interval_clears_the_margin() -> None:
     limit = math.log1p(0.01) + 2.7764451 * 0.02
-    for mean, side in ((limit + 1e-6, Side.ABOVE), (limit - 1e-6, Side.OPEN)):
+    for mean, side in (
+        (limit + 1e-6, Side.ABOVE),
+        (limit - 1e-6, Side.OPEN),
+    ):
         assert judge({"a": spread(mean, 0.02)}, ONE_LOOK)["a"].side is side
     assert judge({"a": spread(-limit - 1e-6, 0.02)}, ONE_LOOK)["a"].side is Side.BELOW
 
@@ -106,7 +109,7 @@ def spread(mean: float, error: float, rounds: int = 5) -> list[float]:
     return [float(value) for value in values]
 
 
-def ends(finding: Finding) -> tuple[float, float]:
+def ends(finding: EffectEstimate) -> tuple[float, float]:
     """Return the ends of an interval as logarithms."""
     assert finding.low is not None
     assert finding.high is not None
@@ -158,15 +161,20 @@ def test_a_small_difference_that_is_surely_there_is_not_called_none() -> None:
 
 def test_one_round_says_nothing() -> None:
     assert judge({"a": [0.3], "b": []}, ONE_LOOK) == {
-        "a": Finding(Side.OPEN, 1),
-        "b": Finding(Side.OPEN, 0),
+        "a": EffectEstimate(Side.OPEN, 1),
+        "b": EffectEstimate(Side.OPEN, 0),
     }
-    assert Finding(Side.OPEN, 1).resolution is None
+    assert EffectEstimate(Side.OPEN, 1).resolution is None
 
 
 def test_equal_values_have_an_interval_of_no_width() -> None:
     found = judge({"a": [0.0] * 5}, ONE_LOOK)["a"]
-    assert (found.side, found.low, found.high, found.resolution) == (Side.SAME, 0.0, 0.0, 0.0)
+    assert (found.side, found.low, found.high, found.resolution) == (
+        Side.SAME,
+        0.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_losses_are_compared_by_ratio_and_by_difference_where_one_is_not_above_0() -> None:
@@ -203,7 +211,7 @@ def test_a_loss_is_equal_only_if_its_interval_lies_within_the_margin() -> None:
     assert judge_loss(spread(-0.06, 0.01), RULES).side is Side.BELOW
     assert judge_loss(spread(0.024, 0.004), RULES).side is Side.ABOVE  # within 3 % or not
     assert judge_loss([0.0] * 5, RULES).side is Side.SAME
-    assert judge_loss([0.1], RULES) == Finding(Side.OPEN, 1)
+    assert judge_loss([0.1], RULES) == EffectEstimate(Side.OPEN, 1)
 
 
 def test_a_loss_that_differs_by_the_margin_is_seldom_called_equal() -> None:

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from trainer.config import ConfigError, Problem, RunConfig, Workload
+from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload
 from trainer.config_validation import TrainDevice
-from trainer.lab.comparison import Contest, Next, Sample, stand
+from trainer.lab.comparison import NextTrial, Trial, VariantComparison, replay_comparison
 from trainer.lab.folder import SAMPLES, SWEEP_JSON, SweepError, read_sweep, write_plan
-from trainer.lab.plan import Plan
+from trainer.lab.plan import SweepPlan
 from trainer.lab.report import to_csv, to_html
 from trainer.lab.result_json import METRICS
 from trainer.lab.statistics import judge
-from trainer.lab.sweep import Sweep, seed_of, with_steps
+from trainer.lab.sweep import SweepRunner, seed_of, with_steps
 from trainer.lab.sweep_state import confirming_rules, rules_of
 from trainer.lab.terminal import Terminal, closing, progress_line, table
 from trainer.lab.trial_log import read_samples
-from trainer.lab.variants import Arm, make_arm
+from trainer.lab.variants import Variant, make_arm
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = RunConfig(workload=Workload.DIGITS_CNN, channels_last=False, fused=False)
@@ -69,19 +69,19 @@ class FakeTaker:
         return {"seconds": 5.0, "metrics": metrics, "machine": {"torch": "2.13"}, **answer}
 
 
-def arm(**changes: Any) -> Arm:
+def arm(**changes: Any) -> Variant:
     return make_arm(changes, CONFIG, [CPU])
 
 
-def plan(*arms: Arm, **numbers: Any) -> Plan:
+def plan(*arms: Variant, **numbers: Any) -> SweepPlan:
     given = {"steps": 100, "warmup": 20, **numbers}
-    return Plan(config=CONFIG, arms=arms, **given)
+    return SweepPlan(config=CONFIG, arms=arms, **given)
 
 
-def sweep(folder: Path, a_plan: Plan, taker: FakeTaker) -> dict[str, Any]:
+def sweep(folder: Path, a_plan: SweepPlan, taker: FakeTaker) -> dict[str, Any]:
     if not (folder / SWEEP_JSON).exists():
         write_plan(folder, a_plan)
-    return Sweep(folder, a_plan, [CPU], taker).run()
+    return SweepRunner(folder, a_plan, [CPU], taker).run()
 
 
 def verdicts(result: Mapping[str, Any]) -> dict[str, str]:
@@ -258,7 +258,7 @@ def test_a_combination_whose_confirmed_loss_is_worse_gives_way_to_the_one_before
 ) -> None:
     taker = FakeTaker({"channels_last": 0.2, "fused": 0.1})
     a_plan = plan(arm(fused=True), arm(channels_last=True))
-    plain, confirms = taker.take, seed_of(a_plan, Next("confirm", 0, ""))
+    plain, confirms = taker.take, seed_of(a_plan, NextTrial("confirm", 0, ""))
 
     def take(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         within = confirms <= job["seed"] <= confirms + a_plan.max_rounds
@@ -279,7 +279,7 @@ def test_a_combination_whose_confirmed_loss_is_worse_gives_way_to_the_one_before
 
 def test_without_a_sound_combination_the_reports_say_that_there_is_none(tmp_path: Path) -> None:
     taker, a_plan = FakeTaker({"fused": 0.1}), plan(arm(fused=True))
-    first = seed_of(a_plan, Next("confirm", 0, ""))
+    first = seed_of(a_plan, NextTrial("confirm", 0, ""))
 
     def confirming(seed: int) -> bool:
         return first < seed <= first + a_plan.max_rounds
@@ -493,7 +493,7 @@ def test_progress_never_promises_more_time_than_is_left(tmp_path: Path) -> None:
     a_plan = plan(arm(channels_last=True), arm(fused=True))
     write_plan(tmp_path, a_plan)
     taker = FakeTaker({"channels_last": 0.2})
-    Sweep(tmp_path, a_plan, [CPU], taker, seen.append).run()
+    SweepRunner(tmp_path, a_plan, [CPU], taker, seen.append).run()
     totals = [one["progress"]["total"] for one in seen if one["progress"]["phase"] == "measuring"]
     assert totals == sorted(totals, reverse=True)
     assert seen[0]["progress"]["doing"].startswith("round 1 of 12: ")
@@ -521,15 +521,15 @@ def test_drift_of_the_machine_is_said_and_fools_no_arm(tmp_path: Path) -> None:
 
 def test_an_arm_that_left_keeps_its_share_and_its_variance() -> None:
     noise = random.Random(5)
-    contest = Contest("arms", "baseline", ("same", "open"))
+    contest = VariantComparison("arms", "baseline", ("same", "open"))
     samples = []
     for number in range(1, 9):
         for name in ("baseline", "same", "open"):
             rate = 1000.0 * (1 + (0.03 + noise.gauss(0, 0.02)) * (name == "open"))
             metrics = {"samples_per_sec": rate, "loss": 1.0, "loss_finite": True}
-            samples.append(Sample(contest="arms", round=number, name=name, metrics=metrics))
+            samples.append(Trial(contest="arms", round=number, name=name, metrics=metrics))
     rules = rules_of(plan())
-    standing = stand(contest, samples, rules, seed=0)
+    standing = replay_comparison(contest, samples, rules, seed=0)
     assert standing.decided == {"same"}
     assert standing.speed["same"].rounds == 5
     ratios = [math.log(one.metrics["samples_per_sec"] / 1000) for one in samples[2::3]]
@@ -538,7 +538,7 @@ def test_an_arm_that_left_keeps_its_share_and_its_variance() -> None:
     assert (found.low, found.high) == (pytest.approx(kept.low), pytest.approx(kept.high))
 
 
-def rounds_of(samples: int) -> list[Sample]:
+def rounds_of(samples: int) -> list[Trial]:
     """Return a round of a baseline at `samples` rates, and of an arm at 1000 samples/s."""
     rates = {"baseline": 500.0, "baseline 2": 2000.0, "baseline 3": 1000.0}
     names = [*list(rates)[:samples], "arm"]
@@ -547,7 +547,7 @@ def rounds_of(samples: int) -> list[Sample]:
         for name in names
     ]
     return [
-        Sample(contest="arms", round=number, name=name, metrics=values)
+        Trial(contest="arms", round=number, name=name, metrics=values)
         for number in (1, 2)
         for name, values in zip(names, metrics, strict=True)
     ]
@@ -555,8 +555,8 @@ def rounds_of(samples: int) -> list[Sample]:
 
 def test_an_arm_is_compared_with_the_geometric_mean_of_the_baselines() -> None:
     for runs in (2, 3):
-        contest = Contest("arms", "baseline", ("arm",), runs)
-        standing = stand(contest, rounds_of(runs), rules_of(plan(max_rounds=2)), seed=0)
+        contest = VariantComparison("arms", "baseline", ("arm",), runs)
+        standing = replay_comparison(contest, rounds_of(runs), rules_of(plan(max_rounds=2)), seed=0)
         assert standing.next is None
         assert standing.speed["arm"].effect == pytest.approx(0)
 
@@ -617,7 +617,7 @@ def test_a_sweep_of_the_version_before_is_judged_and_goes_on(tmp_path: Path) -> 
     taker.stop_after = 4 * 6
     sweep(tmp_path, old, taker)
     stored = {key: value for key, value in old.to_dict().items() if key != "baselines"}
-    again = Plan.from_dict(stored)
+    again = SweepPlan.from_dict(stored)
     assert again.baselines == 1
     found = sweep(tmp_path, again, FakeTaker({"channels_last": 0.1}))
     assert found["status"] == "finished"
@@ -671,7 +671,7 @@ def test_what_is_no_finite_number_is_missing_in_the_files(tmp_path: Path) -> Non
 
 def test_plans_survive_json_and_refuse_nonsense() -> None:
     a_plan = plan(arm(channels_last=True), arm(pin_memory=True))
-    again = Plan.from_dict(json.loads(json.dumps(a_plan.to_dict())))
+    again = SweepPlan.from_dict(json.loads(json.dumps(a_plan.to_dict())))
     assert again == a_plan
     for wrong in (
         {"max_rounds": 0},
@@ -715,7 +715,9 @@ def test_reports_escape_what_a_foreign_folder_may_hold(tmp_path: Path) -> None:
 
 
 def test_a_report_names_an_arm_with_its_reason_once(tmp_path: Path) -> None:
-    wrong = Problem("pin_memory", "pinned memory only speeds up copies to a GPU", "Switch it off")
+    wrong = ConfigIssue(
+        "pin_memory", "pinned memory only speeds up copies to a GPU", "Switch it off"
+    )
     found = sweep(
         tmp_path, plan(replace(arm(pin_memory=True), problem=wrong)), FakeTaker({"x": 0.0})
     )
@@ -755,7 +757,7 @@ def test_a_terminal_draws_the_table_over_the_former_one(
     seen: list[dict[str, Any]] = []
     a_plan = plan(arm(channels_last=True), max_rounds=1)
     write_plan(tmp_path, a_plan)
-    Sweep(tmp_path, a_plan, [CPU], FakeTaker({}), seen.append).run()
+    SweepRunner(tmp_path, a_plan, [CPU], FakeTaker({}), seen.append).run()
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("COLUMNS", "40")

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from torch.distributed.run import config_from_args, parse_args
 
-from trainer.collectives.plan import Plan
+from trainer.collectives.plan import CollectivePlan
 from trainer.collectives.process import measuring_arguments
-from trainer.config import Parallel, RunConfig, Runner, Workload, defaults
+from trainer.config import RunConfig, Runner, Strategy, Workload, defaults
 from trainer.launch_commands import (
-    Launch,
+    LaunchSpec,
     inherited,
     machine_command,
     rank_variables,
@@ -34,7 +34,7 @@ def job(device: str = "cpu", **changes: Any) -> RunConfig:
     base = defaults(Workload.DIGITS_MLP, device)
     return replace(
         base,
-        strategy=Parallel.DDP,
+        strategy=Strategy.DDP,
         runner=Runner.TORCHRUN,
         devices_per_node=4,
         num_nodes=2,
@@ -42,9 +42,9 @@ def job(device: str = "cpu", **changes: Any) -> RunConfig:
     )
 
 
-def launch(config: RunConfig, **changes: Any) -> Launch:
+def launch(config: RunConfig, **changes: Any) -> LaunchSpec:
     given: dict[str, Any] = {"folder": ODD, "project": Path("/opt/step scope"), "host": "node-1"}
-    return Launch(config=config, **(given | changes))
+    return LaunchSpec(config=config, **(given | changes))
 
 
 def words(text: str) -> list[str]:
@@ -135,7 +135,7 @@ def test_bash_and_shellcheck_accept_the_script(device: str, tmp_path: Path) -> N
 
 ON_ONE_MACHINE = {
     "job": torchrun_arguments(replace(job(), num_nodes=1), ODD),
-    "collectives": measuring_arguments(Plan()),
+    "collectives": measuring_arguments(CollectivePlan()),
     # Without Python's own "-m torch.distributed.run".
     "lesson": next(lesson for lesson in LESSONS if lesson.ranks > 1).arguments[2:],
 }

@@ -11,7 +11,7 @@ from trainer import config_validation as rules
 from trainer.config import RunConfig, Workload
 from trainer.config_validation import loading_problems
 from trainer.techniques import SWITCHES
-from trainer.workload_traits import TRAITS, Traits
+from trainer.workload_traits import TRAITS, WorkloadTraits
 
 PINNED = {"pin_memory": True, "non_blocking": True}
 
@@ -59,7 +59,7 @@ def test_settings_of_workers_need_workers(changes: dict[str, Any], on_gpu: bool)
 def test_data_that_are_decoded_can_be_kept_on_a_cpu_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    traits = {**TRAITS, Workload.DIGITS_MLP: Traits(decodes=True)}
+    traits = {**TRAITS, Workload.DIGITS_MLP: WorkloadTraits(decodes=True)}
     monkeypatch.setattr(rules, "TRAITS", traits)
     assert refused(True, dataset_on_device=True) == ["dataset_on_device"]
     assert refused(True, num_workers=2) == []

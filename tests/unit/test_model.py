@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainer.config import Precision, RunConfig
-from trainer.training.model import InputForm, prepare
+from trainer.training.model import InputFormat, prepare
 
 CPU = torch.device("cpu")
 IMAGES = torch.rand(2, 3, 8, 8)
@@ -28,12 +28,12 @@ def config(**changes: Any) -> RunConfig:
 def test_channels_last_is_the_format_of_weights_and_images(wanted: bool) -> None:
     chosen = config(channels_last=wanted)
     weights = prepare(model(), chosen, CPU)[0].weight  # type: ignore[index]
-    images = InputForm.of(chosen)(IMAGES)
+    images = InputFormat.of(chosen)(IMAGES)
     for part in (weights, images):
         assert part.is_contiguous(memory_format=torch.channels_last) == wanted
         assert part.is_contiguous() != wanted
     flat = torch.rand(2, 5)
-    assert InputForm.of(chosen)(flat) is flat
+    assert InputFormat.of(chosen)(flat) is flat
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_pure_precisions_cast_everything_but_batch_norm_and_integers(
     conv, norm, _, linear = prepare(model(), chosen, CPU)  # type: ignore[misc]
     assert {p.dtype for p in (*conv.parameters(), *linear.parameters())} == {dtype}
     assert {p.dtype for p in norm.parameters()} == {norm.running_var.dtype} == {torch.float32}
-    form = InputForm.of(chosen)
+    form = InputFormat.of(chosen)
     assert form(IMAGES).dtype == dtype
     assert form(torch.arange(3)).dtype == torch.int64
 
@@ -57,4 +57,4 @@ def test_the_other_precisions_keep_weights_and_inputs_in_fp32(precision: Precisi
     chosen = config(precision=precision)
     prepared = prepare(model(), chosen, CPU)
     assert {p.dtype for p in prepared.parameters()} == {torch.float32}
-    assert InputForm.of(chosen)(IMAGES).dtype == torch.float32
+    assert InputFormat.of(chosen)(IMAGES).dtype == torch.float32

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from trainer.config import (
-    Compile,
+    CompileMode,
     Optimizer,
-    Parallel,
     Precision,
     RunConfig,
     Runner,
+    Strategy,
     Workload,
     defaults,
 )
-from trainer.config_validation import TrainDevice, choice_problem, problems
+from trainer.config_validation import TrainDevice, choice_problem, validate
 from trainer.strategy_validation import parallel_notes, start_problem, step_sentence
 
 CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**30)
@@ -29,10 +29,10 @@ GPUS = [
 ]
 BROKEN = replace(GPUS[0], id="GPU-9", cuda_index=9, reason="its kernels are missing")
 DEVICES = [*GPUS, CPU, BROKEN]
-DDP, FSDP, DP = Parallel.DDP, Parallel.FSDP, Parallel.DP
+DDP, FSDP, DP = Strategy.DDP, Strategy.FSDP, Strategy.DP
 
 
-def config(parallel: Parallel, device: str = "GPU-0", **changes: Any) -> RunConfig:
+def config(parallel: Strategy, device: str = "GPU-0", **changes: Any) -> RunConfig:
     runner = Runner.TORCHRUN if parallel in (DDP, FSDP) else Runner.THREAD
     base = defaults(Workload.DIGITS_CNN, device)
     return replace(base, strategy=parallel, runner=runner, devices_per_node=2, **changes)
@@ -41,14 +41,14 @@ def config(parallel: Parallel, device: str = "GPU-0", **changes: Any) -> RunConf
 def refused(asked: RunConfig) -> dict[str, str]:
     """The first reason of each field."""
     found: dict[str, str] = {}
-    for problem in problems(asked, DEVICES):
+    for problem in validate(asked, DEVICES):
         found.setdefault(problem.field, str(problem))
     return found
 
 
 @pytest.mark.parametrize("device", ["cpu", "GPU-0"])
 @pytest.mark.parametrize("parallel", [DDP, FSDP])
-def test_ranks_train_on_cpus_and_gpus(parallel: Parallel, device: str) -> None:
+def test_ranks_train_on_cpus_and_gpus(parallel: Strategy, device: str) -> None:
     assert refused(config(parallel, device)) == {}
 
 
@@ -56,7 +56,7 @@ def test_ranks_train_on_cpus_and_gpus(parallel: Parallel, device: str) -> None:
     "asked",
     [
         config(DP, "cpu"),
-        config(DP, compile_mode=Compile.DEFAULT),
+        config(DP, compile_mode=CompileMode.DEFAULT),
         config(DP, activation_checkpointing=True),
         replace(config(DP), runner=Runner.TORCHRUN),
     ],
@@ -97,26 +97,26 @@ def test_blocks_that_compute_again_cannot_be_copied_to_other_gpus() -> None:
 def test_data_parallel_is_for_gpus_of_one_process() -> None:
     assert refused(config(DP)) == {}
     assert "Choose DDP on a CPU, or a GPU." in refused(config(DP, "cpu"))["strategy"]
-    compiled = refused(config(DP, compile_mode=Compile.DEFAULT))
+    compiled = refused(config(DP, compile_mode=CompileMode.DEFAULT))
     assert {"compile_mode", "strategy"} <= compiled.keys()
     assert "devices_per_node" in refused(replace(config(DP), devices_per_node=3))
 
 
 @pytest.mark.parametrize("parallel", [DP, DDP, FSDP])
-def test_a_step_of_several_devices_is_not_captured(parallel: Parallel) -> None:
+def test_a_step_of_several_devices_is_not_captured(parallel: Strategy) -> None:
     assert "not captured" in refused(config(parallel, cuda_graphs=True))["cuda_graphs"]
 
 
 def test_the_runner_belongs_to_the_kind() -> None:
     assert "torchrun" in refused(replace(config(DDP), runner=Runner.THREAD))["runner"]
-    alone = replace(config(Parallel.NONE), runner=Runner.TORCHRUN)
+    alone = replace(config(Strategy.NONE), runner=Runner.TORCHRUN)
     assert "DDP and FSDP2" in refused(alone)["runner"]
 
 
 def test_what_does_not_act_is_no_problem() -> None:
     """A link may set what belongs to another kind; the sidebar does not show it."""
     unused = {"cpu_offload": True, "time_collectives": True, "static_graph": True, "num_nodes": 4}
-    assert refused(config(Parallel.NONE, "cpu", **unused)) == {}
+    assert refused(config(Strategy.NONE, "cpu", **unused)) == {}
     assert refused(config(DDP, "cpu", cpu_offload=True, reshard_after_forward=False)) == {}
 
 
@@ -132,10 +132,10 @@ def test_mixed_precision_goes_with_offloaded_weights(precision: Precision) -> No
 
 def test_without_a_connection_there_are_no_ranks() -> None:
     lonely = replace(GPUS[0], connection_reason="torch was built without NCCL")
-    problem = choice_problem("strategy", DDP, config(Parallel.NONE), [lonely, GPUS[1]])
+    problem = choice_problem("strategy", DDP, config(Strategy.NONE), [lonely, GPUS[1]])
     assert problem is not None
     assert "without NCCL" in problem.reason
-    assert choice_problem("strategy", DP, config(Parallel.NONE), [lonely, GPUS[1]]) is None
+    assert choice_problem("strategy", DP, config(Strategy.NONE), [lonely, GPUS[1]]) is None
 
 
 def test_more_ranks_than_cores_are_said_to_be_slow() -> None:
@@ -158,7 +158,7 @@ def test_whole_gradients_between_batches_are_said_before_a_start() -> None:
 
 
 def test_a_step_is_what_all_devices_take() -> None:
-    assert step_sentence(config(Parallel.NONE)) is None
+    assert step_sentence(config(Strategy.NONE)) is None
     each = config(DDP, batch_size=64, gradient_accumulation_steps=4, num_nodes=3)
     text = step_sentence(each)
     assert text is not None

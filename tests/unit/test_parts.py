@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint import metadata
 
 from trainer.training.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
-from trainer.training.distributed_checkpoint import read_parts, write_parts
+from trainer.training.distributed_checkpoint import load_shards, save_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 TENSORS = {
@@ -35,7 +35,7 @@ class Evil:
 
 def written(folder: Path) -> Path:
     parts = folder / "last.1.parts"
-    write_parts(parts, TENSORS)
+    save_shards(parts, TENSORS)
     state: dict[str, Any] = {"model": {}, "optimizer": {"state": {0: {"lr": 1}}}}
     write_checkpoint(folder / "last.pt", state | {"parts": parts.name})
     return parts
@@ -148,13 +148,13 @@ def test_a_damaged_folder_is_a_sentence(damage: str, tmp_path: Path) -> None:
 def test_what_the_disk_refuses_is_an_os_error_that_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="could not be written"):
-        write_parts(tmp_path / "file" / "last.1.parts", TENSORS)
+        save_shards(tmp_path / "file" / "last.1.parts", TENSORS)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_tensors_are_read_into_the_room_for_them(tmp_path: Path) -> None:
     room = {name: torch.empty_like(tensor) for name, tensor in TENSORS.items()}
-    found = read_parts(written(tmp_path), lambda name, size, dtype: room[name])
+    found = load_shards(written(tmp_path), lambda name, size, dtype: room[name])
     for name, tensor in TENSORS.items():
         assert found[name] is room[name]
         assert torch.equal(room[name], tensor)

@@ -14,7 +14,7 @@ import sklearn.datasets
 from PIL import Image
 
 from trainer.workloads import image_decoding
-from trainer.workloads.image_decoding import BrokenImage, picture
+from trainer.workloads.image_decoding import UnreadableImageError, decode_image
 
 SHADES = np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8)
 RED_LEFT = np.zeros((8, 16, 3), np.uint8)
@@ -36,7 +36,7 @@ def test_all_formats_give_the_same_colors(tmp_path: Path, subtests: pytest.Subte
             image = Image.fromarray(RED_LEFT).resize((64, 32), Image.Resampling.NEAREST)
             options = {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
             image.save(path, kind, **({"lossless": True} if kind == "webp" else options))
-            pixels = picture(path, 8)
+            pixels = decode_image(path, 8)
             assert (pixels.shape, pixels.dtype) == ((8, 8, 3), np.uint8)
             assert np.abs(pixels[:, :3].astype(int) - (255, 0, 0)).max() <= 4
             assert np.abs(pixels[:, -3:].astype(int) - (0, 0, 255)).max() <= 4
@@ -51,19 +51,19 @@ def test_every_color_mode_of_a_white_image_is_white(
             image = Image.new("RGB", (16, 16), "white").convert("RGB" if mode == "HSV" else mode)
             path = tmp_path / "image"
             image.save(path, kind.get(mode, "PNG"))
-            assert (picture(path, 8) >= 253).all()
+            assert (decode_image(path, 8) >= 253).all()
 
 
 def test_a_cmyk_jpeg_keeps_its_color(tmp_path: Path) -> None:
     image = Image.new("RGB", (16, 16), (200, 30, 30)).convert("CMYK")
-    pixels = picture(saved(tmp_path, image, "a.jpg", quality=95), 8).astype(int)
+    pixels = decode_image(saved(tmp_path, image, "a.jpg", quality=95), 8).astype(int)
     assert np.abs(pixels - (200, 30, 30)).max() <= 6
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
 def test_16_bit_gray_is_scaled_not_cut_off(tmp_path: Path, name: str) -> None:
     image = Image.fromarray(SHADES.astype(np.uint16) * 257)
-    pixels = picture(saved(tmp_path, image, name), 8)
+    pixels = decode_image(saved(tmp_path, image, name), 8)
     assert np.abs(pixels[..., 0].astype(int) - SHADES).max() <= 1
     assert (pixels[..., 0] == pixels[..., 2]).all()
 
@@ -71,7 +71,7 @@ def test_16_bit_gray_is_scaled_not_cut_off(tmp_path: Path, name: str) -> None:
 def test_16_bit_color(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(png_16_bit_color(value=0x80FF))
-    assert (picture(path, 8) == 0x80).all()
+    assert (decode_image(path, 8) == 0x80).all()
 
 
 def png_16_bit_color(value: int) -> bytes:
@@ -90,19 +90,19 @@ def png_16_bit_color(value: int) -> bytes:
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_32_bit_gray_has_no_known_range(tmp_path: Path, mode: str) -> None:
     path = saved(tmp_path, Image.fromarray(SHADES).convert(mode), "a.tif")
-    with pytest.raises(BrokenImage, match="has 32-bit"):
-        picture(path, 8)
+    with pytest.raises(UnreadableImageError, match="has 32-bit"):
+        decode_image(path, 8)
 
 
 def test_transparent_parts_are_white(tmp_path: Path) -> None:
     image = Image.new("RGBA", (16, 16), (255, 0, 0, 0))
-    assert (picture(saved(tmp_path, image, "a.png"), 8) == 255).all()
+    assert (decode_image(saved(tmp_path, image, "a.png"), 8) == 255).all()
     half = Image.new("RGBA", (16, 16), (0, 0, 0, 128))
-    assert np.abs(picture(saved(tmp_path, half, "b.png"), 8).astype(int) - 127).max() <= 1
+    assert np.abs(decode_image(saved(tmp_path, half, "b.png"), 8).astype(int) - 127).max() <= 1
     palette = Image.new("P", (16, 16), 0)
     palette.putpalette([0, 0, 255] * 256)
-    assert (picture(saved(tmp_path, palette, "c.png"), 8) == (0, 0, 255)).all()
-    assert (picture(saved(tmp_path, palette, "d.png", transparency=0), 8) == 255).all()
+    assert (decode_image(saved(tmp_path, palette, "c.png"), 8) == (0, 0, 255)).all()
+    assert (decode_image(saved(tmp_path, palette, "d.png", transparency=0), 8) == 255).all()
 
 
 def test_the_first_frame_of_an_animation_counts(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_first_frame_of_an_animation_counts(tmp_path: Path) -> None:
     for name in ("a.gif", "a.webp", "a.png", "a.tif"):
         lossless = {"lossless": True} if name == "a.webp" else {}
         path = saved(tmp_path, frames[0], name, save_all=True, append_images=frames[1:], **lossless)
-        assert (picture(path, 8) == (255, 0, 0)).all(), name
+        assert (decode_image(path, 8) == (255, 0, 0)).all(), name
 
 
 def test_a_camera_held_sideways_is_turned_upright(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_camera_held_sideways_is_turned_upright(tmp_path: Path) -> None:
     exif[0x0112] = 6  # to be turned by 90 degrees clockwise
     turned = upright.transpose(Image.Transpose.ROTATE_90)
     path = saved(tmp_path, turned, "a.jpg", exif=exif, quality=95, subsampling=0)
-    pixels = picture(path, 8)
+    pixels = decode_image(path, 8)
     assert pixels[:, 0, 0].min() > 240
     assert pixels[:, -1, 2].min() > 240
 
@@ -130,7 +130,7 @@ def test_photographs_that_come_with_scikit_learn(name: str) -> None:
     with Image.open(path) as image:
         full = np.asarray(image.resize((32, 32), Image.Resampling.BOX)).astype(int)
     # A JPEG is decoded at a fraction of its size: close to the mean of all its pixels.
-    assert np.abs(picture(path, 32).astype(int) - full).mean() < 12
+    assert np.abs(decode_image(path, 32).astype(int) - full).mean() < 12
 
 
 def broken_files() -> dict[str, tuple[bytes, str]]:
@@ -167,8 +167,8 @@ def test_a_broken_file_is_a_reason(tmp_path: Path, subtests: pytest.Subtests) ->
     for name, (content, reason) in broken_files().items():
         with subtests.test(name):
             path.write_bytes(content)
-            with pytest.raises(BrokenImage) as caught:
-                picture(path, 8)
+            with pytest.raises(UnreadableImageError) as caught:
+                decode_image(path, 8)
             assert reason in str(caught.value)
             assert "\n" not in str(caught.value)
             assert str(tmp_path) not in str(caught.value)
@@ -186,8 +186,8 @@ def test_any_byte_may_be_wrong(tmp_path: Path) -> None:
             damaged = whole.copy()
             damaged[random.integers(0, len(whole), 3)] = random.integers(0, 255, 3)
             path.write_bytes(damaged[: random.integers(8, len(whole) + 1)].tobytes())
-            with contextlib.suppress(BrokenImage):
-                assert picture(path, 8).shape == (8, 8, 3)
+            with contextlib.suppress(UnreadableImageError):
+                assert decode_image(path, 8).shape == (8, 8, 3)
 
 
 def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
             + struct.pack(">I", zlib.crc32(content))
             + b"\0\0\0\0IDAT"
         )
-        with pytest.raises(BrokenImage, match=words):
-            picture(path, 8)
+        with pytest.raises(UnreadableImageError, match=words):
+            decode_image(path, 8)
 
 
 def test_too_little_memory_is_no_broken_image(
@@ -215,9 +215,9 @@ def test_too_little_memory_is_no_broken_image(
 
     monkeypatch.setattr(image_decoding, "_check_size", full)
     with pytest.raises(MemoryError):
-        picture(saved(tmp_path, Image.new("L", (8, 8)), "a.png"), 8)
+        decode_image(saved(tmp_path, Image.new("L", (8, 8)), "a.png"), 8)
 
 
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(BrokenImage, match="not there any more"):
-        picture(tmp_path / "a.png", 8)
+    with pytest.raises(UnreadableImageError, match="not there any more"):
+        decode_image(tmp_path / "a.png", 8)

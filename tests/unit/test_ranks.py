@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from trainer.config import Parallel, RunConfig, Runner
-from trainer.training.rank_info import ALONE, Ranks
+from trainer.config import RunConfig, Runner, Strategy
+from trainer.training.rank_info import ALONE, TrainerRank
 
-DDP = replace(RunConfig(), strategy=Parallel.DDP, runner=Runner.TORCHRUN, devices_per_node=2)
+DDP = replace(RunConfig(), strategy=Strategy.DDP, runner=Runner.TORCHRUN, devices_per_node=2)
 
 
-def world(size: int) -> list[Ranks]:
-    return [Ranks(rank, rank, size, size) for rank in range(size)]
+def world(size: int) -> list[TrainerRank]:
+    return [TrainerRank(rank, rank, size, size) for rank in range(size)]
 
 
 def test_a_share_is_that_of_the_distributed_sampler(subtests: pytest.Subtests) -> None:
@@ -54,15 +54,15 @@ def test_every_sample_is_counted_once(size: int) -> None:
 
 def test_a_run_of_one_process_does_not_look_into_the_environment() -> None:
     environ = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
-    assert Ranks.of(RunConfig(), environ) == ALONE
-    assert Ranks.of(DDP, environ) == Ranks(3, 1, 4, 2)
+    assert TrainerRank.of(RunConfig(), environ) == ALONE
+    assert TrainerRank.of(DDP, environ) == TrainerRank(3, 1, 4, 2)
 
 
 def test_ranks_draw_different_numbers_and_rank_0_of_a_resumed_run_goes_on_with_its_own() -> None:
     torch.manual_seed(5)
     state = torch.get_rng_state()
     ALONE.begin_random(0, 0)
-    Ranks(0, 0, 2, 2).begin_random(0, 7)
+    TrainerRank(0, 0, 2, 2).begin_random(0, 7)
     assert torch.equal(torch.get_rng_state(), state)
     drawn = set()
     for ranks in world(3):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import RunConfig, Workload
-from trainer.training.activation_checkpointing import recompute_blocks
+from trainer.training.activation_checkpointing import apply_activation_checkpointing
 from trainer.workloads import WORKLOADS
 
 IMAGES = torch.rand(4, 3, 8, 8)
@@ -66,7 +66,7 @@ def test_less_is_kept_and_the_gradients_are_the_same(
     torch.manual_seed(0)
     plain = make()
     model = copy.deepcopy(plain)
-    assert recompute_blocks(model) == blocks
+    assert apply_activation_checkpointing(model) == blocks
     assert model.state_dict().keys() == plain.state_dict().keys()
     kept, gradients = kept_and_gradients(model, IMAGES)
     kept_plain, gradients_plain = kept_and_gradients(plain, IMAGES)
@@ -82,13 +82,13 @@ def test_less_is_kept_and_the_gradients_are_the_same(
 )
 def test_it_finds_the_blocks_of_the_workloads(workload: Workload, blocks: int) -> None:
     config = RunConfig(workload=workload, width=8, image_size=8)
-    assert recompute_blocks(WORKLOADS[workload](config).model) == blocks
+    assert apply_activation_checkpointing(WORKLOADS[workload](config).model) == blocks
 
 
 def test_validation_computes_once() -> None:
     model, calls = Custom(), []
     model.one.register_forward_hook(lambda *_: calls.append(1))
-    recompute_blocks(model)
+    apply_activation_checkpointing(model)
     with torch.inference_mode():
         model(IMAGES)
     assert len(calls) == 1

@@ -14,18 +14,18 @@ from torch import nn
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from trainer.config import Optimizer, RunConfig
-from trainer.error_messages import RunFailed
-from trainer.training.accelerator import CpuCompute
-from trainer.training.phase_timer import Phases
+from trainer.error_messages import RunFailedError
+from trainer.training.accelerator import CpuAccelerator
+from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast
-from trainer.training.state import Training
+from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.training.warmup import (
-    changing_nothing,
     first_batch,
     full_batch_size,
-    rehearse,
-    whole_step,
+    preserve_train_state,
+    run_optimizer_step,
+    run_warmup,
 )
 from trainer.workloads.task import Batch, Task, TensorSplit
 
@@ -33,11 +33,11 @@ KERNELS = [{"fused": True}, {"fused": False, "foreach": True}, {"fused": False}]
 BATCH = torch.rand(8, 4), torch.rand(8, 2)
 
 
-def make(**changes: Any) -> tuple[Training, TrainStep]:
+def make(**changes: Any) -> tuple[TrainState, TrainStep]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2))
     config = RunConfig(**{"learning_rate": 0.01, **changes})
-    training = Training(config, model, CpuCompute())
+    training = TrainState(config, model, CpuAccelerator())
     training.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
     step = TrainStep(
         model=model,
@@ -66,10 +66,10 @@ def test_losses_are_bitwise_those_without_warm_up(
     expected = losses(plain, done + 4)
     training, step = make(optimizer=optimizer, **kernel)
     assert losses(step, done) == expected[:done]
-    with changing_nothing(training):
+    with preserve_train_state(training):
         before = training.model[0].weight.clone()  # type: ignore[index]
         for _ in range(3):
-            whole_step(step, BATCH, 2)
+            run_optimizer_step(step, BATCH, 2)
         assert not torch.equal(before, training.model[0].weight)  # type: ignore[index]
         assert training.scaler.get_scale() > 4.0
     assert losses(step, 4) == expected[done:]
@@ -80,7 +80,7 @@ def test_everything_is_put_back_in_place() -> None:
     losses(step, 1)
     before = copy.deepcopy(training.state_dict())
     places = [tensor.data_ptr() for tensor in training.model.state_dict().values()]
-    with changing_nothing(training):
+    with preserve_train_state(training):
         losses(step, 5)
     after = training.state_dict()
     assert [tensor.data_ptr() for tensor in training.model.state_dict().values()] == places
@@ -96,7 +96,9 @@ def test_the_first_batch_has_the_size_of_the_largest(batch_size: int, size: int)
     split = TensorSplit.of(torch.rand(10, 4), torch.rand(10, 2))
     config = RunConfig(batch_size=batch_size)
     assert (
-        len(first_batch(split, config, CpuCompute())[1]) == full_batch_size(split, config) == size
+        len(first_batch(split, config, CpuAccelerator())[1])
+        == full_batch_size(split, config)
+        == size
     )
 
 
@@ -112,22 +114,22 @@ def test_the_first_batch_has_others_for_samples_that_are_left_out(
     batch_size: int, size: int
 ) -> None:
     split = LeavesOut.of(torch.arange(10.0)[:, None], torch.arange(10))
-    inputs, targets = first_batch(split, RunConfig(batch_size=batch_size), CpuCompute())
+    inputs, targets = first_batch(split, RunConfig(batch_size=batch_size), CpuAccelerator())
     assert targets.tolist() == inputs.flatten().tolist() == list(range(6, 6 + size))
 
 
 def test_a_split_that_leaves_out_all_has_no_first_batch() -> None:
     split = LeavesOut.of(torch.arange(5.0)[:, None], torch.arange(5))
-    with pytest.raises(RunFailed, match="None of the 5 samples could be loaded"):
-        first_batch(split, RunConfig(batch_size=2), CpuCompute())
+    with pytest.raises(RunFailedError, match="None of the 5 samples could be loaded"):
+        first_batch(split, RunConfig(batch_size=2), CpuAccelerator())
 
 
 def test_the_first_steps_phases_are_without_the_rehearsal(tmp_path: Path) -> None:
     training, step = make(kernel_warmup=True)
     split = TensorSplit.of(*BATCH)
     task = Task(model=training.model, train=split, validation=split, loss=nn.MSELoss())
-    phases = Phases(training.model)
+    phases = TrainPhaseTimer(training.model)
     recorder = Recorder(tmp_path, name="warm")
-    rehearse(training, replace(step, phases=phases), task, recorder)
+    run_warmup(training, replace(step, phases=phases), task, recorder)
     recorder.close(RunStatus.FINISHED)
     assert set(phases.take().values()) == {0.0}

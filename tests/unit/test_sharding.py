@@ -11,23 +11,23 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from tests.support.train_devices import CPU_DEVICE
-from trainer.config import Parallel, RunConfig, Runner, Workload
+from trainer.config import RunConfig, Runner, Strategy, Workload
 from trainer.training import fsdp
 from trainer.training.fsdp import weights_on_first_rank
-from trainer.training.rank_info import Ranks
-from trainer.training.strategy import Shared, placed
+from trainer.training.rank_info import TrainerRank
+from trainer.training.strategy import ParallelModel, prepare_for_strategy
 from trainer.workloads.gpt import Gpt
 
 FSDP = RunConfig(
     workload=Workload.GPT,
     runner=Runner.TORCHRUN,
-    strategy=Parallel.FSDP,
+    strategy=Strategy.FSDP,
     devices_per_node=2,
     width=16,
     num_layers=2,
     tie_embeddings=True,
 )
-SECOND = Ranks(rank=1, local_rank=1, world_size=2, local_size=2)
+SECOND = TrainerRank(rank=1, local_rank=1, world_size=2, local_size=2)
 
 
 class Masked(nn.Module):
@@ -54,11 +54,11 @@ def test_ranks_after_the_first_build_a_model_without_the_memory_of_its_weights()
     [
         ({}, replace(SECOND, rank=0)),
         ({"workload": Workload.CUSTOM}, SECOND),
-        ({"strategy": Parallel.DDP}, SECOND),
+        ({"strategy": Strategy.DDP}, SECOND),
     ],
 )
 def test_rank_0_ddp_and_workloads_of_the_user_build_whole_models(
-    changes: dict[str, Any], ranks: Ranks
+    changes: dict[str, Any], ranks: TrainerRank
 ) -> None:
     with weights_on_first_rank(replace(FSDP, **changes), ranks):
         assert not nn.Linear(1, 1).weight.is_meta
@@ -84,7 +84,7 @@ def test_each_block_gets_memory_alone_and_the_root_keeps_its_weights(
     config = replace(FSDP, reshard_after_forward=reshard)
     with weights_on_first_rank(config, SECOND):
         model = Gpt(config, 7)
-    assert placed(model, config, SECOND, torch.device("cpu")) is model
+    assert prepare_for_strategy(model, config, SECOND, torch.device("cpu")) is model
     assert model.head.weight is model.embedding.weight
     root = None if reshard else False
     assert calls == [*((block, reshard) for block in model.blocks), (model, root)]
@@ -105,7 +105,7 @@ class Spread(nn.Linear, FSDPModule):
 def test_gradients_are_sent_once_a_step(no_sync: bool) -> None:
     model = object.__new__(Spread)  # FSDPModule.__new__ is for modules that are spread already
     Spread.__init__(model)
-    shared = Shared.of(model, replace(FSDP, no_sync=no_sync), [CPU_DEVICE])
+    shared = ParallelModel.of(model, replace(FSDP, no_sync=no_sync), [CPU_DEVICE])
     with shared.apart():
         assert model.reduces == [False] * no_sync
     assert model.reduces == [False, True][: 2 * no_sync]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from trainer.config import Precision, RunConfig
-from trainer.training.model import InputForm, prepare
-from trainer.training.phase_timer import Phases
+from trainer.training.model import InputFormat, prepare
+from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast, grad_scaler
 from trainer.training.step import TrainStep
 
@@ -106,7 +106,7 @@ def test_pure_precisions_take_the_loss_in_fp32(precision: Precision) -> None:
         scaler=grad_scaler(precision, torch.device("cpu")),
         autocast=autocast(precision, torch.device("cpu")),
         max_grad_norm=1.0,
-        form=InputForm.of(config),
+        form=InputFormat.of(config),
     )
     value, norm = step(*BATCH)
     outputs, _ = step.evaluate(*BATCH)
@@ -159,7 +159,7 @@ def test_bf16_keeps_weights_and_loss_in_fp32() -> None:
 
 
 def test_in_a_job_the_times_of_its_parts_are_taken_over_all_batches() -> None:
-    phases = Phases(nn.Linear(1, 1))
+    phases = TrainPhaseTimer(nn.Linear(1, 1))
     step = replace(make(), phases=phases)
     began = time.perf_counter()
     step(*BATCH, 6, False)

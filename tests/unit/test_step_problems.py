@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.config import RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, choice_problem, problems
+from trainer.config_validation import TrainDevice, choice_problem, validate
 from trainer.step_validation import epoch_problem
 
 CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**30)
@@ -20,7 +20,7 @@ CNN, MLP = Workload.DIGITS_CNN, Workload.DIGITS_MLP
 
 def found(device: TrainDevice, workload: Workload = CNN, **changes: Any) -> set[str]:
     config = replace(defaults(workload, device.id), **changes)
-    return {problem.field for problem in problems(config, [device])}
+    return {problem.field for problem in validate(config, [device])}
 
 
 @pytest.mark.parametrize(

@@ -14,23 +14,23 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.config import Optimizer, Parallel, Precision, RunConfig, Runner, Schedule
+from trainer.config import LRSchedule, Optimizer, Precision, RunConfig, Runner, Strategy
 from trainer.training import train as training_run
-from trainer.training.accelerator import CpuCompute
+from trainer.training.accelerator import CpuAccelerator
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.checkpoint_state import save
-from trainer.training.state import Training
+from trainer.training.state import TrainState
 
 OLD = Path(__file__).parents[1] / "data" / "checkpoints" / "cosine-per-epoch.pt"
 """Of a version whose cosine moved once an epoch: step 11 of 28, in the second of four epochs."""
 
 
-def training(samples: int = 1, **changes: object) -> Training:
-    config = RunConfig(**{"epochs": 3, "lr_scheduler": Schedule.COSINE, **changes})  # type: ignore[arg-type]
-    return Training(config, nn.Linear(2, 1), CpuCompute(), samples=samples)
+def training(samples: int = 1, **changes: object) -> TrainState:
+    config = RunConfig(**{"epochs": 3, "lr_scheduler": LRSchedule.COSINE, **changes})  # type: ignore[arg-type]
+    return TrainState(config, nn.Linear(2, 1), CpuAccelerator(), samples=samples)
 
 
-def one_step(run: Training) -> float:
+def one_step(run: TrainState) -> float:
     """Take a step and return its learning rate."""
     rate = run.learning_rate
     run.model(torch.ones(1, 2)).sum().backward()
@@ -41,7 +41,7 @@ def one_step(run: Training) -> float:
     return rate
 
 
-def one_epoch(run: Training) -> None:
+def one_epoch(run: TrainState) -> None:
     epoch = run.epoch
     while run.epoch == epoch:
         one_step(run)
@@ -112,12 +112,12 @@ FALLING = [1.0, (1 + HALF_ROOT) / 2, 0.5, (1 - HALF_ROOT) / 2]
         ({"epochs": 1, "batch_size": 1, "gradient_accumulation_steps": 3}, FALLING),
         ({"epochs": 50, "batch_size": 4, "max_steps": 4}, FALLING),
         ({"epochs": 2, "batch_size": 4, "lr_warmup_steps": 2}, [1 / 3, 2 / 3, *FALLING]),
-        ({"epochs": 1, "batch_size": 5, "lr_scheduler": Schedule.NONE}, [1.0, 1.0]),
+        ({"epochs": 1, "batch_size": 5, "lr_scheduler": LRSchedule.NONE}, [1.0, 1.0]),
         (
-            {"batch_size": 10, "lr_scheduler": Schedule.NONE, "lr_warmup_steps": 1},
+            {"batch_size": 10, "lr_scheduler": LRSchedule.NONE, "lr_warmup_steps": 1},
             [1 / 2, 1.0, 1.0],
         ),
-        ({"batch_size": 5, "lr_scheduler": Schedule.PLATEAU}, [1.0] * 6),
+        ({"batch_size": 5, "lr_scheduler": LRSchedule.PLATEAU}, [1.0] * 6),
     ],
 )
 def test_the_rate_of_each_step_is_that_of_the_formula(
@@ -127,7 +127,7 @@ def test_the_rate_of_each_step_is_that_of_the_formula(
     assert run.total_steps == len(factors)
     assert [one_step(run) for _ in factors] == pytest.approx([0.2 * one for one in factors])
     assert run.has_ended
-    if run.config.lr_scheduler is Schedule.COSINE:
+    if run.config.lr_scheduler is LRSchedule.COSINE:
         assert run.learning_rate == pytest.approx(0, abs=1e-9)
 
 
@@ -160,7 +160,7 @@ def test_a_cosine_goes_on_over_more_steps_as_if_it_had_known(longer: dict[str, A
 
 def test_plateau_moves_once_an_epoch() -> None:
     run = training(
-        samples=10, batch_size=4, epochs=9, lr_scheduler=Schedule.PLATEAU, learning_rate=0.2
+        samples=10, batch_size=4, epochs=9, lr_scheduler=LRSchedule.PLATEAU, learning_rate=0.2
     )
     rates = [one_step(run) for _ in range(3 * 9)]
     # The first epoch sets the best loss, and three more without a better one are tolerated.
@@ -170,19 +170,19 @@ def test_plateau_moves_once_an_epoch() -> None:
 def test_a_checkpoint_of_a_cosine_per_epoch_goes_on_with_one_per_step() -> None:
     state = read_checkpoint(OLD)
     config = RunConfig.from_dict(state["config"])
-    run = Training(config, nn.Linear(1, 1), CpuCompute(), samples=800)
+    run = TrainState(config, nn.Linear(1, 1), CpuAccelerator(), samples=800)
     run.load(state)
     assert (run.step, run.epoch, run.steps_per_epoch, run.total_steps) == (11, 2, 7, 28)
     assert run.optimizer.param_groups[0]["lr"] == pytest.approx(
         0.05 * (1 + math.cos(math.pi * 11 / 28)) / 2
     )
-    again = Training(config, nn.Linear(1, 1), CpuCompute(), samples=800)
+    again = TrainState(config, nn.Linear(1, 1), CpuAccelerator(), samples=800)
     again.load(copy.deepcopy(run.state_dict()))
     assert again.learning_rate == run.learning_rate
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
-def test_a_changed_learning_rate_counts_where_the_schedule_stands(schedule: Schedule) -> None:
+@pytest.mark.parametrize("schedule", list(LRSchedule))
+def test_a_changed_learning_rate_counts_where_the_schedule_stands(schedule: LRSchedule) -> None:
     first = training(lr_scheduler=schedule, learning_rate=0.1)
     whole = training(lr_scheduler=schedule, learning_rate=0.02)
     resumed = training(lr_scheduler=schedule, learning_rate=0.02, epochs=5)
@@ -190,7 +190,7 @@ def test_a_changed_learning_rate_counts_where_the_schedule_stands(schedule: Sche
         one_epoch(run)
     state = copy.deepcopy(first.state_dict())
     resumed.load(state)
-    if schedule is not Schedule.COSINE:  # a cosine over more epochs stands higher
+    if schedule is not LRSchedule.COSINE:  # a cosine over more epochs stands higher
         assert resumed.learning_rate == pytest.approx(whole.learning_rate)
     one_epoch(resumed)
     longer = training(lr_scheduler=schedule, learning_rate=0.02, epochs=5)
@@ -221,7 +221,7 @@ def test_what_comes_from_the_checkpoint_is_named() -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_disk_that_refuses_the_file_gets_the_space_of_its_parts_back(tmp_path: Path) -> None:
-    run = training(device="cpu", runner=Runner.TORCHRUN, strategy=Parallel.FSDP, devices_per_node=2)
+    run = training(device="cpu", runner=Runner.TORCHRUN, strategy=Strategy.FSDP, devices_per_node=2)
     save(tmp_path / "best.pt", run)
     before = sorted(path.name for path in tmp_path.iterdir())
     (tmp_path / "last.pt").mkdir()  # a file cannot take its place

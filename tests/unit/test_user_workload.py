@@ -25,10 +25,10 @@ from trainer.custom_workload import (
     user_workload,
     user_workload_settings,
 )
-from trainer.error_messages import explain
+from trainer.error_messages import describe_failure
 from trainer.workloads import WORKLOADS
 from trainer.workloads.custom_file import UserCodeError, UserFile
-from trainer.workloads.dataset_split import DatasetSplit
+from trainer.workloads.dataset_split import CollatedDataset
 from trainer.workloads.task import Task, TensorSplit
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -270,7 +270,7 @@ def test_an_error_while_training_is_told_with_its_line(write: Write) -> None:
     inputs, _ = task.train.take(torch.arange(4))
     with pytest.raises(RuntimeError) as caught:
         task.model(inputs)
-    outcome = explain(caught.value, defaults(Workload.CUSTOM))
+    outcome = describe_failure(caught.value, defaults(Workload.CUSTOM))
     assert outcome.reason is not None
     assert outcome.reason.startswith("Training raised RuntimeError at mine.py, line 11, in forward")
 
@@ -298,7 +298,7 @@ class Fractions(Dataset[tuple[float, float]]):
 
 
 def test_a_dataset_becomes_batches_in_the_order_asked() -> None:
-    split = DatasetSplit.of(Fractions(), "train", SOURCE)
+    split = CollatedDataset.of(Fractions(), "train", SOURCE)
     inputs, targets = split.take(torch.tensor([4, 0, 1]))
     assert inputs.tolist() == [2.0, 0.0, 0.5]
     assert targets.tolist() == [1.0, 0.0, 0.25]
@@ -307,7 +307,7 @@ def test_a_dataset_becomes_batches_in_the_order_asked() -> None:
 
 def test_arrays_numbers_and_lists_of_pairs_are_datasets() -> None:
     pairs = [(np.full((2, 3), place, np.uint8), place) for place in range(4)]
-    split = DatasetSplit.of(pairs, "train", SOURCE)
+    split = CollatedDataset.of(pairs, "train", SOURCE)
     inputs, targets = split.take(torch.tensor([3, 1]))
     assert (inputs.shape, inputs.dtype) == ((2, 2, 3), torch.uint8)
     assert targets.tolist() == [3, 1]
@@ -315,7 +315,7 @@ def test_arrays_numbers_and_lists_of_pairs_are_datasets() -> None:
 
 
 def test_samples_of_different_shapes_are_one_sentence() -> None:
-    split = DatasetSplit.of([(torch.zeros(2), 0), (torch.zeros(3), 0)], "train", SOURCE)
+    split = CollatedDataset.of([(torch.zeros(2), 0), (torch.zeros(3), 0)], "train", SOURCE)
     with pytest.raises(UserCodeError, match="a sample of train cannot be made: RuntimeError"):
         split.take(torch.arange(2))
 
@@ -323,7 +323,7 @@ def test_samples_of_different_shapes_are_one_sentence() -> None:
 def test_a_subset_of_a_dataset_is_one_too() -> None:
     whole = TensorDataset(torch.arange(10.0), torch.arange(10))
     part = torch.utils.data.Subset(whole, [7, 3])
-    assert DatasetSplit.of(part, "train", SOURCE).take(torch.arange(2))[1].tolist() == [7, 3]
+    assert CollatedDataset.of(part, "train", SOURCE).take(torch.arange(2))[1].tolist() == [7, 3]
 
 
 def test_the_page_takes_it_from_its_command_line_only(

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from trainer.config import RunConfig
-from trainer.error_messages import RunFailed
-from trainer.training.accelerator import CpuCompute
-from trainer.training.loaders import MemoryLoader
-from trainer.training.loop import Loop
-from trainer.training.rank_info import Ranks
+from trainer.error_messages import RunFailedError
+from trainer.training.accelerator import CpuAccelerator
+from trainer.training.loaders import InMemoryLoader
+from trainer.training.loop import TrainLoop
+from trainer.training.rank_info import TrainerRank
 from trainer.workloads.task import Batch, TensorSplit
 
 
@@ -34,7 +34,7 @@ class Broken:
         return TensorSplit.of(torch.zeros(1, 1), torch.zeros(1)).room(size)
 
 
-class Seen(Ranks):
+class Seen(TrainerRank):
     """A rank whose sums are its own share of them."""
 
     def sum(self, values: Tensor) -> Tensor:
@@ -44,9 +44,9 @@ class Seen(Ranks):
         pass
 
 
-def validated(ranks: Ranks, split: Broken, batch_size: int) -> tuple[float, float | None]:
+def validated(ranks: TrainerRank, split: Broken, batch_size: int) -> tuple[float, float | None]:
     """Return the mean of the samples that were counted; no accuracy."""
-    config, compute = RunConfig(batch_size=batch_size), CpuCompute()
+    config, compute = RunConfig(batch_size=batch_size), CpuAccelerator()
     loop: Any = SimpleNamespace(
         reader=SimpleNamespace(flush=lambda: None),
         recorder=SimpleNamespace(signs=0),
@@ -54,19 +54,19 @@ def validated(ranks: Ranks, split: Broken, batch_size: int) -> tuple[float, floa
         training=SimpleNamespace(
             model=torch.nn.Linear(1, 1), ranks=ranks, compute=compute, config=config
         ),
-        validation_loader=MemoryLoader(split, config, compute),
+        validation_loader=InMemoryLoader(split, config, compute),
         step=SimpleNamespace(
             evaluate=lambda inputs, targets, counted: (inputs, inputs[:counted].mean())
         ),
         _last_is_due=lambda: False,
     )
-    return Loop._validate(loop)
+    return TrainLoop._validate(loop)
 
 
 def test_a_batch_without_a_sample_ends_the_job_in_place_of_a_forward_pass_less() -> None:
     """With FSDP the others would wait in its all-gather for ever."""
     with pytest.raises(
-        RunFailed,
+        RunFailedError,
         match=(
             r"No sample of a batch could be loaded, and the other ranks are waiting "
             r"for this one\. Check the data or increase batch_size\."
@@ -77,7 +77,7 @@ def test_a_batch_without_a_sample_ends_the_job_in_place_of_a_forward_pass_less()
 
 def test_no_sample_at_all_is_a_sentence_on_every_rank() -> None:
     for rank in range(2):
-        with pytest.raises(RunFailed, match="could be loaded"):
+        with pytest.raises(RunFailedError, match="could be loaded"):
             validated(Seen(rank=rank, world_size=2), Broken(5, frozenset(range(5))), 2)
 
 

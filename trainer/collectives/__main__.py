@@ -12,7 +12,15 @@ from pathlib import Path
 
 from stepscope.common.formatting import printable
 from stepscope.run import runs_root
-from trainer.collectives.plan import GLOO, NCCL, OPERATIONS, Plan, PlanError, parse_sizes, refusal
+from trainer.collectives.plan import (
+    GLOO,
+    NCCL,
+    OPERATIONS,
+    CollectivePlan,
+    PlanError,
+    parse_sizes,
+    refusal,
+)
 from trainer.collectives.process import Measurement
 from trainer.collectives.table import closing, heading, line
 from trainer.runners.child_process import ChildState
@@ -59,8 +67,8 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def _plan(options: argparse.Namespace) -> Plan:
-    plan = Plan(
+def _plan(options: argparse.Namespace) -> CollectivePlan:
+    plan = CollectivePlan(
         backend=options.backend,
         ranks=options.ranks,
         operations=tuple(filter(None, options.operations.split(","))),

@@ -30,7 +30,7 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class CollectivePlan:
     """One measurement. Raises PlanError.
 
     `sizes` are bytes of the whole array, as nccl-tests count them; `seconds` are per size and
@@ -67,7 +67,7 @@ class Plan:
         return msgspec.json.encode(self).decode()
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> CollectivePlan:
         """Return the plan of a line from `to_json`."""
         return msgspec.json.decode(text, type=cls)
 
@@ -106,7 +106,7 @@ def _size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
-def refusal(plan: Plan, gpus: int, no_gpu: str | None) -> str | None:
+def refusal(plan: CollectivePlan, gpus: int, no_gpu: str | None) -> str | None:
     """Return why this machine cannot measure the plan, or None.
 
     `no_gpu` is the reason why torch has no CUDA device.

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.collectives.plan import NCCL, Plan
+from trainer.collectives.plan import NCCL, CollectivePlan
 from trainer.collectives.results import SCHEMA, new_result_path, write_result
 from trainer.launch_commands import ONE_MACHINE
 from trainer.runners.child_process import Child, ChildOutput, ChildState
@@ -24,7 +24,7 @@ class Measurement(Child):
     Raises OSError if torchrun cannot be started.
     """
 
-    def __init__(self, plan: Plan, root: Path) -> None:
+    def __init__(self, plan: CollectivePlan, root: Path) -> None:
         self.plan = plan
         self._root = root
         self._rows: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ class Measurement(Child):
         return f"torchrun ended with exit code {code}. {cause[:300]}".strip()
 
 
-def measuring_arguments(plan: Plan) -> list[str]:
+def measuring_arguments(plan: CollectivePlan) -> list[str]:
     """Return torchrun's arguments for the ranks."""
     ranks = f"--nproc-per-node={plan.ranks}"
     return [*ONE_MACHINE, ranks, "-m", "trainer.collectives.rank", plan.to_json()]

@@ -32,7 +32,7 @@ from stepscope.distributed.collective_metrics import (
 from stepscope.distributed.communication import link_of
 from stepscope.gpu.source import nvml_uuid, open_source
 from stepscope.host.environment import cpu_name
-from trainer.collectives.plan import NCCL, Plan
+from trainer.collectives.plan import NCCL, CollectivePlan
 
 WARM_UP = 3
 ROUNDS = 5
@@ -108,7 +108,9 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure(operation: str, size: int, plan: Plan, device: torch.device) -> dict[str, Any]:
+def measure(
+    operation: str, size: int, plan: CollectivePlan, device: torch.device
+) -> dict[str, Any]:
     """Return one result: seconds of a call, algorithm and bus bandwidth in bytes/s."""
     source, out = buffers_of(operation, size, plan.ranks, device)
     call = call_of(operation, source, out)
@@ -130,7 +132,7 @@ def measure(operation: str, size: int, plan: Plan, device: torch.device) -> dict
     }
 
 
-def results(plan: Plan, device: torch.device) -> Iterator[dict[str, Any]]:
+def results(plan: CollectivePlan, device: torch.device) -> Iterator[dict[str, Any]]:
     """Yield all results; an operation that cannot be measured has a reason."""
     free = _free_bytes(plan, device)
     for operation in plan.operations:
@@ -150,7 +152,7 @@ def results(plan: Plan, device: torch.device) -> Iterator[dict[str, Any]]:
             yield {"operation": operation, "bytes": size, "reason": refused}
 
 
-def _free_bytes(plan: Plan, device: torch.device) -> float:
+def _free_bytes(plan: CollectivePlan, device: torch.device) -> float:
     """Return the bytes that the buffers of each rank may take: the minimum over the ranks."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] / 4
@@ -178,7 +180,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """Measure as one rank of a torchrun job."""
-    plan = Plan.from_json(arguments[0])
+    plan = CollectivePlan.from_json(arguments[0])
     local = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local) if plan.backend == NCCL else torch.device("cpu")
     torch.set_num_threads(1)

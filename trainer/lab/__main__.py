@@ -17,7 +17,7 @@ from stepscope.common.files import atomic_write
 from stepscope.common.formatting import format_duration, printable
 from stepscope.run import process_identity, runs_root
 from trainer.config import ConfigError, Workload
-from trainer.config_validation import TrainDevice, problems
+from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, choose, user_problem, user_workload
 from trainer.datasets import data_problem
 from trainer.lab.folder import (
@@ -33,11 +33,11 @@ from trainer.lab.folder import (
     write_plan,
 )
 from trainer.lab.options import PLANNING, UsageError, is_file, parser, plan_of
-from trainer.lab.plan import Plan, estimate, with_problems
+from trainer.lab.plan import SweepPlan, estimate, with_problems
 from trainer.lab.report import to_csv, to_html
-from trainer.lab.sweep import Sweep
+from trainer.lab.sweep import SweepRunner
 from trainer.lab.terminal import Terminal, closing, table
-from trainer.lab.trial_process import SampleProcess
+from trainer.lab.trial_process import TrialProcess
 from trainer.lab.variants import arms
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
@@ -63,12 +63,12 @@ class _Stop:
     """Hears SIGINT and SIGTERM from now on, also before there is a sweep to stop."""
 
     def __init__(self) -> None:
-        self._taker: SampleProcess | None = None
+        self._taker: TrialProcess | None = None
         self._asked = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
 
-    def reaches(self, taker: SampleProcess) -> None:
+    def reaches(self, taker: TrialProcess) -> None:
         """Stop this one, now if that was asked already."""
         self._taker = taker
         if self._asked:
@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace, stop: _Stop) -> int:
             print(f"{arm.name:<34} {arm.label if arm.problem is None else arm.problem}")
         return FINISHED
     folder, plan = _folder_and_plan(options, devices)
-    taker, terminal = SampleProcess(folder), Terminal()
+    taker, terminal = TrialProcess(folder), Terminal()
     stop.reaches(taker)
     _say_estimate(folder, plan)
 
@@ -101,19 +101,19 @@ def _run(options: argparse.Namespace, stop: _Stop) -> int:
             write_json(Path(options.json), sweep)
 
     config = plan.config
-    refused = next(iter(problems(config, devices)), None)
+    refused = next(iter(validate(config, devices)), None)
     refused = refused or data_problem(config) or user_problem(config)
     if refused is not None:
         sweep = _refuse(folder, f"The baseline cannot run here: {refused}")
     else:
-        sweep = Sweep(folder, plan, devices, taker, show).run()
+        sweep = SweepRunner(folder, plan, devices, taker, show).run()
     terminal.clear()
     return _close(options, folder, sweep)
 
 
 def _folder_and_plan(
     options: argparse.Namespace, devices: Sequence[TrainDevice]
-) -> tuple[Path, Plan]:
+) -> tuple[Path, SweepPlan]:
     """Return a sweep that is resumed, or make a new one.
 
     The file of a workload of the user's own is never taken from a folder: it would be run.
@@ -143,15 +143,15 @@ def _folder_and_plan(
     return folder, plan
 
 
-def _planned(folder: Path, devices: Sequence[TrainDevice]) -> Plan:
+def _planned(folder: Path, devices: Sequence[TrainDevice]) -> SweepPlan:
     values = read_plan(folder)
     try:
-        return with_problems(Plan.from_dict(values), devices)
+        return with_problems(SweepPlan.from_dict(values), devices)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SweepError(f"{folder.name}/{PLAN_JSON}: is no plan ({error}).") from error
 
 
-def _say_estimate(folder: Path, plan: Plan) -> None:
+def _say_estimate(folder: Path, plan: SweepPlan) -> None:
     config = plan.config
     known = seconds_per_sample(folder.parent.parent, config.workload, config.device)
     takes = estimate(plan, known)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.lab.statistics import (
-    Finding,
+    EffectEstimate,
     Rules,
     Side,
     judge,
@@ -31,7 +31,7 @@ FAILURES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
+class Trial:
     """One child process and what it measured, or the `reason` why it measured nothing.
 
     `seconds` is the wall time of the whole process; `metrics` are those of docs/lab.md. `session`
@@ -54,7 +54,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextTrial:
     """The sample to take next."""
 
     contest: str
@@ -63,7 +63,7 @@ class Next:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class VariantComparison:
     """A reference and its challengers, by name; `key` names the contest in samples.jsonl.
 
     Each round runs the reference `runs` times.
@@ -81,7 +81,7 @@ class Contest:
 
 
 @dataclass(slots=True)
-class Standing:
+class ComparisonState:
     """How a contest stands; `next` is None once nothing is left to measure.
 
     `left` is the largest number of samples that may still come, should no one be decided.
@@ -92,11 +92,11 @@ class Standing:
     `flaky` says of each whose process failed how often it did, also where another attempt measured.
     """
 
-    next: Next | None = None
+    next: NextTrial | None = None
     round: int = 0
     left: int = 0
-    speed: dict[str, Finding] = field(default_factory=dict)
-    loss: dict[str, Finding] = field(default_factory=dict)
+    speed: dict[str, EffectEstimate] = field(default_factory=dict)
+    loss: dict[str, EffectEstimate] = field(default_factory=dict)
     broken: dict[str, int] = field(default_factory=dict)
     decided: set[str] = field(default_factory=set)
     mean_effect: dict[str, float] = field(default_factory=dict)
@@ -104,22 +104,24 @@ class Standing:
     flaky: dict[str, str] = field(default_factory=dict)
 
 
-def of_contest(samples: Iterable[Sample], contest: str) -> list[Sample]:
+def of_contest(samples: Iterable[Trial], contest: str) -> list[Trial]:
     """Return the samples of one contest, in order."""
     return [sample for sample in samples if sample.contest == contest]
 
 
-def stand(contest: Contest, samples: Sequence[Sample], rules: Rules, seed: int) -> Standing:
+def replay_comparison(
+    contest: VariantComparison, samples: Sequence[Trial], rules: Rules, seed: int
+) -> ComparisonState:
     """Play the contest again from its samples; return where it stands."""
     taken = of_contest(samples, contest.key)
-    standing, rounds = Standing(), _Rounds(taken, contest)
+    standing, rounds = ComparisonState(), _Rounds(taken, contest)
     standing.flaky = {
         name: flaky for name in contest.challengers if (flaky := _flaky(taken, name)) is not None
     }
     still = list(contest.challengers)
     for number in range(1, rules.max_rounds + 1):
         standing.round = number
-        names = order(contest, still, number, seed)
+        names = round_order(contest, still, number, seed)
         for place, name in enumerate(names):
             attempts = [one for one in taken if (one.round, one.name) == (number, name)]
             if any(one.ok for one in attempts):
@@ -127,7 +129,7 @@ def stand(contest: Contest, samples: Sequence[Sample], rules: Rules, seed: int) 
             is_reference = name in contest.references
             too_often = not is_reference and _failures(taken, name) >= FAILURES
             if len(attempts) < TRIES and not too_often:
-                standing.next = Next(contest.key, number, name)
+                standing.next = NextTrial(contest.key, number, name)
                 standing.left = len(names) - place + (rules.max_rounds - number) * len(names)
                 break
             standing.failed[contest.reference if is_reference else name] = (
@@ -149,11 +151,11 @@ def stand(contest: Contest, samples: Sequence[Sample], rules: Rules, seed: int) 
     return standing
 
 
-def _failures(samples: Sequence[Sample], name: str) -> int:
+def _failures(samples: Sequence[Trial], name: str) -> int:
     return sum(not one.ok for one in samples if one.name == name)
 
 
-def _flaky(samples: Sequence[Sample], name: str) -> str | None:
+def _flaky(samples: Sequence[Trial], name: str) -> str | None:
     """Say how many processes of a setting failed, and how the last of them did."""
     failed = [one for one in samples if one.name == name and not one.ok]
     if not failed:
@@ -162,7 +164,9 @@ def _flaky(samples: Sequence[Sample], name: str) -> str | None:
     return f"{len(failed)} of {count} processes failed: {failed[-1].reason}"
 
 
-def order(contest: Contest, still: Sequence[str], number: int, seed: int) -> list[str]:
+def round_order(
+    contest: VariantComparison, still: Sequence[str], number: int, seed: int
+) -> list[str]:
     """Return the reference's runs and the remaining challengers in a round's random order."""
     names = [*contest.references, *still]
     random.Random(f"{seed}/{contest.key}/{number}").shuffle(names)
@@ -172,7 +176,7 @@ def order(contest: Contest, still: Sequence[str], number: int, seed: int) -> lis
 class _Rounds:
     """The measured values by round: of throughput, and of the loss."""
 
-    def __init__(self, samples: Sequence[Sample], contest: Contest) -> None:
+    def __init__(self, samples: Sequence[Trial], contest: VariantComparison) -> None:
         self.contest = contest
         self._ok = [one for one in samples if one.ok]
         runs: dict[int, list[Mapping[str, Any]]] = {}
@@ -239,7 +243,7 @@ def _loss(metrics: Mapping[str, Any]) -> float | None:
 
 def _judged(
     rounds: _Rounds, names: Sequence[str], rules: Rules
-) -> tuple[dict[str, Finding], dict[str, Finding]]:
+) -> tuple[dict[str, EffectEstimate], dict[str, EffectEstimate]]:
     """Judge throughput and loss of these challengers with what is measured of all."""
     every = rounds.contest.challengers
     speed = judge({name: log_ratios(rounds.speeds(name)) for name in every}, rules)
@@ -250,7 +254,7 @@ def _judged(
     return {name: speed[name] for name in names}, loss
 
 
-def _look(standing: Standing, rounds: _Rounds, still: Sequence[str], rules: Rules) -> None:
+def _look(standing: ComparisonState, rounds: _Rounds, still: Sequence[str], rules: Rules) -> None:
     """Judge after a round of a look, and note who is decided."""
     speed, loss = _judged(rounds, still, rules)
     standing.speed |= speed
@@ -259,12 +263,14 @@ def _look(standing: Standing, rounds: _Rounds, still: Sequence[str], rules: Rule
     standing.decided |= {name for name, one in speed.items() if one.side is not Side.OPEN}
 
 
-def _look_between(standing: Standing, rounds: _Rounds, still: Sequence[str], rules: Rules) -> None:
+def _look_between(
+    standing: ComparisonState, rounds: _Rounds, still: Sequence[str], rules: Rules
+) -> None:
     """Fill in what is known now of those that are not decided: their speed has no verdict."""
     names = [name for name in still if name not in standing.failed]
     speed, loss = _judged(rounds, names, rules)
     for name in names:
         one = speed[name]
-        standing.speed[name] = Finding(Side.OPEN, one.rounds, one.effect, one.low, one.high)
+        standing.speed[name] = EffectEstimate(Side.OPEN, one.rounds, one.effect, one.low, one.high)
         standing.loss[name] = loss[name]
         standing.broken[name] = rounds.broken(name)

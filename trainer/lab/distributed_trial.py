@@ -13,7 +13,7 @@ from stepscope.recorded_run import open_run
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
 from trainer.config import RunConfig
-from trainer.lab.trial_metrics import Steps, TooShort, measured, rate
+from trainer.lab.trial_metrics import RunTooShortError, Steps, measured, rate
 from trainer.runners import write_pending
 from trainer.runners.torchrun import TorchrunRun
 
@@ -38,7 +38,7 @@ def taken_by_ranks(config: RunConfig, folder: Path, warmup: int, seconds: float)
         if run.status is not RunStatus.FINISHED and not by_time:
             return {"reason": run.reason or f"The run is {run.status}."}
         metrics = measured_together(folder, warmup, config.world_size)
-    except (TooShort, RunError, StoreError) as error:
+    except (RunTooShortError, RunError, StoreError) as error:
         return {"reason": str(error)}
     return {"metrics": metrics, "machine": run.run_json.get("environment") or {}}
 

@@ -21,7 +21,7 @@ from stepscope.run import is_run_id, new_run_folder, pid_namespace, process_of, 
 from stepscope.run.folder import is_in
 
 if TYPE_CHECKING:
-    from trainer.lab.plan import Plan
+    from trainer.lab.plan import SweepPlan
 
 SCHEMA = 1
 LAB = "lab"
@@ -59,7 +59,7 @@ def sweep_folders(root: Path) -> Iterator[Path]:
     return run_folders(root / LAB, PLAN_JSON)
 
 
-def write_plan(folder: Path, plan: Plan) -> None:
+def write_plan(folder: Path, plan: SweepPlan) -> None:
     """Write plan.json and a pending sweep.json. Raises OSError."""
     now = time.time()
     write_json(folder / PLAN_JSON, {"schema": SCHEMA, **plan.to_dict()})

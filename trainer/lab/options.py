@@ -11,9 +11,9 @@ from typing import Any
 
 from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_WORKLOADS
 from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, problems
-from trainer.lab.plan import PRESETS, Plan
-from trainer.lab.variants import FIXED, Arm, arms, make_arm, own_settings, own_with, suggested
+from trainer.config_validation import TrainDevice, validate
+from trainer.lab.plan import PRESETS, SweepPlan
+from trainer.lab.variants import FIXED, Variant, arms, make_arm, own_settings, own_with, suggested
 
 EXAMPLES = """\
 examples:
@@ -74,7 +74,7 @@ PLANNING = (
 
 def plan_of(
     options: argparse.Namespace, devices: Sequence[TrainDevice]
-) -> tuple[Plan, tuple[str, ...]]:
+) -> tuple[SweepPlan, tuple[str, ...]]:
     """Return the plan that the options describe, and notes on what was changed for it.
 
     Raises UsageError and ConfigError.
@@ -90,7 +90,7 @@ def plan_of(
         config, found, notes = _arms(options.arms, config, given, devices)
     else:
         found = [arm for arm in arms(config, devices) if arm.problem is None]
-    refused = problems(config, devices)
+    refused = validate(config, devices)
     if refused:
         raise ConfigError(refused[0])
     numbers = {
@@ -100,7 +100,9 @@ def plan_of(
     }
     seed = config.seed % 10**9
     return (
-        Plan(config=config, arms=tuple(found), find_best=not options.no_best, seed=seed, **numbers),
+        SweepPlan(
+            config=config, arms=tuple(found), find_best=not options.no_best, seed=seed, **numbers
+        ),
         notes,
     )
 
@@ -179,7 +181,7 @@ def _known(field: str, option: str, own: Iterable[str] = ()) -> str:
 
 def _arms(
     text: str, config: RunConfig, given: Mapping[str, str], devices: Sequence[TrainDevice]
-) -> tuple[RunConfig, list[Arm], tuple[str, ...]]:
+) -> tuple[RunConfig, list[Variant], tuple[str, ...]]:
     """Return the arms of `--arms`, and the baseline without the switches that they switch on."""
     tokens = [token.strip() for token in text.split(",") if token.strip()]
     asked = [(token, change) for token in tokens for change in _changes(token, config, devices)]
@@ -195,7 +197,7 @@ def _arms(
                 )
             config = replace(config, **make_arm({field: False}, config, devices).changes)
             notes.append(f"{field} is off in the baseline, because an arm switches it on")
-    found: dict[str, Arm] = {}
+    found: dict[str, Variant] = {}
     for token, change in asked:
         alone = sum(token == other for other, _ in asked) == 1
         arm = make_arm(change, config, devices, name=token if alone else None)

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config import Compile, ConfigError, Problem, RunConfig
+from trainer.config import CompileMode, ConfigError, ConfigIssue, RunConfig
 from trainer.lab.folder import new_sweep_folder, read_sweep, write_plan
 from trainer.lab.presets import PRESETS, Preset
-from trainer.lab.variants import Arm, arms, make_arm
+from trainer.lab.variants import Variant, arms, make_arm
 
 __all__ = [
     "PRESETS",
-    "Arm",
     "Estimate",
-    "Plan",
     "Preset",
+    "SweepPlan",
+    "Variant",
     "arms",
     "estimate",
     "make_arm",
@@ -40,7 +40,7 @@ COMPILE_S = 40.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class SweepPlan:
     """What a sweep measures. Raises ConfigError for what no sweep could do.
 
     `steps` are the measured ones, after `warmup`; where one is 0 the sweep chooses it, so that a
@@ -52,7 +52,7 @@ class Plan:
     """
 
     config: RunConfig
-    arms: tuple[Arm, ...]
+    arms: tuple[Variant, ...]
     steps: int = 0
     warmup: int = 0
     max_rounds: int = 12
@@ -82,18 +82,20 @@ class Plan:
             _whole("looks", look, 2, 10**6)
         if not isinstance(self.find_best, bool):
             raise ConfigError(
-                Problem("find_best", f"must be true or false, got {self.find_best!r}", "Choose one")
+                ConfigIssue(
+                    "find_best", f"must be true or false, got {self.find_best!r}", "Choose one"
+                )
             )
         if not self.looks or list(self.looks) != sorted(set(self.looks)):
             raise ConfigError(
-                Problem("looks", "must rise from 2 or more", "Leave them as they are")
+                ConfigIssue("looks", "must rise from 2 or more", "Leave them as they are")
             )
         names = [arm.name for arm in self.arms]
         double = next((name for name in names if names.count(name) > 1), None)
         if double is not None:
-            raise ConfigError(Problem("arms", f"has {double!r} twice", "Leave one out"))
+            raise ConfigError(ConfigIssue("arms", f"has {double!r} twice", "Leave one out"))
         if any(name.split(" ")[0] == "baseline" for name in names):
-            raise ConfigError(Problem("arms", "no arm can be named baseline", "Choose another"))
+            raise ConfigError(ConfigIssue("arms", "no arm can be named baseline", "Choose another"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plan.json and sweep.json hold it."""
@@ -114,7 +116,7 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, values: Mapping[str, Any]) -> SweepPlan:
         """The inverse of `to_dict`; what is missing gets its default.
 
         A plan without `baselines` is of a version that ran the baseline once a round.
@@ -125,7 +127,7 @@ class Plan:
         given = {"baselines": 1} | {name: values[name] for name in _SIMPLE if name in values}
         if "looks" in values:
             given["looks"] = tuple(values["looks"])
-        found = tuple(Arm.from_dict(arm) for arm in values["arms"])
+        found = tuple(Variant.from_dict(arm) for arm in values["arms"])
         return cls(config=RunConfig.from_dict(values["config"]), arms=found, **given)
 
 
@@ -143,7 +145,7 @@ class Estimate:
     high: float
 
 
-def estimate(plan: Plan, sample_seconds: float | None = None) -> Estimate:
+def estimate(plan: SweepPlan, sample_seconds: float | None = None) -> Estimate:
     """Return how long the sweep takes; the search for the best combination is in `high` only.
 
     `sample_seconds` is what a sample of the baseline took in an earlier sweep
@@ -160,11 +162,13 @@ def estimate(plan: Plan, sample_seconds: float | None = None) -> Estimate:
     return Estimate(each + a_round * first, each + high)
 
 
-def _compiling(arm: Arm) -> float:
-    return COMPILE_S if arm.changes.get("compile_mode", Compile.NONE) != Compile.NONE else 0.0
+def _compiling(arm: Variant) -> float:
+    return (
+        COMPILE_S if arm.changes.get("compile_mode", CompileMode.NONE) != CompileMode.NONE else 0.0
+    )
 
 
-def with_problems(plan: Plan, devices: Any) -> Plan:
+def with_problems(plan: SweepPlan, devices: Any) -> SweepPlan:
     """Return the plan with the `problem` of each arm as it is on these devices."""
     return replace(
         plan,
@@ -179,7 +183,9 @@ def _number(field: str, value: Any, low: float, high: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
         raise ConfigError(
-            Problem(field, f"must be {low:g} to {high:g}, got {value!r}", "Choose a value between")
+            ConfigIssue(
+                field, f"must be {low:g} to {high:g}, got {value!r}", "Choose a value between"
+            )
         )
 
 
@@ -187,5 +193,5 @@ def _whole(field: str, value: Any, low: int, high: int) -> None:
     _number(field, value, low, high)
     if not isinstance(value, int):
         raise ConfigError(
-            Problem(field, f"must be a whole number, got {value!r}", "Leave out its fraction")
+            ConfigIssue(field, f"must be a whole number, got {value!r}", "Leave out its fraction")
         )

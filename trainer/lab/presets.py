@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config import Compile, Parallel, Precision, Problem, RunConfig, Runner
+from trainer.config import CompileMode, ConfigIssue, Precision, RunConfig, Runner, Strategy
 from trainer.config_limits import LIMITS
 from trainer.config_validation import TrainDevice
-from trainer.lab.variants import Arm, make_arm, suggested
+from trainer.lab.variants import Variant, make_arm, suggested
 
 Devices = Sequence[TrainDevice]
 
@@ -25,7 +25,7 @@ PLAIN: dict[str, Any] = {
     "channels_last": False,
     "cudnn_benchmark": False,
     "deterministic": False,
-    "compile_mode": Compile.NONE,
+    "compile_mode": CompileMode.NONE,
     "cuda_graphs": False,
     "kernel_warmup": False,
     "preallocate_memory": False,
@@ -46,10 +46,10 @@ class Preset:
 
     label: str
     help: str
-    build: Callable[[RunConfig, Devices], tuple[RunConfig, list[Arm]]]
+    build: Callable[[RunConfig, Devices], tuple[RunConfig, list[Variant]]]
 
 
-def _tutorials(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]:
+def _tutorials(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
     baseline = replace(config, **PLAIN)
     fields = (
         "precision",
@@ -71,7 +71,7 @@ def _tutorials(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm
     return baseline, _arms(fields, baseline, devices)
 
 
-def _loading(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]:
+def _loading(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
     plain = {field: PLAIN[field] for field in _LOADING}
     baseline = replace(config, **plain)
     found = _arms(_LOADING, baseline, devices)
@@ -92,12 +92,12 @@ _LOADING = (
 )
 
 
-def _precision(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]:
+def _precision(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
     baseline = replace(config, precision=Precision.FP32)
     return baseline, _arms(("precision",), baseline, devices)
 
 
-def _cpu_gpu(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]:
+def _cpu_gpu(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
     off = ("pin_memory", "non_blocking", "copy_stream", "dataset_on_device", "cuda_graphs")
     plain: dict[str, Any] = dict.fromkeys((*off, "preallocate_memory"), False)
     baseline = replace(config, device="cpu", precision=Precision.FP32, **plain)
@@ -105,19 +105,19 @@ def _cpu_gpu(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]
     if not found:
         reasons = [device.reason for device in devices if device.reason is not None]
         reason = reasons[0] if reasons else "torch finds no GPU in this machine"
-        problem = Problem("device", reason, "Run this sweep on a machine with a GPU")
-        found = [Arm(name="device=gpu", label="device GPU", changes={}, problem=problem)]
+        problem = ConfigIssue("device", reason, "Run this sweep on a machine with a GPU")
+        found = [Variant(name="device=gpu", label="device GPU", changes={}, problem=problem)]
     return baseline, found
 
 
-def _scaling(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]:
+def _scaling(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
     """One device is the baseline. Each rank keeps its batch size, and on a CPU has one thread."""
     on_cpu = config.device == "cpu"
     gpus = sum(device.cuda_index is not None and device.reason is None for device in devices)
     most = os.cpu_count() or 1 if on_cpu else gpus
     baseline = replace(
         config,
-        strategy=Parallel.NONE,
+        strategy=Strategy.NONE,
         devices_per_node=1,
         num_nodes=1,
         max_restarts=0,
@@ -125,7 +125,7 @@ def _scaling(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]
         cuda_graphs=False,
         num_threads=1 if on_cpu else config.num_threads,
     )
-    ways = (Parallel.DDP, Parallel.FSDP) if on_cpu else (Parallel.DP, Parallel.DDP, Parallel.FSDP)
+    ways = (Strategy.DDP, Strategy.FSDP) if on_cpu else (Strategy.DP, Strategy.DDP, Strategy.FSDP)
     found = [
         make_arm({"strategy": str(way), "devices_per_node": ranks}, baseline, devices)
         for ranks in _ranks(most)
@@ -136,12 +136,12 @@ def _scaling(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Arm]]
         return baseline, possible
     reason = next((str(arm.problem.reason) for arm in found if arm.problem is not None), None)
     have = "one core" if on_cpu else f"{gpus} GPU{'' if gpus == 1 else 's'}"
-    problem = Problem(
+    problem = ConfigIssue(
         "devices_per_node",
         reason or f"this machine has {have}",
         "Run this sweep where there are several",
     )
-    return baseline, [Arm(name="ranks=2", label="2 ranks", changes={}, problem=problem)]
+    return baseline, [Variant(name="ranks=2", label="2 ranks", changes={}, problem=problem)]
 
 
 def _ranks(most: int) -> list[int]:
@@ -155,7 +155,7 @@ def _ranks(most: int) -> list[int]:
     return sorted({*powers, highest} - {1})
 
 
-def _arms(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> list[Arm]:
+def _arms(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> list[Variant]:
     return [
         make_arm({field: value}, baseline, devices)
         for field in fields

@@ -7,22 +7,22 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer.config import Parallel, RunConfig
-from trainer.lab.comparison import Contest, Sample, of_contest
-from trainer.lab.plan import Plan
+from trainer.config import RunConfig, Strategy
+from trainer.lab.comparison import Trial, VariantComparison, of_contest
+from trainer.lab.plan import SweepPlan
 from trainer.lab.statistics import drift
 from trainer.lab.sweep_state import (
     ARMS,
     BASELINE,
     COMBINE,
     CONFIRM,
-    Course,
-    Phase,
+    SweepPhase,
+    SweepState,
     confirming_rules,
     rules_of,
 )
 from trainer.lab.variants import changed
-from trainer.lab.verdict_text import impossible, judged, of_drift
+from trainer.lab.verdict_text import impossible, of_drift, verdict_json
 
 
 def scaled(
@@ -59,7 +59,7 @@ def scaled(
 
 
 def _devices(config: RunConfig) -> int:
-    return 1 if config.strategy is Parallel.NONE else config.devices_per_node * config.num_nodes
+    return 1 if config.strategy is Strategy.NONE else config.devices_per_node * config.num_nodes
 
 
 CALIBRATE = "calibrate"
@@ -88,7 +88,9 @@ OF_A_ROUND = (
 )
 
 
-def content(plan: Plan, samples: Sequence[Sample], course: Course, *, over: bool) -> dict[str, Any]:
+def content(
+    plan: SweepPlan, samples: Sequence[Trial], course: SweepState, *, over: bool
+) -> dict[str, Any]:
     """Return the measured part of sweep.json. `over` is True unless the sweep is running."""
     of_arms = of_contest(samples, ARMS)
     return {
@@ -101,7 +103,9 @@ def content(plan: Plan, samples: Sequence[Sample], course: Course, *, over: bool
             # The keys of an arm, for who reads all rows alike.
             **dict.fromkeys(("verdict", "effect", "low", "high", "resolution", "reason")),
             "rounds": sum(one.ok for one in of_arms if one.name == BASELINE),
-            "metrics": medians(of_arms, *Contest(ARMS, BASELINE, (), plan.baselines).references),
+            "metrics": medians(
+                of_arms, *VariantComparison(ARMS, BASELINE, (), plan.baselines).references
+            ),
         },
         "arms": [_arm(plan, index, of_arms, course, over=over) for index in range(len(plan.arms))],
         "combining": [
@@ -120,7 +124,7 @@ def label(config: RunConfig) -> str:
     return f"{config.workload} on {device}, {config.precision}, batch_size {config.batch_size}"
 
 
-def medians(samples: Iterable[Sample], *names: str) -> dict[str, float | None]:
+def medians(samples: Iterable[Trial], *names: str) -> dict[str, float | None]:
     """Return the median of each metric over the samples of these names; None without a value."""
     taken = [one.metrics for one in samples if one.ok and one.name in names]
     found: dict[str, float | None] = {}
@@ -130,11 +134,11 @@ def medians(samples: Iterable[Sample], *names: str) -> dict[str, float | None]:
     return found
 
 
-def progress(plan: Plan, samples: Sequence[Sample], course: Course) -> dict[str, Any]:
+def progress(plan: SweepPlan, samples: Sequence[Trial], course: SweepState) -> dict[str, Any]:
     """Return how far the sweep is; the seconds left are the most that it may take."""
     left = 0 if course.standing is None or course.next is None else course.standing.left
     decides = plan.find_best and bool(rules_of(plan).judged_after)
-    if course.next is not None and decides and course.phase is not Phase.CONFIRMING:
+    if course.next is not None and decides and course.phase is not SweepPhase.CONFIRMING:
         left += 2 * plan.max_rounds  # the confirmation, at most; how long the search is shows later
     each = [one.seconds for one in samples[-20:] if one.ok]
     upcoming = course.next
@@ -148,41 +152,41 @@ def progress(plan: Plan, samples: Sequence[Sample], course: Course) -> dict[str,
     }
 
 
-def doing(plan: Plan, course: Course) -> str:
+def doing(plan: SweepPlan, course: SweepState) -> str:
     """Return the sample under way in words."""
     assert course.next is not None
     start = f"round {course.next.round} of {plan.max_rounds}"
-    if course.phase is Phase.CALIBRATING:
+    if course.phase is SweepPhase.CALIBRATING:
         return "a first sample of the baseline, to choose the number of steps"
     name = course.next.name
-    if course.phase is Phase.CONFIRMING:
+    if course.phase is SweepPhase.CONFIRMING:
         return f"confirming the best combination, {start}: {name}"
-    return f"{'combining, ' if course.phase is Phase.COMBINING else ''}{start}: {name}"
+    return f"{'combining, ' if course.phase is SweepPhase.COMBINING else ''}{start}: {name}"
 
 
 def _arm(
-    plan: Plan, index: int, samples: Sequence[Sample], course: Course, *, over: bool
+    plan: SweepPlan, index: int, samples: Sequence[Trial], course: SweepState, *, over: bool
 ) -> dict[str, Any]:
     arm = plan.arms[index]
     if arm.problem is not None:
         # Without the remedy, which speaks to one who wants the setting: "switch it off".
         verdict = impossible(f"{arm.problem.field}: {arm.problem.reason}")
     else:
-        ended = over or course.phase is not Phase.MEASURING or course.next is None
-        verdict = judged(course.arms, arm.name, rules_of(plan), over=ended)
+        ended = over or course.phase is not SweepPhase.MEASURING or course.next is None
+        verdict = verdict_json(course.arms, arm.name, rules_of(plan), over=ended)
         verdict |= scaled(plan.config, arm.changes, verdict)
     return {**arm.to_dict(), **verdict, "metrics": medians(samples, arm.name)}
 
 
 def _best(
-    plan: Plan, samples: Sequence[Sample], course: Course, *, over: bool
+    plan: SweepPlan, samples: Sequence[Trial], course: SweepState, *, over: bool
 ) -> dict[str, Any] | None:
     if course.confirmed is None or course.best is None:
         return None
     ended = over or course.next is None
     assert course.contest is not None
     name = " + ".join(course.winners)
-    verdict = judged(course.confirmed, name, confirming_rules(plan), over=ended)
+    verdict = verdict_json(course.confirmed, name, confirming_rules(plan), over=ended)
     if BASELINE in course.confirmed.failed:
         verdict["reason"] = f"The baseline failed: {course.confirmed.failed[BASELINE]}"
     return {
@@ -193,15 +197,15 @@ def _best(
     }
 
 
-def _drift(samples: Sequence[Sample]) -> dict[str, Any] | None:
+def _drift(samples: Sequence[Trial]) -> dict[str, Any] | None:
     rates = [one.metrics["samples_per_sec"] for one in samples if one.ok and one.name == BASELINE]
     change = rates[-1] / rates[0] - 1 if rates else None
     return of_drift(drift(rates), change)
 
 
-def _rounds(samples: Sequence[Sample]) -> Iterable[dict[str, Any]]:
+def _rounds(samples: Sequence[Trial]) -> Iterable[dict[str, Any]]:
     """Yield each round with its samples in the order in which they were taken."""
-    found: dict[tuple[str, int], list[Sample]] = {}
+    found: dict[tuple[str, int], list[Trial]] = {}
     for one in samples:
         if one.contest != CALIBRATE:
             found.setdefault((one.contest, one.round), []).append(one)
@@ -223,15 +227,15 @@ def _rounds(samples: Sequence[Sample]) -> Iterable[dict[str, Any]]:
         }
 
 
-def _of_a_round(sample: Sample) -> dict[str, Any]:
+def _of_a_round(sample: Trial) -> dict[str, Any]:
     values: Mapping[str, Any] = {name: sample.metrics.get(name) for name in OF_A_ROUND}
     return {**values, "seconds": sample.seconds, "reason": sample.reason}
 
 
-def _phase(contest: str) -> Phase:
+def _phase(contest: str) -> SweepPhase:
     if contest.startswith(CONFIRM):
-        return Phase.CONFIRMING
-    return Phase.COMBINING if contest.startswith(COMBINE) else Phase.MEASURING
+        return SweepPhase.CONFIRMING
+    return SweepPhase.COMBINING if contest.startswith(COMBINE) else SweepPhase.MEASURING
 
 
 def finite(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Whether an arm differs from its reference, from one pair of numbers a round. Pure.
 
 The recipe, its definitions and how often it errs are in docs/lab.md. All differences here are
-natural logarithms of ratios (0.05 is about 5 %); `Finding` gives fractions.
+natural logarithms of ratios (0.05 is about 5 %); `EffectEstimate` gives fractions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """The numbers of the recipe (`trainer.lab.plan.Plan` explains them)."""
+    """The numbers of the recipe (`trainer.lab.plan.SweepPlan` explains them)."""
 
     looks: tuple[int, ...]
     max_rounds: int
@@ -113,7 +113,7 @@ def moderated(
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class EffectEstimate:
     """One arm as judged at one look, in fractions of the reference (0.12 is 12 % more)."""
 
     side: Side
@@ -131,7 +131,7 @@ class Finding:
         return max(abs(self.low - said), abs(self.high - said))
 
 
-def judge(differences: Mapping[str, Sequence[float]], rules: Rules) -> dict[str, Finding]:
+def judge(differences: Mapping[str, Sequence[float]], rules: Rules) -> dict[str, EffectEstimate]:
     """Judge all arms of a sweep at one look; those that left belong to it with their rounds.
 
     Each interval has the level of its verdict: it lies beyond the margin exactly where the arm is
@@ -143,7 +143,9 @@ def judge(differences: Mapping[str, Sequence[float]], rules: Rules) -> dict[str,
         np.array([len(values) - 1.0 for values in several.values()]),
     )
     level, margin = rules.level(len(differences)), math.log1p(rules.margin)
-    findings = {name: Finding(Side.OPEN, len(values)) for name, values in differences.items()}
+    findings = {
+        name: EffectEstimate(Side.OPEN, len(values)) for name, values in differences.items()
+    }
     for (name, values), variance, free in zip(several.items(), variances, degrees, strict=True):
         mean, low, high = _interval(values, variance, free, level)
         none = -margin <= low and high <= margin
@@ -152,7 +154,7 @@ def judge(differences: Mapping[str, Sequence[float]], rules: Rules) -> dict[str,
     return findings
 
 
-def judge_loss(differences: Sequence[float], rules: Rules) -> Finding:
+def judge_loss(differences: Sequence[float], rules: Rules) -> EffectEstimate:
     """Judge the loss of one arm by itself: ABOVE, BELOW, or SAME where it is shown equal.
 
     Equal is an equivalence test: the interval of level alpha lies within ±`same`, which is two
@@ -161,7 +163,7 @@ def judge_loss(differences: Sequence[float], rules: Rules) -> Finding:
     """
     values, margin = np.asarray(differences), math.log1p(rules.margin)
     if len(values) < 2:
-        return Finding(Side.OPEN, len(values))
+        return EffectEstimate(Side.OPEN, len(values))
     mean, low, high = _interval(values, values.var(ddof=1), len(values) - 1.0, rules.alpha)
     equal = _within(low, high, rules.same)
     return _finding(len(values), mean, low, high, margin, same=equal)
@@ -182,13 +184,15 @@ def _interval(
 
 def _finding(
     rounds: int, mean: float, low: float, high: float, margin: float, *, same: bool
-) -> Finding:
+) -> EffectEstimate:
     """Return the finding of an interval of logarithms."""
     side = Side.SAME if same else Side.OPEN
     if low > margin or high < -margin:
         side = Side.ABOVE if mean > 0 else Side.BELOW
     # Two rounds may give an interval whose end is no float as a ratio.
-    return Finding(side, rounds, *(math.expm1(min(value, 700.0)) for value in (mean, low, high)))
+    return EffectEstimate(
+        side, rounds, *(math.expm1(min(value, 700.0)) for value in (mean, low, high))
+    )
 
 
 def log_ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
@@ -209,14 +213,14 @@ def loss_differences(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class DriftTest:
     """Spearman's rank correlation of values with their order, and its two-sided p value."""
 
     rho: float
     p: float
 
 
-def drift(values: Sequence[float]) -> Drift | None:
+def drift(values: Sequence[float]) -> DriftTest | None:
     """Test whether values rise or fall in their order; None for fewer than five, or all equal.
 
     p counts permutations up to EXACT_RANKS values, above that it is Student's approximation.
@@ -232,11 +236,11 @@ def drift(values: Sequence[float]) -> Drift | None:
         # The permutations have one mean and spread: the product alone decides.
         products = np.abs((others - order.mean()) @ centered)
         own = abs(float((order - order.mean()) @ centered))
-        return Drift(rho, float(np.mean(products >= own - 1e-9)))
+        return DriftTest(rho, float(np.mean(products >= own - 1e-9)))
     if abs(rho) >= 1 - 1e-12:
-        return Drift(rho, 2 / math.factorial(count))
+        return DriftTest(rho, 2 / math.factorial(count))
     t = abs(rho) * math.sqrt((count - 2) / (1 - rho * rho))
-    return Drift(rho, float(2 * stdtr(count - 2, -t)))
+    return DriftTest(rho, float(2 * stdtr(count - 2, -t)))
 
 
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:

@@ -19,9 +19,16 @@ from typing import Any, Protocol
 
 from stepscope.common.files import open_for_append
 from stepscope.run import process_identity
-from trainer.config import Compile
+from trainer.config import CompileMode
 from trainer.config_validation import TrainDevice
-from trainer.lab.comparison import TRIES, Contest, Next, Sample, Standing, of_contest
+from trainer.lab.comparison import (
+    TRIES,
+    ComparisonState,
+    NextTrial,
+    Trial,
+    VariantComparison,
+    of_contest,
+)
 from trainer.lab.folder import (
     SAMPLES,
     SCHEMA,
@@ -31,9 +38,9 @@ from trainer.lab.folder import (
     read_sweep,
     write_json,
 )
-from trainer.lab.plan import Plan
+from trainer.lab.plan import SweepPlan
 from trainer.lab.result_json import CALIBRATE, content, finite
-from trainer.lab.sweep_state import BASELINE, Course, Phase, course
+from trainer.lab.sweep_state import BASELINE, SweepPhase, SweepState, replay_sweep
 from trainer.lab.trial_log import no_rate, read_samples
 
 FEWEST_STEPS = 30
@@ -48,7 +55,7 @@ SAME_MACHINE = ("host", "gpu", "torch")
 COMPILE_TIMEOUT_S = 1800.0
 
 
-class Taker(Protocol):
+class TrialRunner(Protocol):
     """What takes samples: `SampleProcess`, or a fake in tests."""
 
     stopping: bool
@@ -60,7 +67,7 @@ class Taker(Protocol):
         """
 
 
-class Sweep:
+class SweepRunner:
     """One sweep in its folder; `run` is its only entry.
 
     `changed` hears of each new content of sweep.json.
@@ -69,9 +76,9 @@ class Sweep:
     def __init__(
         self,
         folder: Path,
-        plan: Plan,
+        plan: SweepPlan,
         devices: Sequence[TrainDevice],
-        taker: Taker,
+        taker: TrialRunner,
         changed: Callable[[dict[str, Any]], None] = lambda sweep: None,
     ) -> None:
         self._folder = folder
@@ -79,7 +86,7 @@ class Sweep:
         self._devices = devices
         self._taker = taker
         self._changed = changed
-        self._samples: list[Sample] = []
+        self._samples: list[Trial] = []
         self._machine: dict[str, Any] = {}
         self._session = 0
 
@@ -136,21 +143,26 @@ class Sweep:
                 )
         return None
 
-    def _stand(self) -> tuple[Plan, Course]:
+    def _stand(self) -> tuple[SweepPlan, SweepState]:
         """Return the plan with its steps chosen, and where the sweep stands."""
         first = of_contest(self._samples, CALIBRATE)
         measured = next((one for one in first if one.ok), None)
         if self._asked.steps or measured is not None:
             plan = with_steps(self._asked, measured)
-            return plan, course(plan, self._samples, self._devices)
-        asked = Next(CALIBRATE, 0, BASELINE)
-        where = Course(Phase.CALIBRATING, Standing(), asked, Contest(CALIBRATE, BASELINE, ()))
+            return plan, replay_sweep(plan, self._samples, self._devices)
+        asked = NextTrial(CALIBRATE, 0, BASELINE)
+        where = SweepState(
+            SweepPhase.CALIBRATING,
+            ComparisonState(),
+            asked,
+            VariantComparison(CALIBRATE, BASELINE, ()),
+        )
         where.changes = {BASELINE: {}}
         if len(first) >= TRIES:
             where.next, where.failed = None, f"The baseline cannot be measured: {first[-1].reason}"
         return self._asked, where
 
-    def _job(self, plan: Plan, where: Course) -> dict[str, Any]:
+    def _job(self, plan: SweepPlan, where: SweepState) -> dict[str, Any]:
         asked = where.next
         assert asked is not None
         calibrates = asked.contest == CALIBRATE
@@ -163,17 +175,19 @@ class Sweep:
             "seconds": plan.sample_s,
         }
 
-    def _timeout_s(self, where: Course) -> float:
+    def _timeout_s(self, where: SweepState) -> float:
         assert where.next is not None
         took = [one.seconds for one in self._samples if one.ok]
         limit = max(LEAST_TIMEOUT_S, TIMES_LONGER * max(took)) if took else FIRST_TIMEOUT_S
-        compiles = where.changes[where.next.name].get("compile_mode", Compile.NONE) != Compile.NONE
+        compiles = (
+            where.changes[where.next.name].get("compile_mode", CompileMode.NONE) != CompileMode.NONE
+        )
         return limit + COMPILE_TIMEOUT_S if compiles else limit
 
-    def _keep(self, asked: Next, taken: Mapping[str, Any]) -> None:
+    def _keep(self, asked: NextTrial, taken: Mapping[str, Any]) -> None:
         """Append a sample to samples.jsonl, on the disk before the next one begins."""
         reason, metrics = taken.get("reason"), finite(taken.get("metrics") or {})
-        sample = Sample(
+        sample = Trial(
             contest=asked.contest,
             round=asked.round,
             name=asked.name,
@@ -191,7 +205,9 @@ class Sweep:
         self._samples.append(sample)
         self._machine = self._machine or dict(line["machine"])
 
-    def _write(self, plan: Plan, where: Course, status: str, reason: str | None) -> dict[str, Any]:
+    def _write(
+        self, plan: SweepPlan, where: SweepState, status: str, reason: str | None
+    ) -> dict[str, Any]:
         device = next((d for d in self._devices if d.id == plan.config.device), None)
         sweep = {
             "schema": SCHEMA,
@@ -210,7 +226,7 @@ class Sweep:
         return sound
 
 
-def with_steps(plan: Plan, measured: Sample | None) -> Plan:
+def with_steps(plan: SweepPlan, measured: Trial | None) -> SweepPlan:
     """Return the plan with `steps` and `warmup` chosen where they are 0.
 
     The steps take `sample_s` at the step time of the first sample; the warm-up is a quarter more.
@@ -222,7 +238,7 @@ def with_steps(plan: Plan, measured: Sample | None) -> Plan:
     return replace(plan, steps=steps, warmup=warmup or max(FEWEST_WARM_STEPS, steps // 4))
 
 
-def seed_of(plan: Plan, asked: Next) -> int:
+def seed_of(plan: SweepPlan, asked: NextTrial) -> int:
     """Return the seed of a sample: the same for all of a round, and fresh in each contest."""
     return plan.seed + zlib.crc32(asked.contest.encode()) % 10**9 + asked.round
 

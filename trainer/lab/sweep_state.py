@@ -14,11 +14,17 @@ from enum import StrEnum
 from typing import Any
 
 from trainer.config import ConfigError, RunConfig
-from trainer.config_validation import TrainDevice, problems
-from trainer.lab.comparison import Contest, Next, Sample, Standing, stand
-from trainer.lab.plan import Plan
+from trainer.config_validation import TrainDevice, validate
+from trainer.lab.comparison import (
+    ComparisonState,
+    NextTrial,
+    Trial,
+    VariantComparison,
+    replay_comparison,
+)
+from trainer.lab.plan import SweepPlan
 from trainer.lab.statistics import Rules, Side
-from trainer.lab.variants import Arm, changed, own_changes, own_with
+from trainer.lab.variants import Variant, changed, own_changes, own_with
 from trainer.lab.verdict_text import of_loss
 
 BASELINE = "baseline"
@@ -27,7 +33,7 @@ CONFIRM = "confirm"
 COMBINE = "combine"
 
 
-class Phase(StrEnum):
+class SweepPhase(StrEnum):
     """What a sweep does at the moment."""
 
     CALIBRATING = "calibrating"
@@ -37,7 +43,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class CombinationStep:
     """A winner that was added to the combination: whether it stays in it, and why."""
 
     names: tuple[str, ...]
@@ -46,21 +52,21 @@ class Tried:
 
 
 @dataclass(slots=True)
-class Course:
+class SweepState:
     """Where a sweep stands; `next` is None when it has ended, by `failed` if that is set.
 
     `changes` are those of every name that `next` may have.
     """
 
-    phase: Phase
-    arms: Standing
-    next: Next | None = None
-    contest: Contest | None = None
-    standing: Standing | None = None
-    tried: list[Tried] = field(default_factory=list)
+    phase: SweepPhase
+    arms: ComparisonState
+    next: NextTrial | None = None
+    contest: VariantComparison | None = None
+    standing: ComparisonState | None = None
+    tried: list[CombinationStep] = field(default_factory=list)
     winners: tuple[str, ...] = ()
     best: Mapping[str, Any] | None = None
-    confirmed: Standing | None = None
+    confirmed: ComparisonState | None = None
     changes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     failed: str | None = None
 
@@ -74,7 +80,7 @@ class Course:
         return self.contest.key, self.standing.round
 
 
-def rules_of(plan: Plan) -> Rules:
+def rules_of(plan: SweepPlan) -> Rules:
     """Return the numbers of the recipe that the plan has."""
     return Rules(
         looks=plan.looks,
@@ -85,7 +91,7 @@ def rules_of(plan: Plan) -> Rules:
     )
 
 
-def confirming_rules(plan: Plan) -> Rules:
+def confirming_rules(plan: SweepPlan) -> Rules:
     """Return the rules of the confirmation: all rounds, then one look at the full alpha.
 
     One that ended at the first significant look would print the larger of many estimates.
@@ -93,17 +99,19 @@ def confirming_rules(plan: Plan) -> Rules:
     return replace(rules_of(plan), looks=(plan.max_rounds,))
 
 
-def runnable(plan: Plan) -> list[Arm]:
+def runnable(plan: SweepPlan) -> list[Variant]:
     """Return the arms that nothing speaks against."""
     return [arm for arm in plan.arms if arm.problem is None]
 
 
-def course(plan: Plan, samples: Sequence[Sample], devices: Sequence[TrainDevice]) -> Course:
+def replay_sweep(
+    plan: SweepPlan, samples: Sequence[Trial], devices: Sequence[TrainDevice]
+) -> SweepState:
     """Play the sweep again from its samples; return where it stands."""
     arms = runnable(plan)
-    contest = Contest(ARMS, BASELINE, tuple(arm.name for arm in arms), plan.baselines)
-    standing = stand(contest, samples, rules_of(plan), plan.seed)
-    found = Course(Phase.MEASURING, standing, standing.next, contest, standing)
+    contest = VariantComparison(ARMS, BASELINE, tuple(arm.name for arm in arms), plan.baselines)
+    standing = replay_comparison(contest, samples, rules_of(plan), plan.seed)
+    found = SweepState(SweepPhase.MEASURING, standing, standing.next, contest, standing)
     found.changes = {name: {} for name in contest.references}
     found.changes |= {arm.name: arm.changes for arm in arms}
     if BASELINE in standing.failed:
@@ -113,7 +121,7 @@ def course(plan: Plan, samples: Sequence[Sample], devices: Sequence[TrainDevice]
     return found
 
 
-def loss_is_worse(standing: Standing, name: str) -> bool:
+def loss_is_worse(standing: ComparisonState, name: str) -> bool:
     """Say whether an arm reached a larger loss than its reference, or one that is no number."""
     finding = standing.loss.get(name)
     worse = finding is not None and finding.side is Side.ABOVE
@@ -121,7 +129,7 @@ def loss_is_worse(standing: Standing, name: str) -> bool:
 
 
 def _combine(
-    found: Course, plan: Plan, samples: Sequence[Sample], devices: Sequence[TrainDevice]
+    found: SweepState, plan: SweepPlan, samples: Sequence[Trial], devices: Sequence[TrainDevice]
 ) -> None:
     """Add the winners greedily and confirm what remains; stops at the first missing sample."""
     speed = found.arms.speed
@@ -134,17 +142,19 @@ def _combine(
     stood: list[tuple[tuple[str, ...], Mapping[str, Any]]] = []
     for name in winners:
         if loss_is_worse(found.arms, name):
-            found.tried.append(Tried((name,), False, "its loss after equal steps is worse"))
+            found.tried.append(
+                CombinationStep((name,), False, "its loss after equal steps is worse")
+            )
             continue
         if not stood:
             stood.append(((name,), found.changes[name]))
-            found.tried.append(Tried((name,), True, "the largest effect"))
+            found.tried.append(CombinationStep((name,), True, "the largest effect"))
             continue
         names, changes = stood[-1]
         together = merged(plan.config, changes, found.changes[name])
         refused = _refused(changes, found.changes[name], plan.config, together, devices)
         if refused is not None:
-            found.tried.append(Tried((*names, name), False, refused))
+            found.tried.append(CombinationStep((*names, name), False, refused))
             continue
         kept = _challenge(found, plan, samples, (*names, name), changes, together)
         if kept is None:
@@ -183,25 +193,25 @@ def _refused(
         if name != "custom_options" and name in first and first[name] != value:
             return f"{name} is {first[name]} in the combination already"
     try:
-        problem = next(iter(problems(changed(config, together), devices)), None)
+        problem = next(iter(validate(changed(config, together), devices)), None)
     except ConfigError as error:
         problem = error.problem
     return None if problem is None else f"{problem.field}: {problem.reason}"
 
 
 def _challenge(
-    found: Course,
-    plan: Plan,
-    samples: Sequence[Sample],
+    found: SweepState,
+    plan: SweepPlan,
+    samples: Sequence[Trial],
     names: Sequence[str],
     before: Mapping[str, Any],
     together: Mapping[str, Any],
 ) -> bool | None:
     """Compare the combination so far with one more; None while samples are missing."""
     reference, challenger = " + ".join(names[:-1]), " + ".join(names)
-    contest = Contest(f"{COMBINE} {challenger}", reference, (challenger,))
-    standing = stand(contest, samples, rules_of(plan), plan.seed)
-    found.phase, found.contest, found.standing = Phase.COMBINING, contest, standing
+    contest = VariantComparison(f"{COMBINE} {challenger}", reference, (challenger,))
+    standing = replay_comparison(contest, samples, rules_of(plan), plan.seed)
+    found.phase, found.contest, found.standing = SweepPhase.COMBINING, contest, standing
     found.changes |= {reference: before, challenger: together}
     found.next = standing.next
     if standing.next is not None:
@@ -215,14 +225,14 @@ def _challenge(
         reason = "not measured faster than the combination without it"
     elif loss_is_worse(standing, challenger):
         kept, reason = False, "the loss after equal steps is worse than without it"
-    found.tried.append(Tried(tuple(names), kept, reason))
+    found.tried.append(CombinationStep(tuple(names), kept, reason))
     return kept
 
 
 def _confirm(
-    found: Course,
-    plan: Plan,
-    samples: Sequence[Sample],
+    found: SweepState,
+    plan: SweepPlan,
+    samples: Sequence[Trial],
     stood: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]],
 ) -> None:
     """Compare the last combination that stood with the baseline.
@@ -232,9 +242,9 @@ def _confirm(
     key = CONFIRM
     for names, changes in reversed(stood):
         best = " + ".join(names)
-        contest = Contest(key, BASELINE, (best,))
-        standing = stand(contest, samples, confirming_rules(plan), plan.seed)
-        found.phase, found.contest, found.standing = Phase.CONFIRMING, contest, standing
+        contest = VariantComparison(key, BASELINE, (best,))
+        standing = replay_comparison(contest, samples, confirming_rules(plan), plan.seed)
+        found.phase, found.contest, found.standing = SweepPhase.CONFIRMING, contest, standing
         found.changes[best] = changes
         found.next = standing.next
         if standing.next is not None or not loss_is_worse(standing, best):
@@ -242,6 +252,7 @@ def _confirm(
             return
         reason = f"confirmed against the baseline, {of_loss(standing, best)['text']}"
         found.tried = [
-            Tried(names, False, reason) if one.names == names else one for one in found.tried
+            CombinationStep(names, False, reason) if one.names == names else one
+            for one in found.tried
         ]
         key = f"{CONFIRM} {' + '.join(names[:-1])}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.common.formatting import format_bytes
-from trainer.lab.verdict_text import Verdict, percent
+from trainer.lab.verdict_text import VariantVerdict, percent
 
 HEADINGS = (
     *("setting", "verdict", "resolution", "samples/s", "step", "data wait", "peak"),
@@ -15,7 +15,12 @@ HEADINGS = (
 NUMBERS = frozenset(HEADINGS) - {"setting", "verdict", "loss"}
 """Columns whose cells end at the right."""
 
-_LAST = (Verdict.MEASURING, Verdict.UNDECIDED, Verdict.FAILED, Verdict.IMPOSSIBLE)
+_LAST = (
+    VariantVerdict.MEASURING,
+    VariantVerdict.UNDECIDED,
+    VariantVerdict.FAILED,
+    VariantVerdict.IMPOSSIBLE,
+)
 
 
 def ordered(sweep: Mapping[str, Any]) -> list[Mapping[str, Any]]:

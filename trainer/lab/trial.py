@@ -12,12 +12,12 @@ import json
 import os
 import sys
 
-from trainer.parent_death_signal import call_at_end_of, kill_group, killed_with_parent
+from trainer.parent_death_signal import call_at_end_of, kill_group, set_parent_death_signal
 
 
 def main() -> None:
     """Measure one trial and print its result."""
-    killed_with_parent()
+    set_parent_death_signal()
     # What the training prints must not mix with the result.
     results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stepscope.common.files import open_for_append, read_regular_file
-from trainer.lab.comparison import Sample
+from trainer.lab.comparison import Trial
 from trainer.lab.folder import SAMPLES, SweepError
 from trainer.lab.result_json import METRICS
 
@@ -32,14 +32,14 @@ class _Line(msgspec.Struct):
     machine: dict[str, Any] = {}
 
 
-def read_samples(folder: Path) -> tuple[list[Sample], dict[str, Any]]:
+def read_samples(folder: Path) -> tuple[list[Trial], dict[str, Any]]:
     """Return the valid trials of a sweep, and the machine on which they were measured.
 
     An incomplete last line, of a process that was killed, is removed from the file. Raises
     SweepError for another invalid line.
     """
     path = folder / SAMPLES
-    samples: list[Sample] = []
+    samples: list[Trial] = []
     machine: dict[str, Any] = {}
     try:
         lines = read_regular_file(path, MAX_BYTES).split(b"\n")
@@ -64,7 +64,7 @@ def read_samples(folder: Path) -> tuple[list[Sample], dict[str, Any]]:
         values = msgspec.structs.asdict(line)
         where = values.pop("machine")
         machine = machine or where
-        samples.append(Sample(**values))
+        samples.append(Trial(**values))
     return _newest(samples), machine
 
 
@@ -78,7 +78,7 @@ def no_rate(metrics: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _newest(samples: Sequence[Sample]) -> list[Sample]:
+def _newest(samples: Sequence[Trial]) -> list[Trial]:
     """Remove the trials of rounds that a resumed sweep has repeated."""
     last: dict[tuple[str, int], int] = {}
     for one in samples:

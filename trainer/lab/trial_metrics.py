@@ -28,7 +28,7 @@ LOSS_SHARE = 0.2
 Floats = NDArray[np.float64]
 
 
-class TooShort(Exception):
+class RunTooShortError(Exception):
     """A run of which nothing can be measured; the message is a sentence."""
 
 
@@ -113,12 +113,12 @@ class Steps:
         self._run = run
         self._known = frozenset(run.metrics)
         if "perf/step_time" not in self._known:
-            raise TooShort("The run recorded no step.")
+            raise RunTooShortError("The run recorded no step.")
         series = run.series("perf/step_time")
         timed = np.flatnonzero(np.isfinite(series.value) & (series.value > 0))
         self._rows = timed[timed >= (timed[warmup] if warmup < len(timed) else len(series.value))]
         if len(self._rows) < 2:
-            raise TooShort(
+            raise RunTooShortError(
                 f"The run made {len(timed)} steps, {warmup} of them warm-up: nothing is left to "
                 "measure. Give more epochs or fewer warm-up steps."
             )

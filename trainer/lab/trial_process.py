@@ -33,7 +33,7 @@ POLL_S = 0.02
 PROJECT = Path(__file__).resolve().parents[2]
 
 
-class SampleProcess:
+class TrialProcess:
     """Runs one trial at a time. `stop` may be called from a signal handler of the same thread."""
 
     def __init__(self, folder: Path) -> None:

@@ -13,17 +13,17 @@ from stepscope.recorded_run import Run
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus
 from stepscope.store import StoreError
-from trainer.config import ConfigError, NanPolicy, RunConfig, Runner, Schedule
+from trainer.config import ConfigError, LRSchedule, NanPolicy, RunConfig, Runner
 from trainer.config_limits import LIMITS
 from trainer.lab.distributed_trial import taken_by_ranks
-from trainer.lab.trial_metrics import TooShort, measured
+from trainer.lab.trial_metrics import RunTooShortError, measured
 from trainer.lab.variants import changed
 from trainer.training.train import run
 
 POLL_S = 0.02
 
 
-def take(job: Mapping[str, Any]) -> dict[str, Any]:
+def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run the job; return `metrics` and `machine`, or the `reason` why there are none.
 
     A job has `config`, `changes`, `seed`, `warmup`, `steps`, and `folder`, which is empty. Without
@@ -48,7 +48,7 @@ def _taken(job: Mapping[str, Any]) -> dict[str, Any]:
             runner=Runner.TORCHRUN if config.distributed else Runner.THREAD,
             nan_policy=NanPolicy.CONTINUE,  # a loss that is no number is a finding, not a failure
             # A constant rate does not depend on how many steps a sample takes.
-            lr_scheduler=Schedule.NONE,
+            lr_scheduler=LRSchedule.NONE,
             lr_warmup_steps=0,
             resume_from="",
         )
@@ -56,7 +56,7 @@ def _taken(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"reason": str(error)}
     if config.distributed:
         return taken_by_ranks(config, folder, warmup, 0.0 if steps else float(job["seconds"]))
-    stop, clock = threading.Event(), _Clock(warmup, float(job["seconds"]))
+    stop, clock = threading.Event(), _TrialTimer(warmup, float(job["seconds"]))
     clock.start(stop, wanted=not steps)
     try:
         status = run(config, folder, stop=stop, opened=clock.opened)
@@ -66,12 +66,12 @@ def _taken(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"reason": Run(folder).run_json.get("reason") or f"The run is {status}."}
     try:
         metrics = measured(folder, warmup)
-    except (TooShort, RunError) as error:
+    except (RunTooShortError, RunError) as error:
         return {"reason": str(error)}
     return {"metrics": metrics, "machine": Run(folder).run_json.get("environment") or {}}
 
 
-class _Clock:
+class _TrialTimer:
     """Ends a run of unknown step time some seconds after its warm-up, two steps after at least."""
 
     def __init__(self, warmup: int, seconds: float) -> None:

@@ -14,18 +14,18 @@ from typing import Any
 from stepscope.run.setting_names import current_settings
 from trainer.config import (
     FIELDS,
-    Compile,
+    CompileMode,
     ConfigError,
+    ConfigIssue,
     Optimizer,
-    Parallel,
     Precision,
-    Problem,
     RunConfig,
     Runner,
+    Strategy,
     Workload,
 )
 from trainer.config_limits import LIMITS
-from trainer.config_validation import TrainDevice, problems
+from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, user_workload_settings
 from trainer.techniques import SWITCHES
 
@@ -49,7 +49,7 @@ NOT_TIMED = frozenset({"kernel_warmup", "preallocate_memory"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Arm:
+class Variant:
     """Settings that differ from the baseline's, as JSON values; `problem` says why they cannot be.
 
     `changes` is empty for an arm that cannot even be described, such as a GPU that is not there.
@@ -58,7 +58,7 @@ class Arm:
     name: str
     label: str
     changes: Mapping[str, Any]
-    problem: Problem | None = None
+    problem: ConfigIssue | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arm as plan.json and sweep.json hold it."""
@@ -67,18 +67,18 @@ class Arm:
         return {"name": self.name, "label": self.label, "changes": changes, "problem": problem}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Arm:
+    def from_dict(cls, values: Mapping[str, Any]) -> Variant:
         """The inverse of `to_dict`. Raises KeyError, TypeError and ValueError."""
         problem = values.get("problem")
         return cls(
             name=str(values["name"]),
             label=str(values["label"]),
             changes=current_settings(values["changes"]),
-            problem=None if problem is None else Problem(**problem),
+            problem=None if problem is None else ConfigIssue(**problem),
         )
 
 
-def arms(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Arm]:
+def arms(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:
     """Return every arm that makes sense for this baseline, those that cannot be with `problem`.
 
     The settings that a workload of the user's own declares come first.
@@ -92,7 +92,7 @@ def arms(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Arm]:
     ]
 
 
-def _own_arm(name: str, config: RunConfig, devices: Sequence[TrainDevice]) -> Arm:
+def _own_arm(name: str, config: RunConfig, devices: Sequence[TrainDevice]) -> Variant:
     on = not config.has(name)
     changes = {"custom_options": own_with(config, {name: on})}
     return make_arm(changes, config, devices, name=name if on else f"{name}=false")
@@ -126,7 +126,7 @@ def suggested(field: str, config: RunConfig, devices: Sequence[TrainDevice]) -> 
     if isinstance(now, bool):
         yield not now
     elif field in ("precision", "compile_mode"):
-        kind = Precision if field == "precision" else Compile
+        kind = Precision if field == "precision" else CompileMode
         yield from (str(value) for value in kind if value != now)
     elif field == "device":
         yield from (device.id for device in devices if device.id != now and device.reason is None)
@@ -158,26 +158,28 @@ def make_arm(
     devices: Sequence[TrainDevice],
     *,
     name: str | None = None,
-) -> Arm:
+) -> Variant:
     """Return the arm that makes these changes, and those others without which they cannot be."""
     whole = {**changes, **_companions(changes, config)}
     problem = None
     try:
-        found = problems(changed(config, whole), devices)
+        found = validate(changed(config, whole), devices)
         # The one of the arm's own fields first: the others follow from it, or from the baseline.
         problem = next((one for one in found if one.field in changes), next(iter(found), None))
     except ConfigError as error:
         problem = error.problem
     said = (item for item in whole.items() if item[0] != "runner")  # follows from parallel
     label = ", ".join(_said(field, value, config) for field, value in said)
-    return Arm(name=name or arm_name(changes), label=label, changes=whole, problem=problem)
+    return Variant(name=name or arm_name(changes), label=label, changes=whole, problem=problem)
 
 
 def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Return the baseline with an arm's changes. Raises ConfigError."""
     unknown = next((field for field in changes if field not in FIELDS), None)
     if unknown is not None:
-        raise ConfigError(Problem(unknown, "is no setting", "Choose one of the sidebar's settings"))
+        raise ConfigError(
+            ConfigIssue(unknown, "is no setting", "Choose one of the sidebar's settings")
+        )
     return replace(config, **changes)
 
 
@@ -213,9 +215,9 @@ def _companions(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]
         needed |= {"pin_memory": False, "non_blocking": False, "copy_stream": False}
         needed |= {"dataset_on_device": False, "cuda_graphs": False, "preallocate_memory": False}
     if "strategy" in changes:
-        several = changes["strategy"] in (Parallel.DDP, Parallel.FSDP)
+        several = changes["strategy"] in (Strategy.DDP, Strategy.FSDP)
         needed["runner"] = Runner.TORCHRUN if several else Runner.THREAD
-        if changes["strategy"] == Parallel.FSDP and config.optimizer is Optimizer.SGD:
+        if changes["strategy"] == Strategy.FSDP and config.optimizer is Optimizer.SGD:
             needed["fused"] = False  # torch's fused SGD takes no weights that are spread
     # A step of as many samples as before: what accumulation saves is memory.
     parts = changes.get("gradient_accumulation_steps")

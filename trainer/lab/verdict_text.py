@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from trainer.lab.comparison import Standing
-from trainer.lab.statistics import Drift, Finding, Rules, Side
+from trainer.lab.comparison import ComparisonState
+from trainer.lab.statistics import DriftTest, EffectEstimate, Rules, Side
 
 
-class Verdict(StrEnum):
+class VariantVerdict(StrEnum):
     """What a sweep says of an arm; `measuring` only while it runs."""
 
     FASTER = "faster"
@@ -28,9 +28,9 @@ EFFECT = (
     "unpaired, so both can differ where the machine's speed changes between rounds."
 )
 _OF_SPEED = {
-    Side.ABOVE: Verdict.FASTER,
-    Side.BELOW: Verdict.SLOWER,
-    Side.SAME: Verdict.NO_DIFFERENCE,
+    Side.ABOVE: VariantVerdict.FASTER,
+    Side.BELOW: VariantVerdict.SLOWER,
+    Side.SAME: VariantVerdict.NO_DIFFERENCE,
 }
 _HUGE = 10.0
 """Effects above this have no figure: two rounds alone may give an interval up to a million."""
@@ -42,21 +42,23 @@ _OF_LOSS = {
 }
 
 
-def judged(standing: Standing, name: str, rules: Rules, *, over: bool) -> dict[str, Any]:
+def verdict_json(
+    standing: ComparisonState, name: str, rules: Rules, *, over: bool
+) -> dict[str, Any]:
     """Return the verdict on a challenger as sweep.json has it, without its metrics.
 
     `over` is True once no further sample comes for it, also because the sweep was stopped.
     """
-    finding = standing.speed.get(name, Finding(Side.OPEN, 0))
+    finding = standing.speed.get(name, EffectEstimate(Side.OPEN, 0))
     reason: str | None = None
     if name in standing.failed:
-        verdict, reason = Verdict.FAILED, standing.failed[name]
+        verdict, reason = VariantVerdict.FAILED, standing.failed[name]
         text = f"failed: {reason}"
     elif finding.side is not Side.OPEN:
         verdict = _OF_SPEED[finding.side]
         text = _decided(finding)
     else:
-        verdict = Verdict.UNDECIDED if over else Verdict.MEASURING
+        verdict = VariantVerdict.UNDECIDED if over else VariantVerdict.MEASURING
         text = _open(finding, over=over)
         first = min(rules.judged_after, default=None)
         if over and (first is None or finding.rounds < first):
@@ -80,7 +82,7 @@ def judged(standing: Standing, name: str, rules: Rules, *, over: bool) -> dict[s
     }
 
 
-def _stalls(finding: Finding, mean: float | None) -> str | None:
+def _stalls(finding: EffectEstimate, mean: float | None) -> str | None:
     """Say that the mean over all steps tells another effect than the median over blocks."""
     effect, resolution = finding.effect, finding.resolution
     if mean is None or effect is None or resolution is None or abs(mean - effect) <= resolution:
@@ -96,7 +98,7 @@ def impossible(reason: str) -> dict[str, Any]:
     nothing = dict.fromkeys(("effect", "low", "high", "resolution"))
     loss = {"verdict": "undecided", "effect": None, "low": None, "high": None, "text": "no loss"}
     return {
-        "verdict": Verdict.IMPOSSIBLE,
+        "verdict": VariantVerdict.IMPOSSIBLE,
         **nothing,
         "rounds": 0,
         "reason": reason,
@@ -105,9 +107,9 @@ def impossible(reason: str) -> dict[str, Any]:
     }
 
 
-def of_loss(standing: Standing, name: str) -> dict[str, Any]:
+def of_loss(standing: ComparisonState, name: str) -> dict[str, Any]:
     """Return what the loss after equal steps says, as sweep.json has it."""
-    finding = standing.loss.get(name, Finding(Side.OPEN, 0))
+    finding = standing.loss.get(name, EffectEstimate(Side.OPEN, 0))
     broken = standing.broken.get(name, 0)
     verdict = _OF_LOSS[finding.side]
     if broken:
@@ -132,7 +134,7 @@ def of_loss(standing: Standing, name: str) -> dict[str, Any]:
     }
 
 
-def of_drift(found: Drift | None, first_to_last: float | None) -> dict[str, Any] | None:
+def of_drift(found: DriftTest | None, first_to_last: float | None) -> dict[str, Any] | None:
     """Return what Spearman's test says of the baseline over the rounds; None where untested."""
     if found is None:
         return None
@@ -193,12 +195,12 @@ def summary(counts: Mapping[str, int]) -> str:
     """
     return ", ".join(
         f"{counts[verdict]} {verdict.replace('_', ' ')}"
-        for verdict in Verdict
+        for verdict in VariantVerdict
         if counts.get(verdict)
     )
 
 
-def _decided(finding: Finding) -> str:
+def _decided(finding: EffectEstimate) -> str:
     if finding.side is Side.SAME:
         return f"no difference larger than {percent(finding.resolution)}"
     effect = finding.effect or 0.0
@@ -206,14 +208,14 @@ def _decided(finding: Finding) -> str:
     return f"{way} by {percent(abs(effect))} {_interval(finding, absolute=True)}"
 
 
-def _open(finding: Finding, *, over: bool) -> str:
+def _open(finding: EffectEstimate, *, over: bool) -> str:
     start = "inconclusive after" if over else "measuring, after"
     if finding.effect is None:
         return f"{start} {_rounds(finding.rounds)}"
     return f"{start} {_rounds(finding.rounds)}: {signed(finding.effect)} {_interval(finding)}"
 
 
-def _interval(finding: Finding, *, absolute: bool = False) -> str:
+def _interval(finding: EffectEstimate, *, absolute: bool = False) -> str:
     low, high = finding.low or 0.0, finding.high or 0.0
     if absolute:
         low, high = sorted((abs(low), abs(high)))

@@ -14,7 +14,7 @@ from typing import Any
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run import runs_root
 from trainer.config import ConfigError, RunConfig
-from trainer.config_validation import TrainDevice, problems
+from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, choose, user_problem
 from trainer.datasets import data_problem
 from trainer.lab.options import UsageError, is_file
@@ -74,7 +74,7 @@ def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
     known, checked = list(devices), config
     if config.device == ABSENT:  # any number of them is possible
         known, checked = [*devices, ABSENT_GPU], replace(config, devices_per_node=1)
-    refused = next(iter(problems(checked, known)), None) or data_problem(config)
+    refused = next(iter(validate(checked, known)), None) or data_problem(config)
     refused = refused or user_problem(config)
     if refused is not None:
         raise ConfigError(refused)

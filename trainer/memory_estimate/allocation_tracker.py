@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 
-class Part(StrEnum):
+class AllocationCategory(StrEnum):
     """Categories of memory."""
 
     PARAMETERS = "parameters"  # and buffers, such as the statistics of batch norm
@@ -33,7 +33,7 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AllocationEvent:
     """An allocation (`size` above 0) or its release (-`size`) of the memory with this number.
 
     `pool` is the allocator's: "" or that of a CUDA graph.
@@ -44,11 +44,11 @@ class Event:
     pool: str = ""
 
 
-Workspaces = Callable[["Tracker", Any, tuple[Any, ...], Any], None]
+Workspaces = Callable[["AllocationTracker", Any, tuple[Any, ...], Any], None]
 """Adds the workspaces of an operation: (tracker, operation, args, results)."""
 
 
-class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the allocations on one device while active; enter it after the fake mode.
 
     `part` is the category of new allocations; None: activations or temporary.
@@ -56,9 +56,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, device: torch.device, workspaces: Workspaces | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.events: list[Event] = []
-        self.parts: dict[int, Part] = {}
-        self.part: Part | None = None
+        self.events: list[AllocationEvent] = []
+        self.parts: dict[int, AllocationCategory] = {}
+        self.part: AllocationCategory | None = None
         self.pool = ""
         self._device = device
         self._workspaces = workspaces
@@ -79,7 +79,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._workspaces(self, func, args, results)
         return results
 
-    def note(self, tensor: Tensor, part: Part | None = None) -> None:
+    def note(self, tensor: Tensor, part: AllocationCategory | None = None) -> None:
         """Record a tensor's memory, once; `part` sets its category."""
         if tensor.device.type != self._device.type:
             return
@@ -92,16 +92,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif part is not None:
             self.parts[self._known[key][0]] = part
 
-    def take(self, size: int, part: Part) -> Callable[[], None]:
+    def take(self, size: int, part: AllocationCategory) -> Callable[[], None]:
         """Record an allocation; return the function that records its release."""
         number = len(self.parts)
         self.parts[number] = part
         pool = self.pool
-        self.events.append(Event(number, size, pool))
-        return lambda: self.events.append(Event(number, -size, pool))
+        self.events.append(AllocationEvent(number, size, pool))
+        return lambda: self.events.append(AllocationEvent(number, -size, pool))
 
     @contextmanager
-    def for_part(self, part: Part | None) -> Iterator[None]:
+    def for_part(self, part: AllocationCategory | None) -> Iterator[None]:
         """Set the category of allocations within."""
         former, self.part = self.part, part
         try:
@@ -109,8 +109,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self.part = former
 
-    def _current_part(self) -> Part:
-        return self.part or (Part.TEMPORARY if in_backward() else Part.ACTIVATIONS)
+    def _current_part(self) -> AllocationCategory:
+        return self.part or (
+            AllocationCategory.TEMPORARY if in_backward() else AllocationCategory.ACTIVATIONS
+        )
 
     def _forget(self, key: int, release: Callable[[], None], _: object) -> None:
         del self._known[key]

@@ -34,14 +34,14 @@ def segment_size(size: int) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class AllocatorBlock:
     """A part of a segment; `before` and `after` are its neighbors in it."""
 
     size: int
     address: int
     pool: tuple[str, bool]
-    before: Block | None = None
-    after: Block | None = None
+    before: AllocatorBlock | None = None
+    after: AllocatorBlock | None = None
 
 
 @dataclass(slots=True)
@@ -50,10 +50,10 @@ class CachingAllocator:
 
     allocated: int = 0
     reserved: int = 0
-    _free: dict[tuple[str, bool], set[Block]] = field(default_factory=dict)
+    _free: dict[tuple[str, bool], set[AllocatorBlock]] = field(default_factory=dict)
     _address: int = 0
 
-    def allocate(self, size: int, pool: str = "") -> Block:
+    def allocate(self, size: int, pool: str = "") -> AllocatorBlock:
         """Return a block, which may be larger than the allocation."""
         wanted = rounded(size)
         small = wanted <= SMALL_SIZE
@@ -63,12 +63,12 @@ class CachingAllocator:
             block = min(fitting, key=lambda block: (block.size, block.address))
             free.remove(block)
         else:
-            block = Block(segment_size(wanted), self._address, (pool, small))
+            block = AllocatorBlock(segment_size(wanted), self._address, (pool, small))
             self.reserved += block.size
             self._address += block.size
         left = block.size - wanted
         if left >= MIN_BLOCK if small else left > SMALL_SIZE:
-            rest = Block(left, block.address + wanted, block.pool, block, block.after)
+            rest = AllocatorBlock(left, block.address + wanted, block.pool, block, block.after)
             if block.after is not None:
                 block.after.before = rest
             block.after, block.size = rest, wanted
@@ -76,7 +76,7 @@ class CachingAllocator:
         self.allocated += block.size
         return block
 
-    def release(self, block: Block) -> None:
+    def release(self, block: AllocatorBlock) -> None:
         """Free a block and merge it with its free neighbors."""
         self.allocated -= block.size
         free = self._free[block.pool]

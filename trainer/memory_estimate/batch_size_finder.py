@@ -38,7 +38,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
+class BatchSizeCurve:
     """Points by batch size, the largest that fits, and a recommendation; `why` explains both.
 
     `largest` and `recommended` are None if unknown.
@@ -112,18 +112,20 @@ def has_headroom(point: Point, free: int) -> bool:
     return point.needed <= free * (1 - HEADROOM)
 
 
-def curve(points: Sequence[Point], free: int | None, rates: Rates) -> Curve:
+def curve(points: Sequence[Point], free: int | None, rates: Rates) -> BatchSizeCurve:
     """Return the curve with the largest batch that fits and the recommended one."""
     found: dict[str, Any] = {"points": tuple(points), "free": free, "rates": rates}
     if free is None:
-        return Curve(**found, why="Free memory is unknown, so the largest batch is unknown.")
+        return BatchSizeCurve(
+            **found, why="Free memory is unknown, so the largest batch is unknown."
+        )
     fitting = [point.batch_size for point in points if has_headroom(point, free)]
     if not fitting:
         why = (
             "Even batch size 1 leaves less than 10 % of the free memory. Use a smaller model, "
             "activation checkpointing, or another device."
         )
-        return Curve(**found, why=why)
+        return BatchSizeCurve(**found, why=why)
     largest = max(fitting)
     limit = (
         f"{largest:,} is the largest batch that leaves 10% of the free memory."
@@ -131,7 +133,7 @@ def curve(points: Sequence[Point], free: int | None, rates: Rates) -> Curve:
         else f"{largest:,}, the largest batch of this data set, leaves 10% of the free memory."
     )
     recommended, why = _knee({size: rates[size] for size in fitting if size in rates})
-    return Curve(**found, largest=largest, recommended=recommended, why=f"{why} {limit}")
+    return BatchSizeCurve(**found, largest=largest, recommended=recommended, why=f"{why} {limit}")
 
 
 def _knee(rates: Rates) -> tuple[int | None, str]:

@@ -16,8 +16,14 @@ from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.memory_estimate.batch_size_finder import curve, explore
 from trainer.memory_estimate.options import ABSENT
-from trainer.memory_estimate.past_runs import Margin, margin_for
-from trainer.memory_estimate.predict import Free, capability_of, judge, predict, to_json
+from trainer.memory_estimate.past_runs import SafetyMargin, margin_for
+from trainer.memory_estimate.predict import (
+    FreeMemory,
+    capability_of,
+    compare_with_free,
+    estimate_memory,
+    to_json,
+)
 from trainer.memory_estimate.probe import Report, measure, sizes_to_measure
 
 NOT_MEASURED = "The throughput of several ranks is not measured here."
@@ -38,13 +44,16 @@ def answer(
     """
     began = time.perf_counter()
     say("Simulating a step on fake tensors", 0.1)
-    prediction = predict(config, device)
+    prediction = estimate_memory(config, device)
     free = free_memory(device)
     say("Reading earlier runs", 0.3)
     margin = margin_for(
-        config, root, lambda other: predict(other, device).peak.allocated, capability_of(device)
+        config,
+        root,
+        lambda other: estimate_memory(other, device).peak.allocated,
+        capability_of(device),
     )
-    found = to_json(prediction, judge(prediction, free, margin), free, margin)
+    found = to_json(prediction, compare_with_free(prediction, free, margin), free, margin)
     if largest:
         found["largest"] = _largest(config, device, free, margin, probe, say)
     found["seconds"] = round(time.perf_counter() - began, 3)
@@ -52,7 +61,12 @@ def answer(
 
 
 def _largest(
-    config: RunConfig, device: TrainDevice, free: Free, margin: Margin, probe: bool, say: Report
+    config: RunConfig,
+    device: TrainDevice,
+    free: FreeMemory,
+    margin: SafetyMargin,
+    probe: bool,
+    say: Report,
 ) -> dict[str, Any]:
     count = 0
 
@@ -60,8 +74,8 @@ def _largest(
         nonlocal count
         count += 1
         say(f"Predicting batch size {size:,}", min(0.5, 0.3 + 0.02 * count))
-        other = predict(replace(config, batch_size=size), device)
-        return other.peak.allocated, judge(other, free, margin).needed, other.samples
+        other = estimate_memory(replace(config, batch_size=size), device)
+        return other.peak.allocated, compare_with_free(other, free, margin).needed, other.samples
 
     points = explore(needs, config.batch_size, free.bytes)
     rates: dict[int, list[float]] = {}
@@ -75,17 +89,17 @@ def _largest(
     return {**curve(points, free.bytes, rates).to_json(), "not_measured": missed}
 
 
-def free_memory(device: TrainDevice, source: DeviceSource | None = None) -> Free:
+def free_memory(device: TrainDevice, source: DeviceSource | None = None) -> FreeMemory:
     """Return the free memory by NVML, or the host's within its container's limit.
 
     No CUDA context is created.
     """
     if device.id == ABSENT:
-        return Free(None, None, "This GPU is not installed here, so its memory is unknown.")
+        return FreeMemory(None, None, "This GPU is not installed here, so its memory is unknown.")
     if device.cuda_index is None:
         memory, own = psutil.virtual_memory(), container()
         total = memory.total if own.limit is None else min(own.limit, memory.total)
-        return Free(own.within(memory.available), total)
+        return FreeMemory(own.within(memory.available), total)
     source = source or open_source()
     used, reason = None, source.reason
     if reason is None:
@@ -93,7 +107,7 @@ def free_memory(device: TrainDevice, source: DeviceSource | None = None) -> Free
         reason = source.lost(device.id) or source.reasons(device.id).get("gpu/mem_used")
     if used is None:
         reason = f"Free memory is unknown: {reason or 'the driver does not report it'}"
-        return Free(None, device.memory_total or None, f"{reason.rstrip('.')}.")
+        return FreeMemory(None, device.memory_total or None, f"{reason.rstrip('.')}.")
     totals = {info.uuid: info.memory_total for info in source.devices()}
     total = totals.get(device.id) or device.memory_total
-    return Free(max(0, total - int(used)), total)
+    return FreeMemory(max(0, total - int(used)), total)

@@ -25,7 +25,7 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.config import RunConfig
-from trainer.error_messages import RunFailed
+from trainer.error_messages import RunFailedError
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task
 
@@ -108,7 +108,7 @@ def fake_task(config: RunConfig, mode: FakeTensorMode, device: torch.device) -> 
     try:
         with _without_memory(mode, device):
             task = WORKLOADS[config.workload](config)
-    except (RunFailed, OSError, MemoryError):
+    except (RunFailedError, OSError, MemoryError):
         raise  # of the data
     except Exception as error:  # noqa: BLE001 - a model's own code may need values
         log.info("the model is built with real tensors: %s", error)

@@ -50,7 +50,7 @@ Capability = tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Margin:
+class SafetyMargin:
     """The factor for a prediction, and the earlier runs that it comes from."""
 
     factor: float
@@ -58,7 +58,7 @@ class Margin:
     source: str
 
 
-DEFAULT = Margin(DEFAULT_FACTOR, 0, "default")
+DEFAULT = SafetyMargin(DEFAULT_FACTOR, 0, "default")
 
 
 class _Stored(msgspec.Struct):
@@ -68,16 +68,16 @@ class _Stored(msgspec.Struct):
     predicted_peak_bytes: Annotated[int, msgspec.Meta(gt=0, lt=2**63 - 1)]
 
 
-def learned(ratios: Sequence[float]) -> Margin:
+def learned(ratios: Sequence[float]) -> SafetyMargin:
     """Return the margin from measured / predicted peaks; of few runs the default.
 
     The ratio that 95% of the runs do not exceed, at least 1, plus 2%.
     """
     sane = sorted(ratio for ratio in ratios if MIN_RATIO <= ratio <= MAX_RATIO)
     if len(sane) < MIN_RUNS:
-        return Margin(DEFAULT_FACTOR, len(sane), "default")
+        return SafetyMargin(DEFAULT_FACTOR, len(sane), "default")
     covering = sane[math.ceil(COVERED * len(sane)) - 1]
-    return Margin(max(1.0, covering) + ABOVE, len(sane), "learned")
+    return SafetyMargin(max(1.0, covering) + ABOVE, len(sane), "learned")
 
 
 def margin_for(
@@ -85,7 +85,7 @@ def margin_for(
     root: Path,
     predict: Callable[[RunConfig], int],
     capability: Capability = None,
-) -> Margin:
+) -> SafetyMargin:
     """Return the margin learned from earlier runs of this workload on this kind of device.
 
     `capability` is that of the device of `predict`. Runs on a CPU record no peak of their tensors,

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from trainer.memory_estimate.allocation_tracker import Event, Part
-from trainer.memory_estimate.allocator import Block, CachingAllocator
+from trainer.memory_estimate.allocation_tracker import AllocationCategory, AllocationEvent
+from trainer.memory_estimate.allocator import AllocatorBlock, CachingAllocator
 
 EMPTY_CACHE = -1
 """Number of the event at which the allocator releases free segments."""
@@ -16,7 +16,7 @@ WAITING = "waiting"
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class PeakMemory:
     """Bytes at the peak of allocated memory; `reserved` has its own peak, None on a CPU."""
 
     allocated: int
@@ -24,7 +24,9 @@ class Peak:
     reserved: int | None = None
 
 
-def host_peak(events: Iterable[Event], parts: Mapping[int, Part]) -> Peak:
+def host_peak(
+    events: Iterable[AllocationEvent], parts: Mapping[int, AllocationCategory]
+) -> PeakMemory:
     """Return the peak without an allocator's cache."""
     now: Counter[str] = Counter()
     total = most = 0
@@ -36,12 +38,14 @@ def host_peak(events: Iterable[Event], parts: Mapping[int, Part]) -> Peak:
         total += event.size
         if total > most:
             most, at_most = total, now.copy()
-    return Peak(most, {part.value: at_most.get(part, 0) for part in Part})
+    return PeakMemory(most, {part.value: at_most.get(part, 0) for part in AllocationCategory})
 
 
-def device_peak(events: Iterable[Event], parts: Mapping[int, Part]) -> Peak:
+def device_peak(
+    events: Iterable[AllocationEvent], parts: Mapping[int, AllocationCategory]
+) -> PeakMemory:
     """Return the peak of torch's caching allocator, with its rounding as one part."""
-    allocator, blocks = CachingAllocator(), dict[int, Block]()
+    allocator, blocks = CachingAllocator(), dict[int, AllocatorBlock]()
     now: Counter[str] = Counter()
     most = waiting = reserved = 0
     at_most: Mapping[str, int] = {}
@@ -60,5 +64,5 @@ def device_peak(events: Iterable[Event], parts: Mapping[int, Part]) -> Peak:
         reserved = max(reserved, allocator.reserved)
         if allocator.allocated - waiting > most:
             most, at_most = allocator.allocated - waiting, now.copy()
-    found = {part.value: at_most.get(part, 0) for part in Part}
-    return Peak(most, {**found, "rounding": most - sum(found.values())}, reserved)
+    found = {part.value: at_most.get(part, 0) for part in AllocationCategory}
+    return PeakMemory(most, {**found, "rounding": most - sum(found.values())}, reserved)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.config import RunConfig
-from trainer.lab.trial_process import SampleProcess
+from trainer.lab.trial_process import TrialProcess
 from trainer.memory_estimate.batch_size_finder import Point, has_headroom
 
 WARMUP_STEPS, SECONDS = 3, 1.5
@@ -54,7 +54,7 @@ def measure(
         if time.time() - left.lstat().st_mtime > MAX_AGE_S:
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
-        process = SampleProcess(Path(name))
+        process = TrialProcess(Path(name))
         rate: float | None = None
         for done in range(ROUNDS * len(sizes)):
             number, place = divmod(done, len(sizes))

@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainer.config import Compile, RunConfig
-from trainer.memory_estimate.allocation_tracker import Event, Part, Tracker
+from trainer.config import CompileMode, RunConfig
+from trainer.memory_estimate.allocation_tracker import (
+    AllocationCategory,
+    AllocationEvent,
+    AllocationTracker,
+)
 from trainer.memory_estimate.attention import attention_on
 from trainer.memory_estimate.fake import as_on, fake_task
-from trainer.memory_estimate.step_simulator import Player
+from trainer.memory_estimate.step_simulator import StepSimulator
 from trainer.memory_estimate.workspaces import workspaces_of
-from trainer.training.accelerator import Compute, CpuCompute, CudaCompute
+from trainer.training.accelerator import Accelerator, CpuAccelerator, CudaAccelerator
 from trainer.training.backend_flags import run_flags
 from trainer.training.model import prepare
 from trainer.workload_traits import TRAITS
@@ -31,22 +35,22 @@ HAS_CUDA = torch.version.cuda is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class SimulatedStep:
     """The allocations of a run on its device, with their categories.
 
     `data_bytes` is the data set in host memory, 0 if it is read from files; `samples` those of an
     epoch; `notes` name what is not predicted.
     """
 
-    events: Sequence[Event]
-    parts: dict[int, Part]
+    events: Sequence[AllocationEvent]
+    parts: dict[int, AllocationCategory]
     data_bytes: int
     batch_bytes: int
     samples: int
     notes: tuple[str, ...] = ()
 
 
-class _Absent(CudaCompute):
+class _Absent(CudaAccelerator):
     """A CUDA device that need not exist.
 
     Torch without CUDA cannot train on fake tensors of it: there they are on the host, in a model of
@@ -60,13 +64,13 @@ class _Absent(CudaCompute):
         return torch.empty(0, dtype=torch.uint8)
 
 
-def play(config: RunConfig, capability: tuple[int, int] | None) -> Played:
+def simulate_step(config: RunConfig, capability: tuple[int, int] | None) -> SimulatedStep:
     """Simulate a run on a GPU of this `capability`, None for a CPU.
 
     Raises the workload's errors for unusable data and settings. Changes torch while it runs, so it
     needs a dedicated process.
     """
-    compute: Compute = CpuCompute() if capability is None else _Absent()
+    compute: Accelerator = CpuAccelerator() if capability is None else _Absent()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         stack.enter_context(as_on(compute.device))
@@ -81,10 +85,10 @@ def play(config: RunConfig, capability: tuple[int, int] | None) -> Played:
             for split in (task.train, task.validation)
         )
         model = prepare(task.model, config, compute.device)
-        tracker = Tracker(compute.device, workspaces_of(config, capability))
+        tracker = AllocationTracker(compute.device, workspaces_of(config, capability))
         stack.enter_context(tracker)
-        Player(config, task, model, compute, tracker, train, validation).run()
-        return Played(
+        StepSimulator(config, task, model, compute, tracker, train, validation).run()
+        return SimulatedStep(
             tuple(tracker.events),
             tracker.parts,
             _data_bytes(task),
@@ -107,7 +111,7 @@ def _notes(config: RunConfig, capability: tuple[int, int] | None) -> tuple[str, 
     on_gpu = capability is not None
     notes = {
         "torch.compile changes which activations are kept; this estimate is for the "
-        "uncompiled model.": (config.compile_mode is not Compile.NONE),
+        "uncompiled model.": (config.compile_mode is not CompileMode.NONE),
         "cuDNN workspaces are not included.": (on_gpu and TRAITS[config.workload].convolutions),
         "This PyTorch has no CUDA: dtypes and activations follow CPU rules.": (
             on_gpu and not HAS_CUDA

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import RunConfig
-from trainer.memory_estimate.allocation_tracker import Event, Part, Tracker
+from trainer.memory_estimate.allocation_tracker import (
+    AllocationCategory,
+    AllocationEvent,
+    AllocationTracker,
+)
 from trainer.memory_estimate.peak import EMPTY_CACHE, WAITING
-from trainer.training.accelerator import RUN_AHEAD, Compute
-from trainer.training.state import Training
-from trainer.training.step import TrainStep, step_of
-from trainer.training.warmup import WARMUP_STEPS, whole_step
+from trainer.training.accelerator import RUN_AHEAD, Accelerator
+from trainer.training.state import TrainState
+from trainer.training.step import TrainStep, build_train_step
+from trainer.training.warmup import WARMUP_STEPS, run_optimizer_step
 from trainer.workloads.task import Batch, Task, TensorSplit
 
 STEPS = 2  # the first creates the optimizer's state
@@ -29,14 +33,14 @@ GRAPH, COPY = "graph", "copy"  # pools of the allocator: CUDA graphs, the stream
 
 
 @dataclass(slots=True)
-class Player:
+class StepSimulator:
     """Simulates one run; `train_room` and `validation_room` are the largest batches."""
 
     config: RunConfig
     task: Task
     model: nn.Module
-    compute: Compute
-    tracker: Tracker
+    compute: Accelerator
+    tracker: AllocationTracker
     train_room: Batch
     validation_room: Batch
     step: TrainStep = field(init=False)
@@ -45,21 +49,25 @@ class Player:
     def run(self) -> None:
         """Simulate from the model's move to the device to the first validation."""
         for tensor in _once(self.model):
-            self.tracker.note(tensor, Part.PARAMETERS)
-        with self.tracker.for_part(Part.OPTIMIZER_STATE):
-            training = Training(self.config, self.model, self.compute)
+            self.tracker.note(tensor, AllocationCategory.PARAMETERS)
+        with self.tracker.for_part(AllocationCategory.OPTIMIZER_STATE):
+            training = TrainState(self.config, self.model, self.compute)
         _never_skip(training.scaler)
-        self.step = step_of(training, self.task)
+        self.step = build_train_step(training, self.task)
         self._watch(training.optimizer)
         if self.config.dataset_on_device and self.compute.on_gpu:
             for split in (self.task.train, self.task.validation):
                 if isinstance(split, TensorSplit):
                     for part in (split.inputs, split.targets):
-                        self.tracker.take(part.numel() * part.element_size(), Part.INPUTS)
+                        self.tracker.take(
+                            part.numel() * part.element_size(), AllocationCategory.INPUTS
+                        )
         if not self.compute.on_gpu or self.config.dataset_on_device:
             # The permutation of an epoch's samples, and the host generator's state.
-            self.tracker.take(8 * self.task.train.length, Part.INPUTS)
-            self.tracker.take(0 if self.compute.on_gpu else GENERATOR_BYTES, Part.INPUTS)
+            self.tracker.take(8 * self.task.train.length, AllocationCategory.INPUTS)
+            self.tracker.take(
+                0 if self.compute.on_gpu else GENERATOR_BYTES, AllocationCategory.INPUTS
+            )
         if self.config.cuda_graphs and self.compute.on_gpu:
             self._record(training)
         else:
@@ -67,7 +75,7 @@ class Player:
                 # A copied batch stays reserved until the steps that may use it have ended.
                 with self._in_pool(WAITING):
                     for part in self.train_room * RUN_AHEAD:
-                        self.tracker.take(part.nbytes, Part.INPUTS)
+                        self.tracker.take(part.nbytes, AllocationCategory.INPUTS)
             for _ in range(STEPS):
                 self._train_step()
         self._validate()
@@ -77,18 +85,18 @@ class Player:
         tracker = self.tracker
 
         def before(*_: object) -> None:
-            tracker.part = Part.TEMPORARY
+            tracker.part = AllocationCategory.TEMPORARY
 
         def after(*_: object) -> None:
             tracker.part = None
             for state in optimizer.state.values():
                 for value in state.values():
                     if isinstance(value, Tensor):
-                        tracker.note(value, Part.OPTIMIZER_STATE)
+                        tracker.note(value, AllocationCategory.OPTIMIZER_STATE)
 
         def note_gradient(weights: Tensor) -> None:
             if weights.grad is not None:
-                tracker.note(weights.grad, Part.GRADIENTS)
+                tracker.note(weights.grad, AllocationCategory.GRADIENTS)
 
         after()
         optimizer.register_step_pre_hook(before)
@@ -100,7 +108,10 @@ class Player:
     def _batch(self, room: Batch) -> Batch:
         """Return a batch on the device."""
         copied = self.config.copy_stream and self.compute.on_gpu
-        with self.tracker.for_part(Part.INPUTS), self._in_pool(COPY if copied else ""):
+        with (
+            self.tracker.for_part(AllocationCategory.INPUTS),
+            self._in_pool(COPY if copied else ""),
+        ):
             inputs, targets = (
                 torch.empty(part.shape, dtype=part.dtype, device=self.compute.device)
                 for part in room
@@ -126,17 +137,17 @@ class Player:
         self.model.train()
         del outputs, loss
 
-    def _record(self, training: Training) -> None:
+    def _record(self, training: TrainState) -> None:
         """Simulate warm-up steps, then the captured step in its pool, whose gradients stay."""
         accumulation = self.config.gradient_accumulation_steps
         count = min(accumulation, MAX_MICRO_BATCHES)
         batch = self._batch(self.train_room)
         for _ in range(WARMUP_STEPS):
-            whole_step(self.step, batch, count)
-        with self.tracker.for_part(Part.INPUTS):
+            run_optimizer_step(self.step, batch, count)
+        with self.tracker.for_part(AllocationCategory.INPUTS):
             inputs, targets = (part.clone() for part in batch)
         training.optimizer.zero_grad(set_to_none=True)
-        self.tracker.events.append(Event(EMPTY_CACHE, 0))
+        self.tracker.events.append(AllocationEvent(EMPTY_CACHE, 0))
         of = len(targets) * accumulation if accumulation > 1 else 0
         with self._in_pool(GRAPH):
             for number in range(1, count + 1):

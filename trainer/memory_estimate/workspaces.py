@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from trainer.config import RunConfig
-from trainer.memory_estimate.allocation_tracker import Part, Tracker, Workspaces, in_backward
+from trainer.memory_estimate.allocation_tracker import (
+    AllocationCategory,
+    AllocationTracker,
+    Workspaces,
+    in_backward,
+)
 from trainer.training.backend_flags import WORKSPACES
 
 MATRIX_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "linear"))
@@ -30,13 +35,13 @@ def workspaces_of(config: RunConfig, capability: tuple[int, int] | None) -> Work
         return host_workspaces
     size, taken = cublas_workspace(config, capability), set[tuple[str, bool]]()
 
-    def record(tracker: Tracker, func: Any, args: tuple[Any, ...], results: Any) -> None:
+    def record(tracker: AllocationTracker, func: Any, args: tuple[Any, ...], results: Any) -> None:
         # At the first matrix product of a handle. Each thread has a handle, and autograd has its
         # own thread: measured on an H100 (docs/gpu).
         handle = (tracker.pool, in_backward())
         if _name(func) in MATRIX_PRODUCTS and handle not in taken:
             taken.add(handle)
-            tracker.take(size, Part.WORKSPACE)
+            tracker.take(size, AllocationCategory.WORKSPACE)
 
     return record
 
@@ -58,7 +63,9 @@ def cublas_workspace(config: RunConfig, capability: tuple[int, int]) -> int:
     return 4096 * 8 * 1024 if capability >= HOPPER else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
-def host_workspaces(tracker: Tracker, func: Any, args: tuple[Any, ...], results: Any) -> None:
+def host_workspaces(
+    tracker: AllocationTracker, func: Any, args: tuple[Any, ...], results: Any
+) -> None:
     """Record the reorders of oneDNN and temporary tensors of kernels on a CPU.
 
     Measured with torch's profiler on torch 2.13 (AVX-512): a convolution copies its weights into
@@ -76,7 +83,7 @@ def host_workspaces(tracker: Tracker, func: Any, args: tuple[Any, ...], results:
     elif name in LOSSES and results.dim() == 0:
         size = 2 * args[0].nbytes
     if size:
-        tracker.take(size, Part.WORKSPACE)()
+        tracker.take(size, AllocationCategory.WORKSPACE)()
 
 
 def forward_reorders(inputs: Tensor, weights: Tensor, outputs: Tensor) -> int:

@@ -19,7 +19,7 @@ from trainer.runners.thread import ThreadRun
 from trainer.runners.torchrun import TorchrunRun
 
 
-class ActiveRun(Protocol):
+class RunHandle(Protocol):
     """A run that this process started."""
 
     @property
@@ -39,14 +39,14 @@ class ActiveRun(Protocol):
         """Note the end of a run that did not stop in time: this process is about to end."""
 
 
-_KINDS: dict[Runner, Callable[[RunConfig, Path], ActiveRun]] = {
+_KINDS: dict[Runner, Callable[[RunConfig, Path], RunHandle]] = {
     Runner.THREAD: ThreadRun,
     Runner.PROCESS: ProcessRun,
     Runner.TORCHRUN: TorchrunRun,
 }
 
 
-def start(config: RunConfig, root: Path) -> ActiveRun:
+def start(config: RunConfig, root: Path) -> RunHandle:
     """Create a run folder under `root` and start training into it.
 
     Raises OSError where the folder cannot be made or the child not started. What goes wrong later

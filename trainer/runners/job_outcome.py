@@ -41,7 +41,7 @@ _PORT_TAKEN = ("EADDRINUSE", "ddress already in use")
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnd:
+class JobOutcome:
     """How an attempt ended: `short` is a clause without a period, as "rank 2 was killed (SIGKILL)".
 
     `rank` caused it, None where nobody knows; `exit_code` is negative for a signal. `in_order`: the
@@ -60,7 +60,7 @@ class JobEnd:
         return f"{self.short[0].upper()}{self.short[1:]}."
 
 
-def end_of(folder: Path, log_file: Path) -> JobEnd:
+def end_of(folder: Path, log_file: Path) -> JobOutcome:
     """Return how the attempt in `folder` ended, all of whose processes are gone."""
     if (told := _told(folder)) is not None:
         return told
@@ -73,18 +73,18 @@ def end_of(folder: Path, log_file: Path) -> JobEnd:
         return _gone(seen_first, code, ranks[seen_first])
     run = _run(folder)
     if run is None or not ranks:
-        return JobEnd(RunStatus.FAILED, not_started_text(text, code))
+        return JobOutcome(RunStatus.FAILED, not_started_text(text, code))
     if run.status is RunStatus.CRASHED:
         known = ranks.get(run.cause, {})
         return _gone(run.cause_rank, code if known.get("pid") == pid else None, known)
     if run.status.live:  # of another host, whose last sign of life is young
-        return JobEnd(RunStatus.FAILED, "a rank failed, or its machine is gone", None, code)
+        return JobOutcome(RunStatus.FAILED, "a rank failed, or its machine is gone", None, code)
     if run.status in (RunStatus.STOPPED, RunStatus.FINISHED):
         how = f"{run.status} after step {run.run_json.get('step', 0):,}"
-        return JobEnd(run.status, how, in_order=True)
+        return JobOutcome(run.status, how, in_order=True)
     reason = (run.reason or "it gives no reason").rstrip(".")
     own = reason.removeprefix(f"Rank {run.cause_rank}: ")
-    return JobEnd(run.status, f"rank {run.cause_rank} failed: {own}", run.cause_rank, code)
+    return JobOutcome(run.status, f"rank {run.cause_rank} failed: {own}", run.cause_rank, code)
 
 
 def not_started_text(text: str, code: int | None) -> str:
@@ -106,7 +106,7 @@ def was_told_to_end(log_file: Path) -> bool:
     return "SignalException: " in log_text(log_file)[-TOLD_BYTES:]
 
 
-def note_job_end(folder: Path, end: JobEnd, restarted_as: str | None = None) -> None:
+def note_job_end(folder: Path, end: JobOutcome, restarted_as: str | None = None) -> None:
     """Keep in run.json how an attempt ended, whose processes are all gone.
 
     An end in order stands there already, with its reason. Does nothing in a folder of another user.
@@ -140,7 +140,7 @@ def log_text(path: Path) -> str:
         return ""
 
 
-def _gone(rank: int, code: int | None, known: Mapping[str, Any]) -> JobEnd:
+def _gone(rank: int, code: int | None, known: Mapping[str, Any]) -> JobOutcome:
     """Return the end of a rank that could not say why it ended."""
     if code == -signal.SIGKILL and kills_since(known.get("oom_kills")):
         how = (
@@ -153,14 +153,14 @@ def _gone(rank: int, code: int | None, known: Mapping[str, Any]) -> JobEnd:
         how = f"was killed ({_signal(code)})"
     else:
         how = f"exited without a message (exit code {code})"
-    return JobEnd(RunStatus.FAILED, f"rank {rank} {how}", rank, code)
+    return JobOutcome(RunStatus.FAILED, f"rank {rank} {how}", rank, code)
 
 
-def _told(folder: Path) -> JobEnd | None:
+def _told(folder: Path) -> JobOutcome | None:
     """Return how the attempt ended, if somebody has noted it already."""
     with contextlib.suppress(*UNREADABLE):
         told = read_run_json(folder, 0)["job_end"]
-        return JobEnd(
+        return JobOutcome(
             RunStatus(told["status"]), str(told["short"]), told["rank"], told["exit_code"]
         )
     return None

@@ -106,7 +106,7 @@ class ProcessRun(ChildRun):
 
     def end_with_server(self) -> None:
         """Note the end of the process that `stop` has killed."""
-        note_end(self.folder, RunStatus.STOPPED, cut_off(last_step(self.folder)))
+        note_end(self.folder, RunStatus.STOPPED, interrupted_by_shutdown(last_step(self.folder)))
 
     def _note_end(self, code: int) -> None:
         if self._stopping:
@@ -131,7 +131,7 @@ def last_step(folder: Path) -> int:
     return 0
 
 
-def cut_off(step: int) -> str:
+def interrupted_by_shutdown(step: int) -> str:
     """Return the reason of a run that was killed after this step as the server ended."""
     return (
         f"The server was shut down while the run was busy after step {step}. What it had recorded "

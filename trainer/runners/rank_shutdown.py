@@ -45,7 +45,7 @@ TOLD_OR_PEER = "torchrun was told to end, or a rank of another machine has faile
 ORPHANED = "The torchrun that started the ranks is gone."
 
 
-class Ending:
+class ShutdownListener:
     """One thread that waits for SIGNALS and torchrun's end; make it in the main thread.
 
     The signals reach it by Python's wakeup pipe: a main thread that waits in a collective would

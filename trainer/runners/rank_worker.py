@@ -25,15 +25,15 @@ from stepscope.run import RunStatus, process_identity, rank_file
 from stepscope.run.folder import start_ticks
 from trainer.config import RunConfig
 from trainer.runners.process import WORKER_LOG
-from trainer.runners.rank_shutdown import Ending
+from trainer.runners.rank_shutdown import ShutdownListener
 from trainer.runners.restart_attempts import (
-    Attempt,
     Restart,
+    RestartAttempt,
     attempt,
     begin,
     complete,
+    config_from_run_json,
     free_number,
-    settings_of,
 )
 
 COMPLETE = "complete"
@@ -41,7 +41,7 @@ COMPLETE = "complete"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TorchrunEnv:
     """What torchrun says to a process in its environment."""
 
     rank: int
@@ -52,7 +52,7 @@ class Place:
     max_restarts: int
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Place:
+    def of(cls, environ: Mapping[str, str]) -> TorchrunEnv:
         """Read the variables. Raises KeyError where torchrun has not started this process."""
         return cls(
             int(environ["RANK"]),
@@ -70,16 +70,16 @@ def main() -> None:
     os._exit: nothing may wait at the end of a process whose peers wait for it, or are gone.
     """
     options = _options()
-    place = Place.of(os.environ)
+    place = TorchrunEnv.of(os.environ)
     by_page = options.config is None
-    ending = Ending(
+    ending = ShutdownListener(
         place.rank,
         local_rank=place.local_rank,
         local_size=place.local_size,
         world_size=place.world_size,
         by_page=by_page,
     )
-    config = settings_of(options.folder) if by_page else _given(options.config)
+    config = config_from_run_json(options.folder) if by_page else _given(options.config)
     # The store is kept: in rank 0 it has the server at which the others read the number.
     number, _store = (place.restarts, None) if by_page else _agreed_number(options.folder, place)
     if number is None:
@@ -97,7 +97,9 @@ def main() -> None:
     os._exit(0 if status in (RunStatus.FINISHED, RunStatus.STOPPED) else 1)
 
 
-def _train(this: Attempt, place: Place, ending: Ending, restart: Restart | None) -> RunStatus:
+def _train(
+    this: RestartAttempt, place: TorchrunEnv, ending: ShutdownListener, restart: Restart | None
+) -> RunStatus:
     training = importlib.import_module("trainer.training.train")  # imports torch, some seconds
 
     def opened(recorder: Recorder) -> None:
@@ -114,7 +116,7 @@ def _train(this: Attempt, place: Place, ending: Ending, restart: Restart | None)
     return status
 
 
-def _torchrun(place: Place) -> dict[str, Any]:
+def _torchrun(place: TorchrunEnv) -> dict[str, Any]:
     """Return what run.json keeps of the process that has started this one."""
     parent = importlib.import_module("psutil").Process(os.getppid())
     return process_identity() | {
@@ -126,7 +128,7 @@ def _torchrun(place: Place) -> dict[str, Any]:
     }
 
 
-def _agreed_number(first: Path, place: Place) -> tuple[int | None, Any]:
+def _agreed_number(first: Path, place: TorchrunEnv) -> tuple[int | None, Any]:
     """Return the number of this attempt, which rank 0 finds and tells the others, and their store.
 
     None of a job that is complete: all ranks know it then, and may end.

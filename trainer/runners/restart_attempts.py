@@ -26,7 +26,7 @@ from stepscope.run.rank_info import UNREADABLE, read_run_json
 from stepscope.store import RunReader, StoreError
 from stepscope.store.reader import EVERY
 from trainer.config import RunConfig
-from trainer.runners.job_outcome import JobEnd, end_of, note_job_end
+from trainer.runners.job_outcome import JobOutcome, end_of, note_job_end
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _RANK_FILES = ("rank*.sqlite", "rank*.ring", "rank*.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class RestartAttempt:
     """One start of all ranks: its number (0 is the first), folder and configuration.
 
     `former` is the folder of the attempt before, None for the first.
@@ -76,7 +76,7 @@ def free_number(first: Path, least: int) -> int:
     return number
 
 
-def attempt(first: Path, number: int, config: RunConfig) -> Attempt:
+def attempt(first: Path, number: int, config: RunConfig) -> RestartAttempt:
     """Return an attempt, which resumes from the newest checkpoint of those before it.
 
     Without one it begins where the first attempt did.
@@ -86,7 +86,7 @@ def attempt(first: Path, number: int, config: RunConfig) -> Attempt:
     saved = next(filter(None, map(newest_checkpoint, reversed(before))), None)
     if saved is not None:
         config = replace(config, resume_from=f"{saved.parent.name}/{saved.name}")
-    return Attempt(number, attempt_folder(first, number), config, former)
+    return RestartAttempt(number, attempt_folder(first, number), config, former)
 
 
 def complete(first: Path, number: int) -> str | None:
@@ -99,7 +99,7 @@ def complete(first: Path, number: int) -> str | None:
     return None
 
 
-def begin(this: Attempt, log_file: Path, max_restarts: int) -> Restart | None:
+def begin(this: RestartAttempt, log_file: Path, max_restarts: int) -> Restart | None:
     """Make an attempt's folder and link it with the one before; for the first rank of a job.
 
     `log_file` is what torchrun has printed. Returns None for the first attempt. Raises OSError.
@@ -133,7 +133,7 @@ def checkpoint_step(path: Path) -> int | None:
     return None
 
 
-def _restart(this: Attempt, end: JobEnd, max_restarts: int) -> Restart:
+def _restart(this: RestartAttempt, end: JobOutcome, max_restarts: int) -> Restart:
     assert this.former is not None
     resume = this.config.resume_from
     step = checkpoint_step(this.folder.parent / resume) if resume else None
@@ -153,7 +153,7 @@ def _restart(this: Attempt, end: JobEnd, max_restarts: int) -> Restart:
     return Restart(text, {"restart_of": this.former.name, "restart": kept})
 
 
-def _write_pending(this: Attempt, reason: str, more: dict[str, Any]) -> None:
+def _write_pending(this: RestartAttempt, reason: str, more: dict[str, Any]) -> None:
     """Write the run.json that stands until this process's recorder writes its own."""
     now = time.time()
     pending = {
@@ -171,7 +171,7 @@ def _write_pending(this: Attempt, reason: str, more: dict[str, Any]) -> None:
     write_run_json(this.folder, pending)
 
 
-def settings_of(first: Path) -> RunConfig:
+def config_from_run_json(first: Path) -> RunConfig:
     """Return the configuration that the runner has left in run.json. Raises RunError."""
     try:
         return RunConfig.from_dict(read_run_json(first, 0)["config"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from trainer.config import RunConfig
-from trainer.runners.process import cut_off, not_started
+from trainer.runners.process import interrupted_by_shutdown, not_started
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class ThreadRun:
         if self._recorder is None:
             not_started(self.folder)
         else:
-            self._recorder.close(RunStatus.STOPPED, cut_off(self._recorder.step))
+            self._recorder.close(RunStatus.STOPPED, interrupted_by_shutdown(self._recorder.step))
 
     def _train(self) -> None:
         try:

@@ -18,8 +18,14 @@ from stepscope.run.folder import send_signal
 from stepscope.session.stop import rank_processes
 from trainer.config import RunConfig
 from trainer.launch_commands import ONE_MACHINE, rank_variables
-from trainer.runners.job_outcome import JobEnd, end_of, note_job_end, was_told_to_end
-from trainer.runners.process import WORKER_LOG, ChildRun, cut_off, last_step, not_started
+from trainer.runners.job_outcome import JobOutcome, end_of, note_job_end, was_told_to_end
+from trainer.runners.process import (
+    WORKER_LOG,
+    ChildRun,
+    interrupted_by_shutdown,
+    last_step,
+    not_started,
+)
 from trainer.runners.rank_shutdown import SERVER_SIGNAL
 from trainer.runners.restart_attempts import attempt_folder, ended_badly, newest_number
 
@@ -57,8 +63,8 @@ class TorchrunRun(ChildRun):
 
     def end_with_server(self) -> None:
         """Note the end of the ranks that `stop` has killed."""
-        reason = cut_off(last_step(self.folder)).rstrip(".")
-        note_job_end(self.folder, JobEnd(RunStatus.STOPPED, reason))
+        reason = interrupted_by_shutdown(last_step(self.folder)).rstrip(".")
+        note_job_end(self.folder, JobOutcome(RunStatus.STOPPED, reason))
 
     def _kill(self) -> None:
         """Kill torchrun and the ranks, each of which leads a session with its loaders' workers."""

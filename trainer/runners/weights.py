@@ -18,7 +18,7 @@ from pathlib import Path
 from stepscope.common.formatting import printable
 from stepscope.common.limited_process import limit_process
 from stepscope.run import RunError
-from trainer.parent_death_signal import killed_with_parent
+from trainer.parent_death_signal import set_parent_death_signal
 
 TIME_LIMIT_S = 300.0
 CPU_LIMIT_S = 120
@@ -58,7 +58,7 @@ def read_weights(path: Path) -> bytes:
 
 def main(path: Path) -> int:
     """Print the weights; return the exit code."""
-    killed_with_parent()
+    set_parent_death_signal()
     checkpoint = importlib.import_module("trainer.training.checkpoint")
     try:
         memory = MEMORY + 4 * path.stat().st_size

@@ -16,7 +16,7 @@ import torch
 from stepscope.memory.allocator import COUNTS, read
 from stepscope.recorder.cuda_readback import RowSink
 from stepscope.run.status import shortage
-from trainer.training.cuda_timing import DeviceTimes, TimedScalars
+from trainer.training.cuda_timing import CudaStepTimer, TimedScalars
 from trainer.training.scalar_readback import HostReader
 
 RUN_AHEAD = 2
@@ -24,7 +24,7 @@ RUN_AHEAD = 2
 button is served at once and the host's step time is the GPU's."""
 
 
-class CpuCompute:
+class CpuAccelerator:
     """A CPU: values are there at once, and torch keeps no cache of its own."""
 
     on_gpu = False
@@ -65,7 +65,7 @@ class CpuCompute:
         """Ignore a GPU's generator state (a GPU checkpoint resumed on a CPU)."""
 
 
-class CudaCompute:
+class CudaAccelerator:
     """One CUDA device, made the current one of this thread."""
 
     on_gpu = True
@@ -74,7 +74,7 @@ class CudaCompute:
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         self._steps: deque[torch.cuda.Event] = deque()
-        self.times = DeviceTimes(self.device)
+        self.times = CudaStepTimer(self.device)
 
     def memory(self) -> dict[str, int]:
         """Bytes of torch's caching allocator by metric key; about 5 µs, no CUDA call."""
@@ -142,10 +142,10 @@ class CudaCompute:
         torch.cuda.set_rng_state(state, self.device)
 
 
-Compute = CpuCompute | CudaCompute
+Accelerator = CpuAccelerator | CudaAccelerator
 
 
-def why_lost(index: int | None) -> str | None:
+def lost_device_reason(index: int | None) -> str | None:
     """Return what CUDA device `index` says where this process can no longer use it; None where it
     can, and for the CPU.
 

@@ -21,20 +21,20 @@ Forward = Callable[..., Tensor]
 
 
 @dataclass(slots=True)
-class Draws:
+class RngUsage:
     """Whether a block that is computed again drew random numbers."""
 
     state: Callable[[], Tensor | None]
     seen: bool = False
 
 
-_watched: ContextVar[Draws | None] = ContextVar("watched", default=None)
+_watched: ContextVar[RngUsage | None] = ContextVar("watched", default=None)
 
 
 @contextmanager
-def watching_draws(state: Callable[[], Tensor | None]) -> Iterator[Draws]:
+def detect_rng_usage(state: Callable[[], Tensor | None]) -> Iterator[RngUsage]:
     """Find out in this thread's forward passes; `state` reads the generator's state."""
-    draws = Draws(state)
+    draws = RngUsage(state)
     token = _watched.set(draws)
     try:
         yield draws
@@ -42,7 +42,7 @@ def watching_draws(state: Callable[[], Tensor | None]) -> Iterator[Draws]:
         _watched.reset(token)
 
 
-def recompute_blocks(model: nn.Module, *, preserve_rng_state: bool = True) -> int:
+def apply_activation_checkpointing(model: nn.Module, *, preserve_rng_state: bool = True) -> int:
     """Let the blocks of a model compute their activations again backward; return how many.
 
     Blocks are the parts that a Sequential or ModuleList holds if they have parts themselves

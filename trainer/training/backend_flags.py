@@ -10,7 +10,7 @@ import torch
 from torch.backends import cudnn
 
 from trainer.config import RunConfig
-from trainer.error_messages import RunFailed
+from trainer.error_messages import RunFailedError
 from trainer.training.precision import precision_flags
 
 WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
@@ -47,7 +47,7 @@ def _determinism(wanted: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
-def fix_workspaces(config: RunConfig) -> None:
+def set_cublas_workspace_config(config: RunConfig) -> None:
     """Give cuBLAS the fixed workspaces that a deterministic run on a GPU needs.
 
     Torch reads this variable once, at the first matrix product of the process, so it stays set.
@@ -62,7 +62,7 @@ def fix_workspaces(config: RunConfig) -> None:
     used = any(map(has_context, range(torch.cuda.device_count())))
     if used or value is not None:
         found = f"it is {value}" if value is not None else "this process began without it"
-        raise RunFailed(
+        raise RunFailedError(
             f"deterministic: cuBLAS needs {WORKSPACES}={_FIXED[0]} before a process first uses a "
             f"GPU, and {found}. Choose the process runner, or restart with the variable set."
         )

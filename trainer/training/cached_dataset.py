@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from stepscope.common.formatting import format_bytes
-from trainer.error_messages import RunFailed
+from trainer.error_messages import RunFailedError
 from trainer.workloads.task import Batch, Split
 
 
-class KeptSplit:
+class CachedDataset:
     """A split that asks another one for each sample once, when it is first taken.
 
     The other split gives the same sample each time, and one for each index, as images in files do.
@@ -28,7 +28,7 @@ class KeptSplit:
         free = psutil.virtual_memory().available
         if needed * ranks > free:
             each = f" in each of {ranks} processes" if ranks > 1 else ""
-            raise RunFailed(
+            raise RunFailedError(
                 f"dataset_on_device: the decoded data set takes {format_bytes(needed)}{each}, and "
                 f"{format_bytes(free)} of the host's memory are available. "
                 "Switch off dataset_on_device."

@@ -22,8 +22,8 @@ from stepscope.common.files import atomic_replace, open_regular_file
 from stepscope.common.formatting import format_bytes
 from stepscope.host.usage import container
 from stepscope.run.setting_names import current_settings
-from trainer.error_messages import RunFailed
-from trainer.training.distributed_checkpoint import NAME, check_archive, read_parts
+from trainer.error_messages import RunFailedError
+from trainer.training.distributed_checkpoint import NAME, check_archive, load_shards
 
 FORMAT = "stepscope-checkpoint-1"
 MODEL, OPTIMIZER, PARTS = "model", "optimizer", "parts"
@@ -46,7 +46,7 @@ _DAMAGED = (
 """What torch raises of a file that it has not written."""
 
 
-class CheckpointError(RunFailed):
+class CheckpointError(RunFailedError):
     """A checkpoint that cannot be used; the message is one sentence with a remedy."""
 
 
@@ -112,7 +112,7 @@ def _add_parts(state: dict[str, Any], folder: Path, room: Room) -> None:
     try:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ValueError("it names no folder of parts")
-        for key, tensor in read_parts(folder / name, room).items():
+        for key, tensor in load_shards(folder / name, room).items():
             kind, _, rest = key.partition(".")
             if kind == MODEL:
                 state[MODEL][rest] = tensor

@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config import Parallel
+from trainer.config import Strategy
 from trainer.training.checkpoint import MODEL, OPTIMIZER, PARTS, write_checkpoint
-from trainer.training.distributed_checkpoint import NAME, write_parts
-from trainer.training.state import Training
+from trainer.training.distributed_checkpoint import NAME, save_shards
+from trainer.training.state import TrainState
 
 
-def save(path: Path, training: Training) -> int | None:
+def save(path: Path, training: TrainState) -> int | None:
     """Write a checkpoint and return its bytes, None on a rank other than 0. Raises OSError.
 
     With FSDP all ranks have to call it at the same step; else only rank 0 does something.
     """
     training.saved += 1
-    if training.config.strategy is not Parallel.FSDP:
+    if training.config.strategy is not Strategy.FSDP:
         return None if training.ranks.rank else write_checkpoint(path, training.state_dict())
     state, tensors = _taken_apart(training.state_dict())
     parts = path.with_name(f"{path.stem}.{training.saved}.parts")
-    write_parts(parts, tensors)
+    save_shards(parts, tensors)
     if training.ranks.rank:
         return None
     try:
@@ -44,7 +44,7 @@ def save(path: Path, training: Training) -> int | None:
     return size + sum(file.stat().st_size for file in parts.iterdir())
 
 
-def room(training: Training, name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
+def room(training: TrainState, name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
     """Return where a tensor of a checkpoint is read to: this rank's part of it, or all of it."""
     kind, _, key = name.partition(".")
     if kind == MODEL:

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from trainer.config import Compile, RunConfig
-from trainer.error_messages import RunFailed
+from trainer.config import CompileMode, RunConfig
+from trainer.error_messages import RunFailedError
 
 _THREADS_SINCE = (2, 13)
 """Before, CUDA graphs of torch.compile failed in threads that Python made (pytorch#123177)."""
-_WITH_GRAPHS = (Compile.REDUCE_OVERHEAD, Compile.MAX_AUTOTUNE)
+_WITH_GRAPHS = (CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE)
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def compiled(
     of its weights do not change. The caches of the compiler are cleared at the end. Raises
     RunFailed.
     """
-    if config.compile_mode is Compile.NONE:
+    if config.compile_mode is CompileMode.NONE:
         yield None
         return
     with_graphs = config.compile_mode in _WITH_GRAPHS and device.type == "cuda"
@@ -49,7 +49,7 @@ def compiled(
 
 
 @contextmanager
-def told_in_a_sentence(config: RunConfig) -> Iterator[None]:
+def translate_compile_errors(config: RunConfig) -> Iterator[None]:
     """Turn what the compiler raises into RunFailed; other errors, such as too little memory, pass.
 
     The traceback is that of the compiler and helps nobody who did not write it.
@@ -60,7 +60,7 @@ def told_in_a_sentence(config: RunConfig) -> Iterator[None]:
         # By name: importing torch's compiler takes seconds, which a run without it need not pay.
         if "TorchDynamoException" not in (kind.__name__ for kind in type(error).__mro__):
             raise
-        raise RunFailed(
+        raise RunFailedError(
             f"compile_mode: torch.compile ({config.compile_mode}) could not compile this model: "
             f"{_what(error)}. Set compile_mode to none."
         ) from error
@@ -69,7 +69,7 @@ def told_in_a_sentence(config: RunConfig) -> Iterator[None]:
 def _refuse_thread(config: RunConfig) -> None:
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < _THREADS_SINCE and threading.current_thread() is not threading.main_thread():
-        raise RunFailed(
+        raise RunFailedError(
             f"compile_mode: {config.compile_mode} uses CUDA Graphs, which torch "
             f"{torch.__version__} can compile in the main thread only. Choose the process runner."
         )

@@ -13,36 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.error_messages import RunFailed
-from trainer.training.activation_checkpointing import watching_draws
-from trainer.training.state import Training
+from trainer.error_messages import RunFailedError
+from trainer.training.activation_checkpointing import detect_rng_usage
+from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.training.warmup import (
     WARMUP_STEPS,
-    changing_nothing,
     first_batch,
     full_batch_size,
-    whole_step,
+    preserve_train_state,
+    run_optimizer_step,
 )
 from trainer.workloads.task import Batch, Split
 
 
-def graphed(step: TrainStep, training: Training, split: Split) -> GraphedStep:
+def capture_step(step: TrainStep, training: TrainState, split: Split) -> GraphedStep:
     """Warm up with a batch of the full size, then capture the step; neither changes the training.
 
     The optimizer must be capturable or fused. Raises RunFailed for a step that cannot be captured,
     and where the split leaves out so many samples that no batch is full.
     """
     stream = torch.cuda.Stream(training.compute.device)  # type: ignore[no-untyped-call]
-    with changing_nothing(training):
+    with preserve_train_state(training):
         batch = _full_batch(split, training)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            with watching_draws(training.compute.rng_state) as draws:
+            with detect_rng_usage(training.compute.rng_state) as draws:
                 for _ in range(WARMUP_STEPS):
-                    whole_step(step, batch, training.config.gradient_accumulation_steps)
+                    run_optimizer_step(step, batch, training.config.gradient_accumulation_steps)
             if draws.seen:
-                raise RunFailed(
+                raise RunFailedError(
                     "cuda_graphs: this model uses dropout, which would draw different random "
                     "numbers when recomputed inside a graph. Turn off activation_checkpointing "
                     "or cuda_graphs."
@@ -57,18 +57,18 @@ def graphed(step: TrainStep, training: Training, split: Split) -> GraphedStep:
             while first.__context__ is not None:  # the end of a broken capture raises as well
                 first = first.__context__
             detail = str(first).strip().split("\n")[0].rstrip(".")
-            raise RunFailed(
+            raise RunFailedError(
                 f"cuda_graphs: the step cannot be captured ({detail[:300]}). "
                 "Switch cuda_graphs off."
             ) from error
 
 
-def _full_batch(split: Split, training: Training) -> Batch:
+def _full_batch(split: Split, training: TrainState) -> Batch:
     config = training.config
     batch = first_batch(split, config, training.compute)
     found, size = len(batch[1]), full_batch_size(split, config)
     if found < size:
-        raise RunFailed(
+        raise RunFailedError(
             f"cuda_graphs: the step is captured for batches of {size:,}, but only {found:,} of "
             f"{split.length:,} samples could be loaded. Reduce batch_size or turn off "
             "cuda_graphs."

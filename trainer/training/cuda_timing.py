@@ -20,7 +20,7 @@ PAIRS_LIMIT = 8192
 
 
 @dataclass(slots=True)
-class Spans:
+class StepTimings:
     """The pairs of one step; None for what could not be measured."""
 
     copies: list[Pair | None] = field(default_factory=list)
@@ -28,12 +28,12 @@ class Spans:
     gpu_wait_s: float = 0.0
 
 
-class DeviceTimes:
+class CudaStepTimer:
     """Collects the pairs of the step that is being queued; used by the training thread alone."""
 
     def __init__(self, device: torch.device) -> None:
         self._pairs = _pairs_of(device)
-        self._spans = Spans()
+        self._spans = StepTimings()
         self._step: Pair | None = None
 
     def begin_copy(self) -> Pair | None:
@@ -58,9 +58,9 @@ class DeviceTimes:
         if self._spans.computing:
             self._spans.gpu_wait_s += seconds
 
-    def take(self) -> Spans:
+    def take(self) -> StepTimings:
         """Return the pairs since the last call."""
-        spans, self._spans = self._spans, Spans()
+        spans, self._spans = self._spans, StepTimings()
         return spans
 
     def discard(self) -> None:
@@ -71,7 +71,7 @@ class DeviceTimes:
                 self._pairs.free(pair)
         self._step = None
 
-    def row(self, spans: Spans) -> Row:
+    def row(self, spans: StepTimings) -> Row:
         """Return the times in seconds by metric key, and free the pairs.
 
         What could not be measured is missing. Never raises what CUDA raises.
@@ -109,11 +109,11 @@ class DeviceTimes:
 class TimedScalars(DeviceScalars):
     """The rows of the steps, each with the times of its own step."""
 
-    def __init__(self, sink: RowSink, times: DeviceTimes) -> None:
+    def __init__(self, sink: RowSink, times: CudaStepTimer) -> None:
         super().__init__(self._finish)
         self._timed_sink = sink
         self._times = times
-        self._spans: deque[Spans] = deque()
+        self._spans: deque[StepTimings] = deque()
 
     def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Tensor]) -> None:
         """Queue the copy of the scalars, and keep the pairs recorded since the last row."""

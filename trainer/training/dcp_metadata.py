@@ -42,7 +42,7 @@ _DAMAGED = (
 """What a pickle raises that holds something else than a list of tensors."""
 
 
-class _Entry:
+class _MetadataEntry:
     """Stands for an object of the list; `state` is what the pickle says of it.
 
     A pickle cannot change this class: its BUILD calls `__setstate__`, which fails for the class
@@ -64,27 +64,27 @@ class _Entry:
         return self.state
 
 
-class _List(_Entry):
+class _List(_MetadataEntry):
     pass
 
 
-class _Index(_Entry):
+class _Index(_MetadataEntry):
     pass
 
 
-class _TensorInfo(_Entry):
+class _TensorInfo(_MetadataEntry):
     pass
 
 
-class _Chunk(_Entry):
+class _Chunk(_MetadataEntry):
     pass
 
 
-class _Properties(_Entry):
+class _Properties(_MetadataEntry):
     pass
 
 
-class _Place(_Entry):
+class _ShardLocation(_MetadataEntry):
     pass
 
 
@@ -97,11 +97,11 @@ _STAND_INS: dict[tuple[str, str], Any] = {
         (metadata.ChunkStorageMetadata, _Chunk),
         (metadata.TensorProperties, _Properties),
         (metadata._MEM_FORMAT_ENCODING, int),
-        (metadata.StorageMeta, _Entry),
-        (filesystem._StorageInfo, _Place),
+        (metadata.StorageMeta, _MetadataEntry),
+        (filesystem._StorageInfo, _ShardLocation),
         (torch.Size, tuple),
         (OrderedDict, dict),
-        (PosixPath, _Entry),
+        (PosixPath, _MetadataEntry),
         (torch.serialization._get_layout, str),
     )
 }
@@ -185,7 +185,7 @@ def _index(entry: Any) -> metadata.MetadataIndex:
 
 
 def _place(entry: Any, sizes: Mapping[str, int]) -> filesystem._StorageInfo:
-    fields = _of(entry, _Place).fields()
+    fields = _of(entry, _ShardLocation).fields()
     name, offset, length = _name(fields["relative_path"]), fields["offset"], fields["length"]
     if not _FILE.fullmatch(name) or fields.get("transform_descriptors"):
         raise ValueError("it names files that it cannot have")

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from stepscope.gpu.source import DeviceSource, NullSource, open_source
 from stepscope.session.session import Gpu
-from trainer.config import Parallel, RunConfig
-from trainer.config_validation import TrainDevice, problems
+from trainer.config import RunConfig, Strategy
+from trainer.config_validation import TrainDevice, validate
 from trainer.devices import list_devices
-from trainer.error_messages import RunFailed
-from trainer.training.rank_info import Ranks
+from trainer.error_messages import RunFailedError
+from trainer.training.rank_info import TrainerRank
 
 
-def devices_of(config: RunConfig, ranks: Ranks) -> list[TrainDevice]:
+def assigned_devices(config: RunConfig, ranks: TrainerRank) -> list[TrainDevice]:
     """Return the device to train on, then the others of this machine that the run uses.
 
     Of a job on GPUs each rank has the one of its local number, whatever `device` says: that names a
@@ -28,16 +28,16 @@ def devices_of(config: RunConfig, ranks: Ranks) -> list[TrainDevice]:
         return [own, *(device for device in used if device is not own)]
     _check(config, found)
     own = next(device for device in found if device.id == config.device)
-    if config.strategy is not Parallel.DP:
+    if config.strategy is not Strategy.DP:
         return [own]
     others = [gpu for gpu in found if gpu.cuda_index is not None and gpu.reason is None]
     others = sorted((gpu for gpu in others if gpu is not own), key=lambda gpu: gpu.cuda_index or 0)
     if len(others) + 1 < config.devices_per_node:
-        raise RunFailed(_too_few(len(others) + 1, config))
+        raise RunFailedError(_too_few(len(others) + 1, config))
     return [own, *others[: config.devices_per_node - 1]]
 
 
-def sampled_by(ranks: Ranks) -> DeviceSource:
+def sampled_by(ranks: TrainerRank) -> DeviceSource:
     """Return the source of the GPUs' values: the first rank of a machine reads those of all."""
     if ranks.local_rank:
         return NullSource("Rank 0 of this machine samples its GPUs.")
@@ -62,9 +62,9 @@ def sampled(devices: Sequence[TrainDevice], source: DeviceSource) -> list[Gpu]:
 
 
 def _check(config: RunConfig, devices: Sequence[TrainDevice]) -> None:
-    found = problems(config, devices)
+    found = validate(config, devices)
     if found:
-        raise RunFailed(str(found[0]))
+        raise RunFailedError(str(found[0]))
 
 
 def _numbered(devices: Sequence[TrainDevice], number: int, config: RunConfig) -> TrainDevice:
@@ -72,7 +72,7 @@ def _numbered(devices: Sequence[TrainDevice], number: int, config: RunConfig) ->
     found = next((device for device in devices if device.cuda_index == number), None)
     if found is None:
         count = sum(device.cuda_index is not None for device in devices)
-        raise RunFailed(_too_few(count, config))
+        raise RunFailedError(_too_few(count, config))
     return found
 
 

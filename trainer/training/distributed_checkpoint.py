@@ -59,7 +59,7 @@ def check_archive(file: IO[bytes]) -> None:
     file.seek(0)
 
 
-def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write the tensors; all ranks have to call this. Raises OSError.
 
     What each rank has as a whole is rank 0's: the statistics of batch norm are a rank's own.
@@ -75,7 +75,7 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         raise OSError(f"{folder.name} could not be written: {'; '.join(reasons)}") from None
 
 
-def read_parts(
+def load_shards(
     folder: Path, room: Callable[[str, torch.Size, torch.dtype], Tensor]
 ) -> dict[str, Tensor]:
     """Return the tensors of a folder by name, each in what `room` returns for it.

@@ -23,30 +23,30 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepscope.recorder.cuda_readback import Row
-from trainer.config import Parallel, RunConfig
+from trainer.config import RunConfig, Strategy
 from trainer.config_validation import TrainDevice
-from trainer.peak_flops import Peak, peak_of
+from trainer.peak_flops import PeakFlops, peak_of
 from trainer.workloads.task import Task
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class FlopsMeter:
     """Turns a step's samples and seconds into speeds.
 
     `per_sample` is None where the operations could not be counted; then `reason` says why.
     """
 
     per_sample: float | None
-    peak: Peak | str
+    peak: PeakFlops | str
     reason: str | None = None
 
     @classmethod
-    def of(cls, task: Task, config: RunConfig, device: TrainDevice) -> Speed:
+    def of(cls, task: Task, config: RunConfig, device: TrainDevice) -> FlopsMeter:
         """Count once; call it before the model is changed by checkpointing or compiling."""
         peak = peak_of(None if device.cuda_index is None else device.name, config.precision)
-        if isinstance(peak, Peak) and config.strategy is Parallel.DP:  # one process, many GPUs
+        if isinstance(peak, PeakFlops) and config.strategy is Strategy.DP:  # one process, many GPUs
             peak = replace(peak, flops=peak.flops * config.devices_per_node)
         samples = max(1, min(config.batch_size, task.train.length))
         try:
@@ -66,18 +66,18 @@ class Speed:
             return {}
         speed = self.per_sample * samples / seconds
         row: Row = {"perf/tflops": speed / 1e12}
-        if isinstance(self.peak, Peak):
+        if isinstance(self.peak, PeakFlops):
             row["perf/mfu"] = 100 * speed / self.peak.flops
         return row
 
     def facts(self, samples: int) -> dict[str, Any]:
         """Return what run.json keeps; `samples` is a whole step's."""
-        known = isinstance(self.peak, Peak)
+        known = isinstance(self.peak, PeakFlops)
         return {
             "flops_per_step": None if self.per_sample is None else self.per_sample * samples,
             "flops_reason": self.reason,
-            "peak_flops": self.peak.flops if isinstance(self.peak, Peak) else None,
-            "peak_source": self.peak.source if isinstance(self.peak, Peak) else None,
+            "peak_flops": self.peak.flops if isinstance(self.peak, PeakFlops) else None,
+            "peak_source": self.peak.source if isinstance(self.peak, PeakFlops) else None,
             "peak_reason": None if known else self.peak,
         }
 

@@ -24,15 +24,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from trainer.config import Parallel, RunConfig, Workload
-from trainer.error_messages import RunFailed
+from trainer.config import RunConfig, Strategy, Workload
+from trainer.error_messages import RunFailedError
 from trainer.training.activation_checkpointing import blocks
-from trainer.training.precision import amp_type, weight_type
-from trainer.training.rank_info import Ranks
+from trainer.training.precision import autocast_dtype, param_dtype
+from trainer.training.rank_info import TrainerRank
 
 
 @contextmanager
-def weights_on_first_rank(config: RunConfig, ranks: Ranks) -> Iterator[None]:
+def weights_on_first_rank(config: RunConfig, ranks: TrainerRank) -> Iterator[None]:
     """Build a model inside whose weights only rank 0 holds, where FSDP can send them to the others.
 
     On the other ranks parameters have a shape and no memory (meta device), ties included, until
@@ -54,15 +54,17 @@ def weights_on_first_rank(config: RunConfig, ranks: Ranks) -> Iterator[None]:
         hook.remove()
 
 
-def shard(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.device) -> None:
+def apply_fsdp(
+    model: nn.Module, config: RunConfig, ranks: TrainerRank, device: torch.device
+) -> None:
     """Spread a model over the ranks, in place; before its optimizer is made.
 
     The model may lie on the host: each group goes to the device by itself, so that it never holds
     the whole model. Weights without memory come from rank 0, one at a time. Raises RunFailed for
     number types that cannot be mixed.
     """
-    if weight_type(config.precision) is not None and _norms(model):
-        raise RunFailed(
+    if param_dtype(config.precision) is not None and _norms(model):
+        raise RunFailedError(
             f"precision: with {config.precision}, batch norm stays in 32 bits, but FSDP needs "
             f"one dtype per block. Choose {config.precision.removeprefix('pure_')} or ddp."
         )
@@ -70,7 +72,7 @@ def shard(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.devic
     offload = CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy()
     casts = casts_weights(model, config)
     # Gradients are added up in 32 bits, whatever the weights are gathered in.
-    inner = MixedPrecisionPolicy(amp_type(config.precision) if casts else None, torch.float32)
+    inner = MixedPrecisionPolicy(autocast_dtype(config.precision) if casts else None, torch.float32)
     outer = MixedPrecisionPolicy(inner.param_dtype, torch.float32, torch.float32 if casts else None)
     whole = {name: weights.detach() for name, weights in model.named_parameters()}
     for block in blocks(model):
@@ -109,7 +111,7 @@ def _send_from_first(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
 
 
 def _sent_by_first(config: RunConfig) -> bool:
-    return config.strategy is Parallel.FSDP and config.workload is not Workload.CUSTOM
+    return config.strategy is Strategy.FSDP and config.workload is not Workload.CUSTOM
 
 
 def _give_memory(module: nn.Module, device: torch.device) -> None:
@@ -132,8 +134,8 @@ def casts_weights(model: nn.Module, config: RunConfig) -> bool:
     It gathers half the bytes then. Batch norm computes with weights of 32 bits only, so a model
     that has it stays with autocast.
     """
-    mixed = amp_type(config.precision) is not None
-    return config.strategy is Parallel.FSDP and mixed and not _norms(model)
+    mixed = autocast_dtype(config.precision) is not None
+    return config.strategy is Strategy.FSDP and mixed and not _norms(model)
 
 
 @contextmanager
@@ -154,17 +156,17 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def all_finite(model: nn.Module, ranks: Ranks) -> bool:
+def all_finite(model: nn.Module, ranks: TrainerRank) -> bool:
     """Say whether all weights are finite; where they are spread, all ranks have to ask together."""
     parameters = list(model.parameters())
-    broken = [not bool(local(part).isfinite().all()) for part in parameters]
+    broken = [not bool(local_shard(part).isfinite().all()) for part in parameters]
     if any(isinstance(part, DTensor) for part in parameters):
         counted = torch.tensor(float(any(broken)), device=_mesh_device(parameters))
         return not ranks.sum(counted).item()
     return not any(broken)
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return what this rank has of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -174,7 +176,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def spread_like(value: Tensor, like: Tensor) -> Tensor:
+def distribute_like(value: Tensor, like: Tensor) -> Tensor:
     """Return this rank's part of a whole tensor where `like`, of its shape, is spread."""
     if not isinstance(like, DTensor) or isinstance(value, DTensor) or value.shape != like.shape:
         return value

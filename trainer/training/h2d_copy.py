@@ -11,15 +11,17 @@ from __future__ import annotations
 import torch
 
 from trainer.config import RunConfig
-from trainer.training.accelerator import Compute
-from trainer.training.cuda_timing import DeviceTimes
+from trainer.training.accelerator import Accelerator
+from trainer.training.cuda_timing import CudaStepTimer
 from trainer.workloads.task import Batch
 
 
-class Copies:
+class HostToDeviceCopier:
     """Copies batches to the device of `compute`; their times go to `times` if it is given."""
 
-    def __init__(self, config: RunConfig, compute: Compute, times: DeviceTimes | None) -> None:
+    def __init__(
+        self, config: RunConfig, compute: Accelerator, times: CudaStepTimer | None
+    ) -> None:
         self._compute = compute
         self._times = times
         self._pin_memory = config.pin_memory

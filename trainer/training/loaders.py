@@ -1,6 +1,6 @@
 """Feeds batches to the device, in one of three ways.
 
-- `num_workers` 0 (`MemoryLoader`): the training thread gathers each batch itself. For data that
+- `num_workers` 0 (`InMemoryLoader`): the training thread gathers each batch itself. For data that
   lie in memory this is the fast way: one indexing call a batch. Data that have to be decoded are
   decoded by the training thread too, and the GPU waits for it. With `pin_memory` that thread copies
   each batch into page-locked memory, as a DataLoader without workers does.
@@ -10,7 +10,7 @@
   without workers.
 - `dataset_on_device` (`DeviceLoader`): data that lie in memory are copied to the GPU once, before
   the first step, and gathered there. Only the order of the samples is copied, once an epoch. On
-  a CPU (`KeptSplit`) the samples that the training thread decodes in the first epoch are kept.
+  a CPU (`CachedDataset`) the samples that the training thread decodes in the first epoch are kept.
 
 How a batch of the first two comes to a GPU is in `h2d_copy.py`.
 """
@@ -24,24 +24,28 @@ from torch import Tensor
 
 from stepscope.common.formatting import format_bytes
 from trainer.config import RunConfig
-from trainer.error_messages import RunFailed
-from trainer.training.accelerator import Compute, CudaCompute
-from trainer.training.cached_dataset import KeptSplit
-from trainer.training.cuda_timing import DeviceTimes
-from trainer.training.h2d_copy import Copies
-from trainer.training.worker_pool import Workers, in_batches
+from trainer.error_messages import RunFailedError
+from trainer.training.accelerator import Accelerator, CudaAccelerator
+from trainer.training.cached_dataset import CachedDataset
+from trainer.training.cuda_timing import CudaStepTimer
+from trainer.training.h2d_copy import HostToDeviceCopier
+from trainer.training.worker_pool import WorkerPool, in_batches
 from trainer.workloads.task import Batch, Split, TensorSplit
 
 
-class MemoryLoader:
+class InMemoryLoader:
     """Batches gathered by the calling thread."""
 
     def __init__(
-        self, split: Split, config: RunConfig, compute: Compute, times: DeviceTimes | None = None
+        self,
+        split: Split,
+        config: RunConfig,
+        compute: Accelerator,
+        times: CudaStepTimer | None = None,
     ) -> None:
         self._split = split
         self._batch_size = config.batch_size
-        self._copies = Copies(config, compute, times)
+        self._copies = HostToDeviceCopier(config, compute, times)
 
     def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
@@ -62,12 +66,16 @@ class WorkerLoader:
     """Batches from worker processes."""
 
     def __init__(
-        self, split: Split, config: RunConfig, compute: Compute, times: DeviceTimes | None = None
+        self,
+        split: Split,
+        config: RunConfig,
+        compute: Accelerator,
+        times: CudaStepTimer | None = None,
     ) -> None:
         self._split = split
         self._batch_size = config.batch_size
-        self._workers = Workers(split, config)
-        self._copies = Copies(config, compute, times)
+        self._workers = WorkerPool(split, config)
+        self._copies = HostToDeviceCopier(config, compute, times)
 
     def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield batches as MemoryLoader does. Raises RuntimeError when a worker has died."""
@@ -83,7 +91,7 @@ class WorkerLoader:
 class DeviceLoader:
     """Batches gathered on the GPU from a data set that was copied there once."""
 
-    def __init__(self, split: Split, config: RunConfig, compute: CudaCompute) -> None:
+    def __init__(self, split: Split, config: RunConfig, compute: CudaAccelerator) -> None:
         """Copy the data set. Raises RunFailed if it is not one in memory, or does not fit."""
         self._batch_size = config.batch_size
         self._device = compute.device
@@ -98,31 +106,31 @@ class DeviceLoader:
         """Do nothing: the data set is freed with the loader."""
 
 
-Loader = MemoryLoader | WorkerLoader | DeviceLoader
+Loader = InMemoryLoader | WorkerLoader | DeviceLoader
 
 
-def make_loader(split: Split, config: RunConfig, compute: Compute) -> Loader:
+def make_loader(split: Split, config: RunConfig, compute: Accelerator) -> Loader:
     """Return the loader of the training data; see the module's text."""
     if config.dataset_on_device:
         return _resident(split, config, compute)
-    kind = WorkerLoader if config.num_workers else MemoryLoader
+    kind = WorkerLoader if config.num_workers else InMemoryLoader
     return kind(split, config, compute, compute.times)
 
 
-def make_validation_loader(split: Split, config: RunConfig, compute: Compute) -> Loader:
+def make_validation_loader(split: Split, config: RunConfig, compute: Accelerator) -> Loader:
     """Return the loader of the validation data, whose copies are not part of any step."""
     if config.dataset_on_device:
         return _resident(split, config, compute)
     in_workers = config.num_workers and not isinstance(split, TensorSplit)
-    return (WorkerLoader if in_workers else MemoryLoader)(split, config, compute)
+    return (WorkerLoader if in_workers else InMemoryLoader)(split, config, compute)
 
 
-def _resident(split: Split, config: RunConfig, compute: Compute) -> Loader:
+def _resident(split: Split, config: RunConfig, compute: Accelerator) -> Loader:
     """Return the loader of data that stay on the device once they are there."""
-    if isinstance(compute, CudaCompute):
+    if isinstance(compute, CudaAccelerator):
         return DeviceLoader(split, config, compute)
     ranks = config.devices_per_node if config.distributed else 1
-    return MemoryLoader(KeptSplit(split, ranks), config, compute, compute.times)
+    return InMemoryLoader(CachedDataset(split, ranks), config, compute, compute.times)
 
 
 def _checked(batches: Iterator[Batch], order: Tensor, split: Split, size: int) -> Iterator[Batch]:
@@ -131,20 +139,22 @@ def _checked(batches: Iterator[Batch], order: Tensor, split: Split, size: int) -
     for number, batch in enumerate(batches, 1):
         found += len(batch[1])
         if number == count and not found and len(order) == split.length:
-            raise RunFailed(f"None of the {len(order):,} samples could be loaded. Check the data.")
+            raise RunFailedError(
+                f"None of the {len(order):,} samples could be loaded. Check the data."
+            )
         yield batch
 
 
-def _moved(split: Split, compute: CudaCompute) -> TensorSplit:
+def _moved(split: Split, compute: CudaAccelerator) -> TensorSplit:
     if not isinstance(split, TensorSplit):
-        raise RunFailed(
+        raise RunFailedError(
             "dataset_on_device: this workload's data is not in memory. Turn off dataset_on_device."
         )
     parts = (split.inputs, split.targets)
     needed = sum(part.numel() * part.element_size() for part in parts)
     free, total = compute.free_memory()
     if needed > free:
-        raise RunFailed(
+        raise RunFailedError(
             f"dataset_on_device: the dataset needs {format_bytes(needed)}, but only "
             f"{format_bytes(free)} of the GPU's {format_bytes(total)} is free. Turn off "
             "dataset_on_device."

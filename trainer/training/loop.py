@@ -24,18 +24,18 @@ from stepscope.recorder.cuda_readback import Row
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from stepscope.session.command_server import CommandServer
-from trainer.config import NanPolicy, Parallel, RunConfig
-from trainer.error_messages import NanLoss, RunFailed, nan_remedy
+from trainer.config import NanPolicy, RunConfig, Strategy
+from trainer.error_messages import NonFiniteLossError, RunFailedError, nan_remedy
 from trainer.training.checkpoint_state import save
 from trainer.training.cuda_graph_step import GraphedStep
-from trainer.training.flops import Speed
+from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import all_finite, reshard
 from trainer.training.loaders import Loader
-from trainer.training.phase_timer import Phases
+from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.scalar_readback import Reader
-from trainer.training.state import Training
+from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
-from trainer.training.trainer_commands import RunStopped
+from trainer.training.trainer_commands import RunStoppedError
 from trainer.training.worker_pool import in_batches
 from trainer.workloads.task import Batch, Task
 
@@ -49,7 +49,7 @@ LAST_EVERY_S = 10.0
 """Least time between two `last.pt`: epochs of a small model take a fraction of a second."""
 
 
-class Journal:
+class StepLogger:
     """Hands rows to the recorder, which marks a loss that is no finite number."""
 
     def __init__(self, recorder: Recorder, config: RunConfig) -> None:
@@ -62,11 +62,13 @@ class Journal:
         loss = row.get("train/loss")
         self._recorder.log(step, row, ts)
         if loss is not None and not math.isfinite(loss) and self._stops:
-            raise NanLoss(f"The loss is {loss} at step {step}. {nan_remedy(self._config)}.")
+            raise NonFiniteLossError(
+                f"The loss is {loss} at step {step}. {nan_remedy(self._config)}."
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class StepResult:
     """What one optimizer step gave, over all of its batches."""
 
     loss: Tensor
@@ -75,33 +77,33 @@ class Done:
     waited: float
     """Seconds in which the loader had no batch."""
 
-    def after(self, former: Done | None) -> Done:
+    def after(self, former: StepResult | None) -> StepResult:
         """Return this with the batches that were done before."""
         if former is None:
             return self
         loss, samples = former.loss + self.loss, former.samples + self.samples
-        return Done(loss, self.norm, samples, self.waited)
+        return StepResult(loss, self.norm, samples, self.waited)
 
-    def updated(self, step: TrainStep | GraphedStep, planned: int) -> Done:
+    def updated(self, step: TrainStep | GraphedStep, planned: int) -> StepResult:
         """Update the weights by the mean over the samples that there were, fewer than planned."""
         factor = planned / self.samples
         return replace(self, loss=self.loss * factor, norm=step.update(factor))
 
 
 @dataclass(kw_only=True)
-class Loop:
+class TrainLoop:
     """One run of the loop; `train` is its only entry."""
 
     task: Task
-    training: Training
+    training: TrainState
     step: TrainStep | GraphedStep
     loader: Loader
     validation_loader: Loader
     reader: Reader
     recorder: Recorder
     commands: CommandServer
-    speed: Speed
-    phases: Phases | None = None
+    speed: FlopsMeter
+    phases: TrainPhaseTimer | None = None
     """The times of the step's parts; None in a process that trains alone."""
     _last_saved: float = field(default_factory=time.monotonic)
     _due: float = 0.0
@@ -118,12 +120,12 @@ class Loop:
                 with _without_gradients(self.training.config):
                     loss, accuracy = self._validate()
                 self._close_epoch(loss, accuracy, time.perf_counter() - began)
-        except RunStopped:
+        except RunStoppedError:
             self.reader.flush()
             if self._is_sound():
                 self._save("last.pt")
             raise
-        except NanLoss:
+        except NonFiniteLossError:
             raise  # the rows up to this loss are recorded, and later ones are not wanted
         except Exception:
             self.reader.flush()  # the steps before the failure are whole
@@ -134,7 +136,7 @@ class Loop:
     def _train_epoch(self) -> None:
         training = self.training
         # FSDP has replaced the model's parameters by parts of them.
-        parameters = {} if training.config.strategy is Parallel.FSDP else self.task.recorded
+        parameters = {} if training.config.strategy is Strategy.FSDP else self.task.recorded
         recorded = {key: value.detach().view(()) for key, value in parameters.items()}
         tokens = self.task.tokens_per_sample
         length = self.task.train.length
@@ -165,7 +167,7 @@ class Loop:
             self.reader.poll()
             boundary = now + self.commands.serve(self.reader.flush)
 
-    def _train_step(self, batches: Iterator[Batch], left: int) -> Done | None:
+    def _train_step(self, batches: Iterator[Batch], left: int) -> StepResult | None:
         """Take one optimizer step of up to `accumulation` batches of each rank.
 
         `left` samples of the epoch are there for all ranks together. Return None if none of this
@@ -176,7 +178,7 @@ class Loop:
         for_all = min(left, training.config.step_size)
         planned = training.ranks.count(for_all)
         count = math.ceil(planned / training.config.batch_size)
-        done: Done | None = None
+        done: StepResult | None = None
         seen, waited = 0, 0.0
         for number in range(1, count + 1):
             began = time.perf_counter()
@@ -189,14 +191,14 @@ class Loop:
             several = training.ranks.several
             last = number == count and (count == 1 or seen == planned or several)
             if several and not len(targets):
-                raise RunFailed(_NOTHING_LOADED)
+                raise RunFailedError(_NOTHING_LOADED)
             if len(targets):
                 training.compute.begin_step()
                 loss, norm = self.step(inputs, targets, planned if count > 1 else 0, last)
                 training.compute.end_step()
                 training.compute.pace()
                 self.commands.look()
-                done = Done(loss, norm, len(targets), waited).after(done)
+                done = StepResult(loss, norm, len(targets), waited).after(done)
         if done is not None and not last:
             training.compute.begin_step()
             done = done.updated(self.step, planned)
@@ -226,7 +228,7 @@ class Loop:
             left = max(0, left - len(indices))  # the split may have left some of them out
             if not len(targets):
                 if ranks.several:
-                    raise RunFailed(_NOTHING_LOADED)
+                    raise RunFailedError(_NOTHING_LOADED)
                 continue
             seen += counted
             outputs, loss = self.step.evaluate(inputs, targets, counted)
@@ -324,4 +326,4 @@ def _without_gradients(config: RunConfig) -> AbstractContextManager[object]:
     validation. FSDP trains on with the tensors that it made for its first forward pass, and those
     of inference mode cannot be trained with.
     """
-    return torch.no_grad() if config.strategy is Parallel.FSDP else torch.inference_mode()
+    return torch.no_grad() if config.strategy is Strategy.FSDP else torch.inference_mode()

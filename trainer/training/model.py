@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.config import RunConfig
-from trainer.training.activation_checkpointing import recompute_blocks
-from trainer.training.precision import weight_type
+from trainer.training.activation_checkpointing import apply_activation_checkpointing
+from trainer.training.precision import param_dtype
 
 
 @dataclass(frozen=True, slots=True)
-class InputForm:
+class InputFormat:
     """What a batch's inputs are turned into, on the device, before the model sees them."""
 
     dtype: torch.dtype | None = None
@@ -23,9 +23,9 @@ class InputForm:
     """Memory format of images, which have four dimensions."""
 
     @classmethod
-    def of(cls, config: RunConfig) -> InputForm:
+    def of(cls, config: RunConfig) -> InputFormat:
         """Return the form that the model of this run takes."""
-        return cls(weight_type(config.precision), config.channels_last)
+        return cls(param_dtype(config.precision), config.channels_last)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the inputs in this form, the same tensor where they have it."""
@@ -36,16 +36,16 @@ class InputForm:
         return inputs
 
 
-AS_LOADED = InputForm()
+AS_LOADED = InputFormat()
 
 
 def prepare(model: nn.Module, config: RunConfig, device: torch.device | None) -> nn.Module:
     """Change the model in place to what the configuration asks for, and move it to a device."""
     if config.activation_checkpointing:
-        recompute_blocks(model, preserve_rng_state=not config.cuda_graphs)
+        apply_activation_checkpointing(model, preserve_rng_state=not config.cuda_graphs)
     if config.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    dtype = weight_type(config.precision)
+    dtype = param_dtype(config.precision)
     if dtype is not None:
         model.to(dtype)
         for part in model.modules():

@@ -17,7 +17,7 @@ from stepscope.recorder.cuda_readback import Row
 log = logging.getLogger(__name__)
 
 
-class Phases:
+class TrainPhaseTimer:
     """Adds up the times of a step's batches; used by the training thread alone."""
 
     def __init__(self, model: nn.Module) -> None:

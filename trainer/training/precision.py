@@ -35,18 +35,18 @@ def precision_flags(precision: Precision) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = convolution
 
 
-def amp_type(precision: Precision) -> torch.dtype | None:
+def autocast_dtype(precision: Precision) -> torch.dtype | None:
     """Return the 16-bit type that the mixed precisions compute in; None for the others."""
     return _AMP_TYPES.get(precision)
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Return the context of the forward pass; it can be entered again and again."""
-    dtype = amp_type(precision)
+    dtype = autocast_dtype(precision)
     return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
 
-def weight_type(precision: Precision) -> torch.dtype | None:
+def param_dtype(precision: Precision) -> torch.dtype | None:
     """Return the 16-bit type of weights and inputs of the pure precisions; None for the others."""
     return _PURE_TYPES.get(precision)
 

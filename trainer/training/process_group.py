@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 
 from trainer.config import RunConfig
-from trainer.error_messages import RunFailed
-from trainer.training.rank_info import Ranks
+from trainer.error_messages import RunFailedError
+from trainer.training.rank_info import TrainerRank
 
 log = logging.getLogger(__name__)
 
 
-def join(config: RunConfig, ranks: Ranks, device: torch.device) -> None:
+def init_process_group(config: RunConfig, ranks: TrainerRank, device: torch.device) -> None:
     """Connect this rank with the others: by NCCL between GPUs, by gloo between CPUs.
 
     Waits until all of them have come. A run of one process has no group, and one that is there is
@@ -24,7 +24,7 @@ def join(config: RunConfig, ranks: Ranks, device: torch.device) -> None:
     if not config.distributed or dist.is_initialized():
         return
     if ranks.world_size != config.world_size or "MASTER_ADDR" not in os.environ:
-        raise RunFailed(
+        raise RunFailedError(
             f"ranks: the settings are for {config.world_size} processes, and this one was started "
             f"as one of {ranks.world_size}. Start it with torchrun, for ranks × nodes processes."
         )
@@ -36,7 +36,7 @@ def join(config: RunConfig, ranks: Ranks, device: torch.device) -> None:
     dist.init_process_group(backend, device_id=device)
 
 
-def leave() -> None:
+def destroy_process_group() -> None:
     """End the connection, if there is one. Only where no rank is left within a collective.
 
     After a failure others may be in one and wait for this rank: gloo's end would wait for them, and

@@ -14,7 +14,7 @@ from trainer.config import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class TrainerRank:
     """This process among those that train together, by torchrun's numbers; by default it is alone.
 
     `rank` counts over all machines, `local_rank` on this one, which runs `local_size` of them.
@@ -26,7 +26,7 @@ class Ranks:
     local_size: int = 1
 
     @classmethod
-    def of(cls, config: RunConfig, environ: Mapping[str, str]) -> Ranks:
+    def of(cls, config: RunConfig, environ: Mapping[str, str]) -> TrainerRank:
         """Return what torchrun says in the environment; a run of one process does not look."""
         if not config.distributed:
             return cls()
@@ -92,4 +92,4 @@ class Ranks:
         return replace(config, seed=(config.seed + self.rank) % 2**31)
 
 
-ALONE = Ranks()
+ALONE = TrainerRank()

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from trainer.config import Optimizer, Parallel, Precision, RunConfig, Schedule
-from trainer.training.accelerator import Compute
+from trainer.config import LRSchedule, Optimizer, Precision, RunConfig, Strategy
+from trainer.training.accelerator import Accelerator
 from trainer.training.checkpoint import CheckpointError
-from trainer.training.fsdp import spread_like
+from trainer.training.fsdp import distribute_like
 from trainer.training.precision import grad_scaler
-from trainer.training.rank_info import ALONE, Ranks
+from trainer.training.rank_info import ALONE, TrainerRank
 from trainer.workload_traits import TRAITS, reads
 
 MOMENTUM = 0.9
@@ -31,7 +31,7 @@ SAME = (
 workload reads them; the seed where it makes the data."""
 
 
-class Training:
+class TrainState:
     """All that changes while training; `load` restores what `state_dict` returned.
 
     An epoch has `samples`, of all ranks together. `epoch` is the current one, counted from 1;
@@ -43,8 +43,8 @@ class Training:
         self,
         config: RunConfig,
         model: nn.Module,
-        compute: Compute,
-        ranks: Ranks = ALONE,
+        compute: Accelerator,
+        ranks: TrainerRank = ALONE,
         samples: int = 1,
     ) -> None:
         self.config = config
@@ -55,10 +55,10 @@ class Training:
         self._begin_momentum()
         self.plateau = (
             ReduceLROnPlateau(self.optimizer, factor=PLATEAU_FACTOR, patience=PLATEAU_PATIENCE)
-            if config.lr_scheduler is Schedule.PLATEAU
+            if config.lr_scheduler is LRSchedule.PLATEAU
             else None
         )
-        offloaded = config.strategy is Parallel.FSDP and config.cpu_offload
+        offloaded = config.strategy is Strategy.FSDP and config.cpu_offload
         gradients = torch.device("cpu") if offloaded else compute.device
         self.scaler = grad_scaler(config.precision, gradients)
         self.samples = samples
@@ -164,7 +164,7 @@ class Training:
             if name != "resume_from" and name in theirs and theirs[name] != value
         }
         taken = ["weights", f"state of {self.config.optimizer}"]
-        if self.config.lr_scheduler is not Schedule.NONE:
+        if self.config.lr_scheduler is not LRSchedule.NONE:
             taken.append(f"{self.config.lr_scheduler} scheduler position")
         if "learning_rate" not in changed:
             taken.append(f"learning rate {self.learning_rate:.4g}")
@@ -176,7 +176,7 @@ class Training:
         ours = self.model.state_dict()
         self.model.load_state_dict(
             {
-                name: spread_like(value, ours[name]) if name in ours else value
+                name: distribute_like(value, ours[name]) if name in ours else value
                 for name, value in state["model"].items()
             }
         )
@@ -205,7 +205,7 @@ class Training:
             entries = state["state"].get(number, {})
             for name, value in entries.items():
                 if isinstance(value, Tensor):
-                    entries[name] = spread_like(value, weights)
+                    entries[name] = distribute_like(value, weights)
         self.optimizer.load_state_dict(state)
         self._begin_momentum()
 
@@ -251,7 +251,7 @@ def learning_rate_factor(config: RunConfig, step: int, total_steps: int) -> floa
     warmup = config.lr_warmup_steps
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    if config.lr_scheduler is not Schedule.COSINE:
+    if config.lr_scheduler is not LRSchedule.COSINE:
         return 1.0
     done = (step - warmup) / max(1, total_steps - warmup)
     return (1 + math.cos(math.pi * min(done, 1.0))) / 2

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from stepscope.profiling.phase_ranges import BACKWARD, FORWARD, OPTIMIZER, span
 from trainer.training.fsdp import casts_weights, whole
-from trainer.training.model import AS_LOADED, InputForm
-from trainer.training.phase_timer import Phases
+from trainer.training.model import AS_LOADED, InputFormat
+from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast
-from trainer.training.state import Training
+from trainer.training.state import TrainState
 from trainer.workloads.task import LossFunction, Task
 
 
@@ -29,7 +29,7 @@ class TrainStep:
     scaler: torch.amp.GradScaler
     autocast: AbstractContextManager[object]
     max_grad_norm: float
-    form: InputForm = AS_LOADED
+    form: InputFormat = AS_LOADED
     set_to_none: bool = True
     wrapped: Callable[[Tensor], Tensor] | None = None
     """The model in DistributedDataParallel, torch.compile or both, for training; validation runs it
@@ -37,7 +37,7 @@ class TrainStep:
     apart: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context of the batches of a step before its last, in which ranks do not average gradients."""
 
-    phases: Phases | None = None
+    phases: TrainPhaseTimer | None = None
     """Takes the times of the parts; None in a process that trains alone."""
 
     def __call__(
@@ -124,7 +124,7 @@ class TrainStep:
         return whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm))
 
 
-def step_of(training: Training, task: Task) -> TrainStep:
+def build_train_step(training: TrainState, task: Task) -> TrainStep:
     """Return the step as the configuration wants it, with the model as it is written."""
     config = training.config
     return TrainStep(
@@ -138,6 +138,6 @@ def step_of(training: Training, task: Task) -> TrainStep:
             else autocast(config.precision, training.compute.device)
         ),
         max_grad_norm=config.max_grad_norm,
-        form=InputForm.of(config),
+        form=InputFormat.of(config),
         set_to_none=config.set_to_none,
     )

@@ -11,28 +11,30 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from trainer.config import Parallel, RunConfig
+from trainer.config import RunConfig, Strategy
 from trainer.config_validation import TrainDevice
-from trainer.training.fsdp import shard, unreduced
+from trainer.training.fsdp import apply_fsdp, unreduced
 from trainer.training.model import prepare
-from trainer.training.rank_info import Ranks
+from trainer.training.rank_info import TrainerRank
 
 
-def placed(model: nn.Module, config: RunConfig, ranks: Ranks, device: torch.device) -> nn.Module:
+def prepare_for_strategy(
+    model: nn.Module, config: RunConfig, ranks: TrainerRank, device: torch.device
+) -> nn.Module:
     """Return the model as the configuration asks for, on its device, before its optimizer is made.
 
     With FSDP it is spread over the ranks.
     """
-    if config.strategy is not Parallel.FSDP:
+    if config.strategy is not Strategy.FSDP:
         return prepare(model, config, device)
     # FSDP takes contiguous weights only; images in channels_last are enough for a convolution.
     model = prepare(model, replace(config, channels_last=False), None)
-    shard(model, config, ranks, device)
+    apply_fsdp(model, config, ranks, device)
     return model
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class ParallelModel:
     """What training runs in place of the model."""
 
     model: nn.Module
@@ -43,19 +45,21 @@ class Shared:
     """Context of the batches of a step whose gradients ranks do not average yet."""
 
     @classmethod
-    def of(cls, model: nn.Module, config: RunConfig, devices: Sequence[TrainDevice]) -> Shared:
+    def of(
+        cls, model: nn.Module, config: RunConfig, devices: Sequence[TrainDevice]
+    ) -> ParallelModel:
         """Wrap a model that lies on the first of the devices, as the configuration says.
 
         With DDP it is a meeting of all ranks, and each takes the weights of rank 0.
         """
-        if config.strategy is Parallel.DP:
+        if config.strategy is Strategy.DP:
             indices = [device.cuda_index or 0 for device in devices]
             copied = DataParallel(model, indices)
             return cls(copied, copied, nullcontext)
-        if config.strategy is Parallel.DDP:
+        if config.strategy is Strategy.DDP:
             ddp = _ddp(model, config, devices[0])
             return cls(ddp, ddp, _Apart(ddp, config))
-        if config.strategy is Parallel.FSDP and config.no_sync:
+        if config.strategy is Strategy.FSDP and config.no_sync:
             return cls(model, None, partial(unreduced, model))
         return cls(model, None, nullcontext)
 

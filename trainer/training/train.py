@@ -31,27 +31,32 @@ from stepscope.run.status import Outcome
 from stepscope.session.session import Session, traceback_text
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, choice_problem
-from trainer.error_messages import RunFailed, explain
+from trainer.error_messages import RunFailedError, describe_failure
 from trainer.step_validation import epoch_problem
-from trainer.training.accelerator import Compute, CpuCompute, CudaCompute, why_lost
-from trainer.training.backend_flags import fix_workspaces, run_flags
+from trainer.training.accelerator import (
+    Accelerator,
+    CpuAccelerator,
+    CudaAccelerator,
+    lost_device_reason,
+)
+from trainer.training.backend_flags import run_flags, set_cublas_workspace_config
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.checkpoint_state import room
 from trainer.training.compiling import compiled
-from trainer.training.cuda_graph_step import GraphedStep, graphed
-from trainer.training.device_assignment import devices_of, sampled, sampled_by
-from trainer.training.flops import Speed
+from trainer.training.cuda_graph_step import GraphedStep, capture_step
+from trainer.training.device_assignment import assigned_devices, sampled, sampled_by
+from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import weights_on_first_rank
 from trainer.training.loaders import make_loader, make_validation_loader
-from trainer.training.loop import Journal, Loop
-from trainer.training.phase_timer import Phases
-from trainer.training.process_group import join, leave
-from trainer.training.rank_info import Ranks
-from trainer.training.state import Training
-from trainer.training.step import TrainStep, step_of
-from trainer.training.strategy import Shared, placed
-from trainer.training.trainer_commands import OwnCommands, RunStopped
-from trainer.training.warmup import full_batch_size, rehearse
+from trainer.training.loop import StepLogger, TrainLoop
+from trainer.training.phase_timer import TrainPhaseTimer
+from trainer.training.process_group import destroy_process_group, init_process_group
+from trainer.training.rank_info import TrainerRank
+from trainer.training.state import TrainState
+from trainer.training.step import TrainStep, build_train_step
+from trainer.training.strategy import ParallelModel, prepare_for_strategy
+from trainer.training.trainer_commands import RunStoppedError, TrainerCommands
+from trainer.training.warmup import full_batch_size, run_warmup
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
@@ -86,7 +91,7 @@ def run(
     and records itself as one rank of the run in `folder`. If one returns FAILED, or STOPPED before
     the others, they may wait for it in a collective: its process has to end by os._exit.
     """
-    ranks = Ranks.of(config, os.environ)
+    ranks = TrainerRank.of(config, os.environ)
     session = Session(
         folder,
         name=config.workload,
@@ -107,11 +112,11 @@ def run(
         session.close(outcome.status, outcome.reason)
     _wait_for_first_rank(folder, ranks)
     if outcome.status is RunStatus.FINISHED:
-        leave()
+        destroy_process_group()
     return outcome.status
 
 
-def _wait_for_first_rank(folder: Path, ranks: Ranks) -> None:
+def _wait_for_first_rank(folder: Path, ranks: TrainerRank) -> None:
     """Wait until rank 0 has written run.json: no reader finds this rank's outcome without it.
 
     torchrun ends the other ranks as soon as one ends, at times before rank 0 has begun.
@@ -123,26 +128,28 @@ def _wait_for_first_rank(folder: Path, ranks: Ranks) -> None:
         time.sleep(POLL_S)
 
 
-def _run(config: RunConfig, session: Session, stop: threading.Event, ranks: Ranks) -> Outcome:
+def _run(config: RunConfig, session: Session, stop: threading.Event, ranks: TrainerRank) -> Outcome:
     """Find the device, begin to sample it, meet the other ranks, and train."""
     device: TrainDevice | None = None
     try:
-        devices = devices_of(config, ranks)
+        devices = assigned_devices(config, ranks)
         device = devices[0]
         config = replace(config, device=device.id)
-        fix_workspaces(config)
+        set_cublas_workspace_config(config)
         compute = _compute(device)
         compute.reset_peaks()  # in the server's process those of the run before still stand
         _sample(session, devices, ranks)
-        join(config, ranks, compute.device)
+        init_process_group(config, ranks, compute.device)
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
-        outcome = explain(error, config, device, why_lost(device.cuda_index if device else None))
+        outcome = describe_failure(
+            error, config, device, lost_device_reason(device.cuda_index if device else None)
+        )
         session.note_failure(outcome, _traceback(error))
         return outcome
-    return _attempt(_Attempt(config, session, devices, compute, stop, ranks))
+    return _attempt(_RunContext(config, session, devices, compute, stop, ranks))
 
 
-def _sample(session: Session, devices: Sequence[TrainDevice], ranks: Ranks) -> None:
+def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank) -> None:
     """Begin to sample, and describe what this process trains on.
 
     Before the status turns to running: the page lays its charts out by it.
@@ -170,13 +177,13 @@ def _sample(session: Session, devices: Sequence[TrainDevice], ranks: Ranks) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class _RunContext:
     config: RunConfig
     session: Session
     devices: Sequence[TrainDevice]
-    compute: Compute
+    compute: Accelerator
     stop: threading.Event
-    ranks: Ranks
+    ranks: TrainerRank
 
     @property
     def device(self) -> TrainDevice:
@@ -184,7 +191,7 @@ class _Attempt:
         return self.devices[0]
 
 
-def _attempt(attempt: _Attempt) -> Outcome:
+def _attempt(attempt: _RunContext) -> Outcome:
     """Train, turn what happens into an outcome, and leave no memory behind."""
     compute = attempt.compute
     baseline = compute.memory()
@@ -193,11 +200,11 @@ def _attempt(attempt: _Attempt) -> Outcome:
     outcome = Outcome()
     try:
         _train(attempt)
-    except RunStopped as stopped:
+    except RunStoppedError as stopped:
         outcome = Outcome(RunStatus.STOPPED, str(stopped))
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
-        lost = why_lost(attempt.device.cuda_index)
-        outcome = explain(error, attempt.config, attempt.device, lost)
+        lost = lost_device_reason(attempt.device.cuda_index)
+        outcome = describe_failure(error, attempt.config, attempt.device, lost)
         if not outcome.fatal:
             outcome = attempt.session.told_case(outcome, error, _allowed(attempt))
         trace, at_failure = _traceback(error), compute.memory()
@@ -216,7 +223,7 @@ def _attempt(attempt: _Attempt) -> Outcome:
     return outcome
 
 
-def _train(attempt: _Attempt) -> None:
+def _train(attempt: _RunContext) -> None:
     """Train: everything that a run builds, in the order in which it is built."""
     config, compute, ranks = attempt.config, attempt.compute, attempt.ranks
     session, recorder = attempt.session, attempt.session.recorder
@@ -228,25 +235,25 @@ def _train(attempt: _Attempt) -> None:
         with weights_on_first_rank(config, ranks):
             task = WORKLOADS[config.workload](config)
         if too_short := epoch_problem(config, task.train.length):
-            raise RunFailed(str(too_short))
-        speed = Speed.of(task, config, attempt.device)
-        model = placed(task.model, config, ranks, compute.device)
+            raise RunFailedError(str(too_short))
+        speed = FlopsMeter.of(task, config, attempt.device)
+        model = prepare_for_strategy(task.model, config, ranks, compute.device)
 
         # Optimizer, learning rate and gradient scaler, as the checkpoint has them.
-        training = Training(config, model, compute, ranks, task.train.length)
+        training = TrainState(config, model, compute, ranks, task.train.length)
         _describe(attempt, task, training, speed)
         if config.resume_from:
             _resume(training, recorder)
         _count_steps(session, training)
 
         # DataParallel or DDP around the model, then torch.compile around both.
-        shared = Shared.of(model, config, attempt.devices)
-        phases = Phases(shared.model) if ranks.several else None
+        shared = ParallelModel.of(model, config, attempt.devices)
+        phases = TrainPhaseTimer(shared.model) if ranks.several else None
         ranks.begin_random(config.seed, training.step)
         full = full_batch_size(task.train, config)
         forward = stack.enter_context(compiled(shared.model, config, compute.device, full))
 
-        own = OwnCommands(recorder, training, attempt.stop)
+        own = TrainerCommands(recorder, training, attempt.stop)
         commands = session.answer(
             own.handlers, check=own.check, step=session.oom.step, closed_here=True
         )
@@ -257,19 +264,19 @@ def _train(attempt: _Attempt) -> None:
         stack.enter_context(closing(validation_loader))
 
         step = replace(
-            step_of(training, task),
+            build_train_step(training, task),
             wrapped=shared.wrapped if forward is None else forward,
             apart=shared.apart,
             phases=phases,
         )
-        rehearse(training, step, task, recorder)
-        Loop(
+        run_warmup(training, step, task, recorder)
+        TrainLoop(
             task=task,
             training=training,
             step=_captured(step, training, task, recorder) if config.cuda_graphs else step,
             loader=loader,
             validation_loader=validation_loader,
-            reader=compute.reader(Journal(recorder, config)),
+            reader=compute.reader(StepLogger(recorder, config)),
             recorder=recorder,
             commands=commands,
             speed=speed,
@@ -277,7 +284,7 @@ def _train(attempt: _Attempt) -> None:
         ).train()
 
 
-def _describe(attempt: _Attempt, task: Task, training: Training, speed: Speed) -> None:
+def _describe(attempt: _RunContext, task: Task, training: TrainState, speed: FlopsMeter) -> None:
     """Say what is trained: to run.json, and to the readings of the memory's parts."""
     parts = attempt.session.sampler.readings.parts
     parts.add_model(training.model)
@@ -291,7 +298,7 @@ def _describe(attempt: _Attempt, task: Task, training: Training, speed: Speed) -
     )
 
 
-def _count_steps(session: Session, training: Training) -> None:
+def _count_steps(session: Session, training: TrainState) -> None:
     """Let a failed allocation be told with the step it was in: rows arrive some steps later."""
     alive = weakref.ref(training)  # the session outlives the model
 
@@ -302,7 +309,7 @@ def _count_steps(session: Session, training: Training) -> None:
     session.oom.step, session.oom.first_step = step, training.step
 
 
-def _allowed(attempt: _Attempt) -> Callable[[str, Any], bool]:
+def _allowed(attempt: _RunContext) -> Callable[[str, Any], bool]:
     """Return what says whether this run could have had another setting on its device."""
 
     def allowed(field: str, value: Any) -> bool:
@@ -311,10 +318,10 @@ def _allowed(attempt: _Attempt) -> Callable[[str, Any], bool]:
     return allowed
 
 
-def _captured(step: TrainStep, training: Training, task: Task, recorder: Recorder) -> GraphedStep:
+def _captured(step: TrainStep, training: TrainState, task: Task, recorder: Recorder) -> GraphedStep:
     """Return the step as CUDA graphs, and say what runs without them."""
     config = training.config
-    captured = graphed(step, training, task.train)
+    captured = capture_step(step, training, task.train)
     text = f"Step captured for batches of {config.batch_size}"
     if task.train.length % config.step_size:
         text += "; the smaller last step of each epoch runs without the graph"
@@ -322,7 +329,7 @@ def _captured(step: TrainStep, training: Training, task: Task, recorder: Recorde
     return captured
 
 
-def _resume(training: Training, recorder: Recorder) -> None:
+def _resume(training: TrainState, recorder: Recorder) -> None:
     """Load the checkpoint that the configuration names, from a run beside this one."""
     name = training.config.resume_from
     state = read_checkpoint(recorder.folder.parent / name, partial(room, training))
@@ -345,12 +352,12 @@ def _resume(training: Training, recorder: Recorder) -> None:
     )
 
 
-def _compute(device: TrainDevice) -> Compute:
-    return CpuCompute() if device.cuda_index is None else CudaCompute(device.cuda_index)
+def _compute(device: TrainDevice) -> Accelerator:
+    return CpuAccelerator() if device.cuda_index is None else CudaAccelerator(device.cuda_index)
 
 
 @contextmanager
-def _cpu_threads(wanted: int, ranks: Ranks) -> Iterator[None]:
+def _cpu_threads(wanted: int, ranks: TrainerRank) -> Iterator[None]:
     """Set this thread's intra-op threads; by default all ranks of a machine share half the cores,
     so that the page has some."""
     former = torch.get_num_threads()
@@ -361,7 +368,7 @@ def _cpu_threads(wanted: int, ranks: Ranks) -> Iterator[None]:
         torch.set_num_threads(former)
 
 
-def _release(compute: Compute) -> dict[str, int]:
+def _release(compute: Accelerator) -> dict[str, int]:
     """Free what the run held and return the memory after it."""
     gc.collect()
     compute.release()
@@ -370,7 +377,7 @@ def _release(compute: Compute) -> dict[str, int]:
 
 def _traceback(error: BaseException) -> str | None:
     """Return the traceback as text; None where the failure's sentence says it all."""
-    return None if isinstance(error, RunFailed) else traceback_text(error)
+    return None if isinstance(error, RunFailedError) else traceback_text(error)
 
 
 def _clear_frames(error: BaseException) -> None:

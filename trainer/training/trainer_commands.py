@@ -9,17 +9,17 @@ from stepscope.common.formatting import format_bytes
 from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.session.command_server import Handler
 from trainer.training.checkpoint_state import save
-from trainer.training.state import Training
+from trainer.training.state import TrainState
 
 
-class RunStopped(Exception):
+class RunStoppedError(Exception):
     """The run was asked to stop."""
 
 
-class OwnCommands:
+class TrainerCommands:
     """Handlers of one run, for its `CommandServer`; called by the training thread."""
 
-    def __init__(self, recorder: Recorder, training: Training, stop: threading.Event) -> None:
+    def __init__(self, recorder: Recorder, training: TrainState, stop: threading.Event) -> None:
         self._recorder = recorder
         self._training = training
         self._stop = stop
@@ -31,11 +31,11 @@ class OwnCommands:
     def check(self) -> None:
         """Raise RunStopped once the server ends."""
         if self._stop.is_set():
-            raise RunStopped("The server was shut down.")
+            raise RunStoppedError("The server was shut down.")
 
     def _stop_run(self, command: Command) -> None:
         self._recorder.finish(command, f"Stop: after step {self._training.step}")
-        raise RunStopped(str(command.args.get("reason") or "Stopped from the page."))
+        raise RunStoppedError(str(command.args.get("reason") or "Stopped from the page."))
 
     def _save_checkpoint(self, command: Command) -> None:
         path = self._recorder.folder / f"step-{self._training.step}.pt"

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from stepscope.common.formatting import format_bytes
 from stepscope.recorder.recorder import Recorder
-from trainer.config import Compile, RunConfig
-from trainer.error_messages import RunFailed
-from trainer.training.accelerator import Compute
-from trainer.training.compiling import told_in_a_sentence
-from trainer.training.fsdp import local, reshard
-from trainer.training.state import Training
+from trainer.config import CompileMode, RunConfig
+from trainer.error_messages import RunFailedError
+from trainer.training.accelerator import Accelerator
+from trainer.training.compiling import translate_compile_errors
+from trainer.training.fsdp import local_shard, reshard
+from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.workloads.task import Batch, Split, Task
 
@@ -27,21 +27,21 @@ WARMUP_STEPS = 3
 """What torch's manual asks for before a capture; the first of them loads most kernels."""
 
 
-def rehearse(training: Training, step: TrainStep, task: Task, recorder: Recorder) -> None:
+def run_warmup(training: TrainState, step: TrainStep, task: Task, recorder: Recorder) -> None:
     """Compile, warm up and reserve memory, as the configuration says; each is told as an event.
 
     Raises RunFailed where the model cannot be compiled.
     """
     config = training.config
     if (
-        config.compile_mode is Compile.NONE
+        config.compile_mode is CompileMode.NONE
         and not config.kernel_warmup
         and not config.preallocate_memory
     ):
         return
     step = replace(step, phases=None)  # their times are no part of the first step's
-    with changing_nothing(training):
-        if config.compile_mode is not Compile.NONE:
+    with preserve_train_state(training):
+        if config.compile_mode is not CompileMode.NONE:
             _compile(training, step, task, recorder)
         if config.kernel_warmup:
             batch = first_batch(task.train, config, training.compute)
@@ -59,7 +59,7 @@ def full_batch_size(split: Split, config: RunConfig) -> int:
     return min(config.batch_size, -(-split.length // config.world_size))
 
 
-def first_batch(split: Split, config: RunConfig, compute: Compute) -> Batch:
+def first_batch(split: Split, config: RunConfig, compute: Accelerator) -> Batch:
     """Return the first samples of a split on the device: as many as the largest batch has.
 
     There are fewer only where the split leaves so many out. Raises RunFailed if it leaves out all
@@ -74,12 +74,14 @@ def first_batch(split: Split, config: RunConfig, compute: Compute) -> Batch:
         if missing <= 0:
             break
     if missing == size:
-        raise RunFailed(f"None of the {split.length:,} samples could be loaded. Check the data.")
+        raise RunFailedError(
+            f"None of the {split.length:,} samples could be loaded. Check the data."
+        )
     inputs, targets = (torch.cat(parts)[:size] for parts in zip(*batches, strict=True))
     return inputs.to(compute.device), targets.to(compute.device)
 
 
-def whole_step(step: TrainStep, batch: Batch, accumulation: int) -> None:
+def run_optimizer_step(step: TrainStep, batch: Batch, accumulation: int) -> None:
     """Take one optimizer step from the same batch again and again."""
     of = len(batch[1]) * accumulation
     for number in range(1, accumulation + 1):
@@ -87,7 +89,7 @@ def whole_step(step: TrainStep, batch: Batch, accumulation: int) -> None:
 
 
 @contextmanager
-def changing_nothing(training: Training) -> Iterator[None]:
+def preserve_train_state(training: TrainState) -> Iterator[None]:
     """Put weights, statistics, optimizer, loss scale and random numbers back as they were.
 
     The copies lie on the host: a GPU may have no room for a second model. All tensors are
@@ -95,11 +97,11 @@ def changing_nothing(training: Training) -> Iterator[None]:
     becomes zeros, with which Adam and momentum begin.
     """
     model, optimizer, scaler = training.model, training.optimizer, training.scaler
-    tensors = [local(tensor) for tensor in (*model.parameters(), *model.buffers())]
+    tensors = [local_shard(tensor) for tensor in (*model.parameters(), *model.buffers())]
     copies = [_on_host(tensor) for tensor in tensors]
     states = {
         weights: {
-            name: _on_host(local(value)) for name, value in state.items() if _is_tensor(value)
+            name: _on_host(local_shard(value)) for name, value in state.items() if _is_tensor(value)
         }
         for weights, state in optimizer.state.items()
     }
@@ -113,7 +115,7 @@ def changing_nothing(training: Training) -> Iterator[None]:
             former = states.get(weights, {})
             for name, value in state.items():
                 if _is_tensor(value):
-                    part = local(value)
+                    part = local_shard(value)
                     part.copy_(former[name]) if name in former else part.zero_()
     scaler.load_state_dict(scale)
     torch.set_rng_state(random)
@@ -121,19 +123,19 @@ def changing_nothing(training: Training) -> Iterator[None]:
         training.compute.set_rng_state(device_random)
 
 
-def _compile(training: Training, step: TrainStep, task: Task, recorder: Recorder) -> None:
+def _compile(training: TrainState, step: TrainStep, task: Task, recorder: Recorder) -> None:
     """Compile for a full batch, so that no step that counts waits for it."""
     config = training.config
     batch = first_batch(task.train, config, training.compute)
     mode = config.compile_mode
     text = f"Compiling the model (torch.compile, {mode}); training starts when it is done"
     recorder.event("compile", text, mode=str(mode))
-    with told_in_a_sentence(config):
+    with translate_compile_errors(config):
         seconds = _repeat(training, step, batch, 1)
     recorder.event("compile", f"Compiled in {seconds:.1f} s", mode=str(mode), seconds=seconds)
 
 
-def _reserve(training: Training, step: TrainStep, task: Task, recorder: Recorder) -> None:
+def _reserve(training: TrainState, step: TrainStep, task: Task, recorder: Recorder) -> None:
     """Take the largest step and the largest validation batch once; the allocator keeps the room."""
     config, compute = training.config, training.compute
     before = compute.memory()
@@ -149,11 +151,11 @@ def _reserve(training: Training, step: TrainStep, task: Task, recorder: Recorder
     recorder.event("memory_warmup", text, seconds=seconds, before=before, after=after)
 
 
-def _repeat(training: Training, step: TrainStep, batch: Batch, steps: int) -> float:
+def _repeat(training: TrainState, step: TrainStep, batch: Batch, steps: int) -> float:
     """Take whole steps and return their seconds."""
     began = time.perf_counter()
     for _ in range(steps):
-        whole_step(step, batch, training.config.gradient_accumulation_steps)
+        run_optimizer_step(step, batch, training.config.gradient_accumulation_steps)
     training.compute.synchronize()
     return time.perf_counter() - began
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from trainer.config import RunConfig
-from trainer.error_messages import RunFailed
-from trainer.parent_death_signal import killed_with_parent
+from trainer.error_messages import RunFailedError
+from trainer.parent_death_signal import set_parent_death_signal
 from trainer.workloads.task import Batch, Split
 
 
-class Workers:
+class WorkerPool:
     """`num_workers` processes that load batches ahead, `prefetch_factor` each.
 
     Persistent ones live until `close`; others are started anew for each order and end with it.
@@ -94,12 +94,12 @@ class _SplitDataset(Dataset[Batch]):
     def __len__(self) -> int:
         return self._split.length
 
-    def __getitems__(self, seed_and_indices: list[int]) -> Batch | RunFailed:
+    def __getitems__(self, seed_and_indices: list[int]) -> Batch | RunFailedError:
         seed, *indices = seed_and_indices
         _seed(seed)
         try:
             return self._split.take(torch.tensor(indices))
-        except RunFailed as failure:
+        except RunFailedError as failure:
             return failure  # raised, it would come with the worker's traceback for a sentence
 
 
@@ -139,7 +139,7 @@ def in_batches(order: Tensor, size: int) -> tuple[Tensor, ...]:
     return torch.split(order, size) if len(order) else ()
 
 
-def _next(batches: Iterator[Batch | RunFailed]) -> Batch | None:
+def _next(batches: Iterator[Batch | RunFailedError]) -> Batch | None:
     try:
         batch = next(batches, None)
     except (ConnectionError, EOFError, FileNotFoundError) as error:
@@ -151,7 +151,7 @@ def _next(batches: Iterator[Batch | RunFailed]) -> Batch | None:
         if str(error).startswith("Pin memory thread exited"):  # asked a worker that has died
             raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
         raise
-    if isinstance(batch, RunFailed):
+    if isinstance(batch, RunFailedError):
         raise batch
     return batch
 
@@ -183,7 +183,7 @@ def _end_with_trainer(_worker: int) -> None:
     when neither the trainer nor a worker has the other end of its pipe.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    killed_with_parent()  # the fork server; torch itself looks every five seconds
+    set_parent_death_signal()  # the fork server; torch itself looks every five seconds
     threading.Thread(target=_wait_for_trainer, name="stepscope-parent", daemon=True).start()
 
 

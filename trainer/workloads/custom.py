@@ -8,16 +8,16 @@ from typing import Any
 from torch import nn
 
 from trainer.config import RunConfig
-from trainer.custom_workload import START, UserWorkload, UserWorkloadError, user_workload
-from trainer.workloads.custom_file import UserCodeError, UserFile, load, told
-from trainer.workloads.dataset_split import DatasetSplit, is_dataset
+from trainer.custom_workload import START, CustomWorkload, UserWorkloadError, user_workload
+from trainer.workloads.custom_file import UserCodeError, UserFile, load, wrap_user_errors
+from trainer.workloads.dataset_split import CollatedDataset, is_dataset
 from trainer.workloads.task import Split, Task
 
 
 def task(config: RunConfig) -> Task:
     """Return the task that the user's function makes. Raises UserCodeError."""
     given = _given()
-    with told(given.path, f"{given} cannot be used"):
+    with wrap_user_errors(given.path, f"{given} cannot be used"):
         build = getattr(load(given.path), given.function, None)
         if not callable(build):
             raise UserCodeError(
@@ -43,7 +43,7 @@ def task(config: RunConfig) -> Task:
     )
 
 
-def _given() -> UserWorkload:
+def _given() -> CustomWorkload:
     try:
         given = user_workload()
     except UserWorkloadError as error:
@@ -55,7 +55,7 @@ def _given() -> UserWorkload:
     return given
 
 
-def _split(given: UserWorkload, name: str, data: Any) -> Split:
+def _split(given: CustomWorkload, name: str, data: Any) -> Split:
     """The data as a Split."""
     if isinstance(data, Split):
         if data.length < 1:
@@ -66,5 +66,5 @@ def _split(given: UserWorkload, name: str, data: Any) -> Split:
             f"workload: {name} of {given} must be a Split or a Dataset with a length and samples "
             f"by number, got {type(data).__name__}. An IterableDataset cannot be used."
         )
-    with told(given.path, f"{name} of {given} cannot be used"):
-        return DatasetSplit.of(data, name, UserFile(given.path))
+    with wrap_user_errors(given.path, f"{name} of {given} cannot be used"):
+        return CollatedDataset.of(data, name, UserFile(given.path))

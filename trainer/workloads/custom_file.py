@@ -16,10 +16,10 @@ from typing import Any
 
 from stepscope.run.status import shortage
 from trainer.custom_workload import place_in_user_code
-from trainer.error_messages import RunFailed
+from trainer.error_messages import RunFailedError
 
 
-class UserCodeError(RunFailed):
+class UserCodeError(RunFailedError):
     """The user's file cannot be used; the message names its line where it has one."""
 
 
@@ -59,7 +59,7 @@ def _loaded(path: Path) -> UserFile:
 
 
 @contextmanager
-def told(path: Path, what: str) -> Iterator[None]:
+def wrap_user_errors(path: Path, what: str) -> Iterator[None]:
     """Raise UserCodeError, with file and line, for whatever the user's code at `path` raises.
 
     `what` is said where no line of the user's is known. A lack of memory stays what it is: it has
@@ -67,7 +67,7 @@ def told(path: Path, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except RunFailed:
+    except RunFailedError:
         raise
     except Exception as error:
         if shortage(error) is not None:

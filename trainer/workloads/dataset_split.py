@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from trainer.workloads.custom_file import UserCodeError, UserFile, told
+from trainer.workloads.custom_file import UserCodeError, UserFile, wrap_user_errors
 from trainer.workloads.task import Batch
 
 LIKE = {torch.float64: torch.float32}
@@ -22,7 +22,7 @@ def is_dataset(data: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetSplit:
+class CollatedDataset:
     """A dataset of (input, target) pairs. Workers get a copy of it, so it must be picklable.
 
     `source` comes first: when a worker unpickles it, the classes of `dataset` become known.
@@ -35,7 +35,7 @@ class DatasetSplit:
     form: tuple[tuple[torch.Size, torch.dtype], tuple[torch.Size, torch.dtype]]
 
     @classmethod
-    def of(cls, dataset: Any, name: str, source: UserFile) -> DatasetSplit:
+    def of(cls, dataset: Any, name: str, source: UserFile) -> CollatedDataset:
         """The split of this dataset, whose first sample is looked at. Raises UserCodeError."""
         length = len(dataset)
         if length < 1:
@@ -49,7 +49,7 @@ class DatasetSplit:
 
         Raises UserCodeError with the line of the user's file where a sample cannot be made.
         """
-        with told(self.source.path, f"a sample of {self.name} cannot be made"):
+        with wrap_user_errors(self.source.path, f"a sample of {self.name} cannot be made"):
             return _batch([self.dataset[place] for place in indices.tolist()], self.name)
 
     def room(self, size: int) -> Batch:

@@ -30,7 +30,7 @@ _PART = re.compile(r"(?<![^/])\.([^/]+)\.[0-9a-f]{16}\.part$")
 """What a killed process leaves of a file."""
 
 
-class NotOurs(Exception):
+class ForeignFileError(Exception):
     """The folder holds something that this command did not write; the message names it."""
 
 
@@ -49,7 +49,7 @@ def main() -> int:
     try:
         for done, total in write(folder):
             _show(f"{done:,} of {total:,} images", end="\r" if done < total else "\n")
-    except NotOurs as error:
+    except ForeignFileError as error:
         print(f"digit_images: {error} Give an empty folder.", file=sys.stderr)
         return 1
     except OSError as error:
@@ -89,7 +89,7 @@ def _check(folder: Path, names: list[str], tables: dict[str, str]) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise NotOurs(f"{folder} is a file.")
+        raise ForeignFileError(f"{folder} is a file.")
     known = {*names, *tables}
     for parent, folders, files in os.walk(folder):
         inside = os.path.relpath(parent, folder)
@@ -98,7 +98,9 @@ def _check(folder: Path, names: list[str], tables: dict[str, str]) -> None:
             link = os.path.islink(os.path.join(parent, name))
             expected = path == IMAGES if name in folders else _PART.sub(r"\1", path) in known
             if link or not expected:
-                raise NotOurs(f"{folder} holds {path}, which this command has not written.")
+                raise ForeignFileError(
+                    f"{folder} holds {path}, which this command has not written."
+                )
     for csv, text in tables.items():
         try:
             same = read_regular_file(folder / csv, len(text)) == text.encode()
@@ -107,7 +109,7 @@ def _check(folder: Path, names: list[str], tables: dict[str, str]) -> None:
         except (OSError, ValueError):
             same = False
         if not same:
-            raise NotOurs(f"{folder / csv} has other rows than this command writes.")
+            raise ForeignFileError(f"{folder / csv} has other rows than this command writes.")
 
 
 def _png(image: np.ndarray) -> bytes:

@@ -60,7 +60,7 @@ class Gpt(nn.Module):
         self.embedding = nn.Embedding(characters, width)
         self.positions = nn.Embedding(config.context_length, width)
         self.blocks = nn.Sequential(
-            *(Block(width, config.dropout) for _ in range(config.num_layers))
+            *(TransformerBlock(width, config.dropout) for _ in range(config.num_layers))
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, characters, bias=False)
@@ -81,15 +81,15 @@ class Gpt(nn.Module):
         return scores
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention to the characters before, then a perceptron; each adds to what came in."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, dropout)
+        self.attention = CausalSelfAttention(width, dropout)
         self.norm2 = nn.LayerNorm(width)
-        self.perceptron = Perceptron(width)
+        self.perceptron = MLP(width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Block(nn.Module):
         return added
 
 
-class Attention(nn.Module):
+class CausalSelfAttention(nn.Module):
     """Causal self-attention with heads of 64 channels where the width allows it."""
 
     def __init__(self, width: int, dropout: float) -> None:
@@ -122,7 +122,7 @@ class Attention(nn.Module):
         return features
 
 
-class Perceptron(nn.Module):
+class MLP(nn.Module):
     """Two linear layers with four times the width between them."""
 
     def __init__(self, width: int) -> None:

@@ -21,11 +21,11 @@ SIXTEEN_BITS_AS_32 = frozenset(("PNG", "PPM"))
 Pixels = NDArray[np.uint8]
 
 
-class BrokenImage(Exception):
+class UnreadableImageError(Exception):
     """An image that cannot be used; the message is the reason, without the file's name."""
 
 
-def picture(path: Path, size: int) -> Pixels:
+def decode_image(path: Path, size: int) -> Pixels:
     """Return the image as uint8 (size, size, 3), upright and squeezed to a square.
 
     Transparent parts turn white, 16-bit gray is scaled to 8 bits, and of several frames the first
@@ -38,24 +38,24 @@ def picture(path: Path, size: int) -> Pixels:
             image.draft(None, (size, size))
             ImageOps.exif_transpose(image, in_place=True)
             return np.asarray(_in_color(image).resize((size, size), Image.Resampling.BILINEAR))
-    except (BrokenImage, MemoryError):
+    except (UnreadableImageError, MemoryError):
         raise
     except FileNotFoundError:
-        raise BrokenImage("it is not there any more") from None
+        raise UnreadableImageError("it is not there any more") from None
     except Image.DecompressionBombError:
-        raise BrokenImage(f"it has more than {MAX_PIXELS:,} pixels") from None
+        raise UnreadableImageError(f"it has more than {MAX_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
-        raise BrokenImage(f"it is no image in one of {', '.join(FORMATS)}") from None
+        raise UnreadableImageError(f"it is no image in one of {', '.join(FORMATS)}") from None
     except Exception as error:  # decoders raise nearly every kind for damaged files
-        raise BrokenImage(f"it cannot be decoded ({_first_line(error)})") from error
+        raise UnreadableImageError(f"it cannot be decoded ({_first_line(error)})") from error
 
 
 def _check_size(image: Image.Image) -> None:
     pixels = image.width * image.height
     if pixels > MAX_PIXELS:
-        raise BrokenImage(f"it has {pixels:,} pixels, {MAX_PIXELS:,} are allowed")
+        raise UnreadableImageError(f"it has {pixels:,} pixels, {MAX_PIXELS:,} are allowed")
     if not pixels:
-        raise BrokenImage("it has no pixels")
+        raise UnreadableImageError("it has no pixels")
 
 
 def _in_color(image: Image.Image) -> Image.Image:
@@ -63,7 +63,7 @@ def _in_color(image: Image.Image) -> Image.Image:
     if image.mode in GRAY_16 or (image.mode == "I" and image.format in SIXTEEN_BITS_AS_32):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        raise BrokenImage("it has 32-bit pixels, whose value range is unknown")
+        raise UnreadableImageError("it has 32-bit pixels, whose value range is unknown")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, "white")

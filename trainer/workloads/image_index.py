@@ -17,10 +17,17 @@ from trainer.datasets import (
     TRAIN_FOLDER,
     VALIDATION_CSVS,
     VALIDATION_FOLDERS,
-    Form,
+    DatasetLayout,
     form_of,
 )
-from trainer.workloads.image_manifest import Broken, Entry, ImageError, ImageList, image_list, shown
+from trainer.workloads.image_manifest import (
+    ImageEntry,
+    ImageError,
+    ImageList,
+    InvalidEntries,
+    image_list,
+    shown,
+)
 
 MAX_CSV_BYTES = 256 * 2**20
 PATH_NAMES = ("path", "image_path", "file", "filename", "image")
@@ -34,13 +41,13 @@ PARTS = {
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
-def read_images(path: Path, broken: Broken) -> ImageList:
+def read_images(path: Path, broken: InvalidEntries) -> ImageList:
     """Return the images of a data set at `path` (`trainer.datasets`). Raises ImageError."""
     form = form_of(path)
     try:
-        if form is Form.CSV:
+        if form is DatasetLayout.CSV:
             return image_list(path.parent, _csv_entries(path, "", broken), broken)
-        if form is Form.CSV_FOLDER:
+        if form is DatasetLayout.CSV_FOLDER:
             return image_list(path, _csv_pair(path, broken), broken)
         return image_list(path, _class_folders(path, broken), broken)
     except OSError as error:
@@ -50,20 +57,20 @@ def read_images(path: Path, broken: Broken) -> ImageList:
         ) from error
 
 
-def _csv_pair(folder: Path, broken: Broken) -> Iterator[Entry]:
+def _csv_pair(folder: Path, broken: InvalidEntries) -> Iterator[ImageEntry]:
     beside = [folder / name for name in VALIDATION_CSVS if (folder / name).is_file()]
     yield from _csv_entries(folder / TRAIN_CSV, "train" if beside else "", broken)
     for path in beside[:1]:
         yield from _csv_entries(path, "validation", broken)
 
 
-def _csv_entries(path: Path, part: str, broken: Broken) -> Iterator[Entry]:
+def _csv_entries(path: Path, part: str, broken: InvalidEntries) -> Iterator[ImageEntry]:
     """Rows of a CSV file; `part` is that of all rows, or nothing: a column may tell."""
     text = _text(path)
     first = text.lstrip().partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    columns: _Columns | None = None
+    columns: _CsvColumns | None = None
     try:
         for row in rows:
             if not any(cell.strip() for cell in row):
@@ -107,13 +114,15 @@ def _text(path: Path) -> str:
         ) from error
 
 
-class _Columns:
+class _CsvColumns:
     """Where in a row the path, the label and perhaps the split are."""
 
     def __init__(self, path: int, label: int, split: int | None) -> None:
         self.path, self.label, self.split = path, label, split
 
-    def entry(self, row: list[str], part: str, where: str, broken: Broken) -> Entry | None:
+    def entry(
+        self, row: list[str], part: str, where: str, broken: InvalidEntries
+    ) -> ImageEntry | None:
         """Return what the row says, None if it was broken."""
         needed = max(self.path, self.label, self.split or 0) + 1
         if len(row) < needed:
@@ -125,7 +134,9 @@ class _Columns:
             if not part:
                 broken.add(where, f"the split is {shown(said)!r}, not train, validation or test")
                 return None
-        return Entry(_with_slashes(row[self.path].strip()), row[self.label].strip(), part, where)
+        return ImageEntry(
+            _with_slashes(row[self.path].strip()), row[self.label].strip(), part, where
+        )
 
 
 def _with_slashes(path: str) -> str:
@@ -134,7 +145,7 @@ def _with_slashes(path: str) -> str:
     return "/".join(part for place, part in enumerate(parts) if part != "." and (part or not place))
 
 
-def _columns(path: Path, row: list[str]) -> tuple[_Columns, bool]:
+def _columns(path: Path, row: list[str]) -> tuple[_CsvColumns, bool]:
     """Find the columns by the first row; also say whether that row is a header."""
     names = [cell.strip().lower() for cell in row]
     place, label, split = (
@@ -142,17 +153,17 @@ def _columns(path: Path, row: list[str]) -> tuple[_Columns, bool]:
         for known in (PATH_NAMES, LABEL_NAMES, SPLIT_NAMES)
     )
     if place is not None and label is not None:
-        return _Columns(place, label, split), True
+        return _CsvColumns(place, label, split), True
     ends_like_image = os.path.splitext(row[0].strip().lower())[1] in IMAGE_SUFFIXES
     if place is None and label is None and len(row) in (2, 3) and ends_like_image:
-        return _Columns(0, 1, 2 if len(row) == 3 else None), False
+        return _CsvColumns(0, 1, 2 if len(row) == 3 else None), False
     raise ImageError(
         f"{path.name}, line 1: columns named path and label are needed, got "
         f"{shown(', '.join(row))}. Write the names into the first line."
     )
 
 
-def _class_folders(folder: Path, broken: Broken) -> Iterator[Entry]:
+def _class_folders(folder: Path, broken: InvalidEntries) -> Iterator[ImageEntry]:
     """The images of class folders, by name of class; links are broken, other files left alone."""
     train = folder / TRAIN_FOLDER
     if not train.is_dir():
@@ -164,7 +175,7 @@ def _class_folders(folder: Path, broken: Broken) -> Iterator[Entry]:
         yield from _classes(folder, validation, "validation", broken)
 
 
-def _classes(root: Path, folder: Path, part: str, broken: Broken) -> Iterator[Entry]:
+def _classes(root: Path, folder: Path, part: str, broken: InvalidEntries) -> Iterator[ImageEntry]:
     for one_class in sorted(folder.iterdir()):
         if one_class.name.startswith(".") or not one_class.is_dir():
             continue
@@ -177,4 +188,4 @@ def _classes(root: Path, folder: Path, part: str, broken: Broken) -> Iterator[En
                 suffix = os.path.splitext(name)[1].lower()
                 if suffix in IMAGE_SUFFIXES and not name.startswith("."):
                     path = Path(parent, name).relative_to(root).as_posix()
-                    yield Entry(path, one_class.name.strip(), part, shown(path))
+                    yield ImageEntry(path, one_class.name.strip(), part, shown(path))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from trainer.error_messages import RunFailed
+from trainer.error_messages import RunFailedError
 
 MAX_IMAGES = 1_000_000
 MAX_CLASSES = 10_000
@@ -29,11 +29,11 @@ HELD_OUT = 5  # one image of so many is for validation, where the data do not sa
 SPLIT_SEED = 0  # the same for every run: validation must stay unseen after a resume
 
 
-class ImageError(RunFailed):
+class ImageError(RunFailedError):
     """Images that cannot be used; the message is one sentence with a remedy."""
 
 
-class Entry(NamedTuple):
+class ImageEntry(NamedTuple):
     """One image as a data set names it; `where` is "train.csv, line 7", for messages."""
 
     path: str  # relative to the data set's folder, with forward slashes
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(slots=True)
-class Broken:
+class InvalidEntries:
     """What cannot be used. The first one raises ImageError unless `skip` is on."""
 
     skip: bool
@@ -68,17 +68,17 @@ class ImageList:
 
     folder: Path
     classes: tuple[str, ...]
-    train: list[Entry]
-    validation: list[Entry]
+    train: list[ImageEntry]
+    validation: list[ImageEntry]
     repeated: int  # rows that say again what another row says
 
-    def labels(self, entries: list[Entry]) -> torch.Tensor:
+    def labels(self, entries: list[ImageEntry]) -> torch.Tensor:
         """Return the class number of each entry, int64 (n,)."""
         numbers = {name: number for number, name in enumerate(self.classes)}
         return torch.tensor([numbers[entry.label] for entry in entries], dtype=torch.int64)
 
 
-def image_list(folder: Path, entries: Iterable[Entry], broken: Broken) -> ImageList:
+def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntries) -> ImageList:
     """Check the entries and part them into training and validation. Raises ImageError.
 
     Where no entry is for validation, a fixed fifth of all images is, chosen at random.
@@ -104,10 +104,12 @@ def image_list(folder: Path, entries: Iterable[Entry], broken: Broken) -> ImageL
     return ImageList(folder, _ordered(names), train, validation, repeated)
 
 
-def _usable(folder: Path, entries: Iterable[Entry], broken: Broken) -> tuple[list[Entry], int]:
+def _usable(
+    folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntries
+) -> tuple[list[ImageEntry], int]:
     """Entries whose file is there and that contradict no other, each image once."""
-    places = Places(folder)
-    found: dict[str, Entry] = {}
+    places = PathValidator(folder)
+    found: dict[str, ImageEntry] = {}
     repeated = 0
     for entry in entries:
         reason = _label_reason(entry.label) or places.reason(entry.path)
@@ -130,7 +132,7 @@ def _usable(folder: Path, entries: Iterable[Entry], broken: Broken) -> tuple[lis
     return list(found.values()), repeated
 
 
-class Places:
+class PathValidator:
     """Judges where an image lies: a real file inside the folder, on no way through a link."""
 
     def __init__(self, folder: Path) -> None:
@@ -195,7 +197,7 @@ def _label_reason(label: str) -> str | None:
     return None
 
 
-def _first_reason(broken: Broken) -> str:
+def _first_reason(broken: InvalidEntries) -> str:
     if not broken.count:
         return ""
     return f" ({broken.count:,} more are broken; the first is {broken.reasons[0]})"
@@ -208,7 +210,7 @@ def _ordered(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _parted(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+def _parted(entries: list[ImageEntry]) -> tuple[list[ImageEntry], list[ImageEntry]]:
     """Train and validation: a random fifth is held out, at least one image."""
     order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(SPLIT_SEED))
     cut = max(1, len(entries) // HELD_OUT)

@@ -15,9 +15,15 @@ from torch import Tensor, nn
 
 from trainer.config import ConfigError, RunConfig
 from trainer.datasets import data_path, data_root
-from trainer.workloads.image_decoding import BrokenImage, Pixels, picture
+from trainer.workloads.image_decoding import Pixels, UnreadableImageError, decode_image
 from trainer.workloads.image_index import read_images
-from trainer.workloads.image_manifest import Broken, Entry, ImageError, ImageList, shown
+from trainer.workloads.image_manifest import (
+    ImageEntry,
+    ImageError,
+    ImageList,
+    InvalidEntries,
+    shown,
+)
 from trainer.workloads.task import Batch, Task
 
 CHANNELS = (32, 64)
@@ -30,10 +36,11 @@ def task(config: RunConfig) -> Task:
         path = data_path(data_root(), config.dataset)
     except ConfigError as error:
         raise ImageError(str(error)) from None
-    broken = Broken(config.skip_unreadable)
+    broken = InvalidEntries(config.skip_unreadable)
     images = read_images(path, broken)
     train, validation = (
-        ImageSplit.of(images, entries, config) for entries in (images.train, images.validation)
+        ImageFileDataset.of(images, entries, config)
+        for entries in (images.train, images.validation)
     )
     return Task(
         model=ImageCnn(config.image_size, len(images.classes), flip=config.horizontal_flip),
@@ -47,23 +54,25 @@ def task(config: RunConfig) -> Task:
             "repeated_rows": images.repeated,
             "left_out": {"count": broken.count, "reasons": broken.reasons},
         },
-        news=News((train, validation)),
+        news=SkippedImageReporter((train, validation)),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSplit:
+class ImageFileDataset:
     """Images in files, decoded when they are taken; workers share which of them are broken."""
 
     folder: Path
-    entries: list[Entry]
+    entries: list[ImageEntry]
     labels: Tensor  # int64 (n,)
     size: int  # pixels a side
     skip: bool
     broken: Tensor  # bool (n,), in memory that all workers share
 
     @classmethod
-    def of(cls, images: ImageList, entries: list[Entry], config: RunConfig) -> ImageSplit:
+    def of(
+        cls, images: ImageList, entries: list[ImageEntry], config: RunConfig
+    ) -> ImageFileDataset:
         """The split of these entries."""
         broken = torch.zeros(len(entries), dtype=torch.bool)
         broken.share_memory_()  # type: ignore[no-untyped-call]
@@ -100,8 +109,8 @@ class ImageSplit:
         """Return the sentence that tells why an image is broken; decodes it again."""
         entry = self.entries[index]
         try:
-            picture(self.folder / entry.path, self.size)
-        except BrokenImage as error:
+            decode_image(self.folder / entry.path, self.size)
+        except UnreadableImageError as error:
             return _sentence(entry, error)
         return f"{entry.where}: {shown(entry.path)} could not be read, but now it can"
 
@@ -112,8 +121,8 @@ class ImageSplit:
             if self.skip and self.broken[place]:
                 continue
             try:
-                return picture(self.folder / self.entries[place].path, self.size), place
-            except BrokenImage as error:
+                return decode_image(self.folder / self.entries[place].path, self.size), place
+            except UnreadableImageError as error:
                 if not self.skip:
                     raise ImageError(
                         f"{_sentence(self.entries[place], error)}. Replace the image, or switch "
@@ -126,10 +135,10 @@ class ImageSplit:
         )
 
 
-class News:
+class SkippedImageReporter:
     """Tells of images that were left out since it was asked last."""
 
-    def __init__(self, splits: tuple[ImageSplit, ...]) -> None:
+    def __init__(self, splits: tuple[ImageFileDataset, ...]) -> None:
         self._splits = splits
         self._told = 0
 
@@ -178,6 +187,6 @@ def _normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
     return images.to(dtype) / 127.5 - 1
 
 
-def _sentence(entry: Entry, error: BrokenImage) -> str:
+def _sentence(entry: ImageEntry, error: UnreadableImageError) -> str:
     name = "" if entry.where == shown(entry.path) else f" {shown(entry.path)}:"
     return f"{entry.where}:{name} {error}"

@@ -67,7 +67,10 @@ class ResidualCnn(nn.Module):
             *(
                 block
                 for before, after in zip([width, *channels], channels, strict=False)
-                for block in (Block(before, after, after // before), Block(after, after, 1))
+                for block in (
+                    ResidualBlock(before, after, after // before),
+                    ResidualBlock(after, after, 1),
+                )
             )
         )
         self.head = nn.Linear(channels[-1], classes)
@@ -79,7 +82,7 @@ class ResidualCnn(nn.Module):
         return scores
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3×3 convolutions with batch norm around a shortcut."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
