@@ -90,7 +90,7 @@ def by_hand(config: RunConfig) -> float:
     """Train with the settings of `config`, without recording; return the seconds.
 
     Knows these settings: precision fp32 and bf16, channels_last, the fused optimizer, compile,
-    threads, those of the workers, and data_on_device: decode once, then index.
+    threads, those of the workers, and dataset_on_device: decode once, then index.
     """
     began = time.perf_counter()
     torch.set_num_threads(config.num_threads)

@@ -135,7 +135,7 @@ def test_another_device_takes_back_what_it_cannot_do(
         return (ConfigIssue("copy_stream", "no copies", "Switch it off"),) if impossible else ()
 
     machine(GPU)
-    monkeypatch.setattr(sidebar, "problems", on_cpu)
+    monkeypatch.setattr(sidebar, "validate", on_cpu)
     app = page(copy_stream="1", kernel_warmup="1")
     label(app, "selectbox", "Device").select("cpu").run()
     assert widget(app, "copy_stream").value is False

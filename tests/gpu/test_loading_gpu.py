@@ -291,8 +291,8 @@ def test_a_run_whose_data_do_not_fit_ends_with_the_figures(
     monkeypatch.setattr(CudaAccelerator, "free_memory", lambda self: (2**20, 2**31))
     assert train(small(gpu, dataset_on_device=True), tmp_path) is RunStatus.FAILED
     assert run_json(tmp_path)["reason"] == (
-        "data_on_device: the dataset needs 3.26 MiB, but only 1.00 MiB of the GPU's 2.00 GiB is "
-        "free. Turn off data_on_device."
+        "dataset_on_device: the dataset needs 3.26 MiB, but only 1.00 MiB of the GPU's 2.00 GiB is "
+        "free. Turn off dataset_on_device."
     )
     assert not (tmp_path / "traceback.txt").exists()
 
@@ -316,9 +316,9 @@ def test_data_larger_than_the_device_are_refused_before_a_copy(
     with pytest.raises(RunFailedError) as caught:
         make_loader(split, small(gpu, dataset_on_device=True), compute)
     text = str(caught.value)
-    assert text.startswith("data_on_device: the dataset needs ")
+    assert text.startswith("dataset_on_device: the dataset needs ")
     assert "GiB" in text
-    assert text.endswith("is free. Turn off data_on_device.")
+    assert text.endswith("is free. Turn off dataset_on_device.")
     assert torch.cuda.memory_allocated(gpu.cuda_index) == before
     assert torch.cuda.max_memory_allocated(gpu.cuda_index) < gpu.memory_total
 
@@ -328,7 +328,8 @@ def test_data_in_files_cannot_be_kept_on_the_device(
 ) -> None:
     with pytest.raises(
         RunFailedError,
-        match=r"data_on_device: this workload's data is not in memory\. Turn off data_on_device\.",
+        match=r"dataset_on_device: this workload's data is not in memory\. "
+        r"Turn off dataset_on_device\.",
     ):
         DeviceLoader(Decoded(tmp_path, 4), small(gpu), compute)
 

@@ -222,7 +222,7 @@ HOSTILE = {
         ["--workload", "gpt", "--precision", "tf32"],
         "precision: TF32 needs NVIDIA tensor cores.",
     ),
-    "no data": (["--workload", "images", "--data", "../../etc"], "data: must be a path"),
+    "no data": (["--workload", "images", "--data", "../../etc"], "dataset: must be a path"),
     "no file": (["--config", "/nowhere/run.json"], "cannot be read"),
     "not JSON": (["--config", "{FILE}"], "must be JSON"),
     "probe alone": (["--workload", "gpt", "--probe"], "needs --find-batch-size"),

@@ -114,7 +114,7 @@ def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
         asked.append(path.name)
         return image_decoding.decode_image(path, size)
 
-    monkeypatch.setattr(images, "picture", counted)
+    monkeypatch.setattr(images, "decode_image", counted)
     runs = {kept: new_run(tmp_path, f"run-{kept}") for kept in (False, True)}
     decodes = {}
     for kept, folder in runs.items():
@@ -137,8 +137,8 @@ def test_images_that_do_not_fit_into_memory_are_refused(
     assert train(few(dataset_on_device=True), folder) is RunStatus.FAILED
     reason = run_json(folder)["reason"]
     assert re.fullmatch(
-        r"data_on_device: the decoded data set takes [0-9.]+ KiB, and 1000 B of the host's memory "
-        r"are available\. Switch off data_on_device\.",
+        r"dataset_on_device: the decoded data set takes [0-9.]+ KiB, and 1000 B of the host's "
+        r"memory are available\. Switch off dataset_on_device\.",
         reason,
     )
 
@@ -195,5 +195,5 @@ def test_a_resumed_run_mirrors_the_same_images(
 def test_data_that_are_gone_are_one_sentence(digits: Path, tmp_path: Path) -> None:
     folder = new_run(tmp_path, "run")
     assert train(few(dataset="gone"), folder) is RunStatus.FAILED
-    assert run_json(folder)["reason"].startswith("data: no labeled images at")
+    assert run_json(folder)["reason"].startswith("dataset: no labeled images at")
     assert "Traceback" not in (folder / "run.json").read_text()

@@ -102,7 +102,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
     [
         ({"num_layers": 2}, "made with num_layers 1, got 2. Set num_layers to 1."),
         ({"context_length": 32}, "made with context_length 16, got 32"),
-        ({"tie_embeddings": False}, "made with tied_head True, got False"),
+        ({"tie_embeddings": False}, "made with tie_embeddings True, got False"),
     ],
 )
 def test_another_size_of_a_gpt_is_named(

@@ -287,7 +287,7 @@ if __name__ == "__main__":  # as in dashboard/main.py: multiprocessing imports t
     from dataclasses import replace
     from trainer.training.train import run
     from trainer.config import RunConfig, Workload, defaults
-    config = replace(defaults(Workload.DIGITS_MLP), epochs=1, num_workers=2, threads=1)
+    config = replace(defaults(Workload.DIGITS_MLP), epochs=1, num_workers=2, num_threads=1)
     statuses = []
     thread = threading.Thread(target=lambda: statuses.append(run(config, Path({folder!r}))))
     thread.start()

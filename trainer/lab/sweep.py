@@ -56,7 +56,7 @@ COMPILE_TIMEOUT_S = 1800.0
 
 
 class TrialRunner(Protocol):
-    """What takes samples: `SampleProcess`, or a fake in tests."""
+    """What takes samples: `TrialProcess`, or a fake in tests."""
 
     stopping: bool
 

@@ -26,7 +26,7 @@ def main() -> None:
     # Imported here because importing torch takes seconds, in which the sweep may end.
     trial_run = importlib.import_module("trainer.lab.trial_run")
     gc.freeze()  # imported modules stay: no collection has to traverse them
-    print(json.dumps(trial_run.take(job)), file=results, flush=True)
+    print(json.dumps(trial_run.run_trial(job)), file=results, flush=True)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
     config = config_of(options, devices)
     device = device_of(config, devices)
     answer = importlib.import_module("trainer.memory_estimate.estimate").answer
-    run_failed = importlib.import_module("trainer.error_messages").RunFailed
+    run_failed = importlib.import_module("trainer.error_messages").RunFailedError
     try:
         found = answer(
             config,

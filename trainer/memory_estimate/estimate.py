@@ -40,7 +40,7 @@ def answer(
 ) -> dict[str, Any]:
     """Return the answer as JSON values.
 
-    Raises RunFailed for unusable data, OSError if a measurement has no folder.
+    Raises RunFailedError for unusable data, OSError if a measurement has no folder.
     """
     began = time.perf_counter()
     say("Simulating a step on fake tensors", 0.1)

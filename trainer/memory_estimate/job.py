@@ -33,7 +33,7 @@ def main() -> None:
     devices = importlib.import_module("trainer.devices").list_devices
     answer = importlib.import_module("trainer.memory_estimate.estimate").answer
     command = importlib.import_module("trainer.memory_estimate.__main__")
-    run_failed = importlib.import_module("trainer.error_messages").RunFailed
+    run_failed = importlib.import_module("trainer.error_messages").RunFailedError
     try:
         config = RunConfig.from_dict(job["config"])
         found = answer(

@@ -83,8 +83,8 @@ class FitResult:
 def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
     """Predict the peak of a run, of several ranks that of each; takes seconds.
 
-    Raises RunFailed for unusable data, for a model that reads values, and for strategies that are
-    not predicted.
+    Raises RunFailedError for unusable data, for a model that reads values, and for strategies that
+    are not predicted.
     """
     if config.strategy in _NOT_PREDICTED:
         raise RunFailedError(_NOT_PREDICTED[config.strategy])

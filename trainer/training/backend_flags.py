@@ -51,7 +51,8 @@ def set_cublas_workspace_config(config: RunConfig) -> None:
     """Give cuBLAS the fixed workspaces that a deterministic run on a GPU needs.
 
     Torch reads this variable once, at the first matrix product of the process, so it stays set.
-    Raises RunFailed where a GPU has been used without it. To be called before this run uses one.
+    Raises RunFailedError where a GPU has been used without it. To be called before this run uses
+    one.
     """
     if not config.deterministic or config.device == "cpu":
         return

@@ -20,7 +20,7 @@ class CachedDataset:
     def __init__(self, split: Split, ranks: int = 1) -> None:
         """Make room for all samples, as each of so many ranks on this host does.
 
-        Raises RunFailed if the host has less memory than that.
+        Raises RunFailedError if the host has less memory than that.
         """
         self._split = split
         inputs, targets = split.room(1)

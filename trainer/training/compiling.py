@@ -26,7 +26,7 @@ def compiled(
     Other batches, such as the last of an epoch, run the model uncompiled: after a second batch size
     Dynamo would replace the static graph with a dynamic one for all sizes. The model and the names
     of its weights do not change. The caches of the compiler are cleared at the end. Raises
-    RunFailed.
+    RunFailedError.
     """
     if config.compile_mode is CompileMode.NONE:
         yield None
@@ -50,7 +50,7 @@ def compiled(
 
 @contextmanager
 def translate_compile_errors(config: RunConfig) -> Iterator[None]:
-    """Turn what the compiler raises into RunFailed; other errors, such as too little memory, pass.
+    """Raise RunFailedError for errors of the compiler. Others, such as out of memory, propagate.
 
     The traceback is that of the compiler and helps nobody who did not write it.
     """

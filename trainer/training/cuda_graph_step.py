@@ -30,8 +30,8 @@ from trainer.workloads.task import Batch, Split
 def capture_step(step: TrainStep, training: TrainState, split: Split) -> GraphedStep:
     """Warm up with a batch of the full size, then capture the step; neither changes the training.
 
-    The optimizer must be capturable or fused. Raises RunFailed for a step that cannot be captured,
-    and where the split leaves out so many samples that no batch is full.
+    The optimizer must be capturable or fused. Raises RunFailedError for a step that cannot be
+    captured, and where the split leaves out so many samples that no batch is full.
     """
     stream = torch.cuda.Stream(training.compute.device)  # type: ignore[no-untyped-call]
     with preserve_train_state(training):

@@ -18,7 +18,7 @@ def assigned_devices(config: RunConfig, ranks: TrainerRank) -> list[TrainDevice]
     """Return the device to train on, then the others of this machine that the run uses.
 
     Of a job on GPUs each rank has the one of its local number, whatever `device` says: that names a
-    GPU of one machine. Raises RunFailed for what `problems` says cannot work.
+    GPU of one machine. Raises RunFailedError for what `validate` says cannot work.
     """
     found = list_devices()
     if config.distributed and config.device != "cpu":

@@ -60,8 +60,8 @@ def apply_fsdp(
     """Spread a model over the ranks, in place; before its optimizer is made.
 
     The model may lie on the host: each group goes to the device by itself, so that it never holds
-    the whole model. Weights without memory come from rank 0, one at a time. Raises RunFailed for
-    number types that cannot be mixed.
+    the whole model. Weights without memory come from rank 0, one at a time. Raises RunFailedError
+    for number types that cannot be mixed.
     """
     if param_dtype(config.precision) is not None and _norms(model):
         raise RunFailedError(

@@ -50,9 +50,9 @@ class InMemoryLoader:
     def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
 
-        A split may leave samples out, so any batch may be smaller and even empty. Raises RunFailed
-        if all of an epoch are. Random numbers that a split draws here are those of the calling
-        thread's process, which a checkpoint holds; workers draw theirs by `epoch`.
+        A split may leave samples out, so any batch may be smaller and even empty. Raises
+        RunFailedError if all of an epoch are. Random numbers that a split draws here are those of
+        the calling thread's process, which a checkpoint holds; workers draw theirs by `epoch`.
         """
         taken = (self._split.take(indices) for indices in in_batches(order, self._batch_size))
         for batch in _checked(taken, order, self._split, self._batch_size):
@@ -92,7 +92,7 @@ class DeviceLoader:
     """Batches gathered on the GPU from a data set that was copied there once."""
 
     def __init__(self, split: Split, config: RunConfig, compute: CudaAccelerator) -> None:
-        """Copy the data set. Raises RunFailed if it is not one in memory, or does not fit."""
+        """Copy the data set. Raises RunFailedError if it is not one in memory, or does not fit."""
         self._batch_size = config.batch_size
         self._device = compute.device
         self._split = _moved(split, compute)
@@ -134,7 +134,7 @@ def _resident(split: Split, config: RunConfig, compute: Accelerator) -> Loader:
 
 
 def _checked(batches: Iterator[Batch], order: Tensor, split: Split, size: int) -> Iterator[Batch]:
-    """Pass batches on; raise RunFailed in place of the last if a whole epoch has no sample."""
+    """Pass batches on; raise RunFailedError in place of the last if a whole epoch has no sample."""
     count, found = -(-len(order) // size), 0
     for number, batch in enumerate(batches, 1):
         found += len(batch[1])

@@ -58,7 +58,7 @@ class StepLogger:
         self._stops = config.nan_policy is NanPolicy.STOP
 
     def __call__(self, step: int, ts: float, row: Row) -> None:
-        """Record a row. Raises NanLoss if the loss is not finite and the policy is to stop."""
+        """Record a row. Raises NonFiniteLossError if the policy is to stop at such a loss."""
         loss = row.get("train/loss")
         self._recorder.log(step, row, ts)
         if loss is not None and not math.isfinite(loss) and self._stops:
@@ -110,7 +110,10 @@ class TrainLoop:
     """Above 0 if it is time for another last.pt."""
 
     def train(self) -> None:
-        """Train to the last epoch or step. Raises RunStopped after saving last.pt, and NanLoss."""
+        """Train to the last epoch or step.
+
+        Raises RunStoppedError after saving last.pt, and NonFiniteLossError.
+        """
         self._describe()
         try:
             while not self.training.has_ended:
@@ -171,8 +174,8 @@ class TrainLoop:
         """Take one optimizer step of up to `accumulation` batches of each rank.
 
         `left` samples of the epoch are there for all ranks together. Return None if none of this
-        step's could be loaded: there was no step then. Raises RunFailed if that happens to one of
-        several ranks, as the others would wait for its gradients.
+        step's could be loaded: there was no step then. Raises RunFailedError if that happens to
+        one of several ranks, as the others would wait for its gradients.
         """
         training = self.training
         for_all = min(left, training.config.step_size)
@@ -209,8 +212,8 @@ class TrainLoop:
     def _validate(self) -> tuple[float, float | None]:
         """Return the mean loss over the validation split and the accuracy in percent.
 
-        They are the same on all ranks, which share the split. Raises RunFailed if one of several
-        ranks has a batch without a sample: with FSDP each forward pass takes all ranks.
+        They are the same on all ranks, which share the split. Raises RunFailedError if one of
+        several ranks has a batch without a sample: with FSDP each forward pass takes all ranks.
         """
         self.reader.flush()
         split, model, ranks = self.task.validation, self.training.model, self.training.ranks

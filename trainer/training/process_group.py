@@ -19,7 +19,8 @@ def init_process_group(config: RunConfig, ranks: TrainerRank, device: torch.devi
     """Connect this rank with the others: by NCCL between GPUs, by gloo between CPUs.
 
     Waits until all of them have come. A run of one process has no group, and one that is there is
-    used. Raises RunFailed where this process is not one of the job that the configuration asks for.
+    used. Raises RunFailedError where this process is not one of the job that the configuration
+    asks for.
     """
     if not config.distributed or dist.is_initialized():
         return

@@ -29,7 +29,7 @@ class TrainerCommands:
         }
 
     def check(self) -> None:
-        """Raise RunStopped once the server ends."""
+        """Raise RunStoppedError once the server ends."""
         if self._stop.is_set():
             raise RunStoppedError("The server was shut down.")
 

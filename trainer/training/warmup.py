@@ -30,7 +30,7 @@ WARMUP_STEPS = 3
 def run_warmup(training: TrainState, step: TrainStep, task: Task, recorder: Recorder) -> None:
     """Compile, warm up and reserve memory, as the configuration says; each is told as an event.
 
-    Raises RunFailed where the model cannot be compiled.
+    Raises RunFailedError where the model cannot be compiled.
     """
     config = training.config
     if (
@@ -62,8 +62,8 @@ def full_batch_size(split: Split, config: RunConfig) -> int:
 def first_batch(split: Split, config: RunConfig, compute: Accelerator) -> Batch:
     """Return the first samples of a split on the device: as many as the largest batch has.
 
-    There are fewer only where the split leaves so many out. Raises RunFailed if it leaves out all
-    of them.
+    There are fewer only where the split leaves so many out. Raises RunFailedError if it leaves out
+    all of them.
     """
     size = full_batch_size(split, config)
     batches: list[Batch] = []

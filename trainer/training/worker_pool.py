@@ -59,7 +59,7 @@ class WorkerPool:
         A split that draws random numbers draws others in each epoch, and the same ones when a run
         is resumed: `order` is then the rest of the epoch's.
         Workers that are not persistent end with the iterator, at its end or when it is dropped.
-        Raises RuntimeError at most five seconds after a worker has died, and RunFailed if the
+        Raises RuntimeError at most five seconds after a worker has died, and RunFailedError if the
         split does.
         """
         assert self._loader is not None

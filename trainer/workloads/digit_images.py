@@ -63,7 +63,7 @@ def main() -> int:
 def write(folder: Path) -> Iterator[tuple[int, int]]:
     """Write what is missing, the CSV files last; yield (images done, images).
 
-    Raises NotOurs before anything is written, and OSError.
+    Raises ForeignFileError before anything is written, and OSError.
     """
     digits = load_digits()
     labels: list[int] = digits.target.tolist()
@@ -85,7 +85,7 @@ def write(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def _check(folder: Path, names: list[str], tables: dict[str, str]) -> None:
-    """Raise NotOurs for anything in the folder that this command would not have written."""
+    """Raise ForeignFileError for any file in the folder that this command does not write."""
     if not folder.exists():
         return
     if not folder.is_dir():

@@ -29,7 +29,7 @@ def decode_image(path: Path, size: int) -> Pixels:
     """Return the image as uint8 (size, size, 3), upright and squeezed to a square.
 
     Transparent parts turn white, 16-bit gray is scaled to 8 bits, and of several frames the first
-    counts. Raises BrokenImage, and MemoryError where memory is not enough.
+    counts. Raises UnreadableImageError, and MemoryError where memory is not enough.
     """
     try:
         with Image.open(path, formats=FORMATS) as image:
