@@ -208,7 +208,7 @@ def test_after_a_cuda_error_the_buffers_are_kept_for_good(
     kept: list[object] = []
     monkeypatch.setattr(training_run, "keep_for_good", kept.append)
     monkeypatch.setattr(training_run, "make_loader", remembered)
-    monkeypatch.setattr(training_run, "why_lost", lambda index: "an illegal memory access")
+    monkeypatch.setattr(training_run, "lost_device_reason", lambda index: "an illegal memory access")
     fails_at(monkeypatch, 3, RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
     assert "restart the server" in run(small(Workload.DIGITS_MLP), tmp_path)["reason"]
     gc.collect()
@@ -344,7 +344,7 @@ def test_a_refused_rank_waits_for_the_file_that_its_outcome_is_found_by(
         if len(waits) == 2:  # rank 0 begins
             (tmp_path / RUN_JSON).write_text("{}")
 
-    monkeypatch.setattr(training_run, "devices_of", refuse)
+    monkeypatch.setattr(training_run, "assigned_devices", refuse)
     monkeypatch.setattr(
         training_run, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
     )
