@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import report
-from stepscope.alerts.config import Settings
-from stepscope.alerts.monitor import Watch
-from stepscope.store import Block
+from stepscope.alerts.config import AlertSettings
+from stepscope.alerts.monitor import AlertMonitor
+from stepscope.store import SeriesBlock
 from stepscope.store.blocks import Sample
 
 SECONDS = 300
@@ -52,7 +52,7 @@ DEVICE = dict.fromkeys(
 
 def cost_s(gpus: int, steps: int) -> float:
     """Return the median CPU seconds for one second of a run, flushed twice, and one look."""
-    watch = Watch(Settings(path=Path("alerts.toml")), Path("run"))
+    watch = AlertMonitor(AlertSettings(path=Path("alerts.toml")), Path("run"))
     uuids = [f"GPU-{number}" for number in range(gpus)]
     run_json = {
         "status": "running",
@@ -63,7 +63,7 @@ def cost_s(gpus: int, steps: int) -> float:
     half = [Sample("samples", "", 0.0, 0, PROCESS)] * (TICKS // 2)
     half += [Sample("devices", uuid, 0.0, 0, DEVICE) for uuid in uuids] * (TICKS // 2)
     axis = np.arange(max(1, steps // 2), dtype=float)
-    block = Block.raw(STEP_KEYS, axis, axis, np.ones((len(STEP_KEYS), len(axis))))
+    block = SeriesBlock.raw(STEP_KEYS, axis, axis, np.ones((len(STEP_KEYS), len(axis))))
     times = []
     for second in range(SECONDS):
         began = time.thread_time()

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page
 from benchmarks.report import quantile, say
 from benchmarks.serving import VIEWPORT, Server, await_charts, start_run
 from stepscope.metrics import Stream
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 
 ANSWERED_P95_MS = 100
 ACKNOWLEDGED_MS = 300  # and one step
@@ -84,7 +84,7 @@ def _quantiles(found: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def _median_step_ms(folder: Path) -> float | None:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         (steps,) = [info for info in reader.series() if info.stream == Stream.STEPS]
         block = reader.read(steps.id, max(0, steps.rows - RECENT_ROWS), steps.rows, 1)
     times = block.mean[block.keys.index("perf/step_time")]

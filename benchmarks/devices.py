@@ -20,7 +20,7 @@ from collections.abc import Callable
 from benchmarks import report
 from dashboard.machine.content import machine_content
 from stepscope.gpu.device_events import REASONS
-from stepscope.gpu.machine_monitor import DRAWN, KEPT_READINGS, History, Machine
+from stepscope.gpu.machine_monitor import DRAWN, KEPT_READINGS, DeviceHistory, MachineMonitor
 from stepscope.gpu.source import open_source
 
 LOOKS = 200
@@ -41,7 +41,7 @@ def cpu_s(call: Callable[[], object]) -> float:
 def history_bytes(keys: tuple[str, ...]) -> int:
     """Return the memory of one GPU's ten minutes, every value another number."""
     tracemalloc.start()
-    history = History(keys)
+    history = DeviceHistory(keys)
     for second in range(KEPT_READINGS):
         history.add(float(second), {key: second + 0.5 + place for place, key in enumerate(keys)})
     size, _ = tracemalloc.get_traced_memory()
@@ -52,7 +52,9 @@ def history_bytes(keys: tuple[str, ...]) -> int:
 def main() -> int:
     """Measure on the GPUs of this machine, and print one JSON object last."""
     load = os.getloadavg()[0]
-    machine = Machine(functools.partial(open_source, reader="page"), pause=lambda seconds: None)
+    machine = MachineMonitor(
+        functools.partial(open_source, reader="page"), pause=lambda seconds: None
+    )
     machine.arm(True)
     view = machine.look()
     if view.reason is not None:

@@ -21,16 +21,16 @@ from typing import Any
 
 from benchmarks.report import at_most, report, say, wait_for_quiet
 from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.hangs.job_state import Cause, Hang
+from stepscope.distributed.hangs.job_state import Hang, HangCause
 from tests.support.hanging_job import STARTS_S, Job, hanging
 
 KINDS = {
-    "sleep": Cause.NOT_ENTERED,
-    "input": Cause.NOT_ENTERED,
-    "forward": Cause.NOT_ENTERED,
-    "stop": Cause.STOPPED,
-    "mismatch": Cause.MISMATCH,
-    "order": Cause.ORDER,
+    "sleep": HangCause.NOT_ENTERED,
+    "input": HangCause.NOT_ENTERED,
+    "forward": HangCause.NOT_ENTERED,
+    "stop": HangCause.STOPPED,
+    "mismatch": HangCause.MISMATCH,
+    "order": HangCause.ORDER,
 }
 """Ways to hang, as the script knows them, and what must be found."""
 NAMED_S = 15.0

@@ -36,7 +36,7 @@ from benchmarks.pairs import interval
 from benchmarks.report import at_least, say
 from benchmarks.serving import ROOT, VIEWPORT, Server, children_on
 from stepscope.metrics import Stream
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 
 THREAD_TARGET, PROCESS_TARGET = 0.95, 0.97
 THREADS = max(1, (os.cpu_count() or 1) // 2)
@@ -140,7 +140,7 @@ def _rest(page: Page | None, seconds: float) -> None:
 
 def _rate(folder: Path, began: float, ended: float) -> Rate:
     """Return the rate of the steps recorded between two times (epoch seconds)."""
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         (steps,) = [info for info in reader.series() if info.stream == Stream.STEPS]
         start, stop = reader.rows_between(steps.id, "time", began, ended)
         block = reader.read(steps.id, start, stop, 1)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.peers.adapters import OURS, PROJECT
 from stepscope.metrics import Stream
 from stepscope.run import RunStatus, process_identity, write_run_json
-from stepscope.store import STORE_NAME, Block, RunWriter
+from stepscope.store import STORE_NAME, SeriesBlock, StoreWriter
 
 KEYS = ("train/loss", "perf/step_time", "perf/samples_per_sec", "perf/data_wait")
 """Four that the live page draws."""
@@ -58,13 +58,13 @@ def write_ours(folder: Path, steps: int) -> None:
         **process_identity(),
     }
     write_run_json(folder, facts)
-    writer = RunWriter(folder / STORE_NAME)
+    writer = StoreWriter(folder / STORE_NAME)
     bulk = max(0, steps - LAST)
     for start in (*range(0, bulk, CHUNK), *range(bulk, steps, FLUSH)):
         stop = min(start + CHUNK, bulk) if start < bulk else min(start + FLUSH, steps)
         step = np.arange(start, stop, dtype=float)
         with writer.transaction():
-            block = Block.raw(KEYS, CREATED + step * STEP_S, step, values(start, stop))
+            block = SeriesBlock.raw(KEYS, CREATED + step * STEP_S, step, values(start, stop))
             writer.append(Stream.STEPS, "", block)
     writer.close()
 

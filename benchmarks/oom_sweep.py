@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.oom_scripts import NAMES, PLANTED
 from benchmarks.report import at_least, at_most, report, say
-from stepscope.memory.oom.classify import Case, judge
+from stepscope.memory.oom.classify import OomCause, judge
 from stepscope.memory.oom.record import parse
 from stepscope.run import run_folders
 
@@ -38,7 +38,7 @@ PLANTED_FACTORS = (0.6, 0.8, 0.95, 1.14, 1.17, 1.2, 1.23, 1.26)
 TAKEN = (64 + 8) * MIB
 """What the simulator's context and driver take of a device."""
 SCRIPT = Path(__file__).with_name("oom_scripts.py")
-NO_PIECES = (Case.TOO_BIG, Case.OPTIMIZER, Case.SPIKE, Case.GROWTH)
+NO_PIECES = (OomCause.TOO_BIG, OomCause.OPTIMIZER, OomCause.SPIKE, OomCause.GROWTH)
 
 
 def run(name: str, size: int, folder: Path, *, watched: bool) -> str:
@@ -83,7 +83,7 @@ def judged(out: Path) -> list[dict[str, Any]]:
         steps, usable = last.steps_done or 0, int(float(factor) * peaks[-1][0])
         allocated, reserved = peaks[min(steps, len(peaks) - 1)]
         verdict = judge(last)
-        pieces = verdict.case is Case.FRAGMENTATION
+        pieces = verdict.case is OomCause.FRAGMENTATION
         demand = (last.allocated or 0) + (last.requested or 0)  # rounded as the allocator does
         if max(allocated, demand) > usable:
             truth, right = "too big", verdict.case in NO_PIECES
@@ -120,7 +120,9 @@ def main() -> None:
     for one in found:
         say(f"{'' if one['right'] else 'WRONG '}{one}")
     right = sum(one["right"] for one in found) / len(found) if found else None
-    first = [one for one in found if one["case"] == Case.FRAGMENTATION.name and not one["steps"]]
+    first = [
+        one for one in found if one["case"] == OomCause.FRAGMENTATION.name and not one["steps"]
+    ]
     targets = {"right": at_least(right, 0.95), "fragmentation at step 1": at_most(len(first), 0)}
     results = {"failures": found, "targets": targets}
     report("oom_sweep", {"only": options.only}, os.getloadavg()[0], results)

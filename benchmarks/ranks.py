@@ -35,9 +35,9 @@ from benchmarks.serving import ROOT
 from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.charts import series
 from dashboard.charts.rank_events import RankEvents
-from dashboard.ranks.ranks_response import Question
+from dashboard.ranks.ranks_response import RanksRequest
 from stepscope.run import read_run
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 
 ANSWER_MS = 10
 ANSWER_BYTES = 5000
@@ -80,7 +80,7 @@ class Tab:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._jobs = Jobs()
-        self._question = Question()
+        self._question = RanksRequest()
         self.clock_ms: list[float] = []
         self.core_ms: list[float] = []
         self.bytes: list[int] = []
@@ -99,7 +99,7 @@ class Tab:
         self.bytes.append(len(text))
         if "columns" in answer:
             more = bool(answer["more"])
-            self._question = Question(
+            self._question = RanksRequest(
                 answer["metric"] or "", answer["columns"], answer["seen"], answer["who"], more
             )
         return bool(answer["more"])
@@ -154,7 +154,7 @@ def measure_job(ranks: int, steps: int, polls: int) -> dict[str, Any]:
 def poll_series(folder: Path, events: RankEvents) -> str:
     """Answer what the live page polls for rank 0: everything, as at its first poll."""
     run = read_run(folder)
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         answer = series.update(reader, run, {}, 0)
         told, _ = events.of(run)
         answer["rank_events"] = series.rank_events(told, run)

@@ -3,10 +3,10 @@
     python -m benchmarks.readback [--quick] [--launches 100] [--rounds 60]
 
 A step launches small kernels and has two values, loss and gradient norm. It runs bare, with
-`DeviceScalars`, and with `EachStep`, which copies each value to page-locked memory and records an
-event at every step. The ways take turns in one process, in blocks between bare ones; a second bare
-block shows the noise. Ratios are of seconds; `us_a_step` is the difference to bare in microseconds.
-On the simulator only the number of calls has a meaning.
+`CudaScalarReadback`, and with `EachStep`, which copies each value to page-locked memory and
+records an event at every step. The ways take turns in one process, in blocks between bare ones; a
+second bare block shows the noise. Ratios are of seconds; `us_a_step` is the difference to bare in
+microseconds. On the simulator only the number of calls has a meaning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks import report
 from benchmarks.pairs import BARE, interval, order, ratios
 from benchmarks.report import at_most, say
-from stepscope.recorder.cuda_readback import SLOTS, DeviceScalars, Row
+from stepscope.recorder.cuda_readback import SLOTS, CudaScalarReadback, MetricRow
 
 OURS, EACH = "device_copy", "copy_each_step"
 BLOCK_S = 0.1
@@ -37,7 +37,7 @@ Values = Mapping[str, Tensor]
 class EachStep:
     """One copy to the host for each value and one event for each step."""
 
-    def __init__(self, sink: Callable[[int, float, Row], None]) -> None:
+    def __init__(self, sink: Callable[[int, float, MetricRow], None]) -> None:
         self._sink = sink
         host = torch.empty((SLOTS, 2), pin_memory=True)
         self._free = [
@@ -46,7 +46,7 @@ class EachStep:
         ]
         self._waiting: deque[tuple[int, Any]] = deque()
 
-    def put(self, step: int, ts: float, row: Row, scalars: Values) -> None:
+    def put(self, step: int, ts: float, row: MetricRow, scalars: Values) -> None:
         """Queue the copies."""
         slot = self._free.pop()
         for cell, scalar in zip(slot[0], scalars.values(), strict=True):
@@ -62,7 +62,7 @@ class EachStep:
             self._free.append(slot)
 
 
-def nowhere(step: int, ts: float, row: Row) -> None:
+def nowhere(step: int, ts: float, row: MetricRow) -> None:
     """Take a row."""
 
 
@@ -73,7 +73,7 @@ class Steps:
         self._launches = launches
         self._x = torch.randn(64, 64, device="cuda")
         self._w = torch.ones((), device="cuda", requires_grad=True)
-        self._readers = {OURS: DeviceScalars(nowhere), EACH: EachStep(nowhere)}
+        self._readers = {OURS: CudaScalarReadback(nowhere), EACH: EachStep(nowhere)}
 
     def seconds(self, way: str, steps: int) -> float:
         """Return the seconds of a block of steps, until the device has finished them."""

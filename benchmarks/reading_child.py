@@ -26,7 +26,7 @@ from benchmarks.peers.adapters import OURS, PROJECT
 from dashboard.charts import series
 from stepscope.metrics import Stream
 from stepscope.run import read_run
-from stepscope.store import Block, RunReader
+from stepscope.store import SeriesBlock, StoreReader
 
 NEW_ROWS = 1_000
 REPEATS = 50
@@ -38,7 +38,7 @@ Read = Callable[[Path, int], Any]
 
 def chart(folder: Path, _steps: int) -> int:
     """Open the run, find its steps, read them in 500 buckets at most."""
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         (info,) = [info for info in reader.series() if info.stream == Stream.STEPS]
         return len(reader.read(info.id, 0, info.rows, series.fitting_bucket(info.rows)))
 
@@ -46,7 +46,7 @@ def chart(folder: Path, _steps: int) -> int:
 def zoom(folder: Path, steps: int) -> int:
     """Open the run, find a window's rows, read them in 500 buckets at most."""
     low, high = random_window(steps)
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         (info,) = [info for info in reader.series() if info.stream == Stream.STEPS]
         start, stop = reader.rows_between(info.id, "step", low, high)
         return len(reader.read(info.id, start, stop, series.fitting_bucket(stop - start)))
@@ -55,14 +55,14 @@ def zoom(folder: Path, steps: int) -> int:
 def page(folder: Path, _steps: int) -> int:
     """Return what a page gets that has just been opened."""
     run = read_run(folder)
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         return len(series.update(reader, run, {}, 0)["series"]["steps"]["s"])
 
 
 def page_zoom(folder: Path, steps: int) -> int:
     """Return what a page gets for a window."""
     run, (low, high) = read_run(folder), random_window(steps)
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         return len(series.window(reader, run, "step", low, high)["series"]["steps"]["s"])
 
 
@@ -94,8 +94,8 @@ def read_tensorboard(folder: Path, _steps: int) -> int:
 def incremental_ours(folder: Path, steps: int) -> dict[str, Any]:
     """Read the newest rows as a page does at each poll: open, look, read, close."""
 
-    def read() -> tuple[float, Block]:
-        with RunReader(folder) as reader:
+    def read() -> tuple[float, SeriesBlock]:
+        with StoreReader(folder) as reader:
             (info,) = [info for info in reader.series() if info.stream == Stream.STEPS]
             began = time.perf_counter()
             block = reader.read(info.id, info.rows - NEW_ROWS, info.rows, 1)

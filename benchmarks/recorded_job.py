@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.run import RunStatus, process_identity, rank_json, write_run_json
-from stepscope.store import Block, RunWriter, store_name
+from stepscope.store import SeriesBlock, StoreWriter, store_name
 
 STEP_RATE = 25.0
 SAMPLE_RATE = 10.0
@@ -38,7 +38,7 @@ class RecordedRank:
         self._rng = np.random.default_rng(rank)
         self._facts = _facts(rank, ranks, created)
         write_run_json(folder, self._facts, rank_json(rank), durable=False)
-        self._writer = RunWriter(folder / store_name(rank))
+        self._writer = StoreWriter(folder / store_name(rank))
         self._rows = {"steps": 0, "samples": 0, "devices": 0}
         self._slow_from = np.inf
 
@@ -70,7 +70,7 @@ class RecordedRank:
             step = np.floor(seconds * STEP_RATE)
             for source, values in self._values(stream, seconds):
                 table = np.array(list(values.values()))
-                block = Block.raw(tuple(values), self._created + seconds, step, table)
+                block = SeriesBlock.raw(tuple(values), self._created + seconds, step, table)
                 self._writer.append(stream, source, block)
 
     def _values(self, stream: str, seconds: NDArray[np.float64]) -> list[tuple[str, Values]]:

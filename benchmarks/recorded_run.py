@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from stepscope.metrics import METRICS, Stream
 from stepscope.run import RunStatus, process_identity, write_run_json
-from stepscope.store import STORE_NAME, Block, RunWriter
+from stepscope.store import STORE_NAME, SeriesBlock, StoreWriter
 from trainer.config import Workload, defaults
 
 STEP_RATE = 25.0
@@ -90,7 +90,7 @@ class RecordedRun:
         self._rows = dict.fromkeys((Stream.STEPS, Stream.SAMPLES, Stream.DEVICES), 0)
         self._facts = _facts(self._created)
         write_run_json(folder, self._facts)  # the folder is a run before it has a store
-        self._writer = RunWriter(folder / STORE_NAME)
+        self._writer = StoreWriter(folder / STORE_NAME)
 
     def write_until(self, now: float) -> None:
         """Append every row and epoch event up to a time, and a sign of life."""
@@ -120,7 +120,7 @@ class RecordedRun:
         values = np.array([self._values(key, row) for key in keys])
         with self._writer.transaction():
             source = GPU if stream is Stream.DEVICES else ""
-            self._writer.append(stream, source, Block.raw(keys, ts, step, values))
+            self._writer.append(stream, source, SeriesBlock.raw(keys, ts, step, values))
             if stream is Stream.STEPS:
                 self._epoch_events(start, stop)
 

@@ -19,7 +19,7 @@ from benchmarks.peers.adapters import FLOOR, OURS
 from benchmarks.peers.environment import ROOT, environment, last_line
 from benchmarks.report import say
 from stepscope.metrics import Stream
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 
 WATCH = "watch"
 INLINE = (OURS, FLOOR)
@@ -119,7 +119,7 @@ class Trainee:
     def recorded(self) -> int:
         """Return the steps that Stepscope has recorded of it."""
         (run,) = [path.parent for path in self._folder.glob("data/*/run.json")]
-        with RunReader(run) as reader:
+        with StoreReader(run) as reader:
             return sum(info.rows for info in reader.series() if info.stream == Stream.STEPS)
 
     def _said(self) -> str:

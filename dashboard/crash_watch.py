@@ -6,7 +6,7 @@ import logging
 import threading
 
 from dashboard.run_index import RunIndex
-from stepscope.alerts.config import Settings, load
+from stepscope.alerts.config import AlertSettings, load
 from stepscope.alerts.crash import tell_crash
 from stepscope.run import RunInfo, RunStatus, restart_expected
 
@@ -64,7 +64,7 @@ class CrashWatch:
                 log.exception("crashed runs could not be looked for")
 
 
-def _tell(run: RunInfo, settings: Settings) -> bool:
+def _tell(run: RunInfo, settings: AlertSettings) -> bool:
     """Have the crash of a run alerted; return True if there was something to tell."""
     try:
         actions = tell_crash(run, settings)

@@ -33,7 +33,7 @@ Start = Callable[[Callable[[], None]], None]
 
 
 @dataclass(slots=True)
-class _Look:
+class _HangCheck:
     next: float = 0.0
     """On a monotonic clock."""
     found: Hang | None = None
@@ -55,7 +55,7 @@ class Hangs:
         self._clock = clock
         self._start = start
         self._lock = threading.Lock()
-        self._looks: OrderedDict[Path, _Look] = OrderedDict()
+        self._looks: OrderedDict[Path, _HangCheck] = OrderedDict()
 
     def of(self, run: RunInfo) -> Hang | None:
         """Return why a live run made no step at the last look; None where it makes steps, where
@@ -71,7 +71,7 @@ class Hangs:
         self._start(lambda: self._look(look, run))
         return look.found
 
-    def _look(self, look: _Look, run: RunInfo) -> None:
+    def _look(self, look: _HangCheck, run: RunInfo) -> None:
         began = self._clock()
         found = None
         try:
@@ -88,8 +88,8 @@ class Hangs:
                 look.found, look.under_way = found, False
                 look.next = now + max(LOOK_S, REST * (now - began))
 
-    def _entry(self, folder: Path) -> _Look:
-        look = self._looks.setdefault(folder, _Look())
+    def _entry(self, folder: Path) -> _HangCheck:
+        look = self._looks.setdefault(folder, _HangCheck())
         self._looks.move_to_end(folder)
         while len(self._looks) > KEPT:
             self._looks.popitem(last=False)

@@ -9,10 +9,10 @@ from typing import Any
 
 from dashboard.charts.run_view import run_kind
 from dashboard.controls.suggestion import is_possible
-from stepscope.memory.oom.reader import Judged, judged
+from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.memory.oom.record import oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
-from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import EVERY
 from trainer.config import ConfigError, ConfigIssue, RunConfig
 from trainer.config_validation import TrainDevice
@@ -23,7 +23,7 @@ KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class OomRetry:
     """The run that would try again; `config` is None where there is none, `refused` says why."""
 
     config: RunConfig | None
@@ -52,7 +52,7 @@ class Retry:
         return {"label": self.label, "help": self.help, "refused": self.refused or busy}
 
 
-def shortage(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> Judged | None:
+def shortage(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis | None:
     """Return what is known of a run's failed allocations; None where there were none.
 
     It is the rank that ended the run which counts. Raises ValueError for a file that is no report
@@ -68,7 +68,7 @@ def shortage(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> Judged | None
     return _judged(_Asked(run, tuple(devices), (str(path), told.st_mtime_ns, run.status)))
 
 
-def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> Retry | None:
+def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> OomRetry | None:
     """Return the run that tries again; None for runs that are not ours or had enough memory.
 
     Nor for one that torchrun has started again by itself.
@@ -87,8 +87,12 @@ def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> Retry | None:
     try:
         smaller = half_batch(RunConfig.from_dict({**settings, "resume_from": ""}), devices)
     except ConfigError as error:  # of another version, or not ours
-        return Retry(None, str(error.problem))
-    return Retry(None, str(smaller)) if isinstance(smaller, ConfigIssue) else Retry(smaller, None)
+        return OomRetry(None, str(error.problem))
+    return (
+        OomRetry(None, str(smaller))
+        if isinstance(smaller, ConfigIssue)
+        else OomRetry(smaller, None)
+    )
 
 
 def as_verdict(run: RunInfo, devices: Sequence[TrainDevice]) -> dict[str, Any] | None:
@@ -127,7 +131,7 @@ class _Asked:
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _judged(asked: _Asked) -> Judged | None:
+def _judged(asked: _Asked) -> OomAnalysis | None:
     run = asked.run
     config = run.run_json.get("config")
     allowed: Callable[[str, Any], bool] | None = None
@@ -138,7 +142,7 @@ def _judged(asked: _Asked) -> Judged | None:
 
 def _events(run: RunInfo) -> Sequence[EventRow]:
     try:
-        with RunReader(run.folder, run.cause) as reader:
+        with StoreReader(run.folder, run.cause) as reader:
             return reader.events(limit=EVERY)
     except StoreError:
         return ()

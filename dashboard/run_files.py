@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stepscope.common.files import open_regular_file, read_regular_file
 from stepscope.common.formatting import format_bytes, terminal_text
-from stepscope.profiling.summary import BYTES_LIMIT, Summary, parse, summary_name, trace_name
+from stepscope.profiling.summary import BYTES_LIMIT, ProfileSummary, parse, summary_name, trace_name
 
 TAIL_BYTES = 20_000
 SNAPSHOTS = 50
@@ -29,7 +29,7 @@ _SNAPSHOT = re.compile(r"snapshot-[\w.-]{1,100}\.pickle")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SnapshotDownload:
     """A memory snapshot that a run has written; its content is never looked at here."""
 
     name: str
@@ -37,7 +37,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ProfileFiles:
     """A profile that a run has written, of its steps `first` to `last`."""
 
     first: int
@@ -58,10 +58,12 @@ class Profile:
         return summary_name(self.first, self.last, self.number)
 
 
-def snapshots(folder: Path) -> tuple[Snapshot, ...]:
+def snapshots(folder: Path) -> tuple[SnapshotDownload, ...]:
     """Return the run's newest memory snapshots by name, step 10 after step 9; a link is none."""
     sizes = _plain_files(folder, "snapshot-")
-    found = [Snapshot(name, size) for name, size in sizes.items() if _SNAPSHOT.fullmatch(name)]
+    found = [
+        SnapshotDownload(name, size) for name, size in sizes.items() if _SNAPSHOT.fullmatch(name)
+    ]
     return tuple(sorted(found, key=lambda snapshot: natural(snapshot.name))[-SNAPSHOTS:])
 
 
@@ -71,15 +73,15 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def profiles(folder: Path) -> tuple[Profile, ...]:
+def profiles(folder: Path) -> tuple[ProfileFiles, ...]:
     """Return the run's profiles, the one of the latest steps first, of a job rank by rank."""
     sizes = _plain_files(folder, "profile-")
-    found: dict[tuple[int, int], list[Profile]] = {}
+    found: dict[tuple[int, int], list[ProfileFiles]] = {}
     for name in sizes:
         matched = _PROFILE.fullmatch(name)
         if matched is not None:
             first, last, number = (int(part or 0) for part in matched.groups())
-            made = Profile(first, last, sizes.get(trace_name(first, last, number)), number)
+            made = ProfileFiles(first, last, sizes.get(trace_name(first, last, number)), number)
             if name == made.summary:  # not 007
                 found.setdefault((last, first), []).append(made)
     newest = sorted(found, reverse=True)[:PROFILES]
@@ -90,7 +92,7 @@ def profiles(folder: Path) -> tuple[Profile, ...]:
     )
 
 
-def profile_of(folder: Path, first: int, last: int, number: int = 0) -> Profile:
+def profile_of(folder: Path, first: int, last: int, number: int = 0) -> ProfileFiles:
     """Return a listed profile. Raises ValueError for one that is not."""
     for made in profiles(folder):
         if (made.first, made.last, made.number) == (first, last, number):
@@ -101,7 +103,7 @@ def profile_of(folder: Path, first: int, last: int, number: int = 0) -> Profile:
     )
 
 
-def profile_summary(folder: Path, profile: Profile) -> Summary:
+def profile_summary(folder: Path, profile: ProfileFiles) -> ProfileSummary:
     """Return what a profile found. Raises OSError, and ValueError for what is no summary."""
     data = read_regular_file(folder / profile.summary, BYTES_LIMIT)
     try:
@@ -110,7 +112,7 @@ def profile_summary(folder: Path, profile: Profile) -> Summary:
         raise ValueError(f"{profile.summary}: {error}. Profile again.") from error
 
 
-def profile_trace(folder: Path, profile: Profile) -> bytes:
+def profile_trace(folder: Path, profile: ProfileFiles) -> bytes:
     """Return the compressed trace of a listed profile. Raises OSError, ValueError if too large."""
     return snapshot_content(folder / profile.trace)
 

@@ -35,7 +35,7 @@ SETTLED_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class RunList:
     """The runs at one moment: live ones first, then newest first. `version` names this state."""
 
     runs: tuple[RunInfo, ...] = ()
@@ -65,15 +65,15 @@ class RunIndex:
     def __init__(self, folder: Path) -> None:
         self._root = _Root(folder)
         self._lock = threading.Lock()
-        self._listing = Listing()
+        self._listing = RunList()
         self._looked = -float("inf")
 
-    def fresh(self) -> Listing:
+    def fresh(self) -> RunList:
         """Return the runs as of now."""
         with self._lock:
             return self._look()
 
-    def recent(self, max_age_s: float = 1.0) -> Listing:
+    def recent(self, max_age_s: float = 1.0) -> RunList:
         """Return the runs as of at most `max_age_s` ago; waits for nobody who is looking."""
         if time.monotonic() - self._looked >= max_age_s and self._lock.acquire(blocking=False):
             try:
@@ -82,11 +82,11 @@ class RunIndex:
                 self._lock.release()
         return self._listing
 
-    def _look(self) -> Listing:
+    def _look(self) -> RunList:
         found = _look_into(self._root)
         runs = tuple(sorted(found, key=lambda run: (not run.status.live, -run.created)))
         state = repr([_shown(run) for run in runs])
-        self._listing = Listing(runs, f"{zlib.crc32(state.encode()):x}")
+        self._listing = RunList(runs, f"{zlib.crc32(state.encode()):x}")
         self._looked = time.monotonic()
         return self._listing
 

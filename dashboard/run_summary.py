@@ -10,7 +10,7 @@ from dashboard.charts.run_view import world_size_of
 from stepscope.metrics import Stream
 from stepscope.recorder.rows import RATE, STEP_TIME
 from stepscope.run import RunInfo
-from stepscope.store import Block, RunReader, StoreError
+from stepscope.store import SeriesBlock, StoreError, StoreReader
 
 NEWEST_ROWS = 4096
 """Rows from which the samples of a step are taken: they hardly change within a run."""
@@ -34,7 +34,7 @@ class RunSummary:
 def summarize(run: RunInfo) -> RunSummary:
     """Return the summary of what the run has stored so far, an empty one without a store."""
     try:
-        with RunReader(run.folder) as reader:
+        with StoreReader(run.folder) as reader:
             whole = {
                 info.stream: reader.read(info.id, 0, info.rows, 1 << info.rows.bit_length())
                 for info in reader.series()
@@ -55,7 +55,7 @@ def summarize(run: RunInfo) -> RunSummary:
     )
 
 
-def samples_of_a_step(reader: RunReader) -> float | None:
+def samples_of_a_step(reader: StoreReader) -> float | None:
     """Return the mean of rate times step time: a mean of rates alone favors the shortest steps."""
     for info in reader.series():
         if info.stream == Stream.STEPS:
@@ -68,7 +68,7 @@ def samples_of_a_step(reader: RunReader) -> float | None:
     return None
 
 
-def _of(block: Block | None, statistic: str, key: str) -> float | None:
+def _of(block: SeriesBlock | None, statistic: str, key: str) -> float | None:
     """Return a statistic of a metric over the block's one bucket."""
     if block is None or key not in block.keys or len(block) == 0:
         return None

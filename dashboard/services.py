@@ -29,15 +29,15 @@ import streamlit as st
 from dashboard.child_runs import ChildRuns
 from dashboard.crash_watch import CrashWatch
 from dashboard.hangs import Hangs
-from dashboard.machine.machine_poller import MachineWatch
+from dashboard.machine.machine_poller import MachinePoller
 from dashboard.machine.run_energy import RunEnergies
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import RunSummary, summarize
-from dashboard.snapshot_files import Snapshots
+from dashboard.snapshot_files import SnapshotLibrary
 from dashboard.stragglers import Stragglers
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
-from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import open_source
 from stepscope.run import (
     RunError,
@@ -108,8 +108,8 @@ class Services:
         self.verdicts = Verdicts(stragglers=self.stragglers)
         self.hangs = Hangs()
         self.sweeps = Sweeps(runs, examples)
-        self.snapshots = Snapshots(runs)
-        self.machine = MachineWatch(Machine(functools.partial(open_source, reader="page")))
+        self.snapshots = SnapshotLibrary(runs)
+        self.machine = MachinePoller(MachineMonitor(functools.partial(open_source, reader="page")))
         self.energies = RunEnergies()
         self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()

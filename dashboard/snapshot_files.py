@@ -19,7 +19,7 @@ from typing import BinaryIO
 from dashboard.run_files import natural, snapshots
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.load import SIZE_LIMIT
-from stepscope.memory.snapshots.open_snapshot import Opening, kept_summary
+from stepscope.memory.snapshots.open_snapshot import SnapshotLoadTask, kept_summary
 
 FOLDER = "snapshots"
 """Below the folder of all runs: what was uploaded, and what anybody puts there."""
@@ -60,14 +60,14 @@ class SnapshotFile:
         return self.path.name
 
 
-class Snapshots:
+class SnapshotLibrary:
     """Opens snapshots one after the other; every method may be called from any session's thread."""
 
     def __init__(self, runs: Path) -> None:
         self.folder = runs / FOLDER
         self._lock = threading.Lock()
         self._uploading = threading.Lock()
-        self._kept: OrderedDict[tuple[Path, int, int], Opening] = OrderedDict()
+        self._kept: OrderedDict[tuple[Path, int, int], SnapshotLoadTask] = OrderedDict()
         self._spare: tempfile.TemporaryDirectory[str] | None = None
         self._part: Path | None = None
         self._remove_leftovers()
@@ -102,7 +102,7 @@ class Snapshots:
             return sum(state.st_size for state in states if stat.S_ISREG(state.st_mode))
         return 0
 
-    def opening(self, file: SnapshotFile) -> Opening | None:
+    def opening(self, file: SnapshotFile) -> SnapshotLoadTask | None:
         """Return the opening of a file as of now; None while another file is being opened.
 
         Raises OSError.
@@ -119,7 +119,7 @@ class Snapshots:
             if found is None:
                 if running and summary is None:  # each may take gigabytes
                     return None
-                found = self._kept[key] = Opening(file.path, self._spare_folder(), summary)
+                found = self._kept[key] = SnapshotLoadTask(file.path, self._spare_folder(), summary)
             self._kept.move_to_end(key)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)[1].close()

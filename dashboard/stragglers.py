@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Look:
+class _StragglerCheck:
     next: float = 0.0
     """On a monotonic clock."""
     found: StragglerVerdict | None = None
@@ -56,7 +56,7 @@ class Stragglers:
         self._clock = clock
         self._start = start
         self._lock = threading.Lock()
-        self._looks: dict[str, _Look] = {}
+        self._looks: dict[str, _StragglerCheck] = {}
 
     def of(self, run: RunInfo) -> StragglerVerdict | None:
         """Return what the last look at a job found; None for a process by itself, and at first.
@@ -71,7 +71,7 @@ class Stragglers:
         look = self._looked(run)
         return None if look is None else look.communication
 
-    def _looked(self, run: RunInfo) -> _Look | None:
+    def _looked(self, run: RunInfo) -> _StragglerCheck | None:
         if not in_job(run.run_json):
             return None
         live, now = run.status.live, self._clock()
@@ -86,7 +86,7 @@ class Stragglers:
             self._look(look, run)
         return look
 
-    def _look(self, look: _Look, run: RunInfo) -> None:
+    def _look(self, look: _StragglerCheck, run: RunInfo) -> None:
         began = self._clock()
         found = _tried(look, run, judged_run, look.found, "the ranks cannot be compared")
         said = _tried(
@@ -98,15 +98,17 @@ class Stragglers:
             look.under_way, look.is_final = False, not run.status.live
             look.next = now + max(EVERY_S, REST * (now - began))
 
-    def _entry(self, key: str) -> _Look:
-        look = self._looks.pop(key, None) or _Look()
+    def _entry(self, key: str) -> _StragglerCheck:
+        look = self._looks.pop(key, None) or _StragglerCheck()
         self._looks[key] = look
         if len(self._looks) > KEPT:
             self._looks.pop(next(iter(self._looks)))
         return look
 
 
-def _tried(look: _Look, run: RunInfo, find: Callable[[RunInfo], T], last: T, otherwise: str) -> T:
+def _tried(
+    look: _StragglerCheck, run: RunInfo, find: Callable[[RunInfo], T], last: T, otherwise: str
+) -> T:
     """Return what is found, or what was found last where that fails."""
     try:
         return find(run)

@@ -52,7 +52,7 @@ _PROJECT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class StoredSweep:
     """A sweep at one moment; `look_only` says why this page cannot stop, resume or delete it."""
 
     folder: Path
@@ -94,9 +94,9 @@ class Sweeps:
         self._launched_ns = 0
         self._stopped = False
         self._looked: tuple[float, str | None] = (-float("inf"), None)
-        self._ended: dict[Path, tuple[int, Sweep]] = {}
+        self._ended: dict[Path, tuple[int, StoredSweep]] = {}
 
-    def list_sweeps(self) -> list[Sweep]:
+    def list_sweeps(self) -> list[StoredSweep]:
         """Return the readable sweeps, the newest first, then the examples."""
         found = []
         for root in (self._runs, self._examples):
@@ -105,7 +105,7 @@ class Sweeps:
                     found.append(self._read(folder))
         return found
 
-    def read(self, sweep_id: str) -> Sweep:
+    def read(self, sweep_id: str) -> StoredSweep:
         """Return a sweep or example. Raises SweepError for an unknown or unsafe id."""
         try:
             return self._read(sweep_folder(self._runs, sweep_id))
@@ -223,7 +223,7 @@ class Sweeps:
         child = self._child
         return sweep_id == self._child_id and child is not None and child.poll() is None
 
-    def _read(self, folder: Path) -> Sweep:
+    def _read(self, folder: Path) -> StoredSweep:
         try:
             modified = os.stat(folder / SWEEP_JSON).st_mtime_ns
         except OSError as error:
@@ -237,7 +237,7 @@ class Sweeps:
         except (ValueError, OverflowError) as error:
             raise SweepError(f"{folder.name}: {error}") from error
         judged = self._judged(folder, checked, modified)
-        sweep = Sweep(folder, content, judged, self._look_only(folder, content))
+        sweep = StoredSweep(folder, content, judged, self._look_only(folder, content))
         if not sweep.live:
             self._ended[folder] = (modified, sweep)
         return sweep

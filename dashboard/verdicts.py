@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboard.stragglers import Stragglers
-from stepscope.bottleneck.classify import Allowed, Kind, Verdict, verdict
-from stepscope.bottleneck.recommendations import Next, setting_text
+from stepscope.bottleneck.classify import (
+    BottleneckDiagnosis,
+    BottleneckKind,
+    IsSettingAllowed,
+    verdict,
+)
+from stepscope.bottleneck.recommendations import Recommendation, setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
 from stepscope.distributed.stragglers.detect import StragglerVerdict
 from stepscope.run import RunInfo, RunKind, RunStatus
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from stepscope.store.reader import EVERY
 
 EVERY_S = 3.0
@@ -29,20 +34,20 @@ KEPT = 64
 
 
 @dataclass(slots=True)
-class Shown:
+class DisplayedDiagnosis:
     """What is shown of a run, and what was found last; times on a monotonic clock."""
 
     looked: float
-    verdict: Verdict | None = None
+    verdict: BottleneckDiagnosis | None = None
     since: float = 0.0
     """When its kind was first shown."""
     written: float = 0.0
     """When its text was."""
-    found: Kind | None = None
+    found: BottleneckKind | None = None
     is_new: bool = True
     is_final: bool = False
 
-    def settle(self, found: Verdict, now: float) -> None:
+    def settle(self, found: BottleneckDiagnosis, now: float) -> None:
         """Take what was found: at once where nothing was known of the run before."""
         told = found if found.kind.names_a_cause else None
         kind = told.kind if told is not None else None
@@ -64,9 +69,11 @@ class Verdicts:
         self._clock = clock
         self._stragglers = stragglers or Stragglers(clock)
         self._lock = threading.Lock()
-        self._shown: dict[str, Shown] = {}
+        self._shown: dict[str, DisplayedDiagnosis] = {}
 
-    def of(self, reader: RunReader, run: RunInfo, allowed: Allowed) -> Verdict | None:
+    def of(
+        self, reader: StoreReader, run: RunInfo, allowed: IsSettingAllowed
+    ) -> BottleneckDiagnosis | None:
         """Return the verdict to show; None where there is nothing to say. Raises StoreError.
 
         `allowed(field, value)` says which settings are possible on this machine.
@@ -91,37 +98,40 @@ class Verdicts:
             shown.settle(found, now)
             return shown.verdict
 
-    def _entry(self, key: str, now: float) -> Shown:
-        shown = self._shown.pop(key, None) or Shown(now)
+    def _entry(self, key: str, now: float) -> DisplayedDiagnosis:
+        shown = self._shown.pop(key, None) or DisplayedDiagnosis(now)
         self._shown[key] = shown
         if len(self._shown) > KEPT:
             self._shown.pop(next(iter(self._shown)))
         return shown
 
 
-def _straggler(found: StragglerVerdict | None) -> Verdict | None:
+def _straggler(found: StragglerVerdict | None) -> BottleneckDiagnosis | None:
     """Return a rank that holds the others up as the verdict of the run: it comes first."""
     if found is None or found.next is None:
         return None
-    return Verdict(
-        kind=Kind.STRAGGLER, text=found.text, share=found.share, next=Next(text=found.next)
+    return BottleneckDiagnosis(
+        kind=BottleneckKind.STRAGGLER,
+        text=found.text,
+        share=found.share,
+        next=Recommendation(text=found.next),
     )
 
 
-def _broken_loss(reader: RunReader) -> Verdict | None:
+def _broken_loss(reader: StoreReader) -> BottleneckDiagnosis | None:
     """Return the verdict of a run whose loss became NaN or infinite and that ended otherwise."""
     broken = [event for event in reader.events(limit=EVERY) if event.kind == "nan"]
     if not broken:
         return None
-    return Verdict(
-        kind=Kind.NOT_FINITE,
+    return BottleneckDiagnosis(
+        kind=BottleneckKind.NOT_FINITE,
         text=f"{broken[0].text.rstrip('.')}.",
         share=0.0,
-        next=Next(text="Try a lower learning rate, or clip the gradients."),
+        next=Recommendation(text="Try a lower learning rate, or clip the gradients."),
     )
 
 
-def as_json(found: Verdict | None, places: Mapping[str, str]) -> dict[str, Any] | None:
+def as_json(found: BottleneckDiagnosis | None, places: Mapping[str, str]) -> dict[str, Any] | None:
     """Return what the browser draws: a sentence, and a suggestion as text or as a setting.
 
     `places` has the sidebar's group of each setting.

@@ -31,7 +31,7 @@ from typing import TypeVar
 
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RUN_JSON, RunStatus, read_run, write_run_json
-from stepscope.store import STORE_NAME, RunReader
+from stepscope.store import STORE_NAME, StoreReader
 from stepscope.store.reader import send_command
 from trainer.config import LRSchedule, Precision, RunConfig, Workload, defaults
 from trainer.devices import list_devices
@@ -156,7 +156,7 @@ def _press_one(folder: Path, name: CommandName) -> None:
     asked = send_command(folder, name, args)
 
     def answered() -> bool:
-        with RunReader(folder) as reader:
+        with StoreReader(folder) as reader:
             return any(event.data.get("command_id") == asked for event in reader.events())
 
     _wait_for(answered)

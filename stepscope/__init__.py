@@ -31,7 +31,7 @@ __version__ = "0.1.0"
 # Without `open`: `from stepscope import *` must not replace the builtin.
 __all__ = ["Run", "RunError", "Tracker", "__version__", "init", "log"]
 
-_PLACES = {
+_LAZY_EXPORTS = {
     "init": ("stepscope.tracker", "init"),
     "Tracker": ("stepscope.tracker", "Tracker"),
     "open": ("stepscope.recorded_run", "open_run"),
@@ -58,7 +58,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _LAZY_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _PLACES[name]
+    module, attribute = _LAZY_EXPORTS[name]
     return getattr(importlib.import_module(module), attribute)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from stepscope.metrics import Stream
 from stepscope.recorder.ring import RingError, abandoned
-from stepscope.recorder.rows import StepRows
+from stepscope.recorder.rows import StepBlockBuilder
 from stepscope.run import RUN_JSON, RunError, RunInfo, RunStatus, read_run, run_folder, runs_root
 from stepscope.run.rank_info import numbers_with
-from stepscope.store import Block, EventRow, RunReader
+from stepscope.store import EventRow, SeriesBlock, StoreReader
 from stepscope.store.blocks import Floats, join
-from stepscope.store.reader import EVERY, Rows
+from stepscope.store.reader import EVERY, StreamRows
 
 
 class Series(NamedTuple):
@@ -105,7 +105,7 @@ class Run:
 
     def events(self) -> list[EventRow]:
         """Return the events of the run, oldest first."""
-        with RunReader(self.folder, self.rank) as reader:
+        with StoreReader(self.folder, self.rank) as reader:
             return reader.events(limit=EVERY)
 
     def __repr__(self) -> str:
@@ -114,8 +114,8 @@ class Run:
         except RunError:
             return f"Run({self.id!r}, cannot be read)"
 
-    def _rows(self, stream: Stream) -> Rows:
-        return Rows(self.folder, stream, self.rank)
+    def _rows(self, stream: Stream) -> StreamRows:
+        return StreamRows(self.folder, stream, self.rank)
 
     def _source(self, key: str, gpus: tuple[str, ...], gpu: str | None) -> str:
         if gpu in gpus:
@@ -125,7 +125,7 @@ class Run:
         raise RunError(f"gpu: {key} of {self.id} is of {', '.join(gpus)}, got {gpu}. Name one.")
 
     @contextlib.contextmanager
-    def _in_ring(self) -> Iterator[Block]:
+    def _in_ring(self) -> Iterator[SeriesBlock]:
         """Yield the steps of a killed process that are in its ring and not in the store.
 
         Until the end of the block no other reader can move them into the store.
@@ -136,9 +136,9 @@ class Run:
                 # Another reader may be moving them at this moment: the next call finds them stored.
                 with contextlib.suppress(RingError, OSError):
                     remains = stack.enter_context(abandoned(path, look_only=True))
-                    with RunReader(self.folder, self.rank) as reader:
+                    with StoreReader(self.folder, self.rank) as reader:
                         unstored = remains(reader.stored_slots())
-                    left = StepRows().block(unstored.slots, unstored.layouts)
+                    left = StepBlockBuilder().block(unstored.slots, unstored.layouts)
             yield left
 
 

@@ -22,7 +22,7 @@ from stepscope.distributed.rendezvous import announce, find_place
 from stepscope.host.environment import in_notebook, running_name
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.ring import WIDTH, Layout, Ring
+from stepscope.recorder.ring import WIDTH, RingBuffer, RowLayout
 from stepscope.recorder.rows import NAME_LIMIT, RATES, SAMPLES
 from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.status import outcome
@@ -57,12 +57,12 @@ class Tracker:
         self._closed = session is None
         self._waited_s: float | None = None
         self._samples = 0
-        self._layouts: dict[tuple[str, ...], Layout] = {}
+        self._layouts: dict[tuple[str, ...], RowLayout] = {}
         """Ring layouts by the names given to `step`."""
         self._tensor: type[Any] | None = None
         # Looked at in every step, where each attribute of an attribute counts.
         self._recorder: Any = session.recorder if session is not None else None
-        self._ring: Ring | None = None
+        self._ring: RingBuffer | None = None
         self._pid = os.getpid()
         self._error_before = getattr(sys, "last_value", None)
         self._measuring = False

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from stepscope.run.status import Outcome, Shortage, failed, out_of_memory, shortage
+from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
 from trainer.config import Precision, RunConfig, Runner, Workload
 from trainer.config_limits import LIMITS
 from trainer.config_validation import TrainDevice, choice_problem
@@ -33,8 +33,8 @@ _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _GPU_CALL = ("CUDA error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "cuBLAS error")
 _SHARED_MEMORY = ("/torch_", "shared memory", "bus error")
 _TAKES = {
-    Shortage.GPU: ("batch_size", "image_size", "context_length", "num_layers", "width"),
-    Shortage.HOST: (
+    MemoryShortage.GPU: ("batch_size", "image_size", "context_length", "num_layers", "width"),
+    MemoryShortage.HOST: (
         "batch_size",
         "image_size",
         "context_length",
@@ -42,7 +42,7 @@ _TAKES = {
         "width",
         "num_workers",
     ),
-    Shortage.PINNED: ("batch_size", "image_size"),
+    MemoryShortage.PINNED: ("batch_size", "image_size"),
 }
 
 
@@ -51,7 +51,7 @@ def describe_failure(
     config: RunConfig,
     device: TrainDevice | None = None,
     lost: str | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Return what to tell the user about an exception of the training thread.
 
     `lost` is what the GPU says when it is asked after the failure and can no longer be used: no
@@ -63,7 +63,7 @@ def describe_failure(
     if isinstance(error, RunFailedError):
         return failed(text)
     first = text.strip().split("\n")[0].rstrip(".")
-    short = Shortage.GPU if _NO_WORKSPACE in text else shortage(error)
+    short = MemoryShortage.GPU if _NO_WORKSPACE in text else shortage(error)
     if isinstance(error, RuntimeError) and "DataLoader worker" in text:
         if any(word in text for word in _SHARED_MEMORY):
             return failed(SHARED_MEMORY_REASON)
@@ -104,7 +104,7 @@ def _after_loss(config: RunConfig) -> str:
     )
 
 
-def _less_memory(short: Shortage, config: RunConfig, device: TrainDevice | None) -> str:
+def _less_memory(short: MemoryShortage, config: RunConfig, device: TrainDevice | None) -> str:
     """Say which settings of this run would take less of the memory that was not enough."""
     lower = [
         name
@@ -112,11 +112,11 @@ def _less_memory(short: Shortage, config: RunConfig, device: TrainDevice | None)
         if getattr(config, name) > LIMITS[name][0] and reads(config.workload, name)
     ]
     ways = [f"lower {_either(lower)}"] if lower else []
-    if short is Shortage.PINNED:
+    if short is MemoryShortage.PINNED:
         all_three = "pin_memory, non_blocking and copy_stream"
         pinned = all_three if config.copy_stream else "pin_memory and non_blocking"
         ways.append(f"switch off {pinned}")
-    elif short is Shortage.GPU or config.device == "cpu":
+    elif short is MemoryShortage.GPU or config.device == "cpu":
         ways += _shorter_numbers(config, device)
         if config.dataset_on_device:
             ways.append("switch off dataset_on_device")

@@ -12,7 +12,7 @@ from dashboard.machine.charts import history
 from dashboard.machine.content import machine_content
 from dashboard.machine.details import details
 from dashboard.services import Services
-from stepscope.gpu.machine_state import DeviceView, MachineView
+from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.run import RunError
 
 Answer = dict[str, Any]
@@ -37,7 +37,7 @@ def devices_answer(server: Services, query: Mapping[str, str]) -> Answer:
 
 
 def _gpu(
-    server: Services, view: MachineView, uuid: str, since: float, ours: Mapping[int, str]
+    server: Services, view: MachineState, uuid: str, since: float, ours: Mapping[int, str]
 ) -> Answer:
     device = _find(view, uuid)
     kept = server.machine.history(uuid)
@@ -62,7 +62,7 @@ def _torchs(server: Services, uuid: str) -> str:
     return "none: torch does not use it here"
 
 
-def _find(view: MachineView, uuid: str) -> DeviceView | None:
+def _find(view: MachineState, uuid: str) -> DeviceState | None:
     return next((device for device in view.devices if device.info.uuid == uuid), None)
 
 

@@ -10,7 +10,7 @@ import zlib
 
 from dashboard.controls.actions import can_end_now
 from dashboard.run_files import profiles, snapshots
-from dashboard.run_index import Listing
+from dashboard.run_index import RunList
 from stepscope.run import RunInfo
 
 _FACTS = (
@@ -29,7 +29,7 @@ _FACTS = (
 )
 
 
-def page_token(listing: Listing, run: RunInfo | None, measuring: str | None = None) -> str:
+def page_token(listing: RunList, run: RunInfo | None, measuring: str | None = None) -> str:
     """Return the name of what a page that shows `run` is built from.
 
     `measuring` is the sweep or lesson that runs, beside which no training can be started.

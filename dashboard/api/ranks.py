@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dashboard.ranks.rank_cache import Job
-from dashboard.ranks.ranks_response import Question, answer
+from dashboard.ranks.rank_cache import RankCache
+from dashboard.ranks.ranks_response import RanksRequest, answer
 from stepscope.run import RunInfo, read_run
 from stepscope.run.rank_info import UNREADABLE, read_rank_file
 
@@ -22,13 +22,13 @@ class Jobs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: OrderedDict[tuple[Path, float], Job] = OrderedDict()
+        self._jobs: OrderedDict[tuple[Path, float], RankCache] = OrderedDict()
 
-    def of(self, run: RunInfo) -> Job:
+    def of(self, run: RunInfo) -> RankCache:
         """Return what is kept of a run; nothing of another run that had its folder before."""
         key = run.folder, run.created
         with self._lock:
-            job = self._jobs.pop(key, None) or Job(run)
+            job = self._jobs.pop(key, None) or RankCache(run)
             self._jobs[key] = job
             while len(self._jobs) > KEPT:
                 self._jobs.popitem(last=False)
@@ -38,7 +38,7 @@ class Jobs:
 def ranks_answer(
     jobs: Jobs,
     folder: Path,
-    question: Question,
+    question: RanksRequest,
     judge: Callable[[RunInfo], dict[str, Any]] = lambda _run: {"verdict": None},
 ) -> dict[str, Any]:
     """Return the answer for a run; `judge` gives what is said of its ranks. Raises RunError."""

@@ -40,7 +40,7 @@ from dashboard.run_files import profile_of, profile_summary
 from dashboard.verdicts import as_json
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_run
-from stepscope.store import STORE_NAME, RunReader, StoreError
+from stepscope.store import STORE_NAME, StoreError, StoreReader
 from stepscope.store.reader import Axis
 
 Answer = dict[str, Any]
@@ -106,7 +106,7 @@ def get_series(request: Request) -> Answer:
         return series.state(run) | token
     include_folded = bool(query.get("include_folded"))
     try:
-        with RunReader(folder) as reader:
+        with StoreReader(folder) as reader:
             if query.get("only") == memory_breakdown.SERIES:
                 return memory_breakdown.update(reader, run, cursors, int(after)) | token
             answer = series.update(reader, run, cursors, int(after), include_folded)
@@ -124,7 +124,7 @@ def get_series(request: Request) -> Answer:
         return series.state(run) | token  # its process is just making the store
 
 
-def _verdict(server: services.Services, reader: RunReader, run: RunInfo) -> Answer | None:
+def _verdict(server: services.Services, reader: StoreReader, run: RunInfo) -> Answer | None:
     """Return why the run ended, hangs, or waits; None where there is nothing to say."""
     config = run.run_json.get("config") or {}
     devices = server.devices().devices if server.devices_known else []
@@ -157,7 +157,7 @@ def get_window(request: Request) -> Answer:
     low, high = _finite(query.get("from", "")), _finite(query.get("to", ""))
     run = read_run(folder)
     found: Answer = {}
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         if query.get("only") != memory_breakdown.SERIES:
             include_folded = bool(query.get("include_folded"))
             found = series.window(reader, run, axis, low, high, include_folded)["series"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboard.charts.run_view import Gpu, RunContent
+from dashboard.charts.run_view import RunView, SampledGpu
 from stepscope.metrics import BY_KEY, Metric, Stream, Unit
 
 Json = dict[str, Any]
@@ -55,7 +55,7 @@ HEAT_FROM = 4
 """Number of GPUs from which a strip of heat takes the place of lines that would overlap."""
 
 
-def series_of(metric: Metric, gpu: Gpu | None = None) -> str:
+def series_of(metric: Metric, gpu: SampledGpu | None = None) -> str:
     """Return the protocol's series name of a metric, e.g. `devices/GPU-…` for a GPU's."""
     if metric.stream is not Stream.DEVICES:
         return metric.stream.value
@@ -68,7 +68,7 @@ def trace(
     key: str,
     style: str = "mean",
     *,
-    gpu: Gpu | None = None,
+    gpu: SampledGpu | None = None,
     label: str | None = None,
     color: str | None = None,
     axis: str = "y",
@@ -94,7 +94,7 @@ def trace(
     }
 
 
-def gpu_traces(content: RunContent, key: str, label: str, **options: Any) -> list[Json]:
+def gpu_traces(content: RunView, key: str, label: str, **options: Any) -> list[Json]:
     """A line for each GPU: among several they are numbered and have colors of their own."""
     if len(content.gpus) == 1:
         return [trace(key, gpu=content.gpus[0], label=label, **options)]
@@ -104,12 +104,12 @@ def gpu_traces(content: RunContent, key: str, label: str, **options: Any) -> lis
     ]
 
 
-def gpu_color(gpu: Gpu) -> str:
+def gpu_color(gpu: SampledGpu) -> str:
     """Return the color of a GPU among several."""
     return GPU_COLORS[gpu.index % len(GPU_COLORS)]
 
 
-def gpu_kind(content: RunContent) -> str:
+def gpu_kind(content: RunView) -> str:
     """Return the kind of a chart with a line for each GPU: of many it is a strip of heat."""
     return "heat" if len(content.gpus) >= HEAT_FROM else "lines"
 
@@ -153,7 +153,7 @@ def chart(
     }
 
 
-def training_gpu(content: RunContent) -> Gpu | None:
+def training_gpu(content: RunView) -> SampledGpu | None:
     """Return the GPU that the run trains on, else the first that is sampled."""
     named = (gpu for gpu in content.gpus if gpu.uuid == content.training_gpu)
     return next(named, content.gpus[0] if content.gpus else None)

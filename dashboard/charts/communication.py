@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboard.charts.chart_spec import Json, chart, trace, y_axis
-from dashboard.charts.run_view import RunContent
+from dashboard.charts.run_view import RunView
 from stepscope.metrics import Unit
 
 EMPTY = "No data yet: collectives are read at the end of a step, every 1 to 64 s."
@@ -11,7 +11,7 @@ UNREAD = "Collectives are not read: {}."
 WHOSE = "Collectives of rank 0."
 
 
-def communication(content: RunContent) -> list[Json]:
+def communication(content: RunView) -> list[Json]:
     """Return the charts; none for a run of one process."""
     if content.ranks == 1:
         return []

@@ -20,7 +20,7 @@ from dashboard.charts.chart_spec import (
 )
 from dashboard.charts.communication import communication
 from dashboard.charts.memory_breakdown import ledger_traces, metric_words, place_of
-from dashboard.charts.run_view import Fit, RunContent, loss_keys, norm_keys, rate_keys
+from dashboard.charts.run_view import LinearFit, RunView, loss_keys, norm_keys, rate_keys
 from dashboard.charts.tiles import NO_EPOCH, NO_SAMPLES, tiles
 from stepscope.metrics import METRICS, Stream, Unit
 from stepscope.run import RunKind
@@ -40,7 +40,7 @@ WAITING = {
 SHARE = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
 
 
-def layout(content: RunContent) -> Json:
+def layout(content: RunView) -> Json:
     """Return the component's layout: `charts`, `kpis`, `metrics` (unit, label by key), `fit`.
 
     `axis` is "time" where a run has no steps; `waiting` is said until a command is answered;
@@ -66,7 +66,7 @@ def layout(content: RunContent) -> Json:
     }
 
 
-def _training(content: RunContent) -> list[Json]:
+def _training(content: RunView) -> list[Json]:
     charts = [_loss(content), _memory(content), _utilization(content), _step_time(content)]
     if content.fit is not None:
         charts.append(chart("fit", "Fit", [], kind="fit"))
@@ -79,7 +79,7 @@ def _training(content: RunContent) -> list[Json]:
     return [*charts, *folded, *communication(content)]
 
 
-def _recording(content: RunContent) -> list[Json]:
+def _recording(content: RunView) -> list[Json]:
     """The charts of a recording: all GPUs and the host, no training."""
     gpus: list[Json] = []
     if content.gpus:
@@ -92,7 +92,7 @@ def _recording(content: RunContent) -> list[Json]:
     ]
 
 
-def _absent(content: RunContent, drawn: set[str]) -> str | None:
+def _absent(content: RunView, drawn: set[str]) -> str | None:
     """Say what this run does not have, and why; None where nothing is missing."""
     said = []
     if not content.gpus:
@@ -113,7 +113,7 @@ def _absent(content: RunContent, drawn: set[str]) -> str | None:
     return " ".join(said) or None
 
 
-def _loss(content: RunContent) -> Json:
+def _loss(content: RunView) -> Json:
     names, keys = content.optimizers, loss_keys(len(content.optimizers))
     lines = [color for color in LINES if color != "orange"]  # the validation's
     traces = [
@@ -130,7 +130,7 @@ def _loss(content: RunContent) -> Json:
     return chart("loss", "Loss", traces, loss=True, empty=NO_LOSS.get(content.kind))
 
 
-def _memory(content: RunContent) -> Json:
+def _memory(content: RunView) -> Json:
     """What the training holds; of many GPUs only the one that it trains on. The reader may switch
     to the stack of the ledger."""
     if not content.has_cuda:
@@ -148,12 +148,12 @@ def _memory(content: RunContent) -> Json:
     return _with_ledger(content, traces)
 
 
-def _with_ledger(content: RunContent, lines: list[Json]) -> Json:
+def _with_ledger(content: RunView, lines: list[Json]) -> Json:
     traces = [*lines, *ledger_traces(place_of(content))]
     return chart("memory", "Memory", traces, kind="ledger", y=y_axis(Unit.BYTES))
 
 
-def _memory_used(content: RunContent, group: str) -> Json:
+def _memory_used(content: RunView, group: str) -> Json:
     traces = gpu_traces(content, "gpu/mem_used", "used", style="peak")
     if len({gpu.memory_bytes for gpu in content.gpus}) == 1:  # else a total of some of them only
         traces.append(trace("gpu/mem_total", "context", gpu=content.gpus[0], label="total"))
@@ -162,7 +162,7 @@ def _memory_used(content: RunContent, group: str) -> Json:
     return chart(chart_id, "GPU memory", traces, y=y, kind=kind, group=group)
 
 
-def _utilization(content: RunContent) -> Json:
+def _utilization(content: RunView) -> Json:
     if not content.gpus:
         note = "Process CPU: 100 % = one core."
         traces = [trace("process/cpu"), trace("host/cpu")]
@@ -173,7 +173,7 @@ def _utilization(content: RunContent) -> Json:
     return chart("utilization", "Utilization", traces, y=SHARE, kind=gpu_kind(content))
 
 
-def _power(content: RunContent, group: str) -> Json:
+def _power(content: RunView, group: str) -> Json:
     traces = [
         *gpu_traces(content, "gpu/power", "power"),
         *gpu_traces(content, "gpu/temp", "temperature", axis="y2", dash="dot"),
@@ -183,7 +183,7 @@ def _power(content: RunContent, group: str) -> Json:
     return chart("power", "Power and temperature", traces, y=y, y2=y2, kind=kind, group=group)
 
 
-def _throughput(content: RunContent) -> Json:
+def _throughput(content: RunView) -> Json:
     traces, y2 = [trace("perf/samples_per_sec")], None
     if content.kind is not RunKind.TRAINER:  # only a script can say what its tokens are
         traces.append(trace("perf/tokens_per_sec", optional=True, axis="y2", dash="dot"))
@@ -192,7 +192,7 @@ def _throughput(content: RunContent) -> Json:
     return chart("throughput", "Throughput", traces, y=y, y2=y2, empty=empty, group="more")
 
 
-def _flops(content: RunContent) -> list[Json]:
+def _flops(content: RunView) -> list[Json]:
     """Model TFLOP/s and their share of the peak; operations of a script are not counted."""
     if content.kind is not RunKind.TRAINER:
         return []
@@ -205,7 +205,7 @@ def _flops(content: RunContent) -> list[Json]:
     return [chart("flops", "Model FLOPs", traces, y=y, y2=y2, note=note, empty=empty, group="more")]
 
 
-def _step_time(content: RunContent) -> Json:
+def _step_time(content: RunView) -> Json:
     scripted = content.kind is not RunKind.TRAINER  # whose wait may not be seen
     traces = [trace("perf/step_time"), trace("perf/data_wait", optional=scripted)]
     if content.has_cuda:
@@ -213,14 +213,14 @@ def _step_time(content: RunContent) -> Json:
     return chart("step_time", "Step time", traces, y=y_axis(Unit.SECOND), warm_up=WARM_UP_ROWS)
 
 
-def _custom(content: RunContent) -> list[Json]:
+def _custom(content: RunView) -> list[Json]:
     return [
         chart(f"custom:{key}", key.removeprefix("train/"), [trace(key)], group="custom")
         for key in content.custom
     ]
 
 
-def _custom_note(content: RunContent) -> str | None:
+def _custom_note(content: RunView) -> str | None:
     left = content.custom_left
     if not left:
         return None
@@ -228,7 +228,7 @@ def _custom_note(content: RunContent) -> str | None:
     return f"{more} recorded but not charted; `stepscope export` has all of them."
 
 
-def _optimizer(content: RunContent) -> list[Json]:
+def _optimizer(content: RunView) -> list[Json]:
     """What the optimizer does; each chart and line shows only where the run records it."""
     names, count = content.optimizers, len(content.optimizers)
     several = count > 1
@@ -260,7 +260,7 @@ def _optimizer(content: RunContent) -> list[Json]:
     ]
 
 
-def _fit(fit: Fit | None) -> Json | None:
+def _fit(fit: LinearFit | None) -> Json | None:
     if fit is None:
         return None
     names = {"series": Stream.STEPS.value, "weight": "model/weight", "bias": "model/bias"}

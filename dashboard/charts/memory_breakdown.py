@@ -10,12 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from dashboard.charts.chart_spec import Json, chart, training_gpu, y_axis
-from dashboard.charts.run_view import RunContent, run_content
-from dashboard.charts.series import Cursor, events, fitting_bucket, rounded, span, state
-from stepscope.memory.breakdown import CATEGORIES, Amounts, Category, Place, notes
+from dashboard.charts.run_view import RunView, run_content
+from dashboard.charts.series import SeriesCursor, events, fitting_bucket, rounded, span, state
+from stepscope.memory.breakdown import (
+    CATEGORIES,
+    CategoryBytes,
+    MemoryCategory,
+    MemoryDomain,
+    notes,
+)
 from stepscope.memory.breakdown_series import (
-    LedgerSource,
-    Moment,
+    BreakdownSample,
+    BreakdownSource,
     ledger_source,
     newest_moment,
     peaks,
@@ -23,7 +29,7 @@ from stepscope.memory.breakdown_series import (
 )
 from stepscope.metrics import METRICS, Unit
 from stepscope.run import RunInfo, RunKind
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from stepscope.store.reader import Axis
 
 SERIES = "ledger"
@@ -32,8 +38,8 @@ TOTAL = f"{SERIES}/total"
 SPLIT = "memory/inactive_split"
 CHART_HEIGHT = 380  # px, on the Memory tab
 TENSORS = ("activations", "optimizer_state", "gradients", "parameters")
-SUMS: Mapping[Place, tuple[tuple[str, str, str, tuple[str, ...]], ...]] = {
-    Place.DEVICE: (
+SUMS: Mapping[MemoryDomain, tuple[tuple[str, str, str, tuple[str, ...]], ...]] = {
+    MemoryDomain.DEVICE: (
         (
             "reserved",
             "reserved by PyTorch",
@@ -42,17 +48,17 @@ SUMS: Mapping[Place, tuple[tuple[str, str, str, tuple[str, ...]], ...]] = {
         ),
         ("allocated", "allocated", "blue", TENSORS),
     ),
-    Place.HOST: (("process", "this process", "blue", ("rest", *TENSORS[1:])),),
+    MemoryDomain.HOST: (("process", "this process", "blue", ("rest", *TENSORS[1:])),),
 }
 """Lines of the table that sum the parts below them: key, label, color, parts."""
 
 
-def place_of(content: RunContent) -> Place:
+def place_of(content: RunView) -> MemoryDomain:
     """Return whose memory a run's ledger divides: a recording's is that of its first GPU."""
-    return Place.HOST if gpu_of(content) is None else Place.DEVICE
+    return MemoryDomain.HOST if gpu_of(content) is None else MemoryDomain.DEVICE
 
 
-def gpu_of(content: RunContent) -> str | None:
+def gpu_of(content: RunView) -> str | None:
     """Return the UUID of the GPU of the ledger, None where it is the host's."""
     if content.kind is RunKind.RECORD:
         gpu = training_gpu(content)
@@ -60,7 +66,7 @@ def gpu_of(content: RunContent) -> str | None:
     return content.training_gpu
 
 
-def ledger_traces(place: Place) -> list[Json]:
+def ledger_traces(place: MemoryDomain) -> list[Json]:
     """Return the parts of the stack, top to bottom, and the line of the total."""
     return [*map(_part, CATEGORIES[place]), _trace(TOTAL, "total", "context", "gray", "")]
 
@@ -104,7 +110,7 @@ def ledger_layout(run: RunInfo) -> Json:
 
 
 def update(
-    reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor], after_event: int
+    reader: StoreReader, run: RunInfo, cursors: Mapping[str, SeriesCursor], after_event: int
 ) -> Json:
     """Return a poll's answer for the page Memory: the new rows, the newest moment, and peaks."""
     answer = {**state(run), "events": events(reader, run, after_event)}
@@ -121,7 +127,7 @@ def update(
     return answer
 
 
-def live_part(reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor]) -> Json:
+def live_part(reader: StoreReader, run: RunInfo, cursors: Mapping[str, SeriesCursor]) -> Json:
     """Return what a poll of the page Live is answered besides: the ledger's new rows, and notes."""
     source = _source(reader, run)
     if source is None:
@@ -131,7 +137,7 @@ def live_part(reader: RunReader, run: RunInfo, cursors: Mapping[str, Cursor]) ->
     return {"series": {SERIES: rows}, "ledger": {"notes": _notes(now, run, source.place)}}
 
 
-def window_part(reader: RunReader, run: RunInfo, axis: Axis, low: float, high: float) -> Json:
+def window_part(reader: StoreReader, run: RunInfo, axis: Axis, low: float, high: float) -> Json:
     """Return the ledger between two steps, or two times in seconds since the run's start."""
     source = _source(reader, run)
     if source is None:
@@ -143,7 +149,7 @@ def window_part(reader: RunReader, run: RunInfo, axis: Axis, low: float, high: f
     return {SERIES: _rows(reader, run, source, start, stop, fitting_bucket(stop - start))}
 
 
-def _source(reader: RunReader, run: RunInfo) -> LedgerSource | None:
+def _source(reader: StoreReader, run: RunInfo) -> BreakdownSource | None:
     """Return where the run's ledger comes from; a count of the split that is none is left out."""
     split = _dict(run.run_json.get("capabilities")).get("split")
     left_out = frozenset({SPLIT} if isinstance(split, str) else ())
@@ -169,14 +175,14 @@ def missing_reasons(run: RunInfo) -> dict[str, str]:
     return reasons
 
 
-def _notes(now: Moment | None, run: RunInfo, place: Place) -> list[str]:
+def _notes(now: BreakdownSample | None, run: RunInfo, place: MemoryDomain) -> list[str]:
     """Return what cannot be told apart now, and why; nothing where nothing is known."""
     if now is None or now.parts is None:
         return []
     return list(notes(now.parts, place, missing_reasons(run)))
 
 
-def _part(category: Category) -> Json:
+def _part(category: MemoryCategory) -> Json:
     key = f"{SERIES}/{category.key}"
     trace = _trace(key, category.label, "part", category.color, category.help)
     return trace | {"short": category.short or category.label}
@@ -198,11 +204,11 @@ def _trace(key: str, label: str, style: str, color: str, words: str) -> Json:
 
 
 def _delta(
-    reader: RunReader,
+    reader: StoreReader,
     run: RunInfo,
-    source: LedgerSource,
-    cursor: Cursor | None,
-    now: Moment | None,
+    source: BreakdownSource,
+    cursor: SeriesCursor | None,
+    now: BreakdownSample | None,
 ) -> Json:
     start, stop, bucket, reset = span(source.samples.rows, cursor)
     part = _rows(reader, run, source, start, stop, bucket) | {"reset": reset}
@@ -211,7 +217,7 @@ def _delta(
 
 
 def _rows(
-    reader: RunReader, run: RunInfo, source: LedgerSource, start: int, stop: int, bucket: int
+    reader: StoreReader, run: RunInfo, source: BreakdownSource, start: int, stop: int, bucket: int
 ) -> Json:
     found = read_moments(reader, source, start, stop, bucket) if start < stop else []
     rows = [_values(moment.parts or {}) for moment in found]
@@ -228,13 +234,13 @@ def _rows(
     }
 
 
-def _values(parts: Amounts) -> dict[str, int]:
+def _values(parts: CategoryBytes) -> dict[str, int]:
     """Return the parts as metrics of the series; the total only where it is the whole."""
     found = {f"{SERIES}/{key}": size for key, size in parts.items()}
     return found | {TOTAL: sum(parts.values())} if "free" in parts else found
 
 
-def _moment(moment: Moment | None, run: RunInfo) -> Json | None:
+def _moment(moment: BreakdownSample | None, run: RunInfo) -> Json | None:
     if moment is None or moment.parts is None:
         return None
     values = _values(moment.parts)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stepscope.profiling.phase_ranges import OTHER, PHASES
-from stepscope.profiling.summary import Summary
+from stepscope.profiling.summary import ProfileSummary
 
 MS, MIB = 1000.0, 2.0**20
 PHASE_COLORS = {
@@ -21,7 +21,7 @@ PHASE_COLORS = {
 }
 
 
-def rows(summary: Summary) -> list[dict[str, Any]]:
+def rows(summary: ProfileSummary) -> list[dict[str, Any]]:
     """Return a row an operator: times in ms and memory in MiB, summed over the profiled steps."""
     found = []
     for operator in summary.operators:
@@ -38,7 +38,7 @@ def rows(summary: Summary) -> list[dict[str, Any]]:
     return found
 
 
-def shown(summary: Summary) -> dict[str, Any]:
+def shown(summary: ProfileSummary) -> dict[str, Any]:
     """Return what the browser draws: `bars` of the parts of a step, and the `flame` graph."""
     steps = max(1, summary.last - summary.first + 1)
     bars = [{"label": "Training thread", "parts": _parts(summary.phases.cpu_us, steps)}]

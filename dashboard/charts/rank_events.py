@@ -19,7 +19,7 @@ from dashboard.charts.run_view import world_size_of
 from stepscope.alerts.rules import NO_STEP
 from stepscope.run import RunInfo
 from stepscope.run.rank_info import find_rank, numbers_with
-from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store import EventRow, StoreError, StoreReader
 
 ALERT = "alert"
 PERIOD_S = 2.0
@@ -38,7 +38,7 @@ Numbered = tuple[int, int, EventRow]
 
 
 @dataclass(slots=True)
-class _Rank:
+class _RankEventCursor:
     """When a rank was asked, the id of its last event, and torch's number once it is known."""
 
     asked_at: float = -float("inf")
@@ -47,12 +47,12 @@ class _Rank:
 
 
 @dataclass(slots=True)
-class _Known:
+class _RunEvents:
     """What is known of one run; `name` tells its numbers from those of another server's life."""
 
     name: str = field(default_factory=lambda: secrets.token_hex(4))
     count: int = 0
-    ranks: dict[int, _Rank] = field(default_factory=dict)
+    ranks: dict[int, _RankEventCursor] = field(default_factory=dict)
     events: list[Numbered] = field(default_factory=list)
     listed_at: float = -float("inf")
 
@@ -66,7 +66,7 @@ class RankEvents:
         self._clock = clock
         self._budget_s = budget_s
         self._lock = threading.Lock()
-        self._runs: OrderedDict[Path, _Known] = OrderedDict()
+        self._runs: OrderedDict[Path, _RunEvents] = OrderedDict()
 
     def of(self, run: RunInfo, seen: str = "") -> tuple[list[tuple[int, EventRow]], str]:
         """Return the events of the ranks other than 0 that are new to a tab, each with its number
@@ -78,7 +78,7 @@ class RankEvents:
         if world_size_of(run.run_json) < 2:
             return [], ""
         with self._lock:
-            known = self._runs.pop(run.folder, None) or _Known()
+            known = self._runs.pop(run.folder, None) or _RunEvents()
             self._runs[run.folder] = known
             while len(self._runs) > RUNS:
                 self._runs.popitem(last=False)
@@ -88,12 +88,12 @@ class RankEvents:
             fresh = [(rank, event) for number, rank, event in known.events if number > after]
             return sorted(fresh, key=lambda each: each[1].ts), f"{known.name}~{known.count}"
 
-    def _ask(self, folder: Path, known: _Known) -> None:
+    def _ask(self, folder: Path, known: _RunEvents) -> None:
         now, until = self._clock(), time.thread_time() + self._budget_s
         if now - known.listed_at >= PERIOD_S:
             known.listed_at = now
             for number in filter(None, numbers_with(folder, "sqlite")):
-                known.ranks.setdefault(number, _Rank())
+                known.ranks.setdefault(number, _RankEventCursor())
         for number, rank in sorted(known.ranks.items(), key=lambda each: each[1].asked_at):
             if now - rank.asked_at < PERIOD_S:
                 break
@@ -107,10 +107,10 @@ class RankEvents:
         known.events = known.events[-KEPT:]
 
 
-def _told(folder: Path, number: int, rank: _Rank) -> Iterator[EventRow]:
+def _told(folder: Path, number: int, rank: _RankEventCursor) -> Iterator[EventRow]:
     """Give the events of a rank that it has not told before and that a tab is sent."""
     try:
-        with RunReader(folder, number) as reader:
+        with StoreReader(folder, number) as reader:
             events = reader.events(rank.last, FIRST)
     except StoreError:
         return  # being made, or broken: what the others say counts
@@ -126,7 +126,7 @@ def _is_sent(event: EventRow) -> bool:
     return event.data.get("command_id") is not None
 
 
-def _torch_rank(folder: Path, number: int, rank: _Rank) -> int:
+def _torch_rank(folder: Path, number: int, rank: _RankEventCursor) -> int:
     """Return torch's number of a rank, its own in the folder while it has no file."""
     if rank.rank is None and (file := find_rank(folder, number)) is not None:
         rank.rank = file.rank

@@ -42,7 +42,7 @@ GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class SampledGpu:
     """A GPU that the run's sampler reads.
 
     `index` is its place in the run's list; `memory_bytes` is its installed memory if known;
@@ -57,7 +57,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class LinearFit:
     """The linear workload's data: points to draw and the line they were made from."""
 
     x: tuple[float, ...]
@@ -67,7 +67,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunContent:
+class RunView:
     """What the layout depends on.
 
     `has_cuda`: the run trains on a CUDA device. `training_gpu` is its UUID, by default the first
@@ -81,11 +81,11 @@ class RunContent:
     """
 
     has_cuda: bool
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[SampledGpu, ...] = ()
     training_gpu: str | None = None
     gpu_reason: str = NO_GPU
     allocator_reason: str | None = None
-    fit: Fit | None = None
+    fit: LinearFit | None = None
     kind: RunKind = RunKind.TRAINER
     optimizers: tuple[str, ...] = ()
     custom: tuple[str, ...] = ()
@@ -96,13 +96,13 @@ class RunContent:
     collectives: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_content(run: RunInfo) -> RunContent:
+def run_content(run: RunInfo) -> RunView:
     """Return the layout's inputs."""
     run_json, kind, device = run.run_json, run_kind(run), training_device(run)
     capabilities = _dict(run_json.get("capabilities"))
     on_cpu = device == "cpu" and kind is not RunKind.RECORD
     custom, left = custom_metrics(run_json)
-    return RunContent(
+    return RunView(
         has_cuda=device not in ("cpu", None),
         gpus=() if on_cpu else tuple(_gpus(run_json.get("devices"), capabilities)),
         training_gpu=None if device in ("cpu", None) else device,
@@ -197,12 +197,12 @@ def _gpu_reason(run_json: Mapping[str, Any], capabilities: Mapping[str, Any], on
     return str(capabilities.get("nvml") or NO_GPU)
 
 
-def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[Gpu]:
+def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
     listed = devices if isinstance(devices, list) else []
     entries = [entry for entry in map(_dict, listed) if "uuid" in entry]
     missing = _dict(capabilities.get("missing"))
     return [
-        Gpu(
+        SampledGpu(
             uuid=str(entry["uuid"]),
             name=str(entry.get("name")),
             index=index,
@@ -222,7 +222,7 @@ def _missing(entry: Mapping[str, Any], reasons: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _fit(fit: Mapping[str, Any]) -> Fit | None:
+def _fit(fit: Mapping[str, Any]) -> LinearFit | None:
     try:
         x, y = (tuple(map(float, fit[axis])) for axis in ("x", "y"))
         slope, intercept = float(fit["slope"]), float(fit["intercept"])
@@ -230,7 +230,7 @@ def _fit(fit: Mapping[str, Any]) -> Fit | None:
         return None
     if not all(map(isfinite, (*x, *y, slope, intercept))):
         return None
-    return Fit(x=x, y=y, slope=slope, intercept=intercept)
+    return LinearFit(x=x, y=y, slope=slope, intercept=intercept)
 
 
 def _texts(value: Any) -> list[str]:

@@ -21,7 +21,7 @@ from stepscope.recorder.cuda_readback import SLOTS
 from stepscope.recorder.rows import RATE, STEP_TIME
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.run.clocks import now_of
-from stepscope.store import Block, EventRow, RunReader, SeriesInfo
+from stepscope.store import EventRow, SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.reader import Axis
 
 TARGET = 500
@@ -41,14 +41,14 @@ QUIET_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
+class SeriesCursor:
     """What a client has of a series: `row` rows in buckets of `bucket` rows."""
 
     row: int
     bucket: int
 
 
-def parse_cursors(text: str) -> dict[str, Cursor]:
+def parse_cursors(text: str) -> dict[str, SeriesCursor]:
     """Return the cursors in `SERIES~ROW~BUCKET,…`. Raises ValueError for anything else."""
     cursors = {}
     for part in filter(None, text.split(",")):
@@ -58,7 +58,7 @@ def parse_cursors(text: str) -> dict[str, Cursor]:
         row, bucket = int(fields[1]), int(fields[2])
         if bucket < 1 or bucket & (bucket - 1) or bucket > 2**40:
             raise ValueError(f"since: BUCKET must be a power of two, got {bucket}.")
-        cursors[fields[0]] = Cursor(row, bucket)
+        cursors[fields[0]] = SeriesCursor(row, bucket)
     return cursors
 
 
@@ -67,7 +67,7 @@ def fitting_bucket(rows: int) -> int:
     return 1 << max(0, math.ceil(math.log2(rows / TARGET))) if rows > TARGET else 1
 
 
-def span(rows: int, cursor: Cursor | None) -> tuple[int, int, int, bool]:
+def span(rows: int, cursor: SeriesCursor | None) -> tuple[int, int, int, bool]:
     """Return which of `rows` rows to send: start, stop, bucket; True where they replace all.
 
     Those after a cursor, or an overview where that is better.
@@ -82,14 +82,14 @@ def span(rows: int, cursor: Cursor | None) -> tuple[int, int, int, bool]:
 
 
 def update(
-    reader: RunReader,
+    reader: StoreReader,
     run: RunInfo,
-    cursors: Mapping[str, Cursor],
+    cursors: Mapping[str, SeriesCursor],
     after_event: int,
     include_folded: bool = False,
 ) -> dict[str, Any]:
     """Return the run's state, the rows after the cursors and the events after `after_event`."""
-    part = _Answer(reader, run.created, keys_of(run, include_folded))
+    part = _SeriesResponse(reader, run.created, keys_of(run, include_folded))
     series = {
         _name(info): {
             **part.delta(info, cursors.get(_name(info))),
@@ -172,7 +172,7 @@ def _duration(seconds: float) -> str:
 
 
 def window(
-    reader: RunReader,
+    reader: StoreReader,
     run: RunInfo,
     axis: Axis,
     low: float,
@@ -182,7 +182,7 @@ def window(
     """Return every series between two steps, or two times in seconds since the run's start."""
     if axis == "time":
         low, high = low + run.created, high + run.created
-    part = _Answer(reader, run.created, keys_of(run, include_folded))
+    part = _SeriesResponse(reader, run.created, keys_of(run, include_folded))
     found = {}
     for info in reader.series():
         start, stop = reader.rows_between(info.id, axis, low, high)
@@ -192,7 +192,7 @@ def window(
     return {"run": run.id, "series": found}
 
 
-def events(reader: RunReader, run: RunInfo, after: int) -> list[dict[str, Any]]:
+def events(reader: StoreReader, run: RunInfo, after: int) -> list[dict[str, Any]]:
     """Return the newest events after an id, oldest first."""
     return [_event(event, run.created) for event in reader.events(after, EVENTS)]
 
@@ -203,14 +203,14 @@ def rank_events(told: Iterable[tuple[int, EventRow]], run: RunInfo) -> list[dict
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _SeriesResponse:
     """What the series of one answer have in common."""
 
-    reader: RunReader
+    reader: StoreReader
     created: float
     keys: Keys
 
-    def delta(self, info: SeriesInfo, cursor: Cursor | None) -> dict[str, Any]:
+    def delta(self, info: SeriesInfo, cursor: SeriesCursor | None) -> dict[str, Any]:
         """Return the rows after a cursor, or an overview where that is better."""
         start, stop, bucket, reset = span(info.rows, cursor)
         return {**self.rows(info, start, stop, bucket), "reset": reset}
@@ -238,7 +238,7 @@ class _Answer:
                 last.update(_last_second(self._until_last_second(info, block)))
         return {"last": last, "since": since}
 
-    def _until_last_second(self, info: SeriesInfo, block: Block) -> Block:
+    def _until_last_second(self, info: SeriesInfo, block: SeriesBlock) -> SeriesBlock:
         """Return the newest rows back to RATE_S before the last timed one, at most RATE_ROWS."""
         rows = len(block)
         while rows < min(RATE_ROWS, info.rows):
@@ -301,7 +301,7 @@ class _Answer:
         }
 
 
-def _newest_values(block: Block) -> dict[str, float]:
+def _newest_values(block: SeriesBlock) -> dict[str, float]:
     """Return the newest value of each metric that has one in the block."""
     if not len(block):
         return {}
@@ -312,7 +312,7 @@ def _newest_values(block: Block) -> dict[str, float]:
     return {block.keys[row]: value for row, value in zip(rows.tolist(), values, strict=True)}
 
 
-def _last_second(block: Block) -> dict[str, float | int]:
+def _last_second(block: SeriesBlock) -> dict[str, float | int]:
     """Return samples by time and the step time over the last second; nothing of untimed steps.
 
     Both over the same steps, so that the two tiles agree.
@@ -328,7 +328,7 @@ def _last_second(block: Block) -> dict[str, float | int]:
     return {RATE: _number(float(mean)), STEP_TIME: _number(float(seconds[latest].mean()))}
 
 
-def _values(block: Block, row: int, bucket: int) -> dict[str, list[float | int | str | None]]:
+def _values(block: SeriesBlock, row: int, bucket: int) -> dict[str, list[float | int | str | None]]:
     """Return a metric's values; and `odd` where some are not finite: their names, or how many."""
     values: dict[str, list[float | int | str | None]] = {"mean": rounded(block.mean[row].tolist())}
     if bucket > 1:

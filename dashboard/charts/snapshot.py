@@ -9,10 +9,10 @@ from typing import Any
 
 from dashboard.charts.lab import plain
 from stepscope.common.formatting import format_bytes
-from stepscope.memory.snapshots.segments import ACTIVE, AWAITING, FREE, DeviceMemory, Row
+from stepscope.memory.snapshots.segments import ACTIVE, AWAITING, FREE, DeviceSegments, SegmentRow
 from stepscope.memory.snapshots.stacks import own_frame, short
-from stepscope.memory.snapshots.summary import Difference, Summary, by_module
-from stepscope.memory.snapshots.timeline import History
+from stepscope.memory.snapshots.summary import SnapshotDiff, SnapshotSummary, by_module
+from stepscope.memory.snapshots.timeline import MemoryTimeline
 
 Json = dict[str, Any]
 
@@ -78,7 +78,7 @@ def unit_of(most: float) -> tuple[str, float]:
     return "B", 1.0
 
 
-def history_figure(summary: Summary, history: History, *, over_time: bool) -> Json:
+def history_figure(summary: SnapshotSummary, history: MemoryTimeline, *, over_time: bool) -> Json:
     """Return live bytes as stacked bands, over seconds where they are wanted and recorded."""
     timed = over_time and history.seconds is not None
     x = list(history.seconds or ()) if timed else list(history.columns)
@@ -97,7 +97,7 @@ def history_figure(summary: Summary, history: History, *, over_time: bool) -> Js
     return {"data": traces, "layout": _history_layout(summary, history, x, unit, timed=timed)}
 
 
-def map_figure(summary: Summary, memory: DeviceMemory) -> Json:
+def map_figure(summary: SnapshotSummary, memory: DeviceSegments) -> Json:
     """Return the segments in which most is split, as rows of blocks."""
     rows = memory.rows[:MAP_ROWS]
     unit, factor = unit_of(max((row.size for row in rows), default=0))
@@ -109,7 +109,7 @@ def map_figure(summary: Summary, memory: DeviceMemory) -> Json:
     return {"data": traces, "layout": _map_layout(rows, unit)}
 
 
-def allocation_rows(summary: Summary, device: int) -> list[Json]:
+def allocation_rows(summary: SnapshotSummary, device: int) -> list[Json]:
     """Return a row for each stack with live memory at the end, the largest first; sizes in MiB."""
     return [
         _row(summary, site.stack, site.size, site.count)
@@ -118,12 +118,12 @@ def allocation_rows(summary: Summary, device: int) -> list[Json]:
     ]
 
 
-def peak_rows(summary: Summary, history: History) -> list[Json]:
+def peak_rows(summary: SnapshotSummary, history: MemoryTimeline) -> list[Json]:
     """Return a row for each stack that held memory at the peak of the history."""
     return [_row(summary, held.stack, held.size, held.count) for held in history.at_peak]
 
 
-def module_rows(summary: Summary, device: int) -> list[Json]:
+def module_rows(summary: SnapshotSummary, device: int) -> list[Json]:
     """Return a row a module for one device; allocations whose stack names none are one row."""
     return [
         {
@@ -135,7 +135,7 @@ def module_rows(summary: Summary, device: int) -> list[Json]:
     ]
 
 
-def place_rows(summary: Summary) -> list[Json]:
+def place_rows(summary: SnapshotSummary) -> list[Json]:
     """Return a row for each stream and pool."""
     return [
         {
@@ -152,7 +152,7 @@ def place_rows(summary: Summary) -> list[Json]:
     ]
 
 
-def change_rows(changes: Difference) -> list[Json]:
+def change_rows(changes: SnapshotDiff) -> list[Json]:
     """Return a row for each stack that holds more or less in the second snapshot."""
     return [
         {
@@ -168,7 +168,7 @@ def change_rows(changes: Difference) -> list[Json]:
     ]
 
 
-def _row(summary: Summary, stack: int, size: int, count: int) -> Json:
+def _row(summary: SnapshotSummary, stack: int, size: int, count: int) -> Json:
     frames = summary.frames(stack)
     return {
         "Size": size / MIB,
@@ -216,7 +216,7 @@ def _line(x: list[Any], reserved: tuple[int, ...], unit: str, factor: float) -> 
 
 
 def _history_layout(
-    summary: Summary, history: History, x: list[Any], unit: str, *, timed: bool
+    summary: SnapshotSummary, history: MemoryTimeline, x: list[Any], unit: str, *, timed: bool
 ) -> Json:
     shapes = [_edge(x[column]) for column in history.ooms]
     notes = [_note(x[column], "out of memory") for column in history.ooms[:3]]
@@ -293,7 +293,7 @@ def _note(x: Any, text: str) -> Json:
 
 
 def _blocks(
-    summary: Summary, rows: tuple[Row, ...], state: int, unit: str, factor: float
+    summary: SnapshotSummary, rows: tuple[SegmentRow, ...], state: int, unit: str, factor: float
 ) -> Json | None:
     """Return the blocks of one state as bars from where they begin; None where there are none."""
     base, size, place, text = [], [], [], []
@@ -326,12 +326,12 @@ def _blocks(
     }
 
 
-def _block_text(summary: Summary, size: int, stack: int) -> str:
+def _block_text(summary: SnapshotSummary, size: int, stack: int) -> str:
     frames = summary.frames(stack)
     return format_bytes(size) + (f"<br>{plain(where(frames))}" if frames else "")
 
 
-def _map_layout(rows: tuple[Row, ...], unit: str) -> Json:
+def _map_layout(rows: tuple[SegmentRow, ...], unit: str) -> Json:
     return {
         "height": 90 + ROW_PX * len(rows),
         "margin": {"l": 8, "r": 8, "t": 30, "b": 40},
@@ -361,7 +361,7 @@ def _map_layout(rows: tuple[Row, ...], unit: str) -> Json:
     }
 
 
-def _row_label(row: Row) -> str:
+def _row_label(row: SegmentRow) -> str:
     pool = f", pool {row.pool}" if row.pool else ""
     stream = f", stream {row.stream}" if row.stream else ""
     return f"{format_bytes(row.size)}, {format_bytes(row.split)} split{stream}{pool}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboard.charts.chart_spec import COLORS, Json, series_of, training_gpu
-from dashboard.charts.run_view import Gpu, RunContent
+from dashboard.charts.run_view import RunView, SampledGpu
 from stepscope.metrics import BY_KEY, Stream, Unit
 from stepscope.run import RunKind
 
@@ -26,7 +26,7 @@ GPU_TILES = {
 }
 
 
-def tiles(content: RunContent) -> list[Json]:
+def tiles(content: RunView) -> list[Json]:
     """Return the tiles in their order on the page.
 
     In a distributed run, Samples/s is of all ranks, which take batches of one size.
@@ -47,7 +47,7 @@ def tiles(content: RunContent) -> list[Json]:
     return [*of_rank, *_gpus(content, "gpu/util", "gpu/power")]
 
 
-def _allocator(content: RunContent) -> list[Json]:
+def _allocator(content: RunView) -> list[Json]:
     gpu = training_gpu(content)
     total = {} if gpu is None else _device_total(gpu)
     return [
@@ -72,7 +72,7 @@ def _host() -> list[Json]:
     ]
 
 
-def _gpus(content: RunContent, *keys: str) -> list[Json]:
+def _gpus(content: RunView, *keys: str) -> list[Json]:
     """Tiles of all GPUs together: their mean and range."""
     if not content.gpus:
         return []
@@ -86,7 +86,7 @@ def _gpus(content: RunContent, *keys: str) -> list[Json]:
     return made
 
 
-def _tile(tile_id: str, label: str, key: str, gpus: tuple[Gpu, ...] = ()) -> Json:
+def _tile(tile_id: str, label: str, key: str, gpus: tuple[SampledGpu, ...] = ()) -> Json:
     """A tile: the newest value of its series; of several their mean, and their range below it.
 
     `ended` is the value of an ended run: the mean, the peak (memory), or the last value (loss).
@@ -108,7 +108,7 @@ def _tile(tile_id: str, label: str, key: str, gpus: tuple[Gpu, ...] = ()) -> Jso
     }
 
 
-def _device_total(gpu: Gpu) -> Json:
+def _device_total(gpu: SampledGpu) -> Json:
     series = series_of(BY_KEY["gpu/mem_total"], gpu)
     return {"of": {"series": series, "metric": "gpu/mem_total", "value": gpu.memory_bytes}}
 

@@ -27,7 +27,7 @@ LEAST_USE: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SidebarState:
     """The settings of the sidebar and the devices to choose from."""
 
     config: RunConfig
@@ -96,7 +96,7 @@ def _disabled_help(text: str, problem: ConfigIssue | None) -> str:
     return text if problem is None else f"{text}\n\nDisabled: {problem.reason}."
 
 
-def switch(name: str, choice: Choice) -> None:
+def switch(name: str, choice: SidebarState) -> None:
     """Draw a technique that is on or off, disabled if it cannot be changed.
 
     A setting that cannot be used but is on stays enabled, so that it can be turned off.
@@ -111,7 +111,7 @@ def switch(name: str, choice: Choice) -> None:
         problem_caption(wrong)
 
 
-def switch_number(name: str, choice: Choice) -> None:
+def switch_number(name: str, choice: SidebarState) -> None:
     """Draw a technique that has an amount, disabled if it cannot be used."""
     about = BY_FIELD[name]
     off, value = getattr(RunConfig(), name), getattr(choice.config, name)
@@ -122,7 +122,7 @@ def switch_number(name: str, choice: Choice) -> None:
 def switch_select(
     name: str,
     options: Mapping[Any, str],
-    choice: Choice,
+    choice: SidebarState,
     on_change: Callable[[], None] | None = None,
 ) -> None:
     """Draw a technique of several kinds, without those that cannot be used on this device.

@@ -36,7 +36,7 @@ _KEPT_FIELDS = ("seed", "num_threads", *(s.field for s in SWITCHES if s.field !=
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LabForm:
     """The plan as it is chosen now, why it cannot start or None, and where to draw the button."""
 
     plan: SweepPlan
@@ -44,7 +44,7 @@ class Wanted:
     place: DeltaGenerator
 
 
-def wanted(server: Services, found: Devices, settings: RunConfig) -> Wanted:
+def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
     """Draw the choice and return it; `settings` are the sidebar's."""
     st.markdown("#### Settings to compare")
     boxes: dict[str, Collection[str]] = {
@@ -80,7 +80,7 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> Wanted:
     refused = _refused(plan, (*validate(base, found.devices), *absent(base)))
     if refused is None:
         place.markdown(_time_words(server, plan))
-    return Wanted(plan, refused, place)
+    return LabForm(plan, refused, place)
 
 
 def baseline(

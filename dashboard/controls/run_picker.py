@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from dashboard.controls.run_labels import labels
-from dashboard.run_index import Listing
+from dashboard.run_index import RunList
 from dashboard.services import Services
 from stepscope.run import RunInfo, is_run_id, read_only_reason
 
@@ -17,7 +17,7 @@ _CHOSEN = "run_chosen"
 _ENDED = "run_ended_when_shown"
 
 
-def picked_run(server: Services, listing: Listing) -> str | None:
+def picked_run(server: Services, listing: RunList) -> str | None:
     """Return the id of the run to show; None for none.
 
     A run that the user or the URL chose stays. Otherwise it is the active run, the newest live one
@@ -35,7 +35,7 @@ def picked_run(server: Services, listing: Listing) -> str | None:
     return picked
 
 
-def choices(picked: str | None, listing: Listing) -> list[tuple[str, str]]:
+def choices(picked: str | None, listing: RunList) -> list[tuple[str, str]]:
     """Return the ids and labels to choose from: live runs first, then the newest."""
     names = labels(listing.runs)
     if picked and picked not in names:

@@ -15,7 +15,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.controls.config_widgets import (
-    Choice,
+    SidebarState,
     number,
     problem_caption,
     select,
@@ -152,7 +152,7 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
             )
         _device(config, found)
         _workload(config, found)
-        choice = Choice(config, found.devices)
+        choice = SidebarState(config, found.devices)
         switch_select("precision", PRECISIONS, choice)
         _training()
         estimate = st.container()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from dashboard.controls.config_widgets import (
-    Choice,
+    SidebarState,
     caption,
     number,
     select,
@@ -99,7 +99,7 @@ PLACES = {name: group for group, names in GROUPS.items() for name in names}
 """The group of each field."""
 
 
-def groups(choice: Choice, checkpoints: Sequence[str]) -> None:
+def groups(choice: SidebarState, checkpoints: Sequence[str]) -> None:
     """Draw the groups, collapsed: a run needs none of them to start."""
     with _group("Training", choice):
         _training(choice, checkpoints)
@@ -134,11 +134,11 @@ def group_label(group: str, config: RunConfig) -> str:
     return f"{group} · {', '.join(changed)}" if changed else group
 
 
-def _group(group: str, choice: Choice) -> st.delta_generator.DeltaGenerator:
+def _group(group: str, choice: SidebarState) -> st.delta_generator.DeltaGenerator:
     return st.expander(group_label(group, choice.config), key=f"group_{group}")
 
 
-def _training(choice: Choice, checkpoints: Sequence[str]) -> None:
+def _training(choice: SidebarState, checkpoints: Sequence[str]) -> None:
     select(
         "lr_scheduler",
         LABELS["lr_scheduler"],
@@ -174,7 +174,7 @@ def _training(choice: Choice, checkpoints: Sequence[str]) -> None:
     )
 
 
-def _distributed(choice: Choice) -> None:
+def _distributed(choice: SidebarState) -> None:
     config = choice.config
     switch_select("strategy", PARALLEL, choice, functools.partial(_set_default_ranks, choice))
     if config.strategy is Strategy.NONE:
@@ -189,7 +189,7 @@ def _distributed(choice: Choice) -> None:
             caption("info", sentence)
 
 
-def _advanced(choice: Choice) -> None:
+def _advanced(choice: SidebarState) -> None:
     config = choice.config
     switch("deterministic", choice)
     select(
@@ -248,7 +248,7 @@ def _placement(config: RunConfig) -> str:
     return "Rank 0 runs on cuda:0, rank 1 on cuda:1, and so on, connected by NCCL."
 
 
-def _set_default_ranks(choice: Choice) -> None:
+def _set_default_ranks(choice: SidebarState) -> None:
     """Set the number of ranks of a newly chosen strategy to the number of GPUs."""
     state = st.session_state
     if state.config_strategy == Strategy.NONE:

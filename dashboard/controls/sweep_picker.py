@@ -11,7 +11,7 @@ import streamlit as st
 from dashboard.controls.lab_labels import workload_and_device
 from dashboard.format import escape_markdown
 from dashboard.services import Services
-from dashboard.sweeps import EXAMPLE, Sweep
+from dashboard.sweeps import EXAMPLE, StoredSweep
 
 SWEEP = "lab_sweep"
 _NEXT = "lab_sweep_next"
@@ -62,7 +62,7 @@ def show_sweep(sweep_id: str | None) -> None:
         st.query_params.pop("sweep", None)
 
 
-def labels(sweeps: Sequence[Sweep]) -> dict[str, str]:
+def labels(sweeps: Sequence[StoredSweep]) -> dict[str, str]:
     """Return each sweep's label by its id, no two alike: the list knows them apart by it."""
     made = {sweep.id: label(sweep) for sweep in sweeps}
     seen = Counter(made.values())
@@ -72,7 +72,7 @@ def labels(sweeps: Sequence[Sweep]) -> dict[str, str]:
     }
 
 
-def label(sweep: Sweep) -> str:
+def label(sweep: StoredSweep) -> str:
     """Return what a sweep is called in the list.
 
     "Digits, MLP on CPU · 22 Nov 06:15 · finished · 6 settings"

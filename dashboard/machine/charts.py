@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from dashboard.charts.chart_spec import COLORS
 from dashboard.machine.content import Json
-from stepscope.gpu.machine_monitor import DRAWN, Reading
-from stepscope.gpu.machine_state import DeviceView
+from stepscope.gpu.machine_monitor import DRAWN, DeviceSample
+from stepscope.gpu.machine_state import DeviceState
 
 ACTIVITY = {
     "gpu/util": "utilization",
@@ -33,7 +33,7 @@ _LINE_COLORS = {
 }
 
 
-def history(readings: list[Reading]) -> Json:
+def history(readings: list[DeviceSample]) -> Json:
     """Return readings as columns; numbers as short as they can be drawn."""
     return {
         "t": [round(reading.ts, 1) for reading in readings],
@@ -48,7 +48,7 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def charts(device: DeviceView, seen: Collection[str]) -> list[Json]:
+def charts(device: DeviceState, seen: Collection[str]) -> list[Json]:
     """Return the charts of the last ten minutes, those of metrics that were `seen`."""
     facts = device.facts
     total = device.values.get("gpu/mem_total", device.info.memory_total)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.common.formatting import format_bytes
-from stepscope.gpu.machine_state import DeviceView, HostView, MachineView
+from stepscope.gpu.machine_state import DeviceState, HostState, MachineState
 from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NOT_BY_GPU
 from stepscope.gpu.processes import GpuProcess
 
@@ -22,7 +22,7 @@ NO_GPU = (
 )
 
 
-def machine_content(view: MachineView, cuda: Mapping[str, int], ours: Mapping[int, str]) -> Json:
+def machine_content(view: MachineState, cuda: Mapping[str, int], ours: Mapping[int, str]) -> Json:
     """Return the page but for the details of a GPU.
 
     `cuda` has torch's index of each GPU that this server can train on, by UUID. `ours` has the
@@ -37,7 +37,7 @@ def machine_content(view: MachineView, cuda: Mapping[str, int], ours: Mapping[in
     }
 
 
-def host_content(host: HostView) -> Json:
+def host_content(host: HostState) -> Json:
     """Return the card of the machine."""
     share = 100 * host.memory_used / host.memory_total if host.memory_total else None
     return {
@@ -55,7 +55,7 @@ def host_content(host: HostView) -> Json:
     }
 
 
-def _summary(devices: tuple[DeviceView, ...]) -> str:
+def _summary(devices: tuple[DeviceState, ...]) -> str:
     """Return one line on all GPUs together."""
     if not devices:
         return ""
@@ -67,7 +67,7 @@ def _summary(devices: tuple[DeviceView, ...]) -> str:
     return " · ".join(parts)
 
 
-def card(device: DeviceView, cuda: Mapping[str, int], ours: Mapping[int, str]) -> Json:
+def card(device: DeviceState, cuda: Mapping[str, int], ours: Mapping[int, str]) -> Json:
     """Return one GPU as a card; `worse` counts what the details say beyond the line of health."""
     index = cuda.get(device.info.uuid)
     return {
@@ -95,7 +95,7 @@ def short_uuid(uuid: str) -> str:
     return "-".join(uuid.split("-")[:2])
 
 
-def absent(device: DeviceView, key: str) -> str:
+def absent(device: DeviceState, key: str) -> str:
     """Say why a value is not there."""
     why = device.missing.get(key, "no answer yet")
     if why in (NOT_BY_GPU, NOT_BY_DRIVER):
@@ -117,7 +117,7 @@ def of_total(used: float, total: float | None) -> str:
     return f"{part} of {whole} ({100 * used / total:.0f} %)"
 
 
-def _utilization(device: DeviceView) -> Json:
+def _utilization(device: DeviceState) -> Json:
     value = device.values.get("gpu/util")
     if value is not None:
         return {"share": value, "text": _percent(value)}
@@ -126,7 +126,7 @@ def _utilization(device: DeviceView) -> Json:
     )
 
 
-def _memory(device: DeviceView) -> Json:
+def _memory(device: DeviceState) -> Json:
     used = device.values.get("gpu/mem_used")
     total = device.values.get("gpu/mem_total", device.info.memory_total)
     if used is None:
@@ -134,12 +134,12 @@ def _memory(device: DeviceView) -> Json:
     return {"share": 100 * used / total if total else None, "text": of_total(used, total)}
 
 
-def _no_share(device: DeviceView, why: str | None) -> Json:
+def _no_share(device: DeviceState, why: str | None) -> Json:
     """Return a value that is missing; of a lost GPU the line of health says why."""
     return {"share": None, "text": "n/a" if device.lost or not why else f"n/a ({why})"}
 
 
-def _line(device: DeviceView) -> list[str]:
+def _line(device: DeviceState) -> list[str]:
     """Return temperature, power and clock, those that there are."""
     parts = []
     if "gpu/temp" in device.values:
@@ -153,7 +153,7 @@ def _line(device: DeviceView) -> list[str]:
     return parts
 
 
-def _who(device: DeviceView, ours: Mapping[int, str]) -> str:
+def _who(device: DeviceState, ours: Mapping[int, str]) -> str:
     """Return in a line who is on the GPU, the largest first."""
     if device.lost is not None:
         return "Processes unknown."
@@ -182,7 +182,7 @@ def owner(process: GpuProcess, ours: Mapping[int, str]) -> str:
     return "you" if process.yours else process.user
 
 
-def _instance(instance: DeviceView, ours: Mapping[int, str]) -> Json:
+def _instance(instance: DeviceState, ours: Mapping[int, str]) -> Json:
     facts = instance.facts
     profile = facts.mig_profile if facts is not None else None
     return {

@@ -11,7 +11,7 @@ from dashboard.machine.run_energy import RunEnergy
 from stepscope.common.formatting import format_bytes, format_duration, format_energy
 from stepscope.gpu.device_events import throttle_text
 from stepscope.gpu.health import link
-from stepscope.gpu.machine_state import DeviceView
+from stepscope.gpu.machine_state import DeviceState
 from stepscope.gpu.processes import GpuProcess
 from stepscope.metrics import BY_KEY, Unit
 
@@ -26,7 +26,7 @@ Row = tuple[str, str, str, bool]
 
 
 def details(
-    device: DeviceView,
+    device: DeviceState,
     since: float,
     run: RunEnergy | None,
     ours: Mapping[int, str],
@@ -62,7 +62,7 @@ def details(
 
 
 def _groups(
-    device: DeviceView, since: float, run: RunEnergy | None, torchs: str
+    device: DeviceState, since: float, run: RunEnergy | None, torchs: str
 ) -> Iterator[tuple[str, list[Row]]]:
     yield "Activity", [_metric(device, key) for key in ("gpu/util", "gpu/mem_util", *GPM)]
     yield "Memory", list(_memory(device))
@@ -84,7 +84,7 @@ RELIABILITY = (
 )
 
 
-def _metric(device: DeviceView, key: str, after: str = "") -> Row:
+def _metric(device: DeviceState, key: str, after: str = "") -> Row:
     """Return a metric's row: its label and meaning from the table of metrics."""
     metric, value = BY_KEY[key], device.values.get(key)
     label = metric.label[:1].upper() + metric.label[1:]
@@ -116,7 +116,7 @@ def _fact(label: str, value: float | None, text: str, help_text: str) -> Row:
     return label, text.format(value), help_text, False
 
 
-def _memory(device: DeviceView) -> Iterator[Row]:
+def _memory(device: DeviceState) -> Iterator[Row]:
     used = device.values.get("gpu/mem_used")
     total = device.values.get("gpu/mem_total", device.info.memory_total)
     if used is None:
@@ -127,7 +127,7 @@ def _memory(device: DeviceView) -> Iterator[Row]:
     yield _metric(device, "gpu/mem_reserved")
 
 
-def _heat(device: DeviceView, since: float, run: RunEnergy | None) -> Iterator[Row]:
+def _heat(device: DeviceState, since: float, run: RunEnergy | None) -> Iterator[Row]:
     facts = device.facts
     yield _metric(device, "gpu/temp")
     yield _metric(device, "gpu/temp_mem")
@@ -151,7 +151,7 @@ def _heat(device: DeviceView, since: float, run: RunEnergy | None) -> Iterator[R
         yield "Energy of the run", run.text, help_text, False
 
 
-def _energy(device: DeviceView, since: float) -> Row:
+def _energy(device: DeviceState, since: float) -> Row:
     help_text = "Whole GPU, all users, since a page of this server first looked."
     energy = device.energy
     if energy is None:
@@ -170,7 +170,7 @@ def _energy(device: DeviceView, since: float) -> Row:
     )
 
 
-def _clocks(device: DeviceView) -> Iterator[Row]:
+def _clocks(device: DeviceState) -> Iterator[Row]:
     facts = device.facts
     for key, most in (
         ("gpu/sm_clock", None if facts is None else facts.max_sm_clock),
@@ -182,7 +182,7 @@ def _clocks(device: DeviceView) -> Iterator[Row]:
     yield "Clocks lowered", text, help_text, not device.throttled
 
 
-def _links(device: DeviceView) -> Iterator[Row]:
+def _links(device: DeviceState) -> Iterator[Row]:
     facts = device.facts
     help_text = "An idle GPU slows its link to save power; under load it should run at its maximum."
     if facts is None or facts.pcie_gen is None:
@@ -195,7 +195,7 @@ def _links(device: DeviceView) -> Iterator[Row]:
         yield _metric(device, key)
 
 
-def _errors(device: DeviceView) -> Row:
+def _errors(device: DeviceState) -> Row:
     help_text = "Errors that the driver reported while a page of this server looked, newest first."
     label, why = "Xid errors", device.missing.get("xid")
     if device.xids:
@@ -205,7 +205,7 @@ def _errors(device: DeviceView) -> Row:
     return label, f"n/a: {why}" if why else "none seen", help_text, why is not None
 
 
-def _identity(device: DeviceView, torchs: str) -> Iterator[Row]:
+def _identity(device: DeviceState, torchs: str) -> Iterator[Row]:
     info, facts = device.info, device.facts
     yield "UUID", info.uuid, "Stable; indices can change.", False
     yield (
@@ -251,7 +251,7 @@ def _process(process: GpuProcess, ours: Mapping[int, str]) -> Json:
     }
 
 
-def _no_processes(device: DeviceView) -> str:
+def _no_processes(device: DeviceState) -> str:
     """Say why the table of processes is empty."""
     if device.processes is None:
         return absent(device, "processes")
@@ -260,7 +260,7 @@ def _no_processes(device: DeviceView) -> str:
     return "Those of its MIG instances stand below." if device.instances else NOBODY
 
 
-def _instance(instance: DeviceView, ours: Mapping[int, str]) -> Json:
+def _instance(instance: DeviceState, ours: Mapping[int, str]) -> Json:
     facts = instance.facts
     used = instance.values.get("gpu/mem_used")
     total = instance.values.get("gpu/mem_total", instance.info.memory_total)

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.gpu.machine_monitor import History, Machine
-from stepscope.gpu.machine_state import MachineView
+from stepscope.gpu.machine_monitor import DeviceHistory, MachineMonitor
+from stepscope.gpu.machine_state import MachineState
 from stepscope.gpu.source import DeviceSource
-from stepscope.gpu.xid import XidEvent, XidWatch
+from stepscope.gpu.xid import XidEvent, XidWatcher
 from stepscope.session.sampler import next_deadline
 
 log = logging.getLogger(__name__)
 
-WatchErrors = Callable[[DeviceSource, Callable[[XidEvent], None]], XidWatch]
+WatchErrors = Callable[[DeviceSource, Callable[[XidEvent], None]], XidWatcher]
 
 PERIOD_S = 1.0
 IDLE_S = 10.0
@@ -31,21 +31,21 @@ FIRST_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MachineReading:
     """The newest view, None before the first; `trouble` says what keeps a new one from coming."""
 
-    view: MachineView | None
+    view: MachineState | None
     trouble: str | None
 
 
-class MachineWatch:
+class MachinePoller:
     """Every method may be called from any thread."""
 
     def __init__(
         self,
-        machine: Machine,
+        machine: MachineMonitor,
         *,
-        watch_errors: WatchErrors = XidWatch,
+        watch_errors: WatchErrors = XidWatcher,
         clock: Callable[[], float] = time.monotonic,
         period_s: float = PERIOD_S,
         idle_s: float = IDLE_S,
@@ -58,13 +58,13 @@ class MachineWatch:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._ending = False
-        self._view: MachineView | None = None
+        self._view: MachineState | None = None
         self._looked = False  # since the thread began
         self._waited = False  # for that look, in vain
         self._error: str | None = None
         self._asked_at = self._seen_at = 0.0
 
-    def look(self, wait_s: float = FIRST_S) -> Seen:
+    def look(self, wait_s: float = FIRST_S) -> MachineReading:
         """Return what was seen last, and keep the thread alive; waits for its first look."""
         with self._changed:
             self._asked_at = self._clock()
@@ -77,9 +77,9 @@ class MachineWatch:
             if not self._waited:
                 done = self._changed.wait_for(lambda: self._looked or self._ending, wait_s)
                 self._waited = not done
-            return Seen(self._view, self._error or self._silence())
+            return MachineReading(self._view, self._error or self._silence())
 
-    def history(self, uuid: str) -> History | None:
+    def history(self, uuid: str) -> DeviceHistory | None:
         """Return the last ten minutes of a GPU; None for one that is not known."""
         return self._machine.history(uuid)
 

@@ -15,7 +15,7 @@ from stepscope.common.formatting import format_duration, format_energy
 from stepscope.metrics import Stream
 from stepscope.recorder.rows import RATE
 from stepscope.run import RunInfo, read_only_reason
-from stepscope.store import Block, RunReader, SeriesInfo, StoreError
+from stepscope.store import SeriesBlock, SeriesInfo, StoreError, StoreReader
 from stepscope.store.blocks import Floats
 
 MAX_BUCKETS = 512
@@ -76,7 +76,7 @@ def trains_on(run: RunInfo, uuid: str) -> bool:
 def run_energy(run: RunInfo, uuid: str) -> RunEnergy | None:
     """Read it from the store of rank 0, which samples the GPUs; None where there is too little."""
     try:
-        with RunReader(run.folder) as reader:
+        with StoreReader(run.folder) as reader:
             series = {(info.stream, info.source): info for info in reader.series()}
             info = series.get((Stream.DEVICES.value, uuid))
             if info is None or info.rows == 0:
@@ -105,7 +105,7 @@ def _bucket(rows: int) -> int:
     return 1 << max(0, (rows - 1) // MAX_BUCKETS).bit_length()
 
 
-def _samples(reader: RunReader, steps: SeriesInfo) -> float | None:
+def _samples(reader: StoreReader, steps: SeriesInfo) -> float | None:
     """Return the samples of all steps: those of a step times the steps that had any."""
     whole = reader.read(steps.id, 0, steps.rows, 1 << steps.rows.bit_length())
     each = samples_of_a_step(reader)
@@ -114,7 +114,7 @@ def _samples(reader: RunReader, steps: SeriesInfo) -> float | None:
     return each * float(whole.count[whole.keys.index(RATE)].sum())
 
 
-def energy_of(block: Block, begun: float) -> tuple[float, float, bool] | None:
+def energy_of(block: SeriesBlock, begun: float) -> tuple[float, float, bool] | None:
     """Return joules, seconds and whether the driver counted them, of buckets of one GPU's rows.
 
     `begun` is the time of the first row; a bucket has that of its last one. The counter only rises,
@@ -135,7 +135,7 @@ def energy_of(block: Block, begun: float) -> tuple[float, float, bool] | None:
     return float((power * lengths).sum()), float(lengths.sum()), False
 
 
-def _known(block: Block, key: str) -> tuple[Floats, Floats, Floats]:
+def _known(block: SeriesBlock, key: str) -> tuple[Floats, Floats, Floats]:
     """Return the lowest, highest and mean values of a metric, of the buckets that have some."""
     if key not in block.keys:
         nothing = np.empty(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from dashboard.charts.run_view import MOST_RANKS, run_content, training_device
 from stepscope.common.formatting import printable
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run.rank_info import RankFile, find_rank
+from stepscope.run.rank_info import RankMetadata, find_rank
 
 MOST = 64
 """Ranks of a job that are shown; the others are counted."""
@@ -21,7 +21,7 @@ REASON_LENGTH = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RankEntry:
     """One rank: `number` counts the processes in the folder, `rank` is torch's number.
 
     `device` is "cpu", a GPU's UUID or None where nobody knows yet. `gpus` are the UUIDs that it
@@ -40,14 +40,14 @@ class Member:
     reason: str | None = None
 
 
-def read_member(folder: Path, number: int) -> Member | None:
+def read_member(folder: Path, number: int) -> RankEntry | None:
     """Return a rank as its file tells of it now, in 0.2 ms; None where it cannot be read."""
     file = find_rank(folder, number)
     if file is None:
         return None
     info = RunInfo(folder, file.status, None, file.age_s, file.run_json)
     local, reason = file.run_json.get("local_rank"), file.run_json.get("reason")
-    return Member(
+    return RankEntry(
         number=number,
         rank=file.rank if 0 <= file.rank < MOST_RANKS else number,
         host=printable(str(file.run_json.get("host") or "?"))[:HOST_LENGTH],
@@ -60,13 +60,13 @@ def read_member(folder: Path, number: int) -> Member | None:
     )
 
 
-def unreadable(number: int) -> Member:
+def unreadable(number: int) -> RankEntry:
     """Return a rank of which nothing is known but that it has a file."""
     pending = RunStatus.PENDING
-    return Member(number, number, "?", None, (), None, pending, None, "Its file cannot be read.")
+    return RankEntry(number, number, "?", None, (), None, pending, None, "Its file cannot be read.")
 
 
-def places(members: Iterable[Member]) -> list[str]:
+def places(members: Iterable[RankEntry]) -> list[str]:
     """Return the device of each rank in a few letters: "CPU", "GPU 3", "" where nobody knows.
 
     A GPU has the index that its host's list gives it; without such a list that of the local rank.
@@ -85,7 +85,7 @@ def places(members: Iterable[Member]) -> list[str]:
     return found
 
 
-def _ended(file: RankFile) -> float | None:
+def _ended(file: RankMetadata) -> float | None:
     """Return when a rank ended, or was last heard of, in epoch seconds."""
     if file.status.live:
         return None

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dashboard.ranks.members import MOST, Member, read_member, unreadable
-from dashboard.ranks.time_grid import COLUMNS, FIRST_WIDTHS, Columns, Strip
+from dashboard.ranks.members import MOST, RankEntry, read_member, unreadable
+from dashboard.ranks.time_grid import COLUMNS, FIRST_WIDTHS, HeatmapMetric, TimeGrid
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo
 from stepscope.run.rank_info import rank_numbers
-from stepscope.store import Block, RunReader, SeriesInfo, StoreError, store_name
+from stepscope.store import SeriesBlock, SeriesInfo, StoreError, StoreReader, store_name
 from stepscope.store.blocks import FACTOR, Floats
 
 log = logging.getLogger(__name__)
@@ -41,13 +41,13 @@ MOST_ROWS = 2048
 """New rows that are read one by one; more are read as an overview of the whole run."""
 UTIL = "gpu/util"
 STRIPS = (
-    Strip("perf/step_time"),
-    Strip("perf/comm_wait"),
-    Strip("perf/data_wait"),
-    Strip("memory/allocated", highest=True),
-    Strip("process/rss", highest=True),
-    Strip(UTIL),
-    Strip("train/loss"),
+    HeatmapMetric("perf/step_time"),
+    HeatmapMetric("perf/comm_wait"),
+    HeatmapMetric("perf/data_wait"),
+    HeatmapMetric("memory/allocated", highest=True),
+    HeatmapMetric("process/rss", highest=True),
+    HeatmapMetric(UTIL),
+    HeatmapMetric("train/loss"),
 )
 """What the strips can show, in the order of the page."""
 _NAMES = frozenset(strip.name for strip in STRIPS)
@@ -56,13 +56,13 @@ NEWEST = (*_NAMES, *PEAKS)
 
 
 @dataclass(slots=True)
-class Figures:
+class RecentRows:
     """The newest rows of a rank: per metric the values of the last TAIL rows, oldest first."""
 
     step: int | None = None
     rows: dict[str, Floats] = field(default_factory=dict)
 
-    def take(self, block: Block) -> None:
+    def take(self, block: SeriesBlock) -> None:
         """Add rows that are newer than all before."""
         if len(block):
             self.step = max(self.step or 0, int(np.nan_to_num(block.step[-1], posinf=0.0)))
@@ -85,11 +85,11 @@ class Figures:
 
 
 @dataclass(slots=True)
-class _Rank:
+class _RankReader:
     """One rank: its place among the rows, and how far its store has been read."""
 
     row: int
-    figures: Figures = field(default_factory=Figures)
+    figures: RecentRows = field(default_factory=RecentRows)
     series: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
     """By the number of a series: how many of its rows were read, and for which ranks. The one that
     was read last stands last."""
@@ -99,20 +99,20 @@ class _Rank:
     complete: bool = False
 
 
-class Job:
+class RankCache:
     """The ranks of one run; `lock` is held by whoever calls anything of it."""
 
     def __init__(self, run: RunInfo, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = run.folder
         self.lock = threading.Lock()
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, RankEntry] = {}
         self.columns = _columns(1)
         """By the name of their axis."""
         self.name = f"{time.time_ns():x}"[-8:]
         """Of this cache: numbers of changes from another one mean nothing here."""
         self._clock = clock
         self._created = run.created
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, _RankReader] = {}
         self.left_out = 0
         """Ranks that have files here and are not shown."""
 
@@ -131,11 +131,11 @@ class Job:
         """Return how many ranks have not been read yet."""
         return sum(not rank.complete for rank in self._ranks.values())
 
-    def listed(self) -> list[Member]:
+    def listed(self) -> list[RankEntry]:
         """Return the ranks in the order of the rows; once none is unmet."""
         return [self.members[number] for number in self._ranks]
 
-    def figures(self) -> list[Figures]:
+    def figures(self) -> list[RecentRows]:
         """Return the newest rows of each rank, in the same order."""
         return [rank.figures for rank in self._ranks.values()]
 
@@ -169,7 +169,7 @@ class Job:
         """Have all read again. This happens while a job starts, so there is little to read."""
         self.columns = _columns(len(numbers))
         self.name = f"{time.time_ns():x}"[-8:]
-        self._ranks = {number: _Rank(row) for row, number in enumerate(numbers)}
+        self._ranks = {number: _RankReader(row) for row, number in enumerate(numbers)}
 
     def _turn(self, number: int) -> tuple[bool, float]:
         rank = self._ranks[number]
@@ -185,7 +185,7 @@ class Job:
         if changed == rank.changed and rank.complete:
             return
         try:
-            with RunReader(self.folder, number) as reader:
+            with StoreReader(self.folder, number) as reader:
                 has_all = self._read(reader, number, is_over)
         except StoreError as error:  # being made, or broken: the others are shown all the same
             log.debug("rank %d of %s: %s", number, self.folder.name, error)
@@ -204,7 +204,7 @@ class Job:
             for rank in self._ranks.values():  # which may sample its GPU
                 rank.changed = ()
 
-    def _read(self, reader: RunReader, number: int, is_over: Callable[[], bool]) -> bool:
+    def _read(self, reader: StoreReader, number: int, is_over: Callable[[], bool]) -> bool:
         """Read what is new in the series of a store; return False where time was up before all."""
         rank = self._ranks[number]
         # Those that waited longest first: time may be up before the last one at every visit.
@@ -230,7 +230,9 @@ class Job:
                 return False
         return True
 
-    def _take(self, rank: _Rank, block: Block, newest: Block, *, afresh: bool) -> None:
+    def _take(
+        self, rank: _RankReader, block: SeriesBlock, newest: SeriesBlock, *, afresh: bool
+    ) -> None:
         drawn = {key: row for row, key in enumerate(block.keys) if key in _NAMES}
         values = {
             key: (block.mean[row], block.high[row], block.count[row]) for key, row in drawn.items()
@@ -241,7 +243,7 @@ class Job:
             self.columns[axis].add(rank.row, xs, values)
         rank.figures.take(newest)
 
-    def _targets(self, info: SeriesInfo, number: int) -> Iterator[_Rank]:
+    def _targets(self, info: SeriesInfo, number: int) -> Iterator[_RankReader]:
         """Give the ranks that a series is of: a GPU's is of those that train on it."""
         if info.stream != Stream.DEVICES:
             yield self._ranks[number]
@@ -252,8 +254,8 @@ class Job:
                 yield self._ranks[other]
 
 
-def _columns(ranks: int) -> dict[str, Columns]:
-    return {axis: Columns(STRIPS, ranks, width) for axis, width in FIRST_WIDTHS.items()}
+def _columns(ranks: int) -> dict[str, TimeGrid]:
+    return {axis: TimeGrid(STRIPS, ranks, width) for axis, width in FIRST_WIDTHS.items()}
 
 
 def overview_bucket(rows: int) -> int:

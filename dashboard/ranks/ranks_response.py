@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboard.charts.run_view import world_size_of
-from dashboard.ranks.members import MOST, Member, places
-from dashboard.ranks.rank_cache import Figures, Job
+from dashboard.ranks.members import MOST, RankEntry, places
+from dashboard.ranks.rank_cache import RankCache, RecentRows
 from dashboard.ranks.time_grid import FIRST_WIDTHS, packed
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.clocks import now_of
-from stepscope.run.rank_info import RankFile
+from stepscope.run.rank_info import RankMetadata
 from stepscope.run.rank_status import missing_ranks
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ LETTERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RanksRequest:
     """What a tab has: the metric that it shows, the columns up to a change, the names of ranks.
 
     `columns` and `who` are as the server named them, "" for none. `only_strips`: it asks again
@@ -59,7 +59,7 @@ class Question:
     axis: str = "time"
 
 
-def answer(job: Job, run: RunInfo, question: Question, said: Json) -> Json:
+def answer(job: RankCache, run: RunInfo, question: RanksRequest, said: Json) -> Json:
     """Return the answer with what is `said` of the ranks; who calls this holds the job's lock."""
     shown: Json = {"run": run.id, "live": run.status.live, "now": _now(run)}
     if job.unread:  # soon told: as many more questions at once, and nothing is sent twice
@@ -77,7 +77,7 @@ def _now(run: RunInfo) -> float:
     return round(seconds, 1) if math.isfinite(seconds) else 0.0
 
 
-def _who(job: Job, run: RunInfo, question: Question) -> Json:
+def _who(job: RankCache, run: RunInfo, question: RanksRequest) -> Json:
     """Return the ranks' names where the tab has others, else only the version of the names."""
     members = job.listed()
     hosts = list(dict.fromkeys(member.host for member in members))
@@ -96,14 +96,14 @@ def _who(job: Job, run: RunInfo, question: Question) -> Json:
     return {"who": version} | ({} if version == question.who else named)
 
 
-def _missing(members: list[Member], run: RunInfo, size: int) -> Json:
+def _missing(members: list[RankEntry], run: RunInfo, size: int) -> Json:
     """Return torch's numbers of the ranks without a file, by how they stand; of each at most MOST.
 
     A job with more ranks than are listed has files for those as well: nothing is said of them.
     """
     if size > MOST:
         return {}
-    file = RankFile(0, run.run_json, run.status, 0.0, 0.0)
+    file = RankMetadata(0, run.run_json, run.status, 0.0, 0.0)
     here = {member.rank for member in members}
     found: dict[str, list[int]] = {}
     for rank, standing in missing_ranks(
@@ -113,7 +113,7 @@ def _missing(members: list[Member], run: RunInfo, size: int) -> Json:
     return found
 
 
-def _table(job: Job) -> Json:
+def _table(job: RankCache) -> Json:
     """Return the figures of the table, a list each, in the order of the ranks."""
     figures = job.figures()
     on_gpu = any(each.last("memory/allocated") is not None for each in figures)
@@ -123,7 +123,7 @@ def _table(job: Job) -> Json:
         else ("process/rss", "process/peak_rss")
     )
 
-    def column(value: Callable[[Figures], float | None]) -> list[float | None]:
+    def column(value: Callable[[RecentRows], float | None]) -> list[float | None]:
         return [_short(value(each)) for each in figures]
 
     return {
@@ -139,7 +139,7 @@ def _table(job: Job) -> Json:
     }
 
 
-def _state(job: Job, run: RunInfo) -> Json:
+def _state(job: RankCache, run: RunInfo) -> Json:
     members = job.listed()
     ended = [(row, member) for row, member in enumerate(members) if not member.status.live]
     # Those that went wrong first: of a finished job nobody asks when each rank ended.
@@ -150,12 +150,12 @@ def _state(job: Job, run: RunInfo) -> Json:
     }
 
 
-def _end(row: int, member: Member, created: float) -> list[Any]:
+def _end(row: int, member: RankEntry, created: float) -> list[Any]:
     seconds = (member.ended or math.nan) - created
     return [row, round(seconds, 1) if math.isfinite(seconds) else None, member.reason]
 
 
-def _strips(job: Job, question: Question, room: int) -> Json:
+def _strips(job: RankCache, question: RanksRequest, room: int) -> Json:
     columns = job.columns[question.axis]
     recorded = columns.recorded()
     metric = question.metric if question.metric in recorded else next(iter(recorded), None)
@@ -170,7 +170,7 @@ def _strips(job: Job, question: Question, room: int) -> Json:
     return found | {"strip": strip, "seen": seen, "more": waits}
 
 
-def _share(figures: Figures, key: str) -> float | None:
+def _share(figures: RecentRows, key: str) -> float | None:
     """Return a metric in percent of the step time, both over the same newest rows."""
     part, whole = figures.mean(key), figures.mean("perf/step_time")
     if part is None or not whole or whole < 0:
@@ -190,7 +190,7 @@ def _short(value: float | None) -> float | None:
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
-def parse_question(query: Iterable[tuple[str, str]]) -> Question:
+def parse_question(query: Iterable[tuple[str, str]]) -> RanksRequest:
     """Return the question in a query. Raises ValueError for anything else."""
     given = dict(query)
     seen = given.get("seen", "0")
@@ -199,7 +199,7 @@ def parse_question(query: Iterable[tuple[str, str]]) -> Question:
     axis = given.get("axis", "time")
     if axis not in FIRST_WIDTHS:
         raise ValueError(f"axis: must be time or step, got {axis[:40]!r}.")
-    return Question(
+    return RanksRequest(
         metric=given.get("metric", "")[:100],
         columns=given.get("columns", "")[:100],
         seen=int(seen),

@@ -27,7 +27,7 @@ FURTHEST = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
+class HeatmapMetric:
     """A metric over time: `highest` is drawn as the highest value of a column, else the mean."""
 
     name: str
@@ -45,13 +45,13 @@ class _Cells:
 
 
 @dataclass(slots=True)
-class Columns:
+class TimeGrid:
     """The strips of `ranks` ranks; used by one thread at a time.
 
     `generation` counts how often two columns became one: columns of another one mean other times.
     """
 
-    strips: Sequence[Strip]
+    strips: Sequence[HeatmapMetric]
     ranks: int
     width: float = FIRST_WIDTHS["time"]
     generation: int = 0
@@ -109,7 +109,7 @@ class Columns:
 
     def _put(
         self,
-        strip: Strip,
+        strip: HeatmapMetric,
         rank: int,
         places: NDArray[np.intp],
         known: NDArray[np.bool_],

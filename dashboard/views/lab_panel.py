@@ -19,7 +19,7 @@ from dashboard.controls.sweep_picker import show_sweep
 from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import SweepContent, SweepStatus
-from dashboard.sweeps import Sweep, not_resumable
+from dashboard.sweeps import StoredSweep, not_resumable
 from dashboard.views.lab_results import results
 from dashboard.views.live_panel import APPLIED
 from stepscope.run import RunError
@@ -106,7 +106,7 @@ def _draw(server: Services, sweep_id: str, was_live: bool) -> None:
         results(sweep.content, functools.partial(_use, sweep))
 
 
-def _state(sweep: Sweep) -> None:
+def _state(sweep: StoredSweep) -> None:
     content = sweep.content
     title = workload_and_device(content.workload, content.config)
     st.markdown(f"#### {escape_markdown(title)}: {content.status}")
@@ -142,7 +142,7 @@ def progress_words(content: SweepContent, now: float | None = None) -> str:
     return " · ".join(parts)
 
 
-def _actions(server: Services, sweep: Sweep) -> None:
+def _actions(server: Services, sweep: StoredSweep) -> None:
     status = sweep.content.status
     if sweep.live:
         stop = st.button(
@@ -171,7 +171,7 @@ def _actions(server: Services, sweep: Sweep) -> None:
         _delete(server, sweep)
 
 
-def _delete(server: Services, sweep: Sweep) -> None:
+def _delete(server: Services, sweep: StoredSweep) -> None:
     with st.popover("Delete…", icon=":material/delete:", key="lab_delete"):
         st.markdown("Delete this sweep and all its measurements?")
         # Its key names the sweep: a press on a page of before must not delete another one.
@@ -192,7 +192,7 @@ def _try(failed: str, action: Callable[[], None]) -> None:
     st.rerun()
 
 
-def _downloads(sweep: Sweep) -> None:
+def _downloads(sweep: StoredSweep) -> None:
     for name, ending, mime, make, text in (
         ("CSV", "csv", "text/csv", to_csv, "The table, one row per setting."),
         ("JSON", "json", "application/json", _json, "The complete sweep.json with every trial."),
@@ -214,7 +214,7 @@ def _json(sweep: dict[str, object]) -> str:
     return json.dumps(sweep, indent=1)
 
 
-def _use(sweep: Sweep) -> None:
+def _use(sweep: StoredSweep) -> None:
     """Put the best combination into the sidebar and open the Run page."""
     best = sweep.content.best
     if best is None:

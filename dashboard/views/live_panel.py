@@ -16,8 +16,8 @@ from dashboard.controls.run_picker import RUN, choices, choose
 from dashboard.controls.sidebar import load
 from dashboard.controls.suggestion import take_proposal
 from dashboard.live_chart import live_chart
-from dashboard.out_of_memory import Retry, retry
-from dashboard.run_index import Listing
+from dashboard.out_of_memory import OomRetry, retry
+from dashboard.run_index import RunList
 from dashboard.services import ServerActivity, Services
 from stepscope.run import RunError, RunInfo, read_only_reason
 from trainer.config import ConfigIssue, RunConfig
@@ -77,7 +77,7 @@ def start_if_requested(
 def live_panel(
     server: Services,
     config: RunConfig,
-    listing: Listing,
+    listing: RunList,
     run: RunInfo | None,
     tab: str,
     trouble: str | None = None,
@@ -127,7 +127,7 @@ def start_with(config: RunConfig | None) -> None:
     st.session_state[START] = True
 
 
-def _retry(again: Retry | None) -> None:
+def _retry(again: OomRetry | None) -> None:
     """Put the settings that need less memory into the sidebar, and start them."""
     start_with(None if again is None else again.config)
 

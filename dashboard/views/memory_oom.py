@@ -10,13 +10,13 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.format import escape_markdown
-from dashboard.out_of_memory import Retry, retry, shortage
+from dashboard.out_of_memory import OomRetry, retry, shortage
 from dashboard.services import ServerActivity, Services
 from dashboard.views.live_panel import start_with
-from stepscope.memory.oom.classify import Evidence
-from stepscope.memory.oom.reader import Judged
-from stepscope.memory.oom.recommendations import Step
-from stepscope.memory.oom.record import Block, OomRecord
+from stepscope.memory.oom.classify import OomEvidence
+from stepscope.memory.oom.reader import OomAnalysis
+from stepscope.memory.oom.recommendations import OomRecommendation
+from stepscope.memory.oom.record import OomAllocationSite, OomRecord
 from stepscope.run import RunInfo
 
 FRAMES = 12
@@ -59,7 +59,7 @@ def oom_section(run: RunInfo) -> None:
         _stack(found.report.last)
 
 
-def _headline(found: Judged) -> None:
+def _headline(found: OomAnalysis) -> None:
     verdict, report = found.verdict, found.report
     ended = "Out of memory" if report.ended else "Allocation failed, script continued"
     st.markdown(f"#### {ended}: {escape_markdown(verdict.case.value)}")
@@ -67,7 +67,7 @@ def _headline(found: Judged) -> None:
     st.caption(escape_markdown(_when(found)))
 
 
-def _when(found: Judged) -> str:
+def _when(found: OomAnalysis) -> str:
     last, seen = found.report.last, found.report.seen
     try:
         clock = f"{datetime.datetime.fromtimestamp(last.ts):%H:%M:%S}"
@@ -83,7 +83,7 @@ def _when(found: Judged) -> str:
     return f"{', '.join(parts)}."
 
 
-def evidence_table(evidence: Iterable[Evidence]) -> str:
+def evidence_table(evidence: Iterable[OomEvidence]) -> str:
     """Return the figures as a table in Markdown, the values aligned on the right."""
     rows = [f"| {_cell(one.name)} | {_cell(one.shown)} |" for one in evidence]
     return "\n".join(["| Evidence | |", "|:--|--:|", *rows])
@@ -93,7 +93,7 @@ def _cell(text: str) -> str:
     return escape_markdown(" ".join(text.split()))
 
 
-def _next(steps: tuple[Step, ...]) -> None:
+def _next(steps: tuple[OomRecommendation, ...]) -> None:
     st.markdown("##### What to try, best first")
     for position, step in enumerate(steps, start=1):
         st.markdown(f"{position}. {escape_markdown(step.text)}")
@@ -101,7 +101,7 @@ def _next(steps: tuple[Step, ...]) -> None:
             st.code(step.code, language="python" if "\n" in step.code else None)
 
 
-def _retry(server: Services, again: Retry, *, helps: bool) -> None:
+def _retry(server: Services, again: OomRetry, *, helps: bool) -> None:
     """Draw the button; it stands out where a smaller batch is among the proposals."""
     button = again.as_button(server.busy_reason(ServerActivity.RUN))
     st.button(
@@ -138,7 +138,7 @@ def _blocks(record: OomRecord) -> None:
         st.caption(f"Without stacks: {escape_markdown(record.blocks_reason)}.")
 
 
-def block_row(block: Block) -> dict[str, Any]:
+def block_row(block: OomAllocationSite) -> dict[str, Any]:
     """Return a row of the table; None where a block has no such thing."""
     own = [frame for frame in block.frames if not any(part in frame for part in LIBRARY)]
     return {

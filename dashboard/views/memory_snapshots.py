@@ -15,8 +15,8 @@ from dashboard.snapshot_files import SnapshotFile
 from dashboard.views.snapshot_parts import difference_parts, summary_parts
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import SIZE_LIMIT
-from stepscope.memory.snapshots.open_snapshot import Opening
-from stepscope.memory.snapshots.summary import Summary
+from stepscope.memory.snapshots.open_snapshot import SnapshotLoadTask
+from stepscope.memory.snapshots.summary import SnapshotSummary
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, read_only_reason
 
@@ -150,7 +150,7 @@ def _opened(file: SnapshotFile, other: SnapshotFile | None) -> None:
     st.caption(VIZ)
 
 
-def _summary(file: SnapshotFile) -> Summary | None:
+def _summary(file: SnapshotFile) -> SnapshotSummary | None:
     """Return the summary of a file; None after drawing why there is none yet."""
     snapshots = services.get().snapshots
     try:
@@ -171,7 +171,7 @@ def _summary(file: SnapshotFile) -> Summary | None:
     return None
 
 
-def _draw_progress(file: SnapshotFile, opening: Opening | None) -> None:
+def _draw_progress(file: SnapshotFile, opening: SnapshotLoadTask | None) -> None:
     """Draw how much has been read, in a process of its own."""
     if opening is None:
         st.caption(":material/hourglass: Another snapshot is being opened; this one is next.")

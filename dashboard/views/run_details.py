@@ -15,7 +15,13 @@ import streamlit as st
 from dashboard.charts.run_view import run_kind, world_size_of
 from dashboard.controls import sidebar as controls
 from dashboard.format import escape_markdown
-from dashboard.run_files import Snapshot, snapshot_bytes, snapshots, tail, too_large_to_download
+from dashboard.run_files import (
+    SnapshotDownload,
+    snapshot_bytes,
+    snapshots,
+    tail,
+    too_large_to_download,
+)
 from dashboard.services import Services
 from dashboard.views.live_panel import APPLIED, ERROR
 from stepscope.common.formatting import format_bytes, printable
@@ -147,7 +153,7 @@ def _output(folder: Path) -> None:
                 st.code(text, language=None, wrap_lines=True)
 
 
-def _snapshots(run: RunInfo, kept: tuple[Snapshot, ...]) -> None:
+def _snapshots(run: RunInfo, kept: tuple[SnapshotDownload, ...]) -> None:
     with st.container(horizontal=True, key="snapshots"):
         for snapshot in kept:
             refused = too_large_to_download(run.folder / snapshot.name, snapshot.size)

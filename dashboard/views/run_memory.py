@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard.charts.memory_breakdown import gpu_of, ledger_layout, missing_reasons
-from dashboard.charts.run_view import RunContent, run_content
+from dashboard.charts.run_view import RunView, run_content
 from dashboard.format import escape_markdown
 from dashboard.live_chart import memory_ledger
 from dashboard.views.memory_oom import oom_section
@@ -110,7 +110,7 @@ def _text(value: object) -> str:
     return printable(" ".join(value.split()))[:TEXT_LENGTH] if isinstance(value, str) else ""
 
 
-def _whose(run: RunInfo, content: RunContent) -> str:
+def _whose(run: RunInfo, content: RunView) -> str:
     """Return a line on what is divided: which GPU, or the host."""
     uuid = gpu_of(content)
     if uuid is None:

@@ -12,7 +12,7 @@ from dashboard.controls.actions import supported_commands
 from dashboard.format import escape_markdown
 from dashboard.live_chart import flame_graph
 from dashboard.run_files import (
-    Profile,
+    ProfileFiles,
     profile_summary,
     profile_trace,
     profiles,
@@ -20,7 +20,7 @@ from dashboard.run_files import (
 )
 from dashboard.views.run_ranks import rank_label
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.profiling.summary import Summary
+from stepscope.profiling.summary import ProfileSummary
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, read_only_reason
 
@@ -85,7 +85,7 @@ def _empty(run: RunInfo) -> None:
         st.caption(":material/speed: No profile was recorded in this run.")
 
 
-def _chosen(run: RunInfo, made: tuple[Profile, ...]) -> Profile:
+def _chosen(run: RunInfo, made: tuple[ProfileFiles, ...]) -> ProfileFiles:
     """Draw what is to be chosen, the steps and in a job the rank; as text where there is no choice.
 
     The rank stays chosen where it has a profile of the other steps as well.
@@ -107,7 +107,7 @@ def _chosen(run: RunInfo, made: tuple[Profile, ...]) -> Profile:
     return _of_rank(run, [each for each in made if (each.first, each.last) == steps])
 
 
-def _of_rank(run: RunInfo, made: list[Profile]) -> Profile:
+def _of_rank(run: RunInfo, made: list[ProfileFiles]) -> ProfileFiles:
     """Draw the choice of a rank among profiles of the same steps."""
     if world_size_of(run.run_json) < 2 and len(made) == 1:
         return made[0]
@@ -131,7 +131,7 @@ def _steps(steps: tuple[int, int]) -> str:
     return f"Step {first:,}" if first == last else f"Steps {first:,} to {last:,}"
 
 
-def _download(run: RunInfo, profile: Profile) -> None:
+def _download(run: RunInfo, profile: ProfileFiles) -> None:
     if profile.trace_size is None:
         return
     refused = too_large_to_download(run.folder / profile.trace, profile.trace_size)
@@ -150,7 +150,7 @@ def _download(run: RunInfo, profile: Profile) -> None:
     )
 
 
-def _operators(summary: Summary) -> None:
+def _operators(summary: ProfileSummary) -> None:
     st.dataframe(
         rows(summary),
         column_config=COLUMNS,
@@ -161,7 +161,7 @@ def _operators(summary: Summary) -> None:
     )
 
 
-def _notes(run: RunInfo, summary: Summary, profile: Profile) -> list[str]:
+def _notes(run: RunInfo, summary: ProfileSummary, profile: ProfileFiles) -> list[str]:
     """Return the sentences below the table."""
     steps = summary.last - summary.first + 1
     said = [f"Sums over {steps} steps." if steps > 1 else "Of one step."]

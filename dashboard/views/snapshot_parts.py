@@ -16,9 +16,9 @@ from dashboard.charts.snapshot import (
 )
 from dashboard.format import escape_markdown
 from stepscope.common.formatting import format_bytes
-from stepscope.memory.snapshots.segments import DeviceMemory, Fragmentation
-from stepscope.memory.snapshots.summary import Summary, difference
-from stepscope.memory.snapshots.timeline import History, lasting
+from stepscope.memory.snapshots.segments import DeviceSegments, Fragmentation
+from stepscope.memory.snapshots.summary import SnapshotSummary, difference
+from stepscope.memory.snapshots.timeline import MemoryTimeline, lasting
 
 TABLE_HEIGHT = 320  # px
 number = st.column_config.NumberColumn
@@ -44,7 +44,7 @@ COLUMNS = {
 }
 
 
-def summary_parts(summary: Summary) -> None:
+def summary_parts(summary: SnapshotSummary) -> None:
     """Draw totals, history, allocations and segments of one device."""
     devices = sorted(
         {one.device for one in summary.devices} | {one.device for one in summary.histories}
@@ -71,7 +71,7 @@ def summary_parts(summary: Summary) -> None:
         _map(summary, memory)
 
 
-def _totals(memory: DeviceMemory) -> str:
+def _totals(memory: DeviceSegments) -> str:
     parts = memory.parts
     return (
         f"**{format_bytes(parts.reserved)} reserved** = {format_bytes(parts.allocated)} allocated "
@@ -92,7 +92,7 @@ def _share(size: int, parts: Fragmentation) -> str:
     return f"({size / parts.reserved:.0%})" if parts.reserved else ""
 
 
-def _failed(summary: Summary, device: int) -> None:
+def _failed(summary: SnapshotSummary, device: int) -> None:
     failed = [one for one in summary.failed if one.device == device]
     if failed:
         last = failed[-1]
@@ -106,7 +106,7 @@ def _failed(summary: Summary, device: int) -> None:
         )
 
 
-def _history(summary: Summary, history: History) -> None:
+def _history(summary: SnapshotSummary, history: MemoryTimeline) -> None:
     over_time = False
     with st.container(horizontal=True, vertical_alignment="center"):
         lasted = f" in {lasting(history.seconds[-1])}" if history.seconds else ""
@@ -141,7 +141,7 @@ def _history(summary: Summary, history: History) -> None:
     st.caption(" ".join(said))
 
 
-def _allocations(summary: Summary, device: int, history: History | None) -> None:
+def _allocations(summary: SnapshotSummary, device: int, history: MemoryTimeline | None) -> None:
     kinds = {"At the end": allocation_rows(summary, device)}
     if history is not None and history.at_peak:
         kinds["At the peak"] = peak_rows(summary, history)
@@ -170,7 +170,7 @@ def _allocations(summary: Summary, device: int, history: History | None) -> None
         )
 
 
-def _map(summary: Summary, memory: DeviceMemory) -> None:
+def _map(summary: SnapshotSummary, memory: DeviceSegments) -> None:
     shown = memory.rows[:MAP_ROWS]
     title = "**Segments:** memory taken from the driver, most fragmented first"
     st.markdown(title)
@@ -194,7 +194,7 @@ def _map(summary: Summary, memory: DeviceMemory) -> None:
             )
 
 
-def difference_parts(after: Summary, before: Summary) -> None:
+def difference_parts(after: SnapshotSummary, before: SnapshotSummary) -> None:
     """Draw what is live in one snapshot and not in an earlier one."""
     changes = difference(before, after)
     more = changes.after - changes.before

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from stepscope.alerts import channels
 from stepscope.alerts.channels import (
-    Command,
-    Webhook,
-    Wrong,
+    AlertConfigError,
+    CommandChannel,
+    WebhookChannel,
     flag,
     got,
     level_of,
@@ -35,8 +35,8 @@ from stepscope.alerts.rules import (
     ENDINGS,
     GPU_IDLE,
     MEMORY_FULL,
+    AlertRule,
     Comparison,
-    Rule,
 )
 from stepscope.metrics import BY_KEY
 
@@ -54,11 +54,11 @@ _BY_DEFAULT: dict[str, tuple[str, ...]] = {
 _NAMES = {rule.name: rule for rule in DEFAULTS}
 
 
-def parse_rule(name: str, given: Any) -> Rule:
+def parse_rule(name: str, given: Any) -> AlertRule:
     """Check `[rules.NAME]`: a change of a default, or a rule of the user's own."""
     where = f"rules.{name}"
     if not NAME.fullmatch(name):
-        raise Wrong(
+        raise AlertConfigError(
             "rules: a name must be small letters, digits, '_' and '-', at most 40, got "
             f"{got(name)}. Rename the rule."
         )
@@ -73,19 +73,19 @@ def parse_rule(name: str, given: Any) -> Rule:
         clear = min(threshold, default.clear) if is_above else threshold
         default = replace(default, threshold=threshold, clear=clear)
     if default.name == MEMORY_FULL and not 0 < default.threshold < 100:
-        raise Wrong(
+        raise AlertConfigError(
             f"{where}.above: must be a share of the memory between 0 and 100 %, got "
             f"{default.threshold:g}. 95 is the default."
         )
     return _with_common(_with_clear(default, table, where), table, where)
 
 
-def _own_rule(name: str, table: Mapping[str, Any], where: str) -> Rule:
+def _own_rule(name: str, table: Mapping[str, Any], where: str) -> AlertRule:
     only(where, table, [name for name in _OWN if name != "clear" or "not_finite" not in table])
     metric = text_of(where, "metric", table, METRIC_LIMIT)
     kinds = [kind for kind in Comparison if kind.value in table]
     if len(kinds) != 1:
-        raise Wrong(
+        raise AlertConfigError(
             f"{where}: must have exactly one of above, below and not_finite, got "
             f"{', '.join(kinds) or 'none'}. Known rules without them: {', '.join(_NAMES)}."
         )
@@ -93,10 +93,12 @@ def _own_rule(name: str, table: Mapping[str, Any], where: str) -> Rule:
     threshold = math.nan
     if kind is Comparison.NOT_FINITE:
         if table["not_finite"] is not True:
-            raise Wrong(f"{where}.not_finite: must be true, got {got(table['not_finite'])}.")
+            raise AlertConfigError(
+                f"{where}.not_finite: must be true, got {got(table['not_finite'])}."
+            )
     else:
         threshold = number(where, kind.value, table)
-    found = Rule(
+    found = AlertRule(
         name=name,
         metric=metric,
         comparison=kind,
@@ -117,21 +119,21 @@ def _default_text(metric: str, kind: Comparison) -> str:
     return f"{about}{what} is {{value}}{bound}"
 
 
-def _with_clear(found: Rule, table: Mapping[str, Any], where: str) -> Rule:
+def _with_clear(found: AlertRule, table: Mapping[str, Any], where: str) -> AlertRule:
     if "clear" not in table:
         return found
     clear = number(where, "clear", table)
     sides = {Comparison.ABOVE: clear <= found.threshold, Comparison.BELOW: clear >= found.threshold}
     if not sides.get(found.comparison, False):
         side = "below" if found.comparison is Comparison.ABOVE else "above"
-        raise Wrong(
+        raise AlertConfigError(
             f"{where}.clear: must be {side} the threshold {found.threshold:g} or equal, got "
             f"{clear:g}. The alert is over once the value is back at 'clear'."
         )
     return replace(found, clear=clear)
 
 
-def _with_common(found: Rule, table: Mapping[str, Any], where: str) -> Rule:
+def _with_common(found: AlertRule, table: Mapping[str, Any], where: str) -> AlertRule:
     changes: dict[str, Any] = {}
     for name in ("for_s", "clear_s"):
         if name in table:
@@ -145,7 +147,7 @@ def _with_common(found: Rule, table: Mapping[str, Any], where: str) -> Rule:
         known = FIELDS_OF_ENDINGS if found.name in ENDINGS else FIELDS
         unknown = set(re.findall(r"\{(\w*)\}", text)) - known
         if unknown:
-            raise Wrong(
+            raise AlertConfigError(
                 f"{where}.text: may have in braces only {', '.join(sorted(known))}, got "
                 f"{{{min(unknown)}}}. Write it without braces."
             )
@@ -161,15 +163,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class AlertSettings:
     """What alerts and who is told; `path` is None where alerts are off.
 
     `found`: there is such a file. `problems` say what is wrong with it, a sentence each.
     """
 
-    rules: tuple[Rule, ...] = DEFAULTS
-    command: Command | None = None
-    webhook: Webhook | None = None
+    rules: tuple[AlertRule, ...] = DEFAULTS
+    command: CommandChannel | None = None
+    webhook: WebhookChannel | None = None
     path: Path | None = None
     found: bool = False
     problems: tuple[str, ...] = field(default=())
@@ -188,21 +190,23 @@ def path_of(environ: Mapping[str, str] = os.environ) -> Path | None:
     return Path(named or "~/.config/stepscope/alerts.toml").expanduser()
 
 
-def load(environ: Mapping[str, str] = os.environ) -> Settings:
+def load(environ: Mapping[str, str] = os.environ) -> AlertSettings:
     """Read the file, if there is one; raises nothing."""
     path = _or_none(lambda: path_of(environ))
     if path is None:
-        return Settings()
+        return AlertSettings()
     try:
         given = tomllib.loads(_text_of(path))
     except FileNotFoundError:
         problems = (f"{path}: there is no such file. Correct {VARIABLE}, or make the file.",)
-        return Settings(path=path, problems=problems if environ.get(VARIABLE) else ())
+        return AlertSettings(path=path, problems=problems if environ.get(VARIABLE) else ())
     except OSError as error:
         return _refused(path, f"cannot be read ({error.strerror or error}). Make it readable.")
-    except (Wrong, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (AlertConfigError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         what = (
-            error if isinstance(error, Wrong) else f"is no valid TOML ({_line(error)}). Repair it."
+            error
+            if isinstance(error, AlertConfigError)
+            else f"is no valid TOML ({_line(error)}). Repair it."
         )
         return _refused(path, str(what))
     return _checked(path, given)
@@ -215,9 +219,9 @@ def _or_none(call: Callable[[], T]) -> T | None:
         return None
 
 
-def _refused(path: Path, why: str) -> Settings:
+def _refused(path: Path, why: str) -> AlertSettings:
     text = f"{path}: {why} Until then only the default rules count, and nobody is told."
-    return Settings(path=path, found=True, problems=(text,))
+    return AlertSettings(path=path, found=True, problems=(text,))
 
 
 def _text_of(path: Path) -> str:
@@ -228,31 +232,33 @@ def _text_of(path: Path) -> str:
     with os.fdopen(file, "rb") as opened:
         state = os.fstat(file)
         if not stat.S_ISREG(state.st_mode):
-            raise Wrong("is no regular file. Put the rules into a file of their own.")
+            raise AlertConfigError("is no regular file. Put the rules into a file of their own.")
         if state.st_uid not in (os.geteuid(), 0):
-            raise Wrong(
+            raise AlertConfigError(
                 f"belongs to another user (number {state.st_uid}), who could have any command run "
                 "as you. Copy it."
             )
         if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise Wrong(
+            raise AlertConfigError(
                 f"can be written by others (mode {stat.S_IMODE(state.st_mode):03o}), who could "
                 f"have any command run as you. Run: chmod go-w '{path}'."
             )
         data = opened.read(SIZE_LIMIT + 1)
     if len(data) > SIZE_LIMIT:
-        raise Wrong(f"is larger than {SIZE_LIMIT // 1024} KiB. Keep the rules that you need.")
+        raise AlertConfigError(
+            f"is larger than {SIZE_LIMIT // 1024} KiB. Keep the rules that you need."
+        )
     return data.decode()
 
 
-def _checked(path: Path, given: Mapping[str, Any]) -> Settings:
+def _checked(path: Path, given: Mapping[str, Any]) -> AlertSettings:
     """Take over what is right, and note what is not."""
     problems: list[str] = []
 
     def tried(check: Callable[..., T], *args: Any) -> T | None:
         try:
             return check(*args)
-        except Wrong as error:
+        except AlertConfigError as error:
             problems.append(f"{path}: {error}")
             return None
 
@@ -273,7 +279,7 @@ def _checked(path: Path, given: Mapping[str, Any]) -> Settings:
             f"{path}: rules: must be at most {RULES_LIMIT}, got {len(listed)}. "
             "Those beyond are left out."
         )
-    return Settings(
+    return AlertSettings(
         rules=tuple(rules.values()),
         command=tried(channels.command, given["command"]) if "command" in given else None,
         webhook=tried(channels.webhook, given["webhook"]) if "webhook" in given else None,

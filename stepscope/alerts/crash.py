@@ -10,15 +10,15 @@ import os
 import sqlite3
 import time
 
-from stepscope.alerts.config import Settings
+from stepscope.alerts.config import AlertSettings
 from stepscope.alerts.evaluator import ending
 from stepscope.alerts.monitor import KIND
-from stepscope.alerts.notifier import Actions, Alert
-from stepscope.alerts.rules import RUN_FAILED, Rule, State
+from stepscope.alerts.notifier import Alert, AlertNotifier
+from stepscope.alerts.rules import RUN_FAILED, AlertRule, AlertState
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_only_reason, read_run
 from stepscope.run.clocks import now_of
-from stepscope.store import RunWriter, StoreError, store_name
+from stepscope.store import StoreError, StoreWriter, store_name
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ YOUNG_S = 600.0
 """Age of the last sign of life up to which a crash is news: a server may be restarted meanwhile."""
 
 
-def tell_crash(run: RunInfo, settings: Settings) -> Actions | None:
+def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
     """Write the alert's event and have it delivered; None where there is nothing to tell.
 
     The caller closes what is returned. Of several servers, and several looks, one tells.
@@ -40,12 +40,12 @@ def tell_crash(run: RunInfo, settings: Settings) -> Actions | None:
         return None
     text = ending(rule, run.reason, _step(run))
     _note(run, rule, text)
-    actions = Actions(settings)
+    actions = AlertNotifier(settings)
     actions.deliver(
         Alert(
             rule=rule.name,
             level=rule.level,
-            state=State.RAISED,
+            state=AlertState.RAISED,
             text=text,
             value=None,
             metric=None,
@@ -81,15 +81,20 @@ def _claim(run: RunInfo) -> bool:
     return True
 
 
-def _note(run: RunInfo, rule: Rule, text: str) -> None:
+def _note(run: RunInfo, rule: AlertRule, text: str) -> None:
     """Put the event into the store, behind the last rows that the process had recorded."""
-    data = {"rule": rule.name, "level": str(rule.level), "state": str(State.RAISED), "value": None}
+    data = {
+        "rule": rule.name,
+        "level": str(rule.level),
+        "state": str(AlertState.RAISED),
+        "value": None,
+    }
     try:
         if recover_ended(run):
             run = read_run(run.folder)  # it has got further than it could say
         if os.path.lexists(run.folder / "rank0.ring"):  # it cannot be read, and is kept as it is
             return
-        writer = RunWriter(run.folder / store_name(0), reopen=True)
+        writer = StoreWriter(run.folder / store_name(0), reopen=True)
         try:
             with writer.transaction():
                 epoch = run.run_json.get("epoch")

@@ -19,11 +19,11 @@ from stepscope.alerts.rules import (
     MEMORY_FULL,
     NO_STEP,
     THROTTLING,
-    Alarm,
-    Condition,
-    Rule,
-    Span,
-    State,
+    AlertInstance,
+    AlertRule,
+    AlertState,
+    RuleMatch,
+    WindowStats,
     condition_of,
 )
 from stepscope.common.formatting import format_bytes, format_duration
@@ -39,7 +39,7 @@ PATIENCE = 2.0
 
 
 @dataclass(slots=True)
-class Retries:
+class AllocRetryTracker:
     """When the allocator's count of retries rose last."""
 
     _count: float | None = None
@@ -56,28 +56,28 @@ class Retries:
         return self._rose_at is not None and now - self._rose_at < RETRIED_S
 
 
-def memory_condition(rule: Rule, share: Span | None, retried: bool | None) -> Condition:
+def memory_condition(rule: AlertRule, share: WindowStats | None, retried: bool | None) -> RuleMatch:
     """Judge the used share of a device's memory (%), together with retries of allocations."""
     if share is None or share.low is None or share.high is None or retried is None:
-        return Condition.UNKNOWN
+        return RuleMatch.UNKNOWN
     if not retried or share.high <= rule.clear:
-        return Condition.OVER
-    return Condition.HOLDS if share.high > rule.threshold else Condition.BETWEEN
+        return RuleMatch.OVER
+    return RuleMatch.HOLDS if share.high > rule.threshold else RuleMatch.BETWEEN
 
 
-def throttling_condition(mask: Span | None) -> tuple[Condition, str]:
+def throttling_condition(mask: WindowStats | None) -> tuple[RuleMatch, str]:
     """Judge `gpu/throttle_reasons`; return the thermal reasons in words as well.
 
     Any sample of the span counts: a driver that lowers clocks by heat lets the bit flicker.
     """
     if mask is None or not 0 <= mask.last < 2**63:
-        return Condition.UNKNOWN, ""
+        return RuleMatch.UNKNOWN, ""
     words = [word for word in throttle_words(mask.bits) if "thermal" in word]
-    return (Condition.HOLDS if words else Condition.OVER), ", ".join(words)
+    return (RuleMatch.HOLDS if words else RuleMatch.OVER), ", ".join(words)
 
 
 @dataclass(slots=True)
-class StepClock:
+class StallDetector:
     """How long a run has been without a step while one was due.
 
     Some trainings validate for minutes without a word of it. So the longest wait that ended by
@@ -113,12 +113,12 @@ class StepClock:
         self._step, self._sign = step, sign
         return now - self._since if due and self.is_warm else None
 
-    def condition(self, rule: Rule, silent_s: float | None) -> Condition:
+    def condition(self, rule: AlertRule, silent_s: float | None) -> RuleMatch:
         """Judge the seconds without a step."""
         if silent_s is None:
-            return Condition.UNKNOWN
+            return RuleMatch.UNKNOWN
         is_stuck = silent_s >= max(rule.for_s, PATIENCE * self.longest_s)
-        return Condition.HOLDS if is_stuck else Condition.OVER
+        return RuleMatch.HOLDS if is_stuck else RuleMatch.OVER
 
 
 LOSSES = ("train/loss", "val/loss")
@@ -130,7 +130,7 @@ FIELDS_OF_ENDINGS = frozenset({"value", "step"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class AlertInputs:
     """What is known at one look.
 
     `spans` are by source and metric, `lost` has the reason for each GPU that is gone, `labels` the
@@ -143,7 +143,7 @@ class Facts:
     step: int = 0
     step_due: bool = False
     sign: int = 0
-    spans: Mapping[tuple[str, str], Span] = field(default_factory=dict)
+    spans: Mapping[tuple[str, str], WindowStats] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     trains_on: frozenset[str] = frozenset()
@@ -154,7 +154,7 @@ class Facts:
         """Return the name of a GPU; the process has none."""
         return self.labels.get(source, source) or "The process"
 
-    def about(self, metric: str) -> Iterator[tuple[str, Span]]:
+    def about(self, metric: str) -> Iterator[tuple[str, WindowStats]]:
         """Yield the spans of a metric by source."""
         for (source, key), span in self.spans.items():
             if key == metric:
@@ -162,11 +162,11 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AlertTransition:
     """An alarm that was raised or cleared; `value` is what was measured, None for no number."""
 
-    rule: Rule
-    state: State
+    rule: AlertRule
+    state: AlertState
     source: str
     text: str
     value: float | None
@@ -176,7 +176,7 @@ class Change:
 class _Finding:
     """What one look says of a rule for one source; `shown` is the value in words."""
 
-    condition: Condition
+    condition: RuleMatch
     value: float | None = None
     shown: str = ""
     metric: str = ""
@@ -186,15 +186,15 @@ class _Finding:
 Findings = Iterable[tuple[str, _Finding]]
 
 
-class Judge:
+class RuleEvaluator:
     """Holds the alarms of one process's run; one thread calls `look` about once a second."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[AlertRule]) -> None:
         self._rules = [rule for rule in rules if rule.enabled and rule.name not in ENDINGS]
-        self._alarms: dict[tuple[str, str], Alarm] = {}
-        self._retries = Retries()
-        self._clock = StepClock()
-        self._special: dict[str, Callable[[Rule, Facts], Findings]] = {
+        self._alarms: dict[tuple[str, str], AlertInstance] = {}
+        self._retries = AllocRetryTracker()
+        self._clock = StallDetector()
+        self._special: dict[str, Callable[[AlertRule, AlertInputs], Findings]] = {
             MEMORY_FULL: self._memory,
             THROTTLING: self._throttling,
             LOSS: self._losses,
@@ -204,7 +204,7 @@ class Judge:
         }
         self._silent_s: float | None = None
 
-    def look(self, facts: Facts) -> list[Change]:
+    def look(self, facts: AlertInputs) -> list[AlertTransition]:
         """Return what has changed."""
         self._silent_s = self._clock.look(
             facts.now, facts.step, due=facts.step_due, sign=facts.sign
@@ -219,24 +219,26 @@ class Judge:
                     changes.append(change)
         return changes
 
-    def _judged(self, rule: Rule, source: str, finding: _Finding, facts: Facts) -> Change | None:
+    def _judged(
+        self, rule: AlertRule, source: str, finding: _Finding, facts: AlertInputs
+    ) -> AlertTransition | None:
         alarm = self._alarms.get((rule.name, source))
         if alarm is None:
             # The clock of the steps has waited already.
             for_s = 0.0 if rule.name == NO_STEP else rule.for_s
-            alarm = self._alarms[rule.name, source] = Alarm(for_s, rule.clear_s)
+            alarm = self._alarms[rule.name, source] = AlertInstance(for_s, rule.clear_s)
         state = alarm.judge(facts.now, finding.condition)
         if state is None:
             return None
-        if state is State.CLEARED:
+        if state is AlertState.CLEARED:
             lasted = format_duration(facts.now - alarm.raised_at)
             about = facts.label(source) if source else finding.metric or rule.metric
             text = f"{title(rule.name)}{f' ({about})' if about else ''}: cleared after {lasted}"
         else:
             text = filled(rule, facts.label(source), finding, facts.step)
-        return Change(rule, state, source, text, finding.value)
+        return AlertTransition(rule, state, source, text, finding.value)
 
-    def _memory(self, rule: Rule, facts: Facts) -> Findings:
+    def _memory(self, rule: AlertRule, facts: AlertInputs) -> Findings:
         own, spans = facts.own, facts.spans
         retries = spans.get(("", "memory/alloc_retries"))
         retried = self._retries.look(facts.now, retries.last if retries is not None else None)
@@ -251,13 +253,13 @@ class Judge:
         last = share.last if share is not None else None
         yield own, _Finding(condition, last, "" if last is None else f"{last:.0f} %")
 
-    def _throttling(self, rule: Rule, facts: Facts) -> Findings:
+    def _throttling(self, rule: AlertRule, facts: AlertInputs) -> Findings:
         for uuid, span in facts.about("gpu/throttle_reasons"):
             if uuid in facts.trains_on:
                 condition, words = throttling_condition(span)
                 yield uuid, _Finding(condition, span.last, words)
 
-    def _losses(self, rule: Rule, facts: Facts) -> Findings:
+    def _losses(self, rule: AlertRule, facts: AlertInputs) -> Findings:
         for (source, key), span in facts.spans.items():
             if source == "" and (key in LOSSES or key.startswith("train/loss.")):
                 odd = span.odd if span.odd is not None else span.last
@@ -266,27 +268,27 @@ class Judge:
                     _Finding(condition_of(rule, span), odd, _words(key, odd), key, span.odd_step),
                 )
 
-    def _steps(self, rule: Rule, facts: Facts) -> Findings:
+    def _steps(self, rule: AlertRule, facts: AlertInputs) -> Findings:
         silent_s = self._silent_s
         condition = self._clock.condition(rule, silent_s)
         yield "", _Finding(condition, silent_s, format_duration(silent_s))
 
-    def _idle(self, rule: Rule, facts: Facts) -> Findings:
+    def _idle(self, rule: AlertRule, facts: AlertInputs) -> Findings:
         works = facts.step_due and self._clock.is_warm
         for uuid, span in facts.about("gpu/util"):
             if uuid in facts.trains_on:
-                condition = condition_of(rule, span) if works else Condition.UNKNOWN
+                condition = condition_of(rule, span) if works else RuleMatch.UNKNOWN
                 yield uuid, _Finding(condition, span.last, _words("gpu/util", span.last))
 
-    def _lost(self, rule: Rule, facts: Facts) -> Findings:
+    def _lost(self, rule: AlertRule, facts: AlertInputs) -> Findings:
         known = {source for name, source in self._alarms if name == rule.name}
         for uuid in known | facts.lost.keys():
             is_lost = uuid in facts.lost
-            condition = Condition.HOLDS if is_lost else Condition.OVER
+            condition = RuleMatch.HOLDS if is_lost else RuleMatch.OVER
             yield uuid, _Finding(condition, None, facts.lost.get(uuid, ""))
 
 
-def _of_metric(rule: Rule, facts: Facts) -> Findings:
+def _of_metric(rule: AlertRule, facts: AlertInputs) -> Findings:
     """Judge a rule over a metric for each source that has it."""
     for source, span in facts.about(rule.metric):
         value = span.odd if rule.comparison == "not_finite" and span.odd is not None else span.last
@@ -296,10 +298,10 @@ def _of_metric(rule: Rule, facts: Facts) -> Findings:
         yield source, finding
 
 
-def _percent(span: Span, total: float) -> Span:
+def _percent(span: WindowStats, total: float) -> WindowStats:
     low = None if span.low is None else 100 * span.low / total
     high = None if span.high is None else 100 * span.high / total
-    return Span(low, high, 100 * span.last / total)
+    return WindowStats(low, high, 100 * span.last / total)
 
 
 def title(name: str) -> str:
@@ -328,7 +330,7 @@ def _words(metric: str, value: float) -> str:
     return "NaN" if math.isnan(value) else "infinite"
 
 
-def filled(rule: Rule, device: str, finding: _Finding, step: int) -> str:
+def filled(rule: AlertRule, device: str, finding: _Finding, step: int) -> str:
     """Return the rule's text with its fields filled; other braces stay as they are."""
     percent = "gpu/util"  # as the shares of memory
     unit_of = rule.metric or percent
@@ -343,7 +345,7 @@ def filled(rule: Rule, device: str, finding: _Finding, step: int) -> str:
     return _with(fields, rule.text)
 
 
-def ending(rule: Rule, reason: str | None, step: int) -> str:
+def ending(rule: AlertRule, reason: str | None, step: int) -> str:
     """Return the text of a run's end; braces in the reason stay as they are."""
     return _with({"value": reason or "it gives no reason.", "step": f"{step:,}"}, rule.text)
 

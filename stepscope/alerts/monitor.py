@@ -16,43 +16,58 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.alerts.config import Settings
-from stepscope.alerts.evaluator import LOSSES, Change, Facts, Judge, ending, is_of_devices
-from stepscope.alerts.notifier import Actions, Alert
-from stepscope.alerts.rules import ENDINGS, NO_STEP, RUN_FAILED, RUN_FINISHED, Rule, Span, State
+from stepscope.alerts.config import AlertSettings
+from stepscope.alerts.evaluator import (
+    LOSSES,
+    AlertInputs,
+    AlertTransition,
+    RuleEvaluator,
+    ending,
+    is_of_devices,
+)
+from stepscope.alerts.notifier import Alert, AlertNotifier
+from stepscope.alerts.rules import (
+    ENDINGS,
+    NO_STEP,
+    RUN_FAILED,
+    RUN_FINISHED,
+    AlertRule,
+    AlertState,
+    WindowStats,
+)
 from stepscope.common.formatting import number_name
 from stepscope.run import RunKind, RunStatus
-from stepscope.run.rank_info import UNREADABLE, RankEnd, rank_numbers, read_run_json
-from stepscope.store import Block
-from stepscope.store.blocks import Event, Item, Sample
+from stepscope.run.rank_info import UNREADABLE, RankExit, rank_numbers, read_run_json
+from stepscope.store import SeriesBlock
+from stepscope.store.blocks import Event, QueueItem, Sample
 
 STALE_S = 30.0
 """Age from which a sampled value no longer says anything; the slowest tier is read every 10 s."""
 OF_DEVICES = frozenset({"gpu/mem_used", "gpu/mem_total", "gpu/throttle_reasons", "gpu/util"})
 OF_PROCESS = frozenset({"memory/alloc_retries", "memory/reserved"})
 
-Place = tuple[str, str]
+SeriesKey = tuple[str, str]
 """Source ("" for the process, a UUID for a GPU) and metric."""
 
 
-class Seen:
+class WindowAggregator:
     """Keeps what the rules ask for, and no other metric; used by one thread."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[AlertRule]) -> None:
         metrics = {rule.metric for rule in rules if rule.enabled and rule.metric}
         of_devices = frozenset(filter(is_of_devices, metrics))
         self._device_keys = OF_DEVICES | of_devices
         self._other_keys = OF_PROCESS | frozenset(LOSSES) | (metrics - of_devices)
-        self._fresh: dict[Place, Span] = {}
-        self._sampled: dict[Place, list[float]] = {}
-        self._held: dict[Place, tuple[Span, float]] = {}
-        self._of_steps: set[Place] = set()
+        self._fresh: dict[SeriesKey, WindowStats] = {}
+        self._sampled: dict[SeriesKey, list[float]] = {}
+        self._held: dict[SeriesKey, tuple[WindowStats, float]] = {}
+        self._of_steps: set[SeriesKey] = set()
         self.samples_gpus = False
         """Says whether this process samples any GPU."""
         self.lost: dict[str, str] = {}
         """Why GPUs cannot be reached, by UUID."""
 
-    def take_steps(self, block: Block) -> None:
+    def take_steps(self, block: SeriesBlock) -> None:
         """Take in rows of steps."""
         for row, key in enumerate(block.keys):
             if key not in self._other_keys and not key.startswith("train/loss."):
@@ -63,7 +78,7 @@ class Seen:
                 continue
             given, odd = values[have], have[block.odd[row][have] > 0]
             known = given[~np.isnan(given)]
-            span = Span(
+            span = WindowStats(
                 float(known.min()) if len(known) else None,
                 float(known.max()) if len(known) else None,
                 float(given[-1]),
@@ -91,12 +106,12 @@ class Seen:
         elif event.kind == "gpu_recovered":
             self.lost.pop(uuid, None)
 
-    def since_last(self, now: float) -> dict[Place, Span]:
+    def since_last(self, now: float) -> dict[SeriesKey, WindowStats]:
         """Return what came since the last call; where nothing came, the newest value before."""
         fresh, self._fresh = self._fresh, {}
         sampled, self._sampled = self._sampled, {}
         for place, values in sampled.items():
-            span = Span.of_all(values)
+            span = WindowStats.of_all(values)
             fresh[place] = fresh[place].then(span) if place in fresh else span
         for place, span in fresh.items():
             # A value of a step stays true until the next step; a sampled one grows old.
@@ -119,7 +134,7 @@ Told = tuple[str, str, dict[str, Any]]
 """Kind, text and data of an event."""
 
 
-class Watch:
+class AlertMonitor:
     """Watches one process's run.
 
     `busy` says whether something of ours holds the training up, `stuck` why a job of several ranks
@@ -130,7 +145,7 @@ class Watch:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AlertSettings,
         folder: Path,
         *,
         rank: int = 0,
@@ -144,9 +159,9 @@ class Watch:
         self._folder = folder
         self._rank = rank
         self._clock = clock
-        self._judge = Judge(settings.rules)
-        self._actions = Actions(settings)
-        self._seen = Seen(settings.rules)
+        self._judge = RuleEvaluator(settings.rules)
+        self._actions = AlertNotifier(settings)
+        self._seen = WindowAggregator(settings.rules)
         self._others: tuple[frozenset[str], float] = frozenset(), -math.inf
         self._says: list[Told] = []
         if rank == 0:  # the others read the same file
@@ -155,7 +170,7 @@ class Watch:
                 log.warning("stepscope: alerts: %s", text)
         self._broken = not settings.on
 
-    def saw(self, block: Block, items: Sequence[Item]) -> None:
+    def saw(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
         """Take in rows and events that are in the store now."""
         if self._broken:
             return
@@ -195,7 +210,9 @@ class Watch:
                 return None
             text = ending(rule, reason, step)
             return self._tell(
-                Change(rule, State.RAISED, "", text, None), run_json, Facts(now=0.0, step=step)
+                AlertTransition(rule, AlertState.RAISED, "", text, None),
+                run_json,
+                AlertInputs(now=0.0, step=step),
             )
         except Exception as error:  # noqa: BLE001 - the run has to be closed all the same
             self._give_up(error)
@@ -207,11 +224,11 @@ class Watch:
 
     def _ending(
         self, run_json: Mapping[str, Any], status: RunStatus, reason: str | None
-    ) -> Rule | None:
+    ) -> AlertRule | None:
         wanted = None
         # A run of one process has no peers: its lost connection is one to somebody else.
         has_peers = self._rank > 0 or _has_peers(run_json)
-        of_a_peer = has_peers and RankEnd(self._rank, 0.0, 0.0, reason).of_a_peer
+        of_a_peer = has_peers and RankExit(self._rank, 0.0, 0.0, reason).of_a_peer
         if status is RunStatus.FAILED and not of_a_peer:
             wanted = RUN_FAILED
         elif status is RunStatus.FINISHED and self._rank == 0:
@@ -219,14 +236,14 @@ class Watch:
         found = (rule for rule in self._settings.rules if rule.name in ENDINGS and rule.enabled)
         return next((rule for rule in found if rule.name == wanted), None)
 
-    def _facts(self, run_json: Mapping[str, Any], step: int) -> Facts:
+    def _facts(self, run_json: Mapping[str, Any], step: int) -> AlertInputs:
         now = self._clock()
         spans = self._seen.since_last(now)
         total = run_json.get("total_steps")
         has_ended = type(total) is int and 0 < total <= step
         due = run_json.get("status") == RunStatus.RUNNING and not has_ended and not self.busy()
         own, memory = _device(run_json), run_json.get("device_memory")
-        return Facts(
+        return AlertInputs(
             now=now,
             step=step,
             step_due=due,
@@ -252,7 +269,9 @@ class Watch:
             self._others = others, now
         return mine | others
 
-    def _tell(self, change: Change, run_json: Mapping[str, Any], facts: Facts) -> Told:
+    def _tell(
+        self, change: AlertTransition, run_json: Mapping[str, Any], facts: AlertInputs
+    ) -> Told:
         """Return the event of an alert; the actions get it, whose errors cost no event."""
         rule, value = change.rule, change.value
         data: dict[str, Any] = {
@@ -285,10 +304,10 @@ class Watch:
         )
         return KIND, change.text, data
 
-    def _with_cause(self, change: Change) -> Change:
+    def _with_cause(self, change: AlertTransition) -> AlertTransition:
         """Add the rank and the collective to the words of a hang: one alert tells of it."""
         cause = self.stuck() if change.rule.name == NO_STEP else None
-        if cause is None or change.state is not State.RAISED:
+        if cause is None or change.state is not AlertState.RAISED:
             return change
         return replace(change, text=f"{change.text}. {cause}")
 

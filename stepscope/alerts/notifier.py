@@ -25,9 +25,9 @@ from functools import partial
 from importlib import import_module
 from typing import IO, Any
 
-from stepscope.alerts.channels import Command, Wants
-from stepscope.alerts.config import Settings
-from stepscope.alerts.rules import Level, State
+from stepscope.alerts.channels import ChannelFilter, CommandChannel
+from stepscope.alerts.config import AlertSettings
+from stepscope.alerts.rules import AlertState, Severity
 from stepscope.common.formatting import terminal_text
 
 OUTPUT_KEPT = 4096
@@ -38,7 +38,7 @@ POLL_S = 0.1
 PREFIX = "STEPSCOPE_ALERT_"
 
 
-def run_command(command: Command, alert: str, wait_s: float | None = None) -> str | None:
+def run_command(command: CommandChannel, alert: str, wait_s: float | None = None) -> str | None:
     """Run it for `alert`, which is JSON; return what went wrong, None for nothing.
 
     No shell reads its words. It is a session of its own: Ctrl-C in the terminal is not for it, and
@@ -69,7 +69,10 @@ def run_command(command: Command, alert: str, wait_s: float | None = None) -> st
 
 
 def _outcome(
-    process: subprocess.Popen[bytes], output: IO[bytes], command: Command, wait_s: float | None
+    process: subprocess.Popen[bytes],
+    output: IO[bytes],
+    command: CommandChannel,
+    wait_s: float | None,
 ) -> str | None:
     """Wait for the end of a command and return what went wrong."""
     name, is_short = command.argv[0], wait_s is not None and wait_s < command.timeout_s
@@ -131,8 +134,8 @@ class Alert:
     """
 
     rule: str
-    level: Level
-    state: State
+    level: Severity
+    state: AlertState
     text: str
     value: float | str | None
     metric: str | None
@@ -150,17 +153,17 @@ class Alert:
         return asdict(self)
 
 
-Deliver = Callable[[str, float | None], str | None]
+SendAlert = Callable[[str, float | None], str | None]
 """Tells of an alert, given as JSON; returns what went wrong, in words without secrets.
 
 The number is how many seconds it may wait in all, None for its own time.
 """
 
 
-class Actions:
+class AlertNotifier:
     """Tells of the alerts of one run; `deliver` and `close` may be called by any thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AlertSettings) -> None:
         self._stopping = threading.Event()
         self._ways: list[_Way] = []
         command, webhook = settings.command, settings.webhook
@@ -205,7 +208,9 @@ class Actions:
 class _Way:
     """One way to tell, with its thread and what waits for it."""
 
-    def __init__(self, what: str, wants: Wants, tell: Deliver, stopping: threading.Event) -> None:
+    def __init__(
+        self, what: str, wants: ChannelFilter, tell: SendAlert, stopping: threading.Event
+    ) -> None:
         self.wants = wants
         self._what = what
         self._tell = tell
@@ -281,7 +286,7 @@ class _Way:
             log.warning("stepscope: alerts: %s", text)
 
 
-_open: weakref.WeakSet[Actions] = weakref.WeakSet()
+_open: weakref.WeakSet[AlertNotifier] = weakref.WeakSet()
 
 
 def _finish_all() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """How bad it is; `rank` orders them."""
 
     INFO = "info"
@@ -25,7 +25,7 @@ class Level(StrEnum):
     @property
     def rank(self) -> int:
         """0 for the least."""
-        return list(Level).index(self)
+        return list(Severity).index(self)
 
 
 class Comparison(StrEnum):
@@ -36,7 +36,7 @@ class Comparison(StrEnum):
     NOT_FINITE = "not_finite"
 
 
-class Condition(StrEnum):
+class RuleMatch(StrEnum):
     """What one look says of a rule."""
 
     HOLDS = "holds"
@@ -47,7 +47,7 @@ class Condition(StrEnum):
     """There is no value, or the rule does not apply now."""
 
 
-class State(StrEnum):
+class AlertState(StrEnum):
     """What an alert says, as its event has it."""
 
     RAISED = "raised"
@@ -55,7 +55,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class AlertRule:
     """One rule; a `metric` of "" marks those of `evaluator.py`.
 
     It holds while the metric is above or below `threshold` (or not finite) and is over once it is
@@ -70,13 +70,13 @@ class Rule:
     clear: float = math.nan
     for_s: float = 0.0
     clear_s: float = 10.0
-    level: Level = Level.WARNING
+    level: Severity = Severity.WARNING
     text: str = ""
     enabled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class WindowStats:
     """What was seen of a metric since the last look.
 
     `low` and `high` are None where all values were NaN; `last` is the newest value, whatever it is.
@@ -92,7 +92,7 @@ class Span:
     bits: int = field(default=0, compare=False)
 
     @classmethod
-    def of(cls, value: float, step: int | None) -> Span:
+    def of(cls, value: float, step: int | None) -> WindowStats:
         """Return the span of one value."""
         known = None if math.isnan(value) else value
         if math.isfinite(value):
@@ -100,19 +100,19 @@ class Span:
         return cls(known, known, value, value, step)
 
     @classmethod
-    def of_all(cls, values: Sequence[float]) -> Span:
+    def of_all(cls, values: Sequence[float]) -> WindowStats:
         """Return the span of some values, at least one, of which nobody knows the steps."""
         if math.isfinite(sum(values)):  # the way of nearly all of them
             bits = functools.reduce(operator.or_, map(_bits, set(values)))
             return cls(min(values), max(values), values[-1], bits=bits)
         return functools.reduce(cls.then, [cls.of(value, None) for value in values])
 
-    def then(self, later: Span) -> Span:
+    def then(self, later: WindowStats) -> WindowStats:
         """Return both in one."""
         lows = [low for low in (self.low, later.low) if low is not None]
         highs = [high for high in (self.high, later.high) if high is not None]
         odd = self if self.odd is not None else later
-        return Span(
+        return WindowStats(
             min(lows, default=None),
             max(highs, default=None),
             later.last,
@@ -121,9 +121,9 @@ class Span:
             self.bits | later.bits,
         )
 
-    def held(self) -> Span:
+    def held(self) -> WindowStats:
         """Return what is still so where no newer value has come: the newest one."""
-        return Span.of(self.last, self.odd_step)
+        return WindowStats.of(self.last, self.odd_step)
 
 
 def _bits(value: float) -> int:
@@ -131,29 +131,29 @@ def _bits(value: float) -> int:
     return int(value) if 0 <= value < 2**63 else 0
 
 
-def condition_of(rule: Rule, span: Span | None) -> Condition:
+def condition_of(rule: AlertRule, span: WindowStats | None) -> RuleMatch:
     """Say what the values since the last look mean for a rule over a metric.
 
     A rule without `for_s` holds if a single value was bad; others only if all were.
     """
     if span is None:
-        return Condition.UNKNOWN
+        return RuleMatch.UNKNOWN
     if rule.comparison is Comparison.NOT_FINITE:
         bad = span.odd is not None and (rule.for_s == 0 or not math.isfinite(span.last))
-        return Condition.HOLDS if bad else Condition.OVER
+        return RuleMatch.HOLDS if bad else RuleMatch.OVER
     if span.low is None or span.high is None:
-        return Condition.UNKNOWN
+        return RuleMatch.UNKNOWN
     low, high, threshold, clear = span.low, span.high, rule.threshold, rule.clear
     if rule.comparison is Comparison.BELOW:
         low, high, threshold, clear = -high, -low, -threshold, -clear
     if (high if rule.for_s == 0 else low) > threshold:
-        return Condition.HOLDS
+        return RuleMatch.HOLDS
     is_over = high <= (threshold if math.isnan(clear) else clear)
-    return Condition.OVER if is_over else Condition.BETWEEN
+    return RuleMatch.OVER if is_over else RuleMatch.BETWEEN
 
 
 @dataclass(slots=True)
-class Alarm:
+class AlertInstance:
     """The state of one rule for one GPU or process."""
 
     for_s: float
@@ -162,12 +162,12 @@ class Alarm:
     raised_at: float = 0.0
     _since: float | None = None
 
-    def judge(self, now: float, condition: Condition) -> State | None:
+    def judge(self, now: float, condition: RuleMatch) -> AlertState | None:
         """Return what has changed by `now` (s); None for nothing.
 
         A look that says anything else, or does not know, begins the time that is waited anew.
         """
-        wanted = Condition.OVER if self.raised else Condition.HOLDS
+        wanted = RuleMatch.OVER if self.raised else RuleMatch.HOLDS
         if condition is not wanted:
             self._since = None
             return None
@@ -178,14 +178,14 @@ class Alarm:
         self.raised, self._since = not self.raised, None
         if self.raised:
             self.raised_at = now
-        return State.RAISED if self.raised else State.CLEARED
+        return AlertState.RAISED if self.raised else AlertState.CLEARED
 
 
 MEMORY_FULL, THROTTLING, LOSS, NO_STEP = "memory_full", "throttling", "loss_not_finite", "no_step"
 GPU_IDLE, GPU_LOST, RUN_FAILED, RUN_FINISHED = "gpu_idle", "gpu_lost", "run_failed", "run_finished"
 
-DEFAULTS: tuple[Rule, ...] = (
-    Rule(
+DEFAULTS: tuple[AlertRule, ...] = (
+    AlertRule(
         name=MEMORY_FULL,
         threshold=95,
         clear=90,
@@ -193,26 +193,26 @@ DEFAULTS: tuple[Rule, ...] = (
         text="{device}: {value} of the memory is in use, and allocations had to be tried again "
         "after the cache was emptied: it is about to run out",
     ),
-    Rule(
+    AlertRule(
         name=THROTTLING,
         for_s=5,
         clear_s=30,
         text="{device}: clocks lowered by {value} for {seconds}",
     ),
-    Rule(
+    AlertRule(
         name=LOSS,
         comparison=Comparison.NOT_FINITE,
-        level=Level.CRITICAL,
+        level=Severity.CRITICAL,
         text="{metric} is {value} at step {step}",
     ),
-    Rule(
+    AlertRule(
         name=NO_STEP,
         for_s=60,
         clear_s=0,
-        level=Level.CRITICAL,
+        level=Severity.CRITICAL,
         text="No step for {value}: the last was step {step}",
     ),
-    Rule(
+    AlertRule(
         name=GPU_IDLE,
         comparison=Comparison.BELOW,
         threshold=5,
@@ -221,11 +221,11 @@ DEFAULTS: tuple[Rule, ...] = (
         text="{device} is idle: utilization below {threshold} for {seconds}, while the run trains "
         "on it",
     ),
-    Rule(name=GPU_LOST, clear_s=30, level=Level.CRITICAL, text="{device}: {value}"),
-    Rule(name=RUN_FAILED, level=Level.CRITICAL, text="The run failed: {value}"),
-    Rule(
+    AlertRule(name=GPU_LOST, clear_s=30, level=Severity.CRITICAL, text="{device}: {value}"),
+    AlertRule(name=RUN_FAILED, level=Severity.CRITICAL, text="The run failed: {value}"),
+    AlertRule(
         name=RUN_FINISHED,
-        level=Level.INFO,
+        level=Severity.INFO,
         text="The run finished after step {step}",
         enabled=False,
     ),

@@ -9,7 +9,7 @@ import urllib.request
 from typing import Any
 
 from stepscope import __version__
-from stepscope.alerts.channels import Webhook
+from stepscope.alerts.channels import WebhookChannel
 
 PAUSES_S = (1.0, 4.0)
 """Pauses before the second and third try."""
@@ -28,7 +28,7 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 def post(
-    webhook: Webhook, stopping: threading.Event, alert: str, wait_s: float | None = None
+    webhook: WebhookChannel, stopping: threading.Event, alert: str, wait_s: float | None = None
 ) -> str | None:
     """Post `alert`, which is JSON; return what went wrong, None for nothing.
 
@@ -45,7 +45,7 @@ def post(
     return problem
 
 
-def _post_once(webhook: Webhook, alert: str, timeout_s: float) -> tuple[str | None, bool]:
+def _post_once(webhook: WebhookChannel, alert: str, timeout_s: float) -> tuple[str | None, bool]:
     """Return what went wrong, and whether it may pass. The body of the answer is not read."""
     headers = {"Content-Type": "application/json", "User-Agent": f"stepscope/{__version__}"}
     request = urllib.request.Request(webhook.url, alert.encode(), headers, method="POST")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from stepscope.bottleneck.recommendations import Next, Setup, next_to_try
+from stepscope.bottleneck.recommendations import Recommendation, RunSetup, next_to_try
 
 MIN_STEPS = 20
 """Steady steps below which nothing is said, as TraceML waits before it warns."""
@@ -39,10 +39,10 @@ AHEAD = 0.02
 BUSY_HOST = 0.9
 """Use of all cores above which a process that does not run waits for a core, and not for a disk."""
 
-Allowed = Callable[[str, Any], bool]
+IsSettingAllowed = Callable[[str, Any], bool]
 
 
-class Kind(StrEnum):
+class BottleneckKind(StrEnum):
     """What a step waits for. The last two name no cause."""
 
     INPUT = "input-bound"
@@ -60,15 +60,19 @@ class Kind(StrEnum):
     @property
     def names_a_cause(self) -> bool:
         """False for a verdict that abstains."""
-        return self not in (Kind.UNCLEAR, Kind.TOO_YOUNG)
+        return self not in (BottleneckKind.UNCLEAR, BottleneckKind.TOO_YOUNG)
 
 
-PHASES = {Kind.INPUT: "data", Kind.TRANSFER: "copy", Kind.LAUNCH: "launch"}
+PHASES = {
+    BottleneckKind.INPUT: "data",
+    BottleneckKind.TRANSFER: "copy",
+    BottleneckKind.LAUNCH: "launch",
+}
 """The part of a step that a kind is about; all others are about "compute"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class StepAverages:
     """Means over a window of steady steps; None where the run does not record it.
 
     Times are seconds a step. `utilization`, `throttled` and `host_cpu` are shares from 0 to 1:
@@ -92,7 +96,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class StepBreakdown:
     """The parts of a step as shares of its wall time; they sum to 1.
 
     `other` is waiting that has no name: gaps between launches on a GPU; on a CPU, time in which
@@ -111,20 +115,20 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class BottleneckDiagnosis:
     """One sentence on a run's steps, and what to try next.
 
     `share` is None where no cause is named. `missing_steps` is 0 except while the run is too young.
     `figures` has what the verdict was made of, `parts` is None where it cannot be worked out.
     """
 
-    kind: Kind
+    kind: BottleneckKind
     text: str
     share: float | None = None
-    next: Next | None = None
-    parts: Parts | None = None
+    next: Recommendation | None = None
+    parts: StepBreakdown | None = None
     missing_steps: int = 0
-    figures: Figures = field(default_factory=lambda: Figures(steps=0))
+    figures: StepAverages = field(default_factory=lambda: StepAverages(steps=0))
 
     @property
     def phase(self) -> str:
@@ -132,7 +136,9 @@ class Verdict:
         return PHASES.get(self.kind, "compute")
 
 
-def verdict(figures: Figures, setup: Setup, allowed: Allowed = lambda name, value: True) -> Verdict:
+def verdict(
+    figures: StepAverages, setup: RunSetup, allowed: IsSettingAllowed = lambda name, value: True
+) -> BottleneckDiagnosis:
     """Judge a window of steps.
 
     `allowed(field, value)` says whether a setting is possible on this machine, beside what `setup`
@@ -140,20 +146,20 @@ def verdict(figures: Figures, setup: Setup, allowed: Allowed = lambda name, valu
     """
     missing = MIN_STEPS - figures.steps
     if missing > 0 or figures.step_time <= 0:
-        return Verdict(
-            kind=Kind.TOO_YOUNG,
+        return BottleneckDiagnosis(
+            kind=BottleneckKind.TOO_YOUNG,
             text=_too_young(max(1, missing)),
             missing_steps=max(1, missing),
             figures=figures,
         )
     parts = parts_of(figures, setup)
     if isinstance(parts, str):
-        return Verdict(kind=Kind.UNCLEAR, text=parts, figures=figures)
+        return BottleneckDiagnosis(kind=BottleneckKind.UNCLEAR, text=parts, figures=figures)
     kind, share = _cause(parts, figures, setup)
-    if kind is Kind.UNCLEAR or share is None:
+    if kind is BottleneckKind.UNCLEAR or share is None:
         text = _unclear(parts, figures, setup)
-        return Verdict(kind=kind, text=text, parts=parts, figures=figures)
-    return Verdict(
+        return BottleneckDiagnosis(kind=kind, text=text, parts=parts, figures=figures)
+    return BottleneckDiagnosis(
         kind=kind,
         text=_text(kind, parts, figures, setup),
         share=share,
@@ -163,7 +169,7 @@ def verdict(figures: Figures, setup: Setup, allowed: Allowed = lambda name, valu
     )
 
 
-def parts_of(figures: Figures, setup: Setup) -> Parts | str:
+def parts_of(figures: StepAverages, setup: RunSetup) -> StepBreakdown | str:
     """Return the parts of a step, or a sentence that says which figure is missing.
 
     On a GPU, with T the step time:
@@ -206,10 +212,12 @@ def parts_of(figures: Figures, setup: Setup) -> Parts | str:
     else:
         copies = min(copied, idle)
         data = min(wait, idle - copies)
-    return Parts(compute=busy, data=data, copies=copies, other=max(0.0, idle - data - copies))
+    return StepBreakdown(
+        compute=busy, data=data, copies=copies, other=max(0.0, idle - data - copies)
+    )
 
 
-def _cpu_parts(figures: Figures, wait: float) -> Parts | str:
+def _cpu_parts(figures: StepAverages, wait: float) -> StepBreakdown | str:
     if figures.process_cpu is None and wait <= STANDS_STILL:
         return (
             "No diagnosis: whether the process computes or waits is unknown; that takes at "
@@ -218,10 +226,10 @@ def _cpu_parts(figures: Figures, wait: float) -> Parts | str:
     other = 0.0
     if figures.process_cpu is not None:
         other = max(0.0, 1.0 - wait - figures.process_cpu)
-    return Parts(compute=1.0 - wait - other, data=wait, copies=0.0, other=other)
+    return StepBreakdown(compute=1.0 - wait - other, data=wait, copies=0.0, other=other)
 
 
-def _busy(figures: Figures) -> float | None:
+def _busy(figures: StepAverages) -> float | None:
     """Return the share of a step in which the GPU computes; None where it cannot be told."""
     between = figures.device_time
     if figures.utilization is None:
@@ -230,24 +238,26 @@ def _busy(figures: Figures) -> float | None:
     return min(1.0, figures.utilization, 1.0 if between is None else between / figures.step_time)
 
 
-def _cause(parts: Parts, figures: Figures, setup: Setup) -> tuple[Kind, float | None]:
+def _cause(
+    parts: StepBreakdown, figures: StepAverages, setup: RunSetup
+) -> tuple[BottleneckKind, float | None]:
     """Return the kind and the share of the visible wait that it explains."""
     idle = parts.idle
     if idle > STANDS_STILL:
         if parts.data >= EXPLAINED * idle:
-            return Kind.INPUT, parts.data / idle
+            return BottleneckKind.INPUT, parts.data / idle
         if parts.copies >= EXPLAINED * idle:
-            return Kind.TRANSFER, parts.copies / idle
+            return BottleneckKind.TRANSFER, parts.copies / idle
     # Gaps that may be copies nobody measured are not called launches.
     launches = setup.on_gpu and figures.copies is not None
     if launches and idle >= GAPS and parts.other >= EXPLAINED * idle:
-        return Kind.LAUNCH, parts.other / idle
+        return BottleneckKind.LAUNCH, parts.other / idle
     if parts.compute >= EXPLAINED:
         throttled = parts.compute * (figures.throttled or 0.0)
         if throttled >= EXPLAINED:
-            return Kind.THROTTLED, throttled
-        return Kind.COMPUTE, parts.compute
-    return Kind.UNCLEAR, None
+            return BottleneckKind.THROTTLED, throttled
+        return BottleneckKind.COMPUTE, parts.compute
+    return BottleneckKind.UNCLEAR, None
 
 
 def percent(share: float) -> str:
@@ -264,18 +274,20 @@ def _too_young(missing: int) -> str:
     return f"Not enough data yet: {steps} needed; the first, slow steps do not count."
 
 
-def _text(kind: Kind, parts: Parts, figures: Figures, setup: Setup) -> str:
-    if kind is Kind.INPUT:
+def _text(
+    kind: BottleneckKind, parts: StepBreakdown, figures: StepAverages, setup: RunSetup
+) -> str:
+    if kind is BottleneckKind.INPUT:
         return f"Input-bound: {percent(parts.data)} of each step waits for data."
-    if kind is Kind.TRANSFER:
+    if kind is BottleneckKind.TRANSFER:
         return f"Transfer-bound: {percent(parts.copies)} of each step copies data to the GPU."
-    if kind is Kind.LAUNCH:
+    if kind is BottleneckKind.LAUNCH:
         return (
             f"Launch-bound: the GPU is idle for {percent(parts.other)} of each step because the "
             "host launches kernels too slowly."
         )
     who = "the GPU computes" if setup.on_gpu else "the CPU computes"
-    if kind is Kind.COMPUTE:
+    if kind is BottleneckKind.COMPUTE:
         text = f"Compute-bound: {who} for {percent(parts.compute)} of each step."
         if figures.throttled:
             text += f" For {percent(figures.throttled)} of the time {_lowered(figures)}."
@@ -283,7 +295,7 @@ def _text(kind: Kind, parts: Parts, figures: Figures, setup: Setup) -> str:
     return f"Throttled: for {percent(figures.throttled or 0)} of the time {_lowered(figures)}."
 
 
-def _lowered(figures: Figures) -> str:
+def _lowered(figures: StepAverages) -> str:
     reasons = " and ".join(figures.throttle_words) or "a reason the driver does not report"
     text = f"the GPU lowers its clock ({reasons})"
     now, highest = figures.sm_clock, figures.sm_clock_max
@@ -292,7 +304,7 @@ def _lowered(figures: Figures) -> str:
     return text
 
 
-def _unclear(parts: Parts, figures: Figures, setup: Setup) -> str:
+def _unclear(parts: StepBreakdown, figures: StepAverages, setup: RunSetup) -> str:
     crowded = (figures.host_cpu or 0.0) >= BUSY_HOST
     unnamed = "waiting for a CPU core" if crowded else "waiting for something else"
     shares: Mapping[str, float] = {

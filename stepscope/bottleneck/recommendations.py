@@ -27,7 +27,7 @@ Candidate = tuple[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class RunSetup:
     """What the run was started with, as far as a proposal depends on it.
 
     `own`: the settings in `config` are those of a RunConfig. Without it `config` is a script's own
@@ -75,7 +75,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Next:
+class Recommendation:
     """What to try: `text` is a sentence; `name` and `value` are the setting, if it is one."""
 
     text: str
@@ -83,7 +83,7 @@ class Next:
     value: Any = None
 
 
-def next_to_try(kind: str, setup: Setup, allowed: Callable[[str, Any], bool]) -> Next:
+def next_to_try(kind: str, setup: RunSetup, allowed: Callable[[str, Any], bool]) -> Recommendation:
     """Return the first proposal for a kind of verdict that is possible and not set already.
 
     `kind` is the value of a `bottleneck.Kind` that names a cause.
@@ -91,9 +91,11 @@ def next_to_try(kind: str, setup: Setup, allowed: Callable[[str, Any], bool]) ->
     if setup.own:
         for name, value in _CANDIDATES.get(kind, _nothing)(setup):
             if allowed(name, value):
-                return Next(text=f"Try {setting_text(name, value)}.", name=name, value=value)
-        return Next(text=_NOTHING_LEFT[kind])
-    return Next(text=_words(kind, setup))
+                return Recommendation(
+                    text=f"Try {setting_text(name, value)}.", name=name, value=value
+                )
+        return Recommendation(text=_NOTHING_LEFT[kind])
+    return Recommendation(text=_words(kind, setup))
 
 
 def setting_text(name: str, value: Any) -> str:
@@ -106,7 +108,7 @@ def setting_text(name: str, value: Any) -> str:
     return f"{name} {shown}"
 
 
-def _input(setup: Setup) -> Iterator[Candidate]:
+def _input(setup: RunSetup) -> Iterator[Candidate]:
     workers = setup.number("num_workers")
     if setup.in_memory:
         if workers:
@@ -129,13 +131,13 @@ def _input(setup: Setup) -> Iterator[Candidate]:
             yield "dataset_on_device", True
 
 
-def _transfer(setup: Setup) -> Iterator[Candidate]:
+def _transfer(setup: RunSetup) -> Iterator[Candidate]:
     for name in ("pin_memory", "non_blocking", "copy_stream", "dataset_on_device"):
         if not setup.is_on(name):
             yield name, True
 
 
-def _launch(setup: Setup) -> Iterator[Candidate]:
+def _launch(setup: RunSetup) -> Iterator[Candidate]:
     if not setup.is_on("fused"):
         yield "fused", True
     if not setup.is_on("cuda_graphs") and setup.text("compile_mode", "none") == "none":
@@ -145,7 +147,7 @@ def _launch(setup: Setup) -> Iterator[Candidate]:
         yield "batch_size", 2 * setup.number("batch_size")
 
 
-def _compute(setup: Setup) -> Iterator[Candidate]:
+def _compute(setup: RunSetup) -> Iterator[Candidate]:
     if setup.is_on("deterministic"):
         yield "deterministic", False
     if setup.on_gpu:
@@ -158,7 +160,7 @@ def _compute(setup: Setup) -> Iterator[Candidate]:
         yield "activation_checkpointing", False
 
 
-def _precisions(setup: Setup) -> Iterator[Candidate]:
+def _precisions(setup: RunSetup) -> Iterator[Candidate]:
     """The faster arithmetic that the GPU has; nothing where its capability is not known."""
     if setup.capability is None or setup.text("precision", "fp32") not in ("fp32", "tf32"):
         return
@@ -168,11 +170,11 @@ def _precisions(setup: Setup) -> Iterator[Candidate]:
         yield "precision", "fp16"
 
 
-def _nothing(setup: Setup) -> Iterator[Candidate]:
+def _nothing(setup: RunSetup) -> Iterator[Candidate]:
     yield from ()
 
 
-_CANDIDATES: dict[str, Callable[[Setup], Iterator[Candidate]]] = {
+_CANDIDATES: dict[str, Callable[[RunSetup], Iterator[Candidate]]] = {
     "input-bound": _input,
     "transfer-bound": _transfer,
     "launch-bound": _launch,
@@ -188,7 +190,7 @@ _NOTHING_LEFT = {
 }
 
 
-def _words(kind: str, setup: Setup) -> str:
+def _words(kind: str, setup: RunSetup) -> str:
     workers = min(MOST_WORKERS, max(FEWEST_CORES, setup.cores))
     if kind == "input-bound":
         return (

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.bottleneck.classify import MIN_STEPS, Figures
-from stepscope.bottleneck.recommendations import Setup
+from stepscope.bottleneck.classify import MIN_STEPS, StepAverages
+from stepscope.bottleneck.recommendations import RunSetup
 from stepscope.gpu.device_events import throttle_words
 from stepscope.metrics import Stream
 from stepscope.recorder.rows import STEP_TIME
 from stepscope.run import RunKind
-from stepscope.store import Block, RunReader, SeriesInfo
+from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
 
 FIRST_STEPS = 5
@@ -33,7 +33,7 @@ MIN_READINGS = 10
 """Readings below which a mean of the sampler's says nothing: one second at 10 Hz."""
 
 
-def recent_figures(reader: RunReader, run_json: Mapping[str, Any]) -> Figures:
+def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAverages:
     """Return the figures of the newest steady steps; raises StoreError.
 
     Step times leave out pauses and validations, and so do the sampler's values here: those
@@ -43,7 +43,7 @@ def recent_figures(reader: RunReader, run_json: Mapping[str, Any]) -> Figures:
     steps = _steady(reader, series.get((Stream.STEPS.value, "")))
     times = _column(steps, STEP_TIME)
     if not len(times):
-        return Figures(steps=0)
+        return StepAverages(steps=0)
     samples = _during(steps, times, reader, series.get((Stream.SAMPLES.value, "")))
     gpu = series.get((Stream.DEVICES.value, training_gpu(run_json) or ""))
     devices = _during(steps, times, reader, gpu)
@@ -51,7 +51,7 @@ def recent_figures(reader: RunReader, run_json: Mapping[str, Any]) -> Figures:
     masks = masks[np.isfinite(masks)]
     words = [throttle_words(int(mask)) for mask in masks]
     enough = len(masks) >= MIN_READINGS
-    return Figures(
+    return StepAverages(
         steps=len(times),
         step_time=float(times.mean()),
         data_wait=_mean(_column(steps, "perf/data_wait")),
@@ -68,7 +68,7 @@ def recent_figures(reader: RunReader, run_json: Mapping[str, Any]) -> Figures:
     )
 
 
-def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> Setup:
+def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> RunSetup:
     """Return what a proposal depends on, from a run.json, which may be foreign."""
     environment, config = (_dict(run_json.get(name)) for name in ("environment", "config"))
     capability, cores = run_json.get("compute_capability"), environment.get("cores")
@@ -77,7 +77,7 @@ def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> Setup:
         and len(capability) == 2
         and all(type(part) is int for part in capability)
     )
-    return Setup(
+    return RunSetup(
         on_gpu=training_gpu(run_json) is not None,
         own=run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER,
         config=config,
@@ -96,10 +96,10 @@ def training_gpu(run_json: Mapping[str, Any]) -> str | None:
     return device if isinstance(device, str) and device != "cpu" else None
 
 
-def _steady(reader: RunReader, info: SeriesInfo | None) -> Block:
+def _steady(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
     """Return the steps of the window that have a step time."""
     if info is None:
-        return Block.from_rows([])
+        return SeriesBlock.from_rows([])
     block = _newest(reader, info)
     times = _column(block, STEP_TIME)
     timed = np.flatnonzero(times > 0)
@@ -109,7 +109,7 @@ def _steady(reader: RunReader, info: SeriesInfo | None) -> Block:
     return _rows(block, timed[-max(MIN_STEPS, int(young)) :])
 
 
-def _newest(reader: RunReader, info: SeriesInfo) -> Block:
+def _newest(reader: StoreReader, info: SeriesInfo) -> SeriesBlock:
     """Return the newest WINDOW_STEPS rows of steps, or LEAST_S of them where that is more."""
     first = max(FIRST_STEPS, info.rows - WINDOW_STEPS)
     block = reader.read(info.id, first, info.rows, 1)
@@ -121,10 +121,12 @@ def _newest(reader: RunReader, info: SeriesInfo) -> Block:
     return reader.read(info.id, first, info.rows, 1)
 
 
-def _during(steps: Block, times: Floats, reader: RunReader, info: SeriesInfo | None) -> Block:
+def _during(
+    steps: SeriesBlock, times: Floats, reader: StoreReader, info: SeriesInfo | None
+) -> SeriesBlock:
     """Return the rows of the sampler that were taken inside of the steps, not between them."""
     if info is None:
-        return Block.from_rows([])
+        return SeriesBlock.from_rows([])
     begin, end = float(steps.ts[0] - times[0]), float(steps.ts[-1])
     start, stop = reader.rows_between(info.id, "time", begin, end)
     block = reader.read(info.id, max(start, stop - READINGS), stop, 1)
@@ -134,11 +136,11 @@ def _during(steps: Block, times: Floats, reader: RunReader, info: SeriesInfo | N
     return _rows(block, np.flatnonzero(inside))
 
 
-def _rows(block: Block, chosen: NDArray[np.intp]) -> Block:
-    return Block(block.keys, *(part[..., chosen] for part in block.arrays()))
+def _rows(block: SeriesBlock, chosen: NDArray[np.intp]) -> SeriesBlock:
+    return SeriesBlock(block.keys, *(part[..., chosen] for part in block.arrays()))
 
 
-def _column(block: Block, key: str) -> Floats:
+def _column(block: SeriesBlock, key: str) -> Floats:
     """Return a metric's values, NaN where there is none."""
     if key not in block.keys:
         return np.full(len(block), np.nan)
@@ -164,7 +166,7 @@ def _share(percent: Floats, least: int = MIN_READINGS) -> float | None:
     return float(finite.mean() / 100) if len(finite) >= least else None
 
 
-def _highest(reader: RunReader, info: SeriesInfo | None, key: str) -> float | None:
+def _highest(reader: StoreReader, info: SeriesInfo | None, key: str) -> float | None:
     """Return the highest value of the run: one bucket is read."""
     if info is None:
         return None

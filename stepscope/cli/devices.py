@@ -14,9 +14,9 @@ from pathlib import Path
 
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.gpu.device_events import throttle_text, throttle_total
-from stepscope.gpu.health import Level, link
-from stepscope.gpu.machine_monitor import Machine
-from stepscope.gpu.machine_state import DeviceView, HostView, MachineView, machine_json
+from stepscope.gpu.health import HealthStatus, link
+from stepscope.gpu.machine_monitor import MachineMonitor
+from stepscope.gpu.machine_state import DeviceState, HostState, MachineState, machine_json
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import open_source
 
@@ -24,11 +24,16 @@ NARROWEST, WIDEST_BAR = 40, 24
 WATCHED_S = 5.0
 """Time of watching from which the throttling in it is told, and not that of the driver's life."""
 INDENT = "   "
-MARKS = {Level.OK: "ok", Level.NOTICE: "–", Level.WARNING: "!", Level.CRITICAL: "✗"}
+MARKS = {
+    HealthStatus.OK: "ok",
+    HealthStatus.NOTICE: "–",
+    HealthStatus.WARNING: "!",
+    HealthStatus.CRITICAL: "✗",
+}
 SEPARATOR = " · "
 
 
-def table(view: MachineView, columns: int) -> list[str]:
+def table(view: MachineState, columns: int) -> list[str]:
     """Return the lines for a terminal of so many columns."""
     width = max(NARROWEST, columns)
     lines = [*wrapped(_machine(view), width), *wrapped(_load(view.host), width)]
@@ -41,14 +46,14 @@ def table(view: MachineView, columns: int) -> list[str]:
     return lines
 
 
-def brief(view: MachineView, columns: int) -> list[str]:
+def brief(view: MachineState, columns: int) -> list[str]:
     """Return the machine with one line a GPU, for a terminal of too few lines for `table`."""
     width = max(NARROWEST, columns)
     lines = [*wrapped(_machine(view), width), *wrapped(_load(view.host), width), ""]
     return [*lines, *(cut(printable(_short_line(device)), width) for device in view.devices)]
 
 
-def _short_line(device: DeviceView) -> str:
+def _short_line(device: DeviceState) -> str:
     """Return index, health, utilization, memory, temperature and power in columns, then words."""
     used, total = device.values.get("gpu/mem_used"), device.values.get("gpu/mem_total")
     cells = [
@@ -61,12 +66,12 @@ def _short_line(device: DeviceView) -> str:
     return "  ".join([*cells, device.health.text])
 
 
-def _short(device: DeviceView, key: str, unit: str) -> str:
+def _short(device: DeviceState, key: str, unit: str) -> str:
     value = device.values.get(key)
     return "n/a" if value is None else f"{value:.0f} {unit}"
 
 
-def block(device: DeviceView, width: int) -> list[str]:
+def block(device: DeviceState, width: int) -> list[str]:
     """Return the lines of one GPU."""
     lines = [_head(device, width)]
     for parts in (_activity(device), _memory(device), _heat(device), _clocks(device)):
@@ -109,7 +114,7 @@ def cut(text: str, width: int) -> str:
 # --- the machine ----------------------------------------------------------------------------------
 
 
-def _machine(view: MachineView) -> list[str]:
+def _machine(view: MachineState) -> list[str]:
     host, count = view.host, len(view.devices)
     parts = [host.name, f"{count} GPU{'' if count == 1 else 's'}"]
     parts += [f"driver {host.driver}"] if host.driver else []
@@ -118,7 +123,7 @@ def _machine(view: MachineView) -> list[str]:
     return [*parts, time.strftime("%H:%M:%S", time.localtime(view.ts))]
 
 
-def _load(host: HostView) -> list[str]:
+def _load(host: HostState) -> list[str]:
     cpu = "n/a" if host.cpu_percent is None else f"{host.cpu_percent:.0f} %"
     return [
         f"CPU {cpu} of {host.cores or '?'} cores",
@@ -130,7 +135,7 @@ def _load(host: HostView) -> list[str]:
 # --- a GPU ----------------------------------------------------------------------------------------
 
 
-def _head(device: DeviceView, width: int) -> str:
+def _head(device: DeviceState, width: int) -> str:
     left = f"{device.info.nvml_index}  {printable(device.info.name)}"
     right = short_uuid(device.info.uuid)
     if device.facts is not None and device.facts.pci_bus_id:
@@ -148,7 +153,7 @@ def short_uuid(uuid: str) -> str:
     return printable("-".join(uuid.split("-")[:2]))
 
 
-def _value(device: DeviceView, key: str, text: str = "{:.0f}", label: str = "") -> str:
+def _value(device: DeviceState, key: str, text: str = "{:.0f}", label: str = "") -> str:
     """Return a value in words, or why there is none."""
     value = device.values.get(key)
     before = f"{label} " if label else ""
@@ -157,7 +162,7 @@ def _value(device: DeviceView, key: str, text: str = "{:.0f}", label: str = "") 
     return f"{before}n/a ({device.missing.get(key, 'no answer yet')})"
 
 
-def _activity(device: DeviceView) -> Iterator[str]:
+def _activity(device: DeviceState) -> Iterator[str]:
     yield _value(device, "gpu/util", "{:.0f} %", "Utilization") + _bar(
         device.values.get("gpu/util")
     )
@@ -169,7 +174,7 @@ def _activity(device: DeviceView) -> Iterator[str]:
         yield f"active: {', '.join(known)}"
 
 
-def _memory(device: DeviceView) -> Iterator[str]:
+def _memory(device: DeviceState) -> Iterator[str]:
     used, total = device.values.get("gpu/mem_used"), device.values.get("gpu/mem_total")
     total = total if total is not None else device.info.memory_total
     if used is None:
@@ -187,7 +192,7 @@ def _bar(share: float | None) -> str:
     return f"  {'█' * full}{'░' * (WIDEST_BAR - full)}"
 
 
-def _heat(device: DeviceView) -> Iterator[str]:
+def _heat(device: DeviceState) -> Iterator[str]:
     facts = device.facts
     thresholds = []
     if facts is not None and facts.temp_slowdown is not None:
@@ -205,7 +210,7 @@ def _heat(device: DeviceView) -> Iterator[str]:
         yield f"fan {device.values['gpu/fan']:.0f} %"
 
 
-def _clocks(device: DeviceView) -> Iterator[str]:
+def _clocks(device: DeviceState) -> Iterator[str]:
     facts = device.facts
     most = facts.max_sm_clock if facts is not None else None
     of = "" if most is None else f" of {most:.0f}"
@@ -220,7 +225,7 @@ def _clocks(device: DeviceView) -> Iterator[str]:
             yield f"{name} out {format_bytes(sent)}/s in {format_bytes(received)}/s"
 
 
-def _health(device: DeviceView, width: int) -> list[str]:
+def _health(device: DeviceState, width: int) -> list[str]:
     """Return the line of health, and below it what else is worth knowing."""
     others = [sign.text for sign in device.health.signs if sign.text not in device.health.text]
     lines = []
@@ -233,7 +238,7 @@ def _health(device: DeviceView, width: int) -> list[str]:
     return lines
 
 
-def _instance(instance: DeviceView, width: int) -> list[str]:
+def _instance(instance: DeviceState, width: int) -> list[str]:
     facts = instance.facts
     profile = facts.mig_profile if facts is not None and facts.mig_profile else instance.info.name
     lines = wrapped(
@@ -245,7 +250,7 @@ def _instance(instance: DeviceView, width: int) -> list[str]:
 # --- processes ------------------------------------------------------------------------------------
 
 
-def _processes(device: DeviceView, width: int, indent: str) -> list[str]:
+def _processes(device: DeviceState, width: int, indent: str) -> list[str]:
     processes = device.own_processes
     if processes is None:
         why = device.missing.get("processes", "the driver does not tell")
@@ -317,11 +322,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, root: Path) -> int:
     """Show the devices; return the exit code. Ctrl-C raises KeyboardInterrupt."""
-    return show(Machine(open_source), watch_s=options.watch, as_json=options.json)
+    return show(MachineMonitor(open_source), watch_s=options.watch, as_json=options.json)
 
 
 def show(
-    machine: Machine,
+    machine: MachineMonitor,
     *,
     watch_s: float | None = None,
     as_json: bool = False,
@@ -350,7 +355,7 @@ def show(
     return 1
 
 
-def _writer(again: bool, as_json: bool) -> Callable[[MachineView], None]:
+def _writer(again: bool, as_json: bool) -> Callable[[MachineState], None]:
     """Return what prints a view: as JSON, over the one before on a terminal, or below it."""
     if as_json:
         indent = None if again else 1
@@ -366,7 +371,7 @@ def _columns() -> int:
     return shutil.get_terminal_size().columns
 
 
-def in_place(view: MachineView) -> str:
+def in_place(view: MachineState) -> str:
     """Return what draws over the picture before; no line is empty in between.
 
     Where the blocks of all GPUs are too long for the terminal, each GPU has a line.
@@ -383,14 +388,14 @@ def in_place(view: MachineView) -> str:
 class _Looker:
     """Looks in a thread of its own, which may be left behind in a call of the driver."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: MachineMonitor) -> None:
         self._machine = machine
         self._thread = threading.Thread(target=self._serve, name="stepscope-look", daemon=True)
         self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[MachineView | Exception] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[MachineState | Exception] = queue.SimpleQueue()
         self._thread.start()
 
-    def look(self) -> MachineView | None:
+    def look(self) -> MachineState | None:
         """Return the machine as it is now; None where the driver does not answer."""
         self._asked.put(True)
         try:

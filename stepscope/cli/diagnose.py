@@ -15,7 +15,7 @@ from pathlib import Path
 from stepscope.common.formatting import printable
 from stepscope.diagnosis.findings import (
     Finding,
-    Recorded,
+    RunData,
     findings,
     nothing_to_say,
     read_recorded,
@@ -26,7 +26,7 @@ from stepscope.recorded_run import open_run
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunInfo, process_of, read_only_reason
 from stepscope.run.rank_info import torch_rank
-from stepscope.run.rank_status import RankStanding, rank_states
+from stepscope.run.rank_status import RankInfo, rank_states
 from stepscope.store import StoreError
 
 RANKS = 4
@@ -50,7 +50,7 @@ def stacks(run: RunInfo) -> Iterator[str]:
         yield f"Rank {rank}: {_stack(run, standings.get(rank), program)}"
 
 
-def _stack(run: RunInfo, standing: RankStanding | None, program: str | None) -> str:
+def _stack(run: RunInfo, standing: RankInfo | None, program: str | None) -> str:
     told = standing.run_json if standing is not None else None
     if told is None:
         return "nothing recorded."
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
     return 0
 
 
-def _note(recorded: Recorded, text: str) -> Finding:
+def _note(recorded: RunData, text: str) -> Finding:
     """Return what collectives cost as an entry of the kind "note": no problem, nothing to do."""
     return Finding(
         kind="note",

@@ -34,12 +34,12 @@ from stepscope import __version__
 from stepscope.alerts.config import load
 from stepscope.cli.ui import page_missing
 from stepscope.common.formatting import format_bytes
-from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceInfo, DeviceSource, NullSource, open_source
-from stepscope.host.usage import HostSource
+from stepscope.host.usage import HostSampler
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
-from stepscope.store import RunReader, StoreError
+from stepscope.store import StoreError, StoreReader
 
 NVML_TIMEOUT_S = 15.0
 BETWEEN_S = 0.15
@@ -64,7 +64,7 @@ print(json.dumps({
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu(DeviceInfo):
+class GpuProbe(DeviceInfo):
     """One GPU as NVML shows it: `read` metrics have a value, `missing` has the others' reasons."""
 
     lost: str | None = None
@@ -73,7 +73,7 @@ class Gpu(DeviceInfo):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlertsFile:
+class AlertsProbe:
     """What alerts.toml says; without the webhook's address, which is a secret."""
 
     path: str | None = None
@@ -87,7 +87,7 @@ class AlertsFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineProbe:
     """What was found; sizes in bytes, None for what does not apply or cannot be found out."""
 
     python: str
@@ -103,7 +103,7 @@ class Machine:
     device_nodes: bool
     """/dev/nvidiactl exists, so this process was meant to have a GPU."""
     driver: str | None
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuProbe, ...]
     torch: dict[str, Any] | None
     """The answer of `_ASK_TORCH`, or its version and "error"; None: not installed."""
     visible_devices: str | None
@@ -114,12 +114,12 @@ class Machine:
     """What the container may use."""
     cpu_limit: float | None
     shared_memory: int | None
-    alerts: AlertsFile = field(default_factory=AlertsFile)
+    alerts: AlertsProbe = field(default_factory=AlertsProbe)
 
 
-def survey(root: Path) -> Machine:
+def survey(root: Path) -> MachineProbe:
     """Look at everything; takes as long as `import torch` (seconds)."""
-    return Machine(
+    return MachineProbe(
         python=platform.python_version(),
         executable=sys.executable,
         version=__version__,
@@ -140,10 +140,10 @@ def survey(root: Path) -> Machine:
     )
 
 
-def alerts_file() -> AlertsFile:
+def alerts_file() -> AlertsProbe:
     """Return what would alert here, and who would be told."""
     settings = load()
-    return AlertsFile(
+    return AlertsProbe(
         path=None if settings.path is None else str(settings.path),
         found=settings.found,
         rules=sum(rule.enabled for rule in settings.rules),
@@ -163,7 +163,7 @@ def try_recording(root: Path) -> str | None:
             recorder = Recorder(Path(folder), name="doctor", kind=RunKind.RECORD)
             recorder.log(1, {"train/loss": 1.0})
             recorder.close(RunStatus.FINISHED)
-            with RunReader(Path(folder)) as reader:
+            with StoreReader(Path(folder)) as reader:
                 if [series.rows for series in reader.series()] != [1]:
                     return "a row that was recorded could not be read again"
     except (OSError, StoreError) as error:
@@ -196,15 +196,15 @@ def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
     return dict(answer)
 
 
-def _survey_gpu(source: DeviceSource, info: DeviceInfo) -> Gpu:
+def _survey_gpu(source: DeviceSource, info: DeviceInfo) -> GpuProbe:
     source.arm_gpm(True)
-    source.read(info.uuid, *Tier)
+    source.read(info.uuid, *SamplingTier)
     time.sleep(BETWEEN_S)
-    values = source.read(info.uuid, *Tier)
+    values = source.read(info.uuid, *SamplingTier)
     missing = {key: why for key, why in source.reasons(info.uuid).items() if key not in values}
     source.arm_gpm(False)
     lost = source.lost(info.uuid)
-    return Gpu(**asdict(info), lost=lost, read=len(values), missing=missing)
+    return GpuProbe(**asdict(info), lost=lost, read=len(values), missing=missing)
 
 
 def ask_torch(python: str = sys.executable) -> dict[str, Any] | None:
@@ -242,7 +242,7 @@ def _disk(folder: Path, what: str) -> int | None:
 
 def _memory_limit() -> float | None:
     """Return the host memory that the sampler records where it is less than the host has."""
-    total = HostSource().host()["host/mem_total"]
+    total = HostSampler().host()["host/mem_total"]
     return total if total < psutil.virtual_memory().total else None
 
 
@@ -264,7 +264,7 @@ SMALL_SHARED_MEMORY = 2**30
 EXAMPLES = ("stepscope doctor", "stepscope doctor --json")
 
 
-class Mark(StrEnum):
+class CheckStatus(StrEnum):
     """How a part stands."""
 
     OK = "ok"
@@ -272,14 +272,14 @@ class Mark(StrEnum):
     BROKEN = "broken"
 
 
-_SIGNS = {Mark.OK: "ok", Mark.MISSING: "–", Mark.BROKEN: "✗"}
+_SIGNS = {CheckStatus.OK: "ok", CheckStatus.MISSING: "–", CheckStatus.BROKEN: "✗"}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One line of the report; `remedy` is a sentence, or empty."""
 
-    mark: Mark
+    mark: CheckStatus
     what: str
     detail: str
     remedy: str = ""
@@ -298,7 +298,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
     """Print the report; return 1 where something that should work does not."""
     machine = survey(root)
     found = list(findings(machine))
-    broken = sum(finding.mark is Mark.BROKEN for finding in found)
+    broken = sum(finding.mark is CheckStatus.BROKEN for finding in found)
     if options.json:
         report = {
             "ok": not broken,
@@ -313,67 +313,67 @@ def run(options: argparse.Namespace, root: Path) -> int:
     return 1 if broken else 0
 
 
-def findings(machine: Machine) -> Iterator[Finding]:
+def findings(machine: MachineProbe) -> Iterator[CheckResult]:
     """Judge the machine, one part after another."""
-    yield Finding(Mark.OK, "Python", f"{machine.python} ({machine.executable})")
-    yield Finding(Mark.OK, "stepscope", machine.version)
+    yield CheckResult(CheckStatus.OK, "Python", f"{machine.python} ({machine.executable})")
+    yield CheckResult(CheckStatus.OK, "stepscope", machine.version)
     yield _run_folder(machine)
-    yield Finding(Mark.OK, "SQLite", machine.sqlite)
+    yield CheckResult(CheckStatus.OK, "SQLite", machine.sqlite)
     yield _driver(machine)
     for gpu in machine.gpus:
         yield _gpu(gpu)
     yield from _torch(machine)
     if machine.visible_devices is not None:
         detail = f"{machine.visible_devices!r}: torch sees these only; Stepscope lists every GPU"
-        yield Finding(Mark.OK, "CUDA_VISIBLE_DEVICES", detail)
+        yield CheckResult(CheckStatus.OK, "CUDA_VISIBLE_DEVICES", detail)
     yield from _limits(machine)
     yield from _alerts(machine.alerts)
     if machine.page is None:
         versions = ", ".join(f"{name} {machine.packages[name]}" for name in ("streamlit", "plotly"))
-        yield Finding(Mark.OK, "page", f"'stepscope ui' opens it ({versions})")
+        yield CheckResult(CheckStatus.OK, "page", f"'stepscope ui' opens it ({versions})")
     else:
-        yield Finding(Mark.MISSING, "page", machine.page)
+        yield CheckResult(CheckStatus.MISSING, "page", machine.page)
     for package, name in (("pyarrow", "parquet"), ("tensorboard", "tensorboard")):
         version, what = machine.packages[package], f"export to {name}"
         if version is not None:
-            yield Finding(Mark.OK, what, f"{package} {version}")
+            yield CheckResult(CheckStatus.OK, what, f"{package} {version}")
         else:
             remedy = f"Run 'pip install {package}'."
-            yield Finding(Mark.MISSING, what, f"{package} is not installed", remedy)
+            yield CheckResult(CheckStatus.MISSING, what, f"{package} is not installed", remedy)
 
 
-def _run_folder(machine: Machine) -> Finding:
+def _run_folder(machine: MachineProbe) -> CheckResult:
     if machine.recording_error is not None:
         detail = f"{machine.runs} cannot hold a run: {machine.recording_error}"
         remedy = "Set STEPSCOPE_RUNS to a writable folder."
-        return Finding(Mark.BROKEN, "run folder", detail, remedy)
+        return CheckResult(CheckStatus.BROKEN, "run folder", detail, remedy)
     detail = f"{machine.runs}, {format_bytes(machine.free)} free"
     if machine.free is not None and machine.free < LOW_SPACE:
         remedy = "A run takes about 200 MB per day; free disk space or set STEPSCOPE_RUNS."
-        return Finding(Mark.BROKEN, "run folder", detail, remedy)
-    return Finding(Mark.OK, "run folder", detail)
+        return CheckResult(CheckStatus.BROKEN, "run folder", detail, remedy)
+    return CheckResult(CheckStatus.OK, "run folder", detail)
 
 
-def _driver(machine: Machine) -> Finding:
+def _driver(machine: MachineProbe) -> CheckResult:
     if machine.nvml_reason is None:
         detail = f"driver {machine.driver}, {_count(len(machine.gpus))}"
-        return Finding(Mark.OK, "NVIDIA driver", detail)
+        return CheckResult(CheckStatus.OK, "NVIDIA driver", detail)
     detail = machine.nvml_reason
     if machine.device_nodes:
         detail += " But /dev/nvidiactl exists"
     elif machine.torch and machine.torch.get("available"):
         detail += " Yet torch sees a GPU"
     elif not machine.nvml_broken:
-        return Finding(Mark.MISSING, "NVIDIA driver", detail, "No GPU values then.")
+        return CheckResult(CheckStatus.MISSING, "NVIDIA driver", detail, "No GPU values then.")
     remedy = "Check that nvidia-smi works; utilization, power and temperature are missing."
-    return Finding(Mark.BROKEN, "NVIDIA driver", detail, remedy)
+    return CheckResult(CheckStatus.BROKEN, "NVIDIA driver", detail, remedy)
 
 
-def _gpu(gpu: Gpu) -> Finding:
+def _gpu(gpu: GpuProbe) -> CheckResult:
     what = f"GPU {gpu.nvml_index}"
     if gpu.lost is not None:
         remedy = "Look for 'Xid' in dmesg; the GPU may need a reset."
-        return Finding(Mark.BROKEN, what, f"{gpu.name}, {gpu.uuid}: {gpu.lost}", remedy)
+        return CheckResult(CheckStatus.BROKEN, what, f"{gpu.name}, {gpu.uuid}: {gpu.lost}", remedy)
     size = format_bytes(gpu.memory_total)
     detail = f"{gpu.name}, {size}, {gpu.uuid}, {gpu.read} metrics"
     if gpu.mig:
@@ -383,23 +383,23 @@ def _gpu(gpu: Gpu) -> Finding:
         detail += f"; without {', '.join(missing)}"
     rights = "permission" in gpu.missing.values()
     remedy = "Ask the administrator to let users read the GPU's counters." if rights else ""
-    return Finding(Mark.OK if gpu.read else Mark.BROKEN, what, detail, remedy)
+    return CheckResult(CheckStatus.OK if gpu.read else CheckStatus.BROKEN, what, detail, remedy)
 
 
-def _torch(machine: Machine) -> Iterator[Finding]:
+def _torch(machine: MachineProbe) -> Iterator[CheckResult]:
     torch = machine.torch
     if torch is None:
         remedy = "'stepscope record' works without it; a training script needs it."
-        yield Finding(Mark.MISSING, "torch", "not installed in this environment", remedy)
+        yield CheckResult(CheckStatus.MISSING, "torch", "not installed in this environment", remedy)
         return
     detail = torch["version"]
     if "error" in torch:
         detail += f" cannot be imported: {torch['error']}"
-        yield Finding(Mark.BROKEN, "torch", detail, "Install it again.")
+        yield CheckResult(CheckStatus.BROKEN, "torch", detail, "Install it again.")
     elif torch["cuda"] is None:
-        mark = Mark.BROKEN if machine.gpus else Mark.OK
+        mark = CheckStatus.BROKEN if machine.gpus else CheckStatus.OK
         remedy = GET_TORCH if machine.gpus else ""
-        yield Finding(mark, "torch", f"{detail}, a build without CUDA", remedy)
+        yield CheckResult(mark, "torch", f"{detail}, a build without CUDA", remedy)
     else:
         yield _torch_devices(machine, torch, f"{detail}, built for CUDA {torch['cuda']}")
     found = re.match(r"(\d+)\.(\d+)", torch["version"])
@@ -408,48 +408,50 @@ def _torch(machine: Machine) -> Iterator[Finding]:
         tested = " to ".join(f"{major}.{minor}" for major, minor in TORCH_TESTED)
         detail = f"{found[0]}; Stepscope is tested with {tested}"
         remedy = "Training is unaffected; stderr lists values that cannot be recorded."
-        yield Finding(Mark.MISSING, "torch's version", detail, remedy)
+        yield CheckResult(CheckStatus.MISSING, "torch's version", detail, remedy)
 
 
-def _torch_devices(machine: Machine, torch: dict[str, Any], built: str) -> Finding:
+def _torch_devices(machine: MachineProbe, torch: dict[str, Any], built: str) -> CheckResult:
     """Compare what a CUDA build of torch sees with what the driver has."""
     have, visible = len(machine.gpus), machine.visible_devices
     if torch["available"]:
         seen = len(torch["devices"])
-        return Finding(Mark.OK, "torch", f"{built}; sees {seen} of {_count(max(seen, have))}")
+        return CheckResult(
+            CheckStatus.OK, "torch", f"{built}; sees {seen} of {_count(max(seen, have))}"
+        )
     if not have:
-        return Finding(Mark.MISSING, "torch", f"{built}; there is no GPU for it here")
+        return CheckResult(CheckStatus.MISSING, "torch", f"{built}; there is no GPU for it here")
     if visible is not None and visible.strip() in ("", "-1"):
         detail = f"{built}; CUDA_VISIBLE_DEVICES hides every GPU from it"
-        return Finding(Mark.MISSING, "torch", detail, "Unset it to train on a GPU.")
+        return CheckResult(CheckStatus.MISSING, "torch", detail, "Unset it to train on a GPU.")
     detail = f"{built}, does not see the GPU: {next(iter(torch['warnings']), 'it gives no reason')}"
-    return Finding(Mark.BROKEN, "torch", detail, GET_TORCH)
+    return CheckResult(CheckStatus.BROKEN, "torch", detail, GET_TORCH)
 
 
-def _limits(machine: Machine) -> Iterator[Finding]:
+def _limits(machine: MachineProbe) -> Iterator[CheckResult]:
     memory, cpus = machine.memory_limit, machine.cpu_limit
     limits = [f"{format_bytes(memory)} of memory"] if memory is not None else []
     limits += [f"{cpus:g} CPUs"] if cpus is not None else []
     if limits:
         detail = f"limited to {' and '.join(limits)}; host/cpu is that of the whole host"
-        yield Finding(Mark.OK, "container", detail)
+        yield CheckResult(CheckStatus.OK, "container", detail)
     if machine.shared_memory is not None and machine.shared_memory < SMALL_SHARED_MEMORY:
         detail = f"only {format_bytes(machine.shared_memory)}: DataLoader workers need more"
         remedy = "In a container, start it with --shm-size=8g."
-        yield Finding(Mark.MISSING, "/dev/shm", detail, remedy)
+        yield CheckResult(CheckStatus.MISSING, "/dev/shm", detail, remedy)
 
 
-def _alerts(file: AlertsFile) -> Iterator[Finding]:
+def _alerts(file: AlertsProbe) -> Iterator[CheckResult]:
     if file.path is None:
-        yield Finding(Mark.OK, "alerts", "switched off by STEPSCOPE_ALERTS")
+        yield CheckResult(CheckStatus.OK, "alerts", "switched off by STEPSCOPE_ALERTS")
         return
     tells = [f"the command {file.command}"] if file.command else []
     tells += [f"the webhook {file.webhook}"] if file.webhook else []
     where = file.path if file.found else f"no file {file.path}"
     told = f"told to {' and '.join(tells)}" if tells else "shown on the page only"
-    yield Finding(Mark.OK, "alerts", f"{where}; {file.rules} rules, {told}")
+    yield CheckResult(CheckStatus.OK, "alerts", f"{where}; {file.rules} rules, {told}")
     for problem in file.problems:
-        yield Finding(Mark.BROKEN, "alerts", problem)
+        yield CheckResult(CheckStatus.BROKEN, "alerts", problem)
 
 
 def _count(gpus: int) -> str:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from stepscope.export.tables import Wanted, export
+from stepscope.export.tables import ExportRequest, export
 from stepscope.metrics import Stream
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import read_run, run_folder
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
         return 2
     recover_ended(read_run(folder))
     try:
-        wanted = Wanted(options.format, options.stream, options.rank)
+        wanted = ExportRequest(options.format, options.stream, options.rank)
         written = export(folder, wanted, options.output)
     except BrokenPipeError:  # an OSError too, but caused by the reader of the output
         raise

@@ -16,8 +16,8 @@ from typing import TextIO
 
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.batch_headroom import FitReport, report
-from stepscope.watch.memory_probe import Enough, FirstSteps
-from stepscope.watch.script import NoScript, Script, from_file, from_module
+from stepscope.watch.memory_probe import MeasurementDone, StepMemoryProbe
+from stepscope.watch.script import Script, ScriptNotFoundError, from_file, from_module
 
 DONE, FAILED, USAGE = 0, 1, 2
 STEPS, MOST_STEPS = 3, 100
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     options, words = _parse(argv)
     try:
         script = (from_module if options.module else from_file)(words[0], words[1:])
-    except NoScript as error:
+    except ScriptNotFoundError as error:
         sys.stderr.write(f"{error}\n")
         return error.code
     results = os.fdopen(os.dup(1), "w", errors="backslashreplace")
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     def tell() -> None:
         _tell(report(steps.steps, _why_none(steps)), steps, options.json, results)
 
-    steps = FirstSteps(options.steps, tell)
+    steps = StepMemoryProbe(options.steps, tell)
     steps.start()
     ended_by = _run(script)
     if ended_by is not None:
@@ -58,7 +58,7 @@ def _run(script: Script) -> str | None:
     """Run it; return what ended it too early."""
     try:
         script.run()
-    except Enough:
+    except MeasurementDone:
         return None
     except SystemExit as error:
         return f"exit code {error.code}"
@@ -70,7 +70,7 @@ def _run(script: Script) -> str | None:
     return None
 
 
-def _why_none(steps: FirstSteps) -> str:
+def _why_none(steps: StepMemoryProbe) -> str:
     if steps.refused is not None:
         return steps.refused
     if not steps.has_torch:
@@ -78,7 +78,7 @@ def _why_none(steps: FirstSteps) -> str:
     return "No step seen: no torch optimizer stepped in this process."
 
 
-def _tell(found: FitReport, steps: FirstSteps, as_json: bool, out: TextIO) -> None:
+def _tell(found: FitReport, steps: StepMemoryProbe, as_json: bool, out: TextIO) -> None:
     if steps.refused is not None:
         found = FitReport(text=steps.refused, factor=None, parts=found.parts, peak=found.peak)
     kind = steps.steps[-1].device if steps.steps else None

@@ -17,7 +17,7 @@ from pathlib import Path
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.recorder.recorder import Command, CommandName
 from stepscope.run import RunKind, RunStatus, new_run_folder
-from stepscope.run.status import Outcome
+from stepscope.run.status import RunOutcome
 from stepscope.session.command_server import CommandServer
 from stepscope.session.session import Session, listed
 from stepscope.store import StoreError
@@ -93,7 +93,7 @@ class _End:
     """Whether the recording was stopped, and by whom; the first reason counts."""
 
     def __init__(self) -> None:
-        self.outcome = Outcome()
+        self.outcome = RunOutcome()
 
     @property
     def asked(self) -> bool:
@@ -101,7 +101,7 @@ class _End:
 
     def ask(self, reason: str) -> None:
         if not self.asked:
-            self.outcome = Outcome(RunStatus.STOPPED, reason)
+            self.outcome = RunOutcome(RunStatus.STOPPED, reason)
 
 
 def record(

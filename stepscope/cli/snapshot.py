@@ -17,7 +17,7 @@ from stepscope.memory.snapshots.load import SnapshotError
 from stepscope.memory.snapshots.open_snapshot import open_snapshot
 from stepscope.memory.snapshots.segments import Fragmentation
 from stepscope.memory.snapshots.stacks import own_frame, short
-from stepscope.memory.snapshots.summary import Difference, Summary, by_module, difference
+from stepscope.memory.snapshots.summary import SnapshotDiff, SnapshotSummary, by_module, difference
 from stepscope.memory.snapshots.timeline import lasting
 
 EXAMPLES = (
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
     return 0
 
 
-def as_json(summary: Summary, changes: Difference | None, top: int) -> dict[str, Any]:
+def as_json(summary: SnapshotSummary, changes: SnapshotDiff | None, top: int) -> dict[str, Any]:
     """Return what is printed, with whole stacks; sizes in bytes."""
     return {
         "name": summary.name,
@@ -123,7 +123,7 @@ def as_json(summary: Summary, changes: Difference | None, top: int) -> dict[str,
     }
 
 
-def _difference_json(changes: Difference, top: int) -> dict[str, Any]:
+def _difference_json(changes: SnapshotDiff, top: int) -> dict[str, Any]:
     return {
         "before": changes.before,
         "after": changes.after,
@@ -132,7 +132,7 @@ def _difference_json(changes: Difference, top: int) -> dict[str, Any]:
     }
 
 
-def _text(summary: Summary, top: int) -> Iterator[str]:
+def _text(summary: SnapshotSummary, top: int) -> Iterator[str]:
     yield f"{summary.name}, {format_bytes(summary.file_size)}"
     for one in summary.devices:
         yield f"GPU {one.device}: {parts_sentence(one.parts)}"
@@ -157,7 +157,7 @@ def _text(summary: Summary, top: int) -> Iterator[str]:
         )
 
 
-def _history_lines(summary: Summary) -> Iterator[str]:
+def _history_lines(summary: SnapshotSummary) -> Iterator[str]:
     for one in summary.histories:
         lasted = f" in {lasting(one.seconds[-1])}" if one.seconds else ""
         yield (
@@ -171,7 +171,7 @@ def _history_lines(summary: Summary) -> Iterator[str]:
         yield "No history: it was taken without _record_memory_history."
 
 
-def _allocation_lines(summary: Summary, top: int) -> Iterator[str]:
+def _allocation_lines(summary: SnapshotSummary, top: int) -> Iterator[str]:
     if not summary.sites:
         yield "Nothing is allocated in it."
         return
@@ -185,7 +185,7 @@ def _allocation_lines(summary: Summary, top: int) -> Iterator[str]:
         yield f"  {format_bytes(size):>9}          {left:,} further stacks"
 
 
-def _changes(changes: Difference, top: int) -> Iterator[str]:
+def _changes(changes: SnapshotDiff, top: int) -> Iterator[str]:
     yield (
         f"Live: {format_bytes(changes.before)} before, {format_bytes(changes.after)} after "
         f"({_signed(changes.after - changes.before)})"
@@ -226,7 +226,7 @@ def _signed(size: int) -> str:
     return f"{'+' if size >= 0 else '-'}{format_bytes(abs(size))}"
 
 
-def _opened(path: Path, spare: Path) -> Summary:
+def _opened(path: Path, spare: Path) -> SnapshotSummary:
     """Open a file; on a terminal say how far it is where that takes longer, in a line that goes."""
     begun, drawn = time.monotonic(), False
 

@@ -50,7 +50,7 @@ def parse_args(args: str) -> dict[str, Any]:
         raise ValueError("nested too deeply") from error
 
 
-class Commands(Protocol):
+class CommandQueue(Protocol):
     """The commands on their way to the training thread: of one process, or of a job's rank."""
 
     waiting: Collection[object]
@@ -75,7 +75,7 @@ class Commands(Protocol):
         """The training has left its boundary by an exception."""
 
 
-class OwnCommands:
+class LocalCommandQueue:
     """The commands of a process that is alone in its run: the next boundary serves them.
 
     `closed_gate` is called after a command came, `opened` after the last was taken.
@@ -126,10 +126,10 @@ class OwnCommands:
         """Do nothing: nobody waits for this training."""
 
 
-Bytes = Mapping[str, float]  # by metric key
+ByteCounts = Mapping[str, float]  # by metric key
 
 
-def empty_cache(before: Bytes, after: Bytes) -> str:
+def empty_cache(before: ByteCounts, after: ByteCounts) -> str:
     """Say what emptying the cache gave back, and what it could not."""
     if "memory/reserved" not in after:
         return (
@@ -148,7 +148,7 @@ def empty_cache(before: Bytes, after: Bytes) -> str:
     return text
 
 
-def reset_peaks(before: Bytes, after: Bytes) -> str:
+def reset_peaks(before: ByteCounts, after: ByteCounts) -> str:
     """Say what the peaks were and are."""
     if "memory/peak_allocated" not in after:
         return f"Reset peak stats: peak process memory {_change(before, after, 'process/peak_rss')}"
@@ -158,7 +158,7 @@ def reset_peaks(before: Bytes, after: Bytes) -> str:
     )
 
 
-def collect_garbage(objects: int, before: Bytes, after: Bytes) -> str:
+def collect_garbage(objects: int, before: ByteCounts, after: ByteCounts) -> str:
     """Say how many objects were freed, and what memory with them."""
     on_gpu = "memory/allocated" in after
     word, key = ("allocated", "memory/allocated") if on_gpu else ("process memory", "process/rss")
@@ -211,7 +211,7 @@ _LESS = {
 }
 
 
-def _change(before: Bytes, after: Bytes, key: str) -> str:
+def _change(before: ByteCounts, after: ByteCounts, key: str) -> str:
     return f"{format_bytes(before.get(key, 0))} → {format_bytes(after[key])}"
 
 

@@ -42,7 +42,7 @@ KEPT = 64
 """Notices of number 0 that stay to be read, and results of a rank: a reader may be slow."""
 
 
-class State(StrEnum):
+class ProposalState(StrEnum):
     """How far the agreement on a command is."""
 
     PROPOSED = "proposed"
@@ -51,20 +51,20 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Proposal:
     """What number 0 says of one command: once decided its step, once withdrawn the reason."""
 
     command: Command
-    state: State = State.PROPOSED
+    state: ProposalState = ProposalState.PROPOSED
     step: int | None = None
     why: str | None = None
 
 
-Answers = Mapping[int, int]
+Votes = Mapping[int, int]
 """What a rank has answered: by the id of a command, the first step it may serve it at."""
 
 
-class Leader:
+class Coordinator:
     """Number 0's part; all but `ask` belongs to one thread.
 
     Commands are proposed as they come and decided in this order, so that all ranks serve them in
@@ -77,7 +77,7 @@ class Leader:
         answer_s: float = ANSWER_S,
         silent: Callable[[int], str] = "rank {} has not answered".format,
     ) -> None:
-        self.notices: tuple[Notice, ...] = ()
+        self.notices: tuple[Proposal, ...] = ()
         self._answer_s = answer_s
         self._silent = silent
         self._asked: deque[Command] = deque()
@@ -90,9 +90,9 @@ class Leader:
         self._asked.append(command)
 
     @property
-    def open(self) -> list[Notice]:
+    def open(self) -> list[Proposal]:
         """The commands that are proposed and not decided."""
-        return [notice for notice in self.notices if notice.state is State.PROPOSED]
+        return [notice for notice in self.notices if notice.state is ProposalState.PROPOSED]
 
     def propose(self, now_s: float) -> bool:
         """Propose what was asked; return whether there is a new notice."""
@@ -100,11 +100,11 @@ class Leader:
         while self._asked:
             command = self._asked.popleft()
             self._since[command.id] = now_s
-            self._keep([*self.notices, Notice(command)])
+            self._keep([*self.notices, Proposal(command)])
             found = True
         return found
 
-    def decide(self, now_s: float, answers: Mapping[int, Answers], gone: Mapping[int, str]) -> bool:
+    def decide(self, now_s: float, answers: Mapping[int, Votes], gone: Mapping[int, str]) -> bool:
         """Decide or withdraw the oldest proposals; return whether a notice has changed.
 
         `answers` has the ranks that take part, by number; an empty one has not answered. `gone`
@@ -116,25 +116,25 @@ class Leader:
             # The time first: what was suspended over it must not decide on old answers.
             if gone or now_s - self._since[notice.command.id] >= self._answer_s:
                 why = "; ".join(gone.values()) or self._why(notice, answers)
-                self._replace(replace(notice, state=State.WITHDRAWN, why=why))
+                self._replace(replace(notice, state=ProposalState.WITHDRAWN, why=why))
             elif None in steps:
                 return changed  # those behind it have to wait: they are served in order
             else:
                 step = self._step(notice, max(step for step in steps if step is not None))
-                self._replace(replace(notice, state=State.DECIDED, step=step))
+                self._replace(replace(notice, state=ProposalState.DECIDED, step=step))
             changed = True
         return changed
 
-    def take_back(self, before: Sequence[Notice], paused_at: int | None) -> None:
+    def take_back(self, before: Sequence[Proposal], paused_at: int | None) -> None:
         """Undo decisions that could not be made known."""
         self.notices, self.paused_at = tuple(before), paused_at
 
     def withdraw(self, why: str) -> None:
         """Withdraw every proposal."""
         for notice in self.open:
-            self._replace(replace(notice, state=State.WITHDRAWN, why=why))
+            self._replace(replace(notice, state=ProposalState.WITHDRAWN, why=why))
 
-    def _step(self, notice: Notice, answered: int) -> int:
+    def _step(self, notice: Proposal, answered: int) -> int:
         """Return the step to serve it at: behind a pause that of the pause, as no other comes."""
         name = notice.command.name
         step = answered if self.paused_at is None else self.paused_at
@@ -144,24 +144,24 @@ class Leader:
             self.paused_at = None
         return step
 
-    def _why(self, notice: Notice, answers: Mapping[int, Answers]) -> str:
+    def _why(self, notice: Proposal, answers: Mapping[int, Votes]) -> str:
         late = [number for number, given in answers.items() if notice.command.id not in given]
         # Where all have answered, number 0 itself was suspended.
         said = ", ".join(map(self._silent, late)) or "rank 0 has not decided"
         return f"{said} for {self._answer_s:g} s"
 
-    def _replace(self, notice: Notice) -> None:
+    def _replace(self, notice: Proposal) -> None:
         self._since.pop(notice.command.id, None)
         same = notice.command.id
         self._keep([notice if old.command.id == same else old for old in self.notices])
 
-    def _keep(self, notices: Sequence[Notice]) -> None:
-        closed = [notice for notice in notices if notice.state is not State.PROPOSED]
+    def _keep(self, notices: Sequence[Proposal]) -> None:
+        closed = [notice for notice in notices if notice.state is not ProposalState.PROPOSED]
         over = {notice.command.id for notice in closed[: max(0, len(closed) - KEPT)]}
         self.notices = tuple(notice for notice in notices if notice.command.id not in over)
 
 
-class Member:
+class Participant:
     """The part that every rank has, number 0 too.
 
     `hear` belongs to the agreement's thread; `take`, `put_back`, `may_leave` and `leave` to the
@@ -183,7 +183,7 @@ class Member:
         self.lead = lead
         self.answers: dict[int, int] = {}
         """What to tell number 0, of the commands that are neither decided nor withdrawn."""
-        self.late: list[Notice] = []
+        self.late: list[Proposal] = []
         """Decisions that came after this rank had gone on without."""
         self._waiting: deque[object] = deque()
         self.waiting: Collection[object] = self._waiting
@@ -201,11 +201,11 @@ class Member:
         """The highest step of which a boundary may have been passed."""
         self._held_since: dict[int, float] = {}
 
-    def hear(self, notices: Sequence[Notice]) -> list[Notice]:
+    def hear(self, notices: Sequence[Proposal]) -> list[Proposal]:
         """Take in what number 0 says; return the notices that are news."""
         news = [notice for notice in notices if self._is_news(notice)]
         for notice in news:
-            if notice.state is State.PROPOSED:
+            if notice.state is ProposalState.PROPOSED:
                 self._answer(notice.command)
             else:
                 self._close(notice)
@@ -265,11 +265,11 @@ class Member:
             self._held_since.clear()
             self._look()
 
-    def _is_news(self, notice: Notice) -> bool:
+    def _is_news(self, notice: Proposal) -> bool:
         id_ = notice.command.id
         if id_ in self._closed:
             return False
-        return notice.state is not State.PROPOSED or not (
+        return notice.state is not ProposalState.PROPOSED or not (
             id_ in self.answers or id_ in self._given_up
         )
 
@@ -284,11 +284,11 @@ class Member:
                 self._passed = max(self._passed, step)
             self.answers[command.id] = step if self._stands else step + self.lead
 
-    def _close(self, notice: Notice) -> None:
+    def _close(self, notice: Proposal) -> None:
         with self._lock:
             self._closed.add(notice.command.id)
             answered = self.answers.pop(notice.command.id, None)
-            if notice.state is State.DECIDED and notice.step is not None:
+            if notice.state is ProposalState.DECIDED and notice.step is not None:
                 if answered is not None:
                     self._decided.append((notice.step, notice.command))
                 elif notice.command.id in self._given_up:
@@ -318,7 +318,7 @@ BYTES_LIMIT = 2**20
 
 
 @dataclass(slots=True)
-class Said:
+class RankReport:
     """What a rank says: its answers, by the id of a command; the steps where it has taken commands;
     what came of those that it has ended: `ok`, and bytes `before` and `after` by metric; and why it
     wants all ranks to stop."""
@@ -329,7 +329,7 @@ class Said:
     stop: str | None = None
 
 
-class AgreementFiles:
+class ConsensusFiles:
     """The files of one job, as one of its ranks sees them. Raises OSError."""
 
     def __init__(self, run_folder: Path, number: int) -> None:
@@ -341,25 +341,27 @@ class AgreementFiles:
         """The folder where others replace what this rank has to read."""
         self._known: dict[Path, tuple[bytes, Any]] = {}
 
-    def write_notices(self, notices: Sequence[Notice]) -> None:
+    def write_notices(self, notices: Sequence[Proposal]) -> None:
         """Say what is proposed, decided and withdrawn; number 0 alone."""
         _write(self._notices, [_form(notice) for notice in notices])
 
-    def notices(self) -> list[Notice]:
+    def notices(self) -> list[Proposal]:
         """Return what number 0 says; nothing before it has said anything."""
-        found: list[Notice] = self._read(self._notices, lambda content: list(map(_notice, content)))
+        found: list[Proposal] = self._read(
+            self._notices, lambda content: list(map(_notice, content))
+        )
         return found or []
 
-    def write_said(self, said: Said) -> None:
+    def write_said(self, said: RankReport) -> None:
         """Say what this rank answers and has done."""
         # Not asdict: the training thread may add an entry while it copies.
         names = ("answers", "taken", "results", "stop")
         _write(self._own, {name: getattr(said, name) for name in names})
 
-    def said(self, number: int) -> Said:
+    def said(self, number: int) -> RankReport:
         """Return what a rank says; nothing before it has said anything."""
-        found: Said | None = self._read(self._path(number), _said)
-        return found or Said()
+        found: RankReport | None = self._read(self._path(number), _said)
+        return found or RankReport()
 
     def _path(self, number: int) -> Path:
         return self._answers / f"rank{number}.json"
@@ -384,7 +386,7 @@ def _write(path: Path, content: Any) -> None:
     atomic_write(path, json.dumps(content), durable=False)
 
 
-def _form(notice: Notice) -> dict[str, Any]:
+def _form(notice: Proposal) -> dict[str, Any]:
     command = notice.command
     return {
         "id": command.id,
@@ -396,14 +398,14 @@ def _form(notice: Notice) -> dict[str, Any]:
     }
 
 
-def _notice(form: Mapping[str, Any]) -> Notice:
+def _notice(form: Mapping[str, Any]) -> Proposal:
     command = Command(int(form["id"]), CommandName(form["name"]), dict(form["args"]))
-    return Notice(command, State(form["state"]), form["step"], form["why"])
+    return Proposal(command, ProposalState(form["state"]), form["step"], form["why"])
 
 
-def _said(content: Mapping[str, Any]) -> Said:
+def _said(content: Mapping[str, Any]) -> RankReport:
     answers, taken, results = (_by_id(content[key]) for key in ("answers", "taken", "results"))
-    return Said(answers, taken, results, content["stop"])
+    return RankReport(answers, taken, results, content["stop"])
 
 
 def _by_id(entries: Mapping[str, Any]) -> dict[int, Any]:

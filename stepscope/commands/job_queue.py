@@ -18,15 +18,15 @@ from stepscope.commands.command import Command
 from stepscope.commands.consensus import (
     ANSWER_S,
     KEPT,
-    AgreementFiles,
-    Leader,
-    Member,
-    Notice,
-    Said,
-    State,
+    ConsensusFiles,
+    Coordinator,
+    Participant,
+    Proposal,
+    ProposalState,
+    RankReport,
 )
 from stepscope.common.clock import clock
-from stepscope.common.files import REPLACED, Sleeper, is_network_filesystem
+from stepscope.common.files import REPLACED, WakeableSleep, is_network_filesystem
 from stepscope.common.json_values import first_line
 from stepscope.run import RunStatus, process_of
 from stepscope.run.rank_info import find_rank
@@ -45,11 +45,11 @@ LATE_S = 2.0
 RESULTS_S = 2.0
 """How long number 0's event waits for the results of the others, from its own on."""
 
-Results = Mapping[int, Mapping[str, Any]]
+RankResults = Mapping[int, Mapping[str, Any]]
 """By rank, what came of a command: `ok`, and bytes `before` and `after` by metric."""
 
 
-class Listener(Protocol):
+class JobQueueListener(Protocol):
     """Hears in the agreement's thread what becomes of commands."""
 
     def heard(self, command: Command) -> None:
@@ -67,7 +67,7 @@ class Listener(Protocol):
     def stop_wanted(self, reason: str) -> None:
         """Number 0 alone: another rank wants all to stop."""
 
-    def results(self, command: Command, results: Results) -> None:
+    def results(self, command: Command, results: RankResults) -> None:
         """Number 0 alone: what came of it on all ranks, or on those that were quick."""
 
 
@@ -75,7 +75,7 @@ class Listener(Protocol):
 class _Waited:
     """A decided command of which number 0 follows what becomes, and since when."""
 
-    notice: Notice
+    notice: Proposal
     since_s: float
     since: float
     """The same moment in epoch seconds."""
@@ -84,7 +84,7 @@ class _Waited:
     told: bool = False
 
 
-class JobCommands:
+class JobCommandQueue:
     """The commands of rank `number` of the `ranks` that share a run folder, numbered from 0.
 
     `step`, `lead` and `flag` are those of `consensus.Member`. Raises OSError where the folder
@@ -96,7 +96,7 @@ class JobCommands:
         folder: Path,
         number: int,
         ranks: int,
-        listener: Listener,
+        listener: JobQueueListener,
         *,
         step: Callable[[], int],
         lead: int,
@@ -106,13 +106,13 @@ class JobCommands:
         self._number = number
         self._ranks = ranks
         self._listener = listener
-        self._files = AgreementFiles(folder, number)
+        self._files = ConsensusFiles(folder, number)
         network = is_network_filesystem(self._files.watched)
         answer_s = NETWORK_ANSWER_S if network else ANSWER_S
-        self.member = Member(step, lead=lead, flag=flag, answer_s=answer_s)
+        self.member = Participant(step, lead=lead, flag=flag, answer_s=answer_s)
         self.waiting = self.member.waiting
-        self._leader = Leader(answer_s=answer_s, silent=self._silence)
-        self._said = Said()
+        self._leader = Coordinator(answer_s=answer_s, silent=self._silence)
+        self._said = RankReport()
         self._written: dict[str, Any] = {}
         self._waited: dict[int, _Waited] = {}
         self._told: Mapping[str, Any] | None = None
@@ -121,7 +121,7 @@ class JobCommands:
         self._came = threading.Event()
         self._closing = False
         self._failed = False
-        self._sleeper = Sleeper(self._files.watched, REPLACED)
+        self._sleeper = WakeableSleep(self._files.watched, REPLACED)
         self._hears = self._sleeper.sees_touches and not network
         self.wake = self._sleeper.wake
         self._thread = threading.Thread(target=self._work, name="stepscope-agreement", daemon=True)
@@ -277,11 +277,11 @@ class JobCommands:
         said = f"rank {rank.rank} has not answered"
         return f"{said} (its process is stopped)" if stopped else said
 
-    def _hear(self, notices: Sequence[Notice]) -> None:
+    def _hear(self, notices: Sequence[Proposal]) -> None:
         for notice in self.member.hear(notices):
-            if notice.state is State.PROPOSED:
+            if notice.state is ProposalState.PROPOSED:
                 self._listener.heard(notice.command)
-            elif notice.state is State.WITHDRAWN:
+            elif notice.state is ProposalState.WITHDRAWN:
                 self._listener.withdrawn(notice.command, notice.why or "")
             elif self._number == 0:
                 entry = _Waited(notice, time.monotonic(), clock.now())
@@ -331,7 +331,7 @@ class JobCommands:
             self._listener.waits(waiting)
             self._told = waiting
 
-    def _tell_results(self, waited: _Waited, said: Mapping[int, Said], now_s: float) -> bool:
+    def _tell_results(self, waited: _Waited, said: Mapping[int, RankReport], now_s: float) -> bool:
         command = waited.notice.command
         results = {
             n: one.results[command.id] for n, one in said.items() if command.id in one.results

@@ -12,19 +12,19 @@ from typing import Any, Protocol
 
 from stepscope.commands.command import Command, CommandName
 from stepscope.commands.consensus import KEPT
-from stepscope.commands.job_queue import JobCommands, Results
+from stepscope.commands.job_queue import JobCommandQueue, RankResults
 from stepscope.common.clock import clock
 from stepscope.store import StoreError
-from stepscope.store.blocks import Ended, Event
+from stepscope.store.blocks import CommandResult, Event
 from stepscope.store.reader import send_command
 
 log = logging.getLogger(__name__)
 
-Combined = Callable[[Command, Results], str | None]
+CombineResults = Callable[[Command, RankResults], str | None]
 """Makes the text of number 0's event from what came of a command on all ranks; None: its own."""
 
 
-class Records(Protocol):
+class EventRecorder(Protocol):
     """What a job needs of the recorder."""
 
     step: int
@@ -41,11 +41,11 @@ class Records(Protocol):
     def want_boundary(self) -> None:
         """Have the next step take the long way."""
 
-    def put_ended(self, ended: Ended, event: Event) -> None:
+    def put_ended(self, ended: CommandResult, event: Event) -> None:
         """Store how a command ended."""
 
 
-class Job:
+class JobCommandRecorder:
     """One rank's part in the commands of a job; `commands` brings them to the training thread.
 
     `on_command` hears of a command as it is proposed. `on_withdrawn` returns whether it deals by
@@ -54,7 +54,7 @@ class Job:
 
     def __init__(
         self,
-        recorder: Records,
+        recorder: EventRecorder,
         folder: Path,
         number: int,
         ranks: int,
@@ -67,12 +67,12 @@ class Job:
         self._number = number
         self._on_command = on_command
         self.on_withdrawn: Callable[[Command], bool] = lambda _command: False
-        self.combined: Combined = lambda _command, _results: None
+        self.combined: CombineResults = lambda _command, _results: None
         self._stop_asked = False
         self._lock = threading.RLock()  # a signal handler may come in the middle
-        self._kept: dict[int, tuple[Ended, Event]] = {}
+        self._kept: dict[int, tuple[CommandResult, Event]] = {}
         self._answered: deque[int] = deque(maxlen=KEPT)
-        self.commands = JobCommands(
+        self.commands = JobCommandQueue(
             folder,
             number,
             ranks,
@@ -82,7 +82,7 @@ class Job:
             flag=recorder.want_boundary,
         )
 
-    def ended(self, command: Command, ok: bool, ended: Ended, event: Event) -> None:
+    def ended(self, command: Command, ok: bool, ended: CommandResult, event: Event) -> None:
         """Record what came of a command on this rank.
 
         Number 0's event waits a moment for what came of it on the others, to tell of all ranks.
@@ -152,7 +152,7 @@ class Job:
         except StoreError as error:
             log.warning("stepscope: the ranks could not be asked to stop: %s", error)
 
-    def results(self, command: Command, results: Results) -> None:
+    def results(self, command: Command, results: RankResults) -> None:
         """Record number 0's event, with what came of it on the other ranks."""
         self._release(command.id, self.combined(command, results))
 

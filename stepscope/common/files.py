@@ -231,7 +231,7 @@ TOUCHED, REPLACED = 0x4, 0x80
 """IN_ATTRIB and IN_MOVED_TO of <sys/inotify.h>: what of a folder may end a sleep."""
 
 
-class Sleeper:
+class WakeableSleep:
     """Lets one thread sleep; `wake` may be called by any thread, also when nobody sleeps.
 
     `sees_touches` says whether `os.utime(folder)`, by any process, ends the sleep (with REPLACED

@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from stepscope.bottleneck.classify import Figures, Verdict, verdict
+from stepscope.bottleneck.classify import BottleneckDiagnosis, StepAverages, verdict
 from stepscope.bottleneck.recommendations import setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.hangs.job_state import Hang
-from stepscope.distributed.stragglers.detect import Kind, StragglerVerdict
+from stepscope.distributed.stragglers.detect import StragglerKind, StragglerVerdict
 from stepscope.distributed.stragglers.reader import in_job, judged_ranks, recent_times
-from stepscope.distributed.stragglers.step_phases import Phase, RankTimes
-from stepscope.memory.growth import Growth
+from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPhase
+from stepscope.memory.growth import MemoryGrowth
 from stepscope.memory.growth_detector import recorded_growth, told_growth
-from stepscope.memory.oom.reader import Judged, judged
+from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
 from stepscope.run.fatal_signal import fatal_signal
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.run.rank_status import RankState, absence, rank_states
-from stepscope.store import EventRow, RunReader, StoreError, store_name
+from stepscope.store import EventRow, StoreError, StoreReader, store_name
 from stepscope.store.reader import EVERY
 
 FAILURES = {"oom": "out-of-memory", "nan": "loss-not-finite"}
@@ -50,30 +50,30 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class RankData:
     """What one process of a run has recorded; no figures where its store cannot be read."""
 
     number: int
     run_json: Mapping[str, Any]
-    figures: Figures = Figures(steps=0)
+    figures: StepAverages = StepAverages(steps=0)
     events: tuple[EventRow, ...] = ()
-    growth: Growth | None = None
+    growth: MemoryGrowth | None = None
     """What its samples show to grow at the end."""
-    times: RankTimes | None = None
+    times: RankStepPhases | None = None
     """The phases of its newest steps, in a job of several processes."""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> BottleneckDiagnosis:
         """The verdict on its steps."""
         return verdict(self.figures, setup_of(self.run_json, self.figures.step_time))
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RunData:
     """A run as the finders see it."""
 
     run: RunInfo
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankData, ...]
     hang: Hang | None = None
     """Why its ranks make no step."""
 
@@ -93,18 +93,18 @@ class Recorded:
         return judged_ranks(times, self.run.run_json, busy) if self.has_steps else None
 
 
-def read_recorded(run: RunInfo) -> Recorded:
+def read_recorded(run: RunInfo) -> RunData:
     """Read what the finders need from every rank's files."""
     ranks = tuple(_read_rank(run, number) for number in rank_numbers(run.folder))
-    return Recorded(run, ranks, hang_of(run))
+    return RunData(run, ranks, hang_of(run))
 
 
-def findings(recorded: Recorded) -> list[Finding]:
+def findings(recorded: RunData) -> list[Finding]:
     """Return everything that there is to say, what ended the run first."""
     return [finding for finder in FINDERS for finding in finder(recorded)]
 
 
-def nothing_to_say(recorded: Recorded) -> str:
+def nothing_to_say(recorded: RunData) -> str:
     """Return the sentence in place of an empty list."""
     if not recorded.has_steps:
         return "No findings: this is a recording of the machine, without steps."
@@ -113,7 +113,7 @@ def nothing_to_say(recorded: Recorded) -> str:
     return f"No findings. {recorded.ranks[0].verdict.text}{ranks}"
 
 
-def end(recorded: Recorded) -> Iterator[Finding]:
+def end(recorded: RunData) -> Iterator[Finding]:
     """Say what ended a run that did not end well; the rank is the one that caused it."""
     run = recorded.run
     if run.status not in (RunStatus.FAILED, RunStatus.CRASHED):
@@ -136,7 +136,7 @@ def end(recorded: Recorded) -> Iterator[Finding]:
     )
 
 
-def caught_failures(recorded: Recorded) -> Iterator[Finding]:
+def caught_failures(recorded: RunData) -> Iterator[Finding]:
     """Say that allocations failed which the script has caught."""
     for rank in recorded.ranks:
         short = _shortage(recorded, rank)
@@ -148,7 +148,7 @@ def caught_failures(recorded: Recorded) -> Iterator[Finding]:
         yield replace(found, text=f"{many}, caught by the script. {found.text}")
 
 
-def absent_ranks(recorded: Recorded) -> Iterator[Finding]:
+def absent_ranks(recorded: RunData) -> Iterator[Finding]:
     """Name ranks that never started, and those gone while the others still run."""
     run = recorded.run
     for standing in rank_states(run.folder):
@@ -166,7 +166,7 @@ def absent_ranks(recorded: Recorded) -> Iterator[Finding]:
         )
 
 
-def bottlenecks(recorded: Recorded) -> Iterator[Finding]:
+def bottlenecks(recorded: RunData) -> Iterator[Finding]:
     """Say what the steps of each rank wait for, where one cause explains enough of it."""
     if not recorded.has_steps:
         return
@@ -189,12 +189,12 @@ def bottlenecks(recorded: Recorded) -> Iterator[Finding]:
         )
 
 
-def stragglers(recorded: Recorded) -> Iterator[Finding]:
+def stragglers(recorded: RunData) -> Iterator[Finding]:
     """Say which rank of a job the others wait for, or what all of them wait for."""
     found = recorded.straggler
-    if found is None or found.kind is Kind.NONE:
+    if found is None or found.kind is StragglerKind.NONE:
         return
-    phase = found.phase if found.phase is not Phase.OTHER else None
+    phase = found.phase if found.phase is not StepPhase.OTHER else None
     yield Finding(
         kind="straggler",
         rank=found.ranks[0] if found.ranks else None,
@@ -205,7 +205,7 @@ def stragglers(recorded: Recorded) -> Iterator[Finding]:
     )
 
 
-def broken_losses(recorded: Recorded) -> Iterator[Finding]:
+def broken_losses(recorded: RunData) -> Iterator[Finding]:
     """Say that the loss of a run that goes on, or has ended otherwise, is no number any more."""
     if recorded.run.status is RunStatus.FAILED:
         return  # told by `end`, with its remedy
@@ -224,7 +224,7 @@ def broken_losses(recorded: Recorded) -> Iterator[Finding]:
             )
 
 
-def growing_memory(recorded: Recorded) -> Iterator[Finding]:
+def growing_memory(recorded: RunData) -> Iterator[Finding]:
     """Say that memory grows from step to step, as an event or else the samples tell."""
     for rank in recorded.ranks:
         found = told_growth(rank.events)
@@ -241,7 +241,7 @@ def growing_memory(recorded: Recorded) -> Iterator[Finding]:
             )
 
 
-def hangs(recorded: Recorded) -> Iterator[Finding]:
+def hangs(recorded: RunData) -> Iterator[Finding]:
     """Say why a job of several ranks makes no step now, or made none when it ended."""
     found = recorded.hang
     if found is not None:
@@ -255,7 +255,7 @@ def hangs(recorded: Recorded) -> Iterator[Finding]:
         )
 
 
-FINDERS: tuple[Callable[[Recorded], Iterator[Finding]], ...] = (
+FINDERS: tuple[Callable[[RunData], Iterator[Finding]], ...] = (
     end,
     absent_ranks,
     hangs,
@@ -268,7 +268,7 @@ FINDERS: tuple[Callable[[Recorded], Iterator[Finding]], ...] = (
 """Each takes a run and gives its findings; a new kind of finding is one more of them."""
 
 
-def _shortage(recorded: Recorded, rank: Rank) -> Judged | None:
+def _shortage(recorded: RunData, rank: RankData) -> OomAnalysis | None:
     """Return what a rank has captured of failed allocations; a file that is none tells nothing."""
     try:
         return judged(recorded.run, rank.number, rank.events)
@@ -276,7 +276,7 @@ def _shortage(recorded: Recorded, rank: Rank) -> Judged | None:
         return None
 
 
-def _out_of_memory(short: Judged, rank: int) -> Finding:
+def _out_of_memory(short: OomAnalysis, rank: int) -> Finding:
     verdict, step = short.verdict, next(iter(short.verdict.next), None)
     named = None if step is None or step.name is None else step
     return Finding(
@@ -290,7 +290,7 @@ def _out_of_memory(short: Judged, rank: int) -> Finding:
     )
 
 
-def _failure(rank: Rank) -> str:
+def _failure(rank: RankData) -> str:
     """Return the kind of a failure by its last event: a broken loss may be long past."""
     told = [event for event in rank.events if event.kind in ("oom", "error")]
     if told and told[-1].kind == "oom":
@@ -300,7 +300,7 @@ def _failure(rank: Rank) -> str:
     return "failed"
 
 
-def _after(kind: str, recorded: Recorded) -> tuple[str, dict[str, Any] | None]:
+def _after(kind: str, recorded: RunData) -> tuple[str, dict[str, Any] | None]:
     """Return what to do about an end, and the setting if it is one."""
     setup = setup_of(recorded.run.run_json)
     field: str | None = None
@@ -328,14 +328,14 @@ _WORDS = {
 }
 
 
-def _read_rank(run: RunInfo, number: int) -> Rank:
+def _read_rank(run: RunInfo, number: int) -> RankData:
     own = run_json_of(run, number)
     if not (run.folder / store_name(number)).is_file():
-        return Rank(number=number, run_json=own)
+        return RankData(number=number, run_json=own)
     try:
-        with RunReader(run.folder, number) as reader:
+        with StoreReader(run.folder, number) as reader:
             events = tuple(reader.events(limit=EVERY))
-            return Rank(
+            return RankData(
                 number=number,
                 run_json=own,
                 figures=recent_figures(reader, own),
@@ -346,8 +346,8 @@ def _read_rank(run: RunInfo, number: int) -> Rank:
     except StoreError:
         if number == 0:
             raise
-        return Rank(number=number, run_json=own)  # what the others say counts
+        return RankData(number=number, run_json=own)  # what the others say counts
 
 
-def _torch_rank(rank: Rank) -> int:
+def _torch_rank(rank: RankData) -> int:
     return torch_rank(rank.run_json, rank.number)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepscope.common.clock import clock
-from stepscope.distributed.flight_recorder import Collective, FlightRecord, dumps, parsed
+from stepscope.distributed.flight_recorder import Collective, FlightRecorderDump, dumps, parsed
 
 ALL_REDUCE = "all_reduce"
 ALL_GATHER = "all_gather"
@@ -120,7 +120,7 @@ class _Sums:
     backends: set[str] = field(default_factory=set)
 
 
-class Collectives:
+class CollectiveMetrics:
     """The collectives of one run; `read` in the training thread, the rest from any thread.
 
     Nothing is read in a job of one process. `step` returns the number of the last step.
@@ -232,7 +232,7 @@ def _why_untimed(sums: _Sums) -> str:
     return NOT_TIMED if "nccl" in sums.backends else NOT_BY_GLOO
 
 
-def _add(sums: _Sums, cursor: _Cursor, record: FlightRecord) -> None:
+def _add(sums: _Sums, cursor: _Cursor, record: FlightRecorderDump) -> None:
     """Count what is new in one recorder, and move its cursor."""
     new = [one for one in record.collectives if one.record > cursor.counted]
     if new:
@@ -260,7 +260,7 @@ def _ended(collectives: Sequence[Collective]) -> Iterable[Collective]:
         yield one
 
 
-def _add_bus(sums: _Sums, one: Collective, record: FlightRecord) -> None:
+def _add_bus(sums: _Sums, one: Collective, record: FlightRecorderDump) -> None:
     size = algorithm_bytes(one.operation, one.input_bytes, one.output_bytes)
     factor = bus_factor(one.operation, len(record.groups.get(one.group, ())))
     if factor is not None and size >= LARGE_BYTES and one.duration_s:

@@ -19,7 +19,7 @@ from stepscope.distributed.stragglers.reader import in_job
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo
 from stepscope.run.rank_info import torch_rank
-from stepscope.store import Block, RunReader, StoreError, store_name
+from stepscope.store import SeriesBlock, StoreError, StoreReader, store_name
 
 LANE_BYTES_PER_S = {
     1: 2.5e9 * 8 / 10 / 8,
@@ -40,14 +40,14 @@ LOW_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Interconnect:
     """The fastest way from a GPU to others of its machine: its name, and bytes/s each way."""
 
     name: str
     bytes_per_s: float
 
 
-def link_of(facts: Mapping[str, Any]) -> Link | None:
+def link_of(facts: Mapping[str, Any]) -> Interconnect | None:
     """Return a GPU's link by its facts (`DeviceFacts` as a dict); None where it is not known.
 
     NVLink where links are up and the driver tells their speed, else PCIe at its fastest: an idle
@@ -60,12 +60,12 @@ def link_of(facts: Mapping[str, Any]) -> Link | None:
         links, speed = _count(facts.get("nvlinks")), _speed(facts.get("nvlink_speed"))
         if links is None or speed is None:
             return None
-        return Link("1 NVLink" if links == 1 else f"{links} NVLinks", links * speed)
+        return Interconnect("1 NVLink" if links == 1 else f"{links} NVLinks", links * speed)
     generation, width = _count(facts.get("pcie_max_gen")), _count(facts.get("pcie_max_width"))
     lane = None if generation is None else LANE_BYTES_PER_S.get(generation)
     if lane is None or width is None:
         return None
-    return Link(f"PCIe {generation} with {width} lanes", lane * width)
+    return Interconnect(f"PCIe {generation} with {width} lanes", lane * width)
 
 
 def _count(told: Any) -> int | None:
@@ -78,7 +78,7 @@ def _speed(told: Any) -> float | None:
     return float(told) if isinstance(told, int | float) and 0 < told < FASTEST else None
 
 
-def reached(bus_bytes_per_s: float, link: Link | None) -> float | None:
+def reached(bus_bytes_per_s: float, link: Interconnect | None) -> float | None:
     """Return bus bandwidth as a share of the link; None where the link is not known."""
     return None if link is None else bus_bytes_per_s / link.bytes_per_s
 
@@ -105,7 +105,7 @@ def overlap(comm_s: float | None, wait_s: float | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class CommunicationStats:
     """Means of a run's newest readings; seconds and bytes of a step, bytes/s; None is unknown."""
 
     bytes: float | None = None
@@ -114,10 +114,10 @@ class Figures:
     step_s: float | None = None
     wait_s: float | None = None
     bus_bandwidth: float | None = None
-    link: Link | None = None
+    link: Interconnect | None = None
 
 
-def sentences(figures: Figures) -> list[str]:
+def sentences(figures: CommunicationStats) -> list[str]:
     """Return what the figures say, a sentence each; none for what is not known."""
     said = []
     if figures.bytes is not None:
@@ -138,7 +138,7 @@ def sentences(figures: Figures) -> list[str]:
     return said
 
 
-def _bandwidth(bus: float, link: Link | None) -> str:
+def _bandwidth(bus: float, link: Interconnect | None) -> str:
     speed = f"Large collectives reach {rate_text(bus)} bus bandwidth"
     share = reached(bus, link)
     if link is None or share is None:
@@ -176,7 +176,7 @@ def communication_text(run: RunInfo) -> str | None:
     if not in_job(run.run_json) or not (run.folder / store_name(0)).is_file():
         return None
     try:
-        with RunReader(run.folder, 0) as reader:
+        with StoreReader(run.folder, 0) as reader:
             said = sentences(recent_communication(reader, run.run_json))
     except StoreError as error:
         log.warning("%s: what collectives cost cannot be read: %s", run.id, error)
@@ -186,12 +186,12 @@ def communication_text(run: RunInfo) -> str | None:
     return f"Communication of rank {torch_rank(run.run_json, 0)}: {' '.join(said)}"
 
 
-def recent_communication(reader: RunReader, run_json: Mapping[str, Any]) -> Figures:
+def recent_communication(reader: StoreReader, run_json: Mapping[str, Any]) -> CommunicationStats:
     """Return the means of the newest readings and steps, and the link. Raises StoreError."""
     samples = _newest(reader, Stream.SAMPLES, READINGS)
     steps = _newest(reader, Stream.STEPS, STEPS)
     link = run_json.get("link")
-    return Figures(
+    return CommunicationStats(
         bytes=_mean(samples, "comm/bytes", NEWEST),
         rate=_mean(samples, "comm/rate", NEWEST),
         time_s=_mean(samples, "comm/time", NEWEST),
@@ -202,14 +202,14 @@ def recent_communication(reader: RunReader, run_json: Mapping[str, Any]) -> Figu
     )
 
 
-def _newest(reader: RunReader, stream: Stream, rows: int) -> Block:
+def _newest(reader: StoreReader, stream: Stream, rows: int) -> SeriesBlock:
     for info in reader.series():
         if info.stream == stream and info.source == "":
             return reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
-    return Block.from_rows([])
+    return SeriesBlock.from_rows([])
 
 
-def _mean(block: Block, key: str, most: int) -> float | None:
+def _mean(block: SeriesBlock, key: str, most: int) -> float | None:
     """Return the mean of the newest finite values, `most` at most; None without one."""
     if key not in block.keys:
         return None

@@ -39,7 +39,7 @@ PACE_OVER = 4
 NOTHING_KNOWN = (1, 0)
 
 
-class DdpTimes:
+class DdpTiming:
     """Reads the log of this process's DistributedDataParallel; used by the training thread alone.
 
     Iterations are sampled where their number is a multiple of the distance, which is a power of

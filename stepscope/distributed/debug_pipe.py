@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import read_regular_file
-from stepscope.distributed.flight_recorder import FlightRecord, counts, parsed, unpickled
+from stepscope.distributed.flight_recorder import FlightRecorderDump, counts, parsed, unpickled
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -110,13 +110,13 @@ class NcclRecord:
     """What NCCL's recorder of this process holds; used by one thread."""
 
     def __init__(self) -> None:
-        self._record: FlightRecord | None = None
+        self._record: FlightRecorderDump | None = None
         self._counts: Any = None
         """The numbers of the collectives when `_record` was requested."""
         self._requested: tuple[float, int | None, Any] | None = None
         """When a dump was requested, the time of the file before it, and the numbers then."""
 
-    def look(self, rank: int) -> FlightRecord | str:
+    def look(self, rank: int) -> FlightRecorderDump | str:
         """Return the record as of now, or why there is none; waits WAIT_S at most."""
         until = time.monotonic() + WAIT_S
         while True:
@@ -127,7 +127,7 @@ class NcclRecord:
                 return "torch has not written NCCL's Flight Recorder yet"
             time.sleep(POLL_S)
 
-    def _look(self, rank: int) -> FlightRecord | str | None:
+    def _look(self, rank: int) -> FlightRecorderDump | str | None:
         """Return the record or why there is none; None while torch writes it."""
         now = counts()
         if now is None:

@@ -62,14 +62,14 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlightRecord:
+class FlightRecorderDump:
     """A dump: the newest collectives, oldest first, and the ranks of each group by its name."""
 
     collectives: tuple[Collective, ...]
     groups: Mapping[str, tuple[int, ...]]
 
 
-def dump(after: Mapping[str, int] | None = None) -> FlightRecord | None:
+def dump(after: Mapping[str, int] | None = None) -> FlightRecorderDump | None:
     """Return what torch has recorded; None without torch.distributed or without a recorder.
 
     `after` holds, by the names of DUMPS, the newest record that is known: older ones are left out.
@@ -86,7 +86,7 @@ def dump(after: Mapping[str, int] | None = None) -> FlightRecord | None:
         (one for part in parts for one in part.collectives), key=lambda one: one.created_s
     )
     groups = {name: ranks for part in parts for name, ranks in part.groups.items()}
-    return FlightRecord(collectives=tuple(together), groups=groups)
+    return FlightRecorderDump(collectives=tuple(together), groups=groups)
 
 
 def dumps() -> dict[str, Mapping[str, Any]]:
@@ -130,7 +130,7 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module_name}.{global_name} in a Flight Recorder dump")
 
 
-def parsed(content: Mapping[str, Any], after: int = -1) -> FlightRecord:
+def parsed(content: Mapping[str, Any], after: int = -1) -> FlightRecorderDump:
     """Return a dump from its content, without records up to `after`.
 
     Entries of another form are left out.
@@ -152,7 +152,7 @@ def parsed(content: Mapping[str, Any], after: int = -1) -> FlightRecord:
             groups[name or "0"] = tuple(map(int, json.loads(group["ranks"])))
         except (KeyError, TypeError, ValueError):
             continue
-    return FlightRecord(collectives=tuple(found), groups=groups)
+    return FlightRecorderDump(collectives=tuple(found), groups=groups)
 
 
 def _newer(entries: Iterable[Mapping[str, Any]], after: int) -> Iterable[Mapping[str, Any]]:

@@ -34,7 +34,7 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class LauncherEnv:
     """A process's number in its job, and how many there are.
 
     `local_world_size` is None where the launcher does not say how many run on this host. `job` is
@@ -57,7 +57,7 @@ class Launch:
         return self.local_world_size is not None and self.local_world_size < self.world_size
 
 
-def launch(environ: Mapping[str, str]) -> Launch:
+def launch(environ: Mapping[str, str]) -> LauncherEnv:
     """Return what the environment says; a process that nobody has launched is the only one."""
     by_torch = "RANK" in environ or {"LOCAL_RANK", "WORLD_SIZE"} <= environ.keys()
     if by_torch:
@@ -65,10 +65,10 @@ def launch(environ: Mapping[str, str]) -> Launch:
     for read, marks in _MARKS:
         if marks <= environ.keys():
             return read(environ)
-    return Launch()
+    return LauncherEnv()
 
 
-def own_launch(environ: Mapping[str, str]) -> Launch:
+def own_launch(environ: Mapping[str, str]) -> LauncherEnv:
     """Return what the environment says of this process, with what it knows of itself beside.
 
     A script that starts its processes by multiprocessing may tell torch alone which rank each is,
@@ -83,18 +83,18 @@ def own_launch(environ: Mapping[str, str]) -> Launch:
     return found
 
 
-def _of_process_group() -> Launch | None:
+def _of_process_group() -> LauncherEnv | None:
     """Return what torch.distributed was told by the script; torch is not imported for it."""
     dist = sys.modules.get("torch.distributed")
     try:
         if dist is None or not dist.is_available() or not dist.is_initialized():
             return None
-        return Launch(rank=dist.get_rank(), world_size=dist.get_world_size())
+        return LauncherEnv(rank=dist.get_rank(), world_size=dist.get_world_size())
     except (AttributeError, RuntimeError, ValueError):  # another torch
         return None
 
 
-def _torch(environ: Mapping[str, str]) -> Launch:
+def _torch(environ: Mapping[str, str]) -> LauncherEnv:
     """Read the names that torch.distributed itself reads, and torchrun's and DeepSpeed's own."""
     local_rank = _number(environ, "LOCAL_RANK", 0)
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
@@ -102,7 +102,7 @@ def _torch(environ: Mapping[str, str]) -> Launch:
         environ[key] for key in (TORCHRUN, "SLURM_JOB_ID", "SLURM_STEP_ID") if key in environ
     )
     here = _number(environ, "LOCAL_WORLD_SIZE", _number(environ, "LOCAL_SIZE", 0))
-    return Launch(
+    return LauncherEnv(
         # Lightning's own launcher gives no RANK: on the first node it is the local one.
         rank=_number(environ, "RANK", local_rank),
         local_rank=local_rank,
@@ -114,11 +114,11 @@ def _torch(environ: Mapping[str, str]) -> Launch:
     )
 
 
-def _slurm(environ: Mapping[str, str]) -> Launch:
+def _slurm(environ: Mapping[str, str]) -> LauncherEnv:
     names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     tasks = _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node = _number(environ, "SLURM_NODEID", 0)
-    return Launch(
+    return LauncherEnv(
         rank=_number(environ, "SLURM_PROCID", 0),
         local_rank=_number(environ, "SLURM_LOCALID", 0),
         world_size=_number(environ, "SLURM_STEP_NUM_TASKS", 1),
@@ -127,9 +127,9 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
     )
 
 
-def _open_mpi(environ: Mapping[str, str]) -> Launch:
+def _open_mpi(environ: Mapping[str, str]) -> LauncherEnv:
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
-    return Launch(
+    return LauncherEnv(
         rank=_number(environ, "OMPI_COMM_WORLD_RANK", 0),
         local_rank=_number(environ, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
         world_size=_number(environ, "OMPI_COMM_WORLD_SIZE", 1),
@@ -138,10 +138,10 @@ def _open_mpi(environ: Mapping[str, str]) -> Launch:
     )
 
 
-def _hydra(environ: Mapping[str, str]) -> Launch:
+def _hydra(environ: Mapping[str, str]) -> LauncherEnv:
     """Read what the starter of MPICH, Intel MPI and MVAPICH gives; it has no name for a job."""
     rank = _number(environ, "PMI_RANK", 0)
-    return Launch(
+    return LauncherEnv(
         rank=rank,
         local_rank=_number(environ, "MPI_LOCALRANKID", rank),
         world_size=_number(environ, "PMI_SIZE", 1),
@@ -254,12 +254,12 @@ RUN_ID = "STEPSCOPE_RUN_ID"
 """Names the run folder; for ranks that share a disk and do not find each other by themselves."""
 
 
-class RankError(Exception):
+class RankEnvironmentError(Exception):
     """The environment variables of the run are wrong; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankContext:
     """The folder of a run and the number of this process in it; `rank` is the one of torch."""
 
     folder: Path
@@ -291,7 +291,7 @@ class Place:
         }
 
 
-def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
+def find_place(root: Path, name: str, environ: Mapping[str, str]) -> RankContext:
     """Make this process's run folder under `root`, or find the one that other ranks have made.
 
     Ranks of several machines share a folder where STEPSCOPE_RUN_ID names it, or where they share a
@@ -302,7 +302,9 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
     found = own_launch(environ)
     wanted = environ.get(RUN_ID)
     if wanted is not None and not is_run_id(wanted):
-        raise RankError(f"{RUN_ID}: must be letters, digits, '.', '_' or '-', got {wanted!r}.")
+        raise RankEnvironmentError(
+            f"{RUN_ID}: must be letters, digits, '.', '_' or '-', got {wanted!r}."
+        )
     if wanted:
         folder = root / (f"{wanted}-restart{found.restarts}" if found.restarts else wanted)
         if not _taken(folder, found.rank):
@@ -325,8 +327,8 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> Place:
     return _place(folder, number, found, folder_of="job" if whole else "host")
 
 
-def _place(folder: Path, number: int, found: Launch, *, folder_of: str = "job") -> Place:
-    return Place(
+def _place(folder: Path, number: int, found: LauncherEnv, *, folder_of: str = "job") -> RankContext:
+    return RankContext(
         folder,
         number,
         found.rank,
@@ -358,7 +360,7 @@ def _gathered(environ: Mapping[str, str]) -> float | None:
     return start_above(TORCHRUN)
 
 
-def announce(place: Place, runs: Path | None) -> None:
+def announce(place: RankContext, runs: Path | None) -> None:
     """Say on stderr, once a machine, where the run is recorded and which command shows it.
 
     `runs` is the folder of all runs if that command needs it.

@@ -21,12 +21,12 @@ import numpy as np
 
 from stepscope.common.files import atomic_replace
 from stepscope.common.formatting import number_name
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from stepscope.store.blocks import Floats, missing
-from stepscope.store.reader import EVERY, Rows
+from stepscope.store.reader import EVERY, StreamRows
 
 T = TypeVar("T")
-Kind = Literal["float", "int", "text", "json"]
+ColumnType = Literal["float", "int", "text", "json"]
 Column = Floats | Sequence[Any]
 
 
@@ -34,10 +34,10 @@ Column = Floats | Sequence[Any]
 class Table:
     """Columns by name, and their values in batches: lists, or arrays with missing values."""
 
-    columns: Mapping[str, Kind]
+    columns: Mapping[str, ColumnType]
     batches: Iterator[Sequence[Column]]
 
-    def converted(self, convert: Callable[[Kind, Column], T]) -> Iterator[list[T]]:
+    def converted(self, convert: Callable[[ColumnType, Column], T]) -> Iterator[list[T]]:
         """Yield the columns of each batch as `convert` makes them."""
         for batch in self.batches:
             pairs = zip(self.columns.values(), batch, strict=True)
@@ -77,7 +77,7 @@ def write_parquet(path: Path, table: Table) -> int:
     types = {"float": pa.float64(), "int": pa.int64(), "text": pa.string(), "json": pa.string()}
     schema = pa.schema([(_utf8(name), types[kind]) for name, kind in table.columns.items()])
 
-    def array(kind: Kind, column: Column) -> Any:
+    def array(kind: ColumnType, column: Column) -> Any:
         mask = missing(np.asarray(column)) if kind == "float" else None
         values = column if kind in ("float", "int") else _text_column(kind, column)
         return pa.array(values, type=types[kind], mask=mask)
@@ -90,7 +90,7 @@ def write_parquet(path: Path, table: Table) -> int:
     return count
 
 
-def _csv_column(kind: Kind, column: Column) -> Sequence[Any]:
+def _csv_column(kind: ColumnType, column: Column) -> Sequence[Any]:
     if kind == "float":
         return _with_none(np.asarray(column))
     if kind == "int":
@@ -98,7 +98,7 @@ def _csv_column(kind: Kind, column: Column) -> Sequence[Any]:
     return [_cell(text) for text in _text_column(kind, column)]
 
 
-def _json_column(kind: Kind, column: Column) -> Sequence[Any]:
+def _json_column(kind: ColumnType, column: Column) -> Sequence[Any]:
     if kind == "float":
         values = np.asarray(column)
         cells = _with_none(values)
@@ -108,7 +108,7 @@ def _json_column(kind: Kind, column: Column) -> Sequence[Any]:
     return [_valid_json(value) for value in column] if kind == "json" else list(column)
 
 
-def _text_column(kind: Kind, column: Column) -> list[str]:
+def _text_column(kind: ColumnType, column: Column) -> list[str]:
     if kind == "json":
         return [json.dumps(_valid_json(value)) for value in column]
     return [_utf8(text) for text in column]
@@ -172,7 +172,7 @@ def output_file(path: Path) -> Iterator[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExportRequest:
     """What to export: a format, a stream, a rank."""
 
     format: str
@@ -180,13 +180,13 @@ class Wanted:
     rank: int = 0
 
 
-def export(folder: Path, wanted: Wanted, output: Path | None) -> str:
+def export(folder: Path, wanted: ExportRequest, output: Path | None) -> str:
     """Write the export, to standard output without `output`; return a sentence that says so.
 
     Raises StoreError for a store that cannot be read, OSError for a file that cannot be written,
     ModuleNotFoundError where the format needs a package that is not installed.
     """
-    rows = Rows(folder, wanted.stream, wanted.rank)
+    rows = StreamRows(folder, wanted.stream, wanted.rank)
     if wanted.format == "tensorboard" and output is not None:
         from stepscope.export import tensorboard  # noqa: PLC0415 - only this format needs it
 
@@ -206,9 +206,9 @@ def export(folder: Path, wanted: Wanted, output: Path | None) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def series_table(rows: Rows) -> Table:
+def series_table(rows: StreamRows) -> Table:
     """Return the rows of a series stream: time, step, the GPU of `devices`, and every metric."""
-    columns: dict[str, Kind] = {"ts": "float", "step": "int"}
+    columns: dict[str, ColumnType] = {"ts": "float", "step": "int"}
     with_uuid = rows.stream == "devices"
     if with_uuid:
         columns["uuid"] = "text"
@@ -223,7 +223,7 @@ def series_table(rows: Rows) -> Table:
     return Table(columns, batches())
 
 
-def _free_name(key: str, taken: Mapping[str, Kind]) -> str:
+def _free_name(key: str, taken: Mapping[str, ColumnType]) -> str:
     """Return a metric's column name: its key, with "_" appended where another column has it."""
     while key in taken:
         key += "_"
@@ -232,9 +232,9 @@ def _free_name(key: str, taken: Mapping[str, Kind]) -> str:
 
 def event_table(folder: Path, rank: int) -> Table:
     """Return the events of a run, oldest first."""
-    columns: dict[str, Kind] = {"ts": "float", "step": "int", "epoch": "int"}
+    columns: dict[str, ColumnType] = {"ts": "float", "step": "int", "epoch": "int"}
     columns |= {"kind": "text", "text": "text", "data": "json"}
-    with RunReader(folder, rank) as reader:
+    with StoreReader(folder, rank) as reader:
         events = reader.events(limit=EVERY)
     batch = [[getattr(event, name) for event in events] for name in columns]
     return Table(columns, iter([batch]))

@@ -22,15 +22,15 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from stepscope.store import Block
+from stepscope.store import SeriesBlock
 from stepscope.store.blocks import missing
-from stepscope.store.reader import Rows
+from stepscope.store.reader import StreamRows
 
 SUFFIX = ".stepscope"
 """Ending of our event files: a later export of the run replaces only these."""
 
 
-def write_events(rows: Rows, run_id: str, logdir: Path, *, rank: int = 0) -> Path:
+def write_events(rows: StreamRows, run_id: str, logdir: Path, *, rank: int = 0) -> Path:
     """Write the rows below `logdir`; return the run's folder there.
 
     A folder appears, or gets its new file, only once its file is complete.
@@ -51,7 +51,7 @@ def write_events(rows: Rows, run_id: str, logdir: Path, *, rank: int = 0) -> Pat
     return place
 
 
-def _add(writer: EventFileWriter, block: Block) -> None:
+def _add(writer: EventFileWriter, block: SeriesBlock) -> None:
     present = ~missing(block.mean)
     for row in np.flatnonzero(present.any(axis=0)):
         values = [

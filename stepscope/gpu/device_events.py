@@ -19,7 +19,7 @@ SHORTEST_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class ThrottleTime:
+class ThrottleDuration:
     """Seconds of a window in which one reason held, in words."""
 
     key: str
@@ -29,7 +29,7 @@ class ThrottleTime:
 
 def throttle_times(
     before: Mapping[str, float], after: Mapping[str, float]
-) -> tuple[ThrottleTime, ...]:
+) -> tuple[ThrottleDuration, ...]:
     """Return the time for each reason that both readings have; seconds.
 
     A counter that fell was reset with the driver: its value is the time.
@@ -38,11 +38,11 @@ def throttle_times(
     for key, words in REASONS.items():
         if key in before and key in after:
             passed = after[key] - before[key]
-            times.append(ThrottleTime(key, words, passed if passed >= 0 else after[key]))
+            times.append(ThrottleDuration(key, words, passed if passed >= 0 else after[key]))
     return tuple(times)
 
 
-def throttle_text(times: tuple[ThrottleTime, ...], window_s: float) -> str:
+def throttle_text(times: tuple[ThrottleDuration, ...], window_s: float) -> str:
     """Return one sentence on how long of `window_s` seconds each reason held."""
     return _sentence(times, f"in {format_duration(window_s)}", window_s)
 
@@ -53,7 +53,7 @@ def throttle_total(values: Mapping[str, float]) -> str:
     return _sentence(times, "since the driver was loaded", 0.0)
 
 
-def _sentence(times: tuple[ThrottleTime, ...], span: str, window_s: float) -> str:
+def _sentence(times: tuple[ThrottleDuration, ...], span: str, window_s: float) -> str:
     if not times:
         return "Unknown: the driver does not report throttled time."
     parts = []
@@ -87,7 +87,7 @@ BACK_S = 15.0
 """A lost GPU is back when nothing was lost for this long: longer than the 10 s between two readings
 of the rare values, after which a GPU that is partly broken is lost again."""
 
-Event = tuple[str, str, dict[str, Any]]  # kind, text, data
+DeviceEvent = tuple[str, str, dict[str, Any]]  # kind, text, data
 
 _WORSE = {
     "gpu/ecc_uncorrected": ("ecc", "memory errors that ECC could not correct"),
@@ -97,7 +97,7 @@ _WORSE = {
 
 
 @dataclass(slots=True)
-class SampledDevice:
+class DeviceEventDetector:
     """What was last known of one GPU; `label` names it in the texts."""
 
     label: str
@@ -109,9 +109,9 @@ class SampledDevice:
     _counts: dict[str, float] = field(default_factory=dict)
     _recovery: str | None = None
 
-    def events(self, now: float, mask: float | None, lost: str | None) -> list[Event]:
+    def events(self, now: float, mask: float | None, lost: str | None) -> list[DeviceEvent]:
         """Return what has happened by `now` (s); `mask` None means not known."""
-        events: list[Event] = []
+        events: list[DeviceEvent] = []
         if lost is not None and not self._lost:
             events.append(("gpu_lost", f"{self.label}: {lost}", {}))
             self._lost = True
@@ -124,12 +124,12 @@ class SampledDevice:
             events += self._throttle(now, throttle_words(int(mask)))
         return events
 
-    def health(self, values: Mapping[str, float], recovery: str | None) -> list[Event]:
+    def health(self, values: Mapping[str, float], recovery: str | None) -> list[DeviceEvent]:
         """Return errors since the last call, and a new recovery action of the driver.
 
         The first call only stores the counts: errors from before the run are not of the run.
         """
-        events: list[Event] = []
+        events: list[DeviceEvent] = []
         for key, (kind, what) in _WORSE.items():
             if key in values:
                 more = values[key] - self._counts.get(key, values[key])
@@ -142,7 +142,7 @@ class SampledDevice:
         self._recovery = recovery
         return events
 
-    def _throttle(self, now: float, words: list[str]) -> list[Event]:
+    def _throttle(self, now: float, words: list[str]) -> list[DeviceEvent]:
         if words:
             self._last_seen = now
             if not self._words:

@@ -37,7 +37,7 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts(DeviceInfo):
+class DeviceProperties(DeviceInfo):
     """A GPU's or MIG instance's description; None is what the driver does not give.
 
     Bytes, watts, degrees Celsius and MHz. `power_limit` is the one in force, `pcie_gen` and
@@ -66,18 +66,18 @@ class DeviceFacts(DeviceInfo):
     nvlink_speed: float | None = None
 
 
-Ask = Callable[..., Any]
+NvmlCall = Callable[..., Any]
 """Calls a function of pynvml with its arguments; returns None for an error."""
 
 
-def describe(handle: Any, info: DeviceInfo, ask: Ask) -> DeviceFacts:
+def describe(handle: Any, info: DeviceInfo, ask: NvmlCall) -> DeviceProperties:
     """Ask the driver for all facts; about 20 calls, and 1 per NVLink.
 
     On Ada and newer the thresholds may be missing: these GPUs have `gpu/temp_margin`.
     """
     pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     nvlinks = _nvlinks(handle, ask)
-    return DeviceFacts(
+    return DeviceProperties(
         **asdict(info),
         pci_bus_id=None if pci is None else _text(pci.busId),
         architecture=ARCHITECTURES.get(ask(pynvml.nvmlDeviceGetArchitecture, handle)),
@@ -110,14 +110,14 @@ def profile(name: str) -> str | None:
     return after.strip() if found and before else None
 
 
-def _parent(handle: Any, info: DeviceInfo, ask: Ask) -> str | None:
+def _parent(handle: Any, info: DeviceInfo, ask: NvmlCall) -> str | None:
     if not info.uuid.startswith("MIG-"):
         return None
     parent = ask(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
     return None if parent is None else _text(ask(pynvml.nvmlDeviceGetUUID, parent))
 
 
-def _nvlinks(handle: Any, ask: Ask) -> int | None:
+def _nvlinks(handle: Any, ask: NvmlCall) -> int | None:
     """Return how many NVLinks are up; None where NVML has no answer."""
     states = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
@@ -128,18 +128,18 @@ def _nvlinks(handle: Any, ask: Ask) -> int | None:
     return states.count(pynvml.NVML_FEATURE_ENABLED) if states else None
 
 
-def _nvlink_speed(handle: Any, ask: Ask) -> float | None:
+def _nvlink_speed(handle: Any, ask: NvmlCall) -> float | None:
     """Return bytes/s of one link each way; None where the driver has no answer."""
     speeds = (ask(field_number, handle, number) for number in LINK_SPEEDS)
     return next((megabytes * 1e6 for megabytes in speeds if megabytes), None)
 
 
-def _threshold(handle: Any, which: int, ask: Ask) -> float | None:
+def _threshold(handle: Any, which: int, ask: NvmlCall) -> float | None:
     """Return a temperature; 0 stands for one that the GPU does not have."""
     return ask(pynvml.nvmlDeviceGetTemperatureThreshold, handle, which) or None
 
 
-def _cuda_version(ask: Ask) -> str | None:
+def _cuda_version(ask: NvmlCall) -> str | None:
     number = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
     return f"{number // 1000}.{number % 1000 // 10}" if number else None
 

@@ -14,7 +14,13 @@ from typing import Any
 
 import pynvml
 
-from stepscope.gpu.nvml_device import BINDING_ERRORS, NOT_BY_DRIVER, NOT_BY_GPU, Gpu, driver_errors
+from stepscope.gpu.nvml_device import (
+    BINDING_ERRORS,
+    NOT_BY_DRIVER,
+    NOT_BY_GPU,
+    NvmlDevice,
+    driver_errors,
+)
 from stepscope.gpu.nvml_queries import FASTEST
 from stepscope.gpu.nvml_reader import ONE_READING
 
@@ -46,13 +52,13 @@ NOT_ARMED = "read only while it is shown or recorded"
 BEFORE_HOPPER = "not supported on this GPU (Hopper and newer have it)"
 
 
-class Activity:
+class GpmReader:
     """The activity of one GPU or MIG instance; the first failure ends it until the GPU is new.
 
     Two sample buffers take turns. `given` are the metrics that the last answer held.
     """
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: NvmlDevice) -> None:
         self._gpu = gpu
         self._opened = gpu.library.opened
         self._off: str | None = None

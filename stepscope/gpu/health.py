@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from stepscope.common.formatting import format_bytes, format_duration
 
 if TYPE_CHECKING:  # sampling is a neighbor of diagnosis, see docs/design.md
-    from stepscope.gpu.device_info import DeviceFacts
+    from stepscope.gpu.device_info import DeviceProperties
     from stepscope.gpu.processes import GpuProcess
 
 HOT_MARGIN = 5.0  # °C below its slowdown; fans and load move it by a few degrees
@@ -37,7 +37,7 @@ TELLTALES = ("gpu/temp", "gpu/throttle_reasons", "gpu/ecc_uncorrected")
 """Metrics without which trouble of a GPU may not be seen."""
 
 
-class Level(StrEnum):
+class HealthStatus(StrEnum):
     """How bad a sign is: nothing to do, worth knowing, costs speed or memory, or endangers the
     results or the whole GPU."""
 
@@ -49,40 +49,40 @@ class Level(StrEnum):
     @property
     def rank(self) -> int:
         """Higher is worse."""
-        return list(Level).index(self)
+        return list(HealthStatus).index(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class HealthIssue:
     """One thing that is to be said about a GPU."""
 
-    level: Level
+    level: HealthStatus
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class DeviceHealth:
     """The line of health: the worst sign; `signs` are all of them, the worst first."""
 
-    level: Level
+    level: HealthStatus
     text: str
-    signs: tuple[Sign, ...] = ()
+    signs: tuple[HealthIssue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Xid:
+class XidRecord:
     """An error that the driver reported: its number, meaning and advice in words, how bad it is,
     and how many seconds ago it was."""
 
     code: int
     text: str
     advice: str
-    level: Level
+    level: HealthStatus
     age_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class HealthInputs:
     """What is known of a GPU. `values` are its newest readings, `first` those at the beginning.
 
     `missing` has the reasons for metrics that the driver does not give. `lost` and `recovery` are
@@ -93,11 +93,11 @@ class Evidence:
     values: Mapping[str, float] = field(default_factory=dict)
     first: Mapping[str, float] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
-    facts: DeviceFacts | None = None
+    facts: DeviceProperties | None = None
     processes: tuple[GpuProcess, ...] = ()
     lost: str | None = None
     recovery: str | None = None
-    xids: tuple[Xid, ...] = ()
+    xids: tuple[XidRecord, ...] = ()
     slow_links: int = 0
 
     @property
@@ -106,19 +106,21 @@ class Evidence:
         return int(self.values.get("gpu/throttle_reasons", 0))
 
 
-def health(evidence: Evidence) -> Health:
+def health(evidence: HealthInputs) -> DeviceHealth:
     """Judge one GPU."""
     if evidence.lost is not None:
         text = f"{evidence.lost[:1].upper()}{evidence.lost[1:].rstrip('.')}. Retrying."
-        return Health(Level.CRITICAL, text, (Sign(Level.CRITICAL, text),))
+        return DeviceHealth(
+            HealthStatus.CRITICAL, text, (HealthIssue(HealthStatus.CRITICAL, text),)
+        )
     found = [sign for rule in RULES for sign in [rule(evidence)] if sign is not None]
     signs = tuple(sorted(found, key=lambda sign: -sign.level.rank))
-    if signs and signs[0].level is not Level.OK:
-        return Health(signs[0].level, signs[0].text, signs)
-    return Health(Level.OK, _well(evidence, signs), signs)
+    if signs and signs[0].level is not HealthStatus.OK:
+        return DeviceHealth(signs[0].level, signs[0].text, signs)
+    return DeviceHealth(HealthStatus.OK, _well(evidence, signs), signs)
 
 
-def _well(evidence: Evidence, signs: tuple[Sign, ...]) -> str:
+def _well(evidence: HealthInputs, signs: tuple[HealthIssue, ...]) -> str:
     """Return what a GPU without trouble does, and what could not be checked."""
     load = evidence.values.get("gpu/util")
     doing = "No problems found." if load is None else "Idle." if load < IDLE else "Working."
@@ -131,13 +133,13 @@ def _well(evidence: Evidence, signs: tuple[Sign, ...]) -> str:
 # --- the rules ------------------------------------------------------------------------------------
 
 
-def _recovery(evidence: Evidence) -> Sign | None:
+def _recovery(evidence: HealthInputs) -> HealthIssue | None:
     if evidence.recovery is None:
         return None
-    return Sign(Level.CRITICAL, f"Driver: {evidence.recovery}.")
+    return HealthIssue(HealthStatus.CRITICAL, f"Driver: {evidence.recovery}.")
 
 
-def _uncorrected(evidence: Evidence) -> Sign | None:
+def _uncorrected(evidence: HealthInputs) -> HealthIssue | None:
     count = evidence.values.get("gpu/ecc_uncorrected", 0)
     if count <= 0:
         return None
@@ -145,51 +147,53 @@ def _uncorrected(evidence: Evidence) -> Sign | None:
     errors = _number(new if new > 0 else count, "uncorrected memory error")
     if new > 0:
         text = "while being watched: results may be wrong. Restart the program."
-        return Sign(Level.CRITICAL, f"{errors} {text}")
+        return HealthIssue(HealthStatus.CRITICAL, f"{errors} {text}")
     text = "since the driver was loaded, none while being watched."
-    return Sign(Level.WARNING, f"{errors} {text}")
+    return HealthIssue(HealthStatus.WARNING, f"{errors} {text}")
 
 
-def _xid(evidence: Evidence) -> Sign | None:
+def _xid(evidence: HealthInputs) -> HealthIssue | None:
     if not evidence.xids:
         return None
     new = [xid for xid in evidence.xids if xid.age_s < XID_NEW_S]
     shown = min(new or evidence.xids, key=lambda xid: (-xid.level.rank, xid.age_s))
     more = f" ({len(evidence.xids)} in all)" if len(evidence.xids) > 1 else ""
-    return Sign(
-        shown.level if new else Level.NOTICE,
+    return HealthIssue(
+        shown.level if new else HealthStatus.NOTICE,
         f"{shown.text}, {format_duration(shown.age_s)} ago{more}. {shown.advice}",
     )
 
 
-def _heat(evidence: Evidence) -> Sign | None:
+def _heat(evidence: HealthInputs) -> HealthIssue | None:
     mask, temperature = evidence.reasons, evidence.values.get("gpu/temp")
     slowdown = evidence.facts.temp_slowdown if evidence.facts is not None else None
     degrees = "" if temperature is None else f": {temperature:.0f} °C"
     limit = "" if slowdown is None else f", slowdown at {slowdown:.0f} °C"
     if mask & (SW_THERMAL | HW_THERMAL):
         who = "hardware" if mask & HW_THERMAL else "driver"
-        return Sign(Level.WARNING, f"Thermal throttling now, by the {who}{degrees}{limit}.")
+        return HealthIssue(
+            HealthStatus.WARNING, f"Thermal throttling now, by the {who}{degrees}{limit}."
+        )
     if mask & SLOWDOWN and not mask & POWER_BRAKE:
         text = f"Hardware slowdown now, for heat or power{degrees}{limit}."
-        return Sign(Level.WARNING, text)
+        return HealthIssue(HealthStatus.WARNING, text)
     margin = evidence.values.get("gpu/temp_margin")
     if margin is None and temperature is not None and slowdown is not None:
         margin = slowdown - temperature
     if margin is not None and margin <= HOT_MARGIN:
         near = f"{margin:.0f} °C below its slowdown" if margin > 0 else "at its slowdown"
-        return Sign(Level.NOTICE, f"Hot{degrees}, {near}.")
+        return HealthIssue(HealthStatus.NOTICE, f"Hot{degrees}, {near}.")
     return None
 
 
-def _brake(evidence: Evidence) -> Sign | None:
+def _brake(evidence: HealthInputs) -> HealthIssue | None:
     if not evidence.reasons & POWER_BRAKE:
         return None
     text = "Power brake active: the machine's power supply or cooling requests it."
-    return Sign(Level.WARNING, text)
+    return HealthIssue(HealthStatus.WARNING, text)
 
 
-def _link(evidence: Evidence) -> Sign | None:
+def _link(evidence: HealthInputs) -> HealthIssue | None:
     facts = evidence.facts
     if facts is None or evidence.slow_links < LINK_LOOKS or not slow_link(facts, evidence.values):
         return None
@@ -198,10 +202,10 @@ def _link(evidence: Evidence) -> Sign | None:
         link(facts.pcie_max_gen, facts.pcie_max_width),
     )
     text = f"PCIe link at {now} under load, but capable of {most}: copies take longer."
-    return Sign(Level.WARNING, text)
+    return HealthIssue(HealthStatus.WARNING, text)
 
 
-def slow_link(facts: DeviceFacts, values: Mapping[str, float]) -> bool:
+def slow_link(facts: DeviceProperties, values: Mapping[str, float]) -> bool:
     """Return True if a link is below its best under load; both have to be of the same moment."""
     pairs = ((facts.pcie_gen, facts.pcie_max_gen), (facts.pcie_width, facts.pcie_max_width))
     below = any(now is not None and most is not None and now < most for now, most in pairs)
@@ -217,21 +221,21 @@ def link(generation: int | None, width: int | None) -> str:
     return f"gen {generation or '?'} ×{width or '?'}"
 
 
-def _zombies(evidence: Evidence) -> Sign | None:
+def _zombies(evidence: HealthInputs) -> HealthIssue | None:
     dead = [process for process in evidence.processes if process.state == "zombie"]
     if not dead:
         return None
     who = "A dead process still holds" if len(dead) == 1 else f"{len(dead)} ended processes hold"
-    return Sign(Level.WARNING, f"{who} {_held(dead)} Kill its parent.")
+    return HealthIssue(HealthStatus.WARNING, f"{who} {_held(dead)} Kill its parent.")
 
 
-def _hidden(evidence: Evidence) -> Sign | None:
+def _hidden(evidence: HealthInputs) -> HealthIssue | None:
     gone = [process for process in evidence.processes if process.state == "gone"]
     if not gone:
         return None
     who, hold = ("A process", "holds") if len(gone) == 1 else (f"{len(gone)} processes", "hold")
     where = "not visible from here (ended, or in another container)"
-    return Sign(Level.NOTICE, f"{who} {where} {hold} {_held(gone)}")
+    return HealthIssue(HealthStatus.NOTICE, f"{who} {where} {hold} {_held(gone)}")
 
 
 def _held(processes: list[GpuProcess]) -> str:
@@ -243,7 +247,7 @@ def _held(processes: list[GpuProcess]) -> str:
     return f"{what}: {names}{more}."
 
 
-def _memory(evidence: Evidence) -> Sign | None:
+def _memory(evidence: HealthInputs) -> HealthIssue | None:
     used, total = (evidence.values.get(key) for key in ("gpu/mem_used", "gpu/mem_total"))
     if used is None or not total:
         return None
@@ -251,24 +255,28 @@ def _memory(evidence: Evidence) -> Sign | None:
     if used < MEMORY_FULL * usable:
         return None
     free = format_bytes(max(0.0, usable - used))
-    return Sign(Level.NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} free.")
+    return HealthIssue(
+        HealthStatus.NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} free."
+    )
 
 
-def _remapped(evidence: Evidence) -> Sign | None:
+def _remapped(evidence: HealthInputs) -> HealthIssue | None:
     if evidence.values.get("gpu/remap_failed", 0) > 0:
         text = "A bad memory row could not be remapped: contact the GPU vendor."
-        return Sign(Level.CRITICAL, text)
+        return HealthIssue(HealthStatus.CRITICAL, text)
     if evidence.values.get("gpu/remap_pending", 0) > 0:
         text = "Bad memory rows are pending remap; takes effect after a GPU reset."
-        return Sign(Level.WARNING, text)
+        return HealthIssue(HealthStatus.WARNING, text)
     rows = evidence.values.get("gpu/remapped_rows", 0)
     if rows <= 0:
         return None
     are = "is" if rows == 1 else "are"
-    return Sign(Level.NOTICE, f"{_number(rows, 'row')} of memory {are} remapped to spare rows.")
+    return HealthIssue(
+        HealthStatus.NOTICE, f"{_number(rows, 'row')} of memory {are} remapped to spare rows."
+    )
 
 
-def _capped(evidence: Evidence) -> Sign | None:
+def _capped(evidence: HealthInputs) -> HealthIssue | None:
     if not evidence.reasons & POWER_CAP:
         return None
     facts = evidence.facts
@@ -277,17 +285,17 @@ def _capped(evidence: Evidence) -> Sign | None:
     at = "" if limit is None else f" of {limit:.0f} W"
     if limit is not None and default is not None and limit < default - 1:
         text = f"Capped by a power limit{at} below its default {default:.0f} W."
-        return Sign(Level.NOTICE, text)
+        return HealthIssue(HealthStatus.NOTICE, text)
     if evidence.values.get("gpu/util", 100.0) < FULL_LOAD:
-        return Sign(Level.OK, f"Clocks are capped by the power limit{at}.")
-    return Sign(Level.OK, f"At its power limit{at}: normal at full load.")
+        return HealthIssue(HealthStatus.OK, f"Clocks are capped by the power limit{at}.")
+    return HealthIssue(HealthStatus.OK, f"At its power limit{at}: normal at full load.")
 
 
 def _number(count: float, what: str) -> str:
     return f"{count:.0f} {what}{'' if count == 1 else 's'}"
 
 
-RULES: tuple[Callable[[Evidence], Sign | None], ...] = (
+RULES: tuple[Callable[[HealthInputs], HealthIssue | None], ...] = (
     _recovery,
     _uncorrected,
     _xid,

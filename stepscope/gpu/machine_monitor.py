@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from stepscope.gpu.device_events import REASONS, throttle_times
-from stepscope.gpu.device_info import DeviceFacts, DeviceInfo
-from stepscope.gpu.health import Evidence, Xid, health, slow_link
-from stepscope.gpu.machine_state import DeviceView, EnergyMeter, HostView, MachineView
-from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
+from stepscope.gpu.health import HealthInputs, XidRecord, health, slow_link
+from stepscope.gpu.machine_state import DeviceState, EnergyMeter, HostState, MachineState
+from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import DeviceSource, NullSource
-from stepscope.gpu.xid import XidEvent, Xids
+from stepscope.gpu.xid import XidEvent, XidLog
 from stepscope.host.environment import cpu_name
-from stepscope.host.usage import HostSource
+from stepscope.host.usage import HostSampler
 
 KEPT_S, KEPT_READINGS = 600.0, 600
 """About 0.4 MB a GPU (benchmarks/devices.py)."""
@@ -39,26 +39,26 @@ DRAWN = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DeviceSample:
     """All values of one GPU at `ts` (epoch seconds)."""
 
     ts: float
     values: tuple[float | None, ...]
 
 
-class History:
+class DeviceHistory:
     """The readings of one GPU; one thread adds, any may read."""
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self.keys = keys
         self.seen: set[str] = set()
         """Metrics that have had a value at some time."""
-        self._readings: deque[Reading] = deque(maxlen=KEPT_READINGS)
+        self._readings: deque[DeviceSample] = deque(maxlen=KEPT_READINGS)
 
     def add(self, ts: float, values: Mapping[str, float]) -> None:
         """Keep a reading, and forget what is too old."""
         self.seen |= values.keys()
-        self._readings.append(Reading(ts, tuple(values.get(key) for key in self.keys)))
+        self._readings.append(DeviceSample(ts, tuple(values.get(key) for key in self.keys)))
         while self._readings[0].ts < ts - KEPT_S:
             self._readings.popleft()
 
@@ -71,7 +71,7 @@ class History:
                 return reading.ts, value
         return None
 
-    def since(self, ts: float) -> list[Reading]:
+    def since(self, ts: float) -> list[DeviceSample]:
         """Return the readings taken after `ts`."""
         return [reading for reading in tuple(self._readings) if reading.ts > ts]
 
@@ -88,26 +88,26 @@ RARE_S = 10.0
 """Seconds after which what changes seldom is read again: health, facts and MIG instances."""
 
 
-class DeviceReadings:
+class DeviceMonitor:
     """One GPU or MIG instance of a source; times are those of the monotonic clock."""
 
     def __init__(self, info: DeviceInfo) -> None:
         self.info = info
-        self.history = History((*DRAWN, *REASONS))
+        self.history = DeviceHistory((*DRAWN, *REASONS))
         self._read: dict[str, tuple[float, float]] = {}  # metric -> value, time
         self._rare_at = -math.inf
         self._first: dict[str, float] = {}
         self._energy = EnergyMeter()
-        self._facts: DeviceFacts | None = None
+        self._facts: DeviceProperties | None = None
         self._processes: tuple[GpuProcess, ...] | None = None
         self._recovery: str | None = None
         self._slow_links = 0
-        self._instances: dict[str, DeviceReadings] = {}
+        self._instances: dict[str, DeviceMonitor] = {}
 
     def read(self, source: DeviceSource, now: float, ts: float) -> None:
         """Read what is due; `ts` is the same moment in epoch seconds."""
         uuid, rare = self.info.uuid, now >= self._rare_at
-        tiers = [tier for tier in Tier if rare or tier is not Tier.RARE]
+        tiers = [tier for tier in SamplingTier if rare or tier is not SamplingTier.RARE]
         new = {key: (value, now) for key, value in source.read(uuid, *tiers).items()}
         # A value without a reason to be missing is kept: it is read less often.
         reasons = source.reasons(uuid)
@@ -123,7 +123,7 @@ class DeviceReadings:
             slow = self._facts is not None and slow_link(self._facts, values)
             self._slow_links = self._slow_links + 1 if slow else 0
             self._instances = {
-                info.uuid: self._instances.get(info.uuid) or DeviceReadings(info)
+                info.uuid: self._instances.get(info.uuid) or DeviceMonitor(info)
                 for info in source.instances(uuid)
             }
         if source.lost(uuid) is not None:
@@ -142,9 +142,9 @@ class DeviceReadings:
         source: DeviceSource,
         now: float,
         ts: float,
-        xids: tuple[Xid, ...] = (),
+        xids: tuple[XidRecord, ...] = (),
         xid_reason: str | None = None,
-    ) -> DeviceView:
+    ) -> DeviceState:
         """Return the present state; `xid_reason` is why errors of the driver are unknown."""
         uuid = self.info.uuid
         values = self._values()
@@ -152,7 +152,7 @@ class DeviceReadings:
         if xid_reason is not None:
             missing["xid"] = xid_reason
         lost = source.lost(uuid)
-        evidence = Evidence(
+        evidence = HealthInputs(
             values=values,
             first=self._first,
             missing=missing,
@@ -165,7 +165,7 @@ class DeviceReadings:
         )
         before = {key: self.history.oldest(key) for key in REASONS}
         known = {key: found for key, found in before.items() if found is not None}
-        return DeviceView(
+        return DeviceState(
             info=self.info,
             facts=self._facts,
             values=values,
@@ -181,7 +181,7 @@ class DeviceReadings:
             instances=tuple(one.view(source, now, ts) for one in self._instances.values()),
         )
 
-    def find(self, uuid: str) -> DeviceReadings | None:
+    def find(self, uuid: str) -> DeviceMonitor | None:
         """Return these readings, or those of an instance, by UUID."""
         return self if self.info.uuid == uuid else self._instances.get(uuid)
 
@@ -191,7 +191,7 @@ RATE_S = 0.2
 within a third of a second, so a rate needs two readings as close as this."""
 
 
-class Machine:
+class MachineMonitor:
     """What one thread sees of this machine; `open_source` gives it a source of its own.
 
     Where there is no GPU it looks for one again later: a driver can be loaded. The first look opens
@@ -213,9 +213,9 @@ class Machine:
         self._source: DeviceSource | None = None
         self._retry_at = -math.inf
         self._since: float | None = None
-        self._devices: dict[str, DeviceReadings] = {}
-        self._host = HostSource()
-        self._xids = Xids()
+        self._devices: dict[str, DeviceMonitor] = {}
+        self._host = HostSampler()
+        self._xids = XidLog()
         self.xid_reason: str | None = "they are not watched"
         """Why Xid errors are unknown; None while they are passed to `note_xid`."""
         self.xid_refused: Mapping[str, str] = {}
@@ -228,11 +228,11 @@ class Machine:
             self._source.arm_gpm(armed)
         self._armed = armed
 
-    def look(self) -> MachineView:
+    def look(self) -> MachineState:
         """Read what is due and return all that is known; takes RATE_S and some ms for each GPU."""
         source = self._opened()
         for uuid in self._devices:
-            source.read(uuid, Tier.FAST)
+            source.read(uuid, SamplingTier.FAST)
         if self._devices:
             self._pause(RATE_S)
         now, ts = self._clock(), self._wall_clock()
@@ -244,7 +244,7 @@ class Machine:
             readings.view(source, now, ts, self._xids.of(uuid, ts), self._xid_reason(uuid))
             for uuid, readings in self._devices.items()
         )
-        return MachineView(
+        return MachineState(
             ts=ts,
             since=self._since,
             reason=source.reason,
@@ -255,7 +255,7 @@ class Machine:
     def _xid_reason(self, uuid: str) -> str | None:
         return self.xid_reason or self.xid_refused.get(uuid)
 
-    def history(self, uuid: str) -> History | None:
+    def history(self, uuid: str) -> DeviceHistory | None:
         """Return the last ten minutes of a GPU or MIG instance; None for one that is not known."""
         found = (readings.find(uuid) for readings in tuple(self._devices.values()))
         return next((readings.history for readings in found if readings is not None), None)
@@ -276,14 +276,14 @@ class Machine:
             if self._armed:
                 source.arm_gpm(True)
             self._since = None  # what is added up begins at the next look
-            self._devices = {info.uuid: DeviceReadings(info) for info in source.devices()}
+            self._devices = {info.uuid: DeviceMonitor(info) for info in source.devices()}
         return self._source
 
 
-def _host(values: Mapping[str, float], devices: tuple[DeviceView, ...]) -> HostView:
+def _host(values: Mapping[str, float], devices: tuple[DeviceState, ...]) -> HostState:
     """Describe this machine, with the versions of the driver and of the CUDA that it offers."""
     facts = devices[0].facts if devices else None
-    return HostView(
+    return HostState(
         name=socket.gethostname(),
         cpu=cpu_name(),
         cores=os.cpu_count(),

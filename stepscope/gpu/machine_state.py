@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from stepscope.gpu.device_events import ThrottleTime, throttle_text
-from stepscope.gpu.device_info import DeviceFacts, DeviceInfo
-from stepscope.gpu.health import Health, Xid
+from stepscope.gpu.device_events import ThrottleDuration, throttle_text
+from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
+from stepscope.gpu.health import DeviceHealth, XidRecord
 from stepscope.gpu.processes import GpuProcess
 
 LONGEST_GAP_S = 3.0
@@ -16,7 +16,7 @@ LONGEST_GAP_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Energy:
+class EnergyUse:
     """Joules over `seconds` in which they were counted; `from_counter` is False for an estimate.
 
     The driver's counter is exact over gaps. An estimate is the integral of the power readings.
@@ -33,7 +33,7 @@ class EnergyMeter:
     def __init__(self) -> None:
         self._counter: tuple[float, float] | None = None  # time, and J or W, of the last reading
         self._power: tuple[float, float] | None = None
-        self._counted = self._estimated = Energy(0.0, 0.0, from_counter=True)
+        self._counted = self._estimated = EnergyUse(0.0, 0.0, from_counter=True)
 
     def add(self, now: float, counter: float | None, power: float | None) -> None:
         """Take a reading at `now` (s): the counter in J, the power in W, None where not given."""
@@ -47,19 +47,19 @@ class EnergyMeter:
                 passed = now - last[0]
                 self._estimated = _plus(self._estimated, passed * (power + last[1]) / 2, passed)
 
-    def energy(self) -> Energy | None:
+    def energy(self) -> EnergyUse | None:
         """Return the energy so far; None before two readings."""
         if self._counted.seconds:
             return self._counted
         return replace(self._estimated, from_counter=False) if self._estimated.seconds else None
 
 
-def _plus(so_far: Energy, joules: float, seconds: float) -> Energy:
-    return Energy(so_far.joules + joules, so_far.seconds + seconds, so_far.from_counter)
+def _plus(so_far: EnergyUse, joules: float, seconds: float) -> EnergyUse:
+    return EnergyUse(so_far.joules + joules, so_far.seconds + seconds, so_far.from_counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceView:
+class DeviceState:
     """One GPU, or a MIG instance of one; metrics by key, in stored units.
 
     `ages` has how old each value is in seconds, `missing` why a metric has none. `processes` is
@@ -69,18 +69,18 @@ class DeviceView:
     """
 
     info: DeviceInfo
-    facts: DeviceFacts | None
+    facts: DeviceProperties | None
     values: Mapping[str, float]
     ages: Mapping[str, float]
     missing: Mapping[str, str]
-    health: Health
+    health: DeviceHealth
     processes: tuple[GpuProcess, ...] | None = None
     lost: str | None = None
-    throttled: tuple[ThrottleTime, ...] = ()
+    throttled: tuple[ThrottleDuration, ...] = ()
     throttle_window_s: float = 0.0
-    energy: Energy | None = None
-    xids: tuple[Xid, ...] = ()
-    instances: tuple[DeviceView, ...] = ()
+    energy: EnergyUse | None = None
+    xids: tuple[XidRecord, ...] = ()
+    instances: tuple[DeviceState, ...] = ()
 
     @property
     def own_processes(self) -> tuple[GpuProcess, ...] | None:
@@ -92,7 +92,7 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostView:
+class HostState:
     """The machine around the GPUs; bytes, and percent of all cores. None: not known here."""
 
     name: str
@@ -109,20 +109,20 @@ class HostView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineView:
+class MachineState:
     """All of it at `ts` (epoch seconds), added up from `since`; `reason`: why there is no GPU."""
 
     ts: float
     since: float
     reason: str | None
-    devices: tuple[DeviceView, ...]
-    host: HostView
+    devices: tuple[DeviceState, ...]
+    host: HostState
 
 
 Json = dict[str, Any]
 
 
-def machine_json(view: MachineView) -> Json:
+def machine_json(view: MachineState) -> Json:
     """Return everything that is known of the machine at one moment."""
     return {
         "ts": view.ts,
@@ -133,7 +133,7 @@ def machine_json(view: MachineView) -> Json:
     }
 
 
-def device_json(device: DeviceView) -> Json:
+def device_json(device: DeviceState) -> Json:
     """Return a GPU with its MIG instances, which have the same form."""
     energy, processes = device.energy, device.processes
     return {

@@ -24,7 +24,7 @@ SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0
 """After so many calls in a row that took longer, a question is asked this seldom."""
 
 
-class Step(Enum):
+class ErrorAction(Enum):
     """What to do next."""
 
     ALTERNATIVE = auto()
@@ -36,32 +36,32 @@ class Step(Enum):
     REOPEN = auto()
 
 
-_POLICY: dict[int, tuple[Step, str]] = {
-    1: (Step.REOPEN, ""),  # NVML_ERROR_UNINITIALIZED: shut down by other code
-    3: (Step.ALTERNATIVE, NOT_BY_GPU),  # NOT_SUPPORTED
-    4: (Step.OFF, PERMISSION),  # NO_PERMISSION
-    7: (Step.AGAIN, NO_DATA),  # INSUFFICIENT_SIZE
+_POLICY: dict[int, tuple[ErrorAction, str]] = {
+    1: (ErrorAction.REOPEN, ""),  # NVML_ERROR_UNINITIALIZED: shut down by other code
+    3: (ErrorAction.ALTERNATIVE, NOT_BY_GPU),  # NOT_SUPPORTED
+    4: (ErrorAction.OFF, PERMISSION),  # NO_PERMISSION
+    7: (ErrorAction.AGAIN, NO_DATA),  # INSUFFICIENT_SIZE
     # FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED
-    **dict.fromkeys((13, 25, 26), (Step.ALTERNATIVE, NOT_BY_DRIVER)),
+    **dict.fromkeys((13, 25, 26), (ErrorAction.ALTERNATIVE, NOT_BY_DRIVER)),
     # DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
-    **dict.fromkeys((9, 15, 16, 28), (Step.LOST, "lost")),
+    **dict.fromkeys((9, 15, 16, 28), (ErrorAction.LOST, "lost")),
     # SUCCESS, NOT_FOUND, TIMEOUT, NO_DATA
-    **dict.fromkeys((0, 6, 10, 21), (Step.NEXT_TIME, NO_DATA)),
+    **dict.fromkeys((0, 6, 10, 21), (ErrorAction.NEXT_TIME, NO_DATA)),
 }
 
 
-def judge(code: int, answered: bool) -> tuple[Step, str]:
+def judge(code: int, answered: bool) -> tuple[ErrorAction, str]:
     """Return what follows from NVML's return code, with the reason to show.
 
     `answered`: this call was answered before, so the handle is invalid and not the argument.
     """
     if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
-        return (Step.LOST, "lost") if answered else (Step.ALTERNATIVE, NOT_BY_GPU)
-    return _POLICY.get(code, (Step.PAUSE, "error"))
+        return (ErrorAction.LOST, "lost") if answered else (ErrorAction.ALTERNATIVE, NOT_BY_GPU)
+    return _POLICY.get(code, (ErrorAction.PAUSE, "error"))
 
 
 @dataclass(slots=True)
-class Asking:
+class QueryState:
     """One question about one GPU: which of its `readers` is asked, when again, and why it fails.
 
     `rest_s`: how long an answer is good for.
@@ -126,7 +126,7 @@ def driver_errors() -> tuple[type[Exception], ...]:
     return pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS
 
 
-class Library:
+class NvmlLibrary:
     """The initialized NVML that the GPUs of one source share.
 
     `driver` is the driver's version, `major` its first number. `opened` counts how often NVML was
@@ -153,13 +153,13 @@ class Library:
             self.opened += 1
 
 
-class Gpu:
+class NvmlDevice:
     """One GPU or MIG instance by its UUID. It holds no lock: one thread at a time may ask.
 
     `found` counts how often it was found: earlier answers are void then.
     """
 
-    def __init__(self, uuid: str, library: Library) -> None:
+    def __init__(self, uuid: str, library: NvmlLibrary) -> None:
         self.uuid = uuid
         self.library = library
         self.lost: str | None = None
@@ -167,7 +167,7 @@ class Gpu:
         self._handle: Any = None
         self._opened = 0
         self._look_at = -math.inf
-        self._others: dict[str, Asking] = {}
+        self._others: dict[str, QueryState] = {}
 
     @property
     def handle(self) -> Any:
@@ -195,14 +195,14 @@ class Gpu:
         self._others = {}
         return True
 
-    def asking(self, what: str, readers: int = 1, rest_s: float = 0.0) -> Asking:
+    def asking(self, what: str, readers: int = 1, rest_s: float = 0.0) -> QueryState:
         """Return the state of a question; a GPU that was lost and found again has new ones."""
         known = self._others.get(what)
         if known is None:
-            known = self._others[what] = Asking(what, readers, rest_s)
+            known = self._others[what] = QueryState(what, readers, rest_s)
         return known
 
-    def ask(self, asking: Asking, calls: Sequence[Callable[[Any], T]]) -> T | None:
+    def ask(self, asking: QueryState, calls: Sequence[Callable[[Any], T]]) -> T | None:
         """Call the driver if it is due; None, with `asking.reason`, where it does not answer.
 
         `calls` are the alternatives, each with the handle as its only argument. One alternative
@@ -223,13 +223,13 @@ class Gpu:
                 return answer
         return None
 
-    def answered(self, asking: Asking, begun: float) -> None:
+    def answered(self, asking: QueryState, begun: float) -> None:
         """Record the answer to a call made at `begun`."""
         self.lost = None
         now = self.library.clock()
         asking.answer(now, now - begun)
 
-    def failed(self, asking: Asking, error: Exception) -> bool:
+    def failed(self, asking: QueryState, error: Exception) -> bool:
         """Apply the error policy to what pynvml raised; return True to try again at once."""
         now = self.library.clock()
         if isinstance(error, pynvml.NVMLLibraryMismatchError):  # not an NVMLError
@@ -239,22 +239,22 @@ class Gpu:
             return False
         step, reason = judge(error.value, asking.answered)
         match step:
-            case Step.ALTERNATIVE:
+            case ErrorAction.ALTERNATIVE:
                 return asking.unsupported(reason)
-            case Step.OFF:
+            case ErrorAction.OFF:
                 asking.turn_off(reason)
-            case Step.LOST:
+            case ErrorAction.LOST:
                 self._handle, self.lost = None, f"lost: {error}"
                 self._look_at = now + LOOK_AGAIN_S
-            case Step.REOPEN:
+            case ErrorAction.REOPEN:
                 self.library.closed()
-            case Step.AGAIN:
+            case ErrorAction.AGAIN:
                 asking.reason = reason
                 return True
-            case Step.NEXT_TIME:
+            case ErrorAction.NEXT_TIME:
                 asking.reason = reason
                 asking.rest(now)
-            case Step.PAUSE:
+            case ErrorAction.PAUSE:
                 asking.back_off(now, str(error))
         return False
 

@@ -1,9 +1,9 @@
 """The questions that Stepscope asks NVML about a GPU: which metric each gives, and how often.
 
 `nvml_source.py` asks them under the error policy of `nvml_device.py`. A reader is a function that
-takes a device handle, or a `FieldValue`: all of those that are due travel in one call. Readers
-return the values of their field's keys in stored units. Names of pynvml are looked up when they
-are used, so that a wrong or old package does not break the import.
+takes a device handle, or a `FieldValueReader`: all of those that are due travel in one call.
+Readers return the values of their field's keys in stored units. Names of pynvml are looked up when
+they are used, so that a wrong or old package does not break the import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALL_LINKS = 2**32 - 1
 """The scope of an NVLink field that stands for the sum over all links."""
 
 
-class Tier(StrEnum):
+class SamplingTier(StrEnum):
     """How often a value is read: about 10 Hz, 2 Hz, 1 Hz and 0.1 Hz."""
 
     FAST = "fast"
@@ -30,12 +30,12 @@ class Tier(StrEnum):
     RARE = "rare"
 
 
-Values = tuple[float | None, ...]
-Call = Callable[[Any], Values]
+QueryValues = tuple[float | None, ...]
+NvmlGetter = Callable[[Any], QueryValues]
 
 
 @dataclass(frozen=True, slots=True)
-class FieldValue:
+class FieldValueReader:
     """A value of nvmlDeviceGetFieldValues, times `scale`.
 
     `ids` are pairs (first driver major, field id), newest first: R580 has given some fields other
@@ -51,11 +51,11 @@ class FieldValue:
         return next((number for first, number in self.ids if (driver or 0) >= first), None)
 
 
-Reader = Call | FieldValue
+QueryReader = NvmlGetter | FieldValueReader
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class NvmlQuery:
     """One question: the metrics it gives, and `readers` tried in turn until one is supported.
 
     `rate`: the reader gives a byte counter, from which the metric is worked out once a second.
@@ -63,9 +63,9 @@ class Field:
     the driver a millisecond or more (docs/gpu/h100.md).
     """
 
-    tier: Tier
+    tier: SamplingTier
     keys: tuple[str, ...]
-    readers: tuple[Reader, ...]
+    readers: tuple[QueryReader, ...]
     rate: bool = False
     wraps: bool = False
     rest_s: float = 0.0
@@ -74,25 +74,25 @@ class Field:
 # --- calls ----------------------------------------------------------------------------------------
 
 
-def _utilization(handle: Any) -> Values:
+def _utilization(handle: Any) -> QueryValues:
     rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
     return rates.gpu, rates.memory
 
 
-def _memory_used(handle: Any) -> Values:
+def _memory_used(handle: Any) -> QueryValues:
     return (pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used,)
 
 
-def _memory_used_v1(handle: Any) -> Values:
+def _memory_used_v1(handle: Any) -> QueryValues:
     return (pynvml.nvmlDeviceGetMemoryInfo(handle).used,)  # v1 counts the driver's reserve as used
 
 
-def _memory_total(handle: Any) -> Values:
+def _memory_total(handle: Any) -> QueryValues:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     return memory.total, memory.reserved
 
 
-def _memory_total_v1(handle: Any) -> Values:
+def _memory_total_v1(handle: Any) -> QueryValues:
     return memory_total(handle), None
 
 
@@ -101,11 +101,11 @@ def memory_total(handle: Any) -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 
-def _get(name: str, *args: str, scale: float = 1) -> Call:
+def _get(name: str, *args: str, scale: float = 1) -> NvmlGetter:
     """Return a reader of one number by pynvml.nvmlDeviceGetNAME and constants of pynvml."""
     function = f"nvmlDeviceGet{name}"
 
-    def read(handle: Any) -> Values:
+    def read(handle: Any) -> QueryValues:
         value = getattr(pynvml, function)(handle, *(getattr(pynvml, arg) for arg in args))
         return (value * scale,)
 
@@ -113,84 +113,91 @@ def _get(name: str, *args: str, scale: float = 1) -> Call:
     return read
 
 
-def _remapped_rows(handle: Any) -> Values:
+def _remapped_rows(handle: Any) -> QueryValues:
     corrected, uncorrected, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
     return corrected + uncorrected, pending, failed
 
 
 # --- the table ------------------------------------------------------------------------------------
 
-_FAST, _MEDIUM, _SLOW, _RARE = Tier.FAST, Tier.MEDIUM, Tier.SLOW, Tier.RARE
+_FAST, _MEDIUM, _SLOW, _RARE = (
+    SamplingTier.FAST,
+    SamplingTier.MEDIUM,
+    SamplingTier.SLOW,
+    SamplingTier.RARE,
+)
 _ECC = "TotalEccErrors"
 SELDOM_S, ENERGY_S = 5.0, 2.0
 """Energy more often: runs and trials of some seconds need two readings of the counter."""
 
 
-def _one(number: int, scale: float = 1.0, scope: int = 0) -> FieldValue:
+def _one(number: int, scale: float = 1.0, scope: int = 0) -> FieldValueReader:
     """Return a field that has the same number in every driver."""
-    return FieldValue(((0, number),), scale, scope)
+    return FieldValueReader(((0, number),), scale, scope)
 
 
-def _time(since_580: int) -> FieldValue:
+def _time(since_580: int) -> FieldValueReader:
     """Return a time of lowered clocks, which R580 renumbered."""
-    return FieldValue(((580, since_580), (575, since_580 - 18)), NANO)
+    return FieldValueReader(((580, since_580), (575, since_580 - 18)), NANO)
 
 
 # NVML_FI_DEV_*: 186 POWER_INSTANT, 82 MEMORY_TEMP, 83 TOTAL_ENERGY_CONSUMPTION, 197 and 198
 # PCIE_COUNT_TX_BYTES and RX, 138 and 139 NVLINK_THROUGHPUT_DATA_TX and RX, 202 and 204 of NVLink 5.
-FIELDS: tuple[Field, ...] = (
-    Field(_FAST, ("gpu/util", "gpu/mem_util"), (_utilization,)),
-    Field(_FAST, ("gpu/mem_used",), (_memory_used, _memory_used_v1)),
-    Field(_FAST, ("gpu/power",), (_one(186, MILLI), _get("PowerUsage", scale=MILLI))),
-    Field(_MEDIUM, ("gpu/sm_clock",), (_get("ClockInfo", "NVML_CLOCK_SM"),)),
-    Field(
+FIELDS: tuple[NvmlQuery, ...] = (
+    NvmlQuery(_FAST, ("gpu/util", "gpu/mem_util"), (_utilization,)),
+    NvmlQuery(_FAST, ("gpu/mem_used",), (_memory_used, _memory_used_v1)),
+    NvmlQuery(_FAST, ("gpu/power",), (_one(186, MILLI), _get("PowerUsage", scale=MILLI))),
+    NvmlQuery(_MEDIUM, ("gpu/sm_clock",), (_get("ClockInfo", "NVML_CLOCK_SM"),)),
+    NvmlQuery(
         _MEDIUM,
         ("gpu/throttle_reasons",),
         (_get("CurrentClocksEventReasons"), _get("CurrentClocksThrottleReasons")),
     ),
     # Ten times a second, because a counter of 32 bits wraps in a fraction of a second; one that has
     # shown more bits is read once a second.
-    Field(_FAST, ("gpu/pcie_tx",), (_one(197),), rate=True, wraps=True),
-    Field(_FAST, ("gpu/pcie_rx",), (_one(198),), rate=True, wraps=True),
-    Field(
+    NvmlQuery(_FAST, ("gpu/pcie_tx",), (_one(197),), rate=True, wraps=True),
+    NvmlQuery(_FAST, ("gpu/pcie_rx",), (_one(198),), rate=True, wraps=True),
+    NvmlQuery(
         _MEDIUM,
         ("gpu/temp",),
         (_get("TemperatureV", "NVML_TEMPERATURE_GPU"), _get("Temperature", "NVML_TEMPERATURE_GPU")),
     ),
-    Field(_MEDIUM, ("gpu/temp_mem",), (_one(82),)),
-    Field(_MEDIUM, ("gpu/temp_margin",), (_get("MarginTemperature"),), rest_s=SELDOM_S),
-    Field(_MEDIUM, ("gpu/mem_clock",), (_get("ClockInfo", "NVML_CLOCK_MEM"),)),
-    Field(
+    NvmlQuery(_MEDIUM, ("gpu/temp_mem",), (_one(82),)),
+    NvmlQuery(_MEDIUM, ("gpu/temp_margin",), (_get("MarginTemperature"),), rest_s=SELDOM_S),
+    NvmlQuery(_MEDIUM, ("gpu/mem_clock",), (_get("ClockInfo", "NVML_CLOCK_MEM"),)),
+    NvmlQuery(
         _MEDIUM,
         ("gpu/energy",),
         (_one(83, MILLI), _get("TotalEnergyConsumption", scale=MILLI)),
         rest_s=ENERGY_S,
     ),
-    Field(_SLOW, ("gpu/throttle_power",), (_one(74, NANO),)),
-    Field(_SLOW, ("gpu/throttle_sw_thermal",), (_time(269),)),
-    Field(_SLOW, ("gpu/throttle_hw_thermal",), (_time(270),)),
-    Field(_SLOW, ("gpu/throttle_brake",), (_time(271),)),
-    Field(_SLOW, ("gpu/mem_total", "gpu/mem_reserved"), (_memory_total, _memory_total_v1)),
-    Field(_SLOW, ("gpu/power_limit",), (_get("EnforcedPowerLimit", scale=MILLI),)),
-    Field(_SLOW, ("gpu/fan",), (_get("FanSpeed"),)),
-    Field(
+    NvmlQuery(_SLOW, ("gpu/throttle_power",), (_one(74, NANO),)),
+    NvmlQuery(_SLOW, ("gpu/throttle_sw_thermal",), (_time(269),)),
+    NvmlQuery(_SLOW, ("gpu/throttle_hw_thermal",), (_time(270),)),
+    NvmlQuery(_SLOW, ("gpu/throttle_brake",), (_time(271),)),
+    NvmlQuery(_SLOW, ("gpu/mem_total", "gpu/mem_reserved"), (_memory_total, _memory_total_v1)),
+    NvmlQuery(_SLOW, ("gpu/power_limit",), (_get("EnforcedPowerLimit", scale=MILLI),)),
+    NvmlQuery(_SLOW, ("gpu/fan",), (_get("FanSpeed"),)),
+    NvmlQuery(
         _SLOW, ("gpu/nvlink_tx",), (_one(138, KIB, ALL_LINKS), _one(202, 1, ALL_LINKS)), rate=True
     ),
-    Field(
+    NvmlQuery(
         _SLOW, ("gpu/nvlink_rx",), (_one(139, KIB, ALL_LINKS), _one(204, 1, ALL_LINKS)), rate=True
     ),
-    Field(
+    NvmlQuery(
         _RARE,
         ("gpu/ecc_corrected",),
         (_get(_ECC, "NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"),),
     ),
-    Field(
+    NvmlQuery(
         _RARE,
         ("gpu/ecc_uncorrected",),
         (_get(_ECC, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),),
     ),
-    Field(_RARE, ("gpu/remapped_rows", "gpu/remap_pending", "gpu/remap_failed"), (_remapped_rows,)),
-    Field(_RARE, ("gpu/pcie_replays",), (_get("PcieReplayCounter"),)),
+    NvmlQuery(
+        _RARE, ("gpu/remapped_rows", "gpu/remap_pending", "gpu/remap_failed"), (_remapped_rows,)
+    ),
+    NvmlQuery(_RARE, ("gpu/pcie_replays",), (_get("PcieReplayCounter"),)),
 )
 
 FASTEST = 2e12

@@ -11,16 +11,16 @@ from typing import Any
 
 import pynvml
 
-from stepscope.gpu.nvml_device import NOT_BY_DRIVER, Asking, Gpu, driver_errors
+from stepscope.gpu.nvml_device import NOT_BY_DRIVER, NvmlDevice, QueryState, driver_errors
 from stepscope.gpu.nvml_queries import (
     COUNTERS,
     FASTEST,
     FIELDS,
     PLAUSIBLE,
-    Field,
-    FieldValue,
-    Tier,
-    Values,
+    FieldValueReader,
+    NvmlQuery,
+    QueryValues,
+    SamplingTier,
     number_in,
 )
 
@@ -37,7 +37,7 @@ DIGITS = 3
 
 
 @dataclass(slots=True)
-class Rate:
+class CounterRate:
     """The mean rate of one counter between two calls of `take`, over the intervals that are known.
 
     `wraps`: the counter may be one of 32 bits.
@@ -83,32 +83,32 @@ class Rate:
 class _Known:
     """One field of one GPU."""
 
-    entry: Field
-    tier: Tier
-    asking: Asking
-    rate: Rate | None
+    entry: NvmlQuery
+    tier: SamplingTier
+    asking: QueryState
+    rate: CounterRate | None
     lacking: dict[str, str] = field(default_factory=dict)  # keys without a value -> reason
     last: dict[str, float] = field(default_factory=dict)  # of counters
 
 
-class GpuValues:
+class NvmlReader:
     """Reads the fields of one GPU, which must have been found."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: NvmlDevice) -> None:
         self._gpu = gpu
         self._known = [
             _Known(
                 entry,
                 entry.tier,
-                Asking(", ".join(entry.keys), len(entry.readers), entry.rest_s),
-                Rate(wraps=entry.wraps) if entry.rate else None,
+                QueryState(", ".join(entry.keys), len(entry.readers), entry.rest_s),
+                CounterRate(wraps=entry.wraps) if entry.rate else None,
             )
             for entry in FIELDS
         ]
         self.left_out: frozenset[str] = frozenset()
         """Rates that are not read, because GPM gives them for less."""
 
-    def read(self, tiers: tuple[Tier, ...]) -> dict[str, float]:
+    def read(self, tiers: tuple[SamplingTier, ...]) -> dict[str, float]:
         """Read what is due in these tiers; missing values are left out. Never raises NVMLError."""
         values: dict[str, float] = {}
         now = self._gpu.library.clock()
@@ -117,12 +117,12 @@ class GpuValues:
             if known.tier not in tiers or now < known.asking.retry_at or self._is_left_out(known):
                 continue
             reader = self._reader(known)
-            if isinstance(reader, FieldValue):
+            if isinstance(reader, FieldValueReader):
                 fields.append((known, reader))
             elif reader is not None:
                 self._call(known, values)
         self._read_fields(fields, values)
-        if Tier.SLOW in tiers:
+        if SamplingTier.SLOW in tiers:
             self._take_rates(values)
         return values
 
@@ -153,19 +153,19 @@ class GpuValues:
         asking = known.asking
         while not asking.off:
             reader = known.entry.readers[asking.reader]
-            if not isinstance(reader, FieldValue) or reader.id_for(self._gpu.library.major):
+            if not isinstance(reader, FieldValueReader) or reader.id_for(self._gpu.library.major):
                 return reader
             asking.unsupported(NOT_BY_DRIVER)
         return None
 
     def _call(self, known: _Known, values: dict[str, float]) -> None:
         calls: Sequence[Any] = known.entry.readers  # a field value never comes after a call
-        raw: Values | None = self._gpu.ask(known.asking, calls)
+        raw: QueryValues | None = self._gpu.ask(known.asking, calls)
         if raw is not None:
             self._accept(known, raw, values)
 
     def _read_fields(
-        self, due: Sequence[tuple[_Known, FieldValue]], values: dict[str, float]
+        self, due: Sequence[tuple[_Known, FieldValueReader]], values: dict[str, float]
     ) -> None:
         """Read field values in one call; each has its own return code."""
         gpu = self._gpu
@@ -194,18 +194,18 @@ class GpuValues:
         """Apply the error policy; try the next reader at once where there is one."""
         if self._gpu.failed(known.asking, error):
             reader = self._reader(known)
-            if isinstance(reader, FieldValue):
+            if isinstance(reader, FieldValueReader):
                 if reader is not known.entry.readers[0]:
                     self._read_fields([(known, reader)], values)
             elif reader is not None:
                 self._call(known, values)
 
-    def _accept(self, known: _Known, raw: Values, values: dict[str, float]) -> None:
+    def _accept(self, known: _Known, raw: QueryValues, values: dict[str, float]) -> None:
         """Keep the plausible values of an answer."""
         if known.rate is not None:
             known.rate.add(self._gpu.library.clock(), int(raw[0] or 0))
             if known.rate.wide:  # need not be watched so closely
-                known.tier = Tier.SLOW
+                known.tier = SamplingTier.SLOW
             return
         known.lacking.clear()
         for key, value in zip(known.entry.keys, raw, strict=True):

@@ -14,12 +14,12 @@ from typing import Any
 
 import pynvml
 
-from stepscope.gpu.device_info import DeviceFacts, DeviceInfo, describe
-from stepscope.gpu.gpm import Activity
-from stepscope.gpu.nvml_device import Gpu, Library, static
-from stepscope.gpu.nvml_queries import FIELDS, Tier, field_number, memory_total
-from stepscope.gpu.nvml_reader import GpuValues
-from stepscope.gpu.processes import GpuProcess, Processes, ProcessList
+from stepscope.gpu.device_info import DeviceInfo, DeviceProperties, describe
+from stepscope.gpu.gpm import GpmReader
+from stepscope.gpu.nvml_device import NvmlDevice, NvmlLibrary, static
+from stepscope.gpu.nvml_queries import FIELDS, SamplingTier, field_number, memory_total
+from stepscope.gpu.nvml_reader import NvmlReader
+from stepscope.gpu.processes import GpuProcess, GpuProcessList, ProcessInfoCache
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ RECOVERY_ACTIONS = {
 class _Known:
     """The state of one GPU as long as it is not lost."""
 
-    gpu: Gpu
-    values: GpuValues
-    activity: Activity
-    processes: ProcessList
+    gpu: NvmlDevice
+    values: NvmlReader
+    activity: GpmReader
+    processes: GpuProcessList
 
 
 class NvmlSource:
@@ -62,12 +62,12 @@ class NvmlSource:
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self._library = Library(clock)
+        self._library = NvmlLibrary(clock)
         self._infos = _list_devices(self._library)
-        self._names = Processes(clock=clock)
-        self._gpus: dict[str, Gpu] = {}
+        self._names = ProcessInfoCache(clock=clock)
+        self._gpus: dict[str, NvmlDevice] = {}
         self._known: dict[str, _Known] = {}
-        self._facts: dict[str, DeviceFacts] = {}
+        self._facts: dict[str, DeviceProperties] = {}
         self._armed = 0
 
     def devices(self) -> list[DeviceInfo]:
@@ -77,13 +77,13 @@ class NvmlSource:
         """
         return list(self._infos)
 
-    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
+    def read(self, uuid: str, *tiers: SamplingTier) -> dict[str, float]:
         """Read these tiers of one GPU now; missing values are left out. Never raises NVMLError."""
         known = self._find(uuid)
         if known is None:
             return {}
         values = known.values.read(tiers)
-        if self._armed and Tier.MEDIUM in tiers:
+        if self._armed and SamplingTier.MEDIUM in tiers:
             counted = known.values.counted()
             active = known.activity.read()
             values |= {key: active[key] for key in active if key not in counted}
@@ -110,7 +110,7 @@ class NvmlSource:
         """Return why this GPU cannot be reached; None while it can (or before the first read)."""
         return self._gpus[uuid].lost if uuid in self._gpus else None
 
-    def facts(self, uuid: str) -> DeviceFacts | None:
+    def facts(self, uuid: str) -> DeviceProperties | None:
         """Describe a GPU or instance; None if it is unknown, the last facts if it is lost."""
         known = self._find(uuid)
         if known is None:
@@ -163,7 +163,7 @@ class NvmlSource:
         """Return the state of a GPU that can be reached; a new one each time it is found."""
         gpu = self._gpus.get(uuid)
         if gpu is None:
-            gpu = self._gpus[uuid] = Gpu(uuid, self._library)
+            gpu = self._gpus[uuid] = NvmlDevice(uuid, self._library)
         found = gpu.found
         if not gpu.find():
             return None
@@ -173,11 +173,11 @@ class NvmlSource:
                 known.activity.close()
             self._look_at_mig(gpu)
             known = self._known[uuid] = _Known(
-                gpu, GpuValues(gpu), Activity(gpu), ProcessList(gpu, self._names)
+                gpu, NvmlReader(gpu), GpmReader(gpu), GpuProcessList(gpu, self._names)
             )
         return known
 
-    def _look_at_mig(self, gpu: Gpu) -> None:
+    def _look_at_mig(self, gpu: NvmlDevice) -> None:
         """Read the MIG mode of a GPU that was found: it changes when the GPU is reset."""
         mig = None if self._info(gpu.uuid) is None else _is_divided(gpu.handle)
         if mig is not None:
@@ -189,7 +189,7 @@ class NvmlSource:
         return next((info for info in self._infos if info.uuid == uuid), None)
 
 
-def _list_devices(library: Library) -> list[DeviceInfo]:
+def _list_devices(library: NvmlLibrary) -> list[DeviceInfo]:
     found = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = static(pynvml.nvmlDeviceGetHandleByIndex, index)
@@ -209,7 +209,7 @@ def _is_divided(handle: Any) -> bool | None:
 
 
 def _described(
-    handle: Any, uuid: str, index: int, library: Library, mig: bool = False
+    handle: Any, uuid: str, index: int, library: NvmlLibrary, mig: bool = False
 ) -> DeviceInfo:
     return DeviceInfo(
         uuid=uuid,
@@ -221,7 +221,7 @@ def _described(
     )
 
 
-def _instance_info(gpu: Gpu, infos: list[DeviceInfo], library: Library) -> DeviceInfo:
+def _instance_info(gpu: NvmlDevice, infos: list[DeviceInfo], library: NvmlLibrary) -> DeviceInfo:
     """Describe what was found by its UUID alone: an instance, with its parent's number."""
     parent_handle = static(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, gpu.handle)
     uuid = None if parent_handle is None else static(pynvml.nvmlDeviceGetUUID, parent_handle)

@@ -28,7 +28,7 @@ HIDDEN = "more memory is in use than that of the processes that the driver lists
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class ProcessMemorySplit:
     """Bytes of this process and of all others; where one is None, `reasons` has why, by metric."""
 
     own: int | None
@@ -38,7 +38,7 @@ class Shares:
 
 def shares(
     processes: Sequence[GpuProcess], pid: int, *, used: float | None, total: float | None
-) -> Shares:
+) -> ProcessMemorySplit:
     """Divide the listed memory; `used` and `total` are the device's, to see what is not listed."""
     reasons: dict[str, str] = {}
     mine = next((one for one in processes if one.pid == pid), None)
@@ -51,14 +51,14 @@ def shares(
         reasons[OTHERS] = NO_MEMORY
     elif used is not None and used - others - (own or 0) > _unlisted(total):
         reasons[OTHERS] = HIDDEN
-    return Shares(own, None if OTHERS in reasons else others, reasons)
+    return ProcessMemorySplit(own, None if OTHERS in reasons else others, reasons)
 
 
 def _unlisted(total: float | None) -> float:
     return max(UNLISTED_BYTES, UNLISTED_SHARE * (total or 0))
 
 
-class Sharing:
+class ProcessMemoryTracker:
     """Follows the processes on a run's GPUs: values once a second, and the list for run.json.
 
     `training` is the GPU whose share of this process is recorded; None while it is not known.

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import psutil
 import pynvml
 
-from stepscope.gpu.nvml_device import NOT_BY_GPU, Gpu
+from stepscope.gpu.nvml_device import NOT_BY_GPU, NvmlDevice
 
 COMMAND_LIMIT = 200
 """Characters of a command that are kept."""
@@ -28,7 +28,7 @@ REMEMBERED = 1000
 """Processes whose names are kept."""
 ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
-State = Literal["running", "zombie", "gone"]
+ProcessState = Literal["running", "zombie", "gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,22 +49,22 @@ class GpuProcess:
     sm: float | None
     kind: Literal["compute", "graphics"]
     yours: bool
-    state: State
+    state: ProcessState
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
+class ProcessInfo:
     """Facts of the operating system; `born` distinguishes two processes of one number."""
 
     name: str
     command: str = ""
     user: str = "unknown"
     yours: bool = False
-    state: State = "gone"
+    state: ProcessState = "gone"
     born: float = 0.0
 
 
-class Processes:
+class ProcessInfoCache:
     """Looks processes up by number; remembers names, so that one that has ended keeps its own.
 
     A process is looked up at most twice a second: it may be on several GPUs.
@@ -72,9 +72,9 @@ class Processes:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: dict[int, tuple[float, Person]] = {}
+        self._known: dict[int, tuple[float, ProcessInfo]] = {}
 
-    def look(self, pid: int) -> Person:
+    def look(self, pid: int) -> ProcessInfo:
         """Return what is known of a process now, or was half a second ago."""
         now = self._clock()
         looked_at, known = self._known.get(pid, (-math.inf, None))
@@ -87,18 +87,18 @@ class Processes:
         return found
 
 
-def _look_up(pid: int, known: Person | None) -> Person:
+def _look_up(pid: int, known: ProcessInfo | None) -> ProcessInfo:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             born, ended = process.create_time(), process.status() in ENDED
             if known is None or known.born != born:
                 name, yours = process.name(), process.uids().real == os.getuid()
-                known = Person(
+                known = ProcessInfo(
                     name, _command(process) or name, process.username(), yours, "running", born
                 )
     except psutil.Error:  # ended, or hidden from this user or container
-        return replace(known, state="gone") if known is not None else Person(f"process {pid}")
+        return replace(known, state="gone") if known is not None else ProcessInfo(f"process {pid}")
     return replace(known, state="zombie" if ended else "running")
 
 
@@ -160,10 +160,10 @@ milliseconds on some machines (docs/gpu/h100.md)."""
 NOT_LISTED = "this driver lists no processes (as under WSL)"
 
 
-class ProcessList:
+class GpuProcessList:
     """Lists the processes on one GPU, which must have been found; not more than once a second."""
 
-    def __init__(self, gpu: Gpu, names: Processes) -> None:
+    def __init__(self, gpu: NvmlDevice, names: ProcessInfoCache) -> None:
         self._gpu = gpu
         self._names = names
         self._graphics: list[Any] = []

@@ -14,19 +14,19 @@ from typing import Protocol
 
 import pynvml
 
-from stepscope.gpu.device_info import DeviceFacts, DeviceInfo
-from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
+from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.nvml_source import NvmlSource
 from stepscope.gpu.processes import GpuProcess
 
 __all__ = [
-    "DeviceFacts",
+    "DeviceProperties",
     "DeviceInfo",
     "DeviceSource",
     "GpuProcess",
     "NullSource",
     "NvmlSource",
-    "Tier",
+    "SamplingTier",
     "nvml_uuid",
     "open_source",
 ]
@@ -50,11 +50,11 @@ class DeviceSource(Protocol):
         """Return the MIG instances of a GPU."""
         return []
 
-    def facts(self, uuid: str) -> DeviceFacts | None:
+    def facts(self, uuid: str) -> DeviceProperties | None:
         """Describe a GPU or an instance; None if it cannot be reached."""
         return None
 
-    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
+    def read(self, uuid: str, *tiers: SamplingTier) -> dict[str, float]:
         """Read these tiers of one GPU now: metric key -> value, missing values left out."""
         return {}
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from stepscope.gpu.health import Level, Xid
+from stepscope.gpu.health import HealthStatus, XidRecord
 from stepscope.gpu.nvml_device import BINDING_ERRORS
 from stepscope.gpu.source import DeviceSource
 
@@ -35,7 +35,7 @@ FOLLOW = "Follow the advice of the errors before it."
 VENDOR = "Ask the GPU's vendor if it comes again."
 
 
-class Meaning(NamedTuple):
+class XidInfo(NamedTuple):
     """An Xid as text, and what NVIDIA advises."""
 
     text: str
@@ -99,11 +99,11 @@ _CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (
     ((157,), "a part of the GPU could not be put out of use", IGNORE_ONCE),
     ((158,), "the GPU did not answer in time", RESET),
 )
-_KNOWN = {code: Meaning(text, advice) for codes, text, advice in _CATALOG for code in codes}
-_UNKNOWN = Meaning("an error that NVIDIA's catalog does not explain", VENDOR)
+_KNOWN = {code: XidInfo(text, advice) for codes, text, advice in _CATALOG for code in codes}
+_UNKNOWN = XidInfo("an error that NVIDIA's catalog does not explain", VENDOR)
 
 
-def meaning(code: int) -> Meaning:
+def meaning(code: int) -> XidInfo:
     """Return what an Xid means; an unexplained one has a text that says so."""
     return _KNOWN.get(code, _UNKNOWN)
 
@@ -135,7 +135,7 @@ class UnsupportedError(Exception):
     """No GPU here can be watched; the message says why."""
 
 
-class XidWatch:
+class XidWatcher:
     """Waits for Xid errors on the thread `stepscope-xid`, from the start to `stop`.
 
     `on_event` is called on that thread. `uuids` None means every GPU of `source`; errors of a MIG
@@ -270,16 +270,16 @@ def _number(handle: Any) -> int:
 
 KEPT = 20  # newest errors of a GPU
 LEVELS = {
-    IGNORE: Level.NOTICE,
-    IGNORE_ONCE: Level.NOTICE,
-    RESTART_APP: Level.WARNING,
-    CHECK_APP: Level.WARNING,
-    VENDOR: Level.WARNING,
+    IGNORE: HealthStatus.NOTICE,
+    IGNORE_ONCE: HealthStatus.NOTICE,
+    RESTART_APP: HealthStatus.WARNING,
+    CHECK_APP: HealthStatus.WARNING,
+    VENDOR: HealthStatus.WARNING,
 }
 """How bad an error is by what NVIDIA advises; all other advice is about the GPU or the machine."""
 
 
-class Xids:
+class XidLog:
     """The newest errors of every GPU; `add` may be called from any thread."""
 
     def __init__(self) -> None:
@@ -289,14 +289,14 @@ class Xids:
         """Remember an error that happened at `ts` (epoch seconds)."""
         self._known.setdefault(event.uuid, deque(maxlen=KEPT)).append((ts, event))
 
-    def of(self, uuid: str, ts: float) -> tuple[Xid, ...]:
+    def of(self, uuid: str, ts: float) -> tuple[XidRecord, ...]:
         """Return those of a GPU with their age at `ts`, oldest first."""
         return tuple(
-            Xid(
+            XidRecord(
                 event.code,
                 event.text,
                 event.advice,
-                LEVELS.get(event.advice, Level.CRITICAL),
+                LEVELS.get(event.advice, HealthStatus.CRITICAL),
                 max(0.0, ts - at),
             )
             for at, event in tuple(self._known.get(uuid, ()))

@@ -23,7 +23,7 @@ _NO_LIMIT = 2**60
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class CgroupMemory:
     """The memory of a cgroup; bytes. None is no limit, or not known.
 
     `idle_cache` is the part of `used` that the kernel gives up first: files not read lately.
@@ -41,18 +41,18 @@ class Container:
         return min(free, max(0, self.limit - self.used + (self.idle_cache or 0)))
 
 
-def container(folder: Path | None = None) -> Container:
+def container(folder: Path | None = None) -> CgroupMemory:
     """Read the cgroup of this process, or the one in `folder`."""
     folder = own_folder() if folder is None else folder
     if folder is None:
-        return Container()
+        return CgroupMemory()
     limit = _number(folder / "memory.max", folder / "memory.limit_in_bytes")
     used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
     kills = _counter("oom_kill", folder / "memory.events", folder / "memory.oom_control")
     stat = folder / "memory.stat"
     cache = _counter("total_inactive_file", stat)  # version 1 has the folders below in this one
     idle = cache if cache is not None else _counter("inactive_file", stat)
-    return Container(None if limit is None or limit >= _NO_LIMIT else limit, used, kills, idle)
+    return CgroupMemory(None if limit is None or limit >= _NO_LIMIT else limit, used, kills, idle)
 
 
 def own_folder(root: Path = ROOT, told: Path = Path("/proc/self/cgroup")) -> Path | None:
@@ -77,7 +77,7 @@ def own_folder(root: Path = ROOT, told: Path = Path("/proc/self/cgroup")) -> Pat
 def first_count() -> dict[str, Any] | None:
     """Return what run.json keeps of the counter at a run's start; None where it is not known."""
     folder = own_folder()
-    found = container(folder) if folder is not None else Container()
+    found = container(folder) if folder is not None else CgroupMemory()
     if found.kills is None:
         return None
     return {"folder": str(folder), "count": found.kills, "booted": _booted()}
@@ -135,7 +135,7 @@ REST = 200
 """Pause after a reading, in multiples of its time: 0.5% of the sampler's thread."""
 
 
-class Children:
+class ChildProcessMemory:
     """Reads the memory of this process's children; {} while it rests, or if none are listed.
 
     `read` returns their resident bytes, None where they are not known.
@@ -202,10 +202,10 @@ def _read(path: str) -> bytes:
     return b""
 
 
-def own_container() -> Container:
+def own_container() -> CgroupMemory:
     """Return the memory of this process's cgroup; nothing is known where there is none to see."""
     folder = _own_folder()
-    return Container() if folder is None else container(folder)
+    return CgroupMemory() if folder is None else container(folder)
 
 
 _own_folder = functools.cache(own_folder)
@@ -216,7 +216,7 @@ MIN_CPU_INTERVAL_S = 0.05
 between them gave 420% on two cores."""
 
 
-class HostSource:
+class HostSampler:
     """Reads this process (about 10 us) and its host (about 100 us: ask once a second).
 
     CPU shares are means since the previous reading, so the first one has none. The CPU time of
@@ -229,13 +229,13 @@ class HostSource:
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
         rss: Callable[[], int] | None = None,
-        container: Callable[[], Container] = own_container,
+        container: Callable[[], CgroupMemory] = own_container,
     ) -> None:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._rss = rss if rss is not None else _process_rss()
         self._container = container
-        self._children = Children(clock=clock)
+        self._children = ChildProcessMemory(clock=clock)
         self._peak = 0.0
         self._peak_lock = threading.Lock()  # the training thread resets it
         self._cpu_before: tuple[float, float] | None = None

@@ -26,7 +26,7 @@ else:
     except ModuleNotFoundError:
         from pytorch_lightning import Callback
 
-Values = dict[str, Any]
+LoggedMetrics = dict[str, Any]
 
 
 class StepscopeCallback(Callback):
@@ -36,7 +36,7 @@ class StepscopeCallback(Callback):
         super().__init__()
         self._run = CallbackRun(name, runs)
         self._active = False
-        self._seen: Values = {}
+        self._seen: LoggedMetrics = {}
         self._of_steps: set[str] = set()
         self._step = 0
         self._lr: Any = None
@@ -113,7 +113,7 @@ class StepscopeCallback(Callback):
         """End the run with what ended the training."""
         self._run.fail(exception)
 
-    def _fresh(self, trainer: Any, *, of_step: bool = False) -> Values:
+    def _fresh(self, trainer: Any, *, of_step: bool = False) -> LoggedMetrics:
         """Return what was logged since the last look, by metric key; tensors as they are.
 
         `logged_metrics` keeps the values of earlier phases: new ones are new objects. It reads

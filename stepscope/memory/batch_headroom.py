@@ -26,7 +26,7 @@ MOST = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class TrainingDevice:
     """Where a script trains: its kind, its name, its free bytes, and of a GPU its index."""
 
     kind: str
@@ -52,7 +52,7 @@ class StepMemory:
     parameters: int
     gradients: int
     state: int
-    device: Device
+    device: TrainingDevice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Place(StrEnum):
+class MemoryDomain(StrEnum):
     """Whose memory is divided: that of the GPU that the run trains on, or the host's."""
 
     DEVICE = "device"
@@ -36,7 +36,7 @@ class Place(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Category:
+class MemoryCategory:
     """What a part of the ledger is: `color` names its color, `help` is one sentence, `short` a
     label for where there is little room."""
 
@@ -50,20 +50,20 @@ class Category:
 TENSORS = ("memory/parameters", "memory/optimizer_state", "memory/gradients")
 """The metrics of what holds still among the tensors, in the order in which they are believed."""
 
-_OPTIMIZER_STATE = Category(
+_OPTIMIZER_STATE = MemoryCategory(
     "optimizer_state",
     "optimizer state",
     "ledger_optimizer",
     "Tensors that the optimizers keep, such as Adam's two moments.",
     "optimizer",
 )
-_GRADIENTS = Category(
+_GRADIENTS = MemoryCategory(
     "gradients",
     "gradients",
     "ledger_gradients",
     "The parameters' gradients that are held between two steps.",
 )
-_PARAMETERS = Category(
+_PARAMETERS = MemoryCategory(
     "parameters",
     "parameters",
     "ledger_parameters",
@@ -71,36 +71,36 @@ _PARAMETERS = Category(
 )
 
 _OF_A_DEVICE = (
-    Category("free", "free", "ledger_free", "Unused device memory."),
-    Category(
+    MemoryCategory("free", "free", "ledger_free", "Unused device memory."),
+    MemoryCategory(
         "driver",
         "driver reserve",
         "ledger_driver",
         "Device memory reserved by the driver.",
         "driver",
     ),
-    Category(
+    MemoryCategory(
         "others",
         "other processes",
         "ledger_others",
         "Device memory of all processes but this one, as the driver counts it.",
         "others",
     ),
-    Category(
+    MemoryCategory(
         "unnamed",
         "not attributed",
         "ledger_unnamed",
         "Device memory the driver attributes to no listed process: other containers or users, "
         "graphics, the driver itself.",
     ),
-    Category(
+    MemoryCategory(
         "elsewhere",
         "outside PyTorch",
         "ledger_elsewhere",
         "Device memory in use that PyTorch's allocator of this process does not hold: its CUDA "
         "context and libraries, and all processes that are not shown apart.",
     ),
-    Category(
+    MemoryCategory(
         "outside",
         "this process outside PyTorch",
         "ledger_outside",
@@ -108,19 +108,19 @@ _OF_A_DEVICE = (
         "loaded kernels, libraries such as NCCL and cuBLAS.",
         "context",
     ),
-    Category(
+    MemoryCategory(
         "process",
         "this process",
         "ledger_whole",
         "All device memory of this process; PyTorch's share is unknown.",
     ),
-    Category(
+    MemoryCategory(
         "used",
         "in use (unattributed)",
         "ledger_used",
         "Device memory in use by unknown processes.",
     ),
-    Category(
+    MemoryCategory(
         "split",
         "cached, split",
         "ledger_split",
@@ -128,20 +128,20 @@ _OF_A_DEVICE = (
         "cannot return.",
         "split",
     ),
-    Category(
+    MemoryCategory(
         "cached",
         "cached (reclaimable)",
         "ledger_cached",
         "Whole cached blocks without tensors: reused next, returned by Empty cache.",
         "cached",
     ),
-    Category(
+    MemoryCategory(
         "cache",
         "cached",
         "ledger_cached",
         "Reserved by PyTorch and not allocated to a tensor now.",
     ),
-    Category(
+    MemoryCategory(
         "activations",
         "activations and other",
         "ledger_activations",
@@ -152,7 +152,7 @@ _OF_A_DEVICE = (
     _OPTIMIZER_STATE,
     _GRADIENTS,
     _PARAMETERS,
-    Category(
+    MemoryCategory(
         "allocated",
         "allocated",
         "ledger_whole",
@@ -160,32 +160,32 @@ _OF_A_DEVICE = (
     ),
 )
 _OF_THE_HOST = (
-    Category(
+    MemoryCategory(
         "free",
         "available",
         "ledger_free",
         "Host memory a program could get at once: free, or reclaimable cache.",
     ),
-    Category(
+    MemoryCategory(
         "others",
         "other processes and the system",
         "ledger_others",
         "Host memory in use by all but this process and its workers.",
         "others",
     ),
-    Category(
+    MemoryCategory(
         "elsewhere",
         "outside this process",
         "ledger_elsewhere",
         "Host memory in use by all but this process; its workers, if it has any, are in it.",
     ),
-    Category(
+    MemoryCategory(
         "used",
         "in use (unattributed)",
         "ledger_used",
         "Host memory in use, without word of who uses it.",
     ),
-    Category(
+    MemoryCategory(
         "workers",
         "its workers",
         "ledger_workers",
@@ -193,7 +193,7 @@ _OF_THE_HOST = (
         "pages shared with this process count again.",
         "workers",
     ),
-    Category(
+    MemoryCategory(
         "rest",
         "rest of this process",
         "ledger_activations",
@@ -204,16 +204,16 @@ _OF_THE_HOST = (
     _OPTIMIZER_STATE,
     _GRADIENTS,
     _PARAMETERS,
-    Category(
+    MemoryCategory(
         "process",
         "this process",
         "ledger_whole",
         "Resident memory of this process, all kinds together.",
     ),
 )
-CATEGORIES: Mapping[Place, tuple[Category, ...]] = {
-    Place.DEVICE: _OF_A_DEVICE,
-    Place.HOST: _OF_THE_HOST,
+CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
+    MemoryDomain.DEVICE: _OF_A_DEVICE,
+    MemoryDomain.HOST: _OF_THE_HOST,
 }
 """Every part that there can be, in the order of table and area, top to bottom. Of those that stand
 for each other (such as `allocated` for four parts) a moment has one or the others, never both."""
@@ -222,7 +222,9 @@ NOT_RECORDED = "this run has not recorded it"
 """The reason where run.json gives none."""
 
 
-def notes(parts: Mapping[str, int], place: Place, missing: Mapping[str, str]) -> tuple[str, ...]:
+def notes(
+    parts: Mapping[str, int], place: MemoryDomain, missing: Mapping[str, str]
+) -> tuple[str, ...]:
     """Say what could not be told apart, and why; `missing` has the reasons by metric."""
     said = []
     for note in _NOTES[place]:
@@ -244,8 +246,8 @@ class _Note:
 
 
 _NOT_SPLIT = "is not broken down into parameters, gradients, optimizer state and other"
-_NOTES: Mapping[Place, tuple[_Note, ...]] = {
-    Place.DEVICE: (
+_NOTES: Mapping[MemoryDomain, tuple[_Note, ...]] = {
+    MemoryDomain.DEVICE: (
         _Note(
             "Only PyTorch's reserved memory is shown; free memory and other use are unknown",
             ("gpu/mem_used", "gpu/mem_total"),
@@ -291,7 +293,7 @@ _NOTES: Mapping[Place, tuple[_Note, ...]] = {
         ),
         _Note(f"Allocated memory {_NOT_SPLIT}", TENSORS, ("allocated",)),
     ),
-    Place.HOST: (
+    MemoryDomain.HOST: (
         _Note(
             "Only this process is shown; the host's own memory is not known",
             ("host/mem_used", "host/mem_total"),
@@ -309,27 +311,27 @@ _NOTES: Mapping[Place, tuple[_Note, ...]] = {
 
 
 Values = Mapping[str, float | None]
-Amounts = dict[str, int]
+CategoryBytes = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BreakdownEntry:
     """One part of a moment's ledger, in bytes."""
 
-    category: Category
+    category: MemoryCategory
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class MemoryBreakdown:
     """The parts of one moment, top to bottom, and what could not be told apart, a sentence each.
 
     `whole` is False where the total of the device or host is not known: then only what this process
     holds is divided.
     """
 
-    place: Place
-    parts: tuple[Part, ...]
+    place: MemoryDomain
+    parts: tuple[BreakdownEntry, ...]
     notes: tuple[str, ...]
     whole: bool
 
@@ -339,7 +341,9 @@ class Ledger:
         return sum(part.bytes for part in self.parts)
 
 
-def ledger(values: Values, place: Place, missing: Mapping[str, str] | None = None) -> Ledger | None:
+def ledger(
+    values: Values, place: MemoryDomain, missing: Mapping[str, str] | None = None
+) -> MemoryBreakdown | None:
     """Return the ledger of one moment; None where not even this process's memory is known.
 
     `values` are bytes by metric; a value that is absent, None, negative or no finite number is
@@ -349,16 +353,16 @@ def ledger(values: Values, place: Place, missing: Mapping[str, str] | None = Non
     if amounts is None:
         return None
     parts = tuple(
-        Part(category, amounts[category.key])
+        BreakdownEntry(category, amounts[category.key])
         for category in CATEGORIES[place]
         if category.key in amounts
     )
-    return Ledger(place, parts, notes(amounts, place, missing or {}), "free" in amounts)
+    return MemoryBreakdown(place, parts, notes(amounts, place, missing or {}), "free" in amounts)
 
 
-def divide(values: Values, place: Place) -> Amounts | None:
+def divide(values: Values, place: MemoryDomain) -> CategoryBytes | None:
     """Return the bytes of each part by its key: `ledger` without the words."""
-    return _device(values) if place is Place.DEVICE else _host(values)
+    return _device(values) if place is MemoryDomain.DEVICE else _host(values)
 
 
 def _bytes(values: Values, key: str) -> int | None:
@@ -366,7 +370,7 @@ def _bytes(values: Values, key: str) -> int | None:
     return round(value) if value is not None and math.isfinite(value) and value >= 0 else None
 
 
-def _device(values: Values) -> Amounts | None:
+def _device(values: Values) -> CategoryBytes | None:
     total, used = _bytes(values, "gpu/mem_total"), _bytes(values, "gpu/mem_used")
     if total is None or used is None:
         held = _held(values)
@@ -380,7 +384,7 @@ def _device(values: Values) -> Amounts | None:
     return parts | _in_use(values, used)
 
 
-def _in_use(values: Values, used: int) -> Amounts:
+def _in_use(values: Values, used: int) -> CategoryBytes:
     """Divide what all processes use of a device."""
     held, own = _held(values), _bytes(values, "memory/process_used")
     reserved = min(held or 0, used)
@@ -405,7 +409,7 @@ def _held(values: Values) -> int | None:
     return None if allocated is None else reserved
 
 
-def _reserved(values: Values, reserved: int) -> Amounts:
+def _reserved(values: Values, reserved: int) -> CategoryBytes:
     """Divide what PyTorch's allocator has reserved."""
     allocated = min(_bytes(values, "memory/allocated") or 0, reserved)
     split, cache = _bytes(values, "memory/inactive_split"), reserved - allocated
@@ -416,7 +420,7 @@ def _reserved(values: Values, reserved: int) -> Amounts:
     return parts | _tensors(values, allocated, whole="allocated", rest="activations")
 
 
-def _tensors(values: Values, room: int, *, whole: str, rest: str) -> Amounts:
+def _tensors(values: Values, room: int, *, whole: str, rest: str) -> CategoryBytes:
     """Divide what holds the tensors; it is one part where one kind of them is not known."""
     parts, left = {}, room
     for key in TENSORS:
@@ -428,7 +432,7 @@ def _tensors(values: Values, room: int, *, whole: str, rest: str) -> Amounts:
     return {rest: left} | parts
 
 
-def _host(values: Values) -> Amounts | None:
+def _host(values: Values) -> CategoryBytes | None:
     total, used = _bytes(values, "host/mem_total"), _bytes(values, "host/mem_used")
     own, workers = _bytes(values, "process/rss"), _bytes(values, "process/children_rss")
     if total is None or used is None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.memory.breakdown import TENSORS, Amounts, Place, divide
+from stepscope.memory.breakdown import TENSORS, CategoryBytes, MemoryDomain, divide
 from stepscope.metrics import Stream
-from stepscope.store import Block, RunReader, SeriesInfo
+from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
 
 HOLD_S = 5.0
@@ -32,34 +32,34 @@ NEWEST_ROWS = 8
 """Newest rows among which there is one whose readings belong together."""
 
 _AT_ONCE = {
-    Place.DEVICE: ("memory/reserved", "memory/allocated", "memory/inactive_split"),
-    Place.HOST: ("process/rss",),
+    MemoryDomain.DEVICE: ("memory/reserved", "memory/allocated", "memory/inactive_split"),
+    MemoryDomain.HOST: ("process/rss",),
 }
 """Read at every tick: they count in their own row only."""
 _HELD = {
-    Place.DEVICE: TENSORS,
-    Place.HOST: ("host/mem_total", "host/mem_used", "process/children_rss", *TENSORS),
+    MemoryDomain.DEVICE: TENSORS,
+    MemoryDomain.HOST: ("host/mem_total", "host/mem_used", "process/children_rss", *TENSORS),
 }
 _OF_THE_GPU = ("gpu/mem_total", "gpu/mem_used", "gpu/mem_reserved", "gpu/mem_others")
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class BreakdownSample:
     """The parts at a time (epoch seconds) and step; `parts` is None where they are unknown."""
 
     ts: float
     step: int
-    parts: Amounts | None
+    parts: CategoryBytes | None
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerSource:
+class BreakdownSource:
     """The series that a run's ledger is made of: of its process, and of the GPU it trains on.
 
     Readings of the metrics `left_out` are not believed: they count as missing.
     """
 
-    place: Place
+    place: MemoryDomain
     samples: SeriesInfo
     device: SeriesInfo | None
     left_out: frozenset[str] = frozenset()
@@ -67,7 +67,7 @@ class LedgerSource:
 
 def ledger_source(
     series: Iterable[SeriesInfo], gpu: str | None, left_out: frozenset[str] = frozenset()
-) -> LedgerSource | None:
+) -> BreakdownSource | None:
     """Return where the ledger comes from; None before anything was sampled.
 
     `gpu` is the UUID of the GPU that the run trains on, None for a run on the CPU.
@@ -77,14 +77,14 @@ def ledger_source(
     if samples is None:
         return None
     if gpu is None:
-        return LedgerSource(Place.HOST, samples, None, left_out)
+        return BreakdownSource(MemoryDomain.HOST, samples, None, left_out)
     device = found.get((Stream.DEVICES.value, gpu))
-    return LedgerSource(Place.DEVICE, samples, device, left_out)
+    return BreakdownSource(MemoryDomain.DEVICE, samples, device, left_out)
 
 
 def read_moments(
-    reader: RunReader, source: LedgerSource, start: int, stop: int, bucket: int
-) -> list[Moment]:
+    reader: StoreReader, source: BreakdownSource, start: int, stop: int, bucket: int
+) -> list[BreakdownSample]:
     """Return the moments of the process's rows from start to stop, in buckets of `bucket` rows.
 
     Raises StoreError.
@@ -98,7 +98,7 @@ def read_moments(
     return moments(samples, device, source.place, first, source.left_out)
 
 
-def newest_moment(reader: RunReader, source: LedgerSource) -> Moment | None:
+def newest_moment(reader: StoreReader, source: BreakdownSource) -> BreakdownSample | None:
     """Return the newest moment whose parts are known; None where the newest rows have none."""
     rows = source.samples.rows
     found = read_moments(reader, source, max(0, rows - NEWEST_ROWS), rows, 1)
@@ -106,8 +106,8 @@ def newest_moment(reader: RunReader, source: LedgerSource) -> Moment | None:
     return known[-1] if known else None
 
 
-PEAK_METRICS: Mapping[Place, Mapping[str, tuple[str, ...]]] = {
-    Place.DEVICE: {
+PEAK_METRICS: Mapping[MemoryDomain, Mapping[str, tuple[str, ...]]] = {
+    MemoryDomain.DEVICE: {
         "driver": ("gpu/mem_reserved",),
         "others": ("gpu/mem_others",),
         "process": ("memory/process_used",),
@@ -115,7 +115,7 @@ PEAK_METRICS: Mapping[Place, Mapping[str, tuple[str, ...]]] = {
         "allocated": ("memory/peak_allocated", "memory/allocated"),
         **{key.removeprefix("memory/"): (key,) for key in TENSORS},
     },
-    Place.HOST: {
+    MemoryDomain.HOST: {
         "process": ("process/peak_rss", "process/rss"),
         "workers": ("process/children_rss",),
         **{key.removeprefix("memory/"): (key,) for key in TENSORS},
@@ -124,7 +124,7 @@ PEAK_METRICS: Mapping[Place, Mapping[str, tuple[str, ...]]] = {
 """The metrics whose highest value is the peak of a part, or of a sum of parts."""
 
 
-def peaks(reader: RunReader, source: LedgerSource) -> Amounts:
+def peaks(reader: StoreReader, source: BreakdownSource) -> CategoryBytes:
     """Return the highest value of each part over the run, in bytes; each has its own time.
 
     Parts that are a difference of readings have none. Raises StoreError.
@@ -143,12 +143,12 @@ def peaks(reader: RunReader, source: LedgerSource) -> Amounts:
 
 
 def moments(
-    samples: Block,
-    device: Block | None,
-    place: Place,
+    samples: SeriesBlock,
+    device: SeriesBlock | None,
+    place: MemoryDomain,
     first: int = 0,
     left_out: frozenset[str] = frozenset(),
-) -> list[Moment]:
+) -> list[BreakdownSample]:
     """Return the ledger at each row of `samples` from the row `first` on; those before only give
     what still counts then. `device` has the rows of the GPU around them.
 
@@ -162,7 +162,7 @@ def moments(
         columns[key] = _hold(_column(samples, key, samples.mean), samples.ts, longest_s)
     columns |= {key: np.full(len(samples), np.nan) for key in left_out & columns.keys()}
     waits = _between(columns[_AT_ONCE[place][0]], samples.ts, hold_s)
-    if place is Place.DEVICE:
+    if place is MemoryDomain.DEVICE:
         reserved = columns["memory/reserved"]
         own = columns["memory/process_used"] = _process_used(samples, reserved, hold_s)
         own = np.where(np.isfinite(own), own, reserved)
@@ -173,12 +173,12 @@ def moments(
         for row, wait in zip(rows, waits[first:].tolist(), strict=True)
     ]
     places = zip(samples.ts[first:].tolist(), samples.step[first:].tolist(), found, strict=True)
-    return [Moment(ts, int(step), parts) for ts, step, parts in places]
+    return [BreakdownSample(ts, int(step), parts) for ts, step, parts in places]
 
 
 def _beside(
-    reader: RunReader, info: SeriesInfo | None, samples: Block, bucket: int
-) -> Block | None:
+    reader: StoreReader, info: SeriesInfo | None, samples: SeriesBlock, bucket: int
+) -> SeriesBlock | None:
     """Return the rows of a GPU's series at the times of `samples`, and a few on either side."""
     if info is None or not len(samples):
         return None
@@ -188,7 +188,7 @@ def _beside(
     return reader.read(info.id, first, last, bucket)
 
 
-def _process_used(samples: Block, reserved: Floats, hold_s: float) -> Floats:
+def _process_used(samples: SeriesBlock, reserved: Floats, hold_s: float) -> Floats:
     """Return what the driver counts for this process; between its readings, once a second, it
     moves with the allocator's, which is read ten times a second."""
     known = _column(samples, "memory/process_used", samples.mean)
@@ -198,7 +198,9 @@ def _process_used(samples: Block, reserved: Floats, hold_s: float) -> Floats:
     return np.maximum(np.where(np.isfinite(moved), held + moved, held), 0.0)
 
 
-def _of_the_gpu(device: Block | None, ts: Floats, own: Floats, hold_s: float) -> dict[str, Floats]:
+def _of_the_gpu(
+    device: SeriesBlock | None, ts: Floats, own: Floats, hold_s: float
+) -> dict[str, Floats]:
     """Return the GPU's readings at the times `ts`; `own` is what this process has of it then.
 
     Between the readings of other processes, once a second, they move with what is in use beyond
@@ -225,7 +227,7 @@ def _nearest(ts: Floats, wanted: Floats) -> NDArray[np.intp]:
     return np.where(np.abs(ts[before] - wanted) < np.abs(ts[after] - wanted), before, after)
 
 
-def _column(block: Block, key: str, of: Floats) -> Floats:
+def _column(block: SeriesBlock, key: str, of: Floats) -> Floats:
     """Return a statistic of a metric, NaN where there is none or it is no finite number."""
     if key not in block.keys:
         return np.full(len(block), np.nan)

@@ -44,7 +44,7 @@ FILLING_SHARE = 0.25
 """The same for a process in its first epoch, when a data set may still be filling its cache."""
 
 
-class Where(StrEnum):
+class GrowthSource(StrEnum):
     """What grows: torch's allocated memory, this process, or its children."""
 
     ALLOCATED = "allocated"
@@ -53,7 +53,7 @@ class Where(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
+class GrowthTrend:
     """A rise that goes on: bytes per step, its 95 % interval, and the window that shows it."""
 
     bytes_per_step: float
@@ -78,11 +78,11 @@ class Trend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class MemoryGrowth:
     """Memory that grows, and where."""
 
-    where: Where
-    trend: Trend
+    where: GrowthSource
+    trend: GrowthTrend
     collections: int | None = None
     """Full runs of Python's garbage collector in the window; None where not known."""
     workers: float | None = None
@@ -105,9 +105,9 @@ class Growth:
     @property
     def _name(self) -> str:
         """What the figures are of: workers are never counted alone."""
-        if self.where is Where.ALLOCATED:
+        if self.where is GrowthSource.ALLOCATED:
             return "Allocated memory"
-        if self.where is Where.WORKERS or self.workers:
+        if self.where is GrowthSource.WORKERS or self.workers:
             return "The memory of this process with its workers"
         return "The process's memory"
 
@@ -124,7 +124,7 @@ class Growth:
     def next(self) -> str:
         """What to look at."""
         advice = _ADVICE[self.where]
-        if self.where is not Where.WORKERS and self.collections == 0:
+        if self.where is not GrowthSource.WORKERS and self.collections == 0:
             return f"{advice} {_CYCLES}"
         return advice
 
@@ -149,18 +149,18 @@ class Growth:
 
 
 _ADVICE = {
-    Where.ALLOCATED: (
+    GrowthSource.ALLOCATED: (
         "Look for tensors kept across steps: a list or sum of losses with their graphs (use "
         "loss.item() or loss.detach()), outputs stored by hooks, retain_graph=True. If batches "
         "get longer, as in an epoch sorted by length, the last batch simply needs more and "
         "nothing leaks. A memory snapshot shows what allocated them."
     ),
-    Where.PROCESS: (
+    GrowthSource.PROCESS: (
         "Look for objects kept across steps: a list or sum of losses with their graphs (use "
         "loss.item() or loss.detach()), collected results, a dataset that keeps every sample "
         "it has read."
     ),
-    Where.WORKERS: (
+    GrowthSource.WORKERS: (
         "Each worker copies the dataset pages it touches: reading a long list or dict of "
         "Python objects changes their reference counts. Store them in one array or tensor, use "
         "fewer workers, or check what the dataset keeps per sample."
@@ -173,7 +173,7 @@ _CYCLES = (
 
 
 def is_material(
-    trend: Trend, kind: str, seconds: float, *, filling: bool = False, collected: bool = True
+    trend: GrowthTrend, kind: str, seconds: float, *, filling: bool = False, collected: bool = True
 ) -> bool:
     """Say whether the growth of a window of so many seconds is worth telling.
 
@@ -199,7 +199,7 @@ def may_rise(values: Sequence[float]) -> bool:
     return lows[0] < lows[1] < lows[2] < lows[3]
 
 
-def find_trend(steps: Floats, values: Floats) -> Trend | None:
+def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
     """Return the rise of these readings (bytes) over their steps, None where none is certain.
 
     Both are of one length and in the order of time; steps do not fall.
@@ -212,7 +212,7 @@ def find_trend(steps: Floats, values: Floats) -> Trend | None:
     slope, shown, sure = _sen(steps, values)
     if sure[0] <= 0 or shown[1] - shown[0] > slope:
         return None
-    return Trend(
+    return GrowthTrend(
         bytes_per_step=slope,
         low=shown[0],
         high=shown[1],

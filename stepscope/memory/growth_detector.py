@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 from stepscope.memory.growth import (
     LEAST_READINGS,
     STRETCHES,
-    Growth,
-    Trend,
-    Where,
+    GrowthSource,
+    GrowthTrend,
+    MemoryGrowth,
     batches_grow,
     find_trend,
     is_material,
     may_rise,
 )
 from stepscope.metrics import Stream
-from stepscope.store import Block, EventRow, RunReader
+from stepscope.store import EventRow, SeriesBlock, StoreReader
 from stepscope.store.blocks import Floats
 
 EVENT = "memory_growth"
@@ -52,7 +52,7 @@ AGAIN = 2.0
 """Told again where there is so many times as much memory as when it was told."""
 
 
-class Reading(NamedTuple):
+class MemorySample(NamedTuple):
     """One reading: epoch or monotonic seconds, the step, bytes, and what else is known then."""
 
     at: float
@@ -67,19 +67,19 @@ class Reading(NamedTuple):
 
 
 @dataclass(slots=True)
-class Floors:
+class MinimumWindow:
     """The lowest readings of the newest groups; each takes `span_s` and a new step at least."""
 
     span_s: float
     highest: float = -math.inf
     """The highest of the groups that are not kept any more."""
-    groups: deque[Reading] = field(default_factory=deque)
+    groups: deque[MemorySample] = field(default_factory=deque)
     closed: int = 0
-    _first: Reading | None = None
-    _lowest: Reading | None = None
+    _first: MemorySample | None = None
+    _lowest: MemorySample | None = None
     _highest: float = -math.inf
 
-    def add(self, reading: Reading) -> bool:
+    def add(self, reading: MemorySample) -> bool:
         """Add a reading; True if it begins a new group."""
         first, lowest = self._first, self._lowest
         if first is None or lowest is None:
@@ -102,7 +102,7 @@ class Floors:
             self._drop()
         self._first = self._lowest = None
 
-    def trend(self, newest: int) -> tuple[Trend, list[Reading]] | None:
+    def trend(self, newest: int) -> tuple[GrowthTrend, list[MemorySample]] | None:
         """Return the trend of the newest groups, with them.
 
         Memory that has been as high before comes and goes: that is no trend.
@@ -119,7 +119,7 @@ class Floors:
         trend = find_trend(steps, np.array(values))
         return None if trend is None else (trend, window)
 
-    def _close(self, lowest: Reading) -> None:
+    def _close(self, lowest: MemorySample) -> None:
         if len(self.groups) == GROUPS:
             self._drop()
         self.groups.append(lowest)
@@ -129,17 +129,17 @@ class Floors:
         self.highest = max(self.highest, self.groups.popleft().value)
 
 
-class Series:
+class GrowthDetector:
     """One kind of memory, "allocated" or "process"."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._scales = [Floors(span_s) for span_s in SCALES_S[kind]]
-        self._begun: Reading | None = None
-        self._told: Trend | None = None
+        self._scales = [MinimumWindow(span_s) for span_s in SCALES_S[kind]]
+        self._begun: MemorySample | None = None
+        self._told: GrowthTrend | None = None
         self._was_filling = False
 
-    def add(self, reading: Reading, *, filling: bool = False) -> Growth | None:
+    def add(self, reading: MemorySample, *, filling: bool = False) -> MemoryGrowth | None:
         """Return growth that is news with this reading; `filling`: this is the first epoch."""
         begun = self._begun = self._begun or reading
         if self._was_filling and not filling:  # what came in the first epoch is no sign any more
@@ -160,27 +160,29 @@ class Series:
         for scale in self._scales:
             scale.forget()
 
-    def _judge(self, scale: Floors, filling: bool) -> Growth | None:
+    def _judge(self, scale: MinimumWindow, filling: bool) -> MemoryGrowth | None:
         for newest in (GROUPS, LEAST_READINGS):
             found = scale.trend(newest)
             if found is None:
                 continue
             trend, window = found
-            if self._kind == Where.ALLOCATED and _of_batches(window):
+            if self._kind == GrowthSource.ALLOCATED and _of_batches(window):
                 continue
             seconds, runs = window[-1].at - window[0].at, _collections(window)
             if is_material(trend, self._kind, seconds, filling=filling, collected=runs != 0):
                 return self._growth(trend, window, runs)
         return None
 
-    def _growth(self, trend: Trend, window: list[Reading], runs: int | None) -> Growth:
-        if self._kind == Where.ALLOCATED:
-            return Growth(where=Where.ALLOCATED, trend=trend, collections=runs)
+    def _growth(
+        self, trend: GrowthTrend, window: list[MemorySample], runs: int | None
+    ) -> MemoryGrowth:
+        if self._kind == GrowthSource.ALLOCATED:
+            return MemoryGrowth(where=GrowthSource.ALLOCATED, trend=trend, collections=runs)
         part = len(window) // STRETCHES
         children = [reading.children for reading in window]
         grown = float(np.median(children[-part:]) - np.median(children[:part]))
-        where = Where.WORKERS if 2 * grown > trend.grown else Where.PROCESS
-        return Growth(
+        where = GrowthSource.WORKERS if 2 * grown > trend.grown else GrowthSource.PROCESS
+        return MemoryGrowth(
             where=where,
             trend=trend,
             collections=runs,
@@ -188,7 +190,7 @@ class Series:
             workers_grown=grown,
         )
 
-    def _is_news(self, now: Trend) -> bool:
+    def _is_news(self, now: GrowthTrend) -> bool:
         told = self._told
         if told is None or now.level >= AGAIN * told.level:
             return True
@@ -196,7 +198,7 @@ class Series:
         return faster and now.evenness >= EVEN
 
 
-class Notes(Protocol):
+class EventSink(Protocol):
     """What is needed of a Recorder."""
 
     step: int
@@ -205,7 +207,7 @@ class Notes(Protocol):
     def event(self, kind: str, text: str, /, **data: Any) -> None: ...
 
 
-class GrowthWatch:
+class GrowthMonitor:
     """Looks at what the sampler has recorded, in its thread, and marks growth as an event.
 
     Allocated memory is that of the GPU that trains. The process counts with its children.
@@ -213,7 +215,7 @@ class GrowthWatch:
 
     def __init__(
         self,
-        recorder: Notes,
+        recorder: EventSink,
         *,
         clock: Callable[[], float] = time.monotonic,
         collections: Callable[[], int] = lambda: int(gc.get_stats()[-1]["collections"]),
@@ -221,7 +223,7 @@ class GrowthWatch:
         self._recorder = recorder
         self._clock = clock
         self._collections = collections
-        self._allocated, self._process = Series("allocated"), Series("process")
+        self._allocated, self._process = GrowthDetector("allocated"), GrowthDetector("process")
         self._children = 0.0
 
     def observe(self, values: Mapping[str, float]) -> None:
@@ -234,18 +236,18 @@ class GrowthWatch:
         allocated, rss = values.get("memory/allocated"), values.get("process/rss")
         if allocated is not None:
             peak = values.get("memory/peak_allocated", -math.inf)
-            reading = Reading(now, step, allocated, 0.0, collections, peak)
+            reading = MemorySample(now, step, allocated, 0.0, collections, peak)
             self._tell(self._allocated.add(reading))
         if rss is not None:
-            whole = Reading(now, step, rss + self._children, self._children, collections)
+            whole = MemorySample(now, step, rss + self._children, self._children, collections)
             self._tell(self._process.add(whole, filling=self._recorder.epoch == 1))
 
-    def _tell(self, growth: Growth | None) -> None:
+    def _tell(self, growth: MemoryGrowth | None) -> None:
         if growth is not None:
             self._recorder.event(EVENT, f"{growth.text} {growth.next}", **growth.data)
 
 
-def _of_batches(window: list[Reading]) -> bool:
+def _of_batches(window: list[MemorySample]) -> bool:
     """Say whether the floor rises with the batches, by torch's own peak or the highest readings."""
     steps = np.array([reading.step for reading in window], float)
     floors = np.array([reading.value for reading in window])
@@ -255,7 +257,7 @@ def _of_batches(window: list[Reading]) -> bool:
     )
 
 
-def _collections(window: list[Reading]) -> int | None:
+def _collections(window: list[MemorySample]) -> int | None:
     first, last = window[0].collections, window[-1].collections
     return None if first is None or last is None else last - first
 
@@ -275,7 +277,7 @@ def told_growth(events: Iterable[EventRow]) -> tuple[str, str | None] | None:
     return text.removesuffix(advice).strip(), advice
 
 
-def recorded_growth(reader: RunReader, run_json: Mapping[str, Any]) -> Growth | None:
+def recorded_growth(reader: StoreReader, run_json: Mapping[str, Any]) -> MemoryGrowth | None:
     """Return growth that goes on at the end of the samples, None where none is certain.
 
     Raises StoreError.
@@ -289,19 +291,19 @@ def recorded_growth(reader: RunReader, run_json: Mapping[str, Any]) -> Growth | 
     filling = run_json.get("epoch") == 1
     children = _carried(_low(block, "process/children_rss"))
     allocated, peaks = _low(block, "memory/allocated"), _low(block, "memory/peak_allocated")
-    return _grown(block, Where.ALLOCATED, allocated, peaks=peaks) or _grown(
-        block, Where.PROCESS, _low(block, "process/rss") + children, filling=filling
+    return _grown(block, GrowthSource.ALLOCATED, allocated, peaks=peaks) or _grown(
+        block, GrowthSource.PROCESS, _low(block, "process/rss") + children, filling=filling
     )
 
 
 def _grown(
-    block: Block,
-    where: Where,
+    block: SeriesBlock,
+    where: GrowthSource,
     values: Floats,
     *,
     peaks: Floats | None = None,
     filling: bool = False,
-) -> Growth | None:
+) -> MemoryGrowth | None:
     """Return the growth of one kind of memory; `values` and `peaks` have one of every bucket.
 
     With peaks, what grows with the batches is none.
@@ -321,7 +323,7 @@ def _grown(
         if highs is not None and batches_grow(steps[-newest:], window, highs[-newest:]):
             continue
         if is_material(trend, where.value, times[-1] - times[-len(window)], filling=filling):
-            return Growth(where=where, trend=trend)
+            return MemoryGrowth(where=where, trend=trend)
     return None
 
 
@@ -332,7 +334,7 @@ def _floors(steps: Floats, values: Floats) -> tuple[NDArray[np.intp], Floats]:
     return starts, np.minimum.reduceat(values, starts) if len(starts) else values
 
 
-def _low(block: Block, key: str) -> Floats:
+def _low(block: SeriesBlock, key: str) -> Floats:
     if key not in block.keys:
         return np.full(len(block), np.nan)
     values: Floats = block.low[block.keys.index(key)]

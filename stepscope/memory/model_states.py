@@ -24,13 +24,13 @@ DEPTH = 4
 _NO_MEMORY = frozenset({"FakeTensor", "FunctionalTensor", "UninitializedParameter"})
 
 
-class Storages:
+class StorageBytes:
     """Adds up storages on one device: `cuda_index`, or the host's memory for None.
 
     A storage that is in `other` already is not counted again.
     """
 
-    def __init__(self, cuda_index: int | None, other: Storages | None = None) -> None:
+    def __init__(self, cuda_index: int | None, other: StorageBytes | None = None) -> None:
         self.bytes = 0
         self.seen: set[int] = set()
         """Addresses of the storages, as torch's C++ side has them."""
@@ -211,7 +211,7 @@ SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0
 """Time between two searches for optimizers and models, and while there are none."""
 
 
-class Parts:
+class ModelStateTracker:
     """The optimizers and models of a run, and the bytes they take; for the training thread.
 
     Both are known by weak references: what the script drops is not kept.
@@ -320,17 +320,17 @@ class Parts:
             self._index = cuda_index
             self._weights, self._state = _Kept(self._clock), _Kept(self._clock)
 
-        def measure_weights() -> Storages:
+        def measure_weights() -> StorageBytes:
             return self._measure_weights(optimizers, models)
 
-        def measure_state() -> Storages:
-            state = Storages(cuda_index, weights)
+        def measure_state() -> StorageBytes:
+            state = StorageBytes(cuda_index, weights)
             state.add(optimizer_state(optimizers))
             return state
 
         weights = self._weights.get(_signature(optimizers, models, cuda_index), measure_weights)
         began = self._clock()
-        held = Storages(cuda_index, weights)
+        held = StorageBytes(cuda_index, weights)
         held.add(gradients(optimizer_parameters(optimizers)))
         held.add(gradients(_resolved(self._beside)))
         ended = self._clock()
@@ -344,8 +344,8 @@ class Parts:
             "memory/optimizer_state": float(state.bytes),
         }
 
-    def _measure_weights(self, optimizers: list[Any], models: list[Any]) -> Storages:
-        weights = Storages(self._index)
+    def _measure_weights(self, optimizers: list[Any], models: list[Any]) -> StorageBytes:
+        weights = StorageBytes(self._index)
         weights.add(optimizer_parameters(optimizers))
         updated = {id(parameter) for parameter in optimizer_parameters(optimizers)}
         others = [one for one in model_parameters(models) if id(one) not in updated]
@@ -364,11 +364,11 @@ class _Kept:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._signature: Any = None
-        self._sum: Storages | None = None
+        self._sum: StorageBytes | None = None
         self._due = -math.inf
         self._wait_s = EVERY_S
 
-    def get(self, signature: Any, measure: Callable[[], Storages]) -> Storages:
+    def get(self, signature: Any, measure: Callable[[], StorageBytes]) -> StorageBytes:
         """Return the sum as it is, or as it was when it was taken last."""
         began = self._clock()
         if self._sum is not None and signature == self._signature and began < self._due:
@@ -412,7 +412,7 @@ def _signature(optimizers: list[Any], models: list[Any], cuda_index: int | None)
         for group in optimizer.param_groups:
             weights = group["params"]
             parts.append(len(weights))
-            ends = Storages(cuda_index)
+            ends = StorageBytes(cuda_index)
             ends.add([weights[0], weights[-1]] if weights else [])
             parts += sorted(ends.seen)
     return tuple(parts)

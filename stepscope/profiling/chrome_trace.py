@@ -25,7 +25,7 @@ _OWN = re.compile(r"stepscope/session/command(s|_server)\.py\(\d+\): serve$").se
 _BETWEEN = re.compile(r"[\s,]*")
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     """Something that took time in one thread; `link` tells which GPU work an operator started."""
 
     start_us: float
@@ -34,7 +34,7 @@ class Span(NamedTuple):
     link: int | None = None
 
 
-class GpuWork(NamedTuple):
+class GpuActivity(NamedTuple):
     """A kernel or a copy: `link` is that of the operator which started it, `call` that of CUDA."""
 
     duration_us: float
@@ -42,7 +42,7 @@ class GpuWork(NamedTuple):
     call: int | None = None
 
 
-class Allocation(NamedTuple):
+class MemoryEvent(NamedTuple):
     """Bytes taken (positive) or given back (negative) on a device type."""
 
     at_us: float
@@ -51,25 +51,25 @@ class Allocation(NamedTuple):
 
 
 @dataclass(slots=True)
-class Trace:
+class ChromeTrace:
     """A trace, its events by thread and in order of time: an enclosing span before its parts."""
 
-    operators: dict[int, list[Span]] = field(default_factory=dict)
-    frames: dict[int, list[Span]] = field(default_factory=dict)
-    annotations: dict[int, list[Span]] = field(default_factory=dict)
-    allocations: dict[int, list[Allocation]] = field(default_factory=dict)
-    gpu: list[GpuWork] = field(default_factory=list)
+    operators: dict[int, list[TraceSpan]] = field(default_factory=dict)
+    frames: dict[int, list[TraceSpan]] = field(default_factory=dict)
+    annotations: dict[int, list[TraceSpan]] = field(default_factory=dict)
+    allocations: dict[int, list[MemoryEvent]] = field(default_factory=dict)
+    gpu: list[GpuActivity] = field(default_factory=list)
     launches: dict[int, float] = field(default_factory=dict)
     """When each call of CUDA was made, in microseconds, by its number."""
     events: int = 0
 
 
-def read_trace(text: str) -> Trace:
+def read_trace(text: str) -> ChromeTrace:
     """Return what we use of a chrome trace. Raises ValueError for any other text.
 
     Events are decoded one by one: all at once they would take ten times the room.
     """
-    trace = Trace()
+    trace = ChromeTrace()
     by_kind = {OPERATOR: trace.operators, FRAME: trace.frames, ANNOTATION: trace.annotations}
     for event in _events(text):
         trace.events += 1
@@ -77,11 +77,11 @@ def read_trace(text: str) -> Trace:
         if phase == "X" and kind in by_kind:
             start, duration, thread = _times(event)
             if thread is not None:
-                span = Span(start, start + duration, str(event.get("name")), _link(event))
+                span = TraceSpan(start, start + duration, str(event.get("name")), _link(event))
                 by_kind[kind].setdefault(thread, []).append(span)
         elif phase == "X" and kind in GPU_WORK:
             duration = max(0.0, _number(event.get("dur")) or 0.0)
-            trace.gpu.append(GpuWork(duration, _link(event), _link(event, "correlation")))
+            trace.gpu.append(GpuActivity(duration, _link(event), _link(event, "correlation")))
         elif phase == "X" and kind in LAUNCHES:
             call, at = _link(event, "correlation"), _number(event.get("ts"))
             if call is not None and at is not None:
@@ -93,7 +93,7 @@ def read_trace(text: str) -> Trace:
     return trace
 
 
-def parents(spans: list[Span]) -> list[int]:
+def parents(spans: list[TraceSpan]) -> list[int]:
     """Return for each span of one thread the index of the one around it, -1 for none.
 
     `spans` are in order of time, an enclosing span before its parts.
@@ -107,7 +107,7 @@ def parents(spans: list[Span]) -> list[int]:
     return found
 
 
-def self_times(spans: list[Span], parent: list[int]) -> list[float]:
+def self_times(spans: list[TraceSpan], parent: list[int]) -> list[float]:
     """Return the microseconds that each span spent outside of the spans within it."""
     times = [span.end_us - span.start_us for span in spans]
     for index, outer in enumerate(parent):
@@ -117,7 +117,7 @@ def self_times(spans: list[Span], parent: list[int]) -> list[float]:
     return [max(0.0, time) for time in times]
 
 
-def without(spans: list[Span], cut: list[tuple[float, float]]) -> list[Span]:
+def without(spans: list[TraceSpan], cut: list[tuple[float, float]]) -> list[TraceSpan]:
     """Return the spans that begin in none of the intervals; all in order of time."""
     starts = [start_us for start_us, _ in cut]
     kept = []
@@ -128,7 +128,7 @@ def without(spans: list[Span], cut: list[tuple[float, float]]) -> list[Span]:
     return kept
 
 
-def leave_out_own(trace: Trace, thread: int) -> list[tuple[float, float]]:
+def leave_out_own(trace: ChromeTrace, thread: int) -> list[tuple[float, float]]:
     """Take what Stepscope did at step boundaries out of this thread; return when that was.
 
     The frames that serve the page are known by their names; without frames nothing is found.
@@ -140,14 +140,14 @@ def leave_out_own(trace: Trace, thread: int) -> list[tuple[float, float]]:
     return own
 
 
-def main_thread(trace: Trace, wanted: int | None = None) -> int | None:
+def main_thread(trace: ChromeTrace, wanted: int | None = None) -> int | None:
     """Return the thread that trains: `wanted` if it is there, else the one with most operators."""
     if wanted in trace.operators:
         return wanted
     return max(trace.operators, key=lambda tid: len(trace.operators[tid]), default=None)
 
 
-def extent_us(groups: Iterable[list[Span]]) -> tuple[float, float]:
+def extent_us(groups: Iterable[list[TraceSpan]]) -> tuple[float, float]:
     """Return the first start and the last end of sorted spans, two zeros without any."""
     there = [spans for spans in groups if spans]
     if not there:
@@ -189,10 +189,10 @@ def _link(event: dict[str, Any], key: str = "External id") -> int | None:
     return link if type(link) is int else None
 
 
-def _add_allocation(trace: Trace, event: dict[str, Any]) -> None:
+def _add_allocation(trace: ChromeTrace, event: dict[str, Any]) -> None:
     args, thread, at = event.get("args"), event.get("tid"), _number(event.get("ts"))
     if not isinstance(args, dict) or type(thread) is not int or at is None:
         return
     size, kind = args.get("Bytes"), args.get("Device Type")
     if type(size) is int and type(kind) is int:
-        trace.allocations.setdefault(thread, []).append(Allocation(at, size, kind))
+        trace.allocations.setdefault(thread, []).append(MemoryEvent(at, size, kind))

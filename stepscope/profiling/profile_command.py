@@ -24,7 +24,7 @@ from typing import IO
 from stepscope.commands import command as results
 from stepscope.common.json_values import first_line
 from stepscope.profiling.summary import summary_name, trace_name
-from stepscope.profiling.torch_profiler import Capture, Refused, why_not
+from stepscope.profiling.torch_profiler import ProfilerCapture, ProfilerUnavailableError, why_not
 from stepscope.recorder.recorder import Command, Recorder
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class _Profile:
     step: int
     before_s: list[float] = field(default_factory=list)
     during_s: list[float] = field(default_factory=list)
-    capture: Capture | None = None
+    capture: ProfilerCapture | None = None
     began_s: float = 0.0
     first: int = 0
     held_s: float = 0.0
@@ -64,7 +64,7 @@ class _Profile:
         return self.first + max(0, len(self.during_s) - 1)
 
 
-class Profiling:
+class ProfileCommand:
     """Takes one profile at a time; all but `active` belongs to the training thread.
 
     `step` returns the number of the last step. `on_gpu` says whether training is on CUDA. A profile
@@ -183,7 +183,7 @@ class Profiling:
 
     def _start(self, profile: _Profile) -> None:
         began_s = time.perf_counter()
-        profile.capture = Capture(cuda=self._on_gpu())
+        profile.capture = ProfilerCapture(cuda=self._on_gpu())
         profile.first = profile.step + 1
         profile.began_s = time.perf_counter()
         profile.held_s = profile.began_s - began_s
@@ -255,8 +255,13 @@ class Profiling:
         try:
             do()
         except Exception as error:  # torch's own, the disk's
-            log.warning("stepscope: the profile failed", exc_info=not isinstance(error, Refused))
-            kind = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+            log.warning(
+                "stepscope: the profile failed",
+                exc_info=not isinstance(error, ProfilerUnavailableError),
+            )
+            kind = (
+                "" if isinstance(error, ProfilerUnavailableError) else f"{type(error).__name__}: "
+            )
             self._finish(profile, f"Profile: failed ({kind}{first_line(error)})", ok=False)
             self._give_up(profile)
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from stepscope.common.files import atomic_replace, atomic_write
 from stepscope.common.formatting import format_bytes
-from stepscope.profiling.chrome_trace import Trace, leave_out_own, main_thread, read_trace
+from stepscope.profiling.chrome_trace import ChromeTrace, leave_out_own, main_thread, read_trace
 from stepscope.profiling.phase_ranges import OTHER, PHASES
 from stepscope.profiling.trace_stats import (
     NAME_LIMIT,
     NODES_LIMIT,
-    Flame,
-    Operator,
-    Phases,
+    FlameGraph,
+    OperatorStats,
+    PhaseTimes,
     fold,
     operators,
     phases,
@@ -40,7 +40,7 @@ _NUMBER_LIMIT = 1e18
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ProfileSummary:
     """What the page shows of a profile; times in microseconds, memory in bytes."""
 
     first: int
@@ -49,21 +49,23 @@ class Summary:
     cuda: bool
     """Whether kernels were asked for; without it all CUDA times are zero and mean nothing."""
     stacks: bool
-    operators: list[Operator]
+    operators: list[OperatorStats]
     operators_left: int
     """Further operators, which took less time than any of those."""
-    phases: Phases
-    flame: Flame
+    phases: PhaseTimes
+    flame: FlameGraph
 
 
-def summarize(trace: Trace, *, first: int, last: int, cuda: bool, thread: int | None) -> Summary:
+def summarize(
+    trace: ChromeTrace, *, first: int, last: int, cuda: bool, thread: int | None
+) -> ProfileSummary:
     """Return the summary of a trace of these steps. Raises ValueError where it has no operators."""
     trains = main_thread(trace, thread)
     if trains is None:
         raise ValueError("the trace has no operators: no torch code ran in the profiled thread")
     own = leave_out_own(trace, trains)
     found = operators(trace)
-    return Summary(
+    return ProfileSummary(
         first=first,
         last=last,
         cuda=cuda,
@@ -75,13 +77,13 @@ def summarize(trace: Trace, *, first: int, last: int, cuda: bool, thread: int | 
     )
 
 
-def to_text(summary: Summary) -> str:
+def to_text(summary: ProfileSummary) -> str:
     """Return the summary as `parse` reads it."""
     content = {"schema": SCHEMA, **asdict(summary)}
     return json.dumps(_rounded(content), separators=(",", ":"))
 
 
-def parse(text: str) -> Summary:
+def parse(text: str) -> ProfileSummary:
     """Return a summary. Raises ValueError, with a sentence, for what is none."""
     if len(text) > BYTES_LIMIT:
         raise ValueError(f"must have at most {BYTES_LIMIT} bytes, got {len(text)}")
@@ -92,7 +94,7 @@ def parse(text: str) -> Summary:
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ValueError(f"must be an object of schema {SCHEMA}")
     listed = _list(content, "operators", OPERATORS_LIMIT)
-    return Summary(
+    return ProfileSummary(
         first=_whole(content, "first"),
         last=_whole(content, "last"),
         cuda=content.get("cuda") is True,
@@ -104,25 +106,25 @@ def parse(text: str) -> Summary:
     )
 
 
-def _operator(row: Any) -> Operator:
+def _operator(row: Any) -> OperatorStats:
     content = _object(row, "operators")
     numbers: dict[str, Any] = {}
-    for part in fields(Operator)[1:]:
+    for part in fields(OperatorStats)[1:]:
         exact = part.type == "int"
         numbers[part.name] = _whole(content, part.name) if exact else _number(content, part.name)
-    return Operator(_text(content.get("name")), **numbers)
+    return OperatorStats(_text(content.get("name")), **numbers)
 
 
-def _phases(content: Any) -> Phases:
+def _phases(content: Any) -> PhaseTimes:
     found = _object(content, "phases")
     both = []
     for key in ("cpu_us", "cuda_us"):
         times = _object(found.get(key), key)
         both.append({phase: max(0.0, _number(times, phase)) for phase in (*PHASES, OTHER)})
-    return Phases(*both)
+    return PhaseTimes(*both)
 
 
-def _flame(content: Any) -> Flame:
+def _flame(content: Any) -> FlameGraph:
     found = _object(content, "flame")
     names = [_text(name) for name in _list(found, "names", NODES_LIMIT + 1)]
     columns = {key: _list(found, key, NODES_LIMIT + 1) for key in _COLUMNS}
@@ -134,7 +136,7 @@ def _flame(content: Any) -> Flame:
             raise ValueError("flame: name must be an index of names")
         if type(parent) is not int or not -1 <= parent < node:
             raise ValueError("flame: parent must be an earlier node, or -1")
-    return Flame(
+    return FlameGraph(
         names,
         columns["name"],
         columns["parent"],
@@ -198,7 +200,7 @@ LEVEL = 4
 NICENESS = 10
 
 
-class TooLarge(Exception):
+class TraceTooLargeError(Exception):
     """The trace has more bytes than is sensible to keep; the message is a sentence."""
 
 
@@ -237,7 +239,7 @@ def write_profile(
     """
     size = raw.stat().st_size
     if size > RAW_LIMIT:
-        raise TooLarge(
+        raise TraceTooLargeError(
             f"the trace has {format_bytes(size)}, more than the {format_bytes(RAW_LIMIT)} that are "
             "kept; profile fewer steps"
         )
@@ -261,7 +263,7 @@ def main(arguments: Sequence[str]) -> int:
         write_profile(
             folder, raw, first=first, last=last, cuda=bool(cuda), thread=thread, rank=rank
         )
-    except (TooLarge, OSError, ValueError, MemoryError) as error:
+    except (TraceTooLargeError, OSError, ValueError, MemoryError) as error:
         sys.stderr.write(f"{error or type(error).__name__}\n")
         return 1
     finally:

@@ -28,7 +28,7 @@ _STARTERS = ("_prepare_profiler", "_enable_profiler")
 """What every profiler of torch calls first, by their names in torch.autograd.profiler."""
 
 
-class Refused(Exception):
+class ProfilerUnavailableError(Exception):
     """No profile can be taken now; the message is a sentence without a full stop."""
 
 
@@ -46,14 +46,14 @@ def why_not() -> str | None:
     return None
 
 
-class Capture:
+class ProfilerCapture:
     """torch's profiler from now until `stop`, which the same thread must call."""
 
     def __init__(self, *, cuda: bool) -> None:
         """Raises Refused, and whatever torch raises."""
         reason = why_not()
         if reason is not None:
-            raise Refused(reason)
+            raise ProfilerUnavailableError(reason)
         torch = sys.modules["torch"]
         self.cuda = cuda and not phase_ranges.under_nsight()
         """Whether kernels are recorded; Nsight Systems, where attached, has them for itself."""
@@ -113,7 +113,9 @@ class Capture:
     def save(self, path: Path) -> None:
         """Write the chrome trace. Raises Refused where nothing is left of it, and OSError."""
         if self._profiler is None:
-            raise Refused("something else stopped the profiler, and nothing is left of it")
+            raise ProfilerUnavailableError(
+                "something else stopped the profiler, and nothing is left of it"
+            )
         self._profiler.export_chrome_trace(str(path))
         self._profiler = None
         if not path.exists():
@@ -155,10 +157,10 @@ def _take_back(module: Any, replaced: dict[str, tuple[Any, Any]]) -> None:
             setattr(module, name, original)
 
 
-_at_fork: Capture | None = None
+_at_fork: ProfilerCapture | None = None
 
 
-def _watch_forks(capture: Capture | None) -> None:
+def _watch_forks(capture: ProfilerCapture | None) -> None:
     global _at_fork
     _at_fork = capture
 

@@ -11,12 +11,20 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.profiling.chrome_trace import CPU, CUDA, Span, Trace, extent_us, parents, self_times
+from stepscope.profiling.chrome_trace import (
+    CPU,
+    CUDA,
+    ChromeTrace,
+    TraceSpan,
+    extent_us,
+    parents,
+    self_times,
+)
 from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
 
 
 @dataclass(slots=True)
-class Operator:
+class OperatorStats:
     """All calls of one operator; times in microseconds, memory in bytes.
 
     "Self" leaves out what the operators within it took. Memory is what was taken less what was
@@ -33,9 +41,9 @@ class Operator:
     cuda_memory: int = 0
 
 
-def operators(trace: Trace) -> list[Operator]:
+def operators(trace: ChromeTrace) -> list[OperatorStats]:
     """Return the operators, most time of their own (CPU and CUDA) first."""
-    found: dict[str, Operator] = {}
+    found: dict[str, OperatorStats] = {}
     gpu_us: dict[int, float] = {}
     for work in trace.gpu:
         if work.link is not None:
@@ -46,10 +54,12 @@ def operators(trace: Trace) -> list[Operator]:
     return sorted(found.values(), key=lambda op: -(op.cpu_self_us + op.cuda_self_us))
 
 
-def _add_thread(found: dict[str, Operator], spans: list[Span], gpu_us: dict[int, float]) -> None:
+def _add_thread(
+    found: dict[str, OperatorStats], spans: list[TraceSpan], gpu_us: dict[int, float]
+) -> None:
     outer = parents(spans)
     for index, (span, own_us) in enumerate(zip(spans, self_times(spans, outer), strict=True)):
-        operator = found.setdefault(span.name, Operator(span.name))
+        operator = found.setdefault(span.name, OperatorStats(span.name))
         # An overload that only calls the operator again is the same call.
         operator.calls += outer[index] < 0 or spans[outer[index]].name != span.name
         operator.cpu_self_us += own_us
@@ -63,7 +73,9 @@ def _add_thread(found: dict[str, Operator], spans: list[Span], gpu_us: dict[int,
                 found[name].cuda_total_us += started_us
 
 
-def _add_memory(found: dict[str, Operator], spans: list[Span], trace: Trace, thread: int) -> None:
+def _add_memory(
+    found: dict[str, OperatorStats], spans: list[TraceSpan], trace: ChromeTrace, thread: int
+) -> None:
     outer, starts = parents(spans), [span.start_us for span in spans]
     for allocation in trace.allocations.get(thread, []):
         index = bisect_right(starts, allocation.at_us) - 1
@@ -97,7 +109,7 @@ _CALL = re.compile(
 
 
 @dataclass(slots=True)
-class Flame:
+class FlameGraph:
     """Nodes in an order in which each comes after the one around it.
 
     Node i has the name `names[name[i]]`, lies in node `parent[i]` (-1: in none), and took
@@ -113,13 +125,13 @@ class Flame:
     """Nodes that were too small to be kept."""
 
 
-def fold(trace: Trace, thread: int, limit: int = NODES_LIMIT) -> Flame:
+def fold(trace: ChromeTrace, thread: int, limit: int = NODES_LIMIT) -> FlameGraph:
     """Return the largest nodes of the training thread, and of torch's threads beside it.
 
     Frames of Python are the stacks, operators their ends. A thread of torch, as the one in which
     `backward()` runs on a GPU, has operators alone and stands in a node of its own.
     """
-    flame = Flame()
+    flame = FlameGraph()
     known: dict[tuple[int, str], int] = {}
     index: dict[str, int] = {}
     for tid in [thread, *(other for other in trace.operators if other != thread)]:
@@ -135,10 +147,10 @@ def fold(trace: Trace, thread: int, limit: int = NODES_LIMIT) -> Flame:
 
 
 def _fold(
-    flame: Flame,
+    flame: FlameGraph,
     known: dict[tuple[int, str], int],
     index: dict[str, int],
-    spans: Iterable[Span],
+    spans: Iterable[TraceSpan],
     root: int,
 ) -> None:
     around: list[tuple[float, int]] = []
@@ -159,7 +171,11 @@ def _fold(
 
 
 def _node(
-    flame: Flame, known: dict[tuple[int, str], int], index: dict[str, int], parent: int, name: str
+    flame: FlameGraph,
+    known: dict[tuple[int, str], int],
+    index: dict[str, int],
+    parent: int,
+    name: str,
 ) -> int:
     node = known.get((parent, name))
     if node is None:
@@ -178,14 +194,14 @@ def _name(name: str) -> str:
     return _BINDING.sub(" of torch", _ADDRESS.sub("", name))[:NAME_LIMIT]
 
 
-def _largest(flame: Flame, limit: int) -> Flame:
+def _largest(flame: FlameGraph, limit: int) -> FlameGraph:
     """Keep so many nodes. A node is never larger than the one around it, which so stays too."""
     if len(flame.parent) <= limit:
         return flame
     # Of equal ones the first comes before what lies in it.
     order = sorted(range(len(flame.parent)), key=lambda node: (-flame.total_us[node], node))
     place: dict[int, int] = {-1: -1}
-    kept, index = Flame(left_out=len(order) - limit), dict[str, int]()
+    kept, index = FlameGraph(left_out=len(order) - limit), dict[str, int]()
     for node in sorted(order[:limit]):
         place[node] = _node(
             kept, {}, index, place[flame.parent[node]], flame.names[flame.name[node]]
@@ -201,7 +217,7 @@ _BACKWARD = re.compile(r"torch/autograd/__init__\.py\(\d+\): (backward|grad)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Phases:
+class PhaseTimes:
     """Microseconds by phase and `other`; together they are the profiled time."""
 
     cpu_us: dict[str, float]
@@ -210,7 +226,9 @@ class Phases:
     """Time of the GPU work that the phase started."""
 
 
-def phases(trace: Trace, thread: int, left_out: Sequence[tuple[float, float]] = ()) -> Phases:
+def phases(
+    trace: ChromeTrace, thread: int, left_out: Sequence[tuple[float, float]] = ()
+) -> PhaseTimes:
     """Return the phases of the thread that trains, without the times that are `left_out`.
 
     A phase within another one is part of that. But `Optimizer.step` may be given a closure that
@@ -229,10 +247,10 @@ def phases(trace: Trace, thread: int, left_out: Sequence[tuple[float, float]] = 
         cpu_us[phase] += stop_us - start_us
     own_us = sum(stop_us - start_us for _, start_us, stop_us in own)
     cpu_us[OTHER] = max(0.0, end_us - begin_us - own_us - sum(cpu_us.values()))
-    return Phases(cpu_us, _cuda_us(trace, parts))
+    return PhaseTimes(cpu_us, _cuda_us(trace, parts))
 
 
-def _marked(spans: Iterable[Span]) -> list[_Part]:
+def _marked(spans: Iterable[TraceSpan]) -> list[_Part]:
     """Return phase, start and end of each span that is one, in order of time."""
     found = [
         (phase, span.start_us, span.end_us) for span in spans if (phase := phase_of(span.name))
@@ -281,7 +299,7 @@ def _without(parts: list[_Part], cut: list[_Part]) -> list[_Part]:
     return left
 
 
-def _cuda_us(trace: Trace, parts: list[_Part]) -> dict[str, float]:
+def _cuda_us(trace: ChromeTrace, parts: list[_Part]) -> dict[str, float]:
     """Sort GPU work by when it was started, in whichever thread: `backward` has one of torch's.
 
     That is the time of the call of CUDA, or else of the operator: a compiled model, or a replayed

@@ -1,10 +1,10 @@
 """Bring a step's scalars (loss, gradient norm, …) to the host without stopping the device.
 
-`.item()` on a CUDA tensor waits until the device has caught up. `DeviceScalars` copies scalars on
-their device at each step, and all copies since the last time into pinned memory every PERIOD_S;
-rows are recorded at a later step. Stream order protects a copied value from later in-place work,
-collectives and graph replays. Rows stay in order; a row without a free slot is recorded without its
-scalars.
+`.item()` on a CUDA tensor waits until the device has caught up. `CudaScalarReadback` copies
+scalars on their device at each step, and all copies since the last time into pinned memory every
+PERIOD_S; rows are recorded at a later step. Stream order protects a copied value from later
+in-place work, collectives and graph replays. Rows stay in order; a row without a free slot is
+recorded without its scalars.
 
 Torch is found in `sys.modules`: the owner of a tensor has imported it.
 """
@@ -34,8 +34,8 @@ CELLS = 256
 PERIOD_S = 0.01
 """Minimum time between two copies to the host that are not full."""
 
-Row = dict[str, float | None]
-RowSink = Callable[[int, float, Row], None]
+MetricRow = dict[str, float | None]
+RowSink = Callable[[int, float, MetricRow], None]
 """Takes (step, epoch seconds of the step boundary, values); called in order of the steps."""
 
 
@@ -74,13 +74,13 @@ class _Slot:
 class _Waiting:
     step: int
     ts: float
-    row: Row
+    row: MetricRow
     keys: tuple[str, ...]
     slot: _Slot | None  # None: no slot was free, the scalars are dropped
     first: int
 
 
-class DeviceScalars:
+class CudaScalarReadback:
     """The rows of one recorder whose scalars are being copied.
 
     Only `put`, `poll` and `flush` call CUDA. If the device fails, rows are recorded without their
@@ -103,7 +103,7 @@ class DeviceScalars:
         """Number of waiting rows."""
         return len(self._waiting)
 
-    def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Any]) -> None:
+    def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Any]) -> None:
         """Queue the copy of the scalars (CUDA tensors of one element); never waits."""
         keys = tuple(scalars)[:WIDTH]
         slot, first = self._start([scalars[key] for key in keys]) if keys else _NOTHING
@@ -349,19 +349,19 @@ def _is_capturing() -> bool:
     return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
-Pair = tuple[Any, Any]
+CudaEventPair = tuple[Any, Any]
 """Two `torch.cuda.Event` with timing."""
 
 
-class EventPairs:
+class CudaEventTimerPool:
     """Reusable event pairs of one device, at most `limit`, created on demand and never freed."""
 
     def __init__(self, new_event: Callable[[], Any], limit: int) -> None:
         self._new_event = new_event
-        self._free: list[Pair] = []
+        self._free: list[CudaEventPair] = []
         self._left = limit
 
-    def begin(self) -> Pair | None:
+    def begin(self) -> CudaEventPair | None:
         """Record the first event of a pair on the current stream; None if all are in use."""
         if not self._free:
             if not self._left:
@@ -374,15 +374,15 @@ class EventPairs:
         pair[0].record()
         return pair
 
-    def end(self, pair: Pair) -> None:
+    def end(self, pair: CudaEventPair) -> None:
         """Record the second event on the current stream."""
         pair[1].record()
 
-    def has_ended(self, pair: Pair) -> bool:
+    def has_ended(self, pair: CudaEventPair) -> bool:
         """Return True if the device has passed both events."""
         return bool(pair[1].query())
 
-    def seconds(self, pair: Pair) -> float:
+    def seconds(self, pair: CudaEventPair) -> float:
         """Return the time between the events of a completed pair, and free the pair.
 
         Raises what torch raises for an incomplete pair or a failed device; the pair stays in use
@@ -392,6 +392,6 @@ class EventPairs:
         self._free.append(pair)
         return seconds
 
-    def free(self, pair: Pair) -> None:
+    def free(self, pair: CudaEventPair) -> None:
         """Free an unread pair; a CUDA event may be recorded again at any time."""
         self._free.append(pair)

@@ -17,16 +17,23 @@ from typing import Any
 
 from stepscope.commands.command import Command as Command
 from stepscope.commands.command import CommandName as CommandName
-from stepscope.commands.command import Commands, OwnCommands, parse_args
-from stepscope.commands.job_recorder import Job
+from stepscope.commands.command import CommandQueue, LocalCommandQueue, parse_args
+from stepscope.commands.job_recorder import JobCommandRecorder
 from stepscope.common.clock import clock, elapsed
 from stepscope.common.json_values import to_json, to_text
 from stepscope.metrics import Stream
-from stepscope.recorder.cuda_readback import Row, keep_for_good
-from stepscope.recorder.rows import RESTART, RingWriter, TimedRow
+from stepscope.recorder.cuda_readback import MetricRow, keep_for_good
+from stepscope.recorder.rows import RESTART, RowWriter, TimedRow
 from stepscope.recorder.writer_thread import WriterThread
 from stepscope.run import RunKind, RunStatus, process_identity
-from stepscope.store.blocks import Ended, Event, Item, Observer, Sample, Values
+from stepscope.store.blocks import (
+    CommandResult,
+    Event,
+    MetricValues,
+    QueueItem,
+    Sample,
+    StoreObserver,
+)
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +79,7 @@ class Recorder:
         self.signs = 0
         """Rises with work that need not be a step, such as a validation batch."""
         self._on_command = on_command
-        self._commands: Commands = OwnCommands(self.want_boundary, self._open_gate)
+        self._commands: CommandQueue = LocalCommandQueue(self.want_boundary, self._open_gate)
         # Looked at in every step of a script, where a property would cost as much as the rest.
         self.command_waiting: Collection[object] = self._commands.waiting
         """Not empty when a boundary has to look at the commands."""
@@ -83,12 +90,12 @@ class Recorder:
         self.also_dropped: Callable[[], int] = int
         """Returns the rows without some of the values that the owner reads from a GPU itself."""
         self._closed = False
-        self._rows = RingWriter(self._open_gate)
+        self._rows = RowWriter(self._open_gate)
         self._writer = WriterThread(
             folder, rank, run_json, progress=self._progress, offer=self._offer
         )
         self.ring = self._rows.ring = self._writer.ring
-        self.job: Job | None = None
+        self.job: JobCommandRecorder | None = None
         """The part in the commands of a job of several ranks."""
         if ranks > 1:
             self.join_job(rank, ranks, lead=lead)
@@ -102,7 +109,9 @@ class Recorder:
 
         Replaces `command_waiting`.
         """
-        self.job = Job(self, self.folder, rank, ranks, lead=lead, on_command=self._on_command)
+        self.job = JobCommandRecorder(
+            self, self.folder, rank, ranks, lead=lead, on_command=self._on_command
+        )
         self._commands = self.job.commands
         self.command_waiting = self._commands.waiting
 
@@ -143,7 +152,7 @@ class Recorder:
                         ring.put(layout, now, step, values.values())
                         return
             if not self._closed:
-                self._rows.record(step, now, values, Row())
+                self._rows.record(step, now, values, MetricRow())
         except Exception as error:  # noqa: BLE001 - of the script, which may raise anything
             self._rows.refuse("step", error)
 
@@ -186,11 +195,11 @@ class Recorder:
         """Wait for pending tensors and record their rows; after `timeout_s` without them."""
         self._rows.settle(timeout_s)
 
-    def sample(self, values: Values) -> None:
+    def sample(self, values: MetricValues) -> None:
         """Record one reading of process, host and allocator."""
         self._put_sample(Stream.SAMPLES, "", values)
 
-    def device(self, uuid: str, values: Values) -> None:
+    def device(self, uuid: str, values: MetricValues) -> None:
         """Record one reading of a GPU."""
         self._put_sample(Stream.DEVICES, to_text(uuid), values)
 
@@ -238,20 +247,20 @@ class Recorder:
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         """Acknowledge a command and add its event, such as with before={...} and after={...}."""
-        ended = Ended(command.id, "done" if ok else "refused", clock.now(), text)
+        ended = CommandResult(command.id, "done" if ok else "refused", clock.now(), text)
         event = self._event(command.name, text, {"ok": ok, "command_id": command.id, **data})
         if self.job is None:
             self.put_ended(ended, event)
         else:
             self.job.ended(command, ok, ended, event)
 
-    def put_ended(self, ended: Ended, event: Event) -> None:
+    def put_ended(self, ended: CommandResult, event: Event) -> None:
         """Store how a command ended, and the event of it."""
         self._put(ended)
         self._put(event)
         self._writer.wake()
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: StoreObserver) -> None:
         """Let an observer receive, in the writer's thread, all that is stored from now on."""
         self._writer.observer = observer
 
@@ -300,8 +309,8 @@ class Recorder:
             if self.command_waiting:  # one came since they were looked at
                 self.ring.gate = -1
 
-    def _put_sample(self, stream: str, source: str, values: Values) -> None:
-        row = Row()
+    def _put_sample(self, stream: str, source: str, values: MetricValues) -> None:
+        row = MetricRow()
         try:
             for key, value in values.items():
                 if type(value) is float or value is None:
@@ -317,7 +326,7 @@ class Recorder:
         while recent[0].ts < sample.ts - RECENT_S:
             recent.popleft()
 
-    def _put(self, item: Item) -> None:
+    def _put(self, item: QueueItem) -> None:
         if not self._closed:
             self._writer.put(item)
 
@@ -328,7 +337,7 @@ class Recorder:
         try:
             command = Command(command_id, CommandName(name), parse_args(args))
         except (ValueError, TypeError) as error:
-            self._put(Ended(command_id, "refused", clock.now(), f"not a command: {error}"))
+            self._put(CommandResult(command_id, "refused", clock.now(), f"not a command: {error}"))
             return
         if self.job is None:
             try:

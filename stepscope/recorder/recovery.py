@@ -17,7 +17,7 @@ from pathlib import Path
 from stepscope.common.files import atomic_replace, is_own_folder
 from stepscope.metrics import Stream
 from stepscope.recorder.ring import RingError, abandoned
-from stepscope.recorder.rows import StepRows
+from stepscope.recorder.rows import StepBlockBuilder
 from stepscope.run import (
     RunError,
     RunInfo,
@@ -30,7 +30,7 @@ from stepscope.run import (
 )
 from stepscope.run.clocks import now_of
 from stepscope.run.rank_info import UNREADABLE, find_rank, numbers_with, read_run_json
-from stepscope.store import RunWriter, StoreError, store_name
+from stepscope.store import StoreError, StoreWriter, store_name
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +68,13 @@ def recover(folder: Path, rank: int = 0) -> int:
     if not os.path.lexists(path):
         # A journal lies on a network disk, where SQLite may not see the writer's locks.
         if os.path.lexists(folder / f"{store_name(rank)}-journal") and not _may_run(folder, rank):
-            RunWriter(folder / store_name(rank), reopen=True).close()  # SQLite does it
+            StoreWriter(folder / store_name(rank), reopen=True).close()  # SQLite does it
         return 0
     with abandoned(path, alive=lambda: _may_run(folder, rank)) as remains:
-        writer = RunWriter(folder / store_name(rank), reopen=True)
+        writer = StoreWriter(folder / store_name(rank), reopen=True)
         try:
             left = remains(writer.stored_slots())
-            steps = StepRows()
+            steps = StepBlockBuilder()
             block = steps.block(left.slots, left.layouts)
             with writer.transaction():
                 if len(block):

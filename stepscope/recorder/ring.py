@@ -52,7 +52,7 @@ Slots = NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """Metrics of a slot's values; the writer computes the step time of `timed` rows."""
 
     number: int
@@ -62,7 +62,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingRows:
     """Rows that wait for the writer, the number after them, and the count of unwritten slots."""
 
     slots: Slots
@@ -74,7 +74,7 @@ class RingError(Exception):
     """A ring that cannot be used; the message is one sentence."""
 
 
-class Ring:
+class RingBuffer:
     """The ring of one process; `put` from any thread, `pending` and `release` from one.
 
     In memory if no file can be made, and on a network file system, which blocks the training while
@@ -101,7 +101,7 @@ class Ring:
         self._final: int | None = None
         """The exact end, once there is one: `last` may fall when two threads race."""
         self._hole: tuple[int, float] | None = None
-        self._layouts: dict[tuple[tuple[str, ...], bool], Layout] = {}
+        self._layouts: dict[tuple[tuple[str, ...], bool], RowLayout] = {}
         self._layout_lock = threading.Lock()
         self._header_used = len(MAGIC)
         self.claim = itertools.count().__next__
@@ -117,12 +117,12 @@ class Ring:
         self.memory[: len(MAGIC)] = MAGIC
         self._slots = np.frombuffer(self.memory, SLOT, SLOTS, HEADER_BYTES)
 
-    def layout(self, keys: tuple[str, ...], timed: bool) -> Layout | None:
+    def layout(self, keys: tuple[str, ...], timed: bool) -> RowLayout | None:
         """Return the layout of these keys (WIDTH at most); None if the header is full."""
         found = self._layouts.get((keys, timed))
         return found if found is not None else self._new_layout(keys, timed)
 
-    def put(self, layout: Layout, ts: float, step: int, values: Iterable[float | None]) -> None:
+    def put(self, layout: RowLayout, ts: float, step: int, values: Iterable[float | None]) -> None:
         """Write one row; a full ring counts it in `dropped` instead."""
         if self.last >= self.limit and not self._has_room():
             return
@@ -147,7 +147,7 @@ class Ring:
         """Return the approximate number of rows that wait for the writer."""
         return (self.last + 1 if self._final is None else self._final) - self.drained
 
-    def pending(self, *, everything: bool = False) -> Pending:
+    def pending(self, *, everything: bool = False) -> PendingRows:
         """Return a copy of the waiting rows, up to the first slot claimed and not yet written.
 
         `everything`: wait for SETTLE_S, then skip such slots.
@@ -157,18 +157,18 @@ class Ring:
         written = taken["number"] == numbers + 1
         if written.all():
             self._hole = None
-            return Pending(taken, self.drained + len(taken), 0)
+            return PendingRows(taken, self.drained + len(taken), 0)
         if everything:
             time.sleep(SETTLE_S)
             taken = self._slots[numbers % SLOTS]
             written = taken["number"] == numbers + 1
-            return Pending(taken[written], self.drained + len(taken), int((~written).sum()))
+            return PendingRows(taken[written], self.drained + len(taken), int((~written).sum()))
         first = int(np.argmin(written))
         if first:
-            return Pending(taken[:first], self.drained + first, 0)
+            return PendingRows(taken[:first], self.drained + first, 0)
         return self._at_hole(taken, written)
 
-    def release(self, pending: Pending) -> None:
+    def release(self, pending: PendingRows) -> None:
         """Free the slots of these rows, which are stored."""
         self.drained = pending.upto
         self.lost += pending.lost
@@ -202,17 +202,17 @@ class Ring:
             with contextlib.suppress(OSError):
                 self.path.unlink()
 
-    def _at_hole(self, taken: Slots, written: NDArray[np.bool_]) -> Pending:
+    def _at_hole(self, taken: Slots, written: NDArray[np.bool_]) -> PendingRows:
         """Wait for the slot that the first row claimed; after HOLE_S skip it."""
         now = time.monotonic()
         if self._hole is None or self._hole[0] != self.drained:
             self._hole = self.drained, now
         if now - self._hole[1] < HOLE_S:
-            return Pending(taken[:0], self.drained, 0)
+            return PendingRows(taken[:0], self.drained, 0)
         length = int(np.argmax(written)) or len(taken)
-        return Pending(taken[:0], self.drained + length, length)
+        return PendingRows(taken[:0], self.drained + length, length)
 
-    def _new_layout(self, keys: tuple[str, ...], timed: bool) -> Layout | None:
+    def _new_layout(self, keys: tuple[str, ...], timed: bool) -> RowLayout | None:
         if not all(type(key) is str for key in keys):
             return None
         line = json.dumps({"keys": keys, "timed": timed}).encode() + b"\n"
@@ -230,13 +230,13 @@ class Ring:
             self._header_used = end
             pad = 8 * (WIDTH - len(keys))
             pack = struct.Struct(f"<qdq{len(keys)}d{pad}xq").pack_into
-            layout = Layout(len(self._layouts), keys, timed, pack)
+            layout = RowLayout(len(self._layouts), keys, timed, pack)
             self._layouts[keys, timed] = layout
             return layout
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
+class OrphanedRows:
     """The unstored slots of a killed process in order, the number after them, and keys and `timed`
     of their layouts."""
 
@@ -248,7 +248,7 @@ class Remains:
 @contextlib.contextmanager
 def abandoned(
     path: Path, *, look_only: bool = False, alive: Callable[[], bool] = lambda: False
-) -> Iterator[Callable[[int], Remains]]:
+) -> Iterator[Callable[[int], OrphanedRows]]:
     """Yield a function that reads a dead process's ring: from the number of stored rows to Remains.
 
     `alive` returns whether the ring's process runs, for a file system without locks. `look_only`
@@ -271,7 +271,7 @@ def abandoned(
         yield lambda stored: _remains(path.name, file.read(FILE_BYTES), stored)
 
 
-def _remains(name: str, data: bytes, stored: int) -> Remains:
+def _remains(name: str, data: bytes, stored: int) -> OrphanedRows:
     if len(data) != FILE_BYTES or not data.startswith(MAGIC):
         raise RingError(f"{name}: not a ring of this version.")
     layouts = _read_layouts(data[len(MAGIC) : HEADER_BYTES])
@@ -285,7 +285,7 @@ def _remains(name: str, data: bytes, stored: int) -> Remains:
         & (slots["layout"] < len(layouts))
     )
     kept = slots[good][np.argsort(number[good])]
-    return Remains(kept, int(kept["number"][-1]) if len(kept) else stored, layouts)
+    return OrphanedRows(kept, int(kept["number"][-1]) if len(kept) else stored, layouts)
 
 
 def _read_layouts(header: bytes) -> list[tuple[tuple[str, ...], bool]]:

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.common.json_values import first_line, to_text
-from stepscope.recorder.cuda_readback import DeviceScalars, Row
-from stepscope.recorder.ring import WIDTH, Ring, Slots
-from stepscope.store import Block
+from stepscope.recorder.cuda_readback import CudaScalarReadback, MetricRow
+from stepscope.recorder.ring import WIDTH, RingBuffer, Slots
+from stepscope.store import SeriesBlock
 from stepscope.store.blocks import Floats, missing, recorded
 
 STEP_TIME = "perf/step_time"
@@ -34,7 +34,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class BrokenLoss:
+class NonFiniteLoss:
     """The first step at which the loss was NaN or infinite."""
 
     ts: float
@@ -50,13 +50,13 @@ class BrokenLoss:
 
 
 @dataclass(slots=True)
-class StepRows:
+class StepBlockBuilder:
     """Turns slots into blocks, batch after batch, for one store.
 
     A timed row is one step; its step time begins at the timed row, or the RESTART, before it.
     """
 
-    broken: list[BrokenLoss] = field(default_factory=list)
+    broken: list[NonFiniteLoss] = field(default_factory=list)
     """Found since the list was last cleared."""
     _timed_before: float = np.nan
     _ts: float = -np.inf
@@ -64,7 +64,7 @@ class StepRows:
     _broken_now: frozenset[str] = frozenset()
     """The losses whose last value was not finite."""
 
-    def block(self, slots: Slots, layouts: Layouts) -> Block:
+    def block(self, slots: Slots, layouts: Layouts) -> SeriesBlock:
         """Return the rows of these slots, in order."""
         # The slots of one wide row follow each other with the same time and step.
         fresh = np.ones(len(slots), dtype=bool)
@@ -90,7 +90,7 @@ class StepRows:
         if timed.any():
             keys, values = self._with_times(keys, values, ts, timed, bare)
         ts, step = self._rising(ts[~bare], slots["step"][starts][~bare].astype(float))
-        return Block.raw(keys, ts, step, values[:, ~bare])
+        return SeriesBlock.raw(keys, ts, step, values[:, ~bare])
 
     def _with_times(
         self, keys: tuple[str, ...], values: Floats, ts: Floats, timed: Flags, bare: Flags
@@ -131,7 +131,7 @@ class StepRows:
         for at in have[turned]:
             row = slots[at]
             loss = float(row["values"][column[at]])
-            self.broken.append(BrokenLoss(float(row["ts"]), int(row["step"]), key, loss))
+            self.broken.append(NonFiniteLoss(float(row["ts"]), int(row["step"]), key, loss))
 
 
 def _fill(columns: dict[str, Floats], key: str, values: Floats) -> None:
@@ -146,24 +146,24 @@ NAME_LIMIT = 500
 """Characters of a metric's name that are kept."""
 
 
-class TimedRow(Row):
+class TimedRow(MetricRow):
     """A row that is one step: the writer computes its step time."""
 
 
-class RingWriter:
+class RowWriter:
     """Puts rows into the ring; leaves out what is no number, and logs each such name once."""
 
-    ring: Ring
+    ring: RingBuffer
     """Set by the owner before the first row, as the writer thread creates it."""
 
     def __init__(self, open_gate: Callable[[], None]) -> None:
         self._open_gate = open_gate
-        self.late: DeviceScalars | None = None
+        self.late: CudaScalarReadback | None = None
         """Rows that wait for values on a GPU; None before the first."""
         self._late_lock = threading.RLock()  # a signal handler may come in the middle
         self._refused: set[str] = set()
 
-    def record(self, step: int, ts: float, values: Mapping[str, Any], row: Row) -> None:
+    def record(self, step: int, ts: float, values: Mapping[str, Any], row: MetricRow) -> None:
         """Put a row into the ring, now or when its tensors on a GPU have been copied."""
         tensors: dict[str, Any] = {}
         for key, value in values.items():
@@ -180,13 +180,13 @@ class RingWriter:
             return
         with self._late_lock:
             if self.late is None:
-                self.late = DeviceScalars(self.put)
+                self.late = CudaScalarReadback(self.put)
             self.late.poll()
             self.late.put(step, ts, row, tensors)
         # What writes without a check of its own must not overtake the rows that wait.
         self.ring.gate = -1
 
-    def read(self, key: str, value: Any, row: Row, tensors: dict[str, Any]) -> None:
+    def read(self, key: str, value: Any, row: MetricRow, tensors: dict[str, Any]) -> None:
         """Put a value into the row, or into `tensors` if it is on a GPU."""
         try:
             if getattr(value, "is_cuda", False) and value.numel() == 1:
@@ -207,7 +207,7 @@ class RingWriter:
                 first_line(error),
             )
 
-    def put(self, step: int, ts: float, row: Row) -> None:
+    def put(self, step: int, ts: float, row: MetricRow) -> None:
         """Put a row of plain numbers into the ring."""
         timed = isinstance(row, TimedRow)
         if not row and not timed:

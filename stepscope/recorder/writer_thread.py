@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.clock import MIN_OFFSET_S, clock
-from stepscope.common.files import Sleeper, atomic_write
+from stepscope.common.files import WakeableSleep, atomic_write
 from stepscope.common.formatting import format_duration
 from stepscope.common.json_values import first_line
 from stepscope.metrics import BY_KEY, Stream
-from stepscope.recorder.ring import Pending, Ring
-from stepscope.recorder.rows import StepRows
+from stepscope.recorder.ring import PendingRows, RingBuffer
+from stepscope.recorder.rows import StepBlockBuilder
 from stepscope.run import HEARTBEAT_S, rank_json, write_run_json
-from stepscope.store import Block, RunWriter, store_name
-from stepscope.store.blocks import Event, Item, Observer, Sample, Values
+from stepscope.store import SeriesBlock, StoreWriter, store_name
+from stepscope.store.blocks import Event, MetricValues, QueueItem, Sample, StoreObserver
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _NUMBERED = re.compile(r"\.optimizer|\.group")
 TOLD_LIMIT = 20
 """Maximum number of different errors that are logged."""
 
-Offer = Callable[[int, str, str], None]
+OnCommand = Callable[[int, str, str], None]
 """Takes a command's id, name and arguments (JSON), in the writer thread."""
 
 
@@ -70,30 +70,30 @@ class WriterThread:
         run_json: dict[str, Any],
         *,
         progress: Callable[[], dict[str, Any]],
-        offer: Offer,
+        offer: OnCommand,
     ) -> None:
         self.folder = folder
         self.run_json = run_json
         self.run_json_lock = threading.RLock()  # a signal handler may come in the middle
-        self.observer: Observer | None = None
+        self.observer: StoreObserver | None = None
         self._lost = 0
         self._json = rank_json(rank)
         self._progress = progress
         self._offer = offer
-        self._queue: deque[Item] = deque()
+        self._queue: deque[QueueItem] = deque()
         self._closing = threading.Event()
         self._ended = False
-        self._steps = StepRows()
+        self._steps = StepBlockBuilder()
         self._custom: list[str] = []
         self._logged: set[str] = set()
         self._wall_offset_s = 0.0
         with contextlib.ExitStack() as undo:  # a run that cannot begin leaves nothing behind
-            self._store = RunWriter(folder / store_name(rank))
+            self._store = StoreWriter(folder / store_name(rank))
             undo.callback((folder / store_name(rank)).unlink, missing_ok=True)
             undo.callback(self._store.close)
-            self._sleeper = Sleeper(folder)  # touched by `send_command`
+            self._sleeper = WakeableSleep(folder)  # touched by `send_command`
             self.wake = self._sleeper.wake
-            self.ring = Ring(folder / f"rank{rank}.ring", crowded=self.wake)
+            self.ring = RingBuffer(folder / f"rank{rank}.ring", crowded=self.wake)
             undo.callback(self.ring.close)
             self._fill_ballast()
             undo.callback((folder / BALLAST).unlink, missing_ok=True)
@@ -115,7 +115,7 @@ class WriterThread:
         """Rows and events lost because too many waited, or this thread failed."""
         return self._lost + self.ring.dropped + self.ring.lost
 
-    def put(self, item: Item) -> None:
+    def put(self, item: QueueItem) -> None:
         """Queue an item; count it as dropped if too many wait."""
         if len(self._queue) >= QUEUE_LIMIT:
             self._lost += 1
@@ -198,7 +198,7 @@ class WriterThread:
                 break  # each commit costs a millisecond of a core that the training may want
         return False
 
-    def _store_rows(self, rows: Pending, batch: Sequence[Item]) -> None:
+    def _store_rows(self, rows: PendingRows, batch: Sequence[QueueItem]) -> None:
         """Commit rows and items and release them; change nothing on failure."""
         steps = copy.copy(self._steps)
         steps.broken = []
@@ -211,7 +211,7 @@ class WriterThread:
         if self.observer is not None:
             self.observer.saw(block, batch)
 
-    def _store_valid(self, rows: Pending, batch: Sequence[Item]) -> bool:
+    def _store_valid(self, rows: PendingRows, batch: Sequence[QueueItem]) -> bool:
         """Store rows and items except those that the store refuses; return False to retry later."""
         try:
             self._store_rows(rows, batch)
@@ -227,19 +227,21 @@ class WriterThread:
             self._log_once("a row could not be stored and is lost", error)
         return True
 
-    def _release(self, rows: Pending, batch: Sequence[Item]) -> None:
+    def _release(self, rows: PendingRows, batch: Sequence[QueueItem]) -> None:
         self.ring.release(rows)
         for _ in batch:
             self._queue.popleft()
 
-    def _write(self, block: Block, steps: StepRows, batch: Sequence[Item]) -> None:
+    def _write(
+        self, block: SeriesBlock, steps: StepBlockBuilder, batch: Sequence[QueueItem]
+    ) -> None:
         if len(block):
             self._store.append(Stream.STEPS, "", block)
             self._note_custom(block.keys)
         for broken in steps.broken:
             epoch = self._progress()["epoch"]
             self._store.add_event(broken.ts, broken.step, epoch, "nan", broken.text, {})
-        rows: dict[tuple[str, str], list[tuple[float, int, Values]]] = {}
+        rows: dict[tuple[str, str], list[tuple[float, int, MetricValues]]] = {}
         for item in batch:
             if isinstance(item, Sample):
                 series = rows.setdefault((item.stream, item.source), [])
@@ -251,7 +253,7 @@ class WriterThread:
             else:
                 self._store.end_command(item.command_id, item.state, item.ts, item.result)
         for (stream, source), series in rows.items():
-            self._store.append(stream, source, Block.from_rows(series))
+            self._store.append(stream, source, SeriesBlock.from_rows(series))
 
     def _ask_observer(self, closing: bool) -> None:
         """Write the events of the observer."""
@@ -356,9 +358,11 @@ def _is_held_up(error: Exception) -> bool:
     return isinstance(error, sqlite3.Error | OSError | MemoryError)
 
 
-def _halves(rows: Pending, batch: Sequence[Item]) -> list[tuple[Pending, Sequence[Item]]]:
+def _halves(
+    rows: PendingRows, batch: Sequence[QueueItem]
+) -> list[tuple[PendingRows, Sequence[QueueItem]]]:
     """Return steps and other rows apart, then each in halves; a single one unchanged."""
-    behind = Pending(rows.slots[:0], rows.upto, 0)  # what is lost counts once, with `rows`
+    behind = PendingRows(rows.slots[:0], rows.upto, 0)  # what is lost counts once, with `rows`
     if len(rows.slots) and batch:
         return [(rows, ()), (behind, batch)]
     half = max(len(rows.slots), len(batch)) // 2
@@ -366,5 +370,5 @@ def _halves(rows: Pending, batch: Sequence[Item]) -> list[tuple[Pending, Sequenc
         return [(rows, batch)]
     if batch:
         return [(rows, batch[:half]), (behind, batch[half:])]
-    first = Pending(rows.slots[:half], int(rows.slots["number"][half - 1]), 0)
-    return [(first, ()), (Pending(rows.slots[half:], rows.upto, rows.lost), ())]
+    first = PendingRows(rows.slots[:half], int(rows.slots["number"][half - 1]), 0)
+    return [(first, ()), (PendingRows(rows.slots[half:], rows.upto, rows.lost), ())]

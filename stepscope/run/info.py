@@ -16,7 +16,7 @@ from stepscope.run.fatal_signal import fatal_signal
 from stepscope.run.folder import RunError, process_of, user_name
 from stepscope.run.rank_info import (
     UNREADABLE,
-    RankFile,
+    RankMetadata,
     first_cause,
     left_early,
     names,
@@ -205,8 +205,8 @@ def _crash(folder: Path, run_json: Mapping[str, Any]) -> str:
 
 
 def _end_of_all(
-    folder: Path, ranks: list[RankFile], reason: str | None
-) -> tuple[RunStatus, str | None, RankFile]:
+    folder: Path, ranks: list[RankMetadata], reason: str | None
+) -> tuple[RunStatus, str | None, RankMetadata]:
     """Return the status and the reason of a run of several ranks, and the rank that caused it."""
     ends = [end for end in (rank.end() for rank in ranks) if end is not None]
     causes = first_cause(ends, together_s=HEARTBEAT_S)
@@ -225,7 +225,9 @@ def _end_of_all(
         return RunStatus.STOPPED, causes[0].reason, first
     hosts = {str(rank.run_json.get("host")) for rank in ranks}
     text = causes[0].reason
-    left = left_early(causes[0], [end for end in map(RankFile.finish, ranks) if end is not None])
+    left = left_early(
+        causes[0], [end for end in map(RankMetadata.finish, ranks) if end is not None]
+    )
     if left is not None:
         waiting, first = first, by_number[left.number]
         after = format_short_time(max(0.0, causes[0].earliest - left.earliest))
@@ -237,7 +239,7 @@ def _end_of_all(
     return RunStatus.FAILED, f"Rank {first.rank}{where}: {text}", first
 
 
-def _waited(ranks: list[RankFile], killed_by: str | None) -> str:
+def _waited(ranks: list[RankMetadata], killed_by: str | None) -> str:
     """Return a sentence on the collective that another rank failed in; "" if none did."""
     found = next((rank for rank in ranks if rank.failed_in), None)
     if found is None:

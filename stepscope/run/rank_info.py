@@ -36,7 +36,7 @@ _LOST_PEER = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class RankEnd:
+class RankExit:
     """How one rank ended: `reason` is what the rank wrote, None if it wrote nothing.
 
     It ended between `earliest` and `latest`, in epoch seconds: they are equal if it wrote when.
@@ -58,7 +58,7 @@ class RankEnd:
         return self.reason is not None and _LOST_PEER.search(self.reason) is not None
 
 
-def first_cause(ends: Sequence[RankEnd], *, together_s: float) -> list[RankEnd]:
+def first_cause(ends: Sequence[RankExit], *, together_s: float) -> list[RankExit]:
     """Return the end that caused the others; empty without ends.
 
     An error about the connection to another rank is a cause only if there is no other error. Among
@@ -77,7 +77,7 @@ def first_cause(ends: Sequence[RankEnd], *, together_s: float) -> list[RankEnd]:
     return spoken[:1]
 
 
-def left_early(cause: RankEnd, finished: Sequence[RankEnd]) -> RankEnd | None:
+def left_early(cause: RankExit, finished: Sequence[RankExit]) -> RankExit | None:
     """Return the rank that finished while `cause` still needed it; None if no rank did."""
     if not cause.of_a_peer:
         return None
@@ -212,7 +212,7 @@ def torch_rank(run_json: Mapping[str, Any], number: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class RankFile:
+class RankMetadata:
     """One rank's run_json and its present status.
 
     `beat` is the last sign of life by the clock of the process, as are its rows; `age_s` is the age
@@ -230,7 +230,7 @@ class RankFile:
         """torch's number of the rank."""
         return torch_rank(self.run_json, self.number)
 
-    def end(self) -> RankEnd | None:
+    def end(self) -> RankExit | None:
         """Return how the rank ended; None if it is live or has finished."""
         failure = self.run_json.get("failure")
         if failure is not None and self.status is not RunStatus.STOPPED:
@@ -238,10 +238,10 @@ class RankFile:
         if self.status in (RunStatus.FAILED, RunStatus.STOPPED):
             return self._end_at(self.run_json.get("ended"), self.run_json.get("reason"))
         if self.status is RunStatus.CRASHED:
-            return RankEnd(self.number, self.beat, self.beat + STALE_S, None)
+            return RankExit(self.number, self.beat, self.beat + STALE_S, None)
         return None
 
-    def finish(self) -> RankEnd | None:
+    def finish(self) -> RankExit | None:
         """Return when the rank finished without an error; None if it did not."""
         if self.status is not RunStatus.FINISHED or self.end() is not None:
             return None
@@ -252,12 +252,12 @@ class RankFile:
         """The collective in which the rank failed, as the end of a clause; "" if unknown."""
         return f" in {name[:200]}" if (name := self.run_json.get("waited_in")) else ""
 
-    def _end_at(self, ts: float | None, reason: str | None) -> RankEnd:
+    def _end_at(self, ts: float | None, reason: str | None) -> RankExit:
         when = self.beat if ts is None else ts
-        return RankEnd(self.number, when, when, reason or "It gives no reason.")
+        return RankExit(self.number, when, when, reason or "It gives no reason.")
 
 
-def read_rank_file(folder: Path, number: int) -> RankFile:
+def read_rank_file(folder: Path, number: int) -> RankMetadata:
     """Read the file of one rank and determine its status. Raises UNREADABLE."""
     run_json = read_run_json(folder, number)
     # A full disk keeps the old text, but the writer still touches the file.
@@ -272,10 +272,10 @@ def read_rank_file(folder: Path, number: int) -> RankFile:
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED
     # Heartbeats and times of files are by the wall clock, all else by that of the process.
-    return RankFile(number, run_json, status, beat - wall_offset_of(run_json), age_s)
+    return RankMetadata(number, run_json, status, beat - wall_offset_of(run_json), age_s)
 
 
-def find_rank(folder: Path, number: int) -> RankFile | None:
+def find_rank(folder: Path, number: int) -> RankMetadata | None:
     """Return the file of a rank; None if it is missing or cannot be read."""
     try:
         return read_rank_file(folder, number)
@@ -283,7 +283,7 @@ def find_rank(folder: Path, number: int) -> RankFile | None:
         return None
 
 
-def other_ranks(folder: Path) -> Iterator[RankFile]:
+def other_ranks(folder: Path) -> Iterator[RankMetadata]:
     """Yield the files of all ranks but number 0 that can be read."""
     for number in rank_numbers(folder)[1:]:
         if (rank := find_rank(folder, number)) is not None:

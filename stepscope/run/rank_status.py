@@ -12,7 +12,7 @@ from typing import Any
 
 from stepscope.run.clocks import now_of
 from stepscope.run.folder import rank_json
-from stepscope.run.rank_info import RankFile, find_rank, names, rank_numbers
+from stepscope.run.rank_info import RankMetadata, find_rank, names, rank_numbers
 from stepscope.run.status import FRESH_S, RunKind, RunStatus
 
 GRACE_S = 30.0
@@ -38,7 +38,7 @@ class RankState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankStanding:
+class RankInfo:
     """The present state of one rank of a run.
 
     `rank` is torch's number of it, `number` the one of its files in the folder (None without any).
@@ -68,7 +68,7 @@ _STATES = {
 }
 
 
-def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]:
+def rank_states(folder: Path, *, now: float | None = None) -> list[RankInfo]:
     """Return every rank of a run by torch's number, also those that wrote nothing.
 
     Reads one small file a rank. Empty if run.json cannot be read.
@@ -80,7 +80,7 @@ def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]
     files = [first, *(rank for number in numbers if (rank := find_rank(folder, number)))]
     state, text = RankState.UNRECORDED, "Its file cannot be read."
     here = {
-        number: RankStanding(rank=number, number=number, state=state, text=text)
+        number: RankInfo(rank=number, number=number, state=state, text=text)
         for number in set(numbers) - {rank.number for rank in files}
     } | {rank.rank: _standing(rank) for rank in files}
     at = now_of(first.run_json) if now is None else now
@@ -88,7 +88,7 @@ def rank_states(folder: Path, *, now: float | None = None) -> list[RankStanding]
     return [standing for _, standing in sorted((here | missing).items())]
 
 
-def absences(folder: Path, first: RankFile, *, ended: bool) -> list[RankStanding]:
+def absences(folder: Path, first: RankMetadata, *, ended: bool) -> list[RankInfo]:
     """Return the ranks that died while the run is live, or that never started.
 
     `first` is number 0. Called at every poll: reads no files while all heartbeats are fresh.
@@ -102,7 +102,7 @@ def absences(folder: Path, first: RankFile, *, ended: bool) -> list[RankStanding
     return [one for one in rank_states(folder) if one.state in absent]
 
 
-def absence(absent: Sequence[RankStanding]) -> str | None:
+def absence(absent: Sequence[RankInfo]) -> str | None:
     """Return one sentence for each state of absent ranks; None without any."""
     sentences = []
     for state, end in (
@@ -118,7 +118,7 @@ def absence(absent: Sequence[RankStanding]) -> str | None:
     return " ".join(sentences) or None
 
 
-def _standing(rank: RankFile) -> RankStanding:
+def _standing(rank: RankMetadata) -> RankInfo:
     state, since = _STATES.get(rank.status, RankState.ALIVE), None
     if state is not RankState.ALIVE:
         since = rank.run_json.get("ended") or rank.beat
@@ -126,7 +126,7 @@ def _standing(rank: RankFile) -> RankStanding:
         RankState.ALIVE: "Alive.",
         RankState.DEAD: "Gone without a message: killed, or the machine went down.",
     }.get(state, rank.run_json.get("reason") or f"{state.capitalize()}.")
-    return RankStanding(
+    return RankInfo(
         rank=rank.rank,
         number=rank.number,
         state=state,
@@ -139,8 +139,8 @@ def _standing(rank: RankFile) -> RankStanding:
 
 
 def missing_ranks(
-    first: RankFile, here: Collection[int], *, ended: bool, now: float
-) -> dict[int, RankStanding]:
+    first: RankMetadata, here: Collection[int], *, ended: bool, now: float
+) -> dict[int, RankInfo]:
     """Return the ranks without a file, by torch's number.
 
     `first` is number 0, `here` are those with a file.
@@ -159,7 +159,7 @@ def missing_ranks(
         if rank in here or (rank in expected and all_here):
             continue
         is_ours = rank in expected
-        missing[rank] = RankStanding(
+        missing[rank] = RankInfo(
             rank=rank,
             number=None,
             state=state if is_ours else RankState.ELSEWHERE,
@@ -168,7 +168,7 @@ def missing_ranks(
     return missing
 
 
-def _expected(first: RankFile) -> range:
+def _expected(first: RankMetadata) -> range:
     """Return the ranks whose files belong into the folder of this one.
 
     A launcher numbers the processes of a machine one after another. Only this rank is expected if

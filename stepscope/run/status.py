@@ -56,7 +56,7 @@ _OUT_OF_GPU_MEMORY = (
 _OUT_OF_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Cannot allocate memory")
 
 
-class Shortage(StrEnum):
+class MemoryShortage(StrEnum):
     """Which memory was not enough; the value begins the sentence about it."""
 
     GPU = "The GPU ran out of memory"
@@ -65,14 +65,14 @@ class Shortage(StrEnum):
 
 
 _REMEDIES = {
-    Shortage.GPU: "Use a smaller batch, a lower precision or activation checkpointing.",
-    Shortage.HOST: "Smaller batches or less data kept in memory need less.",
-    Shortage.PINNED: "Pin fewer or smaller batches (pin_memory, prefetch_factor).",
+    MemoryShortage.GPU: "Use a smaller batch, a lower precision or activation checkpointing.",
+    MemoryShortage.HOST: "Smaller batches or less data kept in memory need less.",
+    MemoryShortage.PINNED: "Pin fewer or smaller batches (pin_memory, prefetch_factor).",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended; `reason` is the sentence shown on the page.
 
     `failure` is the kind of its event: "oom", "error", or None. After a `fatal` one this process
@@ -85,16 +85,18 @@ class Outcome:
     fatal: bool = False
 
 
-def outcome(error: BaseException | None) -> Outcome:
+def outcome(error: BaseException | None) -> RunOutcome:
     """Return the outcome of a script that ended with this exception, or without one."""
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return Outcome()
+        return RunOutcome()
     if isinstance(error, KeyboardInterrupt):
-        return Outcome(RunStatus.STOPPED, "Interrupted (Ctrl-C).")
+        return RunOutcome(RunStatus.STOPPED, "Interrupted (Ctrl-C).")
     if isinstance(error, SystemExit):
         if isinstance(error.code, int):
-            return Outcome(RunStatus.FAILED, f"The script ended with exit code {int(error.code)}.")
-        return Outcome(RunStatus.FAILED, f"The script ended: {_said_by(error.code)[:300]}")
+            return RunOutcome(
+                RunStatus.FAILED, f"The script ended with exit code {int(error.code)}."
+            )
+        return RunOutcome(RunStatus.FAILED, f"The script ended: {_said_by(error.code)[:300]}")
     short = shortage(error)
     if short is not None:
         return out_of_memory(short, error, _REMEDIES[short])
@@ -102,19 +104,19 @@ def outcome(error: BaseException | None) -> Outcome:
     return failed(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
-def failed(reason: str) -> Outcome:
+def failed(reason: str) -> RunOutcome:
     """Return the outcome of a run that an error ended."""
-    return Outcome(RunStatus.FAILED, reason, failure="error")
+    return RunOutcome(RunStatus.FAILED, reason, failure="error")
 
 
-def out_of_memory(short: Shortage, error: BaseException, remedy: str) -> Outcome:
+def out_of_memory(short: MemoryShortage, error: BaseException, remedy: str) -> RunOutcome:
     """Return the outcome of a run that ran out of memory, with the size if the error has it."""
     found = re.search(r"[Tt](ried to allocate [0-9.]+ (bytes|[KMGT]?i?B))", _said_by(error))
     asked = f" (t{found.group(1)})" if found else ""
-    return Outcome(RunStatus.FAILED, f"{short}{asked}. {remedy}", failure="oom")
+    return RunOutcome(RunStatus.FAILED, f"{short}{asked}. {remedy}", failure="oom")
 
 
-def with_case(ended: Outcome, case: str | None, remedy: str | None = None) -> Outcome:
+def with_case(ended: RunOutcome, case: str | None, remedy: str | None = None) -> RunOutcome:
     """Add a case of `out_of_memory` to its reason, and replace the remedy if the case has one."""
     first, _, rest = (ended.reason or "").partition(". ")
     named = f"{first}: {case}" if case else first
@@ -130,7 +132,7 @@ def killed_worker(error: BaseException) -> bool:
     return "DataLoader worker" in text and ("signal: Killed" in text or "exited unexpect" in text)
 
 
-def with_lost_worker(ended: Outcome, kills: int | None) -> Outcome:
+def with_lost_worker(ended: RunOutcome, kills: int | None) -> RunOutcome:
     """Return the outcome of a run that lost a worker, by the kernel's count of OOM kills."""
     if kills is None:
         reason = (ended.reason or "").rstrip(". ")
@@ -138,8 +140,8 @@ def with_lost_worker(ended: Outcome, kills: int | None) -> Outcome:
     if not kills:
         return ended
     remedy = "Fewer DataLoader workers or smaller batches need less."
-    reason = f"{Shortage.HOST}: the kernel killed a DataLoader worker. {remedy}"
-    return Outcome(RunStatus.FAILED, reason, failure="oom")
+    reason = f"{MemoryShortage.HOST}: the kernel killed a DataLoader worker. {remedy}"
+    return RunOutcome(RunStatus.FAILED, reason, failure="oom")
 
 
 def _said_by(value: object) -> str:
@@ -150,15 +152,15 @@ def _said_by(value: object) -> str:
         return f"(its text cannot be read: {type(problem).__name__})"
 
 
-def shortage(error: BaseException) -> Shortage | None:
+def shortage(error: BaseException) -> MemoryShortage | None:
     """Return the memory that ran out by this exception; None for another error."""
     text = _said_by(error)
     if _OUT_OF_CUDA_MEMORY in text:
-        return Shortage.PINNED if _was_pinning(error) else Shortage.GPU
+        return MemoryShortage.PINNED if _was_pinning(error) else MemoryShortage.GPU
     if type(error).__name__ == "OutOfMemoryError" or any(w in text for w in _OUT_OF_GPU_MEMORY):
-        return Shortage.GPU
+        return MemoryShortage.GPU
     if isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_HOST_MEMORY):
-        return Shortage.HOST
+        return MemoryShortage.HOST
     return None
 
 

@@ -18,24 +18,24 @@ import psutil
 from stepscope.commands import command as results
 from stepscope.memory import allocator
 from stepscope.memory.snapshots.recording import SnapshotRecording, steps_refusal
-from stepscope.profiling.profile_command import Profiling
+from stepscope.profiling.profile_command import ProfileCommand
 from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunStatus, rank_file
-from stepscope.session.sampler import Readings, Sampler
+from stepscope.session.sampler import BoundarySampler, Sampler
 
 log = logging.getLogger(__name__)
 
 PAUSED_POLL_S = 0.1  # how long a paused run may miss that it has to end
 MARK_LENGTH = 200  # characters of a mark's text that are kept
 
-Handler = Callable[[Command], None]
+CommandHandler = Callable[[Command], None]
 T = TypeVar("T")
 
 
-class Memory:
+class MemoryControls:
     """The memory that a training uses: torch's CUDA allocator, or on a CPU this process."""
 
-    def __init__(self, readings: Readings) -> None:
+    def __init__(self, readings: BoundarySampler) -> None:
         self._readings = readings
 
     @property
@@ -73,14 +73,14 @@ class CommandServer:
         self,
         recorder: Recorder,
         sampler: Sampler,
-        own: Mapping[CommandName, Handler],
+        own: Mapping[CommandName, CommandHandler],
         *,
         check: Callable[[], None] = lambda: None,
         training: bool = True,
         step: Callable[[], int] | None = None,
         closed_here: bool = False,
     ) -> None:
-        self.memory = Memory(sampler.readings)
+        self.memory = MemoryControls(sampler.readings)
         self._recorder = recorder
         self._readings = sampler.readings
         self.look = self._readings.look
@@ -92,10 +92,10 @@ class CommandServer:
         self._snapshot: SnapshotRecording | None = None
         self.step = step or (lambda: recorder.step)
         self._readings.collectives.step = self.step
-        self.profiling = Profiling(
+        self.profiling = ProfileCommand(
             recorder, step=self.step, on_gpu=lambda: self.memory.on_gpu, ended_here=closed_here
         )
-        self._handlers: dict[CommandName, Handler] = {CommandName.MARK: self._mark, **own}
+        self._handlers: dict[CommandName, CommandHandler] = {CommandName.MARK: self._mark, **own}
         if training:
             self._handlers |= {
                 CommandName.PAUSE: self._pause,
@@ -198,7 +198,7 @@ class CommandServer:
         else:
             self._guarded(handler, command)
 
-    def _guarded(self, handler: Handler, command: Command) -> None:
+    def _guarded(self, handler: CommandHandler, command: Command) -> None:
         try:
             with self._readings.then_read():
                 handler(command)

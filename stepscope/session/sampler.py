@@ -1,8 +1,8 @@
 """The 10 Hz thread that records memory, host and GPU values of a run.
 
 It makes no CUDA call: the training thread reads the allocator's counters at its step boundaries
-(`Readings`). A source that fails loses only its own values and does not end the thread. The driver
-refreshes some values less often than they are read (utilization about 6 times a second).
+(`BoundarySampler`). A source that fails loses only its own values and does not end the thread. The
+driver refreshes some values less often than they are read (utilization about 6 times a second).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from stepscope.distributed.collective_metrics import Collectives
-from stepscope.gpu.device_events import SampledDevice
-from stepscope.gpu.nvml_queries import Tier
-from stepscope.gpu.process_memory import Sharing
+from stepscope.distributed.collective_metrics import CollectiveMetrics
+from stepscope.gpu.device_events import DeviceEventDetector
+from stepscope.gpu.nvml_queries import SamplingTier
+from stepscope.gpu.process_memory import ProcessMemoryTracker
 from stepscope.gpu.source import DeviceSource, open_source
-from stepscope.gpu.xid import XidEvent, XidWatch
-from stepscope.host.usage import HostSource
+from stepscope.gpu.xid import XidEvent, XidWatcher
+from stepscope.host.usage import HostSampler
 from stepscope.memory import allocator
-from stepscope.memory.model_states import Parts
+from stepscope.memory.model_states import ModelStateTracker
 from stepscope.recorder.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
-PERIODS_S = {Tier.MEDIUM: 0.5, Tier.SLOW: 1.0, Tier.RARE: 10.0}
+PERIODS_S = {SamplingTier.MEDIUM: 0.5, SamplingTier.SLOW: 1.0, SamplingTier.RARE: 10.0}
 
 T = TypeVar("T")
 
@@ -56,8 +56,8 @@ class Sampler:
         if not 0.01 <= period_s <= 60:
             raise ValueError(f"period_s: 0.01 to 60 s, got {period_s}. 0.1 is the default.")
         self._recorder = recorder
-        self._host = HostSource(clock=clock)
-        self.readings = Readings(allocator_index, clock=clock, resident=self._host.resident)
+        self._host = HostSampler(clock=clock)
+        self.readings = BoundarySampler(allocator_index, clock=clock, resident=self._host.resident)
         self.observers: list[Callable[[Mapping[str, float]], None]] = []
         """Called with the process's values at each tick, in the sampler's thread."""
         self._source = open_source() if source is None else source
@@ -68,11 +68,11 @@ class Sampler:
             info.uuid: f"GPU {info.nvml_index} ({info.name})" for info in self._source.devices()
         }
         wanted = self._labels if gpu_uuids is None else gpu_uuids
-        self._devices = {uuid: SampledDevice(self._labels.get(uuid, uuid)) for uuid in wanted}
-        self._sharing = Sharing(self._source, clock)
+        self._devices = {uuid: DeviceEventDetector(self._labels.get(uuid, uuid)) for uuid in wanted}
+        self._sharing = ProcessMemoryTracker(self._source, clock)
         if allocator_index is not None and len(self._devices) == 1:
             (self._sharing.training,) = self._devices
-        self._xid: XidWatch | None = None
+        self._xid: XidWatcher | None = None
         self._due = dict.fromkeys(PERIODS_S, -math.inf)
         self._failed: dict[str, str] = {}
         self._told: set[str] = set()
@@ -106,7 +106,7 @@ class Sampler:
 
     def sample_only(self, uuid: str, label: str) -> None:
         """Sample only this GPU from now on, such as a MIG instance; from any thread."""
-        self._devices = {uuid: SampledDevice(label)}
+        self._devices = {uuid: DeviceEventDetector(label)}
         if self._thread.is_alive():
             self._begin_watching()
 
@@ -118,10 +118,10 @@ class Sampler:
         """Take one sample of everything that is due; `start()` calls this each period."""
         begun = self._clock()
         tiers = self._due_tiers(begun)
-        self._sample_process(slow=Tier.SLOW in tiers)
+        self._sample_process(slow=SamplingTier.SLOW in tiers)
         for uuid, device in self._devices.items():
             self._guarded(uuid, self._sample_gpu, uuid, device, tiers)
-        if Tier.SLOW in tiers:
+        if SamplingTier.SLOW in tiers:
             self._describe()
         self._cost_s = self._clock() - begun
 
@@ -133,7 +133,7 @@ class Sampler:
             self._guarded("tick", self.tick)
             deadline = next_deadline(deadline, self._period_s, self._clock())
 
-    def _due_tiers(self, now: float) -> list[Tier]:
+    def _due_tiers(self, now: float) -> list[SamplingTier]:
         """Return the tiers to read besides the fast one, at most half a period too early."""
         due = [tier for tier, at in self._due.items() if now >= at - self._period_s / 2]
         for tier in due:
@@ -157,17 +157,19 @@ class Sampler:
         for observer in self.observers:
             self._guarded("observer", observer, values)
 
-    def _sample_gpu(self, uuid: str, device: SampledDevice, tiers: list[Tier]) -> None:
+    def _sample_gpu(
+        self, uuid: str, device: DeviceEventDetector, tiers: list[SamplingTier]
+    ) -> None:
         """Record one GPU and its events."""
-        values = self._source.read(uuid, Tier.FAST, *tiers)
+        values = self._source.read(uuid, SamplingTier.FAST, *tiers)
         now = self._clock()
-        if values and Tier.SLOW in tiers:
+        if values and SamplingTier.SLOW in tiers:
             values |= self._sharing.look(uuid, values)
         if values:
             self._recorder.device(uuid, values)
         mask = values.get("gpu/throttle_reasons")
         events = device.events(now, mask, self._source.lost(uuid))
-        if Tier.RARE in tiers:
+        if SamplingTier.RARE in tiers:
             events += device.health(values, self._source.recovery_action(uuid))
         for kind, text, data in events:
             self._recorder.event(kind, text, uuid=uuid, **data)
@@ -227,7 +229,7 @@ class Sampler:
         """Have activity counters read, and errors of the GPUs waited for, if there are GPUs."""
         if self._xid is None and self._source.reason is None and self._devices:
             self._source.arm_gpm(True)
-            self._xid = XidWatch(self._source, self._on_xid, uuids=frozenset(self._devices))
+            self._xid = XidWatcher(self._source, self._on_xid, uuids=frozenset(self._devices))
 
     def _end_watching(self) -> None:
         """Undo `_begin_watching`; the thread that waits for events ends in half a second."""
@@ -259,7 +261,7 @@ REPEATED_S = 5.0
 """How long a reading is repeated: in a longer phase the counters are not known."""
 
 
-class Readings:
+class BoundarySampler:
     """The counters of one run, read by the training thread and returned to the sampler by `take`.
 
     Torch holds the allocator's lock while it gets memory from the driver, which may take long. A
@@ -284,8 +286,8 @@ class Readings:
         resident: Callable[[], float] | None = None,
     ) -> None:
         self.index: int | None = None
-        self.parts = Parts(clock=clock)
-        self.collectives = Collectives(clock=clock)
+        self.parts = ModelStateTracker(clock=clock)
+        self.collectives = CollectiveMetrics(clock=clock)
         self.wanted = False
         """The sampler asks for a reading. Every boundary checks this, and calls `serve`."""
         self._clock = clock

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.common.clock import clock
-from stepscope.distributed.rendezvous import Place
+from stepscope.distributed.rendezvous import RankContext
 from stepscope.gpu.source import DeviceInfo, DeviceSource, NullSource, nvml_uuid, open_source
 from stepscope.recorder.recorder import Command, CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
-from stepscope.run.status import Outcome
-from stepscope.session.session import Gpu, Session, listed, traceback_text
-from stepscope.session.stop import GRACE_S, JOB_GRACE_S, REASON, Stopper, keep_stopped
+from stepscope.run.status import RunOutcome
+from stepscope.session.session import GpuEntry, Session, listed, traceback_text
+from stepscope.session.stop import GRACE_S, JOB_GRACE_S, REASON, StopEscalator, keep_stopped
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ScriptSession(Session):
 
     def __init__(
         self,
-        place: Place,
+        place: RankContext,
         *,
         name: str,
         kind: RunKind,
@@ -41,7 +41,7 @@ class ScriptSession(Session):
         sample: bool = True,
     ) -> None:
         self.world_size = place.world_size
-        self._stopper = Stopper(
+        self._stopper = StopEscalator(
             place.folder.absolute() / rank_json(place.number),
             grace_s=GRACE_S if place.sharing == 1 else JOB_GRACE_S,
         )
@@ -68,7 +68,7 @@ class ScriptSession(Session):
             self.close(RunStatus.FAILED, "Stepscope could not set up the recording.")
             raise
 
-    def join_job(self, place: Place) -> None:
+    def join_job(self, place: RankContext) -> None:
         """Become a rank of a job that the script has started itself; before the first step only.
 
         Raises OSError.
@@ -127,7 +127,7 @@ class ScriptSession(Session):
             log.warning("stepscope: the device could not be described: %s", error)
         self.recorder.set_status(RunStatus.RUNNING)
 
-    def failed(self, outcome: Outcome, error: BaseException) -> Outcome:
+    def failed(self, outcome: RunOutcome, error: BaseException) -> RunOutcome:
         """Record the traceback of what ended the script; return the outcome, with its OOM case."""
         if outcome.failure is None or os.getpid() != self._pid:
             return outcome
@@ -157,7 +157,7 @@ class ScriptSession(Session):
             log.warning("stepscope: the memory after the failure could not be read: %s", error)
             return {}
 
-    def _describe_device(self, gpu: Gpu | None) -> None:
+    def _describe_device(self, gpu: GpuEntry | None) -> None:
         """Record the device that the script trains on, as torch describes it."""
         uuid = None if gpu is None else gpu["uuid"]
         self.recorder.describe(device=uuid or "cpu")
@@ -222,7 +222,7 @@ def _source(sample: bool, first_here: bool) -> DeviceSource:
     return open_source() if first_here else NullSource("Rank 0 of this machine samples its GPUs.")
 
 
-def _gpu(cuda_index: int) -> Gpu:
+def _gpu(cuda_index: int) -> GpuEntry:
     """Return a device as torch describes it and run.json lists it."""
     properties = sys.modules["torch"].cuda.get_device_properties(cuda_index)
     uuid = nvml_uuid(str(properties.uuid), properties.name)

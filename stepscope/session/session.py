@@ -17,32 +17,32 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.alerts import config as alerts_config
-from stepscope.alerts.monitor import Watch
+from stepscope.alerts.monitor import AlertMonitor
 from stepscope.bottleneck.step_window import setup_of
 from stepscope.commands.command import combined
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed.debug_pipe import open_pipe
 from stepscope.distributed.hangs.capture import failed_in
-from stepscope.distributed.hangs.watchdog import HangWatch
+from stepscope.distributed.hangs.watchdog import HangWatchdog
 from stepscope.gpu.source import DeviceInfo, DeviceSource
 from stepscope.host.environment import environment
 from stepscope.host.usage import first_count
-from stepscope.memory.growth_detector import GrowthWatch
-from stepscope.memory.oom.classify import Case, judge
-from stepscope.memory.oom.observer import OomWatch
+from stepscope.memory.growth_detector import GrowthMonitor
+from stepscope.memory.oom.classify import OomCause, judge
+from stepscope.memory.oom.observer import OomObserver
 from stepscope.memory.oom.reader import growth_told
 from stepscope.memory.oom.recommendations import Allowed
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus, rank_file
 from stepscope.run.fatal_signal import TRACEBACK_FILE, fatal_signals_recorded
-from stepscope.run.rank_info import RankEnd
-from stepscope.run.status import Outcome, with_case
-from stepscope.session.command_server import CommandServer, Handler
+from stepscope.run.rank_info import RankExit
+from stepscope.run.status import RunOutcome, with_case
+from stepscope.session.command_server import CommandHandler, CommandServer
 from stepscope.session.sampler import Sampler
 from stepscope.session.stop import handlers_wait
-from stepscope.store import Block
-from stepscope.store.blocks import Item
+from stepscope.store import SeriesBlock
+from stepscope.store.blocks import QueueItem
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ TRACEBACK_LIMIT = 20_000  # characters kept in the event
 LINK_FACTS = ("nvlinks", "nvlink_speed", "pcie_max_gen", "pcie_max_width")
 """Of DeviceFacts: what `communication.link_of` needs."""
 
-Gpu = Mapping[str, Any]
+GpuEntry = Mapping[str, Any]
 """A GPU as run.json lists it: `uuid`, `name`, and `memory_total` in bytes."""
 
 
@@ -70,10 +70,10 @@ class Session:
     ) -> None:
         folder = folder.absolute()  # a script may change its working directory
         self.recorder = Recorder(folder, rank=rank, **options)
-        self.alerts = Watch(
+        self.alerts = AlertMonitor(
             alerts_config.load(), folder, rank=rank, signs=lambda: self.recorder.signs
         )
-        self.hang = HangWatch(self.recorder, rank)
+        self.hang = HangWatchdog(self.recorder, rank)
         self.recorder.observe(_Observers(self.alerts, self.hang))
         self.alerts.stuck = lambda: self.hang.text
         self._traceback_file = folder / rank_file(TRACEBACK_FILE, rank)
@@ -82,7 +82,7 @@ class Session:
         self._rank = rank
         self._at_close = ExitStack()
         self._at_close.enter_context(fatal_signals_recorded(folder, rank))
-        self.oom = OomWatch(self.recorder, rank, first_count())
+        self.oom = OomObserver(self.recorder, rank, first_count())
         self.recorder.describe(oom_kills=self.oom.first_kills)
         self._at_close.callback(self.oom.close)
 
@@ -92,7 +92,7 @@ class Session:
     def sample(
         self,
         source: DeviceSource,
-        gpus: Iterable[Gpu],
+        gpus: Iterable[GpuEntry],
         *,
         trains_on: str | None = None,
         start: bool = True,
@@ -107,7 +107,7 @@ class Session:
         uuids = [gpu["uuid"] for gpu in gpus]
         self.sampler = Sampler(self.recorder, source=source, gpu_uuids=uuids, **options)
         self.oom.mode_at_steps = self.sampler.readings.parts.mode_at_steps
-        self.sampler.observers.append(GrowthWatch(self.recorder).observe)
+        self.sampler.observers.append(GrowthMonitor(self.recorder).observe)
         self.recorder.describe(devices=gpus)
         self.describe_environment(trains_on)
         self._at_close.callback(self.sampler.stop)
@@ -139,7 +139,7 @@ class Session:
 
     def answer(
         self,
-        own: Mapping[CommandName, Handler],
+        own: Mapping[CommandName, CommandHandler],
         *,
         check: Callable[[], None] = lambda: None,
         **options: Any,
@@ -169,8 +169,8 @@ class Session:
         return server
 
     def told_case(
-        self, outcome: Outcome, error: BaseException, allowed: Allowed | None = None
-    ) -> Outcome:
+        self, outcome: RunOutcome, error: BaseException, allowed: Allowed | None = None
+    ) -> RunOutcome:
         """Record a failure that is about memory; return the outcome with its case.
 
         `allowed(field, value)` says which settings are possible, for a run of ours. Call it while
@@ -183,15 +183,15 @@ class Session:
         setup = setup_of(self.recorder.described())
         growth = growth_told(self.recorder.folder, self._rank)
         verdict = judge(report.last, setup, growth=growth, allowed=allowed)
-        if verdict.case is Case.UNKNOWN or (verdict.case is Case.HOST and setup.own):
+        if verdict.case is OomCause.UNKNOWN or (verdict.case is OomCause.HOST and setup.own):
             return outcome  # unknown, or the first sentence names it with its settings
-        if verdict.case is Case.HOST:
+        if verdict.case is OomCause.HOST:
             return with_case(outcome, None, verdict.next[0].text)
-        own = verdict.case is not Case.TOO_BIG and verdict.next
+        own = verdict.case is not OomCause.TOO_BIG and verdict.next
         return with_case(outcome, verdict.case.lower(), verdict.next[0].text if own else None)
 
     def note_failure(
-        self, outcome: Outcome, trace: str | None, **memory: Mapping[str, float]
+        self, outcome: RunOutcome, trace: str | None, **memory: Mapping[str, float]
     ) -> None:
         """Mark the failure with the memory around it, and keep its traceback; closes nothing."""
         data: dict[str, Any] = {**memory}
@@ -202,7 +202,7 @@ class Session:
             except OSError as error:
                 log.warning("stepscope: the traceback could not be written: %s", error)
         reason = outcome.reason or ""
-        if RankEnd(self._rank, 0.0, 0.0, reason).of_a_peer:
+        if RankExit(self._rank, 0.0, 0.0, reason).of_a_peer:
             self.recorder.describe(waited_in=failed_in(self._rank))
         self.recorder.event(outcome.failure or "error", reason, **data)
 
@@ -229,11 +229,11 @@ class Session:
 class _Observers:
     """Hears for the alerts and the watch of hangs what the writer thread stores."""
 
-    def __init__(self, alerts: Watch, hang: HangWatch) -> None:
+    def __init__(self, alerts: AlertMonitor, hang: HangWatchdog) -> None:
         self._alerts = alerts
         self._hang = hang
 
-    def saw(self, block: Block, items: Sequence[Item]) -> None:
+    def saw(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
         self._alerts.saw(block, items)
 
     def look(
@@ -243,7 +243,7 @@ class _Observers:
         return [*hangs, *self._alerts.look(run_json, step)]
 
 
-def listed(gpu: DeviceInfo) -> Gpu:
+def listed(gpu: DeviceInfo) -> GpuEntry:
     """Return a GPU as run.json lists it."""
     return {"uuid": gpu.uuid, "name": gpu.name, "memory_total": gpu.memory_total}
 

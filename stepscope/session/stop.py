@@ -48,7 +48,7 @@ from stepscope.run.folder import not_signaled, recorder_of, send_signal
 from stepscope.run.rank_info import (
     BYTES_LIMIT,
     UNREADABLE,
-    RankFile,
+    RankMetadata,
     find_rank,
     rank_numbers,
     read_run_json,
@@ -139,7 +139,7 @@ def _refused(run: RunInfo, ranks: Container[int]) -> Iterator[str]:
             yield not_signaled(process, run.folder / store_name(rank.number))
 
 
-def _live_ranks(run: RunInfo) -> Iterator[RankFile]:
+def _live_ranks(run: RunInfo) -> Iterator[RankMetadata]:
     files = (find_rank(run.folder, number) for number in rank_numbers(run.folder))
     for rank in filter(None, files):
         info = RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
@@ -188,7 +188,7 @@ WRITTEN_S = 2.0
 """Longest wait for run.json to be written: on a full disk the signal is sent all the same."""
 
 
-class Stopper:
+class StopEscalator:
     """Sends this process the signals; `run_json_file` is the run.json that its recorder writes."""
 
     def __init__(self, run_json_file: Path, *, grace_s: float = GRACE_S) -> None:

@@ -3,17 +3,17 @@
 Reading order: `blocks`, `schema`, `writer`, `reader`. `docs/storage.md` describes the file.
 """
 
-from stepscope.store.blocks import Block
-from stepscope.store.reader import EventRow, RunReader, SeriesInfo
+from stepscope.store.blocks import SeriesBlock
+from stepscope.store.reader import EventRow, SeriesInfo, StoreReader
 from stepscope.store.schema import STORE_NAME, StoreError, store_name
-from stepscope.store.writer import RunWriter
+from stepscope.store.writer import StoreWriter
 
 __all__ = [
     "STORE_NAME",
-    "Block",
+    "SeriesBlock",
     "EventRow",
-    "RunReader",
-    "RunWriter",
+    "StoreReader",
+    "StoreWriter",
     "SeriesInfo",
     "StoreError",
     "store_name",

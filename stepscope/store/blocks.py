@@ -53,7 +53,7 @@ def recorded(values: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SeriesBlock:
     """`n` consecutive buckets of a series; raw rows are buckets of one.
 
     `ts` (n,) is in epoch seconds, `step` is (n,), the others are (len(keys), n). `low`, `high` and
@@ -78,7 +78,7 @@ class Block:
         return self.ts, self.step, self.low, self.high, self.mean, self.count, self.odd
 
     @classmethod
-    def raw(cls, keys: Sequence[str], ts: Floats, step: Floats, values: Floats) -> Block:
+    def raw(cls, keys: Sequence[str], ts: Floats, step: Floats, values: Floats) -> SeriesBlock:
         """Return rows as buckets of one; `values` is (len(keys), n)."""
         finite = np.isfinite(values)
         odd = ~finite & ~missing(values)
@@ -87,7 +87,9 @@ class Block:
         )
 
     @classmethod
-    def from_rows(cls, rows: Sequence[tuple[float, int, Mapping[str, float | None]]]) -> Block:
+    def from_rows(
+        cls, rows: Sequence[tuple[float, int, Mapping[str, float | None]]]
+    ) -> SeriesBlock:
         """Return rows (time, step, values) in order; an absent value, or None, is missing."""
         keys = tuple(dict.fromkeys(key for _, _, values in rows for key in values))
         table = [[values.get(key) for _, _, values in rows] for key in keys]
@@ -98,13 +100,13 @@ class Block:
         ts = np.array([row[0] for row in rows], dtype=float)
         return cls.raw(keys, ts, np.array([row[1] for row in rows], dtype=float), values)
 
-    def slice(self, start: int, stop: int) -> Block:
+    def slice(self, start: int, stop: int) -> SeriesBlock:
         """Return buckets start to stop."""
         if start == 0 and stop >= len(self):
             return self
-        return Block(self.keys, *(part[..., start:stop] for part in self.arrays()))
+        return SeriesBlock(self.keys, *(part[..., start:stop] for part in self.arrays()))
 
-    def with_keys(self, keys: Sequence[str]) -> Block:
+    def with_keys(self, keys: Sequence[str]) -> SeriesBlock:
         """Return the block with exactly these metrics, in this order; new ones are missing."""
         keys = tuple(keys)
         if keys == self.keys:
@@ -120,20 +122,22 @@ class Block:
 
         ts, step, *statistics = self.arrays()
         absent = (np.nan, np.nan, np.nan, 0.0, 0.0)
-        return Block(keys, ts, step, *map(pick, statistics, absent))
+        return SeriesBlock(keys, ts, step, *map(pick, statistics, absent))
 
 
-def join(blocks: Iterable[Block]) -> Block:
+def join(blocks: Iterable[SeriesBlock]) -> SeriesBlock:
     """Return one block of all blocks in order, with the union of their metrics."""
     blocks = [block for block in blocks if len(block)]
     keys = tuple(dict.fromkeys(key for block in blocks for key in block.keys))
     aligned = [block.with_keys(keys).arrays() for block in blocks]
     if not aligned:
-        return Block((), np.empty(0), np.empty(0), *[np.empty((0, 0))] * 5)
-    return Block(keys, *(np.concatenate(parts, axis=-1) for parts in zip(*aligned, strict=True)))
+        return SeriesBlock((), np.empty(0), np.empty(0), *[np.empty((0, 0))] * 5)
+    return SeriesBlock(
+        keys, *(np.concatenate(parts, axis=-1) for parts in zip(*aligned, strict=True))
+    )
 
 
-def merge(block: Block, starts: NDArray[np.intp]) -> Block:
+def merge(block: SeriesBlock, starts: NDArray[np.intp]) -> SeriesBlock:
     """Return one bucket per group of buckets; group i begins at `starts[i]` (rising from 0).
 
     Missing and odd values are left out; the mean is weighted by count.
@@ -151,10 +155,10 @@ def merge(block: Block, starts: NDArray[np.intp]) -> Block:
         high = np.fmax.reduceat(np.where(some, block.high, np.nan), starts, axis=1)
     ends = np.append(starts[1:], len(block)) - 1
     step = np.maximum.reduceat(block.step, starts)
-    return Block(block.keys, block.ts[ends], step, low, high, mean, count, odd)
+    return SeriesBlock(block.keys, block.ts[ends], step, low, high, mean, count, odd)
 
 
-def encode(block: Block, level: int) -> bytes:
+def encode(block: SeriesBlock, level: int) -> bytes:
     """Return a block's bytes: the values at level 0; above it four statistics, and `odd` if any.
 
     First come the first bytes of all floats, then all second bytes, and so on, deflated. Neighbors
@@ -168,7 +172,7 @@ def encode(block: Block, level: int) -> bytes:
     return zlib.compress(planes.tobytes(), 1)
 
 
-def decode(data: object, keys: Sequence[str], rows: int, level: int) -> Block:
+def decode(data: object, keys: Sequence[str], rows: int, level: int) -> SeriesBlock:
     """Return the block that `encode` wrote. Raises ValueError for damaged bytes."""
     size = len(keys)
     smaller, larger = (1, 1) if level == 0 else (4, 5)  # lines of a metric
@@ -187,11 +191,11 @@ def decode(data: object, keys: Sequence[str], rows: int, level: int) -> Block:
     if not (np.abs(matrix[:AXES]) <= _AXIS_LIMITS).all():
         raise ValueError("a time or a step is out of range")
     if level == 0:
-        return Block.raw(keys, ts, step, matrix[AXES:])
+        return SeriesBlock.raw(keys, ts, step, matrix[AXES:])
     statistics = [*matrix[AXES:].reshape(-1, size, rows)]
     if not with_odd:
         statistics.append(np.zeros((size, rows)))
-    return Block(tuple(keys), ts, step, *statistics)
+    return SeriesBlock(tuple(keys), ts, step, *statistics)
 
 
 def decode_keys(text: object) -> tuple[str, ...]:
@@ -214,7 +218,7 @@ def _parsed_keys(text: str) -> tuple[str, ...]:
     return keys
 
 
-Values = Mapping[str, float | None]
+MetricValues = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +229,7 @@ class Sample:
     source: str
     ts: float
     step: int
-    values: Values
+    values: MetricValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +245,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandResult:
     """How a command ended."""
 
     command_id: int
@@ -250,13 +254,13 @@ class Ended:
     result: str
 
 
-Item = Sample | Event | Ended
+QueueItem = Sample | Event | CommandResult
 
 
-class Observer(Protocol):
+class StoreObserver(Protocol):
     """Receives all that is stored, in the writer's thread, and may add events."""
 
-    def saw(self, block: Block, items: Sequence[Item]) -> None:
+    def saw(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
         """Process rows of steps and other items that were stored."""
 
     def look(

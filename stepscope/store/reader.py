@@ -23,7 +23,7 @@ from stepscope.store.blocks import (
     FRAME_ROWS,
     MAX_STEP,
     MAX_TIME_S,
-    Block,
+    SeriesBlock,
     decode,
     decode_keys,
     join,
@@ -71,7 +71,7 @@ class EventRow:
     data: dict[str, Any]
 
 
-class RunReader:
+class StoreReader:
     """A read-only view of one store, as a context manager: one read transaction.
 
     Keep it short: while it is open the writer's WAL grows. Raises StoreError for a file that cannot
@@ -82,7 +82,7 @@ class RunReader:
         self._folder = folder
         self._rank = rank
 
-    def __enter__(self) -> RunReader:
+    def __enter__(self) -> StoreReader:
         self._connection = schema.open_readonly(self._folder / schema.store_name(self._rank))
         self._connection.execute("BEGIN")
         return self
@@ -118,7 +118,7 @@ class RunReader:
                 self._is_whole("a layout", False)
             return ()
 
-    def read(self, series: int, start: int, stop: int, bucket: int) -> Block:
+    def read(self, series: int, start: int, stop: int, bucket: int) -> SeriesBlock:
         """Return rows start to stop, grouped in buckets of `bucket` rows aligned to its multiples.
 
         `bucket` is a power of two. The coarsest level that fits is read as far as it goes, then the
@@ -126,7 +126,7 @@ class RunReader:
         """
         start -= start % bucket
         level = (bucket.bit_length() - 1) // 4
-        parts: list[Block] = []
+        parts: list[SeriesBlock] = []
         buckets: list[NDArray[np.intp]] = []
         rows = width = 0
         with self._reading():
@@ -203,14 +203,14 @@ class RunReader:
         ).fetchone()
         return int(found[0]) if found else 0
 
-    def _frames(self, series: int, level: int, start: int, stop: int) -> tuple[Block, int]:
+    def _frames(self, series: int, level: int, start: int, stop: int) -> tuple[SeriesBlock, int]:
         """Return the rows [start, stop) of a level, as far as they exist, and the first's index."""
         found = list(self._blocks(series, level, start, stop))
         return join(block for block, _ in found), found[0][1] if found else start
 
     def _blocks(
         self, series: int, level: int, start: int, stop: int
-    ) -> Iterator[tuple[Block, int]]:
+    ) -> Iterator[tuple[SeriesBlock, int]]:
         """Yield the rows [start, stop) of a level by frame, with the index of the first.
 
         All values of a damaged frame are missing.
@@ -238,7 +238,7 @@ class RunReader:
                 if not (_is_within(ts, MAX_TIME_S) and _is_within(step, MAX_STEP)):
                     continue
                 times, steps, none = np.full(count, ts), np.full(count, step), np.empty((0, count))
-                block = Block.raw((), times, steps, none)
+                block = SeriesBlock.raw((), times, steps, none)
             begin = max(start, first)
             yield block.slice(begin - first, stop - first), begin
 
@@ -263,7 +263,9 @@ class RunReader:
             ) from error
 
 
-def _grouped(parts: list[Block], buckets: list[NDArray[np.intp]]) -> tuple[Block, NDArray[np.intp]]:
+def _grouped(
+    parts: list[SeriesBlock], buckets: list[NDArray[np.intp]]
+) -> tuple[SeriesBlock, NDArray[np.intp]]:
     """Return one block with one row for each bucket, and the bucket numbers."""
     if not parts:
         return join([]), np.empty(0, np.intp)
@@ -331,12 +333,12 @@ SLICE_ROWS, SLICE_VALUES = 64 * FRAME_ROWS, 2**21
 """Rows of a slice; fewer of many metrics."""
 
 
-class Rows:
+class StreamRows:
     """The present rows of a stream. `keys` are its metrics, `sources` "" or UUIDs of GPUs."""
 
     def __init__(self, folder: Path, stream: str, rank: int) -> None:
         self.folder, self.stream, self._rank = folder, stream, rank
-        with RunReader(folder, rank) as reader:
+        with StoreReader(folder, rank) as reader:
             self._series = [series for series in reader.series() if series.stream == stream]
             keys = (reader.keys(series.id) for series in self._series)
             self.keys = tuple(dict.fromkeys(itertools.chain.from_iterable(keys)))
@@ -347,7 +349,7 @@ class Rows:
 
     def slices(
         self, keys: Sequence[str] | None = None, source: str | None = None
-    ) -> Iterator[tuple[str, Block]]:
+    ) -> Iterator[tuple[str, SeriesBlock]]:
         """Yield source and rows, one source after another; None means all keys, or all sources.
 
         Opens the store for each slice: while a reader is open the write-ahead log grows.
@@ -361,10 +363,10 @@ class Rows:
                 yield series.source, block.with_keys(self.keys if keys is None else keys)
                 start += len(block)
 
-    def _read(self, series: SeriesInfo, start: int) -> Block:
+    def _read(self, series: SeriesInfo, start: int) -> SeriesBlock:
         rows = min(SLICE_ROWS, max(FRAME_ROWS, SLICE_VALUES // (len(self.keys) + 1)))
         stop = min(start + rows - rows % FRAME_ROWS, series.rows)
-        with RunReader(self.folder, self._rank) as reader:
+        with StoreReader(self.folder, self._rank) as reader:
             block = reader.read(series.id, start, stop, 1)
         if not len(block):
             raise StoreError(

@@ -16,7 +16,7 @@ from stepscope.store import schema
 from stepscope.store.blocks import (
     FACTOR,
     FRAME_ROWS,
-    Block,
+    SeriesBlock,
     decode,
     decode_keys,
     encode,
@@ -42,7 +42,7 @@ class _Level:
 
     first: int = 0
     part: int = 0
-    tail: Block = field(default_factory=lambda: join([]))
+    tail: SeriesBlock = field(default_factory=lambda: join([]))
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Series:
     levels: list[_Level] = field(default_factory=list)
 
 
-class RunWriter:
+class StoreWriter:
     """The only writer of a store's series and events; used by one thread at a time.
 
     A failed transaction leaves the object unchanged, so the same rows can be appended again.
@@ -98,7 +98,7 @@ class RunWriter:
             with suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
-    def append(self, stream: str, source: str, rows: Block) -> None:
+    def append(self, stream: str, source: str, rows: SeriesBlock) -> None:
         """Append raw rows to a series."""
         series = self._series.get((stream, source)) or self._add_series(stream, source)
         series.keys = tuple(dict.fromkeys((*series.keys, *rows.keys)))
@@ -183,7 +183,7 @@ class RunWriter:
                     raise ValueError(f"row {end - 1} of {stream!s:.100} is not the last")
                 series.levels.append(_Level(first, len(tail), tail.with_keys(series.keys)))
 
-    def _append_level(self, series: _Series, number: int, rows: Block) -> None:
+    def _append_level(self, series: _Series, number: int, rows: SeriesBlock) -> None:
         if number == len(series.levels):
             series.levels.append(_Level())
         level = series.levels[number]
@@ -196,7 +196,7 @@ class RunWriter:
             starts = np.arange(0, len(fresh), FACTOR, dtype=np.intp)
             self._append_level(series, number + 1, merge(fresh, starts))
 
-    def _store_tail(self, series: _Series, number: int, held: Block, before: int) -> None:
+    def _store_tail(self, series: _Series, number: int, held: SeriesBlock, before: int) -> None:
         """Write the new rows as a small frame, or FRAME_ROWS as full frames.
 
         Extends the newest small frame if it has fewer than PART_ROWS.
@@ -218,7 +218,7 @@ class RunWriter:
         level.first += full
         level.tail, level.part = held.slice(full, len(held)), 0
 
-    def _insert(self, series: _Series, number: int, first: int, rows: Block) -> None:
+    def _insert(self, series: _Series, number: int, first: int, rows: SeriesBlock) -> None:
         layout, ts_end, step_end = self._layout(rows.keys), float(rows.ts[-1]), float(rows.step[-1])
         data = encode(rows, number)
         self._add(

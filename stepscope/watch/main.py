@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from stepscope.distributed.rendezvous import Place, launch
+from stepscope.distributed.rendezvous import RankContext, launch
 from stepscope.session.stop import handlers_wait
-from stepscope.watch.script import NoScript, from_file, from_module
+from stepscope.watch.script import ScriptNotFoundError, from_file, from_module
 from stepscope.watch.watched_run import begin, follow
 
 OUR_FOLDER = Path(__file__).parent
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     options, words = _parse(argv)
     try:
         script = (from_module if options.module else from_file)(words[0], words[1:])
-    except NoScript as error:
+    except ScriptNotFoundError as error:
         sys.stderr.write(f"{error}\n")
         return error.code
     except BaseException as error:
@@ -102,12 +102,12 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, list(argv[ours:])
 
 
-def _joined(folder: Path | None) -> Place | None:
+def _joined(folder: Path | None) -> RankContext | None:
     """Return this process's place in the run of the watched process that has started it."""
     if folder is None:
         return None
     found = launch(os.environ)
-    return Place(folder, found.rank, found.rank, found.local_rank, found.world_size)
+    return RankContext(folder, found.rank, found.rank, found.local_rank, found.world_size)
 
 
 def _hide_our_frames(error: BaseException) -> None:

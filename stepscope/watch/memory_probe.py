@@ -24,9 +24,14 @@ import psutil
 
 from stepscope.host.usage import container
 from stepscope.memory import model_states
-from stepscope.memory.batch_headroom import Device, StepMemory
-from stepscope.memory.model_states import Storages, gradients, optimizer_parameters, optimizer_state
-from stepscope.watch.hooks.patching import AfterImport
+from stepscope.memory.batch_headroom import StepMemory, TrainingDevice
+from stepscope.memory.model_states import (
+    StorageBytes,
+    gradients,
+    optimizer_parameters,
+    optimizer_state,
+)
+from stepscope.watch.hooks.patching import PostImportHook
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +42,7 @@ _PEAK_ONLY = "5"
 """Written to clear_refs it sets the peak of the resident memory back (man proc_pid_clear_refs)."""
 
 
-class Enough(SystemExit):
+class MeasurementDone(SystemExit):
     """Raised into the script once its first steps are measured, or cannot be."""
 
 
@@ -45,7 +50,7 @@ class _CannotBeMeasured(Exception):
     """The script's steps are not of a kind that is judged; the message is a sentence."""
 
 
-class FirstSteps:
+class StepMemoryProbe:
     """What was measured so far; `start` waits for the script to import torch.
 
     `refused` says why nothing can be measured, if that is so. `ended` is called before a script
@@ -67,7 +72,7 @@ class FirstSteps:
 
     def start(self) -> None:
         """Begin with the next import of torch."""
-        AfterImport("torch", self._attach).start()
+        PostImportHook("torch", self._attach).start()
 
     def _attach(self, torch: ModuleType) -> None:
         self.has_torch, self._torch = True, torch
@@ -102,18 +107,18 @@ class FirstSteps:
     def _before_step(self, optimizer: Any) -> None:
         parameters = list(optimizer_parameters([optimizer]))
         index = cuda_index(parameters)
-        weights = Storages(index)
+        weights = StorageBytes(index)
         weights.add(parameters)
-        grown = Storages(index, weights)
+        grown = StorageBytes(index, weights)
         grown.add(gradients(parameters))
         self._before = {"parameters": weights.bytes, "gradients": grown.bytes}
 
     def _after_step(self, optimizer: Any) -> None:
         parameters = list(optimizer_parameters([optimizer]))
         index = cuda_index(parameters)
-        weights = Storages(index)
+        weights = StorageBytes(index)
         weights.add(parameters)
-        state = Storages(index, weights)
+        state = StorageBytes(index, weights)
         state.add(optimizer_state([optimizer]))
         kept, peak, reserved, reserved_now = self._amounts(index)
         self.steps.append(
@@ -157,12 +162,12 @@ class FirstSteps:
             _CLEAR.write_text(_PEAK_ONLY)
         return now, max(peak, now), None, None
 
-    def _device(self, index: int | None) -> Device:
+    def _device(self, index: int | None) -> TrainingDevice:
         if index is None:
-            return Device("cpu", "the host's memory", container().within(host_free()))
+            return TrainingDevice("cpu", "the host's memory", container().within(host_free()))
         free, _ = self._torch.cuda.mem_get_info(index)
         name = self._torch.cuda.get_device_name(index)
-        return Device("cuda", name, int(free), index)
+        return TrainingDevice("cuda", name, int(free), index)
 
     def _end(self) -> NoReturn:
         if threading.current_thread() is not threading.main_thread() or self._raised:
@@ -173,7 +178,7 @@ class FirstSteps:
                 sys.stderr.flush()
                 os._exit(0 if self.refused is None else 1)
         self._raised = max(1, self._raised)
-        raise Enough(0)
+        raise MeasurementDone(0)
 
 
 def cuda_index(parameters: list[Any]) -> int | None:

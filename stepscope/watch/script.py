@@ -14,7 +14,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 
-class NoScript(Exception):
+class ScriptNotFoundError(Exception):
     """There is nothing to run; the message and the exit code are those of python."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -49,7 +49,7 @@ def from_file(path: str, arguments: Sequence[str]) -> Script:
             source = file.read()
     except OSError as error:
         text = f"can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}"
-        raise NoScript(text, 2) from error
+        raise ScriptNotFoundError(text, 2) from error
     # Without dont_inherit the script would get this file's __future__ imports.
     code = compile(source, absolute, "exec", dont_inherit=True)
     loader = SourceFileLoader("__main__", absolute)
@@ -77,19 +77,19 @@ def _find(name: str) -> tuple[ModuleSpec, CodeType]:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         text = f"Error while finding module specification for {name!r} ({type(error).__name__}: "
-        raise NoScript(f"{text}{error})", 1) from error
+        raise ScriptNotFoundError(f"{text}{error})", 1) from error
     if spec is None:
-        raise NoScript(f"No module named {name}", 1)
+        raise ScriptNotFoundError(f"No module named {name}", 1)
     if spec.submodule_search_locations is not None:
         try:
             return _find(f"{name}.__main__")
-        except NoScript as error:
+        except ScriptNotFoundError as error:
             text = f"No module named {name}.__main__; {name!r} is a package and cannot be directly"
-            raise NoScript(f"{text} executed", 1) from error
+            raise ScriptNotFoundError(f"{text} executed", 1) from error
     get_code = getattr(spec.loader, "get_code", None)
     code = get_code(name) if get_code is not None else None
     if code is None:
-        raise NoScript(f"No code object available for {name}", 1)
+        raise ScriptNotFoundError(f"No code object available for {name}", 1)
     return spec, code
 
 

@@ -12,15 +12,21 @@ from types import ModuleType
 from typing import Any
 
 from stepscope import tracker
-from stepscope.distributed.rendezvous import Place, RankError, announce, find_place, say
+from stepscope.distributed.rendezvous import (
+    RankContext,
+    RankEnvironmentError,
+    announce,
+    find_place,
+    say,
+)
 from stepscope.run import RunKind, RunStatus, runs_root
-from stepscope.run.status import Outcome, outcome
+from stepscope.run.status import RunOutcome, outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import handlers_wait
 from stepscope.store import StoreError, store_name
 from stepscope.watch import hooks
-from stepscope.watch.hooks import Hooks
-from stepscope.watch.hooks.patching import AfterImport
+from stepscope.watch.hooks import TorchHooks
+from stepscope.watch.hooks.patching import PostImportHook
 from stepscope.watch.output_log import keep_output
 
 log = logging.getLogger(__name__)
@@ -31,10 +37,10 @@ class WatchedRun:
     """What is recorded of the script, if anything could be; it ends with the process."""
 
     session: ScriptSession | None
-    hooks: Hooks | None = None
+    hooks: TorchHooks | None = None
     tells: bool = True
     """Of several ranks of a machine one talks on the terminal."""
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: RunOutcome = field(default_factory=RunOutcome)
     given_away: bool = False
     """True once the processes that the script has started record in its place."""
     pid: int = field(default_factory=os.getpid)
@@ -59,7 +65,7 @@ class WatchedRun:
         self.session.close(self.outcome.status, self.outcome.reason)
 
 
-def begin(name: str, path: str, runs: Path | None, place: Place | None = None) -> WatchedRun:
+def begin(name: str, path: str, runs: Path | None, place: RankContext | None = None) -> WatchedRun:
     """Make the run of the script at `path`; where that fails the script runs unwatched.
 
     `runs` is the folder of all runs, where the user has named it. `place` is known to a process
@@ -73,7 +79,7 @@ def begin(name: str, path: str, runs: Path | None, place: Place | None = None) -
         session.recorder.describe(
             script={"path": path, "arguments": sys.argv[1:], "cwd": str(Path.cwd())}
         )
-    except (OSError, StoreError, RankError) as error:
+    except (OSError, StoreError, RankEnvironmentError) as error:
         say(f"stepscope: not watched, no run folder could be made: {error}")
         return WatchedRun(None)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with us, the script has to run
@@ -112,9 +118,9 @@ def follow(run: WatchedRun) -> None:
     """Have the ranks that the script of this run starts recorded into its folder."""
     if run.session is None:
         return
-    AfterImport(SPAWN, lambda module: _follow(module, "start_processes", run, _spawning)).start()
+    PostImportHook(SPAWN, lambda module: _follow(module, "start_processes", run, _spawning)).start()
     for name in LAUNCHERS:
-        AfterImport(
+        PostImportHook(
             name, lambda module: _follow(module, "_basic_subprocess_cmd", run, _rerunning)
         ).start()
 
@@ -157,7 +163,7 @@ def _join(session: ScriptSession, started: int) -> None:
     """Make this process rank 0 of its job, once all `started` processes of it are known."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if started == world_size:  # all of them run on this machine
-        session.join_job(Place(session.recorder.folder, 0, 0, 0, world_size, started))
+        session.join_job(RankContext(session.recorder.folder, 0, 0, 0, world_size, started))
     else:
         session.recorder.describe(rank=0, local_rank=0, world_size=world_size)
 
@@ -220,7 +226,7 @@ class SpawnedRank:
         if number == 0:  # the parent's own, in which is nothing
             for ending in ("", "-wal", "-shm"):
                 (self.folder / f"{store_name(0)}{ending}").unlink(missing_ok=True)
-        place = Place(self.folder, number, number, number, self.count, self.count)
+        place = RankContext(self.folder, number, number, number, self.count, self.count)
         run = begin(self.name, self.path, None, place)
         try:
             return self.function(number, *args)

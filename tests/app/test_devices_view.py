@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.api.devices import devices_answer
-from dashboard.machine.machine_poller import MachineWatch
+from dashboard.machine.machine_poller import MachinePoller
 from stepscope.gpu.source import NullSource
 from stepscope.run import RunError
 from tests.support.app_page import component, text_of
@@ -26,10 +26,10 @@ NO_DRIVER = NullSource("The NVIDIA driver is not loaded.")
 def sees(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sees]:
     """Let the server see these GPUs, whatever this machine has."""
     FakeErrors.begun = []
-    made: list[MachineWatch] = []
+    made: list[MachinePoller] = []
 
     def see(source: object) -> None:
-        made.append(MachineWatch(machine(source), watch_errors=FakeErrors))  # type: ignore[arg-type]
+        made.append(MachinePoller(machine(source), watch_errors=FakeErrors))  # type: ignore[arg-type]
         monkeypatch.setattr(server, "machine", made[-1])
 
     yield see

@@ -11,7 +11,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from stepscope.memory.oom.record import Block, OomRecord, OomReport
+from stepscope.memory.oom.record import OomAllocationSite, OomRecord, OomReport
 from stepscope.run import RunStatus
 from tests.support.app_page import GPU, Machine, OpenPage, header, record, text_of, trigger
 from tests.support.oom_records import FULL, MIB, PIECES
@@ -42,7 +42,10 @@ def memory_page(page: OpenPage, **params: str) -> AppTest:
 
 def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: Path) -> None:
     stack = ("/usr/lib/torch/nn/linear.py:3 forward", "/home/me/train.py:7 step")
-    blocks = (Block(size=64 * MIB, count=2, frames=stack, module="Linear"), Block(size=MIB))
+    blocks = (
+        OomAllocationSite(size=64 * MIB, count=2, frames=stack, module="Linear"),
+        OomAllocationSite(size=MIB),
+    )
     short_of_memory(tmp_path, replace(PIECES, blocks=blocks, stack=stack))
     app = memory_page(page, run="short")
     said = text_of(app)

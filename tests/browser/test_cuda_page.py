@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from stepscope.store import EventRow, RunReader
+from stepscope.store import EventRow, StoreReader
 from tests.conftest import Need
 from tests.support.browser_page import (
     SMALL,
@@ -75,7 +75,7 @@ def run_json(server: Server) -> dict[str, Any]:
 
 
 def event(server: Server, kind: str) -> EventRow:
-    with RunReader(newest(server)) as reader:
+    with StoreReader(newest(server)) as reader:
         (found,) = [event for event in reader.events() if event.kind == kind]
     return found
 

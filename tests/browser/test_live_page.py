@@ -13,7 +13,7 @@ from playwright.sync_api import Route, expect
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
-from stepscope.store import EventRow, RunReader
+from stepscope.store import EventRow, StoreReader
 from tests.support.browser_page import (
     OpenPage,
     axis_range,
@@ -33,7 +33,7 @@ LONG = "/?epochs=5000"
 
 
 def events(server: Server) -> list[EventRow]:
-    with RunReader(run_folder(server)) as reader:
+    with StoreReader(run_folder(server)) as reader:
         return reader.events()
 
 
@@ -208,7 +208,7 @@ def test_a_second_tab_shows_the_same_run_and_samples_once(
     folder = run_folder(server)
 
     def samples() -> int:
-        with RunReader(folder) as reader:
+        with StoreReader(folder) as reader:
             return next(info.rows for info in reader.series() if info.stream == "samples")
 
     before, began = samples(), time.monotonic()
@@ -245,7 +245,7 @@ def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(
     assert time.monotonic() - began < 5
     run = read_run(run_folder(server))
     assert run.status is RunStatus.STOPPED
-    with RunReader(run.folder) as reader:
+    with StoreReader(run.folder) as reader:
         (steps,) = [info for info in reader.series() if info.stream == "steps"]
         assert reader.read(steps.id, 0, steps.rows, 1).step[-1] == run.run_json["step"]
     page.goto("about:blank")

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.run.rank_info import rank_numbers, read_rank_file
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from tests.support.browser_page import (
     OpenPage,
     button,
@@ -242,7 +242,7 @@ def acted(server: Server, kind: str) -> list[int]:
     """The step at which each rank did it."""
     folder, found = run_folder(server), []
     for rank in range(RANKS):
-        with RunReader(folder, rank) as reader:
+        with StoreReader(folder, rank) as reader:
             found += [event.step for event in reader.events() if event.kind == kind]
     return found
 

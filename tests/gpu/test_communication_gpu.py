@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from stepscope.distributed import collective_metrics
-from stepscope.distributed.collective_metrics import Collectives
+from stepscope.distributed.collective_metrics import CollectiveMetrics
 from stepscope.distributed.communication import communication_text, link_of
 from stepscope.gpu.source import open_source
 from stepscope.run import read_run, run_folders
@@ -122,7 +122,7 @@ def alone() -> Iterator[None]:
 def test_a_reading_waits_for_nothing(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collective_metrics, "_of_a_job", lambda: True)
     step, now = 0, 0.0
-    found = Collectives(wall=lambda: now)
+    found = CollectiveMetrics(wall=lambda: now)
     found.step = lambda: step
     x = torch.ones(1000, device="cuda")
     torch.cuda.synchronize()
@@ -142,7 +142,7 @@ def test_nothing_is_read_while_a_graph_is_captured(
     alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collective_metrics, "_of_a_job", lambda: True)
-    found = Collectives()
+    found = CollectiveMetrics()
     found.step = lambda: 1
     x = torch.ones(1000, device="cuda")
     graph = torch.cuda.CUDAGraph()

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from stepscope.gpu.gpm import NOT_ARMED, SHARES
-from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.process_memory import HIDDEN, OTHERS, OWN, shares
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.metrics import Stream
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
 from stepscope.session.session import Session
-from stepscope.store.reader import RunReader
+from stepscope.store.reader import StoreReader
 from tests.cudasim.nvml_library import INCLUDE, build
 from tests.gpu.conftest import SIMULATED, simulator_only
 from tests.support.run_values import events, run_json
@@ -69,7 +69,7 @@ def neighbor() -> Iterator[int]:
 
 def device_values(folder: Path, key: str, stream: str = Stream.DEVICES) -> tuple[np.ndarray, ...]:
     """Return times and values of a metric, gaps left out."""
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         info = next(series for series in reader.series() if series.stream == stream)
         block = reader.read(info.id, 0, info.rows, 1)
     values = block.mean[block.keys.index(key)]
@@ -95,7 +95,7 @@ def test_another_processs_memory_shows_as_such(source: DeviceSource, neighbor: i
     assert (found[os.getpid()].memory or 0) >= torch.cuda.memory_reserved()
     assert (found[neighbor].yours, found[neighbor].state) == (True, "running")
     assert "python" in found[neighbor].name
-    values = source.read(uuid, *Tier)
+    values = source.read(uuid, *SamplingTier)
     used, total = values["gpu/mem_used"], values["gpu/mem_total"]
     shared = shares(processes, os.getpid(), used=used, total=total)
     assert shared.reasons == {} or (not SIMULATED and shared.reasons == {OTHERS: HIDDEN})
@@ -108,12 +108,12 @@ def test_another_processs_memory_shows_as_such(source: DeviceSource, neighbor: i
 
 def test_a_process_that_ends_gives_its_memory_back(source: DeviceSource) -> None:
     uuid = gpu_uuid(0)
-    before = source.read(uuid, Tier.FAST)["gpu/mem_used"]
+    before = source.read(uuid, SamplingTier.FAST)["gpu/mem_used"]
     done = subprocess.run(
         [sys.executable, "-c", NEIGHBOR], stdin=subprocess.DEVNULL, capture_output=True, timeout=90
     )
     assert done.returncode == 0, done.stderr
-    after = source.read(uuid, Tier.FAST)["gpu/mem_used"]
+    after = source.read(uuid, SamplingTier.FAST)["gpu/mem_used"]
     assert abs(after - before) < HELD / 2
 
 
@@ -188,12 +188,12 @@ def test_activity_is_recorded_or_has_a_reason(source: DeviceSource, tmp_path: Pa
 def test_copies_show_as_traffic_over_pcie(source: DeviceSource) -> None:
     uuid = gpu_uuid(0)
     host = torch.ones(HELD // 8, dtype=torch.uint8)
-    source.read(uuid, *Tier)
+    source.read(uuid, *SamplingTier)
     for _ in range(10):
         host.cuda()
         torch.cuda.synchronize()
-        source.read(uuid, Tier.FAST)
-    values = source.read(uuid, *Tier)
+        source.read(uuid, SamplingTier.FAST)
+    values = source.read(uuid, *SamplingTier)
     if "gpu/pcie_rx" not in values:
         assert source.reasons(uuid)["gpu/pcie_rx"]
         pytest.skip(f"gpu/pcie_rx: {source.reasons(uuid)['gpu/pcie_rx']}")

@@ -11,7 +11,7 @@ from torch import nn
 
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.gpu.source import NullSource
-from stepscope.memory.growth_detector import GrowthWatch
+from stepscope.memory.growth_detector import GrowthMonitor
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.session.sampler import Sampler
@@ -40,7 +40,7 @@ class Training:
         self.sampler = Sampler(
             self.recorder, allocator_index=0, source=NullSource("none"), clock=self.clock
         )
-        watch = GrowthWatch(self.recorder, clock=self.clock)
+        watch = GrowthMonitor(self.recorder, clock=self.clock)
         self.sampler.observers.append(watch.observe)
         self.model = nn.Linear(64, 1024).cuda()
         self.optimizer = torch.optim.Adam(self.model.parameters())

@@ -17,7 +17,7 @@ import torch
 from stepscope.distributed import debug_pipe, flight_recorder
 from stepscope.distributed.debug_pipe import note_captures
 from stepscope.distributed.hangs.capture import capture
-from stepscope.distributed.hangs.job_state import Cause
+from stepscope.distributed.hangs.job_state import HangCause
 from stepscope.distributed.hangs.record import HangRecord
 from stepscope.run import RunStatus
 from tests.conftest import Need
@@ -47,7 +47,7 @@ def test_watchdog_flight_recorder_and_finding_name_the_same(need: Need, tmp_path
         TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC="2000",
     ) as job:
         found = job.hang()
-        assert (found.cause, found.ranks) == (Cause.NOT_ENTERED, (1,)), found.text
+        assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,)), found.text
         assert (found.group, found.operation) == ("0", "all_reduce")
         _wait_for_end(job)
         said = job.log.read_text()
@@ -65,13 +65,13 @@ def test_watchdog_flight_recorder_and_finding_name_the_same(need: Need, tmp_path
 @pytest.mark.parametrize(
     ("what", "cause", "words"),
     [
-        ("stop", Cause.STOPPED, "rank 1 is stopped by a signal"),
-        ("mismatch", Cause.MISMATCH, "rank 1 all_gather (400 B)"),
-        ("receive", Cause.MISMATCH, "rank 1 waits in recv 1<-0"),
+        ("stop", HangCause.STOPPED, "rank 1 is stopped by a signal"),
+        ("mismatch", HangCause.MISMATCH, "rank 1 all_gather (400 B)"),
+        ("receive", HangCause.MISMATCH, "rank 1 waits in recv 1<-0"),
     ],
 )
 def test_how_ranks_hang_over_nccl(
-    need: Need, tmp_path: Path, what: str, cause: Cause, words: str
+    need: Need, tmp_path: Path, what: str, cause: HangCause, words: str
 ) -> None:
     _several(need, 2)
     with hanging(what, tmp_path, backend="nccl", CUDASIM_DEVICES="2") as job:

@@ -19,7 +19,7 @@ from dashboard.charts.memory_breakdown import missing_reasons
 from stepscope.bottleneck.step_window import training_gpu
 from stepscope.distributed.rendezvous import find_place
 from stepscope.memory.breakdown_series import (
-    Moment,
+    BreakdownSample,
     ledger_source,
     newest_moment,
     peaks,
@@ -27,7 +27,7 @@ from stepscope.memory.breakdown_series import (
 )
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.script_session import ScriptSession
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from tests.support.ledger_rows import CUDA
 from tests.support.run_values import metric, run_json
 from trainer.config import Workload, defaults
@@ -47,9 +47,9 @@ SETTLES_S = 2.5
 """Time after which every value was read again: the slowest once a second."""
 
 
-def moments(folder: Path) -> list[Moment]:
+def moments(folder: Path) -> list[BreakdownSample]:
     """Every moment of a run whose parts are known."""
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         source = ledger_source(reader.series(), training_gpu(read_run(folder).run_json))
         assert source is not None
         found = read_moments(reader, source, 0, source.samples.rows, 1)
@@ -77,7 +77,7 @@ def settled(live: ScriptSession) -> dict[str, int]:
     folder = live.recorder.folder
     deadline = time.monotonic() + 10
     while True:  # the writer is a little behind
-        with RunReader(folder) as reader:
+        with StoreReader(folder) as reader:
             source = ledger_source(reader.series(), training_gpu(read_run(folder).run_json))
             newest = None if source is None else newest_moment(reader, source)
         if newest is not None and newest.parts is not None:
@@ -123,7 +123,7 @@ def test_the_parts_of_a_training_sum_to_the_device(tmp_path: Path) -> None:
     held = sum(last[key] for key in ("activations", "parameters", "gradients", "optimizer_state"))
     allocated = metric(tmp_path, "memory/allocated", "samples")
     assert held in set(allocated.astype(int))
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         source = ledger_source(reader.series(), device.id)
         assert source is not None
         found_peaks = peaks(reader, source)
@@ -169,7 +169,7 @@ def test_a_real_run_records_the_metrics_of_the_unit_tests_numbers(live: ScriptSe
     settled(live)
     live.close(RunStatus.FINISHED)
     folder = live.recorder.folder
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         keys = {key for info in reader.series() for key in reader.keys(info.id)}
     absent = set(CUDA) - keys - set(missing_reasons(read_run(folder)))
     # Without an optimizer there are none; `parts` gives the reason for all three in one.

@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stepscope.distributed.rendezvous import find_place
-from stepscope.memory.model_states import Parts
+from stepscope.memory.model_states import ModelStateTracker
 from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from stepscope.watch import hooks
 from tests.gpu.conftest import simulator_only, waiting_raises
 from tests.support.run_values import run_json
@@ -34,7 +34,7 @@ BLOCK = 512
 
 def samples(folder: Path, *keys: str) -> list[Any]:
     """Metrics of the sampler's rows, NaN where a row has none."""
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         info = next(series for series in reader.series() if series.stream == "samples")
         block = reader.read(info.id, 0, info.rows, 1)
     return [block.mean[block.keys.index(key)] for key in keys]
@@ -57,7 +57,7 @@ def rounded(*sizes: int) -> int:
 
 
 def read(optimizer: torch.optim.Optimizer, *models: nn.Module) -> tuple[int, ...]:
-    parts = Parts()
+    parts = ModelStateTracker()
     parts.add_optimizer(optimizer)
     for model in models:
         parts.add_model(model)
@@ -105,7 +105,7 @@ def test_a_reading_waits_for_nothing() -> None:
     model().backward()
     optimizer.step()
     torch.cuda.synchronize()
-    parts = Parts()
+    parts = ModelStateTracker()
     parts.add_optimizer(optimizer)
     parts.search()
     with waiting_raises():
@@ -122,7 +122,7 @@ def test_a_reading_makes_no_call_of_cuda() -> None:
     optimizer = torch.optim.Adam(model.parameters())
     model().backward()
     optimizer.step()
-    parts = Parts()
+    parts = ModelStateTracker()
     parts.add_optimizer(optimizer)
     parts.add_model(model)
     parts.search()
@@ -195,7 +195,7 @@ def test_a_snapshot_tells_the_phase_of_each_allocation(live: ScriptSession) -> N
     live.recorder._offer(1, "memory_snapshot", "{}")
     fit(model, torch.optim.SGD(model.parameters(), momentum=0.9), 4)
     live.close(RunStatus.FINISHED)
-    with RunReader(live.recorder.folder) as reader:
+    with StoreReader(live.recorder.folder) as reader:
         [event] = [event for event in reader.events() if event.kind == "memory_snapshot"]
     snapshot = pickle.loads((live.recorder.folder / event.data["path"]).read_bytes())
     made = [

@@ -20,7 +20,7 @@ from stepscope.distributed.rendezvous import find_place
 from stepscope.memory import allocator
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
-from stepscope.session.sampler import Readings, Sampler
+from stepscope.session.sampler import BoundarySampler, Sampler
 from stepscope.session.script_session import ScriptSession
 from tests.support.run_values import metric, run_json
 from trainer.config import Workload, defaults
@@ -159,7 +159,7 @@ def test_ooms_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
 def test_counters_that_the_script_sets_back_count_from_there() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         fill(2.0)
-    readings = Readings(0)
+    readings = BoundarySampler(0)
     torch.cuda.reset_accumulated_memory_stats()
     counts = readings.read()
     assert (counts["memory/ooms"], counts["memory/alloc_retries"]) == (0.0, 0.0)

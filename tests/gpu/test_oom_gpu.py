@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.memory.oom.classify import Case, judge
-from stepscope.memory.oom.record import Memory, OomReport, parse
+from stepscope.memory.oom.classify import OomCause, judge
+from stepscope.memory.oom.record import MemoryKind, OomReport, parse
 from stepscope.run import run_folders
 from tests.gpu.conftest import simulator_only
 from tests.support.run_values import events, run_json
@@ -125,15 +125,15 @@ weights = torch.ones(4, device="cuda", requires_grad=True)
 Hungry.apply(weights).sum().backward()
 """
 CASES = {
-    "too big": (TOO_BIG, Case.TOO_BIG, "forward"),
-    "pieces": (PIECES, Case.FRAGMENTATION, None),
-    "another stream": (OTHER_STREAM, Case.FRAGMENTATION, None),
-    "another process": (OTHER_PROCESS, Case.OTHER_PROCESS, None),
-    "growth": (GROWTH, Case.GROWTH, None),
-    "validation": (VALIDATION, Case.SPIKE, "validation"),
-    "long batch": (LONG_BATCH, Case.SPIKE, "forward"),
-    "optimizer": (OPTIMIZER, Case.OPTIMIZER, "optimizer"),
-    "backward": (BACKWARD, Case.TOO_BIG, "backward"),
+    "too big": (TOO_BIG, OomCause.TOO_BIG, "forward"),
+    "pieces": (PIECES, OomCause.FRAGMENTATION, None),
+    "another stream": (OTHER_STREAM, OomCause.FRAGMENTATION, None),
+    "another process": (OTHER_PROCESS, OomCause.OTHER_PROCESS, None),
+    "growth": (GROWTH, OomCause.GROWTH, None),
+    "validation": (VALIDATION, OomCause.SPIKE, "validation"),
+    "long batch": (LONG_BATCH, OomCause.SPIKE, "forward"),
+    "optimizer": (OPTIMIZER, OomCause.OPTIMIZER, "optimizer"),
+    "backward": (BACKWARD, OomCause.TOO_BIG, "backward"),
 }
 
 
@@ -312,8 +312,8 @@ def test_memory_that_cannot_be_page_locked_is_the_hosts(tmp_path: Path) -> None:
     script = "import cudasim\ncudasim.fault('host:1')\ntorch.empty(8 * MIB).pin_memory()\n"
     run, _ = watched(tmp_path, HEAD + script)
     report = report_of(run)
-    assert report.last.memory is Memory.PINNED
-    assert judge(report.last).case is Case.HOST
+    assert report.last.memory is MemoryKind.PINNED
+    assert judge(report.last).case is OomCause.HOST
     assert report.last.host is not None
     assert report.last.host.total
     assert run_json(run)["reason"].startswith("The host could not page-lock more memory. ")

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from stepscope.bottleneck.step_window import setup_of
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.memory.oom.classify import Case, OomVerdict, judge
-from stepscope.memory.oom.record import Memory, OomReport, parse
+from stepscope.memory.oom.classify import OomCause, OomVerdict, judge
+from stepscope.memory.oom.record import MemoryKind, OomReport, parse
 from stepscope.run import RunStatus, read_run
 from tests.support.run_values import events, run_json
 from trainer.config import ConfigIssue, Optimizer, RunConfig, Workload, defaults
@@ -79,7 +79,7 @@ def test_a_run_that_is_too_big_says_so_and_proposes_its_settings(
 ) -> None:
     limit(gpu, 400 * MIB)
     report, verdict = failed(hungry(gpu, batch_size=256), tmp_path / "r")
-    assert verdict.case is Case.TOO_BIG, verdict.text
+    assert verdict.case is OomCause.TOO_BIG, verdict.text
     assert report.ended
     assert report.last.steps_done == 0
     assert report.last.phase in ("forward", "data")
@@ -105,7 +105,7 @@ def test_the_optimizers_state_at_the_first_step_is_named(gpu: TrainDevice, tmp_p
     )
     limit(gpu, 300 * MIB)
     report, verdict = failed(config, tmp_path / "r")
-    assert verdict.case is Case.OPTIMIZER, (verdict.text, report.last.phase)
+    assert verdict.case is OomCause.OPTIMIZER, (verdict.text, report.last.phase)
     state = report.last.optimizer
     assert state is not None
     assert state.name == "AdamW"
@@ -136,7 +136,7 @@ def test_another_process_is_named_by_its_number(gpu: TrainDevice, tmp_path: Path
     with another_process(max(0.7 * free_now(), free_now() - 3 * 2**30)) as pid:
         batch = 512 if gpu.memory_total > 8 * 2**30 else 128  # 4 MiB of activations a sample
         report, verdict = failed(hungry(gpu, batch_size=batch), tmp_path / "r")
-    assert verdict.case is Case.OTHER_PROCESS, verdict.text
+    assert verdict.case is OomCause.OTHER_PROCESS, verdict.text
     assert f"(process {pid})" in verdict.text
     assert [one.pid for one in report.last.processes] == [pid]
     assert verdict.next[0].code is None  # a record may be old, or made by others
@@ -175,7 +175,7 @@ def test_memory_in_pieces_is_named(
     with_step(monkeypatch, fragment)
     report, verdict = failed(defaults(Workload.DIGITS_MLP, gpu.id), tmp_path / "r")
     kept.clear()
-    assert verdict.case is Case.FRAGMENTATION, verdict.text
+    assert verdict.case is OomCause.FRAGMENTATION, verdict.text
     assert report.last.segments is not None
     assert report.last.segments.largest_free < (report.last.requested or 0)
     assert "ALLOC_CONF" in str(verdict.next[0].code)
@@ -192,7 +192,7 @@ def test_pieces_before_the_first_step_is_complete_are_a_remark(
     del pairs
     _, verdict = failed(hungry(gpu), tmp_path / "r")
     del kept
-    assert verdict.case is Case.TOO_BIG, verdict.text
+    assert verdict.case is OomCause.TOO_BIG, verdict.text
     assert "in pieces of at most" in verdict.text
     assert verdict.next[0].name == "batch_size"
     assert "ALLOC_CONF" in str(verdict.next[1].code)
@@ -211,7 +211,7 @@ def test_growth_over_steps_is_named(
     with_step(monkeypatch, leak)
     report, verdict = failed(defaults(Workload.LINEAR, gpu.id), tmp_path / "r")
     kept.clear()
-    assert verdict.case is Case.GROWTH, verdict.text
+    assert verdict.case is OomCause.GROWTH, verdict.text
     assert report.last.steps_done is not None
     assert report.last.steps_done > 10
     assert "loss.item()" in str(verdict.next[0].code)
@@ -229,7 +229,7 @@ def test_one_step_that_needs_far_more_is_named(
 
     with_step(monkeypatch, long_batch)
     report, verdict = failed(defaults(Workload.DIGITS_MLP, gpu.id), tmp_path / "r")
-    assert verdict.case is Case.SPIKE, verdict.text
+    assert verdict.case is OomCause.SPIKE, verdict.text
     assert report.last.phase == "forward"
     assert report.last.steps_done == 19
 
@@ -239,8 +239,8 @@ def test_page_locked_memory_is_the_hosts(gpu: TrainDevice, tmp_path: Path) -> No
     torch._C._host_emptyCache()
     cudasim.fault("host:1")
     report, verdict = failed(defaults(Workload.DIGITS_MLP, gpu.id), tmp_path / "r")
-    assert report.last.memory is Memory.PINNED
-    assert verdict.case is Case.HOST
+    assert report.last.memory is MemoryKind.PINNED
+    assert verdict.case is OomCause.HOST
     assert ("pin_memory", False) in [(step.name, step.value) for step in verdict.next]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stepscope.run import read_run
-from stepscope.store.reader import RunReader
+from stepscope.store.reader import StoreReader
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED
 from tests.support.run_values import metric
@@ -161,7 +161,7 @@ def test_fsdp_halves_the_memory_of_the_weights(two: Path) -> None:
 
 
 def recorded_sample(folder: Path, key: str, rank: int) -> float:
-    with RunReader(folder, rank) as reader:
+    with StoreReader(folder, rank) as reader:
         info = next(series for series in reader.series() if series.stream == "samples")
         block = reader.read(info.id, 0, info.rows, 1)
     return float(np.nanmax(block.mean[block.keys.index(key)]))

@@ -19,7 +19,7 @@ from stepscope.profiling import phase_ranges, profile_command
 from stepscope.profiling.summary import parse
 from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession
-from stepscope.store import EventRow, RunReader
+from stepscope.store import EventRow, StoreReader
 from tests.gpu.conftest import SIMULATED
 
 PHASES = ("forward", "backward", "optimizer")
@@ -52,7 +52,7 @@ class Script:
 
     def close(self) -> EventRow:
         self.live.close(RunStatus.FINISHED)
-        with RunReader(self.live.recorder.folder) as reader:
+        with StoreReader(self.live.recorder.folder) as reader:
             [event] = [event for event in reader.events() if event.kind == "profile"]
         return event
 

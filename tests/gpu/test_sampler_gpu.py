@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from stepscope.gpu.gpm import SHARES
-from stepscope.gpu.nvml_queries import FIELDS, FieldValue, Reader, Tier
+from stepscope.gpu.nvml_queries import FIELDS, FieldValueReader, QueryReader, SamplingTier
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.memory import allocator
 from trainer.devices import gpu_uuid
@@ -43,7 +43,7 @@ def gpu(need: Callable[[str | None], None]) -> Gpu:
     need(source.reason)
     torch.zeros(1, device="cuda:0")  # the context's own memory is not part of what is measured
     gpu = Gpu(gpu_uuid(0), source)
-    source.read(gpu.uuid, *Tier)  # so that `reasons` knows what this GPU lacks
+    source.read(gpu.uuid, *SamplingTier)  # so that `reasons` knows what this GPU lacks
     return gpu
 
 
@@ -57,7 +57,7 @@ def report() -> Iterator[dict[str, Any]]:
 
 
 def test_torchs_device_is_found_by_uuid(gpu: Gpu, report: dict[str, Any]) -> None:
-    values = gpu.source.read(gpu.uuid, *Tier)
+    values = gpu.source.read(gpu.uuid, *SamplingTier)
     report["device"] = next(asdict(i) for i in gpu.source.devices() if i.uuid == gpu.uuid)
     report["values"] = values
     report["reasons"] = gpu.source.reasons(gpu.uuid)
@@ -70,10 +70,16 @@ def test_torchs_device_is_found_by_uuid(gpu: Gpu, report: dict[str, Any]) -> Non
 
 def test_a_known_tensor_shows_in_allocated_and_in_used(gpu: Gpu) -> None:
     torch.cuda.empty_cache()
-    before, used_before = allocator.read(0), gpu.source.read(gpu.uuid, Tier.FAST)["gpu/mem_used"]
+    before, used_before = (
+        allocator.read(0),
+        gpu.source.read(gpu.uuid, SamplingTier.FAST)["gpu/mem_used"],
+    )
     tensor = torch.zeros(256 * MIB, dtype=torch.uint8, device="cuda:0")
     torch.cuda.synchronize()
-    after, used_after = allocator.read(0), gpu.source.read(gpu.uuid, Tier.FAST)["gpu/mem_used"]
+    after, used_after = (
+        allocator.read(0),
+        gpu.source.read(gpu.uuid, SamplingTier.FAST)["gpu/mem_used"],
+    )
     assert after["memory/allocated"] - before["memory/allocated"] == tensor.nbytes
     assert after["memory/reserved"] - before["memory/reserved"] >= tensor.nbytes
     assert used_after - used_before >= tensor.nbytes
@@ -87,15 +93,15 @@ def test_every_call_and_its_latency(gpu: Gpu, report: dict[str, Any]) -> None:
         for entry in FIELDS
         for name, call in map(named, entry.readers)
     }
-    fast_us = [timed(lambda: gpu.source.read(gpu.uuid, Tier.FAST)) for _ in range(CALLS)]
+    fast_us = [timed(lambda: gpu.source.read(gpu.uuid, SamplingTier.FAST)) for _ in range(CALLS)]
     report["fast_tier_us"] = summary(fast_us)  # from 5 ms on the sampler halves its rate
     answered = {name for name, found in report["latency_us"].items() if isinstance(found, dict)}
     assert answered, report["latency_us"]
 
 
-def named(reader: Reader) -> tuple[str, Callable[[Any], Any]]:
+def named(reader: QueryReader) -> tuple[str, Callable[[Any], Any]]:
     """Return a reader's name and its call; of a field value that of nvmlDeviceGetFieldValues."""
-    if not isinstance(reader, FieldValue):
+    if not isinstance(reader, FieldValueReader):
         return reader.__name__, reader
     number = reader.id_for(999) or 0
 

@@ -10,7 +10,7 @@ import torch
 from stepscope.distributed.rendezvous import find_place
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.script_session import ScriptSession
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 
 
 def test_a_snapshot_holds_one_steps_allocations(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_snapshot_holds_one_steps_allocations(tmp_path: Path) -> None:
         assert not torch._C._cuda_isHistoryEnabled()
     finally:
         live.close(RunStatus.FINISHED)
-    with RunReader(live.recorder.folder) as reader:
+    with StoreReader(live.recorder.folder) as reader:
         [event] = [event for event in reader.events() if event.kind == "memory_snapshot"]
     path = live.recorder.folder / event.data["path"]
     assert (event.data["ok"], path.stat().st_size) == (True, event.data["bytes"])

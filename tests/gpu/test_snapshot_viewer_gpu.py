@@ -13,7 +13,7 @@ import torch
 from stepscope.memory.snapshots.open_snapshot import open_snapshot
 from stepscope.memory.snapshots.segments import fragmentation, largest_blocks
 from stepscope.recorder.recorder import CommandName
-from stepscope.store import RunReader, StoreError
+from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import send_command
 from trainer.config import RunConfig
 from trainer.devices import list_devices
@@ -121,7 +121,7 @@ def test_an_allocation_that_failed_is_in_the_history(tmp_path: Path) -> None:
 def wait_for(folder: Path, what: str) -> dict[str, object]:
     """Wait for an event of a run, or for its first steps; return the event's data."""
     for _ in range(int(PATIENCE_S / 0.05)):
-        with contextlib.suppress(StoreError), RunReader(folder) as reader:
+        with contextlib.suppress(StoreError), StoreReader(folder) as reader:
             for event in reader.events():
                 if event.kind == what:
                     return dict(event.data)

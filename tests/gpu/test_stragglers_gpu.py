@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.distributed.ddp_timing import LEAST_CUDA
-from stepscope.distributed.stragglers.step_phases import Phase
+from stepscope.distributed.stragglers.step_phases import StepPhase
 from stepscope.run import read_run, run_folders
 from tests.gpu.conftest import simulator_only
 
@@ -58,6 +58,6 @@ def test_a_rank_that_sleeps_in_forward_is_named_and_steps_wait_no_more_often(
         assert more <= 8 * STEPS / LEAST_CUDA, "some calls a sample, none a step"
     (folder,) = run_folders(tmp_path)
     (found,) = [one for one in findings(read_recorded(read_run(folder))) if one.kind == "straggler"]
-    assert (found.rank, found.phase) == (1, Phase.FORWARD)
+    assert (found.rank, found.phase) == (1, StepPhase.FORWARD)
     assert found.share is not None
     assert found.share > 0.2

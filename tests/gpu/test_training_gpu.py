@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.recorder.cuda_readback import Row
+from stepscope.recorder.cuda_readback import MetricRow
 from stepscope.run import RunStatus
 from stepscope.store.reader import send_command
 from tests.gpu.conftest import waiting_raises
@@ -171,7 +171,7 @@ def test_a_steady_step_never_synchronizes(
             autocast=autocast(precision, compute.device),
             max_grad_norm=clip_norm,
         )
-        rows: list[tuple[int, Row]] = []
+        rows: list[tuple[int, MetricRow]] = []
         reader = compute.reader(lambda number, _, row: rows.append((number, row)))
         loader = InMemoryLoader(task.train, config, compute)
         batches = loader.batches(training.order(task.train.length))

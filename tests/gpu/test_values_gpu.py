@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stepscope.recorder import cuda_readback
-from stepscope.recorder.cuda_readback import CELLS, SLOTS, DeviceScalars, Row
+from stepscope.recorder.cuda_readback import CELLS, SLOTS, CudaScalarReadback, MetricRow
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from tests.cudasim.programs import ranks
@@ -94,11 +94,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-class Reader(DeviceScalars):
+class Reader(CudaScalarReadback):
     """Keeps the rows that arrive."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int, Row]] = []
+        self.rows: list[tuple[int, MetricRow]] = []
         super().__init__(lambda step, _ts, row: self.rows.append((step, row)))
 
     def log(self, step: int, value: Tensor) -> None:

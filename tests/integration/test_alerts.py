@@ -20,16 +20,16 @@ from dashboard import crash_watch
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_index import RunIndex
 from stepscope.alerts import notifier, webhook
-from stepscope.alerts.channels import Command, Webhook
-from stepscope.alerts.config import Settings
+from stepscope.alerts.channels import CommandChannel, WebhookChannel
+from stepscope.alerts.config import AlertSettings
 from stepscope.alerts.crash import MARKER
-from stepscope.alerts.notifier import Actions, Alert
-from stepscope.alerts.rules import Level, State
+from stepscope.alerts.notifier import Alert, AlertNotifier
+from stepscope.alerts.rules import AlertState, Severity
 from stepscope.common.json_values import to_json
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
 from stepscope.session.session import Session
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from stepscope.store.reader import send_command
 from tests.support.killed_runs import killed
 from tests.support.run_values import alerts
@@ -40,8 +40,8 @@ from trainer.training.train import run
 ROOT = Path(__file__).resolve().parents[2]
 ALERT = Alert(
     rule="hot",
-    level=Level.WARNING,
-    state=State.RAISED,
+    level=Severity.WARNING,
+    state=AlertState.RAISED,
     text="It is hot",
     value=91.5,
     metric="gpu/temp",
@@ -151,7 +151,7 @@ def test_a_rank_that_failed_because_another_had_says_nothing(tmp_path: Path, fil
     file.write()
     session = Session(tmp_path, name="x", kind=RunKind.INIT, rank=1)
     session.close(RunStatus.FAILED, "RuntimeError: Connection closed by peer [127.0.0.1]:3")
-    with RunReader(tmp_path, 1) as reader:
+    with StoreReader(tmp_path, 1) as reader:
         assert [event.kind for event in reader.events()] == []
 
 
@@ -257,7 +257,7 @@ def test_a_file_that_is_wrong_is_said_in_the_run_without_its_secret(
     file.write('[webhook]\nurl = "gopher://x/T0KEN"\n', command=False)
     session = Session(tmp_path, name="x", kind=RunKind.INIT)
     session.close(RunStatus.FINISHED)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         (event,) = reader.events()
     assert event.kind == "alerts_problem"
     assert "webhook.url: must begin with" in event.text
@@ -287,14 +287,14 @@ def test_an_error_of_the_rules_ends_the_alerts_and_not_the_recording(
 
 
 @contextmanager
-def told(settings: Settings) -> Iterator[Actions]:
-    found = Actions(settings)
+def told(settings: AlertSettings) -> Iterator[AlertNotifier]:
+    found = AlertNotifier(settings)
     yield found
     found.finish(10)
 
 
-def command(*words: str, timeout_s: float = 10.0) -> Settings:
-    return Settings(command=Command(argv=words, timeout_s=timeout_s))
+def command(*words: str, timeout_s: float = 10.0) -> AlertSettings:
+    return AlertSettings(command=CommandChannel(argv=words, timeout_s=timeout_s))
 
 
 def test_no_shell_reads_the_command(tmp_path: Path) -> None:
@@ -481,8 +481,8 @@ class Receiver:
     got: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     url: str = ""
 
-    def settings(self, timeout_s: float = 5.0) -> Settings:
-        return Settings(webhook=Webhook(url=f"{self.url}/T0KEN", timeout_s=timeout_s))
+    def settings(self, timeout_s: float = 5.0) -> AlertSettings:
+        return AlertSettings(webhook=WebhookChannel(url=f"{self.url}/T0KEN", timeout_s=timeout_s))
 
 
 @pytest.fixture
@@ -574,8 +574,8 @@ def test_a_webhook_that_does_not_answer_delays_no_command(
 ) -> None:
     words = (sys.executable, str(file.path.with_name("notes.py")), str(file.noted))
     receiver.held = threading.Event()
-    slow = Webhook(url=f"{receiver.url}/T0KEN", timeout_s=30)
-    with told(Settings(command=Command(argv=words), webhook=slow)) as found:
+    slow = WebhookChannel(url=f"{receiver.url}/T0KEN", timeout_s=30)
+    with told(AlertSettings(command=CommandChannel(argv=words), webhook=slow)) as found:
         found.deliver(ALERT)
         found.deliver(ALERT)
         wait_until(lambda: len(file.lines()) == 2)
@@ -608,7 +608,7 @@ def test_the_server_tells_of_a_killed_run_once(
         assert "gone without a word" in event.text
         assert event.text.startswith("At ")
         assert len([m for m in caplog.messages if "a name must be small letters" in m]) == 1
-        with RunReader(folder) as reader:  # what the process had not stored is there, before it
+        with StoreReader(folder) as reader:  # what the process had not stored is there, before it
             rows = [info.rows for info in reader.series() if info.stream == "steps"]
         assert rows == [event.step]
         assert (folder / MARKER).exists()

@@ -19,7 +19,7 @@ import pytest
 from stepscope.cli.record import record
 from stepscope.gpu.source import NullSource, open_source
 from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.store import Block, RunReader
+from stepscope.store import SeriesBlock, StoreReader
 from stepscope.store.reader import send_command
 from tests.support.fake_nvml import FakeGpu, FakeNvml, install
 
@@ -35,9 +35,9 @@ sys.exit(main(["record", "--host", "--period", "0.05"]))
 """
 
 
-def rows(run: Path, stream: str) -> dict[str, Block]:
+def rows(run: Path, stream: str) -> dict[str, SeriesBlock]:
     """Return all rows of a stream by source."""
-    with RunReader(run) as reader:
+    with StoreReader(run) as reader:
         return {
             series.source: reader.read(series.id, 0, series.rows, 1)
             for series in reader.series()
@@ -94,7 +94,7 @@ def test_the_page_can_mark_and_stop_it_and_is_told_what_it_cannot(
     (folder,) = run_folders(tmp_path)
     run = read_run(folder)
     assert (run.status, run.reason) == (RunStatus.STOPPED, "Stopped from the page.")
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         events = {event.kind: (event.text, event.data["ok"]) for event in reader.events()}
     assert events["mark"] == ("fan swapped", True)
     assert events["pause"][1] is False

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,7 +59,7 @@ def test_a_run_is_whole_whose_clock_was_set(tmp_path: Path, set_by_s: float) -> 
     assert run.ended is not None
     before, after = np.array(said["called"]).T
     assert run.ended - run.created == pytest.approx(after[-1] - before[0], abs=10.0)
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         (steps,) = (info for info in reader.series() if info.stream == "steps")
         rows = reader.read(steps.id, 0, steps.rows, 1)
         taken = rows.mean[rows.keys.index("perf/step_time")][1:]

@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.run import read_run, run_folders
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from tests.support.run_values import events
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "growing.py"
@@ -37,7 +37,7 @@ def watched(runs: Path, *arguments: str) -> Path:
 
 def samples(folder: Path, *keys: str) -> list[Any]:
     """Metrics of the sampler's rows, NaN where a row has none."""
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         info = next(series for series in reader.series() if series.stream == "samples")
         block = reader.read(info.id, 0, info.rows, 1)
     return [block.mean[block.keys.index(key)] for key in keys]

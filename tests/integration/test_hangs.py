@@ -12,9 +12,9 @@ import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.distributed.hangs.diagnose import hang_of
-from stepscope.distributed.hangs.job_state import Cause
+from stepscope.distributed.hangs.job_state import HangCause
 from stepscope.run import RunStatus, read_run
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from tests.support.hanging_job import NAMED_S, STARTS_S, hanging
 from tests.support.jobs import until as wait_until
 
@@ -25,7 +25,7 @@ def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path, ranks: int)
         found = job.hang()
         while len(found.waiting) < ranks - 1:  # each writes its file when its own steps are overdue
             found = job.hang()
-        assert (found.cause, found.ranks) == (Cause.NOT_ENTERED, (1,))
+        assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
         assert found.waiting == tuple(rank for rank in range(ranks) if rank != 1)
         assert (found.operation, found.sequence) == ("all_reduce", 81)
         assert "in hang." in found.text
@@ -45,15 +45,15 @@ def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path, ranks: int)
 @pytest.mark.parametrize(
     ("what", "cause", "phase", "words"),
     [
-        ("input", Cause.NOT_ENTERED, "input", "in __getitem__ (input)"),
-        ("stop", Cause.STOPPED, None, "rank 1 is stopped by a signal"),
-        ("gil", Cause.SILENT, None, "rank 1 has not responded for 1"),
-        ("mismatch", Cause.MISMATCH, "communication", "rank 1 all_gather (400 B)"),
-        ("order", Cause.ORDER, "communication", "ranks wait for each other"),
+        ("input", HangCause.NOT_ENTERED, "input", "in __getitem__ (input)"),
+        ("stop", HangCause.STOPPED, None, "rank 1 is stopped by a signal"),
+        ("gil", HangCause.SILENT, None, "rank 1 has not responded for 1"),
+        ("mismatch", HangCause.MISMATCH, "communication", "rank 1 all_gather (400 B)"),
+        ("order", HangCause.ORDER, "communication", "ranks wait for each other"),
     ],
 )
 def test_how_a_rank_hangs_is_named(
-    tmp_path: Path, what: str, cause: Cause, phase: str | None, words: str
+    tmp_path: Path, what: str, cause: HangCause, phase: str | None, words: str
 ) -> None:
     with hanging(what, tmp_path) as job:
         found = job.hang()
@@ -121,7 +121,7 @@ def _diagnosed(folder: Path) -> list[dict[str, object]]:
 def _wait_for_event(folder: Path, kind: str = "hang") -> None:
     until = time.monotonic() + NAMED_S
     while time.monotonic() < until:
-        with RunReader(folder, 0) as reader:
+        with StoreReader(folder, 0) as reader:
             if any(event.kind == kind for event in reader.events(limit=100)):
                 return
         time.sleep(0.2)

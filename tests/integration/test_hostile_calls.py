@@ -18,7 +18,7 @@ from stepscope.distributed.rendezvous import find_place
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from stepscope.tracker import Tracker
 
 
@@ -104,7 +104,7 @@ NAMES = ["", "train/loss", "\ud800", "\0\n", "k" * 100_000, "ü" * 300, 1, None,
 
 
 def numbers(folder: Path, key: str) -> list[float]:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         (info,) = (info for info in reader.series() if info.stream == "steps")
         block = reader.read(info.id, 0, info.rows, 1)
     line = block.keys.index(key)
@@ -113,7 +113,7 @@ def numbers(folder: Path, key: str) -> list[float]:
 
 
 def texts(folder: Path) -> list[str]:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         return [event.text for event in reader.events(limit=10_000)]
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from stepscope.run import RunStatus
-from stepscope.store import EventRow, RunReader
+from stepscope.store import EventRow, StoreReader
 from tests.integration.conftest import SaveAtStep
 from trainer.config import RunConfig, Workload, defaults
 from trainer.datasets import VARIABLE
@@ -68,12 +68,12 @@ def run_json(folder: Path) -> dict[str, Any]:
 
 
 def events(folder: Path) -> list[EventRow]:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         return reader.events(limit=1000)
 
 
 def losses(folder: Path) -> np.ndarray:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         info = next(series for series in reader.series() if series.stream == "steps")
         block = reader.read(info.id, 0, info.rows, 1)
     values: np.ndarray = block.mean[block.keys.index("train/loss")]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from tests.support.run_values import values
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +163,7 @@ def test_a_module_that_logs_nothing_still_has_its_loss(tmp_path: Path) -> None:
 
 def test_a_watched_run_gets_no_rows_without_values(tmp_path: Path) -> None:
     run = train(tmp_path, "silent", watched=True)
-    with RunReader(run.folder) as reader:
+    with StoreReader(run.folder) as reader:
         (steps,) = (info for info in reader.series() if info.stream == "steps")
         rows = reader.read(steps.id, 0, steps.rows, 1)
     assert (~np.isnan(rows.mean)).any(axis=0).all()

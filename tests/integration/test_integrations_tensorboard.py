@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.store import Block, RunWriter, store_name
+from stepscope.store import SeriesBlock, StoreWriter, store_name
 from tests.support.run_folders import Row, make_run, make_store
 
 pytest.importorskip("tensorboard")
@@ -63,7 +63,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_tensorboard_reads_the_same_steps_times_and_values(run: Path, tmp_path: Path) -> None:
-    writer = RunWriter(run / store_name(0))
+    writer = StoreWriter(run / store_name(0))
     rng = np.random.default_rng(0)
     losses = rng.lognormal(size=3000)
     rows: list[Row] = [
@@ -71,7 +71,7 @@ def test_tensorboard_reads_the_same_steps_times_and_values(run: Path, tmp_path: 
         for step, loss in enumerate(losses.tolist())
     ]
     with writer.transaction():
-        writer.append("steps", "", Block.from_rows(rows))
+        writer.append("steps", "", SeriesBlock.from_rows(rows))
     writer.close()
     assert export(run, tmp_path / "logs") == 0
     found = read(tmp_path / "logs" / run.name)
@@ -82,11 +82,11 @@ def test_tensorboard_reads_the_same_steps_times_and_values(run: Path, tmp_path: 
 
 
 def test_tensorboard_gets_what_is_not_finite(run: Path, tmp_path: Path) -> None:
-    writer = RunWriter(run / store_name(0))
+    writer = StoreWriter(run / store_name(0))
     losses: list[float | None] = [1.0, math.nan, None, math.inf]
     with writer.transaction():
         rows: list[Row] = [(1.7e9 + i, i, {"train/loss": loss}) for i, loss in enumerate(losses)]
-        writer.append("steps", "", Block.from_rows(rows))
+        writer.append("steps", "", SeriesBlock.from_rows(rows))
     writer.close()
     assert export(run, tmp_path / "logs") == 0
     found = read(tmp_path / "logs" / run.name)["train/loss"]
@@ -110,10 +110,10 @@ def test_each_gpu_is_a_run_of_its_own_and_a_second_export_replaces_the_first(
 def test_a_source_from_a_foreign_store_stays_below_the_log_directory(
     run: Path, tmp_path: Path
 ) -> None:
-    writer = RunWriter(run / store_name(0))
+    writer = StoreWriter(run / store_name(0))
     rows: list[Row] = [(1.0, 1, {"gpu/util": 1.0})]
     with writer.transaction():
-        writer.append("devices", "../../../out", Block.from_rows(rows))
+        writer.append("devices", "../../../out", SeriesBlock.from_rows(rows))
     writer.close()
     assert export(run, tmp_path / "a" / "logs", "--stream", "devices") == 0
     (file,) = tmp_path.rglob("events.out.tfevents.*")

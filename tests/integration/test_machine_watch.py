@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dashboard.machine.machine_poller import MachineWatch
+from dashboard.machine.machine_poller import MachinePoller
 from stepscope.gpu.source import NullSource
 from tests.support.fake_machine import FakeErrors, FakeSource, gpus, info, machine
 
 NAME = "stepscope-machine"
-Make = Callable[..., MachineWatch]
+Make = Callable[..., MachinePoller]
 
 
 @pytest.fixture
 def watching() -> Iterator[Make]:
     """Make watches that look 50 times a second; they end with the test."""
     FakeErrors.begun = []
-    made: list[MachineWatch] = []
+    made: list[MachinePoller] = []
 
-    def make(source: object, **options: float) -> MachineWatch:
-        watch = MachineWatch(
+    def make(source: object, **options: float) -> MachinePoller:
+        watch = MachinePoller(
             machine(source),
             watch_errors=FakeErrors,  # type: ignore[arg-type]
             **{"period_s": 0.02, "idle_s": 60.0, **options},  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ def test_after_the_end_nothing_begins_again(watching: Make) -> None:
 
 def test_a_driver_that_falls_silent_is_said_with_what_was_seen_last() -> None:
     source, release, late = FakeSource(gpus(1)), threading.Event(), [0.0]
-    watch = MachineWatch(
+    watch = MachinePoller(
         machine(source),
         watch_errors=FakeErrors,  # type: ignore[arg-type]
         clock=lambda: time.monotonic() + late[0],

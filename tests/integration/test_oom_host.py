@@ -14,9 +14,9 @@ import pytest
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.host import usage
 from stepscope.memory.oom import observer
-from stepscope.memory.oom.classify import Case
+from stepscope.memory.oom.classify import OomCause
 from stepscope.memory.oom.reader import judged, read_report
-from stepscope.memory.oom.record import Memory
+from stepscope.memory.oom.record import MemoryKind
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.support.recorded_runs import write_run
 from tests.support.run_values import run_json
@@ -62,7 +62,7 @@ def test_a_watched_cpu_script_that_runs_out_says_it_is_the_hosts(name: str, tmp_
     report = read_report(run)
     assert report is not None
     last = report.last
-    assert (last.memory, last.requested, report.ended) == (Memory.HOST, asked, True)
+    assert (last.memory, last.requested, report.ended) == (MemoryKind.HOST, asked, True)
     assert last.step == 5
     assert last.host is not None
     assert last.host.total
@@ -72,7 +72,7 @@ def test_a_watched_cpu_script_that_runs_out_says_it_is_the_hosts(name: str, tmp_
         assert "load" in last.stack[0]
     found = judged(read_run(run))
     assert found is not None
-    assert found.verdict.case is Case.HOST
+    assert found.verdict.case is OomCause.HOST
     (finding,) = findings(read_recorded(read_run(run)))
     assert finding.kind == "out-of-memory"
     assert finding.text.startswith("Host memory, not GPU memory: ")
@@ -96,7 +96,7 @@ def test_a_run_of_ours_on_the_cpu_is_told_so_too(
     assert report.last.requested == 640_000
     found = judged(read_run(tmp_path))
     assert found is not None
-    assert found.verdict.case is Case.HOST
+    assert found.verdict.case is OomCause.HOST
     assert found.verdict.next[0].name == "batch_size"
     assert found.verdict.next[0].value == 32
 
@@ -161,7 +161,7 @@ def test_a_worker_that_the_kernel_killed_is(
     assert reason.startswith("The host ran out of memory: the kernel killed a DataLoader worker.")
     report = read_report(tmp_path)
     assert report is not None
-    assert report.last.memory is Memory.HOST
+    assert report.last.memory is MemoryKind.HOST
     assert report.last.host is not None
     assert report.last.host.kills == 1
 

@@ -20,10 +20,10 @@ import pytest
 
 from stepscope.profiling import profile_command
 from stepscope.profiling.phase_ranges import PHASES
-from stepscope.profiling.summary import Summary, parse
-from stepscope.profiling.torch_profiler import Capture
+from stepscope.profiling.summary import ProfileSummary, parse
+from stepscope.profiling.torch_profiler import ProfilerCapture
 from stepscope.run import RunError, RunStatus, read_run, run_folders
-from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import send_command
 from trainer.config import Workload, defaults
 from trainer.training.train import run as train
@@ -48,7 +48,7 @@ def ask(folder: Path, name: str, **args: Any) -> EventRow:
     command_id = send_command(folder, name, args)
 
     def answered() -> EventRow:
-        with RunReader(folder) as reader:
+        with StoreReader(folder) as reader:
             events = reader.events(limit=10_000)
         return next(event for event in events if event.data.get("command_id") == command_id)
 
@@ -72,7 +72,7 @@ def checked_trace(folder: Path, event: EventRow) -> list[dict[str, Any]]:
     return events
 
 
-def summary_of(folder: Path, event: EventRow) -> Summary:
+def summary_of(folder: Path, event: EventRow) -> ProfileSummary:
     return parse((folder / event.data["summary"]).read_text())
 
 
@@ -141,22 +141,22 @@ def test_the_end_of_a_run_of_ours_writes_what_was_recorded(
 ) -> None:
     with ours(tmp_path) as stop:
 
-        class StopsTheRun(Capture):
+        class StopsTheRun(ProfilerCapture):
             """Has the run end in the step after the profile's begin."""
 
             def __init__(self, **options: Any) -> None:
                 super().__init__(**options)
                 stop.set()
 
-        monkeypatch.setattr(profile_command, "Capture", StopsTheRun)
+        monkeypatch.setattr(profile_command, "ProfilerCapture", StopsTheRun)
         command_id = send_command(tmp_path, "profile", {"steps": 50})
         wait_for(lambda: read_run(tmp_path).status is RunStatus.STOPPED)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         events = reader.events(limit=10_000)
     [event] = [event for event in events if event.data.get("command_id") == command_id]
     assert event.data["ok"], event.text
     assert event.data["last"] < event.data["first"] + 49
-    summary: Summary = wait_for(lambda: summary_of(tmp_path, event))
+    summary: ProfileSummary = wait_for(lambda: summary_of(tmp_path, event))
     assert (summary.first, summary.last) == (event.data["first"], event.data["last"])
     assert len(summary.operators) > 5
 
@@ -177,7 +177,7 @@ def test_a_watched_script(tmp_path: Path) -> None:
     ranges = Counter(e["name"] for e in events if e.get("cat") == "user_annotation")
     assert (ranges["backward"], ranges["data"] >= 5) == (5, True)
     assert read_run(folder).status is RunStatus.STOPPED
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         [last] = [e for e in reader.events() if e.data.get("command_id") == during]
     assert last.text.startswith("Profile: ")
 

@@ -18,7 +18,7 @@ from stepscope.recorder import writer_thread
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.recorder.writer_thread import BALLAST
 from stepscope.run import RunStatus, read_run
-from stepscope.store import STORE_NAME, RunReader
+from stepscope.store import STORE_NAME, StoreReader
 from stepscope.store.reader import send_command
 from tests.support.waiting import wait_for, wait_until
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def step_rows(folder: Path) -> int:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         return sum(info.rows for info in reader.series() if info.stream == "steps")
 
 
@@ -49,7 +49,7 @@ def test_rows_events_and_status_reach_the_folder(tmp_path: Path) -> None:
     assert run.run_json["config"] == {"seed": 3}
     assert run.run_json["step"] == 100
     assert not (tmp_path / BALLAST).exists()
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         rows = {(info.stream, info.source): info.rows for info in reader.series()}
         (event,) = reader.events()
     assert rows == {("steps", ""): 100, ("samples", ""): 1, ("devices", "GPU-x"): 1}
@@ -78,7 +78,7 @@ def test_a_command_of_another_process_arrives_and_is_acknowledged(tmp_path: Path
     assert command.args == {"text": "hello"}
     recorder.finish(command, "marked", after={"a": 2})
     recorder.close(RunStatus.STOPPED)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         (event,) = reader.events()
     assert event.data == {"ok": True, "command_id": command.id, "after": {"a": 2}}
 
@@ -203,7 +203,7 @@ def test_two_writers_and_three_readers_never_meet_a_lock(tmp_path: Path) -> None
         return run
 
     def read() -> None:
-        with RunReader(tmp_path) as reader:
+        with StoreReader(tmp_path) as reader:
             for info in reader.series():
                 reader.read(info.id, 0, info.rows, 16)
             reader.events()

@@ -19,9 +19,9 @@ import pytest
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.recovery import recover, recover_ended
-from stepscope.recorder.ring import Ring, RingError
+from stepscope.recorder.ring import RingBuffer, RingError
 from stepscope.run import RunStatus, read_run, write_run_json
-from stepscope.store import STORE_NAME, Block, RunReader, RunWriter
+from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from tests.support.killed_runs import killed_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def steps(folder: Path, rank: int = 0) -> tuple[list[float], list[float]]:
     """Steps and losses in the store."""
-    with RunReader(folder, rank) as reader:
+    with StoreReader(folder, rank) as reader:
         (info,) = (info for info in reader.series() if info.stream == "steps")
         block = reader.read(info.id, 0, info.rows, 1)
     return block.step.tolist(), block.mean[block.keys.index("train/loss")].tolist()
@@ -145,8 +145,8 @@ def test_a_broken_loss_in_the_last_rows_becomes_its_event(tmp_path: Path) -> Non
     folder = tmp_path / "killed"
     folder.mkdir()
     (folder / "run.json").write_text("{}")
-    RunWriter(folder / STORE_NAME).close()
-    ring = Ring(tmp_path / "rank0.ring")
+    StoreWriter(folder / STORE_NAME).close()
+    ring = RingBuffer(tmp_path / "rank0.ring")
     layout = ring.layout(("train/loss",), True)
     assert layout is not None
     for step in range(1, 11):
@@ -154,7 +154,7 @@ def test_a_broken_loss_in_the_last_rows_becomes_its_event(tmp_path: Path) -> Non
     shutil.copy(tmp_path / "rank0.ring", folder)  # as a killed process leaves it
     ring.close()
     assert recover(folder) == 10
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         (event,) = reader.events()
     assert (event.kind, event.step, event.ts) == ("nan", 5, 5.0)
     assert "nan" in event.text
@@ -164,7 +164,7 @@ def test_a_broken_loss_in_the_last_rows_becomes_its_event(tmp_path: Path) -> Non
 def test_rollups_of_a_recovered_run_are_those_of_its_rows(tmp_path: Path) -> None:
     killed_run(tmp_path)
     recover(tmp_path)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         (info,) = (info for info in reader.series() if info.stream == "steps")
         rows = reader.read(info.id, 0, info.rows, 1)
         buckets = reader.read(info.id, 0, info.rows, 256)
@@ -209,7 +209,7 @@ def test_rows_of_many_threads_all_arrive(tmp_path: Path) -> None:
         thread.join()
     recorder.close(RunStatus.FINISHED)
     assert recorder.dropped == 0
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         (info,) = (info for info in reader.series() if info.stream == "steps")
         block = reader.read(info.id, 0, info.rows, 1)
     for number in range(4):
@@ -244,7 +244,7 @@ def test_a_forked_child_records_nothing_and_does_no_harm(tmp_path: Path) -> None
     assert run.status is RunStatus.FINISHED
     assert "child" not in run.run_json
     assert steps(tmp_path) == ([1.0, 2.0], [1.0, 2.0])
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         assert reader.events() == []
 
 
@@ -277,7 +277,7 @@ def test_wide_rows_and_ever_new_names_are_kept(tmp_path: Path) -> None:
         recorder.log(step, {"train/loss": 1.0, f"a/{step % 40}": 2.0, f"b/{step % 41}": 3.0})
     recorder.close(RunStatus.FINISHED)
     assert recorder.dropped == 0
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         (info,) = (info for info in reader.series() if info.stream == "steps")
         block = reader.read(info.id, 0, info.rows, 1)
     assert block.step.tolist() == [float(step) for step in range(1, 1500)]
@@ -339,7 +339,7 @@ def test_what_no_store_can_hold_costs_nothing_else(tmp_path: Path) -> None:
     assert run.status is RunStatus.FINISHED
     assert run.run_json["config"]["out"] == str(tmp_path)
     assert steps(tmp_path)[0] == [float(step) for step in range(1, 50)]
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         told = {event.text: event.data for event in reader.events()}
     assert told["file ?"] == {"loss": "1.0", "broken": "NaN", "kind": "mine"}
 
@@ -357,7 +357,7 @@ def test_an_event_that_sqlite_refuses_costs_no_step(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_the_disk_refuses_stores_nothing_twice(tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path / "rank0.sqlite")
+    writer = StoreWriter(tmp_path / "rank0.sqlite")
     execute = writer._connection.execute
 
     class Refusing:
@@ -372,7 +372,9 @@ def test_a_checkpoint_that_the_disk_refuses_stores_nothing_twice(tmp_path: Path)
     connection, writer._connection = writer._connection, Refusing()  # type: ignore[assignment]
     for row in range(50):
         with writer.transaction():
-            writer.append("steps", "", Block.from_rows([(float(row), row, {"train/loss": 1.0})]))
+            writer.append(
+                "steps", "", SeriesBlock.from_rows([(float(row), row, {"train/loss": 1.0})])
+            )
     writer._connection = connection
     writer.close()
     assert steps(tmp_path)[0] == [float(row) for row in range(50)]

@@ -15,7 +15,7 @@ import pytest
 
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunStatus, read_run
-from stepscope.store import RunReader, StoreError
+from stepscope.store import StoreError, StoreReader
 from tests.support.run_values import metric
 from tests.support.waiting import wait_until
 from trainer import runners
@@ -105,7 +105,7 @@ def test_stopping_a_run_gone_nan_leaves_no_nan_weights(tmp_path: Path) -> None:
 
     def broken() -> bool:
         try:
-            with RunReader(run.folder) as reader:
+            with StoreReader(run.folder) as reader:
                 return any(event.kind == "nan" for event in reader.events())
         except StoreError:
             return False  # not created yet

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import NullSource
 from stepscope.metrics import Stream
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from stepscope.session.sampler import Sampler
-from stepscope.store.reader import RunReader
+from stepscope.store.reader import StoreReader
 
 PATIENCE_S = 10.0
 
@@ -28,7 +28,7 @@ class Source(NullSource):
 
     calls = 0
 
-    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
+    def read(self, uuid: str, *tiers: SamplingTier) -> dict[str, float]:
         Source.calls += 1
         if uuid == "GPU-raises":
             raise RuntimeError("odd")
@@ -94,7 +94,7 @@ def test_its_values_arrive_in_the_store(recorder: Recorder) -> None:
     wait_for_calls(10)
     sampler.stop()
     recorder.close(RunStatus.FINISHED)
-    with RunReader(recorder.folder) as reader:
+    with StoreReader(recorder.folder) as reader:
         series = {(info.stream, info.source): info for info in reader.series()}
         gpu, process = series[Stream.DEVICES, "GPU-fine"], series[Stream.SAMPLES, ""]
         block = reader.read(gpu.id, 0, gpu.rows, 1)

@@ -15,7 +15,7 @@ import pytest
 from dashboard import services
 from dashboard.services import Services
 from stepscope.run import RunError, RunStatus, process_identity, read_run, write_run_json
-from stepscope.run.status import Outcome
+from stepscope.run.status import RunOutcome
 from stepscope.session.session import Session
 from tests.support.waiting import wait_until
 from trainer.config import RunConfig, Workload, defaults
@@ -65,11 +65,11 @@ def test_the_end_of_a_busy_run_is_written_with_the_servers(
 ) -> None:
     began, free = threading.Event(), threading.Event()
 
-    def busy(config: RunConfig, session: Session, *_: object) -> Outcome:
+    def busy(config: RunConfig, session: Session, *_: object) -> RunOutcome:
         session.recorder.set_status(RunStatus.RUNNING)
         began.set()
         free.wait()
-        return Outcome()
+        return RunOutcome()
 
     monkeypatch.setattr(training_run, "_run", busy)
     folder = server.start(CONFIG)

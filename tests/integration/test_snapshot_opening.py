@@ -19,7 +19,7 @@ from stepscope.cli import snapshot as command
 from stepscope.memory.snapshots import open_snapshot as opening
 from stepscope.memory.snapshots.load import SnapshotError
 from stepscope.memory.snapshots.open_snapshot import (
-    Opening,
+    SnapshotLoadTask,
     kept_summary,
     open_snapshot,
     summary_path,
@@ -50,11 +50,11 @@ def test_a_snapshot_is_opened_once(real: Path, spare: Path) -> None:
     assert shares
     kept = summary_path(real)
     made = kept.stat().st_mtime_ns
-    again = Opening(real, spare, kept_summary(real, spare))
+    again = SnapshotLoadTask(real, spare, kept_summary(real, spare))
     assert again.summary == first  # at once: no process
     assert kept.stat().st_mtime_ns == made
     os.utime(real, ns=(1, 1))
-    later = Opening(real, spare, kept_summary(real, spare))
+    later = SnapshotLoadTask(real, spare, kept_summary(real, spare))
     assert later.summary is None
     later.close()
 
@@ -132,7 +132,7 @@ def test_the_process_ends_with_the_command_that_has_started_it(tmp_path: Path) -
 def test_a_file_that_changes_while_it_is_read_is_told(
     real: Path, spare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = Opening(real, spare)
+    state = SnapshotLoadTask(real, spare)
     os.utime(real, ns=(5, 5))
     while not state.poll():
         pass

@@ -20,7 +20,7 @@ from dashboard.stragglers import Stragglers
 from dashboard.verdicts import Verdicts
 from stepscope.distributed.stragglers.reader import ROWS, recent_times
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from tests.support.polls import poll, server
 from tests.support.recorded_runs import Row, write_run
 from tests.support.straggler_cases import CASES
@@ -135,7 +135,7 @@ def test_a_live_job_is_looked_at_aside_and_seldom(tmp_path: Path) -> None:
     now[0] += 3.0
     ranks.of(live)
     assert len(looks) == 2
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         shown = Verdicts(lambda: now[0], ranks).of(reader, live, lambda name, value: True)
     assert shown is not None
     assert shown.text == found.text
@@ -145,7 +145,7 @@ def test_a_long_run_costs_no_more_than_a_short_one(tmp_path: Path) -> None:
     values = {"perf/step_time": 0.01, "perf/comm_wait": 0.001}
     rows: list[Row] = [(0.01 * i, i, values) for i in range(20 * ROWS)]
     folder = write_run(tmp_path / "long", {"world_size": 2}, steps=rows)
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         times = recent_times(reader, 0, {"device": "cpu"})
     assert len(times.steps) < ROWS
     rare: list[Row] = [
@@ -153,7 +153,7 @@ def test_a_long_run_costs_no_more_than_a_short_one(tmp_path: Path) -> None:
         for i in range(20 * ROWS)
     ]
     folder = write_run(tmp_path / "rare", {"world_size": 2}, steps=rare)
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         times = recent_times(reader, 0, {"device": "cpu"})
     assert 40 <= len(times.steps) <= 64
 

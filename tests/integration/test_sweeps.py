@@ -12,7 +12,7 @@ import pytest
 
 from dashboard.services import Services
 from dashboard.sweep_content import SweepStatus
-from dashboard.sweeps import Sweep
+from dashboard.sweeps import StoredSweep
 from stepscope.run import RunError, RunStatus, process_of, read_run
 from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
@@ -43,7 +43,7 @@ def samples(server: Services, sweep_id: str) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def ended(server: Services, sweep_id: str) -> Sweep:
+def ended(server: Services, sweep_id: str) -> StoredSweep:
     wait_until(lambda: not server.sweeps.read(sweep_id).live, 100)
     return server.sweeps.read(sweep_id)
 

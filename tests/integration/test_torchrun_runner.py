@@ -20,7 +20,7 @@ import pytest
 from stepscope.recorder.recorder import CommandName
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunInfo, RunStatus, read_run, write_run_json
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from stepscope.store.reader import EVERY, send_command
 from tests.support.recorded_runs import write_run
 from tests.support.waiting import wait_until
@@ -67,7 +67,7 @@ def step_of(folder: Path) -> int:
 
 def steps(folder: Path, rank: int) -> list[int]:
     """Every step whose loss a rank has stored."""
-    with RunReader(folder, rank) as reader:
+    with StoreReader(folder, rank) as reader:
         (info,) = [info for info in reader.series() if info.stream == "steps"]
         block = reader.read(info.id, 0, info.rows, 1)
         recorded = block.count[block.keys.index("train/loss")] > 0
@@ -200,7 +200,7 @@ def test_a_killed_rank_restarts_all_and_nothing_is_lost(tmp_path: Path) -> None:
     resumed = int(saved.stem.removeprefix("step-"))
     known = {"number": 1, "of": 2, "rank": 1, "exit_code": exit_code, "step": resumed}
     assert ended.run_json["restart"] == known | {"cause": ended.run_json["restart"]["cause"]}
-    with RunReader(ended.folder) as reader:
+    with StoreReader(ended.folder) as reader:
         (event,) = [one for one in reader.events(limit=EVERY) if one.kind == "restart"]
     how = KILLED[exit_code].removeprefix("Rank 1 ").removesuffix(".")
     assert event.text == f"Restart 1 of 2: rank 1 {how}; resumes after step {resumed:,}."

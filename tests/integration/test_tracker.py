@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from stepscope.run import RunInfo, RunKind, RunStatus, read_run, run_folders
-from stepscope.store import RunReader
-from stepscope.store.blocks import Block
+from stepscope.store import StoreReader
+from stepscope.store.blocks import SeriesBlock
 from stepscope.store.reader import send_command
 from tests.support.waiting import wait_until
 
@@ -42,13 +42,13 @@ def only_run(runs: Path) -> RunInfo:
     return read_run(folder)
 
 
-def step_rows(run: RunInfo) -> Block:
-    with RunReader(run.folder) as reader:
+def step_rows(run: RunInfo) -> SeriesBlock:
+    with StoreReader(run.folder) as reader:
         (info,) = (info for info in reader.series() if info.stream == "steps")
         return reader.read(info.id, 0, info.rows, 1)
 
 
-def values(block: Block, key: str) -> list[float]:
+def values(block: SeriesBlock, key: str) -> list[float]:
     line = block.mean[block.keys.index(key)]
     found: list[float] = line[~np.isnan(line)].tolist()
     return found
@@ -80,7 +80,7 @@ rec.event("half way", note=1)
     assert values(rows, "val/accuracy") == [91.0, 92.0]
     assert values(rows, "val/loss") == [0.5, 0.5]
     assert len(values(rows, "perf/step_time")) == 99, "the first step has none"
-    with RunReader(run.folder) as reader:
+    with StoreReader(run.folder) as reader:
         assert [event.text for event in reader.events()] == ["half way"]
 
 
@@ -340,7 +340,7 @@ while True:
     )
 
     def texts() -> list[str]:
-        with RunReader(only_run(tmp_path).folder) as reader:
+        with StoreReader(only_run(tmp_path).folder) as reader:
             return [event.text for event in reader.events()]
 
     wait_until(lambda: bool(list(run_folders(tmp_path))) and only_run(tmp_path).status.live)

@@ -22,11 +22,11 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.recorder.cuda_readback import Row, RowSink
+from stepscope.recorder.cuda_readback import MetricRow, RowSink
 from stepscope.run import RUN_JSON, RunStatus
 from stepscope.run.rank_info import read_run_json
 from stepscope.session import session
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import background, fails_at, small
 from tests.support.waiting import wait_for
@@ -70,7 +70,7 @@ def test_nan_may_continue_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> 
     assert ended["status"] == "finished"
     assert ended["step"] == ended["total_steps"]
     assert [event.kind for event in events(tmp_path)].count("nan") == 1
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         (info,) = (info for info in reader.series() if info.stream == "steps")
         block = reader.read(info.id, 0, info.rows, 1)
     loss = block.keys.index("train/loss")
@@ -126,9 +126,11 @@ class LateReader(HostReader):
 
     def __init__(self, sink: RowSink) -> None:
         super().__init__(sink)
-        self._late: list[tuple[int, float, Row, dict[str, torch.Tensor]]] = []
+        self._late: list[tuple[int, float, MetricRow, dict[str, torch.Tensor]]] = []
 
-    def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, torch.Tensor]) -> None:
+    def put(
+        self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, torch.Tensor]
+    ) -> None:
         self._late.append((step, ts, row, dict(scalars)))
 
     def flush(self) -> None:
@@ -185,7 +187,7 @@ def test_what_fails_before_training_is_told_like_any_failure(
 def test_losses_that_the_gpu_did_not_give_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def drop(self: HostReader, step: int, ts: float, row: Row, scalars: object) -> None:
+    def drop(self: HostReader, step: int, ts: float, row: MetricRow, scalars: object) -> None:
         self.dropped += 1
         self._sink(step, ts, row)
 
@@ -208,7 +210,9 @@ def test_after_a_cuda_error_the_buffers_are_kept_for_good(
     kept: list[object] = []
     monkeypatch.setattr(training_run, "keep_for_good", kept.append)
     monkeypatch.setattr(training_run, "make_loader", remembered)
-    monkeypatch.setattr(training_run, "lost_device_reason", lambda index: "an illegal memory access")
+    monkeypatch.setattr(
+        training_run, "lost_device_reason", lambda index: "an illegal memory access"
+    )
     fails_at(monkeypatch, 3, RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
     assert "restart the server" in run(small(Workload.DIGITS_MLP), tmp_path)["reason"]
     gc.collect()

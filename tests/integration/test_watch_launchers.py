@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.run.rank_info import RankFile, read_rank_file
+from stepscope.run.rank_info import RankMetadata, read_rank_file
 from stepscope.run.rank_status import rank_states
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from stepscope.store.reader import send_command
 from tests.support.watched_scripts import SCRIPTS
 
@@ -63,7 +63,7 @@ def the_run(root: Path) -> list[dict[str, Any]]:
     said = [json.loads((folder / name).read_text()) for name in ("run.json", "rank1.json")]
     assert [(rank["rank"], rank["world_size"]) for rank in said] == [(0, 2), (1, 2)]
     for number in (0, 1):
-        with RunReader(folder, number) as reader:
+        with StoreReader(folder, number) as reader:
             found = {info.stream: info for info in reader.series()}
             steps, samples = found["steps"], found["samples"]
             rows = reader.read(steps.id, 0, steps.rows, 1)
@@ -156,7 +156,7 @@ def test_stop_ends_all_ranks_at_the_same_step(tmp_path: Path, how: str) -> None:
         process.kill()
 
 
-def files(folder: Path) -> list[RankFile]:
+def files(folder: Path) -> list[RankMetadata]:
     return [read_rank_file(folder, number) for number in range(2)]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.session import stop
-from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import send_command
 from tests.support.run_values import steps_of
 from tests.support.watched_scripts import AS_MODULE, SCRIPTS, run, watched_like_bare
@@ -193,7 +193,7 @@ def test_training_gives_the_same_losses_to_the_last_bit(tmp_path: Path) -> None:
     assert found.run_json["device"] == "cpu"
     # Plain 8, accumulation 4, GAN 8 of both optimizers, workers 8; of two threads one is recorded.
     assert found.run_json["step"] == 28
-    with RunReader(found.folder) as reader:
+    with StoreReader(found.folder) as reader:
         [steps] = [info for info in reader.series() if info.stream == "steps"]
         keys = reader.keys(steps.id)
     assert {"train/loss", "train/lr", "train/grad_norm", "train/loss.optimizer1"} <= set(keys)
@@ -280,7 +280,7 @@ class Endless:
 
         def answered() -> bool:
             try:
-                with RunReader(self.folder) as reader:
+                with StoreReader(self.folder) as reader:
                     found[:] = [
                         event
                         for event in reader.events()
@@ -334,7 +334,7 @@ def test_a_second_stop_ends_a_script_that_ignores_the_first(tmp_path: Path) -> N
         RunStatus.STOPPED,
         "Stopped from the page (SIGTERM).",
     )
-    with RunReader(script.folder) as reader:
+    with StoreReader(script.folder) as reader:
         assert [event.data["signal"] for event in reader.events() if event.kind == "stop"] == [
             "SIGINT",
             "SIGTERM",

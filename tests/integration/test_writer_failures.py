@@ -13,10 +13,10 @@ import pytest
 
 from stepscope.recorder import ring, writer_thread
 from stepscope.recorder.recorder import CommandName, Recorder
-from stepscope.recorder.rows import StepRows
+from stepscope.recorder.rows import StepBlockBuilder
 from stepscope.recorder.writer_thread import WriterThread
 from stepscope.run import RunStatus
-from stepscope.store import Block, RunReader, RunWriter, StoreError
+from stepscope.store import SeriesBlock, StoreError, StoreReader, StoreWriter
 from stepscope.store.blocks import Sample
 from stepscope.store.reader import send_command
 from tests.support.waiting import wait_until
@@ -26,14 +26,14 @@ STEPS = 100
 
 
 def steps(folder: Path) -> list[float]:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         (info,) = (info for info in reader.series() if info.stream == "steps")
         found: list[float] = reader.read(info.id, 0, info.rows, 1).step.tolist()
     return found
 
 
 def texts(folder: Path) -> list[str]:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         return [event.text for event in reader.events()]
 
 
@@ -69,7 +69,7 @@ def test_a_bad_row_costs_no_event_and_no_answer(
     assert texts(tmp_path) == [*(f"before {number}" for number in range(10)), "marked"]
     assert steps(tmp_path) == list(range(1, 11))
     assert recorder.dropped == 10
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         state = reader._connection.execute("SELECT state FROM commands WHERE id = ?", (asked,))
         assert state.fetchone() == ("done",)
         assert [info.rows for info in reader.series() if info.stream == "samples"] == [10]
@@ -98,14 +98,14 @@ def test_a_lost_slot_counts_once_whatever_came_with_it(
 def test_a_step_that_cannot_be_stored_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    go, block = hold(monkeypatch), StepRows.block
+    go, block = hold(monkeypatch), StepBlockBuilder.block
 
-    def refuse(self: StepRows, slots: Any, layouts: Any) -> Block:
+    def refuse(self: StepBlockBuilder, slots: Any, layouts: Any) -> SeriesBlock:
         if np.any(slots["step"] == BAD_STEP):
             raise LookupError("nobody thought of this")
         return block(self, slots, layouts)
 
-    monkeypatch.setattr(StepRows, "block", refuse)
+    monkeypatch.setattr(StepBlockBuilder, "block", refuse)
     recorder = Recorder(tmp_path, name="test")
     for _ in range(STEPS):
         recorder.log_step({"train/loss": 1.0})
@@ -192,7 +192,7 @@ def test_a_store_that_cannot_be_made_whole_is_taken_away(
 ) -> None:
     monkeypatch.setattr("stepscope.store.schema.TABLES", "CREATE TABLE half (x); NONSENSE")
     with pytest.raises(StoreError, match="cannot create"):
-        RunWriter(tmp_path / "rank0.sqlite")
+        StoreWriter(tmp_path / "rank0.sqlite")
     assert list(tmp_path.iterdir()) == []
 
 

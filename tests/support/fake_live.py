@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepscope.memory.model_states import Parts
-from stepscope.session.sampler import Readings
+from stepscope.memory.model_states import ModelStateTracker
+from stepscope.session.sampler import BoundarySampler
 from stepscope.watch import hooks
 from tests.support.fake_recorder import FakeRecorder
 
@@ -45,8 +45,8 @@ class FakeLive:
     devices: list[int | None] = field(default_factory=list)
     boundaries: int = 0
     world_size: int = 1
-    parts: Parts = field(default_factory=Parts)
-    readings: Readings = field(default_factory=Readings)
+    parts: ModelStateTracker = field(default_factory=ModelStateTracker)
+    readings: BoundarySampler = field(default_factory=BoundarySampler)
     serve: Any = None
     oom: FakeOom = field(default_factory=FakeOom)
 

@@ -1,7 +1,7 @@
 """GPUs without a driver: a source whose answers a test sets.
 
-Fair because a `Machine` only calls the methods of `DeviceSource`; what the real source makes of a
-driver's answers is tested in test_nvml.py.
+Fair because a `MachineMonitor` only calls the methods of `DeviceSource`; what the real source
+makes of a driver's answers is tested in test_nvml.py.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepscope.gpu.device_info import DeviceFacts, DeviceInfo
-from stepscope.gpu.machine_monitor import Machine
-from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
+from stepscope.gpu.machine_monitor import MachineMonitor
+from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import DeviceSource
 from stepscope.gpu.xid import NO_INSTANCE, XidEvent, xid_event
 
 GIB = 2**30
 
-TIERS: dict[Tier, tuple[str, ...]] = {
-    Tier.FAST: (
+TIERS: dict[SamplingTier, tuple[str, ...]] = {
+    SamplingTier.FAST: (
         "gpu/util",
         "gpu/mem_util",
         "gpu/mem_used",
@@ -37,7 +37,7 @@ TIERS: dict[Tier, tuple[str, ...]] = {
         "gpu/nvlink_tx",
         "gpu/nvlink_rx",
     ),
-    Tier.MEDIUM: (
+    SamplingTier.MEDIUM: (
         "gpu/temp",
         "gpu/temp_mem",
         "gpu/temp_margin",
@@ -48,8 +48,8 @@ TIERS: dict[Tier, tuple[str, ...]] = {
         "gpu/tensor_active",
         "gpu/dram_active",
     ),
-    Tier.SLOW: ("gpu/power_limit", "gpu/mem_total", "gpu/fan"),
-    Tier.RARE: (
+    SamplingTier.SLOW: ("gpu/power_limit", "gpu/mem_total", "gpu/fan"),
+    SamplingTier.RARE: (
         "gpu/ecc_corrected",
         "gpu/ecc_uncorrected",
         "gpu/remapped_rows",
@@ -124,9 +124,9 @@ def info(index: int = 0, name: str = "NVIDIA H100 80GB HBM3", **changes: Any) ->
     return replace(gpu, **changes)
 
 
-def facts(of: DeviceInfo, **changes: Any) -> DeviceFacts:
+def facts(of: DeviceInfo, **changes: Any) -> DeviceProperties:
     """What the driver tells of an H100 beside its readings."""
-    known = DeviceFacts(
+    known = DeviceProperties(
         uuid=of.uuid,
         name=of.name,
         nvml_index=of.nvml_index,
@@ -176,7 +176,7 @@ class Gpu:
     info: DeviceInfo = field(default_factory=info)
     values: dict[str, float] = field(default_factory=lambda: dict(BUSY))
     missing: dict[str, str] = field(default_factory=dict)
-    facts: DeviceFacts | None = None
+    facts: DeviceProperties | None = None
     processes: tuple[GpuProcess, ...] | None = ()
     recovery: str | None = None
     lost: str | None = None
@@ -189,14 +189,14 @@ class FakeSource:
 
     gpus: list[Gpu] = field(default_factory=list)
     reason: str | None = None
-    reads: list[tuple[str, Tier]] = field(default_factory=list)
+    reads: list[tuple[str, SamplingTier]] = field(default_factory=list)
     armed: bool | None = None
     before_read: Callable[[], None] = lambda: None
 
     def devices(self) -> list[DeviceInfo]:
         return [gpu.info for gpu in self.gpus]
 
-    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
+    def read(self, uuid: str, *tiers: SamplingTier) -> dict[str, float]:
         self.before_read()
         self.reads += [(uuid, tier) for tier in tiers]
         gpu = self._gpu(uuid)
@@ -216,7 +216,7 @@ class FakeSource:
     def lost(self, uuid: str) -> str | None:
         return self._gpu(uuid).lost
 
-    def facts(self, uuid: str) -> DeviceFacts | None:
+    def facts(self, uuid: str) -> DeviceProperties | None:
         return self._gpu(uuid).facts
 
     def instances(self, uuid: str) -> list[DeviceInfo]:
@@ -276,10 +276,12 @@ def instance(parent: DeviceInfo, number: int, profile: str) -> Gpu:
     return Gpu(one, sizes, why, known, (who,))
 
 
-def machine(source: Any, clock: FakeClock | None = None) -> Machine:
+def machine(source: Any, clock: FakeClock | None = None) -> MachineMonitor:
     """A machine that sees these GPUs."""
     clock = clock or FakeClock()
-    return Machine(lambda: source, clock=clock, wall_clock=clock.wall, pause=lambda seconds: None)
+    return MachineMonitor(
+        lambda: source, clock=clock, wall_clock=clock.wall, pause=lambda seconds: None
+    )
 
 
 def without(values: Mapping[str, float], *keys: str) -> dict[str, float]:

@@ -16,7 +16,7 @@ from typing import Any
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import run_folders
 from stepscope.run.rank_info import find_rank
-from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import send_command
 from trainer.config import Strategy
 
@@ -36,7 +36,7 @@ class Job:
         return send_command(self.folder, name, args)
 
     def events(self, rank: int) -> list[EventRow]:
-        with RunReader(self.folder, rank) as reader:
+        with StoreReader(self.folder, rank) as reader:
             return [event for event in reader.events(0, 10_000) if event.kind in set(CommandName)]
 
     def answer(self, command_id: int, rank: int = 0) -> EventRow:

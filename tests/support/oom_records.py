@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stepscope.memory.oom.record import Holder, OomRecord, Segments
+from stepscope.memory.oom.record import OomRecord, ProcessMemory, SegmentStats
 
 MIB = 2**20
 GIB = 2**30
@@ -36,7 +36,7 @@ PIECES = replace(
     reserved=1740 * MIB,
     peak_allocated=1500 * MIB,
     inactive_split=840 * MIB,
-    segments=Segments(count=40, largest_free=60 * MIB),
+    segments=SegmentStats(count=40, largest_free=60 * MIB),
 )
 
 """After 20 steps: nearly half of the reserved memory is free in pieces, and more than the demand of
@@ -48,5 +48,5 @@ OTHER = replace(
     reserved=620 * MIB,
     others=1120 * MIB,
     own=828 * MIB,
-    processes=(Holder(pid=77, name="python", memory=1120 * MIB, yours=True),),
+    processes=(ProcessMemory(pid=77, name="python", memory=1120 * MIB, yours=True),),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepscope.profiling.chrome_trace import read_trace
 from stepscope.profiling.summary import (
-    Summary,
+    ProfileSummary,
     summarize,
     summary_name,
     to_text,
@@ -68,7 +68,7 @@ def trace_of(events: list[Any]) -> Any:
     return read_trace(json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "x"}))
 
 
-def summary(*, cuda: bool = True) -> Summary:
+def summary(*, cuda: bool = True) -> ProfileSummary:
     return summarize(trace_of(STEP), first=5, last=6, cuda=cuda, thread=MAIN)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run import process_identity, write_run_json
-from stepscope.store import STORE_NAME, Block, RunWriter, store_name
+from stepscope.store import STORE_NAME, SeriesBlock, StoreWriter, store_name
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded"
 CREATED = 1_700_000_000.0
@@ -34,11 +34,11 @@ def write_run(
     base = {"created": CREATED, "status": "finished", "heartbeat": time.time(), "reason": None}
     if rank == 0:
         write_run_json(folder, base | process_identity() | (run_json or {}))
-    writer = RunWriter(folder / store_name(rank))
+    writer = StoreWriter(folder / store_name(rank))
     with writer.transaction():
         for stream, rows in streams.items():
             moved = [(CREATED + seconds, step, values) for seconds, step, values in rows]
-            writer.append(stream, gpu if stream == "devices" else "", Block.from_rows(moved))
+            writer.append(stream, gpu if stream == "devices" else "", SeriesBlock.from_rows(moved))
     writer.close()
     assert (folder / STORE_NAME).exists() or rank
     return folder

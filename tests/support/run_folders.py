@@ -13,7 +13,7 @@ from stepscope.run import (
     process_identity,
     write_run_json,
 )
-from stepscope.store import Block, RunWriter, store_name
+from stepscope.store import SeriesBlock, StoreWriter, store_name
 
 Row = tuple[float, int, dict[str, float | None]]
 
@@ -31,15 +31,15 @@ def make_run(root: Path, name: str = "r", *, old: bool = False, **run_info: Any)
 
 def make_store(folder: Path, rank: int = 0) -> None:
     """Two steps, of which the second brings a metric; two GPUs; one event with a hostile text."""
-    writer = RunWriter(folder / store_name(rank))
+    writer = StoreWriter(folder / store_name(rank))
     with writer.transaction():
         steps: list[Row] = [(10.5, 1, {"train/loss": 0.1}), (11.0, 2, {"train/loss": None})]
-        writer.append("steps", "", Block.from_rows(steps))
+        writer.append("steps", "", SeriesBlock.from_rows(steps))
     with writer.transaction():
         late: list[Row] = [(12.0, 3, {"train/loss": 0.3, "=cmd()": float("inf")})]
-        writer.append("steps", "", Block.from_rows(late))
+        writer.append("steps", "", SeriesBlock.from_rows(late))
         for uuid in ("GPU-a", "GPU-b"):
             row: list[Row] = [(10.0, 1, {"gpu/util": 50.0})]
-            writer.append("devices", uuid, Block.from_rows(row))
+            writer.append("devices", uuid, SeriesBlock.from_rows(row))
         writer.add_event(9.0, 0, 1, "mark", '=1+1,"\nü', {"after": float("inf"), "list": [1]})
     writer.close()

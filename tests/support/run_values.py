@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from stepscope.run import RunInfo
-from stepscope.store import EventRow, RunReader
+from stepscope.store import EventRow, StoreReader
 from tests.support.waiting import wait_for
 
 
 def metric(folder: Path, key: str, stream: str = "steps") -> np.ndarray:
     """All values of a metric, gaps left out."""
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         info = next(series for series in reader.series() if series.stream == stream)
         block = reader.read(info.id, 0, info.rows, 1)
     values = block.mean[block.keys.index(key)]
@@ -24,7 +24,7 @@ def metric(folder: Path, key: str, stream: str = "steps") -> np.ndarray:
 
 
 def events(folder: Path) -> list[EventRow]:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         return reader.events(limit=10_000)
 
 
@@ -42,7 +42,7 @@ def event_of(folder: Path, kind: str) -> EventRow:
 
 def recorded(folder: Path, key: str, rank: int = 0) -> list[float]:
     """All values of a metric of the sampler."""
-    with RunReader(folder, rank) as reader:
+    with StoreReader(folder, rank) as reader:
         [samples] = [info for info in reader.series() if info.stream == "samples"]
         block = reader.read(samples.id, 0, samples.rows, 1)
         if key not in block.keys:
@@ -53,7 +53,7 @@ def recorded(folder: Path, key: str, rank: int = 0) -> list[float]:
 
 def values(run: RunInfo) -> dict[str, list[tuple[int, float]]]:
     """Return (step, value) of every metric of the run's steps."""
-    with RunReader(run.folder) as reader:
+    with StoreReader(run.folder) as reader:
         (series,) = [series for series in reader.series() if series.stream == "steps"]
         block = reader.read(series.id, 0, series.rows, 1)
     return {
@@ -67,10 +67,10 @@ def values(run: RunInfo) -> dict[str, list[tuple[int, float]]]:
 
 
 def steps_of(folder: Path, rank: int = 0) -> int:
-    with RunReader(folder, rank) as reader:
+    with StoreReader(folder, rank) as reader:
         return sum(info.rows for info in reader.series() if info.stream == "steps")
 
 
 def alerts(folder: Path) -> list[EventRow]:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         return [event for event in reader.events(0, 10_000) if event.kind == "alert"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.run import RunStatus, read_run
-from stepscope.store.reader import RunReader
+from stepscope.store.reader import StoreReader
 from trainer.config import RunConfig, Runner, Strategy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +77,7 @@ def launch(
 
 def recorded(folder: Path, key: str, rank: int = 0) -> np.ndarray:
     """Return all values of a metric that a rank has recorded at its steps, gaps left out."""
-    with RunReader(folder, rank) as reader:
+    with StoreReader(folder, rank) as reader:
         info = next(series for series in reader.series() if series.stream == "steps")
         block = reader.read(info.id, 0, info.rows, 1)
     values = block.mean[block.keys.index(key)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
-from stepscope.store import EventRow, RunReader
+from stepscope.store import EventRow, StoreReader
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 ROOT = SCRIPTS.parents[1]
@@ -91,7 +91,7 @@ def watch(runs: Path, script: str, *arguments: str) -> Captured:
     [folder] = run_folders(runs)
     assert read_run(folder).status is RunStatus.FINISHED, done.stderr
     assert "will be missing" not in done.stderr
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         info = next(series for series in reader.series() if series.stream == "steps")
         block = reader.read(info.id, 0, info.rows, 1)
         events = reader.events(limit=10_000)

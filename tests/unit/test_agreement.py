@@ -10,7 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.commands.command import Command, CommandName
-from stepscope.commands.consensus import ANSWER_S, HOLDS, KEPT, Leader, Member, Notice, State
+from stepscope.commands.consensus import (
+    ANSWER_S,
+    HOLDS,
+    KEPT,
+    Coordinator,
+    Participant,
+    Proposal,
+    ProposalState,
+)
 
 LOOK_AFTER, LOOK_BEFORE = 1, 2
 
@@ -38,7 +46,7 @@ class Rank:
     """Boundaries of each step, as with a second optimizer or in validation."""
     step: int = 0
     alive: bool = True
-    seen: tuple[Notice, ...] = ()
+    seen: tuple[Proposal, ...] = ()
     published: dict[int, int] = field(default_factory=dict)
     served: list[tuple[int, int, int]] = field(default_factory=list)
     """Id of the command, step, and which boundary of the step."""
@@ -46,7 +54,7 @@ class Rank:
     finished: bool = False
 
     def __post_init__(self) -> None:
-        self.member = Member(lambda: self.step, lead=self.lead, clock=self.clock)
+        self.member = Participant(lambda: self.step, lead=self.lead, clock=self.clock)
 
     def train(self, job: Job, steps: int) -> Iterator[None]:
         while self.step < steps:
@@ -84,11 +92,11 @@ class Job:
 
     def __init__(self, ranks: int, lead: int, boundaries: int, steps: int) -> None:
         self.clock = Clock()
-        self.leader = Leader()
+        self.leader = Coordinator()
         self.entered = dict.fromkeys(range(ranks), 0)
         self.ranks = [Rank(number, lead, self.clock, boundaries) for number in range(ranks)]
         self.trainings = [rank.train(self, steps) for rank in self.ranks]
-        self.published: tuple[Notice, ...] = ()
+        self.published: tuple[Proposal, ...] = ()
 
     def lead(self) -> None:
         if not self.ranks[0].alive:
@@ -130,7 +138,7 @@ class Job:
                 self.train(rank)
             self.clock.now_s += ANSWER_S / 50
 
-    def states(self) -> dict[int, State]:
+    def states(self) -> dict[int, ProposalState]:
         return {notice.command.id: notice.state for notice in self.leader.notices}
 
 
@@ -168,7 +176,7 @@ def test_all_ranks_serve_every_command_at_the_same_boundary(
     follow(job, actions, asked, None)
     job.leader.ask(command(10**6, CommandName.RESUME))
     job.settle()
-    assert set(job.states().values()) == {State.DECIDED}
+    assert set(job.states().values()) == {ProposalState.DECIDED}
     served = [rank.served for rank in job.ranks]
     assert [one for one, _, _ in served[0]] == [*sorted(asked), 10**6]
     assert served == [served[0]] * ranks
@@ -188,7 +196,7 @@ def test_a_rank_that_dies_leaves_the_others_with_the_same_commands(
     follow(job, actions, {**asked, 401: CommandName.RESUME}, dying)
     job.ranks[-1].alive = False
     job.settle()
-    assert State.PROPOSED not in job.states().values()
+    assert ProposalState.PROPOSED not in job.states().values()
     left = [rank.served for rank in job.ranks[:-1]]
     assert left == [left[0]] * (ranks - 1)
     # What the dead rank has served, the others have or will, at the same steps.
@@ -223,16 +231,16 @@ def test_a_rank_that_does_not_answer_has_the_command_withdrawn_for_all() -> None
     job.ranks[1].alive = False
     job.leader.ask(command(1))
     job.lead()
-    assert job.states() == {1: State.PROPOSED}
+    assert job.states() == {1: ProposalState.PROPOSED}
     job.clock.now_s = ANSWER_S
     job.lead()
-    assert job.states() == {1: State.WITHDRAWN}
+    assert job.states() == {1: ProposalState.WITHDRAWN}
     assert job.leader.notices[0].why == "rank 1 has not answered for 5 s"
     assert not job.ranks[0].member.waiting
 
 
 def test_a_rank_that_is_gone_is_not_waited_for() -> None:
-    leader = Leader()
+    leader = Coordinator()
     leader.ask(command(1))
     leader.propose(0.0)
     assert leader.decide(0.0, {0: {1: 4}, 1: {}}, {1: "rank 1 is gone"})
@@ -240,16 +248,16 @@ def test_a_rank_that_is_gone_is_not_waited_for() -> None:
 
 
 def test_what_was_suspended_decides_on_no_old_answers() -> None:
-    leader = Leader()
+    leader = Coordinator()
     leader.ask(command(1))
     leader.propose(0.0)
     leader.decide(ANSWER_S, {0: {1: 4}, 1: {1: 5}}, {})
-    assert leader.notices[0].state is State.WITHDRAWN
+    assert leader.notices[0].state is ProposalState.WITHDRAWN
     assert leader.notices[0].why == "rank 0 has not decided for 5 s"
 
 
 def test_a_later_command_is_not_decided_before_an_earlier_one() -> None:
-    leader = Leader()
+    leader = Coordinator()
     for number in (1, 2):
         leader.ask(command(number))
     leader.propose(0.0)
@@ -260,8 +268,8 @@ def test_a_later_command_is_not_decided_before_an_earlier_one() -> None:
 
 def test_a_training_that_is_held_goes_on_without_number_0_and_refuses_a_late_decision() -> None:
     clock, step = Clock(), 3
-    member = Member(lambda: step, lead=1, clock=clock)
-    proposed = Notice(command(1))
+    member = Participant(lambda: step, lead=1, clock=clock)
+    proposed = Proposal(command(1))
     member.hear([proposed])
     assert member.answers == {1: 4}
     step = 4
@@ -270,7 +278,7 @@ def test_a_training_that_is_held_goes_on_without_number_0_and_refuses_a_late_dec
     clock.now_s = HOLDS * ANSWER_S
     assert member.may_leave()
     assert not member.waiting
-    member.hear([Notice(command(1), State.DECIDED, 4)])
+    member.hear([Proposal(command(1), ProposalState.DECIDED, 4)])
     assert [late.command.id for late in member.late] == [1]
     assert member.take() == []
     assert member.may_leave()
@@ -278,25 +286,25 @@ def test_a_training_that_is_held_goes_on_without_number_0_and_refuses_a_late_dec
 
 def test_a_paused_training_is_asked_at_the_step_where_it_stands() -> None:
     step = 3
-    member = Member(lambda: step, lead=1)
-    member.hear([Notice(command(1, CommandName.PAUSE))])
-    member.hear([Notice(command(1, CommandName.PAUSE), State.DECIDED, 4)])
+    member = Participant(lambda: step, lead=1)
+    member.hear([Proposal(command(1, CommandName.PAUSE))])
+    member.hear([Proposal(command(1, CommandName.PAUSE), ProposalState.DECIDED, 4)])
     step = 4
     assert [one.id for one in member.take()] == [1]
-    member.hear([Notice(command(2, CommandName.RESUME))])
+    member.hear([Proposal(command(2, CommandName.RESUME))])
     assert member.answers == {2: 4}
     assert not member.may_leave()
 
 
 @pytest.mark.parametrize(("lead", "answer"), [(LOOK_AFTER, 8), (LOOK_BEFORE, 9)])
 def test_an_answer_is_a_step_that_is_still_to_come(lead: int, answer: int) -> None:
-    member = Member(lambda: 7, lead=lead)
-    member.hear([Notice(command(1))])
+    member = Participant(lambda: 7, lead=lead)
+    member.hear([Proposal(command(1))])
     assert member.answers == {1: answer}
 
 
 def test_put_back_commands_come_first_at_the_next_boundary() -> None:
-    member = Member(lambda: 7, lead=1)
+    member = Participant(lambda: 7, lead=1)
     member.put_back([command(1), command(2)])
     assert member.waiting
     assert [one.id for one in member.take()] == [1, 2]
@@ -305,7 +313,7 @@ def test_put_back_commands_come_first_at_the_next_boundary() -> None:
 
 
 def test_old_notices_are_forgotten_by_all() -> None:
-    leader, member = Leader(), Member(lambda: 7, lead=1)
+    leader, member = Coordinator(), Participant(lambda: 7, lead=1)
     for number in range(3 * KEPT):
         leader.ask(command(number))
         leader.propose(0.0)
@@ -314,18 +322,18 @@ def test_old_notices_are_forgotten_by_all() -> None:
         member.hear(leader.notices)
     assert len(leader.notices) == KEPT
     assert len(member._closed) == KEPT
-    assert [one.id for one in Member(lambda: 7, lead=1).take()] == []
+    assert [one.id for one in Participant(lambda: 7, lead=1).take()] == []
 
 
 def test_only_the_first_boundary_of_a_step_is_the_same_place_on_all_ranks() -> None:
     step = 7
-    member = Member(lambda: step, lead=1)
-    member.hear([Notice(command(1))])
+    member = Participant(lambda: step, lead=1)
+    member.hear([Proposal(command(1))])
     assert member.take() == []  # in validation, or after a second optimizer
-    member.hear([Notice(command(2))])
+    member.hear([Proposal(command(2))])
     assert member.answers == {1: 8, 2: 8}
     assert member.may_leave()
     step = 8
     assert member.take() == []
-    member.hear([Notice(command(3))])
+    member.hear([Proposal(command(3))])
     assert member.answers == {1: 8, 2: 8, 3: 8}

@@ -4,14 +4,14 @@ import os
 from pathlib import Path
 
 from stepscope.commands.command import Command, CommandName
-from stepscope.commands.consensus import FOLDER, NOTICES, AgreementFiles, Notice, State
+from stepscope.commands.consensus import FOLDER, NOTICES, ConsensusFiles, Proposal, ProposalState
 
 
 def test_a_file_of_the_same_inode_and_time_is_read_again(tmp_path: Path) -> None:
     """ext4 gives an inode to the next file but one, and its times may go in ticks of 4 ms."""
-    writer, reader = AgreementFiles(tmp_path, 0), AgreementFiles(tmp_path, 1)
-    proposed = Notice(Command(7, CommandName.MARK, {}))
-    decided = Notice(proposed.command, State.DECIDED, 5)
+    writer, reader = ConsensusFiles(tmp_path, 0), ConsensusFiles(tmp_path, 1)
+    proposed = Proposal(Command(7, CommandName.MARK, {}))
+    decided = Proposal(proposed.command, ProposalState.DECIDED, 5)
     writer.write_notices([proposed])
     assert reader.notices() == [proposed]
     path = tmp_path / FOLDER / NOTICES

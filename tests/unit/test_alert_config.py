@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.alerts import channels, config
-from stepscope.alerts.channels import Command, Webhook, Wrong
-from stepscope.alerts.config import SIZE_LIMIT, Settings, load, path_of
+from stepscope.alerts.channels import AlertConfigError, CommandChannel, WebhookChannel
+from stepscope.alerts.config import SIZE_LIMIT, AlertSettings, load, path_of
 from stepscope.alerts.notifier import Alert
 from stepscope.alerts.rules import (
     DEFAULTS,
@@ -27,24 +27,24 @@ from stepscope.alerts.rules import (
     RUN_FAILED,
     RUN_FINISHED,
     THROTTLING,
+    AlertRule,
+    AlertState,
     Comparison,
-    Level,
-    Rule,
-    State,
+    Severity,
 )
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "alerts.md"
 SECRET = "T0KEN"
 
 
-def read(folder: Path, text: str, mode: int = 0o600) -> Settings:
+def read(folder: Path, text: str, mode: int = 0o600) -> AlertSettings:
     path = folder / "alerts.toml"
     path.write_text(text)
     path.chmod(mode)
     return load({"STEPSCOPE_ALERTS": str(path)})
 
 
-def rule_of(settings: Settings, name: str) -> Rule:
+def rule_of(settings: AlertSettings, name: str) -> AlertRule:
     (found,) = (rule for rule in settings.rules if rule.name == name)
     return found
 
@@ -52,8 +52,8 @@ def rule_of(settings: Settings, name: str) -> Rule:
 def test_without_a_file_the_defaults_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     expected = tmp_path / ".config" / "stepscope" / "alerts.toml"
-    assert load({}) == Settings(path=expected)
-    assert load({"STEPSCOPE_ALERTS": ""}) == Settings(path=expected)
+    assert load({}) == AlertSettings(path=expected)
+    assert load({"STEPSCOPE_ALERTS": ""}) == AlertSettings(path=expected)
     assert load({}).rules == DEFAULTS
     assert [rule.name for rule in DEFAULTS if not rule.enabled] == [RUN_FINISHED]
     expected.parent.mkdir(parents=True)
@@ -82,12 +82,16 @@ def test_the_example_of_the_docs_is_taken_as_it_stands(tmp_path: Path) -> None:
     assert rule_of(settings, RUN_FINISHED).enabled
     hot = rule_of(settings, "hot")
     assert (hot.threshold, hot.clear, hot.for_s, hot.clear_s) == (85, 80, 30, 30)
-    assert (hot.metric, hot.level, hot.text) == ("gpu/temp", Level.CRITICAL, "{device} has {value}")
+    assert (hot.metric, hot.level, hot.text) == (
+        "gpu/temp",
+        Severity.CRITICAL,
+        "{device} has {value}",
+    )
     assert settings.command is not None
     assert settings.command.argv[0] == "/usr/bin/logger"
-    assert not settings.command.alert(Level.WARNING, State.RAISED)
-    assert settings.command.alert(Level.CRITICAL, State.RAISED)
-    assert not settings.command.alert(Level.CRITICAL, State.CLEARED)
+    assert not settings.command.alert(Severity.WARNING, AlertState.RAISED)
+    assert settings.command.alert(Severity.CRITICAL, AlertState.RAISED)
+    assert not settings.command.alert(Severity.CRITICAL, AlertState.CLEARED)
     assert settings.webhook is not None
     assert settings.webhook.shown == "https://hooks.example.com/…"
     assert "secret" not in repr(settings)
@@ -298,7 +302,7 @@ def tables(draw: st.DrawFn) -> Any:
 def outcome(checked: Callable[[], object]) -> Any:
     try:
         return checked()
-    except Wrong as problem:
+    except AlertConfigError as problem:
         return problem
 
 
@@ -313,7 +317,7 @@ def test_whatever_stands_there_is_taken_or_refused_by_its_name() -> None:
             ("webhook", lambda: channels.webhook(table)),
         ):
             found = outcome(checked)
-            if isinstance(found, Wrong):
+            if isinstance(found, AlertConfigError):
                 assert str(found).startswith((f"{where}.", f"{where}:"))
                 continue
             taken.add(type(found))
@@ -326,7 +330,7 @@ def test_whatever_stands_there_is_taken_or_refused_by_its_name() -> None:
                 assert not is_bound or found.comparison == field
 
     check()
-    assert taken == {Rule, Command, Webhook}
+    assert taken == {AlertRule, CommandChannel, WebhookChannel}
 
 
 def test_the_docs_json_has_the_fields_of_an_alert() -> None:

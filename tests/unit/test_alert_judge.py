@@ -11,11 +11,11 @@ import pytest
 from stepscope.alerts.evaluator import (
     PATIENCE,
     RETRIED_S,
-    Change,
-    Facts,
-    Judge,
-    Retries,
-    StepClock,
+    AlertInputs,
+    AlertTransition,
+    AllocRetryTracker,
+    RuleEvaluator,
+    StallDetector,
     memory_condition,
     throttling_condition,
     title,
@@ -28,11 +28,11 @@ from stepscope.alerts.rules import (
     MEMORY_FULL,
     NO_STEP,
     THROTTLING,
+    AlertRule,
+    AlertState,
     Comparison,
-    Condition,
-    Rule,
-    Span,
-    State,
+    RuleMatch,
+    WindowStats,
 )
 
 GPU, OTHER = "GPU-a", "GPU-b"
@@ -40,9 +40,9 @@ GIB = 2.0**30
 RULES = {rule.name: rule for rule in DEFAULTS}
 
 
-def facts(now: float, **known: Any) -> Facts:
+def facts(now: float, **known: Any) -> AlertInputs:
     """What is known at one look at a run that trains on GPU."""
-    spans = {place: Span.of(value, 7) for place, value in known.pop("values", {}).items()}
+    spans = {place: WindowStats.of(value, 7) for place, value in known.pop("values", {}).items()}
     base: dict[str, Any] = {
         "step": int(now),
         "step_due": True,
@@ -50,14 +50,14 @@ def facts(now: float, **known: Any) -> Facts:
         "own": GPU,
         "labels": {GPU: "NVIDIA A100", OTHER: "NVIDIA T4"},
     }
-    return Facts(now=now, spans=spans, **(base | known))
+    return AlertInputs(now=now, spans=spans, **(base | known))
 
 
-def told(judge: Judge, looks: Iterable[Facts]) -> list[tuple[float, Change]]:
+def told(judge: RuleEvaluator, looks: Iterable[AlertInputs]) -> list[tuple[float, AlertTransition]]:
     return [(look.now, change) for look in looks for change in judge.look(look)]
 
 
-def states(changes: list[tuple[float, Change]]) -> list[tuple[float, str, str]]:
+def states(changes: list[tuple[float, AlertTransition]]) -> list[tuple[float, str, str]]:
     return [(now, change.rule.name, str(change.state)) for now, change in changes]
 
 
@@ -73,7 +73,7 @@ def test_full_memory_with_retries_is_told_once_and_is_over_when_both_are() -> No
     course = [(76.5, 0), (78, 0), (78, 1), (78, 2), (77, 3), (75, 3), (71, 3), (71, 3)]
     looks = [facts(now, values=memory(*values)) for now, values in enumerate(course)]
     looks += [facts(now, values=memory(71, 3)) for now in (20, 38, 39)]
-    found = told(Judge(DEFAULTS), looks)
+    found = told(RuleEvaluator(DEFAULTS), looks)
     assert states(found) == [(2, MEMORY_FULL, "raised"), (38, MEMORY_FULL, "cleared")]
     assert found[0][1].text.startswith("NVIDIA A100: 98 % of the memory is in use")
     assert found[0][1].value == pytest.approx(97.5)
@@ -82,12 +82,18 @@ def test_full_memory_with_retries_is_told_once_and_is_over_when_both_are() -> No
 
 
 def test_full_memory_without_retries_is_what_a_cache_is_for() -> None:
-    assert told(Judge(DEFAULTS), [facts(now, values=memory(79.9, 0)) for now in range(100)]) == []
-    assert told(Judge(DEFAULTS), [facts(now, values=memory(79.9, None)) for now in range(9)]) == []
+    assert (
+        told(RuleEvaluator(DEFAULTS), [facts(now, values=memory(79.9, 0)) for now in range(100)])
+        == []
+    )
+    assert (
+        told(RuleEvaluator(DEFAULTS), [facts(now, values=memory(79.9, None)) for now in range(9)])
+        == []
+    )
 
 
 def test_retries_count_for_a_minute_and_what_was_before_does_not() -> None:
-    retries = Retries()
+    retries = AllocRetryTracker()
     assert retries.look(0, None) is None
     assert retries.look(1, 5) is False  # of a run before, or before anybody looked
     assert retries.look(2, 6) is True
@@ -100,19 +106,19 @@ def test_retries_count_for_a_minute_and_what_was_before_does_not() -> None:
 @pytest.mark.parametrize(
     ("share", "retried", "expected"),
     [
-        (96.0, True, Condition.HOLDS),
-        (95.0, True, Condition.BETWEEN),
-        (90.0, True, Condition.OVER),
-        (99.0, False, Condition.OVER),
-        (99.0, None, Condition.UNKNOWN),
-        (None, True, Condition.UNKNOWN),
-        (math.nan, True, Condition.UNKNOWN),
+        (96.0, True, RuleMatch.HOLDS),
+        (95.0, True, RuleMatch.BETWEEN),
+        (90.0, True, RuleMatch.OVER),
+        (99.0, False, RuleMatch.OVER),
+        (99.0, None, RuleMatch.UNKNOWN),
+        (None, True, RuleMatch.UNKNOWN),
+        (math.nan, True, RuleMatch.UNKNOWN),
     ],
 )
 def test_memory_is_judged_with_retries(
-    share: float | None, retried: bool | None, expected: Condition
+    share: float | None, retried: bool | None, expected: RuleMatch
 ) -> None:
-    span = None if share is None else Span.of(share, 0)
+    span = None if share is None else WindowStats.of(share, 0)
     assert memory_condition(RULES[MEMORY_FULL], span, retried) is expected
 
 
@@ -122,7 +128,7 @@ def test_a_rank_that_asks_no_driver_judges_its_own_cache() -> None:
         facts(now, values=values | {("", "memory/alloc_retries"): float(now)}, own_total=80 * GIB)
         for now in range(3)
     ]
-    assert [change.rule.name for _, change in told(Judge(DEFAULTS), looks)] == [MEMORY_FULL]
+    assert [change.rule.name for _, change in told(RuleEvaluator(DEFAULTS), looks)] == [MEMORY_FULL]
 
 
 # --- throttling, lost GPUs ---
@@ -131,22 +137,22 @@ def test_a_rank_that_asks_no_driver_judges_its_own_cache() -> None:
 @pytest.mark.parametrize(
     ("mask", "expected", "words"),
     [
-        (0x20, Condition.HOLDS, "software thermal slowdown"),
-        (0x68, Condition.HOLDS, "software thermal slowdown, hardware thermal slowdown"),
-        (0x04, Condition.OVER, ""),  # the power cap at full load is normal
-        (0x80, Condition.OVER, ""),
-        (0x01, Condition.OVER, ""),
-        (math.nan, Condition.UNKNOWN, ""),
-        (-1.0, Condition.UNKNOWN, ""),
+        (0x20, RuleMatch.HOLDS, "software thermal slowdown"),
+        (0x68, RuleMatch.HOLDS, "software thermal slowdown, hardware thermal slowdown"),
+        (0x04, RuleMatch.OVER, ""),  # the power cap at full load is normal
+        (0x80, RuleMatch.OVER, ""),
+        (0x01, RuleMatch.OVER, ""),
+        (math.nan, RuleMatch.UNKNOWN, ""),
+        (-1.0, RuleMatch.UNKNOWN, ""),
     ],
 )
-def test_only_heat_is_throttling(mask: float, expected: Condition, words: str) -> None:
-    assert throttling_condition(Span.of(mask, 0)) == (expected, words)
+def test_only_heat_is_throttling(mask: float, expected: RuleMatch, words: str) -> None:
+    assert throttling_condition(WindowStats.of(mask, 0)) == (expected, words)
 
 
 def test_heat_is_told_of_the_gpu_that_trains_alone() -> None:
     values = {(GPU, "gpu/throttle_reasons"): 64.0, (OTHER, "gpu/throttle_reasons"): 64.0}
-    found = told(Judge(DEFAULTS), [facts(now, values=values) for now in range(20)])
+    found = told(RuleEvaluator(DEFAULTS), [facts(now, values=values) for now in range(20)])
     assert states(found) == [(5, THROTTLING, "raised")]
     text = "NVIDIA A100: clocks lowered by hardware thermal slowdown for 5 s"
     assert found[0][1].text == text
@@ -154,19 +160,21 @@ def test_heat_is_told_of_the_gpu_that_trains_alone() -> None:
 
 def test_heat_that_flickers_is_throttling() -> None:
     masks = [32.0] * 8 + [0.0] * 2  # the newest sample of each look is without the bit
-    spans = {(GPU, "gpu/throttle_reasons"): Span.of_all(masks)}
-    looks = [Facts(now=now, spans=spans, trains_on=frozenset({GPU})) for now in range(10)]
-    found = told(Judge(DEFAULTS), looks)
+    spans = {(GPU, "gpu/throttle_reasons"): WindowStats.of_all(masks)}
+    looks = [AlertInputs(now=now, spans=spans, trains_on=frozenset({GPU})) for now in range(10)]
+    found = told(RuleEvaluator(DEFAULTS), looks)
     assert states(found) == [(5, THROTTLING, "raised")]
     assert "software thermal slowdown" in found[0][1].text
-    both = Span.of(32.0, None).then(Span.of(64.0, None)).then(Span.of(0.0, None))
+    both = (
+        WindowStats.of(32.0, None).then(WindowStats.of(64.0, None)).then(WindowStats.of(0.0, None))
+    )
     assert both.bits == 96
 
 
 def test_a_lost_gpu_is_told_and_so_is_its_return() -> None:
     gone = {OTHER: "GPU is lost"}
     looks = [facts(0), facts(1, lost=gone), facts(2, lost=gone), facts(3), facts(32), facts(33)]
-    found = told(Judge(DEFAULTS), looks)
+    found = told(RuleEvaluator(DEFAULTS), looks)
     assert states(found) == [(1, GPU_LOST, "raised"), (33, GPU_LOST, "cleared")]
     assert found[0][1].text == "NVIDIA T4: GPU is lost"
     assert found[1][1].text == "GPU lost (NVIDIA T4): cleared after 32 s"
@@ -184,7 +192,7 @@ def test_a_loss_that_is_no_number_is_told_with_its_step_and_each_loss_for_itself
     looks = [facts(0, values=losses | {("", "train/loss"): 1.0})]
     looks += [facts(now, values=losses) for now in (1, 2)]
     looks += [facts(now, values=losses | {("", "train/loss"): 1.0}) for now in (3, 12, 13)]
-    found = told(Judge(DEFAULTS), looks)
+    found = told(RuleEvaluator(DEFAULTS), looks)
     assert states(found) == [(1, LOSS, "raised"), (13, LOSS, "cleared")]
     assert found[0][1].text == "train/loss is NaN at step 7"
     assert found[1][1].text == "Loss not finite (train/loss): cleared after 12 s"
@@ -195,7 +203,7 @@ def test_a_loss_that_is_no_number_is_told_with_its_step_and_each_loss_for_itself
 
 
 def clocked(course: Iterable[tuple[float, int, bool, int]]) -> list[float | None]:
-    clock = StepClock()
+    clock = StallDetector()
     return [clock.look(now, step, due=due, sign=sign) for now, step, due, sign in course]
 
 
@@ -213,17 +221,19 @@ def test_a_pause_and_work_that_is_no_step_begin_the_wait_anew() -> None:
     assert clocked([*warm, *validated])[-3:] == [0, 20, 0]
 
 
-def stalled(from_s: int, to_s: int, every_s: int = 1, step: int = 9, **known: Any) -> list[Facts]:
+def stalled(
+    from_s: int, to_s: int, every_s: int = 1, step: int = 9, **known: Any
+) -> list[AlertInputs]:
     return [facts(now, step=step, **known) for now in range(from_s, to_s, every_s)]
 
 
-def steps(count: int, every_s: int = 1) -> list[Facts]:
+def steps(count: int, every_s: int = 1) -> list[AlertInputs]:
     return [facts(every_s * step, step=step) for step in range(count)]
 
 
 def test_a_minute_without_a_step_is_told_once_and_is_over_at_the_next_step() -> None:
     looks = [*steps(10), *stalled(10, 200), facts(200, step=10), facts(201, step=11)]
-    found = told(Judge(DEFAULTS), looks)
+    found = told(RuleEvaluator(DEFAULTS), looks)
     assert states(found) == [(69, NO_STEP, "raised"), (200, NO_STEP, "cleared")]
     assert found[0][1].text == "No step for 1 min 00 s: the last was step 9"
     assert found[0][1].value == 60
@@ -236,19 +246,19 @@ def test_a_minute_without_a_step_is_told_once_and_is_over_at_the_next_step() -> 
         [facts(now, step=9, sign=now // 30) for now in range(10, 500)],  # validates
     ],
 )
-def test_a_run_that_owes_no_step_is_left_alone(quiet: list[Facts]) -> None:
-    assert told(Judge(DEFAULTS), [*steps(10), *quiet]) == []
+def test_a_run_that_owes_no_step_is_left_alone(quiet: list[AlertInputs]) -> None:
+    assert told(RuleEvaluator(DEFAULTS), [*steps(10), *quiet]) == []
 
 
 def test_the_first_steps_may_take_as_long_as_they_like() -> None:
     compiles = [*stalled(0, 300, step=0), *stalled(300, 600, step=1), *stalled(600, 900, step=2)]
-    assert told(Judge(DEFAULTS), compiles) == []
+    assert told(RuleEvaluator(DEFAULTS), compiles) == []
 
 
 def test_long_steps_raise_the_limit_for_the_next_ones() -> None:
     slow = steps(10, every_s=100)
     limit = PATIENCE * 100
-    found = told(Judge(DEFAULTS), [*slow, *stalled(900, 2000)])
+    found = told(RuleEvaluator(DEFAULTS), [*slow, *stalled(900, 2000)])
     raised = [now for now, change in found if change.rule.name == NO_STEP]
     # The first step that was seen as a long one was told of; after it the limit is known.
     assert raised[-1] == 900 + limit
@@ -257,13 +267,13 @@ def test_long_steps_raise_the_limit_for_the_next_ones() -> None:
 # --- idle ---
 
 
-def idle(util: float, from_s: int, to_s: int, **known: Any) -> list[Facts]:
+def idle(util: float, from_s: int, to_s: int, **known: Any) -> list[AlertInputs]:
     values = {(GPU, "gpu/util"): util, (OTHER, "gpu/util"): 0.0}
     return [facts(now, values=values, **known) for now in range(from_s, to_s)]
 
 
 def test_an_idle_gpu_is_told_after_a_minute_of_training_on_it() -> None:
-    found = told(Judge(DEFAULTS), [*steps(5), *idle(0, 5, 100), *idle(80, 100, 120)])
+    found = told(RuleEvaluator(DEFAULTS), [*steps(5), *idle(0, 5, 100), *idle(80, 100, 120)])
     assert states(found) == [(65, GPU_IDLE, "raised"), (110, GPU_IDLE, "cleared")]
     assert found[0][1].text == (
         "NVIDIA A100 is idle: utilization below 5 % for 1 min 00 s, while the run trains on it"
@@ -281,15 +291,15 @@ def test_an_idle_gpu_is_told_after_a_minute_of_training_on_it() -> None:
     ],
     ids=["busy", "paused", "on the CPU", "before the first steps", "not for long enough"],
 )
-def test_a_gpu_may_be_idle(looks: list[Facts]) -> None:
-    assert [c for _, c in told(Judge(DEFAULTS), looks) if c.rule.name == GPU_IDLE] == []
+def test_a_gpu_may_be_idle(looks: list[AlertInputs]) -> None:
+    assert [c for _, c in told(RuleEvaluator(DEFAULTS), looks) if c.rule.name == GPU_IDLE] == []
 
 
 # --- rules of one's own ---
 
 
 def test_a_rule_over_a_metric_of_gpus_has_an_alarm_for_each() -> None:
-    rule = Rule(
+    rule = AlertRule(
         name="hot",
         metric="gpu/temp",
         threshold=85,
@@ -297,7 +307,7 @@ def test_a_rule_over_a_metric_of_gpus_has_an_alarm_for_each() -> None:
         text="{device} has {value} > {threshold}",
     )
     values = {(GPU, "gpu/temp"): 90.0, (OTHER, "gpu/temp"): 70.0}
-    judge = Judge([rule])
+    judge = RuleEvaluator([rule])
     found = told(judge, [facts(0, values=values), facts(1, values=values)])
     assert [change.text for _, change in found] == ["NVIDIA A100 has 90 °C > 85 °C"]
     both = told(judge, [facts(2, values=values | {(OTHER, "gpu/temp"): 86.0})])
@@ -306,21 +316,21 @@ def test_a_rule_over_a_metric_of_gpus_has_an_alarm_for_each() -> None:
 
 def test_what_is_in_braces_and_unknown_stays_as_it_is() -> None:
     text = "{value.__class__} {0} {metric} {value}"
-    rule = Rule(name="big", metric="my/size", threshold=1, text=text)
-    found = told(Judge([rule]), [facts(0, values={("", "my/size"): 2e9})])
+    rule = AlertRule(name="big", metric="my/size", threshold=1, text=text)
+    found = told(RuleEvaluator([rule]), [facts(0, values={("", "my/size"): 2e9})])
     assert found[0][1].text == "{value.__class__} {0} my/size 2e+09"
 
 
 def test_a_rule_that_is_off_and_the_ends_of_runs_are_not_looked_at() -> None:
-    rule = Rule(
+    rule = AlertRule(
         name="x", metric="a", comparison=Comparison.BELOW, threshold=5, enabled=False, text="x"
     )
-    assert told(Judge([rule, *DEFAULTS]), [facts(0, values={("", "a"): 1.0})]) == []
+    assert told(RuleEvaluator([rule, *DEFAULTS]), [facts(0, values={("", "a"): 1.0})]) == []
 
 
 def test_bytes_are_shown_in_binary_units_and_names_as_words() -> None:
-    rule = Rule(name="rss", metric="process/rss", threshold=GIB, text="{value} > {threshold}")
-    found = told(Judge([rule]), [facts(0, values={("", "process/rss"): 2 * GIB})])
+    rule = AlertRule(name="rss", metric="process/rss", threshold=GIB, text="{value} > {threshold}")
+    found = told(RuleEvaluator([rule]), [facts(0, values={("", "process/rss"): 2 * GIB})])
     assert found[0][1].text == "2.00 GiB > 1.00 GiB"
-    assert found[0][1].state is State.RAISED
+    assert found[0][1].state is AlertState.RAISED
     assert title("own-rule_gpu") == "Own rule GPU"

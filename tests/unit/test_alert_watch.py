@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.alerts.config import Settings
-from stepscope.alerts.monitor import STALE_S, Watch
-from stepscope.alerts.notifier import Actions
-from stepscope.alerts.rules import DEFAULTS, Rule
+from stepscope.alerts.config import AlertSettings
+from stepscope.alerts.monitor import STALE_S, AlertMonitor
+from stepscope.alerts.notifier import AlertNotifier
+from stepscope.alerts.rules import DEFAULTS, AlertRule
 from stepscope.run import RunStatus
-from stepscope.store import Block
+from stepscope.store import SeriesBlock
 from stepscope.store.blocks import RECORDED_NAN, Event, Sample
 
-NOTHING = Block.raw((), np.empty(0), np.empty(0), np.empty((0, 0)))
-HOT = Rule(name="hot", metric="gpu/temp", threshold=85, clear=80, for_s=10, text="{device} is hot")
+NOTHING = SeriesBlock.raw((), np.empty(0), np.empty(0), np.empty((0, 0)))
+HOT = AlertRule(
+    name="hot", metric="gpu/temp", threshold=85, clear=80, for_s=10, text="{device} is hot"
+)
 
 
 @dataclass
@@ -28,14 +30,14 @@ class Bench:
     """A watch with a clock of its own, which a look moves on by a second."""
 
     folder: Path
-    rules: tuple[Rule, ...] = DEFAULTS
+    rules: tuple[AlertRule, ...] = DEFAULTS
     rank: int = 0
     now: float = 0.0
     run_json: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        settings = Settings(rules=self.rules, path=Path("alerts.toml"))
-        self.watch = Watch(settings, self.folder, rank=self.rank, clock=lambda: self.now)
+        settings = AlertSettings(rules=self.rules, path=Path("alerts.toml"))
+        self.watch = AlertMonitor(settings, self.folder, rank=self.rank, clock=lambda: self.now)
         self.run_json = {
             "status": "running",
             "kind": "init",
@@ -47,7 +49,7 @@ class Bench:
         keys = tuple(key.replace("_", "/", 1) for key in values)
         count = len(next(iter(values.values())))
         axis = np.arange(count, dtype=float)
-        self.watch.saw(Block.raw(keys, axis, axis, np.array(list(values.values()))), ())
+        self.watch.saw(SeriesBlock.raw(keys, axis, axis, np.array(list(values.values()))), ())
 
     def sampled(self, source: str, **values: float) -> None:
         named = {key.replace("_", "/", 1): value for key, value in values.items()}
@@ -90,8 +92,13 @@ def test_a_run_of_one_process_speaks_of_its_own_gpu(tmp_path: Path) -> None:
 
 
 def test_a_sampled_value_grows_old_and_one_of_a_step_does_not(tmp_path: Path) -> None:
-    slow = Rule(name="slow", metric="my/score", threshold=1, clear=1, for_s=STALE_S + 20, text="x")
-    rules = (Rule(name="long", metric="gpu/temp", threshold=85, for_s=STALE_S + 20, text="x"), slow)
+    slow = AlertRule(
+        name="slow", metric="my/score", threshold=1, clear=1, for_s=STALE_S + 20, text="x"
+    )
+    rules = (
+        AlertRule(name="long", metric="gpu/temp", threshold=85, for_s=STALE_S + 20, text="x"),
+        slow,
+    )
     bench = Bench(tmp_path, rules)
     bench.sampled("GPU-a", gpu_temp=90.0)
     bench.steps(my_score=[2.0])
@@ -143,7 +150,7 @@ def test_a_job_that_hangs_is_delivered_once_and_is_an_event_of_each_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delivered = []
-    monkeypatch.setattr(Actions, "deliver", lambda self, alert: delivered.append(alert))
+    monkeypatch.setattr(AlertNotifier, "deliver", lambda self, alert: delivered.append(alert))
     for rank in range(3):
         bench = Bench(tmp_path, rank=rank, run_json={"world_size": 3})
         told = [said for look in range(70) for said in bench.look(min(look, 5))]
@@ -185,7 +192,7 @@ def test_lost_and_found_gpus_come_as_events_of_the_sampler(tmp_path: Path) -> No
 def test_how_a_run_ends_is_told_by_who_it_concerns(
     tmp_path: Path, rank: int, status: RunStatus, reason: str | None, rule: str | None
 ) -> None:
-    ending = Rule(name="run_finished", text="Finished at {step}")
+    ending = AlertRule(name="run_finished", text="Finished at {step}")
     rules = (*(rule for rule in DEFAULTS if rule.name != "run_finished"), ending)
     bench = Bench(tmp_path, rules, rank, run_json={"world_size": 2})
     told = bench.watch.ended(bench.run_json, 1200, status, reason)
@@ -216,7 +223,7 @@ def test_a_lost_connection_of_a_run_without_other_ranks_is_a_failure(
 
 
 def test_braces_in_the_reason_of_a_failure_stay_as_they_are(tmp_path: Path) -> None:
-    rule = Rule(name="run_failed", text="At {step}: {value}")
+    rule = AlertRule(name="run_failed", text="At {step}: {value}")
     bench = Bench(tmp_path, (rule,))
     told = bench.watch.ended(bench.run_json, 1200, RunStatus.FAILED, "shape {step} of {value}")
     assert told is not None
@@ -224,8 +231,8 @@ def test_braces_in_the_reason_of_a_failure_stay_as_they_are(tmp_path: Path) -> N
 
 
 def test_alerts_that_are_off_see_and_say_nothing(tmp_path: Path) -> None:
-    watch = Watch(Settings(), tmp_path)
-    block = Block.raw(("train/loss",), np.zeros(1), np.zeros(1), np.array([[RECORDED_NAN]]))
+    watch = AlertMonitor(AlertSettings(), tmp_path)
+    block = SeriesBlock.raw(("train/loss",), np.zeros(1), np.zeros(1), np.array([[RECORDED_NAN]]))
     watch.saw(block, ())
     assert watch.look({"status": "running"}, 0) == []
     assert watch.ended({}, 0, RunStatus.FAILED, "no") is None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.run import RunStatus, process_identity, read_run, restart_expected, write_run_json
-from stepscope.store import RunWriter, store_name
+from stepscope.store import StoreWriter, store_name
 from tests.support.recorded_runs import write_run
 from trainer.config import RunConfig, Runner, Strategy
 from trainer.runners.job_outcome import JobOutcome, end_of, note_job_end, was_told_to_end
@@ -58,7 +58,7 @@ def printed(root: Path, code: int, number: int) -> Path:
 def checkpoint(folder: Path, name: str, step: int, age_s: float = 0.0) -> None:
     (folder / name).write_bytes(b"weights")
     os.utime(folder / name, (time.time() - age_s,) * 2)
-    writer = RunWriter(folder / store_name(0), reopen=True)
+    writer = StoreWriter(folder / store_name(0), reopen=True)
     with writer.transaction():
         writer.add_event(1.0, step, 1, "checkpoint", name, {"ok": True, "path": name})
     writer.close()

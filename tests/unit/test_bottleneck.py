@@ -15,28 +15,28 @@ from stepscope.bottleneck.classify import (
     EXPLAINED,
     MIN_STEPS,
     STANDS_STILL,
-    Figures,
-    Kind,
-    Parts,
+    BottleneckKind,
+    StepAverages,
+    StepBreakdown,
     parts_of,
     verdict,
 )
-from stepscope.bottleneck.recommendations import Setup
+from stepscope.bottleneck.recommendations import RunSetup
 from trainer.config import RunConfig
 
 
-def gpu(config: dict[str, Any] | None = None, **more: Any) -> Setup:
+def gpu(config: dict[str, Any] | None = None, **more: Any) -> RunSetup:
     """One of our runs on an Ampere GPU, with pinned and non-blocking copies."""
     base = RunConfig(pin_memory=True, non_blocking=True).to_dict()
     more = {"on_gpu": True, "own": True, "cores": 16, "capability": (8, 0)} | more
-    return Setup(config=base | (config or {}), **more)
+    return RunSetup(config=base | (config or {}), **more)
 
 
-CPU = Setup(on_gpu=False, own=True, config=RunConfig().to_dict(), cores=8, step_time=0.1)
-SCRIPT = Setup(on_gpu=True, own=False, cores=16)
+CPU = RunSetup(on_gpu=False, own=True, config=RunConfig().to_dict(), cores=8, step_time=0.1)
+SCRIPT = RunSetup(on_gpu=True, own=False, cores=16)
 
 
-def figures(**more: Any) -> Figures:
+def figures(**more: Any) -> StepAverages:
     """A step of 100 ms on a GPU that computes for 95 of them, unless told otherwise."""
     plain: dict[str, Any] = {
         "steps": 200,
@@ -46,7 +46,7 @@ def figures(**more: Any) -> Figures:
         "device_time": 0.095,
         "utilization": 0.96,
     }
-    return Figures(**plain | more)
+    return StepAverages(**plain | more)
 
 
 def test_a_gpu_that_waits_for_data_is_input_bound() -> None:
@@ -86,10 +86,10 @@ def test_the_host_s_wait_for_a_copy_is_counted_once() -> None:
     """The loop waits 40 ms for a batch, 30 of them because the copy blocks it."""
     given = figures(data_wait=0.04, copies=0.03, device_time=0.03, utilization=0.3)
     parts = parts_of(given, gpu({"pin_memory": False, "non_blocking": False}))
-    assert isinstance(parts, Parts)
+    assert isinstance(parts, StepBreakdown)
     assert (parts.data, parts.copies) == (pytest.approx(0.1), pytest.approx(0.3))
     ahead = parts_of(given, gpu())
-    assert isinstance(ahead, Parts)
+    assert isinstance(ahead, StepBreakdown)
     assert ahead.data == pytest.approx(0.4)
 
 
@@ -113,23 +113,23 @@ def test_gaps_are_launch_bound_also_where_only_the_utilization_shows_them() -> N
 
 
 def test_gaps_that_may_be_copies_are_not_called_launches() -> None:
-    assert verdict(figures(copies=None, utilization=0.4), gpu()).kind is Kind.UNCLEAR
+    assert verdict(figures(copies=None, utilization=0.4), gpu()).kind is BottleneckKind.UNCLEAR
 
 
 def test_small_gaps_are_no_verdict_of_their_own() -> None:
-    assert verdict(figures(device_time=0.82), gpu()).kind is Kind.COMPUTE
-    assert verdict(figures(device_time=0.078), gpu()).kind is Kind.UNCLEAR
+    assert verdict(figures(device_time=0.82), gpu()).kind is BottleneckKind.COMPUTE
+    assert verdict(figures(device_time=0.078), gpu()).kind is BottleneckKind.UNCLEAR
 
 
 def test_a_fifth_of_waiting_does_not_make_a_computing_step_input_bound() -> None:
-    waits = Figures(steps=50, step_time=0.1, data_wait=0.019, process_cpu=1.0)
+    waits = StepAverages(steps=50, step_time=0.1, data_wait=0.019, process_cpu=1.0)
     assert verdict(waits, CPU).kind == "compute-bound"
     assert verdict(replace(waits, data_wait=0.021), CPU).kind == "input-bound"
 
 
 def test_two_causes_of_the_same_size_are_not_told_apart() -> None:
     found = verdict(figures(data_wait=0.03, device_time=0.04), gpu())
-    assert found.kind is Kind.UNCLEAR
+    assert found.kind is BottleneckKind.UNCLEAR
     assert not found.kind.names_a_cause
     assert (found.share, found.next) == (None, None)
     assert found.text == (
@@ -162,16 +162,16 @@ def test_throttling_does_not_hide_that_the_gpu_waits() -> None:
 
 def test_a_young_run_says_how_many_steps_are_missing() -> None:
     found = verdict(figures(steps=12), gpu())
-    assert (found.kind, found.missing_steps) == (Kind.TOO_YOUNG, MIN_STEPS - 12)
+    assert (found.kind, found.missing_steps) == (BottleneckKind.TOO_YOUNG, MIN_STEPS - 12)
     assert found.text.startswith("Not enough data yet: 8 more steps are needed")
     assert "1 more step is needed" in verdict(figures(steps=MIN_STEPS - 1), gpu()).text
     assert verdict(figures(steps=MIN_STEPS), gpu()).kind.names_a_cause
-    assert verdict(Figures(steps=0), gpu()).missing_steps == MIN_STEPS
+    assert verdict(StepAverages(steps=0), gpu()).missing_steps == MIN_STEPS
 
 
 def test_what_is_not_known_is_said() -> None:
     blind = verdict(figures(device_time=None, utilization=None), gpu())
-    assert blind.kind is Kind.UNCLEAR
+    assert blind.kind is BottleneckKind.UNCLEAR
     assert "utilization" in blind.text
     assert "DataLoader" in verdict(figures(data_wait=None), SCRIPT).text
 
@@ -180,56 +180,56 @@ def test_without_a_utilization_a_gpu_is_believed_busy_where_the_host_waits_for_i
     """As with MIG, where NVML gives none; between a step's events there may be gaps."""
     ahead = figures(utilization=None, gpu_wait=0.06)
     assert verdict(ahead, gpu()).kind == "compute-bound"
-    assert verdict(replace(ahead, gpu_wait=0.0), gpu()).kind is Kind.UNCLEAR
-    assert verdict(replace(ahead, gpu_wait=None), gpu()).kind is Kind.UNCLEAR
+    assert verdict(replace(ahead, gpu_wait=0.0), gpu()).kind is BottleneckKind.UNCLEAR
+    assert verdict(replace(ahead, gpu_wait=None), gpu()).kind is BottleneckKind.UNCLEAR
     waits = replace(ahead, device_time=0.03, data_wait=0.066)
     assert verdict(waits, gpu()).kind == "input-bound"
 
 
 def test_on_a_cpu_what_is_no_wait_is_computing() -> None:
-    cpu = Figures(steps=200, step_time=0.1, data_wait=0.03, process_cpu=1.0)
+    cpu = StepAverages(steps=200, step_time=0.1, data_wait=0.03, process_cpu=1.0)
     assert verdict(cpu, CPU).kind == "input-bound"
     assert verdict(replace(cpu, data_wait=0.01), CPU).kind == "compute-bound"
     assert "the CPU computes for 90 %" in verdict(replace(cpu, data_wait=0.01), CPU).text
 
 
 def test_a_process_that_neither_computes_nor_loads_is_not_compute_bound() -> None:
-    asleep = Figures(steps=200, step_time=0.1, data_wait=0.01, process_cpu=0.2, host_cpu=0.3)
+    asleep = StepAverages(steps=200, step_time=0.1, data_wait=0.01, process_cpu=0.2, host_cpu=0.3)
     found = verdict(asleep, CPU)
-    assert found.kind is Kind.UNCLEAR
+    assert found.kind is BottleneckKind.UNCLEAR
     assert "70 % waiting for something else" in found.text
     # More threads would make it worse: no cause is named, and nothing to try.
     crowded = verdict(replace(asleep, host_cpu=0.99), CPU)
-    assert crowded.kind is Kind.UNCLEAR
+    assert crowded.kind is BottleneckKind.UNCLEAR
     assert "70 % waiting for a CPU core." in crowded.text
     assert crowded.next is None
-    assert verdict(replace(asleep, host_cpu=None), CPU).kind is Kind.UNCLEAR
+    assert verdict(replace(asleep, host_cpu=None), CPU).kind is BottleneckKind.UNCLEAR
 
 
 def test_without_cpu_time_nothing_is_called_compute_bound() -> None:
     """As with a run of less than a second: it may as well have slept."""
-    blind = Figures(steps=200, step_time=0.001, data_wait=0.0)
+    blind = StepAverages(steps=200, step_time=0.001, data_wait=0.0)
     found = verdict(blind, CPU)
-    assert found.kind is Kind.UNCLEAR
+    assert found.kind is BottleneckKind.UNCLEAR
     assert found.text.startswith(
         "No diagnosis: whether the process computes or waits is unknown; that takes "
         "at least a second of steps."
     )
-    assert verdict(replace(blind, data_wait=0.0006), CPU).kind is Kind.INPUT
-    assert verdict(replace(blind, process_cpu=1.0), CPU).kind is Kind.COMPUTE
+    assert verdict(replace(blind, data_wait=0.0006), CPU).kind is BottleneckKind.INPUT
+    assert verdict(replace(blind, process_cpu=1.0), CPU).kind is BottleneckKind.COMPUTE
 
 
 @pytest.mark.parametrize(
     "setup", [gpu(), gpu({"copy_stream": True}), gpu({"pin_memory": False}), CPU]
 )
-def test_parts_always_sum_to_the_step_and_a_named_cause_explains_enough(setup: Setup) -> None:
+def test_parts_always_sum_to_the_step_and_a_named_cause_explains_enough(setup: RunSetup) -> None:
     draw = random.Random(0)
 
     def some(high: float) -> float | None:
         return None if draw.random() < 0.15 else draw.uniform(0, high)
 
     for _ in range(3000):
-        given = Figures(
+        given = StepAverages(
             steps=draw.randrange(MIN_STEPS, 512),
             step_time=0.1,
             data_wait=some(0.12),
@@ -244,7 +244,7 @@ def test_parts_always_sum_to_the_step_and_a_named_cause_explains_enough(setup: S
         parts = parts_of(given, setup)
         found = verdict(given, setup)
         if isinstance(parts, str):
-            assert found.kind is Kind.UNCLEAR
+            assert found.kind is BottleneckKind.UNCLEAR
             continue
         each = (parts.compute, parts.data, parts.copies, parts.other)
         assert sum(each) == pytest.approx(1)
@@ -252,12 +252,12 @@ def test_parts_always_sum_to_the_step_and_a_named_cause_explains_enough(setup: S
         assert (found.share is not None) == found.kind.names_a_cause == (found.next is not None)
         if found.share is not None:
             assert EXPLAINED - 1e-9 <= found.share <= 1 + 1e-9
-        if found.kind in (Kind.INPUT, Kind.TRANSFER, Kind.LAUNCH):
+        if found.kind in (BottleneckKind.INPUT, BottleneckKind.TRANSFER, BottleneckKind.LAUNCH):
             assert parts.idle > STANDS_STILL
             largest = {
-                Kind.INPUT: parts.data,
-                Kind.TRANSFER: parts.copies,
-                Kind.LAUNCH: parts.other,
+                BottleneckKind.INPUT: parts.data,
+                BottleneckKind.TRANSFER: parts.copies,
+                BottleneckKind.LAUNCH: parts.other,
             }
             assert largest[found.kind] == max(each[1:])
 
@@ -266,7 +266,8 @@ def test_more_waiting_never_ends_an_input_bound_verdict() -> None:
     was = False
     for wait in range(0, 95):
         now = (
-            verdict(Figures(steps=50, step_time=0.1, data_wait=wait / 1000), CPU).kind is Kind.INPUT
+            verdict(StepAverages(steps=50, step_time=0.1, data_wait=wait / 1000), CPU).kind
+            is BottleneckKind.INPUT
         )
         assert now or not was
         was = now
@@ -276,7 +277,7 @@ def test_more_waiting_never_ends_an_input_bound_verdict() -> None:
 # --- what to try next --------------------------------------------------------------------------
 
 
-def proposed(kind: str, setup: Setup, **refused: Any) -> tuple[str | None, Any]:
+def proposed(kind: str, setup: RunSetup, **refused: Any) -> tuple[str | None, Any]:
     """The setting proposed for a verdict of this kind, without those that are `refused`."""
     shown = {
         "input-bound": figures(data_wait=0.06, device_time=0.038),
@@ -341,10 +342,10 @@ def test_every_proposal_is_a_value_of_its_field() -> None:
 
 
 def test_a_long_step_on_a_cpu_may_use_more_threads_and_a_short_one_not() -> None:
-    busy = Figures(steps=50, step_time=0.1, data_wait=0.0, process_cpu=1.0)
+    busy = StepAverages(steps=50, step_time=0.1, data_wait=0.0, process_cpu=1.0)
     assert verdict(busy, CPU).next is not None
 
-    def name(setup: Setup) -> str | None:
+    def name(setup: RunSetup) -> str | None:
         found = verdict(busy, setup).next
         assert found is not None
         return found.name
@@ -365,4 +366,4 @@ def test_a_script_is_told_in_words_what_to_change() -> None:
 
 
 def test_idle_is_what_is_not_computing() -> None:
-    assert Parts(compute=0.4, data=0.3, copies=0.2, other=0.1).idle == pytest.approx(0.6)
+    assert StepBreakdown(compute=0.4, data=0.3, copies=0.2, other=0.1).idle == pytest.approx(0.6)

@@ -12,18 +12,18 @@ import pytest
 from dashboard.charts.chart_spec import COLORS, GPU_COLORS, series_of
 from dashboard.charts.layout import layout
 from dashboard.charts.memory_breakdown import SERIES, TOTAL
-from dashboard.charts.run_view import NO_ALLOCATOR, Fit, Gpu, RunContent
+from dashboard.charts.run_view import NO_ALLOCATOR, LinearFit, RunView, SampledGpu
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 
-CPU = RunContent(
+CPU = RunView(
     has_cuda=False,
     gpu_reason="no NVIDIA driver is installed.",
     allocator_reason=NO_ALLOCATOR,
 )
-H100 = Gpu(uuid="GPU-1", name="NVIDIA H100", memory_bytes=80 * 2**30)
-CUDA = RunContent(has_cuda=True, gpus=(H100,), training_gpu="GPU-1")
-WATCHED = RunContent(
+H100 = SampledGpu(uuid="GPU-1", name="NVIDIA H100", memory_bytes=80 * 2**30)
+CUDA = RunView(has_cuda=True, gpus=(H100,), training_gpu="GPU-1")
+WATCHED = RunView(
     has_cuda=True,
     gpus=(H100,),
     training_gpu="GPU-1",
@@ -32,9 +32,11 @@ WATCHED = RunContent(
     custom=("train/d_real", "val/f1"),
     custom_left=3,
 )
-RECORD = RunContent(has_cuda=False, gpus=(H100,), kind=RunKind.RECORD)
-EIGHT = tuple(Gpu(uuid=f"GPU-{n}", name="A100", index=n, memory_bytes=40 * 2**30) for n in range(8))
-FIT = Fit(x=(0.0, 1.0), y=(1.0, 3.0), slope=2.0, intercept=1.0)
+RECORD = RunView(has_cuda=False, gpus=(H100,), kind=RunKind.RECORD)
+EIGHT = tuple(
+    SampledGpu(uuid=f"GPU-{n}", name="A100", index=n, memory_bytes=40 * 2**30) for n in range(8)
+)
+FIT = LinearFit(x=(0.0, 1.0), y=(1.0, 3.0), slope=2.0, intercept=1.0)
 
 
 def chart(made: dict[str, Any], chart_id: str) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def metrics(entry: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("content", [CPU, CUDA, WATCHED, RECORD])
-def test_every_trace_and_tile_names_a_known_metric_in_its_stream(content: RunContent) -> None:
+def test_every_trace_and_tile_names_a_known_metric_in_its_stream(content: RunView) -> None:
     made = layout(content)
     named = [trace for entry in made["charts"] for trace in entry["traces"]]
     for tile in made["kpis"]:
@@ -84,7 +86,7 @@ def test_a_cuda_run_shows_the_allocator_and_the_device_total() -> None:
 
 
 @pytest.mark.parametrize(("content", "part"), [(CPU, "workers"), (CUDA, "outside")])
-def test_the_memory_chart_can_be_switched_to_the_ledger(content: RunContent, part: str) -> None:
+def test_the_memory_chart_can_be_switched_to_the_ledger(content: RunView, part: str) -> None:
     memory = chart(layout(content), "memory")
     assert memory["kind"] == "ledger"
     parts = [trace for trace in memory["traces"] if trace["series"] == SERIES]
@@ -115,7 +117,7 @@ def test_a_cpu_run_draws_no_gpu_and_says_once_why() -> None:
 
 
 def test_cuda_without_nvml_keeps_the_allocator_and_explains_the_rest() -> None:
-    made = layout(RunContent(has_cuda=True, gpu_reason="NVML is not installed."))
+    made = layout(RunView(has_cuda=True, gpu_reason="NVML is not installed."))
     assert metrics(chart(made, "memory"))[0] == "memory/allocated"
     assert "allocated" in {tile["id"] for tile in made["kpis"]}
     assert made["absent"] == ("No GPU utilization, power or temperature: NVML is not installed.")
@@ -123,8 +125,8 @@ def test_cuda_without_nvml_keeps_the_allocator_and_explains_the_rest() -> None:
 
 def test_what_a_gpu_does_not_give_is_said_once_with_its_reason() -> None:
     lacks = {"gpu/util": "not available with MIG enabled", "gpu/energy": "permission"}
-    gpu = Gpu(uuid="MIG-1", name="H100", missing=lacks | {"gpu/mem_util": lacks["gpu/util"]})
-    made = layout(RunContent(has_cuda=True, gpus=(gpu,), training_gpu="MIG-1"))
+    gpu = SampledGpu(uuid="MIG-1", name="H100", missing=lacks | {"gpu/mem_util": lacks["gpu/util"]})
+    made = layout(RunView(has_cuda=True, gpus=(gpu,), training_gpu="MIG-1"))
     assert made["absent"] == (
         "GPU utilization, memory access: not available with MIG enabled."
     )  # the energy counter is in no chart
@@ -134,14 +136,17 @@ def test_what_a_gpu_does_not_give_is_said_once_with_its_reason() -> None:
 
 
 def test_a_reason_that_only_some_gpus_have_names_them() -> None:
-    gpus = (EIGHT[0], Gpu(uuid="GPU-x", name="A100", index=1, missing={"gpu/power": "lost."}))
-    made = layout(RunContent(has_cuda=True, gpus=gpus, training_gpu="GPU-0"))
+    gpus = (
+        EIGHT[0],
+        SampledGpu(uuid="GPU-x", name="A100", index=1, missing={"gpu/power": "lost."}),
+    )
+    made = layout(RunView(has_cuda=True, gpus=gpus, training_gpu="GPU-0"))
     assert made["absent"] == "Power of GPU 1: lost."
     assert not next(tile for tile in made["kpis"] if tile["id"] == "power")["hide"]
 
 
 def test_several_gpus_get_a_numbered_trace_and_a_color_each() -> None:
-    made = layout(RunContent(has_cuda=True, gpus=EIGHT[:3], training_gpu="GPU-2"))
+    made = layout(RunView(has_cuda=True, gpus=EIGHT[:3], training_gpu="GPU-2"))
     utilization = chart(made, "utilization")
     assert utilization["kind"] == "lines"
     assert [trace["label"] for trace in utilization["traces"]] == ["GPU 0", "GPU 1", "GPU 2"]
@@ -158,7 +163,7 @@ def test_tiles_of_a_distributed_run_name_their_ranks() -> None:
 
 
 def test_a_tile_is_of_all_gpus() -> None:
-    made = layout(RunContent(has_cuda=True, gpus=EIGHT, training_gpu="GPU-2"))
+    made = layout(RunView(has_cuda=True, gpus=EIGHT, training_gpu="GPU-2"))
     tiles = {tile["id"]: tile for tile in made["kpis"]}
     every = [f"devices/GPU-{n}" for n in range(8)]
     assert tiles["gpu_util"]["series"] == tiles["power"]["series"] == every
@@ -168,7 +173,7 @@ def test_a_tile_is_of_all_gpus() -> None:
 def test_from_four_gpus_on_a_strip_of_heat_takes_the_place_of_lines(kind: RunKind) -> None:
     for count, wanted in ((3, "lines"), (4, "heat"), (8, "heat")):
         gpus = EIGHT[:count]
-        made = layout(RunContent(has_cuda=True, gpus=gpus, training_gpu="GPU-1", kind=kind))
+        made = layout(RunView(has_cuda=True, gpus=gpus, training_gpu="GPU-1", kind=kind))
         assert {chart(made, name)["kind"] for name in ("utilization", "power")} == {wanted}
         for entry in made["charts"]:
             used = [trace["gpu"] for trace in entry["traces"] if trace["metric"] == "gpu/mem_used"]
@@ -180,7 +185,7 @@ def test_from_four_gpus_on_a_strip_of_heat_takes_the_place_of_lines(kind: RunKin
 
 @pytest.mark.parametrize("kind", [RunKind.WATCH, RunKind.RECORD])
 def test_the_colors_of_several_gpus_mean_nothing_else(kind: RunKind) -> None:
-    made = layout(RunContent(has_cuda=True, gpus=EIGHT, training_gpu="GPU-2", kind=kind))
+    made = layout(RunView(has_cuda=True, gpus=EIGHT, training_gpu="GPU-2", kind=kind))
     shown = [trace for entry in made["charts"] for trace in entry["traces"]]
     of_gpus: dict[str, set[str]] = {gpu.uuid: set() for gpu in EIGHT}
     others = {
@@ -207,7 +212,7 @@ def test_a_metric_has_one_color_wherever_it_is_shown() -> None:
 
 
 def test_the_linear_workload_adds_the_fit_chart() -> None:
-    made = layout(RunContent(has_cuda=False, fit=FIT))
+    made = layout(RunView(has_cuda=False, fit=FIT))
     assert chart(made, "fit")["kind"] == "fit"
     assert made["fit"]["slope"] == 2.0
     assert all(entry["id"] != "fit" for entry in layout(CPU)["charts"])
@@ -276,13 +281,13 @@ def test_a_recording_has_the_machine_and_no_training() -> None:
 
 
 def test_a_recording_of_many_gpus_draws_them_all_and_one_without_any_says_why() -> None:
-    made = layout(RunContent(has_cuda=False, gpus=EIGHT, kind=RunKind.RECORD))
+    made = layout(RunView(has_cuda=False, gpus=EIGHT, kind=RunKind.RECORD))
     assert metrics(chart(made, "memory")).count("gpu/mem_used") == 8
     assert metrics(chart(made, "memory")).count("gpu/mem_total") == 1
     tile = next(tile for tile in made["kpis"] if tile["metric"] == "gpu/mem_used")
     assert len(tile["series"]) == 8
     assert tile["of"]["value"] == 40 * 2**30
-    bare = layout(RunContent(has_cuda=False, kind=RunKind.RECORD, gpu_reason="no driver."))
+    bare = layout(RunView(has_cuda=False, kind=RunKind.RECORD, gpu_reason="no driver."))
     assert bare["absent"] == "No GPU utilization, power or temperature: no driver."
     assert {tile["id"] for tile in bare["kpis"]} == {"host_cpu", "host_memory"}
 

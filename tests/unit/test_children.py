@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from stepscope.host.usage import REST, Children, resident
+from stepscope.host.usage import REST, ChildProcessMemory, resident
 from tests.support.fake_nvml import FakeClock
 
 KEY = "process/children_rss"
@@ -65,7 +65,7 @@ def test_a_reading_is_followed_by_a_rest() -> None:
         clock.now += 0.01
         return 5
 
-    children = Children(clock=clock, read=slow)
+    children = ChildProcessMemory(clock=clock, read=slow)
     assert children.values() == {KEY: 5.0}
     assert children.values() == {}
     clock.now += 0.01 * REST
@@ -73,5 +73,5 @@ def test_a_reading_is_followed_by_a_rest() -> None:
 
 
 def test_where_nobody_lists_them_there_is_no_value() -> None:
-    assert Children(read=lambda: None).values() == {}
-    assert Children(read=lambda: 0).values() == {KEY: 0.0}
+    assert ChildProcessMemory(read=lambda: None).values() == {}
+    assert ChildProcessMemory(read=lambda: 0).values() == {KEY: 0.0}

@@ -14,10 +14,10 @@ import pytest
 from stepscope.cli import doctor, main
 from stepscope.cli import doctor as survey
 from stepscope.cli.doctor import (
-    Finding,
-    Gpu,
-    Machine,
-    Mark,
+    CheckResult,
+    CheckStatus,
+    GpuProbe,
+    MachineProbe,
     ask_nvml,
     ask_torch,
     findings,
@@ -37,7 +37,7 @@ CPU_TORCH = {
 }
 CUDA_TORCH = {**CPU_TORCH, "cuda": "13.0", "available": True, "devices": ["H100"]}
 BLIND_TORCH = {**CUDA_TORCH, "available": False, "devices": [], "warnings": ["driver too old"]}
-H100 = Gpu(
+H100 = GpuProbe(
     uuid="GPU-a",
     name="H100",
     nvml_index=0,
@@ -48,7 +48,7 @@ H100 = Gpu(
 )
 NO_DRIVER = "No NVIDIA driver library was found."
 
-BARE = Machine(
+BARE = MachineProbe(
     python="3.11.7",
     executable="/usr/bin/python",
     version="0.1.0",
@@ -74,25 +74,25 @@ WITH_GPU = dataclasses.replace(
 )
 
 
-def judged(machine: Machine, what: str, **changes: Any) -> Finding:
+def judged(machine: MachineProbe, what: str, **changes: Any) -> CheckResult:
     """Return the finding of this name, for the machine with these changes."""
     found = {one.what: one for one in findings(dataclasses.replace(machine, **changes))}
     return found[what]
 
 
-def marks(machine: Machine) -> set[Mark]:
+def marks(machine: MachineProbe) -> set[CheckStatus]:
     return {finding.mark for finding in findings(machine)}
 
 
 def test_a_machine_without_a_gpu_is_in_order() -> None:
-    assert marks(BARE) == {Mark.OK, Mark.MISSING}
+    assert marks(BARE) == {CheckStatus.OK, CheckStatus.MISSING}
     driver = judged(BARE, "NVIDIA driver")
-    assert (driver.mark, str(driver)[:16]) == (Mark.MISSING, "–   NVIDIA drive")
+    assert (driver.mark, str(driver)[:16]) == (CheckStatus.MISSING, "–   NVIDIA drive")
     assert NO_DRIVER.rstrip(".") in driver.detail
 
 
 def test_a_machine_with_all_parts_has_nothing_to_say_against() -> None:
-    assert marks(WITH_GPU) == {Mark.OK}
+    assert marks(WITH_GPU) == {CheckStatus.OK}
     assert "80.0 GiB" in judged(WITH_GPU, "GPU 0").detail
     assert judged(WITH_GPU, "torch").detail == "2.13.0, built for CUDA 13.0; sees 1 of 1 GPU"
 
@@ -130,23 +130,28 @@ def test_what_should_work_and_does_not_is_broken(
     changes: dict[str, Any], what: str, said: str
 ) -> None:
     found = judged(BARE, what, **changes)
-    assert found.mark is Mark.BROKEN
+    assert found.mark is CheckStatus.BROKEN
     assert said in found.detail
 
 
 @pytest.mark.parametrize(
     ("changes", "mark", "said", "remedy"),
     [
-        ({"torch": CPU_TORCH}, Mark.BROKEN, "without CUDA", "CUDA build"),
-        ({"torch": BLIND_TORCH}, Mark.BROKEN, "driver too old", "for this driver"),
-        ({"torch": BLIND_TORCH, "visible_devices": ""}, Mark.MISSING, "hides every GPU", "Unset"),
-        ({"torch": BLIND_TORCH, "visible_devices": "-1"}, Mark.MISSING, "hides", "Unset"),
-        ({"torch": None}, Mark.MISSING, "not installed", "record"),
-        ({"gpus": (H100, H100)}, Mark.OK, "sees 1 of 2 GPUs", ""),
+        ({"torch": CPU_TORCH}, CheckStatus.BROKEN, "without CUDA", "CUDA build"),
+        ({"torch": BLIND_TORCH}, CheckStatus.BROKEN, "driver too old", "for this driver"),
+        (
+            {"torch": BLIND_TORCH, "visible_devices": ""},
+            CheckStatus.MISSING,
+            "hides every GPU",
+            "Unset",
+        ),
+        ({"torch": BLIND_TORCH, "visible_devices": "-1"}, CheckStatus.MISSING, "hides", "Unset"),
+        ({"torch": None}, CheckStatus.MISSING, "not installed", "record"),
+        ({"gpus": (H100, H100)}, CheckStatus.OK, "sees 1 of 2 GPUs", ""),
     ],
 )
 def test_torch_is_judged_against_the_driver(
-    changes: dict[str, Any], mark: Mark, said: str, remedy: str
+    changes: dict[str, Any], mark: CheckStatus, said: str, remedy: str
 ) -> None:
     found = judged(WITH_GPU, "torch", **changes)
     assert found.mark is mark
@@ -155,18 +160,18 @@ def test_torch_is_judged_against_the_driver(
 
 
 def test_a_cuda_build_on_a_machine_without_a_gpu_is_in_order() -> None:
-    assert judged(BARE, "torch", torch=BLIND_TORCH).mark is Mark.MISSING
+    assert judged(BARE, "torch", torch=BLIND_TORCH).mark is CheckStatus.MISSING
 
 
 def test_each_missing_metric_is_said_with_its_reason() -> None:
     missing = {"gpu/power": "permission", "gpu/energy": "not supported on this GPU"}
     gpu = dataclasses.replace(H100, missing=missing)
     found = judged(WITH_GPU, "GPU 0", gpus=(gpu,))
-    assert found.mark is Mark.OK
+    assert found.mark is CheckStatus.OK
     assert "gpu/power (permission), gpu/energy (not supported on this GPU)" in found.detail
     assert "administrator" in found.remedy
     lost = dataclasses.replace(H100, lost="lost: reset required")
-    assert judged(WITH_GPU, "GPU 0", gpus=(lost,)).mark is Mark.BROKEN
+    assert judged(WITH_GPU, "GPU 0", gpus=(lost,)).mark is CheckStatus.BROKEN
     mig = dataclasses.replace(H100, mig=True)
     assert "MIG is on" in judged(WITH_GPU, "GPU 0", gpus=(mig,)).detail
 
@@ -187,15 +192,15 @@ def test_what_limits_the_machine_is_noted() -> None:
         "8.00 GiB of memory and 2 CPUs"
         in judged(BARE, "container", memory_limit=8 * GIB, cpu_limit=2.0).detail
     )
-    assert judged(BARE, "/dev/shm", shared_memory=64 * 2**20).mark is Mark.MISSING
+    assert judged(BARE, "/dev/shm", shared_memory=64 * 2**20).mark is CheckStatus.MISSING
     assert "'0,1'" in judged(WITH_GPU, "CUDA_VISIBLE_DEVICES", visible_devices="0,1").detail
 
 
 def test_optional_parts_are_missing_with_their_remedy() -> None:
     packages = {**BARE.packages, "pyarrow": None}
     found = judged(BARE, "export to parquet", packages=packages)
-    assert (found.mark, found.remedy) == (Mark.MISSING, "Run 'pip install pyarrow'.")
-    assert judged(BARE, "page", page="streamlit is not installed.").mark is Mark.MISSING
+    assert (found.mark, found.remedy) == (CheckStatus.MISSING, "Run 'pip install pyarrow'.")
+    assert judged(BARE, "page", page="streamlit is not installed.").mark is CheckStatus.MISSING
 
 
 @pytest.mark.parametrize(("error", "code"), [(None, 0), ("Read-only file system", 1)])
@@ -307,11 +312,11 @@ def test_the_alerts_file_is_said_with_what_is_wrong_and_without_its_secret(
     monkeypatch.setenv("STEPSCOPE_ALERTS", str(path))
     found = judged(BARE, "alerts", alerts=survey.alerts_file())
     told = "told to the command logger and the webhook https://example.com/…"
-    assert (found.mark, found.detail) == (Mark.OK, f"{path}; 7 rules, {told}")
+    assert (found.mark, found.detail) == (CheckStatus.OK, f"{path}; 7 rules, {told}")
     assert "T0KEN" not in json.dumps(dataclasses.asdict(survey.alerts_file()))
     path.chmod(0o666)
     found = judged(BARE, "alerts", alerts=survey.alerts_file())
-    assert found.mark is Mark.BROKEN
+    assert found.mark is CheckStatus.BROKEN
     assert "can be written by others" in found.detail
     monkeypatch.setenv("STEPSCOPE_ALERTS", "off")
     assert "switched off" in judged(BARE, "alerts", alerts=survey.alerts_file()).detail

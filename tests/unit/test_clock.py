@@ -12,13 +12,13 @@ import pytest
 
 from stepscope.common.clock import Clock, clock
 from stepscope.distributed import collective_metrics
-from stepscope.distributed.collective_metrics import Collectives
+from stepscope.distributed.collective_metrics import CollectiveMetrics
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, process_of, read_run, write_run_json
 from stepscope.run.clocks import now_of
 from stepscope.run.folder import folder_name
 from stepscope.run.rank_info import read_rank_file
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 
 HOUR_S = 3600.0
 SetClock = Callable[[float], None]
@@ -67,7 +67,7 @@ def test_rows_and_events_of_a_run_have_rising_times(
     recorder.close(RunStatus.FINISHED)
     run = read_run(tmp_path)
     assert run.ended is not None
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         for series in reader.series():
             ts = reader.read(series.id, 0, series.rows, 1).ts
             assert run.created <= ts[0]
@@ -127,7 +127,7 @@ def test_collectives_are_read_after_the_clock_was_set_back(
 ) -> None:
     monkeypatch.setattr(collective_metrics, "_of_a_job", lambda: True)
     monkeypatch.setattr(collective_metrics, "dumps", dict)
-    found = Collectives()
+    found = CollectiveMetrics()
     found.read()
     assert not found.is_due()
     set_clock(-HOUR_S)

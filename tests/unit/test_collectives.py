@@ -13,7 +13,7 @@ from stepscope.distributed.collective_metrics import (
     LARGE_BYTES,
     NONE_LARGE,
     NOT_BY_GLOO,
-    Collectives,
+    CollectiveMetrics,
 )
 from stepscope.metrics import BY_KEY
 from tests.support.fake_nvml import FakeClock
@@ -33,7 +33,7 @@ class Job:
         self.records = self.steps = 0
         self.cost_s = 0.0
         self.kept = 2000
-        self.collectives = Collectives(clock=self.clock, wall=self.clock, cpu=self.clock)
+        self.collectives = CollectiveMetrics(clock=self.clock, wall=self.clock, cpu=self.clock)
         self.collectives.step = lambda: self.steps
         monkeypatch.setattr(collective_metrics, "dumps", self._dumps)
         monkeypatch.setattr(collective_metrics, "_of_a_job", lambda: True)
@@ -195,7 +195,7 @@ def test_an_error_of_torch_ends_it_with_the_reason(
 
 def test_no_job_reads_nothing() -> None:
     clock = FakeClock()
-    alone = Collectives(clock=clock, wall=clock)
+    alone = CollectiveMetrics(clock=clock, wall=clock)
     alone.step = lambda: 5
     assert not alone.is_due()
     assert alone.read() == 0.0

@@ -14,7 +14,7 @@ from torch import nn
 from stepscope.commands import command as results
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
-from stepscope.session.command_server import CommandServer, Memory
+from stepscope.session.command_server import CommandServer, MemoryControls
 from stepscope.session.sampler import Sampler
 from tests.support.fake_recorder import FakeRecorder, command
 from trainer.config import RunConfig
@@ -200,8 +200,8 @@ class History:
         monkeypatch.setattr(memory, "_record_memory_history", self.record)
         monkeypatch.setattr(memory, "_dump_snapshot", self.dump)
         monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: running, raising=False)
-        monkeypatch.setattr(Memory, "on_gpu", True)
-        monkeypatch.setattr(Memory, "read", lambda memory: {})
+        monkeypatch.setattr(MemoryControls, "on_gpu", True)
+        monkeypatch.setattr(MemoryControls, "read", lambda memory: {})
 
     def record(self, enabled: str | None = "all", **options: object) -> None:
         self.calls.append(("record", enabled, options.get("max_entries")))

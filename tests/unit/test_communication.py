@@ -7,8 +7,8 @@ import math
 import pytest
 
 from stepscope.distributed.communication import (
-    Figures,
-    Link,
+    CommunicationStats,
+    Interconnect,
     link_of,
     overlap,
     reached,
@@ -20,8 +20,8 @@ H100 = {"nvlinks": 18, "nvlink_speed": 26_562e6, "pcie_max_gen": 5, "pcie_max_wi
 
 
 def test_nvlink_counts_all_links_that_are_up() -> None:
-    assert link_of(H100) == Link("18 NVLinks", 18 * 26_562e6)
-    assert link_of({"nvlinks": 1, "nvlink_speed": 14e9}) == Link("1 NVLink", 14e9)
+    assert link_of(H100) == Interconnect("18 NVLinks", 18 * 26_562e6)
+    assert link_of({"nvlinks": 1, "nvlink_speed": 14e9}) == Interconnect("1 NVLink", 14e9)
 
 
 def test_nvlinks_of_unknown_speed_are_not_taken_for_pcie() -> None:
@@ -73,7 +73,7 @@ def test_shares() -> None:
 
 
 def test_all_is_said_that_is_known() -> None:
-    figures = Figures(
+    figures = CommunicationStats(
         bytes=100 * 2**20,
         rate=2 * 2**30,
         time_s=0.012,
@@ -97,8 +97,10 @@ def test_all_is_said_that_is_known() -> None:
 
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
-    assert sentences(Figures()) == []
-    assert sentences(Figures(bytes=512.0)) == ["Each step passes 512 B to collectives."]
-    (said,) = sentences(Figures(bus_bandwidth=1e9))
+    assert sentences(CommunicationStats()) == []
+    assert sentences(CommunicationStats(bytes=512.0)) == ["Each step passes 512 B to collectives."]
+    (said,) = sentences(CommunicationStats(bus_bandwidth=1e9))
     assert "; the link's peak is unknown." in said
-    assert len(sentences(Figures(time_s=0.001, step_s=0.1, wait_s=0.0))) == 1  # too little
+    assert (
+        len(sentences(CommunicationStats(time_s=0.001, step_s=0.1, wait_s=0.0))) == 1
+    )  # too little

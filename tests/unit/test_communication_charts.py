@@ -7,20 +7,20 @@ from typing import Any
 from dashboard.charts.communication import communication
 from dashboard.charts.layout import layout
 from dashboard.charts.metric_selection import FOLDED
-from dashboard.charts.run_view import LOST, RunContent, _collectives
+from dashboard.charts.run_view import LOST, RunView, _collectives
 from stepscope.distributed.collective_metrics import KEYS, NONE_LARGE, NOT_BY_GLOO, SWITCHED_OFF
 
 
-def job(**reasons: str) -> RunContent:
-    return RunContent(has_cuda=False, ranks=2, collectives=reasons)
+def job(**reasons: str) -> RunView:
+    return RunView(has_cuda=False, ranks=2, collectives=reasons)
 
 
-def charts(content: RunContent) -> dict[str, Any]:
+def charts(content: RunView) -> dict[str, Any]:
     return {made["id"]: made for made in communication(content)}
 
 
 def test_a_run_of_one_process_has_none() -> None:
-    assert communication(RunContent(has_cuda=True)) == []
+    assert communication(RunView(has_cuda=True)) == []
 
 
 def test_a_timed_job_has_all_of_them_folded_away() -> None:

@@ -19,7 +19,7 @@ from stepscope.distributed.ddp_timing import (
     JUDGE_EVERY,
     LEAST_CUDA,
     MOST_CUDA,
-    DdpTimes,
+    DdpTiming,
     distance,
     seconds,
 )
@@ -60,7 +60,7 @@ def sampled(
     module: Logged, steps: int, step_s: float, *, forwards: Callable[[int], int] = lambda step: 1
 ) -> dict[int, int]:
     """The iterations that were recorded, by the step whose row has them."""
-    times = DdpTimes()
+    times = DdpTiming()
     times.meet(module)
     found = {}
     for step in range(1, steps + 1):
@@ -162,7 +162,7 @@ def test_what_comes_every_so_many_steps_is_sampled_as_often_as_other_steps(step_
 
 
 def test_another_step_time_changes_the_distance() -> None:
-    module, times = Logged(), DdpTimes()
+    module, times = Logged(), DdpTiming()
     times.meet(module)
     now_s = 0.0
     found = {}
@@ -181,7 +181,7 @@ def test_another_step_time_changes_the_distance() -> None:
 
 def test_of_two_models_that_are_trained_nothing_is_known() -> None:
     """Each meets the other ranks for itself, and a step is both of them."""
-    times, first, second = DdpTimes(), Logged(), Logged()
+    times, first, second = DdpTiming(), Logged(), Logged()
     times.meet(first)
     times.meet(second)
     rows: list[dict[str, Any]] = []
@@ -195,7 +195,7 @@ def test_of_two_models_that_are_trained_nothing_is_known() -> None:
 
 def test_a_model_that_is_done_with_does_not_count() -> None:
     """As of an earlier fold, while the script keeps it."""
-    times, first, second = DdpTimes(), Logged(), Logged()
+    times, first, second = DdpTiming(), Logged(), Logged()
     times.meet(first)
     row: dict[str, Any] = {}
     for step in range(1, 100):
@@ -226,7 +226,7 @@ def test_a_model_that_is_done_with_does_not_count() -> None:
 
 
 def test_a_module_that_is_gone_is_read_no_more() -> None:
-    times, module = DdpTimes(), Logged()
+    times, module = DdpTiming(), Logged()
     times.meet(module)
     del module
     row: dict[str, Any] = {}

@@ -16,7 +16,7 @@ import pytest
 
 from stepscope.distributed import debug_pipe
 from stepscope.distributed.debug_pipe import FILES, PIPE, NcclRecord, note_captures, open_pipe
-from stepscope.distributed.flight_recorder import FlightRecord
+from stepscope.distributed.flight_recorder import FlightRecorderDump
 from stepscope.distributed.hangs import capture as hang_capture
 from stepscope.distributed.hangs.capture import capture
 from stepscope.distributed.hangs.record import HangRecord
@@ -167,7 +167,7 @@ def test_a_request_that_is_not_answered_is_made_again(
 
 def test_gloo_is_read_at_once(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace())
-    read = FlightRecord(collectives=(), groups={})
+    read = FlightRecorderDump(collectives=(), groups={})
     monkeypatch.setattr(hang_capture.flight_recorder, "dump", lambda: read)
     assert look().collectives_reason == "the Flight Recorder is empty"
     assert torch.requests() == 0

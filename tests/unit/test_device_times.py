@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepscope.recorder import cuda_readback
-from stepscope.recorder.cuda_readback import EventPairs, Row
+from stepscope.recorder.cuda_readback import CudaEventTimerPool, MetricRow
 from trainer.training import cuda_timing
 from trainer.training.cuda_timing import CudaStepTimer, TimedScalars
 
@@ -75,7 +75,7 @@ class Steps:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.times = CudaStepTimer(torch.device("cuda", 0))
-        self.rows: list[tuple[int, Row]] = []
+        self.rows: list[tuple[int, MetricRow]] = []
         self.reader = TimedScalars(lambda step, ts, row: self.rows.append((step, row)), self.times)
 
     def batch(self, *, copy_ms: float = 2.0, compute_ms: float = 5.0) -> None:
@@ -196,7 +196,7 @@ def test_only_waits_of_training_steps_count(device: Device) -> None:
 
 
 def test_a_pair_limit_is_kept_and_a_freed_pair_serves_again(device: Device) -> None:
-    pairs = EventPairs(device.event, limit=1)
+    pairs = CudaEventTimerPool(device.event, limit=1)
     pair = pairs.begin()
     assert pair is not None
     assert pairs.begin() is None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.cli import INTERRUPTED, devices, main
-from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import NullSource
 from tests.support.fake_machine import GIB, FakeSource, gpus, machine
 
@@ -40,7 +40,7 @@ def times(count: int) -> Callable[[float], None]:
     return sleep
 
 
-def watched(count: int, found: Machine, **options: Any) -> None:
+def watched(count: int, found: MachineMonitor, **options: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         devices.show(found, watch_s=1.0, sleep=times(count), **options)
 

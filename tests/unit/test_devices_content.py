@@ -10,8 +10,8 @@ from dashboard.machine.charts import history
 from dashboard.machine.content import Json, machine_content
 from dashboard.machine.details import DIFFERENCE, details
 from dashboard.machine.run_energy import RunEnergy
-from stepscope.gpu.machine_monitor import DRAWN, Reading
-from stepscope.gpu.machine_state import MachineView
+from stepscope.gpu.machine_monitor import DRAWN, DeviceSample
+from stepscope.gpu.machine_state import MachineState
 from stepscope.gpu.source import NullSource
 from stepscope.gpu.xid import NO_INSTANCE, xid_event
 from tests.support.fake_machine import (
@@ -27,7 +27,7 @@ from tests.support.fake_machine import (
 )
 
 
-def seen(*found: Gpu, looks: int = 1) -> MachineView:
+def seen(*found: Gpu, looks: int = 1) -> MachineState:
     clock = FakeClock()
     watched = machine(FakeSource(list(found)), clock)
     for _ in range(looks):
@@ -247,7 +247,7 @@ def test_colors_of_lines_in_one_chart_differ() -> None:
 
 def test_history_goes_to_the_browser_in_columns() -> None:
     nothing = (None,) * (len(DRAWN) - 1)
-    found = history([Reading(10.04, (1.0, *nothing)), Reading(11.0, (1 / 3, *nothing))])
+    found = history([DeviceSample(10.04, (1.0, *nothing)), DeviceSample(11.0, (1 / 3, *nothing))])
     assert found["t"] == [10.0, 11.0]
     assert found["v"]["gpu/util"] == [1.0, 0.33333]
     assert found["v"]["gpu/power"] == [None, None]

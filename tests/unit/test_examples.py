@@ -14,14 +14,14 @@ import pytest
 
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunKind, RunStatus, read_only_reason, read_run
-from stepscope.store import STORE_NAME, RunReader
+from stepscope.store import STORE_NAME, StoreReader
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RUNS = {path.parent.name: path.parent for path in EXAMPLES.glob("*/run.json")}
 
 
 def kinds(folder: Path) -> set[str]:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         return {event.kind for event in reader.events()}
 
 
@@ -60,7 +60,7 @@ def test_the_simulated_example_has_two_devices_and_runs_out_of_memory() -> None:
     assert (run.status, run.run_json["kind"]) == (RunStatus.FAILED, RunKind.WATCH)
     assert [gpu["name"] for gpu in run.run_json["devices"]] == ["Simulated GPU"] * 2
     assert "oom" in kinds(run.folder)
-    with RunReader(run.folder) as reader:
+    with StoreReader(run.folder) as reader:
         devices = [info for info in reader.series() if info.stream == "devices"]
         assert len(devices) == 2
         for info in devices:
@@ -72,7 +72,7 @@ def test_the_gpus_example_has_what_only_a_gpu_has() -> None:
     assert run.status is RunStatus.FINISHED
     buttons = {"pause", "resume", "mark", "empty_cache", "reset_peaks", "collect_garbage"}
     assert kinds(run.folder) >= buttons
-    with RunReader(run.folder) as reader:
+    with StoreReader(run.folder) as reader:
         (gpu,) = (info for info in reader.series() if info.stream == "devices")
         assert {"gpu/util", "gpu/power", "gpu/energy", "gpu/sm_active"} <= set(reader.keys(gpu.id))
 

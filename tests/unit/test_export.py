@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.cli import main
 from stepscope.export.tables import Column, Table, opened, write_csv
-from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, store_name
+from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter, store_name
 from stepscope.store import reader as store_rows
 from tests.support.run_folders import Row, make_run, make_store
 
@@ -60,10 +60,10 @@ def test_what_is_not_finite_is_exported_as_it_is(
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     losses: list[float | None] = [1.0, math.nan, math.inf, -math.inf, None]
-    writer = RunWriter(run / store_name(0), reopen=True)
+    writer = StoreWriter(run / store_name(0), reopen=True)
     with writer.transaction():
         rows = [(20.0 + i, i, {"train/loss": loss}) for i, loss in enumerate(losses)]
-        writer.append("steps", "", Block.from_rows(rows))
+        writer.append("steps", "", SeriesBlock.from_rows(rows))
     writer.close()
     assert main(["export", run.name, "--format", "csv"]) == 0
     table = list(csv.DictReader(capsys.readouterr().out.splitlines()))
@@ -129,21 +129,21 @@ def test_a_long_run_comes_in_slices_with_every_row_once(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run / STORE_NAME).unlink()
-    writer = RunWriter(run / STORE_NAME)
+    writer = StoreWriter(run / STORE_NAME)
     for start in range(0, 3000, 700):  # full frames and small ones
         rows: list[Row] = [(float(i), i, {"train/loss": i / 2}) for i in range(start, start + 700)]
         with writer.transaction():
-            writer.append("steps", "", Block.from_rows(rows))
+            writer.append("steps", "", SeriesBlock.from_rows(rows))
     writer.close()
     monkeypatch.setattr(store_rows, "SLICE_ROWS", 1024)
-    opened_stores: list[RunReader] = []
-    enter = RunReader.__enter__
+    opened_stores: list[StoreReader] = []
+    enter = StoreReader.__enter__
 
-    def count(reader: RunReader) -> RunReader:
+    def count(reader: StoreReader) -> StoreReader:
         opened_stores.append(reader)
         return enter(reader)
 
-    monkeypatch.setattr(RunReader, "__enter__", count)
+    monkeypatch.setattr(StoreReader, "__enter__", count)
     assert exported(run, tmp_path / "out.csv", "--format", "csv") == 0
     lines = (tmp_path / "out.csv").read_text().splitlines()[1:]
     assert lines == [f"{float(i)},{i},{i / 2}" for i in range(3500)]
@@ -161,10 +161,10 @@ def test_another_rank_is_another_store(run: Path, capsys: pytest.CaptureFixture[
 
 def test_a_metric_named_like_a_column_keeps_a_column_of_its_own(run: Path, tmp_path: Path) -> None:
     (run / STORE_NAME).unlink()
-    writer = RunWriter(run / STORE_NAME)
+    writer = StoreWriter(run / STORE_NAME)
     with writer.transaction():
         rows: list[Row] = [(1.0, 7, {"step": 0.5, "ts": 0.25})]
-        writer.append("steps", "", Block.from_rows(rows))
+        writer.append("steps", "", SeriesBlock.from_rows(rows))
     writer.close()
     assert exported(run, tmp_path / "out.json", "--format", "json") == 0
     (row,) = json.loads((tmp_path / "out.json").read_text())

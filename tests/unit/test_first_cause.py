@@ -21,7 +21,7 @@ from stepscope.run import (
     read_run,
     write_run_json,
 )
-from stepscope.run.rank_info import NAMED, RankEnd, first_cause, left_early, names
+from stepscope.run.rank_info import NAMED, RankExit, first_cause, left_early, names
 from stepscope.run.status import STALE_S
 
 PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4321"
@@ -30,12 +30,12 @@ TIMED_OUT = "RuntimeError: Timed out waiting 1800000ms for recv operation to com
 GONE_PID = 2**22 + 1
 
 
-def said(number: int, ts: float, reason: str = "ValueError: no") -> RankEnd:
-    return RankEnd(number, ts, ts, reason)
+def said(number: int, ts: float, reason: str = "ValueError: no") -> RankExit:
+    return RankExit(number, ts, ts, reason)
 
 
-def gone(number: int, beat: float) -> RankEnd:
-    return RankEnd(number, beat, beat + 10, None)
+def gone(number: int, beat: float) -> RankExit:
+    return RankExit(number, beat, beat + 10, None)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def gone(number: int, beat: float) -> RankEnd:
         ([gone(0, 10), gone(1, 10.8), gone(2, 30)], [0, 1]),
     ],
 )
-def test_the_first_cause_in_time(ends: list[RankEnd], causes: list[int]) -> None:
+def test_the_first_cause_in_time(ends: list[RankExit], causes: list[int]) -> None:
     assert [end.number for end in first_cause(ends, together_s=1.0)] == causes
 
 
@@ -79,7 +79,7 @@ def test_the_first_cause_in_time(ends: list[RankEnd], causes: list[int]) -> None
     ],
 )
 def test_a_rank_that_returned_early_is_what_the_others_lacked(
-    cause: RankEnd, finished: list[float], left: int | None
+    cause: RankExit, finished: list[float], left: int | None
 ) -> None:
     ends = [said(number, ts, "") for number, ts in enumerate(finished, 1)]
     found = left_early(cause, ends)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.host.usage import Container
-from stepscope.memory.batch_headroom import Device, StepMemory, report
+from stepscope.host.usage import CgroupMemory
+from stepscope.memory.batch_headroom import StepMemory, TrainingDevice, report
 from stepscope.watch import memory_probe
-from stepscope.watch.memory_probe import FirstSteps, process_peak
+from stepscope.watch.memory_probe import StepMemoryProbe, process_peak
 from trainer.config_validation import TrainDevice
 from trainer.memory_estimate import estimate
 
 GIB = 2**30
-GPU = Device("cuda", "a GPU", 9 * GIB)
+GPU = TrainingDevice("cuda", "a GPU", 9 * GIB)
 STEP = StepMemory(
     peak=3 * GIB,
     reserved=3 * GIB,
@@ -62,7 +62,7 @@ def test_what_the_allocator_gave_back_is_free_and_counts_once() -> None:
 
 
 def test_on_a_cpu_the_process_and_what_is_free_is_all_there_is() -> None:
-    host = Device("cpu", "the host's memory", 9 * GIB)
+    host = TrainingDevice("cpu", "the host's memory", 9 * GIB)
     step = replace(STEP, reserved=None, reserved_now=None, device=host)
     found = report([step, step, step], "none")
     assert found.room == 10 * GIB
@@ -120,10 +120,10 @@ def test_without_a_step_the_reason_is_told() -> None:
 def test_the_hosts_memory_ends_at_the_limit_of_the_container(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held = Container(limit=GIB, used=GIB - 4096)
+    held = CgroupMemory(limit=GIB, used=GIB - 4096)
     monkeypatch.setattr(memory_probe, "container", lambda: held)
     monkeypatch.setattr(estimate, "container", lambda: held)
-    assert FirstSteps(3, lambda: None)._device(None).free == 4096
+    assert StepMemoryProbe(3, lambda: None)._device(None).free == 4096
     host = estimate.free_memory(TrainDevice(id="cpu", name="CPU", memory_total=GIB))
     assert (host.bytes, host.total) == (4096, GIB)
 

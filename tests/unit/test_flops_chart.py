@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from dashboard.charts.layout import layout
-from dashboard.charts.run_view import RunContent, run_content
+from dashboard.charts.run_view import RunView, run_content
 from stepscope.run import RunInfo, RunKind, RunStatus
 from tests.support.javascript import Script
 from tests.support.javascript import js as js
 
 
-def flops_chart(content: RunContent) -> dict[str, Any] | None:
+def flops_chart(content: RunView) -> dict[str, Any] | None:
     charts: Iterator[dict[str, Any]] = iter(layout(content)["charts"])
     return next((chart for chart in charts if chart["id"] == "flops"), None)
 
 
 def test_speed_and_share_have_an_axis_each() -> None:
-    chart = flops_chart(RunContent(has_cuda=True))
+    chart = flops_chart(RunView(has_cuda=True))
     assert chart is not None
     drawn = {line["metric"]: (line["axis"], line["optional"]) for line in chart["traces"]}
     assert drawn == {"perf/tflops": ("y", True), "perf/mfu": ("y2", True)}
@@ -41,7 +41,7 @@ def test_reasons_of_the_run_stand_in_it(tmp_path: Any) -> None:
 
 
 def test_a_script_has_no_such_chart() -> None:
-    assert flops_chart(replace(RunContent(has_cuda=True), kind=RunKind.WATCH)) is None
+    assert flops_chart(replace(RunView(has_cuda=True), kind=RunKind.WATCH)) is None
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,17 @@ import zlib
 import numpy as np
 import pytest
 
-from stepscope.store.blocks import Block, decode, encode, join, merge
+from stepscope.store.blocks import SeriesBlock, decode, encode, join, merge
 
 
-def rows(*values: float | None, key: str = "train/loss") -> Block:
-    return Block.from_rows([(100.0 + i, i, {key: value}) for i, value in enumerate(values)])
+def rows(*values: float | None, key: str = "train/loss") -> SeriesBlock:
+    return SeriesBlock.from_rows([(100.0 + i, i, {key: value}) for i, value in enumerate(values)])
 
 
 def test_missing_values_are_nan_and_zero_is_a_value() -> None:
-    block = Block.from_rows([(1.0, 0, {"a": 0.0}), (2.0, 1, {"a": None}), (3.0, 2, {"b": 5.0})])
+    block = SeriesBlock.from_rows(
+        [(1.0, 0, {"a": 0.0}), (2.0, 1, {"a": None}), (3.0, 2, {"b": 5.0})]
+    )
     assert block.keys == ("a", "b")
     assert block.count.tolist() == [[1, 0, 0], [0, 0, 1]]
     assert block.mean[0, 0] == 0.0
@@ -57,7 +59,7 @@ def test_a_bucket_without_a_value_stays_missing() -> None:
 def test_a_nan_that_was_recorded_is_not_missing_however_it_travels() -> None:
     block = rows(None, float("nan"))
     traveled = join([block, rows(1.0, key="val/loss")]).with_keys(("val/loss", "train/loss"))
-    raw = Block.raw(traveled.keys, traveled.ts, traveled.step, traveled.mean.copy()[:, ::-1])
+    raw = SeriesBlock.raw(traveled.keys, traveled.ts, traveled.step, traveled.mean.copy()[:, ::-1])
     for found in (traveled.slice(0, 2), decode(encode(traveled, 0), traveled.keys, 3, 0)):
         assert found.odd[1].tolist()[:2] == [0, 1]
     assert raw.odd[1].tolist() == [0, 1, 0]

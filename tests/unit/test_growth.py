@@ -14,9 +14,9 @@ from stepscope.memory.growth import (
     LEAST_READINGS,
     LEAST_STEPS,
     STRETCHES,
-    Growth,
-    Trend,
-    Where,
+    GrowthSource,
+    GrowthTrend,
+    MemoryGrowth,
     find_trend,
     is_material,
     may_rise,
@@ -217,8 +217,8 @@ def test_garbage_that_waits_for_its_collector_is_told_later() -> None:
 
 def trend_of(
     rate: float, *, low: float = 0.0, level: float = 1000 * MIB, steps: int = 400
-) -> Trend:
-    return Trend(
+) -> GrowthTrend:
+    return GrowthTrend(
         bytes_per_step=rate,
         low=low or rate,
         high=rate,
@@ -253,7 +253,7 @@ def test_what_is_worth_telling(
 
 
 def test_the_words() -> None:
-    trend = Trend(
+    trend = GrowthTrend(
         bytes_per_step=0.123 * MIB,
         low=0.118 * MIB,
         high=0.129 * MIB,
@@ -261,7 +261,7 @@ def test_the_words() -> None:
         last_step=440,
         level=700 * MIB,
     )
-    growth = Growth(where=Where.ALLOCATED, trend=trend, collections=2)
+    growth = MemoryGrowth(where=GrowthSource.ALLOCATED, trend=trend, collections=2)
     assert growth.text == (
         "Allocated memory grows by 12.3 MiB per 100 steps (95 % CI 11.8 to 12.9, 400 "
         "steps) and is now 700 MiB."
@@ -270,20 +270,20 @@ def test_the_words() -> None:
     assert "garbage collector" not in growth.next
     assert growth.data["steps"] == 400
     assert growth.data["where"] == "allocated"
-    uncollected = Growth(where=Where.ALLOCATED, trend=trend, collections=0)
+    uncollected = MemoryGrowth(where=GrowthSource.ALLOCATED, trend=trend, collections=0)
     assert "garbage collector has not run" in uncollected.next
-    workers = Growth(
-        where=Where.WORKERS, trend=trend, workers=500 * MIB, workers_grown=0.9 * trend.grown
+    workers = MemoryGrowth(
+        where=GrowthSource.WORKERS, trend=trend, workers=500 * MIB, workers_grown=0.9 * trend.grown
     )
     assert workers.text.startswith("The memory of this process with its workers grows by 12.3 MiB")
     assert workers.text.endswith(
         "is now 700 MiB: the workers have 500 MiB, and 90 % of the growth."
     )
-    own = Growth(where=Where.PROCESS, trend=trend, workers=0.0, workers_grown=0.0)
+    own = MemoryGrowth(where=GrowthSource.PROCESS, trend=trend, workers=0.0, workers_grown=0.0)
     assert own.text.startswith("The process's memory grows by")
     assert own.text.endswith("is now 700 MiB.")
     assert "reference counts" in workers.next
-    small = Growth(where=Where.PROCESS, trend=trend_of(7.0))
+    small = MemoryGrowth(where=GrowthSource.PROCESS, trend=trend_of(7.0))
     assert "grows by 700 B per 100 steps (95 % CI 700 to 700," in small.text
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.memory.growth_detector import GROUPS, Floors, GrowthWatch, Reading
+from stepscope.memory.growth_detector import GROUPS, GrowthMonitor, MemorySample, MinimumWindow
 from stepscope.run import read_run
 from tests.support.fake_nvml import FakeClock
 from tests.support.recorded_runs import Row, write_run
@@ -43,7 +43,9 @@ class Bench:
         self.clock = FakeClock()
         self.notes = Notes()
         self.collections = 0
-        self.watch = GrowthWatch(self.notes, clock=self.clock, collections=lambda: self.collections)
+        self.watch = GrowthMonitor(
+            self.notes, clock=self.clock, collections=lambda: self.collections
+        )
 
     def run(
         self,
@@ -224,9 +226,9 @@ def test_without_values_nothing_is_judged(bench: Bench) -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    scale = Floors(1.0)
+    scale = MinimumWindow(1.0)
     for step in range(10_000):
-        scale.add(Reading(float(step), step, 1.0))
+        scale.add(MemorySample(float(step), step, 1.0))
     assert len(scale.groups) == GROUPS
 
 

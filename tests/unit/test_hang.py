@@ -12,13 +12,19 @@ import pytest
 from stepscope.common import json_values
 from stepscope.distributed.hangs.causes import PATIENCE_S
 from stepscope.distributed.hangs.diagnose import judge
-from stepscope.distributed.hangs.job_state import Cause, Condition, Hang, JobRank
-from stepscope.distributed.hangs.record import Entered, Frame, HangRecord, hang_name, parse
+from stepscope.distributed.hangs.job_state import Hang, HangCause, RankLiveness, RankObservation
+from stepscope.distributed.hangs.record import (
+    EnteredCollective,
+    HangRecord,
+    StackFrame,
+    hang_name,
+    parse,
+)
 
 DATA = Path(__file__).parents[1] / "data" / "hangs"
 
 
-def recorded(case: str) -> list[JobRank]:
+def recorded(case: str) -> list[RankObservation]:
     """Return the ranks of a hang as they wrote it."""
     found = []
     for number in range(2):
@@ -27,13 +33,17 @@ def recorded(case: str) -> list[JobRank]:
     return found
 
 
-def state(rank: int, record: HangRecord | None, condition: Condition = Condition.ALIVE) -> JobRank:
-    return JobRank(
+def state(
+    rank: int, record: HangRecord | None, condition: RankLiveness = RankLiveness.ALIVE
+) -> RankObservation:
+    return RankObservation(
         rank=rank, host="node1", pid=100 + rank, condition=condition, beat_age_s=12.0, record=record
     )
 
 
-def judged(ranks: list[JobRank], world_size: int | None = None, *, ended: bool = False) -> Hang:
+def judged(
+    ranks: list[RankObservation], world_size: int | None = None, *, ended: bool = False
+) -> Hang:
     records = [one.record for one in ranks if one.record is not None]
     now = max(record.seen for record in records)
     found = judge(ranks, now, world_size or len(ranks), ended=ended)
@@ -43,7 +53,9 @@ def judged(ranks: list[JobRank], world_size: int | None = None, *, ended: bool =
 
 def waits(rank: int, sequence: int = 7, group: str = "0", members: int = 4) -> HangRecord:
     """Return the record of a rank that waits in an all_reduce of 4 KiB."""
-    one = Entered(group=group, operation="all_reduce", sequence=sequence, input_bytes=4096)
+    one = EnteredCollective(
+        group=group, operation="all_reduce", sequence=sequence, input_bytes=4096
+    )
     groups = {"0": tuple(range(members))}
     return HangRecord(
         number=rank, rank=rank, step=3, since=0.0, seen=9.0, collectives=(one,), groups=groups
@@ -54,14 +66,14 @@ def works(rank: int, last: int = 6, members: int = 4) -> HangRecord:
     """Return the record of a rank that has left its last collective and computes."""
     record = waits(rank, last, members=members)
     done = replace(record.collectives[0], done=True)
-    frame = Frame(file="/home/me/train.py", line=30, function="load")
+    frame = StackFrame(file="/home/me/train.py", line=30, function="load")
     return replace(record, collectives=(done,), frames=(frame,), phase="input")
 
 
 @pytest.mark.parametrize("case", ["sleep-gloo", "sleep-nccl"])
 def test_a_rank_that_sleeps_has_not_entered_what_the_other_waits_in(case: str) -> None:
     found = judged(recorded(case))
-    assert (found.cause, found.ranks, found.waiting) == (Cause.NOT_ENTERED, (1,), (0,))
+    assert (found.cause, found.ranks, found.waiting) == (HangCause.NOT_ENTERED, (1,), (0,))
     assert (found.group, found.sequence, found.operation) == ("0", 81, "all_reduce")
     assert "rank 1 has not entered all_reduce #81 (16 B), which rank 0 entered" in found.text
     assert "Rank 1 is at hanging.py:84 in hang." in found.text
@@ -76,7 +88,7 @@ def test_the_phase_is_that_of_the_rank_that_is_late() -> None:
 @pytest.mark.parametrize("case", ["mismatch-gloo", "mismatch-nccl"])
 def test_different_collectives_under_one_number(case: str) -> None:
     found = judged(recorded(case))
-    assert (found.cause, found.ranks, found.sequence) == (Cause.MISMATCH, (1,), 81)
+    assert (found.cause, found.ranks, found.sequence) == (HangCause.MISMATCH, (1,), 81)
     assert "rank 0 all_reduce (16 B); rank 1 all_gather (400 B)" in found.text
     assert found.phase == "communication"
 
@@ -86,21 +98,23 @@ def test_different_sizes_under_one_number() -> None:
     small = replace(waits(2).collectives[0], input_bytes=40)
     ranks[2] = state(2, replace(waits(2), collectives=(small,)))
     found = judged(ranks)
-    assert (found.cause, found.ranks) == (Cause.MISMATCH, (2,))
+    assert (found.cause, found.ranks) == (HangCause.MISMATCH, (2,))
     assert "ranks 0, 1, 3 all_reduce (4.00 KiB); rank 2 all_reduce (40 B)" in found.text
 
 
 def test_sizes_may_differ_where_the_operation_allows_it() -> None:
     ranks = []
     for rank in range(2):
-        one = Entered(group="0", operation="all_to_all", sequence=7, input_bytes=40 * (1 + rank))
+        one = EnteredCollective(
+            group="0", operation="all_to_all", sequence=7, input_bytes=40 * (1 + rank)
+        )
         ranks.append(state(rank, replace(waits(rank, members=2), collectives=(one,))))
-    assert judged(ranks).cause is Cause.ALL_ENTERED
+    assert judged(ranks).cause is HangCause.ALL_ENTERED
 
 
 def test_two_groups_in_another_order() -> None:
     found = judged(recorded("order-gloo"))
-    assert (found.cause, found.ranks) == (Cause.ORDER, (0, 1))
+    assert (found.cause, found.ranks) == (HangCause.ORDER, (0, 1))
     assert "rank 1 in all_reduce #1 of group 1 (400 B)" in found.text
 
 
@@ -110,7 +124,7 @@ def test_the_end_of_a_chain_of_groups_is_named() -> None:
     second = replace(waits(1, 9, "b"), groups=first.groups)
     third = replace(works(2), groups=first.groups)
     found = judged([state(0, first), state(1, second), state(2, third)])
-    assert (found.cause, found.ranks, found.group) == (Cause.NOT_ENTERED, (2,), "b")
+    assert (found.cause, found.ranks, found.group) == (HangCause.NOT_ENTERED, (2,), "b")
 
 
 def test_messages_that_nobody_sends() -> None:
@@ -120,7 +134,7 @@ def test_messages_that_nobody_sends() -> None:
 
 
 def test_a_message_to_a_rank_that_does_something_else() -> None:
-    one = Entered(group="0", operation="recv 0<-1", sequence=None, input_bytes=400)
+    one = EnteredCollective(group="0", operation="recv 0<-1", sequence=None, input_bytes=400)
     first = replace(waits(0, members=2), collectives=(one,))
     found = judged([state(0, first), state(1, works(1, members=2))])
     assert (found.rank, found.phase) == (1, "input")
@@ -137,7 +151,7 @@ def test_a_message_names_nobody_until_the_other_rank_has_a_record() -> None:
 
 
 def test_the_rank_that_a_message_comes_from_is_counted_in_its_group() -> None:
-    one = Entered(group="b", operation="recv 0<-1", sequence=None, input_bytes=400)
+    one = EnteredCollective(group="b", operation="recv 0<-1", sequence=None, input_bytes=400)
     groups = {"0": (0, 1, 2, 3), "b": (1, 3)}
     ranks = [state(rank, replace(works(rank), groups=groups)) for rank in range(4)]
     ranks[1] = state(1, replace(waits(1), collectives=(one,), groups=groups))
@@ -147,7 +161,7 @@ def test_the_rank_that_a_message_comes_from_is_counted_in_its_group() -> None:
 def test_without_a_record_of_messages_the_stacks_tell() -> None:
     """gloo records no messages."""
     found = judged(recorded("receive-gloo"))
-    assert found.cause is Cause.STACK
+    assert found.cause is HangCause.STACK
     assert "all ranks wait for each other: rank 0 at hanging.py:92 in hang; rank 1" in found.text
 
 
@@ -158,21 +172,26 @@ def test_one_of_several_is_elsewhere_by_its_stack() -> None:
     assert first is not None
     alone[0] = replace(alone[0], record=replace(first, phase="communication"))
     found = judged(alone)
-    assert (found.cause, found.ranks, found.waiting) == (Cause.STACK, (1,), (0,))
+    assert (found.cause, found.ranks, found.waiting) == (HangCause.STACK, (1,), (0,))
 
 
 @pytest.mark.parametrize(
     ("condition", "cause", "words", "next_words"),
     [
-        (Condition.GONE, Cause.GONE, "rank 2 is gone without a word", "dmesg"),
-        (Condition.STOPPED, Cause.STOPPED, "rank 2 is stopped by a signal", "kill -CONT 102"),
-        (Condition.SILENT, Cause.SILENT, "not responded for 12 s:", "py-spy dump --pid 102"),
-        (Condition.ENDED, Cause.ENDED, "rank 2 has ended", "same number of steps"),
-        (Condition.ABSENT, Cause.ABSENT, "rank 2 has never started", "launcher"),
+        (RankLiveness.GONE, HangCause.GONE, "rank 2 is gone without a word", "dmesg"),
+        (
+            RankLiveness.STOPPED,
+            HangCause.STOPPED,
+            "rank 2 is stopped by a signal",
+            "kill -CONT 102",
+        ),
+        (RankLiveness.SILENT, HangCause.SILENT, "not responded for 12 s:", "py-spy dump --pid 102"),
+        (RankLiveness.ENDED, HangCause.ENDED, "rank 2 has ended", "same number of steps"),
+        (RankLiveness.ABSENT, HangCause.ABSENT, "rank 2 has never started", "launcher"),
     ],
 )
 def test_a_process_that_explains_it(
-    condition: Condition, cause: Cause, words: str, next_words: str
+    condition: RankLiveness, cause: HangCause, words: str, next_words: str
 ) -> None:
     ranks = [state(rank, waits(rank)) for rank in (0, 1, 3)]
     found = judged([*ranks, state(2, None, condition)], 4)
@@ -184,7 +203,7 @@ def test_a_process_that_explains_it(
 
 def test_work_of_its_own_after_the_end_of_others_is_no_hang() -> None:
     """Such as a report that rank 0 writes after the last step."""
-    over = state(1, None, Condition.ENDED)
+    over = state(1, None, RankLiveness.ENDED)
     alone = works(0, members=2)
     assert judge([state(0, alone), over], 9.0, 2) is None
 
@@ -193,7 +212,7 @@ def test_a_rank_that_has_ended_holds_up_only_those_of_its_groups() -> None:
     groups: dict[str, tuple[int, ...]] = {"a": (0, 1), "b": (1, 2)}
     first = replace(waits(0, 5, "a"), groups=groups)
     second = replace(works(1), groups=groups)
-    over = state(2, None, Condition.ENDED)
+    over = state(2, None, RankLiveness.ENDED)
     assert judged([state(0, first), state(1, second), over], 3).ranks == (1,)
     waiting = replace(waits(1, 5, "b"), groups=groups)
     assert judged([state(0, first), state(1, waiting), over], 3).ranks == (2,)
@@ -203,15 +222,15 @@ def test_without_a_record_of_collectives_the_stack_says_who_waits_for_a_rank_tha
     None
 ):
     empty = replace(works(0, members=2), collectives=(), phase="communication")
-    found = judged([state(0, empty), state(1, None, Condition.ENDED)])
-    assert (found.cause, found.ranks) == (Cause.ENDED, (1,))
+    found = judged([state(0, empty), state(1, None, RankLiveness.ENDED)])
+    assert (found.cause, found.ranks) == (HangCause.ENDED, (1,))
     saves = replace(empty, doing="saving or loading a checkpoint")
-    assert judge([state(0, saves), state(1, None, Condition.ENDED)], 9.0, 2) is None
+    assert judge([state(0, saves), state(1, None, RankLiveness.ENDED)], 9.0, 2) is None
 
 
 def test_all_have_entered() -> None:
     found = judged([state(rank, waits(rank)) for rank in range(4)])
-    assert (found.cause, found.phase) == (Cause.ALL_ENTERED, "communication")
+    assert (found.cause, found.phase) == (HangCause.ALL_ENTERED, "communication")
     assert "have all entered all_reduce #7" in found.text
 
 
@@ -228,14 +247,14 @@ def test_nothing_is_said_of_a_rank_without_a_record() -> None:
 
 def test_no_hang_while_a_rank_without_a_record_is_at_a_later_step() -> None:
     """It makes steps, as the last one does that has batches left within `Join`."""
-    message = Entered(group="0", operation="recv 1<-0", sequence=None, input_bytes=400)
+    message = EnteredCollective(group="0", operation="recv 1<-0", sequence=None, input_bytes=400)
     shadow = state(1, replace(waits(1, members=2), collectives=(message,)))
     at_work = replace(state(0, None), step=4)
     assert judge([at_work, shadow], 9.0, 2) is None
     found = judge([replace(at_work, step=3), shadow], 9.0 + PATIENCE_S, 2)
     assert found is not None
-    assert (found.cause, found.ranks, found.phase) == (Cause.NOT_ENTERED, (0,), None)
-    for condition in (Condition.GONE, Condition.STOPPED):
+    assert (found.cause, found.ranks, found.phase) == (HangCause.NOT_ENTERED, (0,), None)
+    for condition in (RankLiveness.GONE, RankLiveness.STOPPED):
         assert judge([replace(at_work, condition=condition), shadow], 9.0, 2) is not None
 
 
@@ -255,9 +274,9 @@ def test_no_hang_without_records_in_a_pause_and_while_one_compiles() -> None:
 
 
 def test_how_an_ended_job_hung() -> None:
-    ranks = [replace(one, condition=Condition.GONE) for one in recorded("sleep-nccl")]
+    ranks = [replace(one, condition=RankLiveness.GONE) for one in recorded("sleep-nccl")]
     found = judged(ranks, ended=True)
-    assert (found.cause, found.ranks) == (Cause.NOT_ENTERED, (1,))
+    assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
     assert found.text.startswith("It had made no step for ")
     assert "rank 1 had not entered all_reduce #81 (16 B), which rank 0 entered" in found.text
     assert "Rank 1 was at hanging.py:84 in hang." in found.text
@@ -265,7 +284,7 @@ def test_how_an_ended_job_hung() -> None:
 
 
 def test_a_killed_rank_of_an_ended_job() -> None:
-    ranks = [state(0, waits(0, members=2), Condition.GONE), state(1, None, Condition.GONE)]
+    ranks = [state(0, waits(0, members=2), RankLiveness.GONE), state(1, None, RankLiveness.GONE)]
     assert judged(ranks, ended=True).ranks == (1,)
 
 
@@ -322,9 +341,9 @@ def test_an_entry_of_unknown_time_has_no_age() -> None:
 
 
 def test_a_rank_that_never_came() -> None:
-    ranks = [state(0, waits(0, members=2)), state(1, None, Condition.ABSENT)]
+    ranks = [state(0, waits(0, members=2)), state(1, None, RankLiveness.ABSENT)]
     assert "rank 1 has never started, or is not recorded" in judged(ranks).text
-    ranks += [state(2, None, Condition.ABSENT)]
+    ranks += [state(2, None, RankLiveness.ABSENT)]
     assert "ranks 1, 2 have never started, or are not recorded" in judged(ranks).text
 
 

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from stepscope.distributed.hangs.watchdog import LEAST_S, PATIENCE, Pace
+from stepscope.distributed.hangs.watchdog import LEAST_S, PATIENCE, StallTimer
 
 
-def run(pace: Pace, seconds: range, step_s: float) -> None:
+def run(pace: StallTimer, seconds: range, step_s: float) -> None:
     for second in seconds:
         assert pace.look(float(second), int(second / step_s), due=True) is None
 
 
 def test_fast_steps_hang_after_the_least_time() -> None:
-    pace = Pace()
+    pace = StallTimer()
     run(pace, range(10), 0.1)
     waits = [pace.look(float(second), 90, due=True) for second in range(10, 17)]
     assert waits == [None] * 4 + [LEAST_S, 6.0, 7.0]
 
 
 def test_slow_steps_have_ten_times_their_own_time() -> None:
-    pace = Pace()
+    pace = StallTimer()
     run(pace, range(41), 4.0)
     assert pace.usual_s == 4.0
     assert [pace.look(40 + wait, 10, due=True) for wait in (39.0, 40.0)] == [None, 40.0]
 
 
 def test_the_first_steps_may_take_as_long_as_they_like() -> None:
-    pace = Pace()
+    pace = StallTimer()
     assert all(pace.look(float(second), 2, due=True) is None for second in range(600))
 
 
 def test_what_is_not_due_does_not_count() -> None:
-    pace = Pace()
+    pace = StallTimer()
     run(pace, range(10), 0.1)
     for second in range(10, 100):  # a pause
         assert pace.look(float(second), 90, due=False) is None
@@ -39,7 +39,7 @@ def test_what_is_not_due_does_not_count() -> None:
 
 
 def test_other_work_counts_as_a_sign() -> None:
-    pace = Pace()
+    pace = StallTimer()
     run(pace, range(10), 0.1)
     assert all(
         pace.look(float(second), 90, due=True, sign=second) is None for second in range(10, 60)
@@ -48,7 +48,7 @@ def test_other_work_counts_as_a_sign() -> None:
 
 def test_a_wait_that_ended_by_itself_is_waited_for_again() -> None:
     """Such as that for a checkpoint every thousand steps."""
-    pace = Pace()
+    pace = StallTimer()
     run(pace, range(10), 0.1)
     assert pace.look(20.0, 90, due=True) is not None
     assert pace.look(21.0, 91, due=True) is None
@@ -60,7 +60,7 @@ def test_a_wait_that_ended_by_itself_is_waited_for_again() -> None:
 
 
 def test_collectives_that_go_on_begin_the_wait_anew() -> None:
-    pace = Pace()
+    pace = StallTimer()
     run(pace, range(10), 0.1)
     assert pace.look(15.0, 90, due=True) is not None
     pace.moved(15.0, 1.0, waited=False)
@@ -75,7 +75,7 @@ def test_collectives_that_go_on_begin_the_wait_anew() -> None:
 
 def test_a_wait_for_a_collective_that_ended_by_itself_is_waited_for_again() -> None:
     """Such as that for a long batch of a validation."""
-    pace = Pace()
+    pace = StallTimer()
     run(pace, range(10), 0.1)
     assert pace.look(16.0, 90, due=True) is not None
     pace.moved(16.0, 1.0, waited=True)

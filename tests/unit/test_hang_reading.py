@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.distributed.hangs.diagnose import FRESH_S, hang_of
-from stepscope.distributed.hangs.job_state import Cause, Hang
-from stepscope.distributed.hangs.record import Entered, HangRecord, hang_name
+from stepscope.distributed.hangs.job_state import Hang, HangCause
+from stepscope.distributed.hangs.record import EnteredCollective, HangRecord, hang_name
 from stepscope.run import STALE_S, process_identity, rank_json, read_run, write_run_json
 
 
@@ -25,7 +25,7 @@ def write(folder: Path, number: int, now: float, **facts: object) -> None:
 
 def hangs(folder: Path, number: int, now: float, *, waits: bool) -> None:
     """Write the record of a rank that has waited for 8 s in all_reduce 9, or has left 8."""
-    last = Entered(
+    last = EnteredCollective(
         group="0",
         operation="all_reduce",
         sequence=9 if waits else 8,
@@ -52,7 +52,7 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     now = time.time()
     found = job(tmp_path, now)
     assert found is not None
-    assert (found.cause, found.ranks, found.waiting) == (Cause.NOT_ENTERED, (1,), (0, 2))
+    assert (found.cause, found.ranks, found.waiting) == (HangCause.NOT_ENTERED, (1,), (0, 2))
     assert found.since == pytest.approx(now - 9, abs=0.01)
     assert found.silent_s == pytest.approx(9, abs=0.01)
 
@@ -64,7 +64,7 @@ def test_a_host_whose_clock_was_set_right_is_not_silent(tmp_path: Path) -> None:
     write(tmp_path, 2, now, host="node2", wall_offset_s=60.0)
     found = hang_of(read_run(tmp_path), now)
     assert found is not None
-    assert (found.cause, found.ranks) == (Cause.NOT_ENTERED, (1,))
+    assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
 
 
 def test_a_record_that_is_left_over_is_of_no_hang(tmp_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_a_rank_whose_heartbeat_has_stopped_is_gone(tmp_path: Path) -> None:
     (tmp_path / hang_name(2)).unlink()
     found = hang_of(read_run(tmp_path), now)
     assert found is not None
-    assert (found.cause, found.ranks) == (Cause.GONE, (2,))
+    assert (found.cause, found.ranks) == (HangCause.GONE, (2,))

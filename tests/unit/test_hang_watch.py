@@ -14,13 +14,13 @@ import pytest
 
 from dashboard import hangs as hangs_module
 from dashboard.hangs import LOOK_S, REST, Hangs, as_verdict
-from stepscope.distributed.flight_recorder import Collective, FlightRecord
+from stepscope.distributed.flight_recorder import Collective, FlightRecorderDump
 from stepscope.distributed.hangs import watchdog
 from stepscope.distributed.hangs.capture import PENDING, doing_of, frames_of, kept, newest, phase_of
 from stepscope.distributed.hangs.diagnose import judge
-from stepscope.distributed.hangs.job_state import Hang, JobRank
-from stepscope.distributed.hangs.record import KEPT, Entered, HangRecord, hang_name, parse
-from stepscope.distributed.hangs.watchdog import HangWatch, Told
+from stepscope.distributed.hangs.job_state import Hang, RankObservation
+from stepscope.distributed.hangs.record import KEPT, EnteredCollective, HangRecord, hang_name, parse
+from stepscope.distributed.hangs.watchdog import HangWatchdog, Told
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.info import hung_in
@@ -45,7 +45,7 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
     made.close(RunStatus.FINISHED)
 
 
-def hung(watch: HangWatch, clock: Clock, run_json: dict[str, Any] = JOB) -> list[Told]:
+def hung(watch: HangWatchdog, clock: Clock, run_json: dict[str, Any] = JOB) -> list[Told]:
     """Let a rank make ten steps a second for ten seconds, and none after; return the events."""
     told = []
     for second in range(20):
@@ -65,7 +65,7 @@ def wait_for(said: Callable[[], bool]) -> None:
 
 def test_a_hang_has_a_record_until_steps_go_on(recorder: Recorder) -> None:
     clock = Clock()
-    watch = HangWatch(recorder, 0, clock=clock)
+    watch = HangWatchdog(recorder, 0, clock=clock)
     hung(watch, clock)
     path = recorder.folder / hang_name(0)
     wait_for(path.exists)
@@ -87,7 +87,7 @@ def test_no_record_alone_in_a_pause_and_after_the_last_step(
     recorder: Recorder, run_json: dict[str, Any]
 ) -> None:
     clock = Clock()
-    watch = HangWatch(recorder, 0, clock=clock)
+    watch = HangWatchdog(recorder, 0, clock=clock)
     hung(watch, clock, run_json)
     assert not [one for one in threading.enumerate() if one.name == "stepscope-hang"]
     watch.close(RunStatus.FINISHED)
@@ -95,7 +95,7 @@ def test_no_record_alone_in_a_pause_and_after_the_last_step(
 
 def test_no_record_while_a_command_is_served(recorder: Recorder) -> None:
     clock = Clock()
-    watch = HangWatch(recorder, 0, clock=clock)
+    watch = HangWatchdog(recorder, 0, clock=clock)
     watch.busy = lambda: clock.now > 10
     hung(watch, clock)
     assert not [one for one in threading.enumerate() if one.name == "stepscope-hang"]
@@ -115,7 +115,7 @@ def test_a_dump_that_never_returns_holds_up_nobody(
 
     monkeypatch.setattr(watchdog, "capture", stuck)
     clock = Clock()
-    watch = HangWatch(recorder, 0, clock=clock)
+    watch = HangWatchdog(recorder, 0, clock=clock)
     hung(watch, clock)
     assert began.wait(5)
     clock.now = 21.0
@@ -134,7 +134,7 @@ def test_an_error_in_the_capture_is_said_once(
 
     monkeypatch.setattr(watchdog, "capture", broken)
     clock = Clock()
-    watch = HangWatch(recorder, 0, clock=clock)
+    watch = HangWatchdog(recorder, 0, clock=clock)
     hung(watch, clock)
     wait_for(lambda: "could not be recorded: no such entry" in caplog.text)
     watch.close(RunStatus.FAILED)
@@ -147,7 +147,7 @@ def entered(*created_s: float) -> Callable[[HangRecord, int], HangRecord]:
 
     def capture(known: HangRecord, thread: int) -> HangRecord:
         at = times.pop(0) if len(times) > 1 else times[0]
-        one = Entered(group="0", operation="all_reduce", sequence=7, created_s=at)
+        one = EnteredCollective(group="0", operation="all_reduce", sequence=7, created_s=at)
         return replace(known, seen=time.time(), collectives=(one,))
 
     return capture
@@ -164,7 +164,7 @@ def test_no_record_while_collectives_go_on(
     newest = time.time()
     monkeypatch.setattr(watchdog, "capture", entered(newest))
     clock = Clock()
-    watch = HangWatch(recorder, 0, clock=clock)
+    watch = HangWatchdog(recorder, 0, clock=clock)
     hung(watch, clock)
     wait_for(no_thread)
     assert not (recorder.folder / hang_name(0)).exists()
@@ -180,14 +180,14 @@ def test_no_record_while_collectives_go_on(
 def test_a_hang_is_over_once_collectives_go_on(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = judge([JobRank(rank=rank, record=stuck_in(rank)) for rank in range(2)], 9.0, 2)
+    found = judge([RankObservation(rank=rank, record=stuck_in(rank)) for rank in range(2)], 9.0, 2)
     assert found is not None
     monkeypatch.setattr(watchdog, "hang_of", lambda _run: found)
     monkeypatch.setattr(watchdog, "SOON_S", 0.0)
     monkeypatch.setattr(watchdog, "REFRESH_S", 0.0)
     monkeypatch.setattr(watchdog, "capture", entered(1.0, time.time()))
     clock = Clock()
-    watch = HangWatch(recorder, 0, clock=clock)
+    watch = HangWatchdog(recorder, 0, clock=clock)
     told = hung(watch, clock)
     wait_for(no_thread)
     assert not (recorder.folder / hang_name(0)).exists()
@@ -200,7 +200,7 @@ def test_a_hang_is_over_once_collectives_go_on(
 
 def stuck_in(rank: int) -> HangRecord:
     """Return the record of a rank that waits in what all have entered."""
-    one = Entered(group="0", operation="all_reduce", sequence=7)
+    one = EnteredCollective(group="0", operation="all_reduce", sequence=7)
     return HangRecord(number=rank, rank=rank, step=3, since=0.0, seen=9.0, collectives=(one,))
 
 
@@ -215,10 +215,10 @@ def collective(number: int, *, done: bool, group: str = "0") -> Collective:
 def test_what_is_not_over_is_kept_and_the_newest_of_each_group() -> None:
     told = [collective(number, done=number != 3) for number in range(500)]
     other = [collective(900, done=True, group="1")]
-    kept_ones = newest(FlightRecord(collectives=(*other, *told), groups={}))
+    kept_ones = newest(FlightRecorderDump(collectives=(*other, *told), groups={}))
     assert [one.record for one in kept_ones] == [900, 3, *range(500 - KEPT, 500)]
     waiting = tuple(collective(number, done=False) for number in range(500))
-    many = newest(FlightRecord(collectives=waiting, groups={}))
+    many = newest(FlightRecorderDump(collectives=waiting, groups={}))
     assert len(many) == PENDING + KEPT
 
 
@@ -273,7 +273,7 @@ def test_the_page_looks_only_now_and_then(
 
 def test_a_poll_waits_for_no_look(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look at the files of some hundred ranks takes longer than a poll may."""
-    found = judge([JobRank(rank=rank, record=stuck_in(rank)) for rank in range(2)], 9.0, 2)
+    found = judge([RankObservation(rank=rank, record=stuck_in(rank)) for rank in range(2)], 9.0, 2)
     clock = Clock()
 
     def slow(run: RunInfo) -> Hang | None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepscope.watch.hooks import install
-from stepscope.watch.hooks.patching import AfterImport
+from stepscope.watch.hooks.patching import PostImportHook
 from tests.support.child_process import child
 from tests.support.fake_live import FakeLive, hooked
 
@@ -107,7 +107,7 @@ def test_a_module_is_waited_for_until_its_import_succeeds(
     path.write_text("raise ImportError('not yet')")
     monkeypatch.syspath_prepend(tmp_path)
     seen: list[ModuleType] = []
-    waiting = AfterImport(name, seen.append)
+    waiting = PostImportHook(name, seen.append)
     waiting.start()
     try:
         with pytest.raises(ImportError, match="not yet"):

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from stepscope.watch.hooks import h2d_copies
-from stepscope.watch.hooks.patching import Patches
-from stepscope.watch.hooks.state import State
+from stepscope.watch.hooks.patching import PatchSet
+from stepscope.watch.hooks.state import HookState
 from tests.support.fake_live import FakeLive
 
 
@@ -44,7 +44,7 @@ class Copies:
 
     def __init__(self) -> None:
         self.capturing = False
-        self.state = State(FakeLive())
+        self.state = HookState(FakeLive())
         self.state.claim()
         cuda = SimpleNamespace(
             Event=lambda enable_timing: FakeEvent(),
@@ -54,7 +54,7 @@ class Copies:
         fake: Any = SimpleNamespace(
             cuda=cuda, compiler=torch.compiler, device=torch.device, Tensor=_Tensor, _C=torch._C
         )
-        self.patches = Patches()
+        self.patches = PatchSet()
         self.transfers = h2d_copies.attach(fake, self.state, self.patches)
 
 
@@ -186,13 +186,13 @@ def test_a_cuda_tensor_and_another_thread_are_left_alone(copies: Copies) -> None
 class Wrapped:
     """The methods of torch's tensors, wrapped as on a machine with CUDA."""
 
-    transfers: h2d_copies.Transfers
-    patches: Patches
+    transfers: h2d_copies.CopyTimer
+    patches: PatchSet
 
 
 @pytest.fixture
 def wrapped() -> Iterator[Wrapped]:
-    patches, state = Patches(), State(FakeLive())
+    patches, state = PatchSet(), HookState(FakeLive())
     state.claim()
     FakeEvent.now_ms, FakeEvent.passed = 0.0, True
     fake: Any = SimpleNamespace(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from stepscope.host.usage import Container, HostSource
+from stepscope.host.usage import CgroupMemory, HostSampler
 from tests.support.fake_nvml import FakeClock
 
 GIB = 2**30
@@ -15,7 +15,7 @@ GIB = 2**30
 
 def test_process_cpu_is_time_used_over_time_passed() -> None:
     wall, cpu = FakeClock(), FakeClock()
-    source = HostSource(clock=wall, cpu_clock=cpu, rss=lambda: 7)
+    source = HostSampler(clock=wall, cpu_clock=cpu, rss=lambda: 7)
     assert "process/cpu" not in source.process()
     wall.now += 0.5
     cpu.now += 0.75
@@ -32,7 +32,7 @@ def test_process_cpu_is_time_used_over_time_passed() -> None:
 
 def test_the_peak_is_the_highest_sample_until_it_is_reset() -> None:
     sizes = iter([100, 300, 200, 150, 160])
-    source = HostSource(rss=lambda: next(sizes))
+    source = HostSampler(rss=lambda: next(sizes))
     peaks = [source.process()["process/peak_rss"] for _ in range(3)]
     assert peaks == [100.0, 300.0, 300.0]
     assert source.reset_peak() == (300.0, 150.0)
@@ -46,24 +46,24 @@ def test_the_peak_is_the_highest_sample_until_it_is_reset() -> None:
 @pytest.mark.parametrize(
     ("own", "used", "total"),
     [
-        (Container(limit=4 * GIB, used=3 * GIB, idle_cache=GIB), 2 * GIB, 4 * GIB),
-        (Container(limit=4 * GIB, used=5 * GIB), 4 * GIB, 4 * GIB),
-        (Container(limit=64 * GIB, used=3 * GIB), 6 * GIB, 16 * GIB),
-        (Container(limit=4 * GIB), 6 * GIB, 16 * GIB),
-        (Container(), 6 * GIB, 16 * GIB),
+        (CgroupMemory(limit=4 * GIB, used=3 * GIB, idle_cache=GIB), 2 * GIB, 4 * GIB),
+        (CgroupMemory(limit=4 * GIB, used=5 * GIB), 4 * GIB, 4 * GIB),
+        (CgroupMemory(limit=64 * GIB, used=3 * GIB), 6 * GIB, 16 * GIB),
+        (CgroupMemory(limit=4 * GIB), 6 * GIB, 16 * GIB),
+        (CgroupMemory(), 6 * GIB, 16 * GIB),
     ],
 )
 def test_memory_is_the_containers_where_it_may_have_less(
-    monkeypatch: pytest.MonkeyPatch, own: Container, used: int, total: int
+    monkeypatch: pytest.MonkeyPatch, own: CgroupMemory, used: int, total: int
 ) -> None:
     memory = SimpleNamespace(total=16 * GIB, available=10 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    found = HostSource(container=lambda: own).host()
+    found = HostSampler(container=lambda: own).host()
     assert (found["host/mem_used"], found["host/mem_total"]) == (used, total)
 
 
 def test_real_values_are_plausible() -> None:
-    source = HostSource()
+    source = HostSampler()
     process, first, second = source.process(), source.host(), source.host()
     assert process["process/rss"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert "host/cpu" not in first

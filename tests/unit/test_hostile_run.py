@@ -26,7 +26,7 @@ from dashboard.charts.layout import layout
 from dashboard.charts.run_view import run_content
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_files import (
-    Profile,
+    ProfileFiles,
     profile_summary,
     profile_trace,
     snapshot_content,
@@ -36,14 +36,14 @@ from dashboard.run_index import RunIndex
 from dashboard.run_summary import summarize
 from dashboard.sweeps import Sweeps
 from dashboard.views.run_rows import row
-from stepscope.alerts.config import Settings
+from stepscope.alerts.config import AlertSettings
 from stepscope.alerts.crash import MARKER, YOUNG_S, tell_crash
 from stepscope.cli import main
-from stepscope.commands.consensus import AgreementFiles
+from stepscope.commands.consensus import ConsensusFiles
 from stepscope.memory.snapshots.open_snapshot import _place
 from stepscope.recorded_run import Run
 from stepscope.recorder.recovery import note_end, recover_ended
-from stepscope.recorder.ring import Ring
+from stepscope.recorder.ring import RingBuffer
 from stepscope.run import (
     RunError,
     RunStatus,
@@ -54,7 +54,7 @@ from stepscope.run import (
     run_folders,
     write_run_json,
 )
-from stepscope.store import RunWriter, store_name
+from stepscope.store import StoreWriter, store_name
 from trainer.collectives.results import ResultError, read_result
 from trainer.config import checkpoints
 from trainer.lab.folder import SweepError, only_one, read_plan, read_sweep, sweep_folders
@@ -128,7 +128,7 @@ def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
 ) -> None:
     run = make_run(tmp_path / "run")
     make_special(run / "agreement" / "notices.json", kind)
-    assert AgreementFiles(run, 1).notices() == []
+    assert ConsensusFiles(run, 1).notices() == []
     make_special(tmp_path / "collectives" / "one.json", kind)
     with pytest.raises(ResultError):
         read_result(tmp_path, "one")
@@ -145,7 +145,7 @@ def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_download_waits_or_gives_out_more_than_its_limit(tmp_path: Path, kind: str) -> None:
-    profile = Profile(1, 2, None)
+    profile = ProfileFiles(1, 2, None)
     make_special(tmp_path / profile.summary, kind)
     make_special(tmp_path / profile.trace, kind)
     make_special(tmp_path / "snapshot-1.pickle", kind)
@@ -233,7 +233,7 @@ def test_the_samples_of_a_sweep_are_not_cut_off_in_the_target_of_a_link(tmp_path
 
 def test_a_ring_that_is_a_special_file_costs_its_last_rows_alone(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    RunWriter(run / store_name(0)).close()
+    StoreWriter(run / store_name(0)).close()
     os.mkfifo(run / "rank0.ring")
     assert recover_ended(read_run(run)) == 0
     assert Run(run).metrics == ()
@@ -353,8 +353,8 @@ def test_a_link_in_a_circle_is_no_run(tmp_path: Path) -> None:
 
 def crashed(folder: Path, **run_json: Any) -> Path:
     run = make_run(folder, status="running", pid=2**22 + 1, **run_json)
-    RunWriter(run / store_name(0)).close()
-    Ring(run / "rank0.ring").leave()
+    StoreWriter(run / store_name(0)).close()
+    RingBuffer(run / "rank0.ring").leave()
     return run
 
 
@@ -376,7 +376,7 @@ def test_nothing_is_written_into_a_folder_of_another_user(
     assert read_only_reason(run) is not None
     assert recover_ended(run) == 0
     note_end(folder, RunStatus.STOPPED, "No.")
-    assert tell_crash(run, Settings()) is None
+    assert tell_crash(run, AlertSettings()) is None
     _store(folder, 5, None)
     with pytest.raises(SweepError), only_one(folder):
         pytest.fail("a sweep of another user was opened")
@@ -394,7 +394,7 @@ def test_a_heartbeat_in_the_future_is_no_news(tmp_path: Path) -> None:
         os.utime(folder / "run.json", (touched, touched))
         assert read_run(folder).heartbeat_age_s > YOUNG_S
     run = read_run(folder)
-    assert tell_crash(run, Settings()) is None
+    assert tell_crash(run, AlertSettings()) is None
     assert not (folder / MARKER).exists()
     near = crashed(tmp_path / "near", heartbeat=time.time() + 5)
     assert read_run(near).heartbeat_age_s == 0
@@ -418,7 +418,7 @@ def test_a_crash_that_cannot_be_told_leaves_those_of_others(
     for name in ("one", "two", "three"):
         crashed(tmp_path / name)
 
-    def tell(run: Any, settings: Settings) -> Any:
+    def tell(run: Any, settings: AlertSettings) -> Any:
         if run.id == "two":
             raise RuntimeError("a folder that nobody thought of")
         return SimpleNamespace(close=lambda: None)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from stepscope.recorder.recovery import recover
-from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, StoreError, schema
+from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter, schema
 from stepscope.store.reader import EVERY, send_command
 from tests.support.run_folders import make_run
 
@@ -29,10 +29,10 @@ def folder(tmp_path: Path) -> Path:
     """A run folder with three full frames of steps, three events, and no other file."""
     folder = tmp_path / "run"
     folder.mkdir()
-    writer = RunWriter(folder / STORE_NAME)
+    writer = StoreWriter(folder / STORE_NAME)
     steps = np.arange(ROWS, dtype=float)
     with writer.transaction():
-        writer.append("steps", "", Block.raw(("a",), 1000.0 + steps, steps, steps[None]))
+        writer.append("steps", "", SeriesBlock.raw(("a",), 1000.0 + steps, steps, steps[None]))
         for number in range(3):
             writer.add_event(float(number), number, 0, "mark", f"event {number}", {})
     writer.close()
@@ -58,14 +58,14 @@ def half_written(folder: Path, vfs: str = "unix") -> sqlite3.Connection:
 
 
 def read(folder: Path) -> None:
-    with RunReader(folder):
+    with StoreReader(folder):
         pass
 
 
 OPENERS: dict[str, Callable[[Path], object]] = {
     "read": read,
     "send": lambda folder: send_command(folder, "stop", {}),
-    "recover": lambda folder: RunWriter(folder / STORE_NAME, reopen=True),
+    "recover": lambda folder: StoreWriter(folder / STORE_NAME, reopen=True),
 }
 
 
@@ -172,7 +172,7 @@ def test_the_transaction_of_a_killed_process_is_rolled_back_by_recovery(
     (copy / f"{STORE_NAME}-journal").write_bytes(bytes(512))  # killed before it had an effect
     recover(copy)
     assert not (copy / f"{STORE_NAME}-journal").exists()
-    with RunReader(copy) as reader:
+    with StoreReader(copy) as reader:
         assert reader.read(1, 0, ROWS, 1).mean[0].tolist() == list(range(ROWS))
 
 
@@ -216,7 +216,7 @@ def test_a_damaged_frame_costs_its_values_alone(
     )
     tracemalloc.start()
     for _ in range(2):
-        with RunReader(folder) as reader:
+        with StoreReader(folder) as reader:
             (info,) = reader.series()
             rows, buckets = reader.read(1, 0, info.rows, 1), reader.read(1, 0, info.rows, 16)
             assert reader.keys(1) == ("a",)
@@ -233,7 +233,7 @@ def test_a_damaged_frame_costs_its_values_alone(
 
 def test_a_layout_that_is_damaged_in_the_last_frame_hides_no_metric(folder: Path) -> None:
     change(folder, "UPDATE frames SET layout = 9 WHERE first = 1024 AND level = 0")
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         assert reader.keys(1) == ("a",)
 
 
@@ -258,7 +258,7 @@ def test_a_damaged_event_costs_itself(
 ) -> None:
     change(folder, f"UPDATE events SET {column} = {value} WHERE id = 2")
     for _ in range(2):
-        with RunReader(folder) as reader:
+        with StoreReader(folder) as reader:
             assert [event.id for event in reader.events()] == [1, 3]
             assert [event.id for event in reader.events(limit=2)] == [3]
             assert [event.id for event in reader.events(limit=-1)] == [1, 3]
@@ -267,13 +267,13 @@ def test_a_damaged_event_costs_itself(
 
 def test_an_event_larger_than_any_value_costs_the_older_ones(folder: Path) -> None:
     change(folder, "UPDATE events SET text = CAST(zeroblob(70000000) AS TEXT) WHERE id = 2")
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         assert 2 not in [event.id for event in reader.events()]
 
 
 def test_text_that_is_not_utf_8_is_shown_as_far_as_it_is(folder: Path) -> None:
     change(folder, "UPDATE events SET text = CAST(x'41ff42' AS TEXT) WHERE id = 2")
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         assert [event.text for event in reader.events()] == ["event 0", "A\ufffdB", "event 2"]
 
 
@@ -281,13 +281,13 @@ def test_events_that_take_too_long_are_the_newest(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of a query also counts what each event costs: there is no limit of their number."""
-    writer = RunWriter(folder / STORE_NAME, reopen=True)
+    writer = StoreWriter(folder / STORE_NAME, reopen=True)
     with writer.transaction():
         for number in range(3, 5000):
             writer.add_event(float(number), number, 0, "mark", "", {})
     writer.close()
     monkeypatch.setattr(schema, "MAX_QUERY_S", -1.0)
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         found = [event.id for event in reader.events(limit=EVERY)]
     assert 0 < len(found) < 5000
     assert found == list(range(5001 - len(found), 5001))
@@ -295,7 +295,7 @@ def test_events_that_take_too_long_are_the_newest(
 
 def test_more_events_than_fit_are_the_newest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepscope.store.reader.MAX_EVENTS_LENGTH", 20)
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         assert [event.id for event in reader.events()] == [2, 3]
 
 
@@ -317,7 +317,7 @@ def test_no_value_of_a_store_raises_anything_but_store_error(
     folder: Path, statements: tuple[str, ...]
 ) -> None:
     change(folder, *statements)
-    calls: list[Callable[[RunReader], object]] = [
+    calls: list[Callable[[StoreReader], object]] = [
         lambda reader: reader.series(),
         lambda reader: reader.keys(1),
         lambda reader: reader.read(1, 0, ROWS, 1),
@@ -325,12 +325,12 @@ def test_no_value_of_a_store_raises_anything_but_store_error(
         lambda reader: reader.rows_between(1, "step", 600, 700),
         lambda reader: reader.rows_between(1, "time", 1600, 1700),
         lambda reader: reader.stored_slots(),
-        lambda reader: RunWriter(folder / STORE_NAME, reopen=True).close(),
+        lambda reader: StoreWriter(folder / STORE_NAME, reopen=True).close(),
     ]
     failed = 0
     for call in calls:
         try:
-            with RunReader(folder) as reader:
+            with StoreReader(folder) as reader:
                 call(reader)
         except StoreError:
             failed += 1
@@ -341,5 +341,5 @@ def test_a_query_is_interrupted_when_its_time_is_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "MAX_QUERY_S", 0.05)
-    with RunReader(folder) as reader, pytest.raises(StoreError), reader._reading():
+    with StoreReader(folder) as reader, pytest.raises(StoreError), reader._reading():
         reader._connection.execute(f"SELECT count(*) FROM ({ENDLESS})").fetchall()

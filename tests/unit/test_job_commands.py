@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.commands.command import Command, CommandName
 from stepscope.commands.consensus import FOLDER, NOTICES
-from stepscope.commands.job_queue import JobCommands, Results
+from stepscope.commands.job_queue import JobCommandQueue, RankResults
 
 ALIVE = json.dumps({"status": "running", "heartbeat": time.time()})
 PATIENCE_S = 20.0
@@ -27,9 +27,9 @@ class Rank:
         self.flagged = threading.Event()
         self.over = threading.Event()
         self.why: list[str] = []
-        self.told: list[Results] = []
+        self.told: list[RankResults] = []
         self.wishes: list[str] = []
-        self.commands = JobCommands(
+        self.commands = JobCommandQueue(
             folder, number, 2, self, step=lambda: self.step, lead=1, flag=self.flagged.set
         )
 
@@ -46,7 +46,7 @@ class Rank:
     def waits(self, waiting: Mapping[str, Any] | None) -> None:
         pass
 
-    def results(self, command: Command, results: Results) -> None:
+    def results(self, command: Command, results: RankResults) -> None:
         self.told.append(results)
         self.over.set()
 

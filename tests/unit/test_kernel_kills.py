@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.host import usage
-from stepscope.host.usage import Container, container, kills_since, own_folder
+from stepscope.host.usage import CgroupMemory, container, kills_since, own_folder
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -22,7 +22,7 @@ def test_version_2_is_read(tmp_path: Path) -> None:
     folder = write(
         tmp_path, memory_max="1000\n", memory_current="900\n", memory_events="oom 1\noom_kill 4\n"
     )
-    assert container(folder) == Container(limit=1000, used=900, kills=4)
+    assert container(folder) == CgroupMemory(limit=1000, used=900, kills=4)
     (folder / "memory.max").write_text("max\n")
     assert container(folder).limit is None
 
@@ -34,7 +34,7 @@ def test_version_1_is_read(tmp_path: Path) -> None:
         memory_usage_in_bytes="900\n",
         memory_oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
     )
-    assert container(folder) == Container(limit=None, used=900, kills=2)
+    assert container(folder) == CgroupMemory(limit=None, used=900, kills=2)
 
 
 def test_a_process_has_what_its_container_leaves(tmp_path: Path) -> None:
@@ -47,14 +47,14 @@ def test_a_process_has_what_its_container_leaves(tmp_path: Path) -> None:
     for folder in (old, new):
         assert container(folder).within(5000) == 400
         assert container(folder).within(300) == 300
-    assert Container(limit=1000, used=2000).within(5000) == 0
-    assert Container(used=900).within(5000) == 5000
+    assert CgroupMemory(limit=1000, used=2000).within(5000) == 0
+    assert CgroupMemory(used=900).within(5000) == 5000
 
 
 @pytest.mark.parametrize("text", ["", "oom_kill", "oom_kill many", "oom_kill -1", "\x00" * 9])
 def test_what_is_no_counter_is_not_known(tmp_path: Path, text: str) -> None:
     assert container(write(tmp_path, memory_events=text)).kills is None
-    assert container(tmp_path / "nowhere") == Container()
+    assert container(tmp_path / "nowhere") == CgroupMemory()
 
 
 def test_the_own_folder_is_found_also_from_within_a_container(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.memory.snapshots.recording import Labels
+from stepscope.memory.snapshots.recording import AllocationLabeler
 from stepscope.profiling import phase_ranges
 from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, span
 
@@ -34,7 +34,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 
 def test_each_phase_of_a_step_is_labeled(memory: Memory) -> None:
-    labels = Labels()
+    labels = AllocationLabeler()
     seen = [memory.text]
     for phase in (DATA, FORWARD, BACKWARD, OPTIMIZER):
         with span(phase):
@@ -51,7 +51,7 @@ def test_each_phase_of_a_step_is_labeled(memory: Memory) -> None:
 
 
 def test_after_backward_a_script_is_in_its_optimizer_until_the_boundary(memory: Memory) -> None:
-    labels = Labels()
+    labels = AllocationLabeler()
     with span(BACKWARD):
         pass
     assert memory.text == "phase=optimizer"
@@ -61,7 +61,7 @@ def test_after_backward_a_script_is_in_its_optimizer_until_the_boundary(memory: 
 
 
 def test_the_outer_span_counts_and_other_threads_do_not(memory: Memory) -> None:
-    labels = Labels()
+    labels = AllocationLabeler()
     with span(DATA), span(FORWARD):
         assert memory.text == "phase=data"
 
@@ -79,7 +79,7 @@ def test_the_outer_span_counts_and_other_threads_do_not(memory: Memory) -> None:
 def test_an_older_torch_has_no_place_for_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     older = SimpleNamespace(cuda=SimpleNamespace(memory=SimpleNamespace()))
     monkeypatch.setitem(sys.modules, "torch", older)
-    labels = Labels()
+    labels = AllocationLabeler()
     labels.begin_step()
     assert phase_ranges._emit is None or phase_ranges.under_nsight()
     labels.end()

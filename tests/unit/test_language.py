@@ -16,7 +16,8 @@ DIALECT = re.compile(
 )
 """Words that docstrings do not use: functions return, raise, log and store."""
 MAX_DIALECT = 490
-MAX_SHARED_NAMES = 50
+CALLBACKS = {"StepscopeCallback"}
+"""Each framework's integration has its own class of this name."""
 
 
 def modules() -> Iterator[tuple[Path, ast.Module]]:
@@ -36,7 +37,7 @@ def test_words_of_the_dialect_become_fewer_in_docstrings() -> None:
     assert found <= MAX_DIALECT, "rewrite the docstring with the field's own words"
 
 
-def test_fewer_public_classes_share_a_name() -> None:
+def test_a_public_class_name_has_one_meaning() -> None:
     places: dict[str, set[str]] = defaultdict(set)
     for path, module in modules():
         if "lessons" in path.parts:  # programs to read, each by itself
@@ -45,4 +46,4 @@ def test_fewer_public_classes_share_a_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].add(str(path.relative_to(ROOT)))
     shared = {name: sorted(paths) for name, paths in places.items() if len(paths) > 1}
-    assert len(shared) <= MAX_SHARED_NAMES, f"a class name has one meaning: {sorted(shared)}"
+    assert {name: shared[name] for name in shared if name not in CALLBACKS} == {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.distributed.rendezvous import Launch, launch
+from stepscope.distributed.rendezvous import LauncherEnv, launch
 
 TORCHRUN = {
     "RANK": "5",
@@ -99,7 +99,7 @@ def test_srun_counts_where_it_starts_programs_of_mpi_itself() -> None:
     ],
 )
 def test_a_process_that_nobody_launched_is_alone(environ: dict[str, str]) -> None:
-    assert launch(environ) == Launch()
+    assert launch(environ) == LauncherEnv()
 
 
 def test_a_script_that_sets_the_world_and_leaves_the_rank_to_srun() -> None:

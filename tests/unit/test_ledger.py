@@ -12,8 +12,8 @@ from stepscope.memory.breakdown import (
     CATEGORIES,
     NOT_RECORDED,
     TENSORS,
-    Ledger,
-    Place,
+    MemoryBreakdown,
+    MemoryDomain,
     Values,
     divide,
     ledger,
@@ -26,8 +26,8 @@ DEVICE = ("gpu/mem_total", "gpu/mem_used", "gpu/mem_reserved", "gpu/mem_others")
 ALLOCATOR = ("memory/reserved", "memory/allocated", "memory/inactive_split")
 HOST = ("host/mem_total", "host/mem_used", "process/rss", "process/children_rss")
 INPUTS = {
-    Place.DEVICE: (*DEVICE, "memory/process_used", *ALLOCATOR, *TENSORS),
-    Place.HOST: (*HOST, *TENSORS),
+    MemoryDomain.DEVICE: (*DEVICE, "memory/process_used", *ALLOCATOR, *TENSORS),
+    MemoryDomain.HOST: (*HOST, *TENSORS),
 }
 
 CPU: dict[str, float | None] = {
@@ -41,13 +41,15 @@ CPU: dict[str, float | None] = {
 }
 
 
-def made(values: Values, place: Place = Place.DEVICE, **missing: str) -> Ledger:
+def made(
+    values: Values, place: MemoryDomain = MemoryDomain.DEVICE, **missing: str
+) -> MemoryBreakdown:
     found = ledger(values, place, missing)
     assert found is not None
     return found
 
 
-def amounts(values: Values, place: Place = Place.DEVICE) -> dict[str, int]:
+def amounts(values: Values, place: MemoryDomain = MemoryDomain.DEVICE) -> dict[str, int]:
     return {part.category.key: part.bytes for part in made(values, place).parts}
 
 
@@ -166,9 +168,9 @@ def test_cache_stays_whole_where_its_fragments_are_not_known() -> None:
 
 
 def test_nothing_known_is_no_ledger() -> None:
-    assert ledger({}, Place.DEVICE) is None
-    assert ledger({"gpu/mem_total": 80 * GIB}, Place.DEVICE) is None
-    assert ledger({"host/mem_total": 16 * GIB}, Place.HOST) is None
+    assert ledger({}, MemoryDomain.DEVICE) is None
+    assert ledger({"gpu/mem_total": 80 * GIB}, MemoryDomain.DEVICE) is None
+    assert ledger({"host/mem_total": 16 * GIB}, MemoryDomain.HOST) is None
 
 
 def test_readings_that_contradict_are_believed_in_the_documented_order() -> None:
@@ -188,7 +190,7 @@ def test_readings_that_contradict_are_believed_in_the_documented_order() -> None
 
 
 def test_the_host_is_told_apart_to_the_byte() -> None:
-    assert amounts(CPU, Place.HOST) == {
+    assert amounts(CPU, MemoryDomain.HOST) == {
         "free": 7 * GIB,
         "others": 4 * GIB,
         "workers": 2 * GIB,
@@ -197,21 +199,24 @@ def test_the_host_is_told_apart_to_the_byte() -> None:
         "gradients": 0,
         "parameters": 100 * MIB,
     }
-    assert made(CPU, Place.HOST).notes == ()
+    assert made(CPU, MemoryDomain.HOST).notes == ()
 
 
 def test_on_the_host_what_is_not_known_is_merged() -> None:
-    alone = made(without(CPU, "process/children_rss"), Place.HOST)
-    assert amounts(without(CPU, "process/children_rss"), Place.HOST)["elsewhere"] == 6 * GIB
+    alone = made(without(CPU, "process/children_rss"), MemoryDomain.HOST)
+    assert amounts(without(CPU, "process/children_rss"), MemoryDomain.HOST)["elsewhere"] == 6 * GIB
     assert alone.notes[0].startswith("Workers and other processes cannot be told apart")
-    assert amounts(without(CPU, *TENSORS), Place.HOST)["process"] == 3 * GIB
-    assert amounts(without(CPU, "process/rss"), Place.HOST) == {"free": 7 * GIB, "used": 9 * GIB}
-    hostless = made(without(CPU, "host/mem_total"), Place.HOST)
+    assert amounts(without(CPU, *TENSORS), MemoryDomain.HOST)["process"] == 3 * GIB
+    assert amounts(without(CPU, "process/rss"), MemoryDomain.HOST) == {
+        "free": 7 * GIB,
+        "used": 9 * GIB,
+    }
+    hostless = made(without(CPU, "host/mem_total"), MemoryDomain.HOST)
     assert (hostless.total, hostless.whole) == (5 * GIB, False)
 
 
 def test_pages_that_workers_share_do_not_count_twice() -> None:
-    found = amounts(CPU | {"process/children_rss": 8 * GIB}, Place.HOST)
+    found = amounts(CPU | {"process/children_rss": 8 * GIB}, MemoryDomain.HOST)
     assert (found["workers"], found["others"]) == (6 * GIB, 0)
 
 
@@ -233,13 +238,15 @@ SIZES = st.one_of(
 )
 
 
-def readings(place: Place) -> st.SearchStrategy[dict[str, float | None]]:
+def readings(place: MemoryDomain) -> st.SearchStrategy[dict[str, float | None]]:
     return st.fixed_dictionaries({}, optional=dict.fromkeys(INPUTS[place], SIZES))
 
 
-@pytest.mark.parametrize("place", list(Place))
+@pytest.mark.parametrize("place", list(MemoryDomain))
 @given(data=st.data())
-def test_parts_are_never_negative_and_sum_to_the_total(place: Place, data: st.DataObject) -> None:
+def test_parts_are_never_negative_and_sum_to_the_total(
+    place: MemoryDomain, data: st.DataObject
+) -> None:
     values = data.draw(readings(place))
     found = ledger(values, place)
     if found is None:
@@ -249,7 +256,7 @@ def test_parts_are_never_negative_and_sum_to_the_total(place: Place, data: st.Da
     keys = [part.category.key for part in found.parts]
     assert keys == [key for key in order if key in keys]
     assert sum(part.bytes for part in found.parts) == found.total
-    total = {Place.DEVICE: "gpu/mem_total", Place.HOST: "host/mem_total"}[place]
+    total = {MemoryDomain.DEVICE: "gpu/mem_total", MemoryDomain.HOST: "host/mem_total"}[place]
     if found.whole:
         assert found.total == round(values[total] or 0)
     assert divide(values, place) == {part.category.key: part.bytes for part in found.parts}
@@ -257,14 +264,14 @@ def test_parts_are_never_negative_and_sum_to_the_total(place: Place, data: st.Da
 
 # Of a group a moment has only one entry: either the merged part or those that it stands for.
 EITHER = {
-    Place.DEVICE: (
+    MemoryDomain.DEVICE: (
         ({"allocated"}, {"activations", "optimizer_state", "gradients", "parameters"}),
         ({"cache"}, {"split", "cached"}),
         ({"elsewhere"}, {"outside", "unnamed"}),
         ({"used"}, {"outside", "unnamed", "process", "elsewhere", "allocated", "cached", "cache"}),
         ({"process"}, {"outside", "allocated", "activations", "cached", "cache"}),
     ),
-    Place.HOST: (
+    MemoryDomain.HOST: (
         ({"process"}, {"rest", "optimizer_state", "gradients", "parameters"}),
         ({"elsewhere"}, {"others", "workers"}),
         ({"used"}, {"process", "rest", "others", "elsewhere", "workers"}),
@@ -272,21 +279,21 @@ EITHER = {
 }
 
 
-@pytest.mark.parametrize("place", list(Place))
+@pytest.mark.parametrize("place", list(MemoryDomain))
 @given(data=st.data())
 def test_a_merged_part_never_stands_beside_what_it_stands_for(
-    place: Place, data: st.DataObject
+    place: MemoryDomain, data: st.DataObject
 ) -> None:
     keys = set(divide(data.draw(readings(place)), place) or {})
     for merged, apart in EITHER[place]:
         assert not (keys & merged and keys & apart)
 
 
-@pytest.mark.parametrize("place", list(Place))
+@pytest.mark.parametrize("place", list(MemoryDomain))
 @given(data=st.data())
-def test_a_missing_reading_is_no_zero(place: Place, data: st.DataObject) -> None:
+def test_a_missing_reading_is_no_zero(place: MemoryDomain, data: st.DataObject) -> None:
     """Whatever is taken away, the total stays, and a part that needs the reading is gone."""
-    base = {Place.DEVICE: CUDA, Place.HOST: CPU}[place]
+    base = {MemoryDomain.DEVICE: CUDA, MemoryDomain.HOST: CPU}[place]
     gone = data.draw(st.sets(st.sampled_from(INPUTS[place][2:])))
     values: dict[str, float | None] = {
         key: None if key in gone else value for key, value in base.items()
@@ -303,7 +310,7 @@ def test_a_missing_reading_is_no_zero(place: Place, data: st.DataObject) -> None
     }
     for part, key in needs.items():
         assert not (key in gone and part in found)
-    if place is Place.DEVICE:
+    if place is MemoryDomain.DEVICE:
         assert ("others" in found) is ("gpu/mem_others" not in gone)
     assert bool(made(values, place).notes) is bool(gone)
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.memory.breakdown import Place
+from stepscope.memory.breakdown import MemoryDomain
 from stepscope.memory.breakdown_series import (
-    LedgerSource,
-    Moment,
+    BreakdownSample,
+    BreakdownSource,
     ledger_source,
     newest_moment,
     peaks,
     read_moments,
 )
-from stepscope.store import Block, RunReader, RunWriter
+from stepscope.store import SeriesBlock, StoreReader, StoreWriter
 from stepscope.store.blocks import Floats
 from tests.support.ledger_rows import GPU, TICK_S, device, process, sample
 from tests.support.recorded_runs import CREATED, write_run
@@ -25,14 +25,14 @@ from tests.support.recorded_runs import CREATED, write_run
 MIB, GIB = 2**20, 2**30
 
 
-def found(folder: Path, gpu: str | None = GPU, bucket: int = 1) -> list[Moment]:
-    with RunReader(folder) as reader:
+def found(folder: Path, gpu: str | None = GPU, bucket: int = 1) -> list[BreakdownSample]:
+    with StoreReader(folder) as reader:
         source = ledger_source(reader.series(), gpu)
         assert source is not None
         return read_moments(reader, source, 0, source.samples.rows, bucket)
 
 
-def parts(moment: Moment) -> dict[str, float]:
+def parts(moment: BreakdownSample) -> dict[str, float]:
     """The parts of a moment in MiB."""
     assert moment.parts is not None
     return {key: size / MIB for key, size in moment.parts.items()}
@@ -156,7 +156,7 @@ def test_each_part_has_a_peak_of_its_own_time(tmp_path: Path) -> None:
     rows += [sample(40, memory__peak_allocated=1400.0, memory__parameters=70.0)]
     gpu = [device(tick, 3000 + (500 if tick == 3 else 0)) for tick in range(40)]
     write_run(tmp_path, gpu=GPU, samples=rows, devices=gpu)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         source = ledger_source(reader.series(), GPU)
         assert source is not None
         found = peaks(reader, source)
@@ -170,7 +170,7 @@ def test_each_part_has_a_peak_of_its_own_time(tmp_path: Path) -> None:
 
 def test_nothing_was_sampled(tmp_path: Path) -> None:
     write_run(tmp_path, steps=[(0.0, 1, {"train/loss": 1.0})])
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         assert ledger_source(reader.series(), GPU) is None
 
 
@@ -188,7 +188,7 @@ def test_any_part_of_the_rows_gives_the_same_moments(
     gpu = [device(tick, 3000 + tick) for tick in range(64)]
     write_run(tmp_path, gpu=GPU, samples=rows, devices=gpu)
     whole = found(tmp_path, bucket=bucket)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         source = ledger_source(reader.series(), GPU)
         assert source is not None
         part = read_moments(reader, source, start, stop, bucket)
@@ -197,18 +197,18 @@ def test_any_part_of_the_rows_gives_the_same_moments(
     assert newest == found(tmp_path)[-1]
 
 
-def long_run(folder: Path, ticks: int, peak: int) -> LedgerSource:
+def long_run(folder: Path, ticks: int, peak: int) -> BreakdownSource:
     """A long run with noise and one short peak; written as arrays, at several rollup levels."""
     rng = np.random.default_rng(1)
     ts = CREATED + TICK_S * np.arange(ticks)
     used = 4 * GIB + rng.integers(0, 100, ticks) * MIB
     used[peak] = 9 * GIB
     reserved = used - 1 * GIB
-    writer = RunWriter(folder / "rank0.sqlite")
+    writer = StoreWriter(folder / "rank0.sqlite")
 
     def append(stream: str, source: str, ts: Floats, columns: dict[str, Any]) -> None:
         values = np.array([np.broadcast_to(column, (ticks,)) for column in columns.values()])
-        block = Block.raw(tuple(columns), ts, np.arange(ticks) // 5.0, values.astype(float))
+        block = SeriesBlock.raw(tuple(columns), ts, np.arange(ticks) // 5.0, values.astype(float))
         with writer.transaction():
             writer.append(stream, source, block)
 
@@ -216,7 +216,7 @@ def long_run(folder: Path, ticks: int, peak: int) -> LedgerSource:
     append("samples", "", ts, {"memory/reserved": reserved, "memory/allocated": allocated})
     append("devices", GPU, ts + 0.003, {"gpu/mem_used": used, "gpu/mem_total": 16 * GIB})
     writer.close()
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         source = ledger_source(reader.series(), GPU)
     assert source is not None
     return source
@@ -225,14 +225,14 @@ def long_run(folder: Path, ticks: int, peak: int) -> LedgerSource:
 @pytest.mark.parametrize("peak", [0, 777, 39_999])
 def test_a_peak_of_one_tick_is_found_in_a_long_run(tmp_path: Path, peak: int) -> None:
     source = long_run(tmp_path, 40_000, peak)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         assert peaks(reader, source)["reserved"] == 8 * GIB
 
 
 @pytest.mark.parametrize("bucket", [2, 16, 64, 1024])
 def test_buckets_sum_to_the_total_as_well(tmp_path: Path, bucket: int) -> None:
     source = long_run(tmp_path, 40_000, 777)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         moments = read_moments(reader, source, 0, source.samples.rows, bucket)
         again = read_moments(reader, source, 20_480, source.samples.rows, bucket)
     assert len(moments) == -(-40_000 // bucket)
@@ -251,9 +251,9 @@ def test_a_recording_of_the_machine_has_no_process_of_its_own(tmp_path: Path) ->
 
 def test_the_place_is_that_of_the_gpu_where_there_is_one(tmp_path: Path) -> None:
     write_run(tmp_path, gpu=GPU, samples=[process(0)], devices=[device(0)])
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         on_gpu, on_host = (ledger_source(reader.series(), gpu) for gpu in (GPU, None))
     assert on_gpu is not None
     assert on_host is not None
-    assert (on_gpu.place, on_host.place) == (Place.DEVICE, Place.HOST)
+    assert (on_gpu.place, on_host.place) == (MemoryDomain.DEVICE, MemoryDomain.HOST)
     assert (on_gpu.device is not None, on_host.device) == (True, None)

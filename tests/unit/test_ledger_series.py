@@ -10,19 +10,19 @@ import pytest
 
 from dashboard.charts import memory_breakdown, series
 from dashboard.charts.memory_breakdown import SERIES, TOTAL
-from dashboard.charts.series import Cursor
+from dashboard.charts.series import SeriesCursor
 from dashboard.views.run_memory import process_rows
 from stepscope.memory.allocator import NO_SPLIT
 from stepscope.run import RunInfo, RunKind, read_run
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from tests.support.ledger_rows import GPU, ON_GPU, PROCESSES, cuda_run, device, process, sample
 from tests.support.recorded_runs import write_run
 
 MIB = 2**20
 
 
-def answer(run: RunInfo, cursors: dict[str, Cursor] | None = None) -> dict[str, Any]:
-    with RunReader(run.folder) as reader:
+def answer(run: RunInfo, cursors: dict[str, SeriesCursor] | None = None) -> dict[str, Any]:
+    with StoreReader(run.folder) as reader:
         found = memory_breakdown.update(reader, run, cursors or {}, 0)
     json.dumps(found, allow_nan=False)
     return found
@@ -43,18 +43,18 @@ def test_the_first_answer_has_all_moments_and_sums_to_the_total(tmp_path: Path) 
 
 def test_a_poll_answers_only_new_moments_and_costs_little(tmp_path: Path) -> None:
     run = cuda_run(tmp_path, 400)
-    found = answer(run, {SERIES: Cursor(395, 1)})
+    found = answer(run, {SERIES: SeriesCursor(395, 1)})
     part = found["series"][SERIES]
     assert (part["reset"], part["first"], len(part["t"])) == (False, 395, 5)
     assert len(json.dumps(found["series"])) < 2_000
-    assert answer(run, {SERIES: Cursor(400, 1)})["series"][SERIES]["v"] == {}
+    assert answer(run, {SERIES: SeriesCursor(400, 1)})["series"][SERIES]["v"] == {}
 
 
 def test_a_long_run_is_answered_in_buckets(tmp_path: Path) -> None:
     run = cuda_run(tmp_path, 3000)
     part = answer(run)["series"][SERIES]
     assert (part["bucket"], len(part["t"])) == (8, 375)
-    live = answer(run, {SERIES: Cursor(2995, 8)})["series"][SERIES]
+    live = answer(run, {SERIES: SeriesCursor(2995, 8)})["series"][SERIES]
     assert (live["first"], len(live["t"])) == (2992, 1)
 
 
@@ -106,7 +106,7 @@ def test_capabilities_in_another_form_give_no_reason(tmp_path: Path, capabilitie
 
 def test_on_the_live_page_the_parts_are_one_more_series(tmp_path: Path) -> None:
     run = cuda_run(tmp_path)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         live = series.update(reader, run, {}, 0)
         part = memory_breakdown.live_part(reader, run, {})
         window = memory_breakdown.window_part(reader, run, "time", 2.0, 3.0)[SERIES]

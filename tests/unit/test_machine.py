@@ -7,12 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.gpu.health import Level
-from stepscope.gpu.machine_monitor import DRAWN, KEPT_READINGS, RATE_S, History, Machine
-from stepscope.gpu.machine_state import DeviceView, EnergyMeter, MachineView, machine_json
-from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.health import HealthStatus
+from stepscope.gpu.machine_monitor import (
+    DRAWN,
+    KEPT_READINGS,
+    RATE_S,
+    DeviceHistory,
+    MachineMonitor,
+)
+from stepscope.gpu.machine_state import DeviceState, EnergyMeter, MachineState, machine_json
+from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import NullSource
-from stepscope.gpu.xid import KEPT, NO_INSTANCE, Xids, xid_event
+from stepscope.gpu.xid import KEPT, NO_INSTANCE, XidLog, xid_event
 from tests.support.fake_machine import (
     BUSY,
     GIB,
@@ -30,7 +36,9 @@ from tests.support.fake_machine import (
 UNWATCHED = "they are not watched"
 
 
-def looks(found: Machine, clock: FakeClock, count: int, seconds: float = 1.0) -> MachineView:
+def looks(
+    found: MachineMonitor, clock: FakeClock, count: int, seconds: float = 1.0
+) -> MachineState:
     """Look so many times, with a pause before each."""
     for _ in range(count):
         clock.now += seconds
@@ -38,7 +46,7 @@ def looks(found: Machine, clock: FakeClock, count: int, seconds: float = 1.0) ->
     return view
 
 
-def only(view: MachineView) -> DeviceView:
+def only(view: MachineState) -> DeviceState:
     (device,) = view.devices
     return device
 
@@ -60,16 +68,21 @@ def test_fast_values_are_read_at_each_look_and_rare_ones_seldom() -> None:
     source, clock = FakeSource(gpus(1)), FakeClock()
     found = machine(source, clock)
     looks(found, clock, 11)
-    counts = {tier: [asked for _, asked in source.reads].count(tier) for tier in Tier}
-    assert counts == {Tier.FAST: 22, Tier.MEDIUM: 11, Tier.SLOW: 11, Tier.RARE: 2}
+    counts = {tier: [asked for _, asked in source.reads].count(tier) for tier in SamplingTier}
+    assert counts == {
+        SamplingTier.FAST: 22,
+        SamplingTier.MEDIUM: 11,
+        SamplingTier.SLOW: 11,
+        SamplingTier.RARE: 2,
+    }
 
 
 def test_two_readings_of_a_look_are_so_close_that_no_counter_wraps_between_them() -> None:
     pauses: list[float] = []
     source = FakeSource(gpus(2))
-    Machine(lambda: source, pause=pauses.append).look()
+    MachineMonitor(lambda: source, pause=pauses.append).look()
     assert pauses == [RATE_S], "one pause for all GPUs"
-    assert [tier for _, tier in source.reads[:3]] == [Tier.FAST] * 3
+    assert [tier for _, tier in source.reads[:3]] == [SamplingTier.FAST] * 3
 
 
 def test_a_value_has_an_age() -> None:
@@ -107,8 +120,8 @@ def test_a_lost_gpu_has_no_values_and_the_others_go_on() -> None:
     looks(found, clock, 1)
     second.lost = "lost: GPU is lost"
     one, other = looks(found, clock, 1).devices
-    assert one.health.level is Level.OK
-    assert (other.health.level, other.lost) == (Level.CRITICAL, "lost: GPU is lost")
+    assert one.health.level is HealthStatus.OK
+    assert (other.health.level, other.lost) == (HealthStatus.CRITICAL, "lost: GPU is lost")
     assert other.values == {}
     second.lost = None
     assert looks(found, clock, 1).devices[1].values == BUSY
@@ -173,17 +186,20 @@ def test_a_link_that_stays_slow_under_load_is_told() -> None:
     found = machine(FakeSource([gpu]), clock)
     assert gpu.facts is not None
     gpu.facts = replace(gpu.facts, pcie_gen=1)
-    assert only(looks(found, clock, 10)).health.level is Level.OK
+    assert only(looks(found, clock, 10)).health.level is HealthStatus.OK
     device = only(looks(found, clock, 1))
-    assert (device.health.level, device.health.text[:16]) == (Level.WARNING, "PCIe link at gen")
+    assert (device.health.level, device.health.text[:16]) == (
+        HealthStatus.WARNING,
+        "PCIe link at gen",
+    )
     gpu.values["gpu/util"] = 0.0
-    assert only(looks(found, clock, 1)).health.level is Level.OK
+    assert only(looks(found, clock, 1)).health.level is HealthStatus.OK
 
 
 def test_the_driver_is_looked_for_again_when_it_says_so() -> None:
     clock = FakeClock()
     answers = [NullSource("The NVIDIA driver is not loaded.", 1030.0), FakeSource(gpus(1))]
-    found = Machine(
+    found = MachineMonitor(
         lambda: answers.pop(0), clock=clock, wall_clock=clock.wall, pause=lambda seconds: None
     )
     view = found.look()
@@ -215,25 +231,25 @@ def test_an_xid_is_remembered_with_its_age_and_as_bad_as_its_advice() -> None:
     assert first.xids == ()
     assert len(second.xids) == KEPT
     assert second.xids[0].age_s == pytest.approx(4.0)
-    assert second.health.level is Level.CRITICAL
+    assert second.health.level is HealthStatus.CRITICAL
     assert second.health.text.startswith("Xid 79: the GPU has fallen off the bus, 4 s ago (20 in")
 
 
 @pytest.mark.parametrize(
     ("code", "level"),
     [
-        (63, Level.NOTICE),
-        (43, Level.NOTICE),
-        (13, Level.WARNING),
-        (31, Level.WARNING),
-        (9999, Level.WARNING),
-        (48, Level.CRITICAL),
-        (74, Level.CRITICAL),
-        (95, Level.CRITICAL),
+        (63, HealthStatus.NOTICE),
+        (43, HealthStatus.NOTICE),
+        (13, HealthStatus.WARNING),
+        (31, HealthStatus.WARNING),
+        (9999, HealthStatus.WARNING),
+        (48, HealthStatus.CRITICAL),
+        (74, HealthStatus.CRITICAL),
+        (95, HealthStatus.CRITICAL),
     ],
 )
-def test_how_bad_an_xid_is_follows_from_what_nvidia_advises(code: int, level: Level) -> None:
-    known = Xids()
+def test_how_bad_an_xid_is_follows_from_what_nvidia_advises(code: int, level: HealthStatus) -> None:
+    known = XidLog()
     known.add(10.0, xid_event("GPU-1", code, NO_INSTANCE))
     (xid,) = known.of("GPU-1", 12.0)
     assert (xid.code, xid.level, xid.age_s) == (code, level, 2.0)
@@ -265,7 +281,7 @@ def test_a_reading_that_is_missing_loses_no_energy() -> None:
 def test_energy_is_told_since_the_first_look_at_the_gpus() -> None:
     clock = FakeClock()
     answers = [NullSource("The NVIDIA driver is not loaded.", 1130.0), FakeSource(gpus(1))]
-    found = Machine(
+    found = MachineMonitor(
         lambda: answers.pop(0), clock=clock, wall_clock=clock.wall, pause=lambda seconds: None
     )
     clock.now += 100
@@ -308,7 +324,7 @@ def test_the_counter_agrees_with_the_integral_of_steady_power() -> None:
 
 
 def test_the_history_is_bounded_in_readings_and_in_time() -> None:
-    history = History(DRAWN)
+    history = DeviceHistory(DRAWN)
     for second in range(3 * KEPT_READINGS):
         history.add(float(second), {"gpu/util": 1.0})
     assert len(history.since(0.0)) == KEPT_READINGS
@@ -349,7 +365,7 @@ def test_a_gpu_of_which_the_driver_tells_little_is_still_seen() -> None:
     device = only(view)
     assert device.values == keys
     assert len(device.missing) == len(BUSY) + 1
-    assert device.health.level is Level.OK
+    assert device.health.level is HealthStatus.OK
     assert "cannot be read here" in device.health.text
     assert (view.host.driver, view.host.cuda) == (None, None)
     assert machine_json(view)["devices"][0]["facts"] is None

@@ -16,7 +16,14 @@ import psutil
 import pytest
 
 from stepscope.distributed import rendezvous
-from stepscope.distributed.rendezvous import LINKS, ROUNDED_S, Place, find_place, is_shared, meet
+from stepscope.distributed.rendezvous import (
+    LINKS,
+    ROUNDED_S,
+    RankContext,
+    find_place,
+    is_shared,
+    meet,
+)
 from stepscope.run.folder import own_start, start_above
 
 JOB = ("sweep", "node1", "29500", "4", "0")
@@ -156,7 +163,9 @@ def rank(number: int, **more: str) -> dict[str, str]:
     return {key: str(value) for key, value in numbers.items()} | job | more
 
 
-def places(root: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, **more: str) -> list[Place]:
+def places(
+    root: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, **more: str
+) -> list[RankContext]:
     monkeypatch.setattr(rendezvous, "is_network_filesystem", lambda _: shared)
     found = []
     for number in (3, 2, 0, 1):  # in any order

@@ -6,7 +6,14 @@ import pynvml
 import pytest
 
 from stepscope.gpu.gpm import NOT_ARMED, SHARES
-from stepscope.gpu.nvml_queries import COUNTERS, FIELDS, PLAUSIBLE, SELDOM_S, FieldValue, Tier
+from stepscope.gpu.nvml_queries import (
+    COUNTERS,
+    FIELDS,
+    PLAUSIBLE,
+    SELDOM_S,
+    FieldValueReader,
+    SamplingTier,
+)
 from stepscope.gpu.nvml_reader import ONE_READING
 from stepscope.gpu.process_memory import OTHERS
 from stepscope.gpu.source import NvmlSource
@@ -14,7 +21,7 @@ from stepscope.metrics import METRICS, Stream
 from tests.support.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install
 
 A, B = "GPU-aaaa", "GPU-bbbb"
-ALL = tuple(Tier)
+ALL = tuple(SamplingTier)
 RATES = {f"gpu/{link}_{way}" for link in ("pcie", "nvlink") for way in ("tx", "rx")}
 LATER = dict.fromkeys(RATES, ONE_READING) | dict.fromkeys(SHARES, NOT_ARMED)
 """Why values are missing from a first read of a GPU that has them all."""
@@ -60,7 +67,7 @@ def test_every_gpu_metric_comes_from_one_field() -> None:
 
 def test_a_field_value_never_comes_after_a_call() -> None:
     for entry in FIELDS:
-        kinds = [isinstance(reader, FieldValue) for reader in entry.readers]
+        kinds = [isinstance(reader, FieldValueReader) for reader in entry.readers]
         assert kinds == sorted(kinds, reverse=True), entry.keys
 
 
@@ -97,7 +104,7 @@ def test_values_arrive_in_stored_units(source: NvmlSource) -> None:
 
 def test_a_tier_reads_only_its_own_calls(source: NvmlSource, library: FakeNvml) -> None:
     library.calls.clear()
-    values = source.read(A, Tier.MEDIUM)
+    values = source.read(A, SamplingTier.MEDIUM)
     told = {"gpu/temp", "gpu/temp_mem", "gpu/temp_margin", "gpu/mem_clock", "gpu/energy"}
     assert set(values) == told | {"gpu/sm_clock", "gpu/throttle_reasons"}
     assert library.calls["nvmlDeviceGetFieldValues"] == 1
@@ -123,7 +130,7 @@ def test_sentinels_and_garbage_are_dropped_with_a_reason(source: NvmlSource, gpu
     assert not set(lacks(source)) & set(values)
     assert source.reasons(A)["gpu/mem_used"] == "implausible value dropped"
     gpu.used = 5
-    assert source.read(A, Tier.FAST)["gpu/mem_used"] == 5.0
+    assert source.read(A, SamplingTier.FAST)["gpu/mem_used"] == 5.0
 
 
 def test_a_falling_energy_counter_is_a_new_baseline(
@@ -132,7 +139,7 @@ def test_a_falling_energy_counter_is_a_new_baseline(
     seen: list[float | None] = []
     for energy_mj in (5000, 5000, 1000, 2000):
         gpu.energy_mj = energy_mj
-        seen.append(source.read(A, Tier.MEDIUM).get("gpu/energy"))
+        seen.append(source.read(A, SamplingTier.MEDIUM).get("gpu/energy"))
         clock.now += SELDOM_S
     assert seen == [5.0, 5.0, None, 2.0]
 
@@ -163,8 +170,8 @@ def test_a_gpu_lost_at_opening_is_left_out(
 
 def test_gpus_are_told_apart_by_uuid_alone(source: NvmlSource, library: FakeNvml) -> None:
     library.calls.clear()
-    assert source.read(B, Tier.FAST)["gpu/util"] == 99.0
-    assert source.read(A, Tier.FAST)["gpu/util"] == 37.0
+    assert source.read(B, SamplingTier.FAST)["gpu/util"] == 99.0
+    assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
     assert library.calls["nvmlDeviceGetHandleByIndex_v2"] == 0
 
 
@@ -177,7 +184,7 @@ def test_an_unsupported_call_is_asked_once(
 ) -> None:
     gpu.errors = {"nvmlDeviceGetUtilizationRates": code}
     for _ in range(3):
-        assert "gpu/util" not in source.read(A, Tier.FAST)
+        assert "gpu/util" not in source.read(A, SamplingTier.FAST)
     assert library.calls["nvmlDeviceGetUtilizationRates"] == 1
     reason = "not supported on this GPU" if code == 3 else "not offered by this driver"
     assert lacks(source) == {"gpu/util": reason, "gpu/mem_util": reason}
@@ -209,8 +216,8 @@ def test_an_unknown_power_field_falls_back_to_the_average(
     source: NvmlSource, gpu: FakeGpu, library: FakeNvml, code: int
 ) -> None:
     gpu.field_errors = {186: code}
-    assert source.read(A, Tier.FAST)["gpu/power"] == 300.0
-    assert source.read(A, Tier.FAST)["gpu/power"] == 300.0
+    assert source.read(A, SamplingTier.FAST)["gpu/power"] == 300.0
+    assert source.read(A, SamplingTier.FAST)["gpu/power"] == 300.0
     assert library.asked_fields.count(186) == 1
     assert source.lost(A) is None
 
@@ -219,7 +226,7 @@ def test_permission_is_told(source: NvmlSource, gpu: FakeGpu, library: FakeNvml)
     gpu.errors = {"nvmlDeviceGetFanSpeed": 4}
     gpu.field_errors = {83: 4}
     for _ in range(2):
-        source.read(A, Tier.MEDIUM, Tier.SLOW)
+        source.read(A, SamplingTier.MEDIUM, SamplingTier.SLOW)
     assert lacks(source) == {"gpu/fan": "permission", "gpu/energy": "permission"}
     assert library.calls["nvmlDeviceGetFanSpeed"] == 1
     assert library.asked_fields.count(83) == 1
@@ -228,10 +235,10 @@ def test_permission_is_told(source: NvmlSource, gpu: FakeGpu, library: FakeNvml)
 @pytest.mark.parametrize("code", [6, 10, 21])
 def test_no_data_is_asked_again_next_time(source: NvmlSource, gpu: FakeGpu, code: int) -> None:
     gpu.errors = {"nvmlDeviceGetUtilizationRates": code}
-    assert "gpu/util" not in source.read(A, Tier.FAST)
+    assert "gpu/util" not in source.read(A, SamplingTier.FAST)
     assert source.reasons(A)["gpu/util"] == "no data"
     gpu.errors = {}
-    assert source.read(A, Tier.FAST)["gpu/util"] == 37.0
+    assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
     assert lacks(source) == {}
 
 
@@ -239,7 +246,7 @@ def test_insufficient_size_is_repeated_once(
     source: NvmlSource, gpu: FakeGpu, library: FakeNvml
 ) -> None:
     gpu.errors = {"nvmlDeviceGetUtilizationRates": 7}
-    source.read(A, Tier.FAST)
+    source.read(A, SamplingTier.FAST)
     assert library.calls["nvmlDeviceGetUtilizationRates"] == 2
 
 
@@ -251,7 +258,7 @@ def test_other_errors_back_off_from_half_a_second_to_thirty(
     asked_at: list[float] = []
     for _ in range(1000):
         before = library.calls["nvmlDeviceGetUtilizationRates"]
-        source.read(A, Tier.FAST)
+        source.read(A, SamplingTier.FAST)
         if library.calls["nvmlDeviceGetUtilizationRates"] > before:
             asked_at.append(clock.now)
         clock.now += 0.125
@@ -260,7 +267,7 @@ def test_other_errors_back_off_from_half_a_second_to_thirty(
     assert source.reasons(A)["gpu/util"].startswith("error: ")
     gpu.errors = {}
     clock.now += 30
-    assert source.read(A, Tier.FAST)["gpu/util"] == 37.0
+    assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
 
 
 @pytest.mark.parametrize("error", [AttributeError("x"), OSError("x"), ValueError("x")])
@@ -271,7 +278,7 @@ def test_an_error_of_the_binding_backs_off(
         raise error
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", fail)
-    values = source.read(A, Tier.FAST)
+    values = source.read(A, SamplingTier.FAST)
     assert "gpu/util" not in values
     assert values["gpu/power"] == 312.5
 
@@ -283,9 +290,9 @@ def test_a_library_mismatch_takes_the_alternative(
         raise pynvml.NVMLLibraryMismatchError("not an NVMLError")
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperatureV", fail)
-    assert source.read(A, Tier.MEDIUM)["gpu/temp"] == 51.0
+    assert source.read(A, SamplingTier.MEDIUM)["gpu/temp"] == 51.0
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", fail)
-    source.read(A, Tier.MEDIUM)
+    source.read(A, SamplingTier.MEDIUM)
     assert lacks(source) == {"gpu/temp": "not offered by this driver"}
 
 
@@ -304,7 +311,7 @@ def test_a_lost_gpu_is_left_alone_and_looked_for_every_five_seconds(
     library.calls.clear()
     for _ in range(100):
         assert source.read(A, *ALL) == {}
-        assert source.read(B, Tier.FAST)["gpu/util"] == 99.0
+        assert source.read(B, SamplingTier.FAST)["gpu/util"] == 99.0
         clock.now += 0.125
     assert library.calls["nvmlDeviceGetHandleByUUID"] == 2 + 1  # A at 5 s and 10 s, B once
 
@@ -345,15 +352,15 @@ def test_an_unknown_uuid_is_not_found(source: NvmlSource) -> None:
 def test_a_foreign_shutdown_is_healed_by_one_init(
     source: NvmlSource, library: FakeNvml, clock: FakeClock
 ) -> None:
-    source.read(A, Tier.FAST)
-    source.read(B, Tier.FAST)
+    source.read(A, SamplingTier.FAST)
+    source.read(B, SamplingTier.FAST)
     clock.now += 10
     library.calls.clear()
     library.gpus[0].errors = {"nvmlDeviceGetUtilizationRates": 1}
-    assert source.read(A, Tier.FAST) == {}
+    assert source.read(A, SamplingTier.FAST) == {}
     library.gpus[0].errors = {}
-    assert source.read(A, Tier.FAST)["gpu/util"] == 37.0
-    assert source.read(B, Tier.FAST)["gpu/util"] == 99.0
+    assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
+    assert source.read(B, SamplingTier.FAST)["gpu/util"] == 99.0
     assert library.calls["nvmlInitWithFlags"] == 1
     assert library.calls["nvmlDeviceGetHandleByUUID"] == 2  # handles do not outlive a shutdown
     assert source.lost(A) is None
@@ -362,15 +369,15 @@ def test_a_foreign_shutdown_is_healed_by_one_init(
 def test_an_init_that_fails_is_tried_again(
     source: NvmlSource, library: FakeNvml, clock: FakeClock
 ) -> None:
-    source.read(A, Tier.FAST)
+    source.read(A, SamplingTier.FAST)
     library.gpus[0].errors = {"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_UNINITIALIZED}
     library.errors = {"nvmlInitWithFlags": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}
-    source.read(A, Tier.FAST)
+    source.read(A, SamplingTier.FAST)
     library.calls.clear()
     for _ in range(2):
         clock.now += 10
-        assert source.read(A, Tier.FAST) == {}
+        assert source.read(A, SamplingTier.FAST) == {}
     library.errors, library.gpus[0].errors = {}, {}
     clock.now += 10
-    assert source.read(A, Tier.FAST)["gpu/util"] == 37.0
+    assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
     assert library.calls["nvmlInitWithFlags"] == 3

@@ -10,9 +10,9 @@ import pynvml
 import pytest
 
 from stepscope.gpu.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
-from stepscope.gpu.machine_monitor import Machine
-from stepscope.gpu.nvml_device import SELDOM_S, SLOW_CALLS, SLOW_S, Asking
-from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.machine_monitor import MachineMonitor
+from stepscope.gpu.nvml_device import SELDOM_S, SLOW_CALLS, SLOW_S, QueryState
+from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.nvml_reader import MAY_HAVE_WRAPPED, ONE_READING
 from stepscope.gpu.processes import NOT_LISTED, SM_S
 from stepscope.gpu.source import NvmlSource
@@ -111,7 +111,7 @@ def test_an_unknown_gpu_has_no_facts_and_a_lost_one_keeps_them(
     assert source.facts("GPU-cccc") is None
     facts = source.facts(A)
     gpu.errors = {"nvmlDeviceGetUtilizationRates": 15, "nvmlDeviceGetHandleByUUID": 15}
-    source.read(A, Tier.FAST)
+    source.read(A, SamplingTier.FAST)
     assert source.facts(A) == facts
     assert source.processes(A) is None
     assert source.recovery_action(A) is None
@@ -146,7 +146,7 @@ def test_the_mig_mode_is_read_again_after_a_reset(
     divided: NvmlSource, gpu: FakeGpu, clock: FakeClock, mig: int
 ) -> None:
     gpu.mig = 1 - mig
-    machine = Machine(lambda: divided, clock=clock, pause=lambda seconds: None)
+    machine = MachineMonitor(lambda: divided, clock=clock, pause=lambda seconds: None)
     machine.look()
     gpu.errors = dict.fromkeys(("nvmlDeviceGetFieldValues", "nvmlDeviceGetHandleByUUID"), 15)
     gpu.mig = mig
@@ -158,15 +158,15 @@ def test_the_mig_mode_is_read_again_after_a_reset(
     assert (divided.devices()[0].mig, device.info.mig) == (mig == 1, mig == 1)
     assert len(device.instances) == mig
     gpu.errors = {"nvmlDeviceGetHandleByUUID": 15, "nvmlDeviceGetFieldValues": 15}
-    divided.read(A, Tier.MEDIUM)
+    divided.read(A, SamplingTier.MEDIUM)
     gpu.errors = {"nvmlDeviceGetMigMode": 999}
     clock.now += 20
-    divided.read(A, Tier.MEDIUM)
+    divided.read(A, SamplingTier.MEDIUM)
     assert divided.devices()[0].mig == (mig == 1), "not told is not off"
 
 
 def test_an_instance_has_memory_but_no_utilization(divided: NvmlSource) -> None:
-    values = divided.read(SLICE, *Tier)
+    values = divided.read(SLICE, *SamplingTier)
     assert values["gpu/mem_total"] == 10.0 * GIB
     reasons = divided.reasons(SLICE)
     for key in ("gpu/util", "gpu/mem_util", "gpu/energy"):
@@ -188,9 +188,9 @@ def test_an_instances_activity_is_asked_of_its_parent(
 ) -> None:
     library.gpus[0].activity = {2: 40.0}
     divided.arm_gpm(True)
-    divided.read(SLICE, Tier.MEDIUM)
+    divided.read(SLICE, SamplingTier.MEDIUM)
     clock.now += 0.5
-    assert divided.read(SLICE, Tier.MEDIUM)["gpu/sm_active"] == 40.0
+    assert divided.read(SLICE, SamplingTier.MEDIUM)["gpu/sm_active"] == 40.0
     assert {number for _, number in library.sampled} == {9}
     assert library.sampled_gpu is library.gpus[0]
 
@@ -299,14 +299,14 @@ def test_activity_is_the_mean_between_two_samples_that_take_turns(
     source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:
     gpu.activity = BUSY
-    assert "gpu/sm_active" not in source.read(A, Tier.MEDIUM)
+    assert "gpu/sm_active" not in source.read(A, SamplingTier.MEDIUM)
     assert source.reasons(A)["gpu/sm_active"] == NOT_ARMED
     source.arm_gpm(True)
-    assert "gpu/sm_active" not in source.read(A, Tier.MEDIUM)
+    assert "gpu/sm_active" not in source.read(A, SamplingTier.MEDIUM)
     assert source.reasons(A)["gpu/sm_active"] == ONE_READING
     for _ in range(3):
         clock.now += 0.5
-        values = source.read(A, Tier.MEDIUM)
+        values = source.read(A, SamplingTier.MEDIUM)
     assert (values["gpu/sm_active"], values["gpu/sm_occupancy"]) == (81.0, 44.5)
     assert values["gpu/dram_active"] == 30.0
     assert "gpu/tensor_active" not in values, "NaN"
@@ -321,7 +321,7 @@ def test_samples_are_a_tenth_of_a_second_apart(
     gpu.activity = BUSY
     source.arm_gpm(True)
     for _ in range(10):
-        source.read(A, Tier.MEDIUM)
+        source.read(A, SamplingTier.MEDIUM)
         clock.now += 0.03
     assert library.calls["nvmlGpmSampleGet"] == 3
     assert library.calls["nvmlGpmMetricsGet"] == 2
@@ -338,7 +338,7 @@ def test_links_have_their_rates_from_the_activity_counters_or_from_byte_counters
         gpu.fields[197] += 1000
         gpu.fields[198] += 3000
         clock.now += 0.2
-        return source.read(A, *Tier)
+        return source.read(A, *SamplingTier)
 
     looks = [look() for _ in range(4)]
     library.asked_fields.clear()
@@ -373,7 +373,7 @@ def test_the_first_failure_of_activity_ends_it(
     gpu.activity, gpu.errors = BUSY, {function: code}
     source.arm_gpm(True)
     for _ in range(5):
-        assert "gpu/temp" in source.read(A, Tier.MEDIUM)
+        assert "gpu/temp" in source.read(A, SamplingTier.MEDIUM)
         clock.now += 0.5
     assert source.reasons(A)["gpu/dram_active"].startswith(reason)
     assert library.calls[function] == 1
@@ -386,13 +386,13 @@ def test_the_buffers_of_a_gpu_that_was_lost_are_given_back(
 ) -> None:
     gpu.activity = BUSY
     source.arm_gpm(True)
-    source.read(A, Tier.MEDIUM)
+    source.read(A, SamplingTier.MEDIUM)
     assert library.gpm_buffers == 2
     gpu.errors = {"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_GPU_IS_LOST}
-    source.read(A, Tier.FAST)
+    source.read(A, SamplingTier.FAST)
     gpu.errors = {}
     clock.now += 10
-    source.read(A, Tier.MEDIUM)
+    source.read(A, SamplingTier.MEDIUM)
     assert (library.gpm_freed, library.gpm_buffers) == ([1, 2], 4)
 
 
@@ -401,15 +401,15 @@ def test_buffers_of_an_nvml_that_was_shut_down_are_not_touched(
 ) -> None:
     gpu.activity = BUSY
     source.arm_gpm(True)
-    source.read(A, Tier.MEDIUM)
+    source.read(A, SamplingTier.MEDIUM)
     library.errors = dict.fromkeys(
         ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetHandleByUUID"),
         pynvml.NVML_ERROR_UNINITIALIZED,
     )
-    source.read(A, Tier.FAST)
+    source.read(A, SamplingTier.FAST)
     library.errors = {}
     clock.now += 10
-    source.read(A, Tier.MEDIUM)
+    source.read(A, SamplingTier.MEDIUM)
     assert (library.gpm_freed, library.gpm_buffers) == ([], 4)
 
 
@@ -418,7 +418,7 @@ def test_a_gpu_without_activity_is_asked_once(
 ) -> None:
     source.arm_gpm(True)
     for _ in range(5):
-        source.read(A, Tier.MEDIUM)
+        source.read(A, SamplingTier.MEDIUM)
         clock.now += 0.5
     assert library.calls["nvmlGpmQueryDeviceSupport"] == 1
     assert library.calls["nvmlGpmSampleAlloc"] == 0
@@ -431,19 +431,21 @@ def test_who_arms_last_disarms(
     for on in (True, True, False):
         source.arm_gpm(on)
     for _ in range(2):
-        source.read(A, Tier.MEDIUM)
+        source.read(A, SamplingTier.MEDIUM)
         clock.now += 0.5
     assert library.calls["nvmlGpmMetricsGet"] == 1
     for on in (False, False):
         source.arm_gpm(on)
-    source.read(A, Tier.MEDIUM)
+    source.read(A, SamplingTier.MEDIUM)
     assert library.calls["nvmlGpmSampleGet"] == 2
     assert source.reasons(A)["gpu/sm_active"] == NOT_ARMED
     clock.now += 100
     source.arm_gpm(True)
-    assert "gpu/sm_active" not in source.read(A, Tier.MEDIUM), "the mean over the break is nothing"
+    assert "gpu/sm_active" not in source.read(A, SamplingTier.MEDIUM), (
+        "the mean over the break is nothing"
+    )
     clock.now += 0.5
-    assert "gpu/sm_active" in source.read(A, Tier.MEDIUM)
+    assert "gpu/sm_active" in source.read(A, SamplingTier.MEDIUM)
 
 
 # --- rates and fields -----------------------------------------------------------------------------
@@ -456,9 +458,9 @@ def test_byte_counters_are_watched_each_tick_and_told_once_a_second(
     for tick in range(21):
         gpu.fields[198] = (2**32 - 5 * 10**8 + tick * 10**8) % 2**32
         gpu.fields[138] = tick * 100
-        seen += [v for k, v in source.read(A, Tier.FAST).items() if k == "gpu/pcie_rx"]
+        seen += [v for k, v in source.read(A, SamplingTier.FAST).items() if k == "gpu/pcie_rx"]
         if tick % 10 == 0:
-            values = source.read(A, Tier.SLOW)
+            values = source.read(A, SamplingTier.SLOW)
             seen += [values[k] for k in ("gpu/pcie_rx", "gpu/nvlink_tx") if k in values]
         clock.now += 0.1
     assert seen == pytest.approx([1e9, 1000 * 1024, 1e9, 1000 * 1024])
@@ -470,9 +472,9 @@ def test_a_counter_of_more_than_32_bits_is_read_once_a_second(
     gpu.fields[197] = 2**32
     for tick in range(21):
         gpu.fields[197] += 1000
-        source.read(A, Tier.FAST)
+        source.read(A, SamplingTier.FAST)
         if tick % 10 == 0:
-            values = source.read(A, Tier.SLOW)
+            values = source.read(A, SamplingTier.SLOW)
         clock.now += 0.1
     assert values["gpu/pcie_tx"] == pytest.approx(10_000)
     assert library.asked_fields.count(197) == 1 + 3
@@ -493,7 +495,7 @@ def test_a_machine_looked_at_once_a_second_has_rates_at_each_look(
         gpu.fields[197] = moved % bits
 
     pause(0.0)
-    machine = Machine(lambda: source, clock=clock, pause=pause)
+    machine = MachineMonitor(lambda: source, clock=clock, pause=pause)
     seen = []
     for _ in range(8):
         seen.append(machine.look().devices[0].values["gpu/pcie_tx"])
@@ -505,7 +507,7 @@ def test_counters_read_seldom_may_have_wrapped(
     source: NvmlSource, gpu: FakeGpu, clock: FakeClock
 ) -> None:
     for _ in range(2):
-        values = source.read(A, *Tier)
+        values = source.read(A, *SamplingTier)
         clock.now += 1
     assert "gpu/pcie_tx" not in values
     assert source.reasons(A)["gpu/pcie_tx"] == MAY_HAVE_WRAPPED
@@ -528,7 +530,7 @@ def test_throttle_times_have_the_numbers_of_the_driver(
     library.driver = driver
     gpu.fields |= {251: 7 * NS, 252: 7 * NS, 253: 7 * NS}
     source = NvmlSource(clock)
-    values = source.read(A, *Tier)
+    values = source.read(A, *SamplingTier)
     times = {number for number in library.asked_fields if number in range(251, 274)}
     assert times == asked
     assert ("gpu/throttle_brake" in values) is bool(asked)
@@ -547,7 +549,7 @@ def test_a_value_of_an_unknown_type_backs_off(
         return values
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", odd)
-    source.read(A, Tier.MEDIUM)
+    source.read(A, SamplingTier.MEDIUM)
     assert "unknown type 77" in source.reasons(A)["gpu/temp_mem"]
 
 
@@ -559,7 +561,7 @@ def test_a_binding_that_does_not_fit_backs_off(
         raise error
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", fail)
-    values = source.read(A, Tier.MEDIUM, Tier.SLOW)
+    values = source.read(A, SamplingTier.MEDIUM, SamplingTier.SLOW)
     assert values["gpu/temp"] == 51.0
     if isinstance(error, AttributeError):
         assert source.reasons(A)["gpu/energy"] == "error: AttributeError: x"
@@ -573,19 +575,19 @@ def test_a_field_with_an_error_backs_off_alone(
 ) -> None:
     gpu.field_errors = {82: 999}
     for _ in range(16):
-        assert "gpu/throttle_power" in source.read(A, Tier.MEDIUM, Tier.SLOW)
+        assert "gpu/throttle_power" in source.read(A, SamplingTier.MEDIUM, SamplingTier.SLOW)
         clock.now += 0.125
     assert library.asked_fields.count(82) == 3, "at 0, 0.5 and 1.5 s"
     assert library.asked_fields.count(74) == 16
     gpu.field_errors = {}
     clock.now += 30
-    assert source.read(A, Tier.MEDIUM)["gpu/temp_mem"] == 47.0
+    assert source.read(A, SamplingTier.MEDIUM)["gpu/temp_mem"] == 47.0
 
 
 def test_a_field_is_lost_with_its_gpu(source: NvmlSource, gpu: FakeGpu) -> None:
-    source.read(A, *Tier)
+    source.read(A, *SamplingTier)
     gpu.errors = {"nvmlDeviceGetFieldValues": 15}
-    source.read(A, *Tier)
+    source.read(A, *SamplingTier)
     assert (source.lost(A) or "").startswith("lost: ")
 
 
@@ -593,7 +595,7 @@ def test_a_field_is_lost_with_its_gpu(source: NvmlSource, gpu: FakeGpu) -> None:
 
 
 def test_a_call_that_takes_long_is_made_seldom() -> None:
-    asking = Asking("x")
+    asking = QueryState("x")
     for now in range(SLOW_CALLS - 1):
         asking.answer(now, 2 * SLOW_S)
     assert asking.retry_at <= now
@@ -615,7 +617,7 @@ def test_a_slow_call_is_left_out_of_the_ticks_between(
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", slow)
     for _ in range(100):
-        assert "gpu/power" in source.read(A, Tier.FAST)
+        assert "gpu/power" in source.read(A, SamplingTier.FAST)
         clock.now += 0.1
     assert library.calls["nvmlDeviceGetUtilizationRates"] == 12, "three, then one a second"
 
@@ -626,7 +628,7 @@ def test_what_costs_the_driver_a_millisecond_is_read_seldom(
 ) -> None:
     found = []
     for _ in range(21):
-        found.append(key in source.read(A, Tier.MEDIUM))
+        found.append(key in source.read(A, SamplingTier.MEDIUM))
         assert key not in source.reasons(A)
         clock.now += 0.5
     assert [at for at, there in enumerate(found) if there] == list(range(0, 21, int(2 * rest_s)))

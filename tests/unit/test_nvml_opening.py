@@ -13,7 +13,7 @@ import pytest
 from stepscope.gpu import nvml_queries
 from stepscope.gpu import source as nvml
 from stepscope.gpu.device_events import throttle_words
-from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import NullSource, NvmlSource, open_source
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
@@ -50,7 +50,11 @@ def test_no_driver_is_one_sentence(library: FakeNvml, code: int, words: str) -> 
     assert isinstance(source, NullSource)
     assert words in source.reason
     assert source.reason.endswith(".")
-    assert (source.devices(), source.read("GPU-a", *Tier), source.reasons("GPU-a")) == ([], {}, {})
+    assert (source.devices(), source.read("GPU-a", *SamplingTier), source.reasons("GPU-a")) == (
+        [],
+        {},
+        {},
+    )
     assert source.lost("GPU-a") is None
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from stepscope.recorder.recovery import recover
-from stepscope.recorder.ring import Ring
-from stepscope.store import STORE_NAME, RunReader, StoreError, schema
+from stepscope.recorder.ring import RingBuffer
+from stepscope.store import STORE_NAME, StoreError, StoreReader, schema
 from stepscope.store.reader import send_command
 
 STORES = Path(__file__).parents[1] / "data" / "stores"
@@ -54,7 +54,7 @@ def user_version(folder: Path) -> int:
 
 def put_ring(folder: Path, tmp_path: Path) -> None:
     """Put a ring with steps 1 to 650 into the folder, as a killed process leaves it."""
-    ring = Ring(tmp_path / "rank0.ring")
+    ring = RingBuffer(tmp_path / "rank0.ring")
     layout = ring.layout(("train/loss",), False)
     assert layout is not None
     for step in range(1, 651):
@@ -65,7 +65,7 @@ def put_ring(folder: Path, tmp_path: Path) -> None:
 
 def test_every_row_is_read_as_it_was_written(folder: Path, version: int) -> None:
     assert user_version(folder) == version
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         found = {(info.stream, info.source): info for info in reader.series()}
         assert {name: info.rows for name, info in found.items()} == {
             ("steps", ""): 600,
@@ -87,7 +87,7 @@ def test_every_row_is_read_as_it_was_written(folder: Path, version: int) -> None
 
 def test_buckets_count_what_those_versions_counted(folder: Path) -> None:
     """They took an infinite value for one that counts, and had none of `odd`."""
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         block = reader.read(1, 0, 600, 16)
     assert block.count.sum(axis=1).tolist() == [598, 300]
     assert block.odd.sum() == 0
@@ -97,7 +97,7 @@ def test_buckets_count_what_those_versions_counted(folder: Path) -> None:
 
 
 def test_events_and_commands_are_kept_and_commands_can_be_sent(folder: Path) -> None:
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         events = reader.events()
     assert [(event.step, event.kind, event.text, event.data) for event in events] == [
         (15, "mark", "a note", {"before": {"memory": 1.5}}),
@@ -116,7 +116,7 @@ def test_a_store_from_before_the_ring_is_left_as_it_is(folder: Path, tmp_path: P
     with pytest.raises(StoreError, match="version 1 had no ring"):
         recover(folder)
     assert (folder / "rank0.ring").exists()
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         assert reader.series()[0].rows == 600
     assert user_version(folder) == 1
     assert (folder / STORE_NAME).read_bytes() == before
@@ -127,7 +127,7 @@ def test_the_last_rows_of_a_killed_process_are_added(folder: Path, tmp_path: Pat
     (folder / "run.json").write_text("{}")
     put_ring(folder, tmp_path)
     assert recover(folder) == 50
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         rows = reader.read(1, 0, 650, 1)
         buckets = reader.read(1, 0, 650, 16)
     assert rows.step.tolist() == list(range(1, 651))

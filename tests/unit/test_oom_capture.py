@@ -20,11 +20,18 @@ from torch import nn
 from stepscope.memory.oom import call_stack, capture, device_state
 from stepscope.memory.oom import observer as oom_watch
 from stepscope.memory.oom.device_state import NO_MEMORY, NOT_LISTED, shared_out
-from stepscope.memory.oom.observer import OomWatch
+from stepscope.memory.oom.observer import OomObserver
 from stepscope.memory.oom.reader import read_report
-from stepscope.memory.oom.record import Holder, Memory, OomReport, Segments, bytes_in, figures_in
+from stepscope.memory.oom.record import (
+    MemoryKind,
+    OomReport,
+    ProcessMemory,
+    SegmentStats,
+    bytes_in,
+    figures_in,
+)
 from stepscope.run import RunStatus
-from stepscope.run.status import Outcome, failed, outcome, with_case
+from stepscope.run.status import RunOutcome, failed, outcome, with_case
 from tests.support.fake_recorder import FakeRecorder
 from tests.support.oom_records import FULL, OTHER
 
@@ -46,7 +53,7 @@ def test_the_figures_of_torchs_message_are_read() -> None:
         "own": 5 * GIB // 4,
         "allocated": GIB,
         "reserved": GIB + 11 * MIB,
-        "processes": (Holder(pid=77, memory=512 * MIB),),
+        "processes": (ProcessMemory(pid=77, memory=512 * MIB),),
     }
     assert figures_in("KeyError: 'x'") == {}
     assert bytes_in("DefaultCPUAllocator: you tried to allocate 640 bytes.") == 640
@@ -106,9 +113,9 @@ def test_a_model_in_evaluation_is_validation_by_the_outermost_mode() -> None:
 def test_a_function_that_evaluates_is_named_but_is_no_proof() -> None:
     model = nn.Sequential(Probe(lambda: call_stack.here(mode_at_steps=lambda _: True)))
 
-    def evaluate_loss() -> call_stack.Place:
+    def evaluate_loss() -> call_stack.FailureSite:
         model(torch.zeros(1))
-        found: call_stack.Place = model[0].found
+        found: call_stack.FailureSite = model[0].found
         return found
 
     place = evaluate_loss()  # as the loss function of a training may be called
@@ -119,7 +126,7 @@ def test_a_function_that_evaluates_is_named_but_is_no_proof() -> None:
 
 
 def test_the_optimizer_is_known_with_its_state() -> None:
-    found: list[call_stack.Place] = []
+    found: list[call_stack.FailureSite] = []
     weights = nn.Parameter(torch.ones(100))
     other = nn.Parameter(torch.ones(10))  # without a gradient: it gets no state
 
@@ -161,7 +168,7 @@ def test_the_whole_state_is_foretold_for_optimizers_that_are_known(
 
 
 def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None:
-    found: list[call_stack.Place] = []
+    found: list[call_stack.FailureSite] = []
 
     class Twice(torch.autograd.Function):
         @staticmethod
@@ -212,7 +219,7 @@ def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
     assert place.phase == "forward"
     assert place.inputs == ("2",)
     assert place.stack[0].endswith(" fail")
-    assert call_stack.of_traceback(None) == call_stack.Place()
+    assert call_stack.of_traceback(None) == call_stack.FailureSite()
 
 
 # --- the allocator --------------------------------------------------------------------------------
@@ -228,7 +235,7 @@ def test_free_blocks_are_told_apart_by_stream_and_pool() -> None:
         {"stream": 7, "blocks": [block(8), block(16, "inactive")]},
         {"stream": 0, "segment_pool_id": (0, 3), "blocks": [block(1), block(32, "inactive")]},
     ]
-    assert device_state.free_blocks(found, 0) == Segments(
+    assert device_state.free_blocks(found, 0) == SegmentStats(
         count=3, largest_free=4, elsewhere=32, private=32
     )
     assert device_state.free_blocks(found, 7).largest_free == 16
@@ -307,7 +314,7 @@ def recorder(tmp_path: Path) -> Any:
 def test_one_observer_a_process_waits_for_torch_to_start_cuda(
     fake: FakeSource, recorder: Any
 ) -> None:
-    first, second = OomWatch(recorder), OomWatch(recorder)
+    first, second = OomObserver(recorder), OomObserver(recorder)
     first.attach()
     first.attach()
     second.attach()
@@ -327,7 +334,7 @@ def test_one_observer_a_process_waits_for_torch_to_start_cuda(
 def test_torch_that_is_imported_later_is_found_by_the_sampler(
     fake: FakeSource, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = OomWatch(recorder)
+    watch = OomObserver(recorder)
     monkeypatch.delitem(sys.modules, "torch")
     watch.attach()
     watch.look_for_torch()
@@ -346,7 +353,7 @@ def test_the_observer_raises_nothing_and_says_what_is_missing(
     fake: FakeSource, recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del fake.cuda.memory_stats_as_nested_dict
-    watch = OomWatch(recorder)
+    watch = OomObserver(recorder)
     watch.attach()
     fake.start()
     fake.observers[0](0, 300, 2048, 10)
@@ -364,7 +371,7 @@ def test_the_observer_raises_nothing_and_says_what_is_missing(
 
 
 def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: Any) -> None:
-    watch = OomWatch(recorder)
+    watch = OomObserver(recorder)
     watch.attach()
     fake.start()
     inner = fake.cuda.memory_stats_as_nested_dict
@@ -385,7 +392,7 @@ def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: An
 def test_first_and_last_are_kept_and_the_rest_counted(
     fake: FakeSource, recorder: Any, tmp_path: Path
 ) -> None:
-    watch = OomWatch(recorder)
+    watch = OomObserver(recorder)
     watch.attach()
     fake.start()
     for size in range(1, 8):
@@ -411,7 +418,7 @@ def test_many_failures_in_a_moment_cost_one_whole_record(
     fake.cuda.memory.memory_snapshot = lambda include_traces: (
         asked.append(1) or snapshot(include_traces)  # type: ignore[func-returns-value]
     )
-    watch = OomWatch(recorder)
+    watch = OomObserver(recorder)
     watch.attach()
     fake.start()
     for size in range(50):
@@ -434,7 +441,7 @@ def test_what_ends_the_run_is_joined_with_what_was_captured(
         pass
 
     error = OutOfMemoryError(MESSAGE)
-    watch = OomWatch(recorder)
+    watch = OomObserver(recorder)
     watch.attach()
     fake.start()
     fake.observers[0](0, 300, 2048, 10)
@@ -457,31 +464,31 @@ def test_without_an_observer_the_message_is_what_there_is(
         pass
 
     error = OutOfMemoryError(MESSAGE)
-    report = OomWatch(recorder).failed(error, outcome(error))
+    report = OomObserver(recorder).failed(error, outcome(error))
     assert report is not None
-    assert report.last.memory is Memory.GPU
+    assert report.last.memory is MemoryKind.GPU
     assert report.last.requested == 3 * GIB // 2
-    assert report.last.processes == (Holder(pid=77, memory=512 * MIB),)
+    assert report.last.processes == (ProcessMemory(pid=77, memory=512 * MIB),)
 
 
 def test_an_error_about_another_thing_is_no_failure_of_memory(
     fake: FakeSource, recorder: Any, tmp_path: Path
 ) -> None:
-    watch = OomWatch(recorder)
+    watch = OomObserver(recorder)
     assert watch.failed(KeyError("x"), failed("KeyError")) is None
-    assert watch.failed(KeyError("x"), Outcome(RunStatus.STOPPED)) is None
+    assert watch.failed(KeyError("x"), RunOutcome(RunStatus.STOPPED)) is None
     assert read_report(tmp_path) is None
 
 
 def test_a_forked_child_captures_nothing(fake: FakeSource, recorder: Any) -> None:
-    watch = OomWatch(recorder)
+    watch = OomObserver(recorder)
     watch._pid = -1
     watch.captured(0, 1, 1, 1)
     assert not watch.pending
 
 
 def test_the_case_is_named_in_the_reason() -> None:
-    short = Outcome(reason="The GPU ran out of memory (tried to allocate 2.50 GiB). Lower x.")
+    short = RunOutcome(reason="The GPU ran out of memory (tried to allocate 2.50 GiB). Lower x.")
     assert with_case(short, "fragmentation", "Do this.").reason == (
         "The GPU ran out of memory (tried to allocate 2.50 GiB): fragmentation. Do this."
     )

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.bottleneck.recommendations import Setup
-from stepscope.memory.oom.classify import Case, OomVerdict, judge, oom_name
+from stepscope.bottleneck.recommendations import RunSetup
+from stepscope.memory.oom.classify import OomCause, OomVerdict, judge, oom_name
 from stepscope.memory.oom.record import (
-    Holder,
-    Host,
-    Memory,
+    AllocatorSettings,
+    HostMemory,
+    MemoryKind,
     OomRecord,
     OomReport,
-    OptimizerState,
-    Readings,
-    Segments,
-    Settings,
+    OptimizerMemory,
+    ProcessMemory,
+    RecentSamples,
+    SegmentStats,
     parse,
     record_of,
 )
@@ -31,10 +31,10 @@ MIB = 2**20
 GIB = 2**30
 
 
-def readings(steps: int, allocated: Any, peak: float) -> Readings:
+def readings(steps: int, allocated: Any, peak: float) -> RecentSamples:
     """A sample after each step; `allocated` is a function of the step."""
     every = range(1, steps + 1)
-    return Readings(
+    return RecentSamples(
         ts=tuple(1_800_000_000.0 - 0.1 * (steps - i) for i in every),
         steps=tuple(every),
         columns={
@@ -56,7 +56,7 @@ def figures(verdict: OomVerdict) -> dict[str, str]:
 
 def test_a_training_that_never_had_room_is_too_big() -> None:
     verdict = judge(FULL)
-    assert verdict.case is Case.TOO_BIG
+    assert verdict.case is OomCause.TOO_BIG
     assert (
         "1.68 GiB was in use and 300 MiB more was asked for: the GPU has 2.00 GiB" in verdict.text
     )
@@ -71,31 +71,31 @@ def test_a_training_that_never_had_room_is_too_big() -> None:
 
 def test_one_tensor_larger_than_the_gpu_is_too_big_whatever_else_is_known() -> None:
     verdict = judge(replace(FULL, requested=3 * GIB, others=GIB))
-    assert verdict.case is Case.TOO_BIG
+    assert verdict.case is OomCause.TOO_BIG
     assert "tensor of 3.00 GiB" in verdict.text
     # After steps that fitted it is this one that is different.
-    assert judge(replace(after(50, 500 * MIB), requested=3 * GIB)).case is Case.SPIKE
+    assert judge(replace(after(50, 500 * MIB), requested=3 * GIB)).case is OomCause.SPIKE
 
 
 def test_a_memory_fraction_is_the_limit_and_said() -> None:
     record = replace(FULL, allowed=GIB, free=900 * MIB, allocated=1000 * MIB, reserved=1010 * MIB)
     verdict = judge(replace(record, requested=100 * MIB, others=0))
-    assert verdict.case is Case.TOO_BIG
+    assert verdict.case is OomCause.TOO_BIG
     assert "this process may use 1.00 GiB of the GPU" in verdict.text
     # The memory of others is not what is missing then.
     crowded = judge(replace(record, requested=100 * MIB, free=20 * MIB, others=800 * MIB))
-    assert crowded.case is Case.TOO_BIG
+    assert crowded.case is OomCause.TOO_BIG
 
 
 def test_steps_that_fill_the_gpu_leave_no_room_for_a_little_more() -> None:
     verdict = judge(after(100, 1700 * MIB, others=0))
-    assert verdict.case is Case.TOO_BIG
+    assert verdict.case is OomCause.TOO_BIG
     assert "too close to the limit for the differences between steps" in verdict.text
 
 
 def test_memory_in_pieces_is_named_with_the_share_that_proves_it() -> None:
     verdict = judge(PIECES)
-    assert verdict.case is Case.FRAGMENTATION
+    assert verdict.case is OomCause.FRAGMENTATION
     assert verdict.share == pytest.approx(840 / 1740, abs=1e-4)
     assert "840 MiB of the reserved memory was free in pieces of at most 60.0 MiB (48 %" in (
         verdict.text
@@ -110,7 +110,7 @@ def test_free_pieces_in_a_step_that_was_never_completed_are_a_remark(done: int, 
     record = replace(PIECES, step=done, steps_done=done, phase=phase)
     verdict = judge(record)
     first_update = phase == "optimizer" and done == 0
-    assert verdict.case is (Case.OPTIMIZER if first_update else Case.TOO_BIG)
+    assert verdict.case is (OomCause.OPTIMIZER if first_update else OomCause.TOO_BIG)
     if not first_update:
         assert "840 MiB of the reserved memory was free in pieces" in verdict.text
         assert "batch" in verdict.next[0].text
@@ -119,39 +119,39 @@ def test_free_pieces_in_a_step_that_was_never_completed_are_a_remark(done: int, 
 
 
 def test_a_block_of_another_stream_is_proof_in_the_first_step() -> None:
-    segments = Segments(count=9, largest_free=MIB, elsewhere=320 * MIB)
+    segments = SegmentStats(count=9, largest_free=MIB, elsewhere=320 * MIB)
     record = replace(PIECES, step=0, steps_done=0, peak_allocated=None, segments=segments)
-    assert judge(record).case is Case.FRAGMENTATION
+    assert judge(record).case is OomCause.FRAGMENTATION
 
 
 def test_pieces_outside_of_any_step_count_where_the_demand_was_held_before() -> None:
     outside = replace(PIECES, step=0, steps_done=0, phase=None)
-    assert judge(outside).case is Case.FRAGMENTATION
-    assert judge(replace(outside, peak_allocated=1100 * MIB)).case is Case.TOO_BIG
+    assert judge(outside).case is OomCause.FRAGMENTATION
+    assert judge(replace(outside, peak_allocated=1100 * MIB)).case is OomCause.TOO_BIG
 
 
 def test_more_than_any_step_has_held_is_not_blamed_on_pieces() -> None:
     held = replace(after(20, 1100 * MIB), allocated=900 * MIB, peak_allocated=1100 * MIB)
     verdict = judge(held)
-    assert verdict.case is Case.TOO_BIG
+    assert verdict.case is OomCause.TOO_BIG
     assert "Up to 1.07 GiB was in use before, and this step needs at least 1.17 GiB" in verdict.text
     assert "840 MiB of the reserved memory was free" in verdict.text
-    unread = replace(held, readings=Readings())  # the sampler has seen none of its steps
-    assert judge(unread).case is Case.TOO_BIG
+    unread = replace(held, readings=RecentSamples())  # the sampler has seen none of its steps
+    assert judge(unread).case is OomCause.TOO_BIG
 
 
 def test_an_unusual_step_that_was_held_before_fails_for_its_pieces() -> None:
     """As where a script fills memory between its steps and frees every other block."""
     usual = after(20, 700 * MIB, allocated=900 * MIB)
-    assert judge(replace(usual, peak_allocated=1500 * MIB)).case is Case.FRAGMENTATION
-    assert judge(replace(usual, peak_allocated=1100 * MIB)).case is Case.SPIKE
+    assert judge(replace(usual, peak_allocated=1500 * MIB)).case is OomCause.FRAGMENTATION
+    assert judge(replace(usual, peak_allocated=1100 * MIB)).case is OomCause.SPIKE
 
 
 def test_what_is_set_is_never_proposed() -> None:
-    on = replace(PIECES, settings=Settings(text="x", expandable_segments=True))
+    on = replace(PIECES, settings=AllocatorSettings(text="x", expandable_segments=True))
     # What is left, max_split_size_mb, does not act on expandable segments.
     assert not any("ALLOC_CONF" in (step.code or "") for step in judge(on).next)
-    other = replace(on, settings=Settings(backend="cudaMallocAsync"))
+    other = replace(on, settings=AllocatorSettings(backend="cudaMallocAsync"))
     assert not any("ALLOC_CONF" in (step.code or "") for step in judge(other).next)
 
 
@@ -172,22 +172,25 @@ def test_what_is_set_is_never_proposed() -> None:
     ],
 )
 def test_settings_in_force_stay_beside_the_one_that_is_proposed(text: str, line: str) -> None:
-    verdict = judge(replace(PIECES, settings=Settings(text=text)))
+    verdict = judge(replace(PIECES, settings=AllocatorSettings(text=text)))
     assert verdict.next[0].code == f"export PYTORCH_ALLOC_CONF={line}"
 
 
 @pytest.mark.parametrize(
     ("segments", "whose"),
     [
-        (Segments(count=9, largest_free=MIB, elsewhere=320 * MIB), "another stream"),
-        (Segments(count=9, largest_free=MIB, elsewhere=320 * MIB, private=400 * MIB), "private"),
+        (SegmentStats(count=9, largest_free=MIB, elsewhere=320 * MIB), "another stream"),
+        (
+            SegmentStats(count=9, largest_free=MIB, elsewhere=320 * MIB, private=400 * MIB),
+            "private",
+        ),
     ],
 )
 def test_a_block_that_would_fit_and_belongs_to_another_is_told(
-    segments: Segments, whose: str
+    segments: SegmentStats, whose: str
 ) -> None:
     verdict = judge(replace(PIECES, segments=segments))
-    assert verdict.case is Case.FRAGMENTATION
+    assert verdict.case is OomCause.FRAGMENTATION
     assert f"could take the requested 300 MiB, but it belongs to {whose}" in (
         verdict.text.replace("a private pool", "private")
     )
@@ -195,12 +198,12 @@ def test_a_block_that_would_fit_and_belongs_to_another_is_told(
 
 def test_a_little_in_pieces_is_not_the_cause() -> None:
     little = replace(FULL, allocated=1640 * MIB, requested=150 * MIB)
-    assert judge(little).case is Case.TOO_BIG
+    assert judge(little).case is OomCause.TOO_BIG
 
 
 def test_another_process_is_named_with_what_it_holds() -> None:
     verdict = judge(OTHER)
-    assert verdict.case is Case.OTHER_PROCESS
+    assert verdict.case is OomCause.OTHER_PROCESS
     assert verdict.text.startswith("python (process 77) holds 1.09 GiB")
     assert verdict.share == pytest.approx(1120 / 2048, abs=1e-4)
     assert verdict.next[0].text == (
@@ -210,7 +213,11 @@ def test_another_process_is_named_with_what_it_holds() -> None:
 
 
 def test_a_process_of_somebody_else_is_waited_for() -> None:
-    strangers = (Holder(pid=77, memory=GIB), Holder(pid=8, name="b"), Holder(pid=9, name="c"))
+    strangers = (
+        ProcessMemory(pid=77, memory=GIB),
+        ProcessMemory(pid=8, name="b"),
+        ProcessMemory(pid=9, name="c"),
+    )
     verdict = judge(replace(OTHER, processes=strangers))
     assert verdict.text.startswith("A process (process 77), b (process 8) and 1 more hold")
     assert not any("kill" in (step.code or "") for step in verdict.next)
@@ -219,19 +226,19 @@ def test_a_process_of_somebody_else_is_waited_for() -> None:
 
 def test_others_are_told_from_our_own_where_only_our_memory_is_known() -> None:
     verdict = judge(replace(OTHER, others=None, processes=()))
-    assert verdict.case is Case.OTHER_PROCESS
+    assert verdict.case is OomCause.OTHER_PROCESS
     assert verdict.text.startswith("Another process holds 1.09 GiB")
 
 
 def test_a_desktop_is_no_cause() -> None:
     desktop = replace(FULL, others=150 * MIB, allocated=1600 * MIB, reserved=1610 * MIB)
-    assert judge(desktop).case is Case.TOO_BIG
+    assert judge(desktop).case is OomCause.TOO_BIG
 
 
 def test_where_the_driver_hides_processes_no_case_is_named() -> None:
     hidden = replace(OTHER, others=None, own=None, processes=(), others_reason="in a container")
     verdict = judge(hidden)
-    assert verdict.case is Case.UNKNOWN
+    assert verdict.case is OomCause.UNKNOWN
     assert "held outside of PyTorch's memory" in verdict.text
     assert "in a container" in verdict.text
     assert verdict.share is None
@@ -245,7 +252,7 @@ def test_growth_is_told_a_step_and_in_all() -> None:
         readings=readings(150, lambda i: (200 + 10 * i) * MIB, 1700 * MIB),
     )
     verdict = judge(grown)
-    assert verdict.case is Case.GROWTH
+    assert verdict.case is OomCause.GROWTH
     assert "grew by 10.0 MiB per step, by 1.44 GiB over 147 steps," in verdict.text
     assert "loss.item()" in (verdict.next[0].code or "")
     assert figures(verdict)["Growth of allocated"] == "10.0 MiB a step over 147 steps"
@@ -256,28 +263,28 @@ def test_growth_is_not_carried_to_steps_that_nobody_saw() -> None:
     late = readings(30, lambda i: (900 + i) * MIB, 1700 * MIB)
     late = replace(late, steps=tuple(49_970 + step for step in late.steps))
     record = replace(FULL, step=50_000, steps_done=50_000, readings=late)
-    assert judge(record).case is not Case.GROWTH  # 29 MiB of the 200 MiB that are missing
+    assert judge(record).case is not OomCause.GROWTH  # 29 MiB of the 200 MiB that are missing
     assert figures(judge(record))["Growth of allocated"] == "1.00 MiB a step over 29 steps"
 
 
 def test_an_event_of_growth_that_is_over_is_no_cause() -> None:
     event = {"bytes_per_step": 2 * MIB, "steps": 700}
     flat = after(50_000, 1000 * MIB)
-    assert judge(flat, growth=event).case is Case.SPIKE
+    assert judge(flat, growth=event).case is OomCause.SPIKE
     few = replace(flat, readings=replace(flat.readings, ts=(), steps=(), columns={}))
     verdict = judge(few, growth=event)
-    assert verdict.case is Case.GROWTH
+    assert verdict.case is OomCause.GROWTH
     assert "by 1.37 GiB over 700 steps" in verdict.text
 
 
 def test_growth_is_taken_from_the_runs_own_event() -> None:
     slowly = readings(100, lambda i: (1500 + 0.4 * i) * MIB, 1700 * MIB)
     record = replace(FULL, step=4000, steps_done=4000, readings=slowly)
-    assert judge(record).case is not Case.GROWTH
+    assert judge(record).case is not OomCause.GROWTH
     event = {"bytes_per_step": 0.4 * MIB, "low": 0.3, "high": 0.5, "steps": 3000}
-    assert judge(record, growth=event).case is Case.GROWTH
+    assert judge(record, growth=event).case is OomCause.GROWTH
     for broken in ({}, {"bytes_per_step": "x", "steps": True}, {"bytes_per_step": 1e400}):
-        assert judge(record, growth=broken).case is not Case.GROWTH
+        assert judge(record, growth=broken).case is not OomCause.GROWTH
 
 
 @pytest.mark.parametrize(
@@ -293,7 +300,7 @@ def test_growth_is_taken_from_the_runs_own_event() -> None:
 )
 def test_what_is_no_trend_is_not_called_growth(allocated: Any) -> None:
     record = replace(after(150, 700 * MIB), readings=readings(150, allocated, 700 * MIB))
-    assert judge(record).case is not Case.GROWTH
+    assert judge(record).case is not OomCause.GROWTH
 
 
 def test_a_reading_inside_a_long_step_does_not_count_as_growth() -> None:
@@ -301,7 +308,7 @@ def test_a_reading_inside_a_long_step_does_not_count_as_growth() -> None:
     inside = tuple(float(200 * MIB + (i % 2) * i * 9 * MIB) for i in range(len(steps)))
     record = replace(
         after(39, 700 * MIB),
-        readings=Readings(
+        readings=RecentSamples(
             ts=tuple(float(i) for i in range(len(steps))),
             steps=steps,
             columns={
@@ -310,12 +317,12 @@ def test_a_reading_inside_a_long_step_does_not_count_as_growth() -> None:
             },
         ),
     )
-    assert judge(record).case is Case.SPIKE
+    assert judge(record).case is OomCause.SPIKE
 
 
 def test_one_long_batch_is_a_spike() -> None:
     verdict = judge(after(100, 700 * MIB, inputs=("8 × 4096",)))
-    assert verdict.case is Case.SPIKE
+    assert verdict.case is OomCause.SPIKE
     assert "In the forward of one step 1.97 GiB was needed, versus at most" in verdict.text
     assert figures(verdict)["Model inputs"] == "8 × 4096"
     assert "length" in verdict.next[0].text
@@ -326,13 +333,13 @@ def test_the_step_under_way_is_not_among_the_usual_ones() -> None:
     record = after(20, 700 * MIB)
     inside = replace(
         record,
-        readings=Readings(
+        readings=RecentSamples(
             ts=(1.0, 2.0),
             steps=(19, 20),
             columns={"memory/peak_allocated": (700.0 * MIB, 1720.0 * MIB)},
         ),
     )
-    assert judge(inside).case is Case.SPIKE
+    assert judge(inside).case is OomCause.SPIKE
 
 
 def test_validation_with_gradients_is_named_by_mode_and_phase() -> None:
@@ -342,15 +349,15 @@ def test_validation_with_gradients_is_named_by_mode_and_phase() -> None:
         "training_at_steps": True,
     }
     verdict = judge(after(100, 1700 * MIB, **validation, function="evaluate"))
-    assert verdict.case is not Case.SPIKE  # 2,020 MiB is no more than 1.25 times that
+    assert verdict.case is not OomCause.SPIKE  # 2,020 MiB is no more than 1.25 times that
     verdict = judge(after(100, 1000 * MIB, **validation, function="evaluate"))
-    assert verdict.case is Case.SPIKE
+    assert verdict.case is OomCause.SPIKE
     assert "Validation (in evaluate) ran with gradients on," in verdict.text
     assert "torch.no_grad()" in (verdict.next[0].code or "")
     unread = judge(replace(FULL, steps_done=12, step=12, **validation))
-    assert unread.case is Case.UNKNOWN  # nothing tells what the steps before needed
+    assert unread.case is OomCause.UNKNOWN  # nothing tells what the steps before needed
     less = after(100, 2040 * MIB, **validation)
-    assert judge(less).case is not Case.SPIKE
+    assert judge(less).case is not OomCause.SPIKE
     for change in ({"grad": False}, {"training": True}, {"training_at_steps": False}):
         other = judge(after(100, 700 * MIB, **(validation | change)))
         assert not any("torch.no_grad()" in (step.code or "") for step in other.next)
@@ -359,7 +366,7 @@ def test_validation_with_gradients_is_named_by_mode_and_phase() -> None:
 ADAM = replace(
     FULL,
     phase="optimizer",
-    optimizer=OptimizerState(
+    optimizer=OptimizerMemory(
         name="AdamW", parameters=600 * MIB, state=500 * MIB, expected=1200 * MIB
     ),
 )
@@ -367,7 +374,7 @@ ADAM = replace(
 
 def test_the_first_step_of_an_optimizer_is_named_with_its_state() -> None:
     verdict = judge(ADAM)
-    assert verdict.case is Case.OPTIMIZER
+    assert verdict.case is OomCause.OPTIMIZER
     assert "AdamW keeps 1.17 GiB of state for 600 MiB" in verdict.text
     assert "500 MiB existed when another 300 MiB did not fit." in verdict.text
     assert verdict.share == pytest.approx(1200 / 2048, abs=1e-4)
@@ -376,26 +383,26 @@ def test_the_first_step_of_an_optimizer_is_named_with_its_state() -> None:
 
 def test_the_state_still_to_come_counts_against_pieces_that_fit_one_tensor() -> None:
     small = replace(ADAM, allocated=1400 * MIB, requested=150 * MIB)
-    assert judge(small).case is Case.OPTIMIZER
+    assert judge(small).case is OomCause.OPTIMIZER
     complete = replace(
         small,
-        optimizer=OptimizerState(name="SGD", parameters=MIB, state=MIB, expected=MIB),
+        optimizer=OptimizerMemory(name="SGD", parameters=MIB, state=MIB, expected=MIB),
     )
-    assert judge(complete).case is Case.OPTIMIZER  # pieces prove nothing in a first step
+    assert judge(complete).case is OomCause.OPTIMIZER  # pieces prove nothing in a first step
 
 
 def test_an_optimizer_nobody_knows_is_named_without_figures_of_it() -> None:
-    unknown = OptimizerState(name="Mine", parameters=MIB, state=0)
+    unknown = OptimizerMemory(name="Mine", parameters=MIB, state=0)
     assert "Mine keeps state for 1.00 MiB" in judge(replace(ADAM, optimizer=unknown)).text
-    assert judge(replace(ADAM, optimizer=None)).case is Case.OPTIMIZER
+    assert judge(replace(ADAM, optimizer=None)).case is OomCause.OPTIMIZER
     later = after(100, 1700 * MIB, phase="optimizer")
-    assert judge(later).case is Case.TOO_BIG
+    assert judge(later).case is OomCause.TOO_BIG
 
 
 def test_a_state_that_is_complete_is_not_called_missing() -> None:
-    whole = OptimizerState(name="Adam", parameters=600 * MIB, state=GIB, expected=GIB)
+    whole = OptimizerMemory(name="Adam", parameters=600 * MIB, state=GIB, expected=GIB)
     verdict = judge(replace(ADAM, optimizer=whole))
-    assert verdict.case is Case.OPTIMIZER
+    assert verdict.case is OomCause.OPTIMIZER
     assert "was complete" in verdict.text
     assert any("fused" in (step.code or "") for step in verdict.next)
 
@@ -404,19 +411,19 @@ def test_a_state_that_is_complete_is_not_called_missing() -> None:
     ("host", "words"),
     [
         (None, "The host ran out of memory for 300 MiB."),
-        (Host(total=8 * GIB, available=GIB), ": 1.00 GiB of 8.00 GiB was available."),
+        (HostMemory(total=8 * GIB, available=GIB), ": 1.00 GiB of 8.00 GiB was available."),
         (
-            Host(total=8 * GIB, available=GIB, limit=2 * GIB, limit_used=2 * GIB - MIB),
+            HostMemory(total=8 * GIB, available=GIB, limit=2 * GIB, limit_used=2 * GIB - MIB),
             "2.00 GiB of the container's 2.00 GiB used.",
         ),
-        (Host(kills=1), "The kernel killed a process because this"),
-        (Host(kills=3), "The kernel killed 3 processes because this"),
+        (HostMemory(kills=1), "The kernel killed a process because this"),
+        (HostMemory(kills=3), "The kernel killed 3 processes because this"),
     ],
 )
-def test_host_memory_is_told_from_gpu_memory(host: Host | None, words: str) -> None:
-    record = OomRecord(ts=0.0, memory=Memory.HOST, requested=300 * MIB, host=host)
+def test_host_memory_is_told_from_gpu_memory(host: HostMemory | None, words: str) -> None:
+    record = OomRecord(ts=0.0, memory=MemoryKind.HOST, requested=300 * MIB, host=host)
     verdict = judge(record)
-    assert verdict.case is Case.HOST
+    assert verdict.case is OomCause.HOST
     assert words in verdict.text
     assert "num_workers" not in (verdict.next[0].code or "")
     assert any("has workers" in step.text for step in verdict.next)  # nobody knows whether it has
@@ -436,8 +443,10 @@ def test_host_memory_is_told_from_gpu_memory(host: Host | None, words: str) -> N
 def test_fewer_workers_are_advised_only_where_workers_hold_the_memory(
     process: int, children: int, message: str | None, workers: bool
 ) -> None:
-    host = Host(total=8 * GIB, available=MIB, process=process, children=children)
-    record = OomRecord(ts=0.0, memory=Memory.HOST, requested=300 * MIB, host=host, message=message)
+    host = HostMemory(total=8 * GIB, available=MIB, process=process, children=children)
+    record = OomRecord(
+        ts=0.0, memory=MemoryKind.HOST, requested=300 * MIB, host=host, message=message
+    )
     codes = " ".join(step.code or "" for step in judge(record).next)
     assert ("num_workers" in codes) is workers
     assert ("mmap" in codes) is not workers
@@ -446,18 +455,18 @@ def test_fewer_workers_are_advised_only_where_workers_hold_the_memory(
 
 @pytest.mark.parametrize("limit", [None, GIB])
 def test_one_request_beyond_the_host_is_called_a_wrong_shape(limit: int | None) -> None:
-    host = Host(total=8 * GIB, available=7 * GIB, process=GIB, children=3 * GIB, limit=limit)
+    host = HostMemory(total=8 * GIB, available=7 * GIB, process=GIB, children=3 * GIB, limit=limit)
     asked = 40 * 2**40 if limit is None else 2 * GIB
-    verdict = judge(OomRecord(ts=0.0, memory=Memory.HOST, requested=asked, host=host))
-    assert verdict.case is Case.HOST
+    verdict = judge(OomRecord(ts=0.0, memory=MemoryKind.HOST, requested=asked, host=host))
+    assert verdict.case is OomCause.HOST
     assert "more than the host has in all" in verdict.text
     (step,) = verdict.next
     assert "shape" in step.text
 
 
 def test_page_locked_memory_is_host_memory() -> None:
-    verdict = judge(OomRecord(ts=0.0, memory=Memory.PINNED))
-    assert verdict.case is Case.HOST
+    verdict = judge(OomRecord(ts=0.0, memory=MemoryKind.PINNED))
+    assert verdict.case is OomCause.HOST
     assert "could not pin" in verdict.text
     assert "pin_memory" in (verdict.next[0].code or "")
 
@@ -467,15 +476,15 @@ def test_page_locked_memory_is_host_memory() -> None:
 )
 def test_without_a_figure_no_case_is_named(missing: str) -> None:
     verdict = judge(replace(FULL, **{missing: None}))
-    assert verdict.case is Case.UNKNOWN
+    assert verdict.case is OomCause.UNKNOWN
     assert "not recorded," in verdict.text
-    assert judge(replace(FULL, allowed=None, total=None)).case is Case.UNKNOWN
-    assert judge(replace(FULL, reserved=10)).case is Case.UNKNOWN  # less than is allocated
+    assert judge(replace(FULL, allowed=None, total=None)).case is OomCause.UNKNOWN
+    assert judge(replace(FULL, reserved=10)).case is OomCause.UNKNOWN  # less than is allocated
 
 
 def test_where_nothing_explains_it_the_verdict_says_so() -> None:
     verdict = judge(replace(FULL, requested=50 * MIB))
-    assert verdict.case is Case.UNKNOWN
+    assert verdict.case is OomCause.UNKNOWN
     assert "was refused although 100 MiB was free a moment later" in verdict.text
     unrecorded = replace(FULL, step=9, steps_done=9)
     assert "; the need of earlier steps was not recorded." in judge(unrecorded).text
@@ -498,8 +507,8 @@ OURS = {
 }
 
 
-def ours(**changes: Any) -> Setup:
-    return Setup(on_gpu=True, own=True, config=OURS | changes, capability=(9, 0))
+def ours(**changes: Any) -> RunSetup:
+    return RunSetup(on_gpu=True, own=True, config=OURS | changes, capability=(9, 0))
 
 
 def named(verdict: OomVerdict) -> list[tuple[str | None, Any]]:
@@ -518,7 +527,7 @@ def test_a_run_of_ours_gets_its_own_settings_in_order() -> None:
     )
     assert named(judge(FULL, set_already)) == []
     assert "device with more memory" in judge(FULL, set_already).next[0].text
-    old = Setup(on_gpu=True, own=True, config=OURS, capability=(7, 0))
+    old = RunSetup(on_gpu=True, own=True, config=OURS, capability=(7, 0))
     assert ("precision", "fp16") in named(judge(FULL, old))
 
 
@@ -532,12 +541,12 @@ def test_only_what_the_machine_can_do_is_proposed() -> None:
     [
         (PIECES, ("preallocate_memory", True)),
         (
-            replace(PIECES, segments=Segments(count=1, largest_free=0, elsewhere=GIB)),
+            replace(PIECES, segments=SegmentStats(count=1, largest_free=0, elsewhere=GIB)),
             ("copy_stream", False),
         ),
         (ADAM, ("optimizer", "sgd")),
-        (OomRecord(ts=0.0, memory=Memory.HOST), ("num_workers", 2)),
-        (OomRecord(ts=0.0, memory=Memory.PINNED), ("copy_stream", False)),
+        (OomRecord(ts=0.0, memory=MemoryKind.HOST), ("num_workers", 2)),
+        (OomRecord(ts=0.0, memory=MemoryKind.PINNED), ("copy_stream", False)),
         (OTHER, ("batch_size", 32)),
     ],
 )
@@ -552,8 +561,8 @@ RICH = replace(
     message="CUDA out of memory",
     processes=OTHER.processes,
     segments=PIECES.segments,
-    host=Host(total=1, kills=0),
-    settings=Settings(text="a:b", expandable_segments=True, fraction=0.5),
+    host=HostMemory(total=1, kills=0),
+    settings=AllocatorSettings(text="a:b", expandable_segments=True, fraction=0.5),
     readings=readings(3, lambda i: i, 4),
     inputs=("1 × 2",),
     stack=("train.py:3 step",),
@@ -651,5 +660,5 @@ def test_whatever_the_figures_a_verdict_is_whole(
     assert verdict.text.endswith(".")
     assert verdict.next
     assert verdict.share is None or 0 <= verdict.share <= 1
-    if verdict.case is Case.UNKNOWN:
+    if verdict.case is OomCause.UNKNOWN:
         assert verdict.share is None

@@ -15,8 +15,8 @@ import pytest
 from stepscope.gpu.processes import (
     COMMAND_LIMIT,
     LOOK_AGAIN_S,
-    Person,
-    Processes,
+    ProcessInfo,
+    ProcessInfoCache,
     program_of,
     sm_shares,
 )
@@ -38,7 +38,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_has_a_name_a_command_and_a_user(child: subprocess.Popen[bytes]) -> None:
-    found = Processes().look(child.pid)
+    found = ProcessInfoCache().look(child.pid)
     assert found.command.endswith("-c input() --lr 0.1")
     assert found.user == pwd.getpwuid(os.getuid()).pw_name
     assert (found.yours, found.state) == (True, "running")
@@ -46,11 +46,11 @@ def test_a_process_has_a_name_a_command_and_a_user(child: subprocess.Popen[bytes
 
 def test_another_users_process_is_not_yours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    assert not Processes().look(os.getpid()).yours
+    assert not ProcessInfoCache().look(os.getpid()).yours
 
 
 def test_what_has_ended_keeps_its_name(child: subprocess.Popen[bytes], clock: FakeClock) -> None:
-    table = Processes(clock)
+    table = ProcessInfoCache(clock)
     before = table.look(child.pid)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -67,18 +67,18 @@ def test_what_has_ended_keeps_its_name(child: subprocess.Popen[bytes], clock: Fa
 def test_a_zombie_that_was_never_seen_has_its_name(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    found = Processes().look(child.pid)
+    found = ProcessInfoCache().look(child.pid)
     assert (found.state, found.name[:6]) == ("zombie", "python")
 
 
 def test_what_was_never_seen_is_a_number() -> None:
-    assert Processes().look(2**22 + 1) == Person("process 4194305")
+    assert ProcessInfoCache().look(2**22 + 1) == ProcessInfo("process 4194305")
 
 
 def test_a_number_that_is_used_again_is_another_process(
     monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
-    table = Processes(clock)
+    table = ProcessInfoCache(clock)
     table.look(os.getpid())
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: 5.0)
     monkeypatch.setattr(psutil.Process, "cmdline", lambda process: ["x" * 5000])

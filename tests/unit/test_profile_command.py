@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from stepscope.commands import command as results
 from stepscope.profiling import phase_ranges, profile_command
 from stepscope.profiling.summary import trace_name
-from stepscope.profiling.torch_profiler import Capture
+from stepscope.profiling.torch_profiler import ProfilerCapture
 from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.session.command_server import CommandServer
 from stepscope.session.sampler import Sampler
@@ -185,13 +185,13 @@ def test_a_profiler_of_another_thread_waits_for_ours_to_end(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    begins, another = threading.Event(), Capture._another
+    begins, another = threading.Event(), ProfilerCapture._another
 
-    def announced(capture: Capture) -> None:
+    def announced(capture: ProfilerCapture) -> None:
         begins.set()
         another(capture)
 
-    monkeypatch.setattr(Capture, "_another", announced)
+    monkeypatch.setattr(ProfilerCapture, "_another", announced)
 
     def other() -> None:
         with profile(activities=[ProfilerActivity.CPU]) as own:

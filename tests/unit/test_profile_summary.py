@@ -17,7 +17,7 @@ from stepscope.profiling.chrome_trace import read_trace
 from stepscope.profiling.summary import (
     BYTES_LIMIT,
     OPERATORS_LIMIT,
-    TooLarge,
+    TraceTooLargeError,
     parse,
     summarize,
     summary_name,
@@ -243,6 +243,6 @@ def test_a_trace_that_is_too_large_is_not_kept(
     monkeypatch.setattr("stepscope.profiling.summary.RAW_LIMIT", 10)
     raw = tmp_path / "raw"
     raw.write_text(json.dumps({"traceEvents": STEP}))
-    with pytest.raises(TooLarge, match="profile fewer steps"):
+    with pytest.raises(TraceTooLargeError, match="profile fewer steps"):
         write_profile(tmp_path, raw, first=3, last=4, cuda=True, thread=MAIN)
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]

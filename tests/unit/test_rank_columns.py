@@ -7,26 +7,26 @@ import base64
 import numpy as np
 import pytest
 
-from dashboard.ranks.time_grid import COLUMNS, FIRST_WIDTHS, Columns, Strip, packed
+from dashboard.ranks.time_grid import COLUMNS, FIRST_WIDTHS, HeatmapMetric, TimeGrid, packed
 
 TIME, PEAK = "perf/step_time", "memory/allocated"
 FIRST_WIDTH_S = FIRST_WIDTHS["time"]
-STRIPS = (Strip(TIME), Strip(PEAK, highest=True))
+STRIPS = (HeatmapMetric(TIME), HeatmapMetric(PEAK, highest=True))
 
 
-def put(columns: Columns, rank: int, name: str, *points: tuple[float, float]) -> None:
+def put(columns: TimeGrid, rank: int, name: str, *points: tuple[float, float]) -> None:
     times = np.array([at for at, _ in points])
     values = np.array([value for _, value in points])
     columns.add(rank, times, {name: (values, values, np.ones(len(points)))})
 
 
-def row(columns: Columns, rank: int, name: str) -> dict[int, float]:
+def row(columns: TimeGrid, rank: int, name: str) -> dict[int, float]:
     values = columns.values(name, np.arange(COLUMNS))[:, rank]
     return {int(at): float(values[at]) for at in np.flatnonzero(np.isfinite(values))}
 
 
 def test_a_column_has_the_mean_of_a_rank_or_its_highest_value() -> None:
-    columns = Columns(STRIPS, 2)
+    columns = TimeGrid(STRIPS, 2)
     put(columns, 1, TIME, (0.0, 1.0), (0.1, 3.0), (0.3, 5.0))
     put(columns, 1, PEAK, (0.0, 1.0), (0.1, 3.0), (0.2, 2.0))
     assert row(columns, 1, TIME) == {0: 2.0, 1: 5.0}
@@ -36,7 +36,7 @@ def test_a_column_has_the_mean_of_a_rank_or_its_highest_value() -> None:
 
 
 def test_two_columns_become_one_once_a_run_is_longer_than_all() -> None:
-    columns = Columns(STRIPS, 1)
+    columns = TimeGrid(STRIPS, 1)
     put(columns, 0, TIME, (0.0, 1.0), (0.25, 3.0), (0.5, 8.0))
     put(columns, 0, PEAK, (0.0, 1.0), (0.25, 3.0))
     before = columns.generation
@@ -48,7 +48,7 @@ def test_two_columns_become_one_once_a_run_is_longer_than_all() -> None:
 
 
 def test_only_columns_that_changed_are_told_oldest_change_first() -> None:
-    columns = Columns(STRIPS, 2)
+    columns = TimeGrid(STRIPS, 2)
     put(columns, 0, TIME, (0.0, 1.0), (0.3, 1.0), (0.6, 1.0))
     first, seen, waits = columns.since(TIME, 0, 2)
     assert (first.tolist(), waits) == ([0, 1], True)
@@ -61,7 +61,7 @@ def test_only_columns_that_changed_are_told_oldest_change_first() -> None:
 
 
 def test_a_rank_read_anew_is_not_counted_twice() -> None:
-    columns = Columns(STRIPS, 2)
+    columns = TimeGrid(STRIPS, 2)
     put(columns, 0, TIME, (0.0, 1.0))
     put(columns, 1, TIME, (0.0, 2.0), (0.3, 2.0))
     _, seen, _ = columns.since(TIME, 0, 9)
@@ -72,7 +72,7 @@ def test_a_rank_read_anew_is_not_counted_twice() -> None:
 
 
 def test_broken_times_and_values_are_left_out() -> None:
-    columns = Columns(STRIPS, 1)
+    columns = TimeGrid(STRIPS, 1)
     put(columns, 0, TIME, (np.nan, 1.0), (np.inf, 1.0), (1e300, 1.0), (-5.0, 2.0))
     put(columns, 0, TIME, (0.3, np.nan), (0.3, np.inf), (0.6, 1e308), (0.6, 1e308), (0.9, 1e308))
     assert columns.width == FIRST_WIDTH_S

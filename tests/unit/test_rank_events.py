@@ -10,7 +10,7 @@ from typing import Any
 from dashboard.charts import series
 from dashboard.charts.rank_events import PERIOD_S, RankEvents
 from stepscope.run import RunInfo, RunStatus, write_run_json
-from stepscope.store import RunWriter, store_name
+from stepscope.store import StoreWriter, store_name
 
 
 class Ranks:
@@ -22,13 +22,13 @@ class Ranks:
         told = {"world_size": world_size, "created": 0.0}
         self.run = RunInfo(folder, RunStatus.RUNNING, None, 0.0, told)
         for rank in range(3):
-            RunWriter(folder / store_name(rank)).close()
+            StoreWriter(folder / store_name(rank)).close()
         self.events = RankEvents(lambda: self.now, budget_s=10.0)
         self.seen = ""
 
     def write(self, rank: int, ts: float, rule: str, kind: str = "alert", **data: Any) -> None:
         path = self.folder / store_name(rank)
-        with closing(RunWriter(path, reopen=True)) as store, store.transaction():
+        with closing(StoreWriter(path, reopen=True)) as store, store.transaction():
             store.add_event(ts, 7, 0, kind, f"{rule}!", {"rule": rule, **data})
 
     def shown(self) -> list[tuple[str, str, int]]:

@@ -19,7 +19,7 @@ from stepscope.run import (
 )
 from stepscope.run.rank_info import RANKS_LIMIT
 from stepscope.run.rank_status import GRACE_S, RankState, rank_states
-from stepscope.store import RunWriter
+from stepscope.store import StoreWriter
 
 GONE_PID = 2**22 + 1
 
@@ -73,7 +73,7 @@ def test_then_they_are_named(job: Job) -> None:
     run = read_run(job.folder)
     assert run.status is RunStatus.RUNNING
     assert run.reason == "Rank 2 is missing: never started, or not watched."
-    RunWriter(job.folder / "rank0.sqlite").close()
+    StoreWriter(job.folder / "rank0.sqlite").close()
     [finding] = findings(read_recorded(run))
     assert (finding.kind, finding.rank) == ("rank-missing", 2)
 
@@ -88,7 +88,7 @@ def test_a_rank_that_dies_while_others_live_is_named_with_its_host(job: Job) -> 
     assert dead.since == pytest.approx(before - 20.0, abs=1.0)
     run = read_run(job.folder)
     assert str(run.reason).startswith("Rank 3 (node7) is gone without a word")
-    RunWriter(job.folder / "rank0.sqlite").close()
+    StoreWriter(job.folder / "rank0.sqlite").close()
     [finding] = findings(read_recorded(run))
     assert (finding.kind, finding.rank) == ("rank-dead", 3)
 

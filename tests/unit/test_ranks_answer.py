@@ -16,12 +16,12 @@ import pytest
 
 from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.ranks.members import MOST, read_member
-from dashboard.ranks.rank_cache import Job, overview_bucket
-from dashboard.ranks.ranks_response import LIMIT, Question, parse_question
+from dashboard.ranks.rank_cache import RankCache, overview_bucket
+from dashboard.ranks.ranks_response import LIMIT, RanksRequest, parse_question
 from dashboard.ranks.time_grid import COLUMNS
 from dashboard.ranks.verdict import NAMED, NEXT_LENGTH, TEXT_LENGTH
 from stepscope.run import RunError, process_identity, rank_json, read_run, write_run_json
-from stepscope.store import Block, RunWriter, store_name
+from stepscope.store import SeriesBlock, StoreWriter, store_name
 
 CREATED = 1_700_000_000.0
 TIME, WAIT, UTIL = "perf/step_time", "perf/comm_wait", "gpu/util"
@@ -55,17 +55,17 @@ class JobFolder:
         rows = [(CREATED + 0.1 * step, step, named) for step in range(start, stop)]
         with self._store(number) as store:
             stream = "samples" if "allocated" in values else "steps"
-            store.append(stream, "", Block.from_rows(rows))
+            store.append(stream, "", SeriesBlock.from_rows(rows))
 
     def device(self, number: int, gpu: str, util: float) -> None:
         rows = [(CREATED + 0.1 * step, step, {UTIL: util}) for step in range(20)]
         with self._store(number) as store:
-            store.append("devices", gpu, Block.from_rows(rows))
+            store.append("devices", gpu, SeriesBlock.from_rows(rows))
 
     @contextmanager
-    def _store(self, number: int) -> Iterator[RunWriter]:
+    def _store(self, number: int) -> Iterator[StoreWriter]:
         path = self.folder / store_name(number)
-        with closing(RunWriter(path, reopen=path.exists())) as store, store.transaction():
+        with closing(StoreWriter(path, reopen=path.exists())) as store, store.transaction():
             yield store
 
 
@@ -75,7 +75,7 @@ class Tab:
     def __init__(self, folder: Path, jobs: Jobs | None = None) -> None:
         self.jobs = jobs or Jobs()
         self.folder = folder
-        self.question = Question()
+        self.question = RanksRequest()
         self.named: dict[str, Any] = {}
         self.shown: dict[str, Any] = {}
         self.columns: dict[int, int] = {}
@@ -96,7 +96,7 @@ class Tab:
                 self.columns = {}
             for at in answer.get("strip", {"at": []})["at"]:
                 self.columns[at] = self.columns.get(at, 0) + 1
-            self.question = Question(
+            self.question = RanksRequest(
                 metric=answer["metric"] or "",
                 columns=answer["columns"],
                 seen=answer["seen"],
@@ -170,13 +170,15 @@ def test_only_new_rows_are_read_and_only_changed_columns_sent(
     tab = Tab(job.folder)
     tab.settle()
     read: list[int] = []
-    take = Job._take
+    take = RankCache._take
 
-    def noted(self: Job, rank: Any, block: Block, newest: Block, *, afresh: bool) -> None:
+    def noted(
+        self: RankCache, rank: Any, block: SeriesBlock, newest: SeriesBlock, *, afresh: bool
+    ) -> None:
         read.append(len(block))
         take(self, rank, block, newest, afresh=afresh)
 
-    monkeypatch.setattr(Job, "_take", noted)
+    monkeypatch.setattr(RankCache, "_take", noted)
     assert tab.ask()["strip"]["at"] == []
     assert read == []  # no store has changed
     job.steps(1, 41, 44, time=0.3)
@@ -210,7 +212,7 @@ def test_what_did_not_fit_into_the_time_is_read_by_the_next_questions(
 
 
 def test_each_series_has_its_turn_where_time_is_always_up(job: JobFolder) -> None:
-    read = Job(read_run(job.folder))
+    read = RankCache(read_run(job.folder))
     for step in range(41, 101, 10):
         for rank in range(2):
             job.steps(rank, step, step + 10, time=0.1)
@@ -347,13 +349,13 @@ def test_a_world_size_that_is_none_counts_as_one_process(tmp_path: Path, size: A
 
 def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(RunError):
-        ranks_answer(Jobs(), tmp_path, Question())
+        ranks_answer(Jobs(), tmp_path, RanksRequest())
 
 
 def test_a_question_is_read_with_care() -> None:
     query = {"metric": TIME, "columns": "ab-1", "seen": "7", "who": "c", "only_strips": "1"}
-    assert parse_question(query.items()) == Question(TIME, "ab-1", 7, "c", True)
-    assert parse_question([]) == Question()
+    assert parse_question(query.items()) == RanksRequest(TIME, "ab-1", 7, "c", True)
+    assert parse_question([]) == RanksRequest()
     assert parse_question([("axis", "step")]).axis == "step"
     with pytest.raises(ValueError, match="axis: must be time or step"):
         parse_question([("axis", "x")])

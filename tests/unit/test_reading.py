@@ -14,7 +14,7 @@ import stepscope
 from stepscope import RunError
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
-from stepscope.store import RunReader, StoreError
+from stepscope.store import StoreError, StoreReader
 from stepscope.store import reader as store_rows
 from tests.support.run_folders import make_run
 
@@ -131,7 +131,7 @@ def test_it_reads_as_what_it_is_in_a_shell(recorder: Recorder) -> None:
     run = stepscope.open("first")
     assert repr(run) == "Run('first', finished, step 7)"
     assert repr(read_run(recorder.folder)) == "RunInfo('first', finished, step 7)"
-    assert repr(RunReader(recorder.folder)) == "RunReader('first', rank=0)"
+    assert repr(StoreReader(recorder.folder)) == "RunReader('first', rank=0)"
     (recorder.folder / "run.json").unlink()
     assert repr(run) == "Run('first', cannot be read)"
 

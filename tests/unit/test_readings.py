@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.memory import allocator
-from stepscope.session.sampler import REPEATED_S, Readings
+from stepscope.session.sampler import REPEATED_S, BoundarySampler
 from tests.support.fake_nvml import FakeClock
 
 TICK_S = 0.1
@@ -25,7 +25,7 @@ class Bench:
         self.reads: list[float] = []
         monkeypatch.setattr(allocator, "read", self.read)
         monkeypatch.setattr(allocator, "counts_by_device", dict)
-        self.readings = Readings(index, clock=self.clock)
+        self.readings = BoundarySampler(index, clock=self.clock)
         self._tick_at = self.clock.now
         self.taken: list[dict[str, float]] = []
         self.by_sampler = 0
@@ -145,7 +145,7 @@ def cuda(stats: Callable[[int], dict[str, Any]], *, started: bool = True) -> Sim
 def test_failed_allocations_count_from_the_runs_start(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = [{"num_ooms": 5, "num_alloc_retries": 7}, {"num_ooms": 1, "num_alloc_retries": 2}]
     monkeypatch.setitem(sys.modules, "torch", cuda(lambda index: dict(counts[index])))
-    readings = Readings()
+    readings = BoundarySampler()
     readings.begin(1)  # known later, as in a script
     counts[1] = {"num_ooms": 2, "num_alloc_retries": 4, "allocated_bytes": {"all": {"current": 9}}}
     assert readings.read() == {
@@ -161,7 +161,7 @@ def test_counters_that_the_script_sets_back_count_from_there(
     """With torch.cuda.reset_accumulated_memory_stats()."""
     stats = {"num_ooms": 5, "num_alloc_retries": 7}
     monkeypatch.setitem(sys.modules, "torch", cuda(lambda _: stats))
-    readings = Readings(0)
+    readings = BoundarySampler(0)
     stats |= {"num_ooms": 0}
     assert readings.read() == {"memory/ooms": 0.0, "memory/alloc_retries": 0.0}
     stats |= {"num_ooms": 6, "num_alloc_retries": 8}
@@ -172,6 +172,6 @@ def test_before_cuda_is_started_there_is_nothing_to_take_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", cuda(lambda _: {}, started=False))
-    readings = Readings(0)
+    readings = BoundarySampler(0)
     monkeypatch.setitem(sys.modules, "torch", cuda(lambda _: {"num_ooms": 3}))
     assert readings.read() == {"memory/ooms": 3.0}

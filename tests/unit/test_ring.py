@@ -20,38 +20,38 @@ from stepscope.recorder.ring import (
     SLOT_BYTES,
     SLOTS,
     WIDTH,
-    Layout,
-    Ring,
+    RingBuffer,
     RingError,
+    RowLayout,
     abandoned,
 )
 
 
 @pytest.fixture
-def ring(tmp_path: Path) -> Iterator[Ring]:
-    ring = Ring(tmp_path / "rank0.ring")
+def ring(tmp_path: Path) -> Iterator[RingBuffer]:
+    ring = RingBuffer(tmp_path / "rank0.ring")
     yield ring
     ring.close()
 
 
-def layout(ring: Ring, *keys: str, timed: bool = False) -> Layout:
+def layout(ring: RingBuffer, *keys: str, timed: bool = False) -> RowLayout:
     found = ring.layout(keys, timed)
     assert found is not None
     return found
 
 
-def fill(ring: Ring, start: int, stop: int) -> None:
+def fill(ring: RingBuffer, start: int, stop: int) -> None:
     loss = layout(ring, "train/loss")
     for step in range(start, stop):
         ring.put(loss, 100.0 + step, step, [step / 2])
 
 
-def steps(ring: Ring) -> list[int]:
+def steps(ring: RingBuffer) -> list[int]:
     found: list[int] = ring.pending().slots["step"].tolist()
     return found
 
 
-def test_rows_come_out_in_order_and_only_once(ring: Ring) -> None:
+def test_rows_come_out_in_order_and_only_once(ring: RingBuffer) -> None:
     fill(ring, 1, 4)
     rows = ring.pending()
     assert rows.slots["step"].tolist() == [1, 2, 3]
@@ -63,7 +63,7 @@ def test_rows_come_out_in_order_and_only_once(ring: Ring) -> None:
     assert steps(ring) == [4]
 
 
-def test_it_goes_round(ring: Ring) -> None:
+def test_it_goes_round(ring: RingBuffer) -> None:
     for lap in range(3):
         fill(ring, lap * 60_000, (lap + 1) * 60_000)
         assert steps(ring) == list(range(lap * 60_000, (lap + 1) * 60_000))
@@ -71,7 +71,7 @@ def test_it_goes_round(ring: Ring) -> None:
     assert ring.dropped == 0
 
 
-def test_a_full_ring_keeps_the_old_rows_and_counts_the_new(ring: Ring) -> None:
+def test_a_full_ring_keeps_the_old_rows_and_counts_the_new(ring: RingBuffer) -> None:
     fill(ring, 0, SLOTS + 5)
     room = SLOTS - MARGIN + 1
     assert steps(ring) == list(range(room))
@@ -82,7 +82,7 @@ def test_a_full_ring_keeps_the_old_rows_and_counts_the_new(ring: Ring) -> None:
 
 
 def test_a_claimed_slot_holds_the_rows_behind_it_for_a_second(
-    ring: Ring, monkeypatch: pytest.MonkeyPatch
+    ring: RingBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 50.0
     monkeypatch.setattr(ring_module.time, "monotonic", lambda: now)
@@ -100,7 +100,7 @@ def test_a_claimed_slot_holds_the_rows_behind_it_for_a_second(
     assert steps(ring) == [3, 4]
 
 
-def test_the_end_goes_behind_every_hole_at_once(ring: Ring) -> None:
+def test_the_end_goes_behind_every_hole_at_once(ring: RingBuffer) -> None:
     fill(ring, 1, 2)
     ring.claim()
     fill(ring, 3, 4)
@@ -113,7 +113,7 @@ def test_the_end_goes_behind_every_hole_at_once(ring: Ring) -> None:
     assert (ring.waiting(), ring.lost) == (0, 2)
 
 
-def test_stop_finds_every_claimed_row_and_takes_no_more(ring: Ring) -> None:
+def test_stop_finds_every_claimed_row_and_takes_no_more(ring: RingBuffer) -> None:
     fill(ring, 1, 3)
     ring.last = 0  # as after a race of two threads
     ring.stop()
@@ -126,7 +126,7 @@ def test_stop_finds_every_claimed_row_and_takes_no_more(ring: Ring) -> None:
     assert ring.waiting() == 0, "a stopped ring stays stopped"
 
 
-def test_layouts_are_told_apart_and_limited(ring: Ring) -> None:
+def test_layouts_are_told_apart_and_limited(ring: RingBuffer) -> None:
     assert layout(ring, "a") is layout(ring, "a")
     assert layout(ring, "a", timed=True) is not layout(ring, "a")
     assert ring.layout(tuple(map(str, range(WIDTH + 1))), False) is None
@@ -139,7 +139,7 @@ def test_layouts_are_told_apart_and_limited(ring: Ring) -> None:
 
 def test_what_a_dead_process_left_is_read_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "rank0.ring"
-    ring = Ring(path)
+    ring = RingBuffer(path)
     fill(ring, 0, 10)
     ring.claim()
     fill(ring, 11, 13)
@@ -155,7 +155,7 @@ def test_what_a_dead_process_left_is_read_from_the_file(tmp_path: Path) -> None:
 
 def test_a_slot_torn_by_the_kill_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "rank0.ring"
-    ring = Ring(path)
+    ring = RingBuffer(path)
     fill(ring, 0, 3)
     ring.leave()
     data = bytearray(path.read_bytes())
@@ -201,7 +201,7 @@ def test_nested_brackets_in_the_header_are_no_layout(tmp_path: Path) -> None:
 
 
 def test_without_a_file_it_works_in_memory_and_says_why(tmp_path: Path) -> None:
-    ring = Ring(tmp_path / "missing" / "rank0.ring")
+    ring = RingBuffer(tmp_path / "missing" / "rank0.ring")
     assert ring.reason is not None
     assert "no file for the ring" in ring.reason
     fill(ring, 1, 3)
@@ -210,7 +210,7 @@ def test_without_a_file_it_works_in_memory_and_says_why(tmp_path: Path) -> None:
 
 def test_it_tells_the_writer_once_that_many_rows_wait(tmp_path: Path) -> None:
     told: list[int] = []
-    ring = Ring(tmp_path / "rank0.ring", crowded=lambda: told.append(ring.waiting()))
+    ring = RingBuffer(tmp_path / "rank0.ring", crowded=lambda: told.append(ring.waiting()))
     fill(ring, 0, CROWDED + 1)
     assert told == []
     assert ring.last >= ring.gate, "a writer without a check of its own goes the long way now"
@@ -224,7 +224,7 @@ def test_it_tells_the_writer_once_that_many_rows_wait(tmp_path: Path) -> None:
     ring.close()
 
 
-def test_a_forked_child_writes_no_layout_over_the_parents(ring: Ring, tmp_path: Path) -> None:
+def test_a_forked_child_writes_no_layout_over_the_parents(ring: RingBuffer, tmp_path: Path) -> None:
     layout(ring, "train/loss")
     before = (tmp_path / "rank0.ring").read_bytes()[:HEADER_BYTES]
     child = copy.copy(ring)  # it shares the map, as after a fork
@@ -252,7 +252,7 @@ def locks_of_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("locks_of_nfs")
 def test_writer_and_recovery_hold_the_lock_on_nfs(tmp_path: Path) -> None:
-    ring = Ring(tmp_path / "rank0.ring")
+    ring = RingBuffer(tmp_path / "rank0.ring")
     fill(ring, 1, 3)
     with pytest.raises(RingError, match="in use"), abandoned(ring.path):
         pass
@@ -268,7 +268,7 @@ def test_without_locks_the_process_decides(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    ring = Ring(tmp_path / "rank0.ring")
+    ring = RingBuffer(tmp_path / "rank0.ring")
     assert ring.reason is None
     fill(ring, 1, 3)
     with pytest.raises(RingError, match="in use"), abandoned(ring.path, alive=lambda: True):
@@ -279,7 +279,7 @@ def test_without_locks_the_process_decides(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
 def test_a_ring_that_may_not_be_written_can_be_looked_at(
-    ring: Ring, monkeypatch: pytest.MonkeyPatch, code: int
+    ring: RingBuffer, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     fill(ring, 1, 3)
     os_open = os.open
@@ -300,7 +300,7 @@ def test_on_a_network_file_system_the_ring_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ring_module, "is_network_filesystem", lambda _path: True)
-    ring = Ring(tmp_path / "rank0.ring")
+    ring = RingBuffer(tmp_path / "rank0.ring")
     fill(ring, 1, 4)
     assert steps(ring) == [1, 2, 3]
     assert "network" in str(ring.reason)

@@ -12,7 +12,7 @@ from dashboard.charts.run_view import (
     CUSTOM_CHARTS,
     NOT_BEGUN,
     NOT_SUPPORTED,
-    RunContent,
+    RunView,
     custom_metrics,
     run_content,
 )
@@ -22,7 +22,7 @@ from stepscope.run import RunInfo, RunKind, RunStatus
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
 
 
-def content(status: RunStatus = RunStatus.RUNNING, **given: Any) -> RunContent:
+def content(status: RunStatus = RunStatus.RUNNING, **given: Any) -> RunView:
     return run_content(RunInfo(Path("run"), status, None, 0.0, {"created": 0.0, **given}))
 
 

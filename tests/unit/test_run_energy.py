@@ -14,7 +14,7 @@ import pytest
 from dashboard.machine.run_energy import RunEnergies, run_energy, trains_on
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.folder import user_name
-from stepscope.store import STORE_NAME, Block, RunWriter
+from stepscope.store import STORE_NAME, SeriesBlock, StoreWriter
 from tests.support.fake_machine import FakeClock
 
 UUID = "GPU-00000000-0000-4000-8000-000000000000"
@@ -30,14 +30,16 @@ def run(folder: Path, **run_json: Any) -> RunInfo:
 
 def record(folder: Path, stream: str, source: str, ts: Any, **columns: Any) -> None:
     """Add rows to a store; a value that is NaN is missing."""
-    writer = RunWriter(folder / STORE_NAME, reopen=(folder / STORE_NAME).exists())
+    writer = StoreWriter(folder / STORE_NAME, reopen=(folder / STORE_NAME).exists())
     ts = np.asarray(ts, dtype=float)
     keys = [name.replace("__", "/") for name in columns]
     table = np.vstack(
         [np.broadcast_to(np.asarray(v, dtype=float), ts.shape) for v in columns.values()]
     )
     with writer.transaction():
-        writer.append(stream, source, Block.raw(keys, ts, np.arange(len(ts), dtype=float), table))
+        writer.append(
+            stream, source, SeriesBlock.raw(keys, ts, np.arange(len(ts), dtype=float), table)
+        )
     writer.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 from dashboard.format import escape_markdown
 from dashboard.run_files import (
     DOWNLOAD_LIMIT,
-    Snapshot,
+    SnapshotDownload,
     snapshot_bytes,
     snapshots,
     tail,
@@ -24,7 +24,7 @@ def test_snapshots_are_plain_files_of_their_name(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"no")
     (tmp_path / "snapshot-link.pickle").symlink_to(tmp_path / "secret")
     (tmp_path / "snapshot-folder.pickle").mkdir()
-    assert snapshots(tmp_path) == (Snapshot("snapshot-step-7.pickle", 3),)
+    assert snapshots(tmp_path) == (SnapshotDownload("snapshot-step-7.pickle", 3),)
     assert snapshot_bytes(tmp_path, "snapshot-step-7.pickle") == b"abc"
     assert snapshots(tmp_path / "absent") == ()
     with pytest.raises(OSError, match="snapshot-link"):

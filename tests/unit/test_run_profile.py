@@ -10,7 +10,7 @@ from dashboard.charts.profile import rows, shown
 from dashboard.run_files import (
     PROFILED_RANKS,
     PROFILES,
-    Profile,
+    ProfileFiles,
     profile_of,
     profile_summary,
     profile_trace,
@@ -29,12 +29,12 @@ def test_profiles_are_plain_files_of_their_name_the_newest_first(tmp_path: Path)
     (tmp_path / "profile-x-1-2.summary.json").write_text("{}")
     (tmp_path / "profile-step-3-4.summary.json").symlink_to("profile-step-5-6.summary.json")
     (tmp_path / "profile-step-5-6.json.gz").symlink_to("profile-step-10-12.json.gz")
-    assert profiles(tmp_path) == (Profile(10, 12, 5), Profile(5, 6, None))
+    assert profiles(tmp_path) == (ProfileFiles(10, 12, 5), ProfileFiles(5, 6, None))
     assert profiles(tmp_path / "absent") == ()
-    assert profile_trace(tmp_path, Profile(10, 12, 5)) == b"trace"
+    assert profile_trace(tmp_path, ProfileFiles(10, 12, 5)) == b"trace"
     with pytest.raises(OSError, match="profile-step-5-6"):
-        profile_trace(tmp_path, Profile(5, 6, 5))
-    assert profile_of(tmp_path, 5, 6) == Profile(5, 6, None)
+        profile_trace(tmp_path, ProfileFiles(5, 6, 5))
+    assert profile_of(tmp_path, 5, 6) == ProfileFiles(5, 6, None)
     with pytest.raises(ValueError, match="none of steps 3 to 4"):
         profile_of(tmp_path, 3, 4)
 
@@ -49,17 +49,17 @@ def test_each_rank_has_its_own_profile_of_the_same_steps(tmp_path: Path) -> None
         (tmp_path / f"profile-step-5-6.{name.replace('/', '')}.summary.json").write_text("{}")
     (tmp_path / "profile-step-5-6.rank4.summary.json").symlink_to("profile-step-5-6.summary.json")
     assert profiles(tmp_path) == (
-        Profile(8, 9, None, 3),
-        Profile(5, 6, None),
-        Profile(5, 6, 5, 2),
-        Profile(5, 6, None, 10),
+        ProfileFiles(8, 9, None, 3),
+        ProfileFiles(5, 6, None),
+        ProfileFiles(5, 6, 5, 2),
+        ProfileFiles(5, 6, None, 10),
     )
-    assert profile_of(tmp_path, 5, 6, 2) == Profile(5, 6, 5, 2)
-    assert profile_trace(tmp_path, Profile(5, 6, 5, 2)) == b"trace"
+    assert profile_of(tmp_path, 5, 6, 2) == ProfileFiles(5, 6, 5, 2)
+    assert profile_trace(tmp_path, ProfileFiles(5, 6, 5, 2)) == b"trace"
     (tmp_path / "profile-step-5-6.rank10.summary.json").write_text("[]")
     with pytest.raises(ValueError, match=r"profile-step-5-6\.rank10\.summary\.json: must be"):
-        profile_summary(tmp_path, Profile(5, 6, None, 10))
-    assert profile_summary(tmp_path, Profile(5, 6, 5, 2)) == summary()
+        profile_summary(tmp_path, ProfileFiles(5, 6, None, 10))
+    assert profile_summary(tmp_path, ProfileFiles(5, 6, 5, 2)) == summary()
     with pytest.raises(ValueError, match="none of steps 5 to 6 of rank 4"):
         profile_of(tmp_path, 5, 6, 4)
 
@@ -80,7 +80,7 @@ def test_no_more_than_so_many_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_summary_is_read_with_care(tmp_path: Path) -> None:
-    made, path = Profile(5, 6, None), tmp_path / "profile-step-5-6.summary.json"
+    made, path = ProfileFiles(5, 6, None), tmp_path / "profile-step-5-6.summary.json"
     write_profile(tmp_path, 5, 6)
     assert profile_summary(tmp_path, made) == summary()
     path.write_bytes(b"\xff{")

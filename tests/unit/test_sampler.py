@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from stepscope.gpu.device_events import BACK_S, CALM_S, SampledDevice
-from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.device_events import BACK_S, CALM_S, DeviceEventDetector
+from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import DeviceInfo, NullSource
 from stepscope.gpu.xid import NO_INSTANCE, XidEvent, xid_event
@@ -71,7 +71,7 @@ class FakeSource:
         self.missing: dict[str, str] = {}
         self.listed: tuple[GpuProcess, ...] | None = ()
         self.recovery: str | None = None
-        self.asked: list[tuple[str, tuple[Tier, ...]]] = []
+        self.asked: list[tuple[str, tuple[SamplingTier, ...]]] = []
 
     def devices(self) -> list[DeviceInfo]:
         return [
@@ -86,16 +86,20 @@ class FakeSource:
             for index, uuid in enumerate((A, B))
         ]
 
-    def read(self, uuid: str, *tiers: Tier) -> dict[str, float]:
+    def read(self, uuid: str, *tiers: SamplingTier) -> dict[str, float]:
         self.asked.append((uuid, tiers))
         self.clock.now += self.cost_s
         if uuid == A and self.error is not None:
             raise self.error
         if uuid in self.gone:
             return {}
-        values = {"gpu/util": 50.0, "gpu/throttle_reasons": self.mask} if Tier.FAST in tiers else {}
-        values |= {"gpu/temp": 40.0} if Tier.MEDIUM in tiers else {}
-        values |= {"gpu/power_limit": 700.0} if Tier.SLOW in tiers else {}
+        values = (
+            {"gpu/util": 50.0, "gpu/throttle_reasons": self.mask}
+            if SamplingTier.FAST in tiers
+            else {}
+        )
+        values |= {"gpu/temp": 40.0} if SamplingTier.MEDIUM in tiers else {}
+        values |= {"gpu/power_limit": 700.0} if SamplingTier.SLOW in tiers else {}
         return values
 
     def reasons(self, uuid: str) -> dict[str, str]:
@@ -230,8 +234,8 @@ def test_a_call_that_goes_on_failing_is_told_beside_one_that_answers(
     bench = Bench(gpu_uuids=[A])
     read = bench.source.read
 
-    def read_fast(uuid: str, *tiers: Tier) -> dict[str, float]:
-        if Tier.MEDIUM in tiers:
+    def read_fast(uuid: str, *tiers: SamplingTier) -> dict[str, float]:
+        if SamplingTier.MEDIUM in tiers:
             raise RuntimeError("odd")
         return read(uuid, *tiers)
 
@@ -329,7 +333,7 @@ def test_the_period_is_checked() -> None:
 def throttle(
     masks: Sequence[float | None], step_s: float = 0.1
 ) -> list[tuple[str, dict[str, Any]]]:
-    watch = SampledDevice("GPU 0")
+    watch = DeviceEventDetector("GPU 0")
     found = [watch.events(i * step_s, mask, None) for i, mask in enumerate(masks)]
     return [(kind, data) for events in found for kind, _, data in events]
 
@@ -365,7 +369,7 @@ def test_an_unknown_mask_ends_nothing() -> None:
 
 
 def test_errors_of_memory_from_before_the_run_are_not_the_runs() -> None:
-    device = SampledDevice("GPU 0")
+    device = DeviceEventDetector("GPU 0")
     assert device.health({"gpu/ecc_uncorrected": 5.0, "gpu/remapped_rows": 1.0}, None) == []
     assert device.health({}, None) == []
     found = device.health({"gpu/ecc_uncorrected": 7.0, "gpu/remapped_rows": 1.0}, None)
@@ -375,7 +379,7 @@ def test_errors_of_memory_from_before_the_run_are_not_the_runs() -> None:
 
 
 def test_what_the_driver_wants_is_told_once() -> None:
-    device = SampledDevice("GPU 0")
+    device = DeviceEventDetector("GPU 0")
     reset = "the GPU has to be reset"
     kinds = [[kind for kind, _, _ in device.health({}, one)] for one in (None, reset, reset)]
     assert kinds == [[], ["gpu_recovery_action"], []]
@@ -386,7 +390,7 @@ def test_rare_values_are_read_every_ten_seconds() -> None:
     bench = Bench(gpu_uuids=[A])
     bench.source.recovery = "the GPU has to be reset"
     bench.ticks(201)
-    rare = [i for i, (_, tiers) in enumerate(bench.source.asked) if Tier.RARE in tiers]
+    rare = [i for i, (_, tiers) in enumerate(bench.source.asked) if SamplingTier.RARE in tiers]
     assert len(rare) == 3
     assert bench.recorder.kinds() == ["gpu_recovery_action"]
 
@@ -487,7 +491,7 @@ class FakeWatch:
 def test_errors_are_told_with_the_gpus_name_and_who_is_not_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sampler, "XidWatch", FakeWatch)
+    monkeypatch.setattr(sampler, "XidWatcher", FakeWatch)
     for uuids in (None, ["MIG-1"]):
         bench = Bench(gpu_uuids=uuids)
         bench.sampler._begin_watching()

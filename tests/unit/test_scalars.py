@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope.recorder import cuda_readback
-from stepscope.recorder.cuda_readback import DeviceScalars, Row
+from stepscope.recorder.cuda_readback import CudaScalarReadback, MetricRow
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from tests.support.run_values import metric
@@ -40,9 +40,9 @@ class FakeEvent:
 
 @dataclass
 class Rows:
-    seen: list[tuple[int, Row]] = field(default_factory=list)
+    seen: list[tuple[int, MetricRow]] = field(default_factory=list)
 
-    def __call__(self, step: int, ts: float, row: Row) -> None:
+    def __call__(self, step: int, ts: float, row: MetricRow) -> None:
         self.seen.append((step, row))
 
 
@@ -72,12 +72,12 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[FakeEvent]:
     return made
 
 
-def put(reader: DeviceScalars | HostReader, step: int) -> None:
+def put(reader: CudaScalarReadback | HostReader, step: int) -> None:
     cuda_readback = {"train/loss": torch.tensor(float(step)), "train/grad_norm": torch.tensor(0.5)}
     reader.put(step, 0.0, {"train/lr": 0.1}, cuda_readback)
 
 
-def row(step: int) -> tuple[int, Row]:
+def row(step: int) -> tuple[int, MetricRow]:
     return step, {"train/lr": 0.1, "train/loss": float(step), "train/grad_norm": 0.5}
 
 
@@ -89,7 +89,7 @@ def test_a_cpu_row_is_logged_at_once() -> None:
 
 def test_a_row_waits_for_its_copy_and_keeps_its_place(events: list[FakeEvent]) -> None:
     rows = Rows()
-    reader = DeviceScalars(rows)
+    reader = CudaScalarReadback(rows)
     put(reader, 1)
     put(reader, 2)
     events[1].landed = True
@@ -124,7 +124,7 @@ def test_a_full_ring_drops_the_value_and_not_the_row(
 ) -> None:
     monkeypatch.setattr(cuda_readback, "SLOTS", 2)
     rows = Rows()
-    reader = DeviceScalars(rows)
+    reader = CudaScalarReadback(rows)
     for step in (1, 2, 3):
         put(reader, step)
     reader.flush()
@@ -140,7 +140,7 @@ def test_slots_and_their_events_are_used_again_in_a_long_run(
 ) -> None:
     monkeypatch.setattr(cuda_readback, "SLOTS", 3)
     rows = Rows()
-    reader = DeviceScalars(rows)
+    reader = CudaScalarReadback(rows)
     for step in range(1, 101):
         put(reader, step)
         if step > 2:
@@ -155,7 +155,7 @@ def test_slots_and_their_events_are_used_again_in_a_long_run(
 def test_two_runs_of_a_process_share_their_slots(events: list[FakeEvent]) -> None:
     for _ in range(2):
         rows = Rows()
-        reader = DeviceScalars(rows)
+        reader = CudaScalarReadback(rows)
         for step in range(1, cuda_readback.SLOTS + 1):
             put(reader, step)
         reader.flush()
@@ -167,7 +167,7 @@ def test_a_failing_device_costs_values_and_no_row(
     events: list[FakeEvent], caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = Rows()
-    reader = DeviceScalars(rows)
+    reader = CudaScalarReadback(rows)
     put(reader, 1)
     put(reader, 2)
 
@@ -185,11 +185,11 @@ def test_a_failing_device_costs_values_and_no_row(
 def test_slots_that_a_lost_device_may_still_write_to_are_not_used_again(
     events: list[FakeEvent],
 ) -> None:
-    reader = DeviceScalars(Rows())
+    reader = CudaScalarReadback(Rows())
     put(reader, 1)
     reader.flush(timeout_s=0.0)
     rows = Rows()
-    reader = DeviceScalars(rows)
+    reader = CudaScalarReadback(rows)
     put(reader, 2)
     events[0].landed = True
     reader.poll()
@@ -206,7 +206,7 @@ def test_no_memory_for_the_values_costs_no_row(
         raise RuntimeError("CUDA error: out of memory")
 
     rows = Rows()
-    reader = DeviceScalars(rows)
+    reader = CudaScalarReadback(rows)
     with monkeypatch.context() as patch:
         patch.setattr(cuda_readback, "_pinned", refuse)
         put(reader, 1)
@@ -218,7 +218,7 @@ def test_no_memory_for_the_values_costs_no_row(
 
 def test_modes_of_the_script_do_not_reach_our_memory(events: list[FakeEvent]) -> None:
     rows = Rows()
-    reader = DeviceScalars(rows)
+    reader = CudaScalarReadback(rows)
     with torch.inference_mode():
         put(reader, 1)
     put(reader, 2)
@@ -238,7 +238,7 @@ def test_a_script_that_counts_operations_does_not_find_ours(events: list[FakeEve
 
     rows = Rows()
     values = {"train/loss": torch.tensor(1.0), "train/grad_norm": torch.tensor(0.5)}
-    reader = DeviceScalars(rows)
+    reader = CudaScalarReadback(rows)
     with Count() as count:
         reader.put(1, 0.0, {"train/lr": 0.1}, values)
         reader.flush()
@@ -250,7 +250,7 @@ def test_nothing_is_asked_of_the_device_while_a_graph_is_captured(
     events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = Rows()
-    reader = DeviceScalars(rows)
+    reader = CudaScalarReadback(rows)
     put(reader, 1)
     events[0].landed = True
     with monkeypatch.context() as patch:
@@ -267,7 +267,7 @@ def test_a_copy_that_fails_gives_its_slot_back(
 ) -> None:
     monkeypatch.setattr(cuda_readback, "SLOTS", 1)
     rows = Rows()
-    reader = DeviceScalars(rows)
+    reader = CudaScalarReadback(rows)
 
     def full(*args: object) -> None:
         raise RuntimeError("CUDA out of memory")
@@ -283,23 +283,23 @@ def test_a_copy_that_fails_gives_its_slot_back(
 
 def test_a_device_that_hangs_does_not_hang_the_end(events: list[FakeEvent]) -> None:
     rows = Rows()
-    reader = DeviceScalars(rows)
+    reader = CudaScalarReadback(rows)
     put(reader, 1)
     reader.flush(timeout_s=0.02)
     assert rows.seen == [(1, {"train/lr": 0.1})]
     assert not events[0].waited
 
 
-@pytest.mark.parametrize("handed_on_by", [DeviceScalars.poll, DeviceScalars.flush])
+@pytest.mark.parametrize("handed_on_by", [CudaScalarReadback.poll, CudaScalarReadback.flush])
 def test_what_the_sink_raises_reaches_the_caller(
-    events: list[FakeEvent], handed_on_by: Callable[[DeviceScalars], None]
+    events: list[FakeEvent], handed_on_by: Callable[[CudaScalarReadback], None]
 ) -> None:
     """The trainer's sink ends a run whose loss is NaN."""
 
-    def refuse(step: int, ts: float, values: Row) -> None:
+    def refuse(step: int, ts: float, values: MetricRow) -> None:
         raise ArithmeticError("The loss is NaN")
 
-    reader = DeviceScalars(refuse)
+    reader = CudaScalarReadback(refuse)
     put(reader, 1)
     events[0].landed = True
     with pytest.raises(ArithmeticError, match="The loss is NaN"):

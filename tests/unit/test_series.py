@@ -12,28 +12,33 @@ import pytest
 
 from dashboard.charts import series
 from dashboard.charts.metric_selection import keys_of
-from dashboard.charts.series import Cursor
+from dashboard.charts.series import SeriesCursor
 from stepscope.run import RunInfo, RunStatus
-from stepscope.store import STORE_NAME, Block, RunReader, RunWriter
+from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from stepscope.store.blocks import RECORDED_NAN
 
 NAN, INF = float("nan"), float("inf")
 
 
-def fill(folder: Path, rows: int, keys: tuple[str, ...] = ("train/loss", "train/lr")) -> RunWriter:
-    writer = RunWriter(folder / STORE_NAME)
+def fill(
+    folder: Path, rows: int, keys: tuple[str, ...] = ("train/loss", "train/lr")
+) -> StoreWriter:
+    writer = StoreWriter(folder / STORE_NAME)
     steps = np.arange(rows, dtype=float)
-    block = Block.raw(keys, 50 + steps, steps, np.vstack([steps] * len(keys)))
+    block = SeriesBlock.raw(keys, 50 + steps, steps, np.vstack([steps] * len(keys)))
     with writer.transaction():
         writer.append("steps", "", block)
     return writer
 
 
 def answer(
-    folder: Path, cursors: dict[str, Cursor] | None = None, more: bool = False, **run_info: Any
+    folder: Path,
+    cursors: dict[str, SeriesCursor] | None = None,
+    more: bool = False,
+    **run_info: Any,
 ) -> dict[str, Any]:
     run = RunInfo(folder, RunStatus.RUNNING, None, 0.0, {"created": 50.0, **run_info})
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         found = series.update(reader, run, cursors or {}, 0, more)
     json.dumps(found, allow_nan=False)
     return found
@@ -70,9 +75,9 @@ def rates(folder: Path, rows: list[tuple[float, int, dict[str, float | None]]]) 
 
 def newest(folder: Path, rows: list[Any]) -> dict[str, Any]:
     """The newest values of a run with these rows."""
-    writer = RunWriter(folder / STORE_NAME)
+    writer = StoreWriter(folder / STORE_NAME)
     with writer.transaction():
-        writer.append("steps", "", Block.from_rows(rows))
+        writer.append("steps", "", SeriesBlock.from_rows(rows))
     writer.close()
     last: dict[str, Any] = answer(folder)["series"]["steps"]["last"]
     return last
@@ -124,40 +129,40 @@ def test_a_rate_without_a_step_time_is_shown_as_it_is(tmp_path: Path) -> None:
 
 def test_nothing_new_is_nearly_no_bytes(tmp_path: Path) -> None:
     fill(tmp_path, 3000).close()
-    found = answer(tmp_path, {"steps": Cursor(3000, 8)})
+    found = answer(tmp_path, {"steps": SeriesCursor(3000, 8)})
     assert found["series"]["steps"]["t"] == []
     assert len(json.dumps(found)) < 700
 
 
 def test_new_rows_replace_the_unfinished_bucket(tmp_path: Path) -> None:
     fill(tmp_path, 3001).close()
-    steps = answer(tmp_path, {"steps": Cursor(2997, 8)})["series"]["steps"]
+    steps = answer(tmp_path, {"steps": SeriesCursor(2997, 8)})["series"]["steps"]
     assert (steps["first"], steps["reset"]) == (2992, False)
     assert steps["v"]["train/loss"]["min"] == [2992, 3000]
 
 
 def test_a_client_far_behind_or_of_another_run_gets_an_overview(tmp_path: Path) -> None:
     fill(tmp_path, 3000).close()
-    assert answer(tmp_path, {"steps": Cursor(10, 8)})["series"]["steps"]["reset"]
-    assert answer(tmp_path, {"steps": Cursor(9999, 8)})["series"]["steps"]["reset"]
+    assert answer(tmp_path, {"steps": SeriesCursor(10, 8)})["series"]["steps"]["reset"]
+    assert answer(tmp_path, {"steps": SeriesCursor(9999, 8)})["series"]["steps"]["reset"]
 
 
 @pytest.mark.parametrize("rows", [600, 60_000, 1_000_000])
 def test_the_answer_does_not_grow_with_the_run(tmp_path: Path, rows: int) -> None:
     fill(tmp_path, rows).close()
     bucket = series.fitting_bucket(rows)
-    found = answer(tmp_path, {"steps": Cursor(rows - 12, bucket)})
+    found = answer(tmp_path, {"steps": SeriesCursor(rows - 12, bucket)})
     assert len(json.dumps(found)) < 1500
 
 
 def log(folder: Path, losses: Sequence[float | None]) -> None:
-    writer = RunWriter(folder / STORE_NAME)
+    writer = StoreWriter(folder / STORE_NAME)
     with writer.transaction():
         rows = [
             (60.0 + i, i, {"train/loss": loss, "val/loss": 1.0 if i == 0 else None})
             for i, loss in enumerate(losses)
         ]
-        writer.append("steps", "", Block.from_rows(rows))
+        writer.append("steps", "", SeriesBlock.from_rows(rows))
     writer.close()
 
 
@@ -202,10 +207,12 @@ def test_a_tile_knows_since_when_at_any_length(tmp_path: Path, rows: int) -> Non
         values[finite // 2] = INF  # odd once before, in a bucket of its own or in the same
         values[finite - 1] = RECORDED_NAN
         values[finite + 1 : finite + 1 + gap] = np.nan  # missing
-        writer = RunWriter(folder / STORE_NAME)
+        writer = StoreWriter(folder / STORE_NAME)
         steps = np.arange(rows, dtype=float)
         with writer.transaction():
-            writer.append("steps", "", Block.raw(("train/loss",), 50 + steps, steps, values[None]))
+            writer.append(
+                "steps", "", SeriesBlock.raw(("train/loss",), 50 + steps, steps, values[None])
+            )
         writer.close()
         found = answer(folder)["series"]["steps"]["since"]
         assert found == {"train/loss": finite + 1 + gap}
@@ -225,7 +232,7 @@ def test_warnings_tell_values_on_the_gpu_from_what_the_disk_did_not_take(tmp_pat
 def test_a_window_gives_detail(tmp_path: Path) -> None:
     fill(tmp_path, 100_000).close()
     run = RunInfo(tmp_path, RunStatus.FINISHED, None, 0.0, {"created": 50.0})
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         by_step = series.window(reader, run, "step", 500, 599)["series"]["steps"]
         by_time = series.window(reader, run, "time", 500, 599)["series"]["steps"]
     assert by_step["bucket"] == 1
@@ -248,8 +255,8 @@ def test_hostile_cursors_are_refused(text: str) -> None:
 
 def test_cursors_are_read() -> None:
     assert series.parse_cursors("steps~5~2,devices/GPU-a~0~1") == {
-        "steps": Cursor(5, 2),
-        "devices/GPU-a": Cursor(0, 1),
+        "steps": SeriesCursor(5, 2),
+        "devices/GPU-a": SeriesCursor(0, 1),
     }
     assert series.parse_cursors("") == {}
 

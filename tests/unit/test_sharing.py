@@ -16,7 +16,7 @@ from stepscope.gpu.process_memory import (
     NOT_LISTED,
     OTHERS,
     OWN,
-    Sharing,
+    ProcessMemoryTracker,
     shares,
 )
 from stepscope.gpu.processes import GpuProcess
@@ -111,12 +111,12 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def sharing(source: Source, clock: FakeClock) -> Sharing:
-    return Sharing(cast(DeviceSource, source), clock)
+def sharing(source: Source, clock: FakeClock) -> ProcessMemoryTracker:
+    return ProcessMemoryTracker(cast(DeviceSource, source), clock)
 
 
 def test_this_processs_memory_is_that_on_the_gpu_it_trains_on(
-    sharing: Sharing, source: Source
+    sharing: ProcessMemoryTracker, source: Source
 ) -> None:
     source.listed = {A: (process(ME, GIB),), B: (process(ME, 2 * GIB), process(5, 7))}
     sharing.training = B
@@ -126,7 +126,9 @@ def test_this_processs_memory_is_that_on_the_gpu_it_trains_on(
     assert sharing.take_own() == {}, "once for each look"
 
 
-def test_no_gpu_to_train_on_has_no_share_and_no_reason(sharing: Sharing, source: Source) -> None:
+def test_no_gpu_to_train_on_has_no_share_and_no_reason(
+    sharing: ProcessMemoryTracker, source: Source
+) -> None:
     source.listed = {A: (process(5),)}
     sharing.look(A, {})
     assert sharing.take_own() == {}
@@ -135,7 +137,9 @@ def test_no_gpu_to_train_on_has_no_share_and_no_reason(sharing: Sharing, source:
     assert sharing.reasons(A) == {OWN: NOT_LISTED}
 
 
-def test_a_list_that_is_hidden_has_the_drivers_reason(sharing: Sharing, source: Source) -> None:
+def test_a_list_that_is_hidden_has_the_drivers_reason(
+    sharing: ProcessMemoryTracker, source: Source
+) -> None:
     source.listed, source.why = {A: None}, {"processes": "permission"}
     sharing.training = A
     assert sharing.look(A, {"gpu/mem_used": GIB}) == {}
@@ -144,7 +148,7 @@ def test_a_list_that_is_hidden_has_the_drivers_reason(sharing: Sharing, source: 
 
 
 def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_seconds(
-    sharing: Sharing, source: Source, clock: FakeClock
+    sharing: ProcessMemoryTracker, source: Source, clock: FakeClock
 ) -> None:
     source.listed = {A: (process(ME, sm=4.0),)}
     sharing.look(A, {})
@@ -177,7 +181,7 @@ def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_sec
 
 
 def test_the_list_has_the_command_only_of_this_users_processes(
-    sharing: Sharing, source: Source
+    sharing: ProcessMemoryTracker, source: Source
 ) -> None:
     source.listed = {A: (process(5, command="a.py --lr 1", user="bob", yours=False), process(ME))}
     sharing.look(A, {})
@@ -198,7 +202,11 @@ def test_the_list_has_the_command_only_of_this_users_processes(
     ],
 )
 def test_small_changes_are_not_written(
-    sharing: Sharing, source: Source, clock: FakeClock, changes: dict[str, Any], is_same: bool
+    sharing: ProcessMemoryTracker,
+    source: Source,
+    clock: FakeClock,
+    changes: dict[str, Any],
+    is_same: bool,
 ) -> None:
     source.listed = {A: (process(5),)}
     sharing.look(A, {})

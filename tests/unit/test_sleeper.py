@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.common import files as sleeper_module
-from stepscope.common.files import Sleeper
+from stepscope.common.files import WakeableSleep
 
 LONG_S = 20.0
 """Longer than a test may take."""
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_wake_ends_the_sleep_also_when_it_came_before(folder: Path) -> None:
-    sleeper = Sleeper(folder)
+    sleeper = WakeableSleep(folder)
     sleeper.wake()
     assert sleeper.sleep(LONG_S)
     threading.Timer(0.05, sleeper.wake).start()
@@ -35,7 +35,7 @@ def test_wake_ends_the_sleep_also_when_it_came_before(folder: Path) -> None:
 
 
 def test_a_touch_of_the_folder_ends_the_sleep_until_it_is_forgotten(folder: Path) -> None:
-    sleeper = Sleeper(folder)
+    sleeper = WakeableSleep(folder)
     assert sleeper.sees_touches
     (folder / "file").write_bytes(b"after")
     (folder / "part").write_bytes(b"new")
@@ -66,7 +66,7 @@ def test_without_inotify_it_says_so_and_wakes_all_the_same(
         return NoInotify()
 
     monkeypatch.setattr(sleeper_module.ctypes, "CDLL", libc)
-    sleeper = Sleeper(folder)
+    sleeper = WakeableSleep(folder)
     assert not sleeper.sees_touches
     sleeper.forget_touches()
     sleeper.wake()
@@ -75,7 +75,7 @@ def test_without_inotify_it_says_so_and_wakes_all_the_same(
 
 def test_its_files_are_closed_with_it(folder: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    sleeper = Sleeper(folder)
+    sleeper = WakeableSleep(folder)
     assert len(os.listdir("/proc/self/fd")) == before + 2
     del sleeper
     assert len(os.listdir("/proc/self/fd")) == before
@@ -88,7 +88,7 @@ def test_the_thread_gives_its_inotify_instance_back_without_garbage_collection(
         return sum("inotify" in os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
 
     before = instances()
-    sleeper = Sleeper(folder)
+    sleeper = WakeableSleep(folder)
     assert instances() == before + 1
     sleeper.close()
     assert instances() == before
@@ -97,6 +97,6 @@ def test_the_thread_gives_its_inotify_instance_back_without_garbage_collection(
 
 
 def test_a_wake_without_its_file_raises_nothing(folder: Path) -> None:
-    sleeper = Sleeper(folder)
+    sleeper = WakeableSleep(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), sleeper._asked)
     sleeper.wake()

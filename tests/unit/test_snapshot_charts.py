@@ -19,18 +19,18 @@ from dashboard.charts.snapshot import (
     unit_of,
     where,
 )
-from dashboard.snapshot_files import Snapshots, upload_name
+from dashboard.snapshot_files import SnapshotLibrary, upload_name
 from stepscope.memory.snapshots.load import load
-from stepscope.memory.snapshots.summary import Summary, difference, summarize
+from stepscope.memory.snapshots.summary import SnapshotSummary, difference, summarize
 from tests.support.snapshots import REAL, action, live_block, snapshot
 
 
 @pytest.fixture(scope="module")
-def real() -> Summary:
+def real() -> SnapshotSummary:
     return summarize(load(REAL))
 
 
-def test_bands_stack_up_to_what_is_live(real: Summary) -> None:
+def test_bands_stack_up_to_what_is_live(real: SnapshotSummary) -> None:
     [history] = real.histories
     figure = history_figure(real, history, over_time=False)
     stacked = [trace for trace in figure["data"] if "stackgroup" in trace]
@@ -49,7 +49,7 @@ def test_bands_stack_up_to_what_is_live(real: Summary) -> None:
     json.dumps(figure, allow_nan=False)
 
 
-def test_the_map_has_every_byte_of_its_segments(real: Summary) -> None:
+def test_the_map_has_every_byte_of_its_segments(real: SnapshotSummary) -> None:
     [memory] = real.devices
     figure = map_figure(real, memory)
     assert sum(sum(trace["x"]) for trace in figure["data"]) == pytest.approx(36.0, abs=0.01)
@@ -59,7 +59,7 @@ def test_the_map_has_every_byte_of_its_segments(real: Summary) -> None:
     assert any("record_snapshot.py" in text for text in used["text"])
 
 
-def test_tables_have_the_line_of_the_program_and_the_whole_stack(real: Summary) -> None:
+def test_tables_have_the_line_of_the_program_and_the_whole_stack(real: SnapshotSummary) -> None:
     rows = allocation_rows(real, 0)
     assert rows[0]["Size"] == 32.0
     assert rows[0]["Allocated at"] == "record_snapshot.py:31 in forward"
@@ -89,7 +89,7 @@ def test_foreign_names_are_text_in_a_figure(tmp_path: Path) -> None:
     assert "&lt;img" in texts
 
 
-def test_changes_have_a_sign(real: Summary, tmp_path: Path) -> None:
+def test_changes_have_a_sign(real: SnapshotSummary, tmp_path: Path) -> None:
     path = tmp_path / "s.pickle"
     path.write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
     rows = change_rows(difference(real, summarize(load(path))))
@@ -113,13 +113,13 @@ def test_step_10_comes_before_step_9_and_links_are_left_out(tmp_path: Path) -> N
     for name in ("snapshot-step-9.pickle", "snapshot-step-10.pickle", "other.pickle"):
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "snapshot-step-11.pickle").symlink_to(tmp_path / "other.pickle")
-    files = Snapshots(tmp_path / "runs").of_run(tmp_path)
+    files = SnapshotLibrary(tmp_path / "runs").of_run(tmp_path)
     assert [file.name for file in files] == ["snapshot-step-10.pickle", "snapshot-step-9.pickle"]
     assert {file.run for file in files} == {tmp_path.name}
 
 
 def test_the_folder_of_snapshots_lists_plain_files_newest_first(tmp_path: Path) -> None:
-    offered = Snapshots(tmp_path)
+    offered = SnapshotLibrary(tmp_path)
     assert offered.others() == []
     offered.folder.mkdir()
     for number, name in enumerate(
@@ -132,7 +132,7 @@ def test_the_folder_of_snapshots_lists_plain_files_newest_first(tmp_path: Path) 
 
 
 def test_an_upload_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    offered = Snapshots(tmp_path)
+    offered = SnapshotLibrary(tmp_path)
     with offered.receiving("x.pickle") as upload:
         upload.file.write(b"abc")
         assert offered.others() == []
@@ -146,7 +146,7 @@ def test_an_upload_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_an_upload_that_ends_after_the_server_leaves_nothing(tmp_path: Path) -> None:
-    offered = Snapshots(tmp_path)
+    offered = SnapshotLibrary(tmp_path)
     late = offered.receiving("x.pickle")
     late.__enter__().file.write(b"abc")
     offered.close()
@@ -156,7 +156,7 @@ def test_an_upload_that_ends_after_the_server_leaves_nothing(tmp_path: Path) -> 
 
 
 def test_an_upload_never_replaces_a_file(tmp_path: Path) -> None:
-    offered = Snapshots(tmp_path)
+    offered = SnapshotLibrary(tmp_path)
     names = []
     for content in (b"1", b"2", b"3"):
         with offered.receiving("x.pickle") as upload:
@@ -167,13 +167,13 @@ def test_an_upload_never_replaces_a_file(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_server_left_of_uploads_is_removed_after_a_day(tmp_path: Path) -> None:
-    folder = Snapshots(tmp_path).folder
+    folder = SnapshotLibrary(tmp_path).folder
     folder.mkdir()
     for name in (".upload-old.part", ".upload-new.part", "old.pickle"):
         (folder / name).touch()
         if "old" in name:
             os.utime(folder / name, (1, 1))
-    Snapshots(tmp_path)
+    SnapshotLibrary(tmp_path)
     assert {path.name for path in folder.iterdir()} == {".upload-new.part", "old.pickle"}
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stepscope.memory.snapshots import timeline as histories
 from stepscope.memory.snapshots.load import load
-from stepscope.memory.snapshots.summary import Summary, summarize
-from stepscope.memory.snapshots.timeline import History
+from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
+from stepscope.memory.snapshots.timeline import MemoryTimeline
 from tests.support.snapshots import ADDRESS, Json, action, live_block, segment, snapshot
 
 
@@ -22,12 +22,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "snapshot.pickle"
 
 
-def summary_of(path: Path, content: Json) -> Summary:
+def summary_of(path: Path, content: Json) -> SnapshotSummary:
     path.write_bytes(pickle.dumps(content))
     return summarize(load(path))
 
 
-def history_of(path: Path, content: Json) -> History:
+def history_of(path: Path, content: Json) -> MemoryTimeline:
     [found] = summary_of(path, content).histories
     return found
 

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.memory.snapshots import load as loading
-from stepscope.memory.snapshots.load import Snapshot, SnapshotError, load
-from stepscope.memory.snapshots.summary import Summary, summarize
+from stepscope.memory.snapshots.load import MemorySnapshot, SnapshotError, load
+from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
 from stepscope.memory.snapshots.trace import ALLOC, FREE_COMPLETED, MISSING
 from tests.support.snapshots import (
     REAL,
@@ -50,7 +50,7 @@ def little_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def read(path: Path, content: object) -> Snapshot:
+def read(path: Path, content: object) -> MemorySnapshot:
     """Load what Python's pickler makes of this."""
     path.write_bytes(pickle.dumps(content))
     return load(path)
@@ -335,7 +335,7 @@ RELAXED = settings(
 )
 
 
-def outcome(path: Path, data: bytes) -> Summary | SnapshotError:
+def outcome(path: Path, data: bytes) -> SnapshotSummary | SnapshotError:
     """Return the summary or the one kind of error; anything else is raised."""
     path.write_bytes(data)
     try:
@@ -348,7 +348,7 @@ def outcome(path: Path, data: bytes) -> Summary | SnapshotError:
 @given(content=CONTENT | ANY, protocol=st.integers(0, 5))
 def test_any_content_is_summarized_or_refused(path: Path, content: Any, protocol: int) -> None:
     found = outcome(path, pickle.dumps(content, protocol))
-    if isinstance(found, Summary):
+    if isinstance(found, SnapshotSummary):
         for memory in found.devices:
             parts = memory.parts
             assert parts.reserved == (

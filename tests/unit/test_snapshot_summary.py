@@ -19,7 +19,7 @@ from stepscope.memory.snapshots import segments as segment_rows
 from stepscope.memory.snapshots.load import SnapshotError, load
 from stepscope.memory.snapshots.open_snapshot import read_summary, write_summary
 from stepscope.memory.snapshots.segments import ACTIVE, FREE, LARGEST_SIZE
-from stepscope.memory.snapshots.summary import Summary, by_module, difference, summarize
+from stepscope.memory.snapshots.summary import SnapshotSummary, by_module, difference, summarize
 from tests.support.snapshots import (
     ADDRESS,
     REAL,
@@ -38,11 +38,11 @@ LINEAR = frame(134, "forward", "/venv/site-packages/torch/nn/modules/linear.py")
 
 
 @pytest.fixture
-def real() -> Summary:
+def real() -> SnapshotSummary:
     return summarize(load(REAL))
 
 
-def summary_of(tmp_path: Path, content: Json) -> Summary:
+def summary_of(tmp_path: Path, content: Json) -> SnapshotSummary:
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(content))
     return summarize(load(path))
@@ -107,7 +107,9 @@ def test_the_map_has_the_most_split_segments_first_and_is_bounded(
     assert sum(part.size for part in parts if part.state == ACTIVE) == memory.rows[1].allocated
 
 
-def test_a_summary_comes_back_from_its_file_as_it_was(tmp_path: Path, real: Summary) -> None:
+def test_a_summary_comes_back_from_its_file_as_it_was(
+    tmp_path: Path, real: SnapshotSummary
+) -> None:
     path = tmp_path / "a.summary.json.gz"
     write_summary(path, real, 17)
     assert read_summary(path, real.file_size, 17) == real
@@ -121,7 +123,7 @@ def test_a_summary_comes_back_from_its_file_as_it_was(tmp_path: Path, real: Summ
 
 
 def test_a_summary_that_unpacks_to_too_much_is_not_read(
-    tmp_path: Path, real: Summary, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, real: SnapshotSummary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.summary.json.gz"
     write_summary(path, real, 17)
@@ -142,7 +144,7 @@ def test_what_would_take_long_to_parse_is_not_parsed(
     assert parsed == []
 
 
-def test_a_summary_never_goes_through_a_link(tmp_path: Path, real: Summary) -> None:
+def test_a_summary_never_goes_through_a_link(tmp_path: Path, real: SnapshotSummary) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
     path = tmp_path / "a.summary.json.gz"
@@ -154,7 +156,7 @@ def test_a_summary_never_goes_through_a_link(tmp_path: Path, real: Summary) -> N
 
 
 def test_a_summary_that_would_not_be_read_is_not_written(
-    tmp_path: Path, real: Summary, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, real: SnapshotSummary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_snapshot, "LISTS_LIMIT", 3)
     with pytest.raises(ValueError, match="at most 3 lists"):
@@ -205,7 +207,7 @@ def replaced(value: Any, data: st.DataObject) -> Any:
 )
 @given(data=st.data())
 def test_a_foreign_summary_is_read_whole_or_not_at_all(
-    tmp_path: Path, real: Summary, data: st.DataObject
+    tmp_path: Path, real: SnapshotSummary, data: st.DataObject
 ) -> None:
     path = tmp_path / "a.summary.json.gz"
     write_summary(path, real, 17)

@@ -10,33 +10,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.recorder.ring import Ring
-from stepscope.recorder.rows import RESTART, StepRows
-from stepscope.store import Block
+from stepscope.recorder.ring import RingBuffer
+from stepscope.recorder.rows import RESTART, StepBlockBuilder
+from stepscope.store import SeriesBlock
 
 NAN = math.nan
 
 
 @pytest.fixture
-def ring(tmp_path: Path) -> Iterator[Ring]:
-    ring = Ring(tmp_path / "rank0.ring")
+def ring(tmp_path: Path) -> Iterator[RingBuffer]:
+    ring = RingBuffer(tmp_path / "rank0.ring")
     yield ring
     ring.close()
 
 
-def put(ring: Ring, ts: float, step: int, timed: bool = False, **values: float) -> None:
+def put(ring: RingBuffer, ts: float, step: int, timed: bool = False, **values: float) -> None:
     layout = ring.layout(tuple(values), timed)
     assert layout is not None
     ring.put(layout, ts, step, values.values())
 
 
-def block(ring: Ring, rows: StepRows | None = None) -> Block:
+def block(ring: RingBuffer, rows: StepBlockBuilder | None = None) -> SeriesBlock:
     pending = ring.pending()
     ring.release(pending)
-    return (rows or StepRows()).block(pending.slots, ring.layouts())
+    return (rows or StepBlockBuilder()).block(pending.slots, ring.layouts())
 
 
-def column(block: Block, key: str) -> list[float]:
+def column(block: SeriesBlock, key: str) -> list[float]:
     found: list[float] = block.mean[block.keys.index(key)].tolist()
     return found
 
@@ -45,7 +45,7 @@ def same(got: list[float], wanted: list[float]) -> bool:
     return np.array_equal(got, wanted, equal_nan=True)
 
 
-def test_a_metric_missing_from_a_row_is_nan(ring: Ring) -> None:
+def test_a_metric_missing_from_a_row_is_nan(ring: RingBuffer) -> None:
     put(ring, 1.0, 1, a=1.0)
     put(ring, 2.0, 2, a=2.0, b=5.0)
     put(ring, 3.0, 3, b=0.0)
@@ -55,7 +55,7 @@ def test_a_metric_missing_from_a_row_is_nan(ring: Ring) -> None:
     assert (found.ts.tolist(), found.step.tolist()) == ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
 
 
-def test_slots_of_one_moment_and_step_are_one_row(ring: Ring) -> None:
+def test_slots_of_one_moment_and_step_are_one_row(ring: RingBuffer) -> None:
     put(ring, 1.0, 1, a=1.0)
     put(ring, 1.0, 1, b=2.0)
     put(ring, 1.0, 2, a=3.0)
@@ -65,8 +65,8 @@ def test_slots_of_one_moment_and_step_are_one_row(ring: Ring) -> None:
     assert same(column(found, "b"), [2.0, NAN])
 
 
-def test_a_timed_row_gets_its_step_time_and_rate(ring: Ring) -> None:
-    rows = StepRows()
+def test_a_timed_row_gets_its_step_time_and_rate(ring: RingBuffer) -> None:
+    rows = StepBlockBuilder()
     put(ring, 10.0, 1, timed=True, **{"perf/samples": 8.0})
     put(ring, 10.5, 2, timed=True, **{"perf/samples": 8.0})
     put(ring, 10.6, 2, **{"val/loss": 3.0})
@@ -79,7 +79,7 @@ def test_a_timed_row_gets_its_step_time_and_rate(ring: Ring) -> None:
     assert same(column(second, "perf/step_time"), [1.0]), "from the batch before"
 
 
-def test_what_a_row_says_of_its_own_step_time_and_rate_stays(ring: Ring) -> None:
+def test_what_a_row_says_of_its_own_step_time_and_rate_stays(ring: RingBuffer) -> None:
     put(ring, 1.0, 1, timed=True, **{"perf/samples": 8.0})
     put(ring, 2.0, 2, timed=True, **{"perf/samples": 8.0})
     own = {"perf/step_time": 0.25, "perf/samples_per_sec": 32.0}
@@ -89,7 +89,7 @@ def test_what_a_row_says_of_its_own_step_time_and_rate_stays(ring: Ring) -> None
     assert same(column(found, "perf/samples_per_sec"), [NAN, 8.0, 32.0])
 
 
-def test_a_pause_is_not_step_time(ring: Ring) -> None:
+def test_a_pause_is_not_step_time(ring: RingBuffer) -> None:
     put(ring, 1.0, 1, timed=True, a=1.0)
     put(ring, 60.0, 1, timed=True, **{RESTART: 0.0})
     put(ring, 60.25, 2, timed=True, a=1.0)
@@ -99,7 +99,7 @@ def test_a_pause_is_not_step_time(ring: Ring) -> None:
     assert same(column(found, "perf/step_time"), [NAN, 0.25])
 
 
-def test_a_step_without_values_is_a_step(ring: Ring) -> None:
+def test_a_step_without_values_is_a_step(ring: RingBuffer) -> None:
     put(ring, 1.0, 1, timed=True)
     put(ring, 1.5, 2, timed=True)
     found = block(ring)
@@ -107,7 +107,7 @@ def test_a_step_without_values_is_a_step(ring: Ring) -> None:
     assert same(column(found, "perf/step_time"), [NAN, 0.5])
 
 
-def test_a_clock_set_back_makes_no_negative_time_and_no_falling_axis(ring: Ring) -> None:
+def test_a_clock_set_back_makes_no_negative_time_and_no_falling_axis(ring: RingBuffer) -> None:
     put(ring, 10.0, 1, timed=True, a=1.0)
     put(ring, 4.0, 2, timed=True, a=1.0)
     found = block(ring)
@@ -115,15 +115,15 @@ def test_a_clock_set_back_makes_no_negative_time_and_no_falling_axis(ring: Ring)
     assert found.ts.tolist() == [10.0, 10.0]
 
 
-def test_steps_written_out_of_order_by_two_threads_do_not_fall(ring: Ring) -> None:
+def test_steps_written_out_of_order_by_two_threads_do_not_fall(ring: RingBuffer) -> None:
     put(ring, 1.0, 2, a=1.0)
     put(ring, 1.1, 1, a=2.0)
     assert block(ring).step.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_broken_loss_is_kept_and_told_once(ring: Ring, value: float) -> None:
-    rows = StepRows()
+def test_a_broken_loss_is_kept_and_told_once(ring: RingBuffer, value: float) -> None:
+    rows = StepBlockBuilder()
     losses: list[Any] = [1.0, value, value, 2.0]
     for step, loss in enumerate(losses, start=1):
         put(ring, float(step), step, **{"train/loss": loss, "a": 1.0})
@@ -139,8 +139,8 @@ def test_a_broken_loss_is_kept_and_told_once(ring: Ring, value: float) -> None:
     assert [broken.step for broken in rows.broken] == [5]
 
 
-def test_the_loss_of_every_optimizer_is_watched(ring: Ring) -> None:
-    rows = StepRows()
+def test_the_loss_of_every_optimizer_is_watched(ring: RingBuffer) -> None:
+    rows = StepBlockBuilder()
     for step, loss in enumerate((1.0, NAN, NAN), start=1):
         put(ring, float(step), step, **{"train/loss": 1.0, "train/loss.optimizer1": loss})
         put(ring, float(step), step, **{"train/loss_scale": NAN})
@@ -149,7 +149,7 @@ def test_the_loss_of_every_optimizer_is_watched(ring: Ring) -> None:
     assert broken.text == "The loss (train/loss.optimizer1) is nan at step 2"
 
 
-def test_a_rate_that_cannot_be_worked_out_is_missing(ring: Ring) -> None:
+def test_a_rate_that_cannot_be_worked_out_is_missing(ring: RingBuffer) -> None:
     put(ring, 1.0, 1, timed=True, **{"perf/samples": 8.0})
     put(ring, 2.0, 2, timed=True, **{"perf/samples": NAN})
     found = block(ring)

@@ -12,24 +12,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.store import STORE_NAME, Block, RunReader, RunWriter, StoreError, schema
+from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter, schema
 from stepscope.store.reader import send_command
 from stepscope.store.writer import PART_ROWS
 
 
-def make_rows(start: int, stop: int, keys: Sequence[str] = ("a",)) -> Block:
+def make_rows(start: int, stop: int, keys: Sequence[str] = ("a",)) -> SeriesBlock:
     steps = np.arange(start, stop, dtype=float)
-    return Block.raw(keys, 1000.0 + steps / 10, steps + 1, np.vstack([steps] * len(keys)))
+    return SeriesBlock.raw(keys, 1000.0 + steps / 10, steps + 1, np.vstack([steps] * len(keys)))
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[RunWriter]:
-    writer = RunWriter(tmp_path / STORE_NAME)
+def writer(tmp_path: Path) -> Iterator[StoreWriter]:
+    writer = StoreWriter(tmp_path / STORE_NAME)
     yield writer
     writer._connection.close()
 
 
-def write(writer: RunWriter, total: int, batch: int = 37) -> None:
+def write(writer: StoreWriter, total: int, batch: int = 37) -> None:
     for start in range(0, total, batch):
         with writer.transaction():
             writer.append("steps", "", make_rows(start, min(total, start + batch)))
@@ -37,10 +37,10 @@ def write(writer: RunWriter, total: int, batch: int = 37) -> None:
 
 @pytest.mark.parametrize("total", [1, 15, 16, 511, 512, 513, 8200])
 def test_every_resolution_covers_every_row(
-    tmp_path: Path, writer: RunWriter, subtests: pytest.Subtests, total: int
+    tmp_path: Path, writer: StoreWriter, subtests: pytest.Subtests, total: int
 ) -> None:
     write(writer, total)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         (info,) = reader.series()
         assert info.rows == total
         for bucket in (1, 2, 16, 64, 1024):
@@ -53,20 +53,20 @@ def test_every_resolution_covers_every_row(
                 assert block.mean[0] @ block.count[0] == pytest.approx(total * (total - 1) / 2)
 
 
-def test_a_part_starts_at_its_bucket(tmp_path: Path, writer: RunWriter) -> None:
+def test_a_part_starts_at_its_bucket(tmp_path: Path, writer: StoreWriter) -> None:
     write(writer, 3000)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         block = reader.read(1, 1000, 3000, 64)
     assert block.low[0, 0] == 960  # 1000 rounded down to a multiple of 64
     assert block.count.sum() == 3000 - 960
 
 
-def test_a_long_run_reads_few_frames_at_any_length(tmp_path: Path, writer: RunWriter) -> None:
+def test_a_long_run_reads_few_frames_at_any_length(tmp_path: Path, writer: StoreWriter) -> None:
     read = []
     for start in range(0, 200_000, 20_000):
         with writer.transaction():
             writer.append("steps", "", make_rows(start, start + 20_000))
-        with RunReader(tmp_path) as reader:
+        with StoreReader(tmp_path) as reader:
             rows = reader.series()[0].rows
             bucket = 1 << max(0, (rows // 400).bit_length())
             seen: list[str] = []
@@ -84,7 +84,9 @@ def frames(tmp_path: Path, level: int) -> list[tuple[int, int]]:
         return connection.execute(query, (level,)).fetchall()
 
 
-def test_a_run_of_small_commits_is_read_from_few_frames(tmp_path: Path, writer: RunWriter) -> None:
+def test_a_run_of_small_commits_is_read_from_few_frames(
+    tmp_path: Path, writer: StoreWriter
+) -> None:
     write(writer, 500, batch=5)
     rows = [count for _, count in frames(tmp_path, 0)]
     assert sum(rows) == 500
@@ -95,11 +97,11 @@ def test_a_run_of_small_commits_is_read_from_few_frames(tmp_path: Path, writer: 
     with writer.transaction():
         writer.append("steps", "", write_more)
     assert frames(tmp_path, 0) == [(0, 512)]
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         assert reader.read(1, 0, 512, 1).mean[0].tolist() == list(range(512))
 
 
-def test_a_failed_commit_does_not_move_the_small_frame(tmp_path: Path, writer: RunWriter) -> None:
+def test_a_failed_commit_does_not_move_the_small_frame(tmp_path: Path, writer: StoreWriter) -> None:
     write(writer, PART_ROWS)
 
     def fail() -> None:
@@ -116,11 +118,11 @@ def test_a_failed_commit_does_not_move_the_small_frame(tmp_path: Path, writer: R
     assert frames(tmp_path, 0) == [*before, (PART_ROWS, 6)]
 
 
-def test_a_metric_may_appear_at_any_row(tmp_path: Path, writer: RunWriter) -> None:
+def test_a_metric_may_appear_at_any_row(tmp_path: Path, writer: StoreWriter) -> None:
     write(writer, 700)
     with writer.transaction():
         writer.append("steps", "", make_rows(700, 1100, ("a", "late")))
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         block = reader.read(1, 0, 1100, 16)
     assert block.keys == ("a", "late")
     assert block.count[1].sum() == 400
@@ -129,16 +131,16 @@ def test_a_metric_may_appear_at_any_row(tmp_path: Path, writer: RunWriter) -> No
 
 @pytest.mark.parametrize(("axis", "low", "high"), [("step", 100, 612), ("time", 1009.9, 1061.1)])
 def test_rows_between_is_exact(
-    tmp_path: Path, writer: RunWriter, axis: str, low: float, high: float
+    tmp_path: Path, writer: StoreWriter, axis: str, low: float, high: float
 ) -> None:
     write(writer, 2000)
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         assert reader.rows_between(1, axis, low, high) == (99, 612)  # type: ignore[arg-type]
         assert reader.rows_between(1, axis, -5, 1e12) == (0, 2000)  # type: ignore[arg-type]
 
 
 def test_a_failed_transaction_leaves_nothing_and_can_be_repeated(
-    tmp_path: Path, writer: RunWriter
+    tmp_path: Path, writer: StoreWriter
 ) -> None:
     write(writer, 600)
 
@@ -152,20 +154,20 @@ def test_a_failed_transaction_leaves_nothing_and_can_be_repeated(
         failing()
     with writer.transaction():
         writer.append("steps", "", make_rows(600, 700))
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         assert [(s.stream, s.rows) for s in reader.series()] == [("steps", 700)]
         assert reader.read(1, 0, 700, 1).mean[0].tolist() == list(range(700))
 
 
 def test_a_full_store_refuses_and_goes_on_when_there_is_room(
-    tmp_path: Path, writer: RunWriter
+    tmp_path: Path, writer: StoreWriter
 ) -> None:
     write(writer, 100)
     connection = writer._connection
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
     noise = np.random.default_rng(0).random((1, 40_000))
-    big = Block.raw(("a",), np.arange(40_000.0), np.arange(40_000.0), noise)
+    big = SeriesBlock.raw(("a",), np.arange(40_000.0), np.arange(40_000.0), noise)
 
     def overfill() -> None:
         with writer.transaction():
@@ -175,21 +177,21 @@ def test_a_full_store_refuses_and_goes_on_when_there_is_room(
         overfill()
     connection.execute("PRAGMA max_page_count = 1000000")
     overfill()
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         assert reader.series()[0].rows == 40_100
 
 
-def test_events_come_after_an_id_newest_kept(tmp_path: Path, writer: RunWriter) -> None:
+def test_events_come_after_an_id_newest_kept(tmp_path: Path, writer: StoreWriter) -> None:
     with writer.transaction():
         for i in range(5):
             writer.add_event(float(i), i, 1, "mark", f"note {i}", {"before": {"a": i}})
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         assert [e.text for e in reader.events(2)] == ["note 2", "note 3", "note 4"]
         assert [e.id for e in reader.events(0, limit=2)] == [4, 5]
         assert reader.events()[0].data == {"before": {"a": 0}}
 
 
-def test_commands_are_taken_once_and_end(tmp_path: Path, writer: RunWriter) -> None:
+def test_commands_are_taken_once_and_end(tmp_path: Path, writer: StoreWriter) -> None:
     first = send_command(tmp_path, "empty_cache", {})
     assert writer.take_commands() == [(first, "empty_cache", "{}")]
     assert writer.take_commands() == []
@@ -202,7 +204,7 @@ def test_commands_are_taken_once_and_end(tmp_path: Path, writer: RunWriter) -> N
     assert rows == [("done", "freed")]
 
 
-def test_a_closed_store_is_one_file(tmp_path: Path, writer: RunWriter) -> None:
+def test_a_closed_store_is_one_file(tmp_path: Path, writer: StoreWriter) -> None:
     write(writer, 50)
     writer.close()
     assert sorted(os.listdir(tmp_path)) == [STORE_NAME]
@@ -212,36 +214,36 @@ def test_a_network_file_system_gets_a_rollback_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "is_network_filesystem", lambda _path: True)
-    writer = RunWriter(tmp_path / STORE_NAME)
+    writer = StoreWriter(tmp_path / STORE_NAME)
     write(writer, 50)
     assert sorted(os.listdir(tmp_path)) == [STORE_NAME]  # no -wal, no -shm
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         assert reader.series()[0].rows == 50
     writer.close()
 
 
 def test_unusable_stores_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="recorded nothing"), RunReader(tmp_path):
+    with pytest.raises(StoreError, match="recorded nothing"), StoreReader(tmp_path):
         pass
     path = tmp_path / STORE_NAME
     path.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(StoreError, match="not a readable Stepscope store"), RunReader(tmp_path):
+    with pytest.raises(StoreError, match="not a readable Stepscope store"), StoreReader(tmp_path):
         pass
     path.unlink()
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE frames (x)")
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StoreError, match="newer than this program"), RunReader(tmp_path):
+    with pytest.raises(StoreError, match="newer than this program"), StoreReader(tmp_path):
         pass
     with pytest.raises(StoreError, match="existing file"):
-        RunWriter(path)
+        StoreWriter(path)
 
 
 def test_of_two_writers_at_the_same_moment_one_gets_the_store(tmp_path: Path) -> None:
-    def make(_: int) -> RunWriter | None:
+    def make(_: int) -> StoreWriter | None:
         try:
-            return RunWriter(tmp_path / STORE_NAME)
+            return StoreWriter(tmp_path / STORE_NAME)
         except StoreError:
             return None
 
@@ -250,5 +252,5 @@ def test_of_two_writers_at_the_same_moment_one_gets_the_store(tmp_path: Path) ->
     assert len(made) == 1
     write(made[0], 10)
     made[0].close()
-    with RunReader(tmp_path) as reader:
+    with StoreReader(tmp_path) as reader:
         assert [info.rows for info in reader.series()] == [10]

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.distributed.stragglers.detect import Kind, judge
+from stepscope.distributed.stragglers.detect import StragglerKind, judge
 from stepscope.distributed.stragglers.messages import text_of
 from stepscope.distributed.stragglers.reader import recent_times
-from stepscope.distributed.stragglers.step_phases import OWN, Phase, RankTimes, rank_times
-from stepscope.store import RunReader
+from stepscope.distributed.stragglers.step_phases import OWN, RankStepPhases, StepPhase, rank_times
+from stepscope.store import StoreReader
 from stepscope.store.blocks import Floats
 from tests.support.recorded_runs import Row, write_run
 
@@ -30,7 +30,7 @@ STEP = {
 
 def of_rank(
     rank: int, *, first: int = 0, iterations: Floats | None = None, **values: float | Floats
-) -> RankTimes:
+) -> RankStepPhases:
     """A rank whose rows begin with step `first`; `values` stand for others of STEP."""
     given = STEP | {f"perf/{name}": value for name, value in values.items()}
     columns = {key: np.broadcast_to(value, COUNT).astype(float) for key, value in given.items()}
@@ -40,7 +40,7 @@ def of_rank(
     return rank_times(rank, steps, 0.1 * steps, columns)
 
 
-def own(times: RankTimes, phase: Phase) -> Floats:
+def own(times: RankStepPhases, phase: StepPhase) -> Floats:
     return times.own[OWN.index(phase)]
 
 
@@ -80,12 +80,12 @@ def test_waiting_below_zero_is_not_known() -> None:
 def test_of_batches_that_are_not_averaged_all_of_backward_counts() -> None:
     """DDP knows the last of four: 8 ms of the 35 in which backward did not wait."""
     found = of_rank(0, backward_compute=0.008)
-    np.testing.assert_allclose(own(found, Phase.BACKWARD), 0.035)
+    np.testing.assert_allclose(own(found, StepPhase.BACKWARD), 0.035)
     columns = {key: np.full(3, value) for key, value in STEP.items()}
     on_gpu = rank_times(0, np.arange(3.0), np.arange(3.0), columns, on_gpu=True)
-    np.testing.assert_allclose(own(on_gpu, Phase.BACKWARD), 0.03)  # the host only launches it
+    np.testing.assert_allclose(own(on_gpu, StepPhase.BACKWARD), 0.03)  # the host only launches it
     without = of_rank(0, backward=np.nan)
-    np.testing.assert_allclose(own(without, Phase.BACKWARD), 0.03)
+    np.testing.assert_allclose(own(without, StepPhase.BACKWARD), 0.03)
 
 
 def test_one_of_four_averaged_batches_stands_for_all() -> None:
@@ -96,7 +96,7 @@ def test_one_of_four_averaged_batches_stands_for_all() -> None:
     found = of_rank(0, iterations=iterations, **given)
     assert found.per_step == 4
     np.testing.assert_allclose(found.wait, 0.018)
-    np.testing.assert_allclose(own(found, Phase.BACKWARD), 0.02)
+    np.testing.assert_allclose(own(found, StepPhase.BACKWARD), 0.02)
     told = judge([found, of_rank(1, iterations=iterations, **given)])
     assert told.text.endswith(
         "Gradients are averaged 4 times per step and only one of these was examined: "
@@ -106,7 +106,7 @@ def test_one_of_four_averaged_batches_stands_for_all() -> None:
         1, iterations=iterations, forward=0.036, backward_compute=0.005, comm_wait=0.0005
     )
     named = judge([found, slow])
-    assert (named.ranks, named.phase) == ((1,), Phase.FORWARD)
+    assert (named.ranks, named.phase) == ((1,), StepPhase.FORWARD)
     assert named.share == pytest.approx(0.16)
 
 
@@ -136,11 +136,11 @@ def test_two_models_in_ddp_are_said(tmp_path: Path) -> None:
         without = {key: value for key, value in STEP.items() if key != "perf/comm_wait"}
         rows += [(0.1 * step, step, without | {"perf/ddp_models": 2.0}) for step in range(70, 200)]
         folder = write_run(tmp_path / str(rank), {"world_size": 2}, steps=rows)
-        with RunReader(folder) as reader:
+        with StoreReader(folder) as reader:
             ranks.append(recent_times(reader, 0, {"device": "cpu", "rank": rank}))
     assert [one.models for one in ranks] == [2, 2]
     found = judge(ranks)
-    assert found.kind is Kind.NONE
+    assert found.kind is StragglerKind.NONE
     assert "2 DistributedDataParallel models are trained" in found.text
 
 
@@ -158,7 +158,7 @@ def test_without_a_loader_no_loader_is_spoken_of() -> None:
         of_rank(1, data_wait=np.nan, forward=0.07, backward=0.04, comm_wait=0.005),
     ]
     found = judge(ranks)
-    assert (found.ranks, found.phase) == ((1,), Phase.INPUT)
+    assert (found.ranks, found.phase) == ((1,), StepPhase.INPUT)
     assert "it takes 20.0 ms longer before it calls its model than rank 0 does" in found.text
     assert found.next is not None
     assert "workers" not in found.next
@@ -170,6 +170,6 @@ def test_without_a_loader_no_loader_is_spoken_of() -> None:
 )
 def test_times_are_shown_without_an_exponent(seconds: float, shown: str) -> None:
     facts = {"steps": 100, "step_time": 10 * seconds}
-    text = text_of([1], [Phase.FORWARD], 0.1, {"forward": seconds}, facts)
+    text = text_of([1], [StepPhase.FORWARD], 0.1, {"forward": seconds}, facts)
     assert f"{shown} longer" in text
     assert "e+" not in text

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.distributed.stragglers.detect import MIN_STEPS, NAMED, Kind, judge
+from stepscope.distributed.stragglers.detect import MIN_STEPS, NAMED, StragglerKind, judge
 from stepscope.distributed.stragglers.step_phases import (
     OWN,
-    Phase,
-    RankTimes,
+    RankStepPhases,
+    StepPhase,
     explained,
     others,
     rank_times,
@@ -32,7 +32,7 @@ def columns(told: dict[str, Any]) -> dict[str, Floats]:
     return {key: np.array(values, dtype=float) / 1e6 for key, values in told["us"].items()}
 
 
-def recorded(case: str, *without: str) -> list[RankTimes]:
+def recorded(case: str, *without: str) -> list[RankStepPhases]:
     """What the ranks of a case have recorded, without some of its metrics."""
     ranks = []
     for told in CASES[case]:
@@ -45,14 +45,14 @@ def recorded(case: str, *without: str) -> list[RankTimes]:
 
 def made(
     own: Floats, *, communication: float = 0.001, ranks: list[int] | None = None
-) -> list[RankTimes]:
+) -> list[RankStepPhases]:
     """Ranks with the phases `own` (ranks, 5, steps), in seconds, which meet in every step."""
     arrival = own.sum(axis=1)
     wait = arrival.max(axis=0) - arrival + communication
     step_time = arrival.max(axis=0) + communication
     ts, steps = np.cumsum(step_time), np.arange(own.shape[2], dtype=float)
     return [
-        RankTimes(
+        RankStepPhases(
             rank=rank,
             steps=steps,
             ts=ts,
@@ -71,7 +71,11 @@ def made(
 )
 def test_one_slow_rank_is_named_with_its_phase(case: str, rank: int, share: float) -> None:
     found = judge(recorded(case))
-    assert (found.kind, found.ranks, found.phase) == (Kind.STRAGGLER, (rank,), Phase(case))
+    assert (found.kind, found.ranks, found.phase) == (
+        StragglerKind.STRAGGLER,
+        (rank,),
+        StepPhase(case),
+    )
     assert found.share == pytest.approx(share, abs=0.05)  # of a step that others lengthen too
     assert found.is_critical == (found.share is not None and found.share >= 0.2)
     assert f"rank {rank}" in found.text
@@ -84,29 +88,34 @@ def test_one_slow_rank_is_named_with_its_phase(case: str, rank: int, share: floa
 
 def test_nothing_is_said_of_equal_ranks() -> None:
     found = judge(recorded("none"))
-    assert (found.kind, found.ranks, found.phase, found.share) == (Kind.NONE, (), None, None)
+    assert (found.kind, found.ranks, found.phase, found.share) == (
+        StragglerKind.NONE,
+        (),
+        None,
+        None,
+    )
     assert found.text.startswith("No straggler: the latest rank costs")
 
 
 def test_ranks_that_are_late_in_turn_are_nobodys_fault() -> None:
     found = judge(recorded("uneven"))
-    assert (found.kind, found.ranks, found.phase) == (Kind.UNEVEN, (), Phase.FORWARD)
+    assert (found.kind, found.ranks, found.phase) == (StragglerKind.UNEVEN, (), StepPhase.FORWARD)
     assert found.text.startswith("Different ranks are late in turn")
     crowded = judge(recorded("uneven"), busy_host=True)
-    assert crowded.kind is Kind.NONE
+    assert crowded.kind is StragglerKind.NONE
     assert "All host cores are busy: a rank that gets none is late." in crowded.text
-    assert judge(recorded("communication"), busy_host=True).kind is Kind.NONE
+    assert judge(recorded("communication"), busy_host=True).kind is StragglerKind.NONE
 
 
 def test_a_slow_link_has_no_rank() -> None:
     found = judge(recorded("communication"))
     assert (found.kind, found.ranks, found.phase) == (
-        Kind.COMMUNICATION,
+        StragglerKind.COMMUNICATION,
         (),
-        Phase.COMMUNICATION,
+        StepPhase.COMMUNICATION,
     )
     elsewhere = judge(recorded("communication"), world_size=8)
-    assert elsewhere.kind is Kind.NONE
+    assert elsewhere.kind is StragglerKind.NONE
     assert "The job has 8" in elsewhere.text
 
 
@@ -114,7 +123,11 @@ def test_two_slow_ranks_of_six_are_both_named() -> None:
     own = noise(6, 100, seed=1)
     own[[1, 4], 2] += 0.004
     found = judge(made(own))
-    assert (found.kind, set(found.ranks), found.phase) == (Kind.STRAGGLER, {1, 4}, Phase.BACKWARD)
+    assert (found.kind, set(found.ranks), found.phase) == (
+        StragglerKind.STRAGGLER,
+        {1, 4},
+        StepPhase.BACKWARD,
+    )
     assert "ranks 1, 4" in found.text
 
 
@@ -128,7 +141,7 @@ def test_at_most_half_of_the_ranks_are_named() -> None:
     assert found.step_time is not None
     late = [one.late >= NAMED * found.step_time for one in found.standings]
     assert late == [True] * 4 + [False] * 3
-    assert (found.kind, found.ranks) == (Kind.UNEVEN, ())
+    assert (found.kind, found.ranks) == (StragglerKind.UNEVEN, ())
     own[3] = own[4]  # with three of them it is not chance, and they are named
     assert set(judge(made(own)).ranks) == {0, 1, 2}
 
@@ -137,7 +150,11 @@ def test_a_rank_that_is_slower_in_all_it_computes_is_named() -> None:
     own = noise(4, 100, seed=2)
     own[2, 1:3] *= 1.4  # as with a lower clock
     found = judge(made(own))
-    assert (found.kind, found.ranks, found.phase) == (Kind.STRAGGLER, (2,), Phase.BACKWARD)
+    assert (found.kind, found.ranks, found.phase) == (
+        StragglerKind.STRAGGLER,
+        (2,),
+        StepPhase.BACKWARD,
+    )
     assert "in forward" in found.text
 
 
@@ -163,28 +180,36 @@ def test_a_phase_that_explains_less_than_half_is_not_named_alone() -> None:
     own = noise(4, 100, seed=2, size=0.02)
     own[2] += np.array([0.002, 0.0045, 0.002, 0.0019, 0])[:, None]
     found = judge(made(own))
-    assert (found.kind, found.ranks, found.phase) == (Kind.STRAGGLER, (2,), Phase.FORWARD)
+    assert (found.kind, found.ranks, found.phase) == (
+        StragglerKind.STRAGGLER,
+        (2,),
+        StepPhase.FORWARD,
+    )
     assert "longer in forward and " in found.text
 
 
 def test_what_lies_between_two_steps_is_told_from_the_phases() -> None:
     own = noise(4, 100, seed=3)
-    own[0, OWN.index(Phase.OTHER)] += 0.004
+    own[0, OWN.index(StepPhase.OTHER)] += 0.004
     found = judge(made(own))
-    assert (found.ranks, found.phase) == ((0,), Phase.OTHER)
+    assert (found.ranks, found.phase) == ((0,), StepPhase.OTHER)
 
 
 def test_a_rank_that_is_slow_now_and_then_is_named() -> None:
     own = noise(4, 200, seed=4, size=0.03)
     own[3, 0, ::4] += 0.02
     found = judge(made(own))
-    assert (found.kind, found.ranks, found.phase) == (Kind.STRAGGLER, (3,), Phase.INPUT)
+    assert (found.kind, found.ranks, found.phase) == (
+        StragglerKind.STRAGGLER,
+        (3,),
+        StepPhase.INPUT,
+    )
 
 
 def test_one_long_pause_is_no_straggler() -> None:
     own = noise(4, 100, seed=5, size=0.03)
     own[1, 4, 50:53] += 2.0
-    assert judge(made(own)).kind is Kind.NONE
+    assert judge(made(own)).kind is StragglerKind.NONE
 
 
 def test_waiting_that_no_phase_explains_gets_no_cause() -> None:
@@ -192,7 +217,7 @@ def test_waiting_that_no_phase_explains_gets_no_cause() -> None:
     late = replace(ranks[1], wait=np.zeros(100))
     others = [replace(one, wait=one.wait + 0.004) for one in ranks if one is not ranks[1]]
     found = judge([late, *others])
-    assert (found.kind, found.ranks) == (Kind.NONE, ())
+    assert (found.kind, found.ranks) == (StragglerKind.NONE, ())
     assert "of each step, but no recorded phase explains it." in found.text
 
 
@@ -208,9 +233,9 @@ def test_waiting_that_no_phase_explains_gets_no_cause() -> None:
         (recorded("forward", "perf/step_time"), "No rank has recorded how long"),
     ],
 )
-def test_what_is_missing_is_said(given: list[RankTimes], said: str) -> None:
+def test_what_is_missing_is_said(given: list[RankStepPhases], said: str) -> None:
     found = judge(given)
-    assert found.kind is Kind.NONE
+    assert found.kind is StragglerKind.NONE
     assert said in found.text
 
 
@@ -218,10 +243,10 @@ def test_too_few_steps_in_common_say_nothing() -> None:
     own = noise(4, 100, seed=7)
     own[1, 1] += 0.01
     ranks = made(own)
-    assert judge(ranks).kind is Kind.STRAGGLER
+    assert judge(ranks).kind is StragglerKind.STRAGGLER
     ahead = replace(ranks[1], steps=ranks[1].steps + 100 - MIN_STEPS + 1)
     found = judge([ahead, *ranks[:1], *ranks[2:]])
-    assert found.kind is Kind.NONE
+    assert found.kind is StragglerKind.NONE
     assert found.text.startswith(f"Not enough data: {MIN_STEPS - 1} steps")
     short = [replace(one, ts=one.ts / 100) for one in ranks]
     assert "span 0.0 s" in judge(short).text
@@ -232,7 +257,7 @@ def test_only_the_same_steps_are_compared() -> None:
     own = noise(3, 120, seed=8)
     own[2, 0] += 0.005
     first, second, third = made(own)
-    half = RankTimes(
+    half = RankStepPhases(
         rank=1,
         steps=second.steps[::2],
         ts=second.ts[::2],
@@ -242,7 +267,7 @@ def test_only_the_same_steps_are_compared() -> None:
         timed=120,
     )
     found = judge([first, half, third])
-    assert (found.ranks, found.phase, found.steps) == ((2,), Phase.INPUT, 60)
+    assert (found.ranks, found.phase, found.steps) == ((2,), StepPhase.INPUT, 60)
 
 
 def test_the_rows_around_a_step_belong_to_it() -> None:
@@ -256,11 +281,11 @@ def test_the_rows_around_a_step_belong_to_it() -> None:
     found = rank_times(0, steps, ts, given)
     assert found.steps.tolist() == [0, 2, 3]
     assert found.wait.tolist() == [10, 30, 40]
-    optimizer = found.own[OWN.index(Phase.OPTIMIZER)]
+    optimizer = found.own[OWN.index(StepPhase.OPTIMIZER)]
     np.testing.assert_array_equal(optimizer, [np.nan, 2, 3])
     gap = rank_times(0, np.array([0.0, 1, 3, 4, 5]), ts, given)  # step 2 was not recorded
     assert gap.steps.tolist() == [0, 3, 4]
-    np.testing.assert_array_equal(gap.own[OWN.index(Phase.OPTIMIZER)], [np.nan, np.nan, 3])
+    np.testing.assert_array_equal(gap.own[OWN.index(StepPhase.OPTIMIZER)], [np.nan, np.nan, 3])
 
 
 def test_a_script_without_a_loader_makes_its_batches_before_forward() -> None:
@@ -272,8 +297,8 @@ def test_a_script_without_a_loader_makes_its_batches_before_forward() -> None:
         "perf/comm_wait": np.full(3, 0.005),
     }
     found = rank_times(0, np.arange(3.0), np.arange(3.0), given)
-    np.testing.assert_allclose(found.own[OWN.index(Phase.INPUT)], 0.04)
-    np.testing.assert_allclose(found.own[OWN.index(Phase.FORWARD)], 0.01)
+    np.testing.assert_allclose(found.own[OWN.index(StepPhase.INPUT)], 0.04)
+    np.testing.assert_allclose(found.own[OWN.index(StepPhase.FORWARD)], 0.01)
 
 
 @given(order=st.permutations(range(4)), case=st.sampled_from(sorted(CASES)))
@@ -293,50 +318,50 @@ def test_chance_is_rarely_called_a_straggler(count: int) -> None:
     named = 0
     for seed in range(100):
         own = noise(count, 60, seed, size=0.4)
-        named += judge(made(own)).kind is Kind.STRAGGLER
+        named += judge(made(own)).kind is StragglerKind.STRAGGLER
     assert named <= 2  # a share of 1 % is expected where the effect is large enough at all
 
 
 @given(seed=st.integers(0, 10**6), late=st.floats(0.12, 0.5), phase=st.sampled_from(OWN))
 @settings(deadline=None, max_examples=50)
-def test_a_clear_delay_is_always_found(seed: int, late: float, phase: Phase) -> None:
+def test_a_clear_delay_is_always_found(seed: int, late: float, phase: StepPhase) -> None:
     own = noise(4, 100, seed)
     slow = seed % 4
     own[slow, OWN.index(phase)] += late * 0.025
     found = judge(made(own))
-    assert (found.kind, found.ranks, found.phase) == (Kind.STRAGGLER, (slow,), phase)
+    assert (found.kind, found.ranks, found.phase) == (StragglerKind.STRAGGLER, (slow,), phase)
     assert found.share is not None
     assert found.share >= NAMED
 
 
 def test_of_two_ranks_the_other_one_waits() -> None:
     own = noise(2, 100, seed=6, size=0.05)
-    own[1, OWN.index(Phase.FORWARD)] += 0.006
+    own[1, OWN.index(StepPhase.FORWARD)] += 0.006
     text = judge(made(own, ranks=[4, 5])).text
     assert text.startswith("Rank 4 waits for rank 5, ")
     assert "longer in forward than rank 4 does, of a step" in text
     ranks = made(own)
     silent = [replace(one, own=np.full_like(one.own, np.nan)) for one in ranks]
     found = judge(silent)
-    assert found.kind is Kind.NONE
+    assert found.kind is StragglerKind.NONE
     assert found.text.startswith("Rank 0 waits for rank 1,")
 
 
 def test_a_share_is_of_the_mean_step_as_the_lateness_is() -> None:
     """Rank 0 saves for 0.4 s after every fifth step of 40 ms: 62 % of the time."""
     own = noise(2, 160, seed=1, size=0.02) * 2
-    own[0, OWN.index(Phase.OTHER), 3::5] += 0.4
+    own[0, OWN.index(StepPhase.OTHER), 3::5] += 0.4
     found = judge(made(own))
-    assert (found.ranks, found.phase) == ((0,), Phase.OTHER)
+    assert (found.ranks, found.phase) == ((0,), StepPhase.OTHER)
     assert found.share == pytest.approx(0.62, abs=0.06)
 
 
 @pytest.mark.parametrize(("count", "late"), [(3, 2), (4, 3), (5, 3), (7, 4), (17, 9)])
 def test_most_ranks_are_neither_blamed_nor_late_in_turn(count: int, late: int) -> None:
     own = noise(count, 100, seed=1, size=0.03)
-    own[-late:, OWN.index(Phase.FORWARD)] += 0.02
+    own[-late:, OWN.index(StepPhase.FORWARD)] += 0.02
     found = judge(made(own))
-    assert (found.kind, found.ranks) == (Kind.NONE, ())
+    assert (found.kind, found.ranks) == (StragglerKind.NONE, ())
     numbers = ", ".join(map(str, range(count - late, count)))
     assert found.text.startswith(f"Most ranks are late in nearly every step (ranks {numbers}), by ")
 
@@ -345,7 +370,7 @@ def test_half_of_many_ranks_are_as_late_as_half_of_few() -> None:
     shares = []
     for count in (4, 16):
         own = 0.01 + np.random.default_rng(1).random((count, len(OWN), 100)) * 1e-4
-        own[count // 2 :, OWN.index(Phase.FORWARD)] += 0.02
+        own[count // 2 :, OWN.index(StepPhase.FORWARD)] += 0.02
         found = judge(made(own))
         assert set(found.ranks) == set(range(count // 2, count))
         shares.append(found.share)
@@ -357,9 +382,9 @@ def test_one_rank_apart_in_turn_is_no_group(early: bool) -> None:
     """Nearly all ranks are late in each step where one is early; none of them always."""
     own = noise(8, 200, seed=1, size=0.01)
     turns = np.random.default_rng(1).integers(0, 8, 200)
-    own[turns, OWN.index(Phase.FORWARD), np.arange(200)] += -0.004 if early else 0.012
+    own[turns, OWN.index(StepPhase.FORWARD), np.arange(200)] += -0.004 if early else 0.012
     found = judge(made(own))
-    assert found.kind is (Kind.NONE if early else Kind.UNEVEN)
+    assert found.kind is (StragglerKind.NONE if early else StragglerKind.UNEVEN)
     assert "Most ranks" not in found.text
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from dashboard.controls.sidebar_groups import PLACES
 from dashboard.controls.suggestion import is_possible
-from dashboard.verdicts import EVERY_S, HOLD_S, KEPT, Shown, Verdicts, as_json
-from stepscope.bottleneck.classify import Figures, Kind, Verdict, verdict
-from stepscope.bottleneck.recommendations import Next, Setup
+from dashboard.verdicts import EVERY_S, HOLD_S, KEPT, DisplayedDiagnosis, Verdicts, as_json
+from stepscope.bottleneck.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
+from stepscope.bottleneck.recommendations import Recommendation, RunSetup
 from stepscope.run import RunInfo, RunStatus, read_run
-from stepscope.store import RunReader
-from stepscope.store.writer import RunWriter
+from stepscope.store import StoreReader
+from stepscope.store.writer import StoreWriter
 from tests.support.javascript import Script, js
 from tests.support.recorded_runs import CREATED, rows, write_run
 from trainer.config import RunConfig
@@ -41,34 +41,34 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ask(clock: Clock) -> Callable[..., Verdict | None]:
+def ask(clock: Clock) -> Callable[..., BottleneckDiagnosis | None]:
     """Ask for the verdict of a run that is said to be live, unless told otherwise."""
     verdicts = Verdicts(clock)
 
-    def of(folder: Path, status: RunStatus = RunStatus.RUNNING) -> Verdict | None:
+    def of(folder: Path, status: RunStatus = RunStatus.RUNNING) -> BottleneckDiagnosis | None:
         run: RunInfo = replace(read_run(folder), status=status)
-        with RunReader(folder) as reader:
+        with StoreReader(folder) as reader:
             return verdicts.of(reader, run, lambda name, value: True)
 
     return of
 
 
 def test_a_young_run_has_none_and_then_one(
-    tmp_path: Path, clock: Clock, ask: Callable[..., Verdict | None]
+    tmp_path: Path, clock: Clock, ask: Callable[..., BottleneckDiagnosis | None]
 ) -> None:
     assert ask(write_run(tmp_path / "a", steps=rows(0.06, count=10))) is None
     found = ask(write_run(tmp_path / "b", steps=rows(0.06)))
     assert found is not None
-    assert found.kind is Kind.INPUT
+    assert found.kind is BottleneckKind.INPUT
 
 
 def test_it_is_made_once_in_a_while_for_all_tabs(
-    tmp_path: Path, clock: Clock, ask: Callable[..., Verdict | None], monkeypatch: Any
+    tmp_path: Path, clock: Clock, ask: Callable[..., BottleneckDiagnosis | None], monkeypatch: Any
 ) -> None:
     made: list[int] = []
     judge = verdict
 
-    def counted(*given: Any) -> Verdict:
+    def counted(*given: Any) -> BottleneckDiagnosis:
         made.append(1)
         return judge(*given)
 
@@ -83,7 +83,7 @@ def test_it_is_made_once_in_a_while_for_all_tabs(
 
 
 def test_the_verdict_of_an_ended_run_is_made_once_and_is_the_last(
-    tmp_path: Path, clock: Clock, ask: Callable[..., Verdict | None], monkeypatch: Any
+    tmp_path: Path, clock: Clock, ask: Callable[..., BottleneckDiagnosis | None], monkeypatch: Any
 ) -> None:
     folder = write_run(tmp_path / "r", steps=rows(0.06))
     assert ask(folder, RunStatus.FINISHED) is not None
@@ -92,81 +92,86 @@ def test_the_verdict_of_an_ended_run_is_made_once_and_is_the_last(
     assert ask(folder, RunStatus.FINISHED) is not None
 
 
-def test_a_recording_has_none(tmp_path: Path, ask: Callable[..., Verdict | None]) -> None:
+def test_a_recording_has_none(
+    tmp_path: Path, ask: Callable[..., BottleneckDiagnosis | None]
+) -> None:
     assert ask(write_run(tmp_path / "r", {"kind": "record"}, steps=rows(0.06))) is None
 
 
 def test_only_the_newest_runs_are_kept(
-    tmp_path: Path, ask: Callable[..., Verdict | None], monkeypatch: Any
+    tmp_path: Path, ask: Callable[..., BottleneckDiagnosis | None], monkeypatch: Any
 ) -> None:
     verdicts = Verdicts()
     folder = write_run(tmp_path / "r", steps=rows(0.06))
     run = read_run(folder)
-    with RunReader(folder) as reader:
+    with StoreReader(folder) as reader:
         for number in range(KEPT + 10):
             other = replace(run, folder=tmp_path / str(number))
             verdicts.of(reader, other, lambda name, value: True)
     assert len(verdicts._shown) == KEPT
 
 
-def found_as(kind: Kind) -> Verdict:
-    return Verdict(kind=kind, text=kind.value, next=Next(text="Try it."))
+def found_as(kind: BottleneckKind) -> BottleneckDiagnosis:
+    return BottleneckDiagnosis(kind=kind, text=kind.value, next=Recommendation(text="Try it."))
 
 
 def test_another_verdict_must_be_found_twice_and_wait_its_turn() -> None:
-    shown = Shown(looked=0)
-    shown.settle(found_as(Kind.INPUT), 0)
+    shown = DisplayedDiagnosis(looked=0)
+    shown.settle(found_as(BottleneckKind.INPUT), 0)
     seen = []
     # Between two kinds every EVERY_S seconds: what is shown must not follow.
-    for turn, kind in enumerate([Kind.COMPUTE, Kind.INPUT] * 10):
+    for turn, kind in enumerate([BottleneckKind.COMPUTE, BottleneckKind.INPUT] * 10):
         shown.settle(found_as(kind), (turn + 1) * EVERY_S)
         assert shown.verdict is not None
         seen.append(shown.verdict.kind)
-    assert set(seen) == {Kind.INPUT}
+    assert set(seen) == {BottleneckKind.INPUT}
     began = 20 * EVERY_S
-    shown.settle(found_as(Kind.COMPUTE), began + EVERY_S)
-    shown.settle(found_as(Kind.COMPUTE), began + 2 * EVERY_S)
+    shown.settle(found_as(BottleneckKind.COMPUTE), began + EVERY_S)
+    shown.settle(found_as(BottleneckKind.COMPUTE), began + 2 * EVERY_S)
     assert shown.verdict is not None
-    assert shown.verdict.kind is Kind.COMPUTE
-    shown.settle(found_as(Kind.UNCLEAR), began + 3 * EVERY_S)
-    shown.settle(found_as(Kind.UNCLEAR), began + 3 * EVERY_S + 1)
+    assert shown.verdict.kind is BottleneckKind.COMPUTE
+    shown.settle(found_as(BottleneckKind.UNCLEAR), began + 3 * EVERY_S)
+    shown.settle(found_as(BottleneckKind.UNCLEAR), began + 3 * EVERY_S + 1)
     assert shown.verdict is not None  # held for HOLD_S, also against saying nothing
-    shown.settle(found_as(Kind.UNCLEAR), began + 2 * EVERY_S + HOLD_S)
+    shown.settle(found_as(BottleneckKind.UNCLEAR), began + 2 * EVERY_S + HOLD_S)
     assert shown.verdict is None
-    shown.settle(found_as(Kind.INPUT), began + 100)
+    shown.settle(found_as(BottleneckKind.INPUT), began + 100)
     assert shown.verdict is None
-    shown.settle(found_as(Kind.INPUT), began + 100 + EVERY_S)
+    shown.settle(found_as(BottleneckKind.INPUT), began + 100 + EVERY_S)
     assert shown.verdict is not None
 
 
 def test_its_numbers_change_only_so_often() -> None:
-    shown = Shown(looked=0)
-    shown.settle(replace(found_as(Kind.INPUT), text="63 %"), 0)
-    shown.settle(replace(found_as(Kind.INPUT), text="64 %"), EVERY_S)
+    shown = DisplayedDiagnosis(looked=0)
+    shown.settle(replace(found_as(BottleneckKind.INPUT), text="63 %"), 0)
+    shown.settle(replace(found_as(BottleneckKind.INPUT), text="64 %"), EVERY_S)
     assert shown.verdict is not None
     assert shown.verdict.text == "63 %"
-    shown.settle(replace(found_as(Kind.INPUT), text="65 %"), HOLD_S)
+    shown.settle(replace(found_as(BottleneckKind.INPUT), text="65 %"), HOLD_S)
     assert shown.verdict.text == "65 %"
 
 
 def test_a_run_whose_loss_became_nan_says_so_after_its_end(
-    tmp_path: Path, ask: Callable[..., Verdict | None]
+    tmp_path: Path, ask: Callable[..., BottleneckDiagnosis | None]
 ) -> None:
     """Such a run ended "Finished" without a word on the page."""
     folder = write_run(tmp_path / "nan", steps=rows(0.063))
-    writer = RunWriter(folder / "rank0.sqlite", reopen=True)
+    writer = StoreWriter(folder / "rank0.sqlite", reopen=True)
     with writer.transaction():
         writer.add_event(CREATED + 1, 7, 0, "nan", "train/loss is NaN from step 7 on", {})
     writer.close()
     found = ask(folder, RunStatus.FINISHED)
     assert found is not None
-    assert (found.kind, found.text) == (Kind.NOT_FINITE, "train/loss is NaN from step 7 on.")
+    assert (found.kind, found.text) == (
+        BottleneckKind.NOT_FINITE,
+        "train/loss is NaN from step 7 on.",
+    )
     assert as_json(found, PLACES) is not None
 
 
 def test_what_the_browser_gets() -> None:
-    waits = Figures(steps=50, step_time=0.1, data_wait=0.063)
-    ours = verdict(waits, Setup(on_gpu=False, own=True, cores=8))
+    waits = StepAverages(steps=50, step_time=0.1, data_wait=0.063)
+    ours = verdict(waits, RunSetup(on_gpu=False, own=True, cores=8))
     assert as_json(ours, PLACES) == {
         "kind": "input-bound",
         "text": "Input-bound: 63 % of each step waits for data.",
@@ -177,7 +182,7 @@ def test_what_the_browser_gets() -> None:
             "place": "Data loading",
         },
     }
-    script = as_json(verdict(waits, Setup(on_gpu=False, own=False, cores=8)), PLACES)
+    script = as_json(verdict(waits, RunSetup(on_gpu=False, own=False, cores=8)), PLACES)
     assert script is not None
     assert "setting" not in script
     assert "DataLoader" in script["words"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.common.formatting import terminal_text
-from stepscope.distributed.rendezvous import RankError, find_place
+from stepscope.distributed.rendezvous import RankEnvironmentError, find_place
 from stepscope.gpu.source import DeviceInfo
 from stepscope.run import RunStatus
 from stepscope.run.status import outcome
@@ -20,7 +20,7 @@ from stepscope.session.script_session import visible_gpus
 from stepscope.watch import output_log
 from stepscope.watch.main import _parse, main
 from stepscope.watch.output_log import OutputLog
-from stepscope.watch.script import NoScript, from_file
+from stepscope.watch.script import ScriptNotFoundError, from_file
 
 
 class Terminal:
@@ -186,7 +186,7 @@ def test_a_rank_without_a_parent_has_a_folder_of_its_own(
 def test_machines_meet_where_the_run_is_named(tmp_path: Path) -> None:
     place = find_place(tmp_path, "a", ranks(3, 1, STEPSCOPE_RUN_ID="shared"))
     assert (place.folder, place.number) == (tmp_path / "shared", 3)
-    with pytest.raises(RankError, match="STEPSCOPE_RUN_ID"):
+    with pytest.raises(RankEnvironmentError, match="STEPSCOPE_RUN_ID"):
         find_place(tmp_path, "a", {"STEPSCOPE_RUN_ID": "../elsewhere"})
 
 
@@ -305,5 +305,5 @@ def test_a_script_does_not_get_our_future_imports(
     monkeypatch.setattr("sys.path", ["ours"])
     (tmp_path / "script.py").write_text("def f(a: int): pass\nassert f.__annotations__['a'] is int")
     exec(from_file(str(tmp_path / "script.py"), []).code, {})
-    with pytest.raises(NoScript, match="can't open file"):
+    with pytest.raises(ScriptNotFoundError, match="can't open file"):
         from_file(str(tmp_path / "missing.py"), [])

@@ -20,8 +20,8 @@ from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
-from stepscope.session.stop import Stopper
-from stepscope.store import RunReader
+from stepscope.session.stop import StopEscalator
+from stepscope.store import StoreReader
 from tests.support.fake_nvml import GIB, FakeGpu, FakeNvml, install
 from tests.support.fake_recorder import FakeRecorder
 
@@ -44,7 +44,7 @@ class Bench:
         self.recorder = WritingRecorder(folder)
         self.sent: list[tuple[str, str]] = []
         self.came = threading.Semaphore(0)
-        self.stopper = Stopper(folder / "run.json", grace_s=0.0)
+        self.stopper = StopEscalator(folder / "run.json", grace_s=0.0)
         monkeypatch.setattr(os, "kill", lambda _pid, number: self.note("process", number))
         monkeypatch.setattr(signal, "raise_signal", lambda number: self.note("here", number))
 
@@ -138,7 +138,7 @@ def test_a_stop_raises_in_the_training_thread(live: ScriptSession) -> None:
     live.close(RunStatus.FAILED, "the script's own way to end")
     found = read_run(live.recorder.folder)
     assert (found.status, found.reason) == (RunStatus.STOPPED, "Stopped from the page.")
-    with RunReader(live.recorder.folder) as reader:
+    with StoreReader(live.recorder.folder) as reader:
         kinds = [event.kind for event in reader.events()]
     assert kinds == ["pause", "stop", "mark"]
 
@@ -163,7 +163,7 @@ def test_a_failed_memory_reading_does_not_hide_the_failure(
     error = ValueError("the script's own")
     live.failed(outcome(error), error)
     live.close(RunStatus.FAILED, "ValueError: the script's own")
-    with RunReader(live.recorder.folder) as reader:
+    with StoreReader(live.recorder.folder) as reader:
         [event] = [event for event in reader.events() if event.kind != "alert"]
 
         event, _ = reader.events()
@@ -216,7 +216,7 @@ def test_the_mig_instance_that_the_script_trains_on_is_sampled(
         {"uuid": "MIG-b", "name": properties.name, "memory_total": 17 * GIB}
     ]
     assert (run_json["device"], run_json["environment"]["driver"]) == ("MIG-b", "580.95.05")
-    with RunReader(live.recorder.folder) as reader:
+    with StoreReader(live.recorder.folder) as reader:
         [series] = [info for info in reader.series() if info.stream == "devices"]
         used = dict(
             zip(
@@ -233,7 +233,7 @@ def test_a_failure_keeps_its_traceback(live: ScriptSession) -> None:
     live.failed(outcome(error), error)
     live.close(RunStatus.FAILED, "ValueError: é")
     assert (live.recorder.folder / "traceback.txt").read_text() == "ValueError: é\n"
-    with RunReader(live.recorder.folder) as reader:
+    with StoreReader(live.recorder.folder) as reader:
         [event] = [event for event in reader.events() if event.kind != "alert"]
 
         event, alert = reader.events()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.bottleneck.classify import MIN_STEPS, Figures, Kind, verdict
+from stepscope.bottleneck.classify import MIN_STEPS, BottleneckKind, StepAverages, verdict
 from stepscope.bottleneck.step_window import (
     FIRST_STEPS,
     WINDOW_S,
@@ -16,14 +16,14 @@ from stepscope.bottleneck.step_window import (
     training_gpu,
 )
 from stepscope.run import read_run
-from stepscope.store import RunReader
+from stepscope.store import StoreReader
 from tests.support.recorded_runs import Row, recorded_run, write_run
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 
 
-def figures_of(folder: Path) -> Figures:
-    with RunReader(folder) as reader:
+def figures_of(folder: Path) -> StepAverages:
+    with StoreReader(folder) as reader:
         return recent_figures(reader, read_run(folder).run_json)
 
 
@@ -33,10 +33,13 @@ def steps(count: int, seconds: float, **values: float) -> list[Row]:
 
 @pytest.mark.parametrize(
     ("name", "kind", "share"),
-    [("input_bound_cpu", Kind.INPUT, 0.95), ("crowded_cpu", Kind.UNCLEAR, None)],
+    [
+        ("input_bound_cpu", BottleneckKind.INPUT, 0.95),
+        ("crowded_cpu", BottleneckKind.UNCLEAR, None),
+    ],
 )
 def test_recorded_runs_get_their_verdict(
-    tmp_path: Path, name: str, kind: Kind, share: float | None
+    tmp_path: Path, name: str, kind: BottleneckKind, share: float | None
 ) -> None:
     folder = recorded_run(tmp_path, name)
     figures = figures_of(folder)
@@ -123,7 +126,7 @@ def test_short_steps_are_looked_at_for_long_enough(tmp_path: Path, seconds: floa
     on_cpu = write_run(tmp_path / "cpu", steps=rows, samples=[(tick, 0, asleep) for tick in ticks])
     found = figures_of(on_cpu)
     assert found.process_cpu == pytest.approx(0.02)
-    assert verdict(found, setup_of({})).kind is Kind.UNCLEAR
+    assert verdict(found, setup_of({})).kind is BottleneckKind.UNCLEAR
 
 
 def test_copies_are_those_of_the_steps_that_were_measured(tmp_path: Path) -> None:
@@ -139,7 +142,7 @@ def test_copies_are_those_of_the_steps_that_were_measured(tmp_path: Path) -> Non
 
 
 def test_an_empty_store_has_no_figures(tmp_path: Path) -> None:
-    assert figures_of(write_run(tmp_path / "r")) == Figures(steps=0)
+    assert figures_of(write_run(tmp_path / "r")) == StepAverages(steps=0)
 
 
 @pytest.mark.parametrize(

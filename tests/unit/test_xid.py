@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.gpu import xid
 from stepscope.gpu.source import NvmlSource
-from stepscope.gpu.xid import RESTART_APP, VENDOR, XidEvent, XidWatch, meaning, xid_event
+from stepscope.gpu.xid import RESTART_APP, VENDOR, XidEvent, XidWatcher, meaning, xid_event
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 A, B = "GPU-aaaa", "GPU-bbbb"
@@ -41,14 +41,14 @@ def heard() -> queue.Queue[XidEvent]:
 
 
 @pytest.fixture
-def watches() -> Iterator[list[XidWatch]]:
-    started: list[XidWatch] = []
+def watches() -> Iterator[list[XidWatcher]]:
+    started: list[XidWatcher] = []
     yield started
     for watch in started:
         assert watch.stop()
 
 
-def until_it_ends(watch: XidWatch) -> str | None:
+def until_it_ends(watch: XidWatcher) -> str | None:
     deadline = time.monotonic() + PATIENCE_S
     while watch.reason is None and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -59,10 +59,10 @@ def test_an_error_comes_with_its_gpu_and_words(
     library: FakeNvml,
     source: NvmlSource,
     heard: queue.Queue[XidEvent],
-    watches: list[XidWatch],
+    watches: list[XidWatcher],
 ) -> None:
     library.xids = [(B, 31, XID), (A, 5, OTHER), 10, (A, 79, XID)]
-    watches.append(XidWatch(source, heard.put))
+    watches.append(XidWatcher(source, heard.put))
     first, second = heard.get(timeout=PATIENCE_S), heard.get(timeout=PATIENCE_S)
     assert (first.uuid, first.code, first.gpu_instance) == (B, 31, None)
     assert "memory that is not mapped" in first.text
@@ -74,10 +74,10 @@ def test_a_gpu_that_fell_off_the_bus_is_registered_again(
     library: FakeNvml,
     source: NvmlSource,
     heard: queue.Queue[XidEvent],
-    watches: list[XidWatch],
+    watches: list[XidWatcher],
 ) -> None:
     library.xids = [(A, 79, XID)]
-    watches.append(XidWatch(source, heard.put, uuids={A}))
+    watches.append(XidWatcher(source, heard.put, uuids={A}))
     heard.get(timeout=PATIENCE_S)
     deadline = time.monotonic() + PATIENCE_S
     while library.registered.count(A) < 2 and time.monotonic() < deadline:
@@ -90,10 +90,10 @@ def test_a_set_that_fails_is_made_anew(
     library: FakeNvml,
     source: NvmlSource,
     heard: queue.Queue[XidEvent],
-    watches: list[XidWatch],
+    watches: list[XidWatcher],
 ) -> None:
     library.xids = [15, 999, (A, 13, XID)]
-    watches.append(XidWatch(source, heard.put))
+    watches.append(XidWatcher(source, heard.put))
     assert heard.get(timeout=PATIENCE_S).code == 13
     assert library.calls["nvmlEventSetCreate"] == 3
     assert library.calls["nvmlEventSetFree"] == 2
@@ -103,10 +103,10 @@ def test_a_gpu_that_is_lost_at_first_is_registered_later(
     library: FakeNvml,
     source: NvmlSource,
     heard: queue.Queue[XidEvent],
-    watches: list[XidWatch],
+    watches: list[XidWatcher],
 ) -> None:
     library.gpus[0].errors = {"nvmlDeviceRegisterEvents": 15}
-    watches.append(XidWatch(source, heard.put))
+    watches.append(XidWatcher(source, heard.put))
     deadline = time.monotonic() + PATIENCE_S
     while library.registered != [B] and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -119,18 +119,18 @@ def test_a_gpu_that_is_lost_at_first_is_registered_later(
 
 @pytest.mark.parametrize("code", [3, 4, 13])
 def test_a_refusal_ends_the_watch_and_says_why(
-    library: FakeNvml, source: NvmlSource, watches: list[XidWatch], code: int
+    library: FakeNvml, source: NvmlSource, watches: list[XidWatcher], code: int
 ) -> None:
     for gpu in library.gpus:
         gpu.errors = {"nvmlDeviceRegisterEvents": code}
-    watches.append(XidWatch(source, print))
+    watches.append(XidWatcher(source, print))
     assert until_it_ends(watches[0])
     assert library.calls["nvmlDeviceRegisterEvents"] == 2
     assert library.calls["nvmlEventSetWait_v2"] == 0
 
 
-def test_without_a_gpu_the_watch_ends(source: NvmlSource, watches: list[XidWatch]) -> None:
-    watches.append(XidWatch(source, print, uuids=()))
+def test_without_a_gpu_the_watch_ends(source: NvmlSource, watches: list[XidWatcher]) -> None:
+    watches.append(XidWatcher(source, print, uuids=()))
     assert until_it_ends(watches[0]) == "no GPU"
 
 
@@ -138,11 +138,11 @@ def test_one_gpu_that_is_refused_is_told_and_the_others_are_watched(
     library: FakeNvml,
     source: NvmlSource,
     heard: queue.Queue[XidEvent],
-    watches: list[XidWatch],
+    watches: list[XidWatcher],
 ) -> None:
     library.gpus[0].errors = {"nvmlDeviceRegisterEvents": pynvml.NVML_ERROR_NOT_SUPPORTED}
     library.xids = [(B, 31, XID)]
-    watches.append(XidWatch(source, heard.put))
+    watches.append(XidWatcher(source, heard.put))
     assert heard.get(timeout=PATIENCE_S).uuid == B
     assert watches[0].reason is None
     assert dict(watches[0].refused) == {A: "Not Supported"}
@@ -151,7 +151,7 @@ def test_one_gpu_that_is_refused_is_told_and_the_others_are_watched(
 def test_a_library_that_does_not_fit_ends_the_watch(
     library: FakeNvml,
     source: NvmlSource,
-    watches: list[XidWatch],
+    watches: list[XidWatcher],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -160,18 +160,18 @@ def test_a_library_that_does_not_fit_ends_the_watch(
 
     monkeypatch.setattr(pynvml, "nvmlEventSetCreate", fail)
     with caplog.at_level(logging.WARNING):
-        watches.append(XidWatch(source, print))
+        watches.append(XidWatcher(source, print))
         assert until_it_ends(watches[0]) == "AttributeError: odd"
         assert watches[0].stop()
     assert len(caplog.records) == 1
 
 
 def test_gpus_in_mig_mode_are_watched_for_their_instances(
-    library: FakeNvml, heard: queue.Queue[XidEvent], watches: list[XidWatch]
+    library: FakeNvml, heard: queue.Queue[XidEvent], watches: list[XidWatcher]
 ) -> None:
     library.gpus[1].mig = 1
     library.xids = [(B, 13, XID)]
-    watches.append(XidWatch(NvmlSource(FakeClock()), heard.put, uuids={"MIG-1"}))
+    watches.append(XidWatcher(NvmlSource(FakeClock()), heard.put, uuids={"MIG-1"}))
     assert heard.get(timeout=PATIENCE_S).uuid == B
     assert library.registered == [B]
 
@@ -180,10 +180,10 @@ def test_what_comes_after_the_stop_is_not_told(
     library: FakeNvml,
     source: NvmlSource,
     heard: queue.Queue[XidEvent],
-    watches: list[XidWatch],
+    watches: list[XidWatcher],
 ) -> None:
     library.xids = [10]
-    watches.append(XidWatch(source, heard.put))
+    watches.append(XidWatcher(source, heard.put))
     deadline = time.monotonic() + PATIENCE_S
     while library.xids and time.monotonic() < deadline:
         time.sleep(0.001)

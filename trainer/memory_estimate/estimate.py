@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from stepscope.gpu.nvml_queries import Tier
+from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.host.usage import container
 from trainer.config import RunConfig
@@ -103,7 +103,7 @@ def free_memory(device: TrainDevice, source: DeviceSource | None = None) -> Free
     source = source or open_source()
     used, reason = None, source.reason
     if reason is None:
-        used = source.read(device.id, *Tier).get("gpu/mem_used")
+        used = source.read(device.id, *SamplingTier).get("gpu/mem_used")
         reason = source.lost(device.id) or source.reasons(device.id).get("gpu/mem_used")
     if used is None:
         reason = f"Free memory is unknown: {reason or 'the driver does not report it'}"

@@ -23,7 +23,7 @@ from stepscope.run import (
     write_run_json,
 )
 from stepscope.run.rank_info import UNREADABLE, read_run_json
-from stepscope.store import RunReader, StoreError
+from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import EVERY
 from trainer.config import RunConfig
 from trainer.runners.job_outcome import JobOutcome, end_of, note_job_end
@@ -126,7 +126,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def checkpoint_step(path: Path) -> int | None:
     """Return the step after which a run has written its checkpoint; None if not known."""
-    with contextlib.suppress(StoreError), RunReader(path.parent) as reader:
+    with contextlib.suppress(StoreError), StoreReader(path.parent) as reader:
         for event in reversed(reader.events(limit=EVERY)):
             if event.data.get("ok") and event.data.get("path") == path.name:
                 return event.step

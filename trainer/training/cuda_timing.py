@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stepscope.recorder.cuda_readback import DeviceScalars, EventPairs, Pair, Row, RowSink
+from stepscope.recorder.cuda_readback import (
+    CudaEventPair,
+    CudaEventTimerPool,
+    CudaScalarReadback,
+    MetricRow,
+    RowSink,
+)
 
 PAIRS_LIMIT = 8192
 """Pairs in use at a time: two for each batch of the steps under way, with any accumulation."""
@@ -23,8 +29,8 @@ PAIRS_LIMIT = 8192
 class StepTimings:
     """The pairs of one step; None for what could not be measured."""
 
-    copies: list[Pair | None] = field(default_factory=list)
-    computing: list[Pair | None] = field(default_factory=list)
+    copies: list[CudaEventPair | None] = field(default_factory=list)
+    computing: list[CudaEventPair | None] = field(default_factory=list)
     gpu_wait_s: float = 0.0
 
 
@@ -34,13 +40,13 @@ class CudaStepTimer:
     def __init__(self, device: torch.device) -> None:
         self._pairs = _pairs_of(device)
         self._spans = StepTimings()
-        self._step: Pair | None = None
+        self._step: CudaEventPair | None = None
 
-    def begin_copy(self) -> Pair | None:
+    def begin_copy(self) -> CudaEventPair | None:
         """Mark the begin of a copy on the current stream."""
         return self._pairs.begin()
 
-    def end_copy(self, pair: Pair | None) -> None:
+    def end_copy(self, pair: CudaEventPair | None) -> None:
         """Mark the end of a copy, of a batch that the next step uses."""
         self._end(pair, self._spans.copies)
 
@@ -71,12 +77,12 @@ class CudaStepTimer:
                 self._pairs.free(pair)
         self._step = None
 
-    def row(self, spans: StepTimings) -> Row:
+    def row(self, spans: StepTimings) -> MetricRow:
         """Return the times in seconds by metric key, and free the pairs.
 
         What could not be measured is missing. Never raises what CUDA raises.
         """
-        row: Row = {}
+        row: MetricRow = {}
         copies, computing = self._seconds(spans.copies), self._seconds(spans.computing)
         if copies is not None:
             row["perf/h2d"] = copies  # 0 where the data set lies on the device
@@ -85,12 +91,12 @@ class CudaStepTimer:
             row["perf/gpu_wait"] = spans.gpu_wait_s
         return row
 
-    def _end(self, pair: Pair | None, spans: list[Pair | None]) -> None:
+    def _end(self, pair: CudaEventPair | None, spans: list[CudaEventPair | None]) -> None:
         if pair is not None:
             self._pairs.end(pair)
         spans.append(pair)
 
-    def _seconds(self, spans: list[Pair | None]) -> float | None:
+    def _seconds(self, spans: list[CudaEventPair | None]) -> float | None:
         """Return the sum; None where a pair is missing or the device has not passed it."""
         total: float | None = 0.0
         for pair in spans:
@@ -98,7 +104,7 @@ class CudaStepTimer:
             total = None if seconds is None or total is None else total + seconds
         return total
 
-    def _elapsed(self, pair: Pair) -> float | None:
+    def _elapsed(self, pair: CudaEventPair) -> float | None:
         try:
             return self._pairs.seconds(pair)  # torch itself asks first whether they have passed
         except (RuntimeError, ValueError):  # not yet, or the device failed, which others tell
@@ -106,7 +112,7 @@ class CudaStepTimer:
             return None
 
 
-class TimedScalars(DeviceScalars):
+class TimedScalars(CudaScalarReadback):
     """The rows of the steps, each with the times of its own step."""
 
     def __init__(self, sink: RowSink, times: CudaStepTimer) -> None:
@@ -115,7 +121,7 @@ class TimedScalars(DeviceScalars):
         self._times = times
         self._spans: deque[StepTimings] = deque()
 
-    def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Tensor]) -> None:
+    def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Tensor]) -> None:
         """Queue the copy of the scalars, and keep the pairs recorded since the last row."""
         self._spans.append(self._times.take())
         super().put(step, ts, row, scalars)
@@ -130,21 +136,21 @@ class TimedScalars(DeviceScalars):
         self._pages.clear()
         self._times.discard()
 
-    def _finish(self, step: int, ts: float, row: Row) -> None:
+    def _finish(self, step: int, ts: float, row: MetricRow) -> None:
         # Rows leave in the order in which they came, so the oldest pairs are this row's.
         row.update(self._times.row(self._spans.popleft()))
         self._timed_sink(step, ts, row)
 
 
-def _nowhere(step: int, ts: float, row: Row) -> None:
+def _nowhere(step: int, ts: float, row: MetricRow) -> None:
     """Take a row that nobody wants."""
 
 
-def _pairs_of(device: torch.device) -> EventPairs:
+def _pairs_of(device: torch.device) -> CudaEventTimerPool:
     """The pairs of a device, which all runs of this process share: events are never freed."""
     pairs = _pairs.get(device.index)
     if pairs is None:
-        pairs = _pairs[device.index] = EventPairs(_event, PAIRS_LIMIT)
+        pairs = _pairs[device.index] = CudaEventTimerPool(_event, PAIRS_LIMIT)
     return pairs
 
 
@@ -152,4 +158,4 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-_pairs: dict[int, EventPairs] = {}
+_pairs: dict[int, CudaEventTimerPool] = {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stepscope.gpu.source import DeviceSource, NullSource, open_source
-from stepscope.session.session import Gpu
+from stepscope.session.session import GpuEntry
 from trainer.config import RunConfig, Strategy
 from trainer.config_validation import TrainDevice, validate
 from trainer.devices import list_devices
@@ -44,7 +44,7 @@ def sampled_by(ranks: TrainerRank) -> DeviceSource:
     return open_source()
 
 
-def sampled(devices: Sequence[TrainDevice], source: DeviceSource) -> list[Gpu]:
+def sampled(devices: Sequence[TrainDevice], source: DeviceSource) -> list[GpuEntry]:
     """Return the GPUs whose values are recorded, by their index; none on a CPU and without NVML."""
     if source.reason is not None:
         return []

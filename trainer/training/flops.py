@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from stepscope.recorder.cuda_readback import Row
+from stepscope.recorder.cuda_readback import MetricRow
 from trainer.config import RunConfig, Strategy
 from trainer.config_validation import TrainDevice
 from trainer.peak_flops import PeakFlops, peak_of
@@ -60,12 +60,12 @@ class FlopsMeter:
             return cls(None, peak, "Not counted: no operation of the model is one that is counted.")
         return cls(flops / samples, peak)
 
-    def row(self, samples: int, seconds: float) -> Row:
+    def row(self, samples: int, seconds: float) -> MetricRow:
         """Return the metrics of a step of so many samples; none where nothing was counted."""
         if self.per_sample is None:
             return {}
         speed = self.per_sample * samples / seconds
-        row: Row = {"perf/tflops": speed / 1e12}
+        row: MetricRow = {"perf/tflops": speed / 1e12}
         if isinstance(self.peak, PeakFlops):
             row["perf/mfu"] = 100 * speed / self.peak.flops
         return row

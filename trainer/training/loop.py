@@ -20,7 +20,7 @@ from torch import Tensor
 from stepscope.common.clock import clock
 from stepscope.common.formatting import format_bytes
 from stepscope.profiling.phase_ranges import DATA, span
-from stepscope.recorder.cuda_readback import Row
+from stepscope.recorder.cuda_readback import MetricRow
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from stepscope.session.command_server import CommandServer
@@ -57,7 +57,7 @@ class StepLogger:
         self._config = config
         self._stops = config.nan_policy is NanPolicy.STOP
 
-    def __call__(self, step: int, ts: float, row: Row) -> None:
+    def __call__(self, step: int, ts: float, row: MetricRow) -> None:
         """Record a row. Raises NonFiniteLossError if the policy is to stop at such a loss."""
         loss = row.get("train/loss")
         self._recorder.log(step, row, ts)
@@ -151,7 +151,7 @@ class TrainLoop:
             if done is None:
                 continue
             now = time.perf_counter()
-            row: Row = {
+            row: MetricRow = {
                 "train/lr": learning_rate,
                 "train/epoch": training.epoch,
                 "perf/step_time": now - boundary,
@@ -256,7 +256,7 @@ class TrainLoop:
 
     def _close_epoch(self, loss: float, accuracy: float | None, seconds: float) -> None:
         training = self.training
-        row: Row = {"val/loss": loss, "val/accuracy": accuracy}
+        row: MetricRow = {"val/loss": loss, "val/accuracy": accuracy}
         if training.scaler.is_enabled():
             row["train/amp_scale"] = training.scaler.get_scale()
         self.recorder.log(training.step, row)

@@ -11,8 +11,8 @@ import time
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTimes
-from stepscope.recorder.cuda_readback import Row
+from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTiming
+from stepscope.recorder.cuda_readback import MetricRow
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +23,9 @@ class TrainPhaseTimer:
     def __init__(self, model: nn.Module) -> None:
         """`model` is what training runs, in DistributedDataParallel or not."""
         self._forward_s = self._backward_s = self._optimizer_s = 0.0
-        self._ddp: DdpTimes | None = None
+        self._ddp: DdpTiming | None = None
         if isinstance(model, DistributedDataParallel):
-            self._ddp = DdpTimes()
+            self._ddp = DdpTiming()
             self._ddp.meet(model)
 
     def add(self, began_s: float, forwarded_s: float, ended_s: float) -> None:
@@ -34,9 +34,9 @@ class TrainPhaseTimer:
         self._backward_s += ended_s - forwarded_s
         self._optimizer_s += time.perf_counter() - ended_s
 
-    def take(self) -> Row:
+    def take(self) -> MetricRow:
         """Return the times of the step that ends now, in seconds by metric."""
-        row: Row = {
+        row: MetricRow = {
             "perf/forward": self._forward_s,
             "perf/backward": self._backward_s,
             "perf/optimizer": self._optimizer_s,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from stepscope.recorder.cuda_readback import Row, RowSink
+from stepscope.recorder.cuda_readback import MetricRow, RowSink
 from trainer.training.cuda_timing import TimedScalars
 
 
@@ -21,7 +21,7 @@ class HostReader:
         self.dropped = 0
         """As of DeviceScalars; nothing is dropped here."""
 
-    def put(self, step: int, ts: float, row: Row, scalars: Mapping[str, Tensor]) -> None:
+    def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Tensor]) -> None:
         """Log the row with the scalars (0-d tensors) read into it."""
         for key, scalar in scalars.items():
             row[key] = scalar.item()

@@ -27,7 +27,7 @@ from stepscope.profiling.phase_ranges import DATA
 from stepscope.recorder.cuda_readback import keep_for_good
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RUN_JSON, RunKind, RunStatus
-from stepscope.run.status import Outcome
+from stepscope.run.status import RunOutcome
 from stepscope.session.session import Session, traceback_text
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, choice_problem
@@ -103,7 +103,7 @@ def run(
     )
     if ranks.world_size > 1:
         session.open_nccl_pipe()
-    outcome = Outcome(RunStatus.FAILED, "The training process was interrupted.")
+    outcome = RunOutcome(RunStatus.FAILED, "The training process was interrupted.")
     opened(session.recorder)
     try:
         with _cpu_threads(config.num_threads, ranks):
@@ -128,7 +128,9 @@ def _wait_for_first_rank(folder: Path, ranks: TrainerRank) -> None:
         time.sleep(POLL_S)
 
 
-def _run(config: RunConfig, session: Session, stop: threading.Event, ranks: TrainerRank) -> Outcome:
+def _run(
+    config: RunConfig, session: Session, stop: threading.Event, ranks: TrainerRank
+) -> RunOutcome:
     """Find the device, begin to sample it, meet the other ranks, and train."""
     device: TrainDevice | None = None
     try:
@@ -191,17 +193,17 @@ class _RunContext:
         return self.devices[0]
 
 
-def _attempt(attempt: _RunContext) -> Outcome:
+def _attempt(attempt: _RunContext) -> RunOutcome:
     """Train, turn what happens into an outcome, and leave no memory behind."""
     compute = attempt.compute
     baseline = compute.memory()
     at_failure: Mapping[str, float] = {}
     trace: str | None = None
-    outcome = Outcome()
+    outcome = RunOutcome()
     try:
         _train(attempt)
     except RunStoppedError as stopped:
-        outcome = Outcome(RunStatus.STOPPED, str(stopped))
+        outcome = RunOutcome(RunStatus.STOPPED, str(stopped))
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
         lost = lost_device_reason(attempt.device.cuda_index)
         outcome = describe_failure(error, attempt.config, attempt.device, lost)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from stepscope.common.formatting import format_bytes
 from stepscope.recorder.recorder import Command, CommandName, Recorder
-from stepscope.session.command_server import Handler
+from stepscope.session.command_server import CommandHandler
 from trainer.training.checkpoint_state import save
 from trainer.training.state import TrainState
 
@@ -23,7 +23,7 @@ class TrainerCommands:
         self._recorder = recorder
         self._training = training
         self._stop = stop
-        self.handlers: Mapping[CommandName, Handler] = {
+        self.handlers: Mapping[CommandName, CommandHandler] = {
             CommandName.STOP: self._stop_run,
             CommandName.SAVE_CHECKPOINT: self._save_checkpoint,
         }

@@ -16,10 +16,10 @@ from stepscope.common.clock import clock
 from stepscope.distributed import flight_recorder
 from stepscope.distributed import flight_recorder as process_groups
 from stepscope.distributed.debug_pipe import NcclRecord
-from stepscope.distributed.flight_recorder import Collective, FlightRecord
+from stepscope.distributed.flight_recorder import Collective, FlightRecorderDump
 from stepscope.distributed.hangs.diagnose import COMPILING
-from stepscope.distributed.hangs.job_state import Blocked, collective_words
-from stepscope.distributed.hangs.record import KEPT, Entered, Frame, HangRecord
+from stepscope.distributed.hangs.job_state import BlockedCollective, collective_words
+from stepscope.distributed.hangs.record import KEPT, EnteredCollective, HangRecord, StackFrame
 
 DEEPEST = 200
 """Frames that are looked at."""
@@ -58,26 +58,28 @@ _LIBRARIES = tuple(
 )
 
 
-def frames_of(thread: int) -> tuple[Frame, ...]:
+def frames_of(thread: int) -> tuple[StackFrame, ...]:
     """Return the stack of a thread by its number, the innermost frame first; () where it ended."""
     frame = sys._current_frames().get(thread)
-    found: list[Frame] = []
+    found: list[StackFrame] = []
     while frame is not None and len(found) < DEEPEST:
         file = frame.f_code.co_filename
         found.append(
-            Frame(file=file, line=frame.f_lineno, function=frame.f_code.co_name, own=_is_own(file))
+            StackFrame(
+                file=file, line=frame.f_lineno, function=frame.f_code.co_name, own=_is_own(file)
+            )
         )
         frame = frame.f_back
     return tuple(found)
 
 
-def kept(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+def kept(frames: tuple[StackFrame, ...]) -> tuple[StackFrame, ...]:
     """Return the frames to keep: the innermost, and the innermost of the user's own code."""
     own = [frame for frame in frames[MAX_FRAMES:] if frame.own][:1]
     if any(frame.own for frame in frames[:MAX_FRAMES]):
         own = []
     return tuple(
-        Frame(
+        StackFrame(
             file=frame.file[-TEXT:],
             line=frame.line,
             function=frame.function[:TEXT],
@@ -87,7 +89,7 @@ def kept(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     )
 
 
-def phase_of(frames: Iterable[Frame]) -> str | None:
+def phase_of(frames: Iterable[StackFrame]) -> str | None:
     """Return the part of the step that the innermost frame of torch tells; None for none."""
     for frame in frames:
         if any(part in frame.file for part in _NO_PHASE):
@@ -98,7 +100,7 @@ def phase_of(frames: Iterable[Frame]) -> str | None:
     return None
 
 
-def doing_of(frames: Iterable[Frame]) -> str | None:
+def doing_of(frames: Iterable[StackFrame]) -> str | None:
     """Return what the thread does that is no part of a step."""
     for frame in frames:
         for part, doing in _DOING:
@@ -151,7 +153,7 @@ def capture(known: HangRecord, thread: int) -> HangRecord:
     )
 
 
-def _recorded(rank: int) -> FlightRecord | str:
+def _recorded(rank: int) -> FlightRecorderDump | str:
     """Return the collectives of this process without a call of CUDA, or why there are none.
 
     The recorder of gloo and others holds no CUDA events: its dump cannot wait for a driver.
@@ -175,10 +177,10 @@ def failed_in(rank: int) -> str | None:
     one = next((one for one in told.collectives if not one.done), told.collectives[-1])
     if one.sequence is None:
         return one.operation
-    return collective_words(Blocked(one.group, one.sequence, {}, (), ()), _entered(one))
+    return collective_words(BlockedCollective(one.group, one.sequence, {}, (), ()), _entered(one))
 
 
-def newest(told: FlightRecord) -> Sequence[Collective]:
+def newest(told: FlightRecorderDump) -> Sequence[Collective]:
     """Return what is not over, the oldest first, and the newest of each group."""
     pending = [one for one in told.collectives if not one.done][:PENDING]
     chosen = {id(one) for one in pending}
@@ -190,8 +192,8 @@ def newest(told: FlightRecord) -> Sequence[Collective]:
     return [one for one in told.collectives if id(one) in chosen]
 
 
-def _entered(one: Collective) -> Entered:
-    return Entered(
+def _entered(one: Collective) -> EnteredCollective:
+    return EnteredCollective(
         group=one.group,
         operation=one.operation,
         sequence=one.sequence,

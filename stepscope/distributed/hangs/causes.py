@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from stepscope.common.formatting import format_duration
 from stepscope.distributed.hangs.job_state import (
     NAMED,
-    Blocked,
-    Cause,
-    Condition,
+    BlockedCollective,
     Hang,
-    Job,
-    JobRank,
+    HangCause,
+    JobObservation,
+    RankLiveness,
+    RankObservation,
     at,
     blocked_waits,
     collective_words,
@@ -31,10 +31,10 @@ from stepscope.distributed.hangs.job_state import (
     waited_in,
     where,
 )
-from stepscope.distributed.hangs.record import Entered
+from stepscope.distributed.hangs.record import EnteredCollective
 
 
-def lost(job: Job) -> Hang | None:
+def lost(job: JobObservation) -> Hang | None:
     """Name ranks whose process is gone, stopped, silent, ended, or was never there."""
     waiting = tuple(job.records)
     where = waited_in(job)
@@ -51,16 +51,16 @@ def lost(job: Job) -> Hang | None:
     return None
 
 
-def _counts(job: Job, rank: JobRank) -> bool:
+def _counts(job: JobObservation, rank: RankObservation) -> bool:
     """Say whether the state of a process explains a hang: of a job that is over all are gone."""
     if job.ended:
-        return rank.record is None and rank.condition is not Condition.ENDED
-    if rank.condition is Condition.ENDED:
+        return rank.record is None and rank.condition is not RankLiveness.ENDED
+    if rank.condition is RankLiveness.ENDED:
         return rank.record is None and _is_waited_for(job, rank.rank)
     return True
 
 
-def _is_waited_for(job: Job, rank: int) -> bool:
+def _is_waited_for(job: JobObservation, rank: int) -> bool:
     """Say whether another rank waits in what needs this one, rather than works by itself.
 
     Where torch has no record of it the stack of the other rank tells.
@@ -73,20 +73,20 @@ def _is_waited_for(job: Job, rank: int) -> bool:
     return False
 
 
-def _gone(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
+def _gone(found: Sequence[RankObservation]) -> tuple[HangCause, str, str]:
     who = [one.rank for one in found]
     what = f"{names(who)} {is_are(who)} gone without a word (killed, or the machine went down)"
-    return Cause.GONE, what, "Look at the machine's log, such as dmesg, for what killed it."
+    return HangCause.GONE, what, "Look at the machine's log, such as dmesg, for what killed it."
 
 
-def _stopped(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
+def _stopped(found: Sequence[RankObservation]) -> tuple[HangCause, str, str]:
     who = [one.rank for one in found]
     where = ", ".join(f"process {one.pid} on {one.host}" for one in found[:NAMED])
     what = f"{names(who)} {is_are(who)} stopped by a signal, such as SIGSTOP ({where})"
-    return Cause.STOPPED, what, f"Resume it with kill -CONT {found[0].pid}."
+    return HangCause.STOPPED, what, f"Resume it with kill -CONT {found[0].pid}."
 
 
-def _silent(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
+def _silent(found: Sequence[RankObservation]) -> tuple[HangCause, str, str]:
     who = [one.rank for one in found]
     first = found[0]
     age = format_duration(first.beat_age_s)
@@ -94,29 +94,33 @@ def _silent(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
         f"{names(who)} {'has' if len(who) == 1 else 'have'} not responded for {age}: a call "
         "holds the GIL, or its host hangs"
     )
-    return Cause.SILENT, what, f"On {first.host}: py-spy dump --pid {first.pid} shows where it is."
+    return (
+        HangCause.SILENT,
+        what,
+        f"On {first.host}: py-spy dump --pid {first.pid} shows where it is.",
+    )
 
 
-def _over(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
+def _over(found: Sequence[RankObservation]) -> tuple[HangCause, str, str]:
     who = [one.rank for one in found]
     said = f": {found[0].reason.rstrip('.')}" if found[0].reason else ""
     what = f"{names(who)} {'has' if len(who) == 1 else 'have'} ended{said}"
-    return Cause.ENDED, what, "All ranks must run the same number of steps."
+    return HangCause.ENDED, what, "All ranks must run the same number of steps."
 
 
-def _absent(found: Sequence[JobRank]) -> tuple[Cause, str, str]:
+def _absent(found: Sequence[RankObservation]) -> tuple[HangCause, str, str]:
     who = [one.rank for one in found]
     has = "has" if len(who) == 1 else "have"
     what = f"{names(who)} {has} never started, or {is_are(who)} not recorded"
-    return Cause.ABSENT, what, "Check its launcher's log."
+    return HangCause.ABSENT, what, "Check its launcher's log."
 
 
 _LOST = {
-    Condition.GONE: _gone,
-    Condition.STOPPED: _stopped,
-    Condition.SILENT: _silent,
-    Condition.ENDED: _over,
-    Condition.ABSENT: _absent,
+    RankLiveness.GONE: _gone,
+    RankLiveness.STOPPED: _stopped,
+    RankLiveness.SILENT: _silent,
+    RankLiveness.ENDED: _over,
+    RankLiveness.ABSENT: _absent,
 }
 
 
@@ -128,7 +132,7 @@ EQUAL_SIZES = ("all_reduce", "reduce_scatter", "broadcast", "all_gather_base", "
 """Names with these parts are of operations to which all ranks give tensors of the same size."""
 
 
-def collectives(job: Job) -> Hang | None:
+def collectives(job: JobObservation) -> Hang | None:
     """Judge the collectives that ranks wait in."""
     waits = list(blocked_waits(job))
     for blocked in waits:
@@ -146,13 +150,13 @@ def collectives(job: Job) -> Hang | None:
     return next((late for one in waits if one.unknown and (late := _working(job, one))), None)
 
 
-def all_entered(job: Job) -> Hang | None:
+def all_entered(job: JobObservation) -> Hang | None:
     """Say that a collective does not end although all have entered it."""
     complete = (one for one in blocked_waits(job) if not one.behind and not one.unknown)
     return next((found for one in complete if (found := _all_entered(job, one))), None)
 
 
-def _mismatch(job: Job, blocked: Blocked) -> Hang | None:
+def _mismatch(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
     """Say that ranks call different things under one number."""
     forms: dict[tuple[str, int | None], list[int]] = {}
     for rank, one in blocked.entered.items():
@@ -168,7 +172,7 @@ def _mismatch(job: Job, blocked: Blocked) -> Hang | None:
     told = "; ".join(f"{names(ranks)} {one.operation}{size_words(one)}" for ranks, one in firsts)
     what = f"the ranks call different collectives as {number(blocked)}: {told}"
     return job.hang(
-        Cause.MISMATCH,
+        HangCause.MISMATCH,
         sorted(odd),
         sorted(sides[0][1]),
         what,
@@ -184,7 +188,7 @@ def _plain(operation: str) -> str:
     return next((name for name in KINDS if name in operation), operation)
 
 
-def _not_entered(job: Job, blocked: Blocked, late: Sequence[int]) -> Hang:
+def _not_entered(job: JobObservation, blocked: BlockedCollective, late: Sequence[int]) -> Hang:
     entered = first_in(blocked)
     assert entered is not None
     came = sorted(blocked.entered)
@@ -206,11 +210,11 @@ def _not_entered(job: Job, blocked: Blocked, late: Sequence[int]) -> Hang:
     where = f". {place.rstrip('.')}" if place else ""
     told = f"{what}{ago}{where}"
     return job.hang(
-        Cause.NOT_ENTERED, late, came, what + where, next_text, phase, blocked, told=told
+        HangCause.NOT_ENTERED, late, came, what + where, next_text, phase, blocked, told=told
     )
 
 
-def _different_order(job: Job, chained: Sequence[Blocked]) -> Hang:
+def _different_order(job: JobObservation, chained: Sequence[BlockedCollective]) -> Hang:
     told = []
     for one in chained[:NAMED]:
         entered = first_in(one)
@@ -219,7 +223,7 @@ def _different_order(job: Job, chained: Sequence[Blocked]) -> Hang:
     ranks = sorted({rank for one in chained for rank in one.entered})
     what = f"ranks wait for each other: {'; '.join(told)}"
     return job.hang(
-        Cause.ORDER,
+        HangCause.ORDER,
         ranks,
         ranks,
         what,
@@ -229,7 +233,7 @@ def _different_order(job: Job, chained: Sequence[Blocked]) -> Hang:
     )
 
 
-def _all_entered(job: Job, blocked: Blocked) -> Hang | None:
+def _all_entered(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
     entered = first_in(blocked)
     if entered is None:
         return None
@@ -239,7 +243,7 @@ def _all_entered(job: Job, blocked: Blocked) -> Hang | None:
         f"{collective_words(blocked, entered)}, but it does not complete"
     )
     return job.hang(
-        Cause.ALL_ENTERED,
+        HangCause.ALL_ENTERED,
         ranks,
         ranks,
         what,
@@ -250,14 +254,14 @@ def _all_entered(job: Job, blocked: Blocked) -> Hang | None:
     )
 
 
-def _working(job: Job, blocked: Blocked) -> Hang | None:
+def _working(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
     """Name ranks that are alive and have written nothing: they do other work, such as validation.
 
     Only after PATIENCE_S, for others may wait rightly meanwhile.
     """
     entered = first_in(blocked)
     unknown = [job.of(rank) for rank in blocked.unknown]
-    busy = [one for one in unknown if one is not None and one.condition is Condition.ALIVE]
+    busy = [one for one in unknown if one is not None and one.condition is RankLiveness.ALIVE]
     if entered is None or len(busy) < len(unknown) or job.silent_s < PATIENCE_S or job.ended:
         return None
     if any(one.record is not None for one in busy):
@@ -268,16 +272,16 @@ def _working(job: Job, blocked: Blocked) -> Hang | None:
         f"{names(who)}, which {is_are(who)} busy with something other than a step"
     )
     next_text = "Validation or a checkpoint on one rank blocks the others; run it on all ranks."
-    return job.hang(Cause.NOT_ENTERED, who, came, what, next_text, None, blocked)
+    return job.hang(HangCause.NOT_ENTERED, who, came, what, next_text, None, blocked)
 
 
-def messages(job: Job) -> Hang | None:
+def messages(job: JobObservation) -> Hang | None:
     """Return the hang in messages between two ranks.
 
     Returns None while a rank that is waited for may still write its record: it tells whether that
     rank waits as well.
     """
-    waits: dict[int, Entered] = {}
+    waits: dict[int, EnteredCollective] = {}
     for rank, record in job.records.items():
         one = next((one for one in record.pending if one.sequence is None), None)
         if one is not None:
@@ -295,7 +299,7 @@ def messages(job: Job) -> Hang | None:
     known = job.records.get(ranks[0])
     phase = "communication" if not others else None if known is None else known.phase
     return job.hang(
-        Cause.NOT_ENTERED if others else Cause.MISMATCH,
+        HangCause.NOT_ENTERED if others else HangCause.MISMATCH,
         ranks,
         sorted(waits),
         f"{told}. {place.rstrip('.')}" if place else told,
@@ -304,7 +308,7 @@ def messages(job: Job) -> Hang | None:
     )
 
 
-def _peer(job: Job, one: Entered) -> int | None:
+def _peer(job: JobObservation, one: EnteredCollective) -> int | None:
     """Return the other rank of a message, such as "recv 0<-1"; torch numbers it in its group."""
     found = re.search(r"(?:<-|->)(\d+)$", one.operation)
     members = job.members(one.group)
@@ -312,7 +316,7 @@ def _peer(job: Job, one: Entered) -> int | None:
     return members[position] if position < len(members) else None
 
 
-def stacks(job: Job) -> Hang | None:
+def stacks(job: JobObservation) -> Hang | None:
     """Judge by the Python stacks alone: some wait in torch.distributed, and others do not."""
     if len(job.records) < max(2, job.world_size or 0):
         return None  # one that has no record may be the one
@@ -327,10 +331,10 @@ def stacks(job: Job) -> Hang | None:
         what = f"{names(waits)} {wait_waits(waits)} for others ({where(job, waits[0])}). {place}"
         next_text = f"Check what rank {elsewhere[0]} is doing there."
         phase = job.records[elsewhere[0]].phase
-        return job.hang(Cause.STACK, elsewhere, waits, what.rstrip(". "), next_text, phase)
+        return job.hang(HangCause.STACK, elsewhere, waits, what.rstrip(". "), next_text, phase)
     if waits and len(waits) == len(job.records):
         places = "; ".join(f"rank {rank} {where(job, rank)}" for rank in waits[:NAMED])
         what = f"all ranks wait for each other: {places}"
         next_text = "PyTorch has no record of what they wait for; compare the stacks."
-        return job.hang(Cause.STACK, waits, waits, what, next_text, "communication")
+        return job.hang(HangCause.STACK, waits, waits, what, next_text, "communication")
     return None

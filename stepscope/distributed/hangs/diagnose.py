@@ -26,24 +26,33 @@ import psutil
 
 from stepscope.common.files import read_regular_file
 from stepscope.distributed.hangs.causes import all_entered, collectives, lost, messages, stacks
-from stepscope.distributed.hangs.job_state import Condition, Hang, Job, JobRank
+from stepscope.distributed.hangs.job_state import (
+    Hang,
+    JobObservation,
+    RankLiveness,
+    RankObservation,
+)
 from stepscope.distributed.hangs.record import BYTES_LIMIT, REFRESH_S, HangRecord, hang_name, parse
 from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of
 from stepscope.run.clocks import now_of, wall_offset_of
-from stepscope.run.rank_status import RankStanding, RankState, rank_states
+from stepscope.run.rank_status import RankInfo, RankState, rank_states
 
 COMPILING = "compiling"
 """Word of a record for what is slow and no hang."""
 
 
 def judge(
-    ranks: Sequence[JobRank], now: float, world_size: int | None = None, *, ended: bool = False
+    ranks: Sequence[RankObservation],
+    now: float,
+    world_size: int | None = None,
+    *,
+    ended: bool = False,
 ) -> Hang | None:
     """Return why the job makes no step at `now`; None where it makes steps or nobody can know.
 
     `ended` says that the job is over: its records then tell how it hung last.
     """
-    job = Job(tuple(sorted(ranks, key=lambda one: one.rank)), now, world_size, ended)
+    job = JobObservation(tuple(sorted(ranks, key=lambda one: one.rank)), now, world_size, ended)
     if not job.records or any(one.paused for one in ranks):
         return None
     if any(record.doing == COMPILING for record in job.records.values()):
@@ -54,7 +63,7 @@ def judge(
     return next((found for look in looks if (found := look(job)) is not None), None)
 
 
-def _makes_steps(job: Job) -> bool:
+def _makes_steps(job: JobObservation) -> bool:
     """Say whether a rank that has no record is further than those that have one.
 
     As the last one is that has batches left within `Join`, while the others serve it.
@@ -62,7 +71,7 @@ def _makes_steps(job: Job) -> bool:
     last = max(record.step for record in job.records.values())
     return any(
         one.record is None
-        and one.condition is Condition.ALIVE
+        and one.condition is RankLiveness.ALIVE
         and one.step is not None
         and one.step > last
         for one in job.ranks
@@ -114,7 +123,9 @@ def _world_size(run: RunInfo) -> int | None:
     return size if type(size) is int and 1 < size <= RANKS_LIMIT else None
 
 
-def _job_rank(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) -> JobRank | None:
+def _job_rank(
+    run: RunInfo, standing: RankInfo, now: float, *, ended: bool
+) -> RankObservation | None:
     """Return what the finder needs of a rank; None for one of which nothing can be known."""
     condition = _CONDITIONS.get(standing.state)
     if condition is None:
@@ -124,11 +135,11 @@ def _job_rank(run: RunInfo, standing: RankStanding, now: float, *, ended: bool) 
     if record is not None and not ended and not _is_fresh(run, record, now):
         record = None
     age_s = standing.age_s
-    if condition is Condition.ALIVE:
+    if condition is RankLiveness.ALIVE:
         condition = _of_process(told, age_s)
     pid, step = told.get("pid"), told.get("step")
-    has_ended = condition is Condition.ENDED
-    return JobRank(
+    has_ended = condition is RankLiveness.ENDED
+    return RankObservation(
         rank=standing.rank,
         condition=condition,
         host=(standing.host or "")[:100],
@@ -152,24 +163,24 @@ def _is_fresh(run: RunInfo, record: HangRecord, now: float) -> bool:
 
 
 _CONDITIONS = {
-    RankState.ALIVE: Condition.ALIVE,
-    RankState.FINISHED: Condition.ENDED,
-    RankState.STOPPED: Condition.ENDED,
-    RankState.FAILED: Condition.ENDED,
-    RankState.DEAD: Condition.GONE,
-    RankState.NEVER_STARTED: Condition.ABSENT,
+    RankState.ALIVE: RankLiveness.ALIVE,
+    RankState.FINISHED: RankLiveness.ENDED,
+    RankState.STOPPED: RankLiveness.ENDED,
+    RankState.FAILED: RankLiveness.ENDED,
+    RankState.DEAD: RankLiveness.GONE,
+    RankState.NEVER_STARTED: RankLiveness.ABSENT,
 }
 
 
-def _of_process(told: dict[str, Any], beat_age_s: float | None) -> Condition:
+def _of_process(told: dict[str, Any], beat_age_s: float | None) -> RankLiveness:
     """Judge a live rank's process: where it is of this machine, by what the system says of it."""
     here = told.get("host") == socket.gethostname() and told.get("pid_namespace") == pid_namespace()
     process = process_of(told) if here else None
     if process is not None:
         try:
             if process.status() == psutil.STATUS_STOPPED:
-                return Condition.STOPPED
+                return RankLiveness.STOPPED
         except psutil.Error:  # it ends just now, or may not be looked at
-            return Condition.ALIVE
+            return RankLiveness.ALIVE
     is_silent = beat_age_s is not None and beat_age_s > STALE_S
-    return Condition.SILENT if is_silent else Condition.ALIVE
+    return RankLiveness.SILENT if is_silent else RankLiveness.ALIVE

@@ -8,13 +8,13 @@ from enum import StrEnum
 from typing import Any
 
 from stepscope.common.formatting import format_bytes, format_duration
-from stepscope.distributed.hangs.record import Entered, HangRecord
+from stepscope.distributed.hangs.record import EnteredCollective, HangRecord
 
 NAMED = 8
 """Ranks that a sentence names at most."""
 
 
-class Condition(StrEnum):
+class RankLiveness(StrEnum):
     """How the process of a rank is."""
 
     ALIVE = "alive"
@@ -25,7 +25,7 @@ class Condition(StrEnum):
     ABSENT = "never started"
 
 
-class Cause(StrEnum):
+class HangCause(StrEnum):
     """What a hang comes from."""
 
     NOT_ENTERED = "not entered"
@@ -41,14 +41,14 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRank:
+class RankObservation:
     """One rank of a job; `rank` is torch's number of it. `beat_age_s` is since its last heartbeat.
 
     `record` is what it wrote because it makes no step, None where it has written nothing of now.
     """
 
     rank: int
-    condition: Condition = Condition.ALIVE
+    condition: RankLiveness = RankLiveness.ALIVE
     host: str = ""
     pid: int | None = None
     step: int | None = None
@@ -68,7 +68,7 @@ class Hang:
     the cause as a sentence, `text` says how long it lasts as well.
     """
 
-    cause: Cause
+    cause: HangCause
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]
     since: float
@@ -107,21 +107,21 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocked:
+class BlockedCollective:
     """The collective that ranks wait in: who has entered it, who has not, of whom it is unknown."""
 
     group: str
     sequence: int
-    entered: dict[int, Entered]
+    entered: dict[int, EnteredCollective]
     behind: tuple[int, ...]
     unknown: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobObservation:
     """All ranks at one moment; `ended` says that the job is over."""
 
-    ranks: tuple[JobRank, ...]
+    ranks: tuple[RankObservation, ...]
     now: float
     world_size: int | None
     ended: bool
@@ -141,7 +141,7 @@ class Job:
         """The records of the ranks that make no step."""
         return {one.rank: one.record for one in self.ranks if one.record is not None}
 
-    def of(self, rank: int) -> JobRank | None:
+    def of(self, rank: int) -> RankObservation | None:
         """Return what is known of a rank."""
         return next((one for one in self.ranks if one.rank == rank), None)
 
@@ -168,13 +168,13 @@ class Job:
 
     def hang(
         self,
-        cause: Cause,
+        cause: HangCause,
         ranks: Sequence[int],
         waiting: Sequence[int],
         what: str,
         next: str,
         phase: str | None = None,
-        blocked: Blocked | None = None,
+        blocked: BlockedCollective | None = None,
         *,
         told: str | None = None,
     ) -> Hang:
@@ -204,14 +204,14 @@ class Job:
         )
 
 
-def first_in(blocked: Blocked | None) -> Entered | None:
+def first_in(blocked: BlockedCollective | None) -> EnteredCollective | None:
     """Return the collective as the first rank in it has entered it."""
     if blocked is None:
         return None
     return blocked.entered[min(blocked.entered)] if blocked.entered else None
 
 
-def blocked_waits(job: Job) -> Iterator[Blocked]:
+def blocked_waits(job: JobObservation) -> Iterator[BlockedCollective]:
     """Yield the collective that each group waits in, that of the longest wait first."""
     first: dict[str, int] = {}
     for record in job.records.values():
@@ -223,12 +223,12 @@ def blocked_waits(job: Job) -> Iterator[Blocked]:
     yield from sorted(found, key=lambda one: _entered_at(one))
 
 
-def _entered_at(blocked: Blocked) -> float:
+def _entered_at(blocked: BlockedCollective) -> float:
     return min((one.created_s for one in blocked.entered.values()), default=0.0)
 
 
-def _blocked_in(job: Job, group: str, sequence: int) -> Blocked:
-    entered: dict[int, Entered] = {}
+def _blocked_in(job: JobObservation, group: str, sequence: int) -> BlockedCollective:
+    entered: dict[int, EnteredCollective] = {}
     behind, unknown = [], []
     for rank in job.members(group):
         record = job.records.get(rank)
@@ -242,10 +242,10 @@ def _blocked_in(job: Job, group: str, sequence: int) -> Blocked:
             entered[rank] = one
         elif last is None or last < sequence:
             behind.append(rank)  # else it is past it, and its record has forgotten it
-    return Blocked(group, sequence, entered, tuple(behind), tuple(unknown))
+    return BlockedCollective(group, sequence, entered, tuple(behind), tuple(unknown))
 
 
-def waited_in(job: Job) -> tuple[str, Blocked | None]:
+def waited_in(job: JobObservation) -> tuple[str, BlockedCollective | None]:
     """Return the words for what most wait in, "" for no collective, and the collective."""
     blocked = next(iter(blocked_waits(job)), None)
     entered = first_in(blocked)
@@ -254,7 +254,7 @@ def waited_in(job: Job) -> tuple[str, Blocked | None]:
     return f"in {collective_words(blocked, entered)}", blocked
 
 
-def at(job: Job, rank: int) -> str:
+def at(job: JobObservation, rank: int) -> str:
     """Return where a rank is, or was at the end, as a sentence; "" where it is not known."""
     record = job.records.get(rank)
     if record is None or record.place is None:
@@ -264,7 +264,7 @@ def at(job: Job, rank: int) -> str:
     return f"Rank {rank} {'was' if job.ended else 'is'} {where(job, rank)}{part}."
 
 
-def where(job: Job, rank: int) -> str:
+def where(job: JobObservation, rank: int) -> str:
     """Return the file and line of a rank."""
     record = job.records[rank]
     frame = record.place
@@ -274,24 +274,24 @@ def where(job: Job, rank: int) -> str:
     return f"at {name}:{frame.line} in {frame.function}"
 
 
-def pid_of(job: Job, rank: int) -> str:
+def pid_of(job: JobObservation, rank: int) -> str:
     """Return the number of its process for a command."""
     record = job.records.get(rank)
     return str(record.pid) if record is not None else "PID"
 
 
-def collective_words(blocked: Blocked, entered: Entered) -> str:
+def collective_words(blocked: BlockedCollective, entered: EnteredCollective) -> str:
     """Return a collective with its number and size."""
     return f"{entered.operation} {number(blocked)}{size_words(entered)}"
 
 
-def number(blocked: Blocked) -> str:
+def number(blocked: BlockedCollective) -> str:
     """Return the number of a collective, with its group but for the first."""
     of = "" if blocked.group == "0" else f" of group {blocked.group}"
     return f"#{blocked.sequence:,}{of}"
 
 
-def size_words(entered: Entered) -> str:
+def size_words(entered: EnteredCollective) -> str:
     """Return its size in parentheses."""
     return f" ({format_bytes(entered.input_bytes)})" if entered.input_bytes else ""
 

@@ -26,7 +26,7 @@ AHEAD_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entered:
+class EnteredCollective:
     """A collective, or a message between two ranks, that this rank has entered.
 
     `sequence` counts the collectives of a group, None for a message. `created_s` is when, in epoch
@@ -44,7 +44,7 @@ class Entered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class StackFrame:
     """One line of a Python stack; `own` is false for torch's, Stepscope's and other libraries'."""
 
     file: str
@@ -54,7 +54,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class DiagnosedCause:
     """The cause of a hang as this rank could name it from the files of all; `what` says it."""
 
     what: str
@@ -81,16 +81,16 @@ class HangRecord:
     usual_s: float | None = None
     host: str = ""
     pid: int = 0
-    collectives: tuple[Entered, ...] = ()
+    collectives: tuple[EnteredCollective, ...] = ()
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     collectives_reason: str | None = None
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[StackFrame, ...] = ()
     phase: str | None = None
     doing: str | None = None
-    named: Named | None = None
+    named: DiagnosedCause | None = None
 
     @property
-    def pending(self) -> tuple[Entered, ...]:
+    def pending(self) -> tuple[EnteredCollective, ...]:
         """What it has entered and not left, oldest first."""
         return tuple(one for one in self.collectives if not one.done)
 
@@ -109,7 +109,7 @@ class HangRecord:
         return max((one.created_s for one in self.collectives), default=0.0)
 
     @property
-    def place(self) -> Frame | None:
+    def place(self) -> StackFrame | None:
         """The innermost frame of the user's own code; of any code where there is none."""
         own = (frame for frame in self.frames if frame.own)
         return next(own, next(iter(self.frames), None))

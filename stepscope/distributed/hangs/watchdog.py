@@ -26,7 +26,7 @@ from stepscope.distributed.debug_pipe import note_captures
 from stepscope.distributed.hangs.capture import capture
 from stepscope.distributed.hangs.diagnose import FRESH_S, hang_of
 from stepscope.distributed.hangs.job_state import Hang
-from stepscope.distributed.hangs.record import REFRESH_S, HangRecord, Named, hang_name
+from stepscope.distributed.hangs.record import REFRESH_S, DiagnosedCause, HangRecord, hang_name
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.run.rank_info import torch_rank
@@ -45,7 +45,7 @@ LOOKS = 30
 
 
 @dataclass(slots=True)
-class Pace:
+class StallTimer:
     """Counts steps at looks about a second apart; times in seconds of one clock."""
 
     longest_s: float = 0.0
@@ -115,7 +115,7 @@ Told = tuple[str, str, dict[str, Any]]
 """Kind, text and data of an event."""
 
 
-class HangWatch:
+class HangWatchdog:
     """Watches the steps of one rank, whose training thread makes this.
 
     `busy` says whether something of ours holds the training up. `look` is called by the writer
@@ -134,7 +134,7 @@ class HangWatch:
         self._number = number
         self._thread = threading.get_ident()
         self._clock = clock
-        self._pace = Pace()
+        self._pace = StallTimer()
         self._says: deque[Told] = deque()
         self._hung: _Hung | None = None
         self._entered_s = 0.0
@@ -242,7 +242,7 @@ class _Hung:
         tell: Callable[[Hang], None],
     ) -> None:
         self.first = first
-        self.named: Named | None = None
+        self.named: DiagnosedCause | None = None
         self.moved_s: float | None = None
         self.has_record = False
         self._known_s = known_s
@@ -307,7 +307,7 @@ class _Hung:
             return
         if found is None:
             return
-        self.named = Named(what=found.what, rank=found.rank, phase=found.phase)
+        self.named = DiagnosedCause(what=found.what, rank=found.rank, phase=found.phase)
         said = found.cause, found.ranks, found.group, found.sequence
         if said != self._told:
             self._told = said

@@ -41,8 +41,8 @@ from stepscope.distributed.stragglers.step_phases import (
     BLOCKS,
     EXPLAINED,
     OWN,
-    Phase,
-    RankTimes,
+    RankStepPhases,
+    StepPhase,
     chance,
     explained,
     late_steps,
@@ -52,7 +52,7 @@ from stepscope.distributed.stragglers.step_phases import (
 )
 from stepscope.store.blocks import Floats
 
-Places = NDArray[np.intp]
+RankIndices = NDArray[np.intp]
 
 MIN_STEPS = 20
 """Steps in common below which nothing is said."""
@@ -71,7 +71,7 @@ BUSY_HOST = 0.9
 """Use of all cores from which ranks are late because they wait for a core."""
 
 
-class Kind(StrEnum):
+class StragglerKind(StrEnum):
     """What was found. The last names nothing, and says why."""
 
     STRAGGLER = "straggler"
@@ -81,7 +81,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RankLateness:
     """One rank beside the others: seconds a step.
 
     `late` is its lateness (0 and more), `wait` its median wait; `excess` is by how much longer than
@@ -105,16 +105,16 @@ class StragglerVerdict:
     that is lost, 0 to 1. `text` is a sentence in any case, for NONE the reason.
     """
 
-    kind: Kind
+    kind: StragglerKind
     text: str
     ranks: tuple[int, ...] = ()
-    phase: Phase | None = None
+    phase: StepPhase | None = None
     share: float | None = None
     next: str | None = None
     steps: int = 0
     step_time: float | None = None
     p: float | None = None
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[RankLateness, ...] = ()
 
     @property
     def is_critical(self) -> bool:
@@ -123,7 +123,7 @@ class StragglerVerdict:
 
 
 def judge(
-    ranks: Sequence[RankTimes], *, world_size: int | None = None, busy_host: bool = False
+    ranks: Sequence[RankStepPhases], *, world_size: int | None = None, busy_host: bool = False
 ) -> StragglerVerdict:
     """Judge the newest steps of all ranks of a job.
 
@@ -132,7 +132,7 @@ def judge(
     """
     missing = _missing(ranks)
     if missing is not None:
-        return StragglerVerdict(kind=Kind.NONE, text=missing)
+        return StragglerVerdict(kind=StragglerKind.NONE, text=missing)
     steps = _common(ranks)
     if len(steps) < MIN_STEPS:
         return _too_few(len(steps))
@@ -141,7 +141,7 @@ def judge(
         text = (
             f"The steps common to all ranks span {table.span_s:.1f} s; {LEAST_S:.0f} s is needed."
         )
-        return StragglerVerdict(kind=Kind.NONE, text=text, steps=len(steps))
+        return StragglerVerdict(kind=StragglerKind.NONE, text=text, steps=len(steps))
     return _judged(table, max(world_size or 0, len(ranks)), busy_host)
 
 
@@ -163,7 +163,7 @@ class _Table:
     has_loader: bool
 
     @classmethod
-    def of(cls, ranks: Sequence[RankTimes], steps: Floats) -> _Table:
+    def of(cls, ranks: Sequence[RankStepPhases], steps: Floats) -> _Table:
         rows = [np.searchsorted(one.steps, steps) for one in ranks]
         wait = np.array([one.wait[row] for one, row in zip(ranks, rows, strict=True)])
         own = np.array([one.own[:, row] for one, row in zip(ranks, rows, strict=True)])
@@ -199,7 +199,9 @@ def _judged(table: _Table, world_size: int, busy_host: bool) -> StragglerVerdict
     return shared or _nothing(table, facts, busy_host)
 
 
-def _named(table: _Table, named: Places, late: Floats, facts: dict[str, Any]) -> StragglerVerdict:
+def _named(
+    table: _Table, named: RankIndices, late: Floats, facts: dict[str, Any]
+) -> StragglerVerdict:
     """Return the verdict on ranks that are late, with the phase that explains it."""
     first = int(named[0])
     excess = _excess(table, first, np.arange(table.wait.shape[1]))
@@ -213,9 +215,9 @@ def _named(table: _Table, named: Places, late: Floats, facts: dict[str, Any]) ->
             f"{waits(waiting)} for rank {ranks[0]}, {percent(share)} of each step, but no "
             "recorded phase explains it."
         )
-        return StragglerVerdict(kind=Kind.NONE, text=text, **facts)
+        return StragglerVerdict(kind=StragglerKind.NONE, text=text, **facts)
     return StragglerVerdict(
-        kind=Kind.STRAGGLER,
+        kind=StragglerKind.STRAGGLER,
         text=text_of(
             ranks, phases, share, excess, facts, waiting=waiting, has_loader=table.has_loader
         ),
@@ -242,7 +244,7 @@ def _most(table: _Table, facts: dict[str, Any]) -> StragglerVerdict | None:
         f"the step. Either these are slow, or the others ({several(early)}) have less to do; "
         "the data cannot tell."
     )
-    return StragglerVerdict(kind=Kind.NONE, text=text, **facts)
+    return StragglerVerdict(kind=StragglerKind.NONE, text=text, **facts)
 
 
 def _uneven(table: _Table, facts: dict[str, Any]) -> StragglerVerdict | None:
@@ -270,7 +272,12 @@ def _uneven(table: _Table, facts: dict[str, Any]) -> StragglerVerdict | None:
         "to that step's slowest rank. No single rank is at fault."
     )
     return StragglerVerdict(
-        kind=Kind.UNEVEN, text=text, phase=phases[0], share=share, next=UNEVEN_NEXT, **facts
+        kind=StragglerKind.UNEVEN,
+        text=text,
+        phase=phases[0],
+        share=share,
+        next=UNEVEN_NEXT,
+        **facts,
     )
 
 
@@ -288,14 +295,14 @@ def _communication(
             f"All {len(table.ranks)} recorded ranks wait alike, {percent(share)} of each step. "
             f"The job has {world_size} ranks: the others may be slow, or the network."
         )
-        return StragglerVerdict(kind=Kind.NONE, text=text, **facts)
+        return StragglerVerdict(kind=StragglerKind.NONE, text=text, **facts)
     return StragglerVerdict(
-        kind=Kind.COMMUNICATION,
+        kind=StragglerKind.COMMUNICATION,
         text=f"After computing, averaging gradients takes {percent(share)} of each step, on all "
         "ranks alike: no rank is late.",
-        phase=Phase.COMMUNICATION,
+        phase=StepPhase.COMMUNICATION,
         share=share,
-        next=next_step(Phase.COMMUNICATION),
+        next=next_step(StepPhase.COMMUNICATION),
         **facts,
     )
 
@@ -317,14 +324,14 @@ def _nothing(table: _Table, facts: dict[str, Any], busy_host: bool) -> Straggler
         )
     if busy_host:
         text += " All host cores are busy: a rank that gets none is late."
-    return StragglerVerdict(kind=Kind.NONE, text=text, **facts)
+    return StragglerVerdict(kind=StragglerKind.NONE, text=text, **facts)
 
 
-def _standings(table: _Table, late: Floats) -> tuple[Standing, ...]:
+def _standings(table: _Table, late: Floats) -> tuple[RankLateness, ...]:
     last = np.bincount(table.late.argmax(axis=0), minlength=len(table.ranks)) / table.wait.shape[1]
     every = np.arange(table.wait.shape[1])
     return tuple(
-        Standing(
+        RankLateness(
             rank=rank,
             late=max(0.0, float(late[place])),
             wait=float(np.median(table.wait[place])),
@@ -335,7 +342,7 @@ def _standings(table: _Table, late: Floats) -> tuple[Standing, ...]:
     )
 
 
-def _excess(table: _Table, place: int, columns: Places) -> dict[str, float]:
+def _excess(table: _Table, place: int, columns: RankIndices) -> dict[str, float]:
     """Return by how much longer than the others a rank takes, by phase: seconds a step."""
     by_step = _excess_by_step(table, place)[:, columns]
     return {
@@ -351,7 +358,7 @@ def _excess_by_step(table: _Table, place: int) -> Floats:
     return np.asarray(table.own[:, place] - np.median(others, axis=1))
 
 
-def _missing(ranks: Sequence[RankTimes]) -> str | None:
+def _missing(ranks: Sequence[RankStepPhases]) -> str | None:
     """Return what is missing for any verdict."""
     if len(ranks) < 2:
         return "Only one process is recorded, so no rank waits for another."
@@ -378,7 +385,7 @@ def _missing(ranks: Sequence[RankTimes]) -> str | None:
     return None
 
 
-def _common(ranks: Sequence[RankTimes]) -> Floats:
+def _common(ranks: Sequence[RankStepPhases]) -> Floats:
     steps = ranks[0].steps
     for one in ranks[1:]:
         steps = np.intersect1d(steps, one.steps, assume_unique=False)
@@ -387,4 +394,4 @@ def _common(ranks: Sequence[RankTimes]) -> Floats:
 
 def _too_few(steps: int) -> StragglerVerdict:
     text = f"Not enough data: {steps} steps of all ranks can be compared, {MIN_STEPS} are needed."
-    return StragglerVerdict(kind=Kind.NONE, text=text, steps=steps)
+    return StragglerVerdict(kind=StragglerKind.NONE, text=text, steps=steps)

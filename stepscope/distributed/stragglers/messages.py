@@ -7,28 +7,28 @@ from typing import Any
 
 from stepscope.bottleneck.classify import percent
 from stepscope.common.formatting import format_short_time
-from stepscope.distributed.stragglers.step_phases import Phase
+from stepscope.distributed.stragglers.step_phases import StepPhase
 
 _WHERE = {
-    Phase.INPUT: "to get a batch",
-    Phase.FORWARD: "in forward",
-    Phase.BACKWARD: "in backward computation",
-    Phase.OPTIMIZER: "in the optimizer's step",
-    Phase.OTHER: "between the optimizer's step and the next batch",
+    StepPhase.INPUT: "to get a batch",
+    StepPhase.FORWARD: "in forward",
+    StepPhase.BACKWARD: "in backward computation",
+    StepPhase.OPTIMIZER: "in the optimizer's step",
+    StepPhase.OTHER: "between the optimizer's step and the next batch",
 }
 _NEXT = {
-    Phase.INPUT: "Check this rank's loading: its data shard, its disk or network storage, "
+    StepPhase.INPUT: "Check this rank's loading: its data shard, its disk or network storage, "
     "other programs on its cores; give its DataLoader more workers.",
-    Phase.FORWARD: "Compare this rank's forward with another's: larger or longer samples, code "
+    StepPhase.FORWARD: "Compare this rank's forward with another's: larger or longer samples, code "
     "that only this rank runs (prints, checks, metrics), lower clocks or another program on its "
     "GPU or cores. A profile of both ranks shows the difference.",
-    Phase.BACKWARD: "Compare this rank's device with another's: clocks, temperature, other "
+    StepPhase.BACKWARD: "Compare this rank's device with another's: clocks, temperature, other "
     "programs, sample sizes. Gradient hooks also run in backward.",
-    Phase.OPTIMIZER: "Look at what this rank does between backward() and the end of "
+    StepPhase.OPTIMIZER: "Look at what this rank does between backward() and the end of "
     "optimizer.step(): clipping, logging, reading values, or weights that only it updates.",
-    Phase.OTHER: "Check what only this rank does between steps, such as logging, saving or "
+    StepPhase.OTHER: "Check what only this rank does between steps, such as logging, saving or "
     "validation; share it among ranks, or do it less often.",
-    Phase.COMMUNICATION: "Average less often (no_sync over several batches), send fewer bytes "
+    StepPhase.COMMUNICATION: "Average less often (no_sync over several batches), send fewer bytes "
     "(a bf16 compression hook), try larger buckets, and check that the backend uses the fast link "
     "(NCCL_DEBUG=INFO names it).",
 }
@@ -43,17 +43,17 @@ UNEVEN_NEXT = (
 )
 
 
-def where(phases: Sequence[Phase], *, has_loader: bool) -> str:
+def where(phases: Sequence[StepPhase], *, has_loader: bool) -> str:
     """Return where the time is lost; without a DataLoader the input is all before the model."""
     return " and ".join(
-        _WHERE[phase] if has_loader or phase is not Phase.INPUT else _WITHOUT_LOADER
+        _WHERE[phase] if has_loader or phase is not StepPhase.INPUT else _WITHOUT_LOADER
         for phase in phases
     )
 
 
-def next_step(phase: Phase, *, has_loader: bool = True) -> str:
+def next_step(phase: StepPhase, *, has_loader: bool = True) -> str:
     """Return what to try, in words."""
-    return _NEXT[phase] if has_loader or phase is not Phase.INPUT else _NEXT_WITHOUT_LOADER
+    return _NEXT[phase] if has_loader or phase is not StepPhase.INPUT else _NEXT_WITHOUT_LOADER
 
 
 def several(ranks: Sequence[int]) -> str:
@@ -73,7 +73,7 @@ def waits(waiting: int | None) -> str:
 
 def text_of(
     ranks: Sequence[int],
-    phases: Sequence[Phase],
+    phases: Sequence[StepPhase],
     share: float,
     excess: Mapping[str, float],
     facts: Mapping[str, Any],

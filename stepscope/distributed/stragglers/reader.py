@@ -11,11 +11,11 @@ import numpy as np
 
 from stepscope.bottleneck.step_window import FIRST_STEPS, WINDOW_S, recent_figures, training_gpu
 from stepscope.distributed.stragglers.detect import BUSY_HOST, MIN_STEPS, StragglerVerdict, judge
-from stepscope.distributed.stragglers.step_phases import KEYS, STEP_TIME, RankTimes, rank_times
+from stepscope.distributed.stragglers.step_phases import KEYS, STEP_TIME, RankStepPhases, rank_times
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo, run_json_of
 from stepscope.run.rank_info import rank_numbers, torch_rank
-from stepscope.store import Block, RunReader, StoreError, store_name
+from stepscope.store import SeriesBlock, StoreError, StoreReader, store_name
 from stepscope.store.blocks import Floats
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def judged_run(run: RunInfo) -> StragglerVerdict | None:
         if not (run.folder / store_name(number)).is_file():
             continue
         try:
-            with RunReader(run.folder, number) as reader:
+            with StoreReader(run.folder, number) as reader:
                 times.append(recent_times(reader, number, own))
                 if number == 0:
                     host_cpu = recent_figures(reader, own).host_cpu
@@ -53,7 +53,7 @@ def judged_run(run: RunInfo) -> StragglerVerdict | None:
 
 
 def judged_ranks(
-    times: Sequence[RankTimes], run_json: Mapping[str, Any], host_cpu: float | None
+    times: Sequence[RankStepPhases], run_json: Mapping[str, Any], host_cpu: float | None
 ) -> StragglerVerdict | None:
     """Judge the ranks of a job by what has been read of them; None for a process by itself.
 
@@ -65,7 +65,7 @@ def judged_ranks(
     return judge(times, world_size=run_json["world_size"], busy_host=busy)
 
 
-def recent_times(reader: RunReader, number: int, run_json: Mapping[str, Any]) -> RankTimes:
+def recent_times(reader: StoreReader, number: int, run_json: Mapping[str, Any]) -> RankStepPhases:
     """Return the phases of a rank's newest steps, of the last 30 s if these are enough.
 
     `number` is that of the process in the folder. Raises StoreError.
@@ -75,7 +75,7 @@ def recent_times(reader: RunReader, number: int, run_json: Mapping[str, Any]) ->
     info = found.get((Stream.STEPS.value, ""))
     on_gpu = training_gpu(run_json) is not None
     if info is None:
-        return _times(Block.from_rows([]), rank, on_gpu)
+        return _times(SeriesBlock.from_rows([]), rank, on_gpu)
     rows = ROWS
     while True:
         first = min(info.rows, max(FIRST_STEPS, info.rows - rows))
@@ -86,7 +86,7 @@ def recent_times(reader: RunReader, number: int, run_json: Mapping[str, Any]) ->
     return _newest(times)
 
 
-def _newest(times: RankTimes) -> RankTimes:
+def _newest(times: RankStepPhases) -> RankStepPhases:
     """Return the steps of the last WINDOW_S, or more where they are fewer than twice MIN_STEPS."""
     if not len(times.steps):
         return times
@@ -102,11 +102,11 @@ def _newest(times: RankTimes) -> RankTimes:
     )
 
 
-def _times(block: Block, rank: int, on_gpu: bool) -> RankTimes:
+def _times(block: SeriesBlock, rank: int, on_gpu: bool) -> RankStepPhases:
     return rank_times(rank, block.step, block.ts, _columns(block), on_gpu=on_gpu)
 
 
-def _columns(block: Block) -> dict[str, Floats]:
+def _columns(block: SeriesBlock) -> dict[str, Floats]:
     columns = {key: block.mean[block.keys.index(key)] for key in KEYS if key in block.keys}
     columns.setdefault(STEP_TIME, np.full(len(block), np.nan))
     return columns

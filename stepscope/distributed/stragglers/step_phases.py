@@ -39,7 +39,7 @@ MOST_PER_STEP, MOST_MODELS = 4096, 64
 """More was not written by us."""
 
 
-class Phase(StrEnum):
+class StepPhase(StrEnum):
     """A part of a step; `OTHER` lies between the optimizer's step and the next batch."""
 
     INPUT = "input"
@@ -50,12 +50,12 @@ class Phase(StrEnum):
     OTHER = "other"
 
 
-OWN = (Phase.INPUT, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
-"""The phases in which a rank is busy by itself, in the order of `RankTimes.own`."""
+OWN = (StepPhase.INPUT, StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZER, StepPhase.OTHER)
+"""The phases in which a rank is busy by itself, in the order of `RankStepPhases.own`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RankTimes:
+class RankStepPhases:
     """The steps of a rank whose waiting is known; seconds, NaN where a phase is not recorded.
 
     `steps` are their numbers (n,), rising: DDP's iterations where these are recorded, which are the
@@ -82,7 +82,7 @@ class RankTimes:
 
 def rank_times(
     rank: int, steps: Floats, ts: Floats, columns: Mapping[str, Floats], *, on_gpu: bool = False
-) -> RankTimes:
+) -> RankStepPhases:
     """Return the phases of consecutive steps (n,), from the rows that hold them.
 
     The optimizer's step of the row before belongs to this step's wait, and what DDP knows of this
@@ -103,7 +103,7 @@ def rank_times(
     per_step = _per_step(steps[known], numbers[known])
     after |= {key: after[key] * per_step for key in ("perf/backward_compute", "perf/comm_wait")}
     own = _own(found, before, after, per_step, on_gpu=on_gpu)
-    return RankTimes(
+    return RankStepPhases(
         rank=rank,
         steps=numbers[known],
         ts=ts[known],
@@ -228,7 +228,7 @@ def _latest(blocks: Floats) -> Floats:
     return np.asarray((means - np.maximum(np.median(means, axis=1, keepdims=True), 0)).max(axis=1))
 
 
-def explained(excess: Mapping[str, float], late: float) -> tuple[Phase, ...]:
+def explained(excess: Mapping[str, float], late: float) -> tuple[StepPhase, ...]:
     """Return the phases to name for a lateness, the longest first; () where they do not explain it.
 
     All phases together explain EXPLAINED of the lateness. Those named explain half of it, and each
@@ -237,12 +237,12 @@ def explained(excess: Mapping[str, float], late: float) -> tuple[Phase, ...]:
     longer = sorted(((value, name) for name, value in excess.items() if value > 0), reverse=True)
     if not longer or sum(value for value, _ in longer) < EXPLAINED * late:
         return ()
-    named: list[Phase] = []
+    named: list[StepPhase] = []
     so_far = 0.0
     for value, name in longer:
         if so_far >= late / 2 and value < longer[0][0] / 2:
             break
-        named.append(Phase(name))
+        named.append(StepPhase(name))
         so_far += value
     return tuple(named)
 

@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from stepscope.common.json_values import to_text
-from stepscope.memory.oom.record import OptimizerState
+from stepscope.memory.oom.record import OptimizerMemory
 from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER
 
 VALIDATION = "validation"
@@ -29,7 +29,7 @@ TENSORS = 200_000
 """Tensors of an optimizer that are added up at most."""
 _PACKAGE = f"{Path(__file__).resolve().parents[2].as_posix()}/"
 _OPTIMIZING = ("torch/optim/", "torch/amp/grad_scaler.py", "torch/nn/utils/clip_grad.py")
-ModeAtSteps = Callable[[Any], bool | None]
+TrainingModeLookup = Callable[[Any], bool | None]
 """Says whether a model was in training mode when steps ended; None where that is not known."""
 _EVALUATES = re.compile(r"_*(valid|eval|test$|test_(step|epoch|loop))")
 _STATES = {"adamax": 2, "adam": 2, "lion": 1, "sgd": 1, "adagrad": 1, "rmsprop": 1}
@@ -37,7 +37,7 @@ _STATES = {"adamax": 2, "adam": 2, "lion": 1, "sgd": 1, "adagrad": 1, "rmsprop":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class FailureSite:
     """Where an allocation failed.
 
     It is a validation where the outermost model is in evaluation mode and was not when steps
@@ -50,15 +50,15 @@ class Place:
     training_at_steps: bool | None = None
     function: str | None = None
     inputs: tuple[str, ...] = ()
-    optimizer: OptimizerState | None = None
+    optimizer: OptimizerMemory | None = None
     stack: tuple[str, ...] = ()
     is_script: bool = True
     """Python began the thread: whether gradients are on says something then."""
 
 
 def here(
-    own_parts: Mapping[str, str] | None = None, mode_at_steps: ModeAtSteps | None = None
-) -> Place:
+    own_parts: Mapping[str, str] | None = None, mode_at_steps: TrainingModeLookup | None = None
+) -> FailureSite:
     """Return the place of the calling thread; of autograd's own threads, that of `backward()`.
 
     `own_parts` gives the part of a step by the end of a file's path.
@@ -74,8 +74,8 @@ def here(
 def of_traceback(
     trace: TracebackType | None,
     own_parts: Mapping[str, str] | None = None,
-    mode_at_steps: ModeAtSteps | None = None,
-) -> Place:
+    mode_at_steps: TrainingModeLookup | None = None,
+) -> FailureSite:
     """Return the place that an exception came from."""
     frames: list[FrameType] = []
     while trace is not None and len(frames) < DEPTH:
@@ -87,10 +87,10 @@ def of_traceback(
 def place(
     frames: Sequence[FrameType],
     own_parts: Mapping[str, str] | None = None,
-    mode_at_steps: ModeAtSteps | None = None,
+    mode_at_steps: TrainingModeLookup | None = None,
     *,
     in_backward_thread: bool = False,
-) -> Place:
+) -> FailureSite:
     """Return what frames say, the innermost first."""
     shown = [frame for frame in frames if not _is_ours(frame)]
     model = _outermost_model(shown)
@@ -101,7 +101,7 @@ def place(
     at_steps = None if model is None or mode_at_steps is None else mode_at_steps(model)
     if phase == FORWARD and training is False and at_steps is True:
         phase = VALIDATION
-    return Place(
+    return FailureSite(
         phase=phase,
         training=training if isinstance(training, bool) else None,
         training_at_steps=at_steps,
@@ -200,7 +200,7 @@ def _items(values: Any) -> list[Any]:
     return list(values) if isinstance(values, tuple | list) else []
 
 
-def _optimizer(frames: Sequence[FrameType]) -> OptimizerState | None:
+def _optimizer(frames: Sequence[FrameType]) -> OptimizerMemory | None:
     """Return the memory of the optimizer that steps, by its own lists."""
     for frame in frames:
         if "/torch/optim/" not in _file(frame):
@@ -212,7 +212,7 @@ def _optimizer(frames: Sequence[FrameType]) -> OptimizerState | None:
     return None
 
 
-def optimizer_state(optimizer: Any) -> OptimizerState | None:
+def optimizer_state(optimizer: Any) -> OptimizerMemory | None:
     """Add up an optimizer's parameters and state; None where it is not made as torch's are."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]][:TENSORS]
     trained = [p for p in parameters if getattr(p, "grad", None) is not None]
@@ -221,7 +221,7 @@ def optimizer_state(optimizer: Any) -> OptimizerState | None:
     whole = sum(map(_bytes, trained))
     name = type(optimizer).__name__
     factor = _factor(name.lower(), optimizer.param_groups[0] if optimizer.param_groups else {})
-    return OptimizerState(
+    return OptimizerMemory(
         name=name,
         parameters=sum(map(_bytes, parameters)),
         state=sum(held.values()),

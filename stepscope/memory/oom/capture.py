@@ -22,14 +22,14 @@ from stepscope.gpu.source import nvml_uuid
 from stepscope.host.usage import container, kills_since
 from stepscope.memory import allocator
 from stepscope.memory.oom import call_stack, device_state
-from stepscope.memory.oom.device_state import Holders, holders
+from stepscope.memory.oom.device_state import DeviceMemoryUsers, holders
 from stepscope.memory.oom.record import (
-    Block,
-    Host,
-    Memory,
+    AllocatorSettings,
+    HostMemory,
+    MemoryKind,
+    OomAllocationSite,
     OomRecord,
-    Readings,
-    Settings,
+    RecentSamples,
     bytes_in,
     figures_in,
 )
@@ -38,11 +38,11 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.store.blocks import Sample
 
 
-def host_memory(first_kills: Any = None) -> Host:
+def host_memory(first_kills: Any = None) -> HostMemory:
     """Read it now; `first_kills` is what run.json has of the kernel's counter at the start."""
     memory, found = psutil.virtual_memory(), container()
     process = psutil.Process()
-    return Host(
+    return HostMemory(
         total=int(memory.total),
         available=int(memory.available),
         process=int(process.memory_info().rss),
@@ -95,7 +95,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class OomContext:
     """What the run itself knows at a failure."""
 
     recorder: Recorder
@@ -135,7 +135,7 @@ class _Parts:
 
 
 def at_allocation(
-    facts: Facts, device: int, requested: int, allowed: int, free: int, whole: bool
+    facts: OomContext, device: int, requested: int, allowed: int, free: int, whole: bool
 ) -> OomRecord:
     """Return the record of an allocation that fails now; without `whole` the cheap parts of it."""
     parts = _Parts()
@@ -147,14 +147,14 @@ def at_allocation(
         allowed=int(allowed),
         free=int(free),
         total=parts.read("device", None, device_state.total_memory, device),
-        settings=parts.read("settings", Settings(), device_state.settings, device),
+        settings=parts.read("settings", AllocatorSettings(), device_state.settings, device),
         uuid=parts.read("uuid", None, _uuid, device),
         **found,
     )
     record = _with_place(
         record,
         parts.read(
-            "stack", call_stack.Place(), call_stack.here, facts.own_parts, facts.mode_at_steps
+            "stack", call_stack.FailureSite(), call_stack.here, facts.own_parts, facts.mode_at_steps
         ),
     )
     if whole:
@@ -162,26 +162,26 @@ def at_allocation(
         record = _with_others(record, facts, parts)
         record = replace(
             record,
-            readings=parts.read("samples", Readings(), readings, facts, record.uuid),
+            readings=parts.read("samples", RecentSamples(), readings, facts, record.uuid),
         )
     return replace(record, incomplete=parts.told)
 
 
-def at_error(facts: Facts, error: BaseException, memory: Memory) -> OomRecord:
+def at_error(facts: OomContext, error: BaseException, memory: MemoryKind) -> OomRecord:
     """Return the record of a failure by its exception: the stack has unwound since."""
     parts = _Parts()
     said = to_text(error)
     record = replace(facts.base, memory=memory, message=first_words(error))
     place = parts.read(
         "stack",
-        call_stack.Place(),
+        call_stack.FailureSite(),
         call_stack.of_traceback,
         error.__traceback__,
         facts.own_parts,
         facts.mode_at_steps,
     )
     record = _with_place(record, replace(place, is_script=False))
-    if memory is Memory.GPU:
+    if memory is MemoryKind.GPU:
         record = replace(record, **_of_message(said, parts))
         record = _with_others(record, facts, parts) if record.uuid else record
     else:
@@ -192,7 +192,7 @@ def at_error(facts: Facts, error: BaseException, memory: Memory) -> OomRecord:
         )
     return replace(
         record,
-        readings=parts.read("samples", Readings(), readings, facts, record.uuid),
+        readings=parts.read("samples", RecentSamples(), readings, facts, record.uuid),
         incomplete=parts.told,
     )
 
@@ -214,7 +214,7 @@ def first_words(error: BaseException) -> str:
     return to_text(error)[:MESSAGE]
 
 
-def readings(facts: Facts, uuid: str | None) -> Readings:
+def readings(facts: OomContext, uuid: str | None) -> RecentSamples:
     """Return the samples of the last WINDOW_S seconds that the recorder still has.
 
     A loop of ours is some steps ahead of the recorder, whose step the samples carry: they get the
@@ -228,7 +228,7 @@ def readings(facts: Facts, uuid: str | None) -> Readings:
     columns = {key: tuple(_number(row.values.get(key)) for row in own) for key in _OF_PROCESS}
     columns |= {key: tuple(_latest(of_device, key, own)) for key in _OF_DEVICE}
     known = {key: values for key, values in columns.items() if any(v is not None for v in values)}
-    return Readings(
+    return RecentSamples(
         ts=tuple(row.ts for row in own),
         steps=tuple(row.step + ahead for row in own),
         columns=known,
@@ -250,7 +250,7 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _with_place(record: OomRecord, place: call_stack.Place) -> OomRecord:
+def _with_place(record: OomRecord, place: call_stack.FailureSite) -> OomRecord:
     return replace(
         record,
         phase=place.phase,
@@ -279,7 +279,7 @@ def _with_segments(record: OomRecord, parts: _Parts) -> OomRecord:
         return replace(record, blocks_reason=reason)
     found: list[dict[str, Any]] = parts.read("segments", [], device_state.segments, device)
     stream = parts.read("stream", 0, device_state.stream_of, device)
-    nothing: tuple[tuple[Block, ...], str | None] = (), None
+    nothing: tuple[tuple[OomAllocationSite, ...], str | None] = (), None
     blocks, why = parts.read("blocks", nothing, device_state.live_blocks, found)
     return replace(
         record,
@@ -289,11 +289,11 @@ def _with_segments(record: OomRecord, parts: _Parts) -> OomRecord:
     )
 
 
-def _with_others(record: OomRecord, facts: Facts, parts: _Parts) -> OomRecord:
+def _with_others(record: OomRecord, facts: OomContext, parts: _Parts) -> OomRecord:
     """Ask who else is on the device; where that is hidden, take the last sample of it."""
     if record.uuid is None:
         return record
-    found = parts.read("processes", Holders(), holders, record.uuid)
+    found = parts.read("processes", DeviceMemoryUsers(), holders, record.uuid)
     others = found.others
     if others is None:
         others = _recorded_others(facts, record.uuid)
@@ -306,7 +306,7 @@ def _with_others(record: OomRecord, facts: Facts, parts: _Parts) -> OomRecord:
     )
 
 
-def _recorded_others(facts: Facts, uuid: str) -> int | None:
+def _recorded_others(facts: OomContext, uuid: str) -> int | None:
     for row in reversed(list(facts.recorder.recent)):
         value = row.values.get("gpu/mem_others") if row.source == uuid else None
         if value is not None and math.isfinite(value):
@@ -329,5 +329,5 @@ def _of_message(said: str, parts: _Parts) -> dict[str, Any]:
     if device is None:
         return found
     uuid = parts.read("uuid", None, _uuid, device)
-    settings = parts.read("settings", Settings(), device_state.settings, device)
+    settings = parts.read("settings", AllocatorSettings(), device_state.settings, device)
     return {"device": device, "uuid": uuid, "settings": settings} | found

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from stepscope.bottleneck.recommendations import Setup
+from stepscope.bottleneck.recommendations import RunSetup
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.oom.evidence import (
     FIRST_STEPS,
     OUTSIDE,
-    Evidence,
-    Figures,
-    Trend,
+    AllocationTrend,
+    OomEvidence,
+    OomMemoryStats,
     evaluates_with_gradients,
     figures_of,
     gpu_evidence,
@@ -40,13 +40,20 @@ from stepscope.memory.oom.evidence import (
     usual_peak,
 )
 from stepscope.memory.oom.recommendations import (
-    Advice,
+    AdviceKind,
     Allowed,
-    Step,
+    OomRecommendation,
     is_beyond_host,
     steps_to_take,
 )
-from stepscope.memory.oom.record import Holder, Memory, OomRecord, OomReport, oom_name, parse
+from stepscope.memory.oom.record import (
+    MemoryKind,
+    OomRecord,
+    OomReport,
+    ProcessMemory,
+    oom_name,
+    parse,
+)
 
 FRAGMENTED = 0.10
 """Least share of the reserved memory that lies in pieces: below it, tidying up would only put the
@@ -62,7 +69,7 @@ FULL = 0.80
 """Share of the device that usual steps fill, from which a little more is no spike."""
 
 
-class Case(StrEnum):
+class OomCause(StrEnum):
     """Why memory ran out; the value is the headline."""
 
     TOO_BIG = "Too large to fit"
@@ -75,13 +82,15 @@ class Case(StrEnum):
     UNKNOWN = "No single cause"
 
 
-Proposed = tuple[Case, str, float | None, Advice]
+CauseCandidate = tuple[OomCause, str, float | None, AdviceKind]
 
 
-def gpu_case(record: OomRecord, figures: Figures | None, found: Trend | None) -> Proposed:
+def gpu_case(
+    record: OomRecord, figures: OomMemoryStats | None, found: AllocationTrend | None
+) -> CauseCandidate:
     if figures is None:
         text = "The allocator's counters were not recorded, so the cause is unknown."
-        return Case.UNKNOWN, text, None, Advice.ANY
+        return OomCause.UNKNOWN, text, None, AdviceKind.ANY
     return (
         _growth(figures, found)
         or _validation(record, figures)
@@ -92,7 +101,7 @@ def gpu_case(record: OomRecord, figures: Figures | None, found: Trend | None) ->
     )
 
 
-def _growth(figures: Figures, found: Trend | None) -> Proposed | None:
+def _growth(figures: OomMemoryStats, found: AllocationTrend | None) -> CauseCandidate | None:
     if found is None:
         return None
     grown = min(found.grown, figures.allocated)
@@ -104,10 +113,10 @@ def _growth(figures: Figures, found: Trend | None) -> Proposed | None:
         f"{format_bytes(grown)} over {found.steps:,} steps, until another "
         f"{format_bytes(figures.requested)} did not fit."
     )
-    return Case.GROWTH, text, grown / figures.limit, Advice.GROWTH
+    return OomCause.GROWTH, text, grown / figures.limit, AdviceKind.GROWTH
 
 
-def _validation(record: OomRecord, figures: Figures) -> Proposed | None:
+def _validation(record: OomRecord, figures: OomMemoryStats) -> CauseCandidate | None:
     """Name it where steps had fitted, and the validation after them kept its activations."""
     if not record.steps_done or not evaluates_with_gradients(record):
         return None
@@ -117,17 +126,17 @@ def _validation(record: OomRecord, figures: Figures) -> Proposed | None:
     if not more:
         return None
     text = f"{kept}: {_needed(figures, figures.demand - more)}."
-    return Case.SPIKE, text, more / figures.limit, Advice.NO_GRAD
+    return OomCause.SPIKE, text, more / figures.limit, AdviceKind.NO_GRAD
 
 
-def _needed(figures: Figures, usual: int) -> str:
+def _needed(figures: OomMemoryStats, usual: int) -> str:
     return (
         f"{format_bytes(figures.demand)} was needed, versus at most {format_bytes(usual)} in "
         "earlier steps"
     )
 
 
-def _largest(record: OomRecord, figures: Figures) -> Proposed | None:
+def _largest(record: OomRecord, figures: OomMemoryStats) -> CauseCandidate | None:
     """Name the one change that would have been enough; the largest if several would.
 
     Pieces count before an unusual step: they are named only where its demand is known to fit.
@@ -143,14 +152,14 @@ def _largest(record: OomRecord, figures: Figures) -> Proposed | None:
     return name(record, figures, size) if size > 0 else None
 
 
-def _above_usual(record: OomRecord, figures: Figures) -> int:
+def _above_usual(record: OomRecord, figures: OomMemoryStats) -> int:
     usual = usual_peak(record)
     if usual is None or figures.demand < SPIKE * usual:
         return 0
     return figures.demand - usual
 
 
-def _enough_of_others(record: OomRecord, figures: Figures, need: int) -> int:
+def _enough_of_others(record: OomRecord, figures: OomMemoryStats, need: int) -> int:
     others = others_of(record, figures) or 0
     own_limit = figures.limit - figures.reserved < need  # their end would change nothing
     if own_limit or others < max(need - figures.room, OTHERS * figures.limit):
@@ -158,12 +167,12 @@ def _enough_of_others(record: OomRecord, figures: Figures, need: int) -> int:
     return others
 
 
-def _enough_in_pieces(figures: Figures, need: int) -> int:
+def _enough_in_pieces(figures: OomMemoryStats, need: int) -> int:
     little = figures.cached < FRAGMENTED * figures.reserved
     return 0 if little or figures.cached < need - figures.room else figures.cached
 
 
-def _is_known_to_fit(record: OomRecord, figures: Figures) -> bool:
+def _is_known_to_fit(record: OomRecord, figures: OomMemoryStats) -> bool:
     """Return True if nothing but the place of free memory can have refused the allocation.
 
     In a step of a kind that was never completed free pieces prove nothing: the step frees and
@@ -177,24 +186,24 @@ def _is_known_to_fit(record: OomRecord, figures: Figures) -> bool:
     return figures.demand <= max(usual_peak(record) or 0, record.peak_allocated or 0)
 
 
-def _spike(record: OomRecord, figures: Figures, more: int) -> Proposed:
+def _spike(record: OomRecord, figures: OomMemoryStats, more: int) -> CauseCandidate:
     usual = figures.demand - more
     where = f"In the {record.phase} of one step" if record.phase else "In one step"
     text = f"{where} {_needed(figures, usual)}."
-    return Case.SPIKE, text, more / figures.limit, Advice.LONG_BATCH
+    return OomCause.SPIKE, text, more / figures.limit, AdviceKind.LONG_BATCH
 
 
-def _other_process(record: OomRecord, figures: Figures, others: int) -> Proposed:
+def _other_process(record: OomRecord, figures: OomMemoryStats, others: int) -> CauseCandidate:
     who = holders(record.processes)
     text = (
         f"{who} {'hold' if len(record.processes) > 1 else 'holds'} {format_bytes(others)} of "
         f"the GPU's {format_bytes(record.total or figures.limit)}; without that, "
         f"{format_bytes(figures.requested)} would have fit."
     )
-    return Case.OTHER_PROCESS, text, others / figures.limit, Advice.OTHERS
+    return OomCause.OTHER_PROCESS, text, others / figures.limit, AdviceKind.OTHERS
 
 
-def holders(processes: tuple[Holder, ...], most: int = 2) -> str:
+def holders(processes: tuple[ProcessMemory, ...], most: int = 2) -> str:
     """Return processes as the subject of a sentence, those with most memory first."""
     ranked = sorted(processes, key=lambda one: -(one.memory or 0))
     named = [f"{one.name or 'a process'} (process {one.pid})" for one in ranked[:most]]
@@ -206,7 +215,7 @@ def holders(processes: tuple[Holder, ...], most: int = 2) -> str:
     return text[0].upper() + text[1:] if text.startswith("a process") else text
 
 
-def _fragmentation(record: OomRecord, figures: Figures, pieces: int) -> Proposed:
+def _fragmentation(record: OomRecord, figures: OomMemoryStats, pieces: int) -> CauseCandidate:
     share = pieces / figures.reserved
     segments = record.segments
     if segments is not None and segments.elsewhere >= figures.requested:
@@ -220,18 +229,18 @@ def _fragmentation(record: OomRecord, figures: Figures, pieces: int) -> Proposed
             f"{format_bytes(figures.requested)}, but it belongs to {whose} which alone may use "
             "it."
         )
-        return Case.FRAGMENTATION, text, share, Advice.STREAMS
+        return OomCause.FRAGMENTATION, text, share, AdviceKind.STREAMS
     free = _free_in_pieces(record, pieces)
     text = (
         f"{format_bytes(figures.requested)} was asked for, and {free} "
         f"({100 * share:.0f} % of it is split off)."
     )
-    return Case.FRAGMENTATION, text, share, Advice.PIECES
+    return OomCause.FRAGMENTATION, text, share, AdviceKind.PIECES
 
 
-def pieces_remark(record: OomRecord, figures: Figures | None, case: Case) -> str | None:
+def pieces_remark(record: OomRecord, figures: OomMemoryStats | None, case: OomCause) -> str | None:
     """Return what fragmentation adds to a case that is another one; None where it adds nothing."""
-    if figures is None or case not in (Case.TOO_BIG, Case.SPIKE):
+    if figures is None or case not in (OomCause.TOO_BIG, OomCause.SPIKE):
         return None
     if not figures.requested - figures.cached <= figures.room < figures.requested:
         return None
@@ -257,7 +266,7 @@ def _state_left(record: OomRecord) -> int:
     return max(0, state.expected - state.state)
 
 
-def _optimizer(record: OomRecord, figures: Figures) -> Proposed | None:
+def _optimizer(record: OomRecord, figures: OomMemoryStats) -> CauseCandidate | None:
     if record.phase != "optimizer" or record.steps_done != 0:
         return None
     state = record.optimizer
@@ -267,14 +276,14 @@ def _optimizer(record: OomRecord, figures: Figures) -> Proposed | None:
             f"{format_bytes(figures.requested)} of that did not fit next to "
             f"{format_bytes(figures.allocated)} allocated."
         )
-        return Case.OPTIMIZER, text, None, Advice.OPTIMIZER
+        return OomCause.OPTIMIZER, text, None, AdviceKind.OPTIMIZER
     if state.expected is not None and state.state >= state.expected:
         text = (
             f"The state of {state.name}, {format_bytes(state.state)}, was complete; its first "
             f"update needed another {format_bytes(figures.requested)}, as for copies of the "
             "gradients."
         )
-        return Case.OPTIMIZER, text, state.state / figures.limit, Advice.OPTIMIZER
+        return OomCause.OPTIMIZER, text, state.state / figures.limit, AdviceKind.OPTIMIZER
     if state.expected is None:
         keeps = "keeps state"
     else:
@@ -285,17 +294,17 @@ def _optimizer(record: OomRecord, figures: Figures) -> Proposed | None:
         f"{format_bytes(figures.requested)} did not fit."
     )
     share = None if state.expected is None else state.expected / figures.limit
-    return Case.OPTIMIZER, text, share, Advice.OPTIMIZER
+    return OomCause.OPTIMIZER, text, share, AdviceKind.OPTIMIZER
 
 
-def _too_big(record: OomRecord, figures: Figures) -> Proposed | None:
+def _too_big(record: OomRecord, figures: OomMemoryStats) -> CauseCandidate | None:
     """Name it where the figures leave nothing else: not where somebody else may hold the memory."""
     if figures.requested > figures.limit:
         text = (
             f"A single tensor of {format_bytes(figures.requested)} was requested, more than the "
             f"{format_bytes(figures.limit)} this process can have on the GPU."
         )
-        return Case.TOO_BIG, text, None, Advice.SMALLER
+        return OomCause.TOO_BIG, text, None, AdviceKind.SMALLER
     others = others_of(record, figures)
     hidden = others is None and figures.outside >= OUTSIDE * figures.limit
     if figures.requested <= figures.room + (figures.outside if hidden else 0):
@@ -312,7 +321,7 @@ def _too_big(record: OomRecord, figures: Figures) -> Proposed | None:
     if done < FIRST_STEPS:
         which = ("first", "second")[done]
         when = "" if record.steps_done is None else f"Before the {which} step was complete "
-        return Case.TOO_BIG, f"{when}{asked}: {has}.", None, Advice.SMALLER
+        return OomCause.TOO_BIG, f"{when}{asked}: {has}.", None, AdviceKind.SMALLER
     is_full = usual is not None and usual >= FULL * (figures.limit - figures.outside)
     held = usual or record.peak_allocated or 0
     if is_full or 0 < held < figures.demand:
@@ -321,11 +330,11 @@ def _too_big(record: OomRecord, figures: Figures) -> Proposed | None:
             f"Up to {format_bytes(held)} was in use before, and this step needs at least "
             f"{format_bytes(figures.demand)}: {has}{left}."
         )
-        return Case.TOO_BIG, text, None, Advice.SMALLER
+        return OomCause.TOO_BIG, text, None, AdviceKind.SMALLER
     return None
 
 
-def _unknown(record: OomRecord, figures: Figures) -> Proposed:
+def _unknown(record: OomRecord, figures: OomMemoryStats) -> CauseCandidate:
     """Abstain, and say what is not known."""
     if others_of(record, figures) is None and figures.outside >= OUTSIDE * figures.limit:
         why = record.others_reason or "the driver does not say whose"
@@ -344,21 +353,21 @@ def _unknown(record: OomRecord, figures: Figures) -> Proposed:
             f"{format_bytes(figures.requested)} more did not fit next to "
             f"{format_bytes(figures.allocated)}; the need of earlier steps was not recorded."
         )
-    return Case.UNKNOWN, text, None, Advice.ANY
+    return OomCause.UNKNOWN, text, None, AdviceKind.ANY
 
 
-def host_case(record: OomRecord) -> Proposed:
+def host_case(record: OomRecord) -> CauseCandidate:
     host = record.host
-    if record.memory is Memory.PINNED:
+    if record.memory is MemoryKind.PINNED:
         text = "The host could not pin more memory; GPU memory was not the limit."
-        return Case.HOST, text, None, Advice.PINNED
+        return OomCause.HOST, text, None, AdviceKind.PINNED
     if is_beyond_host(record):
         text = f"One allocation of {format_bytes(record.requested)} was requested, more than "
-        return Case.HOST, text + "the host has in all.", None, Advice.HOST
+        return OomCause.HOST, text + "the host has in all.", None, AdviceKind.HOST
     if host is not None and host.kills:
         what = "a process" if host.kills == 1 else f"{host.kills} processes"
         text = f"The kernel killed {what} because this machine or container was out of memory."
-        return Case.HOST, text, None, Advice.HOST
+        return OomCause.HOST, text, None, AdviceKind.HOST
     left = ""
     if host is not None and host.available is not None and host.total is not None:
         left = f": {format_bytes(host.available)} of {format_bytes(host.total)} was available"
@@ -366,12 +375,12 @@ def host_case(record: OomRecord) -> Proposed:
             used = f"{format_bytes(host.limit_used)} of the container's"
             left += f", {used} {format_bytes(host.limit)} used"
     asked = f" for {format_bytes(record.requested)}" if record.requested else ""
-    return Case.HOST, f"The host ran out of memory{asked}{left}.", None, Advice.HOST
+    return OomCause.HOST, f"The host ran out of memory{asked}{left}.", None, AdviceKind.HOST
 
 
 __all__ = [
-    "Case",
-    "Evidence",
+    "OomCause",
+    "OomEvidence",
     "OomRecord",
     "OomReport",
     "OomVerdict",
@@ -389,16 +398,16 @@ class OomVerdict:
     of it or no case is named.
     """
 
-    case: Case
+    case: OomCause
     text: str
-    evidence: tuple[Evidence, ...] = ()
-    next: tuple[Step, ...] = ()
+    evidence: tuple[OomEvidence, ...] = ()
+    next: tuple[OomRecommendation, ...] = ()
     share: float | None = None
 
 
 def judge(
     record: OomRecord,
-    setup: Setup | None = None,
+    setup: RunSetup | None = None,
     *,
     growth: Mapping[str, Any] | None = None,
     allowed: Allowed | None = None,
@@ -410,7 +419,7 @@ def judge(
     whether a setting is possible on this machine.
     """
     remark = None
-    if record.memory is not Memory.GPU:
+    if record.memory is not MemoryKind.GPU:
         case, text, share, advice = host_case(record)
         evidence = host_evidence(record)
     else:

@@ -19,7 +19,13 @@ import pynvml
 
 from stepscope.common.json_values import to_text
 from stepscope.memory import allocator
-from stepscope.memory.oom.record import FIRST_PID, Block, Holder, Segments, Settings
+from stepscope.memory.oom.record import (
+    FIRST_PID,
+    AllocatorSettings,
+    OomAllocationSite,
+    ProcessMemory,
+    SegmentStats,
+)
 from stepscope.memory.snapshots.segments import largest_blocks
 
 BLOCKS = 20
@@ -68,7 +74,7 @@ def segments(device: int) -> list[dict[str, Any]]:
     return [segment for segment in found if segment.get("device") == device]
 
 
-def free_blocks(found: Iterable[Mapping[str, Any]], stream: int) -> Segments:
+def free_blocks(found: Iterable[Mapping[str, Any]], stream: int) -> SegmentStats:
     """Return the largest free blocks, those that `stream` may use and those it may not."""
     usable = elsewhere = private = count = 0
     for segment in found:
@@ -83,15 +89,15 @@ def free_blocks(found: Iterable[Mapping[str, Any]], stream: int) -> Segments:
             elsewhere = max(elsewhere, largest)
         else:
             usable = max(usable, largest)
-    return Segments(count=count, largest_free=usable, elsewhere=elsewhere, private=private)
+    return SegmentStats(count=count, largest_free=usable, elsewhere=elsewhere, private=private)
 
 
-def live_blocks(found: list[dict[str, Any]]) -> tuple[tuple[Block, ...], str | None]:
+def live_blocks(found: list[dict[str, Any]]) -> tuple[tuple[OomAllocationSite, ...], str | None]:
     """Return the largest live blocks, and why they have no stacks; None where they have."""
     if not any(frames_of(segment) for segment in found):
         return by_size(found), NO_STACKS
     blocks = tuple(
-        Block(
+        OomAllocationSite(
             size=int(block.size),
             count=int(block.count),
             frames=tuple(to_text(frame)[-TEXT:] for frame in block.frames[:FRAMES]),
@@ -107,7 +113,7 @@ def frames_of(segment: Mapping[str, Any]) -> bool:
     return any(block.get("frames") for block in segment.get("blocks") or ())
 
 
-def by_size(found: Iterable[Mapping[str, Any]]) -> tuple[Block, ...]:
+def by_size(found: Iterable[Mapping[str, Any]]) -> tuple[OomAllocationSite, ...]:
     """Return the live blocks without their stacks, those of one size added up."""
     counts: dict[int, int] = {}
     for segment in found:
@@ -115,7 +121,7 @@ def by_size(found: Iterable[Mapping[str, Any]]) -> tuple[Block, ...]:
             if block.get("state") == "active_allocated":
                 counts[block["size"]] = counts.get(block["size"], 0) + 1
     ranked = sorted(counts, key=lambda size: -size * counts[size])[:BLOCKS]
-    return tuple(Block(size=size * counts[size], count=counts[size]) for size in ranked)
+    return tuple(OomAllocationSite(size=size * counts[size], count=counts[size]) for size in ranked)
 
 
 def stream_of(device: int) -> int:
@@ -123,14 +129,14 @@ def stream_of(device: int) -> int:
     return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(device))
 
 
-def settings(device: int) -> Settings:
+def settings(device: int) -> AllocatorSettings:
     """Return the allocator's settings in force, by its own word and by the environment."""
     torch = sys.modules["torch"]
     text, given = allocator.environment_text(), allocator.in_force()
     fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
     share = float(fraction(device)) if fraction is not None else None
     split = given.get("max_split_size_mb", "")
-    return Settings(
+    return AllocatorSettings(
         backend=str(torch.cuda.memory.get_allocator_backend()),
         text=to_text(text or ",".join(f"{name}:{value}" for name, value in given.items()))[:TEXT],
         expandable_segments=allocator.expandable_segments(given),
@@ -159,16 +165,16 @@ NO_MEMORY = "the driver does not give the memory of each process here"
 
 
 @dataclass(frozen=True, slots=True)
-class Holders:
+class DeviceMemoryUsers:
     """Bytes of this process and of all others; `reason` says why they are not told apart."""
 
     own: int | None = None
     others: int | None = None
-    processes: tuple[Holder, ...] = ()
+    processes: tuple[ProcessMemory, ...] = ()
     reason: str | None = None
 
 
-def holders(uuid: str) -> Holders:
+def holders(uuid: str) -> DeviceMemoryUsers:
     """Return who holds a GPU's memory now. Raises nothing of NVML's."""
     try:
         _begin()
@@ -178,7 +184,7 @@ def holders(uuid: str) -> Holders:
             for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         }
     except (pynvml.NVMLError, AttributeError, OSError) as error:
-        return Holders(reason=f"NVML: {to_text(error)[:NAME]}")
+        return DeviceMemoryUsers(reason=f"NVML: {to_text(error)[:NAME]}")
     return shared_out(listed, os.getpid())
 
 
@@ -188,23 +194,23 @@ def _begin() -> None:
     pynvml.nvmlInit()
 
 
-def shared_out(listed: dict[int, int | None], own_pid: int) -> Holders:
+def shared_out(listed: dict[int, int | None], own_pid: int) -> DeviceMemoryUsers:
     """Tell this process from the others, as far as the list allows it."""
     if own_pid not in listed:
-        return Holders(reason=NOT_LISTED)
+        return DeviceMemoryUsers(reason=NOT_LISTED)
     rest = {pid: memory for pid, memory in listed.items() if pid != own_pid}
     ranked = sorted(rest, key=lambda pid: -(rest[pid] or 0))[:MOST]
     found = tuple(_holder(pid, rest[pid]) for pid in ranked if pid >= FIRST_PID)
     if any(memory is None for memory in rest.values()):
-        return Holders(own=listed[own_pid], processes=found, reason=NO_MEMORY)
+        return DeviceMemoryUsers(own=listed[own_pid], processes=found, reason=NO_MEMORY)
     others = sum(memory or 0 for memory in rest.values())
-    return Holders(own=listed[own_pid], others=others, processes=found)
+    return DeviceMemoryUsers(own=listed[own_pid], others=others, processes=found)
 
 
-def _holder(pid: int, memory: int | None) -> Holder:
+def _holder(pid: int, memory: int | None) -> ProcessMemory:
     try:
         process = psutil.Process(pid)
         name, yours = process.name(), process.uids().real == os.getuid()
     except psutil.Error:  # it has just ended, or another container or user hides it
         name, yours = "", False
-    return Holder(pid=pid, name=to_text(name)[:NAME], memory=memory, yours=yours)
+    return ProcessMemory(pid=pid, name=to_text(name)[:NAME], memory=memory, yours=yours)

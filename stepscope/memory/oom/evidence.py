@@ -27,7 +27,7 @@ RISES = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Trend:
+class AllocationTrend:
     """Allocated memory that grows: bytes a step, over how many steps that was seen, and by what.
 
     Nothing is said of steps that nobody has looked at.
@@ -38,7 +38,7 @@ class Trend:
     grown: int
 
 
-def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> Trend | None:
+def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> AllocationTrend | None:
     """Return the growth of allocated memory, by the run's own event of it or by the last samples.
 
     `growth` is what that event says: `bytes_per_step` and `steps`, checked here. It may be old: it
@@ -53,17 +53,17 @@ def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> Trend |
     return told if goes_on else seen
 
 
-def _told(growth: Mapping[str, Any] | None) -> Trend | None:
+def _told(growth: Mapping[str, Any] | None) -> AllocationTrend | None:
     """Return what an event says of the steps that it is about."""
     if growth is None or growth.get("where", "allocated") != "allocated":
         return None
     per_step, steps = _number(growth.get("bytes_per_step")), _number(growth.get("steps"))
     if not (0 < per_step < LARGEST and 0 < steps < LARGEST):
         return None
-    return Trend(per_step, int(steps), int(per_step * int(steps)))
+    return AllocationTrend(per_step, int(steps), int(per_step * int(steps)))
 
 
-def _seen(points: list[tuple[int, float]]) -> Trend | None:
+def _seen(points: list[tuple[int, float]]) -> AllocationTrend | None:
     """Return the growth within the last samples, no more than from the first to the last one."""
     if len(points) < TREND_STEPS:
         return None
@@ -75,7 +75,7 @@ def _seen(points: list[tuple[int, float]]) -> Trend | None:
         return None
     steps = points[-1][0] - points[0][0]
     grown = min(slope * steps, points[-1][1] - points[0][1])
-    return Trend(slope, steps, int(grown)) if grown > 0 else None
+    return AllocationTrend(slope, steps, int(grown)) if grown > 0 else None
 
 
 def _lowest(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -141,7 +141,7 @@ context and its libraries take less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class OomEvidence:
     """A figure that the verdict rests on: bytes, or a text where it is none."""
 
     name: str
@@ -155,7 +155,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class OomMemoryStats:
     """The figures of a record that all have to be there for a judgement; bytes.
 
     `limit` is what this process may use of the device, `room` what the driver could still give it,
@@ -180,7 +180,7 @@ class Figures:
         return self.allocated + self.requested
 
 
-def figures_of(record: OomRecord) -> Figures | None:
+def figures_of(record: OomRecord) -> OomMemoryStats | None:
     """Return the figures of a record; None where one is missing, or they contradict each other."""
     needed = (record.requested, record.free, record.allocated, record.reserved)
     limit = record.allowed or record.total
@@ -192,7 +192,7 @@ def figures_of(record: OomRecord) -> Figures | None:
     total = record.total or limit
     room = free if limit >= total else min(free, max(0, limit - reserved))
     outside = max(0, total - free - reserved)
-    return Figures(
+    return OomMemoryStats(
         requested=requested,
         limit=limit,
         room=room,
@@ -202,7 +202,7 @@ def figures_of(record: OomRecord) -> Figures | None:
     )
 
 
-def others_of(record: OomRecord, figures: Figures) -> int | None:
+def others_of(record: OomRecord, figures: OomMemoryStats) -> int | None:
     """Return the memory of other processes; None where nobody tells it from our own."""
     listed = [one.memory for one in record.processes if one.memory is not None]
     if record.others is not None:
@@ -224,8 +224,8 @@ def evaluates_with_gradients(record: OomRecord) -> bool:
 
 
 def gpu_evidence(
-    record: OomRecord, figures: Figures | None, found: Trend | None
-) -> tuple[Evidence, ...]:
+    record: OomRecord, figures: OomMemoryStats | None, found: AllocationTrend | None
+) -> tuple[OomEvidence, ...]:
     usual = usual_peak(record)
     segments, state = record.segments, record.optimizer
     sizes = [
@@ -244,16 +244,16 @@ def gpu_evidence(
         ("Optimizer state, so far", None if state is None else state.state),
         ("Optimizer state, complete", None if state is None else state.expected),
     ]
-    told = [Evidence(name=name, size=size) for name, size in sizes if size is not None]
+    told = [OomEvidence(name=name, size=size) for name, size in sizes if size is not None]
     if record.others is None and record.others_reason:
-        told.append(Evidence(name="Other processes", text=f"not known: {record.others_reason}"))
+        told.append(OomEvidence(name="Other processes", text=f"not known: {record.others_reason}"))
     if found is not None:
         grown = f"{format_bytes(found.per_step)} a step over {found.steps:,} steps"
-        told.append(Evidence(name="Growth of allocated", text=grown))
+        told.append(OomEvidence(name="Growth of allocated", text=grown))
     return (*told, *_circumstances(record))
 
 
-def _circumstances(record: OomRecord) -> tuple[Evidence, ...]:
+def _circumstances(record: OomRecord) -> tuple[OomEvidence, ...]:
     modes = {True: "training", False: "evaluation", None: None}
     grads = {True: "on", False: "off", None: None}
     words = [
@@ -265,10 +265,10 @@ def _circumstances(record: OomRecord) -> tuple[Evidence, ...]:
         ("Allocator settings", record.settings.text or None),
         ("Retries before", None if not record.retries else f"{record.retries:,}"),
     ]
-    return tuple(Evidence(name=name, text=text) for name, text in words if text is not None)
+    return tuple(OomEvidence(name=name, text=text) for name, text in words if text is not None)
 
 
-def host_evidence(record: OomRecord) -> tuple[Evidence, ...]:
+def host_evidence(record: OomRecord) -> tuple[OomEvidence, ...]:
     host = record.host
     sizes = [("Requested", record.requested)]
     if host is not None:
@@ -281,7 +281,7 @@ def host_evidence(record: OomRecord) -> tuple[Evidence, ...]:
             ("Container, limit", host.limit),
             ("Shared memory, free", host.shared_free),
         ]
-    told = [Evidence(name=name, size=size) for name, size in sizes if size is not None]
+    told = [OomEvidence(name=name, size=size) for name, size in sizes if size is not None]
     if host is not None and host.kills is not None:
-        told.append(Evidence(name="Processes ended by the kernel", text=f"{host.kills:,}"))
+        told.append(OomEvidence(name="Processes ended by the kernel", text=f"{host.kills:,}"))
     return (*told, *_circumstances(record))

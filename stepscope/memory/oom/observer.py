@@ -24,10 +24,16 @@ from stepscope.common.formatting import format_bytes
 from stepscope.host.usage import kills_since
 from stepscope.memory.oom import capture as made
 from stepscope.memory.oom.classify import judge
-from stepscope.memory.oom.record import Memory, OomRecord, OomReport, oom_name
+from stepscope.memory.oom.record import MemoryKind, OomRecord, OomReport, oom_name
 from stepscope.recorder.recorder import Recorder
 from stepscope.run.folder import write_run_json
-from stepscope.run.status import Outcome, Shortage, killed_worker, shortage, with_lost_worker
+from stepscope.run.status import (
+    MemoryShortage,
+    RunOutcome,
+    killed_worker,
+    shortage,
+    with_lost_worker,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +43,7 @@ EVENT_EVERY_S = 5.0
 """Least time between two events of caught failures."""
 
 
-class OomWatch:
+class OomObserver:
     """What one run knows of its failed allocations; made with its session.
 
     `step` returns the last optimizer step that ended, and `own_parts` names the part of a step by
@@ -111,13 +117,13 @@ class OomWatch:
         self._told_at = now
         self._tell(report)
 
-    def with_lost_worker(self, error: BaseException, outcome: Outcome) -> Outcome:
+    def with_lost_worker(self, error: BaseException, outcome: RunOutcome) -> RunOutcome:
         """Return the outcome as one of host memory if the kernel has killed a worker for it."""
         if outcome.failure != "error" or not killed_worker(error):
             return outcome
         return with_lost_worker(outcome, kills_since(self.first_kills))
 
-    def failed(self, error: BaseException, outcome: Outcome) -> OomReport | None:
+    def failed(self, error: BaseException, outcome: RunOutcome) -> OomReport | None:
         """Return what is known of the failure that ends the run, if it is one of memory."""
         short = shortage(error)
         if outcome.failure != "oom" or os.getpid() != self._pid:
@@ -126,7 +132,7 @@ class OomWatch:
         memory = _memory(short, error)
         try:
             observed = self.pending and type(error).__name__ == "OutOfMemoryError"
-            if observed and self._report is not None and memory is Memory.GPU:
+            if observed and self._report is not None and memory is MemoryKind.GPU:
                 said = made.first_words(error)
                 self._report = replace(
                     self._report, last=replace(self._report.last, message=said), ended=True
@@ -148,9 +154,9 @@ class OomWatch:
         self._write_if_due()
         _forget(self)
 
-    def _facts(self) -> made.Facts:
+    def _facts(self) -> made.OomContext:
         step = self.step()
-        return made.Facts(
+        return made.OomContext(
             recorder=self._recorder,
             step=step,
             steps_done=max(0, step - self.first_step),
@@ -202,25 +208,25 @@ class OomWatch:
 
 
 _MEMORY = {
-    Shortage.GPU: Memory.GPU,
-    Shortage.HOST: Memory.HOST,
-    Shortage.PINNED: Memory.PINNED,
+    MemoryShortage.GPU: MemoryKind.GPU,
+    MemoryShortage.HOST: MemoryKind.HOST,
+    MemoryShortage.PINNED: MemoryKind.PINNED,
 }
 
 
-def _memory(short: Shortage | None, error: BaseException) -> Memory:
+def _memory(short: MemoryShortage | None, error: BaseException) -> MemoryKind:
     """Return which memory was too small; an outcome may know more than the error's own words."""
     if short is None:
-        return Memory.HOST if killed_worker(error) else Memory.GPU
+        return MemoryKind.HOST if killed_worker(error) else MemoryKind.GPU
     return _MEMORY[short]
 
 
-_watches: list[OomWatch] = []
+_watches: list[OomObserver] = []
 _attached: set[int] = set()
 """The process that the observer is attached in: a forked child has another number."""
 
 
-def _observe(watch: OomWatch) -> None:
+def _observe(watch: OomObserver) -> None:
     if watch not in _watches:
         _watches.append(watch)
     torch = sys.modules.get("torch")
@@ -247,7 +253,7 @@ def _not_attached(error: Exception) -> None:
     log.warning("stepscope: a failed allocation will be told by its message only (%s)", error)
 
 
-def _forget(watch: OomWatch) -> None:
+def _forget(watch: OomObserver) -> None:
     if watch in _watches:
         _watches.remove(watch)
 

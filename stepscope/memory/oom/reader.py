@@ -17,8 +17,8 @@ from stepscope.memory.oom.classify import OomVerdict, judge
 from stepscope.memory.oom.recommendations import Allowed
 from stepscope.memory.oom.record import (
     BYTES_LIMIT,
-    Host,
-    Memory,
+    HostMemory,
+    MemoryKind,
     OomRecord,
     OomReport,
     oom_name,
@@ -26,7 +26,7 @@ from stepscope.memory.oom.record import (
 )
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.clocks import wall_offset_of
-from stepscope.store import EventRow, RunReader, StoreError
+from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import EVERY
 
 LOOKED_S = 300.0
@@ -35,7 +35,7 @@ something of its end: later, any other process may have been the one that was ki
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class OomAnalysis:
     """A run's report with the verdict on its last failed allocation."""
 
     report: OomReport
@@ -52,7 +52,7 @@ def judged(
     rank: int = 0,
     events: Iterable[EventRow] = (),
     allowed: Allowed | None = None,
-) -> Judged | None:
+) -> OomAnalysis | None:
     """Return what is known of a run's failed allocations; None where there were none.
 
     `rank` is the number in the folder. Raises ValueError for a file that is no report, with its
@@ -63,7 +63,7 @@ def judged(
         return None
     growth = growth_among(events)
     verdict = judge(report.last, setup_of(run.run_json), growth=growth, allowed=allowed)
-    return Judged(report, verdict)
+    return OomAnalysis(report, verdict)
 
 
 def read_report(folder: Path, rank: int = 0) -> OomReport | None:
@@ -88,7 +88,7 @@ def growth_among(events: Iterable[EventRow]) -> Mapping[str, Any] | None:
 def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:
     """Return the same of a run's store, None where it cannot be read."""
     try:
-        with RunReader(folder, rank) as reader:
+        with StoreReader(folder, rank) as reader:
             return growth_among(reader.events(limit=EVERY))
     except StoreError:
         return None
@@ -112,8 +112,8 @@ def _killed(run: RunInfo) -> OomReport | None:
     step = run_json.get("step")
     record = OomRecord(
         ts=float(beat) - wall_offset_of(run_json),
-        memory=Memory.HOST,
+        memory=MemoryKind.HOST,
         step=step if type(step) is int else 0,
-        host=Host(kills=kills),
+        host=HostMemory(kills=kills),
     )
     return OomReport(first=record, last=record, ended=True)

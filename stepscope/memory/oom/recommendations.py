@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from stepscope.bottleneck.recommendations import BF16_FROM, FP16_FROM, Setup, setting_text
+from stepscope.bottleneck.recommendations import BF16_FROM, FP16_FROM, RunSetup, setting_text
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.allocator import with_expandable
-from stepscope.memory.oom.record import Host, OomRecord
+from stepscope.memory.oom.record import HostMemory, OomRecord
 
 MOST_STEPS = 5
 
 Allowed = Callable[[str, Any], bool]
 
 
-class Advice(StrEnum):
+class AdviceKind(StrEnum):
     """Which advice a verdict calls for."""
 
     SMALLER = "smaller"
@@ -37,7 +37,7 @@ class Advice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class OomRecommendation:
     """One thing to try, in a sentence; the setting (`name`, `value`) or the code, if it is one."""
 
     text: str
@@ -47,15 +47,15 @@ class Step:
 
 
 def steps_to_take(
-    advice: Advice,
+    advice: AdviceKind,
     record: OomRecord,
-    setup: Setup | None = None,
+    setup: RunSetup | None = None,
     allowed: Allowed | None = None,
     *,
     has_pieces: bool = False,
-) -> tuple[Step, ...]:
+) -> tuple[OomRecommendation, ...]:
     """Return what to try, the best first; `has_pieces` adds a step against fragmentation."""
-    setup = setup or Setup(on_gpu=True, own=False)
+    setup = setup or RunSetup(on_gpu=True, own=False)
     possible = allowed or (lambda name, value: True)
     found = []
     for step in _ORDER[advice](record, setup):
@@ -68,32 +68,32 @@ def steps_to_take(
     return tuple(found[:MOST_STEPS])
 
 
-def _setting(name: str, value: Any, why: str = "") -> Step:
-    return Step(text=f"Try {setting_text(name, value)}{why}.", name=name, value=value)
+def _setting(name: str, value: Any, why: str = "") -> OomRecommendation:
+    return OomRecommendation(text=f"Try {setting_text(name, value)}{why}.", name=name, value=value)
 
 
-def _smaller(record: OomRecord, setup: Setup) -> Iterator[Step]:
+def _smaller(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
     if setup.own:
         yield from _smaller_of_ours(setup)
     else:
-        yield Step(
+        yield OomRecommendation(
             text="Halve the batch and accumulate gradients over two batches per step: only "
             "half the activations are live at a time.",
             code="(loss / 2).backward()\nif i % 2:\n"
             "    optimizer.step()\n    optimizer.zero_grad()",
         )
-        yield Step(
+        yield OomRecommendation(
             text="Run the forward pass under autocast: activations take half the memory.",
             code='with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
         )
-        yield Step(
+        yield OomRecommendation(
             text="Use activation checkpointing for the large blocks.",
             code="hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
         )
-    yield Step(text="Choose a smaller model or a device with more memory.")
+    yield OomRecommendation(text="Choose a smaller model or a device with more memory.")
 
 
-def _smaller_of_ours(setup: Setup) -> Iterator[Step]:
+def _smaller_of_ours(setup: RunSetup) -> Iterator[OomRecommendation]:
     batch = setup.number("batch_size")
     if batch > 1:
         yield _setting("batch_size", batch // 2, " with twice the accumulation")
@@ -104,7 +104,7 @@ def _smaller_of_ours(setup: Setup) -> Iterator[Step]:
         yield _setting("dataset_on_device", False)
 
 
-def _precisions(setup: Setup) -> Iterator[Step]:
+def _precisions(setup: RunSetup) -> Iterator[OomRecommendation]:
     """Yield the 16 bits that the device has, where the run computes in 32."""
     if setup.text("precision", "fp32") not in ("fp32", "tf32"):
         return
@@ -114,7 +114,7 @@ def _precisions(setup: Setup) -> Iterator[Step]:
         yield _setting("precision", "fp16")
 
 
-def _pieces(record: OomRecord, setup: Setup) -> Iterator[Step]:
+def _pieces(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
     yield from _allocator(record)
     if setup.own:
         if setup.config.get("preallocate_memory") is False:
@@ -123,18 +123,18 @@ def _pieces(record: OomRecord, setup: Setup) -> Iterator[Step]:
             )
         yield from _smaller_of_ours(setup)
     else:
-        yield Step(
+        yield OomRecommendation(
             text="Keep batch shapes alike, for example by padding to a few lengths: freed "
             "blocks then fit the next step."
         )
-        yield Step(
+        yield OomRecommendation(
             text="Empty the cache where shapes change, for example between training and "
             "validation.",
             code="torch.cuda.empty_cache()",
         )
 
 
-def _allocator(record: OomRecord) -> Iterator[Step]:
+def _allocator(record: OomRecord) -> Iterator[OomRecommendation]:
     """Yield the setting of torch's allocator that is not in force.
 
     With expandable segments nothing is left to set: max_split_size_mb does not act on them.
@@ -143,20 +143,20 @@ def _allocator(record: OomRecord) -> Iterator[Step]:
     if settings.backend != "native":
         return
     if settings.expandable_segments is not True:
-        yield Step(
+        yield OomRecommendation(
             text="Use expandable segments, set before the process starts CUDA (not on Windows, "
             "nor if tensors are shared between processes over CUDA IPC).",
             code=f"export PYTORCH_ALLOC_CONF={with_expandable(settings.text)}",
         )
 
 
-def _streams(record: OomRecord, setup: Setup) -> Iterator[Step]:
+def _streams(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
     if setup.own:
         for name in ("copy_stream", "cuda_graphs"):
             if setup.is_on(name):
                 yield _setting(name, False)
     else:
-        yield Step(
+        yield OomRecommendation(
             text="Free what the other stream or graph used before this allocation, or create "
             "both tensors on one stream: a freed block stays with its stream.",
             code="torch.cuda.empty_cache()",
@@ -164,14 +164,16 @@ def _streams(record: OomRecord, setup: Setup) -> Iterator[Step]:
     yield from _smaller(record, setup)
 
 
-def _others(record: OomRecord, setup: Setup) -> Iterator[Step]:
+def _others(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
     yours = [one for one in record.processes if one.yours]
     for one in sorted(yours, key=lambda each: -(each.memory or 0))[:1]:
         held = f", which held {format_bytes(one.memory)}" if one.memory is not None else ""
         name = f" ({one.name})" if one.name else ""
         # No command: the record may be old, and its number that of another process by now.
-        yield Step(text=f"End process {one.pid}{name}{held}, if it still runs: it was yours.")
-    yield Step(
+        yield OomRecommendation(
+            text=f"End process {one.pid}{name}{held}, if it still runs: it was yours."
+        )
+    yield OomRecommendation(
         text="Wait until the other process has ended, or choose another device."
         if not yours
         else "Or choose another device.",
@@ -180,29 +182,29 @@ def _others(record: OomRecord, setup: Setup) -> Iterator[Step]:
     yield from _smaller(record, setup)
 
 
-def _growth(record: OomRecord, setup: Setup) -> Iterator[Step]:
-    yield Step(
+def _growth(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
+    yield OomRecommendation(
         text="Look for tensors kept from earlier steps: a list of losses keeps every step's "
         "graph unless only the numbers are stored.",
         code="losses.append(loss.item())  # not: losses.append(loss)",
     )
-    yield Step(
+    yield OomRecommendation(
         text="Take two memory snapshots some steps apart; the stacks that grew in between hold "
         "the memory."
     )
 
 
-def _no_grad(record: OomRecord, setup: Setup) -> Iterator[Step]:
-    yield Step(
+def _no_grad(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
+    yield OomRecommendation(
         text="Turn gradients off for validation, so that no activations are kept.",
         code="model.eval()\nwith torch.no_grad():\n    outputs = model(inputs)",
     )
-    yield Step(text="Or validate with a smaller batch than you train with.")
+    yield OomRecommendation(text="Or validate with a smaller batch than you train with.")
 
 
-def _long_batch(record: OomRecord, setup: Setup) -> Iterator[Step]:
+def _long_batch(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
     if not setup.own:
-        yield Step(
+        yield OomRecommendation(
             text="Cap the sample length, or fill batches by tokens instead of samples: one "
             "long sample makes the whole batch long.",
             code="tokens = tokens[:max_length]",
@@ -210,7 +212,7 @@ def _long_batch(record: OomRecord, setup: Setup) -> Iterator[Step]:
     yield from _smaller(record, setup)
 
 
-def _optimizer(record: OomRecord, setup: Setup) -> Iterator[Step]:
+def _optimizer(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
     """Yield what lowers the state: a smaller batch does not, its activations are freed by then."""
     if setup.own:
         if setup.text("optimizer", "") in ("adam", "adamw"):
@@ -222,19 +224,19 @@ def _optimizer(record: OomRecord, setup: Setup) -> Iterator[Step]:
         if setup.is_on("foreach"):
             yield _setting("foreach", False, ", which needs copies of all gradients")
     else:
-        yield Step(
+        yield OomRecommendation(
             text="Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with "
             "momentum half, Adafactor hardly any."
         )
-        yield Step(
+        yield OomRecommendation(
             text="Shard the optimizer state across GPUs.",
             code="optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
         )
-        yield Step(
+        yield OomRecommendation(
             text="Use the fused optimizer: it updates without copies of all gradients.",
             code="torch.optim.AdamW(model.parameters(), fused=True)",
         )
-    yield Step(
+    yield OomRecommendation(
         text="Choose a smaller model or a device with more memory. A smaller batch hardly helps: "
         "its activations are freed before the optimizer's step."
     )
@@ -248,14 +250,16 @@ def is_beyond_host(record: OomRecord) -> bool:
 
 def _held_by_workers(record: OomRecord) -> bool:
     """Return True if child processes hold as much as their parent, or a worker is what failed."""
-    host = record.host or Host()
+    host = record.host or HostMemory()
     is_more = 0 < (host.children or 0) >= (host.process or 0)
     return is_more or "DataLoader worker" in (record.message or "")
 
 
-def _host(record: OomRecord, setup: Setup) -> Iterator[Step]:
+def _host(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
     if is_beyond_host(record):
-        yield Step(text="Check the shape: no setting makes one allocation of this size fit.")
+        yield OomRecommendation(
+            text="Check the shape: no setting makes one allocation of this size fit."
+        )
         return
     workers = setup.number("num_workers")
     if setup.own:
@@ -267,27 +271,27 @@ def _host(record: OomRecord, setup: Setup) -> Iterator[Step]:
         if batch > 1:
             yield _setting("batch_size", batch // 2, " with twice the accumulation")
     elif _held_by_workers(record):
-        yield Step(
+        yield OomRecommendation(
             text="Use fewer workers, and have each prefetch less.",
             code="DataLoader(data, num_workers=2, prefetch_factor=1)",
         )
-        yield Step(
+        yield OomRecommendation(
             text="Keep data in arrays or memory-mapped files: lists of Python objects are "
             "gradually copied into every worker."
         )
     else:
-        yield Step(
+        yield OomRecommendation(
             text="Map large files into memory or read them in parts instead of loading them whole.",
             code='data = numpy.load(path, mmap_mode="r")',
         )
         if record.host is None or record.host.children is None:
-            yield Step(text="If a DataLoader has workers, use fewer of them.")
+            yield OomRecommendation(text="If a DataLoader has workers, use fewer of them.")
     if record.host is not None and record.host.limit is not None:
-        yield Step(text="Give the container more memory.")
-    yield Step(text="Close other programs, or use a machine with more memory.")
+        yield OomRecommendation(text="Give the container more memory.")
+    yield OomRecommendation(text="Close other programs, or use a machine with more memory.")
 
 
-def _pinned(record: OomRecord, setup: Setup) -> Iterator[Step]:
+def _pinned(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
     if setup.own:
         if setup.is_on("copy_stream"):
             yield _setting("copy_stream", False)
@@ -298,30 +302,32 @@ def _pinned(record: OomRecord, setup: Setup) -> Iterator[Step]:
         if batch > 1:
             yield _setting("batch_size", batch // 2, " with twice the accumulation")
     else:
-        yield Step(
+        yield OomRecommendation(
             text="Pin fewer or smaller batches.",
             code="DataLoader(data, pin_memory=True, num_workers=2, prefetch_factor=1)",
         )
-    yield Step(text="Raise the locked-memory limit (ulimit -l) or the container's memory.")
+    yield OomRecommendation(
+        text="Raise the locked-memory limit (ulimit -l) or the container's memory."
+    )
 
 
-def _any(record: OomRecord, setup: Setup) -> Iterator[Step]:
+def _any(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
     yield from _smaller(record, setup)
-    yield Step(
+    yield OomRecommendation(
         text="Take a memory snapshot of an earlier step: it shows which lines hold the memory."
     )
 
 
-_ORDER: dict[Advice, Callable[[OomRecord, Setup], Iterator[Step]]] = {
-    Advice.SMALLER: _smaller,
-    Advice.PIECES: _pieces,
-    Advice.STREAMS: _streams,
-    Advice.OTHERS: _others,
-    Advice.GROWTH: _growth,
-    Advice.NO_GRAD: _no_grad,
-    Advice.LONG_BATCH: _long_batch,
-    Advice.OPTIMIZER: _optimizer,
-    Advice.HOST: _host,
-    Advice.PINNED: _pinned,
-    Advice.ANY: _any,
+_ORDER: dict[AdviceKind, Callable[[OomRecord, RunSetup], Iterator[OomRecommendation]]] = {
+    AdviceKind.SMALLER: _smaller,
+    AdviceKind.PIECES: _pieces,
+    AdviceKind.STREAMS: _streams,
+    AdviceKind.OTHERS: _others,
+    AdviceKind.GROWTH: _growth,
+    AdviceKind.NO_GRAD: _no_grad,
+    AdviceKind.LONG_BATCH: _long_batch,
+    AdviceKind.OPTIMIZER: _optimizer,
+    AdviceKind.HOST: _host,
+    AdviceKind.PINNED: _pinned,
+    AdviceKind.ANY: _any,
 }

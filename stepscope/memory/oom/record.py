@@ -21,7 +21,7 @@ BYTES_LIMIT = 4 * 2**20
 """Size up to which a file is read; ours have some 100 KB at most."""
 
 
-class Memory(StrEnum):
+class MemoryKind(StrEnum):
     """Which memory was too small."""
 
     GPU = "gpu"
@@ -30,7 +30,7 @@ class Memory(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class ProcessMemory:
     """Another process that holds memory of the device; `memory` in bytes, None where hidden."""
 
     pid: int
@@ -40,7 +40,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class OomAllocationSite:
     """Live allocations of one stack, added up: `size` is the bytes of all `count` of them."""
 
     size: int
@@ -50,7 +50,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
+class SegmentStats:
     """What torch's segments say of the device; bytes.
 
     `largest_free` is the largest free block that this allocation may use, `elsewhere` the largest
@@ -65,7 +65,7 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerState:
+class OptimizerMemory:
     """The optimizer that was stepping; bytes. `expected` is its whole state once it is there."""
 
     name: str
@@ -76,7 +76,7 @@ class OptimizerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class AllocatorSettings:
     """The allocator's settings in force.
 
     `max_split_size` is in bytes, `fraction` the share of the device that this process may use; None
@@ -91,7 +91,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class HostMemory:
     """Memory of the host and of this process with its children; bytes.
 
     `limit` and `limit_used` are those of the cgroup (a container's). `kills` is how many processes
@@ -109,7 +109,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
+class RecentSamples:
     """The samples of the last seconds, a column a metric; a row was taken after `steps[i]`."""
 
     ts: tuple[float, ...] = ()
@@ -132,7 +132,7 @@ class OomRecord:
     """
 
     ts: float
-    memory: Memory = Memory.GPU
+    memory: MemoryKind = MemoryKind.GPU
     step: int = 0
     epoch: int = 0
     steps_done: int | None = None
@@ -157,14 +157,14 @@ class OomRecord:
     own: int | None = None
     others: int | None = None
     others_reason: str | None = None
-    processes: tuple[Holder, ...] = ()
-    segments: Segments | None = None
-    blocks: tuple[Block, ...] = ()
+    processes: tuple[ProcessMemory, ...] = ()
+    segments: SegmentStats | None = None
+    blocks: tuple[OomAllocationSite, ...] = ()
     blocks_reason: str | None = None
-    optimizer: OptimizerState | None = None
-    settings: Settings = field(default_factory=Settings)
-    host: Host | None = None
-    readings: Readings = field(default_factory=Readings)
+    optimizer: OptimizerMemory | None = None
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    host: HostMemory | None = None
+    readings: RecentSamples = field(default_factory=RecentSamples)
     inputs: tuple[str, ...] = ()
     function: str | None = None
     stack: tuple[str, ...] = ()
@@ -255,7 +255,7 @@ def figures_in(text: str) -> dict[str, Any]:
     if cached is not None and "allocated" in found:
         found["reserved"] = found["allocated"] + _bytes(cached.group(1), cached.group(2))
     processes = tuple(
-        Holder(pid=int(pid), memory=_bytes(size, unit))
+        ProcessMemory(pid=int(pid), memory=_bytes(size, unit))
         for pid, size, unit in _PROCESS.findall(text)
     )
     if processes:

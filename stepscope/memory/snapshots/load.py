@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.memory.snapshots.stacks import Stacks
-from stepscope.memory.snapshots.trace import Labels, Trace, read_trace
+from stepscope.memory.snapshots.stacks import StackTable
+from stepscope.memory.snapshots.trace import AllocatorTrace, LabelTable, read_trace
 
 SIZE_LIMIT = 250 * 2**20
 """Bytes of a file; Python's objects of it need up to nine times as much memory."""
@@ -37,17 +37,17 @@ class SnapshotError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class MemorySnapshot:
     """What a file holds. Blocks in `segments` have lists of frames that `stacks` knows."""
 
     name: str
     size: int
     """Bytes of the file."""
     segments: list[Any]
-    traces: dict[int, Trace]
+    traces: dict[int, AllocatorTrace]
     """By torch's index of the device, those with a history."""
-    stacks: Stacks
-    labels: Labels
+    stacks: StackTable
+    labels: LabelTable
     settings: dict[str, Any]
     """The allocator's settings, {} where the file does not tell them."""
 
@@ -76,7 +76,7 @@ class _File(io.FileIO):
         return count
 
 
-def load(path: Path, *, progress: Progress = lambda read: None) -> Snapshot:
+def load(path: Path, *, progress: Progress = lambda read: None) -> MemorySnapshot:
     """Return a snapshot; nothing that the file names is called. Raises SnapshotError and OSError.
 
     A foreign file may need any amount of memory: `open_snapshot` reads it in a process with limits.
@@ -103,8 +103,8 @@ def load(path: Path, *, progress: Progress = lambda read: None) -> Snapshot:
 
 def _snapshot(
     name: str, size: int, segments: list[Any], histories: list[Any], settings: dict[str, Any]
-) -> Snapshot:
-    stacks, labels = Stacks(), Labels()
+) -> MemorySnapshot:
+    stacks, labels = StackTable(), LabelTable()
     traces, seen = {}, set()
     for device, history in enumerate(histories[:DEVICES_LIMIT]):
         if isinstance(history, list) and history:
@@ -112,7 +112,7 @@ def _snapshot(
             entries = [] if id(history) in seen else history
             seen.add(id(history))
             traces[device] = read_trace(entries, stacks, labels)
-    return Snapshot(name, size, segments, traces, stacks, labels, settings)
+    return MemorySnapshot(name, size, segments, traces, stacks, labels, settings)
 
 
 def _parts(path: Path, root: object) -> tuple[list[Any], list[Any], dict[str, Any]]:

@@ -29,7 +29,7 @@ from stepscope.common.files import atomic_replace, is_own_folder, read_regular_f
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.limited_process import end_with_stdin, limit_process
 from stepscope.memory.snapshots.load import REMEDY, SnapshotError, load
-from stepscope.memory.snapshots.summary import Summary, summarize
+from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
 
 SCHEMA = 1
 BYTES_LIMIT = 16 * 2**20
@@ -50,7 +50,7 @@ def summary_path(snapshot: Path) -> Path:
     return snapshot.with_name(f"{snapshot.name.removesuffix('.pickle')}.summary.json.gz")
 
 
-def write_summary(path: Path, summary: Summary, modified_ns: int) -> None:
+def write_summary(path: Path, summary: SnapshotSummary, modified_ns: int) -> None:
     """Write a summary in one piece; `modified_ns` is its snapshot's time of change.
 
     Raises OSError, and ValueError where it is so large that `read_summary` would not read it.
@@ -64,7 +64,7 @@ def write_summary(path: Path, summary: Summary, modified_ns: int) -> None:
         file.write(gzip.compress(data, _LEVEL, mtime=0))
 
 
-def read_summary(path: Path, file_size: int, modified_ns: int) -> Summary | None:
+def read_summary(path: Path, file_size: int, modified_ns: int) -> SnapshotSummary | None:
     """Return the summary of the snapshot that has this size and time of change.
 
     None where there is none, it is of another state of the file, or it is not one of ours: it can
@@ -74,10 +74,10 @@ def read_summary(path: Path, file_size: int, modified_ns: int) -> Summary | None
         content = json.loads(_unpacked(path))
         if content["schema"] != SCHEMA or content["modified_ns"] != modified_ns:
             return None
-        summary = _made(Summary, content["summary"])
+        summary = _made(SnapshotSummary, content["summary"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, EOFError, zlib.error):
         return None
-    assert isinstance(summary, Summary)
+    assert isinstance(summary, SnapshotSummary)
     return summary if summary.file_size == file_size and _coherent(summary) else None
 
 
@@ -159,7 +159,7 @@ def _fields(kind: Any) -> tuple[Any, ...]:
     return tuple(hints[field.name] for field in dataclasses.fields(kind))
 
 
-def _coherent(summary: Summary) -> bool:
+def _coherent(summary: SnapshotSummary) -> bool:
     """Say whether every number of a stack or frame has one, and columns have one length."""
     stacks = [site.stack for site in summary.sites]
     for memory in summary.devices:
@@ -235,14 +235,14 @@ _ROOT = Path(__file__).parents[3]
 _SENTENCE_LIMIT = 600
 
 
-class Opening:
+class SnapshotLoadTask:
     """One snapshot on its way; `poll` until `done`, from any thread, one at a time.
 
     `summary` is what `kept_summary` gave. Raises OSError where the file cannot be looked at or no
     process be started.
     """
 
-    def __init__(self, path: Path, spare: Path, summary: Summary | None = None) -> None:
+    def __init__(self, path: Path, spare: Path, summary: SnapshotSummary | None = None) -> None:
         found = path.stat()
         self.path = path
         self.share = 0.0
@@ -299,7 +299,7 @@ class Opening:
             self.error = printable(_why(self.path.name, code, words[-1:]))[:_SENTENCE_LIMIT]
 
 
-def kept_summary(path: Path, spare: Path) -> Summary | None:
+def kept_summary(path: Path, spare: Path) -> SnapshotSummary | None:
     """Return the summary that is kept of a file as it is now, if any. Raises OSError."""
     found = path.stat()
     return read_summary(_place(path, spare), found.st_size, found.st_mtime_ns)
@@ -307,12 +307,12 @@ def kept_summary(path: Path, spare: Path) -> Summary | None:
 
 def open_snapshot(
     path: Path, spare: Path, progress: Callable[[float], None] = lambda share: None
-) -> Summary:
+) -> SnapshotSummary:
     """Return the summary of a snapshot, waiting for it. Raises SnapshotError and OSError.
 
     `spare` is a folder for it where that of the file cannot be written.
     """
-    opening = Opening(path, spare, kept_summary(path, spare))
+    opening = SnapshotLoadTask(path, spare, kept_summary(path, spare))
     try:
         while not opening.poll():
             progress(opening.share)

@@ -23,7 +23,7 @@ _AFTER = {DATA: FORWARD, FORWARD: FORWARD, BACKWARD: OPTIMIZER, OPTIMIZER: FORWA
 """What follows a phase, until the next one begins: a script names only data and backward."""
 
 
-class Labels:
+class AllocationLabeler:
     """Labels what is allocated from now on, until `end`; made and ended by the training thread.
 
     A text that the script has set is put back at the end.
@@ -114,7 +114,7 @@ class SnapshotRecording:
         self._memory: Any = torch.cuda.memory
         # A script may record a history itself: it is written as it is, and goes on.
         self._ours = not torch._C._cuda_isHistoryEnabled()
-        self.labels = Labels()
+        self.labels = AllocationLabeler()
         if self._ours:
             self._memory._record_memory_history(context="all", stacks="python", max_entries=ENTRIES)
 

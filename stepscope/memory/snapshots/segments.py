@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.memory.snapshots.stacks import NO_STACK, Stacks, module_of, stack_texts
+from stepscope.memory.snapshots.stacks import NO_STACK, StackTable, module_of, stack_texts
 
 ALLOCATED = "active_allocated"
 AWAITING_FREE = ("active_awaiting_free", "active_pending_free")
@@ -26,7 +26,7 @@ torch 2.13, c10/cuda/CUDACachingAllocator.h: kSmallBuffer and kLargeBuffer."""
 
 
 @dataclass(frozen=True, slots=True)
-class LiveBlock:
+class LiveAllocations:
     """Live memory of one stream that one stack has allocated; sums over `count` equal blocks.
 
     `size` is what the blocks take (rounded up by the allocator), `requested` what was asked for;
@@ -83,7 +83,7 @@ class Block:
         return not self.allocated and self.state not in AWAITING_FREE
 
 
-def largest_blocks(segments: object, count: int = 20) -> tuple[LiveBlock, ...]:
+def largest_blocks(segments: object, count: int = 20) -> tuple[LiveAllocations, ...]:
     """Return where the most live memory was allocated, the largest first, at most `count`.
 
     Blocks of the same stack and stream are added up.
@@ -105,7 +105,7 @@ def largest_blocks(segments: object, count: int = 20) -> tuple[LiveBlock, ...]:
             sums[2] += 1
     largest = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))[: max(0, count)]
     return tuple(
-        LiveBlock(size, requested, stream, frames, module_of(frames), number)
+        LiveAllocations(size, requested, stream, frames, module_of(frames), number)
         for (stream, frames), (size, requested, number) in largest
     )
 
@@ -205,7 +205,7 @@ ACTIVE, AWAITING, FREE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SegmentSlice:
     """A stretch of a segment: its bytes, and what it is (ACTIVE, AWAITING or FREE).
 
     `stack` is that of its block; NO_STACK where it has none, or stands for several blocks.
@@ -217,7 +217,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SegmentRow:
     """One segment of the map; sizes in bytes."""
 
     stream: int
@@ -230,11 +230,11 @@ class Row:
     allocated: int
     split: int
     blocks: int
-    parts: tuple[Part, ...]
+    parts: tuple[SegmentSlice, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPoolUsage:
     """The bytes of one stream in one pool."""
 
     device: int
@@ -246,7 +246,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceSegments:
     """All segments of a device, and the map of those in which most is split."""
 
     device: int
@@ -255,10 +255,10 @@ class DeviceMemory:
     requested: int
     """Bytes of live blocks as the program asked for them."""
     parts: Fragmentation
-    rows: tuple[Row, ...]
+    rows: tuple[SegmentRow, ...]
 
 
-def device_memory(segments: object, stacks: Stacks) -> tuple[DeviceMemory, ...]:
+def device_memory(segments: object, stacks: StackTable) -> tuple[DeviceSegments, ...]:
     """Return the memory of each device that has segments."""
     by_device = defaultdict(list)
     for segment in segments_of(segments):
@@ -268,14 +268,16 @@ def device_memory(segments: object, stacks: Stacks) -> tuple[DeviceMemory, ...]:
     )
 
 
-def places(segments: object) -> tuple[Place, ...]:
+def places(segments: object) -> tuple[StreamPoolUsage, ...]:
     """Return the bytes of each stream and pool, the largest first."""
     groups = defaultdict(list)
     for segment in segments_of(segments):
         device, stream = whole(segment.get("device")) or 0, whole(segment.get("stream")) or 0
         groups[device, stream, pool_name(segment)].append(segment)
     found = [
-        Place(*key, len(mine), sum(1 for one in mine for _ in blocks_of(one)), fragmentation(mine))
+        StreamPoolUsage(
+            *key, len(mine), sum(1 for one in mine for _ in blocks_of(one)), fragmentation(mine)
+        )
         for key, mine in groups.items()
     ]
     return tuple(sorted(found, key=lambda place: -place.parts.reserved)[:PLACES_LIMIT])
@@ -290,7 +292,7 @@ def pool_name(segment: dict[str, Any]) -> str:
     return "" if numbers == [0, 0] else ".".join("?" if n is None else str(n) for n in numbers)
 
 
-def _device(device: int, segments: list[dict[str, Any]], stacks: Stacks) -> DeviceMemory:
+def _device(device: int, segments: list[dict[str, Any]], stacks: StackTable) -> DeviceSegments:
     made = []
     live = requested = 0
     for segment in segments:
@@ -300,18 +302,20 @@ def _device(device: int, segments: list[dict[str, Any]], stacks: Stacks) -> Devi
         requested += sum(block.requested for block in blocks if block.allocated)
     made.sort(key=lambda one: (-one[2].split, -one[2].reserved))
     rows = [_row(segment, blocks, parts, stacks) for segment, blocks, parts in made[:ROWS_LIMIT]]
-    return DeviceMemory(
+    return DeviceSegments(
         device, len(segments), live, requested, fragmentation(segments), tuple(rows)
     )
 
 
-def _row(segment: dict[str, Any], blocks: list[Block], parts: Fragmentation, stacks: Stacks) -> Row:
+def _row(
+    segment: dict[str, Any], blocks: list[Block], parts: Fragmentation, stacks: StackTable
+) -> SegmentRow:
     size = segment_size(segment, blocks)
-    shown = [Part(block.size, _state(block), _stack(block, stacks)) for block in blocks]
+    shown = [SegmentSlice(block.size, _state(block), _stack(block, stacks)) for block in blocks]
     left = size - sum(block.size for block in blocks)
     if left:
-        shown.append(Part(left, FREE, NO_STACK))
-    return Row(
+        shown.append(SegmentSlice(left, FREE, NO_STACK))
+    return SegmentRow(
         stream=whole(segment.get("stream")) or 0,
         pool=pool_name(segment),
         kind="small" if segment.get("segment_type") == "small" else "large",
@@ -328,11 +332,11 @@ def _state(block: Block) -> int:
     return ACTIVE if block.allocated else FREE if block.free else AWAITING
 
 
-def _stack(block: Block, stacks: Stacks) -> int:
+def _stack(block: Block, stacks: StackTable) -> int:
     return stacks.number(block.frames) if block.allocated else NO_STACK
 
 
-def _together(parts: Sequence[Part], size: int) -> Iterable[Part]:
+def _together(parts: Sequence[SegmentSlice], size: int) -> Iterable[SegmentSlice]:
     """Yield fewer parts: neighbors within a PARTS_LIMIT-th of the segment become up to three."""
     limit = 3 * size // PARTS_LIMIT
     sums = [0, 0, 0]
@@ -347,5 +351,5 @@ def _together(parts: Sequence[Part], size: int) -> Iterable[Part]:
     yield from _sums(sums)
 
 
-def _sums(sums: list[int]) -> Iterable[Part]:
-    return (Part(size, state, NO_STACK) for state, size in enumerate(sums) if size)
+def _sums(sums: list[int]) -> Iterable[SegmentSlice]:
+    return (SegmentSlice(size, state, NO_STACK) for state, size in enumerate(sums) if size)

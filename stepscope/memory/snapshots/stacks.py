@@ -121,7 +121,7 @@ TEXTS_LIMIT = 200_000
 """Distinct frames kept."""
 
 
-class Stacks:
+class StackTable:
     """Gives stacks their numbers, from 0 on; `left_out` counts lists beyond the limits."""
 
     def __init__(self) -> None:

@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepscope.common.formatting import printable
-from stepscope.memory.snapshots.load import REMEDY, Snapshot, SnapshotError
+from stepscope.memory.snapshots.load import REMEDY, MemorySnapshot, SnapshotError
 from stepscope.memory.snapshots.segments import (
-    DeviceMemory,
-    Part,
-    Place,
+    DeviceSegments,
+    SegmentSlice,
+    StreamPoolUsage,
     blocks_of,
     device_memory,
     places,
     segments_of,
     whole,
 )
-from stepscope.memory.snapshots.stacks import NO_STACK, Stacks, module_of
-from stepscope.memory.snapshots.timeline import Band, Held, History, history
+from stepscope.memory.snapshots.stacks import NO_STACK, StackTable, module_of
+from stepscope.memory.snapshots.timeline import MemoryTimeline, StackBand, StackUsage, history
 from stepscope.memory.snapshots.trace import OOMS_LIMIT
 
 SITES_LIMIT = 2000
@@ -32,7 +32,7 @@ SUM_LIMIT = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class AllocationSite:
     """Live memory of one stack on one device at the end; `size` as taken, `requested` as asked."""
 
     device: int
@@ -43,7 +43,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedRequest:
+class FailedAllocation:
     """An allocation that failed while the history was recorded, in bytes."""
 
     device: int
@@ -60,20 +60,20 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class SnapshotSummary:
     """A snapshot in short. `stacks` are lists of places in `texts`, innermost frame first."""
 
     name: str
     file_size: int
-    devices: tuple[DeviceMemory, ...]
-    places: tuple[Place, ...]
-    sites: tuple[Site, ...]
+    devices: tuple[DeviceSegments, ...]
+    places: tuple[StreamPoolUsage, ...]
+    sites: tuple[AllocationSite, ...]
     """Live at the end, the largest first."""
     sites_left: int
     """Further sites, whose memory is in `size_left`."""
     size_left: int
-    histories: tuple[History, ...]
-    failed: tuple[FailedRequest, ...]
+    histories: tuple[MemoryTimeline, ...]
+    failed: tuple[FailedAllocation, ...]
     labels: tuple[str, ...]
     settings: tuple[Setting, ...]
     texts: tuple[str, ...]
@@ -96,7 +96,7 @@ class Summary:
         return None if stack == NO_STACK else self.modules[stack]
 
 
-def summarize(snapshot: Snapshot) -> Summary:
+def summarize(snapshot: MemorySnapshot) -> SnapshotSummary:
     """Return a snapshot in short. Raises SnapshotError where its sizes add up to no real memory."""
     try:
         summary = _summarized(snapshot)
@@ -118,18 +118,18 @@ def _too_much(name: str) -> str:
     )
 
 
-def _summarized(snapshot: Snapshot) -> Summary:
+def _summarized(snapshot: MemorySnapshot) -> SnapshotSummary:
     devices = device_memory(snapshot.segments, snapshot.stacks)
     sites = _sites(snapshot.segments, snapshot.stacks)
     histories = _histories(snapshot, devices)
     failed = [
-        FailedRequest(device, oom.requested, oom.device_free)
+        FailedAllocation(device, oom.requested, oom.device_free)
         for device, trace in snapshot.traces.items()
         for oom in trace.ooms
     ]
     listed = sites[:SITES_LIMIT]
     kept = _Kept(snapshot.stacks)
-    return Summary(
+    return SnapshotSummary(
         name=printable(snapshot.name)[:TEXT_LIMIT],
         file_size=snapshot.size,
         devices=tuple(kept.device(device) for device in devices),
@@ -147,7 +147,7 @@ def _summarized(snapshot: Snapshot) -> Summary:
     )
 
 
-def _sites(segments: list[Any], stacks: Stacks) -> list[Site]:
+def _sites(segments: list[Any], stacks: StackTable) -> list[AllocationSite]:
     """Return what each stack holds at the end, the largest first."""
     sums: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
     for segment in segments_of(segments):
@@ -158,11 +158,11 @@ def _sites(segments: list[Any], stacks: Stacks) -> list[Site]:
                 found[0] += block.size
                 found[1] += block.requested
                 found[2] += 1
-    sites = [Site(*key, *numbers) for key, numbers in sums.items()]
+    sites = [AllocationSite(*key, *numbers) for key, numbers in sums.items()]
     return sorted(sites, key=lambda site: (-site.size, site.device, site.stack))
 
 
-def _histories(snapshot: Snapshot, devices: Iterable[DeviceMemory]) -> list[History]:
+def _histories(snapshot: MemorySnapshot, devices: Iterable[DeviceSegments]) -> list[MemoryTimeline]:
     reserved = {one.device: one.parts.reserved for one in devices}
     live: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for segment in segments_of(snapshot.segments):
@@ -198,7 +198,7 @@ def _is_plain(value: object) -> bool:
 class _Kept:
     """Gives the stacks that a summary speaks of new numbers, and leaves out all others."""
 
-    def __init__(self, stacks: Stacks) -> None:
+    def __init__(self, stacks: StackTable) -> None:
         self._stacks = stacks
         self._numbers: dict[int, int] = {}
 
@@ -208,21 +208,21 @@ class _Kept:
             NO_STACK if stack == NO_STACK else self._numbers.setdefault(stack, len(self._numbers))
         )
 
-    def device(self, memory: DeviceMemory) -> DeviceMemory:
+    def device(self, memory: DeviceSegments) -> DeviceSegments:
         """Return it with new numbers."""
         rows = (
             replace(
                 row,
-                parts=tuple(Part(p.size, p.state, self.number(p.stack)) for p in row.parts),
+                parts=tuple(SegmentSlice(p.size, p.state, self.number(p.stack)) for p in row.parts),
             )
             for row in memory.rows
         )
         return replace(memory, rows=tuple(rows))
 
-    def history(self, one: History) -> History:
+    def history(self, one: MemoryTimeline) -> MemoryTimeline:
         """Return it with new numbers."""
-        bands = (Band(self.number(band.stack), band.peak, band.live) for band in one.bands)
-        held = (Held(self.number(held.stack), held.size, held.count) for held in one.at_peak)
+        bands = (StackBand(self.number(band.stack), band.peak, band.live) for band in one.bands)
+        held = (StackUsage(self.number(held.stack), held.size, held.count) for held in one.at_peak)
         return replace(one, bands=tuple(bands), at_peak=tuple(held))
 
     def tables(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StackDiff:
     """Live bytes and blocks of one stack in both snapshots."""
 
     frames: tuple[str, ...]
@@ -259,10 +259,10 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SnapshotDiff:
     """The changes from one snapshot to another, the largest first, all devices together."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[StackDiff, ...]
     before: int
     """All live bytes."""
     after: int
@@ -270,7 +270,7 @@ class Difference:
     """False where one of both has more stacks than are listed: theirs are not compared."""
 
 
-def difference(first: Summary, second: Summary) -> Difference:
+def difference(first: SnapshotSummary, second: SnapshotSummary) -> SnapshotDiff:
     """Return what is live in the second and not in the first, and the reverse.
 
     Blocks are compared by the stack that allocated them: addresses mean nothing across runs.
@@ -284,9 +284,9 @@ def difference(first: Summary, second: Summary) -> Difference:
             found[side] += site.size
             found[2 + side] += site.count
             modules[frames] = summary.module(site.stack)
-    changes = [Change(frames, modules[frames], *found) for frames, found in sums.items()]
+    changes = [StackDiff(frames, modules[frames], *found) for frames, found in sums.items()]
     changed = [one for one in changes if one.more or one.count_before != one.count_after]
-    return Difference(
+    return SnapshotDiff(
         tuple(sorted(changed, key=lambda one: (-abs(one.more), one.frames))),
         live_bytes(first),
         live_bytes(second),
@@ -294,7 +294,7 @@ def difference(first: Summary, second: Summary) -> Difference:
     )
 
 
-def live_bytes(summary: Summary) -> int:
+def live_bytes(summary: SnapshotSummary) -> int:
     """Return the bytes of all live blocks."""
     return sum(site.size for site in summary.sites) + summary.size_left
 
@@ -308,7 +308,7 @@ class ModuleMemory:
     count: int
 
 
-def by_module(summary: Summary, device: int | None = None) -> tuple[ModuleMemory, ...]:
+def by_module(summary: SnapshotSummary, device: int | None = None) -> tuple[ModuleMemory, ...]:
     """Return the live bytes by module, the largest first; without a device of all together."""
     sums: defaultdict[str | None, list[int]] = defaultdict(lambda: [0, 0])
     for site in summary.sites:

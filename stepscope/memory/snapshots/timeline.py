@@ -22,8 +22,8 @@ from stepscope.memory.snapshots.trace import (
     MISSING,
     SEGMENT_LESS,
     SEGMENT_MORE,
+    AllocatorTrace,
     Ints,
-    Trace,
 )
 
 COLUMNS = 1000
@@ -37,7 +37,7 @@ PHASE_SPANS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class StackBand:
     """Live bytes of one stack in each column."""
 
     stack: int
@@ -46,7 +46,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StackUsage:
     """Live bytes of one stack in `count` allocations."""
 
     stack: int
@@ -55,7 +55,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LabelSpan:
     """Columns `first` to `last` in which the newest allocation had this label."""
 
     first: int
@@ -64,7 +64,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class MemoryTimeline:
     """Live bytes of one device, as the program asked for them (the allocator rounds up).
 
     A column stands for a stretch of actions and shows the moment in it with the most live bytes, so
@@ -80,7 +80,7 @@ class History:
     live: tuple[int, ...]
     before: tuple[int, ...]
     """Live since before the recording."""
-    bands: tuple[Band, ...]
+    bands: tuple[StackBand, ...]
     """The stacks that hold most at the peak, the largest first."""
     rest: tuple[int, ...]
     reserved: tuple[int, ...] | None
@@ -89,10 +89,10 @@ class History:
     peak_column: int
     end: int
     """Live after the last action."""
-    spans: tuple[Span, ...]
+    spans: tuple[LabelSpan, ...]
     ooms: tuple[int, ...]
     """Columns in which an allocation failed."""
-    at_peak: tuple[Held, ...]
+    at_peak: tuple[StackUsage, ...]
     """The stacks that hold most at the peak, of those allocated since the recording began."""
 
 
@@ -110,8 +110,8 @@ class _Lives:
 
 
 def history(
-    device: int, trace: Trace, live_blocks: Mapping[int, int], reserved_end: int | None
-) -> History | None:
+    device: int, trace: AllocatorTrace, live_blocks: Mapping[int, int], reserved_end: int | None
+) -> MemoryTimeline | None:
     """Return the history of a device; None for one without actions.
 
     `live_blocks` has the bytes asked for by address of what is live at the end, `reserved_end` the
@@ -131,14 +131,14 @@ def history(
     held = _held(lives, peak_row)
     bands = _bands(lives, held[:BANDS], columns)
     rest = live[columns] - before - sum(band for _, band in bands)
-    return History(
+    return MemoryTimeline(
         device=device,
         actions=len(trace),
         columns=_whole(columns),
         seconds=_seconds(trace.time_us, columns),
         live=_whole(live[columns]),
         before=_whole(before),
-        bands=tuple(Band(stack, int(band.max()), _whole(band)) for stack, band in bands),
+        bands=tuple(StackBand(stack, int(band.max()), _whole(band)) for stack, band in bands),
         rest=_whole(rest),
         reserved=None if reserved_end is None else _reserved(trace, reserved_end, columns),
         peak=int(live[peak_row]),
@@ -159,18 +159,20 @@ def lasting(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
 
 
-def _held(lives: _Lives, row: int) -> list[Held]:
+def _held(lives: _Lives, row: int) -> list[StackUsage]:
     """Return the stacks that hold most after a row."""
     alive = (lives.begin <= row) & (lives.end > row) & (lives.stack != NO_STACK)
     sizes = np.bincount(lives.stack[alive], weights=lives.size[alive])
     counts = np.bincount(lives.stack[alive])
     largest = np.argsort(-sizes, kind="stable")[:HELD_LIMIT].tolist()
     return [
-        Held(stack, int(sizes[stack]), int(counts[stack])) for stack in largest if counts[stack]
+        StackUsage(stack, int(sizes[stack]), int(counts[stack]))
+        for stack in largest
+        if counts[stack]
     ]
 
 
-def _lives(trace: Trace, live_blocks: Mapping[int, int]) -> _Lives:
+def _lives(trace: AllocatorTrace, live_blocks: Mapping[int, int]) -> _Lives:
     """Pair each allocation with the first free of its address."""
     action = trace.action
     allocates = action == ALLOC
@@ -223,7 +225,7 @@ def _columns(live: Ints) -> Ints:
     )
 
 
-def _bands(lives: _Lives, held: list[Held], columns: Ints) -> list[tuple[int, Ints]]:
+def _bands(lives: _Lives, held: list[StackUsage], columns: Ints) -> list[tuple[int, Ints]]:
     """Return these stacks with their live bytes in each column."""
     bands = []
     for stack in [one.stack for one in held]:
@@ -245,7 +247,7 @@ def _added(rows: Ints, size: Ints, columns: Ints) -> Ints:
     return np.asarray(sums[np.searchsorted(rows[order], columns, "right")])
 
 
-def _reserved(trace: Trace, reserved_end: int, columns: Ints) -> tuple[int, ...]:
+def _reserved(trace: AllocatorTrace, reserved_end: int, columns: Ints) -> tuple[int, ...]:
     """Return the bytes of all segments, reckoned back from the end."""
     size = np.where(trace.size == MISSING, 0, trace.size)
     change = size * (
@@ -263,7 +265,7 @@ def _seconds(time_us: Ints, columns: Ints) -> tuple[float, ...] | None:
     return tuple((times / 1e6).round(6).tolist())
 
 
-def _spans(trace: Trace, columns: Ints) -> tuple[Span, ...]:
+def _spans(trace: AllocatorTrace, columns: Ints) -> tuple[LabelSpan, ...]:
     """Return the stretches of columns with one label, without those that have none."""
     if not (trace.phase != MISSING).any():
         return ()
@@ -273,7 +275,7 @@ def _spans(trace: Trace, columns: Ints) -> tuple[Span, ...]:
     begins = [0, *edges.tolist()]
     ends = [*(edges - 1).tolist(), len(columns) - 1]
     spans = [
-        Span(first, last, int(newest[first]))
+        LabelSpan(first, last, int(newest[first]))
         for first, last in zip(begins, ends, strict=True)
         if newest[first] != MISSING
     ]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stepscope.common.formatting import printable
 from stepscope.memory.snapshots.segments import LARGEST_SIZE
-from stepscope.memory.snapshots.stacks import NO_STACK, Stacks
+from stepscope.memory.snapshots.stacks import NO_STACK, StackTable
 
 Ints = NDArray[np.int64]
 Small = NDArray[np.int8]
@@ -42,7 +42,7 @@ OOMS_LIMIT = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Oom:
+class OomAction:
     """An allocation that failed: bytes asked for, and free on the device (None: not told)."""
 
     row: int
@@ -51,7 +51,7 @@ class Oom:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class AllocatorTrace:
     """What one device's allocator did, in the order of time; all columns have the same length."""
 
     action: Small
@@ -63,8 +63,8 @@ class Trace:
     stack: NDArray[np.int32]
     """Of allocations; NO_STACK of all else."""
     phase: NDArray[np.int16]
-    """Of allocations: a place in `Labels.names`, MISSING without a label."""
-    ooms: tuple[Oom, ...] = ()
+    """Of allocations: a place in `LabelTable.names`, MISSING without a label."""
+    ooms: tuple[OomAction, ...] = ()
     unreadable: int = 0
     """Entries that were no actions."""
 
@@ -73,7 +73,7 @@ class Trace:
 
 
 @dataclass(slots=True)
-class Labels:
+class LabelTable:
     """The labels that a program gave to its allocations (`_set_memory_metadata`)."""
 
     names: list[str] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Labels:
         return found
 
 
-def read_trace(entries: list[Any], stacks: Stacks, labels: Labels) -> Trace:
+def read_trace(entries: list[Any], stacks: StackTable, labels: LabelTable) -> AllocatorTrace:
     """Return one device's history, of entries as torch lists them."""
     rows = _TraceRows(stacks, labels)
     rows.add(entries)
@@ -103,11 +103,11 @@ def read_trace(entries: list[Any], stacks: Stacks, labels: Labels) -> Trace:
 class _TraceRows:
     """Makes the columns of one device, batch after batch."""
 
-    def __init__(self, stacks: Stacks, labels: Labels) -> None:
+    def __init__(self, stacks: StackTable, labels: LabelTable) -> None:
         self._stacks = stacks
         self._labels = labels
         self._parts: list[tuple[NDArray[Any], ...]] = []
-        self._ooms: list[Oom] = []
+        self._ooms: list[OomAction] = []
         self._rows = 0
         self._unreadable = 0
 
@@ -121,14 +121,14 @@ class _TraceRows:
             if batch:
                 self._add(batch)
 
-    def finish(self) -> Trace:
+    def finish(self) -> AllocatorTrace:
         """Return the columns."""
         kinds = (np.int8, np.int64, np.int64, np.int64, np.int32, np.int16)
         empty: list[tuple[NDArray[Any], ...]] = [tuple(np.zeros(0, kind) for kind in kinds)]
         parts = zip(*(self._parts or empty), strict=True)
         action, address, size, time_us, stack, phase = (np.concatenate(part) for part in parts)
         self._parts.clear()
-        return Trace(
+        return AllocatorTrace(
             action, address, size, time_us, stack, phase, tuple(self._ooms), self._unreadable
         )
 
@@ -169,7 +169,7 @@ class _TraceRows:
         requested, free = entry.get("size"), entry.get("device_free")
         if len(self._ooms) < OOMS_LIMIT:
             told = type(free) is int and 0 <= free < LARGEST_SIZE
-            self._ooms.append(Oom(row, max(0, _whole(requested)), free if told else None))
+            self._ooms.append(OomAction(row, max(0, _whole(requested)), free if told else None))
 
 
 def _actions(batch: list[dict[str, Any]]) -> Small:

@@ -35,14 +35,14 @@ from typing import TYPE_CHECKING
 
 from stepscope.distributed.ddp_timing import DDP_METRICS
 from stepscope.watch.hooks import attribution, dataloader, loss, optimizer, step_timing
-from stepscope.watch.hooks.patching import AfterImport, Guard, Patches
-from stepscope.watch.hooks.state import State
+from stepscope.watch.hooks.patching import HookGuard, PatchSet, PostImportHook
+from stepscope.watch.hooks.state import HookState
 
 if TYPE_CHECKING:
     from stepscope.session.script_session import ScriptSession
 
 
-__all__ = ["Hooks", "install"]
+__all__ = ["TorchHooks", "install"]
 
 
 log = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ log = logging.getLogger(__name__)
 CHILDREN_S = 0.5
 """CPU time of child processes that may have been spent on training."""
 
-Attach = Callable[[ModuleType, State, Patches], None]
+Attach = Callable[[ModuleType, HookState, PatchSet], None]
 
 
-def _failed_allocations(torch: ModuleType, state: State, patches: Patches) -> None:
+def _failed_allocations(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
     state.session.oom.attach()
 
 
@@ -69,20 +69,20 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
 )
 
 
-class Hooks:
+class TorchHooks:
     """The hooks of one run, waiting for torch or installed in it."""
 
     def __init__(self, session: ScriptSession) -> None:
-        self._state = State(session)
-        self._patches = Patches()
-        self._import = AfterImport("torch", self._attach)
+        self._state = HookState(session)
+        self._patches = PatchSet()
+        self._import = PostImportHook("torch", self._attach)
         self._has_torch = False
         self._import.start()
 
     def end(self) -> str | None:
         """Record the held rows at the script's end; without steps return the reason."""
         state = self._state
-        Guard("the steps of a script without an optimizer").call(state.by_hand.release)
+        HookGuard("the steps of a script without an optimizer").call(state.by_hand.release)
         if state.recorder.step or state.amp_skipped:
             return None
         return why_nothing(state, has_torch=self._has_torch)
@@ -112,7 +112,7 @@ class Hooks:
                 )
 
 
-def why_nothing(state: State, *, has_torch: bool) -> str:
+def why_nothing(state: HookState, *, has_torch: bool) -> str:
     """Return why no step was recorded of a script that has ended."""
     if not has_torch:
         why = "the script did not import torch"
@@ -127,14 +127,14 @@ def why_nothing(state: State, *, has_torch: bool) -> str:
     return text
 
 
-def install(session: ScriptSession) -> Hooks:
+def install(session: ScriptSession) -> TorchHooks:
     """Record the training of the script, once it imports torch."""
-    hooks = Hooks(session)
+    hooks = TorchHooks(session)
     _installed.append(hooks)
     return hooks
 
 
-_installed: list[Hooks] = []
+_installed: list[TorchHooks] = []
 
 
 def _leave_all() -> None:

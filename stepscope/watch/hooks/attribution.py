@@ -15,24 +15,24 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
+from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
 
 if TYPE_CHECKING:
-    from stepscope.watch.hooks.state import State
+    from stepscope.watch.hooks.state import HookState
 
 
-Reading = Any
+ScalarValue = Any
 """A float, or a 0-d CUDA tensor that the recorder reads later, or None."""
 
 LIMIT = 8
 """Maximum number of optimizers with separate losses."""
 
-Owners = frozenset[int] | None
+OptimizerKeys = frozenset[int] | None
 """Keys of optimizers; None if unknown: the loss counts for all of them."""
-Grads = dict[int, list[tuple[Any, Any, int]]]
+GradSnapshot = dict[int, list[tuple[Any, Any, int]]]
 
 
-class Parties:
+class LossAttribution:
     """The live optimizers, and the losses that wait for their steps.
 
     An optimizer and the one that it wraps have the same first parameter, and so one key.
@@ -42,7 +42,7 @@ class Parties:
         self.made = 0
         """Optimizers constructed so far."""
         self.are_several = False
-        self.sums: dict[Owners, tuple[Reading, int]] = {}
+        self.sums: dict[OptimizerKeys, tuple[ScalarValue, int]] = {}
         """Losses, and the number of `backward()` calls in each sum."""
         self._alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """By their identities."""
@@ -57,9 +57,9 @@ class Parties:
         self._alive[id(optimizer)] = optimizer
         self._count()
 
-    def gradients(self) -> Grads:
+    def gradients(self) -> GradSnapshot:
         """Return some gradients of every optimizer, for `add`."""
-        now: Grads = {}
+        now: GradSnapshot = {}
         alive = list(self._alive.values())
         for optimizer in alive:
             now[key(optimizer)] = [
@@ -70,7 +70,7 @@ class Parties:
             self._count()
         return now
 
-    def add(self, before: Grads, value: Reading) -> None:
+    def add(self, before: GradSnapshot, value: ScalarValue) -> None:
         """Add a loss whose `backward()` changed some of the gradients in `before`."""
         owners = frozenset(
             party
@@ -79,14 +79,14 @@ class Parties:
         )
         self.put(owners or None, value, 1)
 
-    def put(self, owners: Owners, value: Reading, terms: int) -> None:
+    def put(self, owners: OptimizerKeys, value: ScalarValue, terms: int) -> None:
         """Add a loss to those of the same owners."""
         if owners in self.sums:
             total, count = self.sums[owners]
             value, terms = summed(total, value), count + terms
         self.sums[owners] = value, terms
 
-    def take(self, optimizer: Any) -> tuple[Reading, int]:
+    def take(self, optimizer: Any) -> tuple[ScalarValue, int]:
         """Return and remove the loss of this optimizer and the number of its terms."""
         mine, total, terms = key(optimizer), None, 0
         for owners in [owners for owners in self.sums if owners is None or mine in owners]:
@@ -111,7 +111,7 @@ class Parties:
         self.are_several = 1 < len(keys) <= LIMIT
 
 
-def reading(tensor: Any) -> Reading:
+def reading(tensor: Any) -> ScalarValue:
     """Return the value of a one-element tensor on the CPU, else the detached tensor.
 
     Never waits. A CPU value is read at once because the script may change it in place. None for a
@@ -137,7 +137,7 @@ def members(optimizer: Any) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def summed(total: Reading, value: Reading) -> Reading:
+def summed(total: ScalarValue, value: ScalarValue) -> ScalarValue:
     """Add two losses; half-precision scalars on a GPU in float32."""
     if type(total) is not float and total.element_size() == 2:
         total = total.float()
@@ -161,19 +161,19 @@ NAME = "clip_grad_norm_"
 MAX_CALLS = 1024
 """Maximum number of calls before a step that are kept."""
 
-Call = tuple[Reading, float, frozenset[int]]
+ClipGradCall = tuple[ScalarValue, float, frozenset[int]]
 """The returned norm, its type, and the ids of the parameters, which it must not keep alive."""
 
 
-class Clips:
+class ClipGradCalls:
     """The calls of `clip_grad_norm_` since the last step."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ClipGradCall] = []
         self._seen: set[int] = set()
         """Ids of their parameters, from the second call on."""
 
-    def add(self, norm: Reading, kind: float, parameters: list[Any]) -> None:
+    def add(self, norm: ScalarValue, kind: float, parameters: list[Any]) -> None:
         now = frozenset(map(id, parameters))
         if self.calls:
             self._seen = self._seen or set(self.calls[0][2])
@@ -183,7 +183,7 @@ class Clips:
         self.calls.append((norm, kind, now))
         del self.calls[:-MAX_CALLS]
 
-    def take(self, optimizer: Any, parties: Parties) -> Reading:
+    def take(self, optimizer: Any, parties: LossAttribution) -> ScalarValue:
         """Return the total norm of this optimizer's step; None without an optimizer."""
         taken, self.calls, self._seen = self.calls, [], set()
         if parties.are_several:
@@ -194,15 +194,15 @@ class Clips:
             return taken[0][0] if taken else None
         return _total([call[0] for call in taken], {call[1] for call in taken})
 
-    def _keep(self, calls: list[Call]) -> None:
+    def _keep(self, calls: list[ClipGradCall]) -> None:
         self.calls = calls
         self._seen = set().union(*(call[2] for call in calls))
 
 
-class Clipping:
+class ClipGradHook:
     """Wraps `clip_grad_norm_`."""
 
-    def __init__(self, torch: ModuleType, state: State) -> None:
+    def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._state = state
         self._tensor: type[Any] = torch.Tensor
         self._is_compiling = torch.compiler.is_compiling
@@ -210,7 +210,7 @@ class Clipping:
         opaque(self._listed, with_callees=True)
 
     def around(self, original: Function) -> Function:
-        state, is_compiling, guard = self._state, self._is_compiling, Guard("train/grad_norm")
+        state, is_compiling, guard = self._state, self._is_compiling, HookGuard("train/grad_norm")
 
         def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or get_ident() != state.thread or not guard.works:
@@ -234,16 +234,16 @@ class Clipping:
         self._state.clips.add(value, float(kind), parameters)
 
 
-def attach(torch: ModuleType, state: State, patches: Patches) -> None:
+def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
     """Wrap the function under both names by which it is imported."""
-    clipping = Clipping(torch, state)
+    clipping = ClipGradHook(torch, state)
     module = import_module("torch.nn.utils.clip_grad")
     patches.replace(module, NAME, clipping.around, traced=True)
     package = import_module("torch.nn.utils")
     patches.replace(package, NAME, lambda _: getattr(module, NAME), traced=True)
 
 
-def _total(norms: list[Reading], kinds: set[float]) -> Reading:
+def _total(norms: list[ScalarValue], kinds: set[float]) -> ScalarValue:
     """Return the p-norm of p-norms, which is the p-norm of all; None for different kinds."""
     kind = kinds.pop()
     if kinds or kind <= 0 or any(norm is None for norm in norms):

@@ -18,9 +18,9 @@ from typing import Any
 
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.tracker import batch_length
-from stepscope.watch.hooks.epochs import Feed, Pass
-from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
-from stepscope.watch.hooks.state import State
+from stepscope.watch.hooks.epochs import BatchTracker, DataPass
+from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
+from stepscope.watch.hooks.state import HookState
 
 PASS = "_stepscope_pass"
 LOADER = "_stepscope_loader"
@@ -28,19 +28,19 @@ EVENTS_AT_ONCE, EVENT_EVERY_S = 50, 1.0
 """Epochs that all get an event; later ones at most one event in this time."""
 
 
-class Batches:
+class DataLoaderHook:
     """Wraps the iterators of all DataLoaders."""
 
-    def __init__(self, torch: ModuleType, state: State) -> None:
+    def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._state = state
-        self._guard = Guard("perf/data_wait, perf/samples_per_sec and train/epoch")
+        self._guard = HookGuard("perf/data_wait, perf/samples_per_sec and train/epoch")
         self._tensor: type[Any] = torch.Tensor
         self._grad_enabled = torch.is_grad_enabled
         self._fetching = False
         self._last = 0
         """Id of the last iterator."""
-        self._pass: Pass | None = None
-        self._undecided: Pass | None = None
+        self._pass: DataPass | None = None
+        self._undecided: DataPass | None = None
         """A pass that has read all batches and may be training or evaluation."""
         self._passes = 0
         self._event_s = 0.0
@@ -101,19 +101,19 @@ class Batches:
         else:
             state.feed.put(current, batch_length(batch) or 0)
 
-    def _turn_to(self, iterator: Any, began_s: float) -> Pass:
+    def _turn_to(self, iterator: Any, began_s: float) -> DataPass:
         """Return the pass of another iterator, or the next one of the same."""
         state, waiting, number = self._state, self._undecided, iterator._num_yielded
         left = self._pass
         self._last = id(iterator)
-        current: Pass | None = iterator.__dict__.get(PASS)
+        current: DataPass | None = iterator.__dict__.get(PASS)
         if current is None or number == 1 or number > current.until:
             dataset = id(iterator._dataset)
             if waiting is not None and (waiting.ended or waiting.dataset == dataset):
                 self._judge(waiting)
             length, is_finite = _length_of_pass(iterator)
             self._passes += 1
-            current = Pass(
+            current = DataPass(
                 order=self._passes,
                 dataset=dataset,
                 began_s=began_s,
@@ -132,7 +132,7 @@ class Batches:
             self._judge(left)
         return current
 
-    def _was_evaluation(self, left: Pass, current: Pass) -> bool:
+    def _was_evaluation(self, left: DataPass, current: DataPass) -> bool:
         """Return True if a pass was left before its end for the data of training.
 
         One batch may be half of a pair from two loaders; batches read ahead of the first steps have
@@ -150,7 +150,7 @@ class Batches:
     def _ended(self, iterator: Any, began_s: float) -> None:
         state, now_s = self._state, time.perf_counter()
         self._last = 0
-        current: Pass | None = iterator.__dict__.pop(PASS, None)
+        current: DataPass | None = iterator.__dict__.pop(PASS, None)
         if current is None:  # an empty loader
             return
         if not self._grad_enabled():
@@ -166,7 +166,7 @@ class Batches:
         else:
             self._undecided = current
 
-    def _judge(self, whole: Pass) -> None:
+    def _judge(self, whole: DataPass) -> None:
         """Count a complete pass as training or evaluation."""
         state = self._state
         if self._undecided is whole:
@@ -182,7 +182,7 @@ class Batches:
                 state.data_wait_s = whole.data_wait_s
         whole.judged = True
 
-    def report(self, ended: Pass, number: int, ended_s: float) -> None:
+    def report(self, ended: DataPass, number: int, ended_s: float) -> None:
         """Add the event of an epoch, unless epochs take milliseconds."""
         if number > EVENTS_AT_ONCE and ended_s < self._event_s + EVENT_EVERY_S:
             return
@@ -220,10 +220,10 @@ def _remember_loader(original: Function) -> Function:
     return _get_iterator
 
 
-def attach(torch: ModuleType, state: State, patches: Patches) -> None:
+def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
     """Wrap the iterators' common `__next__`."""
     module = import_module("torch.utils.data.dataloader")
-    batches = Batches(torch, state)
-    state.feed = Feed(batches.report)
+    batches = DataLoaderHook(torch, state)
+    state.feed = BatchTracker(batches.report)
     patches.replace(module.DataLoader, "_get_iterator", _remember_loader, traced=False)
     patches.replace(module._BaseDataLoaderIter, "__next__", batches.around_next, traced=False)

@@ -23,7 +23,7 @@ WAITING_LIMIT = 4096
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Pass:
+class DataPass:
     """One pass over a loader, with the counters at its start."""
 
     order: int
@@ -54,10 +54,10 @@ class Pass:
         return self.ended or self.batches >= self.length
 
 
-class Feed:
+class BatchTracker:
     """The batches between the loaders and the steps."""
 
-    def __init__(self, report: Callable[[Pass, int, float], None]) -> None:
+    def __init__(self, report: Callable[[DataPass, int, float], None]) -> None:
         self._report = report
         self.epoch: int | None = None
         """Epoch of the last step, counted from 1; None if not certain."""
@@ -65,21 +65,21 @@ class Feed:
         """True once a step has used a batch of a loader."""
         self.trained: set[int] = set()
         """The datasets of which a step has used a batch."""
-        self._waiting: deque[tuple[Pass, int]] = deque(maxlen=WAITING_LIMIT)
-        self._used: list[tuple[Pass, int]] = []
-        self._partners: dict[int, Pass] = {}
+        self._waiting: deque[tuple[DataPass, int]] = deque(maxlen=WAITING_LIMIT)
+        self._used: list[tuple[DataPass, int]] = []
+        self._partners: dict[int, DataPass] = {}
         """By dataset, the other passes of the last step."""
         self._ahead = 0
-        self._current: Pass | None = None
+        self._current: DataPass | None = None
         self._number = 0
         self._is_certain = True
         self._stepped_s = 0.0
 
-    def put(self, source: Pass, samples: int) -> None:
+    def put(self, source: DataPass, samples: int) -> None:
         """Add a fetched batch."""
         self._waiting.append((source, samples))
 
-    def drop(self, source: Pass) -> None:
+    def drop(self, source: DataPass) -> None:
         """Remove the batches of a pass that was evaluation."""
         kept = [batch for batch in self._waiting if batch[0] is not source]
         self._waiting.clear()
@@ -117,12 +117,12 @@ class Feed:
         self._stepped_s = now_s
         return sum(samples for _, samples in self._used)
 
-    def close(self, whole: Pass) -> None:
+    def close(self, whole: DataPass) -> None:
         """Report the end of an epoch."""
         if whole is self._current and self._is_certain:
             self._report(whole, self._number, whole.ended_s)
 
-    def _learn(self, newest: Pass, backwards: int) -> None:
+    def _learn(self, newest: DataPass, backwards: int) -> None:
         """Find how many batches are read ahead, from the first two steps of a pass."""
         if not newest.steps:
             newest.first_step = newest.batches, backwards
@@ -151,7 +151,7 @@ class Feed:
         self.is_read = True
         self.trained.update(batch[0].dataset for batch in self._used)
 
-    def _turn_to(self, source: Pass) -> None:
+    def _turn_to(self, source: DataPass) -> None:
         """Detect the next epoch when the steps use another pass."""
         before, self._current = self._current, source
         if before is None:
@@ -165,7 +165,7 @@ class Feed:
         else:
             self._is_certain = False
 
-    def _compare_partners(self, source: Pass, *, goes_on: bool) -> None:
+    def _compare_partners(self, source: DataPass, *, goes_on: bool) -> None:
         """Require that loaders read in parallel restart together."""
         before = self._partners
         self._partners = {batch[0].dataset: batch[0] for batch in self._used}

@@ -16,9 +16,9 @@ from threading import get_ident
 from types import MethodType, ModuleType
 from typing import Any
 
-from stepscope.recorder.cuda_readback import EventPairs, Pair
-from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
-from stepscope.watch.hooks.state import State
+from stepscope.recorder.cuda_readback import CudaEventPair, CudaEventTimerPool
+from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
+from stepscope.watch.hooks.state import HookState
 
 PAIRS = 64
 """Maximum number of measured copies of a step."""
@@ -26,26 +26,26 @@ LEAST_S = 0.01
 """Minimum time between the starts of two measured steps."""
 
 
-class Transfers:
+class CopyTimer:
     """The copies of one step, reported once the device has completed them.
 
     `measuring` is True while the current step is measured.
     """
 
     def __init__(self, new_event: Callable[[], Any]) -> None:
-        self._pairs = EventPairs(new_event, PAIRS)
-        self._under_way: list[Pair] = []
+        self._pairs = CudaEventTimerPool(new_event, PAIRS)
+        self._under_way: list[CudaEventPair] = []
         self._missed = False
         self.measuring = True
         self._begun = time.perf_counter()
 
-    def begin(self) -> Pair | None:
+    def begin(self) -> CudaEventPair | None:
         """Record the first event of a pair; None if all are in use."""
         pair = self._pairs.begin()
         self._missed = self._missed or pair is None
         return pair
 
-    def end(self, pair: Pair) -> None:
+    def end(self, pair: CudaEventPair) -> None:
         """Record the second event."""
         self._pairs.end(pair)
         self._under_way.append(pair)
@@ -68,10 +68,10 @@ class Transfers:
         return found
 
 
-class CopyTimes:
+class H2DCopyHook:
     """Measures every copy from the CPU to the current CUDA device."""
 
-    def __init__(self, torch: ModuleType, state: State, transfers: Transfers) -> None:
+    def __init__(self, torch: ModuleType, state: HookState, transfers: CopyTimer) -> None:
         self._state = state
         self._transfers = transfers
         self._is_compiling = torch.compiler.is_compiling
@@ -86,7 +86,7 @@ class CopyTimes:
     def around(self, original: Function, *, default: Any) -> Callable[[Any], Function | None]:
         """Return a function that binds a method of Tensor; `default` is the method's default
         target."""
-        state, is_compiling, guard = self._state, self._is_compiling, Guard("perf/h2d")
+        state, is_compiling, guard = self._state, self._is_compiling, HookGuard("perf/h2d")
         transfers = self._transfers
 
         @functools.wraps(original)
@@ -112,7 +112,7 @@ class CopyTimes:
         opaque(self._begin, with_callees=True)
         return bind
 
-    def _begin(self, tensor: Any, target: Any) -> Pair | None:
+    def _begin(self, tensor: Any, target: Any) -> CudaEventPair | None:
         with self._plainly():
             if not tensor.is_cpu:
                 return None
@@ -129,10 +129,10 @@ class CopyTimes:
             return self._transfers.begin()
 
 
-def attach(torch: ModuleType, state: State, patches: Patches) -> Transfers:
+def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> CopyTimer:
     """Wrap `to` and `cuda` of tensors; CUDA is in use already."""
-    transfers = Transfers(lambda: torch.cuda.Event(enable_timing=True))
-    times, owner = CopyTimes(torch, state, transfers), torch.Tensor
+    transfers = CopyTimer(lambda: torch.cuda.Event(enable_timing=True))
+    times, owner = H2DCopyHook(torch, state, transfers), torch.Tensor
     patches.replace_bound(owner, "to", times.around(owner.to, default=None))
     patches.replace_bound(owner, "cuda", times.around(owner.cuda, default="cuda"))
     return transfers

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from stepscope.profiling.phase_ranges import BACKWARD, span
-from stepscope.watch.hooks.attribution import Grads, reading
-from stepscope.watch.hooks.patching import Function, Guard, Patches, opaque
-from stepscope.watch.hooks.state import State
+from stepscope.watch.hooks.attribution import GradSnapshot, reading
+from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
+from stepscope.watch.hooks.state import HookState
 
 LATE_STEPS = 10
 """Steps after which a new optimizer is no partner of an earlier one, as in a GAN."""
@@ -25,12 +25,12 @@ UNSCALED = "_stepscope_unscaled"
 """Attribute of a loss that a GradScaler has scaled: the unscaled loss, detached."""
 
 
-class Losses:
+class LossHook:
     """Adds up the losses of `backward()`."""
 
-    def __init__(self, torch: ModuleType, state: State) -> None:
+    def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._state = state
-        self._guard = Guard("train/loss")
+        self._guard = HookGuard("train/loss")
         self._tensor: type[Any] = torch.Tensor
         self._made_late = False
         """True from the construction of a late optimizer to the next `backward()`."""
@@ -127,7 +127,7 @@ class Losses:
         self._state.parties.meet(optimizer)
         self._state.by_hand.drop()
 
-    def _add(self, tensors: Any, factor: Any, before: Grads | None) -> None:
+    def _add(self, tensors: Any, factor: Any, before: GradSnapshot | None) -> None:
         if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
             tensors = tensors[0]
         if not self._is_plain(tensors) or tensors.numel() != 1:
@@ -157,18 +157,18 @@ class Losses:
         return getattr(type(tensor), "__torch_dispatch__", None) is self._disabled
 
 
-def attach(torch: ModuleType, state: State, patches: Patches) -> None:
+def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
     """Wrap `backward`, `zero_grad` and the construction of optimizers."""
-    losses = Losses(torch, state)
+    losses = LossHook(torch, state)
     patches.replace(torch.autograd, "backward", losses.around_backward, traced=False)
     patches.replace(torch.optim.Optimizer, "zero_grad", losses.around_zero_grad, traced=False)
     patches.replace(torch.optim.Optimizer, "__init__", losses.around_making, traced=False)
 
 
-class Scaling:
+class GradScalerHook:
     """Wraps `GradScaler.scale` and `GradScaler.step`; torch.cuda.amp's is a subclass."""
 
-    def __init__(self, torch: ModuleType, state: State) -> None:
+    def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._state = state
         self._tensor: type[Any] = torch.Tensor
         self._optimizer: type[Any] = torch.optim.Optimizer
@@ -179,7 +179,7 @@ class Scaling:
 
     def around_scale(self, original: Function) -> Function:
         """Keep the unscaled loss on the scaled one."""
-        is_compiling, guard = self._is_compiling, Guard("train/loss")
+        is_compiling, guard = self._is_compiling, HookGuard("train/loss")
 
         def scale(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
@@ -191,7 +191,7 @@ class Scaling:
 
     def around_step(self, original: Function) -> Function:
         """Record the scale that the step uses, and skipped steps."""
-        state, guard = self._state, Guard("train/amp_scale and train/amp_skipped")
+        state, guard = self._state, HookGuard("train/amp_scale and train/amp_skipped")
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             is_ours = get_ident() == state.thread and isinstance(optimizer, self._optimizer)
@@ -241,8 +241,8 @@ class Scaling:
             )
 
 
-def attach_grad_scaler(torch: ModuleType, state: State, patches: Patches) -> None:
+def attach_grad_scaler(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
     """Wrap torch.amp.GradScaler."""
-    scaling = Scaling(torch, state)
+    scaling = GradScalerHook(torch, state)
     patches.replace(torch.amp.GradScaler, "scale", scaling.around_scale, traced=True)
     patches.replace(torch.amp.GradScaler, "step", scaling.around_step, traced=False)

@@ -12,8 +12,8 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from stepscope.watch.hooks import h2d_copies
-from stepscope.watch.hooks.patching import Guard, Patches, opaque
-from stepscope.watch.hooks.state import State
+from stepscope.watch.hooks.patching import HookGuard, PatchSet, opaque
+from stepscope.watch.hooks.state import HookState
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ GROUPS_LIMIT = 8
 """Maximum number of parameter groups whose learning rate is recorded."""
 
 
-class Track:
+class OptimizerRecord:
     """One optimizer: its index by first step, its steps, its metric keys.
 
     Optimizer 0 has the plain keys, optimizer i the same with `.optimizer<i>`; the learning rate of
@@ -42,20 +42,20 @@ class Track:
         self.more_rates = tuple(f"{rate}.group{j}" for j in range(1, GROUPS_LIMIT))
 
 
-UNKNOWN = Track.__new__(Track)
+UNKNOWN = OptimizerRecord.__new__(OptimizerRecord)
 """Placeholder for an optimizer that has not stepped before."""
 
 
-class OptimizerSteps:
+class OptimizerStepHook:
     """The post hook of all optimizers."""
 
-    def __init__(self, torch: ModuleType, state: State) -> None:
+    def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._is_capturing = torch.cuda.is_current_stream_capturing
         self._state = state
-        self._guard = Guard("all training metrics")
-        self._tracks: dict[int, Track | None] = {}
+        self._guard = HookGuard("all training metrics")
+        self._tracks: dict[int, OptimizerRecord | None] = {}
         """By the id of a live optimizer; None for one that is not recorded."""
-        self._slots: list[Track] = []
+        self._slots: list[OptimizerRecord] = []
         self._told_of_more = False
         self._boundary = state.session.boundary
         self._log = state.recorder.log
@@ -116,7 +116,7 @@ class OptimizerSteps:
             row["train/amp_skipped"] = float(state.amp_skipped)
         self._log(state.step, row)
 
-    def _meet(self, optimizer: Any) -> Track | None:
+    def _meet(self, optimizer: Any) -> OptimizerRecord | None:
         """Give a new optimizer the first free index."""
         self._state.parties.meet(optimizer)
         self._state.session.parts.add_optimizer(optimizer)
@@ -137,7 +137,7 @@ class OptimizerSteps:
         # A replacement continues the count of the deleted one. The second optimizer of a
         # pair, as in a GAN, takes the step that the first has just taken.
         count = self._state.step - (0 if places or not self._slots else 1)
-        track = Track(optimizer, index, count)
+        track = OptimizerRecord(optimizer, index, count)
         if not self._slots:
             parameters = (p for group in optimizer.param_groups for p in group["params"])
             self._state.times.begin(getattr(next(parameters, None), "device", None))
@@ -145,20 +145,20 @@ class OptimizerSteps:
         self._state.recorder.describe(optimizers=[track.name for track in self._slots])
         return self._remember(optimizer, track)
 
-    def _remember(self, optimizer: Any, track: Track | None) -> Track | None:
+    def _remember(self, optimizer: Any, track: OptimizerRecord | None) -> OptimizerRecord | None:
         key, tracks = id(optimizer), self._tracks
         tracks[key] = track
         weakref.finalize(optimizer, tracks.pop, key, None).atexit = False
         return track
 
 
-def attach(torch: ModuleType, state: State, patches: Patches) -> None:
+def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
     """Register the post hook that all optimizers share."""
-    steps = OptimizerSteps(torch, state)
+    steps = OptimizerStepHook(torch, state)
     # A frame that torch.compile traces calls the hook as it is, between two graphs.
-    OptimizerSteps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+    OptimizerStepHook.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
     opaque(steps.after_step, with_callees=True)
-    state.times.time_copies = lambda: Guard("perf/h2d").call(
+    state.times.time_copies = lambda: HookGuard("perf/h2d").call(
         h2d_copies.attach, torch, state, patches
     )
     module = import_module("torch.optim.optimizer")

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 Function = Callable[..., Any]
 
 
-class Patches:
+class PatchSet:
     """The replaced functions, in order, with their originals."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class _Bound:
         return self._original if instance is None else self._original.__get__(instance, owner)
 
 
-class Guard:
+class HookGuard:
     """Logs the first failure of a hook, and disables the hook.
 
     Code of every step checks `works` and catches errors itself; other code uses `call`.
@@ -147,7 +147,7 @@ def _no_place(version: str, error: str) -> None:
     )
 
 
-class AfterImport(MetaPathFinder):
+class PostImportHook(MetaPathFinder):
     """First in `sys.meta_path` until the module `name` has been executed.
 
     The real finders find the module; only its loader's `exec_module` is wrapped, on the instance,

@@ -7,23 +7,23 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stepscope.common.clock import clock
-from stepscope.watch.hooks.attribution import Clips, Parties, Reading, summed
-from stepscope.watch.hooks.epochs import Feed
-from stepscope.watch.hooks.step_timing import Times
+from stepscope.watch.hooks.attribution import ClipGradCalls, LossAttribution, ScalarValue, summed
+from stepscope.watch.hooks.epochs import BatchTracker
+from stepscope.watch.hooks.step_timing import StepTimer
 
 if TYPE_CHECKING:
     from stepscope.session.script_session import ScriptSession
-    from stepscope.watch.hooks.step_timing import Phases
+    from stepscope.watch.hooks.step_timing import StepPhaseTimer
 
 
 HELD = 8
 """Calls of `backward()` without an optimizer after which each is a step."""
 
 
-class ByHand:
+class ManualSteps:
     """Counts calls of `backward()` as steps."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: HookState) -> None:
         self._state = state
         self._held: list[tuple[float, dict[str, Any]]] = []
         self._device: Any = None
@@ -96,7 +96,7 @@ class ByHand:
         self.drop()
 
 
-class State:
+class HookState:
     """Written only by the training thread, the one that steps the optimizers.
 
     Before the first optimizer step it is the first thread that fetches a batch or calls
@@ -119,22 +119,22 @@ class State:
         """Calls of `backward()`, of any kind."""
         self.in_backward = False
 
-        self.loss: Reading = None
+        self.loss: ScalarValue = None
         """Sum of the losses for the next step."""
         self.loss_terms = 0
-        self.parties = Parties()
+        self.parties = LossAttribution()
         """The optimizers; several have one loss each."""
-        self.clips = Clips()
-        self.amp_scale: Reading = None
+        self.clips = ClipGradCalls()
+        self.amp_scale: ScalarValue = None
         """Set while a GradScaler steps an optimizer."""
         self.amp_skipped = 0
         self.uses_amp = False
-        self.feed = Feed(lambda ended, number, ended_s: None)
+        self.feed = BatchTracker(lambda ended, number, ended_s: None)
         """The batches of DataLoaders."""
-        self.times = Times(self)
-        self.phases: Phases | None = None
+        self.times = StepTimer(self)
+        self.phases: StepPhaseTimer | None = None
         """None in a process that trains alone."""
-        self.by_hand = ByHand(self)
+        self.by_hand = ManualSteps(self)
         self.data_wait_s = 0.0
         self.idle_s = 0.0
         """Time since the last step that is not step time: commands, pauses, evaluation."""
@@ -174,13 +174,13 @@ class State:
     def close(self) -> None:
         self._closed, self.thread = True, 0
 
-    def add_loss(self, value: Reading) -> None:
+    def add_loss(self, value: ScalarValue) -> None:
         if self.loss is None:
             self.loss, self.loss_terms = value, 1
         else:
             self.loss, self.loss_terms = summed(self.loss, value), self.loss_terms + 1
 
-    def take_loss(self, optimizer: Any) -> tuple[Reading, int]:
+    def take_loss(self, optimizer: Any) -> tuple[ScalarValue, int]:
         """Return and reset the loss of the optimizer's gradients and the number of its terms."""
         loss, terms = self.loss, self.loss_terms
         self.loss = None

@@ -6,28 +6,28 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTimes
+from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTiming
 from stepscope.recorder.rows import RATES, SAMPLES
-from stepscope.watch.hooks.patching import Function, Guard, Patches
+from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet
 
 if TYPE_CHECKING:
-    from stepscope.watch.hooks.h2d_copies import Transfers
-    from stepscope.watch.hooks.state import State
+    from stepscope.watch.hooks.h2d_copies import CopyTimer
+    from stepscope.watch.hooks.state import HookState
 
 
-class Times:
+class StepTimer:
     """Measures the time between two steps."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: HookState) -> None:
         self._state = state
         self.on_cuda = self._has_begun = False
-        self.time_copies: Callable[[], Transfers | None] = lambda: None
+        self.time_copies: Callable[[], CopyTimer | None] = lambda: None
         """Starts the timing of copies to the GPU; set by `optimizer.attach`."""
         self._last_s: float | None = None
         self._backwards = 0
         """Calls of `backward()` up to the last step."""
         self._epoch: int | None = None
-        self._transfers: Transfers | None = None
+        self._transfers: CopyTimer | None = None
 
     def begin(self, device: Any) -> None:
         """Set the device of the run (None: the CPU) at the first step.
@@ -75,7 +75,7 @@ class Times:
         state.idle_s = state.data_wait_s = 0.0
 
 
-class Phases:
+class StepPhaseTimer:
     """Adds up a step's phases between its batches; used by the training thread alone.
 
     `mark_s` is the end of the last batch, backward() or step. The time from a step to the next
@@ -87,8 +87,8 @@ class Phases:
     def __init__(self) -> None:
         self.mark_s = 0.0
         self._forward_s = self._backward_s = 0.0
-        self._ddp = DdpTimes()
-        self._guard = Guard(DDP_METRICS)
+        self._ddp = DdpTiming()
+        self._guard = HookGuard(DDP_METRICS)
 
     def backward(self, began_s: float, ended_s: float) -> None:
         if self.mark_s:
@@ -116,10 +116,10 @@ class Phases:
         return __init__
 
 
-def attach(torch: ModuleType, state: State, patches: Patches) -> None:
+def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
     """Measure the times from now on, in a job of several processes."""
     if state.session.world_size < 2:
         return
-    state.phases = phases = Phases()
+    state.phases = phases = StepPhaseTimer()
     owner = torch.nn.parallel.DistributedDataParallel
     patches.replace(owner, "__init__", phases.around_making, traced=False)
