@@ -257,12 +257,12 @@ class Services:
         return list(self.index.fresh().runs)
 
     def list_examples(self) -> list[RunInfo]:
-        """Return the recorded examples, none in an installation without them."""
+        """Return the recorded examples, the one from a GPU first; an installation may have none."""
         found = []
         for folder in reversed(list(run_folders(self.examples))):
             with contextlib.suppress(RunError):
                 found.append(read_run(folder))
-        return found
+        return sorted(found, key=lambda run: run.id != "h100")
 
     def summary(self, run: RunInfo) -> RunSummary:
         """Return the run's best loss, rate and peaks; those of an ended run are read once."""
