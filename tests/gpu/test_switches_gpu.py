@@ -148,7 +148,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[torch.cuda.CUDAGraph]:
     [(1, 1, 25), (2, 2, 24), (3, 3, 24), (5, 3, 25)],
 )
 def test_whole_steps_are_replayed_and_the_rest_goes_without_the_graph(
-    accumulation: int,
+    gradient_accumulation_steps: int,
     graphs: int,
     replayed: int,
     gpu: TrainDevice,
@@ -157,7 +157,7 @@ def test_whole_steps_are_replayed_and_the_rest_goes_without_the_graph(
 ) -> None:
     config = cnn(
         gpu,
-        gradient_accumulation_steps=accumulation,
+        gradient_accumulation_steps=gradient_accumulation_steps,
         max_steps=0,
         epochs=2,
         optimizer="sgd",
@@ -180,7 +180,7 @@ def test_whole_steps_are_replayed_and_the_rest_goes_without_the_graph(
 @pytest.mark.parametrize(("batch_size", "gradient_accumulation_steps"), [(1, 2), (1, 3), (2, 2)])
 def test_a_graph_trains_as_without_it_where_samples_are_left_out(
     batch_size: int,
-    accumulation: int,
+    gradient_accumulation_steps: int,
     gpu: TrainDevice,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -205,7 +205,11 @@ def test_a_graph_trains_as_without_it_where_samples_are_left_out(
     monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, task)
     config = replace(
         defaults(Workload.DIGITS_MLP, gpu.id),
-        **{"epochs": 2, "batch_size": batch_size, "gradient_accumulation_steps": accumulation},
+        **{
+            "epochs": 2,
+            "batch_size": batch_size,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+        },
         **{"learning_rate": 0.1, "seed": 3},
     )
     expected = train(tmp_path, "eager", config)
@@ -325,14 +329,14 @@ def test_dropout_draws_other_numbers_in_each_replay(
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16, Precision.PURE_FP16])
 @pytest.mark.parametrize("gradient_accumulation_steps", [1, 3])
 def test_replaying_never_waits_for_the_gpu(
-    gpu: TrainDevice, precision: Precision, accumulation: int
+    gpu: TrainDevice, precision: Precision, gradient_accumulation_steps: int
 ) -> None:
     assert gpu.cuda_index is not None
     config = cnn(
         gpu,
         precision=precision,
         cuda_graphs=True,
-        gradient_accumulation_steps=accumulation,
+        gradient_accumulation_steps=gradient_accumulation_steps,
         max_grad_norm=1.0,
     )
     compute = CudaAccelerator(gpu.cuda_index)
@@ -349,7 +353,7 @@ def test_replaying_never_waits_for_the_gpu(
             form=InputFormat.of(config),
         )
         captured = capture_step(step, training, task.train)
-        of = config.step_size if accumulation > 1 else 0
+        of = config.step_size if gradient_accumulation_steps > 1 else 0
         batches = InMemoryLoader(task.train, config, compute).batches(
             training.order(task.train.length)
         )
@@ -357,7 +361,7 @@ def test_replaying_never_waits_for_the_gpu(
             for number, batch in enumerate(batches, 1):
                 if number == 5:
                     watched.enter_context(waiting_raises())
-                captured(*batch, of, number % accumulation == 0)
+                captured(*batch, of, number % gradient_accumulation_steps == 0)
                 compute.pace()
                 training.optimizer.param_groups[0]["lr"] *= 0.9  # a schedule's work
 

@@ -61,10 +61,10 @@ def test_each_precision_trains(
     gpu: TrainDevice,
     precision: Precision,
     workload: Workload,
-    clip_norm: float,
+    max_grad_norm: float,
     tmp_path: Path,
 ) -> None:
-    config = small(gpu, workload, precision=precision, max_grad_norm=clip_norm)
+    config = small(gpu, workload, precision=precision, max_grad_norm=max_grad_norm)
     problem = choice_problem("precision", precision, config, [gpu])
     if problem is not None:
         pytest.skip(str(problem))
@@ -73,7 +73,7 @@ def test_each_precision_trains(
     loss = metric(tmp_path, "train/loss")
     assert len(loss) == run_json(tmp_path)["total_steps"]  # the ring dropped nothing
     assert loss[-5:].mean() < 0.9 * loss[:5].mean()
-    if clip_norm and precision is not Precision.FP16:
+    if max_grad_norm and precision is not Precision.FP16:
         assert len(metric(tmp_path, "train/grad_norm")) == len(loss)
     assert ("train/amp_scale" in _keys(tmp_path)) == (precision is Precision.FP16)
     assert run_json(tmp_path)["environment"]["gpu"] == gpu.name
@@ -152,11 +152,11 @@ def test_an_oom_leaves_memory_at_its_baseline_and_the_next_run_works(
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
 def test_a_steady_step_never_synchronizes(
-    gpu: TrainDevice, precision: Precision, clip_norm: float
+    gpu: TrainDevice, precision: Precision, max_grad_norm: float
 ) -> None:
     """Load, step, pace and read losses with torch raising at every synchronizing call."""
     assert gpu.cuda_index is not None
-    config = small(gpu, Workload.DIGITS_CNN, precision=precision, max_grad_norm=clip_norm)
+    config = small(gpu, Workload.DIGITS_CNN, precision=precision, max_grad_norm=max_grad_norm)
     if problem := choice_problem("precision", precision, config, [gpu]):
         pytest.skip(str(problem))
     compute = CudaAccelerator(gpu.cuda_index)
@@ -169,7 +169,7 @@ def test_a_steady_step_never_synchronizes(
             optimizer=training.optimizer,
             scaler=training.scaler,
             autocast=autocast(precision, compute.device),
-            max_grad_norm=clip_norm,
+            max_grad_norm=max_grad_norm,
         )
         rows: list[tuple[int, MetricRow]] = []
         reader = compute.reader(lambda number, _, row: rows.append((number, row)))

@@ -93,7 +93,7 @@ def two(root: Path, one: Path) -> Path:
                 max_steps=8,
                 static_graph=True,
                 gradient_as_bucket_view=True,
-                warmup=True,
+                kernel_warmup=True,
             ),
             **SPLIT_STEP,
         ),
@@ -105,9 +105,9 @@ def two(root: Path, one: Path) -> Path:
         "gpt-synced": replace(
             job(TIED, FSDP, 2, no_sync=False), batch_size=4, gradient_accumulation_steps=2
         ),
-        "gpt-kept": job(SGD, FSDP, 2, reshard_after_forward=False, warmup=True),
+        "gpt-kept": job(SGD, FSDP, 2, reshard_after_forward=False, kernel_warmup=True),
         "gpt-bf16": job(GPT, FSDP, 2, precision=Precision.BF16),
-        "line": job(LINE, FSDP, 2, warmup=True),
+        "line": job(LINE, FSDP, 2, kernel_warmup=True),
         "fp16-ddp": job(HALF_PRECISION, DDP, 2),
         "fp16-fsdp": job(replace(HALF_PRECISION, max_grad_norm=100.0), FSDP, 2),
         "norms": job(NORMS, DDP, 2),
