@@ -1,7 +1,6 @@
 """Epoch seconds that neither jump nor fall: wall time at the start plus elapsed boot time.
 
-Everything that a process writes into a run folder, except heartbeats, has these times. Boot time
-counts while a laptop is suspended, and nobody can set it; wall time is set by NTP or by hand.
+All times that a process writes into a run folder, except heartbeats. Boot time includes suspension.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ def _elapsed() -> Callable[[], float]:
     return functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # no Python frame a call
 
 
-MIN_OFFSET_S = 1.0
-"""What NTP sets a clock by in smaller steps changes no age of a heartbeat."""
+MIN_OFFSET_S = 1.0  # what NTP sets a clock by in smaller steps changes no age of a heartbeat
 
-elapsed = _elapsed()
-"""Seconds since the system's start."""
+elapsed = _elapsed()  # seconds since the system's start
 
 
 class Clock:
@@ -43,10 +40,7 @@ class Clock:
         return elapsed() + self.offset
 
     def wall_offset(self) -> float:
-        """Return by how many seconds the wall clock was set since the start.
-
-        Returns 0 below MIN_OFFSET_S.
-        """
+        """Return the seconds by which the wall clock was set; 0 below MIN_OFFSET_S."""
         offset_s = time.time() - self.now()
         return offset_s if abs(offset_s) >= MIN_OFFSET_S else 0.0
 

@@ -1,9 +1,7 @@
 """Open, read and replace files in folders whose content is untrusted.
 
-A run folder may be copied from another person: any name in it can be a symbolic link, a FIFO, a
-device, or a file of any size. Read its files by `read_regular_file` and `read_json`, write them by
-`atomic_write` and `open_for_append`. Only the recorder writes into a folder of another user:
-everything else checks `is_own_folder` first.
+Any name in a copied run folder can be a symbolic link, a FIFO, a device, or a file of any size.
+Only the recorder writes into a folder of another user: all others check `is_own_folder` first.
 """
 
 from __future__ import annotations
@@ -112,7 +110,7 @@ def read_json(path: Path, max_bytes: int, *, follow_links: bool = False) -> Any:
         value = _DECODER.decode(data.decode())
     except RecursionError:
         raise ValueError(f"{path.name}: nested too deep") from None
-    if _is_deeper(value, MAX_JSON_DEPTH):
+    if is_deeper(value, MAX_JSON_DEPTH):
         raise ValueError(f"{path.name}: must have at most {MAX_JSON_DEPTH} levels, got more")
     if b"\\ud" in data or b"\\uD" in data:  # one half of a surrogate pair cannot be encoded
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
@@ -127,7 +125,8 @@ def _parse_int(digits: str) -> int | float:
 _DECODER = json.JSONDecoder(parse_int=_parse_int)
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def is_deeper(value: Any, levels: int) -> bool:
+    """Return True if a JSON value has more than this many levels."""
     parents = [value] if type(value) in (dict, list) else []
     while parents and levels:
         levels -= 1
@@ -145,9 +144,9 @@ def atomic_replace(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Yield a new file in the folder of `path`; it replaces `path` when the block ends.
 
     Readers see the previous file or the complete new one. After an exception the previous file is
-    unchanged and the new one is deleted. The name of the new file is random and the file is created
-    exclusively, so that neither a planted link nor another thread can receive the data. `durable`
-    waits for the disk (5 ms on an SSD): a power failure then leaves no empty file. Raises OSError.
+    unchanged. The new file has a random name and is created exclusively: no planted link receives
+    the data. `durable` waits for the disk (5 ms): a power failure leaves no empty file. Raises
+    OSError.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     with part.open("xb") as file:  # O_EXCL: never opens an existing file or link
@@ -187,44 +186,23 @@ def try_lock(descriptor: int) -> bool | None:
 
 
 def is_network_filesystem(path: Path) -> bool:
-    """Return True if other hosts may write to the file system of `path`.
+    """Return True if other hosts may write to the file system of `path`, which need not exist.
 
     True for every type that is not known as local; False if there is no mount table (not Linux).
     """
-    kind = _file_system_type(path)
-    return kind is not None and kind not in LOCAL_FILE_SYSTEMS
-
-
-def _file_system_type(path: Path) -> str | None:
-    """Return the type of the file system that holds `path`, which need not exist.
-
-    The mounts are walked as the kernel does: from the root to the mounts on top of it. So a mount
-    that a later one covers is not found, whatever the order of the table.
-    """
     try:
-        lines = MOUNTS.read_bytes().splitlines()
+        lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:
-        return None
-    path, inside = path.resolve(), list[tuple[bytes, bytes, int, str]]()
+        return False
+    path, kind, depth = path.resolve(), None, 0
     for line in lines:
-        before, _, after = line.partition(b" - ")
-        number, parent, _, _, point = before.split(b" ")[:5]
-        if path.is_relative_to(where := _unescaped(point)):
-            inside.append((number, parent, len(where.parts), os.fsdecode(after.split(b" ")[0])))
-    numbers, kind = {number for number, *_ in inside}, None
-    # The root's parent is not listed, or is the root itself.
-    above = [mount for mount in inside if mount[1] not in numbers or mount[1] == mount[0]]
-    while above:
-        top = number, _, _, kind = min(above, key=lambda mount: mount[2])
-        inside.remove(top)
-        above = [mount for mount in inside if mount[1] == number]
-    return kind
-
-
-def _unescaped(point: bytes) -> Path:
-    """Return a mount point of the table, where a space is written as \\040."""
-    octal = re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8) & 0xFF]), point)
-    return Path(os.fsdecode(octal))
+        before, _, after = line.partition(" - ")
+        point = Path(
+            re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split(" ")[4])
+        )
+        if path.is_relative_to(point) and len(point.parts) >= depth:  # the last one is on top
+            kind, depth = after.split(" ")[0], len(point.parts)
+    return kind is not None and kind not in LOCAL_FILE_SYSTEMS
 
 
 TOUCHED, REPLACED = 0x4, 0x80
@@ -232,11 +210,11 @@ TOUCHED, REPLACED = 0x4, 0x80
 
 
 class WakeableSleep:
-    """Lets one thread sleep; `wake` may be called by any thread, also when nobody sleeps.
+    """Lets one thread sleep until `wake`, which any thread may call at any time.
 
-    `sees_touches` says whether `os.utime(folder)`, by any process, ends the sleep (with REPLACED
-    for `change`: a file that is moved into it): a system may be out of inotify instances (128 a
-    user by default). Raises OSError where the process may open no more files.
+    `sees_touches` is True if `os.utime(folder)` by any process ends the sleep, with REPLACED a file
+    moved into it. It is False without inotify instances (128 a user by default). Raises OSError if
+    the process may open no more files.
     """
 
     def __init__(self, folder: Path, change: int = TOUCHED) -> None:
@@ -272,10 +250,7 @@ class WakeableSleep:
                 os.read(self._touches, 4096)
 
     def close(self) -> None:
-        """Give the inotify instance back; called by the thread that sleeps, which is about to end.
-
-        A script may have disabled the garbage collection that would do it.
-        """
+        """Close the inotify instance, in the thread that sleeps: garbage collection may be off."""
         if self._touches is not None:
             self._close_touches()
             self._touches = None

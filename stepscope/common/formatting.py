@@ -1,4 +1,4 @@
-"""Numbers and texts as people read them; pure."""
+"""Format numbers and texts for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import re
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
 # Sequences that control a terminal: colors, cursor moves, window titles.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -88,11 +87,7 @@ def format_energy(joules: float) -> str:
         if abs(size) < 1000:
             break
         size, unit = size / 1000, larger
-    return f"{_three_digits(size)} {unit} ({_three_digits(joules / 3600)} Wh)"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{three_digits(size)} {unit} ({three_digits(joules / 3600)} Wh)"
 
 
 def number_name(value: float) -> str:

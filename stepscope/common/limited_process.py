@@ -15,8 +15,7 @@ def limit_process(
 ) -> None:
     """Limit this process's memory in bytes, its CPU time and each file that it writes.
 
-    `counted` says which memory: RLIMIT_AS is all of the address space, RLIMIT_DATA its own data,
-    for a process whose libraries alone map gigabytes.
+    `counted` is RLIMIT_AS for all of the address space, or RLIMIT_DATA for the process's own data.
     """
     limits = ((counted, memory), (resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_FSIZE, file_bytes))
     for what, value in (*limits, (resource.RLIMIT_CORE, 0)):
@@ -27,10 +26,9 @@ def limit_process(
 
 
 def end_with_stdin() -> None:
-    """Have the kernel end this process once stdin ends: with the process that holds its other end.
+    """Have the kernel end this process once stdin ends, which nothing may be written to.
 
-    Nothing may ever be written to it. No thread could do it: hashing what a hostile file holds
-    keeps the interpreter for minutes.
+    A thread could not: hashing the content of a hostile file blocks the interpreter for minutes.
     """
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO ends it

@@ -14,8 +14,7 @@ REASONS: dict[str, str] = {  # what each counter means, the worst first
     "gpu/throttle_brake": "power brake",
     "gpu/throttle_power": "power-limited, normal at full load",
 }
-SHORTEST_S = 0.05
-"""Less is not shown: half a tick of the sampler."""
+SHORTEST_S = 0.05  # less is not shown: half a tick of the sampler
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,9 @@ class DeviceProperties(DeviceInfo):
     nvlink_speed: float | None = None
 
 
-NvmlCall = Callable[..., Any]
-"""Calls a function of pynvml with its arguments; returns None for an error."""
+NvmlCall = Callable[
+    ..., Any
+]  # calls a function of pynvml with its arguments; returns None for an error
 
 
 def describe(handle: Any, info: DeviceInfo, ask: NvmlCall) -> DeviceProperties:

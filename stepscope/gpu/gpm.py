@@ -1,8 +1,7 @@
 """What parts of a GPU were active, by NVML's GPM (Hopper and newer).
 
-Two samples of hardware counters, some time apart, give the mean of the time between. Reading them
-disturbs other readers of the same counters, such as a DCGM exporter on this machine, so it is off
-until it is armed, and stays off after the first failure.
+Two samples of hardware counters give the mean of the time between. Reading them disturbs other
+readers, such as a DCGM exporter, so it is off until it is armed, and after the first failure.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from stepscope.gpu.nvml_reader import ONE_READING
 log = logging.getLogger(__name__)
 
 MIB = 2**20
-LEAST_S = 0.1
-"""Two samples have to be this far apart (nvml.h)."""
+LEAST_S = 0.1  # two samples have to be this far apart (nvml.h)
 
 METRICS: dict[int, tuple[str, float]] = {
     2: ("gpu/sm_active", 1.0),
@@ -114,11 +112,8 @@ class GpmReader:
         query.version, query.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(METRICS)
         for metric, number in zip(query.metrics, METRICS, strict=False):
             metric.metricId = number
-        self._target, self._query, self._opened = (
-            (handle, instance),
-            query,
-            self._gpu.library.opened,
-        )
+        self._target, self._query = (handle, instance), query
+        self._opened = self._gpu.library.opened
 
     def _read(self, now: float) -> dict[str, float]:
         if self._sampled_at is not None and now - self._sampled_at < LEAST_S:

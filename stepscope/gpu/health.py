@@ -1,11 +1,7 @@
 """One line of health for a GPU, from its readings, its facts and its events. Pure.
 
-Each function of RULES checks one thing and returns at most one sign. The worst sign is the line;
-among equally bad ones, the first rule's. Without a sign the line says what the GPU does, or that
-the driver gives none of the sensors that would show trouble.
-
-A threshold is the GPU's own where the driver gives it: the temperature at which it slows down, its
-power limit, the maximum of its PCIe link. The others are named below.
+Each function of RULES returns at most one sign; the worst one is the line, the first rule's among
+equals. Thresholds are the GPU's own where the driver gives them.
 """
 
 from __future__ import annotations
@@ -22,9 +18,7 @@ if TYPE_CHECKING:  # sampling is a neighbor of diagnosis, see docs/design.md
     from stepscope.gpu.processes import GpuProcess
 
 HOT_MARGIN = 5.0  # °C below its slowdown; fans and load move it by a few degrees
-LOADED = (
-    50.0  # utilization (%) from which a PCIe link should run at full speed: idle ones slow down
-)
+LOADED = 50.0  # utilization (%) from which a PCIe link should run at full speed
 LINK_LOOKS = 2  # looks in a row, 10 s apart, that find a link slow: it takes time to speed up
 FULL_LOAD = 90.0  # utilization (%) from which a power cap is expected
 MEMORY_FULL = 0.95  # share of the memory from which the next allocation may fail
@@ -38,8 +32,7 @@ TELLTALES = ("gpu/temp", "gpu/throttle_reasons", "gpu/ecc_uncorrected")
 
 
 class HealthStatus(StrEnum):
-    """How bad a sign is: nothing to do, worth knowing, costs speed or memory, or endangers the
-    results or the whole GPU."""
+    """How bad a sign is: CRITICAL endangers results, WARNING costs speed or memory."""
 
     OK = "ok"
     NOTICE = "notice"
@@ -71,8 +64,7 @@ class DeviceHealth:
 
 @dataclass(frozen=True, slots=True)
 class XidRecord:
-    """An error that the driver reported: its number, meaning and advice in words, how bad it is,
-    and how many seconds ago it was."""
+    """An error that the driver reported `age_s` seconds ago."""
 
     code: int
     text: str
@@ -83,11 +75,10 @@ class XidRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthInputs:
-    """What is known of a GPU. `values` are its newest readings, `first` those at the beginning.
+    """Readings and events of a GPU: `values` are its newest readings, `first` the first ones.
 
     `missing` has the reasons for metrics that the driver does not give. `lost` and `recovery` are
-    the driver's words, None where there is nothing to say. `slow_links` counts the looks in a row,
-    up to the last at the link, that found it slow under load.
+    the driver's texts. `slow_links` counts the latest looks in a row with a slow link under load.
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
@@ -102,7 +93,7 @@ class HealthInputs:
 
     @property
     def reasons(self) -> int:
-        """The bits for which its clocks are lowered now; 0 where they are not known."""
+        """The bits for which its clocks are lowered now; 0 if unknown."""
         return int(self.values.get("gpu/throttle_reasons", 0))
 
 
@@ -130,9 +121,6 @@ def _well(evidence: HealthInputs, signs: tuple[HealthIssue, ...]) -> str:
     return text
 
 
-# --- the rules ------------------------------------------------------------------------------------
-
-
 def _recovery(evidence: HealthInputs) -> HealthIssue | None:
     if evidence.recovery is None:
         return None
@@ -144,12 +132,11 @@ def _uncorrected(evidence: HealthInputs) -> HealthIssue | None:
     if count <= 0:
         return None
     new = count - evidence.first.get("gpu/ecc_uncorrected", count)
-    errors = _number(new if new > 0 else count, "uncorrected memory error")
+    level, text = HealthStatus.WARNING, "since the driver was loaded, none while being watched."
     if new > 0:
+        level, count = HealthStatus.CRITICAL, new
         text = "while being watched: results may be wrong. Restart the program."
-        return HealthIssue(HealthStatus.CRITICAL, f"{errors} {text}")
-    text = "since the driver was loaded, none while being watched."
-    return HealthIssue(HealthStatus.WARNING, f"{errors} {text}")
+    return HealthIssue(level, f"{_number(count, 'uncorrected memory error')} {text}")
 
 
 def _xid(evidence: HealthInputs) -> HealthIssue | None:
@@ -175,8 +162,9 @@ def _heat(evidence: HealthInputs) -> HealthIssue | None:
             HealthStatus.WARNING, f"Thermal throttling now, by the {who}{degrees}{limit}."
         )
     if mask & SLOWDOWN and not mask & POWER_BRAKE:
-        text = f"Hardware slowdown now, for heat or power{degrees}{limit}."
-        return HealthIssue(HealthStatus.WARNING, text)
+        return HealthIssue(
+            HealthStatus.WARNING, f"Hardware slowdown now, for heat or power{degrees}{limit}."
+        )
     margin = evidence.values.get("gpu/temp_margin")
     if margin is None and temperature is not None and slowdown is not None:
         margin = slowdown - temperature
@@ -197,10 +185,8 @@ def _link(evidence: HealthInputs) -> HealthIssue | None:
     facts = evidence.facts
     if facts is None or evidence.slow_links < LINK_LOOKS or not slow_link(facts, evidence.values):
         return None
-    now, most = (
-        link(facts.pcie_gen, facts.pcie_width),
-        link(facts.pcie_max_gen, facts.pcie_max_width),
-    )
+    now = link(facts.pcie_gen, facts.pcie_width)
+    most = link(facts.pcie_max_gen, facts.pcie_max_width)
     text = f"PCIe link at {now} under load, but capable of {most}: copies take longer."
     return HealthIssue(HealthStatus.WARNING, text)
 

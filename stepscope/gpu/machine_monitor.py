@@ -28,13 +28,8 @@ from stepscope.host.usage import HostSampler
 KEPT_S, KEPT_READINGS = 600.0, 600
 """About 0.4 MB a GPU (benchmarks/devices.py)."""
 
-DRAWN = tuple(
-    f"gpu/{name}"
-    for name in (
-        *("util", "sm_active", "tensor_active", "dram_active", "mem_used", "power", "temp"),
-        *("sm_clock", "pcie_tx", "pcie_rx", "nvlink_tx", "nvlink_rx"),
-    )
-)
+_DRAWN = "util sm_active tensor_active dram_active mem_used power temp sm_clock pcie_tx pcie_rx"
+DRAWN = tuple(f"gpu/{name}" for name in f"{_DRAWN} nvlink_tx nvlink_rx".split())
 """Metrics of which the page draws a line."""
 
 
@@ -51,8 +46,7 @@ class DeviceHistory:
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self.keys = keys
-        self.seen: set[str] = set()
-        """Metrics that have had a value at some time."""
+        self.seen: set[str] = set()  # metrics that have had a value at some time
         self._readings: deque[DeviceSample] = deque(maxlen=KEPT_READINGS)
 
     def add(self, ts: float, values: Mapping[str, float]) -> None:
@@ -187,15 +181,13 @@ class DeviceMonitor:
 
 
 RATE_S = 0.2
-"""Pause between the two readings of a look. PCIe's byte counters have 32 bits on some GPUs and wrap
-within a third of a second, so a rate needs two readings as close as this."""
+"""Pause between the two readings of a look: 32-bit PCIe counters wrap in a third of a second."""
 
 
 class MachineMonitor:
-    """What one thread sees of this machine; `open_source` gives it a source of its own.
+    """Reads this machine in one thread, by the source of its own that `open_source` returns.
 
-    Where there is no GPU it looks for one again later: a driver can be loaded. The first look opens
-    NVML, which takes tens of milliseconds.
+    Without a GPU it looks again later. The first look opens NVML (tens of milliseconds).
     """
 
     def __init__(
@@ -218,8 +210,7 @@ class MachineMonitor:
         self._xids = XidLog()
         self.xid_reason: str | None = "they are not watched"
         """Why Xid errors are unknown; None while they are passed to `note_xid`."""
-        self.xid_refused: Mapping[str, str] = {}
-        """Why those of some GPUs are unknown, by UUID."""
+        self.xid_refused: Mapping[str, str] = {}  # why those of some GPUs are unknown, by UUID
         self._armed = False
 
     def arm(self, armed: bool) -> None:
@@ -230,7 +221,7 @@ class MachineMonitor:
 
     def look(self) -> MachineState:
         """Read what is due and return all that is known; takes RATE_S and some ms for each GPU."""
-        source = self._opened()
+        source = self.source
         for uuid in self._devices:
             source.read(uuid, SamplingTier.FAST)
         if self._devices:
@@ -240,8 +231,9 @@ class MachineMonitor:
             self._since = ts
         for readings in self._devices.values():
             readings.read(source, now, ts)
+        why, refused = self.xid_reason, self.xid_refused
         devices = tuple(
-            readings.view(source, now, ts, self._xids.of(uuid, ts), self._xid_reason(uuid))
+            readings.view(source, now, ts, self._xids.of(uuid, ts), why or refused.get(uuid))
             for uuid, readings in self._devices.items()
         )
         return MachineState(
@@ -251,9 +243,6 @@ class MachineMonitor:
             devices=devices,
             host=_host(self._host.host(), devices),
         )
-
-    def _xid_reason(self, uuid: str) -> str | None:
-        return self.xid_reason or self.xid_refused.get(uuid)
 
     def history(self, uuid: str) -> DeviceHistory | None:
         """Return the last ten minutes of a GPU or MIG instance; None for one that is not known."""
@@ -266,10 +255,7 @@ class MachineMonitor:
 
     @property
     def source(self) -> DeviceSource:
-        """The source that was opened by the latest look, opened now where there was none."""
-        return self._opened()
-
-    def _opened(self) -> DeviceSource:
+        """The source of the latest look, opened now if there is none."""
         if self._source is None or self._clock() >= self._retry_at:
             source = self._source = self._open_source()
             self._retry_at = source.retry_at if isinstance(source, NullSource) else math.inf

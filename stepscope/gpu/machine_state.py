@@ -62,10 +62,8 @@ def _plus(so_far: EnergyUse, joules: float, seconds: float) -> EnergyUse:
 class DeviceState:
     """One GPU, or a MIG instance of one; metrics by key, in stored units.
 
-    `ages` has how old each value is in seconds, `missing` why a metric has none. `processes` is
-    None where the driver hides them, and `missing["processes"]` says why; `missing["xid"]` does so
-    for `xids`. `throttled` and `energy` are those since the first look, `throttled` of the last ten
-    minutes at most.
+    `ages` has the age of each value in seconds, `missing` why a metric has none, also "processes"
+    and "xid". `throttled` (at most the last ten minutes) and `energy` begin at the first look.
     """
 
     info: DeviceInfo

@@ -1,8 +1,4 @@
-"""One GPU in NVML: its handle, and calls with their error policy.
-
-The policy decides for each NVML error whether to retry, to give up one value, or to treat the GPU
-as lost.
-"""
+"""One GPU in NVML: its handle, and calls with an error policy."""
 
 from __future__ import annotations
 
@@ -115,8 +111,7 @@ class QueryState:
 Clock = Callable[[], float]
 T = TypeVar("T")
 
-LOOK_AGAIN_S = 5.0
-"""For a lost GPU."""
+LOOK_AGAIN_S = 5.0  # for a lost GPU
 BINDING_ERRORS = (AttributeError, OSError, ValueError, LookupError)
 """What pynvml also raises where it does not match the installed library."""
 
@@ -129,8 +124,8 @@ def driver_errors() -> tuple[type[Exception], ...]:
 class NvmlLibrary:
     """The initialized NVML that the GPUs of one source share.
 
-    `driver` is the driver's version, `major` its first number. `opened` counts how often NVML was
-    initialized here: handles do not outlive a shutdown by other code.
+    `driver` is the driver's version, `major` its first number. `opened` counts initializations:
+    handles do not outlive a shutdown by other code.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -138,7 +133,8 @@ class NvmlLibrary:
         self.opened = 1
         self._open = True
         self.driver = static(pynvml.nvmlSystemGetDriverVersion)
-        self.major = _major(self.driver)
+        major = (self.driver or "").partition(".")[0]
+        self.major = int(major) if major.isdecimal() else None
 
     def reopen(self) -> None:
         """Initialize NVML if other code has shut it down. Raises NVMLError."""
@@ -266,8 +262,3 @@ def static(call: Callable[..., Any], *args: Any) -> Any:
     except driver_errors() as error:
         log.debug("%s: %s", call.__name__, error)
         return None
-
-
-def _major(version: str | None) -> int | None:
-    first = (version or "").partition(".")[0]
-    return int(first) if first.isdecimal() else None

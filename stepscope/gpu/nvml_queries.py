@@ -1,9 +1,8 @@
-"""The questions that Stepscope asks NVML about a GPU: which metric each gives, and how often.
+"""The queries of NVML: which metrics each returns, and how often it is made.
 
-`nvml_source.py` asks them under the error policy of `nvml_device.py`. A reader is a function that
-takes a device handle, or a `FieldValueReader`: all of those that are due travel in one call.
-Readers return the values of their field's keys in stored units. Names of pynvml are looked up when
-they are used, so that a wrong or old package does not break the import.
+A reader is a function of a device handle that returns the values of its field's keys in stored
+units, or a `FieldValueReader`: all of those that are due are read in one call. Names of pynvml are
+looked up when they are used, so that a wrong or old package does not break the import.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import pynvml
 
 MILLI, NANO = 1e-3, 1e-9
 KIB = 1024
-ALL_LINKS = 2**32 - 1
-"""The scope of an NVLink field that stands for the sum over all links."""
+ALL_LINKS = 2**32 - 1  # the scope of an NVLink field that stands for the sum over all links
 
 
 class SamplingTier(StrEnum):
@@ -71,9 +69,6 @@ class NvmlQuery:
     rest_s: float = 0.0
 
 
-# --- calls ----------------------------------------------------------------------------------------
-
-
 def _utilization(handle: Any) -> QueryValues:
     rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
     return rates.gpu, rates.memory
@@ -117,8 +112,6 @@ def _remapped_rows(handle: Any) -> QueryValues:
     corrected, uncorrected, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
     return corrected + uncorrected, pending, failed
 
-
-# --- the table ------------------------------------------------------------------------------------
 
 _FAST, _MEDIUM, _SLOW, _RARE = (
     SamplingTier.FAST,
@@ -200,8 +193,7 @@ FIELDS: tuple[NvmlQuery, ...] = (
     NvmlQuery(_RARE, ("gpu/pcie_replays",), (_get("PcieReplayCounter"),)),
 )
 
-FASTEST = 2e12
-"""B/s that no link reaches: NVLink 5 has 0.9e12 each way."""
+FASTEST = 2e12  # B/s that no link reaches: NVLink 5 has 0.9e12 each way
 _SECONDS = (0, 1e9)  # 30 years
 _RANGES: tuple[tuple[str, tuple[float, float]], ...] = (
     ("util mem_util", (0, 100)),

@@ -24,8 +24,7 @@ from stepscope.gpu.nvml_queries import (
     number_in,
 )
 
-WRAP = 2**32
-"""PCIe's byte counters "can be wrapped" (nvml.h): some count in 32 bits."""
+WRAP = 2**32  # PCIe's byte counters "can be wrapped" (nvml.h): some count in 32 bits
 UNWATCHED_S = 0.25
 """A 32-bit counter that is read less often may have wrapped twice: at 34 GB/s it does."""
 

@@ -1,7 +1,6 @@
-"""The GPUs of an initialized NVML: values, facts, processes and MIG instances, known by UUID.
+"""The GPUs of an initialized NVML: values, facts, processes and MIG instances by UUID.
 
-A value that the driver does not give is left out and explained by `reasons()`. Nothing here calls
-CUDA.
+A value that the driver does not give is left out and explained by `reasons()`.
 """
 
 from __future__ import annotations
@@ -51,11 +50,10 @@ class _Known:
 
 
 class NvmlSource:
-    """Reads GPUs through an initialized NVML; handles come by UUID, a MIG instance's included.
+    """Reads GPUs and MIG instances by UUID through an initialized NVML, for one thread at a time.
 
-    It holds no lock, so only one thread at a time may use it; give each thread one of its own
-    (`open_source`). It never shuts NVML down: some drivers fail after repeated inits, and a broken
-    GPU can hang the call.
+    It never shuts NVML down: some drivers fail after repeated inits, and a broken GPU can hang the
+    call.
     """
 
     reason: str | None = None
@@ -71,10 +69,7 @@ class NvmlSource:
         self._armed = 0
 
     def devices(self) -> list[DeviceInfo]:
-        """Return the GPUs found at opening, in NVML's order (not CUDA's).
-
-        `mig` is as of when the GPU was last found.
-        """
+        """Return the GPUs found at opening, in NVML's order (not CUDA's)."""
         return list(self._infos)
 
     def read(self, uuid: str, *tiers: SamplingTier) -> dict[str, float]:
@@ -136,10 +131,7 @@ class NvmlSource:
         return found
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
-        """Return the processes on a GPU or an instance; None, with a reason, where they are hidden.
-
-        Call it once a second at most. `sm` is known from the second reading on.
-        """
+        """Return the processes on a GPU or an instance, once a second at most; None if hidden."""
         known = self._find(uuid)
         return None if known is None else known.processes.read()
 

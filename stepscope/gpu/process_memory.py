@@ -1,24 +1,20 @@
 """Memory of a GPU held by this process and by others.
 
-In a container the driver may list only its own processes, or by numbers of the host. Then the
-memory of others is missing with the reason, never 0.
+In a container the driver may not list all processes: then the memory of others is missing, never 0.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from stepscope.gpu.processes import GpuProcess, program_of
 from stepscope.gpu.source import DeviceSource
 
 OTHERS, OWN = "gpu/mem_others", "memory/process_used"
-DESCRIBED_S = 5.0
-"""Least time between two lists of processes in run.json."""
-MOVED = 256 * 2**20
-"""Bytes by which a process's memory has to change to be written again."""
+DESCRIBED_S = 5.0  # least time between two lists of processes in run.json
+MOVED = 256 * 2**20  # bytes by which a process's memory has to change to be written again
 UNLISTED_SHARE, UNLISTED_BYTES = 0.02, 256 * 2**20
 """Memory in use, beyond the processes listed, that the driver may take for itself."""
 
@@ -27,19 +23,13 @@ NO_MEMORY = "the driver does not give the memory of processes"
 HIDDEN = "more memory is in use than that of the processes that the driver lists"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessMemorySplit:
-    """Bytes of this process and of all others; where one is None, `reasons` has why, by metric."""
-
-    own: int | None
-    others: int | None
-    reasons: Mapping[str, str]
-
-
 def shares(
     processes: Sequence[GpuProcess], pid: int, *, used: float | None, total: float | None
-) -> ProcessMemorySplit:
-    """Divide the listed memory; `used` and `total` are the device's, to see what is not listed."""
+) -> tuple[int | None, int | None, dict[str, str]]:
+    """Return the bytes of this process and of all others, and by metric why one is None.
+
+    `used` and `total` are the device's, to detect memory that is not listed.
+    """
     reasons: dict[str, str] = {}
     mine = next((one for one in processes if one.pid == pid), None)
     own = None if mine is None else mine.memory
@@ -49,13 +39,11 @@ def shares(
     others = sum(memory for memory in memories if memory is not None) - (own or 0)
     if None in memories:
         reasons[OTHERS] = NO_MEMORY
-    elif used is not None and used - others - (own or 0) > _unlisted(total):
-        reasons[OTHERS] = HIDDEN
-    return ProcessMemorySplit(own, None if OTHERS in reasons else others, reasons)
-
-
-def _unlisted(total: float | None) -> float:
-    return max(UNLISTED_BYTES, UNLISTED_SHARE * (total or 0))
+    elif used is not None:
+        unlisted = max(UNLISTED_BYTES, UNLISTED_SHARE * (total or 0))
+        if used - others - (own or 0) > unlisted:
+            reasons[OTHERS] = HIDDEN
+    return own, None if OTHERS in reasons else others, reasons
 
 
 class ProcessMemoryTracker:
@@ -83,16 +71,11 @@ class ProcessMemoryTracker:
             self._reasons[uuid] = {OTHERS: hidden, OWN: hidden}
             return {}
         self._lists[uuid] = processes
-        found = shares(
-            processes,
-            os.getpid(),
-            used=values.get("gpu/mem_used"),
-            total=values.get("gpu/mem_total"),
-        )
-        self._reasons[uuid] = dict(found.reasons)
+        used, total = values.get("gpu/mem_used"), values.get("gpu/mem_total")
+        own, others, self._reasons[uuid] = shares(processes, os.getpid(), used=used, total=total)
         if uuid == self.training:
-            self._own = None if found.own is None else float(found.own)
-        return {} if found.others is None else {OTHERS: float(found.others)}
+            self._own = None if own is None else float(own)
+        return {} if others is None else {OTHERS: float(others)}
 
     def take_own(self) -> dict[str, float]:
         """Return this process's memory on the training GPU, once for each look."""

@@ -1,8 +1,4 @@
-"""The processes on a GPU: whose they are, what they run, and their share of its time.
-
-NVML gives the number and memory of a process. The rest comes from the operating system, so it is
-what this container and this user may see.
-"""
+"""The processes on a GPU, by NVML and, as far as this user may see them, the operating system."""
 
 from __future__ import annotations
 
@@ -20,12 +16,10 @@ import pynvml
 
 from stepscope.gpu.nvml_device import NOT_BY_GPU, NvmlDevice
 
-COMMAND_LIMIT = 200
-"""Characters of a command that are kept."""
+COMMAND_LIMIT = 200  # characters of a command that are kept
 
 LOOK_AGAIN_S = 0.5
-REMEMBERED = 1000
-"""Processes whose names are kept."""
+REMEMBERED = 1000  # processes whose names are kept
 ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 ProcessState = Literal["running", "zombie", "gone"]
@@ -36,9 +30,8 @@ class GpuProcess:
     """One process that holds a GPU.
 
     `memory` in bytes, None where the driver hides it. `sm` is its share (%) of the time of the
-    multiprocessors since the last look. `yours`: it runs as the same user as this process. A
-    `zombie` has ended, but its parent has not asked for its exit code; one that is `gone` is not
-    to be found here: it has ended, or another container or user hides it.
+    multiprocessors since the last look. `yours`: it has the user of this process. A process that is
+    `gone` has ended, or is hidden by another container or user.
     """
 
     pid: int
@@ -128,8 +121,7 @@ def program_of(command: str) -> str:
     return f"{program} {os.path.basename(words[0])}" if is_script else program
 
 
-_PLAIN_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-P", "-s", "-S"}
-"""Options of Python without a value."""
+_PLAIN_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-P", "-s", "-S"}  # options of Python without a value
 
 
 def sm_shares(
@@ -137,8 +129,8 @@ def sm_shares(
 ) -> tuple[dict[int, float], int]:
     """Return each process's newest share (%) of the multiprocessors, and the newest time stamp.
 
-    The driver has been seen to return shares above 100 %, old entries and processes that are not
-    there: those are left out. Of a process that it leaves out in a fresh answer, nothing ran.
+    Shares above 100 %, old entries and unknown processes, as some drivers return, are left out. A
+    process that a fresh answer leaves out has 0 %.
     """
     newest: dict[int, tuple[int, float]] = {}
     stamp, fresh = last_seen, False

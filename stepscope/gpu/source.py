@@ -1,8 +1,4 @@
-"""GPUs by NVML, the driver's own interface: opens it, or says why there is none.
-
-`open_source()` gives a working `NvmlSource`, or a `NullSource` with one sentence. Not covered: GPUs
-of other makers.
-"""
+"""Open NVML, the driver's own interface to NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -35,12 +31,10 @@ Clock = Callable[[], float]
 
 
 class DeviceSource(Protocol):
-    """A source of GPU values; one thread at a time may use it. These bodies know no GPU."""
+    """A source of GPU values; one thread at a time may use it. The bodies are for no GPU."""
 
-    @property
-    def reason(self) -> str | None:
-        """Why there is no GPU to read; None if there is one."""
-        return None
+    reason: str | None
+    """Why there is no GPU to read; None if there is one."""
 
     def devices(self) -> list[DeviceInfo]:
         """Return the GPUs in NVML's order."""
@@ -83,13 +77,8 @@ class NullSource(DeviceSource):
     """No GPU to read: `reason` is a sentence that says why, `retry_at` when to look again."""
 
     def __init__(self, reason: str, retry_at: float = math.inf) -> None:
-        self._reason = reason
+        self.reason: str | None = reason
         self.retry_at = retry_at
-
-    @property
-    def reason(self) -> str:
-        """Why there is no GPU to read."""
-        return self._reason
 
 
 def nvml_uuid(uuid: str, name: str) -> str:
@@ -101,8 +90,6 @@ def nvml_uuid(uuid: str, name: str) -> str:
         return uuid
     return f"MIG-{uuid}" if " MIG " in name else f"GPU-{uuid}"
 
-
-# --- opening --------------------------------------------------------------------------------------
 
 _NO_LIBRARY = (
     "No NVIDIA driver library (libnvidia-ml.so.1) was found; in a container, "
@@ -120,10 +107,9 @@ _opened: dict[tuple[int, str], DeviceSource] = {}
 def open_source(clock: Clock = time.monotonic, *, reader: str = "sampler") -> DeviceSource:
     """Return this process's source, opened on the first call (tens of ms on a GPU machine).
 
-    Each `reader` has a source of its own: rates and shares are means since the same reader's last
-    look, and a source is for one thread at a time. Without a driver it returns a `NullSource`, and
-    a call 30 s later looks again. There is no lock, which a fork could leave locked: two threads
-    that open at once do no harm, NVML counts inits.
+    Each `reader` has a source of its own: rates and shares are means since its last look, and a
+    source is for one thread. Without a driver it returns a `NullSource`, and looks again after
+    30 s. There is no lock, which a fork could leave locked: NVML counts inits.
     """
     mine = os.getpid(), reader
     source = _opened.get(mine)

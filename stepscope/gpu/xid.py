@@ -1,8 +1,4 @@
-"""Wait for Xid errors of the driver in a thread, and explain their codes.
-
-The driver reports only errors after the registration. Where events are not supported (Windows, WSL,
-some virtual GPUs) the thread ends and gives the reason.
-"""
+"""Wait for Xid errors of the driver in a thread, and explain their codes."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pynvml
 
@@ -35,14 +31,7 @@ FOLLOW = "Follow the advice of the errors before it."
 VENDOR = "Ask the GPU's vendor if it comes again."
 
 
-class XidInfo(NamedTuple):
-    """An Xid as text, and what NVIDIA advises."""
-
-    text: str
-    advice: str
-
-
-_CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (
+_CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (  # codes, text, NVIDIA's advice
     ((8,), "the GPU stopped processing", RESTART_APP),
     ((11, 25), "invalid commands were sent to the GPU", CHECK_APP),
     ((13,), "a kernel caused an exception, such as an access out of bounds", CHECK_APP),
@@ -99,25 +88,16 @@ _CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (
     ((157,), "a part of the GPU could not be put out of use", IGNORE_ONCE),
     ((158,), "the GPU did not answer in time", RESET),
 )
-_KNOWN = {code: XidInfo(text, advice) for codes, text, advice in _CATALOG for code in codes}
-_UNKNOWN = XidInfo("an error that NVIDIA's catalog does not explain", VENDOR)
-
-
-def meaning(code: int) -> XidInfo:
-    """Return what an Xid means; an unexplained one has a text that says so."""
-    return _KNOWN.get(code, _UNKNOWN)
-
+_KNOWN = {code: (text, advice) for codes, text, advice in _CATALOG for code in codes}
+_UNKNOWN = ("an error that NVIDIA's catalog does not explain", VENDOR)
 
 log = logging.getLogger(__name__)
 
-WAIT_MS = 500
-"""How long a wait for events lasts, and so a stop."""
-LOOK_AGAIN_S = 5.0
-"""For GPUs, after an event set that failed."""
+WAIT_MS = 500  # how long a wait for events lasts, and so a stop
+LOOK_AGAIN_S = 5.0  # for GPUs, after an event set that failed
 NO_INSTANCE = 0xFFFFFFFF
 FALLEN_OFF_THE_BUS = 79
-UNKNOWN = 999
-"""The driver's number for an error that it cannot name."""
+UNKNOWN = 999  # the driver's number for an error that it cannot name
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +118,8 @@ class UnsupportedError(Exception):
 class XidWatcher:
     """Waits for Xid errors on the thread `stepscope-xid`, from the start to `stop`.
 
-    `on_event` is called on that thread. `uuids` None means every GPU of `source`; errors of a MIG
-    instance come from its GPU, so GPUs in MIG mode are always watched. A GPU that was lost is
-    registered again when it is back.
+    `on_event` is called on that thread. `uuids` None means every GPU of `source`; GPUs in MIG mode
+    are always watched. A lost GPU is registered again when it is back.
     """
 
     def __init__(
@@ -158,10 +137,8 @@ class XidWatcher:
         self._on_event = on_event
         self._stopping = threading.Event()
         self._registered: dict[int, str] = {}
-        self.reason: str | None = None
-        """Why nothing is watched any more."""
-        self.refused: Mapping[str, str] = {}
-        """Why some GPUs are not watched, by UUID."""
+        self.reason: str | None = None  # why nothing is watched any more
+        self.refused: Mapping[str, str] = {}  # why some GPUs are not watched, by UUID
         self._thread = threading.Thread(target=self._run, name="stepscope-xid", daemon=True)
         self._thread.start()
 
@@ -239,10 +216,11 @@ class XidWatcher:
 
 def xid_event(uuid: str, code: int, gpu_instance: int) -> XidEvent:
     """Describe an error; NVML's all-ones stand for no MIG instance."""
-    known = meaning(code)
-    words = "the driver cannot name the error" if code == UNKNOWN else known.text
+    text, advice = _KNOWN.get(code, _UNKNOWN)
+    if code == UNKNOWN:
+        text = "the driver cannot name the error"
     instance = gpu_instance if gpu_instance != NO_INSTANCE else None
-    return XidEvent(uuid, code, f"Xid {code}: {words}", known.advice, instance)
+    return XidEvent(uuid, code, f"Xid {code}: {text}", advice, instance)
 
 
 def _asked(call: Callable[..., Any], *args: Any) -> Any:
@@ -291,13 +269,10 @@ class XidLog:
 
     def of(self, uuid: str, ts: float) -> tuple[XidRecord, ...]:
         """Return those of a GPU with their age at `ts`, oldest first."""
+        level = HealthStatus.CRITICAL
         return tuple(
             XidRecord(
-                event.code,
-                event.text,
-                event.advice,
-                LEVELS.get(event.advice, HealthStatus.CRITICAL),
-                max(0.0, ts - at),
+                one.code, one.text, one.advice, LEVELS.get(one.advice, level), max(0.0, ts - at)
             )
-            for at, event in tuple(self._known.get(uuid, ()))
+            for at, one in tuple(self._known.get(uuid, ()))
         )

@@ -18,8 +18,7 @@ from typing import Any
 import psutil
 
 ROOT = Path("/sys/fs/cgroup")
-_NO_LIMIT = 2**60
-"""Version 1 writes a number of pages near 2**63 where there is no limit."""
+_NO_LIMIT = 2**60  # version 1 writes a number of pages near 2**63 where there is no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +130,7 @@ def _text(path: Path) -> str:
 
 DEPTH = 4  # generations that are followed: workers of a fork server are the second
 MOST = 512  # children that are read: a script may start any number
-REST = 200
-"""Pause after a reading, in multiples of its time: 0.5% of the sampler's thread."""
+REST = 200  # pause after a reading, in multiples of its time: 0.5% of the sampler's thread
 
 
 class ChildProcessMemory:

@@ -29,10 +29,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.005
 SLOTS = 1024
 """Maximum number of pending copies: as many launches as CUDA queues ahead of the device."""
-CELLS = 256
-"""Maximum number of scalars in one copy to the host."""
-PERIOD_S = 0.01
-"""Minimum time between two copies to the host that are not full."""
+CELLS = 256  # maximum number of scalars in one copy to the host
+PERIOD_S = 0.01  # minimum time between two copies to the host that are not full
 
 MetricRow = dict[str, float | None]
 RowSink = Callable[[int, float, MetricRow], None]
@@ -50,12 +48,9 @@ class _Slot:
     home: list[_Slot]
     events: dict[int, Any] = field(default_factory=dict)
     """By device index: an event belongs to the device that recorded it first."""
-    landed: Any = None
-    """The event after the copy; None before the copy is queued."""
-    cells: int = 0
-    """Number of scalars in the copy; 0 after a copy that failed."""
-    rows: int = 0
-    """Number of rows that use the slot."""
+    landed: Any = None  # the event after the copy; None before the copy is queued
+    cells: int = 0  # number of scalars in the copy; 0 after a copy that failed
+    rows: int = 0  # number of rows that use the slot
 
     def record(self, device: Any) -> None:
         """Record the event after the copy on the current stream of `device`."""
@@ -96,8 +91,7 @@ class CudaScalarReadback:
         self._open: dict[tuple[int, int], _Slot] = {}
         """By device and stream: the slot of the next copy to the host."""
         self._due = 0.0
-        self.dropped = 0
-        """Rows recorded without some of their scalars."""
+        self.dropped = 0  # rows recorded without some of their scalars
 
     def __len__(self) -> int:
         """Number of waiting rows."""
@@ -349,8 +343,7 @@ def _is_capturing() -> bool:
     return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
-CudaEventPair = tuple[Any, Any]
-"""Two `torch.cuda.Event` with timing."""
+CudaEventPair = tuple[Any, Any]  # two `torch.cuda.Event` with timing
 
 
 class CudaEventTimerPool:

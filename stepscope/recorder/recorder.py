@@ -1,8 +1,7 @@
 """The interface of a training loop to a run folder: log steps, add events, take commands.
 
-A step's row goes into a mapped ring and survives a killed process; samples and events go into a
-queue. A writer thread moves both into the run folder twice a second, and at once for events. Only
-the constructor raises; only `close` waits for the disk.
+Rows of steps go into a mapped ring, samples and events into a queue; a writer thread moves both
+into the run folder. Only the constructor raises; only `close` waits for the disk.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,34 +23,23 @@ from stepscope.common.json_values import to_json, to_text
 from stepscope.metrics import Stream
 from stepscope.recorder.cuda_readback import MetricRow, keep_for_good
 from stepscope.recorder.rows import RESTART, RowWriter, TimedRow
-from stepscope.recorder.writer_thread import WriterThread
+from stepscope.recorder.writer_thread import Look, Saw, WriterThread
 from stepscope.run import RunKind, RunStatus, process_identity
-from stepscope.store.blocks import (
-    CommandResult,
-    Event,
-    MetricValues,
-    QueueItem,
-    Sample,
-    StoreObserver,
-)
+from stepscope.store.blocks import CommandResult, Event, MetricValues, QueueItem, Sample
 
 log = logging.getLogger(__name__)
 
-STEP_LIMIT = 2**53
-"""Steps beyond are no longer whole in the store, where they are 64-bit floats."""
-RECENT_S = 30.0
-"""Age up to which samples are kept in memory, for the analysis of a failure."""
-SETTLE_S = 2.0
-"""Timeout for values on a GPU when a run is closed."""
+STEP_LIMIT = 2**53  # steps beyond are no longer whole in the store, where they are 64-bit floats
+RECENT_S = 30.0  # age up to which samples are kept in memory, for the analysis of a failure
+SETTLE_S = 2.0  # timeout for values on a GPU when a run is closed
 
 
 class Recorder:
-    """Records one rank of one run into `folder`; thread-safe.
+    """Records one rank of one run into `folder`; thread-safe. Does nothing in a forked child.
 
-    Records nothing in a forked child. `on_command` gets each command in the writer thread, before
-    the loop. If several `ranks` share the folder, numbered from 0, all serve a command at the same
-    step; `lead` is that of `consensus.Member`. Raises StoreError or OSError if the folder cannot be
-    set up; no later call raises.
+    `on_command` gets each command in the writer thread, before the loop. If several `ranks` share
+    the folder, all serve a command at the same step; `lead` is that of `consensus.Member`. Raises
+    StoreError or OSError if the folder cannot be set up; no later call raises.
     """
 
     def __init__(
@@ -69,20 +57,18 @@ class Recorder:
         if not _any_open():
             clock.restart()  # in a server the wall clock may have been set since its last run
         self.folder = folder
-        self.number = rank
-        """Number of this process in the folder."""
+        self.number = rank  # number of this process in the folder
         self.step = 0
         self.epoch = 0
         run_json = _first_run_json(name, kind, config, rank)
         if ranks > 1:  # the status of a rank killed early depends on it
             run_json["world_size"] = ranks
-        self.signs = 0
-        """Rises with work that need not be a step, such as a validation batch."""
+        self.signs = 0  # rises with work that need not be a step, such as a validation batch
         self._on_command = on_command
-        self._commands: CommandQueue = LocalCommandQueue(self.want_boundary, self._open_gate)
-        # Looked at in every step of a script, where a property would cost as much as the rest.
-        self.command_waiting: Collection[object] = self._commands.waiting
-        """Not empty when a boundary has to look at the commands."""
+        self.commands: CommandQueue = LocalCommandQueue(self.want_boundary, self._open_gate)
+        # Read in every step of a script, where a property would cost as much as the rest.
+        self.command_waiting: Collection[object] = self.commands.waiting
+        """Not empty when a boundary has to take the `commands`."""
         self.recent: deque[Sample] = deque()
         """The samples of the last RECENT_S seconds, oldest first; copy it before iterating."""
         self.counts: dict[str, Any] = {}
@@ -95,8 +81,9 @@ class Recorder:
             folder, rank, run_json, progress=self._progress, offer=self._offer
         )
         self.ring = self._rows.ring = self._writer.ring
-        self.job: JobCommandRecorder | None = None
-        """The part in the commands of a job of several ranks."""
+        self.job: JobCommandRecorder | None = (
+            None  # the part in the commands of a job of several ranks
+        )
         if ranks > 1:
             self.join_job(rank, ranks, lead=lead)
         _open_recorders.add(self)
@@ -112,8 +99,8 @@ class Recorder:
         self.job = JobCommandRecorder(
             self, self.folder, rank, ranks, lead=lead, on_command=self._on_command
         )
-        self._commands = self.job.commands
-        self.command_waiting = self._commands.waiting
+        self.commands = self.job.commands
+        self.command_waiting = self.commands.waiting
 
     @property
     def dropped(self) -> int:
@@ -220,30 +207,10 @@ class Recorder:
         with self._writer.run_json_lock:
             return dict(self._writer.run_json)
 
-    def take_commands(self) -> list[Command]:
-        """Return the commands to execute at this boundary; about 100 ns without any."""
-        return self._commands.take() if self.command_waiting else []
-
     def want_boundary(self) -> None:
         """Make the next step check for commands; from any thread."""
         if self.ring.gate >= 0:
             self.ring.gate = -1
-
-    def put_back(self, commands: Sequence[Command]) -> None:
-        """Keep commands for the next boundary: they need a whole step, or follow a stop."""
-        self._commands.put_back(commands)
-
-    def wait_command(self, timeout_s: float) -> list[Command]:
-        """Wait for a command, at most `timeout_s`; for a loop at a boundary."""
-        return self._commands.wait(timeout_s)
-
-    def may_leave(self) -> bool:
-        """Return True if a loop that took commands may leave its boundary; else ask again."""
-        return self._commands.may_leave()
-
-    def left(self) -> None:
-        """Report that an exception leaves the boundary."""
-        self._commands.leave()
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         """Acknowledge a command and add its event, such as with before={...} and after={...}."""
@@ -255,14 +222,14 @@ class Recorder:
             self.job.ended(command, ok, ended, event)
 
     def put_ended(self, ended: CommandResult, event: Event) -> None:
-        """Store how a command ended, and the event of it."""
+        """Store the end of a command and its event."""
         self._put(ended)
         self._put(event)
         self._writer.wake()
 
-    def observe(self, observer: StoreObserver) -> None:
-        """Let an observer receive, in the writer's thread, all that is stored from now on."""
-        self._writer.observer = observer
+    def observe(self, saw: Saw, look: Look) -> None:
+        """Call these in the writer's thread from now on."""
+        self._writer.observer = saw, look
 
     @property
     def run_json(self) -> Mapping[str, Any]:
@@ -344,7 +311,7 @@ class Recorder:
                 self._on_command(command)
             except Exception:
                 log.exception("stepscope: a command could not be announced")
-        self._commands.offer(command)
+        self.commands.offer(command)
 
 
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()

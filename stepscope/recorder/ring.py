@@ -34,16 +34,12 @@ HEADER_BYTES = 64 * 1024
 SLOTS = 1 << 17
 SLOT_BYTES = 128
 FILE_BYTES = HEADER_BYTES + SLOTS * SLOT_BYTES
-WIDTH = 12
-"""Values of a slot; a wider row takes several slots with the same time and step."""
-CROWDED = SLOTS // 4
-"""Waiting rows from which the writer is woken."""
-MARGIN = 64
-"""Slots never filled: as many threads may pass the check for room at the same time."""
+WIDTH = 12  # values of a slot; a wider row takes several slots with the same time and step
+CROWDED = SLOTS // 4  # waiting rows from which the writer is woken
+MARGIN = 64  # slots never filled: as many threads may pass the check for room at the same time
 HOLE_S = 1.0
 """Age at which a claimed slot counts as lost: its thread was interrupted before writing."""
-SETTLE_S = 0.05
-"""Time that a thread may need from claiming to writing."""
+SETTLE_S = 0.05  # time that a thread may need from claiming to writing
 
 SLOT = np.dtype(
     [("layout", "<i8"), ("ts", "<f8"), ("step", "<i8"), ("values", "<f8", WIDTH), ("number", "<i8")]
@@ -84,20 +80,15 @@ class RingBuffer:
     def __init__(self, path: Path, *, crowded: Callable[[], None] = lambda: None) -> None:
         self.path = path
         self.reason: str | None = None
-        self.dropped = 0
-        """Rows refused because the ring was full."""
-        self.lost = 0
-        """Slots that were claimed and never written."""
-        self.last = -1
-        """Number of the newest row; an estimate while several threads write."""
-        self.end = SLOTS - MARGIN
-        """First row for which there is no room."""
+        self.dropped = 0  # rows refused because the ring was full
+        self.lost = 0  # slots that were claimed and never written
+        self.last = -1  # number of the newest row; an estimate while several threads write
+        self.end = SLOTS - MARGIN  # first row for which there is no room
         self.gate = self.limit = CROWDED
         """`put` checks for room from row `limit` on. `gate` is `limit`, or -1 while a command, a
         tensor on a GPU or the end needs more than a `put`."""
         self._on_crowded = crowded
-        self.drained = 0
-        """Rows before this number are in the store."""
+        self.drained = 0  # rows before this number are in the store
         self._final: int | None = None
         """The exact end, once there is one: `last` may fall when two threads race."""
         self._hole: tuple[int, float] | None = None

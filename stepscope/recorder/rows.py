@@ -56,13 +56,13 @@ class StepBlockBuilder:
     A timed row is one step; its step time begins at the timed row, or the RESTART, before it.
     """
 
-    broken: list[NonFiniteLoss] = field(default_factory=list)
-    """Found since the list was last cleared."""
+    broken: list[NonFiniteLoss] = field(
+        default_factory=list
+    )  # found since the list was last cleared
     _timed_before: float = np.nan
     _ts: float = -np.inf
     _step: float = -np.inf
-    _broken_now: frozenset[str] = frozenset()
-    """The losses whose last value was not finite."""
+    _broken_now: frozenset[str] = frozenset()  # the losses whose last value was not finite
 
     def block(self, slots: Slots, layouts: Layouts) -> SeriesBlock:
         """Return the rows of these slots, in order."""
@@ -142,8 +142,7 @@ def _fill(columns: dict[str, Floats], key: str, values: Floats) -> None:
 
 log = logging.getLogger(__name__)
 
-NAME_LIMIT = 500
-"""Characters of a metric's name that are kept."""
+NAME_LIMIT = 500  # characters of a metric's name that are kept
 
 
 class TimedRow(MetricRow):

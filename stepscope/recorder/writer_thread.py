@@ -16,7 +16,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from stepscope.recorder.ring import PendingRows, RingBuffer
 from stepscope.recorder.rows import StepBlockBuilder
 from stepscope.run import HEARTBEAT_S, rank_json, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, store_name
-from stepscope.store.blocks import Event, MetricValues, QueueItem, Sample, StoreObserver
+from stepscope.store.blocks import Event, MetricValues, QueueItem, Sample
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +38,21 @@ COMMAND_POLL_S = 0.05
 FLUSH_S = 0.5
 """Period of commits: rows of steps are safe in the mapped ring. Half of it without a mapped ring: a
 killed process then loses 0.5 s at most."""
-RETRY_S = 2.0
-"""Pause after a failed write."""
-QUEUE_LIMIT = 100_000
-"""Maximum number of samples and events in memory (about 400 B each)."""
+RETRY_S = 2.0  # pause after a failed write
+QUEUE_LIMIT = 100_000  # maximum number of samples and events in memory (about 400 B each)
 BATCH_LIMIT = 50_000
 BALLAST = "ballast"
-BALLAST_BYTES = 256 * 1024
-"""Freed when the disk is full, so that run.json can be written."""
+BALLAST_BYTES = 256 * 1024  # freed when the disk is full, so that run.json can be written
 CUSTOM_LISTED = 64
 _NUMBERED = re.compile(r"\.optimizer|\.group")
-TOLD_LIMIT = 20
-"""Maximum number of different errors that are logged."""
+TOLD_LIMIT = 20  # maximum number of different errors that are logged
 
 OnCommand = Callable[[int, str, str], None]
 """Takes a command's id, name and arguments (JSON), in the writer thread."""
+Saw = Callable[[SeriesBlock, Sequence[QueueItem]], None]
+"""Takes rows of steps and other items that were stored."""
+Look = Callable[[Mapping[str, Any], int], Sequence[tuple[str, str, dict[str, Any]]]]
+"""Returns new events (kind, text, data) from run.json and the step, about once a second."""
 
 
 class WriterThread:
@@ -75,7 +75,7 @@ class WriterThread:
         self.folder = folder
         self.run_json = run_json
         self.run_json_lock = threading.RLock()  # a signal handler may come in the middle
-        self.observer: StoreObserver | None = None
+        self.observer: tuple[Saw, Look] | None = None
         self._lost = 0
         self._json = rank_json(rank)
         self._progress = progress
@@ -209,7 +209,7 @@ class WriterThread:
         self._steps = steps
         self._release(rows, batch)
         if self.observer is not None:
-            self.observer.saw(block, batch)
+            self.observer[0](block, batch)
 
     def _store_valid(self, rows: PendingRows, batch: Sequence[QueueItem]) -> bool:
         """Store rows and items except those that the store refuses; return False to retry later."""
@@ -259,7 +259,7 @@ class WriterThread:
         """Write the events of the observer."""
         if self.observer is None:
             return
-        events = self.observer.look(self.run_json, self._progress()["step"])
+        events = self.observer[1](self.run_json, self._progress()["step"])
         for kind, text, data in events:
             self._put_event(kind, text, data)
         if events and closing:

@@ -1,4 +1,4 @@
-"""Records which code a fatal signal, such as SIGABRT of a native library, has killed."""
+"""Record the traceback of a fatal signal, such as SIGABRT of a native library."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from stepscope.run.folder import rank_file
 log = logging.getLogger(__name__)
 
 TRACEBACK_FILE = "traceback.txt"
-_READ_BYTES = 512 * 1024
-"""faulthandler writes 100 threads at most, each with some kilobytes."""
+_READ_BYTES = 512 * 1024  # faulthandler writes 100 threads at most, each with some kilobytes
 _SIGNALS = {
     "Aborted": "SIGABRT",
     "Bus error": "SIGBUS",
@@ -35,10 +34,7 @@ _FRAME = re.compile(
 
 @contextmanager
 def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
-    """Let faulthandler write the traceback of a fatal signal into the run folder.
-
-    Does nothing if faulthandler is enabled already: it has one file a process.
-    """
+    """Let faulthandler, unless it is in use, write tracebacks of fatal signals into the folder."""
     path = folder / rank_file(TRACEBACK_FILE, rank)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

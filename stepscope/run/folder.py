@@ -1,4 +1,4 @@
-"""The run folder: its name and path, its `run.json`, and the process that writes it."""
+"""The run folder: name, path, `run.json`, and the process that writes it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def rank_file(name: str, rank: int) -> str:
 def process_identity() -> dict[str, Any]:
     """Return the entries of run.json that identify this process and its user.
 
-    Containers may have the same host name and pids: `pid` is unique within its `pid_namespace`.
+    `pid` is unique within its `pid_namespace`: containers may have equal host names.
     """
     return {
         "host": socket.gethostname(),
@@ -153,16 +153,11 @@ def start_ticks(pid: int) -> int | None:
 
 
 def start_above(mark: str) -> float | None:
-    """Return when the launcher began that set the environment variable `mark`.
-
-    In epoch seconds; None if unknown. The launcher is the nearest ancestor without the variable.
-    """
-    try:
+    """Return the start, in epoch seconds, of the nearest ancestor without a variable; or None."""
+    with contextlib.suppress(psutil.Error, OSError):
         for process in psutil.Process().parents():
             if mark not in process.environ():
                 return float(process.create_time())
-    except (psutil.Error, OSError):
-        pass
     return None
 
 
@@ -184,15 +179,14 @@ def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
 def recorder_of(run_json: dict[str, Any], file: Path) -> psutil.Process | None:
     """Return the process of this user that run.json names and that has `file` open for writing.
 
-    A copied or forged run.json may name any pid. The open file proves that the process records
-    there: send signals to no other one.
+    A forged run.json may name any pid: send signals only to this process.
     """
     process = process_of(run_json)
     with contextlib.suppress(psutil.Error):
         if (
             process is not None
             and process.uids().real == os.getuid()
-            and _writes(process.pid, file)
+            and _writes(process, file)
             and process.is_running()  # the pid was this process's at each check
         ):
             return process
@@ -225,20 +219,17 @@ def send_signal(process: psutil.Process, number: signal.Signals) -> None:
         os.close(descriptor)
 
 
-def _writes(pid: int, file: Path) -> bool:
+def _writes(process: psutil.Process, file: Path) -> bool:
     """Return True if a process has a file, not a link, open for writing, by device and inode."""
     try:
         wanted = file.lstat()
-        descriptors = os.listdir(f"/proc/{pid}/fd")
     except OSError:
         return False
     if not stat.S_ISREG(wanted.st_mode) or wanted.st_nlink != 1:
         return False
-    for one in descriptors:
-        with contextlib.suppress(OSError, IndexError, ValueError):  # closed meanwhile
-            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{one}"), wanted):
-                info = Path(f"/proc/{pid}/fdinfo/{one}").read_text()
-                flags = int(info.partition("flags:")[2].split()[0], 8)
-                if flags & os.O_ACCMODE != os.O_RDONLY:
-                    return True
+    for one in process.open_files():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found = os.stat(f"/proc/{process.pid}/fd/{one.fd}")
+            if one.mode != "r" and os.path.samestat(found, wanted):
+                return True
     return False

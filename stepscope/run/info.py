@@ -8,9 +8,9 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from stepscope.common.files import is_own_folder, read_regular_file
+from stepscope.common.files import is_own_folder, read_json
 from stepscope.common.formatting import format_short_time
 from stepscope.run.fatal_signal import fatal_signal
 from stepscope.run.folder import RunError, process_of, user_name
@@ -33,29 +33,20 @@ FILES_LIMIT = 64
 TEXT_LIMIT = 500
 
 
-class _Cause(TypedDict):
-    what: str
-
-
-class _HangFile(TypedDict):
-    named: _Cause
-
-
 def hung_in(folder: Path) -> str | None:
     """Return the cause of the hang in which a run's ranks ended; None if they did not hang.
 
-    A rank removes its file when its steps continue. The first rank that hung has found the cause.
+    A rank removes its file when its steps continue. The first rank that hung has the cause.
     """
-    import msgspec  # noqa: PLC0415 - 10 ms, and a process that records reads no such file
-
     try:
         files = [name for name in os.listdir(folder) if name.startswith("hang-rank")]
     except OSError:
         return None
     for name in sorted(files, key=lambda name: (len(name), name))[:FILES_LIMIT]:  # by number
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            content = read_regular_file(folder / name, BYTES_LIMIT)
-            return msgspec.json.decode(content, type=_HangFile)["named"]["what"][:TEXT_LIMIT]
+        with contextlib.suppress(*UNREADABLE):
+            what = read_json(folder / name, BYTES_LIMIT)["named"]["what"]
+            if isinstance(what, str):
+                return what[:TEXT_LIMIT]
     return None
 
 
@@ -82,10 +73,8 @@ class RunInfo:
     reason: str | None
     heartbeat_age_s: float
     run_json: dict[str, Any]
-    cause: int = 0
-    """Number in the folder of the rank that `reason` is about."""
-    cause_rank: int = 0
-    """torch's number of that rank."""
+    cause: int = 0  # number in the folder of the rank that `reason` is about
+    cause_rank: int = 0  # torch's number of that rank
 
     @property
     def id(self) -> str:
@@ -179,10 +168,7 @@ def restart_expected(run: RunInfo) -> bool:
 
 
 def rank_pids(run: RunInfo) -> Iterator[int]:
-    """Yield the pids of the live processes of a run that are of this host and user.
-
-    Reads the files of the other ranks again.
-    """
+    """Yield the pids of the live processes of a run that are of this host and user."""
     several = (run.run_json.get("world_size") or 1) != 1
     others = (
         RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)

@@ -19,8 +19,7 @@ from stepscope.run.folder import own_start, pid_namespace, process_of, rank_json
 from stepscope.run.setting_names import current_settings
 from stepscope.run.status import FRESH_S, STALE_S, RunKind, RunStatus
 
-NAMED = 8
-"""Maximum number of ranks that a sentence lists."""
+NAMED = 8  # maximum number of ranks that a sentence lists
 
 _OF_A_PEER = re.compile(
     r"closed by peer|reset by peer|Broken pipe|Connection refused|pair closure|Socket Timeout"
@@ -61,10 +60,9 @@ class RankExit:
 def first_cause(ends: Sequence[RankExit], *, together_s: float) -> list[RankExit]:
     """Return the end that caused the others; empty without ends.
 
-    An error about the connection to another rank is a cause only if there is no other error. Among
-    the rest the earliest end counts. A rank that exited without a reason precedes one that lost the
-    connection to it by up to STALE_S: hosts' clocks differ. Ranks that ended without a reason
-    within `together_s` of each other are all returned: their order is unknown.
+    An error about the connection to another rank counts only without another error; among the rest
+    the earliest end counts. A rank that exited without a reason precedes one that lost the
+    connection to it by up to STALE_S. All ranks that did so within `together_s` are returned.
     """
     spoken = sorted((end for end in ends if end.reason is not None), key=lambda end: end.earliest)
     gone = sorted((end for end in ends if end.reason is None), key=lambda end: end.earliest)
@@ -98,12 +96,10 @@ def names(numbers: Sequence[int], world_size: int = 0, where: str = "") -> str:
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """What reading a damaged or foreign file of a run raises."""
-RANKS_LIMIT = 4096
-"""Maximum number of ranks of a folder."""
+RANKS_LIMIT = 4096  # maximum number of ranks of a folder
 BYTES_LIMIT = 16 * 2**20
 """Maximum size of a rank's file: it has some 10 kB, and the settings of the script."""
-_LAST_S = 4_102_444_800.0
-"""2100-01-01 in epoch seconds. Tables end in 2262, `datetime` in 9999."""
+_LAST_S = 4_102_444_800.0  # 2100-01-01 in epoch seconds. Tables end in 2262, `datetime` in 9999.
 _AHEAD_S = 3600.0
 """Maximum difference of a heartbeat to the present: clocks are set, and differ by time zones."""
 _TEXT_LIMIT = 100_000
@@ -152,8 +148,7 @@ def rank_numbers(folder: Path) -> list[int]:
 def numbers_with(folder: Path, ending: str) -> list[int]:
     """Return the numbers K, in order, of the files rankK.`ending`, a pattern.
 
-    Returns the lowest RANKS_LIMIT; none if the folder cannot be listed. Names such as rank007.json,
-    which Stepscope does not write, are left out.
+    Returns the lowest RANKS_LIMIT; none if the folder cannot be listed.
     """
     try:
         names = "/".join(os.listdir(folder))  # no name has a slash
@@ -165,10 +160,7 @@ def numbers_with(folder: Path, ending: str) -> list[int]:
 
 
 def read_run_json(folder: Path, number: int) -> dict[str, Any]:
-    """Return what a rank's file has, without optional fields that are invalid. Raises UNREADABLE.
-
-    Follows a link: some users keep the files of their runs in another place.
-    """
+    """Return a rank's file without invalid optional fields; follows a link. Raises UNREADABLE."""
     content = read_json(folder / rank_json(number), BYTES_LIMIT, follow_links=True)
     if not isinstance(content, dict):
         raise TypeError(f"must be an object, got a {type(content).__name__}")
@@ -203,10 +195,7 @@ def required(run_json: Mapping[str, Any], name: str) -> Any:
 
 
 def torch_rank(run_json: Mapping[str, Any], number: int) -> int:
-    """Return torch's number of a rank; its number in the folder if its file has none.
-
-    The two differ where each machine has a folder that counts from 0.
-    """
+    """Return torch's number of a rank; `number`, that in the folder, if its file has none."""
     rank: int | None = run_json.get("rank")
     return number if rank is None else rank
 
@@ -263,8 +252,7 @@ def read_rank_file(folder: Path, number: int) -> RankMetadata:
     # A full disk keeps the old text, but the writer still touches the file.
     touched = os.stat(folder / rank_json(number)).st_mtime
     signs, now = [float(required(run_json, "heartbeat")), touched], time.time()
-    # One far in the future would be a sign of life for ever. The disk may have the right time where
-    # the clock of the host is wrong by hours.
+    # One far in the future would be a sign of life for ever; the disk may have the right time.
     beat = max([sign for sign in signs if sign < now + _AHEAD_S] or signs)
     status, age_s = RunStatus(required(run_json, "status")), now - beat
     if age_s < 0:

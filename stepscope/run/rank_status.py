@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -15,8 +16,7 @@ from stepscope.run.folder import rank_json
 from stepscope.run.rank_info import RankMetadata, find_rank, names, rank_numbers
 from stepscope.run.status import FRESH_S, RunKind, RunStatus
 
-GRACE_S = 30.0
-"""Age of a run up to which a rank without a file may still come."""
+GRACE_S = 30.0  # age of a run up to which a rank without a file may still come
 
 
 class RankState(StrEnum):
@@ -26,13 +26,10 @@ class RankState(StrEnum):
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
-    DEAD = "dead"
-    """Its process has exited without a reason, or its heartbeat has stopped."""
-    STARTING = "starting"
-    """It has no file yet, and may still come."""
+    DEAD = "dead"  # its process has exited without a reason, or its heartbeat has stopped
+    STARTING = "starting"  # it has no file yet, and may still come
     NEVER_STARTED = "never started"
-    ELSEWHERE = "elsewhere"
-    """Recorded in another folder: hosts without a shared disk have one each."""
+    ELSEWHERE = "elsewhere"  # recorded in another folder: hosts without a shared disk have one each
     UNRECORDED = "not recorded"
     """It has no file that can be read, and need not have one: only some ranks may call init."""
 
@@ -41,9 +38,8 @@ class RankState(StrEnum):
 class RankInfo:
     """The present state of one rank of a run.
 
-    `rank` is torch's number of it, `number` the one of its files in the folder (None without any).
-    `since` is its end or last sign of life in epoch seconds of its host, `age_s` the age of the
-    last sign of life. `text` is a sentence for the page.
+    `rank` is torch's number, `number` that of its files in the folder, None without any. `since`
+    is its end or last sign of life in epoch seconds of its host, `age_s` the age of that sign.
     """
 
     rank: int
@@ -53,8 +49,7 @@ class RankInfo:
     host: str | None = None
     since: float | None = None
     age_s: float | None = None
-    run_json: dict[str, Any] | None = None
-    """The file of the rank; None without one."""
+    run_json: dict[str, Any] | None = None  # the file of the rank; None without one
 
 
 _ELSEWHERE = (
@@ -91,7 +86,7 @@ def rank_states(folder: Path, *, now: float | None = None) -> list[RankInfo]:
 def absences(folder: Path, first: RankMetadata, *, ended: bool) -> list[RankInfo]:
     """Return the ranks that died while the run is live, or that never started.
 
-    `first` is number 0. Called at every poll: reads no files while all heartbeats are fresh.
+    `first` is number 0. Reads no files while all heartbeats are fresh.
     """
     beats = _beats(folder)
     fresh = len(beats) if ended else sum(abs(time.time() - beat) < FRESH_S for beat in beats)
@@ -109,11 +104,10 @@ def absence(absent: Sequence[RankInfo]) -> str | None:
         (RankState.DEAD, "gone without a word (killed, or the machine went down)"),
         (RankState.NEVER_STARTED, "missing: never started, or not watched"),
     ):
-        ranks = [standing for standing in absent if standing.state is state]
-        hosts = {standing.host for standing in ranks}
-        host = hosts.pop() if len(hosts) == 1 else None
+        ranks = [one for one in absent if one.state is state]
+        hosts = {one.host for one in ranks}
+        where = f" ({ranks[0].host})" if len(hosts) == 1 and ranks[0].host else ""
         if ranks:
-            where = f" ({host})" if host else ""
             sentences.append(f"{names([one.rank for one in ranks], where=where)} {end}.")
     return " ".join(sentences) or None
 
@@ -159,12 +153,8 @@ def missing_ranks(
         if rank in here or (rank in expected and all_here):
             continue
         is_ours = rank in expected
-        missing[rank] = RankInfo(
-            rank=rank,
-            number=None,
-            state=state if is_ours else RankState.ELSEWHERE,
-            text=text if is_ours else _ELSEWHERE,
-        )
+        why = (state, text) if is_ours else (RankState.ELSEWHERE, _ELSEWHERE)
+        missing[rank] = RankInfo(rank=rank, number=None, state=why[0], text=why[1])
     return missing
 
 
@@ -172,7 +162,7 @@ def _expected(first: RankMetadata) -> range:
     """Return the ranks whose files belong into the folder of this one.
 
     A launcher numbers the processes of a machine one after another. Only this rank is expected if
-    its file does not have a possible number of processes on the machine.
+    the numbers in its file are impossible.
     """
     run_json, rank = first.run_json, first.rank
     size, count = run_json.get("world_size") or 1, run_json.get("local_world_size")
@@ -189,8 +179,6 @@ def _beats(folder: Path) -> list[float]:
     """Return when the file of each rank but number 0 was last touched; 3 µs a rank."""
     found = []
     for number in rank_numbers(folder)[1:]:
-        try:
+        with contextlib.suppress(OSError):  # deleted, or a link to nowhere
             found.append(os.stat(f"{folder}/{rank_json(number)}").st_mtime)
-        except OSError:
-            continue  # deleted, or a link to nowhere
     return found

@@ -1,4 +1,4 @@
-"""The states and outcomes of a run: out of memory, a killed worker, a lost rank."""
+"""The states and outcomes of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from enum import StrEnum
 from stepscope.common.formatting import terminal_text
 
 HEARTBEAT_S = 1.0
-STALE_S = 10.0
-"""Age of a heartbeat from which a run of another host counts as crashed."""
+STALE_S = 10.0  # age of a heartbeat from which a run of another host counts as crashed
 FRESH_S = 3 * HEARTBEAT_S
 """Age of a heartbeat up to which a run without a process of its pid, as in a container, is live."""
 
@@ -37,14 +36,10 @@ class RunStatus(StrEnum):
 class RunKind(StrEnum):
     """Program that writes a run: determines the content and the buttons of its page."""
 
-    TRAINER = "trainer"
-    """The built-in workloads."""
-    WATCH = "watch"
-    """A script under `stepscope watch`."""
-    INIT = "init"
-    """A script that calls `stepscope.init`."""
-    RECORD = "record"
-    """`stepscope record`: no training, the machine only."""
+    TRAINER = "trainer"  # the built-in workloads
+    WATCH = "watch"  # a script under `stepscope watch`
+    INIT = "init"  # a script that calls `stepscope.init`
+    RECORD = "record"  # `stepscope record`: no training, the machine only
 
 
 _OUT_OF_CUDA_MEMORY = "CUDA error: out of memory"

@@ -1,7 +1,4 @@
-"""Serves the page's buttons at a step boundary: the only place where they affect a training.
-
-Kinds of runs differ by their own handlers, and by a check that may end the run.
-"""
+"""Serve the commands of the page at a step boundary, the only place where they take effect."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
@@ -29,7 +26,6 @@ PAUSED_POLL_S = 0.1  # how long a paused run may miss that it has to end
 MARK_LENGTH = 200  # characters of a mark's text that are kept
 
 CommandHandler = Callable[[Command], None]
-T = TypeVar("T")
 
 
 class MemoryControls:
@@ -55,7 +51,7 @@ class MemoryControls:
             sys.modules["torch"].cuda.empty_cache()
 
     def reset_peaks(self) -> None:
-        """Reset the allocator's peaks to the current values."""
+        """Reset the allocator's peaks."""
         if self.on_gpu:
             sys.modules["torch"].cuda.reset_peak_memory_stats(self._readings.index)
 
@@ -63,10 +59,10 @@ class MemoryControls:
 class CommandServer:
     """Answers the commands of one run; called by the training thread.
 
-    `own` holds the handlers that only this kind of run has, STOP among them. `check` is called at
-    each boundary, and repeatedly while the run is paused: it may raise to end the run. A run that
-    is no `training` answers only MARK and `own`. `step` returns the number of the last step, the
-    recorder's by default. `closed_here`: the training thread itself calls `close`.
+    `own` has the handlers of this kind of run, such as STOP. `check` is called at each boundary and
+    during a pause; it may raise to end the run. Without `training` only MARK and `own` are
+    answered. `step` returns the last step, the recorder's by default. `closed_here`: the training
+    thread calls `close`.
     """
 
     def __init__(
@@ -123,11 +119,11 @@ class CommandServer:
         ]
 
     def serve(self, flush: Callable[[], None]) -> float:
-        """Serve what was asked since the last boundary; return the seconds the commands took.
+        """Serve the commands since the last boundary; return the seconds they took.
 
-        `flush` records the pending steps, so that a marker comes after them. Does not return while
-        the run is paused, and while the ranks of a job agree on this step. Raises only what the
-        handler of STOP and `check` raise.
+        `flush` records the pending steps, so that a marker comes after them. Returns after a pause,
+        and when the ranks of a job have agreed. Raises only what the handler of STOP and `check`
+        raise.
         """
         self._recorder.signs += 1
         profiling, took_s = self.profiling, 0.0
@@ -139,9 +135,9 @@ class CommandServer:
             with self._readings.then_read():
                 took_s += profiling.reach()
         waiting = bool(self._recorder.command_waiting)
-        asked = deque(self._recorder.take_commands() if waiting else ())
-        # Having looked, this rank may continue only if the others know that it does.
-        if asked or (waiting and not self._recorder.may_leave()):
+        asked = deque(self._recorder.commands.take() if waiting else ())
+        # After a look, this rank may continue only if the others expect it.
+        if asked or (waiting and not self._recorder.commands.may_leave()):
             took_s += self._serve(asked, flush)
         else:
             self._check()
@@ -150,7 +146,7 @@ class CommandServer:
         return took_s
 
     def _serve(self, asked: deque[Command], flush: Callable[[], None]) -> float:
-        began = time.perf_counter()
+        began, commands = time.perf_counter(), self._recorder.commands
         self._serving = True
         flushed = False
         try:
@@ -161,23 +157,23 @@ class CommandServer:
                 while asked:
                     self._serve_one(asked.popleft())
                 self._check()
-                if not self._paused and self._recorder.may_leave():
+                if not self._paused and commands.may_leave():
                     return time.perf_counter() - began
-                asked.extend(self._recorder.wait_command(PAUSED_POLL_S))
+                asked.extend(commands.wait(PAUSED_POLL_S))
                 self.profiling.poll()
                 if self._readings.wanted:
                     self._readings.serve()
         except BaseException:  # a stop, or Ctrl-C; the script may continue after it
             self._leave_pause()
-            self._recorder.put_back(asked)
-            self._recorder.left()
+            commands.put_back(asked)
+            commands.leave()
             raise
         finally:
             self._serving = False
 
     def wait(self, timeout_s: float) -> None:
         """Serve the commands that come within this time; for a run without steps."""
-        for command in self._recorder.wait_command(timeout_s):
+        for command in self._recorder.commands.wait(timeout_s):
             self._serve_one(command)
 
     def close(self) -> None:
@@ -236,23 +232,24 @@ class CommandServer:
         self._recorder.finish(command, text, **memory)
 
     def _empty_cache(self, command: Command) -> None:
-        before, _, after = self._around(self.memory.empty_cache)
+        before = self.memory.read()
+        self.memory.empty_cache()
+        after = self.memory.read()
         text = results.empty_cache(before, after)
         self._recorder.finish(command, text, before=before, after=after)
 
     def _reset_peaks(self, command: Command) -> None:
-        before, _, after = self._around(self.memory.reset_peaks)
+        before = self.memory.read()
+        self.memory.reset_peaks()
+        after = self.memory.read()
         before["process/peak_rss"], after["process/peak_rss"] = self._reset_process_peak()
         text = results.reset_peaks(before, after)
         self._recorder.finish(command, text, before=before, after=after)
 
     def _collect_garbage(self, command: Command) -> None:
-        before, objects, after = self._around(gc.collect)
+        before, objects, after = self.memory.read(), gc.collect(), self.memory.read()
         text = results.collect_garbage(objects, before, after)
         self._recorder.finish(command, text, before=before, after=after, objects=objects)
-
-    def _around(self, act: Callable[[], T]) -> tuple[dict[str, float], T, dict[str, float]]:
-        return self.memory.read(), act(), self.memory.read()
 
     def _memory_snapshot(self, command: Command) -> None:
         """Begin a history at this boundary, and end it at one where its steps have passed."""
@@ -263,13 +260,13 @@ class CommandServer:
             self._refuse(command, "a CPU run has no CUDA allocator to take it of")
         elif self._snapshot is None:
             self._snapshot = SnapshotRecording(command, self._recorder.step)
-            self._recorder.put_back([command])
+            self._recorder.commands.put_back([command])
         elif self._snapshot.command is not command:
             self._refuse(command, "one is being taken already")
         elif self._recorder.step >= self._snapshot.last_step:
             self._end_snapshot(command)
         else:
-            self._recorder.put_back([command])
+            self._recorder.commands.put_back([command])
 
     def _end_snapshot(self, command: Command) -> None:
         snapshot, self._snapshot = self._snapshot, None

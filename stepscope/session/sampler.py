@@ -257,8 +257,7 @@ def next_deadline(deadline: float, period_s: float, now: float) -> float:
     return deadline + (missed + 1) * period_s
 
 
-REPEATED_S = 5.0
-"""How long a reading is repeated: in a longer phase the counters are not known."""
+REPEATED_S = 5.0  # how long a reading is repeated: in a longer phase the counters are not known
 
 
 class BoundarySampler:

@@ -41,8 +41,6 @@ from stepscope.run.status import RunOutcome, with_case
 from stepscope.session.command_server import CommandHandler, CommandServer
 from stepscope.session.sampler import Sampler
 from stepscope.session.stop import handlers_wait
-from stepscope.store import SeriesBlock
-from stepscope.store.blocks import QueueItem
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +49,9 @@ TRACEBACK_LIMIT = 20_000  # characters kept in the event
 LINK_FACTS = ("nvlinks", "nvlink_speed", "pcie_max_gen", "pcie_max_width")
 """Of DeviceFacts: what `communication.link_of` needs."""
 
-GpuEntry = Mapping[str, Any]
-"""A GPU as run.json lists it: `uuid`, `name`, and `memory_total` in bytes."""
+GpuEntry = Mapping[
+    str, Any
+]  # a GPU as run.json lists it: `uuid`, `name`, and `memory_total` in bytes
 
 
 class Session:
@@ -74,7 +73,7 @@ class Session:
             alerts_config.load(), folder, rank=rank, signs=lambda: self.recorder.signs
         )
         self.hang = HangWatchdog(self.recorder, rank)
-        self.recorder.observe(_Observers(self.alerts, self.hang))
+        self.recorder.observe(self.alerts.saw, self._look)
         self.alerts.stuck = lambda: self.hang.text
         self._traceback_file = folder / rank_file(TRACEBACK_FILE, rank)
         self._code = code
@@ -218,29 +217,18 @@ class Session:
                 self.recorder.close(status, reason)
                 self.alerts.close()
 
+    def _look(
+        self, run_json: Mapping[str, Any], step: int
+    ) -> Sequence[tuple[str, str, dict[str, Any]]]:
+        hangs = self.hang.look(run_json, step)  # first: an alert has its words
+        return [*hangs, *self.alerts.look(run_json, step)]
+
     def _end_alerts(self, status: RunStatus, reason: str | None) -> None:
         recorder = self.recorder
         event = self.alerts.ended(recorder.run_json, recorder.step, status, reason)
         if event is not None:
             kind, text, data = event
             recorder.event(kind, text, **data)
-
-
-class _Observers:
-    """Hears for the alerts and the watch of hangs what the writer thread stores."""
-
-    def __init__(self, alerts: AlertMonitor, hang: HangWatchdog) -> None:
-        self._alerts = alerts
-        self._hang = hang
-
-    def saw(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
-        self._alerts.saw(block, items)
-
-    def look(
-        self, run_json: Mapping[str, Any], step: int
-    ) -> Sequence[tuple[str, str, dict[str, Any]]]:
-        hangs = self._hang.look(run_json, step)  # first: an alert has its words
-        return [*hangs, *self._alerts.look(run_json, step)]
 
 
 def listed(gpu: DeviceInfo) -> GpuEntry:

@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -57,10 +57,8 @@ from stepscope.store import store_name
 
 log = logging.getLogger(__name__)
 
-TERM_S = 5.0
-"""Time between SIGTERM and SIGKILL."""
-KILL_S = 2.0
-"""Time that the system may need to end a killed process, unless it waits in a driver."""
+TERM_S = 5.0  # time between SIGTERM and SIGKILL
+KILL_S = 2.0  # time to wait for the end of a killed process; it may wait in a driver
 LAUNCHERS = {
     "torchrun",
     "torch.distributed.run",
@@ -73,15 +71,18 @@ LAUNCHERS = {
 }
 """Programs and modules that start ranks and end with them."""
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
-OTHERS_S = 5.0
-"""Time that the other ranks are given to write their end."""
+OTHERS_S = 5.0  # time that the other ranks are given to write their end
 FORCED_REASON = "Ended by force from the page: {}."
 
 
 def end_job(run: RunInfo) -> str:
     """End all ranks of this host; return a sentence on what came of it. Takes up to 7 s."""
     ranks = dict(rank_processes(run))
-    refused = " ".join(_refused(run, ranks))
+    refused = " ".join(
+        not_signaled(process, run.folder / store_name(rank.number))
+        for rank, process in _live_ranks(run)
+        if rank.number not in ranks
+    )
     if not ranks:
         return f"Force stop: {refused or 'no rank of this run is a process of this host and user.'}"
     # The launcher first: it would start the ranks again, where it may.
@@ -125,26 +126,21 @@ def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> 
 
 def rank_processes(run: RunInfo) -> Iterator[tuple[int, psutil.Process]]:
     """Yield number and process of each other rank of this host that certainly writes the run."""
-    for rank in _live_ranks(run):
+    for rank, _ in _live_ranks(run):
         process = recorder_of(rank.run_json, run.folder / store_name(rank.number))
-        if process is not None and process.pid != os.getpid():
+        if process is not None:
             yield rank.number, process
 
 
-def _refused(run: RunInfo, ranks: Container[int]) -> Iterator[str]:
-    """Yield why a process that a rank's file names is not one of `ranks`."""
-    for rank in _live_ranks(run):
-        process = process_of(rank.run_json)
-        if process is not None and process.pid != os.getpid() and rank.number not in ranks:
-            yield not_signaled(process, run.folder / store_name(rank.number))
-
-
-def _live_ranks(run: RunInfo) -> Iterator[RankMetadata]:
-    files = (find_rank(run.folder, number) for number in rank_numbers(run.folder))
-    for rank in filter(None, files):
+def _live_ranks(run: RunInfo) -> Iterator[tuple[RankMetadata, psutil.Process]]:
+    """Yield each other live rank of this host, and the process that its file names."""
+    for rank in filter(
+        None, (find_rank(run.folder, number) for number in rank_numbers(run.folder))
+    ):
         info = RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
-        if _is_ours(info):
-            yield rank
+        process = process_of(rank.run_json) if _is_ours(info) else None
+        if process is not None and process.pid != os.getpid():
+            yield rank, process
 
 
 def _is_ours(run: RunInfo) -> bool:
@@ -178,10 +174,9 @@ def _note(folder: Path, number: int, reason: str) -> None:
         log.warning("stepscope: %s: rank %d: end not written: %s", folder, number, error)
 
 
-GRACE_S = 5.0
-JOB_GRACE_S = 30.0
-"""The same in a job of several ranks. A rank that is interrupted within a step leaves the others
-waiting in a collective, so slow steps are given more time."""
+GRACE_S, JOB_GRACE_S = 5.0, 30.0
+"""Longest wait for a boundary, alone and in a job of several ranks: a rank that is interrupted
+within a step leaves the others waiting in a collective."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 REASON = "Stopped from the page."
 WRITTEN_S = 2.0
@@ -314,10 +309,8 @@ def kill_unheard(run: RunInfo) -> str | None:
     until = time.monotonic() + KILL_S
     while process_of(run_json) is not None:
         if time.monotonic() > until:
-            return (
-                "SIGKILL sent, but the process is still there: it is stuck in a driver or on a "
-                "disk."
-            )
+            still = "it is stuck in a driver or on a disk."
+            return f"SIGKILL sent, but the process is still there: {still}"
         time.sleep(0.01)
     reason = f"Stopped from the page (SIGKILL): it had not answered for {silent_s:.0f} s."
     note_end(run.folder, RunStatus.STOPPED, reason)

@@ -1,10 +1,8 @@
 """Blocks of a series: rows, or buckets of several rows, and their bytes on disk.
 
-A *row* is one logged step or one reading of the sampler: a time, a step and a value per metric. A
-*bucket* summarizes several rows: last time, highest step, and per metric the minimum, maximum, mean
-and count of the finite values, and the number of the others (NaN and the infinities).
-
-In an array NaN is a missing value. A NaN that was recorded has the bits of RECORDED_NAN.
+A *row* has a time, a step and a value per metric. A *bucket* of rows has the last time, the highest
+step, and per metric minimum, maximum, mean and count of the finite values, and the number of others
+(NaN and infinities). In an array NaN is a missing value; a recorded NaN has RECORDED_NAN's bits.
 """
 
 from __future__ import annotations
@@ -14,26 +12,19 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-FACTOR = 16
-"""Rows of a level that make one bucket of the next."""
-
-FRAME_ROWS = 512
-"""Rows of a full frame; a multiple of FACTOR, so no bucket crosses two frames."""
-
-AXES = 2
-"""Matrix rows before the metrics: time and step."""
-
+FACTOR = 16  # rows of a level that make one bucket of the next
+FRAME_ROWS = 512  # rows of a full frame; a multiple of FACTOR, so no bucket crosses two frames
+AXES = 2  # matrix rows before the metrics: time and step
 MAX_KEYS, MAX_KEYS_LENGTH = 4096, 2**20
 """Maximum number of metrics of a frame that is read, and characters of their list."""
-MAX_TIME_S = 253_402_300_799.0
-"""The last second of the year 9999: no library formats a later one."""
+MAX_TIME_S = 253_402_300_799.0  # the last second of the year 9999: no library formats a later one
 MAX_STEP = 2.0**63
 _AXIS_LIMITS = np.array([[MAX_TIME_S], [MAX_STEP]])
 
@@ -56,9 +47,9 @@ def recorded(values: Floats) -> Floats:
 class SeriesBlock:
     """`n` consecutive buckets of a series; raw rows are buckets of one.
 
-    `ts` (n,) is in epoch seconds, `step` is (n,), the others are (len(keys), n). `low`, `high` and
-    `mean` are those of the finite values, `count` is their number, `odd` that of NaN and infinite
-    ones. Where `count` is 0 the three are NaN; in a raw row, the odd value itself.
+    `ts` (n,) is in epoch seconds, `step` is (n,), the others are (len(keys), n). `count` is the
+    number of finite values, `odd` that of the others. Where `count` is 0, `low`, `high` and `mean`
+    are NaN; in a raw row, the odd value itself.
     """
 
     keys: tuple[str, ...]
@@ -81,10 +72,8 @@ class SeriesBlock:
     def raw(cls, keys: Sequence[str], ts: Floats, step: Floats, values: Floats) -> SeriesBlock:
         """Return rows as buckets of one; `values` is (len(keys), n)."""
         finite = np.isfinite(values)
-        odd = ~finite & ~missing(values)
-        return cls(
-            tuple(keys), ts, step, values, values, values, finite.astype(float), odd.astype(float)
-        )
+        count, odd = finite.astype(float), (~finite & ~missing(values)).astype(float)
+        return cls(tuple(keys), ts, step, values, values, values, count, odd)
 
     @classmethod
     def from_rows(
@@ -111,18 +100,15 @@ class SeriesBlock:
         keys = tuple(keys)
         if keys == self.keys:
             return self
-        row_of = {key: row for row, key in enumerate(self.keys)}
-        have = [(new, row_of[key]) for new, key in enumerate(keys) if key in row_of]
-
-        def pick(values: Floats, absent: float) -> Floats:
-            out = np.full((len(keys), len(self)), absent)
-            for new, old in have:
-                out[new] = values[old]
-            return out
-
+        kept = set(self.keys)
+        new = [row for row, key in enumerate(keys) if key in kept]
+        old = [self.keys.index(keys[row]) for row in new]
         ts, step, *statistics = self.arrays()
         absent = (np.nan, np.nan, np.nan, 0.0, 0.0)
-        return SeriesBlock(keys, ts, step, *map(pick, statistics, absent))
+        parts = [np.full((len(keys), len(self)), value) for value in absent]
+        for part, values in zip(parts, statistics, strict=True):
+            part[new] = values[old]
+        return SeriesBlock(keys, ts, step, *parts)
 
 
 def join(blocks: Iterable[SeriesBlock]) -> SeriesBlock:
@@ -161,8 +147,8 @@ def merge(block: SeriesBlock, starts: NDArray[np.intp]) -> SeriesBlock:
 def encode(block: SeriesBlock, level: int) -> bytes:
     """Return a block's bytes: the values at level 0; above it four statistics, and `odd` if any.
 
-    First come the first bytes of all floats, then all second bytes, and so on, deflated. Neighbors
-    share their exponent bytes, so memory counters and times shrink to a fraction of their size.
+    The first bytes of all floats come first, then all second bytes, and so on, deflated: neighbors
+    share their exponent bytes.
     """
     parts = [block.mean] if level == 0 else [block.low, block.high, block.mean, block.count]
     if level > 0 and block.odd.any():
@@ -205,9 +191,8 @@ def decode_keys(text: object) -> tuple[str, ...]:
     return _parsed_keys(text)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)  # a poll decodes dozens of frames with the same few layouts
 def _parsed_keys(text: str) -> tuple[str, ...]:
-    """A poll decodes dozens of frames with the same few layouts."""
     import msgspec  # noqa: PLC0415 - 10 ms, and a process that records reads no frames
 
     names = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_KEYS)]
@@ -255,15 +240,3 @@ class CommandResult:
 
 
 QueueItem = Sample | Event | CommandResult
-
-
-class StoreObserver(Protocol):
-    """Receives all that is stored, in the writer's thread, and may add events."""
-
-    def saw(self, block: SeriesBlock, items: Sequence[QueueItem]) -> None:
-        """Process rows of steps and other items that were stored."""
-
-    def look(
-        self, run_json: Mapping[str, Any], step: int
-    ) -> Sequence[tuple[str, str, dict[str, Any]]]:
-        """Return the events to write, as kind, text and data; called about once a second."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.common.files import MAX_JSON_DEPTH, is_deeper
 from stepscope.store import schema
 from stepscope.store.blocks import (
     FACTOR,
@@ -35,15 +36,12 @@ log = logging.getLogger(__name__)
 
 Axis = Literal["step", "time"]
 
-EVERY = -1
-"""Limit for reading all events: a long run has thousands, few enough to read at once."""
+EVERY = -1  # limit for reading all events
 MAX_ROWS = 2**40
 MAX_HELD_VALUES = 2**20
 """Values from which a read merges what it has into buckets, before it decodes more."""
 MAX_EVENT_LENGTH, MAX_EVENTS_LENGTH = 2**20, 2**25
 """Characters of a text of an event, and of all events that one call returns."""
-MAX_NESTING = 50
-"""Of an event's data: Python refuses to write what is nested a thousand times."""
 
 _logged: set[tuple[Path, int, str]] = set()
 
@@ -98,7 +96,7 @@ class StoreReader:
         with self._reading():
             found = self._connection.execute("SELECT id, stream, source FROM series")
             return [
-                SeriesInfo(number, stream, source, self._rows(number, 0))
+                SeriesInfo(number, stream, source, self._rows(number))
                 for number, stream, source in found.fetchmany(schema.MAX_SERIES)
                 if self._is_whole("a series", _is_text(stream, 100) and _is_text(source, 100))
             ]
@@ -121,8 +119,8 @@ class StoreReader:
     def read(self, series: int, start: int, stop: int, bucket: int) -> SeriesBlock:
         """Return rows start to stop, grouped in buckets of `bucket` rows aligned to its multiples.
 
-        `bucket` is a power of two. The coarsest level that fits is read as far as it goes, then the
-        levels below it for the rest: at most FACTOR rows a bucket, whatever the run's length.
+        `bucket` is a power of two. The coarsest level that fits is read first, then the levels
+        below it for the rest: at most FACTOR rows a bucket.
         """
         start -= start % bucket
         level = (bucket.bit_length() - 1) // 4
@@ -190,23 +188,19 @@ class StoreReader:
                 (series, value),
             ).fetchone()
             if found is None:
-                return self._rows(series, 0)
-            block, first = self._frames(series, 0, found[0], found[0] + found[1])
+                return self._rows(series)
+            first, rows = int(found[0]), int(found[1])
+            block = join(block for block, _ in self._blocks(series, 0, first, first + rows))
         return first + int(np.searchsorted(block.step if axis == "step" else block.ts, value, side))
 
-    def _rows(self, series: int, level: int) -> int:
+    def _rows(self, series: int) -> int:
         found = self._connection.execute(
-            "SELECT first + rows FROM frames WHERE series = ? AND level = ? "
+            "SELECT first + rows FROM frames WHERE series = ? AND level = 0 "
             f"AND first BETWEEN 0 AND {MAX_ROWS} AND rows BETWEEN 1 AND {FRAME_ROWS} "
             "ORDER BY first DESC LIMIT 1",
-            (series, level),
+            (series,),
         ).fetchone()
         return int(found[0]) if found else 0
-
-    def _frames(self, series: int, level: int, start: int, stop: int) -> tuple[SeriesBlock, int]:
-        """Return the rows [start, stop) of a level, as far as they exist, and the first's index."""
-        found = list(self._blocks(series, level, start, stop))
-        return join(block for block, _ in found), found[0][1] if found else start
 
     def _blocks(
         self, series: int, level: int, start: int, stop: int
@@ -295,14 +289,9 @@ def _event(
         found = json.loads(data) if _is_text(data, MAX_EVENT_LENGTH) else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or is_deeper(found, MAX_JSON_DEPTH):
         return None
-    level, nesting = list(found.values()), 0
-    while level and nesting < MAX_NESTING:
-        nesting += 1
-        inner = [value for value in level if isinstance(value, dict | list)]
-        level = [v for value in inner for v in (value.values() if type(value) is dict else value)]
-    return None if level else EventRow(number, ts, step, epoch, kind, text, found)
+    return EventRow(number, ts, step, epoch, kind, text, found)
 
 
 def send_command(
@@ -352,7 +341,7 @@ class StreamRows:
     ) -> Iterator[tuple[str, SeriesBlock]]:
         """Yield source and rows, one source after another; None means all keys, or all sources.
 
-        Opens the store for each slice: while a reader is open the write-ahead log grows.
+        Opens the store for each slice: while a reader is open the WAL grows.
         """
         for series in self._series:
             if source not in (None, series.source):

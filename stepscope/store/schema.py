@@ -1,8 +1,4 @@
-"""The tables of a store file and the ways to open one.
-
-A store may come from another person. A file with another schema is neither read nor written, and
-the time of each query is limited.
-"""
+"""The tables of a store file and the ways to open one, which may come from another person."""
 
 from __future__ import annotations
 
@@ -65,8 +61,6 @@ MAX_BYTES = {"": 2**40, "-wal": 2**32, "-shm": 2**26, "-journal": 2**32}
 """Largest files: the log of a writer whose checkpoints fail for an hour has less than 4 GiB."""
 MAX_SERIES = 1000
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
-
-
 NO_WAIT = "PRAGMA synchronous = NORMAL"
 """No commit waits for the disk: a power cut may lose the last ones, a killed process none."""
 
@@ -80,9 +74,8 @@ def create(path: Path) -> sqlite3.Connection:
     try:
         path.open("xb").close()  # only one of two processes can create the file
     except FileExistsError as error:
-        raise StoreError(
-            f"{path.name}: must be new, got an existing file. Start a new run folder."
-        ) from error
+        text = "must be new, got an existing file. Start a new run folder."
+        raise StoreError(f"{path.name}: {text}") from error
     except OSError as error:
         raise StoreError(f"{path}: cannot create the store ({error.strerror}).") from error
     connection = None
@@ -99,9 +92,8 @@ def create(path: Path) -> sqlite3.Connection:
         if connection is not None:
             connection.close()
         path.unlink(missing_ok=True)
-        raise StoreError(
-            f"{path}: cannot create the store ({error}). Check space and rights."
-        ) from error
+        text = f"cannot create the store ({error}). Check space and rights."
+        raise StoreError(f"{path}: {text}") from error
     return connection
 
 
@@ -115,9 +107,8 @@ def reopen(path: Path) -> sqlite3.Connection:
         with _closed_on_error(connection):
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version < FIRST_WITH_RING:
-                raise StoreError(
-                    f"{path}: version {version} had no ring: nothing is left to store."
-                )
+                text = f"version {version} had no ring: nothing is left to store."
+                raise StoreError(f"{path}: {text}")
             # Rows added now have the newer form. The transaction also deletes a hot journal.
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except sqlite3.Error as error:
@@ -128,7 +119,7 @@ def reopen(path: Path) -> sqlite3.Connection:
 def open_writable(path: Path) -> sqlite3.Connection:
     """Return an autocommit connection to an existing store, for one thread at a time.
 
-    SQLite rolls back what a killed process left. Raises StoreError as `open_readonly`, and for a
+    SQLite rolls back an incomplete transaction. Raises StoreError as `open_readonly`, also for a
     link.
     """
     _check_files(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,8 +29,7 @@ CHECKPOINT_COMMITS = 20
 PART_ROWS = 64
 """Rows from which a small frame is not extended: a reader decodes few frames, a commit few rows."""
 LEVELS = 12  # FACTOR**12 rows: more than 2**47
-CLOSE_BUSY_MS = 500
-"""Longest wait for a reader when closing; the file is complete without the wait."""
+CLOSE_BUSY_MS = 500  # longest wait for a reader when closing; the file is complete without the wait
 
 
 @dataclass(slots=True)
@@ -67,7 +66,7 @@ class StoreWriter:
         self._connection = schema.reopen(path) if reopen else schema.create(path)
         if reopen:
             try:
-                self._take_up()
+                self._load()
             except (sqlite3.Error, LookupError, ValueError, TypeError, OverflowError) as error:
                 self._connection.close()
                 raise StoreError(f"{path}: damaged, nothing can be added ({error}).") from error
@@ -79,7 +78,11 @@ class StoreWriter:
 
         Frames are encoded before the file is locked: for a millisecond at most.
         """
-        before = (self._copy_series(), dict(self._layouts))
+        series = {
+            name: _Series(old.id, old.keys, [replace(level) for level in old.levels])
+            for name, old in self._series.items()
+        }
+        before = series, dict(self._layouts)
         self._statements.clear()
         try:
             yield
@@ -149,12 +152,11 @@ class StoreWriter:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             self._connection.execute("PRAGMA journal_mode = DELETE").fetchall()
         except sqlite3.OperationalError:
-            # A reader has the file open: it stays in WAL mode, which every reader can open.
-            pass
+            pass  # a reader has the file open: it stays in WAL mode, which every reader can open
         finally:
             self._connection.close()
 
-    def _take_up(self) -> None:
+    def _load(self) -> None:
         """Load the unfinished frame of every level. Raises sqlite3.Error, ValueError, TypeError."""
         ask = self._connection.execute
         for number, text in ask("SELECT id, keys FROM layouts").fetchall():
@@ -219,20 +221,17 @@ class StoreWriter:
         level.tail, level.part = held.slice(full, len(held)), 0
 
     def _insert(self, series: _Series, number: int, first: int, rows: SeriesBlock) -> None:
-        layout, ts_end, step_end = self._layout(rows.keys), float(rows.ts[-1]), float(rows.step[-1])
-        data = encode(rows, number)
-        self._add(
-            "INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (series.id, number, first, len(rows), layout, ts_end, step_end, data),
-        )
+        end = float(rows.ts[-1]), float(rows.step[-1])
+        values = series.id, number, first, len(rows), self._layout(rows.keys), *end
+        statement = "INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        self._add(statement, (*values, encode(rows, number)))
 
     def _add_series(self, stream: str, source: str) -> _Series:
         series = self._series[stream, source] = _Series(len(self._series) + 1)
         self._add("INSERT INTO series VALUES (?, ?, ?)", (series.id, stream, source))
         return series
 
-    def _layout(self, keys: Sequence[str]) -> int:
-        keys = tuple(keys)
+    def _layout(self, keys: tuple[str, ...]) -> int:
         if keys not in self._layouts:
             self._layouts[keys] = len(self._layouts) + 1
             self._add("INSERT INTO layouts VALUES (?, ?)", (self._layouts[keys], json.dumps(keys)))
@@ -240,9 +239,3 @@ class StoreWriter:
 
     def _add(self, statement: str, values: tuple[Any, ...]) -> None:
         self._statements.append((statement, values))
-
-    def _copy_series(self) -> dict[tuple[str, str], _Series]:
-        return {
-            name: _Series(series.id, series.keys, [replace(level) for level in series.levels])
-            for name, series in self._series.items()
-        }

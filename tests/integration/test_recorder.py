@@ -59,7 +59,7 @@ def test_rows_events_and_status_reach_the_folder(tmp_path: Path) -> None:
 
 def test_a_command_of_another_process_arrives_and_is_acknowledged(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, name="test")
-    assert recorder.take_commands() == []
+    assert recorder.commands.take() == []
     asked = subprocess.run(
         [
             sys.executable,
@@ -73,7 +73,7 @@ def test_a_command_of_another_process_arrives_and_is_acknowledged(tmp_path: Path
         text=True,
         check=True,
     )
-    (command,) = recorder.wait_command(5)
+    (command,) = recorder.commands.wait(5)
     assert (command.id, command.name) == (int(asked.stdout), CommandName.MARK)
     assert command.args == {"text": "hello"}
     recorder.finish(command, "marked", after={"a": 2})
@@ -92,7 +92,7 @@ def test_a_command_wakes_the_writer_which_does_not_look_for_one_by_itself(
     for text in ("first", "second"):
         time.sleep(0.1)  # the writer sleeps
         send_command(tmp_path, CommandName.MARK, {"text": text})
-        (command,) = recorder.wait_command(10)
+        (command,) = recorder.commands.wait(10)
         assert command.args == {"text": text}
     recorder.close(RunStatus.FINISHED)
 
@@ -105,7 +105,7 @@ def test_a_foreign_command_is_refused_and_harms_nothing(tmp_path: Path) -> None:
         connection.execute(deep, ("[" * 100_000,))
     connection.close()
     good = send_command(tmp_path, "pause", {})
-    assert [c.id for c in recorder.wait_command(5)] == [good]
+    assert [c.id for c in recorder.commands.wait(5)] == [good]
     recorder.close(RunStatus.STOPPED)
 
 
@@ -130,9 +130,9 @@ def test_how_a_command_ended_is_in_the_store(tmp_path: Path) -> None:
     send_command(tmp_path, "format_disk", {})
     send_command(tmp_path, "pause", {})
     send_command(tmp_path, "save_checkpoint", {})
-    asked = recorder.wait_command(5)
+    asked = recorder.commands.wait(5)
     while len(asked) < 2:
-        asked += recorder.wait_command(5)
+        asked += recorder.commands.wait(5)
     done, failed = asked
     recorder.finish(done, "Paused")
     recorder.finish(failed, "Save checkpoint: the disk is full", ok=False)
@@ -224,7 +224,7 @@ def test_two_writers_and_three_readers_never_meet_a_lock(tmp_path: Path) -> None
         for _ in range(200):
             step += 1
             recorder.log(step, {"train/loss": 1.0, "train/lr": 0.1})
-        for got in recorder.take_commands():
+        for got in recorder.commands.take():
             recorder.finish(got, "ok")
             taken += 1
         time.sleep(0.01)

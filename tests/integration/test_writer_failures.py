@@ -56,7 +56,7 @@ def test_a_bad_row_costs_no_event_and_no_answer(
     recorder = Recorder(tmp_path, name="test")
     asked = send_command(tmp_path, "mark", {})
     wait_until(lambda: bool(recorder.command_waiting))
-    (command,) = recorder.take_commands()
+    (command,) = recorder.commands.take()
     for number in range(10):
         recorder.event("mark", f"before {number}")
         recorder._writer.put(Sample("samples", "", 1.0, 1, {"host/cpu": "no number"}))  # type: ignore[dict-item]

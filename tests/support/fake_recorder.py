@@ -43,7 +43,11 @@ class FakeRecorder:
     def command_waiting(self) -> list[Command]:
         return self.asked
 
-    def take_commands(self) -> list[Command]:
+    @property
+    def commands(self) -> FakeRecorder:
+        return self
+
+    def take(self) -> list[Command]:
         taken, self.asked = self.asked, []
         return taken
 
@@ -53,13 +57,13 @@ class FakeRecorder:
     def want_boundary(self) -> None:
         pass
 
-    def wait_command(self, timeout_s: float) -> list[Command]:
+    def wait(self, timeout_s: float) -> list[Command]:
         return [self.while_paused.pop(0)] if self.while_paused else []
 
     def may_leave(self) -> bool:
         return True
 
-    def left(self) -> None:
+    def leave(self) -> None:
         pass
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:

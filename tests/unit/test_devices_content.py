@@ -201,10 +201,10 @@ def test_throttle_time_is_told_by_reason_in_words() -> None:
 def test_the_energy_of_the_active_run_has_joules_watt_hours_and_joules_a_sample() -> None:
     run = RunEnergy(run_id="r", joules=7200, seconds=60, from_counter=True, samples=14_400)
     found = shown(gpus(1)[0], run=run)
-    assert rows(found)["Energy of the run"] == "7.2 kJ (2 Wh) in 1 min 00 s, 0.5 J a sample"
+    assert rows(found)["Energy of the run"] == "7.20 kJ (2.00 Wh) in 1 min 00 s, 0.5 J a sample"
     assert found["run"] == "r"
     estimated = RunEnergy(run_id="r", joules=720, seconds=60, from_counter=False, samples=None)
-    assert estimated.text == "720 J (0.2 Wh) in 1 min 00 s, estimated from the power"
+    assert estimated.text == "720 J (0.200 Wh) in 1 min 00 s, estimated from the power"
 
 
 def test_processes_are_whole_in_the_details() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.common import json_values
 from stepscope.distributed.hangs.causes import PATIENCE_S
 from stepscope.distributed.hangs.diagnose import judge
 from stepscope.distributed.hangs.job_state import Hang, HangCause, RankLiveness, RankObservation
@@ -286,18 +285,6 @@ def test_how_an_ended_job_hung() -> None:
 def test_a_killed_rank_of_an_ended_job() -> None:
     ranks = [state(0, waits(0, members=2), RankLiveness.GONE), state(1, None, RankLiveness.GONE)]
     assert judged(ranks, ended=True).ranks == (1,)
-
-
-def test_the_types_of_a_class_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file holds a hundred objects, and the files of all ranks are read every few seconds."""
-    text = (DATA / "sleep-gloo" / hang_name(1)).read_text()
-    parse(text)
-
-    def again(kind: Any) -> None:
-        raise AssertionError(f"{kind} is looked up again")
-
-    monkeypatch.setattr(json_values, "get_type_hints", again)
-    assert parse(text).rank == 1
 
 
 def test_a_record_of_another_form_is_refused() -> None:

@@ -581,19 +581,19 @@ def test_a_report_is_the_same_after_it_was_a_file() -> None:
     ("changes", "words"),
     [
         ({"schema": 9}, "schema 1"),
-        ({"last": None}, "report.last: must be an object"),
+        ({"last": None}, "report.last"),
         ({"last": {}}, "missing"),
-        ({"seen": "many"}, "report.seen: must be of type int, got 'many'"),
+        ({"seen": "many"}, "report.seen"),
         ({"seen": 10**80}, "64 bits"),
         ({"first": {"ts": 1.0, "free": "x"}}, "report.first.free"),
         ({"first": {"ts": 1.0, "free": True}}, "report.first.free"),
         ({"first": {"ts": 1.0, "memory": "tape"}}, "report.first.memory"),
-        ({"first": {"ts": 1.0, "stack": "abc"}}, "report.first.stack: must be a list"),
+        ({"first": {"ts": 1.0, "stack": "abc"}}, "report.first.stack"),
         ({"first": {"ts": 1.0, "stack": ["a"] * 3000}}, "list of at most"),
         ({"first": {"ts": 1.0, "blocks": [{"count": 1}]}}, "missing"),
         ({"first": {"ts": 1.0, "processes": [{"pid": -1}]}}, "pid: must be at least 2, got -1"),
         ({"first": {"ts": 1.0, "processes": [{"pid": 1}]}}, "pid: must be at least 2"),
-        ({"first": {"ts": 1.0, "readings": {"columns": []}}}, "must be an object"),
+        ({"first": {"ts": 1.0, "readings": {"columns": []}}}, "report.first.readings.columns"),
     ],
 )
 def test_a_file_of_another_form_is_refused_by_its_field(

@@ -96,7 +96,7 @@ def test_the_samples_are_those_of_all_steps(tmp_path: Path) -> None:
     energy = run_energy(run(tmp_path), UUID)
     assert energy is not None
     assert energy.samples == pytest.approx(64 * 6000)
-    assert energy.text == "7.92 kJ (2.2 Wh) in 1 min 39 s, 0.0206 J a sample"
+    assert energy.text == "7.92 kJ (2.20 Wh) in 1 min 39 s, 0.0206 J a sample"
     ranks = run_energy(run(tmp_path, world_size=2), UUID)
     assert ranks is not None
     assert ranks.samples is None, "the other ranks' samples are in other stores"

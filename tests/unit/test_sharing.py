@@ -46,41 +46,26 @@ def process(pid: int, memory: int | None = GIB, **changes: Any) -> GpuProcess:
 # --- dividing -------------------------------------------------------------------------------------
 
 
-def test_memory_is_divided_between_this_process_and_the_others() -> None:
-    found = shares([process(ME), process(5, 2 * GIB)], ME, used=3.1 * GIB, total=80 * GIB)
-    assert (found.own, found.others, found.reasons) == (GIB, 2 * GIB, {})
-
-
-def test_nobody_else_is_a_real_zero() -> None:
-    assert shares([process(ME)], ME, used=GIB, total=80 * GIB).others == 0
-    assert shares([], ME, used=0.0, total=80 * GIB).others == 0
-
-
-def test_a_process_that_is_not_listed_has_no_share() -> None:
-    found = shares([process(5)], ME, used=GIB, total=80 * GIB)
-    assert (found.own, found.others, found.reasons) == (None, GIB, {OWN: NOT_LISTED})
-
-
-def test_memory_that_is_not_told_makes_the_others_unknown() -> None:
-    found = shares([process(ME), process(5, None)], ME, used=2 * GIB, total=80 * GIB)
-    assert (found.own, found.others, found.reasons) == (GIB, None, {OTHERS: NO_MEMORY})
-    found = shares([process(ME, None)], ME, used=2 * GIB, total=80 * GIB)
-    assert (found.own, found.others) == (None, None)
-
-
 @pytest.mark.parametrize(
-    ("used", "known"), [(GIB, True), (2.5 * GIB, True), (2.7 * GIB, False), (70 * GIB, False)]
+    ("processes", "used", "expected"),
+    [
+        ([process(ME), process(5, 2 * GIB)], 3.1 * GIB, (GIB, 2 * GIB, {})),
+        ([process(ME)], GIB, (GIB, 0, {})),
+        ([], 0.0, (None, 0, {OWN: NOT_LISTED})),
+        ([process(5)], GIB, (None, GIB, {OWN: NOT_LISTED})),
+        ([process(5)], None, (None, GIB, {OWN: NOT_LISTED})),
+        ([process(ME), process(5, None)], 2 * GIB, (GIB, None, {OTHERS: NO_MEMORY})),
+        ([process(ME, None)], 2 * GIB, (None, None, {OWN: NO_MEMORY, OTHERS: NO_MEMORY})),
+        # In a container the driver may leave out processes of others; 2 % are the driver's.
+        ([process(ME)], 2.5 * GIB, (GIB, 0, {})),
+        ([process(ME)], 2.7 * GIB, (GIB, None, {OTHERS: HIDDEN})),
+        ([process(ME)], 70 * GIB, (GIB, None, {OTHERS: HIDDEN})),
+    ],
 )
-def test_memory_of_nobody_listed_is_not_called_zero(used: float, known: bool) -> None:
-    """As in a container, where the driver leaves out processes of others; 2 % are the driver's."""
-    found = shares([process(ME)], ME, used=used, total=80 * GIB)
-    assert (found.others is not None) is known
-    assert found.own == GIB
-    assert found.reasons == ({} if known else {OTHERS: HIDDEN})
-
-
-def test_without_what_is_in_use_the_list_is_believed() -> None:
-    assert shares([process(5)], ME, used=None, total=None).others == GIB
+def test_memory_is_divided_between_this_process_and_the_others(
+    processes: list[GpuProcess], used: float | None, expected: tuple[Any, ...]
+) -> None:
+    assert shares(processes, ME, used=used, total=80 * GIB) == expected
 
 
 # --- following ------------------------------------------------------------------------------------

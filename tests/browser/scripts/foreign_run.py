@@ -92,7 +92,7 @@ def main(folder: Path, run_json: dict[str, object]) -> None:
         )
         if step == LATE:
             recorder.describe(optimizers=["Adam", "SGD"])
-        for command in recorder.wait_command(0.05):
+        for command in recorder.commands.wait(0.05):
             if not answer(recorder, command):
                 recorder.close(RunStatus.STOPPED, "Stopped from the page.")
                 return
