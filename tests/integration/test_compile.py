@@ -111,7 +111,7 @@ def test_a_model_that_cannot_be_compiled_is_told_in_a_sentence(
     reason = run_json(tmp_path)["reason"]
     assert reason.startswith("compile_mode: torch.compile (default) could not compile this model")
     assert "ValueError: no kernel for this. " in reason
-    assert reason.endswith("Set compile to none.")
+    assert reason.endswith("Set compile_mode to none.")
     assert not (tmp_path / "traceback.txt").exists()
 
 
