@@ -26,8 +26,8 @@ def init_process_group(config: RunConfig, ranks: TrainerRank, device: torch.devi
         return
     if ranks.world_size != config.world_size or "MASTER_ADDR" not in os.environ:
         raise RunFailedError(
-            f"ranks: the settings are for {config.world_size} processes, and this one was started "
-            f"as one of {ranks.world_size}. Start it with torchrun, for ranks × nodes processes."
+            f"devices_per_node: the settings are for {config.world_size} processes, got "
+            f"{ranks.world_size}. Start devices_per_node × num_nodes processes with torchrun."
         )
     if device.type == "cpu":
         dist.init_process_group("gloo")
