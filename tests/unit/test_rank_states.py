@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.run import (
-    RunStatus,
-    new_run_folder,
-    process_identity,
-    read_run,
-    write_run_json,
-)
+from stepscope.run import RunStatus, new_run_folder, process_identity, read_run, write_run_json
 from stepscope.run.rank_info import RANKS_LIMIT
 from stepscope.run.rank_status import GRACE_S, RankState, rank_states
 from stepscope.store import StoreWriter
