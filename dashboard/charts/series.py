@@ -20,7 +20,7 @@ from stepscope.common.formatting import number_name
 from stepscope.recorder.cuda_readback import SLOTS
 from stepscope.recorder.rows import RATE, STEP_TIME
 from stepscope.run import RunInfo, RunKind, RunStatus
-from stepscope.run.clocks import now_of
+from stepscope.run.rank_info import now_of
 from stepscope.store import EventRow, SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.reader import Axis
 

@@ -9,7 +9,7 @@ from typing import Any
 from dashboard.charts.run_view import run_kind
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, read_only_reason
-from stepscope.run.clocks import now_of
+from stepscope.run.rank_info import now_of
 from trainer.config import ConfigIssue
 
 Json = dict[str, Any]

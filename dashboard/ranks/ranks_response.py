@@ -18,8 +18,7 @@ from dashboard.ranks.members import MOST, RankEntry, places
 from dashboard.ranks.rank_cache import RankCache, RecentRows
 from dashboard.ranks.time_grid import FIRST_WIDTHS, packed
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run.clocks import now_of
-from stepscope.run.rank_info import RankMetadata
+from stepscope.run.rank_info import RankMetadata, now_of
 from stepscope.run.rank_status import missing_ranks
 
 Json = dict[str, Any]

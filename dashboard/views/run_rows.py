@@ -9,7 +9,7 @@ from dashboard.charts.run_view import run_content, run_kind, training_device, wo
 from dashboard.controls.run_labels import KINDS, run_name
 from dashboard.run_summary import RunSummary
 from stepscope.run import RunInfo
-from stepscope.run.clocks import now_of
+from stepscope.run.rank_info import now_of
 
 GIB = 2**30
 

@@ -17,7 +17,7 @@ from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.rules import RUN_FAILED, AlertRule, AlertState
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_only_reason, read_run
-from stepscope.run.clocks import now_of
+from stepscope.run.rank_info import now_of
 from stepscope.store import StoreError, StoreWriter, store_name
 
 log = logging.getLogger(__name__)

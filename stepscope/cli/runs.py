@@ -11,7 +11,7 @@ from typing import Any
 
 from stepscope.common.formatting import format_duration, printable
 from stepscope.run import RunError, RunInfo, RunKind, read_only_reason, read_run, run_folders
-from stepscope.run.clocks import now_of, wall_offset_of
+from stepscope.run.rank_info import now_of, wall_offset_of
 
 EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")
 

@@ -1,7 +1,4 @@
-"""Epoch seconds that neither jump nor fall: wall time at the start plus elapsed boot time.
-
-All times that a process writes into a run folder, except heartbeats. Boot time includes suspension.
-"""
+"""Epoch seconds that neither jump nor fall: wall time at the start plus elapsed boot time."""
 
 from __future__ import annotations
 

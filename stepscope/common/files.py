@@ -21,18 +21,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_JSON_VALUES = 1_000_000
-"""Values of one JSON file: 60 MB of Python objects. Commas in texts count as well."""
-MAX_JSON_DEPTH = 50
-"""Levels of one JSON file: `repr` and `json.dumps` recurse, from deep call stacks."""
+MAX_JSON_VALUES = 1_000_000  # 60 MB of Python objects; commas in texts count as well
+MAX_JSON_DEPTH = 50  # `repr` and `json.dumps` recurse, from deep call stacks
 
 
 def is_own_folder(folder: Path) -> bool:
     """Return True if a folder belongs to the effective user of this process."""
-    try:
+    with contextlib.suppress(OSError):
         return os.stat(folder).st_uid == os.geteuid()
-    except OSError:
-        return False
+    return False
 
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -48,21 +45,15 @@ WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 def open_regular_file(path: Path, *, follow_links: bool = False, writable: bool = False) -> int:
     """Open a regular file for reading, or also for writing, and return its descriptor.
 
-    Never blocks on a FIFO. Raises OSError for a symbolic link (unless `follow_links`), for any
-    other kind of file, and for a file that cannot be opened.
+    Never blocks. Raises OSError for any other kind of file, for a link unless `follow_links`.
     """
-    access = os.O_RDWR if writable else os.O_RDONLY
-    return _open_regular(path, access | (0 if follow_links else os.O_NOFOLLOW))
+    flags = os.O_RDWR if writable else os.O_RDONLY
+    return _open_regular(path, flags | (0 if follow_links else os.O_NOFOLLOW))
 
 
 def open_for_append(path: Path, *, truncate: bool = False) -> int:
-    """Open a regular file for appending, create it if there is none, and return its descriptor.
-
-    `truncate` empties it. Never blocks. Raises OSError for a symbolic link and any other kind of
-    file.
-    """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-    descriptor = _open_regular(path, flags)
+    """Open or create a regular file for appending; never blocks. Raises OSError for a link."""
+    descriptor = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     if truncate:
         os.ftruncate(descriptor, 0)
     return descriptor
@@ -77,10 +68,7 @@ def _open_regular(path: Path, flags: int) -> int:
 
 
 def read_regular_file(path: Path, max_bytes: int, *, follow_links: bool = False) -> bytes:
-    """Return the content of a regular file of at most `max_bytes`.
-
-    Raises ValueError for a larger file, OSError as `open_regular_file` does.
-    """
+    """Return the content of a regular file. Raises ValueError if it is larger, or OSError."""
     with open(open_regular_file(path, follow_links=follow_links), "rb") as file:
         # A buffer of `max_bytes` would cost more than the read.
         data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
@@ -99,9 +87,8 @@ def read_tail(path: Path, max_bytes: int) -> str:
 def read_json(path: Path, max_bytes: int, *, follow_links: bool = False) -> Any:
     """Return the value of a JSON file of at most `max_bytes`.
 
-    Every text of the value can be encoded as UTF-8, every int converted to float. Raises ValueError
-    for a file that is larger, invalid, or nested deeper than MAX_JSON_DEPTH, OSError as
-    `open_regular_file` does.
+    Its texts can be encoded as UTF-8, its ints converted to float. Raises ValueError for a file
+    that is larger, invalid, or deeper than MAX_JSON_DEPTH; OSError as `open_regular_file`.
     """
     data = read_regular_file(path, max_bytes, follow_links=follow_links)
     if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
@@ -143,10 +130,9 @@ def is_deeper(value: Any, levels: int) -> bool:
 def atomic_replace(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Yield a new file in the folder of `path`; it replaces `path` when the block ends.
 
-    Readers see the previous file or the complete new one. After an exception the previous file is
-    unchanged. The new file has a random name and is created exclusively: no planted link receives
-    the data. `durable` waits for the disk (5 ms): a power failure leaves no empty file. Raises
-    OSError.
+    After an exception the previous file is unchanged. The new one has a random name and is created
+    exclusively: no planted link receives the data. `durable` waits for the disk (5 ms): a power
+    failure leaves no empty file. Raises OSError.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     with part.open("xb") as file:  # O_EXCL: never opens an existing file or link
@@ -171,8 +157,7 @@ def atomic_write(path: Path, content: str | bytes, *, durable: bool = True) -> N
 def try_lock(descriptor: int) -> bool | None:
     """Lock a file exclusively, without waiting; return False if another process holds the lock.
 
-    Returns None if the file system has no locks. NFS locks only what is open for writing. Raises
-    OSError.
+    Returns None if the file system has no locks. NFS locks only files that are open for writing.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -212,9 +197,8 @@ TOUCHED, REPLACED = 0x4, 0x80
 class WakeableSleep:
     """Lets one thread sleep until `wake`, which any thread may call at any time.
 
-    `sees_touches` is True if `os.utime(folder)` by any process ends the sleep, with REPLACED a file
-    moved into it. It is False without inotify instances (128 a user by default). Raises OSError if
-    the process may open no more files.
+    `sees_touches`: `os.utime(folder)`, or with REPLACED a file moved into it, ends the sleep; False
+    without inotify instances (128 a user by default). Raises OSError.
     """
 
     def __init__(self, folder: Path, change: int = TOUCHED) -> None:
@@ -257,7 +241,7 @@ class WakeableSleep:
 
 
 def _inotify(folder: Path, change: int) -> int | None:
-    """Return a descriptor that is readable once the folder has changed so; None without one."""
+    """Return a descriptor that is readable after this change of the folder; None without one."""
     libc = ctypes.CDLL(None)
     descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:

@@ -12,14 +12,10 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def format_bytes(size: float | None) -> str:
-    """Return bytes in a binary unit with three digits, as the page's charts show them.
+    """Return bytes in a binary unit with three digits.
 
-    >>> format_bytes(2_254_857_830)
-    '2.10 GiB'
-    >>> format_bytes(768 * 2**20)
-    '768 MiB'
-    >>> format_bytes(None)
-    'n/a'
+    >>> format_bytes(2_254_857_830), format_bytes(768 * 2**20), format_bytes(None)
+    ('2.10 GiB', '768 MiB', 'n/a')
     """
     if size is None:
         return "n/a"
@@ -34,21 +30,16 @@ def format_bytes(size: float | None) -> str:
 def format_duration(seconds: float | None) -> str:
     """Return a duration in its two largest units, "?" where it is not known.
 
-    >>> format_duration(125)
-    '2 min 05 s'
-    >>> format_duration(12_000)
-    '3 h 20 min'
+    >>> format_duration(125), format_duration(12_000)
+    ('2 min 05 s', '3 h 20 min')
     """
     if seconds is None or not math.isfinite(seconds):
         return "?"
     whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
+    for size, unit, smaller, part in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // smaller:02} {part}"
+    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
 
 
 def format_short_time(seconds: float) -> str:
@@ -77,10 +68,8 @@ def three_digits(value: float) -> str:
 def format_energy(joules: float) -> str:
     """Return an energy in joules, and in watt-hours, with three digits each.
 
-    >>> format_energy(812)
-    '812 J (0.226 Wh)'
-    >>> format_energy(12_345_678)
-    '12.3 MJ (3,429 Wh)'
+    >>> format_energy(812), format_energy(12_345_678)
+    ('812 J (0.226 Wh)', '12.3 MJ (3,429 Wh)')
     """
     size, unit = joules, "J"
     for larger in ("kJ", "MJ", "GJ"):

@@ -28,7 +28,7 @@ def to_text(value: Any) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line; the others, of CUDA's, are advice for writers of kernels."""
+    """Return an error's first line."""
     line = to_text(error).strip().partition("\n")[0]
     return line[:LINE_LIMIT] or type(error).__name__
 
@@ -49,10 +49,7 @@ def parsed(kind: Any, text: str | bytes, schema: int, where: str) -> Any:
 
 
 def object_of(kind: Any, value: Any, where: str) -> Any:
-    """Return a dataclass from its JSON form; entries that a newer version has are left out.
-
-    Raises ValueError, which names the field under `where`, for a value of another form.
-    """
+    """Return a dataclass from its JSON form. Raises ValueError, with `where`, for another form."""
     import msgspec  # noqa: PLC0415 - 10 ms, and a process that records reads no such file
 
     try:

@@ -13,10 +13,7 @@ NICENESS = 10
 def limit_process(
     *, memory: int, cpu_s: int, file_bytes: int, counted: int = resource.RLIMIT_AS
 ) -> None:
-    """Limit this process's memory in bytes, its CPU time and each file that it writes.
-
-    `counted` is RLIMIT_AS for all of the address space, or RLIMIT_DATA for the process's own data.
-    """
+    """Limit this process's memory (RLIMIT_AS or RLIMIT_DATA), CPU time and size of files."""
     limits = ((counted, memory), (resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_FSIZE, file_bytes))
     for what, value in (*limits, (resource.RLIMIT_CORE, 0)):
         soft, hard = resource.getrlimit(what)
@@ -26,10 +23,7 @@ def limit_process(
 
 
 def end_with_stdin() -> None:
-    """Have the kernel end this process once stdin ends, which nothing may be written to.
-
-    A thread could not: hashing the content of a hostile file blocks the interpreter for minutes.
-    """
+    """Have the kernel end this process once stdin ends; hashing may block all its threads."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO ends it
     if select.select([0], [], [], 0)[0]:

@@ -1,7 +1,4 @@
-"""Memory and CPU of this process, its children, its container (cgroup) and its host.
-
-The only reader of the cgroup; also counts processes that the kernel killed for memory.
-"""
+"""Memory and CPU of this process, its children, its container (cgroup) and its host."""
 
 from __future__ import annotations
 
@@ -134,10 +131,7 @@ REST = 200  # pause after a reading, in multiples of its time: 0.5% of the sampl
 
 
 class ChildProcessMemory:
-    """Reads the memory of this process's children; {} while it rests, or if none are listed.
-
-    `read` returns their resident bytes, None where they are not known.
-    """
+    """Reads the memory of this process's children; {} while it rests, or if none are listed."""
 
     def __init__(
         self,
@@ -263,10 +257,7 @@ class HostSampler:
         return self._children.values()
 
     def host(self) -> dict[str, float]:
-        """Read memory (bytes) and CPU (% of all cores) of the host; always from the same thread.
-
-        In a container that may have less than the host, memory is that of the container.
-        """
+        """Read memory (bytes; of a smaller container) and CPU (%) of the host; in one thread."""
         cpu, (used, total) = psutil.cpu_percent(), self._memory()
         values = {"host/mem_used": float(used), "host/mem_total": float(total)}
         if self._host_cpu_begun:  # the first value of psutil in a thread is always 0

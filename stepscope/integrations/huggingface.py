@@ -98,10 +98,7 @@ class StepscopeCallback(TrainerCallback):
 
 
 def metrics(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a log by metric key.
-
-    `eval_x` becomes `eval/x`, the totals of a whole training (`train_runtime`) `summary/x`.
-    """
+    """Return the numbers of a log by metric key: `eval_x` as `eval/x`, totals as `summary/x`."""
     return {
         _key(name): value
         for name, value in logs.items()

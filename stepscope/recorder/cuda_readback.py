@@ -1,12 +1,8 @@
 """Bring a step's scalars (loss, gradient norm, …) to the host without stopping the device.
 
-`.item()` on a CUDA tensor waits until the device has caught up. `CudaScalarReadback` copies
-scalars on their device at each step, and all copies since the last time into pinned memory every
-PERIOD_S; rows are recorded at a later step. Stream order protects a copied value from later
-in-place work, collectives and graph replays. Rows stay in order; a row without a free slot is
-recorded without its scalars.
-
-Torch is found in `sys.modules`: the owner of a tensor has imported it.
+`CudaScalarReadback` copies scalars on their device at each step, and all of them into pinned memory
+every PERIOD_S; rows are recorded, in order, at a later step. Stream order protects a copied value
+from later in-place work, collectives and graph replays. Torch is found in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -78,8 +74,8 @@ class _Waiting:
 class CudaScalarReadback:
     """The rows of one recorder whose scalars are being copied.
 
-    Only `put`, `poll` and `flush` call CUDA. If the device fails, rows are recorded without their
-    scalars: nothing here raises errors of CUDA.
+    Only `put`, `poll` and `flush` call CUDA. Raises no errors of CUDA: if the device fails, or
+    without a free slot, rows are recorded without their scalars.
     """
 
     def __init__(self, sink: RowSink) -> None:
@@ -130,11 +126,7 @@ class CudaScalarReadback:
         return count
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait for all copies and record every row: at a command, the end of an epoch or run.
-
-        After `timeout_s` the rest is recorded without scalars: a device may hang. Raises what the
-        sink raises.
-        """
+        """Wait for all copies and record every row; after `timeout_s` without scalars."""
         try:
             if self._waiting and not _is_capturing():
                 self._send()
@@ -286,11 +278,7 @@ def _new_slots(count: int) -> list[_Slot]:
 
 
 def keep_for_good(kept: object) -> None:
-    """Never free an object, not even at the interpreter's end.
-
-    Torch's deleters of pinned memory and of events call CUDA, and end the process in a forked
-    child, or after a sticky error.
-    """
+    """Never free an object: torch's deleters end a forked process, or one after a sticky error."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
@@ -376,11 +364,7 @@ class CudaEventTimerPool:
         return bool(pair[1].query())
 
     def seconds(self, pair: CudaEventPair) -> float:
-        """Return the time between the events of a completed pair, and free the pair.
-
-        Raises what torch raises for an incomplete pair or a failed device; the pair stays in use
-        then.
-        """
+        """Return the time between the events of a pair, and free it; not if torch raises."""
         seconds: float = pair[0].elapsed_time(pair[1]) / 1e3  # milliseconds
         self._free.append(pair)
         return seconds

@@ -92,10 +92,7 @@ class Recorder:
         return f"Recorder({str(self.folder)!r}, step={self.step})"
 
     def join_job(self, rank: int, ranks: int, *, lead: int) -> None:
-        """Serve commands with all `ranks` of a job; before the first step only. Raises OSError.
-
-        Replaces `command_waiting`.
-        """
+        """Serve commands with all `ranks` of a job; before the first step only. Raises OSError."""
         self.job = JobCommandRecorder(
             self, self.folder, rank, ranks, lead=lead, on_command=self._on_command
         )
@@ -144,10 +141,7 @@ class Recorder:
             self._rows.refuse("step", error)
 
     def log_step(self, values: Mapping[str, Any]) -> None:
-        """Count a step and record its metrics; the writer computes its step time.
-
-        `perf/samples`, the samples of the step, becomes `perf/samples_per_sec`; tokens likewise.
-        """
+        """Count a step and record its metrics; the writer computes step time and rates."""
         self.step += 1
         try:
             if not self._closed:
@@ -156,10 +150,7 @@ class Recorder:
             self._rows.refuse("step", error)
 
     def count(self, key: str, number: Any) -> None:
-        """Add to the samples or tokens of the current step; see `take_counts`.
-
-        Adds a tensor on a GPU there, without waiting.
-        """
+        """Add a number, or a tensor on a GPU, to the samples or tokens of the current step."""
         if number is None:
             return
         try:

@@ -1,8 +1,4 @@
-"""Write the last rows of a killed process, and how it ended.
-
-Only these functions write into a run folder of another process. Call `recover_ended` before showing
-or exporting an ended run, `note_end` after killing or starting its process.
-"""
+"""Write the last rows of a killed process, and its end."""
 
 from __future__ import annotations
 
@@ -28,8 +24,7 @@ from stepscope.run import (
     read_run,
     write_run_json,
 )
-from stepscope.run.clocks import now_of
-from stepscope.run.rank_info import UNREADABLE, find_rank, numbers_with, read_run_json
+from stepscope.run.rank_info import UNREADABLE, find_rank, now_of, numbers_with, read_run_json
 from stepscope.store import StoreError, StoreWriter, store_name
 
 log = logging.getLogger(__name__)
@@ -40,11 +35,7 @@ _logged: set[tuple[Path, int]] = set()
 
 
 def recover_ended(run: RunInfo) -> int:
-    """Move the last rows of an ended run from its rings into its stores; return their number.
-
-    Does nothing for runs that are live, or of another host or user. Keeps a ring that cannot be
-    read, and logs the reason.
-    """
+    """Store the last rows of an ended run of this host and user; return their number."""
     if run.status.live or read_only_reason(run) is not None:
         return 0
     gained = 0
@@ -93,10 +84,7 @@ def recover(folder: Path, rank: int = 0) -> int:
 def note_end(
     folder: Path, status: RunStatus, reason: str, instead_of: Collection[str] = LIVE
 ) -> None:
-    """Write the end of a run whose process could not; only over one of these statuses.
-
-    Does nothing in a folder of another user.
-    """
+    """Write the end of a run of this user; only over one of these statuses."""
     try:
         run_json = read_run(folder).run_json
         if run_json["status"] in instead_of and is_own_folder(folder):

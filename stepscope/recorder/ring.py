@@ -1,12 +1,9 @@
 """The ring in front of the store: a file mapped into memory, one fixed slot a row.
 
 The training thread packs a row into the next slot: no lock, no allocation, no system call. The
-writer thread moves rows into the store. The kernel keeps the pages of a killed process;
-`recovery.py` stores its last rows.
-
-The file is a header of 64 KiB (the magic word, then one JSON line a layout) and SLOTS slots of 128
-bytes: layout, epoch seconds, step, up to 12 values and, written last, the row's number plus one. A
-slot with another number is not written yet, or was torn by a kill.
+kernel keeps the pages of a killed process. The file has a header of 64 KiB (the magic word, then
+one JSON line a layout) and SLOTS slots of 128 bytes: layout, epoch seconds, step, up to 12 values
+and, written last, the row's number plus one. A slot with another number is unwritten or torn.
 """
 
 from __future__ import annotations
@@ -49,11 +46,9 @@ Slots = NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Metrics of a slot's values; the writer computes the step time of `timed` rows."""
+    """Number of a list of metrics, and the function that packs a row of them into a slot."""
 
     number: int
-    keys: tuple[str, ...]
-    timed: bool
     pack: Callable[..., None]
 
 
@@ -73,8 +68,8 @@ class RingError(Exception):
 class RingBuffer:
     """The ring of one process; `put` from any thread, `pending` and `release` from one.
 
-    In memory if no file can be made, and on a network file system, which blocks the training while
-    the server is away: `reason` says why. `crowded` is called once when many rows wait.
+    In memory, for the `reason`, without a file and on a network file system, which could block the
+    training. `crowded` is called once when many rows wait.
     """
 
     def __init__(self, path: Path, *, crowded: Callable[[], None] = lambda: None) -> None:
@@ -139,10 +134,7 @@ class RingBuffer:
         return (self.last + 1 if self._final is None else self._final) - self.drained
 
     def pending(self, *, everything: bool = False) -> PendingRows:
-        """Return a copy of the waiting rows, up to the first slot claimed and not yet written.
-
-        `everything`: wait for SETTLE_S, then skip such slots.
-        """
+        """Return a copy of the written rows before the first hole; with `everything` skip holes."""
         numbers = np.arange(self.drained, self.drained + self.waiting())
         taken = self._slots[numbers % SLOTS]
         written = taken["number"] == numbers + 1
@@ -221,15 +213,14 @@ class RingBuffer:
             self._header_used = end
             pad = 8 * (WIDTH - len(keys))
             pack = struct.Struct(f"<qdq{len(keys)}d{pad}xq").pack_into
-            layout = RowLayout(len(self._layouts), keys, timed, pack)
+            layout = RowLayout(len(self._layouts), pack)
             self._layouts[keys, timed] = layout
             return layout
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanedRows:
-    """The unstored slots of a killed process in order, the number after them, and keys and `timed`
-    of their layouts."""
+    """The unstored slots of a killed process, the number after them, and their layouts."""
 
     slots: Slots
     end: int
@@ -240,11 +231,11 @@ class OrphanedRows:
 def abandoned(
     path: Path, *, look_only: bool = False, alive: Callable[[], bool] = lambda: False
 ) -> Iterator[Callable[[int], OrphanedRows]]:
-    """Yield a function that reads a dead process's ring: from the number of stored rows to Remains.
+    """Yield a function from the number of stored rows of a dead process to the Remains of its ring.
 
-    `alive` returns whether the ring's process runs, for a file system without locks. `look_only`
-    reads a ring without write permission without a lock. Raises RingError if the file is no ring or
-    in use, OSError if it cannot be opened.
+    `alive` returns whether the process runs, for a file system without locks. `look_only` reads a
+    ring without write permission without a lock. Raises RingError if the file is no ring or in use,
+    OSError if it cannot be opened.
     """
     try:
         descriptor = open_regular_file(path, writable=True)  # NFS locks no other
@@ -304,8 +295,7 @@ def _map_file(path: Path) -> mmap.mmap:
 
 
 def _locked(path: Path) -> int:
-    """Open the file again and lock it: a forked child must close the lock alone, and a map keeps
-    its descriptor open."""
+    """Open the file again and lock it; a forked child closes this descriptor alone."""
     try:
         file = open_regular_file(path, writable=True)
     except OSError:  # too many open files

@@ -1,7 +1,4 @@
-"""Write rows into the ring, and turn its slots into blocks of the `steps` stream.
-
-Adds the step time, and detects losses that are NaN or infinite.
-"""
+"""Write rows into the ring, and convert its slots, with step times, into blocks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The thread that writes a run folder: rows, events, run.json, and takes commands from it.
-
-Rows leave the ring and the queue only after their commit. While the disk refuses writes they wait
-there, and run.json has the problem.
-"""
+"""The thread that writes a run folder (rows, events, run.json), and takes commands from it."""
 
 from __future__ import annotations
 
@@ -36,8 +32,7 @@ log = logging.getLogger(__name__)
 COMMAND_POLL_S = 0.05
 """Period of looking for commands without inotify, which ends the sleep otherwise."""
 FLUSH_S = 0.5
-"""Period of commits: rows of steps are safe in the mapped ring. Half of it without a mapped ring: a
-killed process then loses 0.5 s at most."""
+"""Period of commits; half of it without a mapped ring, where rows of a killed process are lost."""
 RETRY_S = 2.0  # pause after a failed write
 QUEUE_LIMIT = 100_000  # maximum number of samples and events in memory (about 400 B each)
 BATCH_LIMIT = 50_000
@@ -58,9 +53,8 @@ Look = Callable[[Mapping[str, Any], int], Sequence[tuple[str, str, dict[str, Any
 class WriterThread:
     """Writes one rank's part of a run folder until `close`.
 
-    `run_json` is the content of run.json; the owner changes it under `run_json_lock`. `progress`
-    returns the entries that change at every step. Raises StoreError or OSError if the folder cannot
-    be set up.
+    The owner changes `run_json` under `run_json_lock`. `progress` returns the entries that change
+    at every step. Raises StoreError or OSError if the folder cannot be set up.
     """
 
     def __init__(
@@ -184,8 +178,7 @@ class WriterThread:
             version = self._poll_commands(version)
 
     def _flush(self, everything: bool) -> bool:
-        """Write what waits, and with `everything` what arrives meanwhile; return True if that
-        failed."""
+        """Write what waits, with `everything` also what comes meanwhile; return True on failure."""
         while self.ring.waiting() > 0 or self._queue:
             rows = self.ring.pending(everything=everything)
             batch = list(itertools.islice(self._queue, BATCH_LIMIT))
@@ -317,10 +310,7 @@ class WriterThread:
             self._fill_ballast()
 
     def _beat(self, *, durable: bool) -> None:
-        """Write run.json; on a full disk, touch the old one as a sign of life.
-
-        Only the last one waits for the disk (6 ms, at times 50, against 0.5 ms).
-        """
+        """Write run.json; on a full disk, touch the old one as a sign of life."""
         with self.run_json_lock:
             self.run_json["heartbeat"] = time.time()
             self.run_json.update(self._progress(), dropped=self.dropped)

@@ -57,10 +57,7 @@ def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
 
 
 def fatal_signal(folder: Path, rank: int) -> str | None:
-    """Return the signal that killed a process, and where, as "SIGABRT in nn/conv.py:5 (forward)".
-
-    Returns None without a fatal signal, and the signal alone if its thread ran no Python code.
-    """
+    """Return "SIGABRT in nn/conv.py:5 (forward)" for a fatal signal; None without one."""
     try:
         with open(open_regular_file(folder / rank_file(TRACEBACK_FILE, rank)), "rb") as file:
             text = file.read(_READ_BYTES).decode(errors="replace")

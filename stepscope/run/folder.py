@@ -101,10 +101,7 @@ def rank_file(name: str, rank: int) -> str:
 
 
 def process_identity() -> dict[str, Any]:
-    """Return the entries of run.json that identify this process and its user.
-
-    `pid` is unique within its `pid_namespace`: containers may have equal host names.
-    """
+    """Return the entries of run.json that identify this process, also in a container."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -134,14 +131,14 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-@functools.cache
-def _start_of(pid: int) -> float:
-    return float(psutil.Process(pid).create_time())
-
-
 def own_start() -> float:
     """Return when this process began, in epoch seconds."""
     return _start_of(os.getpid())
+
+
+@functools.cache
+def _start_of(pid: int) -> float:
+    return float(psutil.Process(pid).create_time())
 
 
 def start_ticks(pid: int) -> int | None:
@@ -177,10 +174,7 @@ def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
 
 
 def recorder_of(run_json: dict[str, Any], file: Path) -> psutil.Process | None:
-    """Return the process of this user that run.json names and that has `file` open for writing.
-
-    A forged run.json may name any pid: send signals only to this process.
-    """
+    """Return this user's process that run.json names, if it has `file` open for writing."""
     process = process_of(run_json)
     with contextlib.suppress(psutil.Error):
         if (
@@ -202,10 +196,7 @@ def not_signaled(process: psutil.Process, file: Path) -> str:
 
 
 def send_signal(process: psutil.Process, number: signal.Signals) -> None:
-    """Send a signal to this process, never to a later one with the same pid.
-
-    Raises psutil.Error or OSError if the process has ended.
-    """
+    """Send a signal to this process, never to a later one of its pid; raises if it has ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # Linux before 5.3, a Python built for it, or gone

@@ -34,10 +34,7 @@ TEXT_LIMIT = 500
 
 
 def hung_in(folder: Path) -> str | None:
-    """Return the cause of the hang in which a run's ranks ended; None if they did not hang.
-
-    A rank removes its file when its steps continue. The first rank that hung has the cause.
-    """
+    """Return the cause of the hang in which a run ended, by the first rank that hung, or None."""
     try:
         files = [name for name in os.listdir(folder) if name.startswith("hang-rank")]
     except OSError:
@@ -56,7 +53,6 @@ _OTHER_RUNNER = (
     "It was a thread of the page's server, which ended with it: with the runner process, only the "
     "training ends."
 )
-
 _HUNG = "It hung before:"
 _MISMATCH = (
     " gloo aborts a rank that receives another size than it expects: one rank may have skipped a "
@@ -110,8 +106,8 @@ def read_only_reason(run: RunInfo) -> str | None:
 def read_run(folder: Path) -> RunInfo:
     """Return a run's run_json and its present status. Raises RunError for a corrupt file.
 
-    A run of several ranks has the status of the rank that caused its end, and is live as long as
-    rank 0. Its reason names ranks that died or never started, and the hang before a failure.
+    A run of several ranks is live as long as rank 0, and has the status of the rank that caused its
+    end. Its reason names absent ranks, and the hang before a failure.
     """
     try:
         own = read_rank_file(folder, 0)
@@ -119,10 +115,8 @@ def read_run(folder: Path) -> RunInfo:
     except OSError as error:
         raise RunError(f"{folder.name}: cannot read run.json ({error.strerror}).") from error
     except UNREADABLE as error:
-        raise RunError(
-            f"{folder.name}: run.json is not a Stepscope run ({error}). "
-            "Delete the folder or restore the file."
-        ) from error
+        text = f"run.json is not a Stepscope run ({error}). Delete the folder or restore the file."
+        raise RunError(f"{folder.name}: {text}") from error
     status, reason, number, rank = own.status, own.run_json.get("reason"), own.number, own.rank
     if status is RunStatus.CRASHED:
         reason = _crash(folder, own.run_json)

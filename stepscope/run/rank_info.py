@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from stepscope.common.files import read_json
-from stepscope.run.clocks import wall_offset_of
 from stepscope.run.folder import own_start, pid_namespace, process_of, rank_json
 from stepscope.run.setting_names import current_settings
 from stepscope.run.status import FRESH_S, STALE_S, RunKind, RunStatus
@@ -36,10 +35,7 @@ _LOST_PEER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How one rank ended: `reason` is what the rank wrote, None if it wrote nothing.
-
-    It ended between `earliest` and `latest`, in epoch seconds: they are equal if it wrote when.
-    """
+    """The end of one rank between two epoch seconds, and the `reason` that it wrote, or None."""
 
     number: int
     earliest: float
@@ -146,10 +142,7 @@ def rank_numbers(folder: Path) -> list[int]:
 
 
 def numbers_with(folder: Path, ending: str) -> list[int]:
-    """Return the numbers K, in order, of the files rankK.`ending`, a pattern.
-
-    Returns the lowest RANKS_LIMIT; none if the folder cannot be listed.
-    """
+    """Return the numbers K, in order, of the first RANKS_LIMIT files rankK.`ending`, a pattern."""
     try:
         names = "/".join(os.listdir(folder))  # no name has a slash
     except OSError:
@@ -192,6 +185,16 @@ def required(run_json: Mapping[str, Any], name: str) -> Any:
     if run_json.get(name) is None:
         raise ValueError(f"{name}: must be set, got nothing")
     return run_json[name]
+
+
+def wall_offset_of(run_json: Mapping[str, Any]) -> float:
+    """Return the seconds by which the clock of a rank's host was set since the rank began."""
+    return run_json.get("wall_offset_s") or 0.0
+
+
+def now_of(run_json: Mapping[str, Any]) -> float:
+    """Return the present by a rank's own clock, whose times are those of its rows."""
+    return time.time() - wall_offset_of(run_json)
 
 
 def torch_rank(run_json: Mapping[str, Any], number: int) -> int:

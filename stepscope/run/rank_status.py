@@ -11,9 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from stepscope.run.clocks import now_of
 from stepscope.run.folder import rank_json
-from stepscope.run.rank_info import RankMetadata, find_rank, names, rank_numbers
+from stepscope.run.rank_info import RankMetadata, find_rank, names, now_of, rank_numbers
 from stepscope.run.status import FRESH_S, RunKind, RunStatus
 
 GRACE_S = 30.0  # age of a run up to which a rank without a file may still come
@@ -55,19 +54,10 @@ class RankInfo:
 _ELSEWHERE = (
     "It may be recorded in another folder: hosts without shared storage each have their own."
 )
-_STATES = {
-    RunStatus.FINISHED: RankState.FINISHED,
-    RunStatus.STOPPED: RankState.STOPPED,
-    RunStatus.FAILED: RankState.FAILED,
-    RunStatus.CRASHED: RankState.DEAD,
-}
 
 
 def rank_states(folder: Path, *, now: float | None = None) -> list[RankInfo]:
-    """Return every rank of a run by torch's number, also those that wrote nothing.
-
-    Reads one small file a rank. Empty if run.json cannot be read.
-    """
+    """Return every rank of a run by torch's number; empty if run.json cannot be read."""
     first = find_rank(folder, 0)
     if first is None:
         return []
@@ -84,10 +74,7 @@ def rank_states(folder: Path, *, now: float | None = None) -> list[RankInfo]:
 
 
 def absences(folder: Path, first: RankMetadata, *, ended: bool) -> list[RankInfo]:
-    """Return the ranks that died while the run is live, or that never started.
-
-    `first` is number 0. Reads no files while all heartbeats are fresh.
-    """
+    """Return the ranks that died while the run is live, or never started; `first` is number 0."""
     beats = _beats(folder)
     fresh = len(beats) if ended else sum(abs(time.time() - beat) < FRESH_S for beat in beats)
     expected = len(_expected(first))
@@ -113,8 +100,10 @@ def absence(absent: Sequence[RankInfo]) -> str | None:
 
 
 def _standing(rank: RankMetadata) -> RankInfo:
-    state, since = _STATES.get(rank.status, RankState.ALIVE), None
-    if state is not RankState.ALIVE:
+    state, since = RankState.ALIVE, None
+    if not rank.status.live:
+        crashed = rank.status is RunStatus.CRASHED
+        state = RankState.DEAD if crashed else RankState(rank.status.value)
         since = rank.run_json.get("ended") or rank.beat
     text = {
         RankState.ALIVE: "Alive.",
@@ -135,10 +124,7 @@ def _standing(rank: RankMetadata) -> RankInfo:
 def missing_ranks(
     first: RankMetadata, here: Collection[int], *, ended: bool, now: float
 ) -> dict[int, RankInfo]:
-    """Return the ranks without a file, by torch's number.
-
-    `first` is number 0, `here` are those with a file.
-    """
+    """Return the ranks but `here` by torch's number; `first` is number 0."""
     expected, created = _expected(first), first.run_json.get("created")
     if first.run_json.get("kind") == RunKind.INIT:
         state, text = RankState.UNRECORDED, "It has not called stepscope.init, or never started."
@@ -159,11 +145,7 @@ def missing_ranks(
 
 
 def _expected(first: RankMetadata) -> range:
-    """Return the ranks whose files belong into the folder of this one.
-
-    A launcher numbers the processes of a machine one after another. Only this rank is expected if
-    the numbers in its file are impossible.
-    """
+    """Return the ranks whose files belong into this one's folder; this one if numbers are odd."""
     run_json, rank = first.run_json, first.rank
     size, count = run_json.get("world_size") or 1, run_json.get("local_world_size")
     local_rank = run_json.get("local_rank")

@@ -37,11 +37,7 @@ _NAME = re.compile(r"(?<![\w=.])[a-z_]+(?![\w])")
 
 
 def current_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the current names of fields and workloads; a current name wins.
-
-    >>> current_settings({"accumulation": 2, "workload": "fill", "seed": 0})
-    {'gradient_accumulation_steps': 2, 'workload': 'memory_stress', 'seed': 0}
-    """
+    """Return settings with the current names of fields and workloads; a current name wins."""
     found = {EARLIER_FIELDS.get(name, name): value for name, value in values.items()}
     found |= {name: value for name, value in values.items() if name not in EARLIER_FIELDS}
     if isinstance(workload := found.get("workload"), str):
@@ -52,7 +48,7 @@ def current_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 def current_variant(name: str) -> str:
     """Return the current name of a lab's variant.
 
-    >>> current_variant("accumulation=4"), current_variant("num_workers=2+data_on_device=false")
-    ('gradient_accumulation_steps=4', 'num_workers=2+dataset_on_device=false')
+    >>> current_variant("num_workers=2+data_on_device=false")
+    'num_workers=2+dataset_on_device=false'
     """
     return _NAME.sub(lambda match: EARLIER_FIELDS.get(match[0], match[0]), name)

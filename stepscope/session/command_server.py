@@ -18,7 +18,7 @@ from stepscope.memory.snapshots.recording import SnapshotRecording, steps_refusa
 from stepscope.profiling.profile_command import ProfileCommand
 from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunStatus, rank_file
-from stepscope.session.sampler import BoundarySampler, Sampler
+from stepscope.session.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -26,34 +26,6 @@ PAUSED_POLL_S = 0.1  # how long a paused run may miss that it has to end
 MARK_LENGTH = 200  # characters of a mark's text that are kept
 
 CommandHandler = Callable[[Command], None]
-
-
-class MemoryControls:
-    """The memory that a training uses: torch's CUDA allocator, or on a CPU this process."""
-
-    def __init__(self, readings: BoundarySampler) -> None:
-        self._readings = readings
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether training has begun on a CUDA device."""
-        return self._readings.index is not None and allocator.reason() is None
-
-    def read(self) -> dict[str, float]:
-        """Return the bytes in use by metric key."""
-        if self.on_gpu:
-            return self._readings.read()
-        return {"process/rss": float(psutil.Process().memory_info().rss)}
-
-    def empty_cache(self) -> None:
-        """Free unused cached blocks; waits for the device."""
-        if self.on_gpu:
-            sys.modules["torch"].cuda.empty_cache()
-
-    def reset_peaks(self) -> None:
-        """Reset the allocator's peaks."""
-        if self.on_gpu:
-            sys.modules["torch"].cuda.reset_peak_memory_stats(self._readings.index)
 
 
 class CommandServer:
@@ -76,7 +48,6 @@ class CommandServer:
         step: Callable[[], int] | None = None,
         closed_here: bool = False,
     ) -> None:
-        self.memory = MemoryControls(sampler.readings)
         self._recorder = recorder
         self._readings = sampler.readings
         self.look = self._readings.look
@@ -89,7 +60,7 @@ class CommandServer:
         self.step = step or (lambda: recorder.step)
         self._readings.collectives.step = self.step
         self.profiling = ProfileCommand(
-            recorder, step=self.step, on_gpu=lambda: self.memory.on_gpu, ended_here=closed_here
+            recorder, step=self.step, on_gpu=lambda: self.on_gpu, ended_here=closed_here
         )
         self._handlers: dict[CommandName, CommandHandler] = {CommandName.MARK: self._mark, **own}
         if training:
@@ -104,6 +75,17 @@ class CommandServer:
             }
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether training has begun on a CUDA device."""
+        return self._readings.index is not None and allocator.reason() is None
+
+    def read_memory(self) -> dict[str, float]:
+        """Return the bytes in use by metric key: of torch's CUDA allocator, or of this process."""
+        if self.on_gpu:
+            return self._readings.read()
+        return {"process/rss": float(psutil.Process().memory_info().rss)}
+
+    @property
     def busy(self) -> bool:
         """Whether a command, a pause or a profile delays the training; from any thread."""
         return self._serving or self._paused or self.profiling.active
@@ -114,7 +96,7 @@ class CommandServer:
             name
             for name in CommandName
             if name in self._handlers
-            and (self.memory.on_gpu or name is not CommandName.MEMORY_SNAPSHOT)
+            and (self.on_gpu or name is not CommandName.MEMORY_SNAPSHOT)
             and ("torch" in sys.modules or name is not CommandName.PROFILE)
         ]
 
@@ -228,26 +210,28 @@ class CommandServer:
 
     def _mark(self, command: Command) -> None:
         text = str(command.args.get("text", "")).strip()[:MARK_LENGTH] or "Mark"
-        memory: dict[str, Any] = {"after": self.memory.read()} if self._training else {}
+        memory: dict[str, Any] = {"after": self.read_memory()} if self._training else {}
         self._recorder.finish(command, text, **memory)
 
     def _empty_cache(self, command: Command) -> None:
-        before = self.memory.read()
-        self.memory.empty_cache()
-        after = self.memory.read()
+        before = self.read_memory()
+        if self.on_gpu:
+            sys.modules["torch"].cuda.empty_cache()
+        after = self.read_memory()
         text = results.empty_cache(before, after)
         self._recorder.finish(command, text, before=before, after=after)
 
     def _reset_peaks(self, command: Command) -> None:
-        before = self.memory.read()
-        self.memory.reset_peaks()
-        after = self.memory.read()
+        before = self.read_memory()
+        if self.on_gpu:
+            sys.modules["torch"].cuda.reset_peak_memory_stats(self._readings.index)
+        after = self.read_memory()
         before["process/peak_rss"], after["process/peak_rss"] = self._reset_process_peak()
         text = results.reset_peaks(before, after)
         self._recorder.finish(command, text, before=before, after=after)
 
     def _collect_garbage(self, command: Command) -> None:
-        before, objects, after = self.memory.read(), gc.collect(), self.memory.read()
+        before, objects, after = self.read_memory(), gc.collect(), self.read_memory()
         text = results.collect_garbage(objects, before, after)
         self._recorder.finish(command, text, before=before, after=after, objects=objects)
 
@@ -256,7 +240,7 @@ class CommandServer:
         refused = steps_refusal(command)
         if refused is not None:
             self._refuse(command, refused)
-        elif not self.memory.on_gpu:
+        elif not self.on_gpu:
             self._refuse(command, "a CPU run has no CUDA allocator to take it of")
         elif self._snapshot is None:
             self._snapshot = SnapshotRecording(command, self._recorder.step)

@@ -1,9 +1,4 @@
-"""The 10 Hz thread that records memory, host and GPU values of a run.
-
-It makes no CUDA call: the training thread reads the allocator's counters at its step boundaries
-(`BoundarySampler`). A source that fails loses only its own values and does not end the thread. The
-driver refreshes some values less often than they are read (utilization about 6 times a second).
-"""
+"""The 10 Hz thread that records memory, host and GPU values of a run; it calls no CUDA."""
 
 from __future__ import annotations
 
@@ -37,9 +32,9 @@ T = TypeVar("T")
 class Sampler:
     """Samples into `recorder` every `period_s` on one daemon thread, from `start()` to `stop()`.
 
-    `allocator_index` is the CUDA index whose allocator to read, None for a run without CUDA;
-    `readings.begin` sets it later. `gpu_uuids` None means every GPU of `source`; `source` None
-    means this process's NVML. Of several processes on a machine only one samples the `host`.
+    `allocator_index` is the CUDA index of the allocator, None for a run without CUDA. `gpu_uuids`
+    None means every GPU of `source`; `source` None means this process's NVML. Of several processes
+    on a machine only one samples the `host`.
     """
 
     def __init__(
@@ -134,7 +129,7 @@ class Sampler:
             deadline = next_deadline(deadline, self._period_s, self._clock())
 
     def _due_tiers(self, now: float) -> list[SamplingTier]:
-        """Return the tiers to read besides the fast one, at most half a period too early."""
+        """Return the tiers to read besides the fast one, up to half a period early."""
         due = [tier for tier, at in self._due.items() if now >= at - self._period_s / 2]
         for tier in due:
             self._due[tier] = now + PERIODS_S[tier]
@@ -182,6 +177,9 @@ class Sampler:
         no_allocator = allocator.reason()
         if self.readings.index is None:
             no_allocator = "the run has used no CUDA device"
+        if self._xid is not None:
+            for uuid in self._xid.refused.keys() & missing.keys():
+                missing[uuid]["xid"] = self._xid.refused[uuid]
         capabilities = {
             "nvml": self._source.reason,
             "allocator": no_allocator,
@@ -192,7 +190,7 @@ class Sampler:
         optional = {
             "collectives": self.readings.collectives.reasons() or None,
             "split": None if no_allocator else allocator.split_reason(),
-            "xid": self._unwatched(missing),
+            "xid": None if self._xid is None else self._xid.reason,
         }
         capabilities |= {key: why for key, why in optional.items() if why is not None}
         if capabilities != self._capabilities:
@@ -202,28 +200,13 @@ class Sampler:
         if lists is not None:
             self._recorder.describe(gpu_processes=lists)
 
-    def _unwatched(self, missing: dict[str, dict[str, str]]) -> str | None:
-        """Add why single GPUs are not watched for errors to `missing`; return why none is."""
-        if self._xid is None:
-            return None
-        for uuid, why in self._xid.refused.items():
-            if uuid in missing:
-                missing[uuid]["xid"] = why
-        return self._xid.reason
-
     def _on_xid(self, event: XidEvent) -> None:
         """Record an error of a GPU; called on the thread that waits for them."""
         device = self._devices.get(event.uuid)
         parent = self._labels.get(event.uuid, "GPU")  # of the instance that is sampled
         label = parent if device is None else device.label
-        self._recorder.event(
-            "xid",
-            f"{label}: {event.text}. {event.advice}",
-            uuid=event.uuid,
-            code=event.code,
-            advice=event.advice,
-            gpu_instance=event.gpu_instance,
-        )
+        data = {name: getattr(event, name) for name in ("uuid", "code", "advice", "gpu_instance")}
+        self._recorder.event("xid", f"{label}: {event.text}. {event.advice}", **data)
 
     def _begin_watching(self) -> None:
         """Have activity counters read, and errors of the GPUs waited for, if there are GPUs."""
@@ -263,18 +246,14 @@ REPEATED_S = 5.0  # how long a reading is repeated: in a longer phase the counte
 class BoundarySampler:
     """The counters of one run, read by the training thread and returned to the sampler by `take`.
 
-    Torch holds the allocator's lock while it gets memory from the driver, which may take long. A
-    read by another thread would wait for the lock and stop all Python threads meanwhile. So the
-    training thread reads when asked (`wanted`), at most once a tick: at its step boundaries
-    (`serve`) and between the phases of a step (`look`). Inside a phase the latest reading is
-    repeated, for REPEATED_S at most.
+    Another thread that waited for the lock of torch's allocator would stop all Python threads. So
+    the training thread reads when `wanted`, at most once a tick: at its step boundaries (`serve`)
+    and between the phases of a step (`look`). Inside a phase the latest reading is repeated, for
+    REPEATED_S at most. Retries and failures of allocations count from the construction on.
 
-    `index` is the CUDA index whose allocator to read, None for a run without CUDA or before it is
-    known. Make it in the training thread: retries and failures of allocations count from then on.
-
-    About once a second a boundary also measures `parts`, and where there is no allocator the
-    `resident` bytes of this process at the same moment. In a distributed job it also reads its
-    `collectives`, every 1 to 64 s.
+    `index` is the CUDA index of the allocator, None without CUDA or before it is known. About once
+    a second a boundary also measures `parts` and, without an allocator, the `resident` bytes. In a
+    distributed job it also reads the `collectives`, every 1 to 64 s.
     """
 
     def __init__(
@@ -316,11 +295,7 @@ class BoundarySampler:
         return {key: value - before.get(key, 0.0) for key, value in values.items()}
 
     def serve(self) -> float:
-        """Read for the sampler, in the training thread, at a boundary; `take` raises its errors.
-
-        Return the seconds of a search for optimizers and of reading the collectives, 0.0 where
-        there was neither: they are no step time.
-        """
+        """Read at a boundary, in the training thread; return the seconds of optional readings."""
         now = self._clock()
         other_s = self.parts.find() + self.collectives.read()
         self._read_now(now + other_s)
@@ -355,10 +330,9 @@ class BoundarySampler:
             self.serve()
 
     def take(self) -> dict[str, float]:
-        """Return the latest counters, in the sampler's thread, and ask for the next ones.
+        """Return the latest counters, {} if too old, and ask for the next; in the sampler's thread.
 
-        {} where the latest are too old. Raises the error of the latest reading. What fills the
-        memory is returned once, with the counters of the same boundary.
+        Raises the error of the latest reading. The parts of the memory are returned once.
         """
         now = self._clock()
         split, self._split = self._split, {}

@@ -1,8 +1,4 @@
-"""The session of a script that is not ours: `stepscope.init` and `stepscope watch` make one.
-
-Both call `boundary` after every optimizer step, and `train_on` at the first one. Stop on the page
-acts as a signal to the script.
-"""
+"""The session of a user's script, made by `stepscope.init` and `stepscope watch`."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from stepscope.common.clock import clock
@@ -25,11 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ScriptSession(Session):
-    """One process of a script's run; the first process of a machine samples its GPUs and host.
-
-    Without `sample` nothing is sampled. Raises OSError or StoreError where the folder cannot be
-    written.
-    """
+    """One process of a script's run; sampled only with `sample`. Raises OSError or StoreError."""
 
     def __init__(
         self,
@@ -56,12 +49,10 @@ class ScriptSession(Session):
             # `Tracker.step` looks for commands before it counts a step, the hooks afterwards.
             lead=2 if kind is RunKind.INIT else 1,
         )
-        self._leads_job = place.local_rank == 0 and place.world_size > 1
         if place.world_size > 1:
             self.open_nccl_pipe()
-        self._watch_commands()
+        self._take_place(place)
         self.oom.attach()
-        self.recorder.describe(**place.described())
         try:
             self._set_up(sample, first_here=place.local_rank == 0)
         except BaseException:
@@ -69,19 +60,16 @@ class ScriptSession(Session):
             raise
 
     def join_job(self, place: RankContext) -> None:
-        """Become a rank of a job that the script has started itself; before the first step only.
-
-        Raises OSError.
-        """
-        self.world_size = place.world_size
-        self._leads_job = place.local_rank == 0 and place.world_size > 1
-        self.recorder.describe(**place.described())
+        """Become a rank of a job of the script, before the first step only. Raises OSError."""
         if place.sharing > 1:
             self.recorder.join_job(place.number, place.sharing, lead=1)
             self._stopper.grace_s = JOB_GRACE_S
-            self._watch_commands()
+        self._take_place(place)
 
-    def _watch_commands(self) -> None:
+    def _take_place(self, place: RankContext) -> None:
+        self.world_size = place.world_size
+        self._leads_job = place.local_rank == 0 and place.world_size > 1
+        self.recorder.describe(**place.described())
         if self.recorder.job is not None:
             self.recorder.job.on_withdrawn = self._withdrawn
         self._waiting = self.recorder.command_waiting
@@ -96,16 +84,17 @@ class ScriptSession(Session):
         self.sampler.observers.append(self.oom.look_for_torch)
         self.parts = self.readings.parts
         self.parts.search()
-        self._commands = self.answer({CommandName.STOP: self._stop})
+        self._commands = self.answer(
+            {CommandName.STOP: partial(self._stopper.at_boundary, self.recorder)}
+        )
         self._profiling = self._commands.profiling
         self._at_close.callback(self._commands.close)
         self._at_close.callback(self._stopper.close)
 
     def boundary(self) -> float:
-        """Serve the page's buttons between two steps, in the training thread; return the seconds.
+        """Serve the commands of the page between two steps; return the seconds.
 
-        Does not return while the run is paused. Stop acts as Ctrl-C, so it raises what the script's
-        own SIGINT handler raises.
+        Returns after a pause. Stop raises what the script's own SIGINT handler raises.
         """
         if not self._waiting and not self.readings.wanted and not self._profiling.active:
             return 0.0
@@ -114,10 +103,7 @@ class ScriptSession(Session):
         return self._commands.serve(self._settle)
 
     def train_on(self, cuda_index: int | None) -> None:
-        """Record where the first step ran (None: on the CPU), and that the run is running.
-
-        Call it in the training thread, after the script itself has started CUDA.
-        """
+        """Record where the first step ran (None: on the CPU); in the training thread, after it."""
         try:
             self.oom.attach()
             self.readings.begin(cuda_index)
@@ -152,7 +138,7 @@ class ScriptSession(Session):
     def _memory_left(self) -> dict[str, float]:
         """Return the memory after a failure, which may be a failure of the device itself."""
         try:
-            return self._commands.memory.read()
+            return self._commands.read_memory()
         except Exception as error:  # noqa: BLE001 - it must not take the place of the script's own
             log.warning("stepscope: the memory after the failure could not be read: %s", error)
             return {}
@@ -182,9 +168,6 @@ class ScriptSession(Session):
             self._stopper.without_boundary(self.recorder, command)
         return command.name is CommandName.STOP
 
-    def _stop(self, command: Command) -> None:
-        self._stopper.at_boundary(self.recorder, command)
-
     def _settle(self) -> None:
         try:
             self.recorder.settle()
@@ -195,8 +178,8 @@ class ScriptSession(Session):
 def visible_gpus(gpus: Sequence[DeviceInfo], environ: Mapping[str, str]) -> list[DeviceInfo]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this process, in NVML's order.
 
-    Its numbers count in CUDA's order, which is NVML's only for equal GPUs or with PCI_BUS_ID. All
-    GPUs are returned where the orders may differ, and for names not found, such as a MIG instance.
+    Returns all GPUs for names not found, such as a MIG instance, and where CUDA's order may differ
+    from NVML's: for different GPUs without PCI_BUS_ID.
     """
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:

@@ -1,9 +1,4 @@
-"""One run in one process, from its folder to its end.
-
-The built-in training, `stepscope.init`, `stepscope watch` and `stepscope record` each make one.
-What differs between them comes in as arguments: the GPUs to sample, how memory is read, which
-commands they answer themselves.
-"""
+"""One run in one process, from its folder to its end."""
 
 from __future__ import annotations
 
@@ -58,8 +53,7 @@ class Session:
     """One run of this process: its recorder, and on request a sampler and commands.
 
     `folder` exists. `rank` is the number of this process in it. `code` is a folder whose git commit
-    is recorded. `options` are those of `Recorder`. `close` ends the sampler and the recorder.
-    Raises OSError or StoreError where the folder cannot be written.
+    is recorded. `options` are those of `Recorder`. Raises OSError or StoreError.
     """
 
     sampler: Sampler  # set by `sample`
@@ -97,10 +91,10 @@ class Session:
         start: bool = True,
         **options: Any,
     ) -> None:
-        """Sample these GPUs of `source` until the end, and describe what the run runs on.
+        """Sample these GPUs of `source` until the end, and describe the environment.
 
-        `trains_on` is the name of the GPU for the environment, where it is known by now. `options`
-        are those of `Sampler`. Without `start` nothing is sampled, but commands can read memory.
+        `trains_on` is the name of the GPU that trains, if known. `options` are those of `Sampler`.
+        Without `start` nothing is sampled, but commands can read memory.
         """
         gpus, self._source = list(gpus), source
         uuids = [gpu["uuid"] for gpu in gpus]
@@ -125,10 +119,7 @@ class Session:
         self.recorder.describe(environment=environment(driver, gpu, self._code))
 
     def describe_link(self, uuid: str | None) -> None:
-        """Record the link of the GPU that trains, None on a CPU.
-
-        Only for a process of several, which sends over it; some 30 calls of NVML, once.
-        """
+        """Record the link of the GPU that trains, in a job of several processes; 30 NVML calls."""
         size = self.recorder.described().get("world_size")
         if uuid is None or type(size) is not int or size < 2:
             return
@@ -143,10 +134,7 @@ class Session:
         check: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> CommandServer:
-        """Return a CommandServer with these arguments, and list its commands in run.json.
-
-        The caller closes it.
-        """
+        """Return a CommandServer, to be closed by the caller; list its commands in run.json."""
 
         def look() -> None:
             if self.oom.pending:
@@ -170,11 +158,7 @@ class Session:
     def told_case(
         self, outcome: RunOutcome, error: BaseException, allowed: Allowed | None = None
     ) -> RunOutcome:
-        """Record a failure that is about memory; return the outcome with its case.
-
-        `allowed(field, value)` says which settings are possible, for a run of ours. Call it while
-        the error still has its stack.
-        """
+        """Record a failure about memory, with its stack; return the outcome with its case."""
         outcome = self.oom.with_lost_worker(error, outcome)
         report = self.oom.failed(error, outcome)
         if report is None:

@@ -1,14 +1,9 @@
-"""Stop a script that Stepscope does not control: by signals, each harder.
+"""Stop a user's script by signals: SIGINT, SIGTERM, SIGKILL.
 
-The first Stop acts as Ctrl-C at the next step boundary, or after GRACE_S if none comes. Each
-further Stop sends the next harder signal at once. The run folder records what is about to happen
-before the signal is sent, because a killed process cannot write.
-
-In a job each rank signals itself, first at the boundary of the same step
-(`stepscope/commands/consensus.py`). Where the ranks do not agree on one, each acts at once.
-
-A thread that waits for a hung GPU may keep the GIL, and then no thread of the script can serve a
-Stop. In that case the page's process sends the last signal, by `kill_unheard`.
+The first Stop acts as Ctrl-C at the next step boundary, in a job that of the same step, or after
+GRACE_S. Each further Stop sends the next signal at once. The run folder records the signal before
+it is sent. If a thread that waits for a hung GPU keeps the GIL, the page's process sends the last
+signal, by `kill_unheard`.
 """
 
 from __future__ import annotations
@@ -43,13 +38,13 @@ from stepscope.run import (
     read_only_reason,
     write_run_json,
 )
-from stepscope.run.clocks import now_of
 from stepscope.run.folder import not_signaled, recorder_of, send_signal
 from stepscope.run.rank_info import (
     BYTES_LIMIT,
     UNREADABLE,
     RankMetadata,
     find_rank,
+    now_of,
     rank_numbers,
     read_run_json,
 )
@@ -104,10 +99,7 @@ def end_job(run: RunInfo) -> str:
 
 
 def keep_stopped(run: RunInfo, environ: Mapping[str, str]) -> None:
-    """Once all ranks of this host have ended by Stop, end the launcher that would start them again.
-
-    Called by one of them as its last act; waits OTHERS_S at most for the others.
-    """
+    """End the launcher that would start stopped ranks again, after up to OTHERS_S."""
     left, used = (environ.get(name, "") for name in (MAX_RESTARTS, RESTARTS))
     if not (left.isdecimal() and used.isdecimal() and int(left) > int(used)):
         return
@@ -285,11 +277,11 @@ class StopEscalator:
 
 
 def kill_unheard(run: RunInfo) -> str | None:
-    """Send SIGKILL to a script that gives no sign of life; return a sentence on what came of it.
+    """Send SIGKILL to a script, or all ranks of a job, without a sign of life; return a sentence.
 
-    Returns None, and does nothing, unless the heartbeat is stale and the process is a script of
-    this host and user; it must have this folder's store open for writing. A built-in training is
-    never killed: its process may be the server. All ranks of a job are ended.
+    Does nothing, and returns None, unless the heartbeat is stale and the process is a script of
+    this host and user that has the store open for writing. A built-in training is never killed: its
+    process may be the server.
     """
     run_json = run.run_json
     silent_s = run.heartbeat_age_s
@@ -333,10 +325,7 @@ def _text(number: signal.Signals, step: int) -> str:
 
 @contextmanager
 def handlers_wait() -> Iterator[None]:
-    """Delay signals that Python code handles until the end; Ctrl-C is not delayed.
-
-    Python runs handlers in the main thread alone: in any other one this does nothing.
-    """
+    """Delay signals that Python code handles, but Ctrl-C, to the end; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

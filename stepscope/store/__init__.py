@@ -1,20 +1,10 @@
-"""The store of one run: a SQLite file written by one thread and read by anyone.
+"""The store of one run: a SQLite file; see docs/storage.md."""
 
-Reading order: `blocks`, `schema`, `writer`, `reader`. `docs/storage.md` describes the file.
-"""
-
-from stepscope.store.blocks import SeriesBlock
-from stepscope.store.reader import EventRow, SeriesInfo, StoreReader
-from stepscope.store.schema import STORE_NAME, StoreError, store_name
-from stepscope.store.writer import StoreWriter
-
-__all__ = [
-    "STORE_NAME",
-    "SeriesBlock",
-    "EventRow",
-    "StoreReader",
-    "StoreWriter",
-    "SeriesInfo",
-    "StoreError",
-    "store_name",
-]
+from stepscope.store.blocks import SeriesBlock as Block
+from stepscope.store.reader import EventRow as EventRow
+from stepscope.store.reader import SeriesInfo as SeriesInfo
+from stepscope.store.reader import StoreReader as RunReader
+from stepscope.store.schema import STORE_NAME as STORE_NAME
+from stepscope.store.schema import StoreError as StoreError
+from stepscope.store.schema import store_name as store_name
+from stepscope.store.writer import StoreWriter as RunWriter

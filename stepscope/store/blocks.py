@@ -124,10 +124,7 @@ def join(blocks: Iterable[SeriesBlock]) -> SeriesBlock:
 
 
 def merge(block: SeriesBlock, starts: NDArray[np.intp]) -> SeriesBlock:
-    """Return one bucket per group of buckets; group i begins at `starts[i]` (rising from 0).
-
-    Missing and odd values are left out; the mean is weighted by count.
-    """
+    """Return a bucket for each group of buckets; group i begins at `starts[i]` (rising from 0)."""
     if len(block) == 0 or len(starts) == len(block):
         return block
     count = np.add.reduceat(block.count, starts, axis=1)

@@ -205,10 +205,7 @@ class StoreReader:
     def _blocks(
         self, series: int, level: int, start: int, stop: int
     ) -> Iterator[tuple[SeriesBlock, int]]:
-        """Yield the rows [start, stop) of a level by frame, with the index of the first.
-
-        All values of a damaged frame are missing.
-        """
+        """Yield the rows of a level by frame, with the first index; damaged values are missing."""
         if stop <= start:
             return
         rows = self._connection.execute(
@@ -251,10 +248,9 @@ class StoreReader:
         try:
             yield
         except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-            raise StoreError(
-                f"{self._folder.name}: the store is damaged ({error}). The rest of the run folder "
-                "may still be readable; restore the file from a copy."
-            ) from error
+            rest = "The rest of the run folder may still be readable; restore the file from a copy."
+            text = f"{self._folder.name}: the store is damaged ({error}). {rest}"
+            raise StoreError(text) from error
 
 
 def _grouped(
@@ -297,10 +293,7 @@ def _event(
 def send_command(
     folder: Path, name: str, args: dict[str, Any], command_id: int | None = None
 ) -> int:
-    """Send a command to the run in `folder`; return the command's id. Raises StoreError.
-
-    The training process executes it at its next step boundary.
-    """
+    """Send a command to a run for its next step boundary; return its id. Raises StoreError."""
     path = folder / schema.STORE_NAME
     if not os.path.isfile(path):
         raise StoreError(f"{folder.name}: has no store. Start a run first.")
@@ -339,27 +332,18 @@ class StreamRows:
     def slices(
         self, keys: Sequence[str] | None = None, source: str | None = None
     ) -> Iterator[tuple[str, SeriesBlock]]:
-        """Yield source and rows, one source after another; None means all keys, or all sources.
-
-        Opens the store for each slice: while a reader is open the WAL grows.
-        """
+        """Yield source and rows by source, in slices; None means all keys, or all sources."""
+        rows = min(SLICE_ROWS, max(FRAME_ROWS, SLICE_VALUES // (len(self.keys) + 1)))
+        rows -= rows % FRAME_ROWS
         for series in self._series:
-            if source not in (None, series.source):
-                continue
             start = 0
-            while start < series.rows:
-                block = self._read(series, start)
+            while source in (None, series.source) and start < series.rows:
+                # Not longer: while a reader is open the WAL grows.
+                with StoreReader(self.folder, self._rank) as reader:
+                    block = reader.read(series.id, start, min(start + rows, series.rows), 1)
+                if not len(block):
+                    missing = f"no row {start} of {series.rows} in {series.stream}"
+                    text = f"the store is damaged ({missing}). Restore the file from a copy."
+                    raise StoreError(f"{self.folder.name}: {text}")
                 yield series.source, block.with_keys(self.keys if keys is None else keys)
                 start += len(block)
-
-    def _read(self, series: SeriesInfo, start: int) -> SeriesBlock:
-        rows = min(SLICE_ROWS, max(FRAME_ROWS, SLICE_VALUES // (len(self.keys) + 1)))
-        stop = min(start + rows - rows % FRAME_ROWS, series.rows)
-        with StoreReader(self.folder, self._rank) as reader:
-            block = reader.read(series.id, start, stop, 1)
-        if not len(block):
-            raise StoreError(
-                f"{self.folder.name}: the store is damaged (no row {start} of {series.rows} in "
-                f"{series.stream}). Restore the file from a copy."
-            )
-        return block

@@ -98,10 +98,7 @@ def create(path: Path) -> sqlite3.Connection:
 
 
 def reopen(path: Path) -> sqlite3.Connection:
-    """Return a writer's connection to the store of a process that has ended.
-
-    Raises StoreError for a file that is missing, damaged, foreign or of another version.
-    """
+    """Return a writer's connection to the store of an ended process. Raises StoreError."""
     connection = open_writable(path)
     try:
         with _closed_on_error(connection):
@@ -117,11 +114,7 @@ def reopen(path: Path) -> sqlite3.Connection:
 
 
 def open_writable(path: Path) -> sqlite3.Connection:
-    """Return an autocommit connection to an existing store, for one thread at a time.
-
-    SQLite rolls back an incomplete transaction. Raises StoreError as `open_readonly`, also for a
-    link.
-    """
+    """Return an autocommit connection to a store, no link, for one thread. Raises StoreError."""
     _check_files(path)
     try:
         _check_journal(path.with_name(f"{path.name}-journal"))
@@ -135,10 +128,7 @@ def open_writable(path: Path) -> sqlite3.Connection:
 
 
 def open_readonly(path: Path) -> sqlite3.Connection:
-    """Return a read-only connection to a store of this version; a link is followed.
-
-    Raises StoreError for a file that is missing, damaged, foreign or of a newer version.
-    """
+    """Return a read-only connection to a store, links followed. Raises StoreError."""
     file = Path(os.path.realpath(path))
     _check_files(file)
     # In a folder without write permission a store in WAL mode opens only as immutable.
@@ -189,10 +179,8 @@ def _check_files(path: Path) -> None:
         except OSError as error:
             raise StoreError(f"{folder}/{name}: cannot be opened ({error.strerror}).") from error
         if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-            raise StoreError(
-                f"{folder}/{name}: must be a regular file of at most {limit:,} bytes. "
-                "Restore it from a copy."
-            )
+            text = f"must be a regular file of at most {limit:,} bytes. Restore it from a copy."
+            raise StoreError(f"{folder}/{name}: {text}")
 
 
 def _check_journal(path: Path) -> None:
@@ -205,20 +193,15 @@ def _check_journal(path: Path) -> None:
 
 
 def _check_content(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse another schema: views, triggers and indexes may compute anything.
-
-    Raises StoreError and sqlite3.Error.
-    """
+    """Raise StoreError for another schema: views, triggers and indexes may compute anything."""
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
     limit_time(connection)
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path.parent.name}: store version {version} is newer than this program's "
-            f"{SCHEMA_VERSION}. Update Stepscope to open it."
-        )
+        text = f"store version {version} is newer than this program's {SCHEMA_VERSION}"
+        raise StoreError(f"{path.parent.name}: {text}. Update Stepscope to open it.")
     # SQLite itself makes the index of a UNIQUE column; it has no text.
     objects = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql NOT NULL")
     names = {" ".join(str(sql).split()): str(name) for name, sql in objects.fetchall()}

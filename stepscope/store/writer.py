@@ -34,10 +34,7 @@ CLOSE_BUSY_MS = 500  # longest wait for a reader when closing; the file is compl
 
 @dataclass(slots=True)
 class _Level:
-    """The unfinished frame of one level of a series; its rows begin at row `first`.
-
-    `part` is the row in `tail` at which the newest small frame begins.
-    """
+    """The unfinished frame of a level, from row `first`; `part` begins its newest small frame."""
 
     first: int = 0
     part: int = 0
@@ -52,10 +49,7 @@ class _Series:
 
 
 class StoreWriter:
-    """The only writer of a store's series and events; used by one thread at a time.
-
-    A failed transaction leaves the object unchanged, so the same rows can be appended again.
-    """
+    """The only writer of a store, in one thread; a failed transaction may be repeated."""
 
     def __init__(self, path: Path, *, reopen: bool = False) -> None:
         """Create the store, or `reopen` the one that a killed process left. Raises StoreError."""
@@ -74,10 +68,7 @@ class StoreWriter:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit what is appended inside, all or nothing. Raises sqlite3.Error.
-
-        Frames are encoded before the file is locked: for a millisecond at most.
-        """
+        """Commit what is appended inside, all or nothing. Raises sqlite3.Error."""
         series = {
             name: _Series(old.id, old.keys, [replace(level) for level in old.levels])
             for name, old in self._series.items()
@@ -199,10 +190,7 @@ class StoreWriter:
             self._append_level(series, number + 1, merge(fresh, starts))
 
     def _store_tail(self, series: _Series, number: int, held: SeriesBlock, before: int) -> None:
-        """Write the new rows as a small frame, or FRAME_ROWS as full frames.
-
-        Extends the newest small frame if it has fewer than PART_ROWS.
-        """
+        """Write the new rows as a frame; extend a newest frame of fewer than PART_ROWS rows."""
         level = series.levels[number]
         full = len(held) - len(held) % FRAME_ROWS
         if full == 0:

@@ -142,9 +142,7 @@ print(open_source().reason)
 """
 
 
-def test_a_foreign_pynvml_package_without_any_of_the_names_breaks_no_import(
-    tmp_path: Path,
-) -> None:
+def test_a_foreign_pynvml_package_without_any_of_the_names_breaks_no_import(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("")
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(

@@ -15,9 +15,8 @@ from stepscope.distributed import collective_metrics
 from stepscope.distributed.collective_metrics import CollectiveMetrics
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, process_of, read_run, write_run_json
-from stepscope.run.clocks import now_of
 from stepscope.run.folder import folder_name
-from stepscope.run.rank_info import read_rank_file
+from stepscope.run.rank_info import now_of, read_rank_file
 from stepscope.store import StoreReader
 
 HOUR_S = 3600.0

@@ -14,7 +14,7 @@ from torch import nn
 from stepscope.commands import command as results
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
-from stepscope.session.command_server import CommandServer, MemoryControls
+from stepscope.session.command_server import CommandServer
 from stepscope.session.sampler import Sampler
 from tests.support.fake_recorder import FakeRecorder, command
 from trainer.config import RunConfig
@@ -131,10 +131,10 @@ def test_a_mark_keeps_its_text_within_bounds(bench: Bench) -> None:
 def test_a_command_that_fails_is_refused_and_training_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken() -> None:
+    def broken() -> dict[str, float]:
         raise RuntimeError("CUDA error: the launch timed out")
 
-    monkeypatch.setattr(bench.commands.memory, "empty_cache", broken)
+    monkeypatch.setattr(bench.commands, "read_memory", broken)
     assert bench.serve(CommandName.EMPTY_CACHE) > 0
     _, text, data = bench.recorder.events[0]
     assert (text, data["ok"]) == (
@@ -200,8 +200,8 @@ class History:
         monkeypatch.setattr(memory, "_record_memory_history", self.record)
         monkeypatch.setattr(memory, "_dump_snapshot", self.dump)
         monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: running, raising=False)
-        monkeypatch.setattr(MemoryControls, "on_gpu", True)
-        monkeypatch.setattr(MemoryControls, "read", lambda memory: {})
+        monkeypatch.setattr(CommandServer, "on_gpu", True)
+        monkeypatch.setattr(CommandServer, "read_memory", lambda server: {})
 
     def record(self, enabled: str | None = "all", **options: object) -> None:
         self.calls.append(("record", enabled, options.get("max_entries")))

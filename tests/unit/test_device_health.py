@@ -44,19 +44,13 @@ def test_without_any_sensor_it_does_not_claim_to_know() -> None:
 
 def test_a_lost_gpu_says_only_that() -> None:
     found = judged({"gpu/throttle_reasons": 0x40}, lost="lost: GPU is lost", recovery="reset")
-    assert (found.level, found.text) == (
-        HealthStatus.CRITICAL,
-        "Lost: GPU is lost. Retrying.",
-    )
+    assert (found.level, found.text) == (HealthStatus.CRITICAL, "Lost: GPU is lost. Retrying.")
     assert len(found.signs) == 1
 
 
 def test_the_drivers_own_advice_comes_first() -> None:
     found = judged({"gpu/throttle_reasons": 0x40}, recovery="the GPU has to be reset")
-    assert (found.level, found.text) == (
-        HealthStatus.CRITICAL,
-        "Driver: the GPU has to be reset.",
-    )
+    assert (found.level, found.text) == (HealthStatus.CRITICAL, "Driver: the GPU has to be reset.")
     assert [sign.level for sign in found.signs] == [HealthStatus.CRITICAL, HealthStatus.WARNING]
 
 

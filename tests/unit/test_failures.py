@@ -113,24 +113,9 @@ HOST_OOM = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to al
         (OOM, {}, gpu(), "Lower batch_size, or choose bf16."),
         (OOM, {}, gpu((7, 0)), "Lower batch_size, or choose fp16."),
         (OOM, {"precision": Precision.TF32}, gpu(), "Lower batch_size, or choose bf16."),
-        (
-            OOM,
-            {"precision": Precision.BF16},
-            gpu(),
-            "Lower batch_size.",
-        ),
-        (
-            OOM,
-            {"precision": Precision.FP16},
-            gpu(),
-            "Lower batch_size.",
-        ),
-        (
-            OOM,
-            {"precision": Precision.PURE_BF16},
-            gpu(),
-            "Lower batch_size.",
-        ),
+        (OOM, {"precision": Precision.BF16}, gpu(), "Lower batch_size."),
+        (OOM, {"precision": Precision.FP16}, gpu(), "Lower batch_size."),
+        (OOM, {"precision": Precision.PURE_BF16}, gpu(), "Lower batch_size."),
         (
             OOM,
             {"workload": Workload.MEMORY_STRESS, "precision": Precision.BF16},
@@ -149,12 +134,7 @@ HOST_OOM = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to al
             gpu(),
             "Lower batch_size, or switch off dataset_on_device.",
         ),
-        (
-            HOST_OOM,
-            {},
-            gpu(),
-            "Lower batch_size.",
-        ),
+        (HOST_OOM, {}, gpu(), "Lower batch_size."),
         (HOST_OOM, {"num_workers": 2}, gpu(), "Lower batch_size or num_workers."),
         (HOST_OOM, {"device": "cpu"}, CPU_DEVICE, "Lower batch_size, or choose bf16."),
     ],
@@ -181,9 +161,7 @@ def test_memory_that_cannot_be_pinned_is_not_the_gpus() -> None:
     """CUDA has one error for both; the line that raised it, or torch's thread, tells them apart."""
     pin_memory = "CUDA error: out of memory"
     with pytest.raises(torch.AcceleratorError) as caught:
-        raise torch.AcceleratorError(
-            pin_memory,
-        )
+        raise torch.AcceleratorError(pin_memory)
     in_thread = torch.AcceleratorError(
         "Caught AcceleratorError in pin memory thread for device 0.\nCUDA error: out of memory"
     )

@@ -174,8 +174,6 @@ def test_a_folder_of_another_user_is_not_our_own(
     assert not is_own_folder(tmp_path)
 
 
-# --- file systems ---------------------------------------------------------------------------------
-
 LOCAL = ("ext4", "ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2fs", "bcachefs", "jfs")
 LOCAL += ("vfat", "exfat", "ntfs3", "fuseblk")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs")

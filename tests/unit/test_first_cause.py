@@ -6,28 +6,19 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from stepscope.recorder.recorder import Recorder
-from stepscope.run import (
-    RunInfo,
-    RunStatus,
-    new_run_folder,
-    process_identity,
-    rank_pids,
-    read_run,
-    write_run_json,
-)
+from stepscope.run import RunInfo, RunStatus, process_identity, rank_pids, read_run, write_run_json
 from stepscope.run.rank_info import NAMED, RankExit, first_cause, left_early, names
 from stepscope.run.status import STALE_S
+from tests.support.rank_folder import GONE_PID, RankFolder
 
 PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4321"
 NCCL = "DistBackendError: NCCL error, remote process exited or there was a network error"
 TIMED_OUT = "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"
-GONE_PID = 2**22 + 1
 
 
 def said(number: int, ts: float, reason: str = "ValueError: no") -> RankExit:
@@ -92,26 +83,7 @@ def test_many_ranks_are_named_in_few_words() -> None:
     assert names(range(NAMED + 1), 99).endswith(f"{NAMED - 1}, … are")
 
 
-class Job:
-    """A folder with the run_json of several ranks."""
-
-    def __init__(self, root: Path) -> None:
-        self.folder = new_run_folder(root, "job")
-
-    def rank(self, number: int, status: str, **run_info: Any) -> None:
-        now = time.time()
-        base = {
-            "created": 1.0,
-            "status": status,
-            "heartbeat": now,
-            "rank": number,
-            "world_size": 2,
-            **process_identity(),
-        }
-        name = "run.json" if number == 0 else f"rank{number}.json"
-        write_run_json(self.folder, base | run_info, name)
-        os.utime(self.folder / name, (run_info.get("heartbeat", now),) * 2)
-
+class Job(RankFolder):
     def read(self) -> tuple[RunStatus, str | None, int]:
         run: RunInfo = read_run(self.folder)
         return run.status, run.reason, run.cause
@@ -119,7 +91,7 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
+    return Job(tmp_path, created=1.0, world_size=2)
 
 
 def test_an_error_of_another_rank_is_the_runs(job: Job) -> None:

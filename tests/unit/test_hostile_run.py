@@ -25,13 +25,7 @@ from dashboard.charts import series
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import run_content
 from dashboard.crash_watch import CrashWatch
-from dashboard.run_files import (
-    ProfileFiles,
-    profile_summary,
-    profile_trace,
-    snapshot_content,
-    tail,
-)
+from dashboard.run_files import ProfileFiles, profile_summary, profile_trace, snapshot_content, tail
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import summarize
 from dashboard.sweeps import Sweeps
@@ -117,9 +111,6 @@ def not_root() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
-
-
-# --- special files --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -239,9 +230,6 @@ def test_a_ring_that_is_a_special_file_costs_its_last_rows_alone(tmp_path: Path)
     assert Run(run).metrics == ()
 
 
-# --- values ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "false",
     [
@@ -300,15 +288,9 @@ def test_nested_brackets_are_no_run(tmp_path: Path) -> None:
             read_run(folder)
 
 
-# --- folders that cannot be read ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
 def test_a_folder_that_cannot_be_read_costs_itself_only(
-    readable: Path,
-    mode: int,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    readable: Path, mode: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_RUNS", str(readable))
     for name in ("bad", "good"):
@@ -346,9 +328,6 @@ def test_a_link_in_a_circle_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "run")
     with pytest.raises(RunError):
         run_folder(tmp_path, "run")
-
-
-# --- owners ---------------------------------------------------------------------------------------
 
 
 def crashed(folder: Path, **run_json: Any) -> Path:

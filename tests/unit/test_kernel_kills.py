@@ -74,11 +74,7 @@ def test_the_own_folder_is_found_also_from_within_a_container(tmp_path: Path) ->
 def test_kills_are_counted_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "ROOT", tmp_path)
     folder = write(tmp_path / "job", memory_events="oom_kill 5\n")
-    first: dict[str, Any] = {
-        "folder": str(folder),
-        "count": 5,
-        "booted": usage._booted(),
-    }
+    first: dict[str, Any] = {"folder": str(folder), "count": 5, "booted": usage._booted()}
     assert kills_since(first) == 0
     write(folder, memory_events="oom_kill 7\n")
     assert kills_since(first) == 2

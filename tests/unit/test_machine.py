@@ -255,9 +255,6 @@ def test_how_bad_an_xid_is_follows_from_what_nvidia_advises(code: int, level: He
     assert (xid.code, xid.level, xid.age_s) == (code, level, 2.0)
 
 
-# --- energy ---------------------------------------------------------------------------------------
-
-
 def test_energy_is_the_counters_difference_also_over_a_gap() -> None:
     meter = EnergyMeter()
     assert meter.energy() is None
@@ -320,9 +317,6 @@ def test_the_counter_agrees_with_the_integral_of_steady_power() -> None:
     assert counted.joules == pytest.approx(estimated.joules)
 
 
-# --- memory ---------------------------------------------------------------------------------------
-
-
 def test_the_history_is_bounded_in_readings_and_in_time() -> None:
     history = DeviceHistory(DRAWN)
     for second in range(3 * KEPT_READINGS):
@@ -332,9 +326,6 @@ def test_the_history_is_bounded_in_readings_and_in_time() -> None:
     assert [reading.ts for reading in history.since(0.0)] == [10_000.0]
     assert history.oldest("gpu/util") == (10_000.0, 2.0)
     assert history.oldest("gpu/power") is None
-
-
-# --- JSON -----------------------------------------------------------------------------------------
 
 
 def test_json_has_every_value_in_stored_units_and_reasons_for_the_others() -> None:

@@ -54,9 +54,6 @@ def source(library: FakeNvml, clock: FakeClock) -> NvmlSource:
     return NvmlSource(clock)
 
 
-# --- values ---------------------------------------------------------------------------------------
-
-
 def test_every_gpu_metric_comes_from_one_field() -> None:
     keys = [key for entry in FIELDS for key in entry.keys]
     elsewhere = [*SHARES, OTHERS]  # from GPM, and from the list of processes
@@ -173,9 +170,6 @@ def test_gpus_are_told_apart_by_uuid_alone(source: NvmlSource, library: FakeNvml
     assert source.read(B, SamplingTier.FAST)["gpu/util"] == 99.0
     assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
     assert library.calls["nvmlDeviceGetHandleByIndex_v2"] == 0
-
-
-# --- error policy ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [3, 13, 25, 26])

@@ -43,9 +43,6 @@ def source(library: FakeNvml, clock: FakeClock) -> NvmlSource:
     return NvmlSource(clock)
 
 
-# --- facts ----------------------------------------------------------------------------------------
-
-
 def test_facts_say_what_does_not_change(source: NvmlSource) -> None:
     facts = source.facts(B)
     assert facts is not None
@@ -60,29 +57,26 @@ def test_facts_say_what_does_not_change(source: NvmlSource) -> None:
     assert (facts.mig, facts.parent_uuid, facts.mig_profile) == (False, None, None)
 
 
-def test_nvlinks_that_are_up_and_their_speed(source: NvmlSource, gpu: FakeGpu) -> None:
-    gpu.nvlinks, gpu.fields = (1, 1, 0, 1), gpu.fields | {90: 26_562}
-    facts, other = source.facts(A), source.facts(B)
-    assert facts is not None
-    assert (facts.nvlinks, facts.nvlink_speed) == (3, 26_562e6)
-    assert other is not None
-    assert (other.nvlinks, other.nvlink_speed) == (None, None)
-
-
-def test_nvlinks_of_a_driver_that_does_not_tell_their_speed(
-    source: NvmlSource, gpu: FakeGpu
+@pytest.mark.parametrize(
+    ("links", "fields", "expected"),
+    [
+        ((1, 1, 0, 1), {90: 26_562}, (3, 26_562e6)),
+        ((1,), {164: 53_125}, (1, 53_125e6)),  # a newer field
+        ((1, 1), {}, (2, None)),
+        ((), {}, (None, None)),
+    ],
+)
+def test_nvlinks_that_are_up_and_their_speed(
+    source: NvmlSource,
+    gpu: FakeGpu,
+    links: tuple[int, ...],
+    fields: dict[int, float],
+    expected: tuple[int | None, float | None],
 ) -> None:
-    gpu.nvlinks = (1, 1)
+    gpu.nvlinks, gpu.fields = links, gpu.fields | fields
     facts = source.facts(A)
     assert facts is not None
-    assert (facts.nvlinks, facts.nvlink_speed) == (2, None)
-
-
-def test_a_newer_field_has_the_speed_of_nvlink(source: NvmlSource, gpu: FakeGpu) -> None:
-    gpu.nvlinks, gpu.fields = (1,), gpu.fields | {164: 53_125}
-    facts = source.facts(A)
-    assert facts is not None
-    assert facts.nvlink_speed == 53_125e6
+    assert (facts.nvlinks, facts.nvlink_speed) == expected
 
 
 def test_facts_have_the_limit_and_link_of_now(source: NvmlSource, gpu: FakeGpu) -> None:
@@ -115,9 +109,6 @@ def test_an_unknown_gpu_has_no_facts_and_a_lost_one_keeps_them(
     assert source.facts(A) == facts
     assert source.processes(A) is None
     assert source.recovery_action(A) is None
-
-
-# --- MIG ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -195,9 +186,6 @@ def test_an_instances_activity_is_asked_of_its_parent(
     assert library.sampled_gpu is library.gpus[0]
 
 
-# --- processes ------------------------------------------------------------------------------------
-
-
 def test_processes_have_memory_kind_and_share(
     source: NvmlSource, gpu: FakeGpu, clock: FakeClock
 ) -> None:
@@ -262,9 +250,6 @@ def test_graphics_processes_are_listed_every_ten_seconds(
     assert library.calls["nvmlDeviceGetGraphicsRunningProcesses_v3"] == 3
 
 
-# --- what the driver wants ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("number", "words"),
     [
@@ -289,8 +274,6 @@ def test_a_driver_without_recovery_actions_is_asked_once(
         clock.now += 10
     assert library.asked_fields.count(230) == 1
 
-
-# --- activity -------------------------------------------------------------------------------------
 
 BUSY = {2: 81.0, 3: 44.5, 5: math.nan, 10: 30.0, 20: 3.0, 21: 4.0, 60: 5.0, 61: 6.0}
 
@@ -448,9 +431,6 @@ def test_who_arms_last_disarms(
     assert "gpu/sm_active" in source.read(A, SamplingTier.MEDIUM)
 
 
-# --- rates and fields -----------------------------------------------------------------------------
-
-
 def test_byte_counters_are_watched_each_tick_and_told_once_a_second(
     source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:
@@ -589,9 +569,6 @@ def test_a_field_is_lost_with_its_gpu(source: NvmlSource, gpu: FakeGpu) -> None:
     gpu.errors = {"nvmlDeviceGetFieldValues": 15}
     source.read(A, *SamplingTier)
     assert (source.lost(A) or "").startswith("lost: ")
-
-
-# --- slow calls -----------------------------------------------------------------------------------
 
 
 def test_a_call_that_takes_long_is_made_seldom() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,42 +9,18 @@ from typing import Any
 import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
-from stepscope.run import (
-    RunStatus,
-    new_run_folder,
-    process_identity,
-    read_run,
-    write_run_json,
-)
+from stepscope.run import RunStatus, read_run
 from stepscope.run.rank_info import RANKS_LIMIT
 from stepscope.run.rank_status import GRACE_S, RankState, rank_states
 from stepscope.store import StoreWriter
+from tests.support.rank_folder import GONE_PID, RankFolder
 
-GONE_PID = 2**22 + 1
 
-
-class Job:
-    """A folder with the run_json of some of the ranks of a job of four."""
-
-    def __init__(self, root: Path) -> None:
-        self.folder = new_run_folder(root, "job")
-
+class Job(RankFolder):
     def rank(
         self, number: int, status: str = "running", *, age_s: float = 60.0, **more: Any
     ) -> None:
-        now = time.time()
-        base = {
-            "created": now - age_s,
-            "status": status,
-            "heartbeat": now,
-            "rank": number,
-            "world_size": 4,
-            "kind": "watch",
-            **process_identity(),
-        }
-        name = "run.json" if number == 0 else f"rank{number}.json"
-        write_run_json(self.folder, base | more, name)
-        os.utime(self.folder / name, (more.get("heartbeat", now),) * 2)
+        super().rank(number, status, **{"created": time.time() - age_s, **more})
 
     def dies(self, number: int, **more: Any) -> None:
         self.rank(number, pid=GONE_PID, heartbeat=time.time() - 20.0, **more)
@@ -56,7 +31,7 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
+    return Job(tmp_path, world_size=4, kind="watch")
 
 
 def test_ranks_may_still_come_for_a_while(job: Job) -> None:

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.gpu.nvml_queries import FASTEST
-from stepscope.gpu.nvml_reader import (
-    MAY_HAVE_WRAPPED,
-    ONE_READING,
-    UNWATCHED_S,
-    WRAP,
-    CounterRate,
-)
+from stepscope.gpu.nvml_reader import MAY_HAVE_WRAPPED, ONE_READING, UNWATCHED_S, WRAP, CounterRate
 
 STEPS = st.lists(st.integers(0, WRAP - 1), min_size=1, max_size=30)
 TICK_S = 0.1

@@ -129,9 +129,6 @@ def test_without_a_device_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert bench.taken[-1]
 
 
-# --- counts ---------------------------------------------------------------------------------------
-
-
 def cuda(stats: Callable[[int], dict[str, Any]], *, started: bool = True) -> SimpleNamespace:
     return SimpleNamespace(
         cuda=SimpleNamespace(

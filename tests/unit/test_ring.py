@@ -234,9 +234,6 @@ def test_a_forked_child_writes_no_layout_over_the_parents(ring: RingBuffer, tmp_
     assert (tmp_path / "rank0.ring").read_bytes()[:HEADER_BYTES] == before
 
 
-# --- locks and disks ------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def locks_of_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS makes of flock a lock of a range, which a file open for reading cannot hold."""

@@ -202,9 +202,6 @@ def test_the_process_peak_can_be_reset() -> None:
     assert after > 0
 
 
-# --- failures -------------------------------------------------------------------------------------
-
-
 def test_a_failing_gpu_costs_its_own_values_and_one_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -327,9 +324,6 @@ def test_the_period_is_checked() -> None:
         Bench(period_s=0)
 
 
-# --- throttling -----------------------------------------------------------------------------------
-
-
 def throttle(
     masks: Sequence[float | None], step_s: float = 0.1
 ) -> list[tuple[str, dict[str, Any]]]:
@@ -363,9 +357,6 @@ def test_flickering_reasons_are_one_throttle() -> None:
 def test_an_unknown_mask_ends_nothing() -> None:
     unknown: list[float | None] = [None] * int(10 * CALM_S)
     assert [kind for kind, _ in throttle([float(0x8), *unknown])] == ["throttle_start"]
-
-
-# --- health, processes, errors --------------------------------------------------------------------
 
 
 def test_errors_of_memory_from_before_the_run_are_not_the_runs() -> None:
@@ -445,9 +436,6 @@ def test_a_list_of_processes_that_is_hidden_is_said() -> None:
     assert not any("gpu/mem_others" in values for _, values in bench.recorder.devices)
 
 
-# --- the beat -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
@@ -467,9 +455,6 @@ def test_ticks_do_not_drift() -> None:
     for _ in range(100):
         deadline = next_deadline(deadline, 0.1, deadline + 0.03)
     assert deadline == pytest.approx(10.0)
-
-
-# --- errors of the driver -------------------------------------------------------------------------
 
 
 class FakeWatch:

@@ -43,9 +43,6 @@ def process(pid: int, memory: int | None = GIB, **changes: Any) -> GpuProcess:
     return replace(one, **changes)
 
 
-# --- dividing -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("processes", "used", "expected"),
     [
@@ -66,9 +63,6 @@ def test_memory_is_divided_between_this_process_and_the_others(
     processes: list[GpuProcess], used: float | None, expected: tuple[Any, ...]
 ) -> None:
     assert shares(processes, ME, used=used, total=80 * GIB) == expected
-
-
-# --- following ------------------------------------------------------------------------------------
 
 
 class Source:

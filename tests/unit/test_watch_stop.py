@@ -159,7 +159,7 @@ def test_a_failed_memory_reading_does_not_hide_the_failure(
     def lost() -> dict[str, float]:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(live._commands.memory, "read", lost)
+    monkeypatch.setattr(live._commands, "read_memory", lost)
     error = ValueError("the script's own")
     live.failed(outcome(error), error)
     live.close(RunStatus.FAILED, "ValueError: the script's own")

@@ -25,8 +25,7 @@ from stepscope.run import (
     read_run,
     write_run_json,
 )
-from stepscope.run.clocks import now_of
-from stepscope.run.rank_info import UNREADABLE, numbers_with, read_run_json
+from stepscope.run.rank_info import UNREADABLE, now_of, numbers_with, read_run_json
 
 log = logging.getLogger(__name__)
 

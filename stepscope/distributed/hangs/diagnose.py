@@ -34,7 +34,7 @@ from stepscope.distributed.hangs.job_state import (
 )
 from stepscope.distributed.hangs.record import BYTES_LIMIT, REFRESH_S, HangRecord, hang_name, parse
 from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of
-from stepscope.run.clocks import now_of, wall_offset_of
+from stepscope.run.rank_info import now_of, wall_offset_of
 from stepscope.run.rank_status import RankInfo, RankState, rank_states
 
 COMPILING = "compiling"

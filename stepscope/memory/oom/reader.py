@@ -25,7 +25,7 @@ from stepscope.memory.oom.record import (
     parse,
 )
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run.clocks import wall_offset_of
+from stepscope.run.rank_info import wall_offset_of
 from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import EVERY
 
