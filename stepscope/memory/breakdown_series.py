@@ -1,7 +1,6 @@
-"""The ledger over time: what a process records and what its GPU records, on one time axis.
+"""The memory breakdown over time: the series of a process and of its GPU on one time axis.
 
-The two are separate series of the store, and some values are read ten times a second, others once.
-A moment is a row of the process's series; to it belong the GPU's row that is nearest in time, and
+A moment is a row of the process's series. To it belong the GPU's row that is nearest in time, and
 of what is read seldom the value before it, up to `HOLD_S` old, some `LONGER_S`.
 """
 
@@ -19,15 +18,11 @@ from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
 
 HOLD_S = 5.0
-"""Longest time that a value counts after it was read: most are read once a second, and a tick may
-be late where other threads hold the GIL."""
+"""Maximum age of a value: most are read once a second, and a tick may be late."""
 LONGER_S = {"process/children_rss": 20.0} | dict.fromkeys(TENSORS, 60.0)
-"""The same of what is read less often: of workers where there are many, and of tensors between two
-steps, while a step or a validation may be long."""
-ROWS_BEFORE = 640
-"""Rows that are read before those asked for, for the values that they still hold: 64 s at 10 Hz."""
-BUCKETS_BEFORE = 4
-"""Buckets that are, at least."""
+"""The same of what is read less often: of many workers, and of tensors between two long steps."""
+ROWS_BEFORE, BUCKETS_BEFORE = 640, 4
+"""Rows (64 s at 10 Hz), and buckets at least, that are read before those asked for."""
 NEWEST_ROWS = 8
 """Newest rows among which there is one whose readings belong together."""
 
