@@ -151,10 +151,10 @@ def moments(
     over it. Where the reading stays away, its parts are merged with others.
     """
     hold_s = max(HOLD_S, 3 * _spacing(samples.ts))
-    columns = {key: _column(samples, key, samples.mean) for key in _AT_ONCE[place]}
+    columns = {key: _column(samples, key) for key in _AT_ONCE[place]}
     for key in _HELD[place]:
         longest_s = max(hold_s, LONGER_S.get(key, 0.0))
-        columns[key] = _hold(_column(samples, key, samples.mean), samples.ts, longest_s)
+        columns[key] = _hold(_column(samples, key), samples.ts, longest_s)
     columns |= {key: np.full(len(samples), np.nan) for key in left_out & columns.keys()}
     waits = _between(columns[_AT_ONCE[place][0]], samples.ts, hold_s)
     if place is MemoryDomain.DEVICE:
@@ -186,7 +186,7 @@ def _beside(
 def _process_used(samples: SeriesBlock, reserved: Floats, hold_s: float) -> Floats:
     """Return what the driver counts for this process; between its readings, once a second, it
     moves with the allocator's, which is read ten times a second."""
-    known = _column(samples, "memory/process_used", samples.mean)
+    known = _column(samples, "memory/process_used")
     at = _latest(known)
     moved = reserved - reserved[at]
     held = _hold(known, samples.ts, hold_s)
@@ -205,7 +205,7 @@ def _of_the_gpu(
         return {key: np.full(len(ts), np.nan) for key in _OF_THE_GPU}
     at = _nearest(device.ts, ts)
     far = np.abs(device.ts[at] - ts) > hold_s
-    raw = {key: _column(device, key, device.mean) for key in _OF_THE_GPU}
+    raw = {key: _column(device, key) for key in _OF_THE_GPU}
     held = {key: _hold(values, device.ts, hold_s)[at] for key, values in raw.items()}
     read = _latest(raw["gpu/mem_others"])[at]
     used = raw["gpu/mem_used"]
@@ -222,11 +222,11 @@ def _nearest(ts: Floats, wanted: Floats) -> NDArray[np.intp]:
     return np.where(np.abs(ts[before] - wanted) < np.abs(ts[after] - wanted), before, after)
 
 
-def _column(block: SeriesBlock, key: str, of: Floats) -> Floats:
-    """Return a statistic of a metric, NaN where there is none or it is no finite number."""
+def _column(block: SeriesBlock, key: str) -> Floats:
+    """Return the means of a metric, NaN for missing and infinite values."""
     if key not in block.keys:
         return np.full(len(block), np.nan)
-    values = of[block.keys.index(key)]
+    values = block.mean[block.keys.index(key)]
     return np.where(np.isfinite(values), values, np.nan)
 
 

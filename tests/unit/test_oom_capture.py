@@ -31,6 +31,7 @@ from stepscope.memory.oom.record import (
 )
 from stepscope.run import RunStatus
 from stepscope.run.status import RunOutcome, failed, outcome, with_case
+from tests.support.fake_nvml import FakeGpu, FakeNvml, FakeProcess, install
 from tests.support.fake_recorder import FakeRecorder
 
 GIB, MIB = 2**30, 2**20
@@ -273,6 +274,16 @@ def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
     hidden = shared_out([mine, process(1, None)], 7)
     assert "others" not in hidden
     assert hidden["others_reason"] == NO_MEMORY
+
+
+def test_the_driver_lists_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu("GPU-oom", processes=[FakeProcess(os.getpid(), 5), FakeProcess(2**22 + 7, 3)])
+    library = install(monkeypatch, FakeNvml(gpu))
+    for _ in range(2):
+        found = capture._listed_holders("GPU-oom")
+        assert (found["own"], found["others"], found["processes"][0].name) == (5, 3, "")
+    assert library.calls["nvmlInitWithFlags"] == 1
+    assert "not found" in capture._listed_holders("GPU-other")["others_reason"]
 
 
 # --- the watch ------------------------------------------------------------------------------------
