@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -13,9 +13,8 @@ from dashboard.format import escape_markdown
 from dashboard.out_of_memory import OomRetry, retry, shortage
 from dashboard.services import ServerActivity, Services
 from dashboard.views.live_panel import start_with
-from stepscope.memory.oom.classify import OomEvidence
 from stepscope.memory.oom.reader import OomAnalysis
-from stepscope.memory.oom.recommendations import OomRecommendation
+from stepscope.memory.oom.recommendations import RemedyStep
 from stepscope.memory.oom.record import OomAllocationSite, OomRecord
 from stepscope.run import RunInfo
 
@@ -83,9 +82,9 @@ def _when(found: OomAnalysis) -> str:
     return f"{', '.join(parts)}."
 
 
-def evidence_table(evidence: Iterable[OomEvidence]) -> str:
+def evidence_table(evidence: Mapping[str, str]) -> str:
     """Return the figures as a table in Markdown, the values aligned on the right."""
-    rows = [f"| {_cell(one.name)} | {_cell(one.shown)} |" for one in evidence]
+    rows = [f"| {_cell(name)} | {_cell(shown)} |" for name, shown in evidence.items()]
     return "\n".join(["| Evidence | |", "|:--|--:|", *rows])
 
 
@@ -93,7 +92,7 @@ def _cell(text: str) -> str:
     return escape_markdown(" ".join(text.split()))
 
 
-def _next(steps: tuple[OomRecommendation, ...]) -> None:
+def _next(steps: tuple[RemedyStep, ...]) -> None:
     st.markdown("##### What to try, best first")
     for position, step in enumerate(steps, start=1):
         st.markdown(f"{position}. {escape_markdown(step.text)}")

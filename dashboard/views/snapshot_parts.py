@@ -189,9 +189,7 @@ def _map(summary: SnapshotSummary, memory: DeviceSegments) -> None:
     if summary.settings:
         with st.expander("Settings of the allocator", icon=":material/settings:"):
             # Cells are drawn as Markdown, and the file may be anybody's.
-            st.table(
-                {escape_markdown(one.name): escape_markdown(one.value) for one in summary.settings}
-            )
+            st.table({escape_markdown(k): escape_markdown(v) for k, v in summary.settings.items()})
 
 
 def difference_parts(after: SnapshotSummary, before: SnapshotSummary) -> None:

@@ -1,11 +1,10 @@
-"""What the memory of a script's first steps says about its batch size. Pure.
+"""Estimate the batch size that fits from the memory of a script's first steps. Pure.
 
-Weights, gradients and the optimizer's state do not depend on the batch. All else of the peak is
-taken to grow in proportion to it, also what stays after an update: a batch and its results may be
-among that. Of a batch that has to shrink that part is taken to stay. So a factor is rather too
-small than too large. Where activations are too small or too
-uneven to be told from the noise, and where several optimizers or devices take turns, nothing is
-said.
+Weights, gradients and optimizer state do not depend on the batch. All else of the peak is assumed
+to grow in proportion to it, also what stays after an update, such as the batch and its results. If
+the batch has to shrink, that part is assumed to stay. So a factor is rather too small than too
+large. There is no estimate if activations are too small or too uneven, or if several optimizers or
+devices alternate.
 """
 
 from __future__ import annotations
@@ -54,6 +53,21 @@ class StepMemory:
     state: int
     device: TrainingDevice
 
+    @property
+    def known(self) -> int:
+        """What does not depend on the batch."""
+        return self.parameters + self.gradients + self.state
+
+    @property
+    def freed(self) -> int:
+        """What the step takes and gives back."""
+        return self.peak - self.kept
+
+    @property
+    def growing(self) -> int:
+        """What may depend on the batch."""
+        return self.peak - self.known
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitReport:
@@ -86,68 +100,52 @@ def report(steps: Sequence[StepMemory], why_none: str) -> FitReport:
     """Judge the steps; `why_none` is the sentence for none."""
     if not steps:
         return FitReport(text=why_none, factor=None, parts={})
-    # The first step has no optimizer state before its update, and what is made once.
+    # The first step has no optimizer state before its update, and one-time allocations.
     steady = steps[1:] or steps
     largest = max(steady, key=lambda step: step.peak)
-    device = largest.device
-    parts = {
-        "trained_parameters": largest.parameters,
-        "gradients": largest.gradients,
-        "optimizer_state": largest.state,
-        "others_kept": max(0, largest.kept - _known(largest)),
-        "activations_and_the_rest": max(0, _freed(largest)),
-    }
     own = largest.kept if largest.reserved_now is None else largest.reserved_now
-    room = device.free + own
-    factor, why = _factor(steps, room)
+    room = largest.device.free + own
+    reason = (
+        _incomparable(steps)
+        or _too_little(largest)
+        or _uneven([step.freed for step in steady])
+        or _uneven([step.growing for step in steady])
+    )
+    factor, text = (None, reason) if reason else _factor(largest, room)
     return FitReport(
-        text=why,
+        text=text,
         factor=factor,
-        parts=parts,
+        parts={
+            "trained_parameters": largest.parameters,
+            "gradients": largest.gradients,
+            "optimizer_state": largest.state,
+            "others_kept": max(0, largest.kept - largest.known),
+            "activations_and_the_rest": max(0, largest.freed),
+        },
         peak=largest.peak,
         reserved=largest.reserved,
-        free=device.free,
+        free=largest.device.free,
         room=room,
     )
 
 
-def _known(step: StepMemory) -> int:
-    return step.parameters + step.gradients + step.state
-
-
-def _freed(step: StepMemory) -> int:
-    """What a step takes and gives back."""
-    return step.peak - step.kept
-
-
-def _growing(step: StepMemory) -> int:
-    """What may depend on the batch."""
-    return step.peak - _known(step)
-
-
-def _factor(steps: Sequence[StepMemory], room: int) -> tuple[float | None, str]:
-    steady = steps[1:] or steps
-    largest = max(steady, key=lambda step: step.peak)
-    why = _incomparable(steps) or _too_little(largest)
-    why = why or _uneven([_freed(step) for step in steady])
-    why = why or _uneven([_growing(step) for step in steady])
-    if why is not None:
-        return None, why
-    # The allocator keeps more than it hands out, in proportion.
+def _factor(largest: StepMemory, room: int) -> tuple[float, str]:
+    # The allocator reserves more than it allocates, in proportion.
     overhead = 1.0 if largest.reserved is None else max(1.0, largest.reserved / largest.peak)
     allowed = room * (1 - HEADROOM) / overhead
-    if allowed < largest.peak:  # here it is cautious to take little for the batch's
-        factor = max(0.0, (allowed - largest.kept) / _freed(largest))
+    if allowed < largest.peak:  # the cautious assumption is that little shrinks with the batch
+        factor = max(0.0, (allowed - largest.kept) / largest.freed)
         return factor, (
             f"This batch leaves less than {100 * HEADROOM:.0f} % free. About {factor:.2g}× this "
             "batch size would fit, assuming only memory freed by each update "
-            f"({format_bytes(_freed(largest))}) shrinks with it."
+            f"({format_bytes(largest.freed)}) shrinks with it."
         )
-    factor = min(MOST, (allowed - _known(largest)) / _growing(largest))
+    factor = min(MOST, (allowed - largest.known) / largest.growing)
+    shown = f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
     return factor, (
-        f"The batch can be about {_short(factor)}× as large and still leave "
+        f"The batch can be about {shown}× as large and still leave "
         f"{100 * HEADROOM:.0f} % free, assuming the whole peak except trained parameters, "
-        f"gradients and optimizer state ({format_bytes(_growing(largest))}) scales with it."
+        f"gradients and optimizer state ({format_bytes(largest.growing)}) scales with it."
     )
 
 
@@ -173,11 +171,11 @@ def _incomparable(steps: Sequence[StepMemory]) -> str | None:
 
 
 def _too_little(largest: StepMemory) -> str | None:
-    if _freed(largest) >= max(LEAST_REST, LEAST_SHARE * largest.peak):
+    if largest.freed >= max(LEAST_REST, LEAST_SHARE * largest.peak):
         return None
     return (
         "No advice: activations and other memory are only "
-        f"{format_bytes(max(0, _freed(largest)))} of a peak of {format_bytes(largest.peak)}, "
+        f"{format_bytes(max(0, largest.freed))} of a peak of {format_bytes(largest.peak)}, "
         "too little to tell how they scale with the batch."
     )
 
@@ -189,7 +187,3 @@ def _uneven(amounts: Sequence[int]) -> str | None:
         f"No advice: the steps differ ({format_bytes(max(0, min(amounts)))} to "
         f"{format_bytes(max(amounts))} besides the weights), as with batches of varying length."
     )
-
-
-def _short(factor: float) -> str:
-    return f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"

@@ -1,23 +1,17 @@
-"""Where memory goes at one moment: the parts of a device's total, or of the host's. Pure.
+"""Divide a device's memory, or the host's, at one moment into parts. Pure.
 
-The device's total is, from the top: free, the driver's reserve, other processes, this process
-outside PyTorch, and what PyTorch's allocator has reserved; that is free parts of blocks in use,
-whole cached blocks, and the tensors: activations and the rest, optimizer state, gradients,
-parameters. Of a run on the CPU the host's total is divided in the same way.
-
-The parts always sum to the total, to the byte, and none is negative. The readings are taken one
-after another, so they can contradict each other. Then they are believed in this order, and each is
-cut to the room that those before it leave:
+The parts always sum to the total, to the byte, and none is negative. Readings are taken one after
+another, so they can contradict each other. Then the earlier in this order counts, and each is cut
+to the room that those before it leave:
 
 1. the total; what is in use; the driver's reserve; free is the rest;
 2. of what is in use: what the allocator has reserved, then what the driver counts for this process,
    then what it counts for others; the rest is not attributed;
 3. of the reserved: allocated, then the free parts of blocks in use; the rest is cached;
-4. of the allocated (on the CPU, of the process): parameters, optimizer state, gradients: what stays
-   for the whole run before what comes and goes.
+4. of the allocated (on the CPU, of the process): parameters, optimizer state, gradients.
 
-Where a reading is missing, the parts that cannot be told apart without it are one part, and the
-notes say so, with the reason.
+If a reading is missing, the parts that cannot be separated without it are one part, and the notes
+give the reason.
 """
 
 from __future__ import annotations
@@ -37,186 +31,151 @@ class MemoryDomain(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryCategory:
-    """What a part of the ledger is: `color` names its color, `help` is one sentence, `short` a
-    label for where there is little room."""
+    """What a part of the ledger is: `help` is one sentence, `short` a label for little room."""
 
     key: str
     label: str
-    color: str
     help: str
     short: str = ""
 
+    @property
+    def color(self) -> str:
+        """The name of its color in the page's theme."""
+        return f"ledger_{_COLORS.get(self.key, self.key)}"
 
+
+_COLORS = {
+    "process": "whole",
+    "allocated": "whole",
+    "cache": "cached",
+    "optimizer_state": "optimizer",
+    "rest": "activations",
+}
+"""Colors named after another part."""
 TENSORS = ("memory/parameters", "memory/optimizer_state", "memory/gradients")
 """The metrics of what holds still among the tensors, in the order in which they are believed."""
 
-_OPTIMIZER_STATE = MemoryCategory(
-    "optimizer_state",
-    "optimizer state",
-    "ledger_optimizer",
-    "Tensors that the optimizers keep, such as Adam's two moments.",
-    "optimizer",
-)
-_GRADIENTS = MemoryCategory(
-    "gradients",
-    "gradients",
-    "ledger_gradients",
-    "The parameters' gradients that are held between two steps.",
-)
-_PARAMETERS = MemoryCategory(
-    "parameters",
-    "parameters",
-    "ledger_parameters",
-    "The weights that the optimizers update, each storage once.",
-)
-
-_OF_A_DEVICE = (
-    MemoryCategory("free", "free", "ledger_free", "Unused device memory."),
+_KEPT = (
     MemoryCategory(
-        "driver",
-        "driver reserve",
-        "ledger_driver",
-        "Device memory reserved by the driver.",
-        "driver",
+        "optimizer_state",
+        "optimizer state",
+        "Tensors that the optimizers keep, such as Adam's two moments.",
+        "optimizer",
     ),
     MemoryCategory(
-        "others",
-        "other processes",
-        "ledger_others",
-        "Device memory of all processes but this one, as the driver counts it.",
-        "others",
+        "gradients", "gradients", "The parameters' gradients that are held between two steps."
     ),
     MemoryCategory(
-        "unnamed",
-        "not attributed",
-        "ledger_unnamed",
-        "Device memory the driver attributes to no listed process: other containers or users, "
-        "graphics, the driver itself.",
-    ),
-    MemoryCategory(
-        "elsewhere",
-        "outside PyTorch",
-        "ledger_elsewhere",
-        "Device memory in use that PyTorch's allocator of this process does not hold: its CUDA "
-        "context and libraries, and all processes that are not shown apart.",
-    ),
-    MemoryCategory(
-        "outside",
-        "this process outside PyTorch",
-        "ledger_outside",
-        "What the driver counts for this process beyond PyTorch's reserve: the CUDA context, "
-        "loaded kernels, libraries such as NCCL and cuBLAS.",
-        "context",
-    ),
-    MemoryCategory(
-        "process",
-        "this process",
-        "ledger_whole",
-        "All device memory of this process; PyTorch's share is unknown.",
-    ),
-    MemoryCategory(
-        "used",
-        "in use (unattributed)",
-        "ledger_used",
-        "Device memory in use by unknown processes.",
-    ),
-    MemoryCategory(
-        "split",
-        "cached, split",
-        "ledger_split",
-        "Free parts of cached blocks that also hold tensors: fragmentation, which Empty cache "
-        "cannot return.",
-        "split",
-    ),
-    MemoryCategory(
-        "cached",
-        "cached (reclaimable)",
-        "ledger_cached",
-        "Whole cached blocks without tensors: reused next, returned by Empty cache.",
-        "cached",
-    ),
-    MemoryCategory(
-        "cache",
-        "cached",
-        "ledger_cached",
-        "Reserved by PyTorch and not allocated to a tensor now.",
-    ),
-    MemoryCategory(
-        "activations",
-        "activations and other",
-        "ledger_activations",
-        "Allocated tensors that are neither parameters, gradients nor optimizer state: "
-        "activations, batches, buffers, temporary results.",
-        "activations",
-    ),
-    _OPTIMIZER_STATE,
-    _GRADIENTS,
-    _PARAMETERS,
-    MemoryCategory(
-        "allocated",
-        "allocated",
-        "ledger_whole",
-        "Tensors in PyTorch's allocator, all kinds together.",
-    ),
-)
-_OF_THE_HOST = (
-    MemoryCategory(
-        "free",
-        "available",
-        "ledger_free",
-        "Host memory a program could get at once: free, or reclaimable cache.",
-    ),
-    MemoryCategory(
-        "others",
-        "other processes and the system",
-        "ledger_others",
-        "Host memory in use by all but this process and its workers.",
-        "others",
-    ),
-    MemoryCategory(
-        "elsewhere",
-        "outside this process",
-        "ledger_elsewhere",
-        "Host memory in use by all but this process; its workers, if it has any, are in it.",
-    ),
-    MemoryCategory(
-        "used",
-        "in use (unattributed)",
-        "ledger_used",
-        "Host memory in use, without word of who uses it.",
-    ),
-    MemoryCategory(
-        "workers",
-        "its workers",
-        "ledger_workers",
-        "Resident memory of the processes that this one has started, such as data-loading workers; "
-        "pages shared with this process count again.",
-        "workers",
-    ),
-    MemoryCategory(
-        "rest",
-        "rest of this process",
-        "ledger_activations",
-        "Resident memory of this process beside the other parts: activations, data, Python and its "
-        "libraries, memory kept for reuse.",
-        "rest",
-    ),
-    _OPTIMIZER_STATE,
-    _GRADIENTS,
-    _PARAMETERS,
-    MemoryCategory(
-        "process",
-        "this process",
-        "ledger_whole",
-        "Resident memory of this process, all kinds together.",
+        "parameters", "parameters", "The weights that the optimizers update, each storage once."
     ),
 )
 CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
-    MemoryDomain.DEVICE: _OF_A_DEVICE,
-    MemoryDomain.HOST: _OF_THE_HOST,
+    MemoryDomain.DEVICE: (
+        MemoryCategory("free", "free", "Unused device memory."),
+        MemoryCategory(
+            "driver", "driver reserve", "Device memory reserved by the driver.", "driver"
+        ),
+        MemoryCategory(
+            "others",
+            "other processes",
+            "Device memory of all processes but this one, as the driver counts it.",
+            "others",
+        ),
+        MemoryCategory(
+            "unnamed",
+            "not attributed",
+            "Device memory the driver attributes to no listed process: other containers or "
+            "users, graphics, the driver itself.",
+        ),
+        MemoryCategory(
+            "elsewhere",
+            "outside PyTorch",
+            "Device memory in use that PyTorch's allocator of this process does not hold: its "
+            "CUDA context and libraries, and all processes that are not shown apart.",
+        ),
+        MemoryCategory(
+            "outside",
+            "this process outside PyTorch",
+            "What the driver counts for this process beyond PyTorch's reserve: the CUDA context, "
+            "loaded kernels, libraries such as NCCL and cuBLAS.",
+            "context",
+        ),
+        MemoryCategory(
+            "process",
+            "this process",
+            "All device memory of this process; PyTorch's share is unknown.",
+        ),
+        MemoryCategory(
+            "used", "in use (unattributed)", "Device memory in use by unknown processes."
+        ),
+        MemoryCategory(
+            "split",
+            "cached, split",
+            "Free parts of cached blocks that also hold tensors: fragmentation, which Empty "
+            "cache cannot return.",
+            "split",
+        ),
+        MemoryCategory(
+            "cached",
+            "cached (reclaimable)",
+            "Whole cached blocks without tensors: reused next, returned by Empty cache.",
+            "cached",
+        ),
+        MemoryCategory("cache", "cached", "Reserved by PyTorch and not allocated to a tensor now."),
+        MemoryCategory(
+            "activations",
+            "activations and other",
+            "Allocated tensors that are neither parameters, gradients nor optimizer state: "
+            "activations, batches, buffers, temporary results.",
+            "activations",
+        ),
+        *_KEPT,
+        MemoryCategory(
+            "allocated", "allocated", "Tensors in PyTorch's allocator, all kinds together."
+        ),
+    ),
+    MemoryDomain.HOST: (
+        MemoryCategory(
+            "free",
+            "available",
+            "Host memory a program could get at once: free, or reclaimable cache.",
+        ),
+        MemoryCategory(
+            "others",
+            "other processes and the system",
+            "Host memory in use by all but this process and its workers.",
+            "others",
+        ),
+        MemoryCategory(
+            "elsewhere",
+            "outside this process",
+            "Host memory in use by all but this process; its workers, if it has any, are in it.",
+        ),
+        MemoryCategory(
+            "used", "in use (unattributed)", "Host memory in use, without word of who uses it."
+        ),
+        MemoryCategory(
+            "workers",
+            "its workers",
+            "Resident memory of the processes that this one has started, such as data-loading "
+            "workers; pages shared with this process count again.",
+            "workers",
+        ),
+        MemoryCategory(
+            "rest",
+            "rest of this process",
+            "Resident memory of this process beside the other parts: activations, data, Python "
+            "and its libraries, memory kept for reuse.",
+            "rest",
+        ),
+        *_KEPT,
+        MemoryCategory(
+            "process", "this process", "Resident memory of this process, all kinds together."
+        ),
+    ),
 }
-"""Every part that there can be, in the order of table and area, top to bottom. Of those that stand
-for each other (such as `allocated` for four parts) a moment has one or the others, never both."""
+"""All parts, in the order of table and area, top to bottom. Of those that replace each other (such
+as `allocated` for four parts) a moment never has both."""
 
 NOT_RECORDED = "this run has not recorded it"
 """The reason where run.json gives none."""
@@ -314,54 +273,11 @@ Values = Mapping[str, float | None]
 CategoryBytes = dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class BreakdownEntry:
-    """One part of a moment's ledger, in bytes."""
-
-    category: MemoryCategory
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBreakdown:
-    """The parts of one moment, top to bottom, and what could not be told apart, a sentence each.
-
-    `whole` is False where the total of the device or host is not known: then only what this process
-    holds is divided.
-    """
-
-    place: MemoryDomain
-    parts: tuple[BreakdownEntry, ...]
-    notes: tuple[str, ...]
-    whole: bool
-
-    @property
-    def total(self) -> int:
-        """The sum of all parts: what the device or the host has."""
-        return sum(part.bytes for part in self.parts)
-
-
-def ledger(
-    values: Values, place: MemoryDomain, missing: Mapping[str, str] | None = None
-) -> MemoryBreakdown | None:
-    """Return the ledger of one moment; None where not even this process's memory is known.
-
-    `values` are bytes by metric; a value that is absent, None, negative or no finite number is
-    missing. `missing` says why, by metric.
-    """
-    amounts = divide(values, place)
-    if amounts is None:
-        return None
-    parts = tuple(
-        BreakdownEntry(category, amounts[category.key])
-        for category in CATEGORIES[place]
-        if category.key in amounts
-    )
-    return MemoryBreakdown(place, parts, notes(amounts, place, missing or {}), "free" in amounts)
-
-
 def divide(values: Values, place: MemoryDomain) -> CategoryBytes | None:
-    """Return the bytes of each part by its key: `ledger` without the words."""
+    """Return the bytes of each part by its key; None if not even this process's are known.
+
+    `values` are bytes by metric; a value that is absent, None, negative or not finite is missing.
+    """
     return _device(values) if place is MemoryDomain.DEVICE else _host(values)
 
 

@@ -1,7 +1,6 @@
-"""The ledger over time: what a process records and what its GPU records, on one time axis.
+"""The memory breakdown over time: the series of a process and of its GPU on one time axis.
 
-The two are separate series of the store, and some values are read ten times a second, others once.
-A moment is a row of the process's series; to it belong the GPU's row that is nearest in time, and
+A moment is a row of the process's series. To it belong the GPU's row that is nearest in time, and
 of what is read seldom the value before it, up to `HOLD_S` old, some `LONGER_S`.
 """
 
@@ -19,15 +18,11 @@ from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
 
 HOLD_S = 5.0
-"""Longest time that a value counts after it was read: most are read once a second, and a tick may
-be late where other threads hold the GIL."""
+"""Maximum age of a value: most are read once a second, and a tick may be late."""
 LONGER_S = {"process/children_rss": 20.0} | dict.fromkeys(TENSORS, 60.0)
-"""The same of what is read less often: of workers where there are many, and of tensors between two
-steps, while a step or a validation may be long."""
-ROWS_BEFORE = 640
-"""Rows that are read before those asked for, for the values that they still hold: 64 s at 10 Hz."""
-BUCKETS_BEFORE = 4
-"""Buckets that are, at least."""
+"""The same of what is read less often: of many workers, and of tensors between two long steps."""
+ROWS_BEFORE, BUCKETS_BEFORE = 640, 4
+"""Rows (64 s at 10 Hz), and buckets at least, that are read before those asked for."""
 NEWEST_ROWS = 8
 """Newest rows among which there is one whose readings belong together."""
 
@@ -156,10 +151,10 @@ def moments(
     over it. Where the reading stays away, its parts are merged with others.
     """
     hold_s = max(HOLD_S, 3 * _spacing(samples.ts))
-    columns = {key: _column(samples, key, samples.mean) for key in _AT_ONCE[place]}
+    columns = {key: _column(samples, key) for key in _AT_ONCE[place]}
     for key in _HELD[place]:
         longest_s = max(hold_s, LONGER_S.get(key, 0.0))
-        columns[key] = _hold(_column(samples, key, samples.mean), samples.ts, longest_s)
+        columns[key] = _hold(_column(samples, key), samples.ts, longest_s)
     columns |= {key: np.full(len(samples), np.nan) for key in left_out & columns.keys()}
     waits = _between(columns[_AT_ONCE[place][0]], samples.ts, hold_s)
     if place is MemoryDomain.DEVICE:
@@ -191,7 +186,7 @@ def _beside(
 def _process_used(samples: SeriesBlock, reserved: Floats, hold_s: float) -> Floats:
     """Return what the driver counts for this process; between its readings, once a second, it
     moves with the allocator's, which is read ten times a second."""
-    known = _column(samples, "memory/process_used", samples.mean)
+    known = _column(samples, "memory/process_used")
     at = _latest(known)
     moved = reserved - reserved[at]
     held = _hold(known, samples.ts, hold_s)
@@ -210,7 +205,7 @@ def _of_the_gpu(
         return {key: np.full(len(ts), np.nan) for key in _OF_THE_GPU}
     at = _nearest(device.ts, ts)
     far = np.abs(device.ts[at] - ts) > hold_s
-    raw = {key: _column(device, key, device.mean) for key in _OF_THE_GPU}
+    raw = {key: _column(device, key) for key in _OF_THE_GPU}
     held = {key: _hold(values, device.ts, hold_s)[at] for key, values in raw.items()}
     read = _latest(raw["gpu/mem_others"])[at]
     used = raw["gpu/mem_used"]
@@ -227,11 +222,11 @@ def _nearest(ts: Floats, wanted: Floats) -> NDArray[np.intp]:
     return np.where(np.abs(ts[before] - wanted) < np.abs(ts[after] - wanted), before, after)
 
 
-def _column(block: SeriesBlock, key: str, of: Floats) -> Floats:
-    """Return a statistic of a metric, NaN where there is none or it is no finite number."""
+def _column(block: SeriesBlock, key: str) -> Floats:
+    """Return the means of a metric, NaN for missing and infinite values."""
     if key not in block.keys:
         return np.full(len(block), np.nan)
-    values = of[block.keys.index(key)]
+    values = block.mean[block.keys.index(key)]
     return np.where(np.isfinite(values), values, np.nan)
 
 

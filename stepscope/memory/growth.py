@@ -1,20 +1,19 @@
-"""Does memory grow from step to step? A judgement on readings at equal points of the steps. Pure.
+"""Decide whether memory grows from step to step, from readings at equal points of the steps. Pure.
 
-A reading is the lowest of a short time. What was given back later has not been kept, so the shape
-is judged on the *floor*: the least reading from a point on. It has to rise in each of eight
-stretches of about equal length, by amounts that are alike: a leak does. Stationary noise, a step
-(a validation's workspace, another batch size), the sawtooth of a garbage collector or of epochs,
-and a cache that fills up do not.
+A reading is the lowest of a short time. The shape is judged on the *floor*: the least reading from
+a point on. With a leak it rises in each of eight stretches of about equal length, by similar
+amounts. Stationary noise, a step (a validation's workspace, another batch size), the sawtooth of a
+garbage collector or of epochs, and a cache that fills up do not look like that.
 
 Rate and interval are Sen's slope (Sen 1968, the median of the slopes of all pairs) and the interval
-that belongs to Kendall's test of it, widened for readings that resemble the one before: the
-variance grows by (1 + r) / (1 - r), r being the correlation of neighboring residuals.
+of Kendall's test, widened for readings that resemble the one before: the variance grows by
+(1 + r) / (1 - r), r being the correlation of neighboring residuals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -94,31 +93,22 @@ class MemoryGrowth:
     def text(self) -> str:
         """How much, and how sure."""
         trend = self.trend
-        rate, low, high = _in_one_unit(
-            [100 * rate for rate in (trend.bytes_per_step, trend.low, trend.high)]
-        )
-        return (
-            f"{self._name} grows by {rate} per 100 steps (95 % CI {low} to {high}, "
-            f"{trend.steps} steps) and is now {format_bytes(trend.level)}{self._share}."
-        )
-
-    @property
-    def _name(self) -> str:
-        """What the figures are of: workers are never counted alone."""
+        sizes = (trend.bytes_per_step, trend.low, trend.high)
+        rate, low, high = (format_bytes(100 * size) for size in sizes)
+        name = "The process's memory"
         if self.where is GrowthSource.ALLOCATED:
-            return "Allocated memory"
-        if self.where is GrowthSource.WORKERS or self.workers:
-            return "The memory of this process with its workers"
-        return "The process's memory"
-
-    @property
-    def _share(self) -> str:
-        """The share of the workers; empty without any."""
-        if not self.workers or self.workers_grown is None or self.trend.grown <= 0:
-            return ""
-        share = min(1.0, max(0.0, self.workers_grown / self.trend.grown))
-        held = format_bytes(self.workers)
-        return f": the workers have {held}, and {100 * share:.0f} % of the growth"
+            name = "Allocated memory"
+        elif self.where is GrowthSource.WORKERS or self.workers:
+            name = "The memory of this process with its workers"
+        share = ""
+        if self.workers and self.workers_grown is not None and trend.grown > 0:
+            part = min(1.0, max(0.0, self.workers_grown / trend.grown))
+            held = format_bytes(self.workers)
+            share = f": the workers have {held}, and {100 * part:.0f} % of the growth"
+        return (
+            f"{name} grows by {rate} per 100 steps (95 % CI {low} to {high}, "
+            f"{trend.steps} steps) and is now {format_bytes(trend.level)}{share}."
+        )
 
     @property
     def next(self) -> str:
@@ -130,17 +120,11 @@ class MemoryGrowth:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the event holds besides its text."""
-        trend = self.trend
+        """The data of the event."""
         return {
             "where": self.where.value,
-            "bytes_per_step": trend.bytes_per_step,
-            "low": trend.low,
-            "high": trend.high,
-            "steps": trend.steps,
-            "first_step": trend.first_step,
-            "last_step": trend.last_step,
-            "level": trend.level,
+            **asdict(self.trend),
+            "steps": self.trend.steps,
             "collections": self.collections,
             "workers": self.workers,
             "workers_grown": self.workers_grown,
@@ -255,18 +239,17 @@ def _sen(steps: Floats, values: Floats) -> tuple[float, Interval, Interval]:
     apart = steps[other] - steps[one]
     slopes = np.sort((values[other] - values[one])[apart > 0] / apart[apart > 0])
     slope = float(np.median(slopes))
-    left = values - slope * steps
     n = len(steps)
-    deviation = np.sqrt(n * (n - 1) * (2 * n + 5) / 18 * _widening(left))
-
-    def interval(quantile: float) -> Interval:
-        count, half = len(slopes), quantile * deviation
-        low = int(np.floor((count - half) / 2))
-        high = int(np.ceil((count + half) / 2))
-        # Beyond the ends: then not even the slope between any two readings is excluded.
-        return float(slopes[max(low, 0)]), float(slopes[min(high, count - 1)])
-
-    return slope, interval(SHOWN), interval(SURE)
+    deviation = np.sqrt(n * (n - 1) * (2 * n + 5) / 18 * _widening(values - slope * steps))
+    # Beyond the ends: then not even the slope between any two readings is excluded.
+    shown, sure = (
+        (
+            float(slopes[max(int(np.floor((len(slopes) - half) / 2)), 0)]),
+            float(slopes[min(int(np.ceil((len(slopes) + half) / 2)), len(slopes) - 1)]),
+        )
+        for half in (SHOWN * deviation, SURE * deviation)
+    )
+    return slope, shown, sure
 
 
 def _widening(left: Floats) -> float:
@@ -280,19 +263,6 @@ def _widening(left: Floats) -> float:
     # In n values the correlation comes out too low, by about (1 + 4 r) / n.
     likeness = min(max((n * found + 1) / (n - 4), 0.0), 0.95)
     return (1 + likeness) / (1 - likeness)
-
-
-def _in_one_unit(sizes: list[float]) -> list[str]:
-    """Return sizes as numbers of one unit, which only the first one names."""
-    unit, name = next(
-        (unit, name)
-        for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
-        if abs(sizes[0]) >= unit or unit == 1
-    )
-    numbers = [size / unit for size in sizes]
-    digits = 0 if abs(numbers[0]) >= 100 else 1 if abs(numbers[0]) >= 10 else 2
-    first, *others = (f"{number:.{digits}f}" for number in numbers)
-    return [f"{first} {name}", *others]
 
 
 LONGER = 0.5

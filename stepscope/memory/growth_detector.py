@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.memory.growth import (
     LEAST_READINGS,
@@ -32,8 +31,8 @@ from stepscope.memory.growth import (
     may_rise,
 )
 from stepscope.metrics import Stream
-from stepscope.store import EventRow, SeriesBlock, StoreReader
-from stepscope.store.blocks import Floats
+from stepscope.recorder.recorder import Recorder
+from stepscope.store import EventRow, StoreReader
 
 EVENT = "memory_growth"
 """Kind of the events that tell of growth."""
@@ -82,19 +81,19 @@ class MinimumWindow:
     def add(self, reading: MemorySample) -> bool:
         """Add a reading; True if it begins a new group."""
         first, lowest = self._first, self._lowest
-        if first is None or lowest is None:
-            self._first = self._lowest = reading
-            self._highest = reading.value
-            return False
-        if reading.at - first.at >= self.span_s and reading.step > first.step:
-            self._close(lowest._replace(highest=self._highest))
-            self._first = self._lowest = reading
-            self._highest = reading.value
-            return True
-        self._highest = max(self._highest, reading.value)
-        if reading.value < lowest.value:
-            self._lowest = reading
-        return False
+        if first is not None and lowest is not None:
+            if reading.at - first.at < self.span_s or reading.step <= first.step:
+                self._highest = max(self._highest, reading.value)
+                if reading.value < lowest.value:
+                    self._lowest = reading
+                return False
+            if len(self.groups) == GROUPS:
+                self._drop()
+            self.groups.append(lowest._replace(highest=self._highest))
+            self.closed += 1
+        self._first = self._lowest = reading
+        self._highest = reading.value
+        return first is not None
 
     def forget(self) -> None:
         """Begin again, but for the highest."""
@@ -118,12 +117,6 @@ class MinimumWindow:
         steps = np.array([reading.step for reading in window], float)
         trend = find_trend(steps, np.array(values))
         return None if trend is None else (trend, window)
-
-    def _close(self, lowest: MemorySample) -> None:
-        if len(self.groups) == GROUPS:
-            self._drop()
-        self.groups.append(lowest)
-        self.closed += 1
 
     def _drop(self) -> None:
         self.highest = max(self.highest, self.groups.popleft().value)
@@ -170,20 +163,16 @@ class GrowthDetector:
                 continue
             seconds, runs = window[-1].at - window[0].at, _collections(window)
             if is_material(trend, self._kind, seconds, filling=filling, collected=runs != 0):
-                return self._growth(trend, window, runs)
-        return None
-
-    def _growth(
-        self, trend: GrowthTrend, window: list[MemorySample], runs: int | None
-    ) -> MemoryGrowth:
+                break
+        else:
+            return None
         if self._kind == GrowthSource.ALLOCATED:
             return MemoryGrowth(where=GrowthSource.ALLOCATED, trend=trend, collections=runs)
         part = len(window) // STRETCHES
         children = [reading.children for reading in window]
         grown = float(np.median(children[-part:]) - np.median(children[:part]))
-        where = GrowthSource.WORKERS if 2 * grown > trend.grown else GrowthSource.PROCESS
         return MemoryGrowth(
-            where=where,
+            where=GrowthSource.WORKERS if 2 * grown > trend.grown else GrowthSource.PROCESS,
             trend=trend,
             collections=runs,
             workers=children[-1],
@@ -198,24 +187,15 @@ class GrowthDetector:
         return faster and now.evenness >= EVEN
 
 
-class EventSink(Protocol):
-    """What is needed of a Recorder."""
-
-    step: int
-    epoch: int
-
-    def event(self, kind: str, text: str, /, **data: Any) -> None: ...
-
-
 class GrowthMonitor:
-    """Looks at what the sampler has recorded, in its thread, and marks growth as an event.
+    """Checks the sampler's values, in its thread, and records growth as an event.
 
     Allocated memory is that of the GPU that trains. The process counts with its children.
     """
 
     def __init__(
         self,
-        recorder: EventSink,
+        recorder: Recorder,
         *,
         clock: Callable[[], float] = time.monotonic,
         collections: Callable[[], int] = lambda: int(gc.get_stats()[-1]["collections"]),
@@ -223,28 +203,45 @@ class GrowthMonitor:
         self._recorder = recorder
         self._clock = clock
         self._collections = collections
+        self._memory = MemorySeries()
+
+    def observe(self, values: Mapping[str, float]) -> None:
+        """Add the values of one tick by their metric keys."""
+        step, filling = self._recorder.step, self._recorder.epoch == 1
+        if step > 0:
+            now, collections = self._clock(), self._collections()
+            for growth in self._memory.add(now, step, values, collections, filling=filling):
+                self._recorder.event(EVENT, f"{growth.text} {growth.next}", **growth.data)
+
+
+class MemorySeries:
+    """The memory of one process: torch's allocated, and its own with its children."""
+
+    def __init__(self) -> None:
         self._allocated, self._process = GrowthDetector("allocated"), GrowthDetector("process")
         self._children = 0.0
 
-    def observe(self, values: Mapping[str, float]) -> None:
-        """Take the values of one tick by their metric keys."""
-        step = self._recorder.step
-        if step <= 0:
-            return
+    def add(
+        self,
+        at: float,
+        step: int,
+        values: Mapping[str, float],
+        collections: int | None = None,
+        *,
+        filling: bool = False,
+    ) -> list[MemoryGrowth]:
+        """Return the growth that is news with these values; `filling`: this is the first epoch."""
         self._children = values.get("process/children_rss", self._children)
-        now, collections = self._clock(), self._collections()
         allocated, rss = values.get("memory/allocated"), values.get("process/rss")
+        found = []
         if allocated is not None:
             peak = values.get("memory/peak_allocated", -math.inf)
-            reading = MemorySample(now, step, allocated, 0.0, collections, peak)
-            self._tell(self._allocated.add(reading))
+            reading = MemorySample(at, step, allocated, 0.0, collections, peak)
+            found.append(self._allocated.add(reading))
         if rss is not None:
-            whole = MemorySample(now, step, rss + self._children, self._children, collections)
-            self._tell(self._process.add(whole, filling=self._recorder.epoch == 1))
-
-    def _tell(self, growth: MemoryGrowth | None) -> None:
-        if growth is not None:
-            self._recorder.event(EVENT, f"{growth.text} {growth.next}", **growth.data)
+            whole = MemorySample(at, step, rss + self._children, self._children, collections)
+            found.append(self._process.add(whole, filling=filling))
+        return [growth for growth in found if growth is not None]
 
 
 def _of_batches(window: list[MemorySample]) -> bool:
@@ -263,11 +260,11 @@ def _collections(window: list[MemorySample]) -> int | None:
 
 
 BUCKETS = 1024
-"""Buckets of the samples that are read, at most: a few frames, whatever the run's length."""
+"""Maximum number of buckets of the samples that are read, whatever the run's length."""
 
 
 def told_growth(events: Iterable[EventRow]) -> tuple[str, str | None] | None:
-    """Return the text of the newest event of growth and what to look at; None without one."""
+    """Return the text of the newest event of growth and its advice; None without one."""
     found = [event for event in events if event.kind == EVENT]
     if not found:
         return None
@@ -278,71 +275,18 @@ def told_growth(events: Iterable[EventRow]) -> tuple[str, str | None] | None:
 
 
 def recorded_growth(reader: StoreReader, run_json: Mapping[str, Any]) -> MemoryGrowth | None:
-    """Return growth that goes on at the end of the samples, None where none is certain.
-
-    Raises StoreError.
-    """
+    """Return the newest growth in the samples, None if none is certain. Raises StoreError."""
     series = {(info.stream, info.source): info for info in reader.series()}
     info = series.get((Stream.SAMPLES.value, ""))
     if info is None or info.rows == 0:
         return None
-    bucket = 1 << max(0, (info.rows - 1) // BUCKETS).bit_length()
-    block = reader.read(info.id, 0, info.rows, bucket)
+    block = reader.read(info.id, 0, info.rows, 1 << max(0, (info.rows - 1) // BUCKETS).bit_length())
+    columns = [block.low[block.keys.index(key)].tolist() for key in block.keys]
+    memory, newest = MemorySeries(), None
     filling = run_json.get("epoch") == 1
-    children = _carried(_low(block, "process/children_rss"))
-    allocated, peaks = _low(block, "memory/allocated"), _low(block, "memory/peak_allocated")
-    return _grown(block, GrowthSource.ALLOCATED, allocated, peaks=peaks) or _grown(
-        block, GrowthSource.PROCESS, _low(block, "process/rss") + children, filling=filling
-    )
-
-
-def _grown(
-    block: SeriesBlock,
-    where: GrowthSource,
-    values: Floats,
-    *,
-    peaks: Floats | None = None,
-    filling: bool = False,
-) -> MemoryGrowth | None:
-    """Return the growth of one kind of memory; `values` and `peaks` have one of every bucket.
-
-    With peaks, what grows with the batches is none.
-    """
-    known = np.flatnonzero(np.isfinite(values) & (block.step > 0))
-    if not len(known):
-        return None
-    known = known[block.step[known] >= block.step[known[0]] + WARM_UP_STEPS]
-    starts, values = _floors(block.step[known], values[known])
-    steps, times = block.step[known][starts], block.ts[known][starts]
-    highs = None if peaks is None else peaks[known][starts]
-    for newest in (GROUPS, LEAST_READINGS):
-        window, before = values[-newest:], values[:-newest]
-        trend = find_trend(steps[-newest:], window)
-        if trend is None or len(before) and before.max() >= window[-1]:
-            continue
-        if highs is not None and batches_grow(steps[-newest:], window, highs[-newest:]):
-            continue
-        if is_material(trend, where.value, times[-1] - times[-len(window)], filling=filling):
-            return MemoryGrowth(where=where, trend=trend)
-    return None
-
-
-def _floors(steps: Floats, values: Floats) -> tuple[NDArray[np.intp], Floats]:
-    """Return the first place and the lowest value of up to GROUPS groups of different steps."""
-    firsts = np.flatnonzero(np.diff(steps, prepend=-1))
-    starts = firsts[:: max(1, -(-len(firsts) // GROUPS))]
-    return starts, np.minimum.reduceat(values, starts) if len(starts) else values
-
-
-def _low(block: SeriesBlock, key: str) -> Floats:
-    if key not in block.keys:
-        return np.full(len(block), np.nan)
-    values: Floats = block.low[block.keys.index(key)]
-    return values
-
-
-def _carried(values: Floats) -> Floats:
-    """Return the values with the last one in place of each that is missing; 0 before the first."""
-    last = np.maximum.accumulate(np.where(np.isfinite(values), np.arange(len(values)), -1))
-    carried: Floats = np.where(last >= 0, values[np.maximum(last, 0)], 0.0)
-    return carried
+    for ts, step, *row in zip(block.ts.tolist(), block.step.tolist(), *columns, strict=True):
+        values = dict(zip(block.keys, row, strict=True))
+        known = {key: value for key, value in values.items() if math.isfinite(value)}
+        found = memory.add(ts, int(step), known, filling=filling) if step > 0 else []
+        newest = found[0] if found else newest
+    return newest

@@ -1,10 +1,9 @@
-"""What fills the allocated memory at a step boundary: parameters, gradients, optimizer state.
+"""Measure the allocated memory at a step boundary: parameters, gradients, optimizer state.
 
 The training thread measures at a boundary where the sampler asks, together with the allocator's
-counters: only there the two fit each other. What is allocated between boundaries (activations, and
-gradients that come and go) is not split: inside a step these values are not recorded at all.
-Gradients are those that are held at that moment: all of them where the boundary is inside
-`optimizer.step()`, as in a watched script, and none after `zero_grad()`, as in the built-in loop.
+counters: only there the two are consistent. Between boundaries nothing is recorded. Gradients are
+those held at that moment: all of them if the boundary is inside `optimizer.step()`, as in a watched
+script, and none after `zero_grad()`, as in the built-in loop.
 """
 
 from __future__ import annotations
@@ -115,25 +114,23 @@ def optimizer_state(optimizers: Iterable[Any]) -> Iterator[Any]:
     """Yield the tensors that the optimizers keep, also those in lists and dicts."""
     for optimizer in optimizers:
         for entry in optimizer.state.values():
-            if isinstance(entry, Mapping):  # of a parameter: the common case, without a generator
-                for value in entry.values():
-                    if hasattr(value, "untyped_storage"):
-                        yield value
-                    elif isinstance(value, _CONTAINERS):
-                        yield from _tensors_in(value, DEPTH)
-            else:
-                yield from _tensors_in(entry, DEPTH)
+            # The common case without a generator: the state of a parameter is a dict of tensors.
+            for value in entry.values() if isinstance(entry, Mapping) else (entry,):
+                if hasattr(value, "untyped_storage"):
+                    yield value
+                elif isinstance(value, _CONTAINERS):
+                    yield from _tensors_in(value, DEPTH)
 
 
 _CONTAINERS = (Mapping, list, tuple)
 
 
-def _tensors_in(value: Any, depth: int) -> Iterator[Any]:
-    if hasattr(value, "untyped_storage"):
-        yield value
-    elif depth > 0 and isinstance(value, _CONTAINERS):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors_in(part, depth - 1)
+def _tensors_in(values: Any, depth: int) -> Iterator[Any]:
+    for value in values.values() if isinstance(values, Mapping) else values:
+        if hasattr(value, "untyped_storage"):
+            yield value
+        elif depth > 1 and isinstance(value, _CONTAINERS):
+            yield from _tensors_in(value, depth - 1)
 
 
 def _is_plain(kind: type[Any]) -> bool:
@@ -219,14 +216,14 @@ class ModelStateTracker:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
-        self._models: dict[int, weakref.ref[Any]] = {}
+        self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._models: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._beside: list[weakref.ref[Any]] = []
-        """Parameters of models that no optimizer updates, and that take gradients all the same."""
+        """Parameters of models that no optimizer updates, and that get gradients."""
         self._modes: dict[int, bool] = {}
-        """By the id of a model, whether it was in training mode at a boundary, some 0.1 s ago."""
-        self._weights = _Kept(clock)
-        self._state = _Kept(clock)
+        """By the id of a model, True if it was in training mode at the last boundary."""
+        self._weights = _CachedSum(clock)
+        self._state = _CachedSum(clock)
         self._due = -math.inf
         self._search_due = math.inf
         self._index: int | None = None
@@ -243,19 +240,18 @@ class ModelStateTracker:
 
     def add_optimizer(self, optimizer: Any) -> None:
         """Count the parameters, gradients and state of this optimizer from now on."""
-        _note(self._optimizers, optimizer)
+        self._optimizers[id(optimizer)] = optimizer
 
     def add_model(self, model: Any) -> None:
         """Count the parameters of this torch.nn.Module, also those that no optimizer updates."""
-        _note(self._models, model)
+        self._models[id(model)] = model
 
     def mode_at_steps(self, model: Any) -> bool | None:
-        """Say whether a model was in training mode at the last boundary that was read.
+        """Return True if a model was in training mode at the last boundary; None if not known.
 
-        None where that is not known. From any thread.
+        From any thread.
         """
-        known = self._models.get(id(model))
-        return self._modes.get(id(model)) if known is not None and known() is model else None
+        return self._modes.get(id(model)) if self._models.get(id(model)) is model else None
 
     def search(self) -> None:
         """Look for optimizers and models by itself: those of a script are not handed over."""
@@ -274,7 +270,8 @@ class ModelStateTracker:
         Call it at a boundary: the modes of the models are read there, some ten times a second.
         """
         took_s = self._find()
-        self._modes = {id(one): vars(one).get("training") is True for one in _alive(self._models)}
+        models = list(self._models.items())
+        self._modes = {key: vars(model).get("training") is True for key, model in models}
         return took_s
 
     def _find(self) -> float:
@@ -303,38 +300,37 @@ class ModelStateTracker:
         """
         try:
             return self._read(cuda_index)
-        except Exception as error:  # noqa: BLE001 - of the script's classes, which may raise anything
-            self._fail(error)
+        except Exception as error:  # of the script's classes, which may raise anything
+            self._failed = f"{type(error).__name__}: {error}"
+            log.warning(
+                "stepscope: parameters, gradients and optimizer state are not measured any more",
+                exc_info=True,
+            )
             return {}
 
-    def _fail(self, error: Exception) -> None:
-        self._failed = f"{type(error).__name__}: {error}"
-        log.warning(
-            "stepscope: parameters, gradients and optimizer state are not measured any more",
-            exc_info=error,
-        )
-
     def _read(self, cuda_index: int | None) -> dict[str, float]:
-        optimizers, models = list(_alive(self._optimizers)), list(_alive(self._models))
+        optimizers, models = list(self._optimizers.values()), list(self._models.values())
         if cuda_index != self._index:
             self._index = cuda_index
-            self._weights, self._state = _Kept(self._clock), _Kept(self._clock)
+            self._weights, self._state = _CachedSum(self._clock), _CachedSum(self._clock)
 
-        def measure_weights() -> StorageBytes:
-            return self._measure_weights(optimizers, models)
+        weights = self._weights.get(
+            _signature(optimizers, models, cuda_index),
+            lambda: self._measure_weights(optimizers, models),
+        )
+        began = self._clock()
+        held = StorageBytes(cuda_index, weights)
+        held.add(gradients(optimizer_parameters(optimizers)))
+        beside = (ref() for ref in self._beside)
+        held.add(gradients(one for one in beside if one is not None))
+        ended = self._clock()
+        self._due = ended + max(EVERY_S, REST * (ended - began))
 
         def measure_state() -> StorageBytes:
             state = StorageBytes(cuda_index, weights)
             state.add(optimizer_state(optimizers))
             return state
 
-        weights = self._weights.get(_signature(optimizers, models, cuda_index), measure_weights)
-        began = self._clock()
-        held = StorageBytes(cuda_index, weights)
-        held.add(gradients(optimizer_parameters(optimizers)))
-        held.add(gradients(_resolved(self._beside)))
-        ended = self._clock()
-        self._due = ended + max(EVERY_S, REST * (ended - began))
         state = self._state.get(tuple(len(one.state) for one in optimizers), measure_state)
         if not weights.bytes:
             return {}
@@ -354,11 +350,11 @@ class ModelStateTracker:
         return weights
 
 
-class _Kept:
+class _CachedSum:
     """A sum over many tensors that seldom changes.
 
-    It is taken again when its signature changes, and from time to time: twice as seldom after each
-    time that it was as before.
+    It is computed again when its signature changes, and from time to time: half as often after each
+    time that it was unchanged.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -380,28 +376,6 @@ class _Kept:
         self._due = ended + max(self._wait_s, REST * (ended - began))
         self._signature, self._sum = signature, fresh
         return fresh
-
-
-def _note(known: dict[int, weakref.ref[Any]], one: Any) -> None:
-    key = id(one)
-    if key in known:
-        return
-
-    def forget(_: weakref.ref[Any]) -> None:
-        known.pop(key, None)
-
-    known[key] = weakref.ref(one, forget)
-
-
-def _alive(known: dict[int, weakref.ref[Any]]) -> Iterator[Any]:
-    return _resolved(list(known.values()))
-
-
-def _resolved(refs: Iterable[weakref.ref[Any]]) -> Iterator[Any]:
-    for ref in refs:
-        one = ref()
-        if one is not None:
-            yield one
 
 
 def _signature(optimizers: list[Any], models: list[Any], cuda_index: int | None) -> tuple[Any, ...]:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from stepscope.memory.oom.capture import live_blocks
 from stepscope.memory.snapshots.open_snapshot import open_snapshot
-from stepscope.memory.snapshots.segments import fragmentation, largest_blocks
+from stepscope.memory.snapshots.segments import fragmentation
 from stepscope.recorder.recorder import CommandName
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import send_command
@@ -95,7 +96,7 @@ def test_segments_in_memory_are_judged_as_torch_counts_them() -> None:
     found, now = fragmentation(segments), counted()
     assert (found.allocated, found.reserved) == (now["allocated"], now["reserved"])
     assert found.split == now["split"] > 0
-    largest = largest_blocks(segments)
+    largest, _ = live_blocks(segments)
     mine = [block for block in largest if any(__file__ in frame for frame in block.frames)]
     assert [(block.size, block.count) for block in mine] == [
         (5 * kept[0].nbytes, 5),

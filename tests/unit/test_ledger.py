@@ -12,11 +12,10 @@ from stepscope.memory.breakdown import (
     CATEGORIES,
     NOT_RECORDED,
     TENSORS,
-    MemoryBreakdown,
     MemoryDomain,
     Values,
     divide,
-    ledger,
+    notes,
 )
 from stepscope.metrics import BY_KEY
 from tests.support.ledger_rows import CUDA
@@ -41,16 +40,16 @@ CPU: dict[str, float | None] = {
 }
 
 
-def made(
-    values: Values, place: MemoryDomain = MemoryDomain.DEVICE, **missing: str
-) -> MemoryBreakdown:
-    found = ledger(values, place, missing)
+def amounts(values: Values, place: MemoryDomain = MemoryDomain.DEVICE) -> dict[str, int]:
+    found = divide(values, place)
     assert found is not None
     return found
 
 
-def amounts(values: Values, place: MemoryDomain = MemoryDomain.DEVICE) -> dict[str, int]:
-    return {part.category.key: part.bytes for part in made(values, place).parts}
+def said(
+    values: Values, place: MemoryDomain = MemoryDomain.DEVICE, **missing: str
+) -> tuple[str, ...]:
+    return notes(amounts(values, place), place, missing)
 
 
 def without(values: Values, *keys: str) -> dict[str, float | None]:
@@ -58,7 +57,6 @@ def without(values: Values, *keys: str) -> dict[str, float | None]:
 
 
 def test_a_gpu_with_every_reading_is_told_apart_to_the_byte() -> None:
-    found = made(CUDA)
     assert amounts(CUDA) == {
         "free": 40 * GIB - 500 * MIB,
         "driver": 500 * MIB,
@@ -72,7 +70,8 @@ def test_a_gpu_with_every_reading_is_told_apart_to_the_byte() -> None:
         "gradients": 2 * GIB,
         "parameters": 2 * GIB,
     }
-    assert (found.total, found.whole, found.notes) == (80 * GIB, True, ())
+    assert sum(amounts(CUDA).values()) == 80 * GIB
+    assert said(CUDA) == ()
 
 
 def test_what_every_process_is_named_for_leaves_nothing_unattributed() -> None:
@@ -86,10 +85,9 @@ def test_a_real_zero_is_a_part_of_zero_bytes() -> None:
 
 def test_hidden_processes_are_merged_with_a_reason() -> None:
     hidden = without(CUDA, "memory/process_used", "gpu/mem_others")
-    found = made(hidden, **{"memory/process_used": "not supported in WSL."})
     assert amounts(hidden)["elsewhere"] == 12 * GIB
     assert not {"others", "outside", "unnamed"} & set(amounts(hidden))
-    assert found.notes == (
+    assert said(hidden, **{"memory/process_used": "not supported in WSL."}) == (
         (
             "Other processes cannot be separated from this one's memory outside PyTorch: "
             "not supported in WSL."
@@ -98,30 +96,27 @@ def test_hidden_processes_are_merged_with_a_reason() -> None:
 
 
 def test_a_reason_that_nobody_gave_is_said_to_be_none() -> None:
-    (note,) = made(without(CUDA, "memory/process_used", "gpu/mem_others")).notes
+    (note,) = said(without(CUDA, "memory/process_used", "gpu/mem_others"))
     assert note.endswith(f": {NOT_RECORDED}.")
 
 
 def test_with_the_others_known_only_this_process_stays_merged() -> None:
-    found = made(without(CUDA, "memory/process_used"))
     assert amounts(without(CUDA, "memory/process_used"))["elsewhere"] == 2 * GIB
     assert amounts(without(CUDA, "memory/process_used"))["others"] == 10 * GIB
-    (note,) = found.notes
+    (note,) = said(without(CUDA, "memory/process_used"))
     assert note.startswith("This process outside PyTorch and memory of no named process")
 
 
 def test_with_only_this_process_known_the_rest_is_nobodys() -> None:
-    found = made(without(CUDA, "gpu/mem_others"))
     assert amounts(without(CUDA, "gpu/mem_others"))["unnamed"] == 11 * GIB
-    (note,) = found.notes
+    (note,) = said(without(CUDA, "gpu/mem_others"))
     assert note.startswith("Who holds the memory outside this process is unknown")
 
 
 def test_without_the_allocator_a_process_is_whole() -> None:
     values = without(CUDA, *ALLOCATOR)
-    found = made(values, **{"memory/reserved": "CUDA has not been started"})
     assert amounts(values)["process"] == 29 * GIB
-    assert found.notes == (
+    assert said(values, **{"memory/reserved": "CUDA has not been started"}) == (
         "What PyTorch holds of this process's memory is not known: CUDA has not been started.",
     )
 
@@ -142,16 +137,17 @@ def test_without_a_word_of_processes_or_allocator_all_use_is_one_part() -> None:
 
 
 def test_an_old_driver_counts_its_reserve_as_used() -> None:
-    found = made(without(CUDA, "gpu/mem_reserved"))
     assert amounts(without(CUDA, "gpu/mem_reserved"))["free"] == 40 * GIB
-    assert found.notes[0].startswith("The driver's own reserve cannot be told apart")
+    assert said(without(CUDA, "gpu/mem_reserved"))[0].startswith(
+        "The driver's own reserve cannot be told apart"
+    )
 
 
 def test_without_the_device_only_what_pytorch_holds_is_divided() -> None:
     values = without(CUDA, *DEVICE, "memory/process_used")
-    found = made(values, **{"gpu/mem_used": "No NVIDIA driver library was found"})
-    assert (found.total, found.whole) == (28 * GIB, False)
-    assert found.notes[0].endswith("unknown: No NVIDIA driver library was found.")
+    assert sum(amounts(values).values()) == 28 * GIB
+    found = said(values, **{"gpu/mem_used": "No NVIDIA driver library was found"})
+    assert found[0].endswith("unknown: No NVIDIA driver library was found.")
 
 
 @pytest.mark.parametrize("key", TENSORS)
@@ -168,9 +164,9 @@ def test_cache_stays_whole_where_its_fragments_are_not_known() -> None:
 
 
 def test_nothing_known_is_no_ledger() -> None:
-    assert ledger({}, MemoryDomain.DEVICE) is None
-    assert ledger({"gpu/mem_total": 80 * GIB}, MemoryDomain.DEVICE) is None
-    assert ledger({"host/mem_total": 16 * GIB}, MemoryDomain.HOST) is None
+    assert divide({}, MemoryDomain.DEVICE) is None
+    assert divide({"gpu/mem_total": 80 * GIB}, MemoryDomain.DEVICE) is None
+    assert divide({"host/mem_total": 16 * GIB}, MemoryDomain.HOST) is None
 
 
 def test_readings_that_contradict_are_believed_in_the_documented_order() -> None:
@@ -199,20 +195,20 @@ def test_the_host_is_told_apart_to_the_byte() -> None:
         "gradients": 0,
         "parameters": 100 * MIB,
     }
-    assert made(CPU, MemoryDomain.HOST).notes == ()
+    assert said(CPU, MemoryDomain.HOST) == ()
 
 
 def test_on_the_host_what_is_not_known_is_merged() -> None:
-    alone = made(without(CPU, "process/children_rss"), MemoryDomain.HOST)
+    alone = said(without(CPU, "process/children_rss"), MemoryDomain.HOST)
     assert amounts(without(CPU, "process/children_rss"), MemoryDomain.HOST)["elsewhere"] == 6 * GIB
-    assert alone.notes[0].startswith("Workers and other processes cannot be told apart")
+    assert alone[0].startswith("Workers and other processes cannot be told apart")
     assert amounts(without(CPU, *TENSORS), MemoryDomain.HOST)["process"] == 3 * GIB
     assert amounts(without(CPU, "process/rss"), MemoryDomain.HOST) == {
         "free": 7 * GIB,
         "used": 9 * GIB,
     }
-    hostless = made(without(CPU, "host/mem_total"), MemoryDomain.HOST)
-    assert (hostless.total, hostless.whole) == (5 * GIB, False)
+    hostless = amounts(without(CPU, "host/mem_total"), MemoryDomain.HOST)
+    assert sum(hostless.values()) == 5 * GIB
 
 
 def test_pages_that_workers_share_do_not_count_twice() -> None:
@@ -248,18 +244,13 @@ def test_parts_are_never_negative_and_sum_to_the_total(
     place: MemoryDomain, data: st.DataObject
 ) -> None:
     values = data.draw(readings(place))
-    found = ledger(values, place)
+    found = divide(values, place)
     if found is None:
         return
-    assert all(part.bytes >= 0 for part in found.parts)
-    order = [category.key for category in CATEGORIES[place]]
-    keys = [part.category.key for part in found.parts]
-    assert keys == [key for key in order if key in keys]
-    assert sum(part.bytes for part in found.parts) == found.total
-    total = {MemoryDomain.DEVICE: "gpu/mem_total", MemoryDomain.HOST: "host/mem_total"}[place]
-    if found.whole:
-        assert found.total == round(values[total] or 0)
-    assert divide(values, place) == {part.category.key: part.bytes for part in found.parts}
+    assert min(found.values()) >= 0
+    assert found.keys() <= {category.key for category in CATEGORIES[place]}
+    if "free" in found:
+        assert sum(found.values()) == round(values[INPUTS[place][0]] or 0)
 
 
 # Of a group a moment has only one entry: either the merged part or those that it stands for.
@@ -312,7 +303,7 @@ def test_a_missing_reading_is_no_zero(place: MemoryDomain, data: st.DataObject) 
         assert not (key in gone and part in found)
     if place is MemoryDomain.DEVICE:
         assert ("others" in found) is ("gpu/mem_others" not in gone)
-    assert bool(made(values, place).notes) is bool(gone)
+    assert bool(said(values, place)) is bool(gone)
 
 
 @given(st.integers(0, 80 * GIB), st.integers(0, 80 * GIB))

@@ -7,7 +7,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stepscope.memory.oom import call_stack, capture, device_state
+from stepscope.gpu.processes import GpuProcess, ProcessState
+from stepscope.memory.oom import call_stack, capture
 from stepscope.memory.oom import observer as oom_watch
-from stepscope.memory.oom.device_state import NO_MEMORY, NOT_LISTED, shared_out
+from stepscope.memory.oom.capture import NO_MEMORY, NOT_LISTED, shared_out
 from stepscope.memory.oom.observer import OomObserver
 from stepscope.memory.oom.reader import read_report
 from stepscope.memory.oom.record import (
     MemoryKind,
-    OomReport,
     ProcessMemory,
     SegmentStats,
     bytes_in,
@@ -32,8 +31,8 @@ from stepscope.memory.oom.record import (
 )
 from stepscope.run import RunStatus
 from stepscope.run.status import RunOutcome, failed, outcome, with_case
+from tests.support.fake_nvml import FakeGpu, FakeNvml, FakeProcess, install
 from tests.support.fake_recorder import FakeRecorder
-from tests.support.oom_records import FULL, OTHER
 
 GIB, MIB = 2**30, 2**20
 MESSAGE = (
@@ -70,6 +69,10 @@ def test_no_message_breaks_the_reading(text: str, number: int) -> None:
 # --- the stack ------------------------------------------------------------------------------------
 
 
+def here(*args: Any, **kwargs: Any) -> types.SimpleNamespace:
+    return types.SimpleNamespace(**call_stack.here(*args, **kwargs))
+
+
 class Probe(nn.Module):
     """Calls something within its forward pass."""
 
@@ -83,19 +86,19 @@ class Probe(nn.Module):
 
 
 def test_a_forward_pass_is_known_with_its_inputs_and_mode() -> None:
-    model = nn.Sequential(Probe(call_stack.here))
+    model = nn.Sequential(Probe(here))
     model(torch.zeros(8, 3))
     place = model[0].found
     assert (place.phase, place.training, place.inputs) == ("forward", True, ("8 × 3",))
-    assert place.is_script
-    assert "forward" in place.stack[0]
+    assert place.grad is True
+    assert "forward" in place.stack[1]
     assert any("test_oom_capture.py" in frame for frame in place.stack)
     assert place.function is None
 
 
 def test_a_model_in_evaluation_is_validation_by_the_outermost_mode() -> None:
     known: dict[Any, bool | None] = {}
-    model = nn.Sequential(Probe(lambda: call_stack.here(mode_at_steps=known.get))).eval()
+    model = nn.Sequential(Probe(lambda: here(mode_at_steps=known.get))).eval()
     for at_steps in (None, False):  # not known, or trained in this very mode
         known[model] = at_steps
         model(torch.zeros(1))
@@ -111,11 +114,11 @@ def test_a_model_in_evaluation_is_validation_by_the_outermost_mode() -> None:
 
 
 def test_a_function_that_evaluates_is_named_but_is_no_proof() -> None:
-    model = nn.Sequential(Probe(lambda: call_stack.here(mode_at_steps=lambda _: True)))
+    model = nn.Sequential(Probe(lambda: here(mode_at_steps=lambda _: True)))
 
-    def evaluate_loss() -> call_stack.FailureSite:
+    def evaluate_loss() -> types.SimpleNamespace:
         model(torch.zeros(1))
-        found: call_stack.FailureSite = model[0].found
+        found: types.SimpleNamespace = model[0].found
         return found
 
     place = evaluate_loss()  # as the loss function of a training may be called
@@ -126,7 +129,7 @@ def test_a_function_that_evaluates_is_named_but_is_no_proof() -> None:
 
 
 def test_the_optimizer_is_known_with_its_state() -> None:
-    found: list[call_stack.FailureSite] = []
+    found: list[types.SimpleNamespace] = []
     weights = nn.Parameter(torch.ones(100))
     other = nn.Parameter(torch.ones(10))  # without a gradient: it gets no state
 
@@ -136,7 +139,7 @@ def test_the_optimizer_is_known_with_its_state() -> None:
 
     optimizer = Probing([weights, other])
     weights.grad = torch.ones(100)
-    for hook in (lambda *_: found.append(call_stack.here()),):
+    for hook in (lambda *_: found.append(here()),):
         optimizer.register_step_post_hook(hook)
     optimizer.step()
     (place,) = found
@@ -168,7 +171,7 @@ def test_the_whole_state_is_foretold_for_optimizers_that_are_known(
 
 
 def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None:
-    found: list[call_stack.FailureSite] = []
+    found: list[types.SimpleNamespace] = []
 
     class Twice(torch.autograd.Function):
         @staticmethod
@@ -177,7 +180,7 @@ def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            probe = Probe(call_stack.here)
+            probe = Probe(here)
             probe(gradient)
             found.append(probe.found)
             return gradient
@@ -190,22 +193,22 @@ def test_a_thread_that_python_did_not_begin_shows_the_stack_that_waits_in_backwa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(call_stack, "_is_script", lambda: False)
-    place = call_stack.here()
-    assert (place.phase, place.is_script) == ("backward", False)
+    place = here()
+    assert (place.phase, place.grad) == ("backward", None)
 
 
 def test_loading_is_known_by_torchs_files_and_by_ours() -> None:
     class Data(torch.utils.data.Dataset[Any]):
         def __getitem__(self, index: int) -> Any:
-            return call_stack.here().phase
+            return here().phase
 
         def __len__(self) -> int:
             return 1
 
     loader: Any = torch.utils.data.DataLoader(Data(), collate_fn=lambda parts: parts)
     assert next(iter(loader)) == ["data"]
-    assert call_stack.here({"tests/unit/test_oom_capture.py": "data"}).phase == "data"
-    assert call_stack.here().phase is None
+    assert here({"tests/unit/test_oom_capture.py": "data"}).phase == "data"
+    assert here().phase is None
 
 
 def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
@@ -215,11 +218,11 @@ def test_the_place_of_an_exception_is_where_it_was_raised() -> None:
     try:
         nn.Sequential(Probe(fail))(torch.zeros(2))
     except MemoryError as error:
-        place = call_stack.of_traceback(error.__traceback__)
+        place = types.SimpleNamespace(**call_stack.of_traceback(error.__traceback__))
     assert place.phase == "forward"
     assert place.inputs == ("2",)
     assert place.stack[0].endswith(" fail")
-    assert call_stack.of_traceback(None) == call_stack.FailureSite()
+    assert not any(call_stack.of_traceback(None).values())
 
 
 # --- the allocator --------------------------------------------------------------------------------
@@ -235,28 +238,52 @@ def test_free_blocks_are_told_apart_by_stream_and_pool() -> None:
         {"stream": 7, "blocks": [block(8), block(16, "inactive")]},
         {"stream": 0, "segment_pool_id": (0, 3), "blocks": [block(1), block(32, "inactive")]},
     ]
-    assert device_state.free_blocks(found, 0) == SegmentStats(
+    assert capture.free_blocks(found, 0) == SegmentStats(
         count=3, largest_free=4, elsewhere=32, private=32
     )
-    assert device_state.free_blocks(found, 7).largest_free == 16
+    assert capture.free_blocks(found, 7).largest_free == 16
 
 
 def test_live_blocks_without_stacks_are_listed_by_size() -> None:
     found = [{"blocks": [block(8), block(8), block(30), block(99, "inactive")]}]
-    blocks, why = device_state.live_blocks(found)
+    blocks, why = capture.live_blocks(found)
     assert [(one.size, one.count) for one in blocks] == [(30, 1), (16, 2)]
     assert "history" in str(why)
 
 
+def process(pid: int, memory: int | None, state: ProcessState = "running") -> GpuProcess:
+    return GpuProcess(
+        pid=pid,
+        name="p",
+        command="",
+        user="",
+        memory=memory,
+        sm=None,
+        kind="compute",
+        yours=True,
+        state=state,
+    )
+
+
 def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
-    mine = os.getpid()
-    alone = shared_out({mine: 5}, mine)
-    assert (alone.own, alone.others, alone.processes) == (5, 0, ())
-    both = shared_out({mine: 5, 2**22 + 7: 3}, mine)
-    assert (both.others, both.processes[0].name) == (3, "")
-    assert shared_out({1: 5}, mine).reason == NOT_LISTED
-    hidden = shared_out({mine: 5, 1: None}, mine)
-    assert (hidden.others, hidden.reason) == (None, NO_MEMORY)
+    mine = process(7, 5)
+    assert shared_out([mine], 7) == {"own": 5, "others": 0, "processes": ()}
+    both = shared_out([mine, process(8, 3, "gone")], 7)
+    assert (both["others"], both["processes"]) == (3, (ProcessMemory(pid=8, memory=3, yours=True),))
+    assert shared_out([process(1, 5)], 7) == {"others_reason": NOT_LISTED}
+    hidden = shared_out([mine, process(1, None)], 7)
+    assert "others" not in hidden
+    assert hidden["others_reason"] == NO_MEMORY
+
+
+def test_the_driver_lists_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu("GPU-oom", processes=[FakeProcess(os.getpid(), 5), FakeProcess(2**22 + 7, 3)])
+    library = install(monkeypatch, FakeNvml(gpu))
+    for _ in range(2):
+        found = capture._listed_holders("GPU-oom")
+        assert (found["own"], found["others"], found["processes"][0].name) == (5, 3, "")
+    assert library.calls["nvmlInitWithFlags"] == 1
+    assert "not found" in capture._listed_holders("GPU-other")["others_reason"]
 
 
 # --- the watch ------------------------------------------------------------------------------------
@@ -275,6 +302,7 @@ class FakeSource:
         self.cuda = types.SimpleNamespace(
             _lazy_call=self.queued.append,
             memory_stats_as_nested_dict=lambda device: stats,
+            is_initialized=lambda: True,
             memory=types.SimpleNamespace(
                 memory_snapshot=lambda include_traces: [{"device": 0, "blocks": [block(900)]}],
                 get_allocator_backend=lambda: "native",
@@ -352,14 +380,14 @@ def test_torch_that_is_imported_later_is_found_by_the_sampler(
 def test_the_observer_raises_nothing_and_says_what_is_missing(
     fake: FakeSource, recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del fake.cuda.memory_stats_as_nested_dict
+    fake.cuda.memory_stats_as_nested_dict = lambda device: {}["x"]
     watch = OomObserver(recorder)
     watch.attach()
     fake.start()
     fake.observers[0](0, 300, 2048, 10)
     report = read_report(tmp_path)
     assert report is not None
-    assert "counters: AttributeError" in str(report.last.incomplete)
+    assert "counters: KeyError" in str(report.last.incomplete)
     assert (report.last.requested, report.last.free) == (300, 10)
 
     def broken(*_: object) -> None:
@@ -508,14 +536,3 @@ def test_a_report_in_a_link_or_too_large_is_refused(tmp_path: Path) -> None:
     with pytest.raises((ValueError, OSError)):
         read_report(tmp_path, 1)
     assert read_report(tmp_path, 2) is None
-
-
-def test_a_light_record_keeps_what_is_slow_of_the_one_before() -> None:
-    light = replace(FULL, requested=1)
-    joined = capture.with_former(light, OTHER)
-    assert (joined.requested, joined.others, joined.processes) == (
-        1,
-        OTHER.others,
-        OTHER.processes,
-    )
-    assert OomReport(first=FULL, last=joined).seen == 1

@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.memory.snapshots.segments import Fragmentation, fragmentation, largest_blocks
+from stepscope.memory.oom.capture import live_blocks
+from stepscope.memory.snapshots.segments import Fragmentation, fragmentation
 from stepscope.memory.snapshots.stacks import module_of, stack_texts
 
 MIB = 2**20
@@ -39,14 +40,13 @@ def test_equal_stacks_are_added_up_and_the_largest_comes_first() -> None:
     segments = [
         segment(block(2 * MIB), block(5 * MIB, frames=OTHER), block(9 * MIB, "inactive")),
         segment(block(4 * MIB, frames=[dict(FRAMES[0])]), block(MIB, "active_awaiting_free")),
-        segment(block(3 * MIB), stream=7),
+        segment(block(MIB, frames=[])),
     ]
-    first, second, third = largest_blocks(segments)
-    assert (first.size, first.requested, first.count) == (6 * MIB, 6 * MIB - 200, 2)
-    assert first.frames == ("/me/net.py:7 in forward",)
+    (first, second, third), reason = live_blocks(segments)
+    assert (first.size, first.count, first.frames) == (6 * MIB, 2, ("/me/net.py:7 in forward",))
     assert (second.size, second.frames) == (5 * MIB, ("/me/train.py:70 in step",))
-    assert (third.size, third.stream) == (3 * MIB, 7)
-    assert largest_blocks(segments, 1) == (first,)
+    assert (third.size, third.frames) == (MIB, ())
+    assert reason is None
 
 
 def test_free_parts_of_segments_in_use_are_split() -> None:
@@ -89,11 +89,8 @@ def test_other_versions_and_nonsense_are_left_out() -> None:
     }
     nonsense = [None, 3, {"blocks": 7}, {"blocks": [{"size": -4, "state": "inactive"}, "x"]}]
     bools = {"total_size": True, "blocks": [{"size": True, "state": "inactive"}]}
-    [found] = largest_blocks([old, *nonsense, bools])
-    assert (found.size, found.requested, found.stream) == (MIB, MIB - 5, 0)
     assert fragmentation([old, *nonsense, bools]).reserved == 2 * MIB
     for other in (None, {}, "segments", 5):
-        assert largest_blocks(other) == ()
         assert fragmentation(other) == Fragmentation(0, 0, 0, 0, 0, 0)
 
 
@@ -129,9 +126,6 @@ def test_the_parts_are_never_negative_and_sum_to_what_is_reserved(segments: list
     assert sum(parts) == found.reserved
     assert 0 <= found.largest_free <= found.reserved
     assert 0 <= found.private_pools <= found.reserved
-    live = largest_blocks(segments, 1000)
-    assert sum(one.size for one in live) == found.allocated
-    assert all(0 <= one.requested <= one.size for one in live)
 
 
 def test_frames_are_text_without_control_characters() -> None:

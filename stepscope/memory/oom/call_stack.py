@@ -1,16 +1,16 @@
-"""What the Python stack tells of a failed allocation: the part of the step, the model, the lines.
+"""The Python stack of a failed allocation: part of the step, model, inputs, lines of code.
 
-Only frames of torch are looked into; those of the script are named, and their variables left alone.
-Nothing is kept of a frame. torch is found in `sys.modules`.
+Only local variables of torch's frames are read, those of the script are not. No frame is kept.
+torch is found in `sys.modules`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -23,94 +23,84 @@ VALIDATION = "validation"
 FRAMES = 40
 """Frames that are kept, the innermost ones."""
 DEPTH = 400
-"""Frames that are looked at."""
+"""Frames that are read."""
 INPUTS = 8
 TENSORS = 200_000
-"""Tensors of an optimizer that are added up at most."""
+"""Maximum number of an optimizer's tensors that are added up."""
 _PACKAGE = f"{Path(__file__).resolve().parents[2].as_posix()}/"
 _OPTIMIZING = ("torch/optim/", "torch/amp/grad_scaler.py", "torch/nn/utils/clip_grad.py")
 TrainingModeLookup = Callable[[Any], bool | None]
-"""Says whether a model was in training mode when steps ended; None where that is not known."""
+"""Returns True if a model was in training mode when steps ended; None if not known."""
 _EVALUATES = re.compile(r"_*(valid|eval|test$|test_(step|epoch|loop))")
 _STATES = {"adamax": 2, "adam": 2, "lion": 1, "sgd": 1, "adagrad": 1, "rmsprop": 1}
 """Tensors of the size of a parameter that the common optimizers keep; the first match counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureSite:
-    """Where an allocation failed.
-
-    It is a validation where the outermost model is in evaluation mode and was not when steps
-    ended: some train in evaluation mode, with frozen statistics. `function` then is the function
-    that evaluates, by its name, if one does.
-    """
-
-    phase: str | None = None
-    training: bool | None = None
-    training_at_steps: bool | None = None
-    function: str | None = None
-    inputs: tuple[str, ...] = ()
-    optimizer: OptimizerMemory | None = None
-    stack: tuple[str, ...] = ()
-    is_script: bool = True
-    """Python began the thread: whether gradients are on says something then."""
-
-
 def here(
     own_parts: Mapping[str, str] | None = None, mode_at_steps: TrainingModeLookup | None = None
-) -> FailureSite:
-    """Return the place of the calling thread; of autograd's own threads, that of `backward()`.
+) -> dict[str, Any]:
+    """Return the fields of a record about the place of the calling thread.
 
-    `own_parts` gives the part of a step by the end of a file's path.
+    In autograd's threads it is that of `backward()`. `own_parts` gives the part of a step by the
+    end of a file's path.
     """
     frames = list(_outward(sys._getframe(1)))
     if _is_script():
-        return place(frames, own_parts, mode_at_steps)
-    for waiting in _in_backward():
-        return place([*frames, *waiting], own_parts, in_backward_thread=True)
-    return place(frames, own_parts, in_backward_thread=True)
+        torch = sys.modules.get("torch")
+        grad = None if torch is None else bool(torch.is_grad_enabled())
+        return _place(frames, own_parts, mode_at_steps, grad=grad)
+    waiting = next(_in_backward(), [])
+    return _place([*frames, *waiting], own_parts, phase=BACKWARD)
 
 
 def of_traceback(
     trace: TracebackType | None,
     own_parts: Mapping[str, str] | None = None,
     mode_at_steps: TrainingModeLookup | None = None,
-) -> FailureSite:
+) -> dict[str, Any]:
     """Return the place that an exception came from."""
     frames: list[FrameType] = []
     while trace is not None and len(frames) < DEPTH:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
-    return place(frames[::-1], own_parts, mode_at_steps)
+    return _place(frames[::-1], own_parts, mode_at_steps)
 
 
-def place(
+def _place(
     frames: Sequence[FrameType],
     own_parts: Mapping[str, str] | None = None,
     mode_at_steps: TrainingModeLookup | None = None,
     *,
-    in_backward_thread: bool = False,
-) -> FailureSite:
-    """Return what frames say, the innermost first."""
-    shown = [frame for frame in frames if not _is_ours(frame)]
-    model = _outermost_model(shown)
+    phase: str | None = None,
+    grad: bool | None = None,
+) -> dict[str, Any]:
+    """Return the fields for these frames, the innermost first.
+
+    It is a validation if the outermost model is in evaluation mode and was not when steps ended:
+    some scripts train in evaluation mode, with frozen statistics. `function` is the name of the
+    function that evaluates.
+    """
+    # Without frames of this package, and of Python's start of a program.
+    shown = [frame for frame in frames if not _file(frame).startswith((_PACKAGE, "<frozen "))]
+    calls = [frame.f_locals for frame in shown if _is_model_call(frame)]
+    model = calls[-1].get("self") if calls else None
     training = getattr(model, "training", None)
     names = (frame.f_code.co_name for frame in shown if "/torch/" not in _file(frame))
     function = next((name for name in names if _EVALUATES.match(name)), None)
-    phase = BACKWARD if in_backward_thread else _phase(shown, own_parts or {})
+    phase = phase or _phase(shown, own_parts or {})
     at_steps = None if model is None or mode_at_steps is None else mode_at_steps(model)
     if phase == FORWARD and training is False and at_steps is True:
         phase = VALIDATION
-    return FailureSite(
-        phase=phase,
-        training=training if isinstance(training, bool) else None,
-        training_at_steps=at_steps,
-        function=function if phase == VALIDATION else None,
-        inputs=tuple(_inputs(shown)),
-        optimizer=_optimizer(shown) if phase == OPTIMIZER else None,
-        stack=tuple(_named(frame) for frame in shown[:FRAMES]),
-        is_script=not in_backward_thread,
-    )
+    return {
+        "phase": phase,
+        "training": training if isinstance(training, bool) else None,
+        "training_at_steps": at_steps,
+        "grad": grad,
+        "function": function if phase == VALIDATION else None,
+        "inputs": tuple(_shapes(calls[-1])) if calls else (),
+        "optimizer": _optimizer(shown) if phase == OPTIMIZER else None,
+        "stack": tuple(_line(frame) for frame in shown[:FRAMES]),
+    }
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:
@@ -122,14 +112,13 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_script() -> bool:
-    """Say whether Python began this thread: those of autograd begin in C++."""
-    own = threading.get_ident()
-    known = (thread for thread in threading.enumerate() if thread.ident == own)
-    return any(not isinstance(thread, threading._DummyThread) for thread in known)
+    """Return True if Python started this thread: those of autograd start in C++."""
+    own = [one for one in threading.enumerate() if one.ident == threading.get_ident()]
+    return any(not isinstance(one, threading._DummyThread) for one in own)
 
 
 def _in_backward() -> Iterator[list[FrameType]]:
-    """Yield the stacks of the threads that wait in `backward()`."""
+    """Yield the stacks of the other threads that wait in `backward()`."""
     own = threading.get_ident()
     for thread, frame in sys._current_frames().items():
         frames = list(_outward(frame))
@@ -172,61 +161,40 @@ def _is_model_call(frame: FrameType) -> bool:
     return frame.f_code.co_name == "_call_impl" and _file(frame).endswith("nn/modules/module.py")
 
 
-def _model_calls(frames: Sequence[FrameType]) -> list[FrameType]:
-    return [frame for frame in frames if _is_model_call(frame)]
-
-
-def _outermost_model(frames: Sequence[FrameType]) -> Any:
-    calls = _model_calls(frames)
-    return calls[-1].f_locals.get("self") if calls else None
-
-
-def _inputs(frames: Sequence[FrameType]) -> Iterator[str]:
-    """Yield the shapes of the tensors that the outermost model was called with."""
-    calls = _model_calls(frames)
-    if not calls:
-        return
-    local = calls[-1].f_locals
-    given = [*_items(local.get("args")), *_items(local.get("kwargs"))]
-    shapes = [getattr(value, "shape", None) for value in given[:INPUTS]]
-    for shape in shapes:
+def _shapes(call: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the shapes of the tensors that a module was called with, from its local variables."""
+    args, kwargs = call.get("args"), call.get("kwargs")
+    given = list(args) if isinstance(args, tuple | list) else []
+    given += kwargs.values() if isinstance(kwargs, dict) else ()
+    for value in given[:INPUTS]:
+        shape = getattr(value, "shape", None)
         if isinstance(shape, tuple):  # as torch.Size is
             yield " × ".join(str(int(length)) for length in shape) or "one number"
 
 
-def _items(values: Any) -> list[Any]:
-    if isinstance(values, dict):
-        return list(values.values())
-    return list(values) if isinstance(values, tuple | list) else []
-
-
 def _optimizer(frames: Sequence[FrameType]) -> OptimizerMemory | None:
-    """Return the memory of the optimizer that steps, by its own lists."""
+    """Return the memory of the optimizer that steps."""
     for frame in frames:
-        if "/torch/optim/" not in _file(frame):
-            continue
-        names = [frame.f_locals.get(name) for name in ("self", "optimizer")]
-        found = next((one for one in names if hasattr(one, "param_groups")), None)
-        if found is not None:
-            return optimizer_state(found)
+        if "/torch/optim/" in _file(frame):
+            for name in ("self", "optimizer"):
+                if hasattr(frame.f_locals.get(name), "param_groups"):
+                    return optimizer_state(frame.f_locals[name])
     return None
 
 
-def optimizer_state(optimizer: Any) -> OptimizerMemory | None:
-    """Add up an optimizer's parameters and state; None where it is not made as torch's are."""
+def optimizer_state(optimizer: Any) -> OptimizerMemory:
+    """Return the bytes of an optimizer's parameters and state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]][:TENSORS]
     trained = [p for p in parameters if getattr(p, "grad", None) is not None]
     state = optimizer.state
-    held = {id(p): _state_bytes(state[p]) for p in parameters if p in state}
-    whole = sum(map(_bytes, trained))
+    kept = [v for p in parameters if p in state for v in getattr(state[p], "values", tuple)()]
     name = type(optimizer).__name__
     factor = _factor(name.lower(), optimizer.param_groups[0] if optimizer.param_groups else {})
     return OptimizerMemory(
         name=name,
-        parameters=sum(map(_bytes, parameters)),
-        state=sum(held.values()),
-        expected=None if factor is None else factor * whole,
-        has_gradients=bool(trained),
+        parameters=_bytes(parameters),
+        state=_bytes(value for value in kept if getattr(value, "is_cuda", False)),
+        expected=None if factor is None else factor * _bytes(trained),
     )
 
 
@@ -235,31 +203,20 @@ def _factor(name: str, group: Mapping[str, Any]) -> int | None:
     known = next((number for word, number in _STATES.items() if word in name), None)
     if known == 2 and group.get("amsgrad") is True:
         return 3
-    if name == "sgd" and not group.get("momentum"):
-        return 0
-    return known
+    return 0 if name == "sgd" and not group.get("momentum") else known
 
 
-def _state_bytes(state: Any) -> int:
-    values = state.values() if hasattr(state, "values") else ()
-    return sum(_bytes(value) for value in values if getattr(value, "is_cuda", False))
-
-
-def _bytes(tensor: Any) -> int:
-    try:
-        return int(tensor.numel()) * int(tensor.element_size())
-    except (AttributeError, TypeError, RuntimeError):
-        return 0
+def _bytes(tensors: Iterable[Any]) -> int:
+    total = 0
+    for tensor in tensors:
+        with contextlib.suppress(AttributeError, TypeError, RuntimeError):
+            total += int(tensor.numel()) * int(tensor.element_size())
+    return total
 
 
 def _file(frame: FrameType) -> str:
     return frame.f_code.co_filename.replace("\\", "/")
 
 
-def _is_ours(frame: FrameType) -> bool:
-    """Say whether a frame is one of this package, or of what starts a program."""
-    return _file(frame).startswith((_PACKAGE, "<frozen "))
-
-
-def _named(frame: FrameType) -> str:
+def _line(frame: FrameType) -> str:
     return to_text(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")[-300:]

@@ -1,4 +1,4 @@
-"""Reads what a run folder has of failed allocations, and judges it with what else the run knows."""
+"""Read a run folder's record of failed allocations, and judge it with the run's other data."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import EVERY
 
 LOOKED_S = 300.0
-"""Longest time from a run's last heartbeat to a look at the kernel's counter that still says
-something of its end: later, any other process may have been the one that was killed."""
+"""Maximum time after a run's last heartbeat for which the kernel's counter of kills is used: later,
+any other process may have been killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,52 +53,50 @@ def judged(
     events: Iterable[EventRow] = (),
     allowed: Allowed | None = None,
 ) -> OomAnalysis | None:
-    """Return what is known of a run's failed allocations; None where there were none.
+    """Return a run's report of failed allocations with its verdict; None without failures.
 
-    `rank` is the number in the folder. Raises ValueError for a file that is no report, with its
-    name, and OSError.
+    `rank` is the number in the folder. Raises OSError, and ValueError with the name of an invalid
+    file.
     """
     report = read_report(run.folder, rank) or _killed(run)
     if report is None:
         return None
-    growth = growth_among(events)
+    growth = _last_growth(events)
     verdict = judge(report.last, setup_of(run.run_json), growth=growth, allowed=allowed)
     return OomAnalysis(report, verdict)
 
 
 def read_report(folder: Path, rank: int = 0) -> OomReport | None:
-    """Return a rank's report; None where it has none. Raises ValueError and OSError."""
+    """Return a rank's report; None if it has none. Raises ValueError and OSError."""
     path = folder / oom_name(rank)
     try:
-        data = read_regular_file(path, BYTES_LIMIT)
+        return parse(read_regular_file(path, BYTES_LIMIT))
     except FileNotFoundError:
         return None
-    try:
-        return parse(data)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
 
 
-def growth_among(events: Iterable[EventRow]) -> Mapping[str, Any] | None:
-    """Return the data of the last event that tells of growth of allocated memory."""
-    told = [event.data for event in events if event.kind == GROWTH]
-    return next((data for data in reversed(told) if data.get("where") == "allocated"), None)
+def _last_growth(events: Iterable[EventRow]) -> Mapping[str, Any] | None:
+    """Return the data of the last event about growth of allocated memory."""
+    found = [event.data for event in events if event.kind == GROWTH]
+    return next((data for data in reversed(found) if data.get("where") == "allocated"), None)
 
 
 def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:
-    """Return the same of a run's store, None where it cannot be read."""
+    """Return the data of the last event in a run's store about growth of allocated memory."""
     try:
         with StoreReader(folder, rank) as reader:
-            return growth_among(reader.events(limit=EVERY))
+            return _last_growth(reader.events(limit=EVERY))
     except StoreError:
         return None
 
 
 def _killed(run: RunInfo) -> OomReport | None:
-    """Return a report of a run that is gone since the kernel has killed for lack of memory.
+    """Return a report of a run that crashed when the kernel killed a process for lack of memory.
 
-    The counter is this machine's, so nothing is said of runs of other hosts; and it is the
-    present one, so nothing is said of runs that ended long ago.
+    The counter is the present one of this machine: runs of other hosts and those that ended long
+    ago have no report.
     """
     run_json = run.run_json
     if run.status is not RunStatus.CRASHED or run_json.get("host") != socket.gethostname():

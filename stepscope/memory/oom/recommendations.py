@@ -1,13 +1,12 @@
 """What to do after memory ran out, the best first: settings of ours, or words and code. Pure.
 
-Nothing is proposed that is set already: neither in the run's settings nor in the allocator's.
+A setting that is in force already, of the run or of the allocator, is never proposed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from stepscope.bottleneck.recommendations import BF16_FROM, FP16_FROM, RunSetup, setting_text
@@ -20,30 +19,86 @@ MOST_STEPS = 5
 Allowed = Callable[[str, Any], bool]
 
 
-class AdviceKind(StrEnum):
-    """Which advice a verdict calls for."""
-
-    SMALLER = "smaller"
-    PIECES = "pieces"
-    STREAMS = "streams"
-    OTHERS = "others"
-    GROWTH = "growth"
-    NO_GRAD = "no_grad"
-    LONG_BATCH = "long_batch"
-    OPTIMIZER = "optimizer"
-    HOST = "host"
-    PINNED = "pinned"
-    ANY = "any"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OomRecommendation:
-    """One thing to try, in a sentence; the setting (`name`, `value`) or the code, if it is one."""
+@dataclass(frozen=True, slots=True)
+class RemedyStep:
+    """One thing to try, in a sentence; the code or the setting (`name`, `value`), if it is one."""
 
     text: str
+    code: str | None = None
     name: str | None = None
     value: Any = None
-    code: str | None = None
+
+
+Steps = Iterator[RemedyStep]
+AdviceKind = Callable[[OomRecord, RunSetup], Steps]
+"""One of the functions below."""
+_SMALLER = (
+    RemedyStep(
+        "Halve the batch and accumulate gradients over two batches per step: only "
+        "half the activations are live at a time.",
+        "(loss / 2).backward()\nif i % 2:\n    optimizer.step()\n    optimizer.zero_grad()",
+    ),
+    RemedyStep(
+        "Run the forward pass under autocast: activations take half the memory.",
+        'with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
+    ),
+    RemedyStep(
+        "Use activation checkpointing for the large blocks.",
+        "hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
+    ),
+)
+_PIECES = (
+    RemedyStep(
+        "Keep batch shapes alike, for example by padding to a few lengths: freed "
+        "blocks then fit the next step."
+    ),
+    RemedyStep(
+        "Empty the cache where shapes change, for example between training and validation.",
+        "torch.cuda.empty_cache()",
+    ),
+)
+_STREAMS = RemedyStep(
+    "Free what the other stream or graph used before this allocation, or create "
+    "both tensors on one stream: a freed block stays with its stream.",
+    "torch.cuda.empty_cache()",
+)
+_LONG_BATCH = RemedyStep(
+    "Cap the sample length, or fill batches by tokens instead of samples: one "
+    "long sample makes the whole batch long.",
+    "tokens = tokens[:max_length]",
+)
+_OPTIMIZER = (
+    RemedyStep(
+        "Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with "
+        "momentum half, Adafactor hardly any."
+    ),
+    RemedyStep(
+        "Shard the optimizer state across GPUs.",
+        "optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
+    ),
+    RemedyStep(
+        "Use the fused optimizer: it updates without copies of all gradients.",
+        "torch.optim.AdamW(model.parameters(), fused=True)",
+    ),
+)
+_WORKERS = (
+    RemedyStep(
+        "Use fewer workers, and have each prefetch less.",
+        "DataLoader(data, num_workers=2, prefetch_factor=1)",
+    ),
+    RemedyStep(
+        "Keep data in arrays or memory-mapped files: lists of Python objects are "
+        "gradually copied into every worker."
+    ),
+)
+_FILES = RemedyStep(
+    "Map large files into memory or read them in parts instead of loading them whole.",
+    'data = numpy.load(path, mmap_mode="r")',
+)
+_PINNED = RemedyStep(
+    "Pin fewer or smaller batches.",
+    "DataLoader(data, pin_memory=True, num_workers=2, prefetch_factor=1)",
+)
 
 
 def steps_to_take(
@@ -53,191 +108,131 @@ def steps_to_take(
     allowed: Allowed | None = None,
     *,
     has_pieces: bool = False,
-) -> tuple[OomRecommendation, ...]:
+) -> tuple[RemedyStep, ...]:
     """Return what to try, the best first; `has_pieces` adds a step against fragmentation."""
     setup = setup or RunSetup(on_gpu=True, own=False)
-    possible = allowed or (lambda name, value: True)
-    found = []
-    for step in _ORDER[advice](record, setup):
-        if step.name is not None and not possible(step.name, step.value):
-            continue
-        if step not in found:
+    found: list[RemedyStep] = []
+    for step in advice(record, setup):
+        is_possible = allowed is None or step.name is None or allowed(step.name, step.value)
+        if is_possible and step not in found:
             found.append(step)
     if has_pieces:
         found[1:1] = _allocator(record)
     return tuple(found[:MOST_STEPS])
 
 
-def _setting(name: str, value: Any, why: str = "") -> OomRecommendation:
-    return OomRecommendation(text=f"Try {setting_text(name, value)}{why}.", name=name, value=value)
+def _setting(name: str, value: Any, why: str = "") -> RemedyStep:
+    return RemedyStep(f"Try {setting_text(name, value)}{why}.", name=name, value=value)
 
 
-def _smaller(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
-    if setup.own:
-        yield from _smaller_of_ours(setup)
-    else:
-        yield OomRecommendation(
-            text="Halve the batch and accumulate gradients over two batches per step: only "
-            "half the activations are live at a time.",
-            code="(loss / 2).backward()\nif i % 2:\n"
-            "    optimizer.step()\n    optimizer.zero_grad()",
-        )
-        yield OomRecommendation(
-            text="Run the forward pass under autocast: activations take half the memory.",
-            code='with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
-        )
-        yield OomRecommendation(
-            text="Use activation checkpointing for the large blocks.",
-            code="hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
-        )
-    yield OomRecommendation(text="Choose a smaller model or a device with more memory.")
+def _off(setup: RunSetup, *names: str) -> Steps:
+    return (_setting(name, False) for name in names if setup.is_on(name))
 
 
-def _smaller_of_ours(setup: RunSetup) -> Iterator[OomRecommendation]:
+def _half_batch(setup: RunSetup) -> Steps:
     batch = setup.number("batch_size")
     if batch > 1:
         yield _setting("batch_size", batch // 2, " with twice the accumulation")
+
+
+def smaller(record: OomRecord, setup: RunSetup) -> Steps:
+    yield from _smaller_of_ours(setup) if setup.own else _SMALLER
+    yield RemedyStep("Choose a smaller model or a device with more memory.")
+
+
+def _smaller_of_ours(setup: RunSetup) -> Steps:
+    yield from _half_batch(setup)
     if setup.config.get("activation_checkpointing") is False:
         yield _setting("activation_checkpointing", True)
-    yield from _precisions(setup)
-    if setup.is_on("dataset_on_device"):
-        yield _setting("dataset_on_device", False)
+    if setup.text("precision", "fp32") in ("fp32", "tf32"):
+        if setup.capability is None or setup.capability >= BF16_FROM:
+            yield _setting("precision", "bf16")
+        elif setup.capability >= FP16_FROM:
+            yield _setting("precision", "fp16")
+    yield from _off(setup, "dataset_on_device")
 
 
-def _precisions(setup: RunSetup) -> Iterator[OomRecommendation]:
-    """Yield the 16 bits that the device has, where the run computes in 32."""
-    if setup.text("precision", "fp32") not in ("fp32", "tf32"):
-        return
-    if setup.capability is None or setup.capability >= BF16_FROM:
-        yield _setting("precision", "bf16")
-    elif setup.capability >= FP16_FROM:
-        yield _setting("precision", "fp16")
-
-
-def _pieces(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
+def pieces(record: OomRecord, setup: RunSetup) -> Steps:
     yield from _allocator(record)
-    if setup.own:
-        if setup.config.get("preallocate_memory") is False:
-            yield _setting(
-                "preallocate_memory", True, ": the largest step then takes its memory first"
-            )
-        yield from _smaller_of_ours(setup)
-    else:
-        yield OomRecommendation(
-            text="Keep batch shapes alike, for example by padding to a few lengths: freed "
-            "blocks then fit the next step."
-        )
-        yield OomRecommendation(
-            text="Empty the cache where shapes change, for example between training and "
-            "validation.",
-            code="torch.cuda.empty_cache()",
-        )
+    if not setup.own:
+        yield from _PIECES
+        return
+    if setup.config.get("preallocate_memory") is False:
+        yield _setting("preallocate_memory", True, ": the largest step then takes its memory first")
+    yield from _smaller_of_ours(setup)
 
 
-def _allocator(record: OomRecord) -> Iterator[OomRecommendation]:
+def _allocator(record: OomRecord) -> Steps:
     """Yield the setting of torch's allocator that is not in force.
 
-    With expandable segments nothing is left to set: max_split_size_mb does not act on them.
+    With expandable segments none is left: max_split_size_mb does not act on them.
     """
     settings = record.settings
-    if settings.backend != "native":
-        return
-    if settings.expandable_segments is not True:
-        yield OomRecommendation(
-            text="Use expandable segments, set before the process starts CUDA (not on Windows, "
+    if settings.backend == "native" and settings.expandable_segments is not True:
+        yield RemedyStep(
+            "Use expandable segments, set before the process starts CUDA (not on Windows, "
             "nor if tensors are shared between processes over CUDA IPC).",
-            code=f"export PYTORCH_ALLOC_CONF={with_expandable(settings.text)}",
+            f"export PYTORCH_ALLOC_CONF={with_expandable(settings.text)}",
         )
 
 
-def _streams(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
-    if setup.own:
-        for name in ("copy_stream", "cuda_graphs"):
-            if setup.is_on(name):
-                yield _setting(name, False)
-    else:
-        yield OomRecommendation(
-            text="Free what the other stream or graph used before this allocation, or create "
-            "both tensors on one stream: a freed block stays with its stream.",
-            code="torch.cuda.empty_cache()",
-        )
-    yield from _smaller(record, setup)
+def streams(record: OomRecord, setup: RunSetup) -> Steps:
+    yield from _off(setup, "copy_stream", "cuda_graphs") if setup.own else (_STREAMS,)
+    yield from smaller(record, setup)
 
 
-def _others(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
-    yours = [one for one in record.processes if one.yours]
-    for one in sorted(yours, key=lambda each: -(each.memory or 0))[:1]:
+def others(record: OomRecord, setup: RunSetup) -> Steps:
+    one = max((p for p in record.processes if p.yours), key=lambda p: p.memory or 0, default=None)
+    wait = "Wait until the other process has ended, or choose another device."
+    if one is not None:
         held = f", which held {format_bytes(one.memory)}" if one.memory is not None else ""
         name = f" ({one.name})" if one.name else ""
         # No command: the record may be old, and its number that of another process by now.
-        yield OomRecommendation(
-            text=f"End process {one.pid}{name}{held}, if it still runs: it was yours."
-        )
-    yield OomRecommendation(
-        text="Wait until the other process has ended, or choose another device."
-        if not yours
-        else "Or choose another device.",
-        code=None if setup.own else "CUDA_VISIBLE_DEVICES=1 python train.py",
-    )
-    yield from _smaller(record, setup)
+        yield RemedyStep(f"End process {one.pid}{name}{held}, if it still runs: it was yours.")
+        wait = "Or choose another device."
+    yield RemedyStep(wait, None if setup.own else "CUDA_VISIBLE_DEVICES=1 python train.py")
+    yield from smaller(record, setup)
 
 
-def _growth(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
-    yield OomRecommendation(
-        text="Look for tensors kept from earlier steps: a list of losses keeps every step's "
+def growth(record: OomRecord, setup: RunSetup) -> Steps:
+    yield RemedyStep(
+        "Look for tensors kept from earlier steps: a list of losses keeps every step's "
         "graph unless only the numbers are stored.",
-        code="losses.append(loss.item())  # not: losses.append(loss)",
+        "losses.append(loss.item())  # not: losses.append(loss)",
     )
-    yield OomRecommendation(
-        text="Take two memory snapshots some steps apart; the stacks that grew in between hold "
+    yield RemedyStep(
+        "Take two memory snapshots some steps apart; the stacks that grew in between hold "
         "the memory."
     )
 
 
-def _no_grad(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
-    yield OomRecommendation(
-        text="Turn gradients off for validation, so that no activations are kept.",
-        code="model.eval()\nwith torch.no_grad():\n    outputs = model(inputs)",
+def no_grad(record: OomRecord, setup: RunSetup) -> Steps:
+    yield RemedyStep(
+        "Turn gradients off for validation, so that no activations are kept.",
+        "model.eval()\nwith torch.no_grad():\n    outputs = model(inputs)",
     )
-    yield OomRecommendation(text="Or validate with a smaller batch than you train with.")
+    yield RemedyStep("Or validate with a smaller batch than you train with.")
 
 
-def _long_batch(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
+def long_batch(record: OomRecord, setup: RunSetup) -> Steps:
     if not setup.own:
-        yield OomRecommendation(
-            text="Cap the sample length, or fill batches by tokens instead of samples: one "
-            "long sample makes the whole batch long.",
-            code="tokens = tokens[:max_length]",
-        )
-    yield from _smaller(record, setup)
+        yield _LONG_BATCH
+    yield from smaller(record, setup)
 
 
-def _optimizer(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
+def optimizer(record: OomRecord, setup: RunSetup) -> Steps:
     """Yield what lowers the state: a smaller batch does not, its activations are freed by then."""
-    if setup.own:
-        if setup.text("optimizer", "") in ("adam", "adamw"):
-            yield _setting("optimizer", "sgd", ", which keeps half of the state")
-        if setup.text("precision", "fp32") not in ("pure_bf16", "pure_fp16"):
-            yield _setting("precision", "pure_bf16", ": weights and state take half")
-        if setup.is_on("dataset_on_device"):
-            yield _setting("dataset_on_device", False)
-        if setup.is_on("foreach"):
-            yield _setting("foreach", False, ", which needs copies of all gradients")
-    else:
-        yield OomRecommendation(
-            text="Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with "
-            "momentum half, Adafactor hardly any."
-        )
-        yield OomRecommendation(
-            text="Shard the optimizer state across GPUs.",
-            code="optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
-        )
-        yield OomRecommendation(
-            text="Use the fused optimizer: it updates without copies of all gradients.",
-            code="torch.optim.AdamW(model.parameters(), fused=True)",
-        )
-    yield OomRecommendation(
-        text="Choose a smaller model or a device with more memory. A smaller batch hardly helps: "
+    if not setup.own:
+        yield from _OPTIMIZER
+    if setup.text("optimizer", "") in ("adam", "adamw"):
+        yield _setting("optimizer", "sgd", ", which keeps half of the state")
+    if setup.own and setup.text("precision", "fp32") not in ("pure_bf16", "pure_fp16"):
+        yield _setting("precision", "pure_bf16", ": weights and state take half")
+    yield from _off(setup, "dataset_on_device")
+    if setup.is_on("foreach"):
+        yield _setting("foreach", False, ", which needs copies of all gradients")
+    yield RemedyStep(
+        "Choose a smaller model or a device with more memory. A smaller batch hardly helps: "
         "its activations are freed before the optimizer's step."
     )
 
@@ -255,79 +250,36 @@ def _held_by_workers(record: OomRecord) -> bool:
     return is_more or "DataLoader worker" in (record.message or "")
 
 
-def _host(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
+def host(record: OomRecord, setup: RunSetup) -> Steps:
     if is_beyond_host(record):
-        yield OomRecommendation(
-            text="Check the shape: no setting makes one allocation of this size fit."
-        )
+        yield RemedyStep("Check the shape: no setting makes one allocation of this size fit.")
         return
-    workers = setup.number("num_workers")
+    own, workers = record.host or HostMemory(), setup.number("num_workers")
     if setup.own:
         if workers:
             yield _setting("num_workers", workers // 2)
         if workers and setup.number("prefetch_factor") > 1:
             yield _setting("prefetch_factor", 1)
-        batch = setup.number("batch_size")
-        if batch > 1:
-            yield _setting("batch_size", batch // 2, " with twice the accumulation")
+        yield from _half_batch(setup)
     elif _held_by_workers(record):
-        yield OomRecommendation(
-            text="Use fewer workers, and have each prefetch less.",
-            code="DataLoader(data, num_workers=2, prefetch_factor=1)",
-        )
-        yield OomRecommendation(
-            text="Keep data in arrays or memory-mapped files: lists of Python objects are "
-            "gradually copied into every worker."
-        )
+        yield from _WORKERS
     else:
-        yield OomRecommendation(
-            text="Map large files into memory or read them in parts instead of loading them whole.",
-            code='data = numpy.load(path, mmap_mode="r")',
-        )
-        if record.host is None or record.host.children is None:
-            yield OomRecommendation(text="If a DataLoader has workers, use fewer of them.")
-    if record.host is not None and record.host.limit is not None:
-        yield OomRecommendation(text="Give the container more memory.")
-    yield OomRecommendation(text="Close other programs, or use a machine with more memory.")
+        yield _FILES
+        if own.children is None:
+            yield RemedyStep("If a DataLoader has workers, use fewer of them.")
+    if own.limit is not None:
+        yield RemedyStep("Give the container more memory.")
+    yield RemedyStep("Close other programs, or use a machine with more memory.")
 
 
-def _pinned(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
-    if setup.own:
-        if setup.is_on("copy_stream"):
-            yield _setting("copy_stream", False)
-        for name in ("non_blocking", "pin_memory"):
-            if setup.is_on(name):
-                yield _setting(name, False)
-        batch = setup.number("batch_size")
-        if batch > 1:
-            yield _setting("batch_size", batch // 2, " with twice the accumulation")
-    else:
-        yield OomRecommendation(
-            text="Pin fewer or smaller batches.",
-            code="DataLoader(data, pin_memory=True, num_workers=2, prefetch_factor=1)",
-        )
-    yield OomRecommendation(
-        text="Raise the locked-memory limit (ulimit -l) or the container's memory."
+def pinned(record: OomRecord, setup: RunSetup) -> Steps:
+    yield from _off(setup, "copy_stream", "non_blocking", "pin_memory")
+    yield from _half_batch(setup) if setup.own else (_PINNED,)
+    yield RemedyStep("Raise the locked-memory limit (ulimit -l) or the container's memory.")
+
+
+def anything(record: OomRecord, setup: RunSetup) -> Steps:
+    yield from smaller(record, setup)
+    yield RemedyStep(
+        "Take a memory snapshot of an earlier step: it shows which lines hold the memory."
     )
-
-
-def _any(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation]:
-    yield from _smaller(record, setup)
-    yield OomRecommendation(
-        text="Take a memory snapshot of an earlier step: it shows which lines hold the memory."
-    )
-
-
-_ORDER: dict[AdviceKind, Callable[[OomRecord, RunSetup], Iterator[OomRecommendation]]] = {
-    AdviceKind.SMALLER: _smaller,
-    AdviceKind.PIECES: _pieces,
-    AdviceKind.STREAMS: _streams,
-    AdviceKind.OTHERS: _others,
-    AdviceKind.GROWTH: _growth,
-    AdviceKind.NO_GRAD: _no_grad,
-    AdviceKind.LONG_BATCH: _long_batch,
-    AdviceKind.OPTIMIZER: _optimizer,
-    AdviceKind.HOST: _host,
-    AdviceKind.PINNED: _pinned,
-    AdviceKind.ANY: _any,
-}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from stepscope.common.json_values import object_of, parsed
+from stepscope.common.json_values import parsed
 
 SCHEMA = 1
 FIRST_PID = 2
@@ -72,21 +72,19 @@ class OptimizerMemory:
     parameters: int
     state: int
     expected: int | None = None
-    has_gradients: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
     """The allocator's settings in force.
 
-    `max_split_size` is in bytes, `fraction` the share of the device that this process may use; None
-    where it is not set, or not known. `text` is the environment variable as it was.
+    `fraction` is the share of the device that this process may use, None if not set or not known.
+    `text` is the environment variable.
     """
 
     backend: str = "native"
     text: str = ""
     expandable_segments: bool | None = None
-    max_split_size: int | None = None
     fraction: float | None = None
 
 
@@ -171,10 +169,6 @@ class OomRecord:
     message: str | None = None
     incomplete: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values; `record_of` is the inverse."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomReport:
@@ -199,26 +193,15 @@ def oom_name(rank: int = 0) -> str:
 
 
 def parse(text: str | bytes) -> OomReport:
-    """Return what a file says. Raises ValueError for what is no report of ours."""
+    """Return the report in a file. Raises ValueError for another content."""
     report: OomReport = parsed(OomReport, text, SCHEMA, "report")
-    _check_processes(report.first, "report.first")
-    _check_processes(report.last, "report.last")
-    return report
-
-
-def record_of(told: Any) -> OomRecord:
-    """Return the record that `OomRecord.to_json` gave. Raises ValueError."""
-    record: OomRecord = object_of(OomRecord, told, "record")
-    _check_processes(record, "record")
-    return record
-
-
-def _check_processes(record: OomRecord, where: str) -> None:
-    for holder in record.processes:
-        if holder.pid < FIRST_PID:
+    for name, record in (("first", report.first), ("last", report.last)):
+        pid = min((holder.pid for holder in record.processes), default=FIRST_PID)
+        if pid < FIRST_PID:
             raise ValueError(
-                f"{where}.processes.pid: must be at least {FIRST_PID}, got {holder.pid}"
+                f"report.{name}.processes.pid: must be at least {FIRST_PID}, got {pid}"
             )
+    return report
 
 
 _SIZE = r"([0-9]+(?:\.[0-9]+)?) (bytes|[KMGT]iB)"
@@ -230,41 +213,39 @@ _SENTENCES = {
     "allowed": rf"{_SIZE} allowed",
     "own": rf"this process has {_SIZE} memory in use",
     "allocated": rf"{_SIZE} is allocated by PyTorch",
+    "cached": rf"{_SIZE} is reserved by PyTorch but unallocated",
 }
-_CACHED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _PROCESS = re.compile(rf"Process ([0-9]{{1,10}}) has {_SIZE} memory in use")
 _HOST = re.compile(r"tried to allocate ([0-9]{1,18}) bytes")
 TEXT_LIMIT = 4000
 
 
 def figures_in(text: str) -> dict[str, Any]:
-    """Return what the message of an OutOfMemoryError says, by the names of a record.
+    """Return the figures in the message of an OutOfMemoryError, by the fields of a record.
 
-    Its sizes have two decimals of their unit, and the counters are of before the stack unwound.
+    Sizes are rounded to two decimals of their unit, and counters are those before the stack
+    unwound.
 
     >>> figures_in("CUDA out of memory. Tried to allocate 2.00 GiB.")
     {'requested': 2147483648}
     """
     text = text[:TEXT_LIMIT]
-    found: dict[str, Any] = {}
-    for name, pattern in _SENTENCES.items():
-        told = re.search(pattern, text)
-        if told is not None:
-            found[name] = _bytes(told.group(1), told.group(2))
-    cached = _CACHED.search(text)
+    matches = {name: re.search(pattern, text) for name, pattern in _SENTENCES.items()}
+    found: dict[str, Any] = {
+        name: _bytes(*match.groups()) for name, match in matches.items() if match is not None
+    }
+    cached = found.pop("cached", None)
     if cached is not None and "allocated" in found:
-        found["reserved"] = found["allocated"] + _bytes(cached.group(1), cached.group(2))
-    processes = tuple(
-        ProcessMemory(pid=int(pid), memory=_bytes(size, unit))
-        for pid, size, unit in _PROCESS.findall(text)
-    )
-    if processes:
-        found["processes"] = processes
-    return found
+        found["reserved"] = found["allocated"] + cached
+    processes = [
+        ProcessMemory(pid=int(pid), memory=_bytes(number, unit))
+        for pid, number, unit in _PROCESS.findall(text)
+    ]
+    return found | ({"processes": tuple(processes)} if processes else {})
 
 
 def bytes_in(text: str) -> int | None:
-    """Return the bytes that a message of the CPU's allocator names; None where it names none."""
+    """Return the size in a message of the CPU's allocator; None if it has none."""
     found = _HOST.search(text[:TEXT_LIMIT])
     return int(found.group(1)) if found else figures_in(text).get("requested")
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.stacks import StackTable
-from stepscope.memory.snapshots.trace import AllocatorTrace, LabelTable, read_trace
+from stepscope.memory.snapshots.trace import AllocatorTrace, read_trace
 
 SIZE_LIMIT = 250 * 2**20
 """Bytes of a file; Python's objects of it need up to nine times as much memory."""
@@ -23,12 +23,14 @@ CHUNK = 2**20
 """Bytes read at once."""
 DEVICES_LIMIT = 64
 """Devices whose history is kept."""
+LABEL_LIMIT = 60
+"""Characters kept of a label."""
 SMALLER = (
     "Record fewer steps or a lower max_entries, or open it with https://pytorch.org/memory_viz."
 )
 REMEDY = "Record it with torch.cuda.memory._dump_snapshot, or with Memory snapshot on the page."
 
-Progress = Callable[[int], None]
+Progress = Callable[[int], object]
 """Called with the bytes read so far."""
 
 
@@ -47,9 +49,10 @@ class MemorySnapshot:
     traces: dict[int, AllocatorTrace]
     """By torch's index of the device, those with a history."""
     stacks: StackTable
-    labels: LabelTable
+    labels: tuple[str, ...]
+    """The labels of allocations, by number."""
     settings: dict[str, Any]
-    """The allocator's settings, {} where the file does not tell them."""
+    """The allocator's settings, {} if the file has none."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -77,14 +80,13 @@ class _File(io.FileIO):
 
 
 def load(path: Path, *, progress: Progress = lambda read: None) -> MemorySnapshot:
-    """Return a snapshot; nothing that the file names is called. Raises SnapshotError and OSError.
+    """Return a snapshot without calling anything named in it. Raises SnapshotError and OSError.
 
-    A foreign file may need any amount of memory: `open_snapshot` reads it in a process with limits.
+    An untrusted file may need any amount of memory: `open_snapshot` limits it in a child process.
     """
     with _opened(path, progress) as (file, size), _no_collection():
         try:
-            segments, histories, settings = _parts(path, _PlainUnpickler(file).load())
-            return _snapshot(path.name, size, segments, histories, settings)
+            return _snapshot(path, size, _PlainUnpickler(file).load())
         except SnapshotError:
             raise
         except MemoryError as error:
@@ -101,40 +103,39 @@ def load(path: Path, *, progress: Progress = lambda read: None) -> MemorySnapsho
             ) from error
 
 
-def _snapshot(
-    name: str, size: int, segments: list[Any], histories: list[Any], settings: dict[str, Any]
-) -> MemorySnapshot:
-    stacks, labels = StackTable(), LabelTable()
-    traces, seen = {}, set()
-    for device, history in enumerate(histories[:DEVICES_LIMIT]):
-        if isinstance(history, list) and history:
-            # A small file may name one list many times.
-            entries = [] if id(history) in seen else history
-            seen.add(id(history))
-            traces[device] = read_trace(entries, stacks, labels)
-    return MemorySnapshot(name, size, segments, traces, stacks, labels, settings)
-
-
-def _parts(path: Path, root: object) -> tuple[list[Any], list[Any], dict[str, Any]]:
-    """Return segments, histories by device and the settings; a list alone has segments."""
+def _snapshot(path: Path, size: int, root: object) -> MemorySnapshot:
     if isinstance(root, list):
         root = {"segments": root}
     if not isinstance(root, dict):
         raise SnapshotError(
             f"{_name(path)}: must hold a dict with segments, got {type(root).__name__}. {REMEDY}"
         )
-    segments, traces = root.get("segments"), root.get("device_traces")
+    segments, histories = root.get("segments"), root.get("device_traces")
     settings = root.get("allocator_settings")
-    if not isinstance(segments, list) and not isinstance(traces, list):
+    if not isinstance(segments, list) and not isinstance(histories, list):
         named = [key[:20] if isinstance(key, str) else type(key).__name__ for key in root]
         keys = ", ".join(printable(key) for key in named[:5]) or "nothing"
         raise SnapshotError(
             f"{_name(path)}: must hold segments or device_traces, got {keys}. {REMEDY}"
         )
-    return (
-        segments if isinstance(segments, list) else [],
-        traces if isinstance(traces, list) else [],
-        settings if isinstance(settings, dict) else {},
+    stacks = StackTable()
+    labels: dict[str, int] = {}
+    traces, seen = {}, set()
+    histories = histories if isinstance(histories, list) else []
+    for device, history in enumerate(histories[:DEVICES_LIMIT]):
+        if isinstance(history, list) and history:
+            # A small file may name one list many times.
+            entries = [] if id(history) in seen else history
+            seen.add(id(history))
+            traces[device] = read_trace(entries, stacks, labels)
+    return MemorySnapshot(
+        name=path.name,
+        size=size,
+        segments=segments if isinstance(segments, list) else [],
+        traces=traces,
+        stacks=stacks,
+        labels=tuple(printable(label[:LABEL_LIMIT]) for label in labels),
+        settings=settings if isinstance(settings, dict) else {},
     )
 
 
@@ -144,10 +145,10 @@ def _name(path: Path) -> str:
 
 @contextmanager
 def _opened(path: Path, progress: Progress) -> Iterator[tuple[io.BufferedReader[_File], int]]:
-    """Open a plain file of a size that is read. Raises SnapshotError and OSError."""
+    """Open a regular file of at most SIZE_LIMIT bytes. Raises SnapshotError and OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(number)
-    if not stat.S_ISREG(found.st_mode):  # `open` of a folder names the descriptor alone
+    if not stat.S_ISREG(found.st_mode):
         os.close(number)
         raise SnapshotError(f"{_name(path)}: must be a file, got something else. {REMEDY}")
     with io.BufferedReader(_File(number, progress), CHUNK) as file:
@@ -161,7 +162,7 @@ def _opened(path: Path, progress: Progress) -> Iterator[tuple[io.BufferedReader[
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Collect no garbage: there is none among millions of new objects, and it would be sought."""
+    """Disable garbage collection: with millions of new objects it takes most of the time."""
     before = gc.isenabled()
     gc.disable()
     try:

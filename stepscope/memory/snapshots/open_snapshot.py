@@ -6,24 +6,21 @@ kept in the folder of the file, or in a spare folder where that one cannot be wr
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import gzip
 import hashlib
 import io
-import json
-import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-import types
-import typing
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from stepscope.common.files import atomic_replace, is_own_folder, read_regular_file
 from stepscope.common.formatting import format_bytes, printable
@@ -31,14 +28,21 @@ from stepscope.common.limited_process import end_with_stdin, limit_process
 from stepscope.memory.snapshots.load import REMEDY, SnapshotError, load
 from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
 
-SCHEMA = 1
+SCHEMA = 2
 BYTES_LIMIT = 16 * 2**20
-"""A summary unpacked: 2000 stacks of 64 frames and ten histories have less."""
-LISTS_LIMIT, VALUES_LIMIT = 400_000, 2_000_000
-"""Lists in the text of a summary, and commas: each becomes an object before its form is checked."""
-ITEMS_LIMIT = 400_000
-"""Items of a list."""
-_LEVEL = 4
+"""Maximum size of an unpacked summary: 2000 stacks of 64 frames and ten histories are smaller."""
+LISTS_LIMIT = 400_000
+"""Maximum number of lists and objects in a summary: each takes more memory than its text."""
+_LONG_NUMBER = re.compile(rb"[,:\[]-?[0-9]{20}")
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryFile:
+    """Content of a summary file; `modified_ns` is the modification time of its snapshot."""
+
+    schema: int
+    modified_ns: int
+    summary: SnapshotSummary
 
 
 def summary_path(snapshot: Path) -> Path:
@@ -51,143 +55,64 @@ def summary_path(snapshot: Path) -> Path:
 
 
 def write_summary(path: Path, summary: SnapshotSummary, modified_ns: int) -> None:
-    """Write a summary in one piece; `modified_ns` is its snapshot's time of change.
-
-    Raises OSError, and ValueError where it is so large that `read_summary` would not read it.
-    """
-    content = {"schema": SCHEMA, "modified_ns": modified_ns, "summary": _plain(summary)}
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    data = text.encode()
+    """Write a summary atomically. Raises OSError, and ValueError for one above the limits."""
+    data = msgspec.json.encode(SummaryFile(SCHEMA, modified_ns, summary))
     _check_size(data)
     with atomic_replace(path, durable=False) as file:
         os.fchmod(file.fileno(), 0o600)
-        file.write(gzip.compress(data, _LEVEL, mtime=0))
+        file.write(gzip.compress(data, 4, mtime=0))
 
 
 def read_summary(path: Path, file_size: int, modified_ns: int) -> SnapshotSummary | None:
-    """Return the summary of the snapshot that has this size and time of change.
+    """Return the summary of the snapshot with this size and modification time.
 
-    None where there is none, it is of another state of the file, or it is not one of ours: it can
-    be made again.
+    Returns None if there is no valid one: it can be made again.
     """
     try:
-        content = json.loads(_unpacked(path))
-        if content["schema"] != SCHEMA or content["modified_ns"] != modified_ns:
-            return None
-        summary = _made(SnapshotSummary, content["summary"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, EOFError, zlib.error):
+        with gzip.open(io.BytesIO(read_regular_file(path, BYTES_LIMIT))) as file:
+            data = file.read(BYTES_LIMIT + 1)
+        _check_size(data)
+        found = msgspec.json.decode(data, type=SummaryFile)
+    except (OSError, ValueError, RecursionError, EOFError, zlib.error):
         return None
-    assert isinstance(summary, SnapshotSummary)
-    return summary if summary.file_size == file_size and _coherent(summary) else None
+    if (found.schema, found.modified_ns) != (SCHEMA, modified_ns):
+        return None
+    summary = found.summary
+    return summary if summary.file_size == file_size and _is_consistent(summary) else None
 
 
-def _unpacked(path: Path) -> bytes:
-    """Raises OSError for a link or pipe, ValueError where too much comes out."""
-    data = read_regular_file(path, BYTES_LIMIT)
-    with gzip.open(io.BytesIO(data)) as file:
-        text = file.read(BYTES_LIMIT + 1)
-    _check_size(text)
-    return text
-
-
-def _check_size(text: bytes) -> None:
-    """Raise ValueError where parsing this JSON would take more memory or time than is due."""
-    if len(text) > BYTES_LIMIT:
+def _check_size(data: bytes) -> None:
+    """Raise ValueError for JSON that takes too much memory or has numbers above 64 bits."""
+    if len(data) > BYTES_LIMIT:
         raise ValueError(f"must have at most {BYTES_LIMIT} bytes")
-    if text.count(b"[") + text.count(b"{") > LISTS_LIMIT or text.count(b",") > VALUES_LIMIT:
-        raise ValueError(f"must have at most {LISTS_LIMIT} lists and {VALUES_LIMIT} values")
+    if data.count(b"[") + data.count(b"{") > LISTS_LIMIT:
+        raise ValueError(f"must have at most {LISTS_LIMIT} lists")
+    if _LONG_NUMBER.search(data):
+        raise ValueError("must have numbers of at most 64 bits")
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of dataclasses as lists: field names would be most of the file."""
-    if dataclasses.is_dataclass(value):
-        return [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _made(kind: Any, value: Any) -> Any:
-    """Return a value of this type made of lists. Raises ValueError where it does not fit."""
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        if value is None:
-            return None
-        (kind,) = [part for part in parts if part is not types.NoneType]
-        return _made(kind, value)
-    if origin is tuple:
-        items = _list(value)
-        return (
-            tuple(items)
-            if parts[0] in _PLAIN and _all(parts[0], items)
-            else tuple(_made(parts[0], item) for item in items)
-        )
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        kinds, items = _fields(kind), _list(value)
-        if len(items) != len(kinds):
-            raise ValueError(f"{kind.__name__}: must have {len(kinds)} values, got {len(items)}")
-        return kind(*map(_made, kinds, items))
-    if kind is float and type(value) is int:
-        value = float(value)
-    if not _all(kind, [value]):
-        raise ValueError(f"must be {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-_PLAIN = (int, float, str)
-
-
-def _all(kind: type, values: list[Any]) -> bool:
-    """Say whether all values have exactly this type, and numbers a size that can be."""
-    if set(map(type, values)) - {kind}:
-        return False
-    if kind is int:
-        return all(-(2**63) <= value < 2**63 for value in values)
-    return kind is not float or all(map(math.isfinite, values))
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) > ITEMS_LIMIT:
-        raise ValueError(f"must be a list of at most {ITEMS_LIMIT}, got {type(value).__name__}")
-    return value
-
-
-@functools.cache
-def _fields(kind: Any) -> tuple[Any, ...]:
-    """Return the types of a dataclass's fields."""
-    hints = typing.get_type_hints(kind)
-    return tuple(hints[field.name] for field in dataclasses.fields(kind))
-
-
-def _coherent(summary: SnapshotSummary) -> bool:
-    """Say whether every number of a stack or frame has one, and columns have one length."""
-    stacks = [site.stack for site in summary.sites]
-    for memory in summary.devices:
-        stacks += [part.stack for row in memory.rows for part in row.parts]
+def _is_consistent(summary: SnapshotSummary) -> bool:
+    """Return True if all indices are valid and the columns of a history have one length."""
+    parts = [part for memory in summary.devices for row in memory.rows for part in row.parts]
+    stacks = [site.stack for site in summary.sites] + [part.stack for part in parts]
     for one in summary.histories:
         stacks += [band.stack for band in one.bands] + [held.stack for held in one.at_peak]
-        lines: list[tuple[float, ...]] = [one.live, one.before, one.rest]
+        lines = [one.live, one.before, one.rest, one.seconds, one.reserved]
         lines += [band.live for band in one.bands]
-        lines += [line for line in (one.seconds, one.reserved) if line is not None]
         count = len(one.columns)
-        if not 0 <= one.peak_column < count or any(len(line) != count for line in lines):
+        columns = [one.peak_column, *one.ooms]
+        columns += [column for span in one.spans for column in (span.first, span.last)]
+        if any(line is not None and len(line) != count for line in lines):
             return False
-        ends = [span.first for span in one.spans] + [span.last for span in one.spans]
-        if any(not 0 <= place < count for place in (*ends, *one.ooms)):
+        if any(not 0 <= column < count for column in columns):
             return False
         if any(not 0 <= span.label < len(summary.labels) for span in one.spans):
             return False
-    frames = [place for stack in summary.stacks for place in stack]
     return (
         len(summary.modules) == len(summary.stacks)
         and all(-1 <= stack < len(summary.stacks) for stack in stacks)
-        and all(0 <= place < len(summary.texts) for place in frames)
-        and all(
-            part.state in (0, 1, 2) and part.size >= 0
-            for memory in summary.devices
-            for row in memory.rows
-            for part in row.parts
-        )
+        and all(0 <= text < len(summary.texts) for stack in summary.stacks for text in stack)
+        and all(part.state in (0, 1, 2) and part.size >= 0 for part in parts)
     )
 
 
@@ -198,12 +123,12 @@ RESULT_LIMIT = 128 * 2**20
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do it; return the exit code."""
+    """Write the summary of the first argument to the second; return the exit code."""
     snapshot, result = map(Path, arguments)
     limit_process(memory=MEMORY_LIMIT, cpu_s=CPU_LIMIT_S, file_bytes=RESULT_LIMIT)
     try:
         modified_ns = snapshot.stat().st_mtime_ns
-        loaded = load(snapshot, progress=_say)
+        loaded = load(snapshot, progress=lambda read: os.write(1, f"{read}\n".encode()))
         write_summary(result, summarize(loaded), modified_ns)
     except MemoryError:
         return _fail(
@@ -216,11 +141,6 @@ def main(arguments: Sequence[str]) -> int:
         what = f"{type(error).__name__}: {error}"[:200]
         return _fail(f"{snapshot.name}: cannot be summarized ({what}). {REMEDY}")
     return 0
-
-
-def _say(read: int) -> None:
-    sys.stdout.write(f"{read}\n")
-    sys.stdout.flush()
 
 
 def _fail(text: str) -> int:
@@ -236,71 +156,69 @@ _SENTENCE_LIMIT = 600
 
 
 class SnapshotLoadTask:
-    """One snapshot on its way; `poll` until `done`, from any thread, one at a time.
+    """One snapshot being opened; call `poll` until it returns True, from one thread at a time.
 
-    `summary` is what `kept_summary` gave. Raises OSError where the file cannot be looked at or no
-    process be started.
+    `summary` is the result of `kept_summary`. Raises OSError if the file cannot be read or no
+    process can be started.
     """
 
     def __init__(self, path: Path, spare: Path, summary: SnapshotSummary | None = None) -> None:
         found = path.stat()
         self.path = path
         self.share = 0.0
-        """Of the file that has been read."""
+        """Share of the file that has been read."""
         self.summary = summary
         self.error: str | None = None
-        """A sentence where the file could not be opened."""
+        """Why the file could not be opened, as a sentence."""
         self._state = (found.st_size, found.st_mtime_ns)
-        self._process: subprocess.Popen[bytes] | None = None
         self._deadline = time.monotonic() + TIME_LIMIT_S
         self._result = _place(path, spare)
-        if self.summary is None:
-            self._process = _start(path, self._result)
+        self._process = None if summary is not None else _start(path, self._result)
 
     @property
     def done(self) -> bool:
-        """Say whether `summary` or `error` is there."""
+        """True once `summary` or `error` is set."""
         return self.summary is not None or self.error is not None
 
     def poll(self) -> bool:
-        """Look how far it is; return `done`."""
+        """Update the progress and the result; return `done`."""
         process = self._process
         if self.done or process is None:
             return self.done
         code = process.poll()
         assert process.stdout is not None
-        said = process.stdout.read() or b""
-        last = said.split()[-1:]
+        last = (process.stdout.read() or b"").split()[-1:]
         if last and last[0].isdigit():
             self.share = min(1.0, int(last[0]) / max(1, self._state[0]))
+        name = self.path.name
         if code is None and time.monotonic() > self._deadline:
             self.close()
-            self.error = f"{self.path.name}: took more than {TIME_LIMIT_S:.0f} s. {REMEDY}"
+            self.error = f"{name}: took more than {TIME_LIMIT_S:.0f} s. {REMEDY}"
+        elif code == 0:
+            self.close()
+            self.summary = read_summary(self._result, *self._state)
+            if self.summary is None:
+                self.error = f"{name}: was changed while it was read. Open it again."
         elif code is not None:
-            self._end(process, code)
+            assert process.stderr is not None
+            lines = process.stderr.read().decode(errors="replace").strip().splitlines()
+            self.close()
+            self.error = printable(_why(name, code, lines[-1:]))[:_SENTENCE_LIMIT]
         return self.done
 
     def close(self) -> None:
-        """End the process, if it still runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            _close(self._process)
-
-    def _end(self, process: subprocess.Popen[bytes], code: int) -> None:
-        assert process.stderr is not None
-        words = process.stderr.read().decode(errors="replace").strip().splitlines()
-        _close(process)
-        if code == 0:
-            self.summary = read_summary(self._result, *self._state)
-            if self.summary is None:
-                self.error = f"{self.path.name}: was changed while it was read. Open it again."
-        else:
-            self.error = printable(_why(self.path.name, code, words[-1:]))[:_SENTENCE_LIMIT]
+        """End the process if it still runs."""
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
 
 
 def kept_summary(path: Path, spare: Path) -> SnapshotSummary | None:
-    """Return the summary that is kept of a file as it is now, if any. Raises OSError."""
+    """Return the stored summary of a file in its present state, if any. Raises OSError."""
     found = path.stat()
     return read_summary(_place(path, spare), found.st_size, found.st_mtime_ns)
 
@@ -310,7 +228,7 @@ def open_snapshot(
 ) -> SnapshotSummary:
     """Return the summary of a snapshot, waiting for it. Raises SnapshotError and OSError.
 
-    `spare` is a folder for it where that of the file cannot be written.
+    `spare` is a folder for the summary if the folder of the file cannot be written.
     """
     opening = SnapshotLoadTask(path, spare, kept_summary(path, spare))
     try:
@@ -326,9 +244,8 @@ def open_snapshot(
 
 def _place(path: Path, spare: Path) -> Path:
     """Return where the summary is kept."""
-    beside = summary_path(path)
     if is_own_folder(path.parent) and os.access(path.parent, os.W_OK):
-        return beside
+        return summary_path(path)
     name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
     return spare / f"{name}.summary.json.gz"
 
@@ -339,7 +256,7 @@ def _start(path: Path, result: Path) -> subprocess.Popen[bytes]:
         # -P: a file of the working directory must not take the place of a module.
         [sys.executable, "-P", "-m", "stepscope.memory.snapshots.open_snapshot"]
         + [str(path.absolute()), str(result.absolute())],
-        stdin=subprocess.PIPE,  # its end tells the child that this process is gone
+        stdin=subprocess.PIPE,  # closed with this process: the child then ends
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # One thread is enough, and others would count against the limit of memory.
@@ -358,12 +275,6 @@ def _why(name: str, code: int, words: list[str]) -> str:
         how = signal.strsignal(-code) or f"signal {-code}"
         return f"{name}: broke the process that opened it ({how}), as no snapshot does. {REMEDY}"
     return words[0] if words else f"{name}: could not be opened (exit code {code}). {REMEDY}"
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
 
 
 if __name__ == "__main__":

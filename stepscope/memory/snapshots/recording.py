@@ -44,11 +44,11 @@ class AllocationLabeler:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """A step begins: what is allocated now belongs to its forward pass."""
+        """Label allocations as those of the forward pass: a step begins."""
         self._put(FORWARD)
 
     def end(self) -> None:
-        """Label nothing more."""
+        """Stop labeling."""
         if self._set is not None:
             phase_ranges.label(None)
             self._put_in_backward("")

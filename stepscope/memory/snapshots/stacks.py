@@ -6,9 +6,9 @@ torch lists frames from the innermost to the outermost, each as a dict of `filen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 from stepscope.common.formatting import printable
 
@@ -16,8 +16,9 @@ FRAMES_LIMIT = 128
 """Frames kept of a stack, the innermost ones; those of C++ make up to 100."""
 TEXT_LIMIT = 300
 """Characters kept of a file's name, its end, and of a function's."""
-_MODULE_FILE = "torch/nn/modules/module.py"
-_MODULE_CALLS = ("_call_impl", "_wrapped_call_impl")
+_MODULE_CALL = re.compile(
+    r"torch[/\\]nn[/\\]modules[/\\]module\.py:\d+ in (.*\.)?(_wrapped)?_call_impl$"
+)
 
 
 def frame_text(frame: object) -> str | None:
@@ -50,9 +51,9 @@ def stack_texts(frames: object) -> tuple[str, ...]:
 def module_of(frames: Sequence[str]) -> str | None:
     """Return the innermost module whose `forward` made the allocation; None where unclear.
 
-    Frames name functions, not classes. So a module is told only by a `forward` that `nn.Module`
-    itself has called: as the file of that `forward`, and the line that called the module, which
-    tells two layers of one class apart.
+    Frames name functions, not classes. So a module is named only by a `forward` that `nn.Module`
+    has called: by the file of that `forward`, and by the line that called the module, which
+    distinguishes two layers of one class.
 
     >>> call = "/lib/torch/nn/modules/module.py:1780 in _call_impl"
     >>> linear = "/lib/torch/nn/modules/linear.py:134 in forward"
@@ -63,8 +64,9 @@ def module_of(frames: Sequence[str]) -> str | None:
     """
     for place, frame in enumerate(frames):
         outer = frames[place + 1 :]
-        if _function(frame) == "forward" and outer and _is_module_call(outer[0]):
-            caller = next((one for one in outer if not _is_module_call(one)), None)
+        is_forward = frame.endswith((" in forward", ".forward"))
+        if is_forward and outer and _MODULE_CALL.search(outer[0]):
+            caller = next((one for one in outer if not _MODULE_CALL.search(one)), None)
             at = "" if caller is None else f", called at {short(caller).rpartition(' in ')[0]}"
             return f"{_file_of(frame)}{at}"
     return None
@@ -78,16 +80,6 @@ def _file_of(frame: str) -> str:
     if "torch" in parts:
         return ".".join(parts[len(parts) - 1 - parts[::-1].index("torch") :])
     return path.name
-
-
-def _function(frame: str) -> str:
-    """Return the last part of a frame's function, without the classes around it."""
-    return frame.rpartition(" in ")[2].rpartition(".")[2]
-
-
-def _is_module_call(frame: str) -> bool:
-    where = frame.rpartition(" in ")[0].replace("\\", "/").rpartition(":")[0]
-    return where.endswith(_MODULE_FILE) and _function(frame) in _MODULE_CALLS
 
 
 def own_frame(frames: Sequence[str]) -> str | None:
@@ -122,27 +114,39 @@ TEXTS_LIMIT = 200_000
 
 
 class StackTable:
-    """Gives stacks their numbers, from 0 on; `left_out` counts lists beyond the limits."""
+    """Numbers stacks from 0; `left_out` counts lists of frames beyond the limits."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         """The distinct frames."""
         self.frames: list[tuple[int, ...]] = []
-        """Of each stack its frames, as places in `texts`, innermost first."""
+        """For each stack its frames, as indices of `texts`, innermost first."""
         self.left_out = 0
-        self._by_frames: dict[tuple[int, ...], int] = {}
-        self._by_ids: dict[tuple[int, ...], int] = {(): NO_STACK}
-        self._place: dict[str, int] = {}
-        # Of each distinct frame the first object, kept alive: no other can get its identity.
-        self._places_by_id: dict[int, int] = {}
-        self._alive: list[object] = []
+        self._by_frames: dict[tuple[int, ...], int] = {(): NO_STACK}
+        self._by_text: dict[str, int] = {}
+        self._by_ids: dict[tuple[int, ...], int] = {}
+        self._alive: list[object] = []  # frames in `_by_ids`: no other object can get their ids
 
     def number(self, frames: object) -> int:
         """Return the number of a list of frames."""
-        if not isinstance(frames, list | tuple) or not frames:
+        if not isinstance(frames, list | tuple):
             return NO_STACK
-        found = self._by_ids.get(tuple(map(id, frames[:FRAMES_LIMIT])))
-        return self._add(frames[:FRAMES_LIMIT]) if found is None else found
+        frames = frames[:FRAMES_LIMIT]
+        ids = tuple(map(id, frames))
+        found = self._by_ids.get(ids)
+        if found is None:
+            places = tuple(place for place in map(self._place, frames) if place >= 0)
+            found = self._by_frames.get(places)
+            if found is None and len(self.frames) >= STACKS_LIMIT:
+                self.left_out += 1
+                return NO_STACK
+            if found is None:
+                found = self._by_frames[places] = len(self.frames)
+                self.frames.append(places)
+            if len(self._by_ids) < STACKS_LIMIT:
+                self._by_ids[ids] = found
+                self._alive.append(frames)
+        return found
 
     def text(self, number: int) -> tuple[str, ...]:
         """Return the lines of a stack, () for NO_STACK."""
@@ -150,48 +154,12 @@ class StackTable:
             return ()
         return tuple(self.texts[place] for place in self.frames[number])
 
-    def _add(self, frames: list[Any] | tuple[Any, ...]) -> int:
-        places = []
-        shared = True
-        for frame in frames:
-            place = self._places_by_id.get(id(frame))
-            if place is None:
-                place, kept = self._add_frame(frame)
-                shared = shared and kept
-            if place >= 0:
-                places.append(place)
-        key = tuple(places)
-        found = self._by_frames.get(key)
-        if found is None:
-            found = self._new(key)
-        if shared and found >= 0:
-            self._by_ids[tuple(map(id, frames))] = found
-        return found
-
-    def _new(self, key: tuple[int, ...]) -> int:
-        if not key:
-            return NO_STACK
-        if len(self.frames) >= STACKS_LIMIT:
-            self.left_out += 1
-            return NO_STACK
-        number = self._by_frames[key] = len(self.frames)
-        self.frames.append(key)
-        return number
-
-    def _add_frame(self, frame: object) -> tuple[int, bool]:
-        """Return the place of a frame, -1 for what is none, and whether it is the first such."""
-        text = frame_text(frame) or ""
-        place = self._place.get(text)
-        if place is not None:
-            return place, False
-        place = len(self.texts)
-        if text == "" or place >= TEXTS_LIMIT:
-            place = -1
-        if place < 0 and "" in self._place:
-            return place, False
-        if place >= 0:
+    def _place(self, frame: object) -> int:
+        """Return the index of a frame in `texts`, -1 for an invalid one."""
+        text = frame_text(frame)
+        if text is None or (text not in self._by_text and len(self.texts) >= TEXTS_LIMIT):
+            return -1
+        if text not in self._by_text:
+            self._by_text[text] = len(self.texts)
             self.texts.append(text)
-        self._place[text if place >= 0 else ""] = place
-        self._places_by_id[id(frame)] = place
-        self._alive.append(frame)
-        return place, True
+        return self._by_text[text]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stepscope.common.formatting import printable
 from stepscope.memory.snapshots.load import REMEDY, MemorySnapshot, SnapshotError
 from stepscope.memory.snapshots.segments import (
+    ACTIVE,
     DeviceSegments,
-    SegmentSlice,
-    StreamPoolUsage,
+    PoolMemory,
     blocks_of,
     device_memory,
     places,
@@ -20,7 +20,7 @@ from stepscope.memory.snapshots.segments import (
     whole,
 )
 from stepscope.memory.snapshots.stacks import NO_STACK, StackTable, module_of
-from stepscope.memory.snapshots.timeline import MemoryTimeline, StackBand, StackUsage, history
+from stepscope.memory.snapshots.timeline import MemoryTimeline, history
 from stepscope.memory.snapshots.trace import OOMS_LIMIT
 
 SITES_LIMIT = 2000
@@ -52,21 +52,13 @@ class FailedAllocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One of the allocator's settings as torch names it."""
-
-    name: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
 class SnapshotSummary:
     """A snapshot in short. `stacks` are lists of places in `texts`, innermost frame first."""
 
     name: str
     file_size: int
     devices: tuple[DeviceSegments, ...]
-    places: tuple[StreamPoolUsage, ...]
+    places: tuple[PoolMemory, ...]
     sites: tuple[AllocationSite, ...]
     """Live at the end, the largest first."""
     sites_left: int
@@ -75,7 +67,7 @@ class SnapshotSummary:
     histories: tuple[MemoryTimeline, ...]
     failed: tuple[FailedAllocation, ...]
     labels: tuple[str, ...]
-    settings: tuple[Setting, ...]
+    settings: dict[str, str]
     texts: tuple[str, ...]
     stacks: tuple[tuple[int, ...], ...]
     modules: tuple[str | None, ...]
@@ -97,49 +89,45 @@ class SnapshotSummary:
 
 
 def summarize(snapshot: MemorySnapshot) -> SnapshotSummary:
-    """Return a snapshot in short. Raises SnapshotError where its sizes add up to no real memory."""
+    """Return the summary of a snapshot. Raises SnapshotError for sizes of 2**63 bytes or more."""
+    name = printable(snapshot.name)[:TEXT_LIMIT]
     try:
-        summary = _summarized(snapshot)
-    except OverflowError as error:
-        raise SnapshotError(_too_much(snapshot.name)) from error
-    reserved = [one.parts.reserved for one in summary.devices]
-    reserved += [one.parts.reserved for one in summary.places]
-    peaks = [one.peak for one in summary.histories]
-    sizes = [value for site in summary.sites for value in (site.size, site.requested)]
-    if max((*reserved, *peaks, *sizes, summary.size_left), default=0) >= SUM_LIMIT:
-        raise SnapshotError(_too_much(snapshot.name))
-    return summary
-
-
-def _too_much(name: str) -> str:
-    return (
-        f"{printable(name)[:TEXT_LIMIT]}: its sizes must add up to less than 2**63 bytes, got "
-        f"more. {REMEDY}"
+        summary = _summarized(name, snapshot)
+    except OverflowError:
+        summary = None
+    if summary is not None:
+        sizes = [one.parts.reserved for one in summary.devices]
+        sizes += [one.parts.reserved for one in summary.places]
+        sizes += [one.peak for one in summary.histories]
+        sizes += [value for site in summary.sites for value in (site.size, site.requested)]
+        if max((*sizes, summary.size_left)) < SUM_LIMIT:
+            return summary
+    raise SnapshotError(
+        f"{name}: its sizes must add up to less than 2**63 bytes, got more. {REMEDY}"
     )
 
 
-def _summarized(snapshot: MemorySnapshot) -> SnapshotSummary:
+def _summarized(name: str, snapshot: MemorySnapshot) -> SnapshotSummary:
     devices = device_memory(snapshot.segments, snapshot.stacks)
     sites = _sites(snapshot.segments, snapshot.stacks)
-    histories = _histories(snapshot, devices)
     failed = [
         FailedAllocation(device, oom.requested, oom.device_free)
         for device, trace in snapshot.traces.items()
         for oom in trace.ooms
     ]
     listed = sites[:SITES_LIMIT]
-    kept = _Kept(snapshot.stacks)
+    kept = _KeptStacks(snapshot.stacks)
     return SnapshotSummary(
-        name=printable(snapshot.name)[:TEXT_LIMIT],
+        name=name,
         file_size=snapshot.size,
         devices=tuple(kept.device(device) for device in devices),
         places=places(snapshot.segments),
         sites=tuple(replace(site, stack=kept.number(site.stack)) for site in listed),
         sites_left=len(sites) - len(listed),
         size_left=sum(site.size for site in sites[SITES_LIMIT:]),
-        histories=tuple(kept.history(one) for one in histories),
+        histories=tuple(kept.history(one) for one in _histories(snapshot, devices)),
         failed=tuple(failed[:OOMS_LIMIT]),
-        labels=tuple(snapshot.labels.names),
+        labels=snapshot.labels,
         settings=_settings(snapshot.settings),
         unreadable=sum(trace.unreadable for trace in snapshot.traces.values()),
         stacks_left=snapshot.stacks.left_out,
@@ -153,7 +141,7 @@ def _sites(segments: list[Any], stacks: StackTable) -> list[AllocationSite]:
     for segment in segments_of(segments):
         device = whole(segment.get("device")) or 0
         for block in blocks_of(segment):
-            if block.allocated:
+            if block.state == ACTIVE:
                 found = sums[device, stacks.number(block.frames)]
                 found[0] += block.size
                 found[1] += block.requested
@@ -162,82 +150,72 @@ def _sites(segments: list[Any], stacks: StackTable) -> list[AllocationSite]:
     return sorted(sites, key=lambda site: (-site.size, site.device, site.stack))
 
 
-def _histories(snapshot: MemorySnapshot, devices: Iterable[DeviceSegments]) -> list[MemoryTimeline]:
+def _histories(
+    snapshot: MemorySnapshot, devices: Iterable[DeviceSegments]
+) -> Iterator[MemoryTimeline]:
     reserved = {one.device: one.parts.reserved for one in devices}
     live: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for segment in segments_of(snapshot.segments):
-        begin = whole(segment.get("address"))
+        device, begin = whole(segment.get("device")) or 0, whole(segment.get("address"))
         for block in blocks_of(segment):
-            place = (
-                block.address
-                if block.address is not None or begin is None
-                else (begin + block.start)
-            )
-            if block.allocated and place is not None:
-                live[whole(segment.get("device")) or 0][place] = block.requested
-    made = (
-        history(device, trace, live[device], reserved.get(device))
-        for device, trace in snapshot.traces.items()
-    )
-    return [one for one in made if one is not None]
+            address = block.address
+            if address is None and begin is not None:
+                address = begin + block.start
+            if block.state == ACTIVE and address is not None:
+                live[device][address] = block.requested
+    for device, trace in snapshot.traces.items():
+        found = history(device, trace, live[device], reserved.get(device))
+        if found is not None:
+            yield found
 
 
-def _settings(settings: dict[str, Any]) -> tuple[Setting, ...]:
-    return tuple(
-        Setting(printable(str(name))[:TEXT_LIMIT], printable(str(value))[:TEXT_LIMIT])
+def _settings(settings: dict[str, Any]) -> dict[str, str]:
+    return {
+        printable(name)[:TEXT_LIMIT]: printable(str(value))[:TEXT_LIMIT]
         for name, value in list(settings.items())[:SETTINGS_LIMIT]
-        if isinstance(name, str) and _is_plain(value)
-    )
+        # Python refuses to convert a very large integer to text.
+        if isinstance(name, str)
+        and (isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63))
+    }
 
 
-def _is_plain(value: object) -> bool:
-    """Say whether a value has a short text; that of a huge whole number Python refuses."""
-    return isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63)
-
-
-class _Kept:
-    """Gives the stacks that a summary speaks of new numbers, and leaves out all others."""
+class _KeptStacks:
+    """Renumbers the stacks that a summary refers to; all others are left out."""
 
     def __init__(self, stacks: StackTable) -> None:
         self._stacks = stacks
-        self._numbers: dict[int, int] = {}
+        self._numbers = {NO_STACK: NO_STACK}
 
     def number(self, stack: int) -> int:
         """Return the new number of a stack."""
-        return (
-            NO_STACK if stack == NO_STACK else self._numbers.setdefault(stack, len(self._numbers))
-        )
+        return self._numbers.setdefault(stack, len(self._numbers) - 1)
 
     def device(self, memory: DeviceSegments) -> DeviceSegments:
         """Return it with new numbers."""
         rows = (
-            replace(
-                row,
-                parts=tuple(SegmentSlice(p.size, p.state, self.number(p.stack)) for p in row.parts),
-            )
+            replace(row, parts=tuple(replace(p, stack=self.number(p.stack)) for p in row.parts))
             for row in memory.rows
         )
         return replace(memory, rows=tuple(rows))
 
     def history(self, one: MemoryTimeline) -> MemoryTimeline:
         """Return it with new numbers."""
-        bands = (StackBand(self.number(band.stack), band.peak, band.live) for band in one.bands)
-        held = (StackUsage(self.number(held.stack), held.size, held.count) for held in one.at_peak)
-        return replace(one, bands=tuple(bands), at_peak=tuple(held))
+        bands = tuple(replace(band, stack=self.number(band.stack)) for band in one.bands)
+        held = tuple(replace(held, stack=self.number(held.stack)) for held in one.at_peak)
+        return replace(one, bands=bands, at_peak=held)
 
     def tables(self) -> dict[str, Any]:
-        """Return the texts, stacks and modules behind the new numbers."""
-        places: dict[int, int] = {}
-        stacks, modules = [], []
-        for stack in self._numbers:
-            modules.append(module_of(self._stacks.text(stack)))
-            stacks.append(
-                tuple(places.setdefault(p, len(places)) for p in self._stacks.frames[stack])
-            )
+        """Return the texts, stacks and modules of the new numbers."""
+        found: dict[int, int] = {}
+        kept = [stack for stack in self._numbers if stack != NO_STACK]
+        stacks = [
+            tuple(found.setdefault(text, len(found)) for text in self._stacks.frames[stack])
+            for stack in kept
+        ]
         return {
-            "texts": tuple(self._stacks.texts[place] for place in places),
+            "texts": tuple(self._stacks.texts[text] for text in found),
             "stacks": tuple(stacks),
-            "modules": tuple(modules),
+            "modules": tuple(module_of(self._stacks.text(stack)) for stack in kept),
         }
 
 

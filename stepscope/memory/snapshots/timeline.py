@@ -41,7 +41,6 @@ class StackBand:
     """Live bytes of one stack in each column."""
 
     stack: int
-    peak: int
     live: tuple[int, ...]
 
 
@@ -129,23 +128,25 @@ def history(
     before = (lives.before_at_start + np.cumsum(lives.before))[columns]
     peak_row = int(columns[int(np.argmax(live[columns]))])
     held = _held(lives, peak_row)
-    bands = _bands(lives, held[:BANDS], columns)
-    rest = live[columns] - before - sum(band for _, band in bands)
+    bands = [_live_bytes(lives, one.stack, columns) for one in held[:BANDS]]
+    rest = live[columns] - before - sum(bands)
+    shown = zip(held, bands, strict=False)
+    ooms = np.searchsorted(columns, [oom.row for oom in trace.ooms])
     return MemoryTimeline(
         device=device,
         actions=len(trace),
-        columns=_whole(columns),
+        columns=tuple(columns.tolist()),
         seconds=_seconds(trace.time_us, columns),
-        live=_whole(live[columns]),
-        before=_whole(before),
-        bands=tuple(StackBand(stack, int(band.max()), _whole(band)) for stack, band in bands),
-        rest=_whole(rest),
+        live=tuple(live[columns].tolist()),
+        before=tuple(before.tolist()),
+        bands=tuple(StackBand(one.stack, tuple(band.tolist())) for one, band in shown),
+        rest=tuple(rest.tolist()),
         reserved=None if reserved_end is None else _reserved(trace, reserved_end, columns),
         peak=int(live[peak_row]),
         peak_column=int(np.searchsorted(columns, peak_row)),
         end=int(live[-1]),
         spans=_spans(trace, columns),
-        ooms=tuple(sorted({_column(columns, oom.row) for oom in trace.ooms})),
+        ooms=tuple(np.unique(np.minimum(ooms, len(columns) - 1)).tolist()),
         at_peak=tuple(held),
     )
 
@@ -165,11 +166,7 @@ def _held(lives: _Lives, row: int) -> list[StackUsage]:
     sizes = np.bincount(lives.stack[alive], weights=lives.size[alive])
     counts = np.bincount(lives.stack[alive])
     largest = np.argsort(-sizes, kind="stable")[:HELD_LIMIT].tolist()
-    return [
-        StackUsage(stack, int(sizes[stack]), int(counts[stack]))
-        for stack in largest
-        if counts[stack]
-    ]
+    return [StackUsage(one, int(sizes[one]), int(counts[one])) for one in largest if counts[one]]
 
 
 def _lives(trace: AllocatorTrace, live_blocks: Mapping[int, int]) -> _Lives:
@@ -181,67 +178,40 @@ def _lives(trace: AllocatorTrace, live_blocks: Mapping[int, int]) -> _Lives:
     rows = np.flatnonzero((allocates | frees) & known)
     rows = rows[np.argsort(trace.address[rows], kind="stable")]  # by address, then by time
     address, allocated = trace.address[rows], allocates[rows]
-    first = np.ones(len(rows), bool)
-    first[1:] = address[1:] != address[:-1]
-    has_next = np.ones(len(rows), bool)
-    has_next[:-1] = ~first[1:]
-    has_next[-1:] = False
+    first = np.append(True, address[1:] != address[:-1])[: len(rows)]
+    is_last = np.append(first[1:], True)[: len(rows)]
     # Whatever follows at the same address ends it: where a free is missing, another allocation.
-    following = np.append(rows[1:], len(trace))
-    end = np.where(has_next, following, len(trace))
+    end = np.where(is_last, len(trace), np.append(rows[1:], len(trace))[: len(rows)])
     begin = rows[allocated]
     # Freed without having been allocated here, and live at the end without it.
     unknown = rows[first & ~allocated]
     before = np.zeros(len(trace), np.int64)
     before[unknown] = -trace.size[unknown]
-    kept = _untouched(address[first], live_blocks)
-    return _Lives(
-        begin,
-        end[allocated],
-        trace.size[begin],
-        trace.stack[begin],
-        before,
-        int(trace.size[unknown].sum()) + kept,
-    )
-
-
-def _untouched(touched: Ints, live_blocks: Mapping[int, int]) -> int:
-    """Return the bytes of the live blocks whose address no action names; `touched` is sorted."""
     places = np.fromiter(live_blocks.keys(), np.int64, len(live_blocks))
     sizes = np.fromiter(live_blocks.values(), np.int64, len(live_blocks))
-    return int(sizes[~np.isin(places, touched)].sum())
+    at_start = int(trace.size[unknown].sum()) + int(sizes[~np.isin(places, address)].sum())
+    return _Lives(begin, end[allocated], trace.size[begin], trace.stack[begin], before, at_start)
 
 
 def _columns(live: Ints) -> Ints:
     """Return the row with the most live bytes in each of at most COLUMNS equal stretches."""
-    stretches = min(COLUMNS, len(live))
-    edges = np.linspace(0, len(live), stretches + 1).astype(np.int64)
-    return np.array(
-        [
-            begin + int(np.argmax(live[begin:end]))
-            for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-        ],
-        np.int64,
+    stretches = np.array_split(live, min(COLUMNS, len(live)))
+    starts = np.cumsum([0] + [len(stretch) for stretch in stretches[:-1]])
+    columns: Ints = starts + [int(np.argmax(stretch)) for stretch in stretches]
+    return columns
+
+
+def _live_bytes(lives: _Lives, stack: int, columns: Ints) -> Ints:
+    """Return the bytes of a stack's allocations that are live after each of the rows `columns`."""
+    mine = lives.stack == stack
+    size = lives.size[mine]
+    return _cumulative(lives.begin[mine], size, columns) - _cumulative(
+        lives.end[mine], size, columns
     )
 
 
-def _bands(lives: _Lives, held: list[StackUsage], columns: Ints) -> list[tuple[int, Ints]]:
-    """Return these stacks with their live bytes in each column."""
-    bands = []
-    for stack in [one.stack for one in held]:
-        mine = lives.stack == stack
-        live = _live_in(lives.begin[mine], lives.end[mine], lives.size[mine], columns)
-        bands.append((stack, live))
-    return bands
-
-
-def _live_in(begin: Ints, end: Ints, size: Ints, columns: Ints) -> Ints:
-    """Return the bytes of some allocations that are live after each of the rows `columns`."""
-    return _added(begin, size, columns) - _added(end, size, columns)
-
-
-def _added(rows: Ints, size: Ints, columns: Ints) -> Ints:
-    """Return the sizes of all `rows` up to each column, added up."""
+def _cumulative(rows: Ints, size: Ints, columns: Ints) -> Ints:
+    """Return the sum of the sizes of all `rows` up to each column."""
     order = np.argsort(rows, kind="stable")
     sums = np.concatenate([[0], np.cumsum(size[order])])
     return np.asarray(sums[np.searchsorted(rows[order], columns, "right")])
@@ -254,7 +224,7 @@ def _reserved(trace: AllocatorTrace, reserved_end: int, columns: Ints) -> tuple[
         (trace.action == SEGMENT_MORE).astype(np.int64) - (trace.action == SEGMENT_LESS)
     )
     total = np.cumsum(change)
-    return _whole(np.maximum(0, reserved_end - (total[-1] - total[columns])))
+    return tuple(np.maximum(0, reserved_end - (total[-1] - total[columns])).tolist())
 
 
 def _seconds(time_us: Ints, columns: Ints) -> tuple[float, ...] | None:
@@ -267,24 +237,13 @@ def _seconds(time_us: Ints, columns: Ints) -> tuple[float, ...] | None:
 
 def _spans(trace: AllocatorTrace, columns: Ints) -> tuple[LabelSpan, ...]:
     """Return the stretches of columns with one label, without those that have none."""
-    if not (trace.phase != MISSING).any():
-        return ()
     labeled = np.where(trace.action == ALLOC, np.arange(len(trace)), 0)
     newest = trace.phase[np.maximum.accumulate(labeled)[columns]]
     edges = np.flatnonzero(np.diff(newest)) + 1
-    begins = [0, *edges.tolist()]
-    ends = [*(edges - 1).tolist(), len(columns) - 1]
+    begins, ends = [0, *edges.tolist()], [*edges.tolist(), len(columns)]
     spans = [
-        LabelSpan(first, last, int(newest[first]))
-        for first, last in zip(begins, ends, strict=True)
+        LabelSpan(first, end - 1, int(newest[first]))
+        for first, end in zip(begins, ends, strict=True)
         if newest[first] != MISSING
     ]
     return tuple(spans[:PHASE_SPANS])
-
-
-def _column(columns: Ints, row: int) -> int:
-    return min(int(np.searchsorted(columns, row)), len(columns) - 1)
-
-
-def _whole(values: NDArray[np.int64]) -> tuple[int, ...]:
-    return tuple(int(value) for value in values.tolist())
