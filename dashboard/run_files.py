@@ -9,7 +9,8 @@ from pathlib import Path
 
 from stepscope.common.files import open_regular_file, read_regular_file
 from stepscope.common.formatting import format_bytes, terminal_text
-from stepscope.profiling.summary import BYTES_LIMIT, ProfileSummary, parse, summary_name, trace_name
+from stepscope.profiling import summary_name, trace_name
+from stepscope.profiling.summary import BYTES_LIMIT, ProfileSummary, parse
 
 TAIL_BYTES = 20_000
 SNAPSHOTS = 50

@@ -1,0 +1,34 @@
+"""Jobs of several ranks: launchers, collectives, stragglers and hangs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+NAMED = 8
+"""Ranks that a sentence names at most."""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return some ranks as words.
+
+    >>> ranks_text([2]), ranks_text([0, 2])
+    ('rank 2', 'ranks 0, 2')
+    """
+    shown = ", ".join(str(rank) for rank in ranks[:NAMED])
+    more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
+
+
+def rank_and_size() -> tuple[int, int] | None:
+    """Return torch.distributed's rank and world size; None if it is not initialized.
+
+    torch is not imported for it.
+    """
+    dist = sys.modules.get("torch.distributed")
+    try:
+        if dist is None or not dist.is_available() or not dist.is_initialized():
+            return None
+        return dist.get_rank(), dist.get_world_size()
+    except (AttributeError, RuntimeError, ValueError):  # half imported, or being taken down
+        return None

@@ -1,25 +1,25 @@
 """Bytes and time of this rank's collectives, from torch's Flight Recorder.
 
-The training thread reads at a step boundary where the sampler asks. There it captures no graph,
-which a reading would break (`flight_recorder`), and the steps that a reading covers are whole. A
+The training thread reads at a step boundary, where it captures no graph and steps are whole. A
 reading takes 1 to 20 ms and holds the GIL, so it is made every 1 to 64 s: 0.2 % of a core. The
-seconds are multiples of a power of two of the process's epoch seconds (`common/clock.py`). So ranks
-read in the same step, as long as their clocks agree, and do not hold each other up one by one.
+period is a power of two and counted in epoch seconds (`common/clock.py`). So ranks whose clocks
+agree read in the same step and do not delay each other one by one.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from stepscope.common.clock import clock
-from stepscope.distributed.flight_recorder import Collective, FlightRecorderDump, dumps, parsed
+from stepscope.distributed import rank_and_size
+from stepscope.distributed.flight_recorder import FlightRecorderDump, dumps, parsed
 
 ALL_REDUCE = "all_reduce"
 ALL_GATHER = "all_gather"
@@ -44,9 +44,9 @@ _NAMES = {
 
 
 def bus_factor(operation: str, ranks: int) -> float | None:
-    """Return bus bandwidth over algorithm bandwidth; None for what has no definition.
+    """Return bus bandwidth over algorithm bandwidth; None where it is not defined, as for one rank.
 
-    `operation` is torch's name of it. One rank moves nothing.
+    `operation` is torch's name of it.
 
     >>> bus_factor("all_reduce", 4), bus_factor("_all_gather_base", 4), bus_factor("broadcast", 4)
     (1.5, 0.75, 1.0)
@@ -54,16 +54,10 @@ def bus_factor(operation: str, ranks: int) -> float | None:
     if ranks < 2:
         return None
     others = (ranks - 1) / ranks
-    factors = {
-        ALL_REDUCE: 2 * others,
-        ALL_GATHER: others,
-        REDUCE_SCATTER: others,
-        ALL_TO_ALL: others,
-        "gather": others,  # nccl-tests src/gather.cu and src/scatter.cu
-        "scatter": others,
-        BROADCAST: 1.0,
-        "reduce": 1.0,
-    }
+    # nccl-tests: doc/PERFORMANCE.md, src/gather.cu and src/scatter.cu.
+    of_others = (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, "gather", "scatter")
+    factors = {ALL_REDUCE: 2 * others, BROADCAST: 1.0, "reduce": 1.0}
+    factors |= dict.fromkeys(of_others, others)
     return factors.get(_NAMES.get(operation, operation))
 
 
@@ -84,7 +78,9 @@ LEAST_S, MOST_S = 1.0, 64.0
 EARLY_S = 0.05
 """Half a tick of the sampler: ticks of several ranks come some milliseconds apart."""
 LARGE_BYTES = 2**20
-"""Least size of a collective whose bandwidth tells of the link: smaller ones mostly wait."""
+"""Least size of a collective whose bandwidth is that of the link: smaller ones mostly wait."""
+KEYS = ("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth")
+SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 NO_RECORDER = "this torch has no Flight Recorder"
 SWITCHED_OFF = "the Flight Recorder is switched off: set TORCH_FR_BUFFER_SIZE to 2000"
@@ -98,7 +94,7 @@ NONE_LARGE = "no timed collective was as large as 1 MiB"
 
 @dataclass(slots=True)
 class _Cursor:
-    """How far one recorder has been read: what was counted, and what was found ended."""
+    """The newest record of one recorder that was counted, and the newest that was timed."""
 
     counted: int = -1
     ended: int = -1
@@ -106,11 +102,10 @@ class _Cursor:
 
 @dataclass(slots=True)
 class _Sums:
-    """What the recorders hold that is new since the last reading."""
+    """New collectives since the last reading; `passed` includes those overwritten unread."""
 
     seen: int = 0
     passed: int = 0
-    """Those that were seen, and those overwritten before they were."""
     input_bytes: int = 0
     ended: int = 0
     timed: int = 0
@@ -147,8 +142,11 @@ class CollectiveMetrics:
         self._failed = False
 
     def is_due(self) -> bool:
-        """Say whether `read` would do something."""
-        return not self._failed and self._wall() >= self._due - EARLY_S and _of_a_job()
+        """Return True if `read` would do something."""
+        if self._failed or self._wall() < self._due - EARLY_S:
+            return False
+        group = rank_and_size()
+        return group is not None and group[1] > 1
 
     def reasons(self) -> dict[str, str]:
         """Return why metrics are missing, by key; under `lost` what was overwritten unread."""
@@ -170,7 +168,8 @@ class CollectiveMetrics:
         began, spent, first = self._clock(), self._cpu(), self._before is None
         try:
             step = self.step()
-            if not self.is_due() or self._stands_at(step) or _captures():
+            is_paused = self._before is not None and step <= self._before[1]
+            if is_paused or not self.is_due() or _captures():
                 return 0.0
             self._read(began, step)
         except Exception as error:  # of torch's private functions, in whatever version
@@ -178,13 +177,9 @@ class CollectiveMetrics:
             self._reasons = dict.fromkeys(KEYS, f"{type(error).__name__}: {error}")
             log.warning("stepscope: collectives are not read any more", exc_info=True)
         wanted_s = 0.0 if first else REST * (self._cpu() - spent)  # the first loads the code
-        period_s = _power_of_two(min(MOST_S, max(LEAST_S, wanted_s)))
+        period_s = 2.0 ** math.ceil(math.log2(min(MOST_S, max(LEAST_S, wanted_s))))
         self._due = (self._wall() + EARLY_S) // period_s * period_s + period_s
         return self._clock() - began
-
-    def _stands_at(self, step: int) -> bool:
-        """Say whether no step has ended since the last reading, as in a pause."""
-        return self._before is not None and step <= self._before[1]
 
     def _read(self, now: float, step: int) -> None:
         before, self._before = self._before, (now, step)
@@ -193,18 +188,14 @@ class CollectiveMetrics:
         for name, content in found.items():
             cursor = self._cursors.setdefault(name, _Cursor())
             _add(sums, cursor, parsed(content, after=cursor.ended))
-        if before is None:
-            self._reasons = _nothing(found, NOTHING_YET)
-            return
-        if not any(cursor.counted >= 0 for cursor in self._cursors.values()):
-            self._reasons = _nothing(found, NOTHING_YET)
+        if before is None or not any(cursor.counted >= 0 for cursor in self._cursors.values()):
+            is_off = "0" in map(os.environ.get, SIZE_VARIABLES)
+            reason = NO_RECORDER if not found else SWITCHED_OFF if is_off else NOTHING_YET
+            self._reasons = dict.fromkeys(KEYS, reason)
             return
         self._lost += sums.passed - sums.seen
         self._passed += sums.passed
         self._values, self._reasons = _values(sums, now - before[0], step - before[1])
-
-
-KEYS = ("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth")
 
 
 def _values(sums: _Sums, seconds: float, steps: int) -> tuple[dict[str, float], dict[str, str]]:
@@ -218,18 +209,14 @@ def _values(sums: _Sums, seconds: float, steps: int) -> tuple[dict[str, float], 
         "comm/rate": mean_bytes * sums.passed / seconds,
     }
     if not sums.timed:
-        times = ("comm/time", "comm/share", "comm/bus_bandwidth")
-        return values, dict.fromkeys(times, _why_untimed(sums))
+        reason = NOT_TIMED if "nccl" in sums.backends else NOT_BY_GLOO
+        return values, dict.fromkeys(KEYS[2:], reason)
     # Those that end after this reading are in the next one: a mean leaves none out for good.
     busy_s = sums.seconds / sums.ended * sums.passed
     values |= {"comm/time": busy_s / steps, "comm/share": 100 * busy_s / seconds}
     if not sums.bus_seconds:
         return values, {"comm/bus_bandwidth": NONE_LARGE}
     return values | {"comm/bus_bandwidth": sums.bus_bytes / sums.bus_seconds}, {}
-
-
-def _why_untimed(sums: _Sums) -> str:
-    return NOT_TIMED if "nccl" in sums.backends else NOT_BY_GLOO
 
 
 def _add(sums: _Sums, cursor: _Cursor, record: FlightRecorderDump) -> None:
@@ -243,61 +230,21 @@ def _add(sums: _Sums, cursor: _Cursor, record: FlightRecorderDump) -> None:
     # A message counts where it is sent: the other side has the same bytes once more.
     sums.input_bytes += sum(one.input_bytes for one in new if not one.operation.startswith("recv"))
     sums.backends |= {one.backend for one in new}
-    for one in _ended(record.collectives):
+    # Those before the first that has not ended: each is timed once, in order.
+    for one in itertools.takewhile(lambda one: one.done, record.collectives):
         cursor.ended = one.record
         sums.ended += 1
         if one.duration_s is not None:
             sums.timed += 1
             sums.seconds += one.duration_s
-            _add_bus(sums, one, record)
-
-
-def _ended(collectives: Sequence[Collective]) -> Iterable[Collective]:
-    """Return those before the first that has not ended: each is timed once, in order."""
-    for one in collectives:
-        if not one.done:
-            return
-        yield one
-
-
-def _add_bus(sums: _Sums, one: Collective, record: FlightRecorderDump) -> None:
-    size = algorithm_bytes(one.operation, one.input_bytes, one.output_bytes)
-    factor = bus_factor(one.operation, len(record.groups.get(one.group, ())))
-    if factor is not None and size >= LARGE_BYTES and one.duration_s:
-        sums.bus_bytes += factor * size
-        sums.bus_seconds += one.duration_s
-
-
-def _nothing(found: dict[str, Any], reason: str) -> dict[str, str]:
-    if not found:
-        reason = NO_RECORDER
-    elif "0" in (os.environ.get(name) for name in SIZE_VARIABLES):
-        reason = SWITCHED_OFF
-    return dict.fromkeys(KEYS, reason)
-
-
-SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-
-
-def _power_of_two(seconds: float) -> float:
-    return float(2 ** math.ceil(math.log2(seconds)))
-
-
-def _of_a_job() -> bool:
-    """Say whether this process belongs to a job of several; without importing anything."""
-    distributed = sys.modules.get("torch.distributed")
-    try:
-        return (
-            distributed is not None
-            and distributed.is_available()
-            and distributed.is_initialized()
-            and distributed.get_world_size() > 1
-        )
-    except (AttributeError, RuntimeError, ValueError):  # half imported, or just being taken down
-        return False
+            size = algorithm_bytes(one.operation, one.input_bytes, one.output_bytes)
+            factor = bus_factor(one.operation, len(record.groups.get(one.group, ())))
+            if factor is not None and size >= LARGE_BYTES and one.duration_s:
+                sums.bus_bytes += factor * size
+                sums.bus_seconds += one.duration_s
 
 
 def _captures() -> bool:
-    """Say whether this thread captures a CUDA graph."""
+    """Return True if this thread captures a CUDA graph."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()

@@ -1,7 +1,6 @@
-"""What collectives cost a run: their share of a step, and what they reach of the link.
+"""The cost of a run's collectives: their share of a step, and their share of the link's peak.
 
-Pure functions. What the figures mean, and where the formulas come from, is in
-docs/distributed.md.
+docs/distributed.md explains the figures and the sources of the formulas.
 """
 
 from __future__ import annotations
@@ -50,63 +49,36 @@ class Interconnect:
 def link_of(facts: Mapping[str, Any]) -> Interconnect | None:
     """Return a GPU's link by its facts (`DeviceFacts` as a dict); None where it is not known.
 
-    NVLink where links are up and the driver tells their speed, else PCIe at its fastest: an idle
-    GPU lowers it. That every GPU is reached over NVLink is assumed, not known.
+    NVLink where links are up and their speed is known, else PCIe at its fastest: an idle GPU lowers
+    it. That every GPU is reached over NVLink is assumed, not known.
 
     >>> link_of({"nvlinks": 18, "nvlink_speed": 25e9})
     Link(name='18 NVLinks', bytes_per_s=450000000000.0)
     """
     if facts.get("nvlinks"):
-        links, speed = _count(facts.get("nvlinks")), _speed(facts.get("nvlink_speed"))
-        if links is None or speed is None:
+        links, speed = _count(facts.get("nvlinks")), facts.get("nvlink_speed")
+        if links is None or not isinstance(speed, int | float) or not 0 < speed < FASTEST:
             return None
-        return Interconnect("1 NVLink" if links == 1 else f"{links} NVLinks", links * speed)
+        return Interconnect("1 NVLink" if links == 1 else f"{links} NVLinks", links * float(speed))
     generation, width = _count(facts.get("pcie_max_gen")), _count(facts.get("pcie_max_width"))
-    lane = None if generation is None else LANE_BYTES_PER_S.get(generation)
+    lane = LANE_BYTES_PER_S.get(generation or 0)
     if lane is None or width is None:
         return None
     return Interconnect(f"PCIe {generation} with {width} lanes", lane * width)
 
 
-def _count(told: Any) -> int | None:
-    """Return a number of links, or of lanes; None for what can be none: a file may be of others."""
-    return told if type(told) is int and 0 < told <= MOST_LINKS else None
-
-
-def _speed(told: Any) -> float | None:
-    """Return the bytes/s of a link; None for what can be none."""
-    return float(told) if isinstance(told, int | float) and 0 < told < FASTEST else None
-
-
-def reached(bus_bytes_per_s: float, link: Interconnect | None) -> float | None:
-    """Return bus bandwidth as a share of the link; None where the link is not known."""
-    return None if link is None else bus_bytes_per_s / link.bytes_per_s
-
-
-def share_of_step(comm_s: float | None, step_s: float | None) -> float | None:
-    """Return time in collectives as a share of the step; above 1 where some run side by side."""
-    if comm_s is None or not step_s:
-        return None
-    return comm_s / step_s
-
-
-def overlap(comm_s: float | None, wait_s: float | None) -> float | None:
-    """Return the share of collectives' time that backward() hid, 0 to 1.
-
-    `comm_s` is the time in collectives of a step, `wait_s` how long backward() waited for averaged
-    gradients after its own computing (`perf/comm_wait`).
-
-    >>> overlap(0.010, 0.004), overlap(0.010, 0.020), overlap(None, 0.001)
-    (0.6, 0.0, None)
-    """
-    if not comm_s or wait_s is None:
-        return None
-    return min(1.0, max(0.0, 1 - wait_s / comm_s))
+def _count(value: Any) -> int | None:
+    """Return a number of links or lanes; None for any other value: a file may be of others."""
+    return value if type(value) is int and 0 < value <= MOST_LINKS else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicationStats:
-    """Means of a run's newest readings; seconds and bytes of a step, bytes/s; None is unknown."""
+class CommunicationFigures:
+    """Means of a run's newest readings; seconds and bytes of a step, bytes/s; None is unknown.
+
+    `time_s` is the time in collectives, `wait_s` how long backward() waited for averaged gradients
+    after its own computing (`perf/comm_wait`).
+    """
 
     bytes: float | None = None
     rate: float | None = None
@@ -117,22 +89,22 @@ class CommunicationStats:
     link: Interconnect | None = None
 
 
-def sentences(figures: CommunicationStats) -> list[str]:
-    """Return what the figures say, a sentence each; none for what is not known."""
+def sentences(figures: CommunicationFigures) -> list[str]:
+    """Return a sentence for each figure that is known."""
     said = []
     if figures.bytes is not None:
         rate = "" if figures.rate is None else f", {format_bytes(figures.rate)} a second"
         said.append(f"Each step passes {format_bytes(figures.bytes)} to collectives{rate}.")
-    share = share_of_step(figures.time_s, figures.step_s)
-    if share is not None and figures.time_s is not None:
-        time, whole = format_short_time(figures.time_s), format_short_time(figures.step_s or 0.0)
+    time_s, step_s = figures.time_s, figures.step_s
+    if time_s is not None and step_s:
         said.append(
-            f"The device spends {time} per step in them, {_percent(share)} of its {whole}, "
+            f"The device spends {format_short_time(time_s)} per step in them, "
+            f"{_percent(time_s / step_s)} of its {format_short_time(step_s)}, "
             "including waiting for other ranks."
         )
-    hidden = overlap(figures.time_s, figures.wait_s)
-    if hidden is not None and share is not None and share >= LITTLE_SHARE:
-        said.append(f"{_percent(hidden)} of that overlaps with the backward pass.")
+        if time_s and figures.wait_s is not None and time_s / step_s >= LITTLE_SHARE:
+            hidden = min(1.0, max(0.0, 1 - figures.wait_s / time_s))
+            said.append(f"{_percent(hidden)} of that overlaps with the backward pass.")
     if figures.bus_bandwidth is not None:
         said.append(_bandwidth(figures.bus_bandwidth, figures.link))
     return said
@@ -140,9 +112,9 @@ def sentences(figures: CommunicationStats) -> list[str]:
 
 def _bandwidth(bus: float, link: Interconnect | None) -> str:
     speed = f"Large collectives reach {rate_text(bus)} bus bandwidth"
-    share = reached(bus, link)
-    if link is None or share is None:
+    if link is None:
         return f"{speed}; the link's peak is unknown."
+    share = bus / link.bytes_per_s
     most = f"{link.name} ({rate_text(link.bytes_per_s)})"
     why = " They wait for other ranks, or do not go over this link." if share < LOW_SHARE else ""
     return f"{speed}, {_percent(share)} of the peak of {most}.{why}"
@@ -172,7 +144,7 @@ STEPS = 512
 
 
 def communication_text(run: RunInfo) -> str | None:
-    """Return what the first rank's collectives cost; None for a process by itself, or unread."""
+    """Return the cost of the first rank's collectives; None for a process by itself, or unread."""
     if not in_job(run.run_json) or not (run.folder / store_name(0)).is_file():
         return None
     try:
@@ -186,12 +158,12 @@ def communication_text(run: RunInfo) -> str | None:
     return f"Communication of rank {torch_rank(run.run_json, 0)}: {' '.join(said)}"
 
 
-def recent_communication(reader: StoreReader, run_json: Mapping[str, Any]) -> CommunicationStats:
+def recent_communication(reader: StoreReader, run_json: Mapping[str, Any]) -> CommunicationFigures:
     """Return the means of the newest readings and steps, and the link. Raises StoreError."""
     samples = _newest(reader, Stream.SAMPLES, READINGS)
     steps = _newest(reader, Stream.STEPS, STEPS)
     link = run_json.get("link")
-    return CommunicationStats(
+    return CommunicationFigures(
         bytes=_mean(samples, "comm/bytes", NEWEST),
         rate=_mean(samples, "comm/rate", NEWEST),
         time_s=_mean(samples, "comm/time", NEWEST),

@@ -1,11 +1,9 @@
-"""NCCL's Flight Recorder while a driver may not answer: torch writes it to a file on request.
+"""Read NCCL's Flight Recorder while a driver may not answer: torch writes it to a file on request.
 
-A dump queries CUDA events. From Python it holds the GIL meanwhile, so with a driver that does not
-answer the whole process would stand still. torch's heartbeat monitor, a thread without the GIL,
-makes the same dump when a byte arrives in its debug pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE).
-
-torch logs a line for each dump, so another one is requested only when the numbers of the
-collectives have changed: these are read without CUDA and without a lock.
+A dump from Python queries CUDA events and holds the GIL, so a driver that does not answer would
+block the whole process. torch's heartbeat monitor, a thread without the GIL, makes the same dump
+when a byte arrives in its debug pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). torch logs each dump, so
+one is requested only when the numbers of the collectives have changed.
 """
 
 from __future__ import annotations
@@ -119,13 +117,11 @@ class NcclRecord:
     def look(self, rank: int) -> FlightRecorderDump | str:
         """Return the record as of now, or why there is none; waits WAIT_S at most."""
         until = time.monotonic() + WAIT_S
-        while True:
-            told = self._look(rank)
-            if told is not None:
-                return told
+        while (told := self._look(rank)) is None:
             if time.monotonic() > until:
                 return "torch has not written NCCL's Flight Recorder yet"
             time.sleep(POLL_S)
+        return told
 
     def _look(self, rank: int) -> FlightRecorderDump | str | None:
         """Return the record or why there is none; None while torch writes it."""

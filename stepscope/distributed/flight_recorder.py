@@ -1,13 +1,12 @@
-"""torch's Flight Recorder: the last collectives of this process, read without waiting for any.
+"""Read the last collectives of this process from torch's Flight Recorder, without blocking.
 
-NCCL and the other backends have a recorder each. The dumps are private functions of torch, found in
-`sys.modules`. They are never asked for stacks: these take a second and may deadlock on the GIL.
-A dump of 2,000 entries takes 10 to 15 ms and holds the GIL, a JSON one 25 to 30; to read all of it
-takes 15 ms more, to read only what is new far less.
+NCCL and the other backends have a recorder each. The dumps are private functions of torch. They are
+never asked for stacks: these take a second and may deadlock on the GIL. A dump of 2,000 entries
+takes 10 to 15 ms and holds the GIL, a JSON one 25 to 30; parsing all of it takes 15 ms more.
 
-NCCL's dump asks CUDA whether the events of collectives under way are over, and holds the GIL while
-the driver answers: only the training thread calls it, and not while it captures a graph, which the
-question would end. `debug_pipe` reads NCCL's record in any other thread.
+NCCL's dump queries CUDA events and holds the GIL while the driver answers. So only the training
+thread calls it, and not while it captures a graph, which the query would end. `debug_pipe` reads
+NCCL's record in any other thread.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import json
 import math
 import pickle
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,25 +38,25 @@ SIZES = {
 class Collective:
     """One collective, or one message between two ranks, as this rank has enqueued it.
 
-    `record` counts what one recorder has seen, that of NCCL or that of the other backends;
-    `backend` is torch's name, such as gloo or nccl. `sequence` counts the collectives of a group:
-    the same number on all its ranks is the same collective (`None` for messages, which only two
-    ranks know). `created_s` is when this rank enqueued it, by the clock of its process. `state` is
-    torch's word: scheduled, started or completed; with gloo it stays scheduled, and `done` tells.
-    `duration_s` is known only where collectives are timed.
+    `sequence` counts the collectives of a group: the same number on all its ranks is the same
+    collective (None for messages, which only two ranks know). `created_s` is when this rank
+    enqueued it, by the clock of its process, 0 where it is not known. `state` is torch's word:
+    scheduled, started or completed; with gloo it stays scheduled, and `done` is right.
+    `duration_s` is known only where collectives are timed. `record` counts the entries of one
+    recorder, NCCL's or that of the other backends; `backend` is torch's name, such as gloo.
     """
 
-    record: int
-    sequence: int | None
     group: str
     operation: str
-    sizes: tuple[tuple[int, ...], ...]
-    input_bytes: int
-    output_bytes: int
-    created_s: float
-    state: str
-    done: bool
-    duration_s: float | None
+    sequence: int | None = None
+    sizes: tuple[tuple[int, ...], ...] = ()
+    input_bytes: int = 0
+    output_bytes: int = 0
+    created_s: float = 0.0
+    state: str = ""
+    done: bool = False
+    duration_s: float | None = None
+    record: int = 0
     backend: str = ""
 
 
@@ -69,30 +68,24 @@ class FlightRecorderDump:
     groups: Mapping[str, tuple[int, ...]]
 
 
-def dump(after: Mapping[str, int] | None = None) -> FlightRecorderDump | None:
+def dump() -> FlightRecorderDump | None:
     """Return what torch has recorded; None without torch.distributed or without a recorder.
 
-    `after` holds, by the names of DUMPS, the newest record that is known: older ones are left out.
     Only the training thread may call this where a group uses NCCL.
     """
-    found = dumps()
-    if not found:
+    parts = list(map(parsed, dumps().values()))
+    if not parts:
         return None
-    known = after or {}
-    parts = [parsed(content, known.get(name, -1)) for name, content in found.items()]
-    if len(parts) == 1:
-        return parts[0]
-    together = sorted(
-        (one for part in parts for one in part.collectives), key=lambda one: one.created_s
+    together = (one for part in parts for one in part.collectives)
+    return FlightRecorderDump(
+        collectives=tuple(sorted(together, key=lambda one: one.created_s)),
+        groups={name: ranks for part in parts for name, ranks in part.groups.items()},
     )
-    groups = {name: ranks for part in parts for name, ranks in part.groups.items()}
-    return FlightRecorderDump(collectives=tuple(together), groups=groups)
 
 
 def dumps() -> dict[str, Mapping[str, Any]]:
     """Return the dump of each recorder that this torch has, by the names of DUMPS."""
-    torch = sys.modules.get("torch")
-    library = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
+    library = _library()
     found: dict[str, Mapping[str, Any]] = {}
     for name in DUMPS:
         call, as_json = getattr(library, name, None), getattr(library, f"{name}_json", None)
@@ -109,10 +102,12 @@ def counts() -> Any:
     Any thread may call this: without the collectives themselves a dump asks no event and takes no
     lock (0.2 ms).
     """
-    torch = sys.modules.get("torch")
-    library = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
-    call = getattr(library, DUMPS[1], None)
+    call = getattr(_library(), DUMPS[1], None)
     return None if call is None else unpickled(call(False, False, False)).get("pg_status")
+
+
+def _library() -> Any:
+    return getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None)
 
 
 def unpickled(data: bytes) -> Mapping[str, Any]:
@@ -131,18 +126,17 @@ class _Plain(pickle.Unpickler):
 
 
 def parsed(content: Mapping[str, Any], after: int = -1) -> FlightRecorderDump:
-    """Return a dump from its content, without records up to `after`.
-
-    Entries of another form are left out.
+    """Return a dump from its content, without records up to `after` and without malformed ones.
 
     >>> record = parsed({"entries": [], "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}}})
     >>> record.groups
     {'0': (0, 1)}
     """
     found, wall_offset_s = [], clock.wall_offset()
-    for entry in _newer(content.get("entries") or (), after):
+    for entry in content.get("entries") or ():
         try:
-            found.append(_collective(entry, wall_offset_s))
+            if after < 0 or entry.get("record_id", 0) > after:
+                found.append(_collective(entry, wall_offset_s))
         except (KeyError, TypeError, ValueError):
             continue
     groups = {}
@@ -153,12 +147,6 @@ def parsed(content: Mapping[str, Any], after: int = -1) -> FlightRecorderDump:
         except (KeyError, TypeError, ValueError):
             continue
     return FlightRecorderDump(collectives=tuple(found), groups=groups)
-
-
-def _newer(entries: Iterable[Mapping[str, Any]], after: int) -> Iterable[Mapping[str, Any]]:
-    if after < 0:
-        return entries
-    return [entry for entry in entries if entry.get("record_id", 0) > after]
 
 
 def _collective(entry: Mapping[str, Any], wall_offset_s: float) -> Collective:

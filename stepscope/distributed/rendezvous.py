@@ -1,8 +1,8 @@
 """Read the launcher's environment variables, and let the ranks find one run folder.
 
 Covered: torchrun and all that goes through it, Accelerate, DeepSpeed, Lightning's own launcher
-(`RANK` or `LOCAL_RANK`), srun (`SLURM_*`), Open MPI (`OMPI_*`), and MPICH and Intel MPI (`PMI_*`,
-`MPI_*`). A script may set RANK itself from these, but only after this process has begun.
+(`RANK` or `LOCAL_RANK`), srun (`SLURM_*`), Open MPI (`OMPI_*`), and MPICH, MVAPICH and Intel MPI
+(`PMI_*`, `MPI_*`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from stepscope.common.files import is_network_filesystem
+from stepscope.distributed import rank_and_size
 from stepscope.run import is_run_id, new_run_folder, pid_namespace
 from stepscope.run.folder import folder_name, own_start, start_above
 
@@ -37,10 +38,10 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 class LauncherEnv:
     """A process's number in its job, and how many there are.
 
-    `local_world_size` is None where the launcher does not say how many run on this host. `job` is
-    what all processes of the job are told alike, and no other job at the same time; None where
-    the launcher says nothing of the kind. `address` is that of rank 0's host. `restarts` counts
-    how often torchrun has started all of them anew.
+    `local_world_size` is None where the launcher does not set how many run on this host. `job` is
+    the same in all processes of the job, and in no other job at the same time; None where the
+    launcher sets nothing of the kind. `address` is that of rank 0's host. `restarts` counts how
+    often torchrun has started all of them anew.
     """
 
     rank: int = 0
@@ -53,126 +54,118 @@ class LauncherEnv:
 
     @property
     def several_hosts(self) -> bool:
-        """Say whether some of the processes are known to run on other hosts, or as other nodes."""
+        """Return True if some of the processes are known to run on other hosts or nodes."""
         return self.local_world_size is not None and self.local_world_size < self.world_size
 
 
+class _Variables(NamedTuple):
+    """A launcher's environment variables: its marks, and for each number the first that is set.
+
+    Names are separated by spaces. A job's name are those of `job`, if all of `job_needs` are set.
+    """
+
+    marks: str
+    rank: str
+    local_rank: str
+    size: str
+    local_size: str = ""
+    job: str = ""
+    job_needs: str = ""
+
+
+# Lightning's own launcher sets no RANK: on the first node it is the local one.
+_TORCH = _Variables(
+    "RANK",
+    "RANK LOCAL_RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE LOCAL_SIZE",
+    job=f"{TORCHRUN} SLURM_JOB_ID SLURM_STEP_ID MASTER_ADDR MASTER_PORT",
+    job_needs="MASTER_ADDR MASTER_PORT",
+)
+_OPEN_MPI = _Variables(
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMIX_NAMESPACE OMPI_MCA_ess_base_jobid",
+)
+_HYDRA = _Variables(
+    "PMI_RANK", "PMI_RANK", "MPI_LOCALRANKID PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
+)
+_SLURM = _Variables(
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_STEP_NUM_TASKS",
+    job="SLURM_CLUSTER_NAME SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT",
+    job_needs="SLURM_JOB_ID",
+)
+# An mpirun in a job of Slurm has srun start a daemon on each node: its ranks inherit Slurm's
+# numbers of that daemon, and so mpirun's own come first. srun may give PMI_RANK as well.
+_LAUNCHERS = (
+    _TORCH,
+    _TORCH._replace(marks="LOCAL_RANK WORLD_SIZE"),
+    _OPEN_MPI,
+    _HYDRA._replace(marks="PMI_RANK MPI_LOCALRANKID"),
+    _SLURM,
+    _HYDRA,
+)
+
+
 def launch(environ: Mapping[str, str]) -> LauncherEnv:
-    """Return what the environment says; a process that nobody has launched is the only one."""
-    by_torch = "RANK" in environ or {"LOCAL_RANK", "WORLD_SIZE"} <= environ.keys()
-    if by_torch:
-        return _torch(environ)
-    for read, marks in _MARKS:
-        if marks <= environ.keys():
-            return read(environ)
-    return LauncherEnv()
+    """Return the place of this process by its environment; without a launcher it is the only one.
+
+    A script may set RANK itself, but only after this process has begun.
+    """
+    names = next((one for one in _LAUNCHERS if environ.keys() >= {*one.marks.split()}), None)
+    if names is None:
+        return LauncherEnv()
+    by_torch = names.rank == _TORCH.rank
+    here = _slurm_tasks(environ) if names is _SLURM else _number(environ, names.local_size)
+    job = tuple(environ[key] for key in names.job.split() if environ.get(key))
+    return LauncherEnv(
+        rank=_number(environ, names.rank),
+        local_rank=_number(environ, names.local_rank),
+        world_size=_number(environ, names.size, default=1),
+        local_world_size=here or None,
+        job=job if job and all(map(environ.get, names.job_needs.split())) else None,
+        address=environ.get("MASTER_ADDR") if by_torch else None,
+        restarts=_number(environ, RESTARTS) if by_torch else 0,
+    )
 
 
 def own_launch(environ: Mapping[str, str]) -> LauncherEnv:
-    """Return what the environment says of this process, with what it knows of itself beside.
+    """Return the place of this process by its environment, torch.distributed and its parent.
 
-    A script that starts its processes by multiprocessing may tell torch alone which rank each is,
-    and leave out which one of this host it is: it is so in the order in which they were started.
+    A script that starts its processes by multiprocessing may give torch alone their ranks: the
+    local rank is then the order in which they were started.
     """
-    found = launch(environ)
-    if found.world_size == 1:
-        found = _of_process_group() or found
+    found, group = launch(environ), rank_and_size()
+    if found.world_size == 1 and group is not None:
+        found = LauncherEnv(rank=group[0], world_size=group[1])
     started = getattr(multiprocessing.current_process(), "_identity", ())
     if found.world_size > 1 and "LOCAL_RANK" not in environ and started and not found.local_rank:
         found = replace(found, local_rank=started[-1] - 1)
     return found
 
 
-def _of_process_group() -> LauncherEnv | None:
-    """Return what torch.distributed was told by the script; torch is not imported for it."""
-    dist = sys.modules.get("torch.distributed")
-    try:
-        if dist is None or not dist.is_available() or not dist.is_initialized():
-            return None
-        return LauncherEnv(rank=dist.get_rank(), world_size=dist.get_world_size())
-    except (AttributeError, RuntimeError, ValueError):  # another torch
-        return None
-
-
-def _torch(environ: Mapping[str, str]) -> LauncherEnv:
-    """Read the names that torch.distributed itself reads, and torchrun's and DeepSpeed's own."""
-    local_rank = _number(environ, "LOCAL_RANK", 0)
-    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-    known = tuple(
-        environ[key] for key in (TORCHRUN, "SLURM_JOB_ID", "SLURM_STEP_ID") if key in environ
-    )
-    here = _number(environ, "LOCAL_WORLD_SIZE", _number(environ, "LOCAL_SIZE", 0))
-    return LauncherEnv(
-        # Lightning's own launcher gives no RANK: on the first node it is the local one.
-        rank=_number(environ, "RANK", local_rank),
-        local_rank=local_rank,
-        world_size=_number(environ, "WORLD_SIZE", 1),
-        local_world_size=here or None,
-        job=(*known, address, port) if address and port else None,
-        address=address,
-        restarts=_number(environ, RESTARTS, 0),
-    )
-
-
-def _slurm(environ: Mapping[str, str]) -> LauncherEnv:
-    names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    tasks = _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    node = _number(environ, "SLURM_NODEID", 0)
-    return LauncherEnv(
-        rank=_number(environ, "SLURM_PROCID", 0),
-        local_rank=_number(environ, "SLURM_LOCALID", 0),
-        world_size=_number(environ, "SLURM_STEP_NUM_TASKS", 1),
-        local_world_size=tasks[node] if node < len(tasks) else None,
-        job=tuple(environ.get(name, "") for name in names) if "SLURM_JOB_ID" in environ else None,
-    )
-
-
-def _open_mpi(environ: Mapping[str, str]) -> LauncherEnv:
-    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
-    return LauncherEnv(
-        rank=_number(environ, "OMPI_COMM_WORLD_RANK", 0),
-        local_rank=_number(environ, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
-        world_size=_number(environ, "OMPI_COMM_WORLD_SIZE", 1),
-        local_world_size=_number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", 0) or None,
-        job=(job,) if job else None,
-    )
-
-
-def _hydra(environ: Mapping[str, str]) -> LauncherEnv:
-    """Read what the starter of MPICH, Intel MPI and MVAPICH gives; it has no name for a job."""
-    rank = _number(environ, "PMI_RANK", 0)
-    return LauncherEnv(
-        rank=rank,
-        local_rank=_number(environ, "MPI_LOCALRANKID", rank),
-        world_size=_number(environ, "PMI_SIZE", 1),
-        local_world_size=_number(environ, "MPI_LOCALNRANKS", 0) or None,
-    )
-
-
-def _tasks_per_node(text: str) -> list[int]:
-    """Return the tasks of each node: "2(x3),1" is 2, 2, 2, 1; empty for what is no such list."""
+def _slurm_tasks(environ: Mapping[str, str]) -> int:
+    """Return the tasks of this node: "2(x3),1" is 2, 2, 2, 1; 0 where they are not known."""
     tasks: list[int] = []
-    for part in text.split(","):
+    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         found = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
         if found is None:
-            return []
+            return 0
         tasks += [int(found[1])] * int(found[2] or 1)
-    return tasks
+    node = _number(environ, "SLURM_NODEID")
+    return tasks[node] if node < len(tasks) else 0
 
 
-def _number(environ: Mapping[str, str], key: str, default: int) -> int:
-    text = environ.get(key, "")
-    return int(text) if text.isdecimal() else default
-
-
-# An mpirun in a job of Slurm has srun start a daemon on each node: its ranks inherit Slurm's
-# numbers of that daemon, and so mpirun's own come first. srun may give PMI_RANK as well.
-_MARKS = (
-    (_open_mpi, {"OMPI_COMM_WORLD_RANK"}),
-    (_hydra, {"PMI_RANK", "MPI_LOCALRANKID"}),
-    (_slurm, {"SLURM_STEP_NUM_TASKS"}),
-    (_hydra, {"PMI_RANK"}),
-)
+def _number(environ: Mapping[str, str], keys: str, default: int = 0) -> int:
+    texts = (environ.get(key, "") for key in keys.split())
+    return next((int(text) for text in texts if text.isdecimal()), default)
 
 
 LINKS = ".jobs"
@@ -193,10 +186,10 @@ def meet(
 ) -> Path:
     """Return the folder of a job under `root`, and make it where this process is the first.
 
-    `job` is the same in all its processes. A folder that has one of `files`, which this process
-    would write, is an earlier job's, and so is one that was begun long before this process, or
-    before `gathered`: a time in epoch seconds after which all processes of the job began, where
-    that is known. Raises OSError, also where the disk knows no links.
+    `job` is the same in all its processes. A folder is an earlier job's if it has one of `files`,
+    which this process would write, or was begun long before this process or before `gathered`: a
+    time in epoch seconds after which all processes of the job began. Raises OSError, also where
+    the disk has no links.
     """
     links = root / LINKS
     links.mkdir(parents=True, exist_ok=True)
@@ -211,7 +204,7 @@ def meet(
             tail = f"{key}-{secrets.token_hex(2)}"
             os.symlink(folder_name(time.time(), name, tail), link)
         folder = root / Path(os.readlink(link)).name
-        if link.lstat().st_mtime < oldest or any((folder / file).exists() for file in files):
+        if link.lstat().st_mtime < oldest or _any_in(folder, files):
             continue
         folder.mkdir(exist_ok=True)
         return folder
@@ -219,10 +212,9 @@ def meet(
 
 
 def is_shared(root: Path, address: str | None) -> bool:
-    """Say whether rank 0, whose host has this address, writes on the same disk as this process.
+    """Return True if rank 0, whose host has this address, writes on the same disk.
 
-    It does on this host, and on a disk that is not known as local. Nobody is asked, and no name
-    looked up.
+    It does on this host, and on a disk that is not known as local. No name is looked up.
     """
     return _is_here(address) or is_network_filesystem(root)
 
@@ -241,13 +233,11 @@ def _now_of_disk(links: Path) -> float:
 def _is_here(address: str | None) -> bool:
     if not address:
         return False
-    own = socket.gethostname()
-    if address in ("localhost", own) or address.startswith("127.") or address == "::1":
+    host = socket.gethostname().partition(".")[0]
+    if address in ("localhost", "::1", host) or address.startswith(("127.", f"{host}.")):
         return True
-    if address.split(".")[0] == own.split(".")[0] and not address.replace(".", "").isdecimal():
-        return True
-    found = (entry.address for entries in psutil.net_if_addrs().values() for entry in entries)
-    return address in found
+    entries = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
+    return any(entry.address == address for entry in entries)
 
 
 RUN_ID = "STEPSCOPE_RUN_ID"
@@ -281,14 +271,9 @@ class RankContext:
         return own or self.world_size
 
     def described(self) -> dict[str, Any]:
-        """Return what run.json says of it."""
-        return {
-            "rank": self.rank,
-            "local_rank": self.local_rank,
-            "world_size": self.world_size,
-            "local_world_size": self.local_world_size,
-            "folder_of": self.folder_of,
-        }
+        """Return its entries in run.json."""
+        keys = ("rank", "local_rank", "world_size", "local_world_size", "folder_of")
+        return {key: getattr(self, key) for key in keys}
 
 
 def find_place(root: Path, name: str, environ: Mapping[str, str]) -> RankContext:
@@ -300,60 +285,52 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> RankContext
     in a container. Raises OSError and RankError.
     """
     found = own_launch(environ)
-    wanted = environ.get(RUN_ID)
+    folder, number, folder_of = _folder(root, name, environ, found)
+    ranks = found.rank, found.local_rank, found.world_size, found.local_world_size
+    return RankContext(folder, number, *ranks, folder_of)
+
+
+def _folder(
+    root: Path, name: str, environ: Mapping[str, str], found: LauncherEnv
+) -> tuple[Path, int, str]:
+    """Return the folder, the number in it, and whose ranks write there."""
+    wanted, files = environ.get(RUN_ID), _files(found.rank)
     if wanted is not None and not is_run_id(wanted):
         raise RankEnvironmentError(
             f"{RUN_ID}: must be letters, digits, '.', '_' or '-', got {wanted!r}."
         )
     if wanted:
         folder = root / (f"{wanted}-restart{found.restarts}" if found.restarts else wanted)
-        if not _taken(folder, found.rank):
+        if not _any_in(folder, files):
             folder.mkdir(parents=True, exist_ok=True)
-            return _place(folder, found.rank, found)
+            return folder, found.rank, "job"
     job = (wanted,) if wanted else found.job
     if job is not None and (wanted or (found.several_hosts and is_shared(root, found.address))):
         kind = (*job, str(found.world_size), str(found.restarts))
-        folder = meet(root, name, kind, _files(found.rank), _gathered(environ))
-        return _place(folder, found.rank, found)
+        return meet(root, name, kind, files, _gathered(environ)), found.rank, "job"
     shared = _name_after_parent(name, environ) if found.world_size > 1 else None
-    if shared is None:
-        return _place(new_run_folder(root, name), 0, found, folder_of="process")
-    folder, number = root / shared, found.local_rank
-    folder.mkdir(parents=True, exist_ok=True)
-    if _taken(folder, number):
-        # The name of an earlier run: its parent, such as a shell, has started this one as well.
-        return _place(new_run_folder(root, name), 0, found, folder_of="process")
-    whole = found.local_world_size == found.world_size
-    return _place(folder, number, found, folder_of="job" if whole else "host")
-
-
-def _place(folder: Path, number: int, found: LauncherEnv, *, folder_of: str = "job") -> RankContext:
-    return RankContext(
-        folder,
-        number,
-        found.rank,
-        found.local_rank,
-        found.world_size,
-        found.local_world_size,
-        folder_of,
-    )
+    if shared is not None and not _any_in(root / shared, _files(found.local_rank)):
+        (root / shared).mkdir(parents=True, exist_ok=True)
+        is_whole = found.local_world_size == found.world_size
+        return root / shared, found.local_rank, "job" if is_whole else "host"
+    # Else the name of an earlier run: its parent, such as a shell, has started this one as well.
+    return new_run_folder(root, name), 0, "process"
 
 
 def _files(number: int) -> tuple[str, ...]:
-    """Return what a process of this number writes first."""
+    """Return the files that a process of this number writes first."""
     return f"rank{number}.sqlite", f"rank{number}.json"
 
 
-def _taken(folder: Path, number: int) -> bool:
-    return any((folder / file).exists() for file in _files(number))
+def _any_in(folder: Path, files: tuple[str, ...]) -> bool:
+    return any((folder / file).exists() for file in files)
 
 
 def _gathered(environ: Mapping[str, str]) -> float | None:
-    """Return a time before which no process of the job began; None where nothing tells one.
+    """Return a time before which no process of the job began; None if unknown.
 
-    torchrun's agents of all hosts wait for each other before the first of them starts its ranks.
-    Other launchers may start those of one host before they have begun on another, and so may
-    torchrun where it is told that all hosts are alike.
+    torchrun's agents of all hosts wait for each other before they start ranks, unless all hosts are
+    declared identical. Other launchers may start one host's ranks earlier.
     """
     if TORCHRUN not in environ or environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":
         return None

@@ -1,4 +1,4 @@
-"""Reads what torch's profiler writes: a chrome trace. Pure.
+"""Read the Chrome trace that torch's profiler writes. Pure.
 
 Form: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event
 Format): complete events (`ph` X) with `ts` and `dur` in microseconds, nested by time in each `tid`.
@@ -6,13 +6,13 @@ Format): complete events (`ph` X) with `ts` and `dur` in microseconds, nested by
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections import defaultdict
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
 
 OPERATOR, FRAME, ANNOTATION = "cpu_op", "python_function", "user_annotation"
 GPU_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -20,77 +20,105 @@ LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 MEMORY = "[memory]"
 CPU, CUDA = 0, 1
 """Device types of torch (c10/core/DeviceType.h)."""
+NONE = -1
+"""The number of a link or call that is not known."""
 
 _OWN = re.compile(r"stepscope/session/command(s|_server)\.py\(\d+\): serve$").search
-_BETWEEN = re.compile(r"[\s,]*")
+_SPACES = b" " * 32 + bytes(range(32, 256))
 
 
-class TraceSpan(NamedTuple):
-    """Something that took time in one thread; `link` tells which GPU work an operator started."""
+class EventArgs(msgspec.Struct, gc=False):
+    """Arguments of an event: `link` is an operator's id, `call` that of a call of CUDA.
 
-    start_us: float
-    end_us: float
-    name: str
-    link: int | None = None
-
-
-class GpuActivity(NamedTuple):
-    """A kernel or a copy: `link` is that of the operator which started it, `call` that of CUDA."""
-
-    duration_us: float
-    link: int | None
-    call: int | None = None
-
-
-class MemoryEvent(NamedTuple):
-    """Bytes taken (positive) or given back (negative) on a device type."""
-
-    at_us: float
-    size: int
-    device_type: int
-
-
-@dataclass(slots=True)
-class ChromeTrace:
-    """A trace, its events by thread and in order of time: an enclosing span before its parts."""
-
-    operators: dict[int, list[TraceSpan]] = field(default_factory=dict)
-    frames: dict[int, list[TraceSpan]] = field(default_factory=dict)
-    annotations: dict[int, list[TraceSpan]] = field(default_factory=dict)
-    allocations: dict[int, list[MemoryEvent]] = field(default_factory=dict)
-    gpu: list[GpuActivity] = field(default_factory=list)
-    launches: dict[int, float] = field(default_factory=dict)
-    """When each call of CUDA was made, in microseconds, by its number."""
-    events: int = 0
-
-
-def read_trace(text: str) -> ChromeTrace:
-    """Return what we use of a chrome trace. Raises ValueError for any other text.
-
-    Events are decoded one by one: all at once they would take ten times the room.
+    `size` is the bytes taken (positive) or given back (negative) on a device type.
     """
-    trace = ChromeTrace()
-    by_kind = {OPERATOR: trace.operators, FRAME: trace.frames, ANNOTATION: trace.annotations}
-    for event in _events(text):
-        trace.events += 1
-        kind, phase = event.get("cat"), event.get("ph")
-        if phase == "X" and kind in by_kind:
-            start, duration, thread = _times(event)
-            if thread is not None:
-                span = TraceSpan(start, start + duration, str(event.get("name")), _link(event))
-                by_kind[kind].setdefault(thread, []).append(span)
-        elif phase == "X" and kind in GPU_WORK:
-            duration = max(0.0, _number(event.get("dur")) or 0.0)
-            trace.gpu.append(GpuActivity(duration, _link(event), _link(event, "correlation")))
-        elif phase == "X" and kind in LAUNCHES:
-            call, at = _link(event, "correlation"), _number(event.get("ts"))
-            if call is not None and at is not None:
-                trace.launches[call] = at
-        elif event.get("name") == MEMORY:
-            _add_allocation(trace, event)
-    for spans in (*trace.operators.values(), *trace.frames.values(), *trace.annotations.values()):
-        spans.sort(key=lambda span: (span.start_us, -span.end_us))
-    return trace
+
+    link: int = msgspec.field(default=NONE, name="External id")
+    call: int = msgspec.field(default=NONE, name="correlation")
+    size: int = msgspec.field(default=0, name="Bytes")
+    device_type: int = msgspec.field(default=NONE, name="Device Type")
+
+
+class TraceSpan(msgspec.Struct, gc=False):
+    """An event of one thread. The `link` of GPU work is that of the operator that started it."""
+
+    start_us: float = msgspec.field(name="ts")
+    duration_us: Annotated[float, msgspec.Meta(ge=0)] = msgspec.field(default=0.0, name="dur")
+    name: str = ""
+    tid: int | str = ""
+    ph: str = ""
+    cat: str = ""
+    args: EventArgs = msgspec.field(default_factory=EventArgs)
+
+    @property
+    def end_us(self) -> float:
+        """The time at which it ended."""
+        return self.start_us + self.duration_us
+
+
+class _File(msgspec.Struct):
+    events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
+
+
+_Threads = defaultdict[int, list[TraceSpan]]
+
+
+class ChromeTrace:
+    """A trace, its events by thread and in order of time: an enclosing span before its parts.
+
+    Raises ValueError for a file of another form. Events of another form are left out.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        # torch leaves control characters in names as they are.
+        text = data.translate(_SPACES).decode(errors="replace")
+        self.operators, self.frames, self.annotations = (_Threads(list) for _ in range(3))
+        self.allocations = _Threads(list)
+        self.gpu: list[TraceSpan] = []
+        self.launches: dict[int, float] = {}
+        """When each call of CUDA was made, in microseconds, by its number."""
+        kinds = {OPERATOR: self.operators, FRAME: self.frames, ANNOTATION: self.annotations}
+        decode = msgspec.json.Decoder(TraceSpan).decode
+        for raw in msgspec.json.decode(text, type=_File).events:
+            with suppress(msgspec.ValidationError):
+                event = decode(raw)
+                if event.name == MEMORY and isinstance(event.tid, int):
+                    self.allocations[event.tid].append(event)
+                elif event.ph != "X":
+                    continue
+                elif event.cat in kinds and isinstance(event.tid, int):
+                    kinds[event.cat][event.tid].append(event)
+                elif event.cat in GPU_WORK:
+                    self.gpu.append(event)
+                elif event.cat in LAUNCHES and event.args.call != NONE:
+                    self.launches[event.args.call] = event.start_us
+        for threads in kinds.values():
+            for spans in threads.values():
+                spans.sort(key=lambda span: (span.start_us, -span.duration_us))
+
+    def leave_out_own(self, thread: int) -> list[tuple[float, float]]:
+        """Remove Stepscope's own work at step boundaries from this thread; return when it ran.
+
+        It is found by the names of its frames, so a trace without frames stays as it is.
+        """
+        frames = self.frames.get(thread, ())
+        own = [(span.start_us, span.end_us) for span in frames if _OWN(span.name)]
+        starts = [start_us for start_us, _ in own]
+
+        def is_own(span: TraceSpan) -> bool:
+            index = bisect_right(starts, span.start_us) - 1
+            return index >= 0 and span.start_us < own[index][1]
+
+        for threads in (self.operators, self.frames, self.annotations):
+            if thread in threads:
+                threads[thread] = [span for span in threads[thread] if not is_own(span)]
+        return own
+
+    def main_thread(self, wanted: int | None = None) -> int | None:
+        """Return the thread that trains: `wanted` if it has operators, else that with the most."""
+        if wanted in self.operators:
+            return wanted
+        return max(self.operators, key=lambda tid: len(self.operators[tid]), default=None)
 
 
 def parents(spans: list[TraceSpan]) -> list[int]:
@@ -115,84 +143,3 @@ def self_times(spans: list[TraceSpan], parent: list[int]) -> list[float]:
             inside = min(spans[index].end_us, spans[outer].end_us) - spans[index].start_us
             times[outer] -= inside
     return [max(0.0, time) for time in times]
-
-
-def without(spans: list[TraceSpan], cut: list[tuple[float, float]]) -> list[TraceSpan]:
-    """Return the spans that begin in none of the intervals; all in order of time."""
-    starts = [start_us for start_us, _ in cut]
-    kept = []
-    for span in spans:
-        index = bisect_right(starts, span.start_us) - 1
-        if index < 0 or span.start_us >= cut[index][1]:
-            kept.append(span)
-    return kept
-
-
-def leave_out_own(trace: ChromeTrace, thread: int) -> list[tuple[float, float]]:
-    """Take what Stepscope did at step boundaries out of this thread; return when that was.
-
-    The frames that serve the page are known by their names; without frames nothing is found.
-    """
-    own = [(span.start_us, span.end_us) for span in trace.frames.get(thread, []) if _OWN(span.name)]
-    for group in (trace.operators, trace.frames, trace.annotations):
-        if thread in group:
-            group[thread] = without(group[thread], own)
-    return own
-
-
-def main_thread(trace: ChromeTrace, wanted: int | None = None) -> int | None:
-    """Return the thread that trains: `wanted` if it is there, else the one with most operators."""
-    if wanted in trace.operators:
-        return wanted
-    return max(trace.operators, key=lambda tid: len(trace.operators[tid]), default=None)
-
-
-def extent_us(groups: Iterable[list[TraceSpan]]) -> tuple[float, float]:
-    """Return the first start and the last end of sorted spans, two zeros without any."""
-    there = [spans for spans in groups if spans]
-    if not there:
-        return 0.0, 0.0
-    return min(s[0].start_us for s in there), max(span.end_us for s in there for span in s)
-
-
-def _events(text: str) -> Iterator[dict[str, Any]]:
-    at = text.find('"traceEvents"')
-    at = text.find("[", at) + 1 if at >= 0 else 0
-    if not at:
-        raise ValueError("no chrome trace: it has no list traceEvents")
-    decode = json.JSONDecoder(strict=False).raw_decode
-    while True:
-        between = _BETWEEN.match(text, at)
-        at = between.end() if between else at
-        if text[at : at + 1] == "]":
-            return
-        event, at = decode(text, at)
-        if isinstance(event, dict):
-            yield event
-
-
-def _times(event: dict[str, Any]) -> tuple[float, float, int | None]:
-    """Return start and duration in microseconds and the thread; None where one is missing."""
-    start, duration, thread = _number(event.get("ts")), _number(event.get("dur")), event.get("tid")
-    if start is None or duration is None or type(thread) is not int:
-        return 0.0, 0.0, None
-    return start, max(0.0, duration), thread
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
-
-
-def _link(event: dict[str, Any], key: str = "External id") -> int | None:
-    args = event.get("args")
-    link = args.get(key) if isinstance(args, dict) else None
-    return link if type(link) is int else None
-
-
-def _add_allocation(trace: ChromeTrace, event: dict[str, Any]) -> None:
-    args, thread, at = event.get("args"), event.get("tid"), _number(event.get("ts"))
-    if not isinstance(args, dict) or type(thread) is not int or at is None:
-        return
-    size, kind = args.get("Bytes"), args.get("Device Type")
-    if type(size) is int and type(kind) is int:
-        trace.allocations.setdefault(thread, []).append(MemoryEvent(at, size, kind))

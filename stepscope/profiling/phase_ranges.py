@@ -1,8 +1,8 @@
-"""Names the parts of a step while somebody looks: in a profile, and as NVTX ranges on a GPU.
+"""Name the parts of a step in a profile, and as NVTX ranges on a GPU.
 
 A history of allocations has them too (`stepscope/memory/snapshots/recording.py`).
-`span` is called in every step, so while nobody looks it does nothing at all. NVTX ranges are what
-Nsight Systems shows as rows; they are emitted during a profile on CUDA and under Nsight itself.
+`span` is called in every step and does nothing while nobody records. Nsight Systems shows NVTX
+ranges as rows; they are emitted during a profile on CUDA and under Nsight itself.
 """
 
 from __future__ import annotations
@@ -14,22 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward", "backward", "optimizer")
-
-
 OTHER = "other"
-
-
-__all__ = [
-    "BACKWARD",
-    "DATA",
-    "FORWARD",
-    "OPTIMIZER",
-    "begin",
-    "end",
-    "label",
-    "span",
-    "under_nsight",
-]
 
 NSIGHT = "NSYS_PROFILING_SESSION_ID"
 """Set by `nsys` in what it profiles."""
@@ -39,7 +24,7 @@ _Emit = Callable[[str], AbstractContextManager[None]]
 
 
 def under_nsight() -> bool:
-    """Say whether Nsight Systems profiles this process."""
+    """Return True if Nsight Systems profiles this process."""
     return NSIGHT in os.environ
 
 
@@ -48,7 +33,11 @@ def span(name: str) -> AbstractContextManager[None]:
 
     Of two such spans, one within the other, the outer one counts.
     """
-    return _OFF if _emit is None else _emit(name)
+    ranges, labels = _ranges, _labels
+    if ranges is None or labels is None:
+        emit = ranges or labels
+        return _OFF if emit is None else emit(name)
+    return _both(labels(name), ranges(name))
 
 
 def begin(*, nvtx: bool) -> None:
@@ -72,37 +61,26 @@ def begin(*, nvtx: bool) -> None:
         return _OFF if is_open or threading.get_ident() != thread else marked(name)
 
     _ranges = emit
-    _choose()
 
 
 def end() -> None:
-    """Emit no more ranges, but those for Nsight Systems."""
+    """Emit no more ranges, except those for Nsight Systems."""
     global _ranges
     _ranges = _nvtx if under_nsight() else None
-    _choose()
 
 
 def label(emit: _Emit | None) -> None:
     """Have `span` call this too, beside the ranges; None ends it."""
     global _labels
     _labels = emit
-    _choose()
-
-
-def _choose() -> None:
-    global _emit
-    _emit = _ranges or _labels if _ranges is None or _labels is None else _both
 
 
 @contextmanager
-def _both(name: str) -> Iterator[None]:
-    ranges, labels = _ranges or _quiet, _labels or _quiet  # one may end just now
-    with labels(name), ranges(name):
+def _both(
+    outer: AbstractContextManager[None], inner: AbstractContextManager[None]
+) -> Iterator[None]:
+    with outer, inner:
         yield
-
-
-def _quiet(name: str) -> AbstractContextManager[None]:
-    return _OFF
 
 
 @contextmanager
@@ -120,6 +98,4 @@ def _nvtx(name: str) -> Iterator[None]:
 
 _ranges: _Emit | None = None
 _labels: _Emit | None = None
-_emit: _Emit | None = None
-"""What `span` calls: the one of the two that is on, or both."""
 end()

@@ -1,12 +1,14 @@
-"""PROFILE: the next steps of a training under torch's profiler, from the press to its files.
+"""The command PROFILE: record the next steps of a training with torch's profiler.
 
     asked ─> a few steps as they are ─> the profiled steps ─> files written by a child ─> answered
 
-The steps before tell how much slower the profiled ones are.
+The unprofiled steps show how much slower the profiled ones are.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import secrets
@@ -19,11 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import IO
+from typing import Any
 
 from stepscope.commands import command as results
 from stepscope.common.json_values import first_line
-from stepscope.profiling.summary import summary_name, trace_name
+from stepscope.profiling import summary_name, trace_name
 from stepscope.profiling.torch_profiler import ProfilerCapture, ProfilerUnavailableError, why_not
 from stepscope.recorder.recorder import Command, Recorder
 
@@ -39,7 +41,7 @@ a second, which are 80 MB of trace."""
 CLOSE_WAIT_S = 5.0
 """How long the end of a run waits for the files, which are written without it as well."""
 _NOT_BEGUN = "Profile: the run ended before it began"
-_ROOT = Path(__file__).parents[2]
+_ROOT = str(Path(__file__).parents[2])
 
 
 @dataclass(slots=True)
@@ -58,18 +60,53 @@ class _Profile:
     """Time for which training stood still."""
     writer: subprocess.Popen[bytes] | None = None
 
+    def start(self, *, cuda: bool) -> None:
+        """Start to record. Raises whatever torch raises."""
+        began_s = time.perf_counter()
+        self.capture = ProfilerCapture(cuda=cuda)
+        self.first = self.step + 1
+        self.began_s = time.perf_counter()
+        self.held_s = self.began_s - began_s
+
+    def text(self, size: int | None = None) -> str:
+        """Return the answer of the command; `size` is the bytes of the trace."""
+        early = None if self.capture is None else self.capture.ended_early
+        if early is None and len(self.during_s) < self.wanted:
+            early = f"a profile ends after {PROFILE_S:g} s"
+        return results.profile(
+            self.first,
+            self.last,
+            slower=self.slower,
+            held_s=self.held_s,
+            early=early,
+            size=size,
+        )
+
     @property
     def last(self) -> int:
         """The last step in it, the first one where that did not come to its end."""
         return self.first + max(0, len(self.during_s) - 1)
 
+    @property
+    def is_over(self) -> bool:
+        """Return True if the steps are complete, or have taken PROFILE_S."""
+        done, recorded_s = len(self.during_s), time.perf_counter() - self.began_s
+        return done >= self.wanted or (done > 0 and recorded_s > PROFILE_S)
+
+    @property
+    def slower(self) -> float | None:
+        """By which fraction a profiled step took longer than one before; None if unknown."""
+        if not self.before_s or not self.during_s:
+            return None
+        return round(median(self.during_s) / median(self.before_s) - 1, 3)
+
 
 class ProfileCommand:
     """Takes one profile at a time; all but `active` belongs to the training thread.
 
-    `step` returns the number of the last step. `on_gpu` says whether training is on CUDA. A profile
-    must be stopped by the thread that started it: `ended_here` says that this thread calls `close`
-    whatever happens; otherwise only the main thread can take one.
+    `step` returns the number of the last step, `on_gpu` whether training is on CUDA. The thread
+    that started a profile must stop it. `ended_here`: this thread always calls `close`; otherwise
+    only the main thread can take one.
     """
 
     def __init__(
@@ -93,17 +130,17 @@ class ProfileCommand:
     def ask(self, command: Command) -> None:
         """Begin, or answer why not.
 
-        In a job it begins once the one before is written: one rank is ready with that sooner than
-        another, and a command has to become the same on all of them.
+        In a job it begins once the previous one is written: ranks finish that at different times,
+        and all must give the same answer.
         """
         if self._profile is not None and self._recorder.job is not None:
             self._next.append(command)
             return
-        refused = self._refusal(command)
+        wanted = command.args.get("steps", STEPS)
+        refused = self._refusal(wanted)
         if refused is not None:
             self._recorder.finish(command, f"Profile: {refused}", ok=False)
             return
-        wanted = command.args.get("steps", STEPS)
         self._profile = _Profile(command, wanted, self._step())
         self.active = True
         self.leave()
@@ -123,8 +160,8 @@ class ProfileCommand:
         elif profile.capture is None:
             if len(profile.before_s) < BEFORE_STEPS and sum(profile.before_s) < BEFORE_S:
                 return 0.0
-            self._tried(profile, lambda: self._start(profile))
-        elif not profile.capture.running or profile.capture.asked_to_end or _is_over(profile):
+            self._tried(profile, lambda: profile.start(cuda=self._on_gpu()))
+        elif profile.capture.must_end or profile.is_over:
             self._tried(profile, lambda: self._end(profile))
         else:
             return 0.0
@@ -160,18 +197,16 @@ class ProfileCommand:
         self.poll(CLOSE_WAIT_S)
         profile = self._profile
         if profile is not None and profile.writer is not None:
-            text = f"{self._text(profile)}; its files are still being written"
+            text = f"{profile.text()}; its files are still being written"
             self._finish(profile, text, ok=True)
         elif profile is not None:
             self._finish(profile, _NOT_BEGUN, ok=False)
         for command in waiting:
             self._recorder.finish(command, _NOT_BEGUN, ok=False)
 
-    def _refusal(self, command: Command) -> str | None:
-        wanted = command.args.get("steps", STEPS)
+    def _refusal(self, wanted: Any) -> str | None:
         if type(wanted) is not int or not 1 <= wanted <= STEPS_LIMIT:
-            got = repr(wanted)[:40]
-            return f"steps must be a whole number from 1 to {STEPS_LIMIT}, got {got}"
+            return f"steps must be a whole number from 1 to {STEPS_LIMIT}, got {wanted!r:.40}"
         if self._profile is not None:
             return "one is being taken already"
         if not self._ended_here and threading.current_thread() is not threading.main_thread():
@@ -180,13 +215,6 @@ class ProfileCommand:
                 "crash it"
             )
         return why_not()
-
-    def _start(self, profile: _Profile) -> None:
-        began_s = time.perf_counter()
-        profile.capture = ProfilerCapture(cuda=self._on_gpu())
-        profile.first = profile.step + 1
-        profile.began_s = time.perf_counter()
-        profile.held_s = profile.began_s - began_s
 
     def _end(self, profile: _Profile, early: str | None = None) -> None:
         """Stop recording, write the trace, and leave the rest to a process of its own."""
@@ -198,40 +226,30 @@ class ProfileCommand:
         raw = self._recorder.folder / f".profile-{profile.first}.{secrets.token_hex(8)}.json.part"
         try:
             capture.save(raw)
-            profile.writer = _writer(self._recorder, raw, profile)
+            profile.writer = _writer(self._recorder, raw, profile, capture)
         except BaseException:
             raw.unlink(missing_ok=True)
             raise
         profile.held_s += time.perf_counter() - began_s
 
     def _answer(self, profile: _Profile, code: int) -> None:
-        writer = profile.writer
-        assert writer is not None
-        said = _words(writer.stderr)
+        stderr = None if profile.writer is None else profile.writer.stderr
+        with stderr or contextlib.nullcontext(io.BytesIO()) as said:
+            lines = said.read(10_000).decode(errors="replace").strip().splitlines()
         if code != 0:
-            why = said or f"the process that writes it ended with code {code}"
-            self._finish(profile, f"{self._text(profile)}; but {why}", ok=False)
+            why = lines[-1][:300] if lines else f"the process that writes it ended with code {code}"
+            self._finish(profile, f"{profile.text()}; but {why}", ok=False)
             return
         rank = self._recorder.number
         trace = self._recorder.folder / trace_name(profile.first, profile.last, rank)
         size = trace.stat().st_size
         self._finish(
             profile,
-            self._text(profile, size),
+            profile.text(size),
             ok=True,
             path=trace.name,
             summary=summary_name(profile.first, profile.last, rank),
             bytes=size,
-        )
-
-    def _text(self, profile: _Profile, size: int | None = None) -> str:
-        return results.profile(
-            profile.first,
-            profile.last,
-            slower=_slower(profile),
-            held_s=profile.held_s,
-            early=_early(profile),
-            size=size,
         )
 
     def _finish(self, profile: _Profile, text: str, *, ok: bool, **data: str | int) -> None:
@@ -243,7 +261,7 @@ class ProfileCommand:
             ok=ok,
             first=profile.first,
             last=profile.last,
-            slower=_slower(profile),
+            slower=profile.slower,
             held_s=round(profile.held_s, 3),
             **data,
         )
@@ -263,63 +281,24 @@ class ProfileCommand:
                 "" if isinstance(error, ProfilerUnavailableError) else f"{type(error).__name__}: "
             )
             self._finish(profile, f"Profile: failed ({kind}{first_line(error)})", ok=False)
-            self._give_up(profile)
-
-    def _give_up(self, profile: _Profile) -> None:
-        if profile.capture is not None:
-            try:
-                profile.capture.stop()
-            except Exception:  # what failed once may fail again
-                log.warning("stepscope: the profiler could not be stopped", exc_info=True)
+            with contextlib.suppress(Exception):  # what failed once may fail again
+                if profile.capture is not None:
+                    profile.capture.stop()
 
 
-def _is_over(profile: _Profile) -> bool:
-    recorded_s = time.perf_counter() - profile.began_s
-    return len(profile.during_s) >= profile.wanted or (
-        bool(profile.during_s) and recorded_s > PROFILE_S
-    )
-
-
-def _early(profile: _Profile) -> str | None:
-    """Return why it has fewer steps than were asked for."""
-    capture = profile.capture
-    if capture is not None and capture.ended_early is not None:
-        return capture.ended_early
-    if len(profile.during_s) < profile.wanted:
-        return f"a profile ends after {PROFILE_S:g} s"
-    return None
-
-
-def _slower(profile: _Profile) -> float | None:
-    """Return by which fraction a profiled step took longer than one before; None if unknown."""
-    if not profile.before_s or not profile.during_s:
-        return None
-    return round(median(profile.during_s) / median(profile.before_s) - 1, 3)
-
-
-def _writer(recorder: Recorder, raw: Path, profile: _Profile) -> subprocess.Popen[bytes]:
+def _writer(
+    recorder: Recorder, raw: Path, profile: _Profile, capture: ProfilerCapture
+) -> subprocess.Popen[bytes]:
     """Start the process that compresses and summarizes. Raises OSError."""
-    capture = profile.capture
-    assert capture is not None
-    steps = profile.first, profile.last
-    numbers = (*steps, int(capture.cuda), capture.native_thread, recorder.number)
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    numbers = (profile.first, profile.last, int(capture.cuda), capture.native_thread)
+    arguments = map(str, (recorder.folder, raw, *numbers, recorder.number))
+    path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         # -P: a file of the script's folder must not take the place of a module.
-        [sys.executable, "-P", "-m", "stepscope.profiling.summary"]
-        + [str(recorder.folder), str(raw)]
-        + list(map(str, numbers)),
+        [sys.executable, "-P", "-m", "stepscope.profiling.summary", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path},
         start_new_session=True,  # Ctrl-C in the terminal is meant for the training
     )
-
-
-def _words(stderr: IO[bytes] | None) -> str:
-    if stderr is None:
-        return ""
-    with stderr:
-        lines = stderr.read(10_000).decode(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""

@@ -1,10 +1,9 @@
-"""torch's profiler, started and stopped between two steps; torch is found in `sys.modules`.
+"""Start and stop torch's profiler between two steps; torch is found in `sys.modules`.
 
-Three things about it would end a training, each tried with torch 2.13:
-- a second profiler in the process takes the slot of the first, and the first one's `stop` then
-  crashes: so a script that starts one of its own ends ours before;
-- a process, or a thread, that ends while it profiles crashes: who starts one has to stop it;
-- a forked child inherits it, and would record without an end: so a fork ends it before.
+Three cases would crash the training (torch 2.13), so each ends a profile first:
+- a second profiler in the process: the `stop` of the first one crashes;
+- the end of a process or thread that profiles: the thread that starts a profile must stop it;
+- a fork: the child inherits the profiler and would record without an end.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class ProfilerUnavailableError(Exception):
 
 
 def why_not() -> str | None:
-    """Say why no profile can be started in this thread now; None where it can."""
+    """Return why no profile can be started in this thread now; None if it can."""
     torch = sys.modules.get("torch")
     if torch is None:
         return "torch is not imported"
@@ -51,8 +50,7 @@ class ProfilerCapture:
 
     def __init__(self, *, cuda: bool) -> None:
         """Raises Refused, and whatever torch raises."""
-        reason = why_not()
-        if reason is not None:
+        if (reason := why_not()) is not None:
             raise ProfilerUnavailableError(reason)
         torch = sys.modules["torch"]
         self.cuda = cuda and not phase_ranges.under_nsight()
@@ -61,49 +59,54 @@ class ProfilerCapture:
         self.stacks = sys.getprofile() is None
         self.ended_early: str | None = None
         """Why it was stopped by something else than its owner."""
-        self.asked_to_end = False
-        """Another thread waits for its end."""
+        self._asked_to_end = False
         self._stopped = threading.Event()
         self._thread = threading.get_ident()
         self.native_thread = threading.get_native_id()
         activity = torch.profiler.ProfilerActivity
+        # Without it torch warns that it forgets the events of earlier cycles: there are none.
+        known = inspect.signature(torch.profiler.profile).parameters
+        cycles = {"acc_events": True} if "acc_events" in known else {}
         self._profiler: Any = torch.profiler.profile(
             activities=[activity.CPU, *([activity.CUDA] if self.cuda else [])],
             record_shapes=False,
             profile_memory=True,
             with_stack=self.stacks,
-            **_one_cycle(torch),
+            **cycles,
         )
         if self.cuda:
             torch.cuda.synchronize()  # kernels of the steps before do not belong to it
         self._profiler.start()
         self._replaced = _give_way(torch.autograd.profiler, self._another)
-        _watch_forks(self)
+        _running.append(self)
         phase_ranges.begin(nvtx=cuda)
 
     @property
-    def here(self) -> bool:
-        """Say whether this is the thread that has to stop it."""
-        return threading.get_ident() == self._thread
+    def running(self) -> bool:
+        """Return True while it records."""
+        return not self._stopped.is_set()
 
     @property
-    def running(self) -> bool:
-        """Say whether it still records."""
-        return not self._stopped.is_set()
+    def must_end(self) -> bool:
+        """Return True if it has ended already, or another thread waits for its end."""
+        return self._stopped.is_set() or self._asked_to_end
 
     def stop(self, early: str | None = None) -> None:
         """Stop recording, and wait for the GPU; `early` says why, where the owner did not ask.
 
         A second call does nothing, nor one of another thread.
         """
-        if not self.running or not self.here:
+        if not self.running or threading.get_ident() != self._thread:
             return
         phase_ranges.end()
         self.ended_early = early
-        _take_back(sys.modules["torch"].autograd.profiler, self._replaced)
-        _watch_forks(None)
+        autograd = sys.modules["torch"].autograd
+        for name, (original, ours) in self._replaced.items():
+            if getattr(autograd.profiler, name) is ours:
+                setattr(autograd.profiler, name, original)
+        _running.remove(self)
         try:
-            if sys.modules["torch"].autograd._profiler_enabled():
+            if autograd._profiler_enabled():
                 self._profiler.stop()
             else:  # stopping what is not there would crash
                 self._profiler = None
@@ -123,21 +126,15 @@ class ProfilerCapture:
 
     def _another(self) -> None:
         """Another profiler is about to start."""
-        if self.here:
+        if threading.get_ident() == self._thread:
             self.stop("the script started a profiler of its own")
         elif self.running:
-            self.asked_to_end = True
+            self._asked_to_end = True
             self._stopped.wait(OTHER_WAIT_S)
 
 
-def _one_cycle(torch: Any) -> dict[str, bool]:
-    """Keep torch from warning that it forgets the events of earlier cycles: there are none."""
-    known = inspect.signature(torch.profiler.profile).parameters
-    return {"acc_events": True} if "acc_events" in known else {}
-
-
 def _give_way(module: Any, another: Callable[[], None]) -> dict[str, tuple[Any, Any]]:
-    """Call `another` before any profiler of torch starts; return what `_take_back` needs."""
+    """Call `another` before any profiler starts; return each original and its replacement."""
     replaced: dict[str, tuple[Any, Any]] = {}
     for name in _STARTERS:
         original = getattr(module, name)
@@ -151,24 +148,13 @@ def _give_way(module: Any, another: Callable[[], None]) -> dict[str, tuple[Any, 
     return replaced
 
 
-def _take_back(module: Any, replaced: dict[str, tuple[Any, Any]]) -> None:
-    for name, (original, ours) in replaced.items():
-        if getattr(module, name) is ours:
-            setattr(module, name, original)
-
-
-_at_fork: ProfilerCapture | None = None
-
-
-def _watch_forks(capture: ProfilerCapture | None) -> None:
-    global _at_fork
-    _at_fork = capture
+_running: list[ProfilerCapture] = []
 
 
 def _before_fork() -> None:
-    if _at_fork is not None:
+    for capture in tuple(_running):
         try:
-            _at_fork.stop("the process forked, such as for workers of a DataLoader")
+            capture.stop("the process forked, such as for workers of a DataLoader")
         except Exception:  # a fork goes on whatever happens here
             log.warning("stepscope: the profile could not be stopped", exc_info=True)
 

@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
 
 from stepscope.profiling.chrome_trace import (
     CPU,
     CUDA,
+    NONE,
     ChromeTrace,
     TraceSpan,
-    extent_us,
     parents,
     self_times,
 )
 from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
+
+Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+Bytes = Annotated[int, msgspec.Meta(ge=-(2**60), le=2**60)]
+Time = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 
 
 @dataclass(slots=True)
@@ -32,13 +40,13 @@ class OperatorStats:
     """
 
     name: str
-    calls: int = 0
-    cpu_self_us: float = 0.0
-    cpu_total_us: float = 0.0
-    cuda_self_us: float = 0.0
-    cuda_total_us: float = 0.0
-    cpu_memory: int = 0
-    cuda_memory: int = 0
+    calls: Count = 0
+    cpu_self_us: Number = 0.0
+    cpu_total_us: Number = 0.0
+    cuda_self_us: Number = 0.0
+    cuda_total_us: Number = 0.0
+    cpu_memory: Bytes = 0
+    cuda_memory: Bytes = 0
 
 
 def operators(trace: ChromeTrace) -> list[OperatorStats]:
@@ -46,8 +54,8 @@ def operators(trace: ChromeTrace) -> list[OperatorStats]:
     found: dict[str, OperatorStats] = {}
     gpu_us: dict[int, float] = {}
     for work in trace.gpu:
-        if work.link is not None:
-            gpu_us[work.link] = gpu_us.get(work.link, 0.0) + work.duration_us
+        if (link := work.args.link) != NONE:
+            gpu_us[link] = gpu_us.get(link, 0.0) + work.duration_us
     for thread, spans in trace.operators.items():
         _add_thread(found, spans, gpu_us)
         _add_memory(found, spans, trace, thread)
@@ -63,10 +71,12 @@ def _add_thread(
         # An overload that only calls the operator again is the same call.
         operator.calls += outer[index] < 0 or spans[outer[index]].name != span.name
         operator.cpu_self_us += own_us
-        around = {spans[above].name for above in _ancestors(outer, index)}
+        around, above = set[str](), index
+        while (above := outer[above]) >= 0:
+            around.add(spans[above].name)
         if span.name not in around:  # a recursive call lies within the total already
-            operator.cpu_total_us += span.end_us - span.start_us
-        started_us = gpu_us.get(span.link, 0.0) if span.link is not None else 0.0
+            operator.cpu_total_us += span.duration_us
+        started_us = gpu_us.get(span.args.link, 0.0)
         if started_us:
             operator.cuda_self_us += started_us
             for name in around | {span.name}:
@@ -78,20 +88,15 @@ def _add_memory(
 ) -> None:
     outer, starts = parents(spans), [span.start_us for span in spans]
     for allocation in trace.allocations.get(thread, []):
-        index = bisect_right(starts, allocation.at_us) - 1
-        while index >= 0 and spans[index].end_us < allocation.at_us:
+        index = bisect_right(starts, allocation.start_us) - 1
+        while index >= 0 and spans[index].end_us < allocation.start_us:
             index = outer[index]
         if index >= 0:
             operator = found[spans[index].name]
-            if allocation.device_type == CPU:
-                operator.cpu_memory += allocation.size
-            elif allocation.device_type == CUDA:
-                operator.cuda_memory += allocation.size
-
-
-def _ancestors(outer: list[int], index: int) -> Iterator[int]:
-    while (index := outer[index]) >= 0:
-        yield index
+            if allocation.args.device_type == CPU:
+                operator.cpu_memory += allocation.args.size
+            elif allocation.args.device_type == CUDA:
+                operator.cuda_memory += allocation.args.size
 
 
 NODES_LIMIT = 20_000
@@ -119,99 +124,72 @@ class FlameGraph:
     names: list[str] = field(default_factory=list)
     name: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
-    total_us: list[float] = field(default_factory=list)
-    calls: list[int] = field(default_factory=list)
-    left_out: int = 0
+    total_us: list[Time] = field(default_factory=list)
+    calls: list[Count] = field(default_factory=list)
+    left_out: Count = 0
     """Nodes that were too small to be kept."""
 
 
 def fold(trace: ChromeTrace, thread: int, limit: int = NODES_LIMIT) -> FlameGraph:
-    """Return the largest nodes of the training thread, and of torch's threads beside it.
+    """Return the `limit` largest nodes of the training thread, and of torch's threads beside it.
 
     Frames of Python are the stacks, operators their ends. A thread of torch, as the one in which
     `backward()` runs on a GPU, has operators alone and stands in a node of its own.
     """
-    flame = FlameGraph()
-    known: dict[tuple[int, str], int] = {}
-    index: dict[str, int] = {}
+    nodes: dict[tuple[int, str], int] = {}
+    total_us: list[float] = []
+    calls: list[int] = []
+
+    def node_of(parent: int, name: str) -> int:
+        node = nodes.setdefault((parent, name), len(nodes))
+        if node == len(calls):
+            total_us.append(0.0)
+            calls.append(0)
+        return node
+
     for tid in [thread, *(other for other in trace.operators if other != thread)]:
         spans = [*trace.operators.get(tid, [])]
         root = -1
         if tid == thread:
             spans += [span for span in trace.frames.get(tid, []) if not _CALL.search(span.name)]
         else:
-            root = _node(flame, known, index, -1, "another thread of torch")
-        spans.sort(key=lambda span: (span.start_us, -span.end_us))
-        _fold(flame, known, index, spans, root)
-    return _largest(flame, limit)
-
-
-def _fold(
-    flame: FlameGraph,
-    known: dict[tuple[int, str], int],
-    index: dict[str, int],
-    spans: Iterable[TraceSpan],
-    root: int,
-) -> None:
-    around: list[tuple[float, int]] = []
-    for span in spans:
-        while around and around[-1][0] <= span.start_us:
-            around.pop()
-        if len(around) >= DEPTH_LIMIT:
-            continue
-        parent = around[-1][1] if around else root
-        node = _node(flame, known, index, parent, _name(span.name))
-        end_us = min(span.end_us, around[-1][0]) if around else span.end_us
-        flame.total_us[node] += end_us - span.start_us
-        flame.calls[node] += 1
-        if root >= 0 and not around:
-            flame.total_us[root] += end_us - span.start_us
-            flame.calls[root] = 1
-        around.append((end_us, node))
-
-
-def _node(
-    flame: FlameGraph,
-    known: dict[tuple[int, str], int],
-    index: dict[str, int],
-    parent: int,
-    name: str,
-) -> int:
-    node = known.get((parent, name))
-    if node is None:
-        node = known[parent, name] = len(flame.parent)
-        if name not in index:
-            index[name] = len(flame.names)
-            flame.names.append(name)
-        flame.name.append(index[name])
-        flame.parent.append(parent)
-        flame.total_us.append(0.0)
-        flame.calls.append(0)
-    return node
+            root = node_of(-1, "another thread of torch")
+            calls[root] = 1
+        spans.sort(key=lambda span: (span.start_us, -span.duration_us))
+        around: list[tuple[float, int]] = []
+        for span in spans:
+            while around and around[-1][0] <= span.start_us:
+                around.pop()
+            if len(around) >= DEPTH_LIMIT:
+                continue
+            until_us, parent = around[-1] if around else (math.inf, root)
+            node, end_us = node_of(parent, _name(span.name)), min(span.end_us, until_us)
+            total_us[node] += end_us - span.start_us
+            calls[node] += 1
+            if parent == root >= 0:
+                total_us[root] += end_us - span.start_us
+            around.append((end_us, node))
+    # Of equal ones the first comes before what lies in it; a node is never larger than its parent.
+    order = sorted(range(len(nodes)), key=lambda node: (-total_us[node], node))
+    place, names, keys = {-1: -1}, dict[str, int](), list(nodes)
+    flame = FlameGraph(left_out=max(0, len(nodes) - limit))
+    for node in sorted(order[:limit]):
+        place[node] = len(flame.parent)
+        flame.parent.append(place[keys[node][0]])
+        flame.name.append(names.setdefault(keys[node][1], len(names)))
+        flame.total_us.append(total_us[node])
+        flame.calls.append(calls[node])
+    flame.names = list(names)
+    return flame
 
 
 def _name(name: str) -> str:
     return _BINDING.sub(" of torch", _ADDRESS.sub("", name))[:NAME_LIMIT]
 
 
-def _largest(flame: FlameGraph, limit: int) -> FlameGraph:
-    """Keep so many nodes. A node is never larger than the one around it, which so stays too."""
-    if len(flame.parent) <= limit:
-        return flame
-    # Of equal ones the first comes before what lies in it.
-    order = sorted(range(len(flame.parent)), key=lambda node: (-flame.total_us[node], node))
-    place: dict[int, int] = {-1: -1}
-    kept, index = FlameGraph(left_out=len(order) - limit), dict[str, int]()
-    for node in sorted(order[:limit]):
-        place[node] = _node(
-            kept, {}, index, place[flame.parent[node]], flame.names[flame.name[node]]
-        )
-        kept.total_us[-1], kept.calls[-1] = flame.total_us[node], flame.calls[node]
-    return kept
-
-
 _Part = tuple[str, float, float]
 """A phase, and its start and end in microseconds."""
+_LEFT_OUT = ""
 
 _BACKWARD = re.compile(r"torch/autograd/__init__\.py\(\d+\): (backward|grad)$")
 
@@ -220,9 +198,9 @@ _BACKWARD = re.compile(r"torch/autograd/__init__\.py\(\d+\): (backward|grad)$")
 class PhaseTimes:
     """Microseconds by phase and `other`; together they are the profiled time."""
 
-    cpu_us: dict[str, float]
+    cpu_us: dict[str, Time]
     """Time of the training thread."""
-    cuda_us: dict[str, float]
+    cuda_us: dict[str, Time]
     """Time of the GPU work that the phase started."""
 
 
@@ -235,27 +213,29 @@ def phases(
     computes the loss, as Lightning does: what lies within it counts as what it is.
     """
     spans = [group.get(thread, []) for group in (trace.annotations, trace.frames, trace.operators)]
-    begin_us, end_us = extent_us(spans)
-    marks = _marked((*spans[0], *spans[1]))
-    inner = _outermost(mark for mark in marks if mark[0] != OPTIMIZER)
-    steps = _outermost(mark for mark in marks if mark[0] == OPTIMIZER)
-    own = [(OTHER, start_us, stop_us) for start_us, stop_us in left_out]
-    parts = _without([*inner, *_without(steps, inner)], own)
-    parts.sort(key=lambda part: part[1])
-    cpu_us = dict.fromkeys((*PHASES, OTHER), 0.0)
-    for phase, start_us, stop_us in parts:
-        cpu_us[phase] += stop_us - start_us
-    own_us = sum(stop_us - start_us for _, start_us, stop_us in own)
-    cpu_us[OTHER] = max(0.0, end_us - begin_us - own_us - sum(cpu_us.values()))
-    return PhaseTimes(cpu_us, _cuda_us(trace, parts))
-
-
-def _marked(spans: Iterable[TraceSpan]) -> list[_Part]:
-    """Return phase, start and end of each span that is one, in order of time."""
-    found = [
-        (phase, span.start_us, span.end_us) for span in spans if (phase := phase_of(span.name))
+    named = ((phase_of(span.name), span) for span in (*spans[0], *spans[1]))
+    marks = sorted(
+        ((phase, span.start_us, span.end_us) for phase, span in named if phase),
+        key=lambda mark: (mark[1], -mark[2]),
+    )
+    parts: list[_Part] = [
+        *_outermost(mark for mark in marks if mark[0] == OPTIMIZER),
+        *_outermost(mark for mark in marks if mark[0] != OPTIMIZER),
+        *((_LEFT_OUT, start_us, end_us) for start_us, end_us in left_out),
     ]
-    return sorted(found, key=lambda mark: (mark[1], -mark[2]))
+    extent = {at_us for group in spans for span in group for at_us in (span.start_us, span.end_us)}
+    limits = (min(extent), max(extent)) if extent else ()
+    edges = sorted({*limits, *(at_us for part in parts for at_us in part[1:])})
+    phase_at = [OTHER] * len(edges)
+    """The phase from each edge to the next one."""
+    for phase, start_us, end_us in parts:
+        first, last = bisect_left(edges, start_us), bisect_left(edges, end_us)
+        phase_at[first:last] = [phase] * (last - first)
+    cpu_us = dict.fromkeys((*PHASES, OTHER, _LEFT_OUT), 0.0)
+    for phase, start_us, end_us in zip(phase_at, edges, edges[1:], strict=False):
+        cpu_us[phase] += end_us - start_us
+    del cpu_us[_LEFT_OUT]
+    return PhaseTimes(cpu_us, _cuda_us(trace, edges, phase_at))
 
 
 def phase_of(name: str) -> str | None:
@@ -281,43 +261,19 @@ def _outermost(marks: Iterable[_Part]) -> list[_Part]:
     return kept
 
 
-def _without(parts: list[_Part], cut: list[_Part]) -> list[_Part]:
-    """Return what is left of the parts where `cut`, in order of time, is taken out."""
-    left, first = [], 0
-    for phase, start_us, end_us in sorted(parts, key=lambda part: part[1]):
-        while first < len(cut) and cut[first][2] <= start_us:
-            first += 1
-        at_us = start_us
-        for _, cut_us, cut_end_us in cut[first:]:
-            if cut_us >= end_us:
-                break
-            if cut_us > at_us:
-                left.append((phase, at_us, cut_us))
-            at_us = max(at_us, cut_end_us)
-        if at_us < end_us:
-            left.append((phase, at_us, end_us))
-    return left
-
-
-def _cuda_us(trace: ChromeTrace, parts: list[_Part]) -> dict[str, float]:
-    """Sort GPU work by when it was started, in whichever thread: `backward` has one of torch's.
+def _cuda_us(trace: ChromeTrace, edges: list[float], phase_at: list[str]) -> dict[str, float]:
+    """Return GPU time by the phase in which it was started, in whichever thread.
 
     That is the time of the call of CUDA, or else of the operator: a compiled model, or a replayed
     graph, starts kernels without one.
     """
-    started = {
-        span.link: span.start_us
-        for spans in trace.operators.values()
-        for span in spans
-        if span.link is not None
-    }
-    starts = [start_us for _, start_us, _ in parts]
+    operators = (span for spans in trace.operators.values() for span in spans)
+    started = {span.args.link: span.start_us for span in operators if span.args.link != NONE}
     cuda_us = dict.fromkeys((*PHASES, OTHER), 0.0)
     for work in trace.gpu:
-        at_us = trace.launches.get(work.call) if work.call is not None else None
-        if at_us is None and work.link is not None:
-            at_us = started.get(work.link)
-        index = bisect_right(starts, at_us) - 1 if at_us is not None else -1
-        within = index >= 0 and at_us is not None and at_us <= parts[index][2]
-        cuda_us[parts[index][0] if within else OTHER] += work.duration_us
+        at_us = started.get(work.args.link, -math.inf)
+        at_us = trace.launches.get(work.args.call, at_us)
+        index = bisect_right(edges, at_us) - 1
+        phase = phase_at[index] if index >= 0 else OTHER
+        cuda_us[OTHER if phase == _LEFT_OUT else phase] += work.duration_us
     return cuda_us

@@ -120,7 +120,7 @@ def alone() -> Iterator[None]:
 
 
 def test_a_reading_waits_for_nothing(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collective_metrics, "_of_a_job", lambda: True)
+    monkeypatch.setattr(collective_metrics, "rank_and_size", lambda: (0, 2))
     step, now = 0, 0.0
     found = CollectiveMetrics(wall=lambda: now)
     found.step = lambda: step
@@ -141,7 +141,7 @@ def test_a_reading_waits_for_nothing(alone: None, monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_read_while_a_graph_is_captured(
     alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collective_metrics, "_of_a_job", lambda: True)
+    monkeypatch.setattr(collective_metrics, "rank_and_size", lambda: (0, 2))
     found = CollectiveMetrics()
     found.step = lambda: 1
     x = torch.ones(1000, device="cuda")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from dashboard import services
@@ -77,7 +77,7 @@ def test_a_job_that_hangs_says_so_while_it_does(server: services.Services, tmp_p
     for number in range(2):
         record = parse((HANGS / "sleep-gloo" / hang_name(number)).read_bytes())
         record = replace(record, since=now - 9, seen=now)
-        (folder / hang_name(number)).write_text(json.dumps(record.to_json()))
+        (folder / hang_name(number)).write_text(json.dumps(asdict(record)))
     server.hangs = Hangs(start=lambda look: look())  # else in a thread: a poll does not wait for it
     told = poll("job")["verdict"]
     assert told["kind"] == "hang"

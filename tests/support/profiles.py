@@ -6,13 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stepscope.profiling.chrome_trace import read_trace
-from stepscope.profiling.summary import (
-    ProfileSummary,
-    summarize,
-    summary_name,
-    to_text,
-)
+from stepscope.profiling import summary_name
+from stepscope.profiling.chrome_trace import ChromeTrace
+from stepscope.profiling.summary import ProfileSummary, summarize, to_text
 
 MAIN, AUTOGRAD = 7, 8
 
@@ -65,7 +61,8 @@ STEP = [
 
 
 def trace_of(events: list[Any]) -> Any:
-    return read_trace(json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "x"}))
+    content = {"schemaVersion": 1, "traceEvents": events, "traceName": "x"}
+    return ChromeTrace(json.dumps(content).encode())
 
 
 def summary(*, cuda: bool = True) -> ProfileSummary:

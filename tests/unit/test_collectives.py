@@ -36,7 +36,7 @@ class Job:
         self.collectives = CollectiveMetrics(clock=self.clock, wall=self.clock, cpu=self.clock)
         self.collectives.step = lambda: self.steps
         monkeypatch.setattr(collective_metrics, "dumps", self._dumps)
-        monkeypatch.setattr(collective_metrics, "_of_a_job", lambda: True)
+        monkeypatch.setattr(collective_metrics, "rank_and_size", lambda: (0, 2))
         monkeypatch.setattr(collective_metrics, "_captures", lambda: False)
 
     def _dumps(self) -> dict[str, Any]:

@@ -7,13 +7,10 @@ import math
 import pytest
 
 from stepscope.distributed.communication import (
-    CommunicationStats,
+    CommunicationFigures,
     Interconnect,
     link_of,
-    overlap,
-    reached,
     sentences,
-    share_of_step,
 )
 
 H100 = {"nvlinks": 18, "nvlink_speed": 26_562e6, "pcie_max_gen": 5, "pcie_max_width": 16}
@@ -60,20 +57,10 @@ def test_pcie_by_generation_and_width(generation: int, width: int, gigabytes: fl
 )
 def test_an_unknown_link_is_none(facts: dict[str, object]) -> None:
     assert link_of(facts) is None
-    assert reached(1e9, None) is None
-
-
-def test_shares() -> None:
-    assert share_of_step(0.01, 0.04) == 0.25
-    assert share_of_step(None, 0.04) is None
-    assert share_of_step(0.01, None) is None
-    assert overlap(0.01, 0.0025) == 0.75
-    assert overlap(0.01, None) is None
-    assert overlap(0.0, 0.0) is None
 
 
 def test_all_is_said_that_is_known() -> None:
-    figures = CommunicationStats(
+    figures = CommunicationFigures(
         bytes=100 * 2**20,
         rate=2 * 2**30,
         time_s=0.012,
@@ -97,10 +84,11 @@ def test_all_is_said_that_is_known() -> None:
 
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
-    assert sentences(CommunicationStats()) == []
-    assert sentences(CommunicationStats(bytes=512.0)) == ["Each step passes 512 B to collectives."]
-    (said,) = sentences(CommunicationStats(bus_bandwidth=1e9))
+    assert sentences(CommunicationFigures()) == []
+    assert sentences(CommunicationFigures(bytes=512.0)) == [
+        "Each step passes 512 B to collectives."
+    ]
+    (said,) = sentences(CommunicationFigures(bus_bandwidth=1e9))
     assert "; the link's peak is unknown." in said
-    assert (
-        len(sentences(CommunicationStats(time_s=0.001, step_s=0.1, wait_s=0.0))) == 1
-    )  # too little
+    little = CommunicationFigures(time_s=0.001, step_s=0.1, wait_s=0.0)
+    assert len(sentences(little)) == 1

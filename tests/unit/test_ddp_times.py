@@ -101,7 +101,7 @@ def test_a_sample_never_drifts_from_its_step(step_s: float, on_cuda: bool, every
         assert {step + ahead - iteration for step, iteration in found.items()} == {1}, ahead
         assert {iteration % every for iteration in found.values()} == {0}, ahead
         assert len(found) >= 4000 / every - 4000 / JUDGE_EVERY - 10, ahead
-        assert module.reads <= 4000 / every + 4000 / JUDGE_EVERY + 10, ahead
+        assert module.reads <= 2 * (4000 / every + 4000 / JUDGE_EVERY) + every + 10, ahead
 
 
 @pytest.mark.parametrize("step_s", [0.002, 0.01, 0.1])
@@ -125,7 +125,7 @@ def test_short_steps_are_read_seldom_and_ranks_read_the_same_ones() -> None:
     module = Logged()
     one, other = sampled(module, 1200, 0.005), sampled(Logged(before=3), 1200, 0.002)
     assert module.rate == 9
-    assert module.reads < 1200 / 9 + FIRST
+    assert module.reads < 2 * 1200 / 9 + FIRST
     assert {iteration % 9 for iteration in one.values()} == {0}
     assert {iteration % 27 for iteration in other.values()} == {0}
     assert len(set(one.values()) & set(other.values())) > 1200 / 27 - 20

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from stepscope.distributed.flight_recorder import Collective
 from stepscope.distributed.hangs.diagnose import FRESH_S, hang_of
 from stepscope.distributed.hangs.job_state import Hang, HangCause
-from stepscope.distributed.hangs.record import EnteredCollective, HangRecord, hang_name
+from stepscope.distributed.hangs.record import HangRecord, hang_name
 from stepscope.run import STALE_S, process_identity, rank_json, read_run, write_run_json
 
 
@@ -25,7 +27,7 @@ def write(folder: Path, number: int, now: float, **facts: object) -> None:
 
 def hangs(folder: Path, number: int, now: float, *, waits: bool) -> None:
     """Write the record of a rank that has waited for 8 s in all_reduce 9, or has left 8."""
-    last = EnteredCollective(
+    last = Collective(
         group="0",
         operation="all_reduce",
         sequence=9 if waits else 8,
@@ -36,7 +38,7 @@ def hangs(folder: Path, number: int, now: float, *, waits: bool) -> None:
         number=number, rank=number, step=50, since=now - 9, seen=now, collectives=(last,)
     )
     path = folder / hang_name(number)
-    path.write_text(json.dumps(record.to_json()))
+    path.write_text(json.dumps(asdict(record)))
     os.utime(path, (now, now))
 
 

@@ -16,10 +16,18 @@ from dashboard import hangs as hangs_module
 from dashboard.hangs import LOOK_S, REST, Hangs, as_verdict
 from stepscope.distributed.flight_recorder import Collective, FlightRecorderDump
 from stepscope.distributed.hangs import watchdog
-from stepscope.distributed.hangs.capture import PENDING, doing_of, frames_of, kept, newest, phase_of
+from stepscope.distributed.hangs.capture import (
+    DOING,
+    PENDING,
+    PHASES,
+    frames_of,
+    kept,
+    newest,
+    word_of,
+)
 from stepscope.distributed.hangs.diagnose import judge
 from stepscope.distributed.hangs.job_state import Hang, RankObservation
-from stepscope.distributed.hangs.record import KEPT, EnteredCollective, HangRecord, hang_name, parse
+from stepscope.distributed.hangs.record import KEPT, HangRecord, hang_name, parse
 from stepscope.distributed.hangs.watchdog import HangWatchdog, Told
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus
@@ -147,7 +155,7 @@ def entered(*created_s: float) -> Callable[[HangRecord, int], HangRecord]:
 
     def capture(known: HangRecord, thread: int) -> HangRecord:
         at = times.pop(0) if len(times) > 1 else times[0]
-        one = EnteredCollective(group="0", operation="all_reduce", sequence=7, created_s=at)
+        one = Collective(group="0", operation="all_reduce", sequence=7, created_s=at)
         return replace(known, seen=time.time(), collectives=(one,))
 
     return capture
@@ -200,7 +208,7 @@ def test_a_hang_is_over_once_collectives_go_on(
 
 def stuck_in(rank: int) -> HangRecord:
     """Return the record of a rank that waits in what all have entered."""
-    one = EnteredCollective(group="0", operation="all_reduce", sequence=7)
+    one = Collective(group="0", operation="all_reduce", sequence=7)
     return HangRecord(number=rank, rank=rank, step=3, since=0.0, seen=9.0, collectives=(one,))
 
 
@@ -235,8 +243,8 @@ def test_the_stack_of_another_thread_names_the_phase() -> None:
     frames = frames_of(thread.ident or 0)
     end.set()
     thread.join()
-    assert phase_of(frames) == "forward"
-    assert doing_of(frames) is None
+    assert word_of(frames, PHASES) == "forward"
+    assert word_of(frames, DOING) is None
     place = next(frame for frame in kept(frames) if frame.own)
     assert (place.file, place.function) == ("/x/model.py", "forward")
     assert frames_of(thread.ident or 0) == ()

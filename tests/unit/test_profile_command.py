@@ -15,8 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from stepscope.commands import command as results
-from stepscope.profiling import phase_ranges, profile_command
-from stepscope.profiling.summary import trace_name
+from stepscope.profiling import phase_ranges, profile_command, trace_name
 from stepscope.profiling.torch_profiler import ProfilerCapture
 from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.session.command_server import CommandServer
@@ -36,7 +35,7 @@ class Writer:
     stderr: Any = None
     started: list[Path] = field(default_factory=list)
 
-    def start(self, folder: Path, raw: Path, made: Any) -> Writer:
+    def start(self, folder: Path, raw: Path, made: Any, capture: Any) -> Writer:
         assert b"traceEvents" in raw.read_bytes()
         self.started.append(raw)
         self.stderr = io.BytesIO(self.said)

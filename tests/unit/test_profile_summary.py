@@ -13,16 +13,15 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from stepscope.profiling.chrome_trace import read_trace
+from stepscope.profiling import summary_name, trace_name
+from stepscope.profiling.chrome_trace import ChromeTrace
 from stepscope.profiling.summary import (
     BYTES_LIMIT,
     OPERATORS_LIMIT,
     TraceTooLargeError,
     parse,
     summarize,
-    summary_name,
     to_text,
-    trace_name,
     write_profile,
 )
 from stepscope.profiling.trace_stats import fold, operators, phases
@@ -135,8 +134,8 @@ def test_torchs_own_sums_are_the_same(tmp_path: Path) -> None:
             optimizer.zero_grad()
     made.export_chrome_trace(str(tmp_path / "trace.json"))
     theirs = {row.key: row for row in made.key_averages()}
-    text = (tmp_path / "trace.json").read_text()
-    summary = summarize(read_trace(text), first=1, last=2, cuda=False, thread=None)
+    text = (tmp_path / "trace.json").read_bytes()
+    summary = summarize(ChromeTrace(text), first=1, last=2, cuda=False, thread=None)
     assert summary.stacks
     ours = {operator.name: operator for operator in summary.operators}
     assert len(ours) > 20
@@ -166,10 +165,10 @@ def test_many_operators_are_cut() -> None:
 def test_a_trace_without_operators_has_no_summary() -> None:
     with pytest.raises(ValueError, match="no operators"):
         summarize(trace_of([]), first=1, last=1, cuda=False, thread=None)
-    with pytest.raises(ValueError, match="no chrome trace"):
-        read_trace("{}")
-    with pytest.raises(ValueError, match=r"Expecting|delimiter|Unterminated"):
-        read_trace('{"traceEvents": [{"ph": ')
+    with pytest.raises(ValueError, match="traceEvents"):
+        ChromeTrace(b"{}")
+    with pytest.raises(ValueError, match="truncated"):
+        ChromeTrace(b'{"traceEvents": [{"ph": ')
 
 
 def test_what_is_odd_in_a_trace_is_passed_over() -> None:
@@ -192,7 +191,6 @@ HOSTILE: dict[str, Any] = {
     "infinite": lambda c: c | {"last": 1e300},
     "true": lambda c: c | {"operators_left": True},
     "operators": lambda c: c | {"operators": c["operators"] * 1000},
-    "operator": lambda c: c | {"operators": [{"name": "x"}]},
     "name": lambda c: c | {"operators": [c["operators"][0] | {"name": 5}]},
     "phases": lambda c: c | {"phases": {"cpu_us": {}}},
     "column": lambda c: c | {"flame": c["flame"] | {"calls": []}},
@@ -210,13 +208,13 @@ def test_a_hostile_summary_is_refused(subtests: pytest.Subtests) -> None:
                 to_text(summarize(trace_of(STEP), first=3, last=4, cuda=True, thread=MAIN))
             )
             parse(json.dumps(good))
-            with pytest.raises(ValueError, match="must"):
+            with pytest.raises(ValueError, match="must|is no JSON"):
                 parse(json.dumps(HOSTILE[kind](good)))
 
 
 def test_deep_or_long_json_is_refused() -> None:
     for text in ("[" * 100_000, "{", "x" * (BYTES_LIMIT + 1)):
-        with pytest.raises(ValueError, match=r"is no JSON|must have at most"):
+        with pytest.raises(ValueError, match="is no JSON|must"):
             parse(text)
 
 

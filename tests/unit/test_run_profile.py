@@ -16,7 +16,8 @@ from dashboard.run_files import (
     profile_trace,
     profiles,
 )
-from stepscope.profiling.summary import BYTES_LIMIT, summary_name
+from stepscope.profiling import summary_name
+from stepscope.profiling.summary import BYTES_LIMIT
 from tests.support.profiles import summary, write_profile
 
 

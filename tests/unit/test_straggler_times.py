@@ -169,7 +169,6 @@ def test_without_a_loader_no_loader_is_spoken_of() -> None:
     ("seconds", "shown"), [(0.11, "110 ms"), (1.5, "1.50 s"), (4e-4, "400 µs")]
 )
 def test_times_are_shown_without_an_exponent(seconds: float, shown: str) -> None:
-    facts = {"steps": 100, "step_time": 10 * seconds}
-    text = text_of([1], [StepPhase.FORWARD], 0.1, {"forward": seconds}, facts)
+    text = text_of([1], [StepPhase.FORWARD], 0.1, {"forward": seconds})
     assert f"{shown} longer" in text
     assert "e+" not in text

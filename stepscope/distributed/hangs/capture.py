@@ -1,11 +1,7 @@
-"""Read where a rank that makes no step is: its stacks and its collectives.
-
-Nothing here waits for the training thread.
-"""
+"""Read the stack and the collectives of a rank that makes no step, without blocking it."""
 
 from __future__ import annotations
 
-import logging
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
@@ -13,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.common.clock import clock
+from stepscope.common.json_values import first_line, to_text
 from stepscope.distributed import flight_recorder
-from stepscope.distributed import flight_recorder as process_groups
 from stepscope.distributed.debug_pipe import NcclRecord
 from stepscope.distributed.flight_recorder import Collective, FlightRecorderDump
 from stepscope.distributed.hangs.diagnose import COMPILING
-from stepscope.distributed.hangs.job_state import BlockedCollective, collective_words
-from stepscope.distributed.hangs.record import KEPT, EnteredCollective, HangRecord, StackFrame
+from stepscope.distributed.hangs.job_state import BlockedCollective
+from stepscope.distributed.hangs.record import KEPT, HangRecord, StackFrame
 
 DEEPEST = 200
 """Frames that are looked at."""
@@ -28,7 +24,11 @@ MAX_FRAMES = 12
 TEXT = 200
 """Characters of a file's path that are kept: its end."""
 
-_PHASES = (
+PHASES = (
+    # The launcher's own frames lie around a whole training.
+    ("torch/distributed/elastic/", None),
+    ("torch/distributed/launcher/", None),
+    ("torch/distributed/run.py", None),
     ("torch/distributed/", "communication"),
     ("torch/utils/data/", "input"),
     ("torch/autograd/", "backward"),
@@ -36,18 +36,14 @@ _PHASES = (
     ("torch/optim/", "optimizer"),
     ("torch/nn/modules/", "forward"),
 )
-_NO_PHASE = (
-    "torch/distributed/elastic/",
-    "torch/distributed/launcher/",
-    "torch/distributed/run.py",
-)
-"""The launcher's own frames lie around a whole training."""
-_DOING = (
+"""The part of the step by the innermost file that is listed."""
+DOING = (
     ("torch/_dynamo/convert_frame.py", COMPILING),
     ("torch/_inductor/compile_fx.py", COMPILING),
     ("torch/serialization.py", "saving or loading a file"),
     ("torch/distributed/checkpoint/", "saving or loading a checkpoint"),
 )
+"""Work that is no part of a step."""
 _LIBRARIES = tuple(
     f"{path}/"
     for path in {
@@ -75,37 +71,21 @@ def frames_of(thread: int) -> tuple[StackFrame, ...]:
 
 def kept(frames: tuple[StackFrame, ...]) -> tuple[StackFrame, ...]:
     """Return the frames to keep: the innermost, and the innermost of the user's own code."""
-    own = [frame for frame in frames[MAX_FRAMES:] if frame.own][:1]
-    if any(frame.own for frame in frames[:MAX_FRAMES]):
-        own = []
+    inner = frames[:MAX_FRAMES]
+    has_own = any(frame.own for frame in inner)
+    own = [] if has_own else [frame for frame in frames[MAX_FRAMES:] if frame.own][:1]
     return tuple(
-        StackFrame(
-            file=frame.file[-TEXT:],
-            line=frame.line,
-            function=frame.function[:TEXT],
-            own=frame.own,
-        )
-        for frame in (*frames[:MAX_FRAMES], *own)
+        replace(frame, file=to_text(frame.file)[-TEXT:], function=frame.function[:TEXT])
+        for frame in (*inner, *own)
     )
 
 
-def phase_of(frames: Iterable[StackFrame]) -> str | None:
-    """Return the part of the step that the innermost frame of torch tells; None for none."""
+def word_of(frames: Iterable[StackFrame], words: Sequence[tuple[str, str | None]]) -> str | None:
+    """Return the word of the innermost frame whose file has one in PHASES or DOING."""
     for frame in frames:
-        if any(part in frame.file for part in _NO_PHASE):
-            continue
-        for part, phase in _PHASES:
-            if part in frame.file:
-                return phase
-    return None
-
-
-def doing_of(frames: Iterable[StackFrame]) -> str | None:
-    """Return what the thread does that is no part of a step."""
-    for frame in frames:
-        for part, doing in _DOING:
-            if part in frame.file:
-                return doing
+        word = next((word for part, word in words if part in frame.file), None)
+        if word is not None:
+            return word
     return None
 
 
@@ -114,8 +94,6 @@ def _is_own(file: str) -> bool:
         return False
     return not file.startswith(_LIBRARIES)
 
-
-log = logging.getLogger(__name__)
 
 PENDING = 64
 """Collectives that are kept although they are not over: the oldest ones."""
@@ -132,8 +110,8 @@ def capture(known: HangRecord, thread: int) -> HangRecord:
         known,
         seen=clock.now(),
         frames=kept(frames),
-        phase=phase_of(frames),
-        doing=doing_of(frames),
+        phase=word_of(frames, PHASES),
+        doing=word_of(frames, DOING),
     )
     if record.doing == COMPILING:
         # Compiling may capture a CUDA graph, which a look at NCCL's events would end.
@@ -141,13 +119,13 @@ def capture(known: HangRecord, thread: int) -> HangRecord:
     try:
         told = _recorded(record.rank)
     except Exception as error:  # noqa: BLE001 - a private function of torch may raise anything
-        told = f"the Flight Recorder failed ({error})"[:200]
+        told = f"the Flight Recorder failed ({first_line(error)})"
     if isinstance(told, str):
         return replace(record, collectives=(), collectives_reason=told)
-    groups = {**told.groups, **process_groups.groups()}
+    groups = {**told.groups, **flight_recorder.groups()}
     return replace(
         record,
-        collectives=tuple(map(_entered, newest(told))),
+        collectives=tuple(newest(told)),
         groups={name: ranks[:RANKS_LIMIT] for name, ranks in groups.items() if ranks},
         collectives_reason=None if told.collectives else "the Flight Recorder is empty",
     )
@@ -158,7 +136,7 @@ def _recorded(rank: int) -> FlightRecorderDump | str:
 
     The recorder of gloo and others holds no CUDA events: its dump cannot wait for a driver.
     """
-    if process_groups.uses_nccl():
+    if flight_recorder.uses_nccl():
         return _nccl.look(rank)
     return flight_recorder.dump() or "torch has no Flight Recorder here"
 
@@ -177,7 +155,7 @@ def failed_in(rank: int) -> str | None:
     one = next((one for one in told.collectives if not one.done), told.collectives[-1])
     if one.sequence is None:
         return one.operation
-    return collective_words(BlockedCollective(one.group, one.sequence, {}, (), ()), _entered(one))
+    return BlockedCollective(one.group, one.sequence, {rank: one}).words
 
 
 def newest(told: FlightRecorderDump) -> Sequence[Collective]:
@@ -190,16 +168,3 @@ def newest(told: FlightRecorderDump) -> Sequence[Collective]:
             counts[one.group] += 1
             chosen.add(id(one))
     return [one for one in told.collectives if id(one) in chosen]
-
-
-def _entered(one: Collective) -> EnteredCollective:
-    return EnteredCollective(
-        group=one.group,
-        operation=one.operation,
-        sequence=one.sequence,
-        sizes=one.sizes,
-        input_bytes=one.input_bytes,
-        created_s=one.created_s,
-        state=one.state,
-        done=one.done,
-    )

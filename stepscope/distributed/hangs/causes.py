@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 
 from stepscope.common.formatting import format_duration
+from stepscope.distributed import NAMED, ranks_text
+from stepscope.distributed.flight_recorder import Collective
 from stepscope.distributed.hangs.job_state import (
-    NAMED,
     BlockedCollective,
     Hang,
     HangCause,
@@ -20,34 +21,25 @@ from stepscope.distributed.hangs.job_state import (
     RankObservation,
     at,
     blocked_waits,
-    collective_words,
-    first_in,
-    is_are,
-    names,
-    number,
-    pid_of,
     size_words,
-    wait_waits,
-    waited_in,
+    subject,
     where,
 )
-from stepscope.distributed.hangs.record import EnteredCollective
 
 
 def lost(job: JobObservation) -> Hang | None:
     """Name ranks whose process is gone, stopped, silent, ended, or was never there."""
-    waiting = tuple(job.records)
-    where = waited_in(job)
-    for condition, tell in _LOST.items():
+    blocked = next(blocked_waits(job), None)
+    for condition, (cause, what, next_text) in _LOST.items():
         found = [one for one in job.ranks if one.condition is condition and _counts(job, one)]
-        others = tuple(rank for rank in waiting if rank not in {one.rank for one in found})
-        if not found or not others:
-            continue
-        cause, what, next_text = tell(found)
-        wait = f"; {names(others)} {wait_waits(others)} {where[0]}" if where[0] else ""
-        return job.hang(
-            cause, [one.rank for one in found], others, what + wait, next_text, None, where[1]
-        )
+        ranks = [one.rank for one in found]
+        others = [rank for rank in job.records if rank not in ranks]
+        if found and others:
+            words = _words(found)
+            text = what.format_map(words)
+            if blocked is not None:
+                text += f"; {subject(others, 'waits', 'wait')} in {blocked.words}"
+            return job.hang(cause, ranks, others, text, next_text.format_map(words), None, blocked)
     return None
 
 
@@ -73,55 +65,49 @@ def _is_waited_for(job: JobObservation, rank: int) -> bool:
     return False
 
 
-def _gone(found: Sequence[RankObservation]) -> tuple[HangCause, str, str]:
-    who = [one.rank for one in found]
-    what = f"{names(who)} {is_are(who)} gone without a word (killed, or the machine went down)"
-    return HangCause.GONE, what, "Look at the machine's log, such as dmesg, for what killed it."
-
-
-def _stopped(found: Sequence[RankObservation]) -> tuple[HangCause, str, str]:
-    who = [one.rank for one in found]
-    where = ", ".join(f"process {one.pid} on {one.host}" for one in found[:NAMED])
-    what = f"{names(who)} {is_are(who)} stopped by a signal, such as SIGSTOP ({where})"
-    return HangCause.STOPPED, what, f"Resume it with kill -CONT {found[0].pid}."
-
-
-def _silent(found: Sequence[RankObservation]) -> tuple[HangCause, str, str]:
-    who = [one.rank for one in found]
-    first = found[0]
-    age = format_duration(first.beat_age_s)
-    what = (
-        f"{names(who)} {'has' if len(who) == 1 else 'have'} not responded for {age}: a call "
-        "holds the GIL, or its host hangs"
-    )
-    return (
-        HangCause.SILENT,
-        what,
-        f"On {first.host}: py-spy dump --pid {first.pid} shows where it is.",
-    )
-
-
-def _over(found: Sequence[RankObservation]) -> tuple[HangCause, str, str]:
-    who = [one.rank for one in found]
-    said = f": {found[0].reason.rstrip('.')}" if found[0].reason else ""
-    what = f"{names(who)} {'has' if len(who) == 1 else 'have'} ended{said}"
-    return HangCause.ENDED, what, "All ranks must run the same number of steps."
-
-
-def _absent(found: Sequence[RankObservation]) -> tuple[HangCause, str, str]:
-    who = [one.rank for one in found]
-    has = "has" if len(who) == 1 else "have"
-    what = f"{names(who)} {has} never started, or {is_are(who)} not recorded"
-    return HangCause.ABSENT, what, "Check its launcher's log."
-
-
 _LOST = {
-    RankLiveness.GONE: _gone,
-    RankLiveness.STOPPED: _stopped,
-    RankLiveness.SILENT: _silent,
-    RankLiveness.ENDED: _over,
-    RankLiveness.ABSENT: _absent,
+    RankLiveness.GONE: (
+        HangCause.GONE,
+        "{who_is} gone without a word (killed, or the machine went down)",
+        "Look at the machine's log, such as dmesg, for what killed it.",
+    ),
+    RankLiveness.STOPPED: (
+        HangCause.STOPPED,
+        "{who_is} stopped by a signal, such as SIGSTOP ({processes})",
+        "Resume it with kill -CONT {pid}.",
+    ),
+    RankLiveness.SILENT: (
+        HangCause.SILENT,
+        "{who_has} not responded for {age}: a call holds the GIL, or its host hangs",
+        "On {host}: py-spy dump --pid {pid} shows where it is.",
+    ),
+    RankLiveness.ENDED: (
+        HangCause.ENDED,
+        "{who_has} ended{reason}",
+        "All ranks must run the same number of steps.",
+    ),
+    RankLiveness.ABSENT: (
+        HangCause.ABSENT,
+        "{who_has} never started, or {is_} not recorded",
+        "Check its launcher's log.",
+    ),
 }
+"""The cause, the sentence without its end, and what to try, in the order of the search."""
+
+
+def _words(found: Sequence[RankObservation]) -> dict[str, object]:
+    """Return the words that the sentences of _LOST need."""
+    who, first = [one.rank for one in found], found[0]
+    return {
+        "who_is": subject(who, "is", "are"),
+        "who_has": subject(who, "has", "have"),
+        "is_": "is" if len(who) == 1 else "are",
+        "processes": ", ".join(f"process {one.pid} on {one.host}" for one in found[:NAMED]),
+        "age": format_duration(first.beat_age_s),
+        "host": first.host,
+        "pid": first.pid,
+        "reason": f": {first.reason.rstrip('.')}" if first.reason else "",
+    }
 
 
 PATIENCE_S = 60.0
@@ -151,9 +137,18 @@ def collectives(job: JobObservation) -> Hang | None:
 
 
 def all_entered(job: JobObservation) -> Hang | None:
-    """Say that a collective does not end although all have entered it."""
+    """Return the hang in a collective that does not end although all have entered it."""
     complete = (one for one in blocked_waits(job) if not one.behind and not one.unknown)
-    return next((found for one in complete if (found := _all_entered(job, one))), None)
+    blocked = next(complete, None)
+    if blocked is None:
+        return None
+    ranks = sorted(blocked.entered)
+    what = f"{subject(ranks, 'has', 'have all')} entered {blocked.words}, but it does not complete"
+    next_text = (
+        "Check for network or GPU errors; NCCL_DEBUG=INFO shows more. A kernel launched "
+        "earlier may be stuck as well."
+    )
+    return job.hang(HangCause.ALL_ENTERED, ranks, ranks, what, next_text, "communication", blocked)
 
 
 def _mismatch(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
@@ -169,17 +164,13 @@ def _mismatch(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
     sides = sorted(forms.items(), key=lambda side: (-len(side[1]), side[1][0]))
     odd = [rank for _, ranks in sides[1:] for rank in ranks]
     firsts = [(ranks, blocked.entered[ranks[0]]) for _, ranks in sides]
-    told = "; ".join(f"{names(ranks)} {one.operation}{size_words(one)}" for ranks, one in firsts)
-    what = f"the ranks call different collectives as {number(blocked)}: {told}"
+    told = [f"{ranks_text(ranks)} {one.operation}{size_words(one)}" for ranks, one in firsts]
+    what = f"the ranks call different collectives as {blocked.number}: {'; '.join(told)}"
+    next_text = "All ranks must call the same operations with the same sizes in the same order. "
+    next_text = (next_text + at(job, odd[0])).strip()
+    right = sorted(sides[0][1])
     return job.hang(
-        HangCause.MISMATCH,
-        sorted(odd),
-        sorted(sides[0][1]),
-        what,
-        "All ranks must call the same operations with the same sizes in the same order. "
-        f"{at(job, odd[0])}".strip(),
-        "communication",
-        blocked,
+        HangCause.MISMATCH, sorted(odd), right, what, next_text, "communication", blocked
     )
 
 
@@ -189,69 +180,34 @@ def _plain(operation: str) -> str:
 
 
 def _not_entered(job: JobObservation, blocked: BlockedCollective, late: Sequence[int]) -> Hang:
-    entered = first_in(blocked)
-    assert entered is not None
-    came = sorted(blocked.entered)
-    first = job.records[came[0]]
-    created_s = blocked.entered[came[0]].created_s
-    ago_s = max(0.0, first.seen - created_s)
+    came, last = sorted(blocked.entered), job.records[late[0]]
+    created_s = blocked.first.created_s
+    ago_s = max(0.0, job.records[came[0]].seen - created_s)
     ago = "" if job.ended or not created_s else f" {format_duration(ago_s)} ago"
-    what = (
-        f"{names(late)} {job.has if len(late) == 1 else job.have} not entered "
-        f"{collective_words(blocked, entered)}, which {names(came)} entered"
-    )
-    phase = job.records[late[0]].phase
-    place = at(job, late[0])
-    next_text = (
-        f"Check what rank {late[0]} {'did' if job.ended else 'does'} there."
-        if place
-        else f"py-spy dump --pid {pid_of(job, late[0])} shows where rank {late[0]} is."
-    )
-    where = f". {place.rstrip('.')}" if place else ""
-    told = f"{what}{ago}{where}"
+    has = subject(late, "had", "had") if job.ended else subject(late, "has", "have")
+    what = f"{has} not entered {blocked.words}, which {ranks_text(came)} entered"
+    place, next_text = "", f"py-spy dump --pid {last.pid} shows where rank {late[0]} is."
+    if at(job, late[0]):
+        place = f". {at(job, late[0]).rstrip('.')}"
+        next_text = f"Check what rank {late[0]} {'did' if job.ended else 'does'} there."
     return job.hang(
-        HangCause.NOT_ENTERED, late, came, what + where, next_text, phase, blocked, told=told
+        HangCause.NOT_ENTERED,
+        late,
+        came,
+        what + place,
+        next_text,
+        last.phase,
+        blocked,
+        told=what + ago + place,
     )
 
 
 def _different_order(job: JobObservation, chained: Sequence[BlockedCollective]) -> Hang:
-    told = []
-    for one in chained[:NAMED]:
-        entered = first_in(one)
-        if entered is not None:
-            told.append(f"{names(sorted(one.entered))} in {collective_words(one, entered)}")
+    told = [f"{ranks_text(sorted(one.entered))} in {one.words}" for one in chained[:NAMED]]
     ranks = sorted({rank for one in chained for rank in one.entered})
     what = f"ranks wait for each other: {'; '.join(told)}"
-    return job.hang(
-        HangCause.ORDER,
-        ranks,
-        ranks,
-        what,
-        "All ranks must call the collectives of their groups in the same order.",
-        "communication",
-        chained[0],
-    )
-
-
-def _all_entered(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
-    entered = first_in(blocked)
-    if entered is None:
-        return None
-    ranks = sorted(blocked.entered)
-    what = (
-        f"{names(ranks)} {'has' if len(ranks) == 1 else 'have all'} entered "
-        f"{collective_words(blocked, entered)}, but it does not complete"
-    )
-    return job.hang(
-        HangCause.ALL_ENTERED,
-        ranks,
-        ranks,
-        what,
-        "Check for network or GPU errors; NCCL_DEBUG=INFO shows more. A kernel launched "
-        "earlier may be stuck as well.",
-        "communication",
-        blocked,
-    )
+    next_text = "All ranks must call the collectives of their groups in the same order."
+    return job.hang(HangCause.ORDER, ranks, ranks, what, next_text, "communication", chained[0])
 
 
 def _working(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
@@ -259,17 +215,16 @@ def _working(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
 
     Only after PATIENCE_S, for others may wait rightly meanwhile.
     """
-    entered = first_in(blocked)
-    unknown = [job.of(rank) for rank in blocked.unknown]
-    busy = [one for one in unknown if one is not None and one.condition is RankLiveness.ALIVE]
-    if entered is None or len(busy) < len(unknown) or job.silent_s < PATIENCE_S or job.ended:
+    unknown = [one for one in job.ranks if one.rank in blocked.unknown]
+    busy = [one for one in unknown if one.condition is RankLiveness.ALIVE]
+    if len(busy) < len(blocked.unknown) or job.silent_s < PATIENCE_S:
         return None
-    if any(one.record is not None for one in busy):
-        return None  # it has a record, without its collectives
+    if job.ended or any(one.record is not None for one in busy):
+        return None  # one has a record, without its collectives
     who, came = [one.rank for one in busy], sorted(blocked.entered)
     what = (
-        f"{names(came)} {wait_waits(came)} in {collective_words(blocked, entered)} for "
-        f"{names(who)}, which {is_are(who)} busy with something other than a step"
+        f"{subject(came, 'waits', 'wait')} in {blocked.words} for {ranks_text(who)}, which "
+        f"{'is' if len(who) == 1 else 'are'} busy with something other than a step"
     )
     next_text = "Validation or a checkpoint on one rank blocks the others; run it on all ranks."
     return job.hang(HangCause.NOT_ENTERED, who, came, what, next_text, None, blocked)
@@ -281,7 +236,7 @@ def messages(job: JobObservation) -> Hang | None:
     Returns None while a rank that is waited for may still write its record: it tells whether that
     rank waits as well.
     """
-    waits: dict[int, EnteredCollective] = {}
+    waits: dict[int, Collective] = {}
     for rank, record in job.records.items():
         one = next((one for one in record.pending if one.sequence is None), None)
         if one is not None:
@@ -308,7 +263,7 @@ def messages(job: JobObservation) -> Hang | None:
     )
 
 
-def _peer(job: JobObservation, one: EnteredCollective) -> int | None:
+def _peer(job: JobObservation, one: Collective) -> int | None:
     """Return the other rank of a message, such as "recv 0<-1"; torch numbers it in its group."""
     found = re.search(r"(?:<-|->)(\d+)$", one.operation)
     members = job.members(one.group)
@@ -328,7 +283,7 @@ def stacks(job: JobObservation) -> Hang | None:
     )
     if waits and elsewhere:
         place = at(job, elsewhere[0])
-        what = f"{names(waits)} {wait_waits(waits)} for others ({where(job, waits[0])}). {place}"
+        what = f"{subject(waits, 'waits', 'wait')} for others ({where(job, waits[0])}). {place}"
         next_text = f"Check what rank {elsewhere[0]} is doing there."
         phase = job.records[elsewhere[0]].phase
         return job.hang(HangCause.STACK, elsewhere, waits, what.rstrip(". "), next_text, phase)

@@ -1,9 +1,8 @@
-"""Why a job of several ranks makes no step: who has not come, and where it is instead. Pure.
+"""Find why a job of several ranks makes no step: which rank the others wait for, and where it is.
 
-Ranks wait for each other in collectives. A collective is the same on all ranks of its group by its
-number, so the ranks that have not entered the one that others wait in are those to look at. A rank
-that waits itself, in a collective of another group, only passes the wait on; the one at the end of
-the chain is named. Where a record is missing that the answer depends on, nothing is said.
+A collective has the same number on all ranks of its group, so the ranks that have not entered the
+one that others wait in are named. A rank that itself waits in another group's collective is not:
+the one at the end of the chain is. Where a record is missing that decides this, none is.
 
 | file           | what it does                                                                |
 |----------------|-----------------------------------------------------------------------------|
@@ -64,10 +63,7 @@ def judge(
 
 
 def _makes_steps(job: JobObservation) -> bool:
-    """Say whether a rank that has no record is further than those that have one.
-
-    As the last one is that has batches left within `Join`, while the others serve it.
-    """
+    """Return True if a rank without a record is further than the others, as within `Join`."""
     last = max(record.step for record in job.records.values())
     return any(
         one.record is None
@@ -90,7 +86,10 @@ def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
 
     Costs a look at the folder where no rank hangs, otherwise two small files a rank.
     """
-    if not _any_record(run.folder):
+    try:
+        if not any(name.startswith("hang-rank") for name in os.listdir(run.folder)):
+            return None
+    except OSError:
         return None
     # A run lives as long as rank 0, as a job does only while nobody ends the others.
     ended = not run.status.live
@@ -100,7 +99,9 @@ def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
     standings = rank_states(run.folder, now=now)[:RANKS_LIMIT]
     ranks = [_job_rank(run, standing, now, ended=ended) for standing in standings]
     known = [rank for rank in ranks if rank is not None]
-    return judge(known, now, _world_size(run), ended=ended)
+    size = run.run_json.get("world_size")
+    is_known = type(size) is int and 1 < size <= RANKS_LIMIT
+    return judge(known, now, size if is_known else None, ended=ended)
 
 
 def read_record(folder: Path, number: int) -> HangRecord | None:
@@ -109,18 +110,6 @@ def read_record(folder: Path, number: int) -> HangRecord | None:
         return parse(read_regular_file(folder / hang_name(number), BYTES_LIMIT))
     except (OSError, ValueError):
         return None
-
-
-def _any_record(folder: Path) -> bool:
-    try:
-        return any(name.startswith("hang-rank") for name in os.listdir(folder))
-    except OSError:
-        return False
-
-
-def _world_size(run: RunInfo) -> int | None:
-    size = run.run_json.get("world_size")
-    return size if type(size) is int and 1 < size <= RANKS_LIMIT else None
 
 
 def _job_rank(

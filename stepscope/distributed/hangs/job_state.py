@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from stepscope.common.formatting import format_bytes, format_duration
-from stepscope.distributed.hangs.record import EnteredCollective, HangRecord
-
-NAMED = 8
-"""Ranks that a sentence names at most."""
+from stepscope.distributed import ranks_text
+from stepscope.distributed.flight_recorder import Collective
+from stepscope.distributed.hangs.record import HangRecord
 
 
 class RankLiveness(StrEnum):
@@ -87,34 +85,35 @@ class Hang:
         """The rank to look at first."""
         return self.ranks[0]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return what a page draws."""
-        return {
-            "cause": self.cause.value,
-            "ranks": list(self.ranks),
-            "waiting": list(self.waiting),
-            "since": self.since,
-            "silent_s": self.silent_s,
-            "step": self.step,
-            "what": self.what,
-            "text": self.text,
-            "next": self.next,
-            "phase": self.phase,
-            "group": self.group,
-            "sequence": self.sequence,
-            "operation": self.operation,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class BlockedCollective:
-    """The collective that ranks wait in: who has entered it, who has not, of whom it is unknown."""
+    """The collective that ranks wait in: who has entered it, who has not, of whom it is unknown.
+
+    At least one rank has entered it.
+    """
 
     group: str
     sequence: int
-    entered: dict[int, EnteredCollective]
-    behind: tuple[int, ...]
-    unknown: tuple[int, ...]
+    entered: dict[int, Collective]
+    behind: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
+
+    @property
+    def first(self) -> Collective:
+        """The collective as the first rank in it has entered it."""
+        return self.entered[min(self.entered)]
+
+    @property
+    def number(self) -> str:
+        """The number of the collective, with its group but for the first."""
+        of = "" if self.group == "0" else f" of group {self.group}"
+        return f"#{self.sequence:,}{of}"
+
+    @property
+    def words(self) -> str:
+        """The collective with its number and size."""
+        return f"{self.first.operation} {self.number}{size_words(self.first)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,23 +126,9 @@ class JobObservation:
     ended: bool
 
     @property
-    def has(self) -> str:
-        """The word that says that something is done, or had been when the job ended."""
-        return "had" if self.ended else "has"
-
-    @property
-    def have(self) -> str:
-        """The same of several."""
-        return "had" if self.ended else "have"
-
-    @property
     def records(self) -> dict[int, HangRecord]:
         """The records of the ranks that make no step."""
         return {one.rank: one.record for one in self.ranks if one.record is not None}
-
-    def of(self, rank: int) -> RankObservation | None:
-        """Return what is known of a rank."""
-        return next((one for one in self.ranks if one.rank == rank), None)
 
     def members(self, group: str) -> tuple[int, ...]:
         """Return the ranks of a group: as told, all for the first one, else those seen in it."""
@@ -182,11 +167,9 @@ class JobObservation:
 
         `told` is `what` with what is so only at this moment, such as ages.
         """
-        step = min(record.step for record in self.records.values())
-        silent_s = self.silent_s
-        verb = "It had made no step for" if self.ended else "No step for"
-        entered = first_in(blocked)
-        silence = f"{verb} {format_duration(silent_s)} (the last was step {step:,})"
+        step, silent_s = min(record.step for record in self.records.values()), self.silent_s
+        begin = "It had made no step for" if self.ended else "No step for"
+        silence = f"{begin} {format_duration(silent_s)} (the last was step {step:,})"
         return Hang(
             cause=cause,
             ranks=tuple(ranks),
@@ -200,15 +183,8 @@ class JobObservation:
             phase=phase,
             group=None if blocked is None else blocked.group,
             sequence=None if blocked is None else blocked.sequence,
-            operation=None if entered is None else entered.operation,
+            operation=None if blocked is None else blocked.first.operation,
         )
-
-
-def first_in(blocked: BlockedCollective | None) -> EnteredCollective | None:
-    """Return the collective as the first rank in it has entered it."""
-    if blocked is None:
-        return None
-    return blocked.entered[min(blocked.entered)] if blocked.entered else None
 
 
 def blocked_waits(job: JobObservation) -> Iterator[BlockedCollective]:
@@ -220,15 +196,12 @@ def blocked_waits(job: JobObservation) -> Iterator[BlockedCollective]:
                 known = first.get(one.group, one.sequence)
                 first[one.group] = min(known, one.sequence)
     found = [_blocked_in(job, group, sequence) for group, sequence in first.items()]
-    yield from sorted(found, key=lambda one: _entered_at(one))
-
-
-def _entered_at(blocked: BlockedCollective) -> float:
-    return min((one.created_s for one in blocked.entered.values()), default=0.0)
+    waits = [blocked for blocked in found if blocked.entered]
+    yield from sorted(waits, key=lambda one: min(c.created_s for c in one.entered.values()))
 
 
 def _blocked_in(job: JobObservation, group: str, sequence: int) -> BlockedCollective:
-    entered: dict[int, EnteredCollective] = {}
+    entered: dict[int, Collective] = {}
     behind, unknown = [], []
     for rank in job.members(group):
         record = job.records.get(rank)
@@ -243,15 +216,6 @@ def _blocked_in(job: JobObservation, group: str, sequence: int) -> BlockedCollec
         elif last is None or last < sequence:
             behind.append(rank)  # else it is past it, and its record has forgotten it
     return BlockedCollective(group, sequence, entered, tuple(behind), tuple(unknown))
-
-
-def waited_in(job: JobObservation) -> tuple[str, BlockedCollective | None]:
-    """Return the words for what most wait in, "" for no collective, and the collective."""
-    blocked = next(iter(blocked_waits(job)), None)
-    entered = first_in(blocked)
-    if blocked is None or entered is None:
-        return "", None
-    return f"in {collective_words(blocked, entered)}", blocked
 
 
 def at(job: JobObservation, rank: int) -> str:
@@ -274,42 +238,11 @@ def where(job: JobObservation, rank: int) -> str:
     return f"at {name}:{frame.line} in {frame.function}"
 
 
-def pid_of(job: JobObservation, rank: int) -> str:
-    """Return the number of its process for a command."""
-    record = job.records.get(rank)
-    return str(record.pid) if record is not None else "PID"
-
-
-def collective_words(blocked: BlockedCollective, entered: EnteredCollective) -> str:
-    """Return a collective with its number and size."""
-    return f"{entered.operation} {number(blocked)}{size_words(entered)}"
-
-
-def number(blocked: BlockedCollective) -> str:
-    """Return the number of a collective, with its group but for the first."""
-    of = "" if blocked.group == "0" else f" of group {blocked.group}"
-    return f"#{blocked.sequence:,}{of}"
-
-
-def size_words(entered: EnteredCollective) -> str:
+def size_words(entered: Collective) -> str:
     """Return its size in parentheses."""
     return f" ({format_bytes(entered.input_bytes)})" if entered.input_bytes else ""
 
 
-def names(ranks: Sequence[int]) -> str:
-    """Return some ranks as words."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = ", ".join(str(rank) for rank in ranks[:NAMED])
-    more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
-    return f"ranks {shown}{more}"
-
-
-def is_are(ranks: Sequence[int]) -> str:
-    """Return the verb for them."""
-    return "is" if len(ranks) == 1 else "are"
-
-
-def wait_waits(ranks: Sequence[int]) -> str:
-    """Return the verb for them."""
-    return "waits" if len(ranks) == 1 else "wait"
+def subject(ranks: Sequence[int], one: str, several: str) -> str:
+    """Return ranks with the form of a verb for them, as in "rank 2 waits"."""
+    return f"{ranks_text(ranks)} {one if len(ranks) == 1 else several}"

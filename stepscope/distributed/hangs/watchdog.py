@@ -1,12 +1,13 @@
 """Detect that a rank makes no step, and write `hang-rankK.json`.
 
-The writer thread checks once a second whether a step is overdue, which takes microseconds. Only
-then the thread `stepscope-hang` starts: it reads torch's Flight Recorder and the stack of the
-training thread. It may wait for a lock of torch; no other thread waits for it.
+The writer thread checks once a second whether a step is overdue, which takes microseconds. If so,
+the thread `stepscope-hang` reads torch's Flight Recorder and the stack of the training thread. It
+may wait for a lock of torch; no other thread waits for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -38,10 +39,9 @@ USUAL_STEPS = 10.0
 LEAST_S = 5.0
 """Shortest time without a step that is a hang."""
 PATIENCE = 1.5
-"""A wait may take this many times the longest one so far that ended by itself, as that for a
-checkpoint does."""
+"""A wait may take this many times the longest one that ended by itself, as for a checkpoint."""
 LOOKS = 30
-"""Looks with a step from which the usual step is worked out."""
+"""Looks with a step from which the usual step is computed."""
 
 
 @dataclass(slots=True)
@@ -70,10 +70,10 @@ class StallTimer:
         return max(LEAST_S, USUAL_STEPS * usual_s, PATIENCE * self.longest_s)
 
     def moved(self, now: float, ago_s: float, *, waited: bool) -> None:
-        """Take in a sign of work that was found late: a collective was entered `ago_s` ago.
+        """Count a sign of work that was found late: a collective was entered `ago_s` ago.
 
-        `waited` says that it ended a wait. Otherwise nobody looked before, and what came in between
-        is not known: a long validation must not count as one long wait.
+        `waited`: it ended a wait. Otherwise earlier ones may have been missed: a long validation
+        must not count as one long wait.
         """
         if self.since is None:
             return
@@ -85,8 +85,7 @@ class StallTimer:
     def look(self, now: float, step: int, *, due: bool, sign: int = 0) -> float | None:
         """Return the seconds without a step where they are a hang, otherwise None.
 
-        `due`: the run trains, and nothing of ours holds it up. `sign` rises with work that is no
-        step.
+        `due`: the run trains and serves no command. `sign` rises with work that is no step.
         """
         if self.since is None or not due:
             self.since, self._step, self._sign = now, step, sign
@@ -118,8 +117,8 @@ Told = tuple[str, str, dict[str, Any]]
 class HangWatchdog:
     """Watches the steps of one rank, whose training thread makes this.
 
-    `busy` says whether something of ours holds the training up. `look` is called by the writer
-    thread about once a second, `close` by who closes the run.
+    `busy` returns True while Stepscope delays the training. The writer thread calls `look` about
+    once a second.
     """
 
     def __init__(
@@ -151,12 +150,10 @@ class HangWatchdog:
         """Begin or end the record of a hang; return the events to write."""
         try:
             self._look(run_json, step)
-        except Exception as error:  # noqa: BLE001 - it must not end the writer thread
-            self._give_up(error)
-        says: list[Told] = []
-        while self._says:
-            says.append(self._says.popleft())
-        return says
+        except Exception as error:  # it must not end the writer thread
+            self._broken = True
+            log.warning("stepscope: hangs are watched no more; recording goes on", exc_info=error)
+        return [self._says.popleft() for _ in range(len(self._says))]
 
     def close(self, status: RunStatus) -> None:
         """Write nothing more. The record stays, unless the run has ended well."""
@@ -173,22 +170,16 @@ class HangWatchdog:
         total = run_json.get("total_steps")
         has_ended = type(total) is int and 0 < total <= step
         due = run_json.get("status") == RunStatus.RUNNING and not has_ended and not self.busy()
-        now, sign = self._clock(), self._recorder.signs
-        self._look_for_collectives(now)
-        silent_s = self._pace.look(now, step, due=due, sign=sign)
+        now, hung = self._clock(), self._hung
+        if hung is not None and hung.moved_s is not None:  # collectives are a sign of work
+            self._entered_s = hung.moved_s
+            self._pace.moved(now, clock.now() - hung.moved_s, waited=hung.has_record)
+            self._end("Collectives")
+        silent_s = self._pace.look(now, step, due=due, sign=self._recorder.signs)
         if silent_s is not None and self._hung is None:
             self._hung = self._begin(run_json, step, silent_s)
         elif silent_s is None:
             self._end("Steps")
-
-    def _look_for_collectives(self, now: float) -> None:
-        """Count collectives that the thread saw go on as a sign of work."""
-        hung = self._hung
-        if hung is None or hung.moved_s is None:
-            return
-        self._entered_s = hung.moved_s
-        self._pace.moved(now, clock.now() - hung.moved_s, waited=hung.has_record)
-        self._end("Collectives")
 
     def _end(self, what: str) -> None:
         """End the record of a hang, if there is one, since `what` go on."""
@@ -219,18 +210,14 @@ class HangWatchdog:
 
     def _named(self, found: Hang) -> None:
         """Keep the event of a hang that was named, in the thread that looks."""
-        self._says.append((NAMED, found.text, {**found.as_json(), "rank": found.rank}))
-
-    def _give_up(self, error: Exception) -> None:
-        self._broken = True
-        log.warning("stepscope: hangs are watched no more; recording goes on", exc_info=error)
+        self._says.append((NAMED, found.text, {**asdict(found), "rank": found.rank}))
 
 
 class _Hung:
-    """The record of one hang, kept by a thread of its own until `end`.
+    """The record of one hang, written by a thread of its own until `end`.
 
-    The thread ends by itself where this rank enters another collective than those until `known_s`:
-    `moved_s` is when, in epoch seconds.
+    The thread also ends where this rank enters a collective after `known_s`: at `moved_s`, in epoch
+    seconds.
     """
 
     def __init__(
@@ -294,13 +281,16 @@ class _Hung:
         with self._writing:
             if self._over.is_set():
                 return
-            atomic_write(self._path, json.dumps(record.to_json()), durable=False)
+            atomic_write(self._path, json.dumps(asdict(record)), durable=False)
             self.has_record = True
 
     def _name(self) -> None:
         """Name the hang by the files of all ranks, once for all: the first rank that hangs does."""
-        if any(self._is_fresh(number) for number in range(self.first.number)):
-            return
+        for number in range(self.first.number):
+            with contextlib.suppress(OSError):
+                written = (self._recorder.folder / hang_name(number)).stat().st_mtime
+                if time.time() - written < FRESH_S:
+                    return
         try:
             found = hang_of(read_run(self._recorder.folder))
         except RunError:  # rank 0 is just being set up, or its file is broken
@@ -312,10 +302,3 @@ class _Hung:
         if said != self._told:
             self._told = said
             self._tell(found)
-
-    def _is_fresh(self, number: int) -> bool:
-        try:
-            written = (self._recorder.folder / hang_name(number)).stat().st_mtime
-        except OSError:
-            return False
-        return time.time() - written < FRESH_S

@@ -1,12 +1,12 @@
-"""What is said of a straggler: the evidence in a sentence, and what to try, by phase. Pure."""
+"""Messages about a straggler: the evidence in a sentence, and what to try, by phase. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from stepscope.bottleneck.classify import percent
 from stepscope.common.formatting import format_short_time
+from stepscope.distributed import ranks_text
 from stepscope.distributed.stragglers.step_phases import StepPhase
 
 _WHERE = {
@@ -56,18 +56,8 @@ def next_step(phase: StepPhase, *, has_loader: bool = True) -> str:
     return _NEXT[phase] if has_loader or phase is not StepPhase.INPUT else _NEXT_WITHOUT_LOADER
 
 
-def several(ranks: Sequence[int]) -> str:
-    """Return the ranks by their numbers.
-
-    >>> several([2]), several([2, 0])
-    ('rank 2', 'ranks 0, 2')
-    """
-    first, *more = sorted(ranks)
-    return f"ranks {', '.join(map(str, (first, *more)))}" if more else f"rank {first}"
-
-
 def waits(waiting: int | None) -> str:
-    """Return who waits as the begin of a sentence: one rank, or several for None."""
+    """Return the begin of a sentence about the one rank that waits, or several for None."""
     return "The others wait" if waiting is None else f"Rank {waiting} waits"
 
 
@@ -76,19 +66,17 @@ def text_of(
     phases: Sequence[StepPhase],
     share: float,
     excess: Mapping[str, float],
-    facts: Mapping[str, Any],
     *,
     waiting: int | None = None,
     has_loader: bool = True,
 ) -> str:
-    """Return the evidence in one sentence: who, how much, where, over how many steps.
+    """Return the evidence as the begin of a sentence: who, how much, where.
 
     `phases` are those that explain it, the longest first, and `excess` is what each takes longer.
     `waiting` is the rank that waits where it is only one.
 
-    >>> text_of([2], [Phase.FORWARD], 0.1, {"forward": 0.002}, {"steps": 100, "step_time": 0.02})
-    'The others wait for rank 2, 10 % of each step: it takes 2.00 ms longer in forward than \
-they do, of a step of 20.0 ms (100 steps).'
+    >>> text_of([2], [Phase.FORWARD], 0.1, {"forward": 0.002})
+    'The others wait for rank 2, 10 % of each step: it takes 2.00 ms longer in forward than they do'
     """
     said = " and ".join(
         f"{format_short_time(excess[phase.value])} longer {where([phase], has_loader=has_loader)}"
@@ -96,8 +84,5 @@ they do, of a step of 20.0 ms (100 steps).'
     )
     who = f"rank {ranks[0]}" if len(ranks) > 1 else "it"
     they = "they do" if waiting is None else f"rank {waiting} does"
-    return (
-        f"{waits(waiting)} for {several(ranks)}, {percent(share)} of each step: {who} takes {said} "
-        f"than {they}, of a step of {format_short_time(facts['step_time'])} "
-        f"({facts['steps']} steps)."
-    )
+    late = f"{waits(waiting)} for {ranks_text(sorted(ranks))}, {percent(share)} of each step"
+    return f"{late}: {who} takes {said} than {they}"

@@ -1,4 +1,4 @@
-"""Reads the newest steps of a job's ranks for `stragglers.py`: a few frames of each store."""
+"""Read the newest steps of a job's ranks for `detect.py`: a few frames of each store."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import numpy as np
 
 from stepscope.bottleneck.step_window import FIRST_STEPS, WINDOW_S, recent_figures, training_gpu
 from stepscope.distributed.stragglers.detect import BUSY_HOST, MIN_STEPS, StragglerVerdict, judge
-from stepscope.distributed.stragglers.step_phases import KEYS, STEP_TIME, RankStepPhases, rank_times
+from stepscope.distributed.stragglers.step_phases import KEYS, RankStepPhases, rank_times
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo, run_json_of
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.store import SeriesBlock, StoreError, StoreReader, store_name
-from stepscope.store.blocks import Floats
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ MOST_ROWS = 8192
 
 
 def in_job(run_json: Mapping[str, Any]) -> bool:
-    """Say whether a process is one of several that train together."""
+    """Return True if a process is one of several that train together."""
     size = run_json.get("world_size")
     return type(size) is int and size > 1
 
@@ -91,22 +90,12 @@ def _newest(times: RankStepPhases) -> RankStepPhases:
     if not len(times.steps):
         return times
     count = int(np.count_nonzero(times.ts > times.ts[-1] - WINDOW_S))
-    kept = slice(max(0, len(times.steps) - max(2 * MIN_STEPS, count)), None)
-    return replace(
-        times,
-        steps=times.steps[kept],
-        ts=times.ts[kept],
-        step_time=times.step_time[kept],
-        wait=times.wait[kept],
-        own=times.own[:, kept],
-    )
+    kept = slice(-max(2 * MIN_STEPS, count), None)
+    columns = ("steps", "ts", "step_time", "wait")
+    newest = {name: getattr(times, name)[kept] for name in columns}
+    return replace(times, own=times.own[:, kept], **newest)
 
 
 def _times(block: SeriesBlock, rank: int, on_gpu: bool) -> RankStepPhases:
-    return rank_times(rank, block.step, block.ts, _columns(block), on_gpu=on_gpu)
-
-
-def _columns(block: SeriesBlock) -> dict[str, Floats]:
     columns = {key: block.mean[block.keys.index(key)] for key in KEYS if key in block.keys}
-    columns.setdefault(STEP_TIME, np.full(len(block), np.nan))
-    return columns
+    return rank_times(rank, block.step, block.ts, columns, on_gpu=on_gpu)

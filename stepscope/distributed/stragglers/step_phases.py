@@ -1,9 +1,8 @@
-"""The phases of one rank's newest steps, as `stragglers.py` compares them. Pure.
+"""The phases of one rank's newest steps, as `detect.py` compares them. Pure.
 
-A step is seen from one averaging of gradients to the next: there all ranks meet. What a rank does
-between two such points is, in order, its optimizer's step, what lies before the next batch, waiting
-for that batch, forward and the computing of backward. The rank that takes longest for these arrives
-last, and the others wait for it.
+A step lasts from one averaging of gradients to the next, where all ranks meet. Between these a rank
+runs its optimizer, waits for a batch and computes forward and backward. The rank that takes longest
+arrives last, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ LATER = ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait", "per
 """What DDP tells of a step in the row after it."""
 
 MOST_PER_STEP, MOST_MODELS = 4096, 64
-"""More was not written by us."""
+"""Larger values were not written by us."""
 
 
 class StepPhase(StrEnum):
@@ -58,14 +57,11 @@ OWN = (StepPhase.INPUT, StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZ
 class RankStepPhases:
     """The steps of a rank whose waiting is known; seconds, NaN where a phase is not recorded.
 
-    `steps` are their numbers (n,), rising: DDP's iterations where these are recorded, which are the
-    same on all ranks. `wait` (n,) is the time in which the rank had nothing to do but wait for
-    averaged gradients. `own` (5, n) has the phases of OWN. `timed` counts the steps with a step
-    time, whether their waiting is known or not.
-
-    `per_step` says how often gradients are averaged in a step: `wait` is that of one of them so
-    many times. `has_loader` says whether waiting for a batch is recorded. `models` are those in
-    DDP; of more than one no waiting is known.
+    `steps` are their numbers (n,), rising: DDP's iterations where these are recorded. `wait` (n,)
+    is the time in which the rank only waited for averaged gradients. `own` (5, n) has the phases of
+    OWN. `timed` counts the steps with a step time. Gradients are averaged `per_step` times a step:
+    `wait` is that of one of them so many times. `has_loader`: waiting for a batch is recorded.
+    `models` are those in DDP; of more than one no waiting is known.
     """
 
     rank: int
@@ -98,7 +94,9 @@ def rank_times(
         key: np.where(np.append(follows, False), np.roll(found[key], -1), np.nan) for key in LATER
     }
     known, models = _known(after["perf/comm_wait"], found["perf/ddp_models"])
-    numbers = _numbers(steps, after["perf/ddp_iteration"], known)
+    # Iterations are the same on all ranks: one may count a step more, as of another model.
+    iterations = after["perf/ddp_iteration"]
+    numbers = iterations if np.isfinite(iterations[known]).any() else steps
     known = known[_rising(numbers[known])]
     per_step = _per_step(steps[known], numbers[known])
     after |= {key: after[key] * per_step for key in ("perf/backward_compute", "perf/comm_wait")}
@@ -124,14 +122,6 @@ def _known(wait: Floats, models: Floats) -> tuple[NDArray[np.intp], int]:
     if len(several) and (not len(known) or several[-1] > known[-1] + 1):
         return known[:0], int(models[several[-1]])
     return known, 1
-
-
-def _numbers(steps: Floats, iterations: Floats, known: NDArray[np.intp]) -> Floats:
-    """Return the numbers by which the steps of all ranks are aligned.
-
-    A rank may count a step more than the others, as of another model that it tried first.
-    """
-    return iterations if np.isfinite(iterations[known]).any() else steps
 
 
 def _rising(numbers: Floats) -> slice:
@@ -180,9 +170,8 @@ def _own(
     return np.array([made, computed, backward, optimizer, other])
 
 
-PERMUTATIONS, FEWER = 1999, 499
+PERMUTATIONS, FEWER, MANY = 1999, 499, 8
 """For up to MANY ranks, and for more: 64 take some 20 ms then."""
-MANY = 8
 BLOCKS = 10
 """Parts of the window whose steps are alike."""
 EXPLAINED = 0.8
@@ -209,8 +198,7 @@ def chance(late: Floats) -> float:
     blocks = np.array([[trimmed(part) for part in np.array_split(r, BLOCKS)] for r in late])
     # In an order of its own, so that the numbers of the ranks change nothing.
     blocks = blocks[np.argsort(blocks.sum(axis=1))]
-    # One long pause would drown what all other blocks say. The bound is the same however the ranks
-    # are permuted: if one is late in all blocks, its values are the highest.
+    # One long pause would outweigh all other blocks. Permuting ranks does not change the bound.
     bound = 2 * max(0.0, float(np.median(np.sort(blocks, axis=None)[-BLOCKS:])))
     blocks = np.clip(blocks, -bound, bound)
     seen = float(_latest(blocks[None])[0])
