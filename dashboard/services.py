@@ -56,8 +56,7 @@ from trainer.config_validation import TrainDevice
 from trainer.lab.plan import SweepPlan
 from trainer.lessons import Lesson
 from trainer.runners import RunHandle, start
-from trainer.runners.estimate_process import PredictionRun
-from trainer.runners.lesson import LessonRun
+from trainer.runners.child_process import LessonRun, PredictionRun
 from trainer.runners.torchrun import TorchrunRun
 from trainer.runners.weights import read_weights
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.common.formatting import format_bytes, format_short_time
 from stepscope.distributed.communication import rate_text
-from trainer.collectives.table import spread_of
+from trainer.collectives.results import spread_of
 
 # After Okabe and Ito, as charts/lab.py: told apart with any color vision, on light and dark.
 COLORS = {

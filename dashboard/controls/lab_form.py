@@ -23,9 +23,9 @@ from dashboard.services import Devices, Services
 from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.folder import seconds_per_sample
-from trainer.lab.plan import MAX_ROUNDS, PRESETS, SweepPlan, Variant, arms, estimate
-from trainer.lab.presets import PLAIN
-from trainer.lab.variants import own_settings
+from trainer.lab.plan import MAX_ROUNDS, SweepPlan, estimate
+from trainer.lab.presets import PLAIN, PRESETS
+from trainer.lab.variants import Variant, arms, own_settings
 from trainer.techniques import SWITCHES
 
 _TAKEN = "lab_preset_taken"

@@ -9,8 +9,8 @@ from dashboard.controls.sidebar import OPTIMIZERS, PRECISIONS, WORKLOADS
 from dashboard.sweep_content import SweepContent
 from stepscope.common.formatting import format_duration
 from trainer.config import RunConfig
-from trainer.lab.plan import Variant
 from trainer.lab.presets import PLAIN
+from trainer.lab.variants import Variant
 from trainer.techniques import BY_FIELD
 
 BASELINES = {"plain": "All off", "sidebar": "Sidebar settings"}

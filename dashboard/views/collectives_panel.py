@@ -23,8 +23,13 @@ from trainer.collectives.plan import (
     refusal,
     sizes_between,
 )
-from trainer.collectives.results import ResultError, read_result, result_label, result_names
-from trainer.collectives.table import closing
+from trainer.collectives.results import (
+    ResultError,
+    closing,
+    read_result,
+    result_label,
+    result_names,
+)
 from trainer.runners.child_process import ChildState
 
 LOOK_S, AGAIN_S = 0.5, 5.0

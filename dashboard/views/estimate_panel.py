@@ -14,8 +14,7 @@ from dashboard.services import ServerActivity, Services
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.config import ConfigIssue, RunConfig
-from trainer.runners.child_process import ChildOutput, ChildState
-from trainer.runners.estimate_process import PredictionRun
+from trainer.runners.child_process import ChildOutput, ChildState, PredictionRun
 
 ERROR = "fit_error"
 """In the session's state: a sentence that the panel shows once."""

@@ -178,9 +178,8 @@ def test_a_process_that_dies_is_a_reason(tmp_path: Path) -> None:
     process = TrialProcess(tmp_path)
 
     def kill() -> None:
-        wait_until(lambda: process._process is not None)
-        assert process._process is not None
-        os.kill(process._process.pid, signal.SIGKILL)
+        wait_until(lambda: bool(samples_of(os.getpid())))
+        samples_of(os.getpid())[0].kill()
 
     killer = threading.Thread(target=kill)
     killer.start()

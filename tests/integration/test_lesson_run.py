@@ -10,8 +10,7 @@ from pathlib import Path
 from dashboard import services
 from dashboard.child_runs import ChildRuns
 from tests.support.lesson_programs import SLEEP, Write, write
-from trainer.runners.child_process import ChildOutput, ChildState
-from trainer.runners.lesson import OUTPUT_LIMIT, LessonRun
+from trainer.runners.child_process import OUTPUT_LIMIT, ChildOutput, ChildState, LessonRun
 
 __all__ = ["write"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.lesson_programs import EXPECTED, run
 from trainer.lessons import LESSONS, Lesson
-from trainer.runners.lesson import OUTPUT_LIMIT
+from trainer.runners.child_process import OUTPUT_LIMIT
 
 
 @pytest.mark.timeout(400)  # compiling takes half a minute, on a busy machine much longer

@@ -17,7 +17,8 @@ from stepscope.run import RunError, RunStatus, process_of, read_run
 from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
 from trainer.lab.folder import SAMPLES, SweepError
-from trainer.lab.plan import SweepPlan, make_arm
+from trainer.lab.plan import SweepPlan
+from trainer.lab.variants import make_arm
 
 LONG = 100_000
 

@@ -9,9 +9,9 @@ from trainer.runners.rank_shutdown import EXIT_CODE, SERVER_ENDED, TOLD, TOLD_OR
 
 CHILD = """
 import select, signal, threading
-from trainer.runners.rank_shutdown import ShutdownListener
+from trainer.runners.rank_shutdown import ShutdownListener, TorchrunEnv
 
-ending = ShutdownListener(0, local_rank=0, local_size=1, world_size=1, by_page=True)
+ending = ShutdownListener(TorchrunEnv(0, 0, 1, 1), by_page=True)
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's DataLoader with workers does
 signal.raise_signal(signal.SIGCHLD)
 while select.select([ending._heard], [], [], 0)[0]:
@@ -28,9 +28,8 @@ from types import SimpleNamespace
 from trainer.runners import rank_shutdown
 
 rank_shutdown.GRACE_S = 0.0
-one = rank_shutdown.ShutdownListener(
-    1, local_rank={local_rank}, local_size=1, world_size={world_size}, by_page={by_page}
-)
+place = rank_shutdown.TorchrunEnv(1, {local_rank}, 1, {world_size})
+one = rank_shutdown.ShutdownListener(place, by_page={by_page})
 commands = SimpleNamespace(want_stop=lambda reason: print("asks:", reason))
 one.opened(
     SimpleNamespace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +18,24 @@ from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, def
 from trainer.config_validation import TrainDevice
 from trainer.error_messages import RunFailedError
 from trainer.memory_estimate.allocation_tracker import AllocationCategory, AllocationEvent
-from trainer.memory_estimate.allocator import CachingAllocator, rounded, segment_size
+from trainer.memory_estimate.allocator import (
+    EMPTY_CACHE,
+    WAITING,
+    CachingAllocator,
+    PeakMemory,
+    peak_memory,
+    rounded,
+    segment_size,
+)
 from trainer.memory_estimate.batch_size_finder import Point, curve, explore
-from trainer.memory_estimate.past_runs import ABOVE, DEFAULT, DEFAULT_FACTOR, SafetyMargin, learned
-from trainer.memory_estimate.peak import EMPTY_CACHE, WAITING, PeakMemory, device_peak, host_peak
-from trainer.memory_estimate.predict import (
+from trainer.memory_estimate.estimate import (
     FreeMemory,
     MemoryEstimate,
     compare_with_free,
     estimate_memory,
     to_json,
 )
+from trainer.memory_estimate.past_runs import ABOVE, DEFAULT, DEFAULT_FACTOR, SafetyMargin, learned
 from trainer.memory_estimate.probe import sizes_to_measure
 from trainer.memory_estimate.simulate import simulate_step
 from trainer.memory_estimate.workspaces import backward_reorders, cublas_workspace, forward_reorders
@@ -36,6 +44,9 @@ from trainer.workloads.task import Task, TensorSplit
 
 MIB = 2**20
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**34)
+GPU = TrainDevice(
+    id="GPU-1", name="a GPU", memory_total=2**36, cuda_index=0, compute_capability=(9, 0)
+)
 WIDTH, BATCH = 64, 1024
 WEIGHTS = 4 * (WIDTH * WIDTH + WIDTH)
 
@@ -59,7 +70,9 @@ def one_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunConfig]:
 
 
 def test_a_linear_layer_with_adam_is_what_can_be_added_up_by_hand(one_layer: RunConfig) -> None:
-    parts = estimate_memory(one_layer, CPU).peak.parts
+    peak = estimate_memory(one_layer, CPU).peak
+    parts = peak.parts
+    assert (sum(parts.values()), peak.reserved) == (peak.allocated, None)
     assert parts["parameters"] == WEIGHTS
     # Two moments, and a counter of four bytes for each of the two parameters.
     assert parts["optimizer_state"] == 2 * WEIGHTS + 2 * 4
@@ -70,12 +83,8 @@ def test_a_linear_layer_with_adam_is_what_can_be_added_up_by_hand(one_layer: Run
     assert parts["activations"] == 2 * (4 * BATCH * WIDTH + 4)
     assert parts["workspace"] == 2 * 4 * BATCH * WIDTH
     assert parts["gradients"] == parts["temporary"] == 0
-
-
-def test_the_parts_are_the_whole(one_layer: RunConfig) -> None:
-    peak = estimate_memory(one_layer, CPU).peak
-    assert sum(peak.parts.values()) == peak.allocated
-    assert peak.reserved is None
+    sgd = estimate_memory(replace(one_layer, optimizer=Optimizer.SGD), CPU).peak.parts
+    assert sgd["optimizer_state"] == WEIGHTS
 
 
 def test_gradients_stay_where_they_are_filled_with_zeros(one_layer: RunConfig) -> None:
@@ -90,13 +99,6 @@ def test_gradients_stay_where_they_are_filled_with_zeros(one_layer: RunConfig) -
         for played in (freed, stay)
     ]
     assert sizes == [0, WEIGHTS]
-
-
-def test_sgd_keeps_half_of_adams_state(one_layer: RunConfig) -> None:
-    state = estimate_memory(replace(one_layer, optimizer=Optimizer.SGD), CPU).peak.parts[
-        "optimizer_state"
-    ]
-    assert state == WEIGHTS
 
 
 def test_nothing_of_torch_is_changed_afterwards(one_layer: RunConfig) -> None:
@@ -118,13 +120,13 @@ def test_a_model_far_larger_than_this_machine_takes_none_of_its_memory() -> None
 
 def test_accumulation_takes_less_than_one_large_batch_and_checkpointing_less_than_none() -> None:
     base = replace(defaults(Workload.GPT), width=32, num_layers=4, context_length=32)
-    whole = estimate_memory(replace(base, batch_size=32), CPU).peak.allocated
-    parts = estimate_memory(
-        replace(base, batch_size=8, gradient_accumulation_steps=4), CPU
-    ).peak.allocated
-    again = estimate_memory(
-        replace(base, batch_size=32, activation_checkpointing=True), CPU
-    ).peak.allocated
+
+    def peak(**changes: Any) -> int:
+        return estimate_memory(replace(base, **changes), CPU).peak.allocated
+
+    whole = peak(batch_size=32)
+    parts = peak(batch_size=8, gradient_accumulation_steps=4)
+    again = peak(batch_size=32, activation_checkpointing=True)
     assert parts < 0.5 * whole
     assert again < 0.8 * whole
 
@@ -157,10 +159,7 @@ def test_a_model_that_reads_its_weights_is_built_for_real(
 
 
 def test_a_gpu_has_cublas_workspace_and_rounding(one_layer: RunConfig) -> None:
-    gpu = TrainDevice(
-        id="GPU-1", name="a GPU", memory_total=2**36, cuda_index=0, compute_capability=(9, 0)
-    )
-    found = estimate_memory(replace(one_layer, device=gpu.id), gpu)
+    found = estimate_memory(replace(one_layer, device=GPU.id), GPU)
     assert found.peak.parts["workspace"] == 2 * 32 * MIB, "one of each thread"
     assert 0 < found.peak.parts["rounding"] < 20 * 512
     assert found.peak.reserved is not None
@@ -242,17 +241,17 @@ def test_the_peak_has_the_parts_of_its_own_moment() -> None:
         AllocationEvent(1, -1000),
         AllocationEvent(2, 500),
     ]
-    peak = host_peak(events, PARTS)
+    peak = peak_memory(events, PARTS, on_gpu=False)
     assert peak.allocated == 1100
     assert (peak.parts["activations"], peak.parts["inputs"]) == (1000, 0)
-    rounded_up = device_peak(events, PARTS)
+    rounded_up = peak_memory(events, PARTS, on_gpu=True)
     assert rounded_up.allocated == 512 + 1024
     assert rounded_up.parts["rounding"] == 512 + 1024 - 1100
 
 
 def test_what_waits_for_a_copy_is_reserved_and_not_allocated() -> None:
     events = [AllocationEvent(0, 4 * MIB), AllocationEvent(2, 30 * MIB, WAITING)]
-    peak = device_peak(events, PARTS)
+    peak = peak_memory(events, PARTS, on_gpu=True)
     assert peak.allocated == 4 * MIB
     assert peak.reserved == 50 * MIB
 
@@ -264,7 +263,7 @@ def test_an_emptied_cache_is_not_reserved_any_more() -> None:
         AllocationEvent(EMPTY_CACHE, 0),
         AllocationEvent(2, 40 * MIB),
     ]
-    assert device_peak(events, PARTS).reserved == 40 * MIB
+    assert peak_memory(events, PARTS, on_gpu=True).reserved == 40 * MIB
 
 
 def test_convolutions_reorder_weights_and_inputs_that_lie_otherwise() -> None:
@@ -401,15 +400,12 @@ def test_only_sizes_with_headroom_are_measured() -> None:
 
 def test_each_rank_of_ddp_has_buckets_as_large_as_its_weights(one_layer: RunConfig) -> None:
     ddp = replace(one_layer, strategy=Strategy.DDP, runner=Runner.TORCHRUN, devices_per_node=3)
-    gpu = TrainDevice(
-        id="GPU-0", name="GPU", memory_total=2**34, cuda_index=0, compute_capability=(9, 0)
-    )
-    alone = estimate_memory(replace(one_layer, device=gpu.id), gpu)
-    each = estimate_memory(replace(ddp, device=gpu.id), gpu)
+    alone = estimate_memory(replace(one_layer, device=GPU.id), GPU)
+    each = estimate_memory(replace(ddp, device=GPU.id), GPU)
     assert each.peak == alone.peak
     assert each.outside == alone.outside | {"gradient_buckets": WEIGHTS}
     assert any("NCCL" in note for note in each.notes)
-    views = estimate_memory(replace(ddp, device=gpu.id, gradient_as_bucket_view=True), gpu)
+    views = estimate_memory(replace(ddp, device=GPU.id, gradient_as_bucket_view=True), GPU)
     assert views.outside["gradient_buckets"] == WEIGHTS - views.peak.parts["gradients"]
 
 

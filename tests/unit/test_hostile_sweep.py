@@ -16,7 +16,15 @@ from dashboard.sweeps import Sweeps
 from dashboard.views.lab_panel import progress_words
 from stepscope.run import process_identity, process_of
 from tests.support.fake_sweep import arm, sweep
-from trainer.lab.folder import PLAN_JSON, SWEEP_JSON, SweepError, read_sweep, seconds_per_sample
+from trainer.lab.folder import (
+    LOCK,
+    PLAN_JSON,
+    SWEEP_JSON,
+    SweepError,
+    only_one,
+    read_sweep,
+    seconds_per_sample,
+)
 from trainer.lab.report import to_html
 
 HUGE = 10**400
@@ -100,3 +108,12 @@ def test_a_report_says_where_the_time_is_not_known() -> None:
 def test_a_time_that_is_no_date_is_left_out() -> None:
     content = to_content(sweep(created=1e300, updated=1e300))
     assert (content.created, content.updated) == (0.0, 0.0)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / LOCK).symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic links"), only_one(tmp_path / "sweep"):
+        pass
+    assert (tmp_path / "precious").read_text() == "kept"

@@ -22,7 +22,8 @@ from trainer.lab.folder import (
     write_plan,
 )
 from trainer.lab.options import UsageError, parser, plan_of
-from trainer.lab.plan import PRESETS, SweepPlan, estimate
+from trainer.lab.plan import SweepPlan, estimate
+from trainer.lab.presets import PRESETS
 from trainer.lab.sweep_state import merged
 from trainer.lab.variants import FIXED, NOT_TIMED, arms, changed, make_arm
 from trainer.techniques import SWITCHES

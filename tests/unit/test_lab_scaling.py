@@ -11,9 +11,9 @@ import pytest
 
 from trainer.config import Runner, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.lab.distributed_trial import _together
 from trainer.lab.presets import PRESETS
 from trainer.lab.result_json import scaled
+from trainer.lab.trial_metrics import steps_together
 from trainer.lab.variants import Variant, changed, make_arm
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
@@ -89,7 +89,7 @@ def ranks_of(ends: list[list[float]], seconds: list[list[float]]) -> list[Any]:
 def test_a_step_is_as_long_as_its_last_rank_and_has_the_samples_of_all() -> None:
     """The second rank ends each step 0.1 s later: that is no time of the job."""
     late = ranks_of([[1.0, 2.0, 3.0], [1.1, 2.1, 3.1]], [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
-    seconds, samples, _ = _together(late)
+    seconds, samples = steps_together(late)
     assert seconds.tolist() == pytest.approx([1.0, 1.0, 1.0])
     assert samples.tolist() == [64.0, 64.0, 64.0]
 
@@ -97,13 +97,13 @@ def test_a_step_is_as_long_as_its_last_rank_and_has_the_samples_of_all() -> None
 def test_jitter_of_the_ranks_does_not_add_up() -> None:
     """Each step one rank or the other returns late, and begins its next step late."""
     jittered = ranks_of([[1.2, 2.0, 3.2], [1.0, 2.2, 3.0]], [[1.2, 0.8, 1.2], [1.0, 1.2, 0.8]])
-    seconds, _, _ = _together(jittered)
+    seconds, _ = steps_together(jittered)
     assert seconds[1:].sum() == pytest.approx(3.2 - 1.2)
 
 
 def test_validation_between_two_steps_is_left_out() -> None:
     paused = ranks_of([[1.0, 12.0], [1.0, 12.0]], [[1.0, 1.0], [1.0, 1.0]])
-    assert _together(paused)[0].tolist() == [1.0, 1.0]
+    assert steps_together(paused)[0].tolist() == [1.0, 1.0]
 
 
 def verdict(effect: float | None, low: float | None, high: float | None) -> dict[str, Any]:

@@ -16,16 +16,15 @@ import pytest
 
 from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload
 from trainer.config_validation import TrainDevice
-from trainer.lab.comparison import NextTrial, Trial, VariantComparison, replay_comparison
+from trainer.lab.comparison import NextTrial, VariantComparison, replay_comparison
 from trainer.lab.folder import SAMPLES, SWEEP_JSON, SweepError, read_sweep, write_plan
 from trainer.lab.plan import SweepPlan
 from trainer.lab.report import to_csv, to_html
-from trainer.lab.result_json import METRICS
 from trainer.lab.statistics import judge
 from trainer.lab.sweep import SweepRunner, seed_of, with_steps
 from trainer.lab.sweep_state import confirming_rules, rules_of
 from trainer.lab.terminal import Terminal, closing, progress_line, table
-from trainer.lab.trial_log import read_samples
+from trainer.lab.trial_log import METRICS, Trial, read_samples
 from trainer.lab.variants import Variant, make_arm
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
@@ -42,6 +41,9 @@ class FakeTaker:
         self.jobs: list[Mapping[str, Any]] = []
         self.stop_after = math.inf
         self.answers: dict[str, Effect] = {}
+        self.after: Callable[[Mapping[str, Any], dict[str, Any]], dict[str, Any]] = (
+            lambda job, answer: answer
+        )
         self._effects = effects
         self._random = random.Random(7)
         self._noise = noise
@@ -66,7 +68,8 @@ class FakeTaker:
             "loss_finite": True,
         }
         metrics |= answer.pop("metrics", {})
-        return {"seconds": 5.0, "metrics": metrics, "machine": {"torch": "2.13"}, **answer}
+        answer = {"seconds": 5.0, "metrics": metrics, "machine": {"torch": "2.13"}, **answer}
+        return self.after(job, answer)
 
 
 def arm(**changes: Any) -> Variant:
@@ -183,16 +186,13 @@ def test_an_arm_that_fails_once_in_each_round_has_failed_after_three(tmp_path: P
 
 def test_stalls_that_the_median_does_not_see_are_said(tmp_path: Path) -> None:
     taker = FakeTaker({}, noise=0.002)
-    plain = taker.take
 
-    def take(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        answer = plain(job, timeout_s)
+    def stalled(job: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         stalls = 0.8 if "fused" in job["changes"] else 1.0
         mean = stalls * answer["metrics"]["samples_per_sec"]
-        answer["metrics"]["mean_samples_per_sec"] = mean
-        return answer
+        return answer | {"metrics": answer["metrics"] | {"mean_samples_per_sec": mean}}
 
-    taker.take = take  # type: ignore[method-assign]
+    taker.after = stalled
     found = sweep(tmp_path, plan(arm(fused=True), arm(set_to_none=False)), taker)
     assert [one["verdict"] for one in found["arms"]] == ["no_difference", "no_difference"]
     assert found["arms"][0]["reason"].startswith("By the mean over all steps it is −20.")
@@ -209,7 +209,7 @@ def test_an_impossible_arm_costs_no_time(tmp_path: Path) -> None:
 
 def test_a_baseline_that_fails_ends_the_sweep(tmp_path: Path) -> None:
     taker = FakeTaker({})
-    taker.take = lambda job, timeout_s: {"reason": "no data", "seconds": 1.0}  # type: ignore[method-assign]
+    taker.after = lambda job, answer: {"reason": "no data", "seconds": 1.0}
     found = sweep(tmp_path, plan(arm(fused=True), steps=0), taker)
     assert found["status"] == "failed"
     assert found["reason"] == "The baseline cannot be measured: no data"
@@ -247,24 +247,19 @@ def test_a_winner_with_a_worse_loss_is_not_taken(tmp_path: Path) -> None:
     assert "loss" in found["combining"][0]["reason"]
 
 
-def broken_together(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Lose the loss where two changes are made at once, but never while they are combined."""
-    both = len(job["changes"]) == 2 and job["confirms"]
-    return {"metrics": {"loss": None, "loss_finite": False}} if both else {}
-
-
 def test_a_combination_whose_confirmed_loss_is_worse_gives_way_to_the_one_before(
     tmp_path: Path,
 ) -> None:
     taker = FakeTaker({"channels_last": 0.2, "fused": 0.1})
     a_plan = plan(arm(fused=True), arm(channels_last=True))
-    plain, confirms = taker.take, seed_of(a_plan, NextTrial("confirm", 0, ""))
+    confirms = seed_of(a_plan, NextTrial("confirm", 0, ""))
 
-    def take(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def broken_together(job: Mapping[str, Any]) -> dict[str, Any]:
+        """Lose the loss where two changes are made at once, but never while they are combined."""
         within = confirms <= job["seed"] <= confirms + a_plan.max_rounds
-        return plain({**job, "confirms": within}, timeout_s)
+        both = len(job["changes"]) == 2 and within
+        return {"metrics": {"loss": None, "loss_finite": False}} if both else {}
 
-    taker.take = take  # type: ignore[method-assign]
     taker.answers["fused"] = broken_together
     found = sweep(tmp_path, a_plan, taker)
     assert found["status"] == "finished"
@@ -349,7 +344,7 @@ def test_a_stopped_sweep_takes_the_open_round_again_and_goes_on(tmp_path: Path) 
     assert [one["order"] for one in found["rounds"]] == [one["order"] for one in expected["rounds"]]
     assert found["progress"]["done"] == expected["progress"]["done"]
     sessions: dict[tuple[str, int], set[int]] = {}
-    for one in read_samples(tmp_path / "parts")[0]:
+    for one in read_samples(tmp_path / "parts"):
         sessions.setdefault((one.contest, one.round), set()).add(one.session)
     assert len(sessions) >= 5
     assert all(len(of_round) == 1 for of_round in sessions.values())
@@ -358,14 +353,10 @@ def test_a_stopped_sweep_takes_the_open_round_again_and_goes_on(tmp_path: Path) 
 def test_failures_before_a_resume_do_not_count(tmp_path: Path) -> None:
     a_plan = plan(arm(fused=True), max_rounds=5, find_best=False)
     taker = FakeTaker({"fused": 0.1})
-    plain = taker.take
-
-    def out_of_memory(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        if len(taker.jobs) < 6 or job["changes"]:
-            return plain(job, timeout_s)
-        return {"reason": "CUDA is out of memory.", "seconds": 1.0}
-
-    taker.take = out_of_memory  # type: ignore[method-assign]
+    no_memory = {"reason": "CUDA is out of memory.", "seconds": 1.0}
+    taker.after = lambda job, answer: (
+        answer if len(taker.jobs) <= 6 or job["changes"] else no_memory
+    )
     failed = sweep(tmp_path, a_plan, taker)
     assert failed["status"] == "failed"
     assert failed["arms"][0]["rounds"] >= 3
@@ -391,12 +382,7 @@ def test_a_sample_that_cannot_be_stored_stops_the_sweep_and_blames_no_setting(
 def test_a_sweep_goes_on_only_on_the_machine_it_was_measured_on(tmp_path: Path, key: str) -> None:
     def answer(value: str) -> FakeTaker:
         taker = FakeTaker({})
-        plain = taker.take
-
-        def take(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-            return {**plain(job, timeout_s), "machine": {key: value}}
-
-        taker.take = take  # type: ignore[method-assign]
+        taker.after = lambda job, answer: answer | {"machine": {key: value}}
         return taker
 
     a_plan, first, other = plan(arm(fused=True), max_rounds=5), answer("a"), answer("b")
@@ -418,7 +404,7 @@ def test_half_a_line_left_by_a_kill_is_taken_again_with_its_round(tmp_path: Path
     found = sweep(tmp_path, a_plan, again)
     assert len(again.jobs) == 2
     assert found["status"] == "finished"
-    assert len(read_samples(tmp_path)[0]) == 4
+    assert len(read_samples(tmp_path)) == 4
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
@@ -444,7 +430,7 @@ def test_a_line_with_wrong_values_is_named(tmp_path: Path, wrong: dict[str, Any]
     metrics = {"samples_per_sec": 1.0, "step_time": 0.1}
     good = {"contest": "arms", "round": 1, "name": "baseline", "seconds": 1.0, "metrics": metrics}
     (tmp_path / SAMPLES).write_text(f"{json.dumps(good)}\n")
-    assert read_samples(tmp_path)[0][0].metrics == metrics
+    assert read_samples(tmp_path)[0].metrics == metrics
     (tmp_path / SAMPLES).write_text(f"{json.dumps(good)}\n{json.dumps({**good, **wrong})}\n")
     with pytest.raises(SweepError, match="line 2 is no sample"):
         read_samples(tmp_path)
@@ -456,7 +442,7 @@ def test_a_sample_without_a_rate_has_failed(tmp_path: Path) -> None:
     found = sweep(tmp_path, plan(arm(fused=True), max_rounds=1), taker)
     assert verdicts(found) == {"fused": "failed"}
     assert found["arms"][0]["reason"].startswith("samples_per_sec: must be a number above 0")
-    assert len(read_samples(tmp_path)[0]) == 3
+    assert len(read_samples(tmp_path)) == 3
 
 
 def test_a_sweep_of_a_killed_process_reads_as_stopped(tmp_path: Path) -> None:
@@ -484,7 +470,7 @@ def test_steps_are_chosen_from_a_first_sample(tmp_path: Path) -> None:
     assert taker.jobs[1]["steps"] == 100  # 12.8 s of 128 ms
     assert taker.jobs[1]["warmup"] == 25
     assert (found["plan"]["steps"], found["plan"]["warmup"]) == (100, 25)
-    slow = with_steps(plan(steps=0, warmup=0, sample_s=0.1), read_samples(tmp_path)[0][0])
+    slow = with_steps(plan(steps=0, warmup=0, sample_s=0.1), read_samples(tmp_path)[0])
     assert (slow.steps, slow.warmup) == (30, 10)
 
 
@@ -505,14 +491,12 @@ def test_progress_never_promises_more_time_than_is_left(tmp_path: Path) -> None:
 
 def test_drift_of_the_machine_is_said_and_fools_no_arm(tmp_path: Path) -> None:
     taker = FakeTaker({"fused": 0.05}, noise=0.002)
-    plain, count = taker.take, iter(range(1000))
 
-    def slower_and_slower(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        answer = plain(job, timeout_s)
-        answer["metrics"]["samples_per_sec"] *= math.exp(-0.002 * next(count))
+    def slower_and_slower(job: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        answer["metrics"]["samples_per_sec"] *= math.exp(-0.002 * len(taker.jobs))
         return answer
 
-    taker.take = slower_and_slower  # type: ignore[method-assign]
+    taker.after = slower_and_slower
     found = sweep(tmp_path, plan(arm(fused=True), arm(set_to_none=False), find_best=False), taker)
     assert verdicts(found) == {"fused": "faster", "set_to_none=false": "no_difference"}
     assert found["drift"]["p"] < 0.05
@@ -578,7 +562,7 @@ def test_many_arms_are_compared_with_several_runs_of_the_baseline(tmp_path: Path
     assert (found["baseline"]["rounds"], found["plan"]["baselines"]) == (2, 3)
     rates = [
         one.metrics["samples_per_sec"]
-        for one in read_samples(tmp_path)[0]
+        for one in read_samples(tmp_path)
         if one.name.startswith("baseline")
     ]
     assert len(rates) == 6
@@ -589,14 +573,12 @@ def test_many_arms_are_compared_with_several_runs_of_the_baseline(tmp_path: Path
 
 def test_a_further_baseline_run_that_fails_twice_ends_the_sweep(tmp_path: Path) -> None:
     taker = FakeTaker({})
-    plain = taker.take
 
-    def second_fails(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        before = [one for one in taker.jobs if not one["changes"]]
-        answer = plain(job, timeout_s)
-        return answer if job["changes"] or not before else {"reason": "no", "seconds": 1.0}
+    def second_fails(job: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        first = sum(not one["changes"] for one in taker.jobs) == 1
+        return answer if job["changes"] or first else {"reason": "no", "seconds": 1.0}
 
-    taker.take = second_fails  # type: ignore[method-assign]
+    taker.after = second_fails
     found = sweep(tmp_path, plan(arm(fused=True), baselines=2), taker)
     assert (found["status"], found["reason"]) == ("failed", "The baseline cannot be measured: no")
 
@@ -642,7 +624,7 @@ def test_rounds_after_the_one_that_is_taken_again_are_taken_again_too(tmp_path: 
     (tmp_path / SAMPLES).write_text("".join(kept))
     again = FakeTaker({"channels_last": 0.3, "set_to_none": 0.015}, noise=0.008)
     sweep(tmp_path, a_plan, again)
-    taken = [one for one in read_samples(tmp_path)[0] if one.name != "channels_last"]
+    taken = [one for one in read_samples(tmp_path) if one.name != "channels_last"]
     # None of a round of another session: what is left of it could not be compared.
     assert [one.session for one in taken] == [0] * 2 * 5 + [1] * 2 * 3
     assert {one.name for one in taken if one.round == 8} == {"baseline", "set_to_none=false"}

@@ -22,7 +22,7 @@ from trainer.collectives.plan import (
     refusal,
 )
 from trainer.collectives.process import Measurement
-from trainer.collectives.table import closing, heading, line
+from trainer.collectives.results import HEADING, closing, line
 from trainer.runners.child_process import ChildState
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
@@ -87,7 +87,7 @@ def _plan(options: argparse.Namespace) -> CollectivePlan:
 def _follow(measurement: Measurement, *, as_json: bool) -> int:
     shown, ended = 0, False
     if not as_json:
-        print(heading())
+        print(HEADING)
     while not ended:
         ended = measurement.wait(0.2)
         output = measurement.output()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import msgspec
-
 from stepscope.distributed.collective_metrics import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -62,15 +60,6 @@ class CollectivePlan:
         """Number of results."""
         return len(self.operations) * len(self.sizes)
 
-    def to_json(self) -> str:
-        """Return the plan as one line."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> CollectivePlan:
-        """Return the plan of a line from `to_json`."""
-        return msgspec.json.decode(text, type=cls)
-
 
 def sizes_between(first: int, last: int) -> tuple[int, ...]:
     """Return sizes from the first up to the last, each four times the one before.
@@ -78,10 +67,8 @@ def sizes_between(first: int, last: int) -> tuple[int, ...]:
     >>> [size // KIB for size in sizes_between(KIB, 64 * KIB)]
     [1, 4, 16, 64]
     """
-    sizes = [first]
-    while sizes[-1] * STEP <= last:
-        sizes.append(sizes[-1] * STEP)
-    return tuple(sizes)
+    sizes = (first * STEP**power for power in range(32))
+    return tuple(size for size in sizes if size <= last)
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

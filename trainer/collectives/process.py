@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from trainer.collectives.plan import NCCL, CollectivePlan
 from trainer.collectives.results import SCHEMA, new_result_path, write_result
 from trainer.launch_commands import ONE_MACHINE
@@ -38,11 +40,7 @@ class Measurement(Child):
             env["CUDA_VISIBLE_DEVICES"] = ""
         # The agent runs torchrun, and ends when this process closes its stdin.
         agent = [sys.executable, "-m", "trainer.runners.agent"]
-        super().__init__(
-            [*agent, *measuring_arguments(plan)],
-            limit_s=LIMIT_S,
-            env=env,
-        )
+        super().__init__([*agent, *measuring_arguments(plan)], limit_s=LIMIT_S, env=env)
 
     def _now(self) -> ChildOutput:
         return ChildOutput(ChildState.RUNNING, self.seconds, answer=self._document("running"))
@@ -92,5 +90,5 @@ class Measurement(Child):
 
 def measuring_arguments(plan: CollectivePlan) -> list[str]:
     """Return torchrun's arguments for the ranks."""
-    ranks = f"--nproc-per-node={plan.ranks}"
-    return [*ONE_MACHINE, ranks, "-m", "trainer.collectives.rank", plan.to_json()]
+    what = ("-m", "trainer.collectives.rank", msgspec.json.encode(plan).decode())
+    return [*ONE_MACHINE, f"--nproc-per-node={plan.ranks}", *what]

@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+import msgspec
 import psutil
 import torch
 import torch.distributed as dist
@@ -49,44 +51,27 @@ class WrongResultError(Exception):
     """A collective returned a wrong result."""
 
 
-def buffers_of(operation: str, size: int, ranks: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return input, filled with ones, and output of one rank for an array of about `size` bytes.
+def prepare(
+    operation: str, size: int, ranks: int, device: torch.device
+) -> tuple[Call, Tensor, Tensor]:
+    """Return a call on the default group, its input of ones, and its output.
 
-    The number of elements is a multiple of the number of ranks.
+    The array has about `size` bytes, a multiple of the number of ranks.
     """
-    count = max(1, size // (ELEMENT_BYTES * ranks)) * ranks
-    ones = torch.ones(count // ranks if operation == ALL_GATHER else count, device=device)
+    part = max(1, size // (ELEMENT_BYTES * ranks))
+    source = torch.ones(part if operation == ALL_GATHER else part * ranks, device=device)
     if operation in (ALL_REDUCE, BROADCAST):
-        return ones, ones
-    out = count // ranks if operation == REDUCE_SCATTER else count
-    return ones, torch.zeros(out, device=device)
-
-
-def call_of(operation: str, source: Tensor, out: Tensor) -> Call:
-    """Return one call of the operation on the default group."""
-    calls: dict[str, Call] = {
-        ALL_REDUCE: lambda: dist.all_reduce(source),
-        ALL_GATHER: lambda: _renamed("all_gather", "all_gather_into_tensor")(out, source),
-        REDUCE_SCATTER: lambda: _renamed("reduce_scatter", "reduce_scatter_tensor")(out, source),
-        BROADCAST: lambda: dist.broadcast(source, src=0),
-        ALL_TO_ALL: lambda: dist.all_to_all_single(out, source),
-    }
-    return calls[operation]
-
-
-def _renamed(operation: str, old: str) -> Callable[[Tensor, Tensor], object]:
-    """Return the call on single tensors, which torch 2.13 has renamed."""
-    call: Callable[[Tensor, Tensor], object]
-    call = getattr(dist, f"{operation}_single", None) or getattr(dist, old)
-    return call
-
-
-def check(operation: str, out: Tensor, ranks: int) -> None:
-    """Raise WrongResultError if one call on ones has a wrong result. Synchronizes."""
-    wanted = float(ranks if operation in (ALL_REDUCE, REDUCE_SCATTER) else 1)
-    found = (float(out[0]), float(out[-1]))
-    if found != (wanted, wanted):
-        raise WrongResultError(f"the result is {found[0]:g} … {found[1]:g}, not {wanted:g}")
+        reduces = operation == ALL_REDUCE
+        call = partial(dist.all_reduce, source) if reduces else partial(dist.broadcast, source, 0)
+        return call, source, source
+    out = torch.zeros(part if operation == REDUCE_SCATTER else part * ranks, device=device)
+    names = {  # of torch 2.13 and before
+        ALL_GATHER: ("all_gather_single", "all_gather_into_tensor"),
+        REDUCE_SCATTER: ("reduce_scatter_single", "reduce_scatter_tensor"),
+        ALL_TO_ALL: ("all_to_all_single",),
+    }[operation]
+    found = next(name for name in names if hasattr(dist, name))
+    return partial(getattr(dist, found), out, source), source, out
 
 
 def seconds_of(call: Call, count: int, device: torch.device) -> float:
@@ -112,10 +97,12 @@ def measure(
     operation: str, size: int, plan: CollectivePlan, device: torch.device
 ) -> dict[str, Any]:
     """Return one result: seconds of a call, algorithm and bus bandwidth in bytes/s."""
-    source, out = buffers_of(operation, size, plan.ranks, device)
-    call = call_of(operation, source, out)
+    call, source, out = prepare(operation, size, plan.ranks, device)
     call()
-    check(operation, out, plan.ranks)
+    wanted = float(plan.ranks if operation in (ALL_REDUCE, REDUCE_SCATTER) else 1)
+    found = (float(out[0]), float(out[-1]))
+    if found != (wanted, wanted):
+        raise WrongResultError(f"the result is {found[0]:g} … {found[1]:g}, not {wanted:g}")
     once_s = max(1e-7, seconds_of(call, WARM_UP, device))
     count = int(min(MAX_CALLS, max(2, plan.seconds / ROUNDS / once_s)))
     rounds = [seconds_of(call, count, device) for _ in range(ROUNDS)]
@@ -154,11 +141,10 @@ def results(plan: CollectivePlan, device: torch.device) -> Iterator[dict[str, An
 
 def _free_bytes(plan: CollectivePlan, device: torch.device) -> float:
     """Return the bytes that the buffers of each rank may take: the minimum over the ranks."""
+    free = psutil.virtual_memory().available / plan.ranks
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0] / 4
-    else:
-        free = psutil.virtual_memory().available / plan.ranks / 4
-    least = torch.tensor(free, dtype=torch.float64, device=device)
+        free = torch.cuda.mem_get_info(device)[0]
+    least = torch.tensor(free / 4, dtype=torch.float64, device=device)
     dist.all_reduce(least, dist.ReduceOp.MIN)
     return float(least)
 
@@ -180,7 +166,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """Measure as one rank of a torchrun job."""
-    plan = CollectivePlan.from_json(arguments[0])
+    plan = msgspec.json.decode(arguments[0], type=CollectivePlan)
     local = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local) if plan.backend == NCCL else torch.device("cpu")
     torch.set_num_threads(1)

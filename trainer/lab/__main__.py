@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +41,17 @@ from trainer.lab.trial_process import TrialProcess
 from trainer.lab.variants import arms
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
-Show = Callable[[dict[str, Any]], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
-    stop = _Stop()
+    taker = TrialProcess()
+    for number in (signal.SIGINT, signal.SIGTERM):  # also before there is a sweep to stop
+        signal.signal(number, lambda *_: taker.stop())
     try:
         _check_outputs(options)
-        return _run(options, stop)
+        return _run(options, taker)
     except (UsageError, ConfigError, SweepError, UserWorkloadError) as error:
         _say(str(error))
         return USAGE
@@ -59,28 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-class _Stop:
-    """Hears SIGINT and SIGTERM from now on, also before there is a sweep to stop."""
-
-    def __init__(self) -> None:
-        self._taker: TrialProcess | None = None
-        self._asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._stop)
-
-    def reaches(self, taker: TrialProcess) -> None:
-        """Stop this one, now if that was asked already."""
-        self._taker = taker
-        if self._asked:
-            taker.stop()
-
-    def _stop(self, *_: object) -> None:
-        self._asked = True
-        if self._taker is not None:
-            self._taker.stop()
-
-
-def _run(options: argparse.Namespace, stop: _Stop) -> int:
+def _run(options: argparse.Namespace, taker: TrialProcess) -> int:
     if is_file(options.workload):
         choose(options.workload)
     # Only now: importing torch takes seconds, in which a Ctrl-C may come.
@@ -91,8 +71,7 @@ def _run(options: argparse.Namespace, stop: _Stop) -> int:
             print(f"{arm.name:<34} {arm.label if arm.problem is None else arm.problem}")
         return FINISHED
     folder, plan = _folder_and_plan(options, devices)
-    taker, terminal = TrialProcess(folder), Terminal()
-    stop.reaches(taker)
+    taker.folder, terminal = folder, Terminal()
     _say_estimate(folder, plan)
 
     def show(sweep: dict[str, Any]) -> None:
@@ -154,16 +133,13 @@ def _planned(folder: Path, devices: Sequence[TrainDevice]) -> SweepPlan:
 def _say_estimate(folder: Path, plan: SweepPlan) -> None:
     config = plan.config
     known = seconds_per_sample(folder.parent.parent, config.workload, config.device)
-    takes = estimate(plan, known)
+    takes, count = estimate(plan, known), len(plan.arms)
     source = "by an earlier sweep" if known else "assumed"
     _say(
-        f"{folder}: {_arms(len(plan.arms))}; about {format_duration(takes.low)} if each is decided "
-        f"at the first look, {format_duration(takes.high)} at most (seconds a sample {source})."
+        f"{folder}: {count} arm{'' if count == 1 else 's'}; about {format_duration(takes.low)} if "
+        f"each is decided at the first look, {format_duration(takes.high)} at most (seconds a "
+        f"sample {source})."
     )
-
-
-def _arms(count: int) -> str:
-    return f"{count} arm{'' if count == 1 else 's'}"
 
 
 def _refuse(folder: Path, reason: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import math
 import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer.lab.statistics import (
@@ -23,34 +23,15 @@ from trainer.lab.statistics import (
     log_ratios,
     loss_differences,
 )
+from trainer.lab.trial_log import Trial
 
 TRIES = 2
 """Failed attempts at one sample after which its arm has failed."""
 FAILURES = 3
 """Failed attempts in all rounds after which a challenger has failed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """One child process and what it measured, or the `reason` why it measured nothing.
-
-    `seconds` is the wall time of the whole process; `metrics` are those of docs/lab.md. `session`
-    counts how often the sweep had been resumed.
-    """
-
-    contest: str
-    round: int
-    name: str
-    reason: str | None = None
-    seconds: float = 0.0
-    ended: float = 0.0
-    session: int = 0
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """True where it measured something."""
-        return self.reason is None
+RATE, MEAN_RATE = "samples_per_sec", "mean_samples_per_sec"
+Pairs = list[tuple[Mapping[str, Any], Mapping[str, Any]]]
+"""Metrics of the reference and of a challenger, a pair a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +95,8 @@ def replay_comparison(
 ) -> ComparisonState:
     """Play the contest again from its samples; return where it stands."""
     taken = of_contest(samples, contest.key)
-    standing, rounds = ComparisonState(), _Rounds(taken, contest)
-    standing.flaky = {
-        name: flaky for name in contest.challengers if (flaky := _flaky(taken, name)) is not None
-    }
+    standing = ComparisonState()
+    standing.flaky = {name: text for name in contest.challengers if (text := _flaky(taken, name))}
     still = list(contest.challengers)
     for number in range(1, rules.max_rounds + 1):
         standing.round = number
@@ -127,7 +106,8 @@ def replay_comparison(
             if any(one.ok for one in attempts):
                 continue
             is_reference = name in contest.references
-            too_often = not is_reference and _failures(taken, name) >= FAILURES
+            failures = sum(not one.ok for one in taken if one.name == name)
+            too_often = not is_reference and failures >= FAILURES
             if len(attempts) < TRIES and not too_often:
                 standing.next = NextTrial(contest.key, number, name)
                 standing.left = len(names) - place + (rules.max_rounds - number) * len(names)
@@ -139,24 +119,21 @@ def replay_comparison(
             break
         still = [name for name in still if name not in standing.failed]
         if number in rules.judged_after:
-            _look(standing, rounds.until(number), still, rules)
+            _judge(standing, _pairs(contest, taken, number), still, rules, decides=True)
             still = [name for name in still if name not in standing.decided]
         if not still:
             break
-    _look_between(standing, rounds, still, rules)
+    pairs = _pairs(contest, taken, rules.max_rounds)
+    open_still = [name for name in still if name not in standing.failed]
+    _judge(standing, pairs, open_still, rules, decides=False)
     for name in standing.speed:
-        mean = rounds.mean_effect(name)
-        if mean is not None:
+        if (mean := _mean_effect(pairs[name])) is not None:
             standing.mean_effect[name] = mean
     return standing
 
 
-def _failures(samples: Sequence[Trial], name: str) -> int:
-    return sum(not one.ok for one in samples if one.name == name)
-
-
 def _flaky(samples: Sequence[Trial], name: str) -> str | None:
-    """Say how many processes of a setting failed, and how the last of them did."""
+    """Return how many processes of a setting failed, and how the last of them did."""
     failed = [one for one in samples if one.name == name and not one.ok]
     if not failed:
         return None
@@ -173,62 +150,25 @@ def round_order(
     return names
 
 
-class _Rounds:
-    """The measured values by round: of throughput, and of the loss."""
-
-    def __init__(self, samples: Sequence[Trial], contest: VariantComparison) -> None:
-        self.contest = contest
-        self._ok = [one for one in samples if one.ok]
-        runs: dict[int, list[Mapping[str, Any]]] = {}
-        for one in self._ok:
-            if one.name in contest.references:
-                runs.setdefault(one.round, []).append(one.metrics)
-        self._reference = {number: _combined(of_round) for number, of_round in runs.items()}
-
-    def until(self, last: int) -> _Rounds:
-        """Return those of the first rounds."""
-        return _Rounds([one for one in self._ok if one.round <= last], self.contest)
-
-    def speeds(self, name: str) -> list[tuple[float, float]]:
-        """Return pairs of samples/s: the reference's and the challenger's."""
-        return [
-            (reference["samples_per_sec"], metrics["samples_per_sec"])
-            for reference, metrics in self._pairs(name)
-        ]
-
-    def mean_effect(self, name: str) -> float | None:
-        """Return the effect by the mean rates, a fraction; None where a round has none."""
-        key = "mean_samples_per_sec"
-        pairs = [(a.get(key), b.get(key)) for a, b in self._pairs(name)]
-        sound = [(a, b) for a, b in pairs if a is not None and b is not None and min(a, b) > 0]
-        if not sound or len(sound) < len(pairs):
-            return None
-        return math.expm1(statistics.fmean(log_ratios(sound)))
-
-    def losses(self, name: str) -> list[tuple[float, float]]:
-        """Return pairs of losses that are both finite."""
-        pairs = [(_loss(reference), _loss(metrics)) for reference, metrics in self._pairs(name)]
-        return [(a, b) for a, b in pairs if a is not None and b is not None]
-
-    def broken(self, name: str) -> int:
-        """Return in how many rounds only the challenger's loss is no finite number."""
-        return sum(
-            _loss(reference) is not None and _loss(metrics) is None and not metrics["loss_finite"]
-            for reference, metrics in self._pairs(name)
-        )
-
-    def _pairs(self, name: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        return [
-            (self._reference[one.round], one.metrics)
-            for one in self._ok
-            if one.name == name and one.round in self._reference
-        ]
+def _pairs(contest: VariantComparison, samples: Sequence[Trial], last: int) -> dict[str, Pairs]:
+    """Return the metrics of the reference and each challenger in the rounds up to `last`."""
+    ok = [one for one in samples if one.ok and one.round <= last]
+    runs: dict[int, list[Mapping[str, Any]]] = {}
+    for one in ok:
+        if one.name in contest.references:
+            runs.setdefault(one.round, []).append(one.metrics)
+    reference = {number: _combined(of_round) for number, of_round in runs.items()}
+    found: dict[str, Pairs] = {name: [] for name in contest.challengers}
+    for one in ok:
+        if one.name in found and one.round in reference:
+            found[one.name].append((reference[one.round], one.metrics))
+    return found
 
 
 def _combined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the reference of a round: geometric means of its rates, the mean of its losses."""
     rates = {}
-    for name in ("samples_per_sec", "mean_samples_per_sec"):
+    for name in (RATE, MEAN_RATE):
         values = [rate for metrics in runs if (rate := metrics.get(name)) is not None and rate > 0]
         if len(values) == len(runs):
             rates[name] = statistics.geometric_mean(values)
@@ -241,36 +181,35 @@ def _loss(metrics: Mapping[str, Any]) -> float | None:
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
 
 
-def _judged(
-    rounds: _Rounds, names: Sequence[str], rules: Rules
-) -> tuple[dict[str, EffectEstimate], dict[str, EffectEstimate]]:
-    """Judge throughput and loss of these challengers with what is measured of all."""
-    every = rounds.contest.challengers
-    speed = judge({name: log_ratios(rounds.speeds(name)) for name in every}, rules)
-    loss = {}
-    for name in names:
-        pairs = rounds.losses(name)
-        loss[name] = judge_loss(loss_differences(pairs) if pairs else [], rules)
-    return {name: speed[name] for name in names}, loss
+def _mean_effect(pairs: Pairs) -> float | None:
+    """Return the effect by the mean rates, a fraction; None where a round has none."""
+    rates = [(a.get(MEAN_RATE) or 0.0, b.get(MEAN_RATE) or 0.0) for a, b in pairs]
+    if not rates or min(map(min, rates)) <= 0:
+        return None
+    return math.expm1(statistics.fmean(log_ratios(rates)))
 
 
-def _look(standing: ComparisonState, rounds: _Rounds, still: Sequence[str], rules: Rules) -> None:
-    """Judge after a round of a look, and note who is decided."""
-    speed, loss = _judged(rounds, still, rules)
-    standing.speed |= speed
-    standing.loss |= loss
-    standing.broken |= {name: rounds.broken(name) for name in still}
-    standing.decided |= {name for name, one in speed.items() if one.side is not Side.OPEN}
-
-
-def _look_between(
-    standing: ComparisonState, rounds: _Rounds, still: Sequence[str], rules: Rules
+def _judge(
+    standing: ComparisonState,
+    pairs: Mapping[str, Pairs],
+    names: Sequence[str],
+    rules: Rules,
+    *,
+    decides: bool,
 ) -> None:
-    """Fill in what is known now of those that are not decided: their speed has no verdict."""
-    names = [name for name in still if name not in standing.failed]
-    speed, loss = _judged(rounds, names, rules)
+    """Judge these challengers with what is measured of all; between looks speed stays open."""
+    ratios = {
+        name: log_ratios([(a[RATE], b[RATE]) for a, b in found]) for name, found in pairs.items()
+    }
+    speed = judge(ratios, rules)
     for name in names:
-        one = speed[name]
-        standing.speed[name] = EffectEstimate(Side.OPEN, one.rounds, one.effect, one.low, one.high)
-        standing.loss[name] = loss[name]
-        standing.broken[name] = rounds.broken(name)
+        standing.speed[name] = speed[name] if decides else replace(speed[name], side=Side.OPEN)
+        if standing.speed[name].side is not Side.OPEN:
+            standing.decided.add(name)
+        losses = [(_loss(a), _loss(b)) for a, b in pairs[name]]
+        finite = [(a, b) for a, b in losses if a is not None and b is not None]
+        standing.loss[name] = judge_loss(loss_differences(finite) if finite else [], rules)
+        standing.broken[name] = sum(
+            _loss(a) is not None and _loss(b) is None and not b["loss_finite"]
+            for a, b in pairs[name]
+        )

@@ -12,7 +12,8 @@ from typing import Any
 from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_WORKLOADS
 from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.lab.plan import PRESETS, SweepPlan
+from trainer.lab.plan import SweepPlan
+from trainer.lab.presets import PRESETS
 from trainer.lab.variants import FIXED, Variant, arms, make_arm, own_settings, own_with, suggested
 
 EXAMPLES = """\
@@ -80,7 +81,7 @@ def plan_of(
     Raises UsageError and ConfigError.
     """
     given = settings_of(options)
-    config = _baseline(options, given, devices)
+    config = configured(options, devices)
     notes: tuple[str, ...] = ()
     if options.preset:
         if options.arms:
@@ -93,23 +94,10 @@ def plan_of(
     refused = validate(config, devices)
     if refused:
         raise ConfigError(refused[0])
-    numbers = {
-        name: value
-        for name in ("steps", "warmup", "max_rounds")
-        if (value := getattr(options, name)) is not None
-    }
-    seed = config.seed % 10**9
-    return (
-        SweepPlan(
-            config=config, arms=tuple(found), find_best=not options.no_best, seed=seed, **numbers
-        ),
-        notes,
-    )
-
-
-def configured(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
-    """Return the configuration of the options for a baseline. Raises UsageError and ConfigError."""
-    return _baseline(options, settings_of(options), devices)
+    numbers = {name: getattr(options, name) for name in ("steps", "warmup", "max_rounds")}
+    numbers = {name: value for name, value in numbers.items() if value is not None}
+    numbers |= {"seed": config.seed % 10**9, "find_best": not options.no_best}
+    return SweepPlan(config=config, arms=tuple(found), **numbers), notes
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, str]:
@@ -126,21 +114,19 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
     return given
 
 
-def _baseline(
-    options: argparse.Namespace, given: Mapping[str, str], devices: Sequence[TrainDevice]
-) -> RunConfig:
+def configured(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
+    """Return the configuration of the options for a baseline. Raises UsageError and ConfigError."""
     if options.workload is None:
         raise UsageError(f"--workload: is missing. Choose one of {', '.join(Workload)}.")
-    own = is_file(options.workload)
     named = EARLIER_WORKLOADS.get(options.workload, options.workload)
-    if not own and named not in list(Workload):
-        raise UsageError(
-            f"--workload: must be path.py:build or one of {', '.join(Workload)}, got "
-            f"{options.workload[:60]!r}."
-        )
-    workload = Workload.CUSTOM if own else Workload(named)
-    config = defaults(workload, _device(options.device, devices))
-    return replace(config, **{field: value_of(field, text) for field, text in given.items()})
+    if is_file(options.workload):
+        named = Workload.CUSTOM
+    if named not in list(Workload):
+        known = f"path.py:build or one of {', '.join(Workload)}"
+        raise UsageError(f"--workload: must be {known}, got {named[:60]!r}.")
+    config = defaults(Workload(named), _device(options.device, devices))
+    changes = {field: value_of(field, text) for field, text in settings_of(options).items()}
+    return replace(config, **changes)
 
 
 def _device(asked: str | None, devices: Sequence[TrainDevice]) -> str:
@@ -222,7 +208,8 @@ def _changes(
             raise UsageError(f"--variants: {field} must be the same for all. Set it with --set.")
     switched = {field: _on(field, equals + text) for field, equals, text in named if field in own}
     named = [part for part in named if part[0] not in own]
-    bare = [field for field, equals, _ in named if not equals and not _is_switch(field)]
+    base = RunConfig()
+    bare = [f for f, equals, _ in named if not equals and not isinstance(getattr(base, f), bool)]
     if bare and len(parts) > 1:
         raise UsageError(f"--arms: {bare[0]} in {token!r} has no value. Give {bare[0]}=….")
     if bare:
@@ -240,12 +227,7 @@ def _changes(
 
 def _on(name: str, text: str) -> bool:
     """Return whether a setting of the user's own workload is switched on or off."""
-    if text in ("", "=true", "=1"):
-        return True
-    if text in ("=false", "=0"):
-        return False
+    known = {"": True, "=true": True, "=1": True, "=false": False, "=0": False}
+    if text in known:
+        return known[text]
     raise UsageError(f"--arms: {name} can be on or off, got {text[1:60]!r}. Give {name}=false.")
-
-
-def _is_switch(field: str) -> bool:
-    return isinstance(getattr(RunConfig(), field), bool)

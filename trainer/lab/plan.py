@@ -1,33 +1,14 @@
-"""A sweep before it runs: its plan, how long it will take, and the names that the page needs.
-
-No torch import: the lab page reads this module before torch is loaded.
-"""
+"""A sweep before it runs: its plan, and how long it will take. No torch import."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from trainer.config import CompileMode, ConfigError, ConfigIssue, RunConfig
-from trainer.lab.folder import new_sweep_folder, read_sweep, write_plan
-from trainer.lab.presets import PRESETS, Preset
-from trainer.lab.variants import Variant, arms, make_arm
-
-__all__ = [
-    "PRESETS",
-    "Estimate",
-    "Preset",
-    "SweepPlan",
-    "Variant",
-    "arms",
-    "estimate",
-    "make_arm",
-    "new_sweep_folder",
-    "read_sweep",
-    "write_plan",
-]
+from trainer.config import ConfigError, ConfigIssue, RunConfig
+from trainer.lab.variants import Variant, compiles, make_arm
 
 LOOKS = (5, 8, 12)
 """Rounds after which arms are judged (docs/lab.md)."""
@@ -66,53 +47,34 @@ class SweepPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _whole("steps", self.steps, 0, 10**8)
-        _whole("warmup", self.warmup, 0, 10**6)
-        _whole("max_rounds", self.max_rounds, 1, MAX_ROUNDS)
-        _number("alpha", self.alpha, 1e-6, 0.5)
-        _number("margin", self.margin, 0.0, 0.5)
-        _number("same", self.same, self.margin, 0.5)
-        _number("sample_s", self.sample_s, 0.01, 3600)
-        _whole("seed", self.seed, 0, 10**9)
-        _whole("baselines", self.baselines, 0, MAX_ROUNDS)
+        for name, (low, high) in _LIMITS.items():
+            _check_number(name, getattr(self, name), low, high)
+        _check_number("same", self.same, float(self.margin), 0.5)
         if not self.baselines:
             runnable = sum(arm.problem is None for arm in self.arms)
             object.__setattr__(self, "baselines", max(1, round(math.sqrt(runnable))))
         for look in self.looks:
-            _whole("looks", look, 2, 10**6)
-        if not isinstance(self.find_best, bool):
-            raise ConfigError(
-                ConfigIssue(
-                    "find_best", f"must be true or false, got {self.find_best!r}", "Choose one"
-                )
-            )
-        if not self.looks or list(self.looks) != sorted(set(self.looks)):
-            raise ConfigError(
-                ConfigIssue("looks", "must rise from 2 or more", "Leave them as they are")
-            )
+            _check_number("looks", look, 2, 10**6)
         names = [arm.name for arm in self.arms]
         double = next((name for name in names if names.count(name) > 1), None)
-        if double is not None:
-            raise ConfigError(ConfigIssue("arms", f"has {double!r} twice", "Leave one out"))
-        if any(name.split(" ")[0] == "baseline" for name in names):
-            raise ConfigError(ConfigIssue("arms", "no arm can be named baseline", "Choose another"))
+        reserved = any(name.split(" ")[0] == "baseline" for name in names)
+        rising = self.looks and list(self.looks) == sorted(set(self.looks))
+        decides = isinstance(self.find_best, bool)
+        for right, field, reason, remedy in (
+            (decides, "find_best", "must be true or false", "Choose one"),
+            (rising, "looks", "must rise from 2 or more", "Leave them as they are"),
+            (double is None, "arms", f"has {double!r} twice", "Leave one out"),
+            (not reserved, "arms", "no arm can be named baseline", "Choose another"),
+        ):
+            if not right:
+                raise ConfigError(ConfigIssue(field, reason, remedy))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plan.json and sweep.json hold it."""
-        return {
+        return {spec.name: getattr(self, spec.name) for spec in fields(self)} | {
             "config": self.config.to_dict(),
             "arms": [arm.to_dict() for arm in self.arms],
-            "steps": self.steps,
-            "warmup": self.warmup,
-            "max_rounds": self.max_rounds,
             "looks": list(self.looks),
-            "alpha": self.alpha,
-            "margin": self.margin,
-            "same": self.same,
-            "baselines": self.baselines,
-            "find_best": self.find_best,
-            "sample_s": self.sample_s,
-            "seed": self.seed,
         }
 
     @classmethod
@@ -124,17 +86,25 @@ class SweepPlan:
         Raises ConfigError for a value out of its bounds, KeyError, TypeError and ValueError for a
         file that is no plan.
         """
-        given = {"baselines": 1} | {name: values[name] for name in _SIMPLE if name in values}
-        if "looks" in values:
-            given["looks"] = tuple(values["looks"])
-        found = tuple(Variant.from_dict(arm) for arm in values["arms"])
-        return cls(config=RunConfig.from_dict(values["config"]), arms=found, **given)
+        names = [spec.name for spec in fields(cls)]
+        given = {"baselines": 1} | {name: values[name] for name in names if name in values}
+        given["config"] = RunConfig.from_dict(values["config"])
+        given["arms"] = tuple(Variant.from_dict(arm) for arm in values["arms"])
+        given["looks"] = tuple(values.get("looks", LOOKS))
+        return cls(**given)
 
 
-_SIMPLE = (
-    *("steps", "warmup", "max_rounds", "find_best", "sample_s", "seed"),
-    *("alpha", "margin", "same", "baselines"),
-)
+_LIMITS: dict[str, tuple[float, float]] = {
+    "steps": (0, 10**8),
+    "warmup": (0, 10**6),
+    "max_rounds": (1, MAX_ROUNDS),
+    "baselines": (0, MAX_ROUNDS),
+    "seed": (0, 10**9),
+    "alpha": (1e-6, 0.5),
+    "margin": (0.0, 0.5),
+    "sample_s": (0.01, 3600),
+}
+"""Smallest and largest value; one whose smallest is an int is a whole number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +123,8 @@ def estimate(plan: SweepPlan, sample_seconds: float | None = None) -> Estimate:
     """
     each = sample_seconds or STARTUP_S + plan.sample_s
     runnable = [arm for arm in plan.arms if arm.problem is None and arm.changes]
-    a_round = each * (plan.baselines + len(runnable)) + sum(_compiling(arm) for arm in runnable)
+    compiled = sum(compiles(arm.changes) for arm in runnable)
+    a_round = each * (plan.baselines + len(runnable)) + COMPILE_S * compiled
     first = min(plan.looks[0], plan.max_rounds)
     high = a_round * plan.max_rounds
     if plan.find_best and plan.max_rounds >= plan.looks[0]:
@@ -162,36 +133,17 @@ def estimate(plan: SweepPlan, sample_seconds: float | None = None) -> Estimate:
     return Estimate(each + a_round * first, each + high)
 
 
-def _compiling(arm: Variant) -> float:
-    return (
-        COMPILE_S if arm.changes.get("compile_mode", CompileMode.NONE) != CompileMode.NONE else 0.0
-    )
-
-
 def with_problems(plan: SweepPlan, devices: Any) -> SweepPlan:
     """Return the plan with the `problem` of each arm as it is on these devices."""
-    return replace(
-        plan,
-        arms=tuple(
-            arm if not arm.changes else make_arm(arm.changes, plan.config, devices, name=arm.name)
-            for arm in plan.arms
-        ),
+    arms = (
+        make_arm(arm.changes, plan.config, devices, name=arm.name) if arm.changes else arm
+        for arm in plan.arms
     )
+    return replace(plan, arms=tuple(arms))
 
 
-def _number(field: str, value: Any, low: float, high: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:
-        raise ConfigError(
-            ConfigIssue(
-                field, f"must be {low:g} to {high:g}, got {value!r}", "Choose a value between"
-            )
-        )
-
-
-def _whole(field: str, value: Any, low: int, high: int) -> None:
-    _number(field, value, low, high)
-    if not isinstance(value, int):
-        raise ConfigError(
-            ConfigIssue(field, f"must be a whole number, got {value!r}", "Leave out its fraction")
-        )
+def _check_number(field: str, value: Any, low: float, high: float) -> None:
+    kind = int if isinstance(low, int) else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+        reason = f"must be {low:g} to {high:g}, got {value!r}"
+        raise ConfigError(ConfigIssue(field, reason, "Choose a value between"))

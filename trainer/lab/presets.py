@@ -10,9 +10,13 @@ from typing import Any
 from trainer.config import CompileMode, ConfigIssue, Precision, RunConfig, Runner, Strategy
 from trainer.config_limits import LIMITS
 from trainer.config_validation import TrainDevice
-from trainer.lab.variants import Variant, make_arm, suggested
+from trainer.lab.variants import NOT_TIMED, Variant, make_arm, suggested
 
 Devices = Sequence[TrainDevice]
+_LOADING = (
+    *("pin_memory", "non_blocking", "num_workers", "prefetch_factor", "persistent_workers"),
+    *("copy_stream", "dataset_on_device"),
+)
 
 PLAIN: dict[str, Any] = {
     "precision": Precision.FP32,
@@ -40,40 +44,30 @@ PLAIN: dict[str, Any] = {
 """Every technique off, as in a tutorial's first loop. set_to_none is what zero_grad() does."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+Choice = tuple[RunConfig, list[Variant]]
+"""A baseline and the arms to compare with it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Preset:
     """A named choice; `build` makes its baseline and arms from a workload's configuration."""
 
     label: str
     help: str
-    build: Callable[[RunConfig, Devices], tuple[RunConfig, list[Variant]]]
+    build: Callable[[RunConfig, Devices], Choice]
 
 
-def _tutorials(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
+def _tutorials(config: RunConfig, devices: Devices) -> Choice:
     baseline = replace(config, **PLAIN)
-    fields = (
-        "precision",
-        "channels_last",
-        "cudnn_benchmark",
-        "fused",
-        "foreach",
-        "max_grad_norm",
-        "gradient_accumulation_steps",
-        "activation_checkpointing",
-        "pin_memory",
-        "non_blocking",
-        "num_workers",
-        "copy_stream",
-        "dataset_on_device",
-        "compile_mode",
-        "cuda_graphs",
-    )
-    return baseline, _arms(fields, baseline, devices)
+    return baseline, _arms([field for field in PLAIN if field not in _NO_SPEED], baseline, devices)
 
 
-def _loading(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
-    plain = {field: PLAIN[field] for field in _LOADING}
-    baseline = replace(config, **plain)
+_NO_SPEED = NOT_TIMED | {"set_to_none", "deterministic", "persistent_workers"}
+"""Settings of PLAIN that are no technique to train faster."""
+
+
+def _loading(config: RunConfig, devices: Devices) -> Choice:
+    baseline = replace(config, **{field: PLAIN[field] for field in _LOADING})
     found = _arms(_LOADING, baseline, devices)
     workers = min(4, max(2, os.cpu_count() or 1))
     for extra in ({"prefetch_factor": 4}, {"persistent_workers": False}):
@@ -81,36 +75,25 @@ def _loading(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Varia
     return baseline, found
 
 
-_LOADING = (
-    "pin_memory",
-    "non_blocking",
-    "num_workers",
-    "prefetch_factor",
-    "persistent_workers",
-    "copy_stream",
-    "dataset_on_device",
-)
-
-
-def _precision(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
+def _precision(config: RunConfig, devices: Devices) -> Choice:
     baseline = replace(config, precision=Precision.FP32)
     return baseline, _arms(("precision",), baseline, devices)
 
 
-def _cpu_gpu(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
+def _cpu_gpu(config: RunConfig, devices: Devices) -> Choice:
     off = ("pin_memory", "non_blocking", "copy_stream", "dataset_on_device", "cuda_graphs")
     plain: dict[str, Any] = dict.fromkeys((*off, "preallocate_memory"), False)
     baseline = replace(config, device="cpu", precision=Precision.FP32, **plain)
     found = _arms(("device",), baseline, devices)
     if not found:
-        reasons = [device.reason for device in devices if device.reason is not None]
-        reason = reasons[0] if reasons else "torch finds no GPU in this machine"
+        reasons = filter(None, (device.reason for device in devices))
+        reason = next(reasons, "torch finds no GPU in this machine")
         problem = ConfigIssue("device", reason, "Run this sweep on a machine with a GPU")
         found = [Variant(name="device=gpu", label="device GPU", changes={}, problem=problem)]
     return baseline, found
 
 
-def _scaling(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Variant]]:
+def _scaling(config: RunConfig, devices: Devices) -> Choice:
     """One device is the baseline. Each rank keeps its batch size, and on a CPU has one thread."""
     on_cpu = config.device == "cpu"
     gpus = sum(device.cuda_index is not None and device.reason is None for device in devices)
@@ -136,11 +119,8 @@ def _scaling(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Varia
         return baseline, possible
     reason = next((str(arm.problem.reason) for arm in found if arm.problem is not None), None)
     have = "one core" if on_cpu else f"{gpus} GPU{'' if gpus == 1 else 's'}"
-    problem = ConfigIssue(
-        "devices_per_node",
-        reason or f"this machine has {have}",
-        "Run this sweep where there are several",
-    )
+    reason = reason or f"this machine has {have}"
+    problem = ConfigIssue("devices_per_node", reason, "Run this sweep where there are several")
     return baseline, [Variant(name="ranks=2", label="2 ranks", changes={}, problem=problem)]
 
 
@@ -159,37 +139,33 @@ def _arms(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> list[
     return [
         make_arm({field: value}, baseline, devices)
         for field in fields
-        if field not in ("prefetch_factor",)  # changes nothing without workers
+        if field != "prefetch_factor"  # changes nothing without workers
         for value in suggested(field, baseline, devices)
     ]
 
 
 PRESETS: dict[str, Preset] = {
     "tutorials": Preset(
-        label="All techniques",
-        help="Baseline: a plain tutorial loop with every technique off. Each setting turns one on.",
-        build=_tutorials,
+        "All techniques",
+        "Baseline: a plain tutorial loop with every technique off. Each setting turns one on.",
+        _tutorials,
     ),
     "cpu_gpu": Preset(
-        label="CPU vs. GPU",
-        help="Baseline: CPU in FP32, compared with each GPU of this machine.",
-        build=_cpu_gpu,
+        "CPU vs. GPU", "Baseline: CPU in FP32, compared with each GPU of this machine.", _cpu_gpu
     ),
     "loading": Preset(
-        label="Loading",
-        help="Baseline: loads in the training thread from pageable memory. Compared with "
+        "Loading",
+        "Baseline: loads in the training thread from pageable memory. Compared with "
         "workers, pinned memory and the other ways to feed the device.",
-        build=_loading,
+        _loading,
     ),
     "precision": Preset(
-        label="Precision",
-        help="Baseline: FP32, compared with every other precision.",
-        build=_precision,
+        "Precision", "Baseline: FP32, compared with every other precision.", _precision
     ),
     "scaling": Preset(
-        label="Scaling",
-        help="Baseline: one device, compared with DataParallel, DDP and FSDP on 2, 4, … "
+        "Scaling",
+        "Baseline: one device, compared with DataParallel, DDP and FSDP on 2, 4, … "
         "devices. Each rank keeps its batch size; the samples of all ranks count.",
-        build=_scaling,
+        _scaling,
     ),
 }

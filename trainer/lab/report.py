@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from trainer.lab.table import HEADINGS, NUMBERS, ordered, rows
+from trainer.lab.terminal import HEADINGS, NUMBERS, ordered, rows
 from trainer.lab.verdict_text import EFFECT, of_best
 
 COLUMNS = ("name", "label", "verdict", "effect", "low", "high", "resolution", "rounds", "reason")
@@ -49,6 +49,7 @@ def _cell(value: Any) -> Any:
 def to_html(sweep: Mapping[str, Any]) -> str:
     """Return the report as one page without scripts and without anything to load."""
     title = f"Lab: {sweep['workload']}, {sweep['id']}"
+    facts = {name: sweep[name] for name in ("id", "plan", "machine")}
     body = [
         f"<h1>{escape(title)}</h1>",
         *_paragraphs(sweep),
@@ -62,7 +63,7 @@ def to_html(sweep: Mapping[str, Any]) -> str:
         "<h2>Rounds</h2>",
         _rounds(sweep),
         "<h2>Plan and machine</h2>",
-        f"<pre>{escape(json.dumps(_facts(sweep), indent=1, ensure_ascii=False))}</pre>",
+        f"<pre>{escape(json.dumps(facts, indent=1, ensure_ascii=False))}</pre>",
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -127,30 +128,24 @@ def _best(sweep: Mapping[str, Any]) -> list[str]:
     return [*lines, "<ul>", *items, "</ul>"]
 
 
-def _rounds(sweep: Mapping[str, Any]) -> str:
-    cells = [
-        (
-            f"{one['phase']} {one['round']}",
-            str(name),
-            _number(one["samples"][name]["samples_per_sec"], ",.4g"),
-            _number(one["samples"][name]["loss"], ".4g"),
-            _number(one["samples"][name]["sm_clock"], ".0f"),
-            _number(one["samples"][name]["power"], ".0f"),
-            str(one["samples"][name]["throttle"] or ""),
-        )
-        for one in sweep["rounds"]
-        for name in one["order"]
-    ]
-    table = _table(_OF_A_ROUND, cells)
-    return f"<details><summary>{len(cells)} samples</summary>{table}</details>"
-
-
 _OF_A_ROUND = ("round", "setting", "samples/s", "loss", "SM clock, MHz", "power, W", "throttled")
 _NUMBERS = NUMBERS | {"SM clock, MHz", "power, W"}
+_FORMS = {"samples_per_sec": ",.4g", "loss": ".4g", "sm_clock": ".0f", "power": ".0f"}
 
 
-def _number(value: Any, form: str) -> str:
-    return format(value, form) if isinstance(value, int | float) else ""
+def _rounds(sweep: Mapping[str, Any]) -> str:
+    cells = []
+    for one in sweep["rounds"]:
+        for name in one["order"]:
+            sample = one["samples"][name]
+            numbers = [
+                format(sample[key], form) if isinstance(sample[key], int | float) else ""
+                for key, form in _FORMS.items()
+            ]
+            text = f"{one['phase']} {one['round']}"
+            cells.append((text, str(name), *numbers, str(sample["throttle"] or "")))
+    table = _table(_OF_A_ROUND, cells)
+    return f"<details><summary>{len(cells)} samples</summary>{table}</details>"
 
 
 def _table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -163,12 +158,8 @@ def _table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
         "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, number, strict=True))
         for row in body
     ]
-    rows_ = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="wide"><table><tr>{head}</tr>\n{rows_}</table></div>'
-
-
-def _facts(sweep: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: sweep[name] for name in ("id", "plan", "machine")}
+    all_rows = "\n".join(f"<tr>{line}</tr>" for line in (head, *lines))
+    return f'<div class="wide"><table>{all_rows}</table></div>'
 
 
 ROW, LEFT, WIDTH, RIGHT = 26, 250, 470, 340
@@ -200,25 +191,22 @@ def effects_svg(arms: Sequence[Mapping[str, Any]], margin: float) -> str:
     ]
     for row, arm in enumerate(shown):
         y = ROW * row + ROW / 2
+        kind, text = escape(str(arm["verdict"])), escape(str(arm["text"]))
+        name = str(arm["name"])
+        if len(name) > LONGEST_NAME:
+            name = f"{name[: LONGEST_NAME - 1]}…"
+        left, middle, right = (f"{x(arm[key]):.1f}" for key in ("low", "effect", "high"))
         parts += [
-            f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(_cut(str(arm["name"])))}'
-            "</text>",
-            f'<line class="{escape(str(arm["verdict"]))}" x1="{x(arm["low"]):.1f}" y1="{y}" '
-            f'x2="{x(arm["high"]):.1f}" y2="{y}"/>',
-            f'<circle class="{escape(str(arm["verdict"]))}" cx="{x(arm["effect"]):.1f}" cy="{y}" '
-            'r="4"/>',
-            f'<text x="{LEFT + WIDTH + 10}" y="{y + 4}">{escape(str(arm["text"]))}</text>',
+            f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(name)}</text>',
+            f'<line class="{kind}" x1="{left}" y1="{y}" x2="{right}" y2="{y}"/>',
+            f'<circle class="{kind}" cx="{middle}" cy="{y}" r="4"/>',
+            f'<text x="{LEFT + WIDTH + 10}" y="{y + 4}">{text}</text>',
         ]
+    width = LEFT + WIDTH + RIGHT
     return (
-        f'<div class="wide"><svg viewBox="0 0 {LEFT + WIDTH + RIGHT} {height}" role="img" '
-        f'width="{LEFT + WIDTH + RIGHT}" aria-label="Effect of each setting with its interval">'
-        + "".join(parts)
-        + "</svg></div>"
+        f'<div class="wide"><svg viewBox="0 0 {width} {height}" role="img" width="{width}" '
+        f'aria-label="Effect of each setting with its interval">{"".join(parts)}</svg></div>'
     )
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 _STYLE = """

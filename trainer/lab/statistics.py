@@ -228,28 +228,14 @@ def drift(values: Sequence[float]) -> DriftTest | None:
     count = len(values)
     if count < 5 or len(set(values)) == 1:
         return None
-    ranks = _ranks(values)
+    _, place, times = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(times) - times / 2)[place]  # equal values share the mean of theirs
     order = np.arange(count, dtype=float)
-    rho = _correlation(order, ranks)
+    rho = float(np.corrcoef(order, ranks)[0, 1])
     if count <= EXACT_RANKS:
-        centered, others = ranks - ranks.mean(), np.array(list(itertools.permutations(order)))
         # The permutations have one mean and spread: the product alone decides.
-        products = np.abs((others - order.mean()) @ centered)
-        own = abs(float((order - order.mean()) @ centered))
-        return DriftTest(rho, float(np.mean(products >= own - 1e-9)))
-    if abs(rho) >= 1 - 1e-12:
-        return DriftTest(rho, 2 / math.factorial(count))
-    t = abs(rho) * math.sqrt((count - 2) / (1 - rho * rho))
+        centered, others = ranks - ranks.mean(), np.array(list(itertools.permutations(order)))
+        products = np.abs(others @ centered)
+        return DriftTest(rho, float(np.mean(products >= abs(order @ centered) - 1e-9)))
+    t = abs(rho) * math.sqrt((count - 2) / max(1e-12, 1 - rho * rho))
     return DriftTest(rho, float(2 * stdtr(count - 2, -t)))
-
-
-def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """Return ranks from 0; equal values share the mean of theirs."""
-    array = np.asarray(values, dtype=float)
-    below = (array[:, None] > array[None, :]).sum(axis=1)
-    equal = (array[:, None] == array[None, :]).sum(axis=1)
-    return np.asarray(below + (equal - 1) / 2, dtype=np.float64)
-
-
-def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    return float(np.corrcoef(a, b)[0, 1])

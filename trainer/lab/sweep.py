@@ -7,25 +7,24 @@ samples are compared with each other, and hours may have passed.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import msgspec
 
 from stepscope.common.files import open_for_append
 from stepscope.run import process_identity
-from trainer.config import CompileMode
 from trainer.config_validation import TrainDevice
 from trainer.lab.comparison import (
     TRIES,
     ComparisonState,
     NextTrial,
-    Trial,
     VariantComparison,
     of_contest,
 )
@@ -41,7 +40,9 @@ from trainer.lab.folder import (
 from trainer.lab.plan import SweepPlan
 from trainer.lab.result_json import CALIBRATE, content, finite
 from trainer.lab.sweep_state import BASELINE, SweepPhase, SweepState, replay_sweep
-from trainer.lab.trial_log import no_rate, read_samples
+from trainer.lab.trial_log import Trial, no_rate, read_samples
+from trainer.lab.trial_process import TrialProcess
+from trainer.lab.variants import compiles
 
 FEWEST_STEPS = 30
 FEWEST_WARM_STEPS = 10
@@ -55,30 +56,15 @@ SAME_MACHINE = ("host", "gpu", "torch")
 COMPILE_TIMEOUT_S = 1800.0
 
 
-class TrialRunner(Protocol):
-    """What takes samples: `TrialProcess`, or a fake in tests."""
-
-    stopping: bool
-
-    def take(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Measure; return `metrics` and `machine`, or `reason`, and `seconds`.
-
-        `stops` is set where the reason lies in the sweep's folder and not in the setting.
-        """
-
-
 class SweepRunner:
-    """One sweep in its folder; `run` is its only entry.
-
-    `changed` hears of each new content of sweep.json.
-    """
+    """One sweep in its folder; `changed` is called with each new content of sweep.json."""
 
     def __init__(
         self,
         folder: Path,
         plan: SweepPlan,
         devices: Sequence[TrainDevice],
-        taker: TrialRunner,
+        taker: TrialProcess,
         changed: Callable[[dict[str, Any]], None] = lambda sweep: None,
     ) -> None:
         self._folder = folder
@@ -87,7 +73,6 @@ class SweepRunner:
         self._taker = taker
         self._changed = changed
         self._samples: list[Trial] = []
-        self._machine: dict[str, Any] = {}
         self._session = 0
 
     def run(self) -> dict[str, Any]:
@@ -103,14 +88,18 @@ class SweepRunner:
 
     def _resume(self) -> None:
         """Take up the samples so far, without those of the round that was under way."""
-        read, machine = read_samples(self._folder)
+        read = read_samples(self._folder)
         self._session = 1 + max((one.session for one in read), default=-1)
         self._samples = read
         _, where = self._stand()
         contest, number = where.open_round or ("", 0)
         # Later rounds too: other rules may have ended an arm earlier than those of this version.
         self._samples = [one for one in read if one.contest != contest or one.round < number]
-        self._machine = machine if any(one.ok for one in self._samples) else {}
+
+    @property
+    def _machine(self) -> dict[str, Any]:
+        """The machine of the samples so far."""
+        return next((one.machine for one in self._samples if one.ok and one.machine), {})
 
     def _run(self) -> dict[str, Any]:
         while True:
@@ -151,12 +140,8 @@ class SweepRunner:
             plan = with_steps(self._asked, measured)
             return plan, replay_sweep(plan, self._samples, self._devices)
         asked = NextTrial(CALIBRATE, 0, BASELINE)
-        where = SweepState(
-            SweepPhase.CALIBRATING,
-            ComparisonState(),
-            asked,
-            VariantComparison(CALIBRATE, BASELINE, ()),
-        )
+        contest, nothing = VariantComparison(CALIBRATE, BASELINE, ()), ComparisonState()
+        where = SweepState(SweepPhase.CALIBRATING, nothing, contest, nothing, asked)
         where.changes = {BASELINE: {}}
         if len(first) >= TRIES:
             where.next, where.failed = None, f"The baseline cannot be measured: {first[-1].reason}"
@@ -179,10 +164,7 @@ class SweepRunner:
         assert where.next is not None
         took = [one.seconds for one in self._samples if one.ok]
         limit = max(LEAST_TIMEOUT_S, TIMES_LONGER * max(took)) if took else FIRST_TIMEOUT_S
-        compiles = (
-            where.changes[where.next.name].get("compile_mode", CompileMode.NONE) != CompileMode.NONE
-        )
-        return limit + COMPILE_TIMEOUT_S if compiles else limit
+        return limit + COMPILE_TIMEOUT_S * compiles(where.changes[where.next.name])
 
     def _keep(self, asked: NextTrial, taken: Mapping[str, Any]) -> None:
         """Append a sample to samples.jsonl, on the disk before the next one begins."""
@@ -196,14 +178,13 @@ class SweepRunner:
             ended=time.time(),
             session=self._session,
             metrics=metrics,
+            machine=taken.get("machine") or {},
         )
-        line = {**asdict(sample), "machine": taken.get("machine") or {}}
-        with open(open_for_append(self._folder / SAMPLES), "w") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        with open(open_for_append(self._folder / SAMPLES), "wb") as file:
+            file.write(msgspec.json.encode(sample) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         self._samples.append(sample)
-        self._machine = self._machine or dict(line["machine"])
 
     def _write(
         self, plan: SweepPlan, where: SweepState, status: str, reason: str | None
@@ -231,11 +212,11 @@ def with_steps(plan: SweepPlan, measured: Trial | None) -> SweepPlan:
 
     The steps take `sample_s` at the step time of the first sample; the warm-up is a quarter more.
     """
-    steps, warmup = plan.steps, plan.warmup
+    steps = plan.steps
     if not steps:
         assert measured is not None
         steps = max(FEWEST_STEPS, math.ceil(plan.sample_s / measured.metrics["step_time"]))
-    return replace(plan, steps=steps, warmup=warmup or max(FEWEST_WARM_STEPS, steps // 4))
+    return replace(plan, steps=steps, warmup=plan.warmup or max(FEWEST_WARM_STEPS, steps // 4))
 
 
 def seed_of(plan: SweepPlan, asked: NextTrial) -> int:

@@ -9,7 +9,7 @@ luckiest. A combination whose loss is worse there loses the setting that joined 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -18,13 +18,13 @@ from trainer.config_validation import TrainDevice, validate
 from trainer.lab.comparison import (
     ComparisonState,
     NextTrial,
-    Trial,
     VariantComparison,
     replay_comparison,
 )
 from trainer.lab.plan import SweepPlan
 from trainer.lab.statistics import Rules, Side
-from trainer.lab.variants import Variant, changed, own_changes, own_with
+from trainer.lab.trial_log import Trial
+from trainer.lab.variants import changed, own_changes, own_with
 from trainer.lab.verdict_text import of_loss
 
 BASELINE = "baseline"
@@ -60,9 +60,9 @@ class SweepState:
 
     phase: SweepPhase
     arms: ComparisonState
+    contest: VariantComparison
+    standing: ComparisonState
     next: NextTrial | None = None
-    contest: VariantComparison | None = None
-    standing: ComparisonState | None = None
     tried: list[CombinationStep] = field(default_factory=list)
     winners: tuple[str, ...] = ()
     best: Mapping[str, Any] | None = None
@@ -75,20 +75,12 @@ class SweepState:
         """Contest and number of the round that is not yet whole; None where the sweep is over."""
         if self.next is not None:
             return self.next.contest, self.next.round
-        if self.failed is None or self.contest is None or self.standing is None:
-            return None
-        return self.contest.key, self.standing.round
+        return None if self.failed is None else (self.contest.key, self.standing.round)
 
 
 def rules_of(plan: SweepPlan) -> Rules:
     """Return the numbers of the recipe that the plan has."""
-    return Rules(
-        looks=plan.looks,
-        max_rounds=plan.max_rounds,
-        alpha=plan.alpha,
-        margin=plan.margin,
-        same=plan.same,
-    )
+    return Rules(**{spec.name: getattr(plan, spec.name) for spec in fields(Rules)})
 
 
 def confirming_rules(plan: SweepPlan) -> Rules:
@@ -99,19 +91,14 @@ def confirming_rules(plan: SweepPlan) -> Rules:
     return replace(rules_of(plan), looks=(plan.max_rounds,))
 
 
-def runnable(plan: SweepPlan) -> list[Variant]:
-    """Return the arms that nothing speaks against."""
-    return [arm for arm in plan.arms if arm.problem is None]
-
-
 def replay_sweep(
     plan: SweepPlan, samples: Sequence[Trial], devices: Sequence[TrainDevice]
 ) -> SweepState:
     """Play the sweep again from its samples; return where it stands."""
-    arms = runnable(plan)
+    arms = [arm for arm in plan.arms if arm.problem is None]
     contest = VariantComparison(ARMS, BASELINE, tuple(arm.name for arm in arms), plan.baselines)
     standing = replay_comparison(contest, samples, rules_of(plan), plan.seed)
-    found = SweepState(SweepPhase.MEASURING, standing, standing.next, contest, standing)
+    found = SweepState(SweepPhase.MEASURING, standing, contest, standing, standing.next)
     found.changes = {name: {} for name in contest.references}
     found.changes |= {arm.name: arm.changes for arm in arms}
     if BASELINE in standing.failed:
@@ -142,9 +129,8 @@ def _combine(
     stood: list[tuple[tuple[str, ...], Mapping[str, Any]]] = []
     for name in winners:
         if loss_is_worse(found.arms, name):
-            found.tried.append(
-                CombinationStep((name,), False, "its loss after equal steps is worse")
-            )
+            why = "its loss after equal steps is worse"
+            found.tried.append(CombinationStep((name,), False, why))
             continue
         if not stood:
             stood.append(((name,), found.changes[name]))
@@ -169,15 +155,11 @@ def merged(
 ) -> dict[str, Any]:
     """Return both changes of a baseline at once; the settings of a user's own workload add up."""
     together = {**first, **second}
-    own = [
-        own_changes(config, change["custom_options"])
-        for change in (first, second)
-        if "custom_options" in change
-    ]
-    if own:
-        together["custom_options"] = own_with(
-            config, {name: on for one in own for name, on in one.items()}
-        )
+    switched: dict[str, bool] = {}
+    for change in (first, second):
+        switched |= own_changes(config, change.get("custom_options", config.custom_options))
+    if "custom_options" in together:
+        together["custom_options"] = own_with(config, switched)
     return together
 
 

@@ -11,16 +11,24 @@ from typing import Annotated, Any
 import msgspec
 
 from stepscope.common.files import open_for_append, read_regular_file
-from trainer.lab.comparison import Trial
 from trainer.lab.folder import SAMPLES, SweepError
-from trainer.lab.result_json import METRICS
 
 MAX_BYTES = 256 * 2**20
 """A trial has about 2 kB."""
+METRICS = (
+    *("samples_per_sec", "mean_samples_per_sec", "step_time", "data_wait", "h2d", "gpu_time"),
+    *("peak_allocated", "peak_reserved", "peak_process", "energy_per_sample", "loss", "mfu"),
+)
+"""Metrics of a trial that sweep.json has for each arm (docs/lab.md)."""
 _Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 
-class _Line(msgspec.Struct):
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One child process and what it measured, or the `reason` why it measured nothing.
+
+    `seconds` is the wall time of the process, `session` how often the sweep had been resumed.
+    """
+
     contest: str
     round: int
     name: str
@@ -31,20 +39,24 @@ class _Line(msgspec.Struct):
     metrics: dict[str, Any] = {}
     machine: dict[str, Any] = {}
 
+    @property
+    def ok(self) -> bool:
+        """True if it measured something."""
+        return self.reason is None
 
-def read_samples(folder: Path) -> tuple[list[Trial], dict[str, Any]]:
-    """Return the valid trials of a sweep, and the machine on which they were measured.
+
+def read_samples(folder: Path) -> list[Trial]:
+    """Return the valid trials of a sweep.
 
     An incomplete last line, of a process that was killed, is removed from the file. Raises
     SweepError for another invalid line.
     """
     path = folder / SAMPLES
     samples: list[Trial] = []
-    machine: dict[str, Any] = {}
     try:
         lines = read_regular_file(path, MAX_BYTES).split(b"\n")
     except FileNotFoundError:
-        return samples, machine
+        return samples
     except (OSError, ValueError) as error:
         raise SweepError(f"{folder.name}/{SAMPLES}: cannot be read ({error}).") from error
     if lines.pop():
@@ -52,20 +64,21 @@ def read_samples(folder: Path) -> tuple[list[Trial], dict[str, Any]]:
             file.truncate(sum(len(line) + 1 for line in lines))
     for number, text in enumerate(lines, start=1):
         try:
-            line = msgspec.json.decode(text, type=_Line)
-            for name in METRICS:
-                msgspec.convert(line.metrics.get(name), _Finite | None)
-            if line.reason is None and (invalid := no_rate(line.metrics)) is not None:
-                raise ValueError(invalid)
+            samples.append(_decoded(text))
         except (ValueError, RecursionError) as error:
             raise SweepError(
                 f"{folder.name}/{SAMPLES}: line {number} is no sample ({error}). Delete the line."
             ) from error
-        values = msgspec.structs.asdict(line)
-        where = values.pop("machine")
-        machine = machine or where
-        samples.append(Trial(**values))
-    return _newest(samples), machine
+    return _newest(samples)
+
+
+def _decoded(text: bytes) -> Trial:
+    sample = msgspec.json.decode(text, type=Trial)
+    for name in METRICS:
+        msgspec.convert(sample.metrics.get(name), _Finite | None)
+    if sample.ok and (invalid := no_rate(sample.metrics)) is not None:
+        raise ValueError(invalid)
+    return sample
 
 
 def no_rate(metrics: Mapping[str, Any]) -> str | None:

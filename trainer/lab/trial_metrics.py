@@ -7,6 +7,7 @@ start. So the rate is the median over blocks of many steps; docs/lab.md says wha
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ FEWEST_EPOCHS = 5
 BLOCK_STEPS = 10
 """Steps that a block has at least: more than the steps of a burst, which are the workers."""
 FEWEST_BLOCKS = 3
+TIMES = ("data_wait", "h2d", "gpu_time", "mfu")
+PEAKS = {
+    "peak_allocated": "memory/peak_allocated",
+    "peak_reserved": "memory/peak_reserved",
+    "peak_process": "process/peak_rss",
+}
 LOSS_SHARE = 0.2
 """Share of the measured steps, the last ones, whose mean loss is the sample's."""
 
@@ -77,33 +84,54 @@ def burst_cuts(seconds: Floats) -> NDArray[np.intp]:
     )
 
 
-def measured(folder: Path, warmup: int, rank: int = 0) -> dict[str, Any]:
-    """Return the metrics of one rank of the run in `folder`, its first `warmup` steps left out.
+def measured(folder: Path, warmup: int, ranks: int = 1) -> dict[str, Any]:
+    """Return the metrics of the run in `folder`, its first `warmup` steps left out.
 
-    Missing values are None. Raises TooShort, RunError and StoreError.
+    Of several ranks: the rate of all together, the memory of the rank that needs most, and mean
+    times. The loss and the GPU's clock and power are those of rank 0; energy is missing. Missing
+    values are None. Raises RunTooShortError, RunError and StoreError.
     """
-    run = open_run(folder, rank=rank)
-    steps = Steps(run, warmup)
-    samples = float(steps.samples.sum())
-    per_second = rate(steps.seconds, steps.samples, steps.epochs)
-    loss, finite = _loss(run, steps)
+    runs = [open_run(folder, rank=rank) for rank in range(ranks)]
+    each = [Steps(run, warmup) for run in runs]
+    seconds, samples = steps_together(each)
+    total, window = float(samples.sum()), float(seconds.sum())
+    per_second = rate(seconds, samples, each[0].epochs[: len(seconds)])
+    loss, finite = _loss(runs[0], each[0])
     return {
         "samples_per_sec": per_second,
-        "mean_samples_per_sec": samples / float(steps.seconds.sum()),
-        "step_time": samples / len(steps.seconds) / per_second,
-        "steps": len(steps.seconds),
-        "window_s": float(steps.seconds.sum()),
-        "data_wait": steps.mean("perf/data_wait"),
-        "h2d": steps.mean("perf/h2d"),
-        "gpu_time": steps.mean("perf/gpu_time"),
-        "mfu": steps.mean("perf/mfu"),
-        "peak_allocated": _highest(run, "memory/peak_allocated"),
-        "peak_reserved": _highest(run, "memory/peak_reserved"),
-        "peak_process": _highest(run, "process/peak_rss"),
+        "mean_samples_per_sec": total / window,
+        "step_time": total / len(seconds) / per_second,
+        "steps": len(seconds),
+        "window_s": window,
+        **{name: _over(np.mean, [steps.mean(f"perf/{name}") for steps in each]) for name in TIMES},
+        **{
+            name: _over(np.max, [_highest(run, key) for run in runs]) for name, key in PEAKS.items()
+        },
         "loss": loss,
         "loss_finite": finite,
-        **_device(run, steps, samples),
+        **_device(runs[0], each[0], total if ranks == 1 else None),
     }
+
+
+def steps_together(ranks: list[Steps]) -> tuple[Floats, Floats]:
+    """Return seconds and samples of each step of all ranks.
+
+    A step counts once all ranks have made it. The window begins with the last rank's end of the
+    warm-up: averaging the gradients is a barrier in each step. The time between two steps that is
+    no step, such as validation, is left out.
+    """
+    count = min(len(steps.seconds) for steps in ranks)
+    own: Floats = np.max([steps.seconds[:count] for steps in ranks], axis=0)
+    samples: Floats = np.sum([steps.samples[:count] for steps in ranks], axis=0)
+    if len(ranks) == 1:
+        return own, samples
+    ended = np.max([steps.times[:count] for steps in ranks], axis=0)
+    return np.append(own[:1], np.minimum(np.diff(ended), own[1:])), samples
+
+
+def _over(of: Callable[[Any], Any], values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(of(known)) if known else None
 
 
 class Steps:
@@ -142,14 +170,11 @@ class Steps:
         values = values[np.isfinite(values)]
         return float(values.mean()) if len(values) else None
 
-    def last(self, key: str, share: float) -> Floats:
-        """Return a metric of the last `share` of the steps."""
-        return self.of(key)[-max(1, math.ceil(len(self._rows) * share)) :]
-
 
 def _loss(run: Run, steps: Steps) -> tuple[float | None, bool]:
     """Return the mean loss of the last steps, and whether all of them were finite numbers."""
-    losses = steps.last("train/loss", LOSS_SHARE) if "train/loss" in run.metrics else np.array([])
+    losses = steps.of("train/loss") if "train/loss" in run.metrics else np.array([])
+    losses = losses[-max(1, math.ceil(len(losses) * LOSS_SHARE)) :]
     finite = bool(len(losses)) and bool(np.isfinite(losses).all())
     return (float(losses.mean()) if finite else None), finite
 
@@ -162,14 +187,17 @@ def _highest(run: Run, key: str) -> float | None:
     return float(values.max()) if len(values) else None
 
 
-def _device(run: Run, steps: Steps, samples: float) -> dict[str, Any]:
-    """Return what NVML said during the measured steps; all None on a CPU."""
+def _device(run: Run, steps: Steps, samples: float | None) -> dict[str, Any]:
+    """Return what NVML said during the measured steps; all None on a CPU.
+
+    The energy is that of each of `samples`.
+    """
     clock, power = (_during(run, key, steps) for key in ("gpu/sm_clock", "gpu/power"))
     masks = _during(run, "gpu/throttle_reasons", steps)
     words = {word for mask in masks[1] for word in throttle_words(int(mask))}
     energy = _during(run, "gpu/energy", steps)
     joules = None
-    if len(energy[1]) > 1:
+    if samples and len(energy[1]) > 1:
         # Over the time between two readings, then for the seconds that the samples took.
         watts = (energy[1][-1] - energy[1][0]) / (energy[0][-1] - energy[0][0])
         joules = float(watts * steps.seconds.sum() / samples)

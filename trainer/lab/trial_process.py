@@ -7,10 +7,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +18,7 @@ import psutil
 
 from stepscope.common.files import open_for_append, read_tail
 from stepscope.common.formatting import format_duration, terminal_text
+from trainer.runners.child_process import PROJECT, Child, ChildOutput, ChildState
 
 LOG = "sample.log"
 MAX_LOG_BYTES = 20_000
@@ -30,25 +29,28 @@ OF_SAMPLE = "STEPSCOPE_SAMPLE"
 """Environment variable of all processes of a trial: its folder."""
 KILL_TIMEOUT_S = 5.0
 POLL_S = 0.02
-PROJECT = Path(__file__).resolve().parents[2]
 
 
 class TrialProcess:
-    """Runs one trial at a time. `stop` may be called from a signal handler of the same thread."""
+    """Runs one trial at a time in `folder`.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+    `stop` may be called from a signal handler of the same thread.
+    """
+
+    def __init__(self, folder: Path = Path()) -> None:
+        self.folder = folder
+        self._trial: _Trial | None = None
         self.stopping = False
 
     def take(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Measure in a new process; return its answer, or a `reason`, and `seconds`.
 
-        The result is invalid if `stopping` is set.
+        `stops` is set if the reason is the sweep's folder. The result is invalid if `stopping` is
+        set.
         """
-        for former in self._folder.glob(f"{RUN}*/"):  # of a process that was killed
+        for former in self.folder.glob(f"{RUN}*/"):  # of a process that was killed
             shutil.rmtree(former, ignore_errors=True)
-        run = Path(tempfile.mkdtemp(prefix=RUN, dir=self._folder)).resolve()
+        run = Path(tempfile.mkdtemp(prefix=RUN, dir=self.folder)).resolve()
         began = time.monotonic()
         try:
             answer = self._answer({**job, "folder": str(run)}, timeout_s)
@@ -60,62 +62,69 @@ class TrialProcess:
     def stop(self) -> None:
         """Kill the current trial; `take` returns then."""
         self.stopping = True
-        if self._process is not None:
-            _kill(self._process)
+        if self._trial is not None:
+            self._trial.stop(0)
 
     def _answer(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        log = self._folder / LOG
+        self._trial = trial = _Trial(job, self.folder / LOG, timeout_s)
+        try:
+            if not self.stopping:  # set while the process was starting
+                trial.wait()
+        finally:
+            trial.stop()
+        found = trial.output()
+        return found.answer or {"reason": found.reason}
+
+
+class _Trial(Child):
+    """One `trainer.lab.trial`, whose stderr is the log."""
+
+    def __init__(self, job: Mapping[str, Any], log: Path, timeout_s: float) -> None:
+        self._answer: dict[str, Any] = {}
+        self._log = log
+        self._limit_s = timeout_s
         paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {
-            **os.environ,
+        environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(paths),
             "STEPSCOPE_ALERTS": "off",  # a trial that fails is a result
             OF_SAMPLE: str(job["folder"]),
         }
         with open(open_for_append(log, truncate=True), "wb") as output:
-            process = subprocess.Popen(
+            super().__init__(
                 [sys.executable, "-m", "trainer.lab.trial"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
+                limit_s=timeout_s,
+                first_line=json.dumps(job).encode() + b"\n",
                 env=environment,
-                start_new_session=True,
-                bufsize=0,
+                stderr=output,
+                cwd=None,  # files of the user's own workload may be relative to it
             )
-        self._process = process
-        if self.stopping:  # set while the process was starting
-            _kill(process)
-        timer = threading.Timer(timeout_s, _kill, (process,))
-        timer.daemon = True
-        timer.start()
-        began = time.monotonic()
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended; its log has the reason
-                process.stdin.write(json.dumps(job).encode() + b"\n")
-            # stdin stays open until the answer: closing it ends the child.
-            text = process.stdout.read()
-        finally:
-            timer.cancel()
-            self._process = None
-            # Kill the group before wait() releases its id for reuse.
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            _kill(process)
-            with process:  # closes the pipes
-                code = process.wait()
-        if time.monotonic() - began >= timeout_s:
-            return {"reason": f"Timed out after {format_duration(timeout_s)}."}
-        with contextlib.suppress(ValueError):
-            answer = json.loads(text)
-            if isinstance(answer, dict) and answer:
-                return answer
-        return {"reason": _reason(code, log)}
 
+    def _end(self) -> None:
+        # Ranks are left to `_kill_started_by`, which also waits until they have ended.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    def _take(self, content: dict[str, Any]) -> None:
+        self._answer = content
+
+    def _result(self, code: int) -> ChildOutput:
+        if self._answer and not self._late:
+            return ChildOutput(ChildState.FINISHED, self.seconds, answer=self._answer)
+        return ChildOutput(ChildState.FAILED, self.seconds, reason=self._why(code))
+
+    def _why(self, code: int) -> str:
+        """Return how a process without an answer ended."""
+        if self._late:
+            return f"Timed out after {format_duration(self._limit_s)}."
+        if code == -signal.SIGKILL:
+            return (
+                "The process was killed (SIGKILL), usually because host memory ran out. Use a "
+                "smaller batch or model."
+            )
+        lines = terminal_text(read_tail(self._log, MAX_LOG_BYTES)).strip().splitlines()
+        last = lines[-1][:300] if lines else ""
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return f"Its process ended {how}. {last}".strip()
 
 
 def _kill_started_by(run: str) -> None:
@@ -141,16 +150,3 @@ def _started_by(run: str) -> set[psutil.Process]:
             if process.environ().get(OF_SAMPLE) == run:
                 found.add(process)
     return found
-
-
-def _reason(code: int, log: Path) -> str:
-    """Return how a process without an answer ended."""
-    if code == -signal.SIGKILL:
-        return (
-            "The process was killed (SIGKILL), usually because host memory ran out. Use a "
-            "smaller batch or model."
-        )
-    lines = terminal_text(read_tail(log, MAX_LOG_BYTES)).strip().splitlines()
-    last = lines[-1][:300] if lines else ""
-    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    return f"Its process ended {how}. {last}".strip()

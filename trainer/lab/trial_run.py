@@ -1,26 +1,28 @@
-"""The training run of one sample: an ordinary run with recorder and sampler, as a user gets it."""
+"""The training run of a trial: an ordinary run with recorder and sampler, as a user gets it."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.recorded_run import Run
 from stepscope.recorder.recorder import Recorder
-from stepscope.run import RunError, RunStatus
+from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
 from trainer.config import ConfigError, LRSchedule, NanPolicy, RunConfig, Runner
 from trainer.config_limits import LIMITS
-from trainer.lab.distributed_trial import taken_by_ranks
 from trainer.lab.trial_metrics import RunTooShortError, measured
 from trainer.lab.variants import changed
+from trainer.runners.process import last_step, write_pending
+from trainer.runners.torchrun import TorchrunRun
 from trainer.training.train import run
 
 POLL_S = 0.02
+STOP_S = 30.0
+"""Longest wait for the ranks to end where their time is up."""
 
 
 def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,75 +32,75 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
     `steps` the run ends `seconds` after its warm-up. Where the folder cannot be written the answer
     has `stops` beside the reason.
     """
+    folder, warmup = Path(job["folder"]), int(job["warmup"])
+    timed = not job["steps"]
     try:
-        return _taken(job)
+        config = _config(job)
+        if config.distributed:
+            write_pending(folder, config, "Starting the ranks.")
+            _run_ranks(TorchrunRun(config, folder), warmup, float(job["seconds"]), timed=timed)
+        else:
+            _run_here(config, folder, warmup, float(job["seconds"]), timed=timed)
+        ended = read_run(folder)
+        if ended.status is not RunStatus.FINISHED and not (
+            timed and ended.status is RunStatus.STOPPED
+        ):
+            return {"reason": ended.reason or f"The run is {ended.status}."}
+        metrics = measured(folder, warmup, config.world_size)
+        return {"metrics": metrics, "machine": ended.run_json.get("environment") or {}}
+    except (ConfigError, RunTooShortError, RunError) as error:
+        return {"reason": str(error)}
     except (StoreError, OSError) as error:
         return {"reason": f"The sample's folder cannot be written: {error}.", "stops": True}
 
 
-def _taken(job: Mapping[str, Any]) -> dict[str, Any]:
-    folder, warmup, steps = Path(job["folder"]), int(job["warmup"]), int(job["steps"])
+def _config(job: Mapping[str, Any]) -> RunConfig:
+    config = changed(RunConfig.from_dict(job["config"]), job["changes"])
+    return replace(
+        config,
+        seed=int(job["seed"]),
+        epochs=int(LIMITS["epochs"][1]),
+        max_steps=job["steps"] and job["warmup"] + job["steps"],
+        runner=Runner.TORCHRUN if config.distributed else Runner.THREAD,
+        nan_policy=NanPolicy.CONTINUE,  # a loss that is no number is a finding, not a failure
+        # A constant rate does not depend on how many steps a sample takes.
+        lr_scheduler=LRSchedule.NONE,
+        lr_warmup_steps=0,
+        resume_from="",
+    )
+
+
+def _run_here(config: RunConfig, folder: Path, warmup: int, seconds: float, *, timed: bool) -> None:
+    stop, recorders = threading.Event(), list[Recorder]()
+
+    def watch() -> None:
+        _wait(lambda: recorders[0].step if recorders else 0, stop.is_set, warmup, seconds)
+        stop.set()
+
+    if timed:
+        threading.Thread(target=watch, name="lab-clock", daemon=True).start()
     try:
-        config = changed(RunConfig.from_dict(job["config"]), job["changes"])
-        config = replace(
-            config,
-            seed=int(job["seed"]),
-            epochs=int(LIMITS["epochs"][1]),
-            max_steps=warmup + steps if steps else 0,
-            runner=Runner.TORCHRUN if config.distributed else Runner.THREAD,
-            nan_policy=NanPolicy.CONTINUE,  # a loss that is no number is a finding, not a failure
-            # A constant rate does not depend on how many steps a sample takes.
-            lr_scheduler=LRSchedule.NONE,
-            lr_warmup_steps=0,
-            resume_from="",
-        )
-    except ConfigError as error:
-        return {"reason": str(error)}
-    if config.distributed:
-        return taken_by_ranks(config, folder, warmup, 0.0 if steps else float(job["seconds"]))
-    stop, clock = threading.Event(), _TrialTimer(warmup, float(job["seconds"]))
-    clock.start(stop, wanted=not steps)
-    try:
-        status = run(config, folder, stop=stop, opened=clock.opened)
+        run(config, folder, stop=stop, opened=recorders.append)
     finally:
         stop.set()
-    if status is not RunStatus.FINISHED and not (status is RunStatus.STOPPED and not steps):
-        return {"reason": Run(folder).run_json.get("reason") or f"The run is {status}."}
-    try:
-        metrics = measured(folder, warmup)
-    except (RunTooShortError, RunError) as error:
-        return {"reason": str(error)}
-    return {"metrics": metrics, "machine": Run(folder).run_json.get("environment") or {}}
 
 
-class _TrialTimer:
-    """Ends a run of unknown step time some seconds after its warm-up, two steps after at least."""
+def _run_ranks(job: TorchrunRun, warmup: int, seconds: float, *, timed: bool) -> None:
+    _wait(
+        lambda: last_step(job.folder),
+        lambda: not job.alive(),
+        warmup,
+        seconds if timed else float("inf"),
+    )
+    job.stop(STOP_S)
 
-    def __init__(self, warmup: int, seconds: float) -> None:
-        self._warmup = warmup
-        self._seconds = seconds
-        self._recorder: Recorder | None = None
 
-    def opened(self, recorder: Recorder) -> None:
-        """Take the recorder, which counts the steps."""
-        self._recorder = recorder
-
-    def start(self, stop: threading.Event, *, wanted: bool) -> None:
-        """Watch the steps in a thread of its own, if `wanted`."""
-        if wanted:
-            threading.Thread(
-                target=self._watch, args=(stop,), name="lab-clock", daemon=True
-            ).start()
-
-    def _watch(self, stop: threading.Event) -> None:
-        while self._step() < self._warmup:
-            if stop.wait(POLL_S):
-                return
-        ends = time.monotonic() + self._seconds
-        while time.monotonic() < ends or self._step() < self._warmup + 2:
-            if stop.wait(POLL_S):
-                return
-        stop.set()
-
-    def _step(self) -> int:
-        return 0 if self._recorder is None else self._recorder.step
+def _wait(step: Callable[[], int], ended: Callable[[], bool], warmup: int, seconds: float) -> None:
+    """Wait until the run has ended, or for `seconds` after two steps beyond the warm-up."""
+    while step() < warmup + 2:
+        if ended():
+            return
+        time.sleep(POLL_S)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not ended():
+        time.sleep(POLL_S)

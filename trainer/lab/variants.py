@@ -30,17 +30,8 @@ from trainer.custom_workload import UserWorkloadError, user_workload_settings
 from trainer.techniques import SWITCHES
 
 FIXED = frozenset(
-    (
-        "workload",
-        "epochs",
-        "seed",
-        "max_steps",
-        "resume_from",
-        "runner",
-        "nan_policy",
-        "lr_scheduler",
-    )
-    + ("lr_warmup_steps",)
+    ("workload", "epochs", "seed", "max_steps", "resume_from", "runner", "nan_policy")
+    + ("lr_scheduler", "lr_warmup_steps")
 )
 """Fields that the sweep sets itself, or that change what is trained rather than how fast."""
 
@@ -76,6 +67,11 @@ class Variant:
             changes=current_settings(values["changes"]),
             problem=None if problem is None else ConfigIssue(**problem),
         )
+
+
+def compiles(changes: Mapping[str, Any]) -> bool:
+    """Return True if these changes switch torch.compile on."""
+    return bool(changes.get("compile_mode", CompileMode.NONE) != CompileMode.NONE)
 
 
 def arms(config: RunConfig, devices: Sequence[TrainDevice]) -> list[Variant]:
@@ -194,26 +190,30 @@ def _token(field: str, value: Any) -> str:
     return f"{field}={'false' if value is False else value}"
 
 
+_UNPINNED = {"non_blocking": False, "copy_stream": False}
+_ON_CPU = dict.fromkeys(
+    ("pin_memory", "dataset_on_device", "cuda_graphs", "preallocate_memory"), False
+)
+_NO_WORKERS = {"prefetch_factor": RunConfig().prefetch_factor, "persistent_workers": True}
+_NEEDS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+    ("non_blocking", True, {"pin_memory": True}),
+    ("copy_stream", True, {"pin_memory": True, "non_blocking": True}),
+    ("pin_memory", False, _UNPINNED),
+    ("foreach", True, {"fused": False}),
+    ("fused", True, {"foreach": False}),
+    ("num_workers", 0, _NO_WORKERS),
+    ("dataset_on_device", True, {**_NO_WORKERS, "num_workers": 0, "copy_stream": False}),
+    ("device", "cpu", _UNPINNED | _ON_CPU),
+)
+"""A field, a value, and the settings that must change with it."""
+
+
 def _companions(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
     """Settings that must change along; only those that differ and that the arm does not name."""
     needed: dict[str, Any] = {}
-    if changes.get("non_blocking") or changes.get("copy_stream"):
-        needed["pin_memory"] = True
-    if changes.get("copy_stream"):
-        needed["non_blocking"] = True
-    if changes.get("pin_memory") is False:
-        needed |= {"non_blocking": False, "copy_stream": False}
-    if changes.get("foreach"):
-        needed["fused"] = False
-    if changes.get("fused"):
-        needed["foreach"] = False
-    if changes.get("num_workers") == 0 or changes.get("dataset_on_device"):
-        needed |= {"prefetch_factor": RunConfig().prefetch_factor, "persistent_workers": True}
-    if changes.get("dataset_on_device"):
-        needed |= {"num_workers": 0, "copy_stream": False}
-    if "device" in changes and changes["device"] == "cpu":
-        needed |= {"pin_memory": False, "non_blocking": False, "copy_stream": False}
-        needed |= {"dataset_on_device": False, "cuda_graphs": False, "preallocate_memory": False}
+    for field, value, more in _NEEDS:
+        if field in changes and changes[field] == value:
+            needed |= more
     if "strategy" in changes:
         several = changes["strategy"] in (Strategy.DDP, Strategy.FSDP)
         needed["runner"] = Runner.TORCHRUN if several else Runner.THREAD

@@ -32,6 +32,7 @@ _OF_SPEED = {
     Side.BELOW: VariantVerdict.SLOWER,
     Side.SAME: VariantVerdict.NO_DIFFERENCE,
 }
+_NOTHING = EffectEstimate(Side.OPEN, 0)
 _HUGE = 10.0
 """Effects above this have no figure: two rounds alone may give an interval up to a million."""
 _OF_LOSS = {
@@ -49,7 +50,7 @@ def verdict_json(
 
     `over` is True once no further sample comes for it, also because the sweep was stopped.
     """
-    finding = standing.speed.get(name, EffectEstimate(Side.OPEN, 0))
+    finding = standing.speed.get(name, _NOTHING)
     reason: str | None = None
     if name in standing.failed:
         verdict, reason = VariantVerdict.FAILED, standing.failed[name]
@@ -71,9 +72,7 @@ def verdict_json(
         reason = " ".join(filter(None, (reason, standing.flaky.get(name), stalls))) or None
     return {
         "verdict": verdict,
-        "effect": finding.effect,
-        "low": finding.low,
-        "high": finding.high,
+        **_figures(finding),
         "resolution": finding.resolution,
         "rounds": finding.rounds,
         "reason": reason,
@@ -95,21 +94,21 @@ def _stalls(finding: EffectEstimate, mean: float | None) -> str | None:
 
 def impossible(reason: str) -> dict[str, Any]:
     """Return the verdict on an arm that cannot be."""
-    nothing = dict.fromkeys(("effect", "low", "high", "resolution"))
-    loss = {"verdict": "undecided", "effect": None, "low": None, "high": None, "text": "no loss"}
+    nothing = _figures(_NOTHING)
     return {
         "verdict": VariantVerdict.IMPOSSIBLE,
         **nothing,
+        "resolution": None,
         "rounds": 0,
         "reason": reason,
         "text": f"unsupported: {reason}",
-        "loss": loss,
+        "loss": {"verdict": "undecided", **nothing, "text": "no loss"},
     }
 
 
 def of_loss(standing: ComparisonState, name: str) -> dict[str, Any]:
     """Return what the loss after equal steps says, as sweep.json has it."""
-    finding = standing.loss.get(name, EffectEstimate(Side.OPEN, 0))
+    finding = standing.loss.get(name, _NOTHING)
     broken = standing.broken.get(name, 0)
     verdict = _OF_LOSS[finding.side]
     if broken:
@@ -125,13 +124,11 @@ def of_loss(standing: ComparisonState, name: str) -> dict[str, Any]:
     else:
         size = "higher" if verdict == "worse" else "lower"
         text = f"loss {size} by {percent(abs(finding.effect))} {_interval(finding, absolute=True)}"
-    return {
-        "verdict": verdict,
-        "effect": finding.effect,
-        "low": finding.low,
-        "high": finding.high,
-        "text": text,
-    }
+    return {"verdict": verdict, **_figures(finding), "text": text}
+
+
+def _figures(finding: EffectEstimate) -> dict[str, float | None]:
+    return {"effect": finding.effect, "low": finding.low, "high": finding.high}
 
 
 def of_drift(found: DriftTest | None, first_to_last: float | None) -> dict[str, Any] | None:
@@ -139,9 +136,8 @@ def of_drift(found: DriftTest | None, first_to_last: float | None) -> dict[str, 
     if found is None:
         return None
     figures = f"(Spearman's ρ = {found.rho:.2f}, p = {found.p:.2g})"
-    if found.p >= 0.05:
-        text = f"The baseline shows no drift over the rounds {figures}."
-    else:
+    text = f"The baseline shows no drift over the rounds {figures}."
+    if found.p < 0.05:
         way = "slower" if found.rho < 0 else "faster"
         size = "" if first_to_last is None else f" by {percent(abs(first_to_last))}"
         text = (
@@ -170,8 +166,7 @@ def signed(fraction: float) -> str:
     """
     if fraction > _HUGE:
         return f"above +{100 * _HUGE:.0f} %"
-    sign = "−" if fraction < 0 else "+"
-    return f"{sign}{100 * abs(fraction):.1f} %"
+    return f"{100 * fraction:+.1f} %".replace("-", "−")
 
 
 def of_best(sweep: Mapping[str, Any]) -> str | None:
@@ -209,10 +204,10 @@ def _decided(finding: EffectEstimate) -> str:
 
 
 def _open(finding: EffectEstimate, *, over: bool) -> str:
-    start = "inconclusive after" if over else "measuring, after"
+    start = f"{'inconclusive' if over else 'measuring,'} after {_rounds(finding.rounds)}"
     if finding.effect is None:
-        return f"{start} {_rounds(finding.rounds)}"
-    return f"{start} {_rounds(finding.rounds)}: {signed(finding.effect)} {_interval(finding)}"
+        return start
+    return f"{start}: {signed(finding.effect)} {_interval(finding)}"
 
 
 def _interval(finding: EffectEstimate, *, absolute: bool = False) -> str:

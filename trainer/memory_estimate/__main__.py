@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from stepscope.common.formatting import format_bytes, printable
@@ -20,6 +22,7 @@ from trainer.datasets import data_problem
 from trainer.lab.options import UsageError, is_file
 from trainer.memory_estimate.batch_size_finder import rate_text
 from trainer.memory_estimate.options import ABSENT, ABSENT_GPU, config_of, parser
+from trainer.parent_death_signal import call_at_end_of, kill_group
 
 FITS, DOES_NOT, USAGE, STOPPED = 0, 1, 2, 130
 
@@ -44,12 +47,10 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("--measure-throughput: needs --find-batch-size.")
     if is_file(options.workload):
         choose(options.workload)
-    # Imported here because importing torch takes seconds, in which Ctrl-C must work.
-    devices = importlib.import_module("trainer.devices").list_devices()
+    list_devices, answer, run_failed = _load()
+    devices = list_devices()
     config = config_of(options, devices)
     device = device_of(config, devices)
-    answer = importlib.import_module("trainer.memory_estimate.estimate").answer
-    run_failed = importlib.import_module("trainer.error_messages").RunFailedError
     try:
         found = answer(
             config,
@@ -67,6 +68,52 @@ def _run(options: argparse.Namespace) -> int:
         _show("")
     print(json.dumps(found, indent=1) if options.json else "\n".join(_lines(found)))
     return DOES_NOT if found["fits"] is False else FITS
+
+
+def _load() -> tuple[Any, Any, Any]:
+    """Import what needs torch. This takes seconds, in which Ctrl-C must work."""
+    load = importlib.import_module
+    return (
+        load("trainer.devices").list_devices,
+        load("trainer.memory_estimate.estimate").answer,
+        load("trainer.error_messages").RunFailedError,
+    )
+
+
+def answer_job() -> None:
+    """Answer the job that stdin has as one line of JSON, for a page.
+
+    Each line of stdout is a JSON object: `progress` and `share`, then `answer`, or the `reason` of
+    a failure. The process ends when its stdin is closed.
+    """
+    # What torch or a workload prints must not mix with the lines.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def write(values: dict[str, Any]) -> None:
+        print(json.dumps(values), file=out, flush=True)
+
+    job = json.loads(sys.stdin.readline())
+    call_at_end_of(0, kill_group)
+    write({"progress": "Loading PyTorch", "share": 0.02})
+    list_devices, answer, run_failed = _load()
+    try:
+        config = RunConfig.from_dict(job["config"])
+        found = answer(
+            config,
+            device_of(config, list_devices()),
+            Path(job["runs"]),
+            largest=bool(job["largest"]),
+            probe=bool(job["probe"]),
+            say=lambda text, share: write({"progress": text, "share": share}),
+        )
+    except (ConfigError, run_failed) as error:
+        write({"reason": str(error)})
+    except (OSError, MemoryError, RuntimeError) as error:
+        first = str(error).strip().split("\n")[0] or type(error).__name__
+        write({"reason": f"The prediction failed: {first[:300]}"})
+    else:
+        write({"answer": found})
 
 
 def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
@@ -122,5 +169,8 @@ def _print_error(text: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(main())
+    if sys.argv[1:] == ["--job"]:
+        answer_job()
+    else:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        sys.exit(main())

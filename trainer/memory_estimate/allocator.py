@@ -9,7 +9,11 @@ large enough. Segments stay reserved.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from trainer.memory_estimate.allocation_tracker import AllocationCategory, AllocationEvent
 
 MIN_BLOCK = 512
 SMALL_SIZE = 2**20
@@ -17,6 +21,10 @@ SMALL_SEGMENT = 2 * 2**20
 LARGE_SEGMENT = 20 * 2**20
 MIN_LARGE_ALLOCATION = 10 * 2**20
 ROUND_LARGE = 2 * 2**20
+EMPTY_CACHE = -1
+"""Number of the event at which the allocator releases free segments."""
+WAITING = "waiting"
+"""Pool of memory that is freed and still reserved, as a copied batch is for some steps."""
 
 
 def rounded(size: int) -> int:
@@ -101,3 +109,44 @@ class CachingAllocator:
             for block in [one for one in free if one.before is one.after is None]:
                 free.remove(block)
                 self.reserved -= block.size
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """Bytes at the peak of allocated memory; `reserved` has its own peak, None on a CPU."""
+
+    allocated: int
+    parts: dict[str, int] = field(default_factory=dict)
+    reserved: int | None = None
+
+
+def peak_memory(
+    events: Iterable[AllocationEvent], parts: Mapping[int, AllocationCategory], *, on_gpu: bool
+) -> PeakMemory:
+    """Return the peak of a list of allocations; on a GPU in its allocator, rounding as a part."""
+    allocator, blocks = CachingAllocator(), dict[int, AllocatorBlock]()
+    now: Counter[str] = Counter()
+    total = most = reserved = 0
+    at_most: Mapping[str, int] = {}
+    for event in events:
+        taken = event.size
+        if event.number == EMPTY_CACHE:
+            allocator.empty_cache()
+            continue
+        if on_gpu and event.size:
+            before = allocator.allocated
+            if event.size > 0:
+                blocks[event.number] = allocator.allocate(event.size, event.pool)
+            else:
+                allocator.release(blocks.pop(event.number))
+            taken = allocator.allocated - before
+            reserved = max(reserved, allocator.reserved)
+        if event.pool != WAITING:
+            now[parts[event.number]] += event.size
+            total += taken
+            if total > most:
+                most, at_most = total, now.copy()
+    found = {part.value: at_most.get(part, 0) for part in AllocationCategory}
+    if not on_gpu:
+        return PeakMemory(most, found)
+    return PeakMemory(most, {**found, "rounding": most - sum(found.values())}, reserved)

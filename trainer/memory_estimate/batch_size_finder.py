@@ -116,9 +116,8 @@ def curve(points: Sequence[Point], free: int | None, rates: Rates) -> BatchSizeC
     """Return the curve with the largest batch that fits and the recommended one."""
     found: dict[str, Any] = {"points": tuple(points), "free": free, "rates": rates}
     if free is None:
-        return BatchSizeCurve(
-            **found, why="Free memory is unknown, so the largest batch is unknown."
-        )
+        why = "Free memory is unknown, so the largest batch is unknown."
+        return BatchSizeCurve(**found, why=why)
     fitting = [point.batch_size for point in points if has_headroom(point, free)]
     if not fitting:
         why = (
@@ -127,11 +126,9 @@ def curve(points: Sequence[Point], free: int | None, rates: Rates) -> BatchSizeC
         )
         return BatchSizeCurve(**found, why=why)
     largest = max(fitting)
-    limit = (
-        f"{largest:,} is the largest batch that leaves 10% of the free memory."
-        if largest < max(point.batch_size for point in points)
-        else f"{largest:,}, the largest batch of this data set, leaves 10% of the free memory."
-    )
+    limit = f"{largest:,} is the largest batch that leaves 10% of the free memory."
+    if largest == max(point.batch_size for point in points):
+        limit = f"{largest:,}, the largest batch of this data set, leaves 10% of the free memory."
     recommended, why = _knee({size: rates[size] for size in fitting if size in rates})
     return BatchSizeCurve(**found, largest=largest, recommended=recommended, why=f"{why} {limit}")
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn import functional
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 LARGE_BYTES = 64 * 2**20
 """Larger tensors of a model get no memory, not even before they become parameters."""
+MAX_FLASH_HEAD = 256
+MIN_FLASH_CAPABILITY = (8, 0)
 _FACTORIES = ("empty", "zeros", "ones", "rand", "randn", "full")
 
 
@@ -171,3 +174,50 @@ class _LargeIsFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 with self._mode:
                     return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+@contextmanager
+def attention_on(capability: tuple[int, int]) -> Iterator[None]:
+    """Select the attention kernel of a GPU of this compute capability, in recomputed blocks too.
+
+    The order is flash, memory-efficient, math, as in aten/src/ATen/native/transformers/cuda/
+    sdp_utils.cpp (torch 2.13). A mask excludes flash; a head size that is no multiple of 8 needs
+    math. A dispatch mode would not cover the backward pass.
+    """
+    attend = functools.partial(_attend, functional.scaled_dot_product_attention, capability)
+    with replaced(functional, "scaled_dot_product_attention", attend):
+        yield
+
+
+def _attend(
+    func: Callable[..., Tensor],
+    capability: tuple[int, int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
+) -> Tensor:
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = (part.to(dtype) for part in (query, key, value))
+    head, scale = query.shape[-1], more.get("scale")
+    fused = head % 8 == 0 and attn_mask is None and not more.get("enable_gqa")
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    aten, found = torch.ops.aten, None
+    if fused and half and head <= MAX_FLASH_HEAD and capability >= MIN_FLASH_CAPABILITY:
+        found = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, scale=scale
+        )
+    elif fused and query.dtype is not torch.float64:
+        needs = any(part.requires_grad for part in (query, key, value))
+        found = aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, needs, dropout_p, is_causal, scale=scale
+        )
+    if found is None:
+        return func(query, key, value, attn_mask, dropout_p, is_causal, **more)
+    output: Tensor = found[0]
+    return output

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from stepscope.run.setting_names import EARLIER_FIELDS
-from trainer.config import FIELDS, ConfigError, ConfigIssue, RunConfig, Workload
+from trainer.config import FIELDS, RunConfig, Workload
 from trainer.config_validation import TrainDevice
 from trainer.lab.options import UsageError, configured, settings_of, value_of
 
@@ -121,7 +121,5 @@ def _read_settings(name: str) -> dict[str, Any]:
     if isinstance(found, dict) and isinstance(found.get("config"), dict):
         found = found["config"]
     if not isinstance(found, dict) or "workload" not in found:
-        raise ConfigError(
-            ConfigIssue("config", "must be an object with a workload", "Choose a run.json")
-        )
+        raise UsageError("--config: must be an object with a workload. Choose a run.json.")
     return found

@@ -6,7 +6,6 @@ The prediction for a run is stored in its folder, in `fit.json`, so that it is m
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -143,8 +142,7 @@ def _store(folder: Path, predicted: int, capability: Capability) -> None:
     content = _Stored(METHOD, version("torch"), capability, predicted)
     with contextlib.suppress(OSError, RunError):
         if read_only_reason(read_run(folder)) is None:
-            text = json.dumps(msgspec.to_builtins(content))
-            atomic_write(folder / FIT_JSON, text, durable=False)
+            atomic_write(folder / FIT_JSON, msgspec.json.encode(content).decode(), durable=False)
 
 
 def _stored(folder: Path, capability: Capability) -> int | None:
@@ -153,6 +151,5 @@ def _stored(folder: Path, capability: Capability) -> int | None:
         found = msgspec.json.decode(read_regular_file(folder / FIT_JSON, MAX_BYTES), type=_Stored)
     except (OSError, ValueError, RecursionError):
         return None
-    made_with = (found.method, found.torch, found.capability)
-    current = (METHOD, version("torch"), capability)
-    return found.predicted_peak_bytes if made_with == current else None
+    current = _Stored(METHOD, version("torch"), capability, found.predicted_peak_bytes)
+    return found.predicted_peak_bytes if found == current else None

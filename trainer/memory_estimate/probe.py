@@ -48,6 +48,8 @@ def measure(
 
     Raises OSError if no temporary folder can be created.
     """
+    job = {"config": config.to_dict(), "seed": config.seed, "steps": 0}
+    job |= {"warmup": WARMUP_STEPS, "seconds": SECONDS}
     rates: dict[int, list[float]] = {size: [] for size in sizes}
     missed: dict[int, str] = {}
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/"):
@@ -61,33 +63,16 @@ def measure(
             size = sizes[place]
             if size in missed:
                 continue
-            if (
-                number == 0
-                and rate
-                and size * config.gradient_accumulation_steps / rate > MAX_STEP_S
-            ):
-                seconds = size * config.gradient_accumulation_steps / rate
-                missed[size] = f"{size:,}: not measured, a step would take about {seconds:.0f} s"
+            step_s = size * config.gradient_accumulation_steps / rate if rate else 0.0
+            if number == 0 and step_s > MAX_STEP_S:
+                missed[size] = f"{size:,}: not measured, a step would take about {step_s:.0f} s"
                 continue
-            say(
-                f"Measuring batches of {size:,}, run {number + 1} of {ROUNDS}",
-                done / (ROUNDS * len(sizes)),
-            )
-            answer = process.take(_job(config, size), TIMEOUT_S)
+            text = f"Measuring batches of {size:,}, run {number + 1} of {ROUNDS}"
+            say(text, done / (ROUNDS * len(sizes)))
+            answer = process.take({**job, "changes": {"batch_size": size}}, TIMEOUT_S)
             rate = (answer.get("metrics") or {}).get("samples_per_sec")
             if rate:
                 rates[size].append(rate)
             else:
                 missed[size] = f"{size:,}: {answer.get('reason') or 'no throughput was measured'}"
     return {size: found for size, found in rates.items() if size not in missed}, [*missed.values()]
-
-
-def _job(config: RunConfig, size: int) -> dict[str, object]:
-    return {
-        "config": config.to_dict(),
-        "changes": {"batch_size": size},
-        "seed": config.seed,
-        "warmup": WARMUP_STEPS,
-        "steps": 0,
-        "seconds": SECONDS,
-    }

@@ -20,8 +20,7 @@ from trainer.memory_estimate.allocation_tracker import (
     AllocationEvent,
     AllocationTracker,
 )
-from trainer.memory_estimate.attention import attention_on
-from trainer.memory_estimate.fake import as_on, fake_task
+from trainer.memory_estimate.fake import as_on, attention_on, fake_task
 from trainer.memory_estimate.step_simulator import StepSimulator
 from trainer.memory_estimate.workspaces import workspaces_of
 from trainer.training.accelerator import Accelerator, CpuAccelerator, CudaAccelerator

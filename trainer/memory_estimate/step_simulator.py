@@ -19,7 +19,7 @@ from trainer.memory_estimate.allocation_tracker import (
     AllocationEvent,
     AllocationTracker,
 )
-from trainer.memory_estimate.peak import EMPTY_CACHE, WAITING
+from trainer.memory_estimate.allocator import EMPTY_CACHE, WAITING
 from trainer.training.accelerator import RUN_AHEAD, Accelerator
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep, build_train_step
@@ -55,30 +55,30 @@ class StepSimulator:
         _never_skip(training.scaler)
         self.step = build_train_step(training, self.task)
         self._watch(training.optimizer)
-        if self.config.dataset_on_device and self.compute.on_gpu:
+        on_gpu = self.compute.on_gpu
+        if self.config.dataset_on_device and on_gpu:
             for split in (self.task.train, self.task.validation):
                 if isinstance(split, TensorSplit):
                     for part in (split.inputs, split.targets):
-                        self.tracker.take(
-                            part.numel() * part.element_size(), AllocationCategory.INPUTS
-                        )
-        if not self.compute.on_gpu or self.config.dataset_on_device:
+                        self._take_input(part.numel() * part.element_size())
+        if not on_gpu or self.config.dataset_on_device:
             # The permutation of an epoch's samples, and the host generator's state.
-            self.tracker.take(8 * self.task.train.length, AllocationCategory.INPUTS)
-            self.tracker.take(
-                0 if self.compute.on_gpu else GENERATOR_BYTES, AllocationCategory.INPUTS
-            )
-        if self.config.cuda_graphs and self.compute.on_gpu:
+            self._take_input(8 * self.task.train.length)
+            self._take_input(0 if on_gpu else GENERATOR_BYTES)
+        if self.config.cuda_graphs and on_gpu:
             self._record(training)
         else:
-            if self.config.copy_stream and self.compute.on_gpu:
+            if self.config.copy_stream and on_gpu:
                 # A copied batch stays reserved until the steps that may use it have ended.
                 with self._in_pool(WAITING):
                     for part in self.train_room * RUN_AHEAD:
-                        self.tracker.take(part.nbytes, AllocationCategory.INPUTS)
+                        self._take_input(part.nbytes)
             for _ in range(STEPS):
                 self._train_step()
         self._validate()
+
+    def _take_input(self, size: int) -> None:
+        self.tracker.take(size, AllocationCategory.INPUTS)
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Record which memory is gradients and which is the optimizer's."""

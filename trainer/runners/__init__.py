@@ -1,49 +1,81 @@
 """Where a run's loop lives: a thread of this process, a child process, or the ranks of a job.
 
-They write the same run folder and take the same commands from it, so no reader can tell them
-apart. torch is imported inside the thread or the child: the page starts without waiting for it.
+They write the same run folder and take the same commands from it. torch is imported inside the
+thread or the child: the page starts without waiting for it.
 """
 
 from __future__ import annotations
 
-import time
+import importlib
+import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
+from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.recovery import note_end
-from stepscope.run import RunStatus, new_run_folder, process_identity, write_run_json
+from stepscope.run import RunStatus, new_run_folder
 from trainer.config import RunConfig, Runner
-from trainer.runners.process import ProcessRun
-from trainer.runners.thread import ThreadRun
+from trainer.runners.process import (
+    ProcessRun,
+    interrupted_by_shutdown,
+    not_started,
+    write_pending,
+)
 from trainer.runners.torchrun import TorchrunRun
 
+log = logging.getLogger(__name__)
 
-class RunHandle(Protocol):
-    """A run that this process started."""
 
-    @property
-    def folder(self) -> Path:
-        """Where it records now; a job that torchrun starts again records into another folder."""
+class ThreadRun:
+    """A run in a background thread of this process: the default."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.folder = folder
+        self._config = config
+        self._stop = threading.Event()
+        self._recorder: Recorder | None = None
+        self._thread = threading.Thread(target=self._train, name="stepscope-training", daemon=True)
+        self._thread.start()
 
     def alive(self) -> bool:
         """Return True until the run has written its last row."""
+        return self._thread.is_alive()
 
     def goes_on(self) -> bool:
         """Return True for a run that has ended here and is about to begin in another folder."""
+        return False
 
     def stop(self, timeout_s: float) -> bool:
         """End the run at its next step boundary; return False if it took longer."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def end_with_server(self) -> None:
         """Note the end of a run that did not stop in time: this process is about to end."""
+        if self._recorder is None:
+            not_started(self.folder)
+        else:
+            self._recorder.close(RunStatus.STOPPED, interrupted_by_shutdown(self._recorder.step))
+
+    def _train(self) -> None:
+        try:
+            training = importlib.import_module("trainer.training.train")  # imports torch
+            if self._stop.is_set():
+                not_started(self.folder)
+            else:
+                training.run(self._config, self.folder, stop=self._stop, opened=self._opened)
+        except Exception as error:
+            log.exception("training thread ended")
+            not_started(self.folder, f"Training could not start: {error}")
+
+    def _opened(self, recorder: Recorder) -> None:
+        self._recorder = recorder
 
 
-_KINDS: dict[Runner, Callable[[RunConfig, Path], RunHandle]] = {
-    Runner.THREAD: ThreadRun,
-    Runner.PROCESS: ProcessRun,
-    Runner.TORCHRUN: TorchrunRun,
-}
+RunHandle = ThreadRun | ProcessRun | TorchrunRun
+"""A run that this process started; a job that torchrun starts again changes its `folder`."""
 
 
 def start(config: RunConfig, root: Path) -> RunHandle:
@@ -52,35 +84,18 @@ def start(config: RunConfig, root: Path) -> RunHandle:
     Raises OSError where the folder cannot be made or the child not started. What goes wrong later
     is the status of the run.
     """
+    kinds: dict[Runner, tuple[Callable[[RunConfig, Path], RunHandle], str]] = {
+        Runner.THREAD: (ThreadRun, "the training thread"),
+        Runner.PROCESS: (ProcessRun, "a training process"),
+        Runner.TORCHRUN: (TorchrunRun, f"{config.devices_per_node} ranks with torchrun"),
+    }
+    kind, where = kinds[config.runner]
     folder = new_run_folder(root, config.workload)
-    write_pending(folder, config)
+    reason = f"Starting {where}: loading PyTorch takes a few seconds the first time."
+    write_pending(folder, config, reason)
     try:
-        return _KINDS[config.runner](config, folder)
+        return kind(config, folder)
     except (OSError, RuntimeError) as error:  # too many processes or threads, no memory for one
         # The run would count as live for as long as this process: run.json names it.
         note_end(folder, RunStatus.FAILED, f"Training could not start: {error}.")
         raise OSError(str(error)) from error
-
-
-def write_pending(folder: Path, config: RunConfig) -> None:
-    """Write the run.json that stands until the loop's recorder writes its own."""
-    now = time.time()
-    where = {
-        Runner.THREAD: "the training thread",
-        Runner.PROCESS: "a training process",
-        Runner.TORCHRUN: f"{config.devices_per_node} ranks with torchrun",
-    }[config.runner]
-    write_run_json(
-        folder,
-        {
-            "schema": 1,
-            "name": config.workload,
-            "created": now,
-            "status": RunStatus.PENDING,
-            "reason": f"Starting {where}: loading PyTorch takes a few seconds the first time.",
-            "heartbeat": now,
-            "problem": None,
-            "config": config.to_dict(),
-            **process_identity(),
-        },
-    )

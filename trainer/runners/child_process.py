@@ -1,4 +1,4 @@
-"""A child process of the page's server with a time limit, whose output is followed."""
+"""Child processes with a time limit, whose output is followed: memory estimates, lessons."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,16 @@ from typing import IO, Any
 
 import psutil
 
+from trainer.config import RunConfig
+from trainer.lessons import Lesson
+
 MAX_LINE_BYTES = 4 * 2**20
 ERRORS_KEPT = 64 * 2**10
 """Bytes at the end of stderr that are searched for the reason of a failure."""
-_PROJECT = Path(__file__).resolve().parents[2]
+OUTPUT_LIMIT = 64 * 2**10
+"""Bytes of a lesson's output that are kept; one that prints more is ended."""
+ESTIMATE_LIMIT_S = 600.0
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 class ChildState(StrEnum):
@@ -47,8 +54,8 @@ class ChildOutput:
     reason: str | None = None
 
 
-class Child:
-    """A process that prints one JSON object a line, of which `_take` gets each. Thread-safe.
+class ChildProcess:
+    """A process in a session of its own, which ends when its stdin is closed.
 
     Raises OSError if the process cannot be started.
     """
@@ -57,30 +64,49 @@ class Child:
         self,
         command: Sequence[str],
         *,
-        limit_s: float,
+        stdout: int | IO[bytes],
+        stderr: int | IO[bytes],
         first_line: bytes = b"",
         env: Mapping[str, str] | None = None,
-        stderr: int = subprocess.PIPE,
+        cwd: Path | None = PROJECT,
     ) -> None:
-        self._began = time.monotonic()
-        self._ended: ChildOutput | None = None
         self._stopping = False
-        self._late = False
-        self._errors = b""
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=stderr,
-            cwd=_PROJECT,
+            cwd=cwd,
             env=env,
             start_new_session=True,
-            bufsize=0,
+            bufsize=0,  # bytes that an ended child did not take must not be tried again at close
         )
         assert self._process.stdin is not None
-        # The pipe stays open: the child ends when it is closed, with this process.
-        with contextlib.suppress(BrokenPipeError):  # it has ended: its last line says why
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its output has the reason
             self._process.stdin.write(first_line)
+        self._waiter = threading.Thread(target=self._wait, name="stepscope-child", daemon=True)
+
+    def _wait(self) -> None:
+        """Wait for the end, in a thread of its own."""
+        raise NotImplementedError
+
+
+class Child(ChildProcess):
+    """A process that prints one JSON object a line, of which `_take` gets each. Thread-safe."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        limit_s: float,
+        stderr: int | IO[bytes] = subprocess.PIPE,
+        **options: Any,
+    ) -> None:
+        self._began = time.monotonic()
+        self._ended: ChildOutput | None = None
+        self._late = False
+        self._errors = b""
+        super().__init__(command, stdout=subprocess.PIPE, stderr=stderr, **options)
         self._timer = threading.Timer(limit_s, self._end_late)
         self._readers = [
             threading.Thread(target=read, args=(stream,))
@@ -90,7 +116,6 @@ class Child:
             )
             if stream is not None
         ]
-        self._waiter = threading.Thread(target=self._wait)
         for thread in (self._timer, *self._readers, self._waiter):
             thread.name, thread.daemon = "stepscope-child", True
             thread.start()
@@ -108,7 +133,7 @@ class Child:
         """Return True until the process has ended and its output is complete."""
         return self._ended is None
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end; return True if the process has ended."""
         self._waiter.join(timeout_s)
         return not self.running()
@@ -122,11 +147,10 @@ class Child:
 
     def _now(self) -> ChildOutput:
         """Return the output of the running process."""
-        raise NotImplementedError
+        return ChildOutput(ChildState.RUNNING, self.seconds)
 
     def _take(self, content: dict[str, Any]) -> None:
         """Handle one line."""
-        raise NotImplementedError
 
     def _result(self, code: int) -> ChildOutput:
         """Return the final output; the process has ended with this exit code."""
@@ -175,3 +199,98 @@ class Child:
             if pipe is not None:
                 pipe.close()
         self._ended = self._result(code)
+
+
+class PredictionRun(Child):
+    """One estimate, with `largest` also the search for the largest batch. Thread-safe.
+
+    Raises OSError if the process cannot be started.
+    """
+
+    def __init__(self, config: RunConfig, root: Path, *, largest: bool = False) -> None:
+        self.config = config
+        self.largest = largest
+        self._last: dict[str, Any] = {"progress": "Starting a process"}
+        job: dict[str, Any] = {"config": config.to_dict(), "runs": str(root.resolve())}
+        job |= {"largest": largest, "probe": largest}
+        super().__init__(
+            [sys.executable, "-m", "trainer.memory_estimate", "--job"],
+            limit_s=ESTIMATE_LIMIT_S,
+            first_line=json.dumps(job).encode() + b"\n",
+        )
+
+    def _now(self) -> ChildOutput:
+        text = str(self._last.get("progress", ""))[:200]
+        share = min(1.0, max(0.0, float(self._last.get("share") or 0.0)))
+        return ChildOutput(ChildState.RUNNING, self.seconds, text, share)
+
+    def _take(self, content: dict[str, Any]) -> None:
+        self._last = content
+
+    def _result(self, code: int) -> ChildOutput:
+        answer = self._last.get("answer")
+        if isinstance(answer, dict):
+            return ChildOutput(ChildState.FINISHED, self.seconds, answer=answer)
+        if self._stopping:
+            return ChildOutput(ChildState.STOPPED, self.seconds)
+        return ChildOutput(ChildState.FAILED, self.seconds, reason=self._why(code))
+
+    def _why(self, code: int) -> str:
+        reason = self._last.get("reason")
+        if isinstance(reason, str):
+            return reason
+        if self._late:
+            return f"It took longer than {ESTIMATE_LIMIT_S:.0f} s and was ended."
+        last = " ".join(self._error_lines()[-1:])
+        return f"Its process ended with exit code {code}. {last[:300]}".strip()
+
+
+class LessonRun(Child):
+    """One run of a lesson. Thread-safe. Raises OSError if the process cannot be started."""
+
+    def __init__(self, lesson: Lesson) -> None:
+        self.lesson = lesson
+        self._text = b""
+        self._full = False
+        super().__init__(
+            [sys.executable, "-u", *lesson.arguments],
+            limit_s=lesson.limit_s,
+            env=_environment(lesson),
+            stderr=subprocess.STDOUT,
+        )
+
+    def _now(self) -> ChildOutput:
+        return self._output(ChildState.RUNNING)
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with os.fdopen(os.dup(stream.fileno()), "rb", buffering=0) as output:
+            while not self._full and (chunk := output.read(8192)):
+                self._text += chunk
+                self._full = len(self._text) > OUTPUT_LIMIT
+        if self._full:
+            self._text = self._text[:OUTPUT_LIMIT]
+            self._end()
+
+    def _result(self, code: int) -> ChildOutput:
+        if self._stopping:
+            return self._output(ChildState.STOPPED)
+        reason = None
+        if self._full:
+            reason = f"It was ended because it printed more than {OUTPUT_LIMIT // 1024} KiB."
+        elif self._late:
+            reason = f"It was ended after {self.lesson.limit_s:.0f} s, its time limit."
+        elif code != 0:
+            reason = f"It ended with exit code {code}."
+        return self._output(ChildState.FINISHED if reason is None else ChildState.FAILED, reason)
+
+    def _output(self, state: ChildState, reason: str | None = None) -> ChildOutput:
+        text = self._text.decode(errors="replace")
+        return ChildOutput(state, self.seconds, text, reason=reason)
+
+
+def _environment(lesson: Lesson) -> dict[str, str]:
+    # The profiler's own log would stand between the lesson's lines.
+    quiet = {"KINETO_LOG_LEVEL": "6"}
+    if lesson.ranks > 1:
+        quiet["OMP_NUM_THREADS"] = "1"  # else torchrun prints that it sets this
+    return quiet | os.environ | {"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}

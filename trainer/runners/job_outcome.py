@@ -18,13 +18,7 @@ from typing import Any
 
 from stepscope.common.files import is_own_folder, read_tail
 from stepscope.host.usage import kills_since
-from stepscope.run import (
-    RunError,
-    RunInfo,
-    RunStatus,
-    read_run,
-    write_run_json,
-)
+from stepscope.run import RunError, RunStatus, read_run, write_run_json
 from stepscope.run.rank_info import UNREADABLE, now_of, numbers_with, read_run_json
 
 log = logging.getLogger(__name__)
@@ -70,8 +64,11 @@ def end_of(folder: Path, log_file: Path) -> JobOutcome:
     seen_first = next((rank for rank, known in ranks.items() if known.get("pid") == pid), None)
     if seen_first is not None and _silent(ranks[seen_first]):
         return _gone(seen_first, code, ranks[seen_first])
-    run = _run(folder)
-    if run is None or not ranks:
+    try:
+        run = read_run(folder)
+    except RunError:
+        ranks = {}
+    if not ranks:
         return JobOutcome(RunStatus.FAILED, not_started_text(text, code))
     if run.status is RunStatus.CRASHED:
         known = ranks.get(run.cause, {})
@@ -180,12 +177,6 @@ def _ranks(folder: Path) -> dict[int, dict[str, Any]]:
         with contextlib.suppress(*UNREADABLE):
             found[number] = read_run_json(folder, number)
     return found
-
-
-def _run(folder: Path) -> RunInfo | None:
-    with contextlib.suppress(RunError):
-        return read_run(folder)
-    return None
 
 
 def _signal(code: int) -> str:

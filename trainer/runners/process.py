@@ -9,14 +9,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from stepscope.common.files import open_for_append
 from stepscope.recorder.recovery import note_end
-from stepscope.run import RunError, RunStatus, read_run
+from stepscope.run import RunError, RunStatus, process_identity, read_run, write_run_json
 from trainer.config import RunConfig
+from trainer.runners.child_process import ChildProcess
 from trainer.runners.job_outcome import log_text
 
 log = logging.getLogger(__name__)
@@ -25,35 +27,14 @@ WORKER_LOG = "worker.log"
 """What a training process prints; of a job: torchrun, beside a file of each rank."""
 
 
-class ChildRun:
-    """A run in a child process that prints into worker.log and ends when its stdin is closed."""
+class ChildRun(ChildProcess):
+    """A run in a child process that prints into worker.log."""
 
-    def __init__(
-        self,
-        folder: Path,
-        arguments: Sequence[str],
-        *,
-        first_line: bytes = b"",
-        env: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, arguments: Sequence[str], **options: Any) -> None:
         self._first = folder.resolve()
-        self._stopping = False
-        # Unbuffered: bytes that an ended child did not take must not be tried again at close.
-        with open(open_for_append(folder / WORKER_LOG, truncate=True), "wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=Path(__file__).resolve().parents[2],
-                env=env,
-                start_new_session=True,
-                bufsize=0,
-            )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: its log says why
-            self._process.stdin.write(first_line)
-        self._waiter = threading.Thread(target=self._wait, name="stepscope-child", daemon=True)
+        command = [sys.executable, *arguments]
+        with open(open_for_append(folder / WORKER_LOG, truncate=True), "wb") as log_file:
+            super().__init__(command, stdout=log_file, stderr=subprocess.STDOUT, **options)
         self._waiter.start()
 
     @property
@@ -115,6 +96,24 @@ class ProcessRun(ChildRun):
             tail = log_text(self.folder / WORKER_LOG).strip().splitlines()[-1:]
             reason = f"The training process could not start (exit code {code}): {' '.join(tail)}"
             not_started(self.folder, reason)
+
+
+def write_pending(folder: Path, config: RunConfig, reason: str, **more: Any) -> None:
+    """Write the run.json that stands until the loop's recorder writes its own."""
+    now = time.time()
+    pending = {
+        "schema": 1,
+        "name": config.workload,
+        "created": now,
+        "status": RunStatus.PENDING,
+        "reason": reason,
+        "heartbeat": now,
+        "problem": None,
+        "config": config.to_dict(),
+        **process_identity(),
+        **more,
+    }
+    write_run_json(folder, pending)
 
 
 def not_started(folder: Path, reason: str | None = None) -> None:

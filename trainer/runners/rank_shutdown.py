@@ -15,6 +15,8 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import psutil
 
@@ -45,21 +47,34 @@ TOLD_OR_PEER = "torchrun was told to end, or a rank of another machine has faile
 ORPHANED = "The torchrun that started the ranks is gone."
 
 
+class TorchrunEnv(NamedTuple):
+    """The variables that torchrun sets for a process; `local_size` ranks are on this machine."""
+
+    rank: int
+    local_rank: int
+    local_size: int
+    world_size: int
+    restarts: int = 0
+    max_restarts: int = 0
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> TorchrunEnv:
+        """Read the variables. Raises KeyError where torchrun has not started this process."""
+        names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+        counts = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+        return cls(*(int(environ[name]) for name in (*names, *counts)))
+
+
 class ShutdownListener:
     """One thread that waits for SIGNALS and torchrun's end; make it in the main thread.
 
     The signals reach it by Python's wakeup pipe: a main thread that waits in a collective would
-    never run a handler. `local_size` of the `world_size` ranks are on this machine; `by_page`: a
-    page's server has started torchrun.
+    never run a handler. `by_page`: a page's server has started torchrun.
     """
 
-    def __init__(
-        self, rank: int, *, local_rank: int, local_size: int, world_size: int, by_page: bool
-    ) -> None:
-        self._rank = rank
-        self._local_rank = local_rank
-        self._local_size = local_size
-        self._told = TOLD if local_size == world_size else TOLD_OR_PEER
+    def __init__(self, place: TorchrunEnv, *, by_page: bool) -> None:
+        self._place = place
+        self._told = TOLD if place.local_size == place.world_size else TOLD_OR_PEER
         self._by_page = by_page
         self._recorder: Recorder | None = None
         self._parent = os.getppid()
@@ -93,7 +108,7 @@ class ShutdownListener:
     def _end(self, reason: str, *, peer_gone: bool) -> None:
         recorder = self._recorder
         if recorder is not None:
-            if self._local_rank == 0 and not peer_gone:
+            if self._place.local_rank == 0 and not peer_gone:
                 self._ask_stop(recorder, reason)
             time.sleep(PEER_GRACE_S if peer_gone else GRACE_S)
             status = RunStatus.FAILED if peer_gone else RunStatus.STOPPED
@@ -102,7 +117,7 @@ class ShutdownListener:
 
     def _ask_stop(self, recorder: Recorder, reason: str) -> None:
         """Ask all ranks to stop; of a machine without rank 0, by way of that one."""
-        if self._rank != 0:
+        if self._place.rank != 0:
             if recorder.job is not None:
                 recorder.job.commands.want_stop(reason)
             return
@@ -116,7 +131,7 @@ class ShutdownListener:
         with contextlib.suppress(psutil.Error):
             ranks = psutil.Process(self._parent).children()
             alive = [one for one in ranks if one.status() != psutil.STATUS_ZOMBIE]
-            return len(alive) < self._local_size
+            return len(alive) < self._place.local_size
         return False
 
 

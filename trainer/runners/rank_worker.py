@@ -3,7 +3,7 @@
 
 Without `--config` the settings stand in the folder's run.json, where the page's runner has put
 them. After a failure torchrun starts all ranks again: they record into a folder of their own and
-resume from the last checkpoint (`attempts.py`).
+resume from the last checkpoint (`restart_attempts.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from stepscope.run import RunStatus, process_identity, rank_file
 from stepscope.run.folder import start_ticks
 from trainer.config import RunConfig
 from trainer.runners.process import WORKER_LOG
-from trainer.runners.rank_shutdown import ShutdownListener
+from trainer.runners.rank_shutdown import ShutdownListener, TorchrunEnv
 from trainer.runners.restart_attempts import (
     Restart,
     RestartAttempt,
@@ -40,30 +38,6 @@ COMPLETE = "complete"
 """What rank 0 tells in place of a number where nothing is left to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class TorchrunEnv:
-    """What torchrun says to a process in its environment."""
-
-    rank: int
-    local_rank: int
-    local_size: int
-    world_size: int
-    restarts: int
-    max_restarts: int
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> TorchrunEnv:
-        """Read the variables. Raises KeyError where torchrun has not started this process."""
-        return cls(
-            int(environ["RANK"]),
-            int(environ["LOCAL_RANK"]),
-            int(environ["LOCAL_WORLD_SIZE"]),
-            int(environ["WORLD_SIZE"]),
-            int(environ["TORCHELASTIC_RESTART_COUNT"]),
-            int(environ["TORCHELASTIC_MAX_RESTARTS"]),
-        )
-
-
 def main() -> None:
     """Train as one rank; does not return.
 
@@ -72,13 +46,7 @@ def main() -> None:
     options = _options()
     place = TorchrunEnv.of(os.environ)
     by_page = options.config is None
-    ending = ShutdownListener(
-        place.rank,
-        local_rank=place.local_rank,
-        local_size=place.local_size,
-        world_size=place.world_size,
-        by_page=by_page,
-    )
+    ending = ShutdownListener(place, by_page=by_page)
     config = config_from_run_json(options.folder) if by_page else _given(options.config)
     # The store is kept: in rank 0 it has the server at which the others read the number.
     number, _store = (place.restarts, None) if by_page else _agreed_number(options.folder, place)

@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.run import (
-    RUN_JSON,
-    RunError,
-    RunStatus,
-    process_identity,
-    read_run,
-    write_run_json,
-)
+from stepscope.run import RUN_JSON, RunError, RunStatus, read_run
 from stepscope.run.rank_info import UNREADABLE, read_run_json
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import EVERY
 from trainer.config import RunConfig
 from trainer.runners.job_outcome import JobOutcome, end_of, note_job_end
+from trainer.runners.process import write_pending
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +30,7 @@ _RANK_FILES = ("rank*.sqlite", "rank*.ring", "rank*.json")
 
 @dataclass(frozen=True, slots=True)
 class RestartAttempt:
-    """One start of all ranks: its number (0 is the first), folder and configuration.
-
-    `former` is the folder of the attempt before, None for the first.
-    """
+    """One start of all ranks; `former` is the folder of the attempt before, None for the first."""
 
     number: int
     folder: Path
@@ -107,11 +97,12 @@ def begin(this: RestartAttempt, log_file: Path, max_restarts: int) -> Restart | 
     this.folder.mkdir(parents=True, exist_ok=True)
     if this.former is None:
         if not (this.folder / RUN_JSON).exists():
-            _write_pending(this, "Starting the ranks of the job.", {})
+            write_pending(this.folder, this.config, "Starting the ranks of the job.")
         return None
     end = end_of(this.former, log_file)
     restart = _restart(this, end, max_restarts)
-    _write_pending(this, f"{restart.text} The ranks are starting.", restart.run_json)
+    reason = f"{restart.text} The ranks are starting."
+    write_pending(this.folder, this.config, reason, **restart.run_json)
     note_job_end(this.former, end, restarted_as=this.folder.name)
     return restart
 
@@ -151,24 +142,6 @@ def _restart(this: RestartAttempt, end: JobOutcome, max_restarts: int) -> Restar
         "step": step,
     }
     return Restart(text, {"restart_of": this.former.name, "restart": kept})
-
-
-def _write_pending(this: RestartAttempt, reason: str, more: dict[str, Any]) -> None:
-    """Write the run.json that stands until this process's recorder writes its own."""
-    now = time.time()
-    pending = {
-        "schema": 1,
-        "name": this.config.workload,
-        "created": now,
-        "status": RunStatus.PENDING,
-        "reason": reason,
-        "heartbeat": now,
-        "problem": None,
-        "config": this.config.to_dict(),
-        **process_identity(),
-        **more,
-    }
-    write_run_json(this.folder, pending)
 
 
 def config_from_run_json(first: Path) -> RunConfig:

@@ -92,16 +92,10 @@ class TorchrunRun(ChildRun):
     def _await_ranks(self, folder: Path) -> None:
         """Wait for ranks whose torchrun was killed: they see it and stop by themselves."""
         until = time.monotonic() + ORPHANS_S
-        while time.monotonic() < until and any(_pids(folder)):
-            time.sleep(LOOK_S)
-
-
-def _pids(folder: Path) -> list[int]:
-    """Return the numbers of the ranks that run."""
-    with contextlib.suppress(RunError):
-        run = read_run(folder)
-        return [pid for pid in rank_pids(run) if pid != os.getpid()]  # ours while it is pending
-    return []
+        with contextlib.suppress(RunError):
+            # While it is pending, run.json has the pid of this process.
+            while {*rank_pids(read_run(folder))} - {os.getpid()} and time.monotonic() < until:
+                time.sleep(LOOK_S)
 
 
 def torchrun_arguments(config: RunConfig, folder: Path) -> list[str]:
