@@ -7,8 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config import CompileMode, ConfigIssue, Precision, RunConfig, Runner, Strategy
-from trainer.config_limits import LIMITS
+from trainer.config import (
+    LIMITS,
+    CompileMode,
+    ConfigIssue,
+    OptimizerImpl,
+    Precision,
+    RunConfig,
+    Runner,
+    Strategy,
+)
 from trainer.config_validation import TrainDevice
 from trainer.lab.variants import Variant, make_arm, suggested
 
@@ -16,8 +24,7 @@ Devices = Sequence[TrainDevice]
 
 PLAIN: dict[str, Any] = {
     "precision": Precision.FP32,
-    "fused": False,
-    "foreach": False,
+    "optimizer_impl": OptimizerImpl.FOR_LOOP,
     "set_to_none": True,
     "gradient_accumulation_steps": 1,
     "max_grad_norm": 0.0,
@@ -55,8 +62,7 @@ def _tutorials(config: RunConfig, devices: Devices) -> tuple[RunConfig, list[Var
         "precision",
         "channels_last",
         "cudnn_benchmark",
-        "fused",
-        "foreach",
+        "optimizer_impl",
         "max_grad_norm",
         "gradient_accumulation_steps",
         "activation_checkpointing",

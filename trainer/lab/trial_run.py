@@ -13,8 +13,7 @@ from stepscope.recorded_run import Run
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus
 from stepscope.store import StoreError
-from trainer.config import ConfigError, LRSchedule, NanPolicy, RunConfig, Runner
-from trainer.config_limits import LIMITS
+from trainer.config import LIMITS, ConfigError, LRSchedule, NanPolicy, RunConfig, Runner
 from trainer.lab.distributed_trial import taken_by_ranks
 from trainer.lab.trial_metrics import RunTooShortError, measured
 from trainer.lab.variants import changed

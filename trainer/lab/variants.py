@@ -14,17 +14,14 @@ from typing import Any
 from stepscope.run.setting_names import current_settings
 from trainer.config import (
     FIELDS,
-    CompileMode,
+    LIMITS,
     ConfigError,
     ConfigIssue,
-    Optimizer,
-    Precision,
     RunConfig,
     Runner,
     Strategy,
     Workload,
 )
-from trainer.config_limits import LIMITS
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, user_workload_settings
 from trainer.techniques import SWITCHES
@@ -125,9 +122,8 @@ def suggested(field: str, config: RunConfig, devices: Sequence[TrainDevice]) -> 
         return
     if isinstance(now, bool):
         yield not now
-    elif field in ("precision", "compile_mode"):
-        kind = Precision if field == "precision" else CompileMode
-        yield from (str(value) for value in kind if value != now)
+    elif field in ("precision", "compile_mode", "optimizer_impl"):
+        yield from (str(value) for value in type(now) if value != now)
     elif field == "device":
         yield from (device.id for device in devices if device.id != now and device.reason is None)
     else:
@@ -203,10 +199,6 @@ def _companions(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]
         needed["non_blocking"] = True
     if changes.get("pin_memory") is False:
         needed |= {"non_blocking": False, "copy_stream": False}
-    if changes.get("foreach"):
-        needed["fused"] = False
-    if changes.get("fused"):
-        needed["foreach"] = False
     if changes.get("num_workers") == 0 or changes.get("dataset_on_device"):
         needed |= {"prefetch_factor": RunConfig().prefetch_factor, "persistent_workers": True}
     if changes.get("dataset_on_device"):
@@ -217,8 +209,9 @@ def _companions(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]
     if "strategy" in changes:
         several = changes["strategy"] in (Strategy.DDP, Strategy.FSDP)
         needed["runner"] = Runner.TORCHRUN if several else Runner.THREAD
-        if changes["strategy"] == Strategy.FSDP and config.optimizer is Optimizer.SGD:
-            needed["fused"] = False  # torch's fused SGD takes no weights that are spread
+        fused_sgd = (config.optimizer, config.optimizer_impl) == ("sgd", "fused")
+        if changes["strategy"] == Strategy.FSDP and fused_sgd:  # takes no weights that are spread
+            needed["optimizer_impl"] = "for-loop"
     # A step of as many samples as before: what accumulation saves is memory.
     parts = changes.get("gradient_accumulation_steps")
     if isinstance(parts, int) and parts > 1:

@@ -221,8 +221,8 @@ def _optimizer(record: OomRecord, setup: RunSetup) -> Iterator[OomRecommendation
             yield _setting("precision", "pure_bf16", ": weights and state take half")
         if setup.is_on("dataset_on_device"):
             yield _setting("dataset_on_device", False)
-        if setup.is_on("foreach"):
-            yield _setting("foreach", False, ", which needs copies of all gradients")
+        if setup.text("optimizer_impl", "") == "foreach":
+            yield _setting("optimizer_impl", "fused", ": foreach copies all gradients")
     else:
         yield OomRecommendation(
             text="Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with "
