@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
         "channels_last": False,
     },
     "gpt": {"workload": "gpt"},
-    "gpt 64 foreach": {"workload": "gpt", "batch_size": 64, "fused": False, "foreach": True},
+    "gpt 64 foreach": {"workload": "gpt", "batch_size": 64, "optimizer_impl": "foreach"},
     "gpt wide": {"workload": "gpt", "width": 256, "num_layers": 4, "batch_size": 8},
     "gpt bf16": {"workload": "gpt", "width": 128, "num_layers": 4, "precision": "bf16"},
     "gpt checkpointing": {
@@ -60,7 +60,12 @@ CASES: dict[str, dict[str, Any]] = {
         "batch_size": 8,
         "max_grad_norm": 1.0,
     },
-    "gpt plain loop": {"workload": "gpt", "width": 256, "fused": False, "set_to_none": False},
+    "gpt plain loop": {
+        "workload": "gpt",
+        "width": 256,
+        "optimizer_impl": "for-loop",
+        "set_to_none": False,
+    },
     "gpt pure bf16": {"workload": "gpt", "width": 128, "num_layers": 4, "precision": "pure_bf16"},
     "resnet": {"workload": "resnet", "batch_size": 4},
     "resnet bf16": {"workload": "resnet", "batch_size": 4, "width": 32, "precision": "bf16"},

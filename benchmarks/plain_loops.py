@@ -105,7 +105,10 @@ def by_hand(config: RunConfig) -> float:
     bf16 = config.precision is Precision.BF16
     precision = torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
     optimizer = torch.optim.Adam(
-        model.parameters(), lr=config.learning_rate, fused=config.fused, foreach=config.foreach
+        model.parameters(),
+        lr=config.learning_rate,
+        fused=config.optimizer_impl == "fused",
+        foreach=config.optimizer_impl == "foreach",
     )
     loss_fn = nn.CrossEntropyLoss()
     total = torch.zeros((), device=device)

@@ -15,8 +15,7 @@ from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import EVERY
 from trainer.config import ConfigError, ConfigIssue, RunConfig
-from trainer.config_validation import TrainDevice
-from trainer.oom_retry import half_batch
+from trainer.config_validation import TrainDevice, half_batch
 
 KEPT = 16
 """Verdicts kept: a page asks twice a second, and the file changes once."""

@@ -18,7 +18,10 @@ from examples.record import HERE, NEUTRAL, neutral
 from trainer.lab.folder import LAB, PLAN_JSON, SWEEP_JSON, read_sweep
 
 NAME = "cpu-sweep"
-ARMS = "precision=bf16,fused,foreach,num_workers=2,deterministic,max_grad_norm=1.0,pin_memory"
+ARMS = (
+    "precision=bf16,optimizer_impl=fused,optimizer_impl=foreach,num_workers=2,deterministic,"
+    "max_grad_norm=1.0,pin_memory"
+)
 LARGEST = 200_000
 """Bytes of sweep.json."""
 

@@ -10,14 +10,13 @@ import contextlib
 import math
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.run.setting_names import EARLIER_FIELDS, current_settings
-from trainer.config_limits import CHECKPOINT, LIMITS, TEXTS
+from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_IMPLS, current_settings
 
 
 class Precision(StrEnum):
@@ -50,6 +49,14 @@ class Optimizer(StrEnum):
     SGD = "sgd"
     ADAM = "adam"
     ADAMW = "adamw"
+
+
+class OptimizerImpl(StrEnum):
+    """How the optimizer updates the weights: PyTorch's `foreach` and `fused`, or neither."""
+
+    FUSED = "fused"
+    FOREACH = "foreach"
+    FOR_LOOP = "for-loop"
 
 
 class LRSchedule(StrEnum):
@@ -137,8 +144,7 @@ class RunConfig:
     batch_size: int = 128
     learning_rate: float = 5e-4
     optimizer: Optimizer = Optimizer.ADAM
-    fused: bool = True  # neither fused nor foreach: a Python loop over the parameters
-    foreach: bool = False
+    optimizer_impl: OptimizerImpl = OptimizerImpl.FUSED
     set_to_none: bool = True  # zero_grad frees the gradients, instead of filling them with zeros
     gradient_accumulation_steps: int = 1  # batches whose gradients make one optimizer step
     max_grad_norm: float = 0.0  # 0 is off
@@ -162,20 +168,14 @@ class RunConfig:
     dataset_on_device: bool = False  # the whole data set, copied once
     runner: Runner = Runner.THREAD
     strategy: Strategy = Strategy.NONE
-    devices_per_node: int = (
-        1  # devices, of each machine: batch_size is what one of them computes at once
-    )
+    devices_per_node: int = 1  # batch_size is what one of them computes at once
     num_nodes: int = 1  # machines; more than one is started by hand, one command on each
     max_restarts: int = 0  # how often torchrun starts all ranks again after one has failed
     no_sync: bool = True  # gradients are averaged once a step, not for every batch of it
     static_graph: bool = False  # ddp: the same parameters get gradients in every step
-    gradient_as_bucket_view: bool = (
-        False  # ddp: gradients lie in the buckets, and are not copied to them
-    )
+    gradient_as_bucket_view: bool = False  # ddp: gradients lie in the buckets, uncopied
     bucket_cap_mb: int = 25  # ddp: MiB of gradients that are averaged together
-    reshard_after_forward: bool = (
-        True  # fsdp: weights are freed after the forward pass and gathered again
-    )
+    reshard_after_forward: bool = True  # fsdp: weights are freed after the forward pass
     cpu_offload: bool = False  # fsdp: weights, gradients and optimizer state lie on the host
     time_collectives: bool = False  # times every collective; it may lessen overlap
     nan_policy: NanPolicy = NanPolicy.STOP
@@ -205,11 +205,14 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values, for `run.json`."""
-        return {name: _plain(getattr(self, name)) for name in FIELDS}
+        values = {name: getattr(self, name) for name in FIELDS}
+        return {key: str(v) if isinstance(v, StrEnum) else v for key, v in values.items()}
 
     if not TYPE_CHECKING:  # earlier names, which workload files of users read
 
         def __getattr__(self, name: str) -> Any:
+            if name in EARLIER_IMPLS:
+                return self.optimizer_impl == name
             if name in EARLIER_FIELDS:
                 return getattr(self, EARLIER_FIELDS[name])
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -244,14 +247,14 @@ class RunConfig:
 
     def to_params(self) -> dict[str, str]:
         """The URL form: only what differs from the defaults of this workload on this device."""
-        base = defaults(self.workload, self.device)
-        first = RunConfig()
+        base = replace(
+            defaults(self.workload, self.device), workload=Workload.DIGITS_CNN, device="cpu"
+        )
         params: dict[str, str] = {}
         for name in FIELDS:
-            reference = first if name in ("workload", "device") else base
             value = getattr(self, name)
-            if value != getattr(reference, name):
-                params[name] = _text(value)
+            if value != getattr(base, name):
+                params[name] = str(int(value) if isinstance(value, bool) else value)
         return params
 
     @classmethod
@@ -276,6 +279,58 @@ class RunConfig:
         )
         return replace(base, **chosen), problems
 
+
+# Inclusive bounds, also those of the sidebar's number fields.
+LIMITS: dict[str, tuple[float, float]] = {
+    "epochs": (1, 100_000),
+    "batch_size": (1, 65_536),
+    "learning_rate": (1e-8, 100.0),
+    "lr_warmup_steps": (0, 10**6),
+    "max_grad_norm": (0.0, 1e6),
+    "seed": (0, 2**31 - 1),
+    "num_workers": (0, 64),
+    "prefetch_factor": (1, 64),
+    "width": (8, 16_384),  # below 8 channels oneDNN may write past a buffer: docs/training.md
+    "image_size": (8, 1024),
+    "num_threads": (0, 256),
+    "gradient_accumulation_steps": (1, 1024),
+    "max_steps": (0, 10**9),
+    "num_layers": (1, 96),
+    "context_length": (8, 4096),
+    "num_classes": (2, 10_000),
+    "dropout": (0.0, 0.9),
+    "devices_per_node": (1, 64),
+    "num_nodes": (1, 1024),
+    "max_restarts": (0, 100),
+    "bucket_cap_mb": (1, 1024),
+}
+
+CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")
+_PART = r"\w[\w .,+@=()-]{0,99}"  # neither hidden nor "..", and nothing that leads out of a folder
+_OWN_NAME = r"[a-z][a-z0-9_]{0,39}"
+# Form, constraint and remedy of the fields that hold text.
+TEXTS: dict[str, tuple[re.Pattern[str], str, str]] = {
+    "device": (
+        re.compile(r"cpu|(GPU|MIG)-[0-9A-Za-z/-]{1,80}"),
+        "must be cpu or a GPU's UUID",
+        "Choose a device from the list",
+    ),
+    "dataset": (
+        re.compile(rf"({_PART}(/{_PART}){{0,7}})?"),
+        "must be a path inside the data folder, without '..' or hidden names",
+        "Choose data from the list",
+    ),
+    "custom_options": (
+        re.compile(rf"({_OWN_NAME}(,{_OWN_NAME}){{0,31}})?"),
+        "must be comma-separated names of the workload's own options",
+        "Use lowercase letters, digits and _",
+    ),
+    "resume_from": (
+        re.compile(rf"({CHECKPOINT.pattern})?"),
+        "must be RUN_ID/best.pt, last.pt or step-N.pt",
+        "Choose a checkpoint",
+    ),
+}
 
 # In the order of the sidebar.
 FIELDS: tuple[str, ...] = tuple(spec.name for spec in fields(RunConfig))
@@ -397,9 +452,6 @@ def _parsed(name: str, text: str) -> Any:
     return text
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, StrEnum) else value
-
-
-def _text(value: Any) -> str:
-    return ("1" if value else "0") if isinstance(value, bool) else str(value)
+def either(names: Sequence[str]) -> str:
+    """Return names joined by commas and a last "or"."""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

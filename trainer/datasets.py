@@ -18,7 +18,7 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
-from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload
+from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload, either
 
 VARIABLE = "STEPSCOPE_DATA"
 IMAGE_SUFFIXES = frozenset(
@@ -95,16 +95,12 @@ def _absent(root: Path, name: str) -> ConfigIssue:
     others = data_sets(root)
     reason = f"no labeled images at {root / name}" if name else "no data set is chosen"
     if others:
-        return ConfigIssue("dataset", reason, f"Choose {_either(others[:3])}")
+        return ConfigIssue("dataset", reason, f"Choose {either(others[:3])}")
     # With the whole path: the command may be given elsewhere than where the server was started.
     command = f"{MAKE_DIGITS} {shlex.quote(str(root / 'digits'))}"
     return ConfigIssue(
         "dataset", reason, f"Create sample data (real digits as image files) with `{command}`"
     )
-
-
-def _either(names: list[str]) -> str:
-    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _found(root: Path, folder: Path, depth: int) -> Iterator[str]:

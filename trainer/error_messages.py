@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 
 from stepscope.run.status import MemoryShortage, RunOutcome, failed, out_of_memory, shortage
-from trainer.config import Precision, RunConfig, Runner, Workload
-from trainer.config_limits import LIMITS
+from trainer.config import LIMITS, Precision, RunConfig, Runner, Workload, either
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.custom_workload import place_in_user_code
 from trainer.workload_traits import reads
@@ -32,16 +31,10 @@ _NO_WORKSPACE = "unable to find an engine"
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _GPU_CALL = ("CUDA error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "cuBLAS error")
 _SHARED_MEMORY = ("/torch_", "shared memory", "bus error")
+_SIZES = ("batch_size", "image_size", "context_length", "num_layers", "width")
 _TAKES = {
-    MemoryShortage.GPU: ("batch_size", "image_size", "context_length", "num_layers", "width"),
-    MemoryShortage.HOST: (
-        "batch_size",
-        "image_size",
-        "context_length",
-        "num_layers",
-        "width",
-        "num_workers",
-    ),
+    MemoryShortage.GPU: _SIZES,
+    MemoryShortage.HOST: (*_SIZES, "num_workers"),
     MemoryShortage.PINNED: ("batch_size", "image_size"),
 }
 
@@ -58,7 +51,11 @@ def describe_failure(
     exception's own words tell that.
     """
     if lost is not None:
-        return replace(failed(f"The GPU failed: {lost}. {_after_loss(config)}."), fatal=True)
+        remedy = "Start again: each run has a process of its own"
+        if config.runner is Runner.THREAD:
+            remedy = "This process can no longer use the GPU: restart the server, "
+            remedy += "or run in a separate process"
+        return replace(failed(f"The GPU failed: {lost}. {remedy}."), fatal=True)
     text = str(error)
     if isinstance(error, RunFailedError):
         return failed(text)
@@ -68,7 +65,12 @@ def describe_failure(
         if any(word in text for word in _SHARED_MEMORY):
             return failed(SHARED_MEMORY_REASON)
         if text.startswith("DataLoader worker"):
-            return failed(_worker_reason(text))
+            pids = ", ".join(re.findall(r"\d+", re.split("exited|killed", text)[0]))
+            which = f" (process {pids})" if pids else ""
+            return failed(
+                f"A DataLoader worker died{which}. Start again; if it recurs, set num_workers to 0 "
+                "and check host memory."
+            )
     if short is not None:
         return out_of_memory(short, error, f"{_less_memory(short, config, device)}.")
     if isinstance(error, torch.AcceleratorError) or any(word in first for word in _GPU_CALL):
@@ -93,15 +95,7 @@ def nan_remedy(config: RunConfig) -> str:
         ways.append("switch on max_grad_norm")
     if config.precision in (Precision.FP16, Precision.PURE_FP16):
         ways.append(f"choose fp32 instead of {config.precision}")
-    return _either(ways).capitalize()
-
-
-def _after_loss(config: RunConfig) -> str:
-    if config.runner is not Runner.THREAD:
-        return "Start again: each run has a process of its own"
-    return (
-        "This process can no longer use the GPU: restart the server, or run in a separate process"
-    )
+    return either(ways).capitalize()
 
 
 def _less_memory(short: MemoryShortage, config: RunConfig, device: TrainDevice | None) -> str:
@@ -111,37 +105,17 @@ def _less_memory(short: MemoryShortage, config: RunConfig, device: TrainDevice |
         for name in _TAKES[short]
         if getattr(config, name) > LIMITS[name][0] and reads(config.workload, name)
     ]
-    ways = [f"lower {_either(lower)}"] if lower else []
+    ways = [f"lower {either(lower)}"] if lower else []
     if short is MemoryShortage.PINNED:
         all_three = "pin_memory, non_blocking and copy_stream"
         pinned = all_three if config.copy_stream else "pin_memory and non_blocking"
         ways.append(f"switch off {pinned}")
     elif short is MemoryShortage.GPU or config.device == "cpu":
-        ways += _shorter_numbers(config, device)
+        if device is not None and config.precision in (Precision.FP32, Precision.TF32):
+            shorter = (Precision.BF16, Precision.FP16)
+            can = [p for p in shorter if not choice_problem("precision", p, config, [device])]
+            ways += [f"choose {precision}" for precision in can[:1]]
         if config.dataset_on_device:
             ways.append("switch off dataset_on_device")
     text = ", or ".join(ways) or "Choose a device with more memory"
     return text[0].upper() + text[1:]
-
-
-def _shorter_numbers(config: RunConfig, device: TrainDevice | None) -> list[str]:
-    """The precision with 16 bits that the device can run, for a run that has 32."""
-    if device is None or config.precision not in (Precision.FP32, Precision.TF32):
-        return []
-    for precision in (Precision.BF16, Precision.FP16):
-        if choice_problem("precision", precision, config, [device]) is None:
-            return [f"choose {precision}"]
-    return []
-
-
-def _either(names: list[str]) -> str:
-    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _worker_reason(text: str) -> str:
-    pids = ", ".join(re.findall(r"\d+", text.split("exited")[0].split("killed")[0]))
-    which = f" (process {pids})" if pids else ""
-    return (
-        f"A DataLoader worker died{which}. Start again; if it recurs, set num_workers to 0 and "
-        "check host memory."
-    )

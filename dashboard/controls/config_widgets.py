@@ -13,8 +13,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard.format import named_reason
-from trainer.config import ConfigIssue, RunConfig
-from trainer.config_limits import LIMITS
+from trainer.config import LIMITS, ConfigIssue, RunConfig
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.techniques import BY_FIELD
 

@@ -23,8 +23,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Optimizer": (
         "gradient_accumulation_steps",
         "max_grad_norm",
-        "fused",
-        "foreach",
+        "optimizer_impl",
         "set_to_none",
     ),
     "Compilation and kernels": (
@@ -54,7 +53,7 @@ def group_of(arm: Variant) -> str:
 def arm_words(arm: Variant, devices: Mapping[str, str]) -> str:
     """Return an arm's short label beside its box; the group and the help say the rest.
 
-    "bf16 AMP" for a precision, "channels_last" for one switched on, "fused off" for one off.
+    "bf16 AMP" for a precision, "channels_last" for one switched on, "set_to_none off" for one off.
     """
     if not arm.changes:
         return arm.label
@@ -64,6 +63,8 @@ def arm_words(arm: Variant, devices: Mapping[str, str]) -> str:
     label = BY_FIELD[field].label if field in BY_FIELD else field.replace("_", " ")
     if field == "compile_mode":
         return f"compile {value}"
+    if field == "optimizer_impl":
+        return f"{value} optimizer"
     if field == "precision":
         return PRECISIONS.get(value, str(value))
     if field == "device":

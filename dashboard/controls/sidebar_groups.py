@@ -17,8 +17,17 @@ from dashboard.controls.config_widgets import (
     switch_number,
     switch_select,
 )
-from trainer.config import CompileMode, LRSchedule, NanPolicy, RunConfig, Runner, Strategy, defaults
-from trainer.strategy_validation import parallel_notes, step_sentence
+from trainer.config import (
+    CompileMode,
+    LRSchedule,
+    NanPolicy,
+    OptimizerImpl,
+    RunConfig,
+    Runner,
+    Strategy,
+    defaults,
+)
+from trainer.config_validation import parallel_notes, step_sentence
 from trainer.techniques import BY_FIELD
 
 COMPILE = {
@@ -68,7 +77,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "cuda_graphs",
         "channels_last",
         "cudnn_benchmark",
-        "fused",
+        "optimizer_impl",
         "activation_checkpointing",
     ),
     "Data loading": ("num_workers", "pin_memory", "non_blocking", "dataset_on_device"),
@@ -76,7 +85,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Advanced": (
         "deterministic",
         "nan_policy",
-        "foreach",
         "set_to_none",
         "prefetch_factor",
         "persistent_workers",
@@ -106,7 +114,10 @@ def groups(choice: SidebarState, checkpoints: Sequence[str]) -> None:
     with _group("Performance", choice):
         switch_select("compile_mode", COMPILE, choice)
         for name in GROUPS["Performance"][1:]:
-            switch(name, choice)
+            if name == "optimizer_impl":
+                switch_select(name, {impl: impl.value for impl in OptimizerImpl}, choice)
+            else:
+                switch(name, choice)
     with _group("Data loading", choice):
         switch_number("num_workers", choice)
         for name in GROUPS["Data loading"][1:]:
@@ -198,8 +209,7 @@ def _advanced(choice: SidebarState) -> None:
         NAN_POLICIES,
         "What to do when the training loss is NaN or infinite.",
     )
-    for name in ("foreach", "set_to_none"):
-        switch(name, choice)
+    switch("set_to_none", choice)
     if config.num_workers > 0:
         switch_number("prefetch_factor", choice)
         switch("persistent_workers", choice)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard.controls.config_widgets import number, problem_caption
-from trainer.config import ConfigIssue, RunConfig, Workload
-from trainer.config_limits import LIMITS
+from trainer.config import LIMITS, ConfigIssue, RunConfig, Workload
 from trainer.custom_workload import (
     UserWorkloadError,
     user_problem,

@@ -33,7 +33,7 @@ from dashboard.views.run_ranks import ranks_tab
 from dashboard.views.welcome import welcome
 from stepscope.run import RunError, RunKind, read_run
 from trainer.config import checkpoints
-from trainer.strategy_validation import start_problem
+from trainer.config_validation import start_problem
 
 server = services.get()
 if not server.devices_known:

@@ -138,8 +138,8 @@ def _transfer(setup: RunSetup) -> Iterator[Candidate]:
 
 
 def _launch(setup: RunSetup) -> Iterator[Candidate]:
-    if not setup.is_on("fused"):
-        yield "fused", True
+    if setup.text("optimizer_impl", "") != "fused":
+        yield "optimizer_impl", "fused"
     if not setup.is_on("cuda_graphs") and setup.text("compile_mode", "none") == "none":
         yield "cuda_graphs", True
         yield "compile_mode", "reduce-overhead"

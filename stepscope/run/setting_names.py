@@ -33,22 +33,51 @@ EARLIER_FIELDS = {
     "warmup": "kernel_warmup",
 }
 EARLIER_WORKLOADS = {"fill": "memory_stress", "user": "custom"}
+EARLIER_IMPLS = ("fused", "foreach")
+"""Earlier switches, now values of optimizer_impl; with both off it was a for-loop."""
+_IMPL = re.compile(r"(?<![\w=.])(fused|foreach)(?:=(true|false))?(?![\w=])")
 _NAME = re.compile(r"(?<![\w=.])[a-z_]+(?![\w])")
 
 
 def current_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the current names of fields and workloads; a current name wins."""
-    found = {EARLIER_FIELDS.get(name, name): value for name, value in values.items()}
-    found |= {name: value for name, value in values.items() if name not in EARLIER_FIELDS}
+    """Return settings with the current names of fields and workloads; a current name wins.
+
+    >>> current_settings({"accumulation": 2, "workload": "fill", "seed": 0})
+    {'gradient_accumulation_steps': 2, 'workload': 'memory_stress', 'seed': 0}
+    >>> current_settings({"fused": False, "foreach": True}), current_settings({"fused": "0"})
+    ({'optimizer_impl': 'foreach'}, {'optimizer_impl': 'for-loop'})
+    """
+    given = {name: value for name, value in values.items() if name not in EARLIER_IMPLS}
+    found = {EARLIER_FIELDS.get(name, name): value for name, value in given.items()}
+    found |= {name: value for name, value in given.items() if name not in EARLIER_FIELDS}
+    if "optimizer_impl" not in found and len(given) < len(values):
+        found["optimizer_impl"] = _optimizer_impl(values)
     if isinstance(workload := found.get("workload"), str):
         found["workload"] = EARLIER_WORKLOADS.get(workload, workload)
     return found
 
 
+def _optimizer_impl(values: Mapping[str, Any]) -> Any:
+    """Return the value of the earlier switches; one that is no truth value is returned itself."""
+    for name in EARLIER_IMPLS:
+        value = values.get(name, False)
+        text = value.lower() if isinstance(value, str) else value
+        if text not in (True, False, "1", "true", "0", "false"):
+            return value
+        if text in (True, "1", "true"):
+            return name
+    return "for-loop"
+
+
 def current_variant(name: str) -> str:
     """Return the current name of a lab's variant.
 
-    >>> current_variant("num_workers=2+data_on_device=false")
-    'num_workers=2+dataset_on_device=false'
+    >>> current_variant("accumulation=4"), current_variant("num_workers=2+data_on_device=false")
+    ('gradient_accumulation_steps=4', 'num_workers=2+dataset_on_device=false')
+    >>> current_variant("fused"), current_variant("foreach=false+seed=1")
+    ('optimizer_impl=fused', 'optimizer_impl=for-loop+seed=1')
     """
+    name = _IMPL.sub(
+        lambda match: f"optimizer_impl={'for-loop' if match[2] == 'false' else match[1]}", name
+    )
     return _NAME.sub(lambda match: EARLIER_FIELDS.get(match[0], match[0]), name)

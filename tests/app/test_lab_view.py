@@ -108,7 +108,7 @@ def test_a_tick_says_how_long_it_takes_and_start_takes_it(
     (plan,) = started
     assert [arm.changes for arm in plan.arms] == [{"precision": "bf16"}]
     assert (plan.config.workload, plan.max_rounds, plan.steps) == ("digits_mlp", 3, 20)
-    assert plan.config.fused is False  # plain
+    assert plan.config.optimizer_impl == "for-loop"  # plain
     assert label(app, "selectbox", "Sweep").value == "started-1"
 
 
@@ -275,7 +275,10 @@ def test_a_finished_sweep_shows_chart_table_and_best(
 
 
 def test_use_these_settings_fills_the_sidebar(lab: OpenPage, server: services.Services) -> None:
-    store(server.runs, sweep(best=BEST | {"changes": {"precision": "bf16", "fused": False}}))
+    store(
+        server.runs,
+        sweep(best=BEST | {"changes": {"precision": "bf16", "optimizer_impl": "for-loop"}}),
+    )
     app = lab()
     label(app, "button", "Apply settings").click().run()
     assert not app.exception
@@ -530,4 +533,4 @@ def test_another_workload_brings_its_sizes_and_what_it_lacks_is_said(
     label(app, "selectbox", "Workload").select("digits_mlp").run()
     label(app, "button", "Start sweep").click().run()
     config = started[0].config
-    assert (config.batch_size, config.num_threads, config.fused) == (64, 1, False)
+    assert (config.batch_size, config.num_threads, config.optimizer_impl) == (64, 1, "for-loop")

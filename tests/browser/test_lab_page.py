@@ -70,7 +70,7 @@ def start(page: Page, rounds: int) -> None:
     page.get_by_text("Duration").click()
     fill(page, "Max rounds", rounds)
     fill(page, "Steps per trial", 20)
-    for name in ("bf16 AMP", "Fused optimizer", "foreach optimizer"):
+    for name in ("bf16 AMP", "fused optimizer", "foreach optimizer"):
         tick(page, name)
     expect(page.get_by_text("3 settings plus the baseline")).to_be_visible()
     button(page, "Start sweep").click()
@@ -106,15 +106,17 @@ def test_three_settings_from_ticking_to_the_report(open_page: OpenPage, server: 
     page = open_page("/lab", expected="404")
     start(page, rounds=2)
     expect(page.get_by_text(f"of {SAMPLES} trials")).to_be_visible(timeout=PATIENCE)
-    expect(row(page, "fused")).to_contain_text("measuring", timeout=PATIENCE)
+    expect(row(page, "optimizer_impl=fused")).to_contain_text("measuring", timeout=PATIENCE)
     expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
-    for arm in ("precision=bf16", "fused", "foreach"):
+    for arm in ("precision=bf16", "optimizer_impl=fused", "optimizer_impl=foreach"):
         expect(row(page, arm)).to_contain_text("undecided")
         expect(row(page, arm)).to_contain_text("Only 2 rounds")
     expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
     expect(button(page, "Start sweep")).to_be_enabled()
     lines = list(csv.DictReader(downloaded(page, "CSV").splitlines()))
-    assert {line["name"] for line in lines} == {"baseline", "precision=bf16", "fused", "foreach"}
+    assert {line["name"] for line in lines} == {
+        *("baseline", "precision=bf16", "optimizer_impl=fused", "optimizer_impl=foreach")
+    }
     content = json.loads(downloaded(page, "JSON"))
     assert content["status"] == "finished"
     report = downloaded(page, "HTML report")
@@ -151,7 +153,7 @@ def test_stop_reload_and_resume(open_page: OpenPage, server: Server) -> None:
 
 
 def test_use_these_settings(open_page: OpenPage, server: Server) -> None:
-    store(server, best=BEST | {"changes": {"precision": "bf16", "fused": False}})
+    store(server, best=BEST | {"changes": {"precision": "bf16", "optimizer_impl": "for-loop"}})
     page = open_page("/lab", expected="404")
     button(page, "Apply settings").click(timeout=PATIENCE)
     expect(page.get_by_text("New run")).to_be_visible(timeout=PATIENCE)

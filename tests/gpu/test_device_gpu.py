@@ -19,8 +19,8 @@ from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.devices import list_devices
 from trainer.training.accelerator import CudaAccelerator
-from trainer.training.loaders import InMemoryLoader
-from trainer.training.precision import precision_flags
+from trainer.training.backend_flags import run_flags
+from trainer.training.loaders import HostLoader
 from trainer.training.train import run as train
 from trainer.workloads.task import TensorSplit
 
@@ -58,7 +58,7 @@ def test_a_late_gpu_still_gets_every_batch_whole(gpu: TrainDevice) -> None:
     compute = CudaAccelerator(gpu.cuda_index)
     values = torch.arange(2048)
     split = TensorSplit.of(values.float().unsqueeze(1).repeat(1, 1024), values)
-    loader = InMemoryLoader(split, small(gpu, batch_size=64), compute)
+    loader = HostLoader(split, small(gpu, batch_size=64), compute)
     order = torch.randperm(2048)
     arrived = []
     torch.cuda._sleep(LATE_CYCLES)
@@ -76,7 +76,7 @@ def test_fp32_is_exact_and_tf32_is_not(gpu: TrainDevice, operation: str) -> None
     for precision, exact in ((Precision.FP32, True), (Precision.TF32, False)):
         if problem := choice_problem("precision", precision, small(gpu), [gpu]):
             pytest.skip(str(problem))
-        with precision_flags(precision):
+        with run_flags(RunConfig(precision=precision)):
             error = relative_error(operation, torch.device("cuda", gpu.cuda_index))
         assert (error < 1e-5) == exact, (precision, error)
 
@@ -94,17 +94,17 @@ def relative_error(operation: str, device: torch.device) -> float:
     return float((got - true).norm() / true.norm())
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("impl", ["fused", "for-loop"])
 @pytest.mark.parametrize("optimizer", list(Optimizer))
 def test_every_optimizer_trains_in_fp16(
-    gpu: TrainDevice, optimizer: Optimizer, fused: bool, tmp_path: Path
+    gpu: TrainDevice, optimizer: Optimizer, impl: str, tmp_path: Path
 ) -> None:
     rate = 0.05 if optimizer is Optimizer.SGD else 5e-4
     config = replace(
         defaults(Workload.DIGITS_MLP, gpu.id),
         epochs=2,
         optimizer=optimizer,
-        fused=fused,
+        optimizer_impl=impl,
         precision=Precision.FP16,
         max_grad_norm=1.0,
         learning_rate=rate,
@@ -116,7 +116,7 @@ def test_every_optimizer_trains_in_fp16(
     assert loss[-5:].mean() < 0.9 * loss[:5].mean()
     # The other kernel goes on from its checkpoint.
     (tmp_path / "second").mkdir()
-    other = replace(config, fused=not fused, epochs=3, resume_from="first/last.pt")
+    other = replace(config, optimizer_impl="foreach", epochs=3, resume_from="first/last.pt")
     status = train(other, tmp_path / "second")
     assert status is RunStatus.FINISHED, run_json(tmp_path / "second")["reason"]
 

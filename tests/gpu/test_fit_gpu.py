@@ -32,8 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cnn foreach": {
         "workload": "digits_cnn",
         "batch_size": 512,
-        "fused": False,
-        "foreach": True,
+        "optimizer_impl": "foreach",
         "precision": "fp16",
         "max_grad_norm": 1.0,
         "gradient_accumulation_steps": 2,

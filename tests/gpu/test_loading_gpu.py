@@ -27,7 +27,7 @@ from trainer.config_validation import TrainDevice
 from trainer.devices import list_devices
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CudaAccelerator
-from trainer.training.loaders import DeviceLoader, InMemoryLoader, WorkerLoader, make_loader
+from trainer.training.loaders import DeviceLoader, HostLoader, make_loader
 from trainer.training.train import run as train
 from trainer.workloads.task import Batch, TensorSplit
 
@@ -159,11 +159,11 @@ def test_no_step_waits_for_the_gpu(
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-@pytest.mark.parametrize("kind", [InMemoryLoader, WorkerLoader])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_pin_memory_copies_from_page_locked_memory(
     gpu: TrainDevice,
     compute: CudaAccelerator,
-    kind: type[InMemoryLoader] | type[WorkerLoader],
+    workers: int,
     pinned: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,17 +177,15 @@ def test_pin_memory_copies_from_page_locked_memory(
 
     monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
     monkeypatch.setattr(
-        "trainer.training.h2d_copy._to",
+        "trainer.training.loaders._to",
         lambda batch, device, non_blocking: sent.append([x.is_pinned() for x in batch]) or batch,
     )
-    config = small(
-        gpu, pin_memory=pinned, non_blocking=pinned, num_workers=int(kind is WorkerLoader)
-    )
-    with closing(kind(numbers(), config, compute)) as loader:
+    config = small(gpu, pin_memory=pinned, non_blocking=pinned, num_workers=workers)
+    with closing(HostLoader(numbers(), config, compute)) as loader:
         assert sum(len(targets) for _, targets in loader.batches(torch.arange(2048))) == 2048
     assert sent == [[pinned, pinned]] * 2
     own = threading.current_thread() in pinning
-    assert (own, len(pinning)) == (pinned and kind is InMemoryLoader, int(pinned))
+    assert (own, len(pinning)) == (pinned and not workers, int(pinned))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -210,7 +208,7 @@ def test_a_killed_worker_ends_a_run_whose_batches_a_thread_pins(
 def test_non_blocking_does_not_wait_for_copies(
     gpu: TrainDevice, compute: CudaAccelerator, non_blocking: bool
 ) -> None:
-    loader = InMemoryLoader(numbers(), small(gpu, non_blocking=non_blocking), compute)
+    loader = HostLoader(numbers(), small(gpu, non_blocking=non_blocking), compute)
     with calls() as counted:
         for _ in loader.batches(torch.arange(2048)):
             pass
@@ -222,7 +220,7 @@ def test_non_blocking_does_not_wait_for_copies(
 def test_a_side_stream_copies_while_the_gpu_computes(
     gpu: TrainDevice, compute: CudaAccelerator, aside: bool
 ) -> None:
-    loader = InMemoryLoader(numbers(), small(gpu, batch_size=512, copy_stream=aside), compute)
+    loader = HostLoader(numbers(), small(gpu, batch_size=512, copy_stream=aside), compute)
     batches = loader.batches(torch.arange(2048))
     next(batches)  # warm
     compute.synchronize()
@@ -243,7 +241,7 @@ def test_a_side_stream_copies_while_the_gpu_computes(
 
 def test_computing_waits_for_a_late_copy(gpu: TrainDevice, compute: CudaAccelerator) -> None:
     order = torch.randperm(2048)
-    loader = InMemoryLoader(numbers(), small(gpu, batch_size=256, copy_stream=True), compute)
+    loader = HostLoader(numbers(), small(gpu, batch_size=256, copy_stream=True), compute)
     batches, arrived = loader.batches(order), []
     for _ in range(8):
         with torch.cuda.stream(loader._copies.stream):

@@ -22,9 +22,8 @@ from stepscope.memory.oom.record import MemoryKind, OomReport, parse
 from stepscope.run import RunStatus, read_run
 from tests.support.run_values import events, run_json
 from trainer.config import ConfigIssue, Optimizer, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice
+from trainer.config_validation import TrainDevice, half_batch
 from trainer.devices import list_devices
-from trainer.oom_retry import half_batch
 from trainer.training.step import TrainStep
 from trainer.training.train import run as train
 

@@ -33,7 +33,7 @@ from trainer.training import backend_flags, cuda_timing
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.cuda_graph_step import capture_step
-from trainer.training.loaders import InMemoryLoader
+from trainer.training.loaders import HostLoader
 from trainer.training.loop import TrainLoop
 from trainer.training.model import InputFormat, prepare
 from trainer.training.precision import autocast
@@ -53,8 +53,8 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
     "cudnn.benchmark": ({"cudnn_benchmark": True}, 5e-3),
     "gradients filled with zeros": ({"set_to_none": False}, 5e-3),
     "activation checkpointing": ({"activation_checkpointing": True}, 5e-3),
-    "foreach": ({"fused": False, "foreach": True}, 5e-3),
-    "a loop over the parameters": ({"fused": False}, 5e-3),
+    "foreach": ({"optimizer_impl": "foreach"}, 5e-3),
+    "a loop over the parameters": ({"optimizer_impl": "for-loop"}, 5e-3),
     "gradient_accumulation_steps": ({"batch_size": 128, "gradient_accumulation_steps": 4}, 5e-3),
     "tf32": ({"precision": "tf32"}, 0.05),
     "bf16": ({"precision": "bf16"}, 0.05),
@@ -62,7 +62,7 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
     "pure_bf16": ({"precision": "pure_bf16"}, 0.05),
     "pure_fp16": ({"precision": "pure_fp16"}, 0.25),
     "CUDA Graphs": ({"cuda_graphs": True}, 5e-3),
-    "CUDA Graphs, foreach": ({"cuda_graphs": True, "fused": False, "foreach": True}, 5e-3),
+    "CUDA Graphs, foreach": ({"cuda_graphs": True, "optimizer_impl": "foreach"}, 5e-3),
     "CUDA Graphs, fp16, clipping, accumulation": (
         {
             "cuda_graphs": True,
@@ -354,9 +354,7 @@ def test_replaying_never_waits_for_the_gpu(
         )
         captured = capture_step(step, training, task.train)
         of = config.step_size if gradient_accumulation_steps > 1 else 0
-        batches = InMemoryLoader(task.train, config, compute).batches(
-            training.order(task.train.length)
-        )
+        batches = HostLoader(task.train, config, compute).batches(training.order(task.train.length))
         with ExitStack() as watched:
             for number, batch in enumerate(batches, 1):
                 if number == 5:
@@ -474,7 +472,7 @@ def test_a_run_that_ends_at_a_loss_of_nan_gives_its_events_back(
         },
     )
     assert gpu.cuda_index is not None
-    pairs = cuda_timing._pairs_of(torch.device("cuda", gpu.cuda_index))
+    pairs = cuda_timing._pairs_of(gpu.cuda_index)
 
     def available() -> int:
         return len(pairs._free) + pairs._left

@@ -23,8 +23,9 @@ from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.devices import list_devices
 from trainer.training.accelerator import CudaAccelerator
-from trainer.training.loaders import InMemoryLoader
-from trainer.training.precision import autocast, precision_flags
+from trainer.training.backend_flags import run_flags
+from trainer.training.loaders import HostLoader
+from trainer.training.precision import autocast
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.training.train import run as train
@@ -160,7 +161,7 @@ def test_a_steady_step_never_synchronizes(
     if problem := choice_problem("precision", precision, config, [gpu]):
         pytest.skip(str(problem))
     compute = CudaAccelerator(gpu.cuda_index)
-    with precision_flags(precision):
+    with run_flags(config):
         task = WORKLOADS[config.workload](config)
         training = TrainState(config, task.model.to(compute.device), compute)
         step = TrainStep(
@@ -173,7 +174,7 @@ def test_a_steady_step_never_synchronizes(
         )
         rows: list[tuple[int, MetricRow]] = []
         reader = compute.reader(lambda number, _, row: rows.append((number, row)))
-        loader = InMemoryLoader(task.train, config, compute)
+        loader = HostLoader(task.train, config, compute)
         batches = loader.batches(training.order(task.train.length))
         with ExitStack() as watched:
             for number, batch in enumerate(batches):

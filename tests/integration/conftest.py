@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from trainer.training.checkpoint import write_checkpoint
-from trainer.training.trainer_commands import TrainerCommands
+from trainer.training.loop import TrainerCommands
 
 SaveAtStep = Callable[[int], None]
 

@@ -90,7 +90,11 @@ def test_the_command_prints_the_peak_and_its_parts(tmp_path: Path) -> None:
     assert 0 < found["seconds"] < 300
     assert found["margin"] == {"factor": DEFAULT_FACTOR, "runs": 0, "source": "default"}
     chosen = found["config"]
-    assert (chosen["batch_size"], chosen["optimizer"], chosen["fused"]) == (512, "sgd", False)
+    assert (chosen["batch_size"], chosen["optimizer"], chosen["optimizer_impl"]) == (
+        512,
+        "sgd",
+        "for-loop",
+    )
 
 
 def test_what_is_too_large_does_not_fit_and_takes_no_memory_to_say_so(tmp_path: Path) -> None:

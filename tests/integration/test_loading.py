@@ -28,7 +28,7 @@ from tests.support.waiting import wait_for, wait_until
 from trainer.config import RunConfig, Workload
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loaders import Loader, WorkerLoader, make_loader, make_validation_loader
+from trainer.training.loaders import HostLoader, Loader, make_loader
 from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Split, Task, TensorSplit
@@ -57,7 +57,7 @@ def test_workers_stay_or_start_anew_each_epoch(tmp_path: Path, persistent: bool)
     order = torch.randperm(SAMPLES)
     seen = []
     with closing(
-        WorkerLoader(split, config(persistent_workers=persistent), CpuAccelerator())
+        HostLoader(split, config(persistent_workers=persistent), CpuAccelerator())
     ) as loader:
         for _ in range(3):
             assert sum(targets_of(loader, order), []) == order.tolist()
@@ -73,7 +73,7 @@ def test_workers_stay_or_start_anew_each_epoch(tmp_path: Path, persistent: bool)
 @pytest.mark.parametrize("persistent", [True, False])
 def test_an_epoch_that_is_left_early_leaves_no_worker(tmp_path: Path, persistent: bool) -> None:
     split = decoded(tmp_path / "data")
-    loader = WorkerLoader(split, config(persistent_workers=persistent), CpuAccelerator())
+    loader = HostLoader(split, config(persistent_workers=persistent), CpuAccelerator())
     batches = loader.batches(torch.arange(SAMPLES))
     next(batches)
     loader.close()
@@ -86,7 +86,7 @@ def test_workers_load_so_many_batches_ahead_and_no_more(
 ) -> None:
     split = decoded(tmp_path / "data")
     changed = config(num_workers=workers, prefetch_factor=ahead)
-    with closing(WorkerLoader(split, changed, CpuAccelerator())) as loader:
+    with closing(HostLoader(split, changed, CpuAccelerator())) as loader:
         batches = loader.batches(torch.arange(SAMPLES))
         next(batches)
         # One was taken, and its worker was asked for another.
@@ -134,7 +134,7 @@ def test_a_sentence_of_the_split_stays_one(tmp_path: Path, workers: int) -> None
 
 def drawn(split: Split, epochs: range, left: int = SAMPLES, **changes: Any) -> list[Tensor]:
     """The last `left` inputs of each of these epochs, from one loader."""
-    with closing(WorkerLoader(split, config(**changes), CpuAccelerator())) as loader:
+    with closing(HostLoader(split, config(**changes), CpuAccelerator())) as loader:
         order = torch.arange(SAMPLES)[-left:]
         return [
             torch.cat([inputs for inputs, _ in loader.batches(order, epoch)]) for epoch in epochs
@@ -173,7 +173,7 @@ def test_a_missing_file_is_not_taken_for_a_dead_worker(tmp_path: Path) -> None:
     split = decoded(tmp_path / "data")
     (split.folder / "3").unlink()
     with (
-        closing(WorkerLoader(split, config(num_workers=1), CpuAccelerator())) as loader,
+        closing(HostLoader(split, config(num_workers=1), CpuAccelerator())) as loader,
         pytest.raises(FileNotFoundError, match="data/3"),
     ):
         list(loader.batches(torch.arange(SAMPLES)))
@@ -183,7 +183,7 @@ def test_validation_data_in_memory_are_gathered_without_workers(tmp_path: Path) 
     values = torch.arange(SAMPLES)
     splits: list[Split] = [TensorSplit.of(values.float().view(-1, 1), values), decoded(tmp_path)]
     for split, processes in zip(splits, (0, 2), strict=True):
-        with closing(make_validation_loader(split, config(), CpuAccelerator())) as loader:
+        with closing(make_loader(split, config(), CpuAccelerator(), validation=True)) as loader:
             assert sum(targets_of(loader, values), []) == values.tolist()
             assert len(multiprocessing.active_children()) == processes
 
@@ -303,13 +303,13 @@ LOADING = """
 import signal, sys, torch
 from trainer.config import RunConfig
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loaders import WorkerLoader
+from trainer.training.loaders import HostLoader
 from trainer.workloads.task import TensorSplit
 
 signal.signal(signal.SIGTERM, lambda *_: None)
 values = torch.arange(40)
 split = TensorSplit.of(values.float().view(-1, 1), values)
-loader = WorkerLoader(split, RunConfig(batch_size=4, num_workers=2), CpuAccelerator())
+loader = HostLoader(split, RunConfig(batch_size=4, num_workers=2), CpuAccelerator())
 batches = loader.batches(values)
 for command in sys.stdin:
     print(next(batches)[1].tolist(), flush=True)

@@ -17,7 +17,16 @@ import pytest
 from stepscope.run import RunStatus, read_run
 from tests.integration.conftest import save_at_step
 from tests.support.training_jobs import job, launch, mean_loss, recorded
-from trainer.config import LRSchedule, Optimizer, Precision, RunConfig, Strategy, Workload, defaults
+from trainer.config import (
+    LRSchedule,
+    Optimizer,
+    OptimizerImpl,
+    Precision,
+    RunConfig,
+    Strategy,
+    Workload,
+    defaults,
+)
 from trainer.training.checkpoint import read_checkpoint, weights_bytes
 from trainer.training.train import run
 
@@ -44,10 +53,14 @@ GPT = replace(
     max_grad_norm=0.5,
     learning_rate=0.01,
 )
-SGD = replace(GPT, optimizer=Optimizer.SGD, fused=False)  # torch has no fused one for FSDP
+SGD = replace(
+    GPT, optimizer=Optimizer.SGD, optimizer_impl=OptimizerImpl.FOR_LOOP
+)  # torch has no fused one for FSDP
 TIED = replace(GPT, tie_embeddings=True)
 NORMS = replace(defaults(Workload.MEMORY_STRESS), batch_size=64, width=8, image_size=8, max_steps=3)
-LINE = replace(defaults(Workload.LINEAR), epochs=1, num_threads=1, fused=False)
+LINE = replace(
+    defaults(Workload.LINEAR), epochs=1, num_threads=1, optimizer_impl=OptimizerImpl.FOR_LOOP
+)
 HALF_PRECISION = replace(MLP, precision=Precision.FP16, max_steps=EPOCH, epochs=1)
 OVERFLOWS = 2.0**30
 """A loss scale with which the first steps of fp16 have infinite gradients."""

@@ -26,7 +26,10 @@ DATA = Path(__file__).parents[1] / "data"
     [
         (Workload.DIGITS_CNN, {}),
         (Workload.DIGITS_MLP, {"optimizer": Optimizer.SGD, "lr_scheduler": LRSchedule.PLATEAU}),
-        (Workload.DIGITS_MLP, {"optimizer": Optimizer.ADAMW, "max_grad_norm": 1.0, "fused": False}),
+        (
+            Workload.DIGITS_MLP,
+            {"optimizer": Optimizer.ADAMW, "max_grad_norm": 1.0, "optimizer_impl": "for-loop"},
+        ),
         (Workload.MEMORY_STRESS, {"batch_size": 64}),
     ],
 )

@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[Services]:
 
 def plan(server: Services, rounds: int = 2, steps: int = 5) -> SweepPlan:
     base = defaults(Workload.LINEAR)
-    arm = make_arm({"fused": False}, base, server.devices().devices)
+    arm = make_arm({"optimizer_impl": "for-loop"}, base, server.devices().devices)
     return SweepPlan(
         config=base, arms=(arm,), steps=steps, warmup=2, max_rounds=rounds, find_best=False
     )

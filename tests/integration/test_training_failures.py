@@ -34,11 +34,10 @@ from trainer.config import NanPolicy, RunConfig, Strategy, Workload
 from trainer.error_messages import RunFailedError
 from trainer.training import device_assignment
 from trainer.training import train as training_run
-from trainer.training.accelerator import CpuAccelerator
+from trainer.training.accelerator import CpuAccelerator, HostReader
 from trainer.training.loaders import Loader, make_loader
 from trainer.training.loop import TrainLoop
 from trainer.training.rank_info import TrainerRank
-from trainer.training.scalar_readback import HostReader
 from trainer.training.step import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,8 +201,8 @@ def test_after_a_cuda_error_the_buffers_are_kept_for_good(
     """Freed page-locked memory records a CUDA event, which would end the process here."""
     loaders: list[weakref.ref[Loader]] = []
 
-    def remembered(*args: Any) -> Loader:
-        loader = make_loader(*args)
+    def remembered(*args: Any, **options: bool) -> Loader:
+        loader = make_loader(*args, **options)
         loaders.append(weakref.ref(loader))
         return loader
 

@@ -11,7 +11,7 @@ from streamlit.web import cli
 
 from dashboard import services
 from trainer.config import RunConfig
-from trainer.training.trainer_commands import TrainerCommands
+from trainer.training.loop import TrainerCommands
 
 NATIVE = {
     "": lambda: None,

@@ -21,8 +21,8 @@ import torch.distributed as dist
 import trainer.training.train as training
 from stepscope.run import RunStatus
 from trainer.config import RunConfig
-from trainer.training.checkpoint_state import save
-from trainer.training.trainer_commands import TrainerCommands
+from trainer.training.loop import TrainerCommands
+from trainer.training.state import save
 
 SCALER = torch.amp.GradScaler
 RANK = int(os.environ.get("RANK", "0"))

@@ -105,7 +105,7 @@ def test_gaps_are_launch_bound_also_where_only_the_utilization_shows_them() -> N
         {"utilization": 0.4},
         {"device_time": None, "utilization": 0.4},
     ):
-        found = verdict(figures(**shown), gpu({"fused": True}))
+        found = verdict(figures(**shown), gpu({"optimizer_impl": "fused"}))
         assert found.kind == "launch-bound"
         assert found.share == pytest.approx(0.058 / 0.06)
         assert found.next is not None
@@ -304,7 +304,10 @@ def test_a_proposal_respects_what_is_set() -> None:
     assert proposed("transfer-bound", gpu()) == ("copy_stream", True)
     done = {"copy_stream": True, "dataset_on_device": True}
     assert proposed("transfer-bound", gpu(done)) == (None, None)
-    assert proposed("launch-bound", gpu({"fused": False})) == ("fused", True)
+    assert proposed("launch-bound", gpu({"optimizer_impl": "for-loop"})) == (
+        "optimizer_impl",
+        "fused",
+    )
     graphs = {"cuda_graphs": True, "batch_size": 64}
     assert proposed("launch-bound", gpu(graphs)) == ("batch_size", 128)
     assert proposed("compute-bound", gpu()) == ("precision", "bf16")

@@ -20,8 +20,8 @@ from tests.support.fake_recorder import FakeRecorder, command
 from trainer.config import RunConfig
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.checkpoint import read_checkpoint
+from trainer.training.loop import RunStoppedError, TrainerCommands
 from trainer.training.state import TrainState
-from trainer.training.trainer_commands import RunStoppedError, TrainerCommands
 
 
 @dataclass

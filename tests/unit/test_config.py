@@ -16,6 +16,7 @@ from trainer.config import (
     FIELDS,
     ConfigError,
     Optimizer,
+    OptimizerImpl,
     Precision,
     RunConfig,
     Runner,
@@ -94,7 +95,7 @@ def test_json_and_url_forms_come_back_equal(workload: Workload) -> None:
         precision=Precision.BF16,
         epochs=7,
         learning_rate=0.125,
-        fused=False,
+        optimizer_impl=OptimizerImpl.FOR_LOOP,
         runner=Runner.PROCESS,
         num_workers=2,
         pin_memory=not on_gpu.pin_memory,
@@ -108,14 +109,17 @@ def test_json_and_url_forms_come_back_equal(workload: Workload) -> None:
 def test_the_url_holds_only_what_differs() -> None:
     assert RunConfig().to_params() == {}
     assert defaults(Workload.MEMORY_STRESS).to_params() == {"workload": "memory_stress"}
-    assert replace(RunConfig(), epochs=3, fused=False).to_params() == {"epochs": "3", "fused": "0"}
+    assert replace(RunConfig(), epochs=3, optimizer_impl=OptimizerImpl.FOR_LOOP).to_params() == {
+        "epochs": "3",
+        "optimizer_impl": "for-loop",
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("1", True), ("true", True), ("TRUE", True), ("0", False), ("False", False)]
 )
 def test_a_switch_in_a_url_is_a_number_or_a_word(text: str, value: bool) -> None:
-    for field in ("fused", "pin_memory"):
+    for field in ("deterministic", "pin_memory"):
         config, found = RunConfig.from_params({field: text})
         assert getattr(config, field) is value
         assert found == []
@@ -231,8 +235,32 @@ def test_earlier_names_are_read_from_dicts_links_and_attributes() -> None:
     assert (linked, found) == (config, [])
     for name, field in EARLIER_FIELDS.items():
         assert getattr(config, name) == getattr(config, field)
+    assert (config.fused, config.foreach) == (True, False)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         config.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("earlier", "impl"),
+    [
+        ({"fused": True, "foreach": False}, "fused"),
+        ({"fused": False, "foreach": True}, "foreach"),
+        ({"foreach": True}, "foreach"),
+        ({"fused": False, "foreach": False}, "for-loop"),
+        ({"fused": False}, "for-loop"),
+        ({"fused": False, "optimizer_impl": "foreach"}, "foreach"),
+        ({}, "fused"),
+    ],
+)
+def test_the_earlier_switches_of_the_optimizer_are_one_setting(
+    earlier: dict[str, Any], impl: str
+) -> None:
+    assert RunConfig.from_dict(earlier).optimizer_impl == impl
+    texts = {k: v if isinstance(v, str) else str(int(v)) for k, v in earlier.items()}
+    config, problems = RunConfig.from_params(texts)
+    assert (config.optimizer_impl, problems) == (impl, [])
+    _, problems = RunConfig.from_params({"fused": "maybe"})
+    assert [problem.field for problem in problems] == ["optimizer_impl"]
 
 
 def test_a_current_name_wins_over_an_earlier_one() -> None:

@@ -12,7 +12,7 @@ import torch
 from trainer.config import RunConfig, Strategy
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loaders import InMemoryLoader, make_loader
+from trainer.training.loaders import HostLoader, make_loader
 from trainer.training.worker_pool import WorkerPool, _BatchOrder, _SplitDataset
 from trainer.workloads.task import TensorSplit
 
@@ -25,7 +25,7 @@ def split(samples: int = 10, length: int | None = None) -> TensorSplit:
 
 
 def test_memory_batches_follow_the_order_and_keep_the_rest() -> None:
-    loader = InMemoryLoader(split(), RunConfig(batch_size=4), CpuAccelerator())
+    loader = HostLoader(split(), RunConfig(batch_size=4), CpuAccelerator())
     order = torch.tensor([3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
     batches = list(loader.batches(order))
     assert [len(targets) for _, targets in batches] == [4, 4, 2]
@@ -34,7 +34,7 @@ def test_memory_batches_follow_the_order_and_keep_the_rest() -> None:
 
 
 def test_no_samples_are_no_batch() -> None:
-    loader = InMemoryLoader(split(), RunConfig(), CpuAccelerator())
+    loader = HostLoader(split(), RunConfig(), CpuAccelerator())
     assert list(loader.batches(torch.empty(0, dtype=torch.int64))) == []
 
 

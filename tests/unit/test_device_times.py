@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 import torch
@@ -64,8 +65,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(cuda_readback, "_pinned", pinned)
     monkeypatch.setattr(cuda_readback, "_is_capturing", lambda: False)
     monkeypatch.setattr(cuda_readback, "_event", made.event)
-    monkeypatch.setattr(cuda_timing, "_event", made.event)
-    monkeypatch.setattr(cuda_timing, "_pairs", {})
+    pairs = cache(lambda index: CudaEventTimerPool(made.event, cuda_timing.PAIRS_LIMIT))
+    monkeypatch.setattr(cuda_timing, "_pairs_of", pairs)
     return made
 
 

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch.backends import cudnn
 
-from trainer.config import RunConfig
+from trainer.config import Precision, RunConfig
 from trainer.training.backend_flags import run_flags
 
 
-def flags() -> tuple[bool, bool, bool, bool]:
+def flags() -> tuple[bool | str, ...]:
     return (
+        torch.get_float32_matmul_precision(),
+        cudnn.allow_tf32,
         cudnn.benchmark,
         cudnn.deterministic,
         torch.are_deterministic_algorithms_enabled(),
@@ -25,13 +27,15 @@ def flags() -> tuple[bool, bool, bool, bool]:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, (False, False, False, False)),
-        ({"cudnn_benchmark": True}, (True, False, False, False)),
-        ({"deterministic": True}, (False, True, True, False)),
+        ({}, ("highest", False, False, False, False, False)),
+        ({"precision": Precision.TF32}, ("high", True, False, False, False, False)),
+        ({"precision": Precision.BF16}, ("highest", False, False, False, False, False)),
+        ({"cudnn_benchmark": True}, ("highest", False, True, False, False, False)),
+        ({"deterministic": True}, ("highest", False, False, True, True, False)),
     ],
 )
 def test_flags_follow_the_configuration_and_are_put_back(
-    changes: dict[str, Any], expected: tuple[bool, ...]
+    changes: dict[str, Any], expected: tuple[bool | str, ...]
 ) -> None:
     before = flags()
     with run_flags(replace(RunConfig(), **changes)):
@@ -47,8 +51,8 @@ def test_the_flags_of_a_user_come_back() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with run_flags(RunConfig()):
-            assert flags() == (False, False, False, False)
-        assert flags() == (True, False, True, True)
+            assert flags()[2:] == (False, False, False, False)
+        assert flags()[2:] == (True, False, True, True)
     finally:
         cudnn.benchmark = False
         torch.use_deterministic_algorithms(False)

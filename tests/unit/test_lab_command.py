@@ -31,7 +31,7 @@ def handlers() -> Iterator[None]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return the folder of a sweep whose workload, a user's own file, is not given here."""
-    arms = (Variant(name="fused", label="fused on", changes={"fused": True}),)
+    arms = (Variant(name="fused", label="fused on", changes={"optimizer_impl": "fused"}),)
     write_plan(tmp_path, SweepPlan(config=defaults(Workload.CUSTOM), arms=arms))
     return tmp_path
 

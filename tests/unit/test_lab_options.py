@@ -69,7 +69,6 @@ def test_an_arm_brings_what_it_needs() -> None:
         "non_blocking": True,
         "pin_memory": True,
     }
-    assert make_arm({"foreach": True}, config, [GPU]).changes == {"foreach": True, "fused": False}
     pinned = defaults(Workload.DIGITS_CNN, "GPU-1")
     assert make_arm({"pin_memory": False}, pinned, [GPU]).changes == {
         "pin_memory": False,
@@ -93,11 +92,14 @@ def test_words_of_arms() -> None:
 
 def test_a_switch_that_an_arm_switches_on_is_off_in_the_baseline() -> None:
     plan, notes = planned("--arms", "channels_last,fused")
-    assert (plan.config.channels_last, plan.config.fused) == (False, False)
-    assert [dict(arm.changes) for arm in plan.arms] == [{"channels_last": True}, {"fused": True}]
+    assert (plan.config.channels_last, plan.config.optimizer_impl) == (False, "for-loop")
+    assert [dict(arm.changes) for arm in plan.arms] == [
+        {"channels_last": True},
+        {"optimizer_impl": "fused"},
+    ]
     assert notes == (
         "channels_last is off in the baseline, because an arm switches it on",
-        "fused is off in the baseline, because an arm switches it on",
+        "optimizer_impl is for-loop in the baseline, because an arm switches it on",
     )
     on_gpu, _ = planned("--arms", "pin_memory", devices=(GPU, CPU))
     assert (on_gpu.config.pin_memory, on_gpu.config.non_blocking) == (False, False)
@@ -270,8 +272,8 @@ def test_settings_of_the_users_own_add_up_in_a_combination(own_file: str) -> Non
         config, {"custom_options": "late,quick"}, {"custom_options": "", "num_workers": 2}
     )
     assert both == {"custom_options": "quick", "num_workers": 2}
-    assert merged(config, {"fused": False}, {"num_workers": 2}) == {
-        "fused": False,
+    assert merged(config, {"optimizer_impl": "for-loop"}, {"num_workers": 2}) == {
+        "optimizer_impl": "for-loop",
         "num_workers": 2,
     }
 

@@ -28,7 +28,7 @@ from trainer.lab.trial_log import METRICS, Trial, read_samples
 from trainer.lab.variants import Variant, make_arm
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
-CONFIG = RunConfig(workload=Workload.DIGITS_CNN, channels_last=False, fused=False)
+CONFIG = RunConfig(workload=Workload.DIGITS_CNN, channels_last=False)
 
 Effect = Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -119,12 +119,12 @@ def test_true_effects_are_found_with_their_size(tmp_path: Path) -> None:
 
 def test_each_round_has_all_once_in_an_order_of_its_own_with_one_seed(tmp_path: Path) -> None:
     taker = FakeTaker({})
-    sweep(tmp_path, plan(arm(channels_last=True), arm(fused=True), max_rounds=4), taker)
+    sweep(tmp_path, plan(arm(channels_last=True), arm(kernel_warmup=True), max_rounds=4), taker)
     rounds = [taker.jobs[i : i + 3] for i in range(0, 12, 3)]
     orders = set()
     for jobs in rounds:
         names = [next(iter(job["changes"]), "baseline") for job in jobs]
-        assert sorted(names) == ["baseline", "channels_last", "fused"]
+        assert sorted(names) == ["baseline", "channels_last", "kernel_warmup"]
         orders.add(tuple(names))
         assert len({job["seed"] for job in jobs}) == 1
     assert len(orders) > 1
@@ -151,35 +151,35 @@ def test_two_rounds_leave_all_undecided(tmp_path: Path) -> None:
 
 def test_an_arm_that_fails_twice_is_a_row_with_its_reason(tmp_path: Path) -> None:
     taker = FakeTaker({})
-    taker.answers["fused"] = lambda job: {"reason": "CUDA is out of memory.", "metrics": {}}
-    found = sweep(tmp_path, plan(arm(fused=True), arm(channels_last=True)), taker)
+    taker.answers["kernel_warmup"] = lambda job: {"reason": "CUDA is out of memory.", "metrics": {}}
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True), arm(channels_last=True)), taker)
     failed = found["arms"][0]
     assert (failed["verdict"], failed["reason"]) == ("failed", "CUDA is out of memory.")
     assert failed["effect"] is None
-    assert sum("fused" in job["changes"] for job in taker.jobs) == 2
+    assert sum("kernel_warmup" in job["changes"] for job in taker.jobs) == 2
     assert found["arms"][1]["verdict"] == "no_difference"
 
 
 def test_an_arm_that_fails_once_is_tried_again_in_its_round(tmp_path: Path) -> None:
-    taker = FakeTaker({"fused": 0.1})
+    taker = FakeTaker({"kernel_warmup": 0.1})
     failures = iter([{"reason": "a hiccup", "metrics": {}}])
-    taker.answers["fused"] = lambda job: next(failures, {})
-    found = sweep(tmp_path, plan(arm(fused=True), find_best=False), taker)
-    assert verdicts(found) == {"fused": "faster"}
+    taker.answers["kernel_warmup"] = lambda job: next(failures, {})
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True), find_best=False), taker)
+    assert verdicts(found) == {"kernel_warmup": "faster"}
     assert found["arms"][0]["rounds"] == 5
     assert found["arms"][0]["reason"] == "1 of 6 processes failed: a hiccup"
-    assert "fused: 1 of 6 processes failed: a hiccup" in closing(found)
-    tries = found["rounds"][0]["samples"]["fused"]
+    assert "kernel_warmup: 1 of 6 processes failed: a hiccup" in closing(found)
+    tries = found["rounds"][0]["samples"]["kernel_warmup"]
     assert (tries["reason"], tries["failures"]) == (None, ["a hiccup"])
 
 
 def test_an_arm_that_fails_once_in_each_round_has_failed_after_three(tmp_path: Path) -> None:
-    taker, calls = FakeTaker({"fused": 0.1}), iter(range(100))
-    taker.answers["fused"] = lambda job: (
+    taker, calls = FakeTaker({"kernel_warmup": 0.1}), iter(range(100))
+    taker.answers["kernel_warmup"] = lambda job: (
         {} if next(calls) % 2 else {"reason": "a crash", "metrics": {}}
     )
-    found = sweep(tmp_path, plan(arm(fused=True), arm(set_to_none=False)), taker)
-    assert verdicts(found) == {"fused": "failed", "set_to_none=false": "no_difference"}
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True), arm(set_to_none=False)), taker)
+    assert verdicts(found) == {"kernel_warmup": "failed", "set_to_none=false": "no_difference"}
     assert found["arms"][0]["reason"] == "3 of 5 processes failed: a crash"
     assert found["best"] is None
 
@@ -188,12 +188,12 @@ def test_stalls_that_the_median_does_not_see_are_said(tmp_path: Path) -> None:
     taker = FakeTaker({}, noise=0.002)
 
     def stalled(job: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-        stalls = 0.8 if "fused" in job["changes"] else 1.0
+        stalls = 0.8 if "kernel_warmup" in job["changes"] else 1.0
         mean = stalls * answer["metrics"]["samples_per_sec"]
         return answer | {"metrics": answer["metrics"] | {"mean_samples_per_sec": mean}}
 
     taker.after = stalled
-    found = sweep(tmp_path, plan(arm(fused=True), arm(set_to_none=False)), taker)
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True), arm(set_to_none=False)), taker)
     assert [one["verdict"] for one in found["arms"]] == ["no_difference", "no_difference"]
     assert found["arms"][0]["reason"].startswith("By the mean over all steps it is −20.")
     assert found["arms"][1]["reason"] is None
@@ -210,19 +210,21 @@ def test_an_impossible_arm_costs_no_time(tmp_path: Path) -> None:
 def test_a_baseline_that_fails_ends_the_sweep(tmp_path: Path) -> None:
     taker = FakeTaker({})
     taker.after = lambda job, answer: {"reason": "no data", "seconds": 1.0}
-    found = sweep(tmp_path, plan(arm(fused=True), steps=0), taker)
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True), steps=0), taker)
     assert found["status"] == "failed"
     assert found["reason"] == "The baseline cannot be measured: no data"
 
 
 def test_winners_are_combined_and_confirmed_with_fresh_seeds(tmp_path: Path) -> None:
-    taker = FakeTaker({"channels_last": 0.2, "fused": 0.1, "set_to_none": 0.0})
+    taker = FakeTaker({"channels_last": 0.2, "kernel_warmup": 0.1, "set_to_none": 0.0})
     found = sweep(
-        tmp_path, plan(arm(fused=True), arm(channels_last=True), arm(set_to_none=False)), taker
+        tmp_path,
+        plan(arm(kernel_warmup=True), arm(channels_last=True), arm(set_to_none=False)),
+        taker,
     )
     best = found["best"]
-    assert best["arms"] == ["channels_last", "fused"]
-    assert best["changes"] == {"channels_last": True, "fused": True}
+    assert best["arms"] == ["channels_last", "kernel_warmup"]
+    assert best["changes"] == {"channels_last": True, "kernel_warmup": True}
     assert best["verdict"] == "faster"
     assert best["low"] < 0.32 < best["high"]
     assert [one["kept"] for one in found["combining"]] == [True, True]
@@ -239,19 +241,19 @@ def test_the_confirmation_is_judged_once_at_the_full_level() -> None:
 
 
 def test_a_winner_with_a_worse_loss_is_not_taken(tmp_path: Path) -> None:
-    taker = FakeTaker({"channels_last": 0.2, "fused": 0.1})
+    taker = FakeTaker({"channels_last": 0.2, "kernel_warmup": 0.1})
     taker.answers["channels_last"] = lambda job: {"metrics": {"loss": 0.9}}
-    found = sweep(tmp_path, plan(arm(fused=True), arm(channels_last=True)), taker)
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True), arm(channels_last=True)), taker)
     assert found["arms"][1]["loss"]["verdict"] == "worse"
-    assert found["best"]["arms"] == ["fused"]
+    assert found["best"]["arms"] == ["kernel_warmup"]
     assert "loss" in found["combining"][0]["reason"]
 
 
 def test_a_combination_whose_confirmed_loss_is_worse_gives_way_to_the_one_before(
     tmp_path: Path,
 ) -> None:
-    taker = FakeTaker({"channels_last": 0.2, "fused": 0.1})
-    a_plan = plan(arm(fused=True), arm(channels_last=True))
+    taker = FakeTaker({"channels_last": 0.2, "kernel_warmup": 0.1})
+    a_plan = plan(arm(kernel_warmup=True), arm(channels_last=True))
     confirms = seed_of(a_plan, NextTrial("confirm", 0, ""))
 
     def broken_together(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,7 +262,7 @@ def test_a_combination_whose_confirmed_loss_is_worse_gives_way_to_the_one_before
         both = len(job["changes"]) == 2 and within
         return {"metrics": {"loss": None, "loss_finite": False}} if both else {}
 
-    taker.answers["fused"] = broken_together
+    taker.answers["kernel_warmup"] = broken_together
     found = sweep(tmp_path, a_plan, taker)
     assert found["status"] == "finished"
     assert (found["best"]["arms"], found["best"]["verdict"]) == (["channels_last"], "faster")
@@ -269,18 +271,20 @@ def test_a_combination_whose_confirmed_loss_is_worse_gives_way_to_the_one_before
     assert [one["kept"] for one in found["combining"]] == [True, False]
     assert "loss is NaN or infinite in" in found["combining"][1]["reason"]
     assert found["rounds"][-1]["phase"] == "confirming"
-    assert "Not in it: fused: confirmed against the baseline, loss" in "\n".join(closing(found))
+    assert "Not in it: kernel_warmup: confirmed against the baseline, loss" in "\n".join(
+        closing(found)
+    )
 
 
 def test_without_a_sound_combination_the_reports_say_that_there_is_none(tmp_path: Path) -> None:
-    taker, a_plan = FakeTaker({"fused": 0.1}), plan(arm(fused=True))
+    taker, a_plan = FakeTaker({"kernel_warmup": 0.1}), plan(arm(kernel_warmup=True))
     first = seed_of(a_plan, NextTrial("confirm", 0, ""))
 
     def confirming(seed: int) -> bool:
         return first < seed <= first + a_plan.max_rounds
 
     broken = {"metrics": {"loss": None, "loss_finite": False}}
-    taker.answers["fused"] = lambda job: broken.copy() if confirming(job["seed"]) else {}
+    taker.answers["kernel_warmup"] = lambda job: broken.copy() if confirming(job["seed"]) else {}
     taker.stop_after = 14  # two of the confirmation's rounds
     stopped = sweep(tmp_path, a_plan, taker)
     taker.stop_after, taker.stopping = math.inf, False
@@ -293,9 +297,11 @@ def test_without_a_sound_combination_the_reports_say_that_there_is_none(tmp_path
 
 
 def test_a_loss_has_the_verdict_of_all_rounds_so_far(tmp_path: Path) -> None:
-    taker = FakeTaker({"fused": 0.015}, noise=0.02)
-    taker.answers["fused"] = lambda job: {"metrics": {"loss": 0.9 + 0.01 * (job["seed"] % 3)}}
-    a_plan = plan(arm(fused=True))
+    taker = FakeTaker({"kernel_warmup": 0.015}, noise=0.02)
+    taker.answers["kernel_warmup"] = lambda job: {
+        "metrics": {"loss": 0.9 + 0.01 * (job["seed"] % 3)}
+    }
+    a_plan = plan(arm(kernel_warmup=True))
     for rounds, verdict in ((1, "undecided"), (4, "worse")):
         taker.stop_after, taker.stopping = 2 * rounds, False
         found = sweep(tmp_path, a_plan, taker)
@@ -304,9 +310,9 @@ def test_a_loss_has_the_verdict_of_all_rounds_so_far(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_is_worse(tmp_path: Path) -> None:
-    taker = FakeTaker({"fused": 0.1})
-    taker.answers["fused"] = lambda job: {"metrics": {"loss": None, "loss_finite": False}}
-    found = sweep(tmp_path, plan(arm(fused=True)), taker)
+    taker = FakeTaker({"kernel_warmup": 0.1})
+    taker.answers["kernel_warmup"] = lambda job: {"metrics": {"loss": None, "loss_finite": False}}
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True)), taker)
     assert found["arms"][0]["verdict"] == "faster"
     assert found["arms"][0]["loss"]["verdict"] == "worse"
     assert found["arms"][0]["loss"]["text"] == "loss is NaN or infinite in 5 of 5 rounds"
@@ -327,7 +333,7 @@ def test_winners_that_exclude_each_other_are_not_combined(tmp_path: Path) -> Non
 
 
 def test_a_stopped_sweep_takes_the_open_round_again_and_goes_on(tmp_path: Path) -> None:
-    a_plan = plan(arm(channels_last=True), arm(fused=True), max_rounds=5)
+    a_plan = plan(arm(channels_last=True), arm(kernel_warmup=True), max_rounds=5)
     whole = FakeTaker({"channels_last": 0.1})
     (tmp_path / "whole").mkdir()
     expected = sweep(tmp_path / "whole", a_plan, whole)
@@ -351,8 +357,8 @@ def test_a_stopped_sweep_takes_the_open_round_again_and_goes_on(tmp_path: Path) 
 
 
 def test_failures_before_a_resume_do_not_count(tmp_path: Path) -> None:
-    a_plan = plan(arm(fused=True), max_rounds=5, find_best=False)
-    taker = FakeTaker({"fused": 0.1})
+    a_plan = plan(arm(kernel_warmup=True), max_rounds=5, find_best=False)
+    taker = FakeTaker({"kernel_warmup": 0.1})
     no_memory = {"reason": "CUDA is out of memory.", "seconds": 1.0}
     taker.after = lambda job, answer: (
         answer if len(taker.jobs) <= 6 or job["changes"] else no_memory
@@ -360,17 +366,21 @@ def test_failures_before_a_resume_do_not_count(tmp_path: Path) -> None:
     failed = sweep(tmp_path, a_plan, taker)
     assert failed["status"] == "failed"
     assert failed["arms"][0]["rounds"] >= 3
-    again = FakeTaker({"fused": 0.1})
+    again = FakeTaker({"kernel_warmup": 0.1})
     found = sweep(tmp_path, a_plan, again)
-    assert (found["status"], verdicts(found)) == ("finished", {"fused": "faster"})
+    assert (found["status"], verdicts(found)) == ("finished", {"kernel_warmup": "faster"})
     assert len(again.jobs) == 4
 
 
 def test_a_sample_that_cannot_be_stored_stops_the_sweep_and_blames_no_setting(
     tmp_path: Path,
 ) -> None:
-    a_plan, taker = plan(arm(fused=True), max_rounds=2), FakeTaker({})
-    taker.answers["fused"] = lambda job: {"reason": "No space left.", "stops": True, "metrics": {}}
+    a_plan, taker = plan(arm(kernel_warmup=True), max_rounds=2), FakeTaker({})
+    taker.answers["kernel_warmup"] = lambda job: {
+        "reason": "No space left.",
+        "stops": True,
+        "metrics": {},
+    }
     found = sweep(tmp_path, a_plan, taker)
     assert found["status"] == "stopped"
     assert found["reason"] == "No space left. Resume continues from here once that is fixed."
@@ -385,7 +395,7 @@ def test_a_sweep_goes_on_only_on_the_machine_it_was_measured_on(tmp_path: Path, 
         taker.after = lambda job, answer: answer | {"machine": {key: value}}
         return taker
 
-    a_plan, first, other = plan(arm(fused=True), max_rounds=5), answer("a"), answer("b")
+    a_plan, first, other = plan(arm(kernel_warmup=True), max_rounds=5), answer("a"), answer("b")
     first.stop_after = 3
     sweep(tmp_path, a_plan, first)
     refused = sweep(tmp_path, a_plan, other)
@@ -438,9 +448,9 @@ def test_a_line_with_wrong_values_is_named(tmp_path: Path, wrong: dict[str, Any]
 
 def test_a_sample_without_a_rate_has_failed(tmp_path: Path) -> None:
     taker = FakeTaker({})
-    taker.answers["fused"] = lambda job: {"metrics": {"samples_per_sec": math.inf}}
-    found = sweep(tmp_path, plan(arm(fused=True), max_rounds=1), taker)
-    assert verdicts(found) == {"fused": "failed"}
+    taker.answers["kernel_warmup"] = lambda job: {"metrics": {"samples_per_sec": math.inf}}
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True), max_rounds=1), taker)
+    assert verdicts(found) == {"kernel_warmup": "failed"}
     assert found["arms"][0]["reason"].startswith("samples_per_sec: must be a number above 0")
     assert len(read_samples(tmp_path)) == 3
 
@@ -476,7 +486,7 @@ def test_steps_are_chosen_from_a_first_sample(tmp_path: Path) -> None:
 
 def test_progress_never_promises_more_time_than_is_left(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
-    a_plan = plan(arm(channels_last=True), arm(fused=True))
+    a_plan = plan(arm(channels_last=True), arm(kernel_warmup=True))
     write_plan(tmp_path, a_plan)
     taker = FakeTaker({"channels_last": 0.2})
     SweepRunner(tmp_path, a_plan, [CPU], taker, seen.append).run()
@@ -490,15 +500,17 @@ def test_progress_never_promises_more_time_than_is_left(tmp_path: Path) -> None:
 
 
 def test_drift_of_the_machine_is_said_and_fools_no_arm(tmp_path: Path) -> None:
-    taker = FakeTaker({"fused": 0.05}, noise=0.002)
+    taker = FakeTaker({"kernel_warmup": 0.05}, noise=0.002)
 
     def slower_and_slower(job: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         answer["metrics"]["samples_per_sec"] *= math.exp(-0.002 * len(taker.jobs))
         return answer
 
     taker.after = slower_and_slower
-    found = sweep(tmp_path, plan(arm(fused=True), arm(set_to_none=False), find_best=False), taker)
-    assert verdicts(found) == {"fused": "faster", "set_to_none=false": "no_difference"}
+    found = sweep(
+        tmp_path, plan(arm(kernel_warmup=True), arm(set_to_none=False), find_best=False), taker
+    )
+    assert verdicts(found) == {"kernel_warmup": "faster", "set_to_none=false": "no_difference"}
     assert found["drift"]["p"] < 0.05
     assert "got slower" in found["drift"]["text"]
 
@@ -546,7 +558,7 @@ def test_an_arm_is_compared_with_the_geometric_mean_of_the_baselines() -> None:
 
 
 def test_many_arms_are_compared_with_several_runs_of_the_baseline(tmp_path: Path) -> None:
-    arms = [arm(**{field: True}) for field in ("channels_last", "fused", "deterministic")]
+    arms = [arm(**{field: True}) for field in ("channels_last", "kernel_warmup", "deterministic")]
     for field in ("num_workers", "gradient_accumulation_steps", "max_grad_norm", "num_threads"):
         arms.append(arm(**{field: 2}))
     a_plan = plan(*arms, max_rounds=2, find_best=False)
@@ -579,12 +591,12 @@ def test_a_further_baseline_run_that_fails_twice_ends_the_sweep(tmp_path: Path) 
         return answer if job["changes"] or first else {"reason": "no", "seconds": 1.0}
 
     taker.after = second_fails
-    found = sweep(tmp_path, plan(arm(fused=True), baselines=2), taker)
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True), baselines=2), taker)
     assert (found["status"], found["reason"]) == ("failed", "The baseline cannot be measured: no")
 
 
 def test_the_number_of_baseline_runs_follows_the_arms_that_can_run() -> None:
-    fields = ("channels_last", "fused", "deterministic", "set_to_none")
+    fields = ("channels_last", "kernel_warmup", "deterministic", "set_to_none")
     arms = [arm(**{field: field != "set_to_none"}) for field in fields]
     assert [plan(*arms[:count]).baselines for count in range(5)] == [1, 1, 1, 2, 2]
     assert plan(*arms[:2], arm(pin_memory=True)).baselines == 1  # impossible on a CPU
@@ -593,7 +605,7 @@ def test_the_number_of_baseline_runs_follows_the_arms_that_can_run() -> None:
 
 
 def test_a_sweep_of_the_version_before_is_judged_and_goes_on(tmp_path: Path) -> None:
-    arms = [arm(channels_last=True), arm(fused=True), arm(deterministic=True)]
+    arms = [arm(channels_last=True), arm(kernel_warmup=True), arm(deterministic=True)]
     old = replace(plan(*arms, find_best=False), baselines=1)
     taker = FakeTaker({"channels_last": 0.1})
     taker.stop_after = 4 * 6
@@ -631,12 +643,14 @@ def test_rounds_after_the_one_that_is_taken_again_are_taken_again_too(tmp_path: 
 
 
 def test_a_loss_that_is_not_shown_equal_is_marked_and_excludes_no_arm(tmp_path: Path) -> None:
-    taker, noise = FakeTaker({"fused": 0.1}), random.Random(3)
-    taker.answers["fused"] = lambda job: {"metrics": {"loss": 0.5 * (1 + noise.gauss(0, 0.1))}}
-    found = sweep(tmp_path, plan(arm(fused=True)), taker)
+    taker, noise = FakeTaker({"kernel_warmup": 0.1}), random.Random(3)
+    taker.answers["kernel_warmup"] = lambda job: {
+        "metrics": {"loss": 0.5 * (1 + noise.gauss(0, 0.1))}
+    }
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True)), taker)
     assert found["arms"][0]["loss"]["verdict"] == "not_shown_equal"
     assert found["arms"][0]["loss"]["low"] < -0.03
-    assert found["best"]["arms"] == ["fused"]
+    assert found["best"]["arms"] == ["kernel_warmup"]
     for text in ("\n".join(table(found)), to_html(found), "\n".join(closing(found))):
         assert "loss not shown equal: " in text
     assert to_csv(found).splitlines()[2].endswith(",not_shown_equal")
@@ -644,8 +658,10 @@ def test_a_loss_that_is_not_shown_equal_is_marked_and_excludes_no_arm(tmp_path: 
 
 def test_what_is_no_finite_number_is_missing_in_the_files(tmp_path: Path) -> None:
     taker = FakeTaker({})
-    taker.answers["fused"] = lambda job: {"metrics": {"data_wait": math.nan, "mfu": math.inf}}
-    found = sweep(tmp_path, plan(arm(fused=True), max_rounds=1), taker)
+    taker.answers["kernel_warmup"] = lambda job: {
+        "metrics": {"data_wait": math.nan, "mfu": math.inf}
+    }
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True), max_rounds=1), taker)
     assert found["arms"][0]["metrics"]["data_wait"] is None
     for name in (SAMPLES, SWEEP_JSON):
         assert "NaN" not in (tmp_path / name).read_text()
@@ -673,15 +689,18 @@ def test_plans_survive_json_and_refuse_nonsense() -> None:
         with pytest.raises(ConfigError):
             replace(a_plan, **wrong)
     with pytest.raises(ConfigError, match="baseline"):
-        plan(replace(arm(fused=True), name="baseline 2"))
+        plan(replace(arm(kernel_warmup=True), name="baseline 2"))
     with pytest.raises(ConfigError, match="twice"):
-        plan(arm(fused=True), arm(fused=True))
+        plan(arm(kernel_warmup=True), arm(kernel_warmup=True))
 
 
 def test_reports_escape_what_a_foreign_folder_may_hold(tmp_path: Path) -> None:
     taker = FakeTaker({"channels_last": 0.1})
-    taker.answers["fused"] = lambda job: {"reason": "<script>alert(1)</script>", "metrics": {}}
-    evil = replace(arm(fused=True), name='=cmd()"<b>')
+    taker.answers["kernel_warmup"] = lambda job: {
+        "reason": "<script>alert(1)</script>",
+        "metrics": {},
+    }
+    evil = replace(arm(kernel_warmup=True), name='=cmd()"<b>')
     found = sweep(tmp_path, plan(evil, arm(channels_last=True), arm(pin_memory=True)), taker)
     page = to_html(found)
     assert "<script" not in page
@@ -709,7 +728,7 @@ def test_a_report_names_an_arm_with_its_reason_once(tmp_path: Path) -> None:
 def test_reports_are_made_of_a_sweep_that_has_measured_nothing(tmp_path: Path) -> None:
     taker = FakeTaker({})
     taker.stopping = True
-    found = sweep(tmp_path, plan(arm(fused=True), steps=0), taker)
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True), steps=0), taker)
     assert found["status"] == "stopped"
     assert "No effect was measured" in to_html(found)
     assert len(to_csv(found).splitlines()) == 3
@@ -757,6 +776,6 @@ def test_a_terminal_draws_the_table_over_the_former_one(
 
 def test_no_name_of_a_setting_controls_the_terminal(tmp_path: Path) -> None:
     taker = FakeTaker({})
-    taker.answers["fused"] = lambda job: {"reason": "\x1b[2Jgone", "metrics": {}}
-    found = sweep(tmp_path, plan(arm(fused=True), max_rounds=1), taker)
+    taker.answers["kernel_warmup"] = lambda job: {"reason": "\x1b[2Jgone", "metrics": {}}
+    found = sweep(tmp_path, plan(arm(kernel_warmup=True), max_rounds=1), taker)
     assert "\x1b" not in "".join([*table(found), *closing(found), progress_line(found)])

@@ -10,6 +10,7 @@ import pytest
 from trainer.config import (
     CompileMode,
     Optimizer,
+    OptimizerImpl,
     Precision,
     RunConfig,
     Runner,
@@ -17,8 +18,14 @@ from trainer.config import (
     Workload,
     defaults,
 )
-from trainer.config_validation import TrainDevice, choice_problem, validate
-from trainer.strategy_validation import parallel_notes, start_problem, step_sentence
+from trainer.config_validation import (
+    TrainDevice,
+    choice_problem,
+    parallel_notes,
+    start_problem,
+    step_sentence,
+    validate,
+)
 
 CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**30)
 GPUS = [
@@ -83,9 +90,11 @@ def test_other_machines_may_have_more_gpus() -> None:
 
 
 def test_the_fused_sgd_has_no_form_for_weights_that_are_spread() -> None:
-    for parallel, fields in ((FSDP, {"fused", "optimizer"}), (DDP, set())):
+    for parallel, fields in ((FSDP, {"optimizer_impl", "optimizer"}), (DDP, set())):
         assert refused(config(parallel, optimizer=Optimizer.SGD)).keys() == fields
-    assert refused(config(FSDP, optimizer=Optimizer.SGD, fused=False)) == {}
+    assert (
+        refused(config(FSDP, optimizer=Optimizer.SGD, optimizer_impl=OptimizerImpl.FOR_LOOP)) == {}
+    )
 
 
 def test_blocks_that_compute_again_cannot_be_copied_to_other_gpus() -> None:

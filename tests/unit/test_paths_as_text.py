@@ -17,7 +17,7 @@ PROJECT = PACKAGE.parent
 
 
 def test_a_failed_allocation_of_loading_is_known_by_its_files() -> None:
-    assert len(train.DATA_FILES) == 3
+    assert len(train.DATA_FILES) == 2
     assert [name for name in train.DATA_FILES if not (PROJECT / name).is_file()] == []
 
 

@@ -1,4 +1,4 @@
-"""Precision: flags set and put back, autocast types, the scaler's pass-through."""
+"""Precision: autocast types, the scaler's pass-through."""
 
 from __future__ import annotations
 
@@ -6,28 +6,7 @@ import pytest
 import torch
 
 from trainer.config import Precision
-from trainer.training.precision import autocast, grad_scaler, precision_flags
-
-
-def flags() -> tuple[str, bool]:
-    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-
-
-@pytest.mark.parametrize(
-    ("precision", "expected"),
-    [
-        (Precision.FP32, ("highest", False)),
-        (Precision.TF32, ("high", True)),
-        (Precision.BF16, ("highest", False)),
-    ],
-)
-def test_flags_are_set_for_the_run_and_put_back(
-    precision: Precision, expected: tuple[str, bool]
-) -> None:
-    before = flags()
-    with precision_flags(precision):
-        assert flags() == expected
-    assert flags() == before
+from trainer.training.precision import autocast, grad_scaler
 
 
 def test_autocast_acts_only_in_mixed_precision() -> None:

@@ -13,13 +13,12 @@ from torch import nn
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
-from trainer.config import Optimizer, RunConfig
+from trainer.config import Optimizer, OptimizerImpl, RunConfig
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast
 from trainer.training.state import TrainState
-from trainer.training.step import TrainStep
+from trainer.training.step import TrainPhaseTimer, TrainStep
 from trainer.training.warmup import (
     first_batch,
     full_batch_size,
@@ -29,7 +28,7 @@ from trainer.training.warmup import (
 )
 from trainer.workloads.task import Batch, Task, TensorSplit
 
-KERNELS = [{"fused": True}, {"fused": False, "foreach": True}, {"fused": False}]
+KERNELS = [{"optimizer_impl": impl} for impl in OptimizerImpl]
 BATCH = torch.rand(8, 4), torch.rand(8, 2)
 
 

@@ -18,7 +18,7 @@ from stepscope.recorder.cuda_readback import CudaScalarReadback, MetricRow
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from tests.support.run_values import metric
-from trainer.training.scalar_readback import HostReader
+from trainer.training.accelerator import HostReader
 
 
 @dataclass

@@ -14,8 +14,8 @@ from tests.support.train_devices import CPU_DEVICE
 from trainer.config import RunConfig, Runner, Strategy, Workload
 from trainer.training import fsdp
 from trainer.training.fsdp import weights_on_first_rank
+from trainer.training.model import ParallelModel, prepare
 from trainer.training.rank_info import TrainerRank
-from trainer.training.strategy import ParallelModel, prepare_for_strategy
 from trainer.workloads.gpt import Gpt
 
 FSDP = RunConfig(
@@ -84,7 +84,7 @@ def test_each_block_gets_memory_alone_and_the_root_keeps_its_weights(
     config = replace(FSDP, reshard_after_forward=reshard)
     with weights_on_first_rank(config, SECOND):
         model = Gpt(config, 7)
-    assert prepare_for_strategy(model, config, SECOND, torch.device("cpu")) is model
+    assert prepare(model, config, torch.device("cpu"), SECOND) is model
     assert model.head.weight is model.embedding.weight
     root = None if reshard else False
     assert calls == [*((block, reshard) for block in model.blocks), (model, root)]

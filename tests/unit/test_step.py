@@ -11,9 +11,8 @@ from torch import nn
 
 from trainer.config import Precision, RunConfig
 from trainer.training.model import InputFormat, prepare
-from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast, grad_scaler
-from trainer.training.step import TrainStep
+from trainer.training.step import TrainPhaseTimer, TrainStep
 
 
 def make(

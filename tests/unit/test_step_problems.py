@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.config import RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, choice_problem, validate
-from trainer.step_validation import epoch_problem
+from trainer.config_validation import TrainDevice, choice_problem, epoch_problem, validate
 
 CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**30)
 GPU = TrainDevice(
@@ -43,9 +42,8 @@ def found(device: TrainDevice, workload: Workload = CNN, **changes: Any) -> set[
             },
             set(),
         ),
-        ({"fused": False, "foreach": True, "set_to_none": False}, set()),
+        ({"optimizer_impl": "foreach", "set_to_none": False}, set()),
         ({"activation_checkpointing": True}, set()),
-        ({"fused": True, "foreach": True}, {"fused", "foreach"}),
         ({"lr_warmup_steps": 5}, set()),
         ({"lr_warmup_steps": 5, "lr_scheduler": "none"}, set()),
         ({"lr_warmup_steps": 5, "lr_scheduler": "plateau"}, {"lr_warmup_steps"}),
@@ -68,10 +66,10 @@ def test_on_a_cpu(changes: dict[str, Any], fields: set[str]) -> None:
             },
             set(),
         ),
-        ({"cuda_graphs": True, "fused": False}, set()),
+        ({"cuda_graphs": True, "optimizer_impl": "for-loop"}, set()),
         ({"cuda_graphs": True, "activation_checkpointing": True, "deterministic": True}, set()),
-        ({"cuda_graphs": True, "precision": "fp16", "fused": False}, {"cuda_graphs"}),
-        ({"cuda_graphs": True, "optimizer": "sgd", "fused": False}, {"cuda_graphs"}),
+        ({"cuda_graphs": True, "precision": "fp16", "optimizer_impl": "for-loop"}, {"cuda_graphs"}),
+        ({"cuda_graphs": True, "optimizer": "sgd", "optimizer_impl": "for-loop"}, {"cuda_graphs"}),
         ({"cuda_graphs": True, "compile_mode": "default"}, {"cuda_graphs", "compile_mode"}),
         ({"cuda_graphs": True, "set_to_none": False}, {"set_to_none"}),
         ({"cuda_graphs": True, "kernel_warmup": True}, {"kernel_warmup"}),
@@ -97,14 +95,15 @@ def test_a_switch_that_a_workload_cannot_feel_is_refused(field: str) -> None:
 
 
 def test_of_two_that_exclude_each_other_either_can_be_switched_off() -> None:
-    config = replace(RunConfig(), fused=True)
-    problem = choice_problem("foreach", True, config, [CPU])
-    assert problem is not None
-    assert problem.remedy == "Turn off fused"
-    other = choice_problem("fused", True, replace(config, fused=False, foreach=True), [CPU])
-    assert other is not None
-    assert other.remedy == "Turn off foreach"
-    assert choice_problem("fused", False, replace(config, foreach=True), [CPU]) is None
+    for one, other in (
+        ("deterministic", "cudnn_benchmark"),
+        ("cudnn_benchmark", "deterministic"),
+    ):
+        config = replace(RunConfig(device=GPU.id), **{one: True})
+        problem = choice_problem(other, True, config, [GPU])
+        assert problem is not None
+        assert problem.remedy == f"Turn off {one}"
+        assert choice_problem(one, False, replace(config, **{other: True}), [GPU]) is None
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])

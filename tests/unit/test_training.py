@@ -14,12 +14,19 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.config import LRSchedule, Optimizer, Precision, RunConfig, Runner, Strategy
+from trainer.config import (
+    LRSchedule,
+    Optimizer,
+    OptimizerImpl,
+    Precision,
+    RunConfig,
+    Runner,
+    Strategy,
+)
 from trainer.training import train as training_run
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.checkpoint_state import save
-from trainer.training.state import TrainState
+from trainer.training.state import TrainState, save
 
 OLD = Path(__file__).parents[1] / "data" / "checkpoints" / "cosine-per-epoch.pt"
 """Of a version whose cosine moved once an epoch: step 11 of 28, in the second of four epochs."""
@@ -47,13 +54,17 @@ def one_epoch(run: TrainState) -> None:
         one_step(run)
 
 
-KERNELS = [(True, False), (False, True), (False, False)]  # fused, foreach
+KERNELS = {
+    OptimizerImpl.FUSED: "fused",
+    OptimizerImpl.FOREACH: "multi_tensor",
+    OptimizerImpl.FOR_LOOP: "single_tensor",
+}
 
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))
-@pytest.mark.parametrize(("fused", "foreach"), KERNELS)
-def test_the_switches_choose_the_kernel_of_the_optimizer(
-    optimizer: Optimizer, fused: bool, foreach: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("impl", KERNELS)
+def test_the_setting_chooses_the_kernel_of_the_optimizer(
+    optimizer: Optimizer, impl: OptimizerImpl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None for both would let torch choose; counted is which of torch's functions is called."""
     module = importlib.import_module(f"torch.optim.{'sgd' if optimizer == 'sgd' else 'adam'}")
@@ -70,24 +81,23 @@ def test_the_switches_choose_the_kernel_of_the_optimizer(
 
         monkeypatch.setattr(module, whole, count)
 
-    for kind in ("fused", "multi_tensor", "single_tensor"):
+    for kind in KERNELS.values():
         counted(kind)
-    one_epoch(training(optimizer=optimizer, fused=fused, foreach=foreach))
-    assert called == ["fused" if fused else "multi_tensor" if foreach else "single_tensor"]
+    one_epoch(training(optimizer=optimizer, optimizer_impl=impl))
+    assert called == [KERNELS[impl]]
 
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))
-@pytest.mark.parametrize(("fused", "foreach"), KERNELS)
-def test_a_resumed_run_takes_its_own_kernel(
-    optimizer: Optimizer, fused: bool, foreach: bool
-) -> None:
+@pytest.mark.parametrize("impl", KERNELS)
+def test_a_resumed_run_takes_its_own_kernel(optimizer: Optimizer, impl: OptimizerImpl) -> None:
     """Else fp16's scaler hands its scale to a kernel that refuses it."""
-    first = training(optimizer=optimizer, fused=not fused)
+    other = OptimizerImpl.FOR_LOOP if impl == "fused" else OptimizerImpl.FUSED
+    first = training(optimizer=optimizer, optimizer_impl=other)
     one_epoch(first)
-    second = training(optimizer=optimizer, fused=fused, foreach=foreach)
+    second = training(optimizer=optimizer, optimizer_impl=impl)
     second.load(copy.deepcopy(first.state_dict()))
     group = second.optimizer.param_groups[0]
-    assert (group["fused"], group["foreach"]) == (fused, foreach)
+    assert (group["fused"], group["foreach"]) == (impl == "fused", impl == "foreach")
     one_epoch(second)
 
 

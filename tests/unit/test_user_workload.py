@@ -27,8 +27,7 @@ from trainer.custom_workload import (
 )
 from trainer.error_messages import describe_failure
 from trainer.workloads import WORKLOADS
-from trainer.workloads.custom_file import UserCodeError, UserFile
-from trainer.workloads.dataset_split import CollatedDataset
+from trainer.workloads.custom import CollatedDataset, UserCodeError, UserFile
 from trainer.workloads.task import Task, TensorSplit
 
 PROJECT = Path(__file__).resolve().parents[2]

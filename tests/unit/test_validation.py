@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer.config import RunConfig
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.loaders import InMemoryLoader
+from trainer.training.loaders import HostLoader
 from trainer.training.loop import TrainLoop
 from trainer.training.rank_info import TrainerRank
 from trainer.workloads.task import Batch, TensorSplit
@@ -54,11 +54,11 @@ def validated(ranks: TrainerRank, split: Broken, batch_size: int) -> tuple[float
         training=SimpleNamespace(
             model=torch.nn.Linear(1, 1), ranks=ranks, compute=compute, config=config
         ),
-        validation_loader=InMemoryLoader(split, config, compute),
+        validation_loader=HostLoader(split, config, compute),
         step=SimpleNamespace(
             evaluate=lambda inputs, targets, counted: (inputs, inputs[:counted].mean())
         ),
-        _last_is_due=lambda: False,
+        _last_saved=float("inf"),
     )
     return TrainLoop._validate(loop)
 

@@ -9,12 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_WORKLOADS
-from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
+from stepscope.run.setting_names import EARLIER_WORKLOADS, current_settings, current_variant
+from trainer.config import FIELDS, ConfigError, OptimizerImpl, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.plan import SweepPlan
 from trainer.lab.presets import PRESETS
-from trainer.lab.variants import FIXED, Variant, arms, make_arm, own_settings, own_with, suggested
+from trainer.lab.variants import (
+    FIXED,
+    Variant,
+    arm_name,
+    arms,
+    make_arm,
+    own_settings,
+    own_with,
+    suggested,
+)
 
 EXAMPLES = """\
 examples:
@@ -102,12 +111,13 @@ def plan_of(
 
 def settings_of(options: argparse.Namespace) -> dict[str, str]:
     """Return the fields of the baseline that the options set, as texts."""
-    given: dict[str, str] = {}
+    named: dict[str, str] = {}
     for text in options.set:
         field, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--set: must be FIELD=VALUE, got {text!r}. Give a value.")
-        given[_known(field, "--set")] = value
+        named[field] = value
+    given = {_known(field, "--set"): value for field, value in current_settings(named).items()}
     for field in ("precision", "batch_size"):
         if getattr(options, field) is not None:
             given[field] = getattr(options, field)
@@ -156,8 +166,6 @@ def value_of(field: str, text: str) -> Any:
 
 def _known(field: str, option: str, own: Iterable[str] = ()) -> str:
     known = [*own, *FIELDS]
-    if field not in known:
-        field = EARLIER_FIELDS.get(field, field)
     if field in known:
         return field
     near = difflib.get_close_matches(field, known, n=3, cutoff=0.5)
@@ -174,15 +182,18 @@ def _arms(
     notes = []
     for _, change in asked:
         for field, value in change.items():
-            if value is not True or getattr(config, field) is not True:
+            impl = field == "optimizer_impl" and value != OptimizerImpl.FOR_LOOP
+            if getattr(config, field) != value or not (value is True or impl):
                 continue
+            off = str(OptimizerImpl.FOR_LOOP) if impl else False
             if field in given:
                 raise UsageError(
                     f"--variants: {field} is turned on in the baseline by --set. Remove it "
-                    f"there, or compare {field}=false."
+                    f"there, or compare {arm_name({field: off})}."
                 )
-            config = replace(config, **make_arm({field: False}, config, devices).changes)
-            notes.append(f"{field} is off in the baseline, because an arm switches it on")
+            config = replace(config, **make_arm({field: off}, config, devices).changes)
+            shown = off or "off"
+            notes.append(f"{field} is {shown} in the baseline, because an arm switches it on")
     found: dict[str, Variant] = {}
     for token, change in asked:
         alone = sum(token == other for other, _ in asked) == 1
@@ -197,8 +208,11 @@ def _changes(
     token: str, config: RunConfig, devices: Sequence[TrainDevice]
 ) -> Iterator[dict[str, Any]]:
     """Yield the changes that a word of `--arms` means; several for a field without a value."""
-    parts = re.split(r"\+(?=[a-z_])", token)
     own = [name for name in own_settings(config) if name not in FIELDS]
+    parts = [
+        part if part.partition("=")[0] in own else current_variant(part)
+        for part in re.split(r"\+(?=[a-z_])", token)
+    ]
     named = [
         (_known(field, "--variants", own), equals, text)
         for field, equals, text in (part.partition("=") for part in parts)

@@ -7,8 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config import CompileMode, ConfigIssue, Precision, RunConfig, Runner, Strategy
-from trainer.config_limits import LIMITS
+from trainer.config import (
+    LIMITS,
+    CompileMode,
+    ConfigIssue,
+    OptimizerImpl,
+    Precision,
+    RunConfig,
+    Runner,
+    Strategy,
+)
 from trainer.config_validation import TrainDevice
 from trainer.lab.variants import NOT_TIMED, Variant, make_arm, suggested
 
@@ -20,8 +28,7 @@ _LOADING = (
 
 PLAIN: dict[str, Any] = {
     "precision": Precision.FP32,
-    "fused": False,
-    "foreach": False,
+    "optimizer_impl": OptimizerImpl.FOR_LOOP,
     "set_to_none": True,
     "gradient_accumulation_steps": 1,
     "max_grad_norm": 0.0,

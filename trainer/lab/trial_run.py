@@ -12,8 +12,7 @@ from typing import Any
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
-from trainer.config import ConfigError, LRSchedule, NanPolicy, RunConfig, Runner
-from trainer.config_limits import LIMITS
+from trainer.config import LIMITS, ConfigError, LRSchedule, NanPolicy, RunConfig, Runner
 from trainer.lab.trial_metrics import RunTooShortError, measured
 from trainer.lab.variants import changed
 from trainer.runners.process import last_step, write_pending

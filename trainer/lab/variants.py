@@ -14,17 +14,15 @@ from typing import Any
 from stepscope.run.setting_names import current_settings
 from trainer.config import (
     FIELDS,
+    LIMITS,
     CompileMode,
     ConfigError,
     ConfigIssue,
-    Optimizer,
-    Precision,
     RunConfig,
     Runner,
     Strategy,
     Workload,
 )
-from trainer.config_limits import LIMITS
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, user_workload_settings
 from trainer.techniques import SWITCHES
@@ -121,9 +119,8 @@ def suggested(field: str, config: RunConfig, devices: Sequence[TrainDevice]) -> 
         return
     if isinstance(now, bool):
         yield not now
-    elif field in ("precision", "compile_mode"):
-        kind = Precision if field == "precision" else CompileMode
-        yield from (str(value) for value in kind if value != now)
+    elif field in ("precision", "compile_mode", "optimizer_impl"):
+        yield from (str(value) for value in type(now) if value != now)
     elif field == "device":
         yield from (device.id for device in devices if device.id != now and device.reason is None)
     else:
@@ -199,8 +196,6 @@ _NEEDS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("non_blocking", True, {"pin_memory": True}),
     ("copy_stream", True, {"pin_memory": True, "non_blocking": True}),
     ("pin_memory", False, _UNPINNED),
-    ("foreach", True, {"fused": False}),
-    ("fused", True, {"foreach": False}),
     ("num_workers", 0, _NO_WORKERS),
     ("dataset_on_device", True, {**_NO_WORKERS, "num_workers": 0, "copy_stream": False}),
     ("device", "cpu", _UNPINNED | _ON_CPU),
@@ -217,8 +212,9 @@ def _companions(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]
     if "strategy" in changes:
         several = changes["strategy"] in (Strategy.DDP, Strategy.FSDP)
         needed["runner"] = Runner.TORCHRUN if several else Runner.THREAD
-        if changes["strategy"] == Strategy.FSDP and config.optimizer is Optimizer.SGD:
-            needed["fused"] = False  # torch's fused SGD takes no weights that are spread
+        fused_sgd = (config.optimizer, config.optimizer_impl) == ("sgd", "fused")
+        if changes["strategy"] == Strategy.FSDP and fused_sgd:  # takes no weights that are spread
+            needed["optimizer_impl"] = "for-loop"
     # A step of as many samples as before: what accumulation saves is memory.
     parts = changes.get("gradient_accumulation_steps")
     if isinstance(parts, int) and parts > 1:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from trainer.config_limits import LIMITS
+from trainer.config import LIMITS
 
 HEADROOM = 0.10
 """Fraction of the free memory that no recommended batch may use."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.run.setting_names import EARLIER_FIELDS
+from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_IMPLS
 from trainer.config import FIELDS, RunConfig, Workload
 from trainer.config_validation import TrainDevice
 from trainer.lab.options import UsageError, configured, settings_of, value_of
@@ -25,7 +25,7 @@ examples:
   python -m trainer.memory_estimate --config runs/NAME/run.json --batch-size 128
   python -m trainer.memory_estimate --workload digits_cnn --find-batch-size --measure-throughput
 
-Each setting of a run is an option: --optimizer adamw, --num-workers 4, --fused false. Exit codes:
+Each setting of a run is an option: --optimizer adamw, --num-workers 4. Exit codes:
 0 it fits, or this is unknown; 1 it does not fit, or the prediction failed; 2 wrong usage; 130
 stopped.
 """
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     add("--measure-throughput", "--probe", action="store_true", help=help_)
     add("--runs", metavar="DIR", type=Path, help="folder of all runs (STEPSCOPE_RUNS, or runs/)")
     add("--json", action="store_true", help="print one JSON object")
-    for field in set(FIELDS) - set(_OWN):
+    for field in {*FIELDS, *EARLIER_IMPLS} - {*_OWN}:
         is_switch = isinstance(getattr(RunConfig(), field), bool)
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if is_switch else {}
         names = [f"--{name.replace('_', '-')}" for name in (field, *_EARLIER.get(field, ()))]
@@ -82,7 +82,7 @@ def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> Ru
     """
     given = [
         f"{field}={text}"
-        for field in FIELDS
+        for field in (*FIELDS, *EARLIER_IMPLS)
         if (text := getattr(options, f"field_{field}", None)) is not None
     ]
     options = argparse.Namespace(**{**vars(options), "set": [*given, *options.set]})

@@ -9,59 +9,77 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 
 import psutil
 import torch
+from torch import Tensor
 
 from stepscope.memory.allocator import COUNTS, read
-from stepscope.recorder.cuda_readback import RowSink
+from stepscope.recorder.cuda_readback import MetricRow, RowSink
 from stepscope.run.status import shortage
 from trainer.training.cuda_timing import CudaStepTimer, TimedScalars
-from trainer.training.scalar_readback import HostReader
 
 RUN_AHEAD = 2
 """Steps that the host may queue ahead of the GPU: enough to keep it busy, few enough that a
 button is served at once and the host's step time is the GPU's."""
 
 
+class HostReader:
+    """Logs the loop's rows with their scalars, which a CPU has at once. See `TimedScalars`."""
+
+    def __init__(self, sink: RowSink) -> None:
+        self._sink = sink
+        self.dropped = 0
+
+    def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Tensor]) -> None:
+        """Log the row with the scalars (0-d tensors) read into it."""
+        for key, scalar in scalars.items():
+            row[key] = scalar.item()
+        self._sink(step, ts, row)
+
+    def poll(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+
+Reader = HostReader | TimedScalars
+
+
 class CpuAccelerator:
-    """A CPU: values are there at once, and torch keeps no cache of its own."""
+    """A CPU: no cache, no queue, no peak of torch's own. Most methods do nothing here."""
 
     on_gpu = False
     device = torch.device("cpu")
     times = None
 
     def memory(self) -> dict[str, int]:
-        """Bytes by metric key."""
+        """Return bytes by metric key."""
         return {"process/rss": psutil.Process().memory_info().rss}
 
-    def release(self) -> None:
-        """Do nothing: CPU tensors go back to the C allocator when they die."""
+    def release(self) -> None: ...
 
-    def reset_peaks(self) -> None:
-        """Do nothing: the process's peak belongs to the sampler."""
+    def reset_peaks(self) -> None: ...
 
-    def synchronize(self) -> None:
-        """Do nothing: CPU work is done when the call returns."""
+    def synchronize(self) -> None: ...
 
-    def begin_step(self) -> None:
-        """Do nothing: on a CPU the step time says it all."""
+    def begin_step(self) -> None: ...
 
-    def end_step(self) -> None:
-        """Do nothing, as `begin_step`."""
+    def end_step(self) -> None: ...
 
-    def pace(self) -> None:
-        """Do nothing: the host cannot run ahead of itself."""
+    def pace(self) -> None: ...
 
     def reader(self, sink: RowSink) -> HostReader:
         """Return the reader of the loop's scalars."""
         return HostReader(sink)
 
-    def rng_state(self) -> torch.Tensor | None:
+    def rng_state(self) -> Tensor | None:
         """Return None: the default CPU generator is saved apart."""
         return None
 
-    def set_rng_state(self, state: torch.Tensor) -> None:
+    def set_rng_state(self, state: Tensor) -> None:
         """Ignore a GPU's generator state (a GPU checkpoint resumed on a CPU)."""
 
 
@@ -133,11 +151,11 @@ class CudaAccelerator:
         """Return the reader of the loop's scalars."""
         return TimedScalars(sink, self.times)
 
-    def rng_state(self) -> torch.Tensor | None:
+    def rng_state(self) -> Tensor | None:
         """Return the state of this device's default generator."""
         return torch.cuda.get_rng_state(self.device)
 
-    def set_rng_state(self, state: torch.Tensor) -> None:
+    def set_rng_state(self, state: Tensor) -> None:
         """Set the state of this device's default generator."""
         torch.cuda.set_rng_state(state, self.device)
 

@@ -1,4 +1,4 @@
-"""Torch's process-wide flags, set for a run and put back after it."""
+"""PyTorch's process-wide flags, set for a run and restored after it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch.backends import cudnn
 
-from trainer.config import RunConfig
+from trainer.config import Precision, RunConfig
 from trainer.error_messages import RunFailedError
-from trainer.training.precision import precision_flags
 
 WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
 _FIXED = (":4096:8", ":16:8")
@@ -20,30 +19,25 @@ _FIXED = (":4096:8", ":16:8")
 
 @contextmanager
 def run_flags(config: RunConfig) -> Iterator[None]:
-    """Set the flags of precision, of cuDNN and of determinism, and put the former ones back."""
-    with precision_flags(config.precision), _cudnn(config), _determinism(config.deterministic):
-        yield
+    """Set the flags of precision, of cuDNN and of determinism, and restore the former ones.
 
-
-@contextmanager
-def _cudnn(config: RunConfig) -> Iterator[None]:
-    benchmark, deterministic = cudnn.benchmark, cudnn.deterministic
-    cudnn.benchmark = config.cudnn_benchmark
-    cudnn.deterministic = config.deterministic
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.deterministic = benchmark, deterministic
-
-
-@contextmanager
-def _determinism(wanted: bool) -> Iterator[None]:
+    Only the older TF32 settings are used: setting the newer `fp32_precision` makes the older
+    getters raise, which breaks other code in the process.
+    """
+    tf32 = config.precision is Precision.TF32
+    matmul = torch.get_float32_matmul_precision()
+    former = cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(wanted)
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    cudnn.allow_tf32 = tf32  # on by default, so fp32 must switch it off
+    cudnn.benchmark, cudnn.deterministic = config.cudnn_benchmark, config.deterministic
+    torch.use_deterministic_algorithms(config.deterministic)
     try:
         yield
     finally:
+        torch.set_float32_matmul_precision(matmul)
+        cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = former
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class CudaStepTimer:
     """Collects the pairs of the step that is being queued; used by the training thread alone."""
 
     def __init__(self, device: torch.device) -> None:
-        self._pairs = _pairs_of(device)
+        self._pairs = _pairs_of(device.index)
         self._spans = StepTimings()
         self._step: CudaEventPair | None = None
 
@@ -98,11 +99,8 @@ class CudaStepTimer:
 
     def _seconds(self, spans: list[CudaEventPair | None]) -> float | None:
         """Return the sum; None where a pair is missing or the device has not passed it."""
-        total: float | None = 0.0
-        for pair in spans:
-            seconds = None if pair is None else self._elapsed(pair)
-            total = None if seconds is None or total is None else total + seconds
-        return total
+        seconds = [None if pair is None else self._elapsed(pair) for pair in spans]
+        return None if None in seconds else sum(filter(None, seconds))
 
     def _elapsed(self, pair: CudaEventPair) -> float | None:
         try:
@@ -131,7 +129,7 @@ class TimedScalars(CudaScalarReadback):
 
         Waits for the copies.
         """
-        self._timed_sink = _nowhere
+        self._timed_sink = lambda step, ts, row: None
         self.flush()
         self._pages.clear()
         self._times.discard()
@@ -142,20 +140,7 @@ class TimedScalars(CudaScalarReadback):
         self._timed_sink(step, ts, row)
 
 
-def _nowhere(step: int, ts: float, row: MetricRow) -> None:
-    """Take a row that nobody wants."""
-
-
-def _pairs_of(device: torch.device) -> CudaEventTimerPool:
-    """The pairs of a device, which all runs of this process share: events are never freed."""
-    pairs = _pairs.get(device.index)
-    if pairs is None:
-        pairs = _pairs[device.index] = CudaEventTimerPool(_event, PAIRS_LIMIT)
-    return pairs
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-_pairs: dict[int, CudaEventTimerPool] = {}
+@cache
+def _pairs_of(index: int) -> CudaEventTimerPool:
+    """Return the pairs of a device. Runs of this process share them: events are never freed."""
+    return CudaEventTimerPool(partial(torch.cuda.Event, enable_timing=True), PAIRS_LIMIT)

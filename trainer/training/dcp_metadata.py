@@ -12,7 +12,7 @@ import os
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PosixPath
 from typing import Any, TypeVar
 
@@ -42,8 +42,8 @@ _DAMAGED = (
 """What a pickle raises that holds something else than a list of tensors."""
 
 
-class _MetadataEntry:
-    """Stands for an object of the list; `state` is what the pickle says of it.
+class _Entry:
+    """Stands for an object of the list; `state` is what the pickle gives it.
 
     A pickle cannot change this class: its BUILD calls `__setstate__`, which fails for the class
     itself. Neither can it change types built into Python, nor torch's types of numbers.
@@ -51,57 +51,27 @@ class _MetadataEntry:
 
     state: Any = None
 
-    def __init__(self, *args: Any) -> None:
-        """Take what makes a path; nobody looks at it."""
+    def __init__(self, *args: Any) -> None: ...
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def fields(self) -> Mapping[str, Any]:
-        """Return the state of an object that has named fields. Raises TypeError."""
-        if not isinstance(self.state, dict):
-            raise TypeError(f"{type(self).__name__} has no fields")
-        return self.state
 
-
-class _List(_MetadataEntry):
-    pass
-
-
-class _Index(_MetadataEntry):
-    pass
-
-
-class _TensorInfo(_MetadataEntry):
-    pass
-
-
-class _Chunk(_MetadataEntry):
-    pass
-
-
-class _Properties(_MetadataEntry):
-    pass
-
-
-class _ShardLocation(_MetadataEntry):
-    pass
-
-
+_ENTRIES: dict[Any, type[_Entry]] = {
+    kind: type(kind.__name__, (_Entry,), {})
+    for kind in (
+        *(metadata.Metadata, metadata.MetadataIndex, metadata.TensorStorageMetadata),
+        *(metadata.ChunkStorageMetadata, metadata.TensorProperties, metadata.StorageMeta),
+        *(filesystem._StorageInfo, PosixPath),
+    )
+}
 _STAND_INS: dict[tuple[str, str], Any] = {
     (kind.__module__, kind.__qualname__): stand_in
     for kind, stand_in in (
-        (metadata.Metadata, _List),
-        (metadata.MetadataIndex, _Index),
-        (metadata.TensorStorageMetadata, _TensorInfo),
-        (metadata.ChunkStorageMetadata, _Chunk),
-        (metadata.TensorProperties, _Properties),
+        *_ENTRIES.items(),
         (metadata._MEM_FORMAT_ENCODING, int),
-        (metadata.StorageMeta, _MetadataEntry),
-        (filesystem._StorageInfo, _ShardLocation),
         (torch.Size, tuple),
         (OrderedDict, dict),
-        (PosixPath, _MetadataEntry),
         (torch.serialization._get_layout, str),
     )
 }
@@ -109,16 +79,11 @@ _STAND_INS: dict[tuple[str, str], Any] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = _STAND_INS.get((module, name))
-        if (
-            found is None
-            and module == "torch"
-            and isinstance(number_type := getattr(torch, name, None), torch.dtype)
-        ):
-            return number_type
-        if found is None:
-            raise pickle.UnpicklingError(f"{module}.{name} does not belong there")
-        return found
+        if (module, name) in _STAND_INS:
+            return _STAND_INS[module, name]
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong there")
 
 
 def read_list(folder: Path) -> metadata.Metadata:
@@ -135,9 +100,7 @@ def read_list(folder: Path) -> metadata.Metadata:
     data = read_regular_file(folder / NAME, _LIST_BYTES)
     try:
         found = _Unpickler(io.BytesIO(data)).load()
-        if not isinstance(found, _List):
-            raise ValueError("it is none")
-        return _checked(found.fields(), sizes)
+        return _checked(_fields(found, metadata.Metadata), sizes)
     except _DAMAGED as error:
         raise ValueError(f"the list of tensors is damaged: {error}") from error
 
@@ -147,7 +110,7 @@ def _checked(fields: Mapping[str, Any], sizes: Mapping[str, int]) -> metadata.Me
     tensors = {
         _name(name): _tensor(entry)
         for name, entry in fields["state_dict_metadata"].items()
-        if isinstance(entry, _TensorInfo)
+        if isinstance(entry, _ENTRIES[metadata.TensorStorageMetadata])
     }
     needed = sum(
         math.prod(entry.size) * entry.properties.dtype.itemsize for entry in tensors.values()
@@ -159,23 +122,22 @@ def _checked(fields: Mapping[str, Any], sizes: Mapping[str, int]) -> metadata.Me
     return metadata.Metadata(dict(tensors), planner_data=planned, storage_data=places)
 
 
-def _tensor(entry: _TensorInfo) -> metadata.TensorStorageMetadata:
-    fields = entry.fields()
-    dtype = _of(fields["properties"], _Properties).state[0]
+def _tensor(entry: Any) -> metadata.TensorStorageMetadata:
+    fields = _fields(entry, metadata.TensorStorageMetadata)
+    dtype = _of(fields["properties"], _ENTRIES[metadata.TensorProperties]).state[0]
+    chunks = [_fields(one, metadata.ChunkStorageMetadata) for one in _of(fields["chunks"], list)]
     return metadata.TensorStorageMetadata(
         metadata.TensorProperties(dtype=_of(dtype, torch.dtype)),
         _size(fields["size"]),
-        [_chunk(chunk) for chunk in _of(fields["chunks"], list)],
+        [
+            metadata.ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"]))
+            for chunk in chunks
+        ],
     )
 
 
-def _chunk(chunk: Any) -> metadata.ChunkStorageMetadata:
-    fields = _of(chunk, _Chunk).fields()
-    return metadata.ChunkStorageMetadata(_size(fields["offsets"]), _size(fields["sizes"]))
-
-
 def _index(entry: Any) -> metadata.MetadataIndex:
-    fields = _of(entry, _Index).fields()
+    fields = _fields(entry, metadata.MetadataIndex)
     offset, index = fields.get("offset"), fields.get("index")
     return metadata.MetadataIndex(
         _name(fields["fqn"]),
@@ -185,7 +147,7 @@ def _index(entry: Any) -> metadata.MetadataIndex:
 
 
 def _place(entry: Any, sizes: Mapping[str, int]) -> filesystem._StorageInfo:
-    fields = _of(entry, _ShardLocation).fields()
+    fields = _fields(entry, filesystem._StorageInfo)
     name, offset, length = _name(fields["relative_path"]), fields["offset"], fields["length"]
     if not _FILE.fullmatch(name) or fields.get("transform_descriptors"):
         raise ValueError("it names files that it cannot have")
@@ -195,8 +157,7 @@ def _place(entry: Any, sizes: Mapping[str, int]) -> filesystem._StorageInfo:
 
 
 def _size(value: Any) -> torch.Size:
-    lengths: Iterable[Any] = _of(value, tuple)
-    size = torch.Size([_whole(length) for length in lengths])
+    size = torch.Size([_whole(length) for length in _of(value, tuple)])
     if len(size) > _DIMENSIONS:
         raise ValueError(f"a tensor of {len(size)} dimensions")
     return size
@@ -210,6 +171,10 @@ def _whole(value: Any) -> int:
 
 def _name(value: Any) -> str:
     return _of(value, str)
+
+
+def _fields(entry: Any, kind: Any) -> dict[str, Any]:
+    return _of(_of(entry, _ENTRIES[kind]).state, dict)
 
 
 def _of(value: Any, kind: type[_Kind]) -> _Kind:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,13 +71,13 @@ class FlopsMeter:
 
     def facts(self, samples: int) -> dict[str, Any]:
         """Return what run.json keeps; `samples` is a whole step's."""
-        known = isinstance(self.peak, PeakFlops)
+        peak = self.peak if isinstance(self.peak, PeakFlops) else None
         return {
             "flops_per_step": None if self.per_sample is None else self.per_sample * samples,
             "flops_reason": self.reason,
-            "peak_flops": self.peak.flops if isinstance(self.peak, PeakFlops) else None,
-            "peak_source": self.peak.source if isinstance(self.peak, PeakFlops) else None,
-            "peak_reason": None if known else self.peak,
+            "peak_flops": peak and peak.flops,
+            "peak_source": peak and peak.source,
+            "peak_reason": None if peak else self.peak,
         }
 
 
@@ -90,26 +89,16 @@ def count(task: Task, samples: int) -> int:
     a model raises that needs values, such as one that calls .item().
     """
     with torch.device("meta"):
-        model = _without_values(task.model).train()
+        # deepcopy takes the tensors of this table in place of copies.
+        copies: dict[int, Tensor] = {
+            id(tensor): nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
+            for tensor in task.model.parameters()
+        }
+        buffers = task.model.buffers()
+        copies |= {id(tensor): torch.empty_like(tensor, device="meta") for tensor in buffers}
+        model = copy.deepcopy(task.model, copies).train()
         inputs, targets = (part.to("meta") for part in task.train.room(samples))
         with FlopCounterMode(display=False) as counter:
             loss = task.loss(model(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
     return int(counter.get_total_flops())
-
-
-def _without_values(model: nn.Module) -> nn.Module:
-    """Return a copy of the model whose parameters and buffers have shapes and no values."""
-    copies: dict[int, Tensor] = {}  # what deepcopy takes for objects that it has copied already
-    for tensor in _tensors(model):
-        shape = torch.empty_like(tensor, device="meta")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        copies[id(tensor)] = (
-            nn.Parameter(shape, requires_grad=tensor.requires_grad) if is_parameter else shape
-        )
-    return copy.deepcopy(model, copies)
-
-
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()

@@ -7,7 +7,7 @@ added up over the ranks and spread again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -36,8 +36,8 @@ def weights_on_first_rank(config: RunConfig, ranks: TrainerRank) -> Iterator[Non
     """Build a model inside whose weights only rank 0 holds, where FSDP can send them to the others.
 
     On the other ranks parameters have a shape and no memory (meta device), ties included, until
-    `shard`. Buffers hold their values on all ranks. A model of the user's may need the values of
-    its weights, and is built whole on each rank.
+    `apply_fsdp`. Buffers hold their values on all ranks. A model of the user's may need the values
+    of its weights, and is built whole on each rank.
     """
     if not _sent_by_first(config) or not ranks.rank:
         yield
@@ -159,11 +159,13 @@ def reshard(model: nn.Module) -> None:
 def all_finite(model: nn.Module, ranks: TrainerRank) -> bool:
     """Say whether all weights are finite; where they are spread, all ranks have to ask together."""
     parameters = list(model.parameters())
-    broken = [not bool(local_shard(part).isfinite().all()) for part in parameters]
-    if any(isinstance(part, DTensor) for part in parameters):
-        counted = torch.tensor(float(any(broken)), device=_mesh_device(parameters))
-        return not ranks.sum(counted).item()
-    return not any(broken)
+    broken = any(not bool(local_shard(part).isfinite().all()) for part in parameters)
+    spread = next((part for part in parameters if isinstance(part, DTensor)), None)
+    if spread is None:
+        return not broken
+    # The device that the ranks talk by; offloaded weights do not lie on it.
+    device = spread.device_mesh.device_type
+    return not ranks.sum(torch.tensor(float(broken), device=device)).item()
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -185,15 +187,5 @@ def distribute_like(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _mesh_device(parameters: Iterable[Tensor]) -> torch.device:
-    """Return the type of device that the ranks talk by, which offloaded weights do not lie on."""
-    return next(
-        torch.device(part.device_mesh.device_type)
-        for part in parameters
-        if isinstance(part, DTensor)
-    )
-
-
 def _norms(model: nn.Module) -> bool:
-    parts: Iterable[nn.Module] = model.modules()
-    return any(isinstance(part, _BatchNorm) for part in parts)
+    return any(isinstance(part, _BatchNorm) for part in model.modules())

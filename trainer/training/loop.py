@@ -1,16 +1,16 @@
 """The training loop: epochs of steps, a validation after each, a row for every step.
 
 Nothing in it waits for a GPU: losses come back later (`stepscope/recorder/cuda_readback.py`). The
-only waits are the end of an epoch, a served command and `Compute.pace`, which keeps the host two
-steps ahead.
+only waits are the end of an epoch, a served command and `CudaAccelerator.pace`.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -21,21 +21,18 @@ from stepscope.common.clock import clock
 from stepscope.common.formatting import format_bytes
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.recorder.cuda_readback import MetricRow
-from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunStatus
-from stepscope.session.command_server import CommandServer
+from stepscope.session.command_server import CommandHandler, CommandServer
 from trainer.config import NanPolicy, RunConfig, Strategy
 from trainer.error_messages import NonFiniteLossError, RunFailedError, nan_remedy
-from trainer.training.checkpoint_state import save
+from trainer.training.accelerator import Reader
 from trainer.training.cuda_graph_step import GraphedStep
 from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import all_finite, reshard
 from trainer.training.loaders import Loader
-from trainer.training.phase_timer import TrainPhaseTimer
-from trainer.training.scalar_readback import Reader
-from trainer.training.state import TrainState
-from trainer.training.step import TrainStep
-from trainer.training.trainer_commands import RunStoppedError
+from trainer.training.state import TrainState, save
+from trainer.training.step import TrainPhaseTimer, TrainStep
 from trainer.training.worker_pool import in_batches
 from trainer.workloads.task import Batch, Task
 
@@ -47,6 +44,45 @@ _NOTHING_LOADED = (
 )
 LAST_EVERY_S = 10.0
 """Least time between two `last.pt`: epochs of a small model take a fraction of a second."""
+
+
+class RunStoppedError(Exception):
+    """The run was asked to stop."""
+
+
+class TrainerCommands:
+    """Handlers of one run, for its `CommandServer`; called by the training thread."""
+
+    def __init__(self, recorder: Recorder, training: TrainState, stop: threading.Event) -> None:
+        self._recorder = recorder
+        self._training = training
+        self._stop = stop
+        self.handlers: Mapping[CommandName, CommandHandler] = {
+            CommandName.STOP: self._stop_run,
+            CommandName.SAVE_CHECKPOINT: self._save_checkpoint,
+        }
+
+    def check(self) -> None:
+        """Raise RunStoppedError once the server ends."""
+        if self._stop.is_set():
+            raise RunStoppedError("The server was shut down.")
+
+    def _stop_run(self, command: Command) -> None:
+        self._recorder.finish(command, f"Stop: after step {self._training.step}")
+        raise RunStoppedError(str(command.args.get("reason") or "Stopped from the page."))
+
+    def _save_checkpoint(self, command: Command) -> None:
+        path = self._recorder.folder / f"step-{self._training.step}.pt"
+        try:
+            size = save(path, self._training)
+        except OSError as error:
+            text = f"Save checkpoint: failed ({error}). Training goes on; free disk space"
+            self._recorder.finish(command, text, ok=False)
+            return
+        text = f"Save checkpoint: {path.name}"
+        if size is not None:  # rank 0 has written it
+            text += f", {format_bytes(size)}"
+        self._recorder.finish(command, text, path=path.name, bytes=size)
 
 
 class StepLogger:
@@ -125,7 +161,7 @@ class TrainLoop:
                 self._close_epoch(loss, accuracy, time.perf_counter() - began)
         except RunStoppedError:
             self.reader.flush()
-            if self._is_sound():
+            if all_finite(self.training.model, self.training.ranks):
                 self._save("last.pt")
             raise
         except NonFiniteLossError:
@@ -238,7 +274,7 @@ class TrainLoop:
             if counted:
                 loss_sum += loss * counted
             if self.task.classifies:
-                correct += _hits(outputs[:counted], targets[:counted])
+                correct += (outputs[:counted].argmax(dim=1) == targets[:counted]).sum()
             self.training.compute.pace()
             if ranks.several:
                 self.recorder.signs += 1  # here the ranks are not all after the same batch
@@ -248,7 +284,7 @@ class TrainLoop:
         reshard(model)
         sums = torch.stack([loss_sum, correct]).double()
         # What rank 0's clock says holds for all: they may have to save together.
-        due = self._last_is_due() and not ranks.rank
+        due = not ranks.rank and time.monotonic() - self._last_saved >= LAST_EVERY_S
         sums = ranks.sum(torch.cat([sums, sums.new_tensor([seen, due])]))
         total, hits, number, self._due = sums.tolist()
         accuracy = 100 * hits / number if self.task.classifies else None
@@ -281,13 +317,6 @@ class TrainLoop:
         if math.isfinite(loss) and (training.has_ended or self._due):
             self._save("last.pt")
 
-    def _is_sound(self) -> bool:
-        """Say whether all weights are finite; waits for the device, and with FSDP for all ranks."""
-        return all_finite(self.training.model, self.training.ranks)
-
-    def _last_is_due(self) -> bool:
-        return time.monotonic() - self._last_saved >= LAST_EVERY_S
-
     def _save(self, name: str) -> None:
         """Write a checkpoint; where the disk refuses it the run goes on without."""
         if name == "last.pt":
@@ -316,10 +345,6 @@ class TrainLoop:
             batch_size=config.batch_size,
         )
         self.recorder.set_status(RunStatus.RUNNING)
-
-
-def _hits(scores: Tensor, targets: Tensor) -> Tensor:
-    return (scores.argmax(dim=1) == targets).sum()
 
 
 def _without_gradients(config: RunConfig) -> AbstractContextManager[object]:

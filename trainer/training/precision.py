@@ -1,13 +1,8 @@
-"""The precisions: process-wide flags, the autocast context, the weights' type, the gradient scaler.
-
-Only the older TF32 settings are used: setting the newer `fp32_precision` makes the older getters
-raise, which breaks other code in the process.
-"""
+"""Mixed and pure 16-bit precision: autocast, the type of the weights, the gradient scaler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -15,24 +10,6 @@ from trainer.config import Precision
 
 _AMP_TYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _PURE_TYPES = {Precision.PURE_BF16: torch.bfloat16, Precision.PURE_FP16: torch.float16}
-
-
-@contextmanager
-def precision_flags(precision: Precision) -> Iterator[None]:
-    """Set the flags of fp32 arithmetic and put the former ones back.
-
-    cuDNN convolutions use TF32 unless told otherwise, so fp32 must switch it off.
-    """
-    matmul = torch.get_float32_matmul_precision()
-    convolution = torch.backends.cudnn.allow_tf32
-    tf32 = precision is Precision.TF32
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = convolution
 
 
 def autocast_dtype(precision: Precision) -> torch.dtype | None:

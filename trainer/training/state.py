@@ -2,20 +2,33 @@
 
 The learning rate of the constant and the cosine schedule is a function of the step, so a checkpoint
 needs no state of theirs; one of the plateau schedule is that of torch's ReduceLROnPlateau.
+
+The weights of DDP are the same on all ranks, and rank 0 writes them, in the file that a run of one
+process writes. With FSDP each rank writes its part into a folder beside the file, which names it.
+Both are read by runs of any kind and number of ranks.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from trainer.config import LRSchedule, Optimizer, Precision, RunConfig, Strategy
+from trainer.config import LRSchedule, Optimizer, OptimizerImpl, Precision, RunConfig, Strategy
 from trainer.training.accelerator import Accelerator
-from trainer.training.checkpoint import CheckpointError
+from trainer.training.checkpoint import (
+    MODEL,
+    OPTIMIZER,
+    PARTS,
+    CheckpointError,
+    write_checkpoint,
+)
+from trainer.training.distributed_checkpoint import NAME, save_shards
 from trainer.training.fsdp import distribute_like
 from trainer.training.precision import grad_scaler
 from trainer.training.rank_info import ALONE, TrainerRank
@@ -216,7 +229,8 @@ class TrainState:
         the kernel returns early if a step overflows, as the first ones do, and then old contents
         of that memory count as momentum. Adam and AdamW fill their buffers with zeros.
         """
-        if isinstance(self.optimizer, torch.optim.SGD) and self.config.fused:
+        fused = self.config.optimizer_impl is OptimizerImpl.FUSED
+        if fused and isinstance(self.optimizer, torch.optim.SGD):
             for weights in self.model.parameters():
                 self.optimizer.state[weights].setdefault(
                     "momentum_buffer", torch.zeros_like(weights)
@@ -277,8 +291,8 @@ def _numbered(
 
 
 def _kernel(config: RunConfig) -> dict[str, Any]:
-    """Which kernel updates the weights: neither fused nor foreach is a loop over the parameters."""
-    kernel = {"fused": config.fused, "foreach": config.foreach}
+    """Return the arguments of the optimizer that choose its kernel; both False is a for-loop."""
+    kernel = {impl: config.optimizer_impl == impl for impl in ("fused", "foreach")}
     if config.optimizer is not Optimizer.SGD:
         kernel["capturable"] = config.cuda_graphs
     return kernel
@@ -291,3 +305,55 @@ def _epsilon(precision: Precision) -> float:
     is 6e-8. Torch's own 1e-8 would make those steps 1e5 times too long.
     """
     return 1e-3 if precision is Precision.PURE_FP16 else 1e-8
+
+
+def save(path: Path, training: TrainState) -> int | None:
+    """Write a checkpoint and return its bytes, None on a rank other than 0. Raises OSError.
+
+    With FSDP all ranks have to call it at the same step; else only rank 0 does something.
+    """
+    training.saved += 1
+    if training.config.strategy is not Strategy.FSDP:
+        return None if training.ranks.rank else write_checkpoint(path, training.state_dict())
+    state, tensors = _taken_apart(training.state_dict())
+    parts = path.with_name(f"{path.stem}.{training.saved}.parts")
+    save_shards(parts, tensors)
+    if training.ranks.rank:
+        return None
+    try:
+        size = write_checkpoint(path, state | {PARTS: parts.name})
+    except OSError:
+        shutil.rmtree(parts, ignore_errors=True)  # no file names it, and the disk may be full
+        raise
+    for former in path.parent.glob(f"{path.stem}.*.parts"):
+        if former != parts and NAME.fullmatch(former.name):
+            shutil.rmtree(former, ignore_errors=True)
+    return size + sum(file.stat().st_size for file in parts.iterdir())
+
+
+def room(training: TrainState, name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Return where a tensor of a checkpoint is read to: this rank's part of it, or all of it."""
+    kind, _, key = name.partition(".")
+    if kind == MODEL:
+        like = training.model.state_dict().get(key)
+    else:
+        number = int(key.partition(".")[0])
+        weights = training.optimizer.param_groups[0]["params"]
+        like = weights[number] if number < len(weights) else None
+    if isinstance(like, Tensor) and like.shape == size:
+        return torch.empty_like(like, dtype=dtype, requires_grad=False)
+    return torch.empty(size, dtype=dtype)
+
+
+def _taken_apart(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return a state without the tensors of model and optimizer, and these by name."""
+    tensors = {f"{MODEL}.{name}": value for name, value in state[MODEL].items()}
+    values: dict[int, dict[str, Any]] = {}
+    for number, entries in state[OPTIMIZER]["state"].items():
+        values[number] = {}
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{OPTIMIZER}.{number}.{name}"] = value
+            else:
+                values[number][name] = value
+    return state | {MODEL: {}, OPTIMIZER: state[OPTIMIZER] | {"state": values}}, tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,14 +10,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from stepscope.distributed.ddp_timing import DDP_METRICS, DdpTiming
 from stepscope.profiling.phase_ranges import BACKWARD, FORWARD, OPTIMIZER, span
+from stepscope.recorder.cuda_readback import MetricRow
 from trainer.training.fsdp import casts_weights, whole
 from trainer.training.model import AS_LOADED, InputFormat
-from trainer.training.phase_timer import TrainPhaseTimer
 from trainer.training.precision import autocast
 from trainer.training.state import TrainState
 from trainer.workloads.task import LossFunction, Task
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,3 +146,40 @@ def build_train_step(training: TrainState, task: Task) -> TrainStep:
         form=InputFormat.of(config),
         set_to_none=config.set_to_none,
     )
+
+
+class TrainPhaseTimer:
+    """Adds up the times of forward, backward and optimizer over a step's batches.
+
+    Only in a job of several processes, to find slow ranks (docs/distributed.md).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """`model` is what training runs, in DistributedDataParallel or not."""
+        self._forward_s = self._backward_s = self._optimizer_s = 0.0
+        self._ddp: DdpTiming | None = None
+        if isinstance(model, DistributedDataParallel):
+            self._ddp = DdpTiming()
+            self._ddp.meet(model)
+
+    def add(self, began_s: float, forwarded_s: float, ended_s: float) -> None:
+        """Add a batch by its times on the host's clock; its update ends now."""
+        self._forward_s += forwarded_s - began_s
+        self._backward_s += ended_s - forwarded_s
+        self._optimizer_s += time.perf_counter() - ended_s
+
+    def take(self) -> MetricRow:
+        """Return the times of the step that ends now, in seconds by metric."""
+        row: MetricRow = {
+            "perf/forward": self._forward_s,
+            "perf/backward": self._backward_s,
+            "perf/optimizer": self._optimizer_s,
+        }
+        self._forward_s = self._backward_s = self._optimizer_s = 0.0
+        if self._ddp is not None:
+            try:
+                self._ddp.add(row, time.perf_counter())
+            except Exception as error:  # noqa: BLE001 - another torch; the training must go on
+                log.warning("%s will be missing from here on (%s)", DDP_METRICS, error)
+                self._ddp = None
+        return row

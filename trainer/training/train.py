@@ -17,7 +17,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,9 +29,8 @@ from stepscope.run import RUN_JSON, RunKind, RunStatus
 from stepscope.run.status import RunOutcome
 from stepscope.session.session import Session, traceback_text
 from trainer.config import RunConfig
-from trainer.config_validation import TrainDevice, choice_problem
+from trainer.config_validation import TrainDevice, choice_problem, epoch_problem
 from trainer.error_messages import RunFailedError, describe_failure
-from trainer.step_validation import epoch_problem
 from trainer.training.accelerator import (
     Accelerator,
     CpuAccelerator,
@@ -41,33 +39,25 @@ from trainer.training.accelerator import (
 )
 from trainer.training.backend_flags import run_flags, set_cublas_workspace_config
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.checkpoint_state import room
 from trainer.training.compiling import compiled
 from trainer.training.cuda_graph_step import GraphedStep, capture_step
 from trainer.training.device_assignment import assigned_devices, sampled, sampled_by
 from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import weights_on_first_rank
-from trainer.training.loaders import make_loader, make_validation_loader
-from trainer.training.loop import StepLogger, TrainLoop
-from trainer.training.phase_timer import TrainPhaseTimer
-from trainer.training.process_group import destroy_process_group, init_process_group
-from trainer.training.rank_info import TrainerRank
-from trainer.training.state import TrainState
-from trainer.training.step import TrainStep, build_train_step
-from trainer.training.strategy import ParallelModel, prepare_for_strategy
-from trainer.training.trainer_commands import RunStoppedError, TrainerCommands
+from trainer.training.loaders import make_loader
+from trainer.training.loop import RunStoppedError, StepLogger, TrainerCommands, TrainLoop
+from trainer.training.model import ParallelModel, prepare
+from trainer.training.rank_info import TrainerRank, destroy_process_group, init_process_group
+from trainer.training.state import TrainState, room
+from trainer.training.step import TrainPhaseTimer, TrainStep, build_train_step
 from trainer.training.warmup import full_batch_size, run_warmup
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
 log = logging.getLogger(__name__)
 
-DATA_FILES = {
-    f"trainer/training/{name}.py": DATA for name in ("loaders", "h2d_copy", "worker_pool")
-}
+DATA_FILES = {f"trainer/training/{name}.py": DATA for name in ("loaders", "worker_pool")}
 """Where a failed allocation is one of loading or copying a batch."""
-
-
 FIRST_RANK_S = 30.0
 """How long the ranks of a job may lie apart at their start: importing torch takes seconds."""
 POLL_S = 0.05
@@ -138,7 +128,8 @@ def _run(
         device = devices[0]
         config = replace(config, device=device.id)
         set_cublas_workspace_config(config)
-        compute = _compute(device)
+        index = device.cuda_index
+        compute = CpuAccelerator() if index is None else CudaAccelerator(index)
         compute.reset_peaks()  # in the server's process those of the run before still stand
         _sample(session, devices, ranks)
         init_process_group(config, ranks, compute.device)
@@ -152,17 +143,12 @@ def _run(
 
 
 def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank) -> None:
-    """Begin to sample, and describe what this process trains on.
-
-    Before the status turns to running: the page lays its charts out by it.
-    """
+    """Begin to sample, before the status turns to running: the page needs it for its layout."""
     device, source = devices[0], sampled_by(ranks)
     if ranks.several:
+        local, size = ranks.local_rank, ranks.world_size
         session.recorder.describe(
-            rank=ranks.rank,
-            local_rank=ranks.local_rank,
-            world_size=ranks.world_size,
-            device=device.id,
+            rank=ranks.rank, local_rank=local, world_size=size, device=device.id
         )
         if device.cuda_index is not None:  # a rank that samples no GPU knows its size from here
             session.recorder.describe(device_memory=device.memory_total)
@@ -208,14 +194,23 @@ def _attempt(attempt: _RunContext) -> RunOutcome:
         lost = lost_device_reason(attempt.device.cuda_index)
         outcome = describe_failure(error, attempt.config, attempt.device, lost)
         if not outcome.fatal:
-            outcome = attempt.session.told_case(outcome, error, _allowed(attempt))
+            outcome = attempt.session.told_case(
+                outcome,
+                error,
+                lambda field, value: (
+                    choice_problem(field, value, attempt.config, [attempt.device]) is None
+                ),
+            )
         trace, at_failure = _traceback(error), compute.memory()
         if outcome.fatal:
             keep_for_good(error)  # with its frames, and so the last pinned batch
         else:
             _clear_frames(error)
     # Out of the except block: a live exception holds its frames and so every tensor of the run.
-    after = compute.memory() if outcome.fatal else _release(compute)
+    if not outcome.fatal:
+        gc.collect()
+        compute.release()
+    after = compute.memory()
     if outcome.failure is not None:
         attempt.session.note_failure(outcome, trace, before=at_failure, after=after)
     kept = after.get("memory/allocated", 0) - baseline.get("memory/allocated", 0)
@@ -239,7 +234,7 @@ def _train(attempt: _RunContext) -> None:
         if too_short := epoch_problem(config, task.train.length):
             raise RunFailedError(str(too_short))
         speed = FlopsMeter.of(task, config, attempt.device)
-        model = prepare_for_strategy(task.model, config, ranks, compute.device)
+        model = prepare(task.model, config, compute.device, ranks)
 
         # Optimizer, learning rate and gradient scaler, as the checkpoint has them.
         training = TrainState(config, model, compute, ranks, task.train.length)
@@ -262,12 +257,12 @@ def _train(attempt: _RunContext) -> None:
         stack.enter_context(closing(commands))
         loading = ranks.seeded(config)
         loader = stack.enter_context(closing(make_loader(task.train, loading, compute)))
-        validation_loader = make_validation_loader(task.validation, loading, compute)
+        validation_loader = make_loader(task.validation, loading, compute, validation=True)
         stack.enter_context(closing(validation_loader))
 
         step = replace(
             build_train_step(training, task),
-            wrapped=shared.wrapped if forward is None else forward,
+            wrapped=shared.model if forward is None else forward,
             apart=shared.apart,
             phases=phases,
         )
@@ -287,7 +282,7 @@ def _train(attempt: _RunContext) -> None:
 
 
 def _describe(attempt: _RunContext, task: Task, training: TrainState, speed: FlopsMeter) -> None:
-    """Say what is trained: to run.json, and to the readings of the memory's parts."""
+    """Describe the model in run.json and to the readings of the memory's parts."""
     parts = attempt.session.sampler.readings.parts
     parts.add_model(training.model)
     parts.add_optimizer(training.optimizer)
@@ -301,27 +296,14 @@ def _describe(attempt: _RunContext, task: Task, training: TrainState, speed: Flo
 
 
 def _count_steps(session: Session, training: TrainState) -> None:
-    """Let a failed allocation be told with the step it was in: rows arrive some steps later."""
+    """Give failed allocations the step in which they happen: rows arrive some steps later."""
     alive = weakref.ref(training)  # the session outlives the model
-
-    def step() -> int:
-        now = alive()
-        return session.recorder.step if now is None else now.step
-
-    session.oom.step, session.oom.first_step = step, training.step
-
-
-def _allowed(attempt: _RunContext) -> Callable[[str, Any], bool]:
-    """Return what says whether this run could have had another setting on its device."""
-
-    def allowed(field: str, value: Any) -> bool:
-        return choice_problem(field, value, attempt.config, [attempt.device]) is None
-
-    return allowed
+    session.oom.first_step = training.step
+    session.oom.step = lambda: session.recorder.step if (now := alive()) is None else now.step
 
 
 def _captured(step: TrainStep, training: TrainState, task: Task, recorder: Recorder) -> GraphedStep:
-    """Return the step as CUDA graphs, and say what runs without them."""
+    """Return the step as CUDA graphs, and record what runs without them."""
     config = training.config
     captured = capture_step(step, training, task.train)
     text = f"Step captured for batches of {config.batch_size}"
@@ -343,19 +325,8 @@ def _resume(training: TrainState, recorder: Recorder) -> None:
         differ = [f"{key} {now} (was {then})" for key, (then, now) in changed.items()]
         text += f"; changed since: {', '.join(differ)}"
     recorder.event("resumed", text, path=name)
-    recorder.describe(
-        resumed={
-            "checkpoint": name,
-            "step": training.step,
-            "epoch": training.epoch,
-            "from_checkpoint": taken,
-            "changed": changed,
-        },
-    )
-
-
-def _compute(device: TrainDevice) -> Accelerator:
-    return CpuAccelerator() if device.cuda_index is None else CudaAccelerator(device.cuda_index)
+    position = {"checkpoint": name, "step": training.step, "epoch": training.epoch}
+    recorder.describe(resumed=position | {"from_checkpoint": taken, "changed": changed})
 
 
 @contextmanager
@@ -368,13 +339,6 @@ def _cpu_threads(wanted: int, ranks: TrainerRank) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(former)
-
-
-def _release(compute: Accelerator) -> dict[str, int]:
-    """Free what the run held and return the memory after it."""
-    gc.collect()
-    compute.release()
-    return compute.memory()
 
 
 def _traceback(error: BaseException) -> str | None:

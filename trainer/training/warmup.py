@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,15 +32,12 @@ def run_warmup(training: TrainState, step: TrainStep, task: Task, recorder: Reco
     Raises RunFailedError where the model cannot be compiled.
     """
     config = training.config
-    if (
-        config.compile_mode is CompileMode.NONE
-        and not config.kernel_warmup
-        and not config.preallocate_memory
-    ):
+    compiles = config.compile_mode is not CompileMode.NONE
+    if not (compiles or config.kernel_warmup or config.preallocate_memory):
         return
     step = replace(step, phases=None)  # their times are no part of the first step's
     with preserve_train_state(training):
-        if config.compile_mode is not CompileMode.NONE:
+        if compiles:
             _compile(training, step, task, recorder)
         if config.kernel_warmup:
             batch = first_batch(task.train, config, training.compute)
@@ -101,7 +97,9 @@ def preserve_train_state(training: TrainState) -> Iterator[None]:
     copies = [_on_host(tensor) for tensor in tensors]
     states = {
         weights: {
-            name: _on_host(local_shard(value)) for name, value in state.items() if _is_tensor(value)
+            name: _on_host(local_shard(value))
+            for name, value in state.items()
+            if isinstance(value, Tensor)
         }
         for weights, state in optimizer.state.items()
     }
@@ -114,7 +112,7 @@ def preserve_train_state(training: TrainState) -> Iterator[None]:
         for weights, state in optimizer.state.items():
             former = states.get(weights, {})
             for name, value in state.items():
-                if _is_tensor(value):
+                if isinstance(value, Tensor):
                     part = local_shard(value)
                     part.copy_(former[name]) if name in former else part.zero_()
     scaler.load_state_dict(scale)
@@ -158,10 +156,6 @@ def _repeat(training: TrainState, step: TrainStep, batch: Batch, steps: int) -> 
         run_optimizer_step(step, batch, training.config.gradient_accumulation_steps)
     training.compute.synchronize()
     return time.perf_counter() - began
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

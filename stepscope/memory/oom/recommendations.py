@@ -229,8 +229,8 @@ def optimizer(record: OomRecord, setup: RunSetup) -> Steps:
     if setup.own and setup.text("precision", "fp32") not in ("pure_bf16", "pure_fp16"):
         yield _setting("precision", "pure_bf16", ": weights and state take half")
     yield from _off(setup, "dataset_on_device")
-    if setup.is_on("foreach"):
-        yield _setting("foreach", False, ", which needs copies of all gradients")
+    if setup.text("optimizer_impl", "") == "foreach":
+        yield _setting("optimizer_impl", "fused", ": foreach copies all gradients")
     yield RemedyStep(
         "Choose a smaller model or a device with more memory. A smaller batch hardly helps: "
         "its activations are freed before the optimizer's step."
