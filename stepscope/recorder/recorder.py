@@ -17,8 +17,8 @@ from typing import Any
 
 from stepscope.commands.command import Command as Command
 from stepscope.commands.command import CommandName as CommandName
-from stepscope.commands.command import CommandQueue, LocalCommandQueue, parse_args
-from stepscope.commands.job_recorder import JobCommandRecorder
+from stepscope.commands.command import LocalCommandQueue, parse_args
+from stepscope.commands.job_commands import JobCommands
 from stepscope.common.clock import clock, elapsed
 from stepscope.common.json_values import to_json, to_text
 from stepscope.metrics import Stream
@@ -79,7 +79,9 @@ class Recorder:
         self.signs = 0
         """Rises with work that need not be a step, such as a validation batch."""
         self._on_command = on_command
-        self._commands: CommandQueue = LocalCommandQueue(self.want_boundary, self._open_gate)
+        self._commands: LocalCommandQueue | JobCommands = LocalCommandQueue(
+            self.want_boundary, self._open_gate
+        )
         # Looked at in every step of a script, where a property would cost as much as the rest.
         self.command_waiting: Collection[object] = self._commands.waiting
         """Not empty when a boundary has to look at the commands."""
@@ -95,8 +97,8 @@ class Recorder:
             folder, rank, run_json, progress=self._progress, offer=self._offer
         )
         self.ring = self._rows.ring = self._writer.ring
-        self.job: JobCommandRecorder | None = None
-        """The part in the commands of a job of several ranks."""
+        self.job: JobCommands | None = None
+        """The commands of a job of several ranks."""
         if ranks > 1:
             self.join_job(rank, ranks, lead=lead)
         _open_recorders.add(self)
@@ -109,11 +111,9 @@ class Recorder:
 
         Replaces `command_waiting`.
         """
-        self.job = JobCommandRecorder(
-            self, self.folder, rank, ranks, lead=lead, on_command=self._on_command
-        )
-        self._commands = self.job.commands
-        self.command_waiting = self._commands.waiting
+        self.job = JobCommands(self, rank, ranks, lead=lead, on_command=self._on_command)
+        self._commands = self.job
+        self.command_waiting = self.job.waiting
 
     @property
     def dropped(self) -> int:
@@ -293,7 +293,7 @@ class Recorder:
         keep_for_good(self._rows.late)  # its memory on a GPU belongs to the parent
         self._rows.late = None
         if self.job is not None:
-            self.job.commands.abandon()
+            self.job.abandon()
         self._writer.leave()
 
     def _event(self, kind: str, text: str, data: Mapping[str, Any]) -> Event:

@@ -31,11 +31,10 @@ rank_shutdown.GRACE_S = 0.0
 one = rank_shutdown.ShutdownListener(
     1, local_rank={local_rank}, local_size=1, world_size={world_size}, by_page={by_page}
 )
-commands = SimpleNamespace(want_stop=lambda reason: print("asks:", reason))
 one.opened(
     SimpleNamespace(
         folder=None,
-        job=SimpleNamespace(commands=commands),
+        job=SimpleNamespace(want_stop=lambda reason: print("asks:", reason)),
         close=lambda status, reason: print(reason, flush=True),
     )
 )
