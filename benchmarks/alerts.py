@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import report
-from stepscope.alerts.config import AlertSettings
 from stepscope.alerts.monitor import AlertMonitor
+from stepscope.alerts.settings import AlertSettings
 from stepscope.store import SeriesBlock
 from stepscope.store.blocks import Sample
 

@@ -6,8 +6,8 @@ import logging
 import threading
 
 from dashboard.run_index import RunIndex
-from stepscope.alerts.config import AlertSettings, load
 from stepscope.alerts.crash import tell_crash
+from stepscope.alerts.settings import AlertSettings, load
 from stepscope.run import RunInfo, RunStatus, restart_expected
 
 log = logging.getLogger(__name__)
@@ -67,10 +67,10 @@ class CrashWatch:
 def _tell(run: RunInfo, settings: AlertSettings) -> bool:
     """Have the crash of a run alerted; return True if there was something to tell."""
     try:
-        actions = tell_crash(run, settings)
+        notifier = tell_crash(run, settings)
     except Exception:  # one untrusted folder: alert the crashes of all other runs
         log.exception("%s: its crash could not be reported", run.id)
         return False
-    if actions is not None:
-        actions.close()
-    return actions is not None
+    if notifier is not None:
+        notifier.close()
+    return notifier is not None

@@ -1,6 +1,6 @@
-"""Tells of a run that crashed: its process could not, so the dashboard's server does, once.
+"""The alert of a crashed run, sent once by the dashboard's server in place of the killed process.
 
-Only of runs of this host and user that were alive lately: an old folder alerts nobody.
+Only runs of this host and user with a recent heartbeat are reported.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import time
 
-from stepscope.alerts.config import AlertSettings
-from stepscope.alerts.evaluator import ending
-from stepscope.alerts.monitor import KIND
+from stepscope.alerts.evaluator import AlarmChange, ending
+from stepscope.alerts.monitor import KIND, event_data, make_alert
 from stepscope.alerts.notifier import Alert, AlertNotifier
-from stepscope.alerts.rules import RUN_FAILED, AlertRule, AlertState
+from stepscope.alerts.rules import RUN_FAILED, AlertState
+from stepscope.alerts.settings import AlertSettings
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_only_reason, read_run
 from stepscope.run.rank_info import now_of
@@ -23,43 +22,28 @@ from stepscope.store import StoreError, StoreWriter, store_name
 log = logging.getLogger(__name__)
 
 MARKER = "crash-told"
-"""In the run folder once somebody has told of it."""
+"""File in the run folder after the alert."""
 YOUNG_S = 600.0
-"""Age of the last sign of life up to which a crash is news: a server may be restarted meanwhile."""
+"""Age of the last heartbeat up to which a crash is reported; a server may restart meanwhile."""
 
 
 def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
-    """Write the alert's event and have it delivered; None where there is nothing to tell.
+    """Write the alert's event and deliver it; return None if there is nothing to report.
 
-    The caller closes what is returned. Of several servers, and several looks, one tells.
+    The caller closes what is returned. Of several servers, and several calls, one reports.
     """
     rule = next((rule for rule in settings.rules if rule.name == RUN_FAILED), None)
-    if rule is None or not rule.enabled or not settings.on or not _is_news(run):
+    if rule is None or not rule.enabled or settings.path is None or not _is_news(run):
         return None
     if not _claim(run):
         return None
-    text = ending(rule, run.reason, _step(run))
-    _note(run, rule, text)
-    actions = AlertNotifier(settings)
-    actions.deliver(
-        Alert(
-            rule=rule.name,
-            level=rule.level,
-            state=AlertState.RAISED,
-            text=text,
-            value=None,
-            metric=None,
-            device=None,
-            run=run.id,
-            name=str(run.run_json.get("name")),
-            folder=str(run.folder.absolute()),
-            host=str(run.run_json.get("host")),
-            rank=run.cause_rank,
-            step=_step(run),
-            ts=time.time(),
-        )
-    )
-    return actions
+    step = _step(run)
+    change = AlarmChange(rule, AlertState.RAISED, "", ending(rule, run.reason, step), None)
+    alert = make_alert(change, run.run_json, run.folder.absolute(), run.cause_rank, step)
+    _note(run, alert)
+    notifier = AlertNotifier(settings)
+    notifier.deliver(alert)
+    return notifier
 
 
 def _is_news(run: RunInfo) -> bool:
@@ -71,7 +55,7 @@ def _is_news(run: RunInfo) -> bool:
 
 
 def _claim(run: RunInfo) -> bool:
-    """Say whether this call is the one that tells; the folder remembers it."""
+    """Return whether this call is the first, by creating MARKER."""
     try:
         os.close(os.open(run.folder / MARKER, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
     except FileExistsError:
@@ -81,14 +65,8 @@ def _claim(run: RunInfo) -> bool:
     return True
 
 
-def _note(run: RunInfo, rule: AlertRule, text: str) -> None:
+def _note(run: RunInfo, alert: Alert) -> None:
     """Put the event into the store, behind the last rows that the process had recorded."""
-    data = {
-        "rule": rule.name,
-        "level": str(rule.level),
-        "state": str(AlertState.RAISED),
-        "value": None,
-    }
     try:
         if recover_ended(run):
             run = read_run(run.folder)  # it has got further than it could say
@@ -103,8 +81,8 @@ def _note(run: RunInfo, rule: AlertRule, text: str) -> None:
                     _step(run),
                     epoch if type(epoch) is int else 0,
                     KIND,
-                    text,
-                    data,
+                    alert.text,
+                    event_data(alert),
                 )
         finally:
             writer.close()

@@ -1,7 +1,7 @@
-"""Evaluate all alert rules once, on what is known now. Pure.
+"""Evaluate all alert rules once a second. Pure.
 
-A rule has an alarm for each source: "" for the process, a UUID for a GPU. The default rules that
-need more than one number (memory full, throttling, stalled) have their conditions here.
+A rule has an alarm for each source: "" for the process, a UUID for a GPU, a key for a loss. Each
+default rule has a method here that computes its values; all rules share `condition_of`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 from stepscope.alerts.rules import (
     ENDINGS,
@@ -22,8 +24,6 @@ from stepscope.alerts.rules import (
     AlertInstance,
     AlertRule,
     AlertState,
-    RuleMatch,
-    WindowStats,
     condition_of,
 )
 from stepscope.common.formatting import format_bytes, format_duration
@@ -31,62 +31,27 @@ from stepscope.gpu.device_events import throttle_words
 from stepscope.metrics import BY_KEY, Stream, Unit
 
 RETRIED_S = 60.0
-"""How long a retry of an allocation counts."""
+"""Time for which a retry of an allocation counts."""
 WARM_STEPS = 3
-"""Changes of the step after which a run is warm: the first steps compile and allocate."""
+"""Steps after which a run is warm: the first ones compile and allocate."""
 PATIENCE = 2.0
-"""A step may take this many times the longest wait so far before it counts as stuck."""
-
-
-@dataclass(slots=True)
-class AllocRetryTracker:
-    """When the allocator's count of retries rose last."""
-
-    _count: float | None = None
-    _rose_at: float | None = None
-
-    def look(self, now: float, count: float | None) -> bool | None:
-        """Say whether an allocation was retried lately; None where nobody counts."""
-        if count is not None:
-            if self._count is not None and count > self._count:
-                self._rose_at = now
-            self._count = count
-        if self._count is None:
-            return None
-        return self._rose_at is not None and now - self._rose_at < RETRIED_S
-
-
-def memory_condition(rule: AlertRule, share: WindowStats | None, retried: bool | None) -> RuleMatch:
-    """Judge the used share of a device's memory (%), together with retries of allocations."""
-    if share is None or share.low is None or share.high is None or retried is None:
-        return RuleMatch.UNKNOWN
-    if not retried or share.high <= rule.clear:
-        return RuleMatch.OVER
-    return RuleMatch.HOLDS if share.high > rule.threshold else RuleMatch.BETWEEN
-
-
-def throttling_condition(mask: WindowStats | None) -> tuple[RuleMatch, str]:
-    """Judge `gpu/throttle_reasons`; return the thermal reasons in words as well.
-
-    Any sample of the span counts: a driver that lowers clocks by heat lets the bit flicker.
-    """
-    if mask is None or not 0 <= mask.last < 2**63:
-        return RuleMatch.UNKNOWN, ""
-    words = [word for word in throttle_words(mask.bits) if "thermal" in word]
-    return (RuleMatch.HOLDS if words else RuleMatch.OVER), ", ".join(words)
+"""A run is stuck after this many times its longest wait for a step so far."""
+LOSSES = ("train/loss", "val/loss")
+FIELDS = frozenset({"value", "threshold", "metric", "device", "seconds", "step"})
+"""Fields in the text of a rule."""
+FIELDS_OF_ENDINGS = frozenset({"value", "step"})
+"""Fields in the text of a rule about the end of a run; `value` is the reason."""
 
 
 @dataclass(slots=True)
 class StallDetector:
-    """How long a run has been without a step while one was due.
+    """Measures the time without a step while one was due, and the longest that ended by itself.
 
-    Some trainings validate for minutes without a word of it. So the longest wait that ended by
-    itself is remembered, and only what is PATIENCE times as long is a standstill.
+    Some trainings validate for minutes without a recorded sign of it.
     """
 
-    changes: int = 0
-    """How often another step was seen."""
     longest_s: float = 0.0
+    _changes: int = 0
     _step: int | None = None
     _sign: int = 0
     _since: float = 0.0
@@ -95,55 +60,42 @@ class StallDetector:
 
     @property
     def is_warm(self) -> bool:
-        """Say whether the run is past its first steps."""
-        return self.changes >= WARM_STEPS
+        """Whether the run is past its first steps."""
+        return self._changes >= WARM_STEPS
 
-    def look(self, now: float, step: int, *, due: bool, sign: int) -> float | None:
+    def update(self, now: float, step: int, *, due: bool, sign: int) -> float | None:
         """Return the seconds without a step, None where none is due.
 
-        `sign` is a number that moves with other work of the training, such as validation.
+        `sign` is a number that changes with other work of the training, such as validation.
         """
         moved = self._step is not None and step != self._step
         if moved:
             if self.is_warm and self._whole:
                 self.longest_s = max(self.longest_s, now - self._since)
-            self.changes += 1
+            self._changes += 1
         if self._step is None or moved or sign != self._sign or not due:
             self._since, self._whole = now, moved and due
         self._step, self._sign = step, sign
         return now - self._since if due and self.is_warm else None
 
-    def condition(self, rule: AlertRule, silent_s: float | None) -> RuleMatch:
-        """Judge the seconds without a step."""
-        if silent_s is None:
-            return RuleMatch.UNKNOWN
-        is_stuck = silent_s >= max(rule.for_s, PATIENCE * self.longest_s)
-        return RuleMatch.HOLDS if is_stuck else RuleMatch.OVER
-
-
-LOSSES = ("train/loss", "val/loss")
-_FIELD = re.compile(r"\{(\w+)\}")
-FIELDS = frozenset({"value", "threshold", "metric", "device", "seconds", "step"})
-"""What a rule's text may name in braces."""
-FIELDS_OF_ENDINGS = frozenset({"value", "step"})
-"""What the text of a rule about the end of a run may name; `value` is the reason."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlertInputs:
-    """What is known at one look.
+class AlertFacts:
+    """The input of one evaluation.
 
-    `spans` are by source and metric, `lost` has the reason for each GPU that is gone, `labels` the
-    names of GPUs. `trains_on` are the GPUs that processes of this run train on, `own` the one of
-    this process; `own_total` its memory in bytes, where no driver is asked. `step_due`: the run
-    trains, and nothing of ours holds it up. `sign` moves with work of it that is no step.
+    `values` are those since the last one by source and metric, the newest last; `odd_steps` have
+    the step of the first that was not finite. `lost` has the reason for each GPU that is gone,
+    `labels` the names of GPUs. `trains_on` are the GPUs that processes of this run train on, `own`
+    is that of this process and `own_total` its memory in bytes, if the driver is not asked.
+    `step_due`: the run trains, and Stepscope does not hold it up. `sign` changes with other work.
     """
 
     now: float
     step: int = 0
     step_due: bool = False
     sign: int = 0
-    spans: Mapping[tuple[str, str], WindowStats] = field(default_factory=dict)
+    values: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
+    odd_steps: Mapping[tuple[str, str], int] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     trains_on: frozenset[str] = frozenset()
@@ -154,15 +106,13 @@ class AlertInputs:
         """Return the name of a GPU; the process has none."""
         return self.labels.get(source, source) or "The process"
 
-    def about(self, metric: str) -> Iterator[tuple[str, WindowStats]]:
-        """Yield the spans of a metric by source."""
-        for (source, key), span in self.spans.items():
-            if key == metric:
-                yield source, span
+    def of_metric(self, metric: str) -> Iterator[tuple[str, Sequence[float]]]:
+        """Yield the values of a metric by source."""
+        return ((source, found) for (source, key), found in self.values.items() if key == metric)
 
 
 @dataclass(frozen=True, slots=True)
-class AlertTransition:
+class AlarmChange:
     """An alarm that was raised or cleared; `value` is what was measured, None for no number."""
 
     rule: AlertRule
@@ -173,28 +123,28 @@ class AlertTransition:
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
-    """What one look says of a rule for one source; `shown` is the value in words."""
+class Reading:
+    """The values of a rule for one source; `value` and `shown` are for its text."""
 
-    condition: RuleMatch
+    source: str
+    values: Sequence[float]
     value: float | None = None
     shown: str = ""
     metric: str = ""
     step: int | None = None
 
 
-Findings = Iterable[tuple[str, _Finding]]
-
-
-class RuleEvaluator:
-    """Holds the alarms of one process's run; one thread calls `look` about once a second."""
+class AlertEvaluator:
+    """The alarms of one process's run; one thread calls `evaluate` about once a second."""
 
     def __init__(self, rules: Sequence[AlertRule]) -> None:
         self._rules = [rule for rule in rules if rule.enabled and rule.name not in ENDINGS]
         self._alarms: dict[tuple[str, str], AlertInstance] = {}
-        self._retries = AllocRetryTracker()
         self._clock = StallDetector()
-        self._special: dict[str, Callable[[AlertRule, AlertInputs], Findings]] = {
+        self._silent_s: float | None = None
+        self._retries: float | None = None
+        self._retried_at = -math.inf
+        self._special: dict[str, Callable[[AlertFacts], Iterable[Reading]]] = {
             MEMORY_FULL: self._memory,
             THROTTLING: self._throttling,
             LOSS: self._losses,
@@ -202,106 +152,108 @@ class RuleEvaluator:
             GPU_IDLE: self._idle,
             GPU_LOST: self._lost,
         }
-        self._silent_s: float | None = None
 
-    def look(self, facts: AlertInputs) -> list[AlertTransition]:
-        """Return what has changed."""
-        self._silent_s = self._clock.look(
+    def evaluate(self, facts: AlertFacts) -> list[AlarmChange]:
+        """Return the alarms that changed."""
+        self._silent_s = self._clock.update(
             facts.now, facts.step, due=facts.step_due, sign=facts.sign
         )
         changes = []
         for rule in self._rules:
-            special = self._special.get(rule.name) if not rule.metric else None
-            findings = special(rule, facts) if special is not None else _of_metric(rule, facts)
-            for source, finding in findings:
-                change = self._judged(rule, source, finding, facts)
-                if change is not None:
-                    changes.append(change)
+            readings = (
+                _read_metric(facts, rule.metric, not_finite=rule.not_finite)
+                if rule.metric
+                else self._special[rule.name](facts)
+            )
+            changes += [change for one in readings if (change := self._update(rule, one, facts))]
         return changes
 
-    def _judged(
-        self, rule: AlertRule, source: str, finding: _Finding, facts: AlertInputs
-    ) -> AlertTransition | None:
+    def _update(self, rule: AlertRule, reading: Reading, facts: AlertFacts) -> AlarmChange | None:
+        source = reading.source
         alarm = self._alarms.get((rule.name, source))
         if alarm is None:
-            # The clock of the steps has waited already.
+            # StepClock has waited already.
             for_s = 0.0 if rule.name == NO_STEP else rule.for_s
             alarm = self._alarms[rule.name, source] = AlertInstance(for_s, rule.clear_s)
-        state = alarm.judge(facts.now, finding.condition)
+        state = alarm.update(facts.now, condition_of(rule, reading.values))
         if state is None:
             return None
         if state is AlertState.CLEARED:
             lasted = format_duration(facts.now - alarm.raised_at)
-            about = facts.label(source) if source else finding.metric or rule.metric
+            about = facts.label(source) if source else reading.metric
             text = f"{title(rule.name)}{f' ({about})' if about else ''}: cleared after {lasted}"
         else:
-            text = filled(rule, facts.label(source), finding, facts.step)
-        return AlertTransition(rule, state, source, text, finding.value)
+            text = _text(rule, reading, facts)
+        return AlarmChange(rule, state, source, text, reading.value)
 
-    def _memory(self, rule: AlertRule, facts: AlertInputs) -> Findings:
-        own, spans = facts.own, facts.spans
-        retries = spans.get(("", "memory/alloc_retries"))
-        retried = self._retries.look(facts.now, retries.last if retries is not None else None)
+    def _memory(self, facts: AlertFacts) -> Iterator[Reading]:
+        """Yield the used share of the memory in percent, or 0 if no allocation was retried."""
+        values, own = facts.values, facts.own
+        retries = values.get(("", "memory/alloc_retries"))
+        if retries:
+            if self._retries is not None and retries[-1] > self._retries:
+                self._retried_at = facts.now
+            self._retries = retries[-1]
         if own is None:
             return
-        # The driver counts all processes; where it is not asked, this one's cache is known.
-        used = spans.get((own, "gpu/mem_used")) or spans.get(("", "memory/reserved"))
-        whole = spans.get((own, "gpu/mem_total"))
-        total = whole.last if whole is not None else facts.own_total
-        share = None if used is None or not total else _percent(used, total)
-        condition = memory_condition(rule, share, retried)
-        last = share.last if share is not None else None
-        yield own, _Finding(condition, last, "" if last is None else f"{last:.0f} %")
+        # The driver counts all processes; if it is not asked, this process's cache is known.
+        used = values.get((own, "gpu/mem_used")) or values.get(("", "memory/reserved"))
+        total = values.get((own, "gpu/mem_total"), (facts.own_total or 0.0,))[-1]
+        if not used or not total or self._retries is None:
+            yield Reading(own, ())
+            return
+        shares = [100 * value / total for value in used]
+        retried = facts.now - self._retried_at < RETRIED_S
+        yield Reading(own, shares if retried else (0.0,), shares[-1], f"{shares[-1]:.0f} %")
 
-    def _throttling(self, rule: AlertRule, facts: AlertInputs) -> Findings:
-        for uuid, span in facts.about("gpu/throttle_reasons"):
-            if uuid in facts.trains_on:
-                condition, words = throttling_condition(span)
-                yield uuid, _Finding(condition, span.last, words)
+    def _throttling(self, facts: AlertFacts) -> Iterator[Reading]:
+        """Yield 1 for a GPU with a thermal reason in any sample: the bit may flicker."""
+        for uuid, masks in facts.of_metric("gpu/throttle_reasons"):
+            if uuid not in facts.trains_on:
+                continue
+            known = [int(mask) for mask in masks if 0 <= mask < 2**63]
+            words = [word for word in throttle_words(reduce(or_, known, 0)) if "thermal" in word]
+            values = (float(bool(words)),) if known else ()
+            yield Reading(uuid, values, masks[-1], ", ".join(words))
 
-    def _losses(self, rule: AlertRule, facts: AlertInputs) -> Findings:
-        for (source, key), span in facts.spans.items():
-            if source == "" and (key in LOSSES or key.startswith("train/loss.")):
-                odd = span.odd if span.odd is not None else span.last
-                yield (
-                    key,
-                    _Finding(condition_of(rule, span), odd, _words(key, odd), key, span.odd_step),
-                )
+    def _losses(self, facts: AlertFacts) -> Iterator[Reading]:
+        for source, key in facts.values:
+            if not source and (key in LOSSES or key.startswith("train/loss.")):
+                for one in _read_metric(facts, key, not_finite=True):
+                    yield Reading(key, one.values, one.value, one.shown, key, one.step)
 
-    def _steps(self, rule: AlertRule, facts: AlertInputs) -> Findings:
+    def _steps(self, facts: AlertFacts) -> Iterator[Reading]:
+        """Yield 1 if the run has been without a step for too long."""
         silent_s = self._silent_s
-        condition = self._clock.condition(rule, silent_s)
-        yield "", _Finding(condition, silent_s, format_duration(silent_s))
+        if silent_s is None:
+            yield Reading("", ())
+            return
+        for_s = next(rule.for_s for rule in self._rules if rule.name == NO_STEP)
+        is_stuck = silent_s >= max(for_s, PATIENCE * self._clock.longest_s)
+        yield Reading("", (float(is_stuck),), silent_s, format_duration(silent_s))
 
-    def _idle(self, rule: AlertRule, facts: AlertInputs) -> Findings:
+    def _idle(self, facts: AlertFacts) -> Iterator[Reading]:
         works = facts.step_due and self._clock.is_warm
-        for uuid, span in facts.about("gpu/util"):
+        for uuid, values in facts.of_metric("gpu/util"):
             if uuid in facts.trains_on:
-                condition = condition_of(rule, span) if works else RuleMatch.UNKNOWN
-                yield uuid, _Finding(condition, span.last, _words("gpu/util", span.last))
+                shown = _with_unit("gpu/util", values[-1])
+                yield Reading(uuid, values if works else (), values[-1], shown)
 
-    def _lost(self, rule: AlertRule, facts: AlertInputs) -> Findings:
-        known = {source for name, source in self._alarms if name == rule.name}
-        for uuid in known | facts.lost.keys():
-            is_lost = uuid in facts.lost
-            condition = RuleMatch.HOLDS if is_lost else RuleMatch.OVER
-            yield uuid, _Finding(condition, None, facts.lost.get(uuid, ""))
-
-
-def _of_metric(rule: AlertRule, facts: AlertInputs) -> Findings:
-    """Judge a rule over a metric for each source that has it."""
-    for source, span in facts.about(rule.metric):
-        value = span.odd if rule.comparison == "not_finite" and span.odd is not None else span.last
-        finding = _Finding(
-            condition_of(rule, span), value, _words(rule.metric, value), rule.metric, span.odd_step
-        )
-        yield source, finding
+    def _lost(self, facts: AlertFacts) -> Iterator[Reading]:
+        """Yield 1 for a GPU that is lost, 0 for one that is back."""
+        for uuid in {
+            source for name, source in self._alarms if name == GPU_LOST
+        } | facts.lost.keys():
+            reason = facts.lost.get(uuid, "")
+            yield Reading(uuid, (float(uuid in facts.lost),), None, reason)
 
 
-def _percent(span: WindowStats, total: float) -> WindowStats:
-    low = None if span.low is None else 100 * span.low / total
-    high = None if span.high is None else 100 * span.high / total
-    return WindowStats(low, high, 100 * span.last / total)
+def _read_metric(facts: AlertFacts, metric: str, *, not_finite: bool) -> Iterator[Reading]:
+    for source, values in facts.of_metric(metric):
+        odd = [value for value in values if not math.isfinite(value)] if not_finite else []
+        value = odd[0] if odd else values[-1]
+        step = facts.odd_steps.get((source, metric))
+        yield Reading(source, values, value, _with_unit(metric, value), metric, step)
 
 
 def title(name: str) -> str:
@@ -314,13 +266,12 @@ def title(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def is_of_devices(metric: str) -> bool:
-    """Say whether a metric is one of each GPU."""
+def is_device_metric(metric: str) -> bool:
+    """Return whether each GPU has the metric."""
     return metric in BY_KEY and BY_KEY[metric].stream is Stream.DEVICES
 
 
-def _words(metric: str, value: float) -> str:
-    """Return a value with its unit."""
+def _with_unit(metric: str, value: float) -> str:
     unit = BY_KEY[metric].unit if metric in BY_KEY else Unit.NONE
     if math.isfinite(value):
         if unit is Unit.BYTES:
@@ -330,25 +281,26 @@ def _words(metric: str, value: float) -> str:
     return "NaN" if math.isnan(value) else "infinite"
 
 
-def filled(rule: AlertRule, device: str, finding: _Finding, step: int) -> str:
-    """Return the rule's text with its fields filled; other braces stay as they are."""
-    percent = "gpu/util"  # as the shares of memory
-    unit_of = rule.metric or percent
+def _text(rule: AlertRule, reading: Reading, facts: AlertFacts) -> str:
+    threshold, step = rule.threshold, facts.step if reading.step is None else reading.step
+    # The default rules with a threshold are in percent.
+    shown = "" if threshold is None else _with_unit(rule.metric or "gpu/util", threshold)
     fields = {
-        "value": finding.shown,
-        "threshold": "" if math.isnan(rule.threshold) else _words(unit_of, rule.threshold),
-        "metric": finding.metric or rule.metric,
-        "device": device,
+        "value": reading.shown,
+        "threshold": shown,
+        "metric": reading.metric,
+        "device": facts.label(reading.source),
         "seconds": format_duration(rule.for_s),
-        "step": f"{finding.step if finding.step is not None else step:,}",
+        "step": f"{step:,}",
     }
-    return _with(fields, rule.text)
+    return _fill(rule.text, fields)
 
 
 def ending(rule: AlertRule, reason: str | None, step: int) -> str:
-    """Return the text of a run's end; braces in the reason stay as they are."""
-    return _with({"value": reason or "it gives no reason.", "step": f"{step:,}"}, rule.text)
+    """Return the text of a run's end; braces in the reason are kept."""
+    return _fill(rule.text, {"value": reason or "it gives no reason.", "step": f"{step:,}"})
 
 
-def _with(fields: Mapping[str, str], text: str) -> str:
-    return _FIELD.sub(lambda match: fields.get(match[1], match[0]), text)
+def _fill(text: str, fields: Mapping[str, str]) -> str:
+    """Replace the fields in one pass; unknown braces are kept."""
+    return re.sub(r"\{(\w+)\}", lambda match: fields.get(match[1], match[0]), text)

@@ -1,140 +1,60 @@
 """Deliver alerts to the user's command and webhook, each in a thread of its own.
 
-A thread starts with the run, because a process that is ending can start none, and ends once the run
-is closed and its alerts are delivered. The training never waits for it; the process waits at most
-EXIT_WAIT_S at its end.
+The threads start with the run, because a process that is ending cannot start one. They end after
+the run is closed and its alerts are delivered. The training never waits for them; the end of the
+process waits at most EXIT_WAIT_S.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import logging
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
-from typing import IO, Any
+from queue import SimpleQueue
+from tempfile import TemporaryFile
+from typing import IO
 
-from stepscope.alerts.channels import ChannelFilter, CommandChannel
-from stepscope.alerts.config import AlertSettings
-from stepscope.alerts.rules import AlertState, Severity
+import msgspec
+
+from stepscope import __version__
+from stepscope.alerts.rules import AlertLevel, AlertState
+from stepscope.alerts.settings import AlertSettings, Channel, CommandChannel, WebhookChannel
 from stepscope.common.formatting import terminal_text
-
-OUTPUT_KEPT = 4096
-"""Bytes of its output that are kept: the beginning."""
-OUTPUT_LIMIT = 2**20
-"""Bytes of output in the file from which on it is cut back to its beginning."""
-POLL_S = 0.1
-PREFIX = "STEPSCOPE_ALERT_"
-
-
-def run_command(command: CommandChannel, alert: str, wait_s: float | None = None) -> str | None:
-    """Run it for `alert`, which is JSON; return what went wrong, None for nothing.
-
-    No shell reads its words. It is a session of its own: Ctrl-C in the terminal is not for it, and
-    with what it has started it is killed after its time. After `wait_s` it is left to go on.
-
-    Its output goes to a file that has no name: unlike a pipe that has a reader at its other end no
-    longer, this one does not end a command that prints after the process that started it.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            given = stack.enter_context(tempfile.TemporaryFile())
-            # Each write of the command goes to the end, also after the file was cut back.
-            output = stack.enter_context(tempfile.TemporaryFile("a+b"))
-            given.write(alert.encode())
-            given.seek(0)
-            process = subprocess.Popen(
-                command.argv,
-                stdin=given,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **_variables(alert)},
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            return f"{command.argv[0]} cannot be started ({why})"
-        return _outcome(process, output, command, wait_s)
-
-
-def _outcome(
-    process: subprocess.Popen[bytes],
-    output: IO[bytes],
-    command: CommandChannel,
-    wait_s: float | None,
-) -> str | None:
-    """Wait for the end of a command and return what went wrong."""
-    name, is_short = command.argv[0], wait_s is not None and wait_s < command.timeout_s
-    if not _ended(
-        process, output, wait_s if wait_s is not None and is_short else command.timeout_s
-    ):
-        if is_short:
-            return f"{name} did not end within {wait_s:.1f} s, and goes on by itself"
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return f"{name} did not end within {command.timeout_s:g} s and was killed"
-    if process.returncode == 0:
-        return None
-    output.seek(0)
-    printed = output.read(OUTPUT_KEPT).decode(errors="replace")
-    lines = terminal_text(printed).strip().splitlines()
-    said = f": {lines[-1][:300]}" if lines else ""
-    return f"{name} ended with exit code {process.returncode}{said}"
-
-
-def _variables(alert: str) -> dict[str, str]:
-    """Return the alert's parts as environment variables, such as STEPSCOPE_ALERT_RULE."""
-    parts = json.loads(alert)
-    return {
-        f"{PREFIX}{name.upper()}": "" if value is None else str(value).replace("\0", "")
-        for name, value in parts.items()
-    }
-
-
-def _ended(process: subprocess.Popen[bytes], output: IO[bytes], wait_s: float) -> bool:
-    """Wait for a command, `wait_s` at most, and bound what it prints; say whether it has ended."""
-    deadline = time.monotonic() + wait_s
-    while True:
-        left_s = deadline - time.monotonic()
-        try:
-            process.wait(max(0.0, min(POLL_S, left_s)))
-            return True
-        except subprocess.TimeoutExpired:
-            if os.fstat(output.fileno()).st_size > OUTPUT_LIMIT:
-                os.ftruncate(output.fileno(), OUTPUT_KEPT)
-            if left_s <= 0:
-                return False
-
 
 log = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 50
-"""Alerts that wait at most for each way; what comes beyond is left out, and the log says so."""
+"""Alerts that wait at most for each channel; more are dropped, with a warning."""
 EXIT_WAIT_S = 3.0
-"""How long the end of the process waits for what is still to be told."""
+"""Time for which the end of the process waits for deliveries."""
+OUTPUT_KEPT = 4096
+"""Bytes kept of the beginning of a command's output."""
+OUTPUT_LIMIT = 2**20
+"""Size of the output at which it is cut to OUTPUT_KEPT."""
+POLL_S = 0.1
+PAUSES_S = (1.0, 4.0)
+"""Pauses before the second and third request to the webhook."""
+TEMPORARY_CODES = (408, 425, 429)
+"""Client errors after which the request is repeated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
     """One alert as commands and webhooks get it; `value` has NaN and infinities as their names.
 
-    `device` is the UUID of the GPU that it is about, `metric` that of a rule over a metric.
+    `device` is the UUID of its GPU, `metric` that of a rule over a metric.
     """
 
     rule: str
-    level: Severity
+    level: AlertLevel
     state: AlertState
     text: str
     value: float | str | None
@@ -148,141 +68,210 @@ class Alert:
     step: int
     ts: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        return asdict(self)
+
+def run_command(channel: CommandChannel, alert: Alert, wait_s: float | None = None) -> str | None:
+    """Run the command; return the problem, or None.
+
+    It is a session of its own, so Ctrl-C does not reach it, and it is killed with its children
+    after its timeout. After `wait_s` it is left running. Its output goes to an unnamed file: unlike
+    a pipe, this does not end a command that prints after this process has ended.
+    """
+    name = os.path.expanduser(channel.argv[0])
+    limit_s = channel.timeout_s if wait_s is None else min(channel.timeout_s, wait_s)
+    variables = {
+        f"STEPSCOPE_ALERT_{key.upper()}": "" if value is None else str(value).replace("\0", "")
+        for key, value in msgspec.structs.asdict(alert).items()
+    }
+    with TemporaryFile() as given, TemporaryFile("a+b") as output:
+        given.write(msgspec.json.encode(alert))
+        given.seek(0)
+        try:
+            process = subprocess.Popen(
+                (name, *channel.argv[1:]),
+                stdin=given,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | variables,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return f"{name} cannot be started ({getattr(error, 'strerror', None) or error})"
+        if not _has_ended(process, output, limit_s):
+            if limit_s < channel.timeout_s:
+                return f"{name} did not end within {limit_s:.1f} s, and continues"
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"{name} did not end within {limit_s:g} s and was killed"
+        if process.returncode == 0:
+            return None
+        output.seek(0)
+        printed = output.read(OUTPUT_KEPT).decode(errors="replace")
+    lines = terminal_text(printed).strip().splitlines()
+    return f"{name} ended with exit code {process.returncode}" + "".join(
+        f": {line[:300]}" for line in lines[-1:]
+    )
 
 
-SendAlert = Callable[[str, float | None], str | None]
-"""Tells of an alert, given as JSON; returns what went wrong, in words without secrets.
+def _has_ended(process: subprocess.Popen[bytes], output: IO[bytes], wait_s: float) -> bool:
+    """Wait for a command, at most `wait_s`, and bound its output; return whether it has ended."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            process.wait(max(0.0, min(POLL_S, left_s)))
+            return True
+        except subprocess.TimeoutExpired:
+            if os.fstat(output.fileno()).st_size > OUTPUT_LIMIT:
+                os.ftruncate(output.fileno(), OUTPUT_KEPT)
+            if left_s <= 0:
+                return False
 
-The number is how many seconds it may wait in all, None for its own time.
-"""
+
+def post(
+    channel: WebhookChannel, stopping: threading.Event, alert: Alert, wait_s: float | None = None
+) -> str | None:
+    """Post the alert as JSON; return the problem without the address, or None.
+
+    Repeats the request if the problem may be temporary, but not if `wait_s` is given or `stopping`
+    is set. `timeout_s` limits the connection and each wait for bytes of the answer.
+    """
+    timeout_s = channel.timeout_s if wait_s is None else min(channel.timeout_s, wait_s)
+    problem, is_temporary = _post_once(channel, alert, timeout_s)
+    for pause_s in PAUSES_S if wait_s is None else ():
+        if is_temporary and not stopping.wait(pause_s):
+            problem, is_temporary = _post_once(channel, alert, timeout_s)
+    return problem
+
+
+def _post_once(channel: WebhookChannel, alert: Alert, timeout_s: float) -> tuple[str | None, bool]:
+    """Return the problem and whether it may be temporary."""
+    # Imported here: TLS and HTTP take 30 ms, which every script would pay.
+    request = import_module("urllib.request")
+    opener = request.OpenerDirector()  # without the handler of redirects
+    for handler in (request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler):
+        opener.add_handler(handler())
+    headers = {"Content-Type": "application/json", "User-Agent": f"stepscope/{__version__}"}
+    body = msgspec.json.encode(alert)
+    try:
+        to_send = request.Request(channel.url, body, headers, method="POST")
+        with opener.open(to_send, timeout=timeout_s) as response:
+            code = response.status
+    except Exception as error:  # noqa: BLE001 - of several libraries; their texts may have the URL
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, TimeoutError):
+            return f"no answer within {timeout_s:.3g} s", True
+        return f"no connection ({getattr(reason, 'strerror', None) or type(reason).__name__})", True
+    if 300 <= code < 400:
+        return f"it redirects (code {code}), which is not followed: use its new address", False
+    if code < 300:
+        return None, False
+    return f"it answered {code}", code >= 500 or code in TEMPORARY_CODES
 
 
 class AlertNotifier:
-    """Tells of the alerts of one run; `deliver` and `close` may be called by any thread."""
+    """Delivers the alerts of one run; `deliver` and `close` may be called by any thread."""
 
     def __init__(self, settings: AlertSettings) -> None:
         self._stopping = threading.Event()
-        self._ways: list[_Way] = []
-        command, webhook = settings.command, settings.webhook
-        if command is not None:
-            tell = partial(run_command, command)
-            self._ways.append(_Way("the command", command, tell, self._stopping))
-        if webhook is not None:
-            what = f"the webhook at {webhook.shown}"
-            # Imported only here: TLS and HTTP take 30 ms, which every script would pay.
-            post = import_module("stepscope.alerts.webhook").post
-            tell = partial(post, webhook, self._stopping)
-            self._ways.append(_Way(what, webhook, tell, self._stopping))
+        self._threads: list[_ChannelThread] = []
         self._pid = os.getpid()
-        if self._ways:
-            _open.add(self)
+        self._closed = False
+        if (command := settings.command) is not None:
+            self._add("the command", command, partial(run_command, command))
+        if (webhook := settings.webhook) is not None:
+            name = f"the webhook at {webhook.shown}"
+            self._add(name, webhook, partial(post, webhook, self._stopping))
 
     def deliver(self, alert: Alert) -> None:
-        """Have an alert told; returns at once, unless the process is ending and has no thread."""
+        """Queue an alert; a process that is ending and has no thread delivers it now."""
         deadline = time.monotonic() + EXIT_WAIT_S
-        for way in self._ways:
-            if way.wants.alert(alert.level, alert.state):
-                way.deliver(json.dumps(alert.to_json()), deadline)
+        for thread in self._threads:
+            if self._closed or not thread.channel.accepts(alert.level, alert.state):
+                continue
+            if thread.ident is not None:
+                thread.put(alert)
+            elif (left_s := deadline - time.monotonic()) > 0:
+                thread.send(alert, left_s)
 
     def close(self) -> None:
-        """No more alerts come; returns at once."""
-        for way in self._ways:
-            way.close()
+        """Accept no more alerts; does not wait."""
+        if not self._closed:
+            self._closed = True
+            for thread in self._threads:
+                thread.alerts.put(None)
 
     def finish(self, timeout_s: float) -> bool:
-        """Wait for what is still to be told; after that time give up what waits for a retry."""
-        if self._pid != os.getpid():  # in a forked child, where the lock may be held for ever
+        """Wait for the deliveries; after `timeout_s` no request is repeated."""
+        if self._pid != os.getpid():  # in a forked child, where a lock may be held for ever
             return True
         self.close()
         deadline = time.monotonic() + timeout_s
-        done = [way.finished(max(0.0, deadline - time.monotonic())) for way in self._ways]
-        if not all(done):
-            log.warning("stepscope: an alert could not be told within %g s", timeout_s)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning("stepscope: an alert could not be delivered within %g s", timeout_s)
             self._stopping.set()
-        return all(done)
+            return False
+        return True
 
-
-class _Way:
-    """One way to tell, with its thread and what waits for it."""
-
-    def __init__(
-        self, what: str, wants: ChannelFilter, tell: SendAlert, stopping: threading.Event
-    ) -> None:
-        self.wants = wants
-        self._what = what
-        self._tell = tell
-        self._stopping = stopping
-        self._waiting: deque[str] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._failed: set[str] = set()
-        self._thread: threading.Thread | None = None
-        thread = threading.Thread(target=self._work, name="stepscope-alerts", daemon=True)
+    def _add(self, name: str, channel: Channel, deliver: SendAlert) -> None:
+        thread = _ChannelThread(name, channel, deliver, self._stopping)
+        self._threads.append(thread)
+        _open.add(self)
         try:
             thread.start()
-            self._thread = thread
         except RuntimeError as error:  # the process is ending, or has too many threads
-            log.info("stepscope: alerts: no thread for %s: %s", what, error)
+            log.info("stepscope: alerts: no thread for %s: %s", name, error)
 
-    def deliver(self, alert: str, deadline: float) -> None:
-        """Have an alert told, without a thread by the caller until `deadline`."""
-        with self._changed:
-            if self._closed:
+
+SendAlert = Callable[[Alert, float | None], str | None]
+"""Delivers an alert within a number of seconds, if given; returns the problem without secrets."""
+
+
+class _ChannelThread(threading.Thread):
+    """The deliveries of one channel."""
+
+    def __init__(
+        self, what: str, channel: Channel, deliver: SendAlert, stopping: threading.Event
+    ) -> None:
+        super().__init__(name="stepscope-alerts", daemon=True)
+        self.channel = channel
+        self.alerts: SimpleQueue[Alert | None] = SimpleQueue()
+        self._what = what
+        self._deliver = deliver
+        self._stopping = stopping
+        self._warned: set[str] = set()
+
+    def run(self) -> None:
+        for alert in iter(self.alerts.get, None):
+            if self._stopping.is_set():
                 return
-            if self._thread is not None:
-                self._queue(alert)
-                return
-        left_s = deadline - time.monotonic()
-        if left_s > 0:
-            self._told(alert, left_s)
+            self.send(alert)
 
-    def close(self) -> None:
-        """No more alerts come."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+    def put(self, alert: Alert) -> None:
+        """Have the thread send an alert."""
+        if self.alerts.qsize() < QUEUE_LIMIT:
+            self.alerts.put(alert)
+        else:
+            self._warn("queue", f"more than {QUEUE_LIMIT} alerts wait; later ones are left out")
 
-    def finished(self, timeout_s: float) -> bool:
-        """Wait for the thread; say whether it has ended."""
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _queue(self, alert: str) -> None:
-        if len(self._waiting) >= QUEUE_LIMIT:
-            self._say_once("queue", f"more than {QUEUE_LIMIT} alerts wait; later ones are left out")
-            return
-        self._waiting.append(alert)
-        self._changed.notify()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting and not self._closed:
-                    self._changed.wait()
-                if not self._waiting or self._stopping.is_set():
-                    return
-                alert = self._waiting.popleft()
-            self._told(alert, None)
-
-    def _told(self, alert: str, wait_s: float | None) -> None:
+    def send(self, alert: Alert, wait_s: float | None = None) -> None:
+        """Deliver an alert; log a failure."""
         try:
-            problem = self._tell(alert, wait_s)
+            problem = self._deliver(alert, wait_s)
         except Exception as error:  # noqa: BLE001 - the next one must still be tried
             problem = type(error).__name__
         if problem is None:
-            self._failed.discard("way")
+            self._warned.discard("delivery")
         else:
-            self._say_once("way", f"{self._what} failed: {problem}")
+            self._warn("delivery", f"{self._what} failed: {problem}")
 
-    def _say_once(self, what: str, text: str) -> None:
+    def _warn(self, kind: str, text: str) -> None:
         """Log a failure, and the next one only after a success."""
-        if what not in self._failed:
-            self._failed.add(what)
+        if kind not in self._warned:
+            self._warned.add(kind)
             log.warning("stepscope: alerts: %s", text)
 
 
@@ -291,9 +280,9 @@ _open: weakref.WeakSet[AlertNotifier] = weakref.WeakSet()
 
 def _finish_all() -> None:
     deadline = time.monotonic() + EXIT_WAIT_S
-    for actions in list(_open):
-        actions.finish(max(0.0, deadline - time.monotonic()))
+    for notifier in list(_open):
+        notifier.finish(max(0.0, deadline - time.monotonic()))
 
 
-# First of all, so that it runs after what closes the runs.
+# Registered at import, so that it runs after what closes the runs.
 atexit.register(_finish_all)

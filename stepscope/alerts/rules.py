@@ -1,22 +1,27 @@
-"""Rules and alarms; pure.
+"""Alert rules and alarms. Pure.
 
-A rule says when something is wrong. An alarm is its state for one GPU or process: it is raised once
-the rule has held for a while, and cleared once the opposite has held for a while, so that a value
-that swings around a threshold does not raise it again and again.
+An alarm is the state of a rule for one GPU or process. It is raised after the rule has held for
+`for_s`, and cleared after the rule has been over for `clear_s`.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Number = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 
 
-class Severity(StrEnum):
-    """How bad it is; `rank` orders them."""
+class AlertLevel(StrEnum):
+    """The severity of an alert; `rank` orders them."""
 
     INFO = "info"
     WARNING = "warning"
@@ -24,132 +29,72 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for the least."""
-        return list(Severity).index(self)
+        """0 for the lowest."""
+        return list(AlertLevel).index(self)
 
 
-class Comparison(StrEnum):
-    """What a value must be for the rule to hold, as alerts.toml names it."""
-
-    ABOVE = "above"
-    BELOW = "below"
-    NOT_FINITE = "not_finite"
-
-
-class RuleMatch(StrEnum):
-    """What one look says of a rule."""
+class RuleCondition(StrEnum):
+    """The result of one evaluation of a rule."""
 
     HOLDS = "holds"
     BETWEEN = "between"
-    """No longer bad, and not yet good enough to be over."""
+    """Between the threshold and the value at which the alert is over."""
     OVER = "over"
     UNKNOWN = "unknown"
     """There is no value, or the rule does not apply now."""
 
 
 class AlertState(StrEnum):
-    """What an alert says, as its event has it."""
+    """The change that an alert reports."""
 
     RAISED = "raised"
     CLEARED = "cleared"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlertRule:
-    """One rule; a `metric` of "" marks those of `evaluator.py`.
+class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule; those with an empty `metric` get their values from `evaluator.py`.
 
-    It holds while the metric is above or below `threshold` (or not finite) and is over once it is
-    back at `clear` or better. It must hold for `for_s` to be raised, and be over for `clear_s` to
-    be cleared. In `text` {value}, {threshold}, {metric}, {device}, {seconds} and {step} are filled.
+    The rule holds while the metric is above or below the threshold, or not finite. It is over once
+    the metric is back at `clear`, by default the threshold. These fields are replaced in `text`:
+    {value}, {threshold}, {metric}, {device}, {seconds} and {step}.
     """
 
     name: str
-    metric: str = ""
-    comparison: Comparison = Comparison.ABOVE
-    threshold: float = math.nan
-    clear: float = math.nan
-    for_s: float = 0.0
-    clear_s: float = 10.0
-    level: Severity = Severity.WARNING
-    text: str = ""
+    metric: Annotated[str, Meta(min_length=1, max_length=500)] = ""
+    above: Number | None = None
+    below: Number | None = None
+    not_finite: bool = False
+    clear: Number | None = None
+    for_s: Seconds = 0.0
+    clear_s: Seconds = 10.0
+    level: AlertLevel = AlertLevel.WARNING
+    text: Annotated[str, Meta(min_length=1, max_length=300)] = ""
     enabled: bool = True
 
+    @property
+    def threshold(self) -> float | None:
+        """The value of `above` or `below`."""
+        return self.above if self.below is None else self.below
 
-@dataclass(frozen=True, slots=True)
-class WindowStats:
-    """What was seen of a metric since the last look.
 
-    `low` and `high` are None where all values were NaN; `last` is the newest value, whatever it is.
-    `odd` is the first one that was NaN or infinite, `odd_step` the step it came with. `bits` are
-    those that were set in any of the values, where they are masks.
+def condition_of(rule: AlertRule, values: Sequence[float]) -> RuleCondition:
+    """Return the condition for the values since the last evaluation, the newest one last.
+
+    A rule without `for_s` holds if one value is bad; others only if all are.
     """
-
-    low: float | None
-    high: float | None
-    last: float
-    odd: float | None = None
-    odd_step: int | None = None
-    bits: int = field(default=0, compare=False)
-
-    @classmethod
-    def of(cls, value: float, step: int | None) -> WindowStats:
-        """Return the span of one value."""
-        known = None if math.isnan(value) else value
-        if math.isfinite(value):
-            return cls(known, known, value, bits=_bits(value))
-        return cls(known, known, value, value, step)
-
-    @classmethod
-    def of_all(cls, values: Sequence[float]) -> WindowStats:
-        """Return the span of some values, at least one, of which nobody knows the steps."""
-        if math.isfinite(sum(values)):  # the way of nearly all of them
-            bits = functools.reduce(operator.or_, map(_bits, set(values)))
-            return cls(min(values), max(values), values[-1], bits=bits)
-        return functools.reduce(cls.then, [cls.of(value, None) for value in values])
-
-    def then(self, later: WindowStats) -> WindowStats:
-        """Return both in one."""
-        lows = [low for low in (self.low, later.low) if low is not None]
-        highs = [high for high in (self.high, later.high) if high is not None]
-        odd = self if self.odd is not None else later
-        return WindowStats(
-            min(lows, default=None),
-            max(highs, default=None),
-            later.last,
-            odd.odd,
-            odd.odd_step,
-            self.bits | later.bits,
-        )
-
-    def held(self) -> WindowStats:
-        """Return what is still so where no newer value has come: the newest one."""
-        return WindowStats.of(self.last, self.odd_step)
-
-
-def _bits(value: float) -> int:
-    """Return the bits of a mask; 0 for what is none."""
-    return int(value) if 0 <= value < 2**63 else 0
-
-
-def condition_of(rule: AlertRule, span: WindowStats | None) -> RuleMatch:
-    """Say what the values since the last look mean for a rule over a metric.
-
-    A rule without `for_s` holds if a single value was bad; others only if all were.
-    """
-    if span is None:
-        return RuleMatch.UNKNOWN
-    if rule.comparison is Comparison.NOT_FINITE:
-        bad = span.odd is not None and (rule.for_s == 0 or not math.isfinite(span.last))
-        return RuleMatch.HOLDS if bad else RuleMatch.OVER
-    if span.low is None or span.high is None:
-        return RuleMatch.UNKNOWN
-    low, high, threshold, clear = span.low, span.high, rule.threshold, rule.clear
-    if rule.comparison is Comparison.BELOW:
-        low, high, threshold, clear = -high, -low, -threshold, -clear
-    if (high if rule.for_s == 0 else low) > threshold:
-        return RuleMatch.HOLDS
-    is_over = high <= (threshold if math.isnan(clear) else clear)
-    return RuleMatch.OVER if is_over else RuleMatch.BETWEEN
+    if rule.not_finite and values:
+        is_bad = not all(map(math.isfinite, values))
+        holds = is_bad and (rule.for_s == 0 or not math.isfinite(values[-1]))
+        return RuleCondition.HOLDS if holds else RuleCondition.OVER
+    sign = 1 if rule.below is None else -1
+    known = [sign * value for value in values if not math.isnan(value)]
+    if not known:
+        return RuleCondition.UNKNOWN
+    threshold = sign * (rule.threshold or 0.0)
+    clear = threshold if rule.clear is None else min(threshold, sign * rule.clear)
+    if (max(known) if rule.for_s == 0 else min(known)) > threshold:
+        return RuleCondition.HOLDS
+    return RuleCondition.OVER if max(known) <= clear else RuleCondition.BETWEEN
 
 
 @dataclass(slots=True)
@@ -162,13 +107,13 @@ class AlertInstance:
     raised_at: float = 0.0
     _since: float | None = None
 
-    def judge(self, now: float, condition: RuleMatch) -> AlertState | None:
-        """Return what has changed by `now` (s); None for nothing.
+    def update(self, now: float, condition: RuleCondition) -> AlertState | None:
+        """Return the change at `now` (s), or None.
 
-        A look that says anything else, or does not know, begins the time that is waited anew.
+        Any condition but the expected one restarts the waiting time.
         """
-        wanted = RuleMatch.OVER if self.raised else RuleMatch.HOLDS
-        if condition is not wanted:
+        expected = RuleCondition.OVER if self.raised else RuleCondition.HOLDS
+        if condition is not expected:
             self._since = None
             return None
         if self._since is None:
@@ -187,7 +132,7 @@ GPU_IDLE, GPU_LOST, RUN_FAILED, RUN_FINISHED = "gpu_idle", "gpu_lost", "run_fail
 DEFAULTS: tuple[AlertRule, ...] = (
     AlertRule(
         name=MEMORY_FULL,
-        threshold=95,
+        above=95,
         clear=90,
         clear_s=30,
         text="{device}: {value} of the memory is in use, and allocations had to be tried again "
@@ -201,36 +146,34 @@ DEFAULTS: tuple[AlertRule, ...] = (
     ),
     AlertRule(
         name=LOSS,
-        comparison=Comparison.NOT_FINITE,
-        level=Severity.CRITICAL,
+        not_finite=True,
+        level=AlertLevel.CRITICAL,
         text="{metric} is {value} at step {step}",
     ),
     AlertRule(
         name=NO_STEP,
         for_s=60,
         clear_s=0,
-        level=Severity.CRITICAL,
+        level=AlertLevel.CRITICAL,
         text="No step for {value}: the last was step {step}",
     ),
     AlertRule(
         name=GPU_IDLE,
-        comparison=Comparison.BELOW,
-        threshold=5,
-        clear=5,
+        below=5,
         for_s=60,
         text="{device} is idle: utilization below {threshold} for {seconds}, while the run trains "
         "on it",
     ),
-    AlertRule(name=GPU_LOST, clear_s=30, level=Severity.CRITICAL, text="{device}: {value}"),
-    AlertRule(name=RUN_FAILED, level=Severity.CRITICAL, text="The run failed: {value}"),
+    AlertRule(name=GPU_LOST, clear_s=30, level=AlertLevel.CRITICAL, text="{device}: {value}"),
+    AlertRule(name=RUN_FAILED, level=AlertLevel.CRITICAL, text="The run failed: {value}"),
     AlertRule(
         name=RUN_FINISHED,
-        level=Severity.INFO,
+        level=AlertLevel.INFO,
         text="The run finished after step {step}",
         enabled=False,
     ),
 )
-"""What is watched without a file; `evaluator.py` says when each of them holds."""
+"""The rules without a file; `evaluator.py` computes their values."""
 
 ENDINGS = (RUN_FAILED, RUN_FINISHED)
-"""Judged once, at the end of the run."""
+"""Evaluated once, at the end of the run."""

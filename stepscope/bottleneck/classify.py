@@ -1,16 +1,11 @@
-"""What holds the steps of a run up, in one verdict. Pure: figures in, words out.
+"""Classify what the steps of a run wait for. Pure.
 
-A step of a training on a GPU has four parts: the device computes, it stands still while the host
-waits for data, it copies a batch, or it stands still because the host does not launch fast enough.
-On a CPU the host is the device, so there are no copies and no launches.
+A step on a GPU has four parts: computing, idle while the host waits for data, copying a batch, and
+idle between launches. On a CPU there are no copies and no launches.
 
-The *visible wait* is what a verdict has to explain:
-
-- where the device stands still or copies for more than a fifth of a step, that time;
-- where it computes for the rest, four fifths and more, the step itself.
-
-A verdict's `share` is the part of the visible wait that its cause explains, 0 to 1. Under EXPLAINED
-no cause is named. How the parts follow from the figures is said at `parts_of`.
+A verdict explains the *visible wait*: the idle and copy time if it is more than a fifth of a step,
+else the step itself. `share` is the part of it that the cause explains; below EXPLAINED no cause is
+named.
 """
 
 from __future__ import annotations
@@ -23,21 +18,17 @@ from typing import Any
 from stepscope.bottleneck.recommendations import Recommendation, RunSetup, next_to_try
 
 MIN_STEPS = 20
-"""Steady steps below which nothing is said, as TraceML waits before it warns."""
+"""Minimum number of steady steps, as in TraceML."""
 EXPLAINED = 0.8
-"""Least share of the visible wait that a named cause explains: below it several causes are at work,
-and a change about one of them may show nothing."""
+"""Minimum share of the visible wait for a single cause."""
 STANDS_STILL = 1 - EXPLAINED
-"""Share of a step from which waiting for data or copies is worth a verdict: from there on computing
-does not explain the step any more. TraceML calls a share of 20 % critical; the profiler plugin of
-TensorBoard warned of a DataLoader above 5 %, which is less than runs differ among themselves."""
+"""Share of a step from which waiting for data or copies gives a verdict; critical in TraceML."""
 GAPS = 0.25
-"""Share of a step from which gaps between launches are: launches are never free, and a driver's
-utilization is sampled, so small gaps mean nothing."""
+"""Share of a step from which gaps between launches give a verdict: small ones are usual."""
 AHEAD = 0.02
-"""Share of a step that a host which is ahead of the GPU waits for it, at least."""
+"""Minimum share of a step that a host which is ahead of the GPU waits for it."""
 BUSY_HOST = 0.9
-"""Use of all cores above which a process that does not run waits for a core, and not for a disk."""
+"""Use of all cores above which a waiting process waits for a core."""
 
 IsSettingAllowed = Callable[[str, Any], bool]
 
@@ -75,9 +66,9 @@ PHASES = {
 class StepAverages:
     """Means over a window of steady steps; None where the run does not record it.
 
-    Times are seconds a step. `utilization`, `throttled` and `host_cpu` are shares from 0 to 1:
-    of time, of the driver's readings with a reason to lower the clocks that is not normal, and of
-    all cores. `process_cpu` is in cores. Clocks are in MHz, `sm_clock_max` is the run's highest.
+    Times are seconds a step. `utilization`, `throttled` and `host_cpu` are shares from 0 to 1: of
+    time, of readings with an abnormal reason to lower the clocks, and of all cores. `process_cpu`
+    is in cores. Clocks are in MHz, `sm_clock_max` is the run's highest.
     """
 
     steps: int
@@ -99,8 +90,7 @@ class StepAverages:
 class StepBreakdown:
     """The parts of a step as shares of its wall time; they sum to 1.
 
-    `other` is waiting that has no name: gaps between launches on a GPU; on a CPU, time in which
-    the process neither ran nor waited for data.
+    `other` is gaps between launches on a GPU; on a CPU, other waiting than for data.
     """
 
     compute: float
@@ -118,8 +108,8 @@ class StepBreakdown:
 class BottleneckDiagnosis:
     """One sentence on a run's steps, and what to try next.
 
-    `share` is None where no cause is named. `missing_steps` is 0 except while the run is too young.
-    `figures` has what the verdict was made of, `parts` is None where it cannot be worked out.
+    `share` is None without a cause, `parts` where they are unknown. `missing_steps` is 0 except
+    while the run is too young.
     """
 
     kind: BottleneckKind
@@ -139,18 +129,14 @@ class BottleneckDiagnosis:
 def verdict(
     figures: StepAverages, setup: RunSetup, allowed: IsSettingAllowed = lambda name, value: True
 ) -> BottleneckDiagnosis:
-    """Judge a window of steps.
-
-    `allowed(field, value)` says whether a setting is possible on this machine, beside what `setup`
-    itself knows; only such a setting is proposed.
-    """
+    """Classify a window of steps; `allowed(field, value)` is whether a setting may be proposed."""
     missing = MIN_STEPS - figures.steps
     if missing > 0 or figures.step_time <= 0:
+        missing = max(1, missing)
+        steps = "1 more step is" if missing == 1 else f"{missing} more steps are"
+        text = f"Not enough data yet: {steps} needed; the first, slow steps do not count."
         return BottleneckDiagnosis(
-            kind=BottleneckKind.TOO_YOUNG,
-            text=_too_young(max(1, missing)),
-            missing_steps=max(1, missing),
-            figures=figures,
+            kind=BottleneckKind.TOO_YOUNG, text=text, missing_steps=missing, figures=figures
         )
     parts = parts_of(figures, setup)
     if isinstance(parts, str):
@@ -170,24 +156,20 @@ def verdict(
 
 
 def parts_of(figures: StepAverages, setup: RunSetup) -> StepBreakdown | str:
-    """Return the parts of a step, or a sentence that says which figure is missing.
+    """Return the parts of a step, or a sentence about the missing figure.
 
     On a GPU, with T the step time:
 
-    - computing is the smaller of the time between the step's two events and utilization × T. The
-      events also span gaps inside a step, in which the utilization falls; the utilization also
-      counts other processes, which the events do not. Without a utilization the events are only
-      believed where the host waits for the GPU: then it is ahead, and there are no gaps.
-    - What is left, the device stands still or copies. Copies come first: on the stream that
-      computes, they cannot hide. With a stream of their own they can, and data come first.
-    - Waiting for data counts as far as the device stands still meanwhile; a wait behind steps that
-      are still queued holds nothing up. A copy that blocks the host is part of the data wait as
-      the loop measures it, and is taken out of it.
-    - The rest are gaps: the host neither waits for data nor copies, it is late with launching.
+    - Computing is the smaller of the time between the step's two events, which includes gaps, and
+      utilization × T, which includes other processes. Without a utilization the events count only
+      if the host waits for the GPU: then there are no gaps.
+    - Of the rest, copies come first if they share the stream that computes, else data.
+    - Waiting for data counts as far as the device is idle meanwhile. A copy that blocks the host is
+      part of the measured data wait, and is subtracted from it.
+    - What remains are gaps between launches.
 
-    On a CPU, computing is what is not data wait, at most the CPU time that the process had. The
-    rest is waiting: for a core where all cores of the host are in use, else for something else.
-    Without that CPU time, nobody can say that a step which hardly waits for data computes.
+    On a CPU, computing is what is not data wait, at most the CPU time of the process. The rest is
+    waiting, for a core if all are in use. Without that CPU time a short data wait gives no verdict.
     """
     if figures.data_wait is None and (setup.on_gpu or figures.process_cpu is None):
         return (
@@ -206,7 +188,7 @@ def parts_of(figures: StepAverages, setup: RunSetup) -> StepBreakdown | str:
     copied = min(1.0, (figures.copies or 0.0) / figures.step_time)
     if setup.copies_block:
         wait = max(0.0, wait - copied)
-    if setup.copy_stream:
+    if setup.is_on("copy_stream"):
         data = min(wait, idle)
         copies = min(copied, idle - data)
     else:
@@ -267,11 +249,6 @@ def percent(share: float) -> str:
     '63 %'
     """
     return f"{100 * share:.0f} %"
-
-
-def _too_young(missing: int) -> str:
-    steps = "1 more step is" if missing == 1 else f"{missing} more steps are"
-    return f"Not enough data yet: {steps} needed; the first, slow steps do not count."
 
 
 def _text(

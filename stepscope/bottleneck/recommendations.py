@@ -1,8 +1,4 @@
-"""What to try next about a bottleneck: a setting of ours, or words for a script. Pure.
-
-A setting is a field of `trainer.config.RunConfig` and a value that it does not have yet. This
-package does not know that class: it takes the settings as `run.json` has them.
-"""
+"""What to try next about a bottleneck: a setting of RunConfig, or words for a script. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_WORKERS = 4
-"""Workers proposed at first: more help only where four do not keep up, and each takes memory."""
+"""Workers proposed at first: each takes memory."""
 FEWEST_CORES = 2
-"""As if a machine had so many: two workers that wait for a disk need no core of their own."""
+"""Minimum of cores assumed: two workers that wait for a disk need none of their own."""
 BF16_FROM = (8, 0)
 """Compute capability of Ampere, the first with bf16 in its tensor cores."""
 FP16_FROM = (7, 0)
 """Compute capability of Volta, the first with tensor cores."""
-
 LONG_STEP_S = 0.02
-"""Step time from which more CPU threads are proposed: the operations of a small model are so short
-that two threads were measured to be slower than one."""
+"""Step time from which more CPU threads are proposed: for short operations two are slower."""
 
 Candidate = tuple[str, Any]
 
@@ -30,10 +24,9 @@ Candidate = tuple[str, Any]
 class RunSetup:
     """What the run was started with, as far as a proposal depends on it.
 
-    `own`: the settings in `config` are those of a RunConfig. Without it `config` is a script's own
-    and is not looked at. `capability` is the GPU's compute capability, None if not known.
-    `step_time` is in seconds. `in_memory`: the whole data set lies in memory, so that loading a
-    batch is one indexing call, which worker processes only make slower.
+    `own`: the settings in `config` are those of a RunConfig; those of a script are not used.
+    `capability` is the GPU's compute capability, None if unknown. `step_time` is in seconds.
+    `in_memory`: the data set is in memory, where worker processes only make loading slower.
     """
 
     on_gpu: bool
@@ -68,11 +61,6 @@ class RunSetup:
         """True where a copy to the GPU lets our loop wait, inside the time it waits for data."""
         return self.own and not (self.is_on("non_blocking") and self.is_on("pin_memory"))
 
-    @property
-    def copy_stream(self) -> bool:
-        """True where copies have a stream of their own, beside computing."""
-        return self.is_on("copy_stream")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
@@ -89,7 +77,8 @@ def next_to_try(kind: str, setup: RunSetup, allowed: Callable[[str, Any], bool])
     `kind` is the value of a `bottleneck.Kind` that names a cause.
     """
     if setup.own:
-        for name, value in _CANDIDATES.get(kind, _nothing)(setup):
+        candidates = _CANDIDATES[kind](setup) if kind in _CANDIDATES else ()
+        for name, value in candidates:
             if allowed(name, value):
                 return Recommendation(
                     text=f"Try {setting_text(name, value)}.", name=name, value=value
@@ -168,10 +157,6 @@ def _precisions(setup: RunSetup) -> Iterator[Candidate]:
         yield "precision", "bf16"
     elif setup.capability >= FP16_FROM:
         yield "precision", "fp16"
-
-
-def _nothing(setup: RunSetup) -> Iterator[Candidate]:
-    yield from ()
 
 
 _CANDIDATES: dict[str, Callable[[RunSetup], Iterator[Candidate]]] = {

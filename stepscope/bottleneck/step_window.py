@@ -34,11 +34,7 @@ MIN_READINGS = 10
 
 
 def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAverages:
-    """Return the figures of the newest steady steps; raises StoreError.
-
-    Step times leave out pauses and validations, and so do the sampler's values here: those
-    between two steps do not count.
-    """
+    """Return the figures of the newest steady steps, without pauses. Raises StoreError."""
     series = {(info.stream, info.source): info for info in reader.series()}
     steps = _steady(reader, series.get((Stream.STEPS.value, "")))
     times = _column(steps, STEP_TIME)
@@ -72,17 +68,13 @@ def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> RunSetup:
     """Return what a proposal depends on, from a run.json, which may be foreign."""
     environment, config = (_dict(run_json.get(name)) for name in ("environment", "config"))
     capability, cores = run_json.get("compute_capability"), environment.get("cores")
-    known = (
-        isinstance(capability, list)
-        and len(capability) == 2
-        and all(type(part) is int for part in capability)
-    )
+    known = isinstance(capability, list) and [type(part) for part in capability] == [int, int]
     return RunSetup(
         on_gpu=training_gpu(run_json) is not None,
         own=run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER,
         config=config,
         cores=cores if type(cores) is int and cores > 0 else 1,
-        capability=(capability[0], capability[1]) if known and capability else None,
+        capability=(capability[0], capability[1]) if capability and known else None,
         step_time=step_time,
         in_memory=run_json.get("data_in_memory") is True,
     )

@@ -11,16 +11,19 @@ import argparse
 import importlib
 import io
 import os
+import queue
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from stepscope import __version__
 from stepscope.run import RunError, runs_root
 
 BROKEN_PIPE = 141
-"""What a shell reports of a command ended by SIGPIPE, as in `stepscope runs | head -1`."""
-
+"""Exit code of a command ended by SIGPIPE, as in `stepscope runs | head -1`."""
 INTERRUPTED = 130
+T = TypeVar("T")
 
 COMMANDS = {
     "watch": "run a training script unchanged and record it",
@@ -87,3 +90,41 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
             module.add_options(found)
             found.set_defaults(run=module.run)
     return root
+
+
+def number_type(low: float, high: float, kind: Callable[[str], T]) -> Callable[[str], T]:
+    """Return the type of an option that is a number from `low` to `high`."""
+
+    def parse(text: str) -> T:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:  # type: ignore[operator]
+            raise argparse.ArgumentTypeError(f"must be {low:g} to {high:g}, got {text[:60]}.")
+        return value
+
+    return parse
+
+
+def call_driver(function: Callable[[], T], timeout_s: float) -> T:
+    """Call a function in a thread that may be left behind; raise TimeoutError after `timeout_s`.
+
+    A broken GPU can block a call of the driver for ever; a daemon thread lets the process end.
+    """
+    answers: queue.SimpleQueue[T | Exception] = queue.SimpleQueue()
+
+    def call() -> None:
+        try:
+            answers.put(function())
+        except Exception as error:  # noqa: BLE001 - raised in the caller's thread
+            answers.put(error)
+
+    threading.Thread(target=call, name="stepscope-driver", daemon=True).start()
+    try:
+        answer = answers.get(timeout=timeout_s)
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

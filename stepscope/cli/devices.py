@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import queue
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from stepscope.cli import call_driver, number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.gpu.device_events import throttle_text, throttle_total
 from stepscope.gpu.health import HealthStatus, link
@@ -22,7 +22,7 @@ from stepscope.gpu.source import open_source
 
 NARROWEST, WIDEST_BAR = 40, 24
 WATCHED_S = 5.0
-"""Time of watching from which the throttling in it is told, and not that of the driver's life."""
+"""Time from which throttling is reported for it, and not since the driver was loaded."""
 INDENT = "   "
 MARKS = {
     HealthStatus.OK: "ok",
@@ -111,9 +111,6 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-# --- the machine ----------------------------------------------------------------------------------
-
-
 def _machine(view: MachineState) -> list[str]:
     host, count = view.host, len(view.devices)
     parts = [host.name, f"{count} GPU{'' if count == 1 else 's'}"]
@@ -130,9 +127,6 @@ def _load(host: HostState) -> list[str]:
         f"memory {_of(host.memory_used, host.memory_total)}",
         host.cpu,
     ]
-
-
-# --- a GPU ----------------------------------------------------------------------------------------
 
 
 def _head(device: DeviceState, width: int) -> str:
@@ -194,11 +188,10 @@ def _bar(share: float | None) -> str:
 
 def _heat(device: DeviceState) -> Iterator[str]:
     facts = device.facts
-    thresholds = []
-    if facts is not None and facts.temp_slowdown is not None:
-        thresholds.append(f"slows down at {facts.temp_slowdown:.0f}")
-    if facts is not None and facts.temp_shutdown is not None:
-        thresholds.append(f"off at {facts.temp_shutdown:.0f}")
+    limits = (
+        {} if facts is None else {"slows down": facts.temp_slowdown, "off": facts.temp_shutdown}
+    )
+    thresholds = [f"{word} at {at:.0f}" for word, at in limits.items() if at is not None]
     after = f" ({', '.join(thresholds)})" if thresholds else ""
     yield _value(device, "gpu/temp", "{:.0f} °C", "Temperature") + after
     if "gpu/temp_mem" in device.values:
@@ -229,13 +222,10 @@ def _health(device: DeviceState, width: int) -> list[str]:
     """Return the line of health, and below it what else is worth knowing."""
     others = [sign.text for sign in device.health.signs if sign.text not in device.health.text]
     lines = []
-    for mark, text in [
-        (MARKS[device.health.level], device.health.text),
-        *(("", t) for t in others),
-    ]:
-        words = wrapped(text.split(" "), width - 6, separator=" ")
-        lines += [f"{INDENT}{mark if not at else '':<3}{line}" for at, line in enumerate(words)]
-    return lines
+    for text in (device.health.text, *others):
+        lines += wrapped(text.split(" "), width - 6, separator=" ")
+    mark = MARKS[device.health.level]
+    return [f"{INDENT}{'' if at else mark:<3}{line}" for at, line in enumerate(lines)]
 
 
 def _instance(instance: DeviceState, width: int) -> list[str]:
@@ -245,9 +235,6 @@ def _instance(instance: DeviceState, width: int) -> list[str]:
         [f"MIG {profile}", short_uuid(instance.info.uuid), *_memory(instance)], width, INDENT
     )
     return [*lines, *_processes(instance, width, 2 * INDENT)]
-
-
-# --- processes ------------------------------------------------------------------------------------
 
 
 def _processes(device: DeviceState, width: int, indent: str) -> list[str]:
@@ -265,10 +252,8 @@ def _process(process: GpuProcess, width: int, indent: str) -> str:
     share = "" if process.sm is None else f"{process.sm:.0f} %"
     state = "" if process.state == "running" else f"[{process.state}] "
     who = f"{'*' if process.yours else ' '}{process.pid:>8} {cut(process.user or '?', 10):<10}"
-    line = (
-        f"{indent}{who} {memory:>9} {share:>6}  {state}{briefly(process.command) or process.name}"
-    )
-    return cut(printable(line), width)
+    name = briefly(process.command) or process.name
+    return cut(printable(f"{indent}{who} {memory:>9} {share:>6}  {state}{name}"), width)
 
 
 def briefly(command: str) -> str:
@@ -298,9 +283,8 @@ EXAMPLES = (
 FIRST_WAIT_S = 0.3
 """Pause between the first two looks: shares of processes and activity take two readings."""
 SILENT_S = 15.0
-"""A broken GPU can block a call of the driver for ever; so long is waited for an answer."""
+"""Longest wait for an answer of the driver."""
 END_S = 1.0
-SHORTEST_S, LONGEST_S = 0.2, 3600.0
 
 HOME, CLEAR, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[2J", "\x1b[K", "\x1b[J"
 
@@ -310,7 +294,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=_seconds,
+        type=number_type(0.2, 3600.0, float),
         const=1.0,
         metavar="SECONDS",
         help="repeat every SECONDS (default: 1) until Ctrl-C",
@@ -336,27 +320,27 @@ def show(
 
     1 means that the driver does not answer.
     """
-    looker = _Looker(machine)
+    write = _writer(watch_s is not None, as_json)
     try:
-        view = looker.look()
-        if view is not None:
+        call_driver(lambda: machine.arm(True), SILENT_S)
+        try:
+            call_driver(machine.look, SILENT_S)
             sleep(FIRST_WAIT_S)
-            view = looker.look()
-        write = _writer(watch_s is not None, as_json)
-        while view is not None:
-            write(view)
-            if watch_s is None:
-                return 0
-            sleep(watch_s)
-            view = looker.look()
-    finally:
-        looker.close()
-    print(f"The NVIDIA driver did not answer within {SILENT_S:g} s.", file=sys.stderr)
-    return 1
+            while True:
+                write(call_driver(machine.look, SILENT_S))
+                if watch_s is None:
+                    return 0
+                sleep(watch_s)
+        finally:
+            with suppress(TimeoutError):
+                call_driver(lambda: machine.arm(False), END_S)
+    except TimeoutError:
+        print(f"The NVIDIA driver did not answer within {SILENT_S:g} s.", file=sys.stderr)
+        return 1
 
 
 def _writer(again: bool, as_json: bool) -> Callable[[MachineState], None]:
-    """Return what prints a view: as JSON, over the one before on a terminal, or below it."""
+    """Return a function that prints a view: as JSON, over the one before, or below it."""
     if as_json:
         indent = None if again else 1
         return lambda view: print(json.dumps(machine_json(view), indent=indent), flush=True)
@@ -364,11 +348,9 @@ def _writer(again: bool, as_json: bool) -> Callable[[MachineState], None]:
         print(CLEAR, end="")
         return lambda view: print(in_place(view), end="", flush=True)
     end = "\n\n" if again else "\n"
-    return lambda view: print("\n".join(table(view, _columns())), end=end, flush=True)
-
-
-def _columns() -> int:
-    return shutil.get_terminal_size().columns
+    return lambda view: print(
+        "\n".join(table(view, shutil.get_terminal_size().columns)), end=end, flush=True
+    )
 
 
 def in_place(view: MachineState) -> str:
@@ -383,51 +365,3 @@ def in_place(view: MachineState) -> str:
         room = max(0, size.lines - 2)
         lines = [*brief(view, size.columns)[:room], note[: size.columns]]
     return HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW
-
-
-class _Looker:
-    """Looks in a thread of its own, which may be left behind in a call of the driver."""
-
-    def __init__(self, machine: MachineMonitor) -> None:
-        self._machine = machine
-        self._thread = threading.Thread(target=self._serve, name="stepscope-look", daemon=True)
-        self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[MachineState | Exception] = queue.SimpleQueue()
-        self._thread.start()
-
-    def look(self) -> MachineState | None:
-        """Return the machine as it is now; None where the driver does not answer."""
-        self._asked.put(True)
-        try:
-            answer = self._answers.get(timeout=SILENT_S)
-        except queue.Empty:
-            return None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        """End the thread, if the driver lets it."""
-        self._asked.put(False)
-        self._thread.join(END_S)
-
-    def _serve(self) -> None:
-        self._machine.arm(True)
-        while self._asked.get():
-            try:
-                self._answers.put(self._machine.look())
-            except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
-                self._answers.put(error)
-        self._machine.arm(False)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text}.") from None
-    if not SHORTEST_S <= value <= LONGEST_S:
-        raise argparse.ArgumentTypeError(
-            f"must be {SHORTEST_S:g} to {LONGEST_S:g} s, got {text}. 1 is the default."
-        )
-    return value

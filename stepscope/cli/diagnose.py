@@ -13,13 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepscope.common.formatting import printable
-from stepscope.diagnosis.findings import (
-    Finding,
-    RunData,
-    findings,
-    nothing_to_say,
-    read_recorded,
-)
+from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
 from stepscope.distributed.communication import communication_text
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.recorded_run import open_run
@@ -71,12 +65,6 @@ def _stack(run: RunInfo, standing: RankInfo | None, program: str | None) -> str:
     return "\n".join(map(printable, said.decode("utf-8", "replace").splitlines()))
 
 
-def show(run: RunInfo) -> None:
-    """Print the stacks."""
-    for text in stacks(run):
-        print(text, file=sys.stdout)
-
-
 EXAMPLES = (
     "stepscope diagnose RUN",
     "stepscope diagnose RUN --stacks",
@@ -112,7 +100,8 @@ def run(options: argparse.Namespace, root: Path) -> int:
     said = findings(recorded)
     note = communication_text(found) if recorded.has_steps else None
     if options.json:
-        notes = [_note(recorded, note)] if note else []
+        rank = torch_rank(recorded.ranks[0].run_json, 0)
+        notes = [Finding(kind="note", rank=rank, phase="communication", text=note)] if note else []
         print(json.dumps([dataclasses.asdict(one) for one in (*said, *notes)], indent=1))
     for finding in () if options.json else said:
         print(line(finding, several=len(recorded.ranks) > 1))
@@ -121,20 +110,8 @@ def run(options: argparse.Namespace, root: Path) -> int:
     if note and not options.json:
         print(printable(note))
     if options.stacks and not options.json:
-        show(found)
+        print(*stacks(found), sep="\n")
     return 0
-
-
-def _note(recorded: RunData, text: str) -> Finding:
-    """Return what collectives cost as an entry of the kind "note": no problem, nothing to do."""
-    return Finding(
-        kind="note",
-        rank=torch_rank(recorded.ranks[0].run_json, 0),
-        phase="communication",
-        share=None,
-        text=text,
-        next=None,
-    )
 
 
 def line(finding: Finding, *, several: bool) -> str:

@@ -19,7 +19,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,7 +30,8 @@ from typing import Any
 import psutil
 
 from stepscope import __version__
-from stepscope.alerts.config import load
+from stepscope.alerts.settings import load
+from stepscope.cli import call_driver
 from stepscope.cli.ui import page_missing
 from stepscope.common.formatting import format_bytes
 from stepscope.gpu.nvml_queries import SamplingTier
@@ -73,20 +73,6 @@ class GpuProbe(DeviceInfo):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlertsProbe:
-    """What alerts.toml says; without the webhook's address, which is a secret."""
-
-    path: str | None = None
-    """None: alerts are switched off."""
-    found: bool = False
-    rules: int = 0
-    """Rules that are on, the default ones among them."""
-    command: str | None = None
-    webhook: str | None = None
-    problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineProbe:
     """What was found; sizes in bytes, None for what does not apply or cannot be found out."""
 
@@ -114,7 +100,8 @@ class MachineProbe:
     """What the container may use."""
     cpu_limit: float | None
     shared_memory: int | None
-    alerts: AlertsProbe = field(default_factory=AlertsProbe)
+    alerts: dict[str, Any] = field(default_factory=dict)
+    """See `alerts_file`."""
 
 
 def survey(root: Path) -> MachineProbe:
@@ -140,17 +127,20 @@ def survey(root: Path) -> MachineProbe:
     )
 
 
-def alerts_file() -> AlertsProbe:
-    """Return what would alert here, and who would be told."""
+def alerts_file() -> dict[str, Any]:
+    """Return the content of alerts.toml without the webhook's address, which is a secret.
+
+    `path` is None if alerts are off; `rules` counts those that are on.
+    """
     settings = load()
-    return AlertsProbe(
-        path=None if settings.path is None else str(settings.path),
-        found=settings.found,
-        rules=sum(rule.enabled for rule in settings.rules),
-        command=None if settings.command is None else settings.command.argv[0],
-        webhook=None if settings.webhook is None else settings.webhook.shown,
-        problems=settings.problems,
-    )
+    return {
+        "path": None if settings.path is None else str(settings.path),
+        "found": settings.found,
+        "rules": sum(rule.enabled for rule in settings.rules),
+        "command": None if settings.command is None else settings.command.argv[0],
+        "webhook": None if settings.webhook is None else settings.webhook.shown,
+        "problems": settings.problems,
+    }
 
 
 def try_recording(root: Path) -> str | None:
@@ -173,27 +163,20 @@ def try_recording(root: Path) -> str | None:
 
 def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
     """Return what NVML gives of every GPU, waiting NVML_TIMEOUT_S at most."""
-    silent = f"The NVIDIA driver did not answer within {NVML_TIMEOUT_S:g} s."
-    answer: dict[str, Any] = {
-        "nvml_reason": silent,
-        "nvml_broken": True,
-        "driver": None,
-        "gpus": (),
-    }
 
-    def ask() -> None:
+    def ask() -> tuple[str | None, bool, str | None, tuple[GpuProbe, ...]]:
         found = source or open_source()
         infos = found.devices()
         gpus = tuple(_survey_gpu(found, info) for info in infos)
         broken = isinstance(found, NullSource) and math.isinf(found.retry_at)
-        driver = infos[0].driver_version if infos else None
-        answer.update(nvml_reason=found.reason, nvml_broken=broken, driver=driver, gpus=gpus)
+        return found.reason, broken, infos[0].driver_version if infos else None, gpus
 
-    # A broken GPU can block a call for ever; a daemon thread does not keep the command alive.
-    thread = threading.Thread(target=ask, name="doctor-nvml", daemon=True)
-    thread.start()
-    thread.join(NVML_TIMEOUT_S)
-    return dict(answer)
+    try:
+        answer = call_driver(ask, NVML_TIMEOUT_S)
+    except TimeoutError:
+        silent = f"The NVIDIA driver did not answer within {NVML_TIMEOUT_S:g} s."
+        answer = silent, True, None, ()
+    return dict(zip(("nvml_reason", "nvml_broken", "driver", "gpus"), answer, strict=True))
 
 
 def _survey_gpu(source: DeviceSource, info: DeviceInfo) -> GpuProbe:
@@ -441,16 +424,15 @@ def _limits(machine: MachineProbe) -> Iterator[CheckResult]:
         yield CheckResult(CheckStatus.MISSING, "/dev/shm", detail, remedy)
 
 
-def _alerts(file: AlertsProbe) -> Iterator[CheckResult]:
-    if file.path is None:
+def _alerts(file: dict[str, Any]) -> Iterator[CheckResult]:
+    if file.get("path") is None:
         yield CheckResult(CheckStatus.OK, "alerts", "switched off by STEPSCOPE_ALERTS")
         return
-    tells = [f"the command {file.command}"] if file.command else []
-    tells += [f"the webhook {file.webhook}"] if file.webhook else []
-    where = file.path if file.found else f"no file {file.path}"
-    told = f"told to {' and '.join(tells)}" if tells else "shown on the page only"
-    yield CheckResult(CheckStatus.OK, "alerts", f"{where}; {file.rules} rules, {told}")
-    for problem in file.problems:
+    channels = [f"the {kind} {file[kind]}" for kind in ("command", "webhook") if file[kind]]
+    where = file["path"] if file["found"] else f"no file {file['path']}"
+    told = f"told to {' and '.join(channels)}" if channels else "shown on the page only"
+    yield CheckResult(CheckStatus.OK, "alerts", f"{where}; {file['rules']} rules, {told}")
+    for problem in file["problems"]:
         yield CheckResult(CheckStatus.BROKEN, "alerts", problem)
 
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from stepscope.cli import number_type
 from stepscope.export.tables import ExportRequest, export
 from stepscope.metrics import Stream
 from stepscope.recorder.recovery import recover_ended
@@ -34,7 +35,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="output file, or log directory for tensorboard (default: stdout; csv and json only)",
     )
     parser.add_argument(
-        "--rank", type=_rank, default=0, metavar="N", help="rank of a distributed run (default: 0)"
+        "--rank",
+        type=number_type(0, 10**9, int),
+        default=0,
+        metavar="N",
+        help="rank of a distributed run (default: 0)",
     )
 
 
@@ -79,9 +84,3 @@ def _usage_problem(options: argparse.Namespace) -> str | None:
     if options.format == "tensorboard" and options.stream == "events":
         return "--stream: TensorBoard holds numbers only, got events. Use csv, json or parquet."
     return None
-
-
-def _rank(text: str) -> int:
-    if not text.isdecimal() or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0, got {text}.")
-    return int(text)

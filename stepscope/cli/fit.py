@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from stepscope.cli import number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.batch_headroom import FitReport, report
 from stepscope.watch.memory_probe import MeasurementDone, StepMemoryProbe
 from stepscope.watch.script import Script, ScriptNotFoundError, from_file, from_module
 
 DONE, FAILED, USAGE = 0, 1, 2
-STEPS, MOST_STEPS = 3, 100
+STEPS = 3
 EXAMPLES = (
     "stepscope fit train.py --batch-size 64",
     "stepscope fit --steps 5 --json train.py",
@@ -83,15 +84,8 @@ def _tell(found: FitReport, steps: StepMemoryProbe, as_json: bool, out: TextIO) 
         found = FitReport(text=steps.refused, factor=None, parts=found.parts, peak=found.peak)
     kind = steps.steps[-1].device if steps.steps else None
     if as_json:
-        text = json.dumps(
-            {
-                **found.to_json(),
-                "steps": len(steps.steps),
-                "device": None if kind is None else kind.kind,
-                "device_name": None if kind is None else kind.name,
-            },
-            indent=1,
-        )
+        device = {"device": kind and kind.kind, "device_name": kind and kind.name}
+        text = json.dumps({**found.to_json(), "steps": len(steps.steps), **device}, indent=1)
     else:
         text = "\n".join(_lines(found, len(steps.steps), None if kind is None else kind.name))
     print(text, file=out, flush=True)
@@ -101,30 +95,30 @@ def _lines(found: FitReport, count: int, name: str | None) -> list[str]:
     if found.peak is None or name is None:
         return [printable(found.text)]
     share = "" if not found.room else f", {100 * found.peak / found.room:.0f} % of what it can have"
-    lines = [
+    reserved = f" allocated, {format_bytes(found.reserved)} reserved" if found.reserved else ""
+    return [
         f"{count} steps measured on {printable(name)}.",
-        f"Peak: {format_bytes(found.peak)}"
-        + (f" allocated, {format_bytes(found.reserved)} reserved" if found.reserved else "")
-        + share,
+        f"Peak: {format_bytes(found.peak)}{reserved}{share}",
+        *(
+            f"  {part.replace('_', ' '):<26} {format_bytes(n):>10}"
+            for part, n in found.parts.items()
+        ),
+        printable(found.text),
     ]
-    lines += [
-        f"  {part.replace('_', ' '):<26} {format_bytes(size):>10}"
-        for part, size in found.parts.items()
-    ]
-    return [*lines, printable(found.text)]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options, which come before the script."""
     parser.add_argument(
-        "--steps", type=_steps, default=STEPS, metavar="N", help=f"steps to measure ({STEPS})"
+        "--steps",
+        type=number_type(2, 100, int),
+        default=STEPS,
+        metavar="N",
+        help=f"steps to measure ({STEPS})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "-m",
-        dest="module",
-        action="store_true",
-        help="run a module, like python -m",
+        "-m", dest="module", action="store_true", help="run a module, like python -m"
     )
 
 
@@ -132,14 +126,6 @@ def run(options: argparse.Namespace, root: Path) -> int:
     """Refuse a command without a script: `stepscope.cli.main` hands all others to `main`."""
     print("stepscope fit: which script? Name a file, or a module after -m.", file=sys.stderr)
     return USAGE
-
-
-def _steps(text: str) -> int:
-    if not text.isdecimal() or not 2 <= int(text[:9]) <= MOST_STEPS:
-        raise argparse.ArgumentTypeError(
-            f"must be 2 to {MOST_STEPS}, got {text[:60]}. {STEPS} is the default."
-        )
-    return int(text)
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from stepscope.cli import number_type
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.recorder.recorder import Command, CommandName
 from stepscope.run import RunKind, RunStatus, new_run_folder
@@ -40,14 +41,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     parser.add_argument(
         "--seconds",
-        type=_seconds,
+        type=number_type(0.001, 1e9, float),
         metavar="N",
         help="end after N seconds (default: at Ctrl-C or SIGTERM)",
     )
     parser.add_argument("--name", default="record", help="name of the run (default: record)")
     parser.add_argument(
         "--period",
-        type=_period,
+        type=number_type(0.01, 60, float),
         default=0.1,
         metavar="S",
         help="seconds between samples, 0.01 to 60 (default: 0.1)",
@@ -64,44 +65,6 @@ def run(options: argparse.Namespace, root: Path) -> int:
         period_s=options.period,
         host_alone=options.host,
     )
-
-
-def _seconds(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(
-            f"must be above 0 s, got {text}. Leave it out to record until Ctrl-C."
-        )
-    return value
-
-
-def _period(text: str) -> float:
-    value = _number(text)
-    if not 0.01 <= value <= 60:
-        raise argparse.ArgumentTypeError(f"must be 0.01 to 60 s, got {text}. 0.1 is the default.")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, got {text}.") from None
-
-
-class _End:
-    """Whether the recording was stopped, and by whom; the first reason counts."""
-
-    def __init__(self) -> None:
-        self.outcome = RunOutcome()
-
-    @property
-    def asked(self) -> bool:
-        return self.outcome.reason is not None
-
-    def ask(self, reason: str) -> None:
-        if not self.asked:
-            self.outcome = RunOutcome(RunStatus.STOPPED, reason)
 
 
 def record(
@@ -131,27 +94,29 @@ def record(
     what = f"{len(devices)} GPU{'s' if len(devices) != 1 else ''} and this host"
     until = "until Ctrl-C" if seconds is None else f"for {seconds:g} s; Ctrl-C ends it"
     print(f"Recording {'this host' if host_alone else what} {until}: {folder}", flush=True)
-    end = _End()
+    reasons: list[str] = []
+    """Why the recording was stopped; the first one counts."""
 
     def stop(command: Command) -> None:
         session.recorder.finish(command, "Stop")
-        end.ask("Stopped from the page.")
+        reasons.append("Stopped from the page.")
 
-    with _signals(end.ask):
+    with _signals(reasons.append):
         names = ", ".join(dict.fromkeys(info.name for info in devices))
         session.sample(source, map(listed, devices), trains_on=names or None, period_s=period_s)
         commands = session.answer({CommandName.STOP: stop}, training=False)
         session.recorder.set_status(RunStatus.RUNNING)
-        took_s = _serve(commands, end, seconds)
-        session.close(end.outcome.status, end.outcome.reason)
-    print(f"{end.outcome.status.capitalize()} after {took_s:.1f} s: {folder.name}")
+        took_s = _serve(commands, reasons, seconds)
+        outcome = RunOutcome(RunStatus.STOPPED, reasons[0]) if reasons else RunOutcome()
+        session.close(outcome.status, outcome.reason)
+    print(f"{outcome.status.capitalize()} after {took_s:.1f} s: {folder.name}")
     return 0
 
 
-def _serve(commands: CommandServer, end: _End, seconds: float | None) -> float:
+def _serve(commands: CommandServer, reasons: list[str], seconds: float | None) -> float:
     """Answer the page until the recording ends; return how long that took."""
     began = time.monotonic()
-    while not end.asked:
+    while not reasons:
         left_s = POLL_S if seconds is None else began + seconds - time.monotonic()
         if left_s <= 0:
             break
@@ -171,11 +136,8 @@ def _signals(stop: Callable[[str], None]) -> Iterator[None]:
     def handle(number: int, _frame: object) -> None:
         for one in taken:
             signal.signal(one, former[one])
-        stop(
-            "Stopped by Ctrl-C."
-            if number == signal.SIGINT
-            else f"Stopped by {signal.Signals(number).name}."
-        )
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        stop(f"Stopped by {name}.")
 
     for number in taken:
         signal.signal(number, handle)

@@ -52,7 +52,7 @@ def line(run: RunInfo, width: int) -> str:
         f"{values['kind']:<7}",
         f"{run.status:<8}",
         f"step {values['step']!s:>8}",
-        _when(run.created),
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
         f"{format_duration(values['duration_s']):>12}",
     ]
     if values["read_only"]:
@@ -85,7 +85,3 @@ def json_values(run: RunInfo) -> dict[str, Any]:
         "host": values.get("host"),
         "read_only": read_only_reason(run) is not None,
     }
-
-
-def _when(created: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(created))

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli import number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import SnapshotError
 from stepscope.memory.snapshots.open_snapshot import open_snapshot
@@ -46,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--top",
-        type=_count,
+        type=number_type(1, 10_000, int),
         default=TOP,
         metavar="N",
         help=f"how many allocations or changes to list (default: {TOP})",
@@ -83,53 +84,32 @@ def as_json(summary: SnapshotSummary, changes: SnapshotDiff | None, top: int) ->
         "name": summary.name,
         "file_size": summary.file_size,
         "devices": [
-            {
-                "device": one.device,
-                "segments": one.segments,
-                "live_blocks": one.live_blocks,
-                "requested": one.requested,
-                **asdict(one.parts),
-            }
+            _fields(one, "device", "segments", "live_blocks", "requested") | asdict(one.parts)
             for one in summary.devices
         ],
         "places": [
-            {"device": one.device, "stream": one.stream, "pool": one.pool, **asdict(one.parts)}
-            for one in summary.places
+            _fields(one, "device", "stream", "pool") | asdict(one.parts) for one in summary.places
         ],
         "histories": [
-            {
-                "device": one.device,
-                "actions": one.actions,
-                "seconds": one.seconds[-1] if one.seconds else None,
-                "peak": one.peak,
-                "end": one.end,
-            }
+            _fields(one, "device", "actions", "peak", "end")
+            | {"seconds": one.seconds[-1] if one.seconds else None}
             for one in summary.histories
         ],
         "allocations": [
-            {
-                "device": site.device,
-                "size": site.size,
-                "requested": site.requested,
-                "count": site.count,
-                "module": summary.module(site.stack),
-                "frames": summary.frames(site.stack),
-            }
+            _fields(site, "device", "size", "requested", "count")
+            | {"module": summary.module(site.stack), "frames": summary.frames(site.stack)}
             for site in summary.sites[:top]
         ],
         "modules": [asdict(one) for one in by_module(summary)],
         "failed": [asdict(one) for one in summary.failed],
-        "difference": None if changes is None else _difference_json(changes, top),
+        "difference": changes
+        and _fields(changes, "before", "after", "complete")
+        | {"changes": [asdict(one) | {"more": one.more} for one in changes.changes[:top]]},
     }
 
 
-def _difference_json(changes: SnapshotDiff, top: int) -> dict[str, Any]:
-    return {
-        "before": changes.before,
-        "after": changes.after,
-        "complete": changes.complete,
-        "changes": [asdict(one) | {"more": one.more} for one in changes.changes[:top]],
-    }
+def _fields(source: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
 
 
 def _text(summary: SnapshotSummary, top: int) -> Iterator[str]:
@@ -203,10 +183,8 @@ def _changes(changes: SnapshotDiff, top: int) -> Iterator[str]:
 
 def parts_sentence(parts: Fragmentation) -> str:
     """Return how reserved memory is used, as a sum."""
-    waiting = f" + {format_bytes(parts.awaiting_free)} awaiting free" if parts.awaiting_free else ""
-    private = (
-        f"; {format_bytes(parts.private_pools)} in private pools" if parts.private_pools else ""
-    )
+    waiting = f" + {format_bytes(parts.awaiting_free)} awaiting free" * bool(parts.awaiting_free)
+    private = f"; {format_bytes(parts.private_pools)} in private pools" * bool(parts.private_pools)
     return (
         f"reserved {format_bytes(parts.reserved)} = allocated {format_bytes(parts.allocated)}"
         f"{waiting} + cached {format_bytes(parts.cached)} + split {format_bytes(parts.split)}; "
@@ -246,9 +224,3 @@ def _opened(path: Path, spare: Path) -> SnapshotSummary:
 def _refuse(text: str) -> int:
     print(printable(text), file=sys.stderr)
     return 1
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text[:6]) <= 10_000:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 10000, got {text}.")
-    return int(text)

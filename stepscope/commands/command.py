@@ -6,15 +6,16 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
+
+import msgspec
 
 from stepscope.common.formatting import format_bytes
 
 
 class CommandName(StrEnum):
-    """What a page may ask of a run."""
+    """A command that a page may send to a run."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -28,9 +29,8 @@ class CommandName(StrEnum):
     PROFILE = "profile"
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command asked of this run; `args` is as the page gave it: check before use."""
+class Command(msgspec.Struct, frozen=True):
+    """One command for this run; `args` is as the page gave it: check before use."""
 
     id: int
     name: CommandName
@@ -50,46 +50,22 @@ def parse_args(args: str) -> dict[str, Any]:
         raise ValueError("nested too deeply") from error
 
 
-class CommandQueue(Protocol):
-    """The commands on their way to the training thread: of one process, or of a job's rank."""
-
-    waiting: Collection[object]
-    """Looked at in every step: not empty when a boundary has to take the long way."""
-
-    def offer(self, command: Command) -> None:
-        """Take a command that came; called by the writer's thread."""
-
-    def take(self) -> list[Command]:
-        """Return what this boundary has to serve; called by the training thread."""
-
-    def put_back(self, commands: Sequence[Command]) -> None:
-        """Keep commands for the next boundary: they need a whole step, or stand behind a stop."""
-
-    def wait(self, timeout_s: float) -> list[Command]:
-        """Wait for a command, at most `timeout_s`; for a training that stands at a boundary."""
-
-    def may_leave(self) -> bool:
-        """Say whether the training may leave its boundary: asked until it may."""
-
-    def leave(self) -> None:
-        """The training has left its boundary by an exception."""
-
-
 class LocalCommandQueue:
     """The commands of a process that is alone in its run: the next boundary serves them.
 
-    `closed_gate` is called after a command came, `opened` after the last was taken.
+    `close_gate` is called after a command came, `open_gate` after the last was taken.
     """
 
-    def __init__(self, closed_gate: Callable[[], None], opened: Callable[[], None]) -> None:
+    def __init__(self, close_gate: Callable[[], None], open_gate: Callable[[], None]) -> None:
         self._queue: deque[Command] = deque()
         self.waiting: Collection[object] = self._queue
+        """Not empty when a boundary has to look at the commands."""
         self._came = threading.Event()
-        self._close_gate = closed_gate
-        self._open_gate = opened
+        self._close_gate = close_gate
+        self._open_gate = open_gate
 
     def offer(self, command: Command) -> None:
-        """Have the next boundary serve it."""
+        """Have the next boundary serve a command; called by the writer's thread."""
         self._queue.append(command)
         self._came.set()
         self._close_gate()
@@ -107,7 +83,7 @@ class LocalCommandQueue:
         return taken
 
     def put_back(self, commands: Sequence[Command]) -> None:
-        """Keep commands for the next boundary."""
+        """Keep commands for the next boundary: they need a whole step, or follow a stop."""
         if commands:
             self._queue.extendleft(reversed(commands))
             self._close_gate()
@@ -119,18 +95,18 @@ class LocalCommandQueue:
         return self.take()
 
     def may_leave(self) -> bool:
-        """Return True: nobody else has to serve the same."""
+        """Return whether the training may leave its boundary; if not, ask again."""
         return True
 
     def leave(self) -> None:
-        """Do nothing: nobody waits for this training."""
+        """Report that an exception has left the boundary."""
 
 
 ByteCounts = Mapping[str, float]  # by metric key
 
 
 def empty_cache(before: ByteCounts, after: ByteCounts) -> str:
-    """Say what emptying the cache gave back, and what it could not."""
+    """Return the result of emptying the cache."""
     if "memory/reserved" not in after:
         return (
             "Empty cache: a CPU run has no CUDA cache to empty; "
@@ -149,7 +125,7 @@ def empty_cache(before: ByteCounts, after: ByteCounts) -> str:
 
 
 def reset_peaks(before: ByteCounts, after: ByteCounts) -> str:
-    """Say what the peaks were and are."""
+    """Return the result of a reset of the peaks."""
     if "memory/peak_allocated" not in after:
         return f"Reset peak stats: peak process memory {_change(before, after, 'process/peak_rss')}"
     return (
@@ -159,14 +135,14 @@ def reset_peaks(before: ByteCounts, after: ByteCounts) -> str:
 
 
 def collect_garbage(objects: int, before: ByteCounts, after: ByteCounts) -> str:
-    """Say how many objects were freed, and what memory with them."""
+    """Return the result of a garbage collection."""
     on_gpu = "memory/allocated" in after
     word, key = ("allocated", "memory/allocated") if on_gpu else ("process memory", "process/rss")
     return f"Collect garbage: {objects:,} objects freed; {word} {_change(before, after, key)}"
 
 
 def memory_snapshot(name: str, size: int, first: int, last: int) -> str:
-    """Say which steps a snapshot file covers; `last` is before `first` where no step has ended."""
+    """Return the steps of a snapshot file; `last` is before `first` if no step has ended."""
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     if last < first:
         steps = f"step {first}, which did not finish"
@@ -174,14 +150,9 @@ def memory_snapshot(name: str, size: int, first: int, last: int) -> str:
 
 
 def combined(command: Command, results: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Say what a command did on all ranks, from the bytes `before` and `after` on each.
+    """Return the result on all ranks, from the bytes `before` and `after` on each.
 
-    None where the ranks' own words say more: on a CPU, and of what is not about memory.
-
-    >>> one = {"before": {"memory/reserved": 3 * 2**20}, "after": {"memory/reserved": 2**20}}
-    >>> two = {"before": {"memory/reserved": 7 * 2**20}, "after": {"memory/reserved": 2**20}}
-    >>> combined(Command(1, CommandName.EMPTY_CACHE, {}), {0: one, 1: two})
-    'Empty cache: 2 ranks gave back 8.0 MiB in all, rank 1 most with 6.0 MiB'
+    None on a CPU, and for a command that is not about memory.
     """
     if command.name not in _LESS:
         return None
@@ -224,10 +195,10 @@ def profile(
     early: str | None,
     size: int | None,
 ) -> str:
-    """Say which steps a profile has, what it cost them, and how large its trace is.
+    """Return the steps of a profile, its cost, and the size of its trace.
 
     `slower` is how much longer a profiled step took, as a fraction of one before; `held_s` is the
-    time for which training stood still; `early` tells why it has fewer steps than were asked for.
+    time for which training stood still; `early` is why it has fewer steps than were asked for.
     """
     text = f"Profile: step {first}" if first == last else f"Profile: steps {first} to {last}"
     if slower is not None:

@@ -1,58 +1,54 @@
-"""How the ranks of a job agree on the step at which all of them serve a command; pure.
+"""The agreement of a job's ranks on the step at which all of them serve a command. Pure.
 
 Number 0 *proposes* a command. Each rank answers with a step that its training thread has still to
 reach, and number 0 *decides*: the highest of the answers. Every rank serves the command at the
-first boundary whose step is at least that one. Nobody has passed it, because nobody leaves the
-boundary of its own answer before the decision is there. What is asked behind a Pause is served
-where all stand paused: no other step comes before Resume.
+first boundary whose step is at least that one. No rank has passed it, because none leaves the
+boundary of its own answer before the decision. A command after Pause is served at the same step.
 
-Why no rank is left waiting for ever: answers and decisions are made by threads of their own, never
-by a training thread, so a training that sits in a collective does not hold them up. A training
-thread that waits at its answer's boundary waits for these threads alone, and not for ever. All
-collectives of the steps before lie behind it, so no other rank waits for it to get as far as its
-own answer. Once decided, nobody stops before the decided step, and there everybody does.
+No rank waits for ever. Answers and decisions are made by threads of their own, which no collective
+holds up, and a training thread at the boundary of its answer has left all collectives behind. After
+the decision no rank stops before the decided step.
 
-A rank that does not answer within `answer_s`, or is gone, has the command withdrawn for all. After
-HOLDS times as long a rank goes on without number 0. What that leaves open: number 0's process is
-suspended for the time between the two, within the microseconds between its look at the clock and
-the writing of its decision. A rank that had gone on refuses the command then, and says so.
+If a rank does not answer within `answer_s`, or is gone, the command is withdrawn for all. After
+HOLDS times as long a rank goes on without number 0, and refuses a later decision, which is possible
+only if number 0's process is suspended while it decides.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from stepscope.commands.command import Command, CommandName
 from stepscope.common.files import atomic_write, read_regular_file
 
 ANSWER_S = 5.0
-"""Longest wait for the answer of a rank; a healthy one needs some milliseconds."""
+"""Longest wait for the answer of a rank; usually some milliseconds."""
 HOLDS = 4.0
-"""Longest wait of a training thread for a decision, in times of the longest wait for an answer: it
-comes to that only where number 0 is suspended."""
+"""Longest wait of a training thread for a decision, as a multiple of the wait for an answer."""
 KEPT = 64
-"""Notices of number 0 that stay to be read, and results of a rank: a reader may be slow."""
+"""Closed notices and results that are kept for slow readers."""
+T = TypeVar("T")
 
 
 class ProposalState(StrEnum):
-    """How far the agreement on a command is."""
+    """The state of the agreement on a command."""
 
     PROPOSED = "proposed"
     DECIDED = "decided"
     WITHDRAWN = "withdrawn"
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """What number 0 says of one command: once decided its step, once withdrawn the reason."""
+class Proposal(msgspec.Struct, frozen=True):
+    """Number 0's state of one command: a decided one has a step, a withdrawn one a reason."""
 
     command: Command
     state: ProposalState = ProposalState.PROPOSED
@@ -60,16 +56,24 @@ class Proposal:
     why: str | None = None
 
 
+class RankReport(msgspec.Struct):
+    """The state of a rank. The keys are ids of commands.
+
+    `answers` are the first steps at which it may serve them, `taken` those at which it has.
+    `results` have `ok`, and bytes `before` and `after` by metric. `stop` is why all must stop.
+    """
+
+    answers: dict[int, int] = {}
+    taken: dict[int, int] = {}
+    results: dict[int, dict[str, Any]] = {}
+    stop: str | None = None
+
+
 Votes = Mapping[int, int]
-"""What a rank has answered: by the id of a command, the first step it may serve it at."""
 
 
 class Coordinator:
-    """Number 0's part; all but `ask` belongs to one thread.
-
-    Commands are proposed as they come and decided in this order, so that all ranks serve them in
-    the same order: Resume after Pause.
-    """
+    """Number 0's part; all but `ask` belongs to one thread. Commands are decided in order."""
 
     def __init__(
         self,
@@ -107,27 +111,23 @@ class Coordinator:
     def decide(self, now_s: float, answers: Mapping[int, Votes], gone: Mapping[int, str]) -> bool:
         """Decide or withdraw the oldest proposals; return whether a notice has changed.
 
-        `answers` has the ranks that take part, by number; an empty one has not answered. `gone`
-        tells of those that never will.
+        `answers` has the ranks that take part, by number. `gone` has the reason of those that will
+        never answer.
         """
         changed = False
         for notice in self.open:
             steps = [of_rank.get(notice.command.id) for of_rank in answers.values()]
-            # The time first: what was suspended over it must not decide on old answers.
+            # The time first: a process that was suspended must not decide on old answers.
             if gone or now_s - self._since[notice.command.id] >= self._answer_s:
                 why = "; ".join(gone.values()) or self._why(notice, answers)
                 self._replace(replace(notice, state=ProposalState.WITHDRAWN, why=why))
             elif None in steps:
-                return changed  # those behind it have to wait: they are served in order
+                return changed
             else:
                 step = self._step(notice, max(step for step in steps if step is not None))
                 self._replace(replace(notice, state=ProposalState.DECIDED, step=step))
             changed = True
         return changed
-
-    def take_back(self, before: Sequence[Proposal], paused_at: int | None) -> None:
-        """Undo decisions that could not be made known."""
-        self.notices, self.paused_at = tuple(before), paused_at
 
     def withdraw(self, why: str) -> None:
         """Withdraw every proposal."""
@@ -135,7 +135,7 @@ class Coordinator:
             self._replace(replace(notice, state=ProposalState.WITHDRAWN, why=why))
 
     def _step(self, notice: Proposal, answered: int) -> int:
-        """Return the step to serve it at: behind a pause that of the pause, as no other comes."""
+        """Return the step to serve it at; after a pause that of the pause."""
         name = notice.command.name
         step = answered if self.paused_at is None else self.paused_at
         if name is CommandName.PAUSE:
@@ -157,7 +157,7 @@ class Coordinator:
 
     def _keep(self, notices: Sequence[Proposal]) -> None:
         closed = [notice for notice in notices if notice.state is not ProposalState.PROPOSED]
-        over = {notice.command.id for notice in closed[: max(0, len(closed) - KEPT)]}
+        over = {notice.command.id for notice in closed[:-KEPT]}
         self.notices = tuple(notice for notice in notices if notice.command.id not in over)
 
 
@@ -267,10 +267,9 @@ class Participant:
 
     def _is_news(self, notice: Proposal) -> bool:
         id_ = notice.command.id
-        if id_ in self._closed:
-            return False
-        return notice.state is not ProposalState.PROPOSED or not (
-            id_ in self.answers or id_ in self._given_up
+        is_answered = id_ in self.answers or id_ in self._given_up
+        return id_ not in self._closed and not (
+            notice.state is ProposalState.PROPOSED and is_answered
         )
 
     def _answer(self, command: Command) -> None:
@@ -317,96 +316,48 @@ NOTICES = "notices.json"
 BYTES_LIMIT = 2**20
 
 
-@dataclass(slots=True)
-class RankReport:
-    """What a rank says: its answers, by the id of a command; the steps where it has taken commands;
-    what came of those that it has ended: `ok`, and bytes `before` and `after` by metric; and why it
-    wants all ranks to stop."""
-
-    answers: dict[int, int] = field(default_factory=dict)
-    taken: dict[int, int] = field(default_factory=dict)
-    results: dict[int, dict[str, Any]] = field(default_factory=dict)
-    stop: str | None = None
-
-
 class ConsensusFiles:
-    """The files of one job, as one of its ranks sees them. Raises OSError."""
+    """The files of one job. Writing raises OSError.
 
-    def __init__(self, run_folder: Path, number: int) -> None:
-        self._notices = run_folder / FOLDER / NOTICES
-        self._answers = run_folder / FOLDER / "answers"
-        self._answers.mkdir(parents=True, exist_ok=True)
-        self._own = self._path(number)
-        self.watched = self._answers if number == 0 else self._notices.parent
-        """The folder where others replace what this rank has to read."""
+    They are not durable: a power failure also ends the processes that would read them.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self.notices_path = run_folder / FOLDER / NOTICES
+        self.reports_folder = run_folder / FOLDER / "answers"
+        self.reports_folder.mkdir(parents=True, exist_ok=True)
         self._known: dict[Path, tuple[bytes, Any]] = {}
 
     def write_notices(self, notices: Sequence[Proposal]) -> None:
-        """Say what is proposed, decided and withdrawn; number 0 alone."""
-        _write(self._notices, [_form(notice) for notice in notices])
+        """Replace the notices; number 0 alone."""
+        atomic_write(self.notices_path, msgspec.json.encode(notices), durable=False)
 
     def notices(self) -> list[Proposal]:
-        """Return what number 0 says; nothing before it has said anything."""
-        found: list[Proposal] = self._read(
-            self._notices, lambda content: list(map(_notice, content))
-        )
-        return found or []
+        """Return number 0's notices."""
+        return self._read(self.notices_path, list[Proposal]) or []
 
-    def write_said(self, said: RankReport) -> None:
-        """Say what this rank answers and has done."""
-        # Not asdict: the training thread may add an entry while it copies.
-        names = ("answers", "taken", "results", "stop")
-        _write(self._own, {name: getattr(said, name) for name in names})
+    def write_report(self, number: int, report: bytes) -> None:
+        """Replace the report of a rank, which is encoded."""
+        atomic_write(self._path(number), report, durable=False)
 
-    def said(self, number: int) -> RankReport:
-        """Return what a rank says; nothing before it has said anything."""
-        found: RankReport | None = self._read(self._path(number), _said)
-        return found or RankReport()
+    def report(self, number: int) -> RankReport:
+        """Return the report of a rank, an empty one before its first."""
+        return self._read(self._path(number), RankReport) or RankReport()
 
     def _path(self, number: int) -> Path:
-        return self._answers / f"rank{number}.json"
+        return self.reports_folder / f"rank{number}.json"
 
-    def _read(self, path: Path, parse: Any) -> Any:
-        """Return the content, parsed again where it has changed; None without a file.
+    def _read(self, path: Path, type_: type[T]) -> T | None:
+        """Return the content; None for a file that is missing or invalid.
 
-        The bytes tell, not inode and time: ext4 gives the inode to the next file but one, and the
-        time may go in ticks of 4 ms. Reading costs 10 us, and only while a command is under way.
+        It is decoded again if the bytes differ. Inode and time may be the same: ext4 reuses inodes,
+        and times may have ticks of 4 ms. Reading costs 10 us, only while a command is under way.
         """
         try:
-            content, known = read_regular_file(path, BYTES_LIMIT), self._known.get(path)
-            if known is None or known[0] != content:
-                known = self._known[path] = (content, parse(json.loads(content)))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            content = read_regular_file(path, BYTES_LIMIT)
+            if self._known.get(path, (None,))[0] != content:
+                self._known[path] = content, msgspec.json.decode(content, type=type_)
+        except (OSError, ValueError, RecursionError):
             return None  # none yet, or replaced on a network disk while it was read
-        return known[1]
-
-
-def _write(path: Path, content: Any) -> None:
-    # Not durable: a power failure ends the processes that would read it.
-    atomic_write(path, json.dumps(content), durable=False)
-
-
-def _form(notice: Proposal) -> dict[str, Any]:
-    command = notice.command
-    return {
-        "id": command.id,
-        "name": command.name,
-        "args": command.args,
-        "state": notice.state,
-        "step": notice.step,
-        "why": notice.why,
-    }
-
-
-def _notice(form: Mapping[str, Any]) -> Proposal:
-    command = Command(int(form["id"]), CommandName(form["name"]), dict(form["args"]))
-    return Proposal(command, ProposalState(form["state"]), form["step"], form["why"])
-
-
-def _said(content: Mapping[str, Any]) -> RankReport:
-    answers, taken, results = (_by_id(content[key]) for key in ("answers", "taken", "results"))
-    return RankReport(answers, taken, results, content["stop"])
-
-
-def _by_id(entries: Mapping[str, Any]) -> dict[int, Any]:
-    return {int(id_): entry for id_, entry in entries.items()}
+        found: T = self._known[path][1]
+        return found

@@ -42,10 +42,10 @@ class Finding:
 
     kind: str
     rank: int | None
-    phase: str | None
-    share: float | None
+    phase: str | None = None
+    share: float | None = None
     text: str
-    next: str | None
+    next: str | None = None
     setting: dict[str, Any] | None = None
 
 
@@ -128,8 +128,6 @@ def end(recorded: RunData) -> Iterator[Finding]:
     yield Finding(
         kind=kind,
         rank=run.cause_rank,
-        phase=None,
-        share=None,
         text=run.reason or "The run failed and gives no reason.",
         next=next_text,
         setting=setting,
@@ -159,8 +157,6 @@ def absent_ranks(recorded: RunData) -> Iterator[Finding]:
         yield Finding(
             kind=kind,
             rank=standing.rank,
-            phase=None,
-            share=None,
             text=absence([standing]) or standing.text,
             next=_WORDS[kind],
         )
@@ -216,8 +212,6 @@ def broken_losses(recorded: RunData) -> Iterator[Finding]:
             yield Finding(
                 kind=FAILURES["nan"],
                 rank=_torch_rank(rank),
-                phase=None,
-                share=None,
                 text=f"{broken[-1].text.rstrip('.')}.",
                 next=next_text,
                 setting=setting,
@@ -232,12 +226,7 @@ def growing_memory(recorded: RunData) -> Iterator[Finding]:
             found = rank.growth.text, rank.growth.next
         if found is not None:
             yield Finding(
-                kind="memory-growth",
-                rank=_torch_rank(rank),
-                phase=None,
-                share=None,
-                text=found[0],
-                next=found[1],
+                kind="memory-growth", rank=_torch_rank(rank), text=found[0], next=found[1]
             )
 
 
@@ -246,12 +235,7 @@ def hangs(recorded: RunData) -> Iterator[Finding]:
     found = recorded.hang
     if found is not None:
         yield Finding(
-            kind="hang",
-            rank=found.rank,
-            phase=found.phase,
-            share=None,
-            text=found.text,
-            next=found.next,
+            kind="hang", rank=found.rank, phase=found.phase, text=found.text, next=found.next
         )
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from stepscope.commands.command import Command as Command
 from stepscope.commands.command import CommandName as CommandName
-from stepscope.commands.command import CommandQueue, LocalCommandQueue, parse_args
-from stepscope.commands.job_recorder import JobCommandRecorder
+from stepscope.commands.command import LocalCommandQueue, parse_args
+from stepscope.commands.job_commands import JobCommands
 from stepscope.common.clock import clock, elapsed
 from stepscope.common.json_values import to_json, to_text
 from stepscope.metrics import Stream
@@ -65,7 +65,9 @@ class Recorder:
             run_json["world_size"] = ranks
         self.signs = 0  # rises with work that need not be a step, such as a validation batch
         self._on_command = on_command
-        self.commands: CommandQueue = LocalCommandQueue(self.want_boundary, self._open_gate)
+        self.commands: LocalCommandQueue | JobCommands = LocalCommandQueue(
+            self.want_boundary, self._open_gate
+        )
         # Read in every step of a script, where a property would cost as much as the rest.
         self.command_waiting: Collection[object] = self.commands.waiting
         """Not empty when a boundary has to take the `commands`."""
@@ -81,9 +83,8 @@ class Recorder:
             folder, rank, run_json, progress=self._progress, offer=self._offer
         )
         self.ring = self._rows.ring = self._writer.ring
-        self.job: JobCommandRecorder | None = (
-            None  # the part in the commands of a job of several ranks
-        )
+        self.job: JobCommands | None = None
+        """The commands of a job of several ranks."""
         if ranks > 1:
             self.join_job(rank, ranks, lead=lead)
         _open_recorders.add(self)
@@ -93,11 +94,9 @@ class Recorder:
 
     def join_job(self, rank: int, ranks: int, *, lead: int) -> None:
         """Serve commands with all `ranks` of a job; before the first step only. Raises OSError."""
-        self.job = JobCommandRecorder(
-            self, self.folder, rank, ranks, lead=lead, on_command=self._on_command
-        )
-        self.commands = self.job.commands
-        self.command_waiting = self.commands.waiting
+        self.job = JobCommands(self, rank, ranks, lead=lead, on_command=self._on_command)
+        self.commands = self.job
+        self.command_waiting = self.job.waiting
 
     @property
     def dropped(self) -> int:
@@ -251,7 +250,7 @@ class Recorder:
         keep_for_good(self._rows.late)  # its memory on a GPU belongs to the parent
         self._rows.late = None
         if self.job is not None:
-            self.job.commands.abandon()
+            self.job.abandon()
         self._writer.leave()
 
     def _event(self, kind: str, text: str, data: Mapping[str, Any]) -> Event:

@@ -11,10 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from stepscope.alerts import config as alerts_config
+from stepscope.alerts import settings as alert_settings
 from stepscope.alerts.monitor import AlertMonitor
 from stepscope.bottleneck.step_window import setup_of
-from stepscope.commands.command import combined
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed.debug_pipe import open_pipe
@@ -64,7 +63,7 @@ class Session:
         folder = folder.absolute()  # a script may change its working directory
         self.recorder = Recorder(folder, rank=rank, **options)
         self.alerts = AlertMonitor(
-            alerts_config.load(), folder, rank=rank, signs=lambda: self.recorder.signs
+            alert_settings.load(), folder, rank=rank, signs=lambda: self.recorder.signs
         )
         self.hang = HangWatchdog(self.recorder, rank)
         self.recorder.observe(self.alerts.saw, self._look)
@@ -147,10 +146,7 @@ class Session:
         alive = weakref.ref(server)
         job, recorder = self.recorder.job, self.recorder
         if job is not None:
-            job.combined = combined
-            job.commands.member.step = lambda: (
-                recorder.step if (found := alive()) is None else found.step()
-            )
+            job.step = lambda: recorder.step if (found := alive()) is None else found.step()
         self.alerts.busy = lambda: (found := alive()) is not None and found.busy
         self.hang.busy = self.alerts.busy
         return server

@@ -9,7 +9,7 @@ from stepscope.commands.consensus import FOLDER, NOTICES, ConsensusFiles, Propos
 
 def test_a_file_of_the_same_inode_and_time_is_read_again(tmp_path: Path) -> None:
     """ext4 gives an inode to the next file but one, and its times may go in ticks of 4 ms."""
-    writer, reader = ConsensusFiles(tmp_path, 0), ConsensusFiles(tmp_path, 1)
+    writer, reader = ConsensusFiles(tmp_path), ConsensusFiles(tmp_path)
     proposed = Proposal(Command(7, CommandName.MARK, {}))
     decided = Proposal(proposed.command, ProposalState.DECIDED, 5)
     writer.write_notices([proposed])

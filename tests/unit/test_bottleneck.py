@@ -60,10 +60,37 @@ def test_a_gpu_that_waits_for_data_is_input_bound() -> None:
     assert found.next.text == "Try num_workers 4."
 
 
-def test_a_wait_behind_a_busy_gpu_holds_nothing_up() -> None:
-    found = verdict(figures(data_wait=0.06), gpu())
-    assert found.kind == "compute-bound"
-    assert found.text == "Compute-bound: the GPU computes for 95 % of each step."
+@pytest.mark.parametrize(
+    ("given", "setup", "kind"),
+    [
+        (figures(data_wait=0.06), gpu(), BottleneckKind.COMPUTE),  # the wait is behind a busy GPU
+        (
+            figures(data_wait=0.06, copies=0.03, device_time=0.04, utilization=0.4),
+            gpu({"copy_stream": True}),
+            BottleneckKind.INPUT,
+        ),
+        (
+            figures(copies=None, utilization=0.4),
+            gpu(),
+            BottleneckKind.UNCLEAR,
+        ),  # gaps may be copies
+        (figures(device_time=0.82), gpu(), BottleneckKind.COMPUTE),
+        (figures(device_time=0.078), gpu(), BottleneckKind.UNCLEAR),
+        (
+            StepAverages(steps=50, step_time=0.1, data_wait=0.019, process_cpu=1.0),
+            CPU,
+            BottleneckKind.COMPUTE,
+        ),
+        (
+            StepAverages(steps=50, step_time=0.1, data_wait=0.021, process_cpu=1.0),
+            CPU,
+            BottleneckKind.INPUT,
+        ),
+        (figures(data_wait=0.06, device_time=0.035, throttled=1.0), gpu(), BottleneckKind.INPUT),
+    ],
+)
+def test_the_kind_of_a_verdict(given: StepAverages, setup: RunSetup, kind: BottleneckKind) -> None:
+    assert verdict(given, setup).kind is kind
 
 
 def test_copies_on_the_computing_stream_are_transfer_bound() -> None:
@@ -93,12 +120,6 @@ def test_the_host_s_wait_for_a_copy_is_counted_once() -> None:
     assert ahead.data == pytest.approx(0.4)
 
 
-def test_copies_on_a_stream_of_their_own_hide_behind_the_wait() -> None:
-    aside = gpu({"copy_stream": True})
-    found = verdict(figures(data_wait=0.06, copies=0.03, device_time=0.04, utilization=0.4), aside)
-    assert found.kind == "input-bound"
-
-
 def test_gaps_are_launch_bound_also_where_only_the_utilization_shows_them() -> None:
     for shown in (
         {"device_time": 0.4 * 0.1},
@@ -110,21 +131,6 @@ def test_gaps_are_launch_bound_also_where_only_the_utilization_shows_them() -> N
         assert found.share == pytest.approx(0.058 / 0.06)
         assert found.next is not None
         assert (found.next.name, found.next.value) == ("cuda_graphs", True)
-
-
-def test_gaps_that_may_be_copies_are_not_called_launches() -> None:
-    assert verdict(figures(copies=None, utilization=0.4), gpu()).kind is BottleneckKind.UNCLEAR
-
-
-def test_small_gaps_are_no_verdict_of_their_own() -> None:
-    assert verdict(figures(device_time=0.82), gpu()).kind is BottleneckKind.COMPUTE
-    assert verdict(figures(device_time=0.078), gpu()).kind is BottleneckKind.UNCLEAR
-
-
-def test_a_fifth_of_waiting_does_not_make_a_computing_step_input_bound() -> None:
-    waits = StepAverages(steps=50, step_time=0.1, data_wait=0.019, process_cpu=1.0)
-    assert verdict(waits, CPU).kind == "compute-bound"
-    assert verdict(replace(waits, data_wait=0.021), CPU).kind == "input-bound"
 
 
 def test_two_causes_of_the_same_size_are_not_told_apart() -> None:
@@ -153,11 +159,6 @@ def test_a_busy_gpu_with_a_lowered_clock_is_throttled() -> None:
     assert some.text.endswith(
         "For 30 % of the time the GPU lowers its clock (hardware thermal slowdown)."
     )
-
-
-def test_throttling_does_not_hide_that_the_gpu_waits() -> None:
-    waiting = figures(data_wait=0.06, device_time=0.035, throttled=1.0)
-    assert verdict(waiting, gpu()).kind == "input-bound"
 
 
 def test_a_young_run_says_how_many_steps_are_missing() -> None:
@@ -366,7 +367,3 @@ def test_a_script_is_told_in_words_what_to_change() -> None:
     busy = verdict(figures(device_time=None), SCRIPT)
     assert busy.next is not None
     assert "torch.autocast('cuda') in bfloat16" in busy.next.text
-
-
-def test_idle_is_what_is_not_computing() -> None:
-    assert StepBreakdown(compute=0.4, data=0.3, copies=0.2, other=0.1).idle == pytest.approx(0.6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import NullSource
 from tests.support.fake_machine import GIB, FakeSource, gpus, machine
 
+SHOW = devices.show.__kwdefaults__
 NO_DRIVER = NullSource("The NVIDIA driver is not loaded.")
 
 
@@ -134,20 +136,24 @@ def test_without_a_gpu_it_says_why_and_that_is_no_error(
 
 
 def test_ctrl_c_is_the_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_looker: object) -> None:
+    def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(devices, "open_source", lambda: NO_DRIVER)
-    monkeypatch.setattr(devices._Looker, "look", interrupted)
+    monkeypatch.setattr(devices.show, "__kwdefaults__", {**SHOW, "sleep": interrupted})
     assert main(["devices", "--watch"]) == INTERRUPTED
 
 
 def test_a_driver_that_does_not_answer_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(devices._Looker, "look", lambda self: None)
-    assert devices.show(machine(FakeSource(gpus(1))), sleep=lambda _: None) == 1
-    assert "did not answer within 15 s" in capsys.readouterr().err
+    release, source = threading.Event(), FakeSource(gpus(1))
+    source.before_read = release.wait
+    monkeypatch.setattr(devices, "SILENT_S", 0.01)
+    monkeypatch.setattr(devices, "END_S", 0.01)
+    assert devices.show(machine(source), sleep=lambda _: None) == 1
+    release.set()
+    assert "did not answer within 0.01 s" in capsys.readouterr().err
 
 
 def test_an_error_of_the_look_is_raised_and_its_thread_ends() -> None:

@@ -30,11 +30,10 @@ from trainer.runners import rank_shutdown
 rank_shutdown.GRACE_S = 0.0
 place = rank_shutdown.TorchrunEnv(1, {local_rank}, 1, {world_size})
 one = rank_shutdown.ShutdownListener(place, by_page={by_page})
-commands = SimpleNamespace(want_stop=lambda reason: print("asks:", reason))
 one.opened(
     SimpleNamespace(
         folder=None,
-        job=SimpleNamespace(commands=commands),
+        job=SimpleNamespace(want_stop=lambda reason: print("asks:", reason)),
         close=lambda status, reason: print(reason, flush=True),
     )
 )

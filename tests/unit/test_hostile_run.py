@@ -30,8 +30,8 @@ from dashboard.run_index import RunIndex
 from dashboard.run_summary import summarize
 from dashboard.sweeps import Sweeps
 from dashboard.views.run_rows import row
-from stepscope.alerts.config import AlertSettings
 from stepscope.alerts.crash import MARKER, YOUNG_S, tell_crash
+from stepscope.alerts.settings import AlertSettings
 from stepscope.cli import main
 from stepscope.commands.consensus import ConsensusFiles
 from stepscope.memory.snapshots.open_snapshot import _place
@@ -119,7 +119,7 @@ def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
 ) -> None:
     run = make_run(tmp_path / "run")
     make_special(run / "agreement" / "notices.json", kind)
-    assert ConsensusFiles(run, 1).notices() == []
+    assert ConsensusFiles(run).notices() == []
     make_special(tmp_path / "collectives" / "one.json", kind)
     with pytest.raises(ResultError):
         read_result(tmp_path, "one")

@@ -119,7 +119,7 @@ class ShutdownListener:
         """Ask all ranks to stop; of a machine without rank 0, by way of that one."""
         if self._place.rank != 0:
             if recorder.job is not None:
-                recorder.job.commands.want_stop(reason)
+                recorder.job.want_stop(reason)
             return
         try:
             send_command(recorder.folder, CommandName.STOP, {"reason": reason})

@@ -15,13 +15,13 @@ wraps a handful of torch's functions:
 | `step_timing.py` | `DistributedDataParallel.__init__` (jobs)| `perf/forward`, `perf/comm_wait`   |
 | `h2d_copies.py`  | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                         |
 
-`state.py` holds what they share, and the steps of scripts without an optimizer. `step_timing.py`
-also measures a step's times, `epochs.py` counts its batches and epochs, `attribution.py` finds
-which of several optimizers a loss belongs to.
+`state.py` has the shared state, and the steps of scripts without an optimizer. `step_timing.py`
+also measures a step's times, `epochs.py` counts batches and epochs, `attribution.py` finds the
+optimizer of a loss.
 
 No wrapper waits for a GPU or changes a result. One that fails is logged once and disabled. They
-work in one thread, the one that steps the optimizers, and are off in forked children and DataLoader
-workers. docs/watch.md lists what they cannot see.
+work in the thread that steps the optimizers, not in forked children and DataLoader workers.
+docs/watch.md lists the limits.
 """
 
 from __future__ import annotations
@@ -40,10 +40,6 @@ from stepscope.watch.hooks.state import HookState
 
 if TYPE_CHECKING:
     from stepscope.session.script_session import ScriptSession
-
-
-__all__ = ["TorchHooks", "install"]
-
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,7 @@
 """Find the optimizer that a loss belongs to; record clipped gradient norms.
 
 A loss belongs to the optimizers whose gradients its `backward()` changed, until one of them steps
-or clears its gradients by `zero_grad()`. To see whether they changed, a few parameters of each
-optimizer are compared before and after. With one optimizer nothing of this is done.
+or calls `zero_grad()`. A few gradients of each of several optimizers are compared for this.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
+from collections.abc import Iterator
 from importlib import import_module
 from threading import get_ident
 from types import ModuleType
@@ -59,13 +59,11 @@ class LossAttribution:
 
     def gradients(self) -> GradSnapshot:
         """Return some gradients of every optimizer, for `add`."""
-        now: GradSnapshot = {}
         alive = list(self._alive.values())
-        for optimizer in alive:
-            now[key(optimizer)] = [
-                (parameter, parameter.grad, _version(parameter.grad))
-                for parameter in _some_parameters(optimizer)
-            ]
+        now: GradSnapshot = {
+            key(one): [(p, p.grad, _version(p.grad)) for p in _some_parameters(one)]
+            for one in alive
+        }
         if len(alive) < self._counted:
             self._count()
         return now
@@ -126,15 +124,12 @@ def reading(tensor: Any) -> ScalarValue:
 
 def key(optimizer: Any) -> int:
     """Return the identity of its first parameter."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            return id(parameter)
-    return id(optimizer)
+    return next(members(optimizer), id(optimizer))
 
 
-def members(optimizer: Any) -> set[int]:
-    """Return the identities of all its parameters."""
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def members(optimizer: Any) -> Iterator[int]:
+    """Yield the identities of all its parameters."""
+    return (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
 
 
 def summed(total: ScalarValue, value: ScalarValue) -> ScalarValue:
@@ -187,7 +182,7 @@ class ClipGradCalls:
         """Return the total norm of this optimizer's step; None without an optimizer."""
         taken, self.calls, self._seen = self.calls, [], set()
         if parties.are_several:
-            mine = members(optimizer)
+            mine = set(members(optimizer))
             self._keep([call for call in taken if mine.isdisjoint(call[2])])
             taken = [call for call in taken if not mine.isdisjoint(call[2])]
         if len(taken) < 2:

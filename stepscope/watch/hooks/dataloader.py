@@ -1,9 +1,8 @@
 """The DataLoader: data wait, samples, passes over the data, and evaluation.
 
-Batches fetched without gradients are evaluation. So is a whole pass without a `backward()`, because
-many loops fetch outside and compute inside `torch.no_grad()`: this is known, and corrected, at its
-end or when training data follow. A pass of one batch is judged at the next batch, because a loader
-that reads one batch ahead (accelerate's) ends it before its `backward()`.
+Batches fetched without gradients are evaluation. So is a whole pass without a `backward()`: many
+loops fetch outside of `torch.no_grad()`. This is corrected at its end, or when training data
+follow. A pass of one batch is judged at the next batch: a loader may read one batch ahead.
 """
 
 from __future__ import annotations
@@ -65,11 +64,7 @@ class DataLoaderHook:
                 raise
             finally:
                 self._fetching = False
-            if guard.works:
-                try:
-                    fetched(iterator, batch, began_s)
-                except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
-                    guard.failed(error)
+            guard.call(fetched, iterator, batch, began_s)
             return batch
 
         return __next__

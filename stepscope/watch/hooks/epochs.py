@@ -1,14 +1,12 @@
 """Which batches a step used, and which epoch the step belongs to.
 
-A fetched batch waits until a step uses it. A loop that reads ahead (accelerate's, Hugging Face's, a
-prefetcher's) fetches more before the first step of a pass than before its second: the difference is
-the number of batches that are always one step early.
+A fetched batch waits until a step uses it. A loop that reads ahead (accelerate's, Hugging Face's)
+fetches more before the first step of a pass than before its second; the difference is read ahead.
 
-An epoch is a pass of the loader that training reads. The next epoch begins after that loader has
-been read to its end, or is restarted after several steps (`break`, Lightning's
-`limit_train_batches`). In all other cases the epoch is None for good: a loader restarted for each
-step, several loaders in turn, one loader that restarts while its partner continues. It is None in
-the first pass of a loader without a length, which may never end.
+An epoch is a pass of the loader that training reads. The next one begins after that loader was read
+to its end, or is restarted after several steps (`break`). In all other cases the epoch is None for
+good, such as for a loader restarted for each step, or several loaders in turn. It is None in the
+first pass of a loader without a length, which may never end.
 """
 
 from __future__ import annotations
@@ -91,14 +89,8 @@ class BatchTracker:
         newest = waiting[-1][0] if waiting else self._current
         if newest is None:
             return 0
-        if (
-            newest is self._current
-            and len(waiting) == 1
-            and not newest.teaches
-            and not self._ahead
-            and not self._partners
-        ):
-            # The common case: one more batch of the pass that the last step was in.
+        is_same = newest is self._current and not (newest.teaches or self._ahead or self._partners)
+        if is_same and len(waiting) == 1:  # the common case
             newest.steps += 1
             self._stepped_s = now_s
             return waiting.popleft()[1]

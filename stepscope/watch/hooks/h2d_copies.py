@@ -1,10 +1,9 @@
 """Copies to the GPU: the time that `.to()` and `.cuda()` of a CPU tensor take on the device.
 
-Two CUDA events on the current stream bracket a copy and are read once the device has passed them;
-nothing waits. A pair costs the host about 20 us, so of short steps only one in 10 ms is measured.
-The wrappers are installed at the first optimizer step, only if the parameters are on a CUDA device.
-Only calls through a tensor are wrapped: `torch.Tensor.to` stays the same object, because
-`__torch_function__` gets it as `func`, and scripts compare it.
+Two CUDA events bracket a copy and are read once the device has passed them; nothing waits. A pair
+costs the host about 20 us, so of short steps only one in 10 ms is measured. The wrappers are
+installed at the first optimizer step on a CUDA device. Only calls through a tensor are wrapped:
+`__torch_function__` gets `torch.Tensor.to` as `func`, and scripts compare it.
 """
 
 from __future__ import annotations
@@ -56,13 +55,11 @@ class CopyTimer:
         Called at each end of a step. None for the other steps, and if a copy could not be measured.
         """
         now, ended, self.measuring = time.perf_counter(), self.measuring, False
+        found = None
         if (ended or self._under_way) and all(map(self._pairs.has_ended, self._under_way)):
             pairs, self._under_way = self._under_way, []
             total_s = sum(map(self._pairs.seconds, pairs))
-            found = None if self._missed else total_s
-            self._missed = False
-        else:
-            found = None
+            found, self._missed = None if self._missed else total_s, False
         if not self._under_way and now - self._begun >= LEAST_S:
             self.measuring, self._begun = True, now
         return found
@@ -84,8 +81,7 @@ class H2DCopyHook:
         self._is_copying = False
 
     def around(self, original: Function, *, default: Any) -> Callable[[Any], Function | None]:
-        """Return a function that binds a method of Tensor; `default` is the method's default
-        target."""
+        """Return a function that binds a method of Tensor with a default target."""
         state, is_compiling, guard = self._state, self._is_compiling, HookGuard("perf/h2d")
         transfers = self._transfers
 

@@ -1,9 +1,7 @@
 """The loss: the sum of all scalars on which `backward()` is called before the optimizer step.
 
-That sum is the function whose gradient the step uses: with `loss / accumulation_steps` it is the
-mean over the micro-batches. `zero_grad()` resets it together with the gradients, so the closures of
-LBFGS and the two passes of SAM count once. Each of several optimizers has its own sum
-(`attribution.py`).
+The step uses the gradient of that sum. `zero_grad()` resets it, so the closures of LBFGS and the
+two passes of SAM count once. Each of several optimizers has its own sum (`attribution.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class LossHook:
 
     def around_backward(self, original: Function) -> Function:
         """Wrap `torch.autograd.backward`, which `Tensor.backward` calls too."""
-        state, guard, add, tensor = self._state, self._guard, self._add, self._tensor
+        state, guard, add = self._state, self._guard, self._add
         parties, by_hand, clock = state.parties, state.by_hand, time.perf_counter
         readings = state.session.readings
 
@@ -48,7 +46,9 @@ class LossHook:
             if state.in_backward or (get_ident() != state.thread and not state.claim()):
                 return original(tensors, grad_tensors, *args, **kwargs)
             if self._made_late:
-                self._collect_former()
+                # In k-fold training it replaces one that its scheduler keeps alive: 0.1 s, once.
+                self._made_late = False
+                gc.collect()
             if readings.wanted:
                 readings.look()
             before = guard.call(parties.gradients) if parties.are_several else None
@@ -65,22 +65,7 @@ class LossHook:
                 readings.look()
             if phases is not None:
                 phases.backward(began_s, clock())
-            if guard.works:
-                try:
-                    if (
-                        grad_tensors is None
-                        and state.loss is None
-                        and not state.uses_amp
-                        and before is None
-                        and type(tensors) is tensor
-                        and tensors.is_cpu
-                    ):
-                        # The common case. Without a gradient only scalars come this far.
-                        state.loss, state.loss_terms = tensors.item(), 1
-                    else:
-                        add(tensors, grad_tensors, before)
-                except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
-                    guard.failed(error)
+            guard.call(add, tensors, grad_tensors, before)
             if not parties.made:
                 guard.call(by_hand.after_backward, tensors)
                 state.idle_s += by_hand.boundary()
@@ -115,24 +100,20 @@ class LossHook:
 
         return __init__
 
-    def _collect_former(self) -> None:
-        """Free the optimizer that a late one replaces, as in k-fold training.
-
-        Its scheduler keeps it alive in a cycle. About 0.1 s, once for each late optimizer.
-        """
-        self._made_late = False
-        gc.collect()
-
     def _meet(self, optimizer: Any) -> None:
         self._state.parties.meet(optimizer)
         self._state.by_hand.drop()
 
     def _add(self, tensors: Any, factor: Any, before: GradSnapshot | None) -> None:
+        state = self._state
+        is_plain = type(tensors) is self._tensor and factor is before is None
+        if is_plain and tensors.is_cpu and not state.uses_amp:
+            state.add_loss(tensors.item())  # the common case; without a factor it is a scalar
+            return
         if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
             tensors = tensors[0]
         if not self._is_plain(tensors) or tensors.numel() != 1:
             return
-        state = self._state
         unscaled = getattr(tensors, UNSCALED, None) if state.uses_amp else None
         value = reading(tensors if unscaled is None else unscaled)
         if value is None:

@@ -38,8 +38,8 @@ class OptimizerRecord:
         self.loss = f"train/loss{suffix}"
         self.backwards = f"train/backwards{suffix}"
         self.grad_norm = f"train/grad_norm{suffix}"
-        self.learning_rate = rate = f"train/lr{suffix}"
-        self.more_rates = tuple(f"{rate}.group{j}" for j in range(1, GROUPS_LIMIT))
+        more = (f"train/lr{suffix}.group{j}" for j in range(1, GROUPS_LIMIT))
+        self.learning_rates = (f"train/lr{suffix}", *more)
 
 
 UNKNOWN = OptimizerRecord.__new__(OptimizerRecord)
@@ -68,11 +68,7 @@ class OptimizerStepHook:
         if state.times.on_cuda and self._is_capturing():
             return  # recorded into a CUDA graph, not run; and asking for events would break it
         state.stepped += 1
-        if self._guard.works:
-            try:
-                self._record(optimizer, time.perf_counter())
-            except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
-                self._guard.failed(error)
+        self._guard.call(self._record, optimizer, time.perf_counter())
         idle_s = self._boundary()
         if idle_s:
             state.idle_s += idle_s
@@ -91,22 +87,15 @@ class OptimizerStepHook:
             state.step += 1
             state.times.add(row, now_s)
         track.count += 1
-        epoch = state.feed.epoch
-        if epoch is not None:
-            row["train/epoch"] = float(epoch)
-        if state.parties.sums:
-            loss, terms = state.take_loss(optimizer)
-        else:  # one optimizer: the common case, without a call
-            loss, terms, state.loss = state.loss, state.loss_terms, None
+        if state.feed.epoch is not None:
+            row["train/epoch"] = float(state.feed.epoch)
+        loss, terms = state.take_loss(optimizer)
         if loss is not None:
             row[track.loss] = loss
             if terms > 1:
                 row[track.backwards] = float(terms)
-        groups = optimizer.param_groups
-        row[track.learning_rate] = groups[0].get("lr")
-        if len(groups) > 1:
-            for key, group in zip(track.more_rates, groups[1:], strict=False):
-                row[key] = group.get("lr")
+        for key, group in zip(track.learning_rates, optimizer.param_groups, strict=False):
+            row[key] = group.get("lr")
         if state.clips.calls:
             norm = state.clips.take(optimizer, state.parties)
             if norm is not None:

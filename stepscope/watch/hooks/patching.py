@@ -1,8 +1,7 @@
 """Wrap functions of torch reversibly, once the script has imported torch.
 
-A wrapper never raises, and is invisible to torch.compile. Where the compiler traces the original,
-`is_compiling()` is a constant and removes the wrapper; between two graphs the wrapper runs like the
-original, and `opaque` prevents its compilation (a recompilation at every step).
+A wrapper never raises, and is invisible to torch.compile: a compiler that traces the original
+removes it by `is_compiling()`, and between two graphs `opaque` prevents its compilation.
 """
 
 from __future__ import annotations
@@ -90,10 +89,7 @@ class _Bound:
 
 
 class HookGuard:
-    """Logs the first failure of a hook, and disables the hook.
-
-    Code of every step checks `works` and catches errors itself; other code uses `call`.
-    """
+    """Logs the first failure of a hook, and disables the hook."""
 
     __slots__ = ("metrics", "works")
 

@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.alerts.config import AlertSettings
 from stepscope.alerts.monitor import STALE_S, AlertMonitor
 from stepscope.alerts.notifier import AlertNotifier
 from stepscope.alerts.rules import DEFAULTS, AlertRule
+from stepscope.alerts.settings import AlertSettings
 from stepscope.run import RunStatus
 from stepscope.store import SeriesBlock
 from stepscope.store.blocks import RECORDED_NAN, Event, Sample
 
 NOTHING = SeriesBlock.raw((), np.empty(0), np.empty(0), np.empty((0, 0)))
-HOT = AlertRule(
-    name="hot", metric="gpu/temp", threshold=85, clear=80, for_s=10, text="{device} is hot"
-)
+HOT = AlertRule(name="hot", metric="gpu/temp", above=85, clear=80, for_s=10, text="{device} is hot")
 
 
 @dataclass
@@ -92,11 +90,9 @@ def test_a_run_of_one_process_speaks_of_its_own_gpu(tmp_path: Path) -> None:
 
 
 def test_a_sampled_value_grows_old_and_one_of_a_step_does_not(tmp_path: Path) -> None:
-    slow = AlertRule(
-        name="slow", metric="my/score", threshold=1, clear=1, for_s=STALE_S + 20, text="x"
-    )
+    slow = AlertRule(name="slow", metric="my/score", above=1, clear=1, for_s=STALE_S + 20, text="x")
     rules = (
-        AlertRule(name="long", metric="gpu/temp", threshold=85, for_s=STALE_S + 20, text="x"),
+        AlertRule(name="long", metric="gpu/temp", above=85, for_s=STALE_S + 20, text="x"),
         slow,
     )
     bench = Bench(tmp_path, rules)

@@ -1,0 +1,267 @@
+"""Read alerts.toml: rules, command and webhook.
+
+The file contains a command that Stepscope runs as the user. So it must belong to this user or root,
+and only the owner may write it. An invalid entry is skipped and reported; the others apply.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from stepscope.alerts.evaluator import FIELDS, FIELDS_OF_ENDINGS, is_device_metric
+from stepscope.alerts.rules import (
+    DEFAULTS,
+    ENDINGS,
+    GPU_IDLE,
+    MEMORY_FULL,
+    AlertLevel,
+    AlertRule,
+    AlertState,
+)
+from stepscope.metrics import BY_KEY
+
+VARIABLE = "STEPSCOPE_ALERTS"
+"""Path of the file, or "off" to disable alerts."""
+SIZE_LIMIT = 64 * 1024
+RULES_LIMIT = 50
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+_ENDING_FIELDS = ("enabled", "level", "text")
+_DEFAULT_FIELDS = (*_ENDING_FIELDS, "for_s", "clear_s")
+_FIELDS_BY_RULE: dict[str, tuple[str, ...]] = {
+    **{rule.name: _DEFAULT_FIELDS for rule in DEFAULTS},
+    **dict.fromkeys(ENDINGS, _ENDING_FIELDS),
+    MEMORY_FULL: ("above", "clear", "clear_s", *_ENDING_FIELDS),
+    GPU_IDLE: ("below", "clear", *_DEFAULT_FIELDS),
+}
+_BOUNDS = ("above", "below", "not_finite")
+_OWN_FIELDS = ("metric", *_BOUNDS, "clear", *_DEFAULT_FIELDS)
+T = TypeVar("T")
+
+
+class InvalidEntry(ValueError):
+    """An entry that is not applied; the message is one sentence without secrets."""
+
+
+class Channel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A delivery of alerts of `level` or worse, and of their end if `cleared`."""
+
+    level: AlertLevel = AlertLevel.INFO
+    cleared: bool = True
+
+    def accepts(self, level: AlertLevel, state: AlertState) -> bool:
+        """Return whether an alert is delivered here."""
+        return level.rank >= self.level.rank and (self.cleared or state is AlertState.RAISED)
+
+
+class CommandChannel(Channel, frozen=True, kw_only=True):
+    """The user's command, which runs without a shell."""
+
+    argv: Annotated[
+        tuple[Annotated[str, Meta(max_length=4000)], ...], Meta(min_length=1, max_length=50)
+    ]
+    timeout_s: Annotated[float, Meta(ge=0.1, le=60)] = 10.0
+
+    def __post_init__(self) -> None:
+        program = self.argv[0]
+        if any("\0" in word for word in self.argv):
+            raise ValueError("argv must not contain null characters")
+        if not program or ("/" in program and not program.startswith(("/", "~/"))):
+            raise ValueError("argv must begin with a name on the PATH or an absolute path")
+
+
+class WebhookChannel(Channel, frozen=True, kw_only=True):
+    """The user's webhook; `url` is a secret."""
+
+    url: Annotated[str, Meta(max_length=2000)]
+    timeout_s: Annotated[float, Meta(ge=0.1, le=30)] = 5.0
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            host, _ = parts.hostname, parts.port
+        except ValueError:
+            raise ValueError("url is not a valid address") from None  # the cause contains it
+        if parts.scheme not in ("https", "http"):
+            raise ValueError("url must begin with https:// or http://")
+        if not host or not self.url.isascii() or not self.url.isprintable() or " " in self.url:
+            raise ValueError("url must have a host, and only printable ASCII without spaces")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("url must have no user and password; use a token in its path")
+
+    @property
+    def shown(self) -> str:
+        """Scheme and host."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname}/…"
+
+    def __repr__(self) -> str:
+        return f"WebhookChannel({self.shown})"
+
+
+def parse_entry(where: str, given: object, type_: type[T]) -> T:
+    """Convert a table of the file. Raises InvalidEntry, which names the field."""
+    try:
+        return msgspec.convert(given, type_)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        raise InvalidEntry(f"{where}{path.rstrip('`')}: {text}.") from None
+
+
+def parse_rule(name: str, given: Any) -> AlertRule:
+    """Return the rule of `[rules.NAME]`: a changed default rule, or a new one.
+
+    Raises InvalidEntry.
+    """
+    where = f"rules.{name}"
+    if not _NAME.fullmatch(name):
+        raise InvalidEntry(
+            f"rules: a name must be 1 to 40 small letters, digits, '_' and '-', got "
+            f"{ascii(name)[:60]}."
+        )
+    rule = parse_entry(
+        where, given | {"name": name} if isinstance(given, dict) else given, AlertRule
+    )
+    default = next((known for known in DEFAULTS if known.name == name), None)
+    allowed = _FIELDS_BY_RULE.get(name, _OWN_FIELDS)
+    for field in given:
+        if field not in allowed:
+            raise InvalidEntry(
+                f"{where}: has no field {ascii(field)[:60]}. Its fields are {', '.join(allowed)}."
+            )
+    if default is not None:
+        rule = msgspec.structs.replace(default, **{field: getattr(rule, field) for field in given})
+    elif (
+        not rule.metric
+        or len([None for name in _BOUNDS if getattr(rule, name) not in (None, False)]) != 1
+    ):
+        raise InvalidEntry(f"{where}: must have a metric and exactly one of {', '.join(_BOUNDS)}.")
+    if name == MEMORY_FULL and not 0 < (rule.above or 0) < 100:
+        raise InvalidEntry(f"{where}.above: must be between 0 and 100 %.")
+    if "clear" in given and not _may_clear(rule):
+        raise InvalidEntry(f"{where}.clear: must be on the good side of the threshold, or equal.")
+    if not rule.text:
+        rule = msgspec.structs.replace(rule, text=_default_text(rule))
+    known = FIELDS_OF_ENDINGS if name in ENDINGS else FIELDS
+    if set(re.findall(r"\{(\w*)\}", rule.text)) - known:
+        raise InvalidEntry(f"{where}.text: may have in braces only {', '.join(sorted(known))}.")
+    if not rule.metric.isprintable() or not rule.text.isprintable():
+        raise InvalidEntry(f"{where}: metric and text must be one line of printable characters.")
+    return rule
+
+
+def _may_clear(rule: AlertRule) -> bool:
+    """Return whether `clear` is the threshold, or on its good side."""
+    if rule.clear is None or rule.threshold is None:
+        return False
+    return rule.clear <= rule.threshold if rule.below is None else rule.clear >= rule.threshold
+
+
+def _default_text(rule: AlertRule) -> str:
+    name = BY_KEY[rule.metric].label if rule.metric in BY_KEY else "{metric}"
+    device = "{device}: " if is_device_metric(rule.metric) else ""
+    side = "above" if rule.below is None else "below"
+    bound = "" if rule.not_finite else f", {side} {{threshold}}"
+    return f"{device}{name} is {{value}}{bound}{' for {seconds}' if rule.for_s else ''}"
+
+
+class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules and channels; `path` is None where alerts are off.
+
+    `found` is whether the file exists. `problems` describe its invalid entries, a sentence each.
+    """
+
+    rules: tuple[AlertRule, ...] = DEFAULTS
+    command: CommandChannel | None = None
+    webhook: WebhookChannel | None = None
+    path: Path | None = None
+    found: bool = False
+    problems: tuple[str, ...] = ()
+
+
+def load(environ: Mapping[str, str] = os.environ) -> AlertSettings:
+    """Read the file, if there is one; raises nothing."""
+    named = environ.get(VARIABLE)
+    if named == "off":
+        return AlertSettings()
+    try:
+        path = Path(named or "~/.config/stepscope/alerts.toml").expanduser()
+    except RuntimeError:  # a user without a home folder
+        return AlertSettings()
+    try:
+        given = tomllib.loads(_read(path))
+    except FileNotFoundError:
+        problems = (f"{path}: there is no such file. Correct {VARIABLE}.",) if named else ()
+        return AlertSettings(path=path, problems=problems)
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror or error})."
+    except InvalidEntry as error:
+        problem = str(error)
+    except tomllib.TOMLDecodeError as error:
+        problem = f"is no valid TOML ({str(error)[:120]})."
+    except (UnicodeDecodeError, RecursionError) as error:
+        problem = f"is no valid TOML ({type(error).__name__})."
+    else:
+        return _parse(path, given)
+    problem = f"{path}: {problem} Only the default rules apply, and nothing is delivered."
+    return AlertSettings(path=path, found=True, problems=(problem,))
+
+
+def _read(path: Path) -> str:
+    """Return the content. Raises OSError and UnicodeDecodeError; InvalidEntry if it is unsafe."""
+    # A named pipe must not block the training.
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(file, "rb") as opened:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode):
+            raise InvalidEntry("is no regular file.")
+        if state.st_uid not in (os.geteuid(), 0):
+            raise InvalidEntry(f"belongs to another user (number {state.st_uid}). Copy it.")
+        if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            mode = stat.S_IMODE(state.st_mode)
+            raise InvalidEntry(
+                f"can be written by others (mode {mode:03o}). Run: chmod go-w '{path}'."
+            )
+        data = opened.read(SIZE_LIMIT + 1)
+    if len(data) > SIZE_LIMIT:
+        raise InvalidEntry(f"is larger than {SIZE_LIMIT // 1024} KiB.")
+    return data.decode()
+
+
+def _parse(path: Path, given: dict[str, Any]) -> AlertSettings:
+    """Apply the valid entries and report the others."""
+    problems = [
+        f"{path}: {ascii(name)[:60]}: is no known table. Known are rules, command and webhook."
+        for name in sorted(given.keys() - {"rules", "command", "webhook"})
+    ]
+    rules = {rule.name: rule for rule in DEFAULTS}
+    channels: dict[str, Any] = {}
+    tables = given.get("rules", {})
+    if not isinstance(tables, dict):
+        problems.append(f"{path}: rules: must be tables. Write [rules.NAME].")
+        tables = {}
+    if len(tables) > RULES_LIMIT:
+        problems.append(f"{path}: rules: must be at most {RULES_LIMIT}, got {len(tables)}.")
+    for name, table in list(tables.items())[:RULES_LIMIT]:
+        try:
+            rules[name] = parse_rule(name, table)
+        except InvalidEntry as error:
+            problems.append(f"{path}: {error}")
+    for name, type_ in (("command", CommandChannel), ("webhook", WebhookChannel)):
+        try:
+            if name in given:
+                channels[name] = parse_entry(name, given[name], type_)
+        except InvalidEntry as error:
+            problems.append(f"{path}: {error}")
+    return AlertSettings(
+        rules=tuple(rules.values()), path=path, found=True, problems=tuple(problems), **channels
+    )
