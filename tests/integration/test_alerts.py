@@ -405,8 +405,8 @@ def end():
     watch.close()
 
 def made_watch():
-    words = (sys.executable, sys.argv[3], sys.argv[1]) return
-    AlertMonitor(AlertSettings(command=CommandChannel(argv=words), path=Path("x")), Path("/run"))
+    words = (sys.executable, sys.argv[3], sys.argv[1])
+    return AlertMonitor(AlertSettings(command=CommandChannel(argv=words), path=Path("x")), Path("/run"))
 
 made = made_watch() if sys.argv[2] == "before" else None
 atexit.register(end)
