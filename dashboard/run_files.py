@@ -93,17 +93,6 @@ def profiles(folder: Path) -> tuple[ProfileFiles, ...]:
     )
 
 
-def profile_of(folder: Path, first: int, last: int, number: int = 0) -> ProfileFiles:
-    """Return a listed profile. Raises ValueError for one that is not."""
-    for made in profiles(folder):
-        if (made.first, made.last, made.number) == (first, last, number):
-            return made
-    whose = f" of rank {number}" if number else ""
-    raise ValueError(
-        f"profile: there is none of steps {first} to {last}{whose}. Pick one of the list."
-    )
-
-
 def profile_summary(folder: Path, profile: ProfileFiles) -> ProfileSummary:
     """Return what a profile found. Raises OSError, and ValueError for what is no summary."""
     data = read_regular_file(folder / profile.summary, BYTES_LIMIT)

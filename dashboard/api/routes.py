@@ -28,7 +28,6 @@ from dashboard.api.origin import NotAllowed, check_sender
 from dashboard.api.page_token import page_token
 from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.charts import memory_breakdown, series
-from dashboard.charts.profile import shown
 from dashboard.charts.rank_events import RankEvents
 from dashboard.controls.sidebar_groups import PLACES
 from dashboard.controls.suggestion import is_possible
@@ -36,7 +35,6 @@ from dashboard.hangs import as_verdict as hang_verdict
 from dashboard.out_of_memory import as_verdict
 from dashboard.ranks.ranks_response import parse_question
 from dashboard.ranks.verdict import rank_verdict
-from dashboard.run_files import profile_of, profile_summary
 from dashboard.verdicts import as_json
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_run
@@ -190,28 +188,6 @@ def get_ranks(request: Request) -> Answer:
     return ranks_answer(_JOBS, folder, parse_question(query.items()), judge)
 
 
-@_answering
-def get_profile(request: Request) -> Answer:
-    """`/api/profile?run=&first=&last=&rank=`: the parts of a step and the stacks of a profile.
-
-    `rank` is the process's number in the run folder, 0 if absent.
-    """
-    query = request.query_params
-    folder = services.get().folder(query.get("run", ""))
-    steps = [query.get("first", ""), query.get("last", "")]
-    if not all(step.isdecimal() and len(step) <= 16 for step in steps):
-        raise ValueError(f"first, last: must be steps, got {str(steps)[:60]}.")
-    rank = query.get("rank", "0")
-    if not (rank.isdecimal() and len(rank) <= 6):
-        raise ValueError(f"rank: must be the number of a rank, got {rank[:40]!r}.")
-    first, last = map(int, steps)
-    profile = profile_of(folder, first, last, int(rank))
-    try:
-        return shown(profile_summary(folder, profile))
-    except OSError as error:
-        raise ValueError(f"The profile cannot be read: {error.strerror}.") from error
-
-
 async def post_command(request: Request) -> Response:
     """`/api/command`: JSON of run, name, args and id, the id that the run's event will carry."""
     try:
@@ -278,7 +254,6 @@ ROUTES = [
     Route("/api/series", get_series),
     Route("/api/window", get_window),
     Route("/api/runs", get_runs),
-    Route("/api/profile", get_profile),
     Route("/api/devices", get_devices),
     Route("/api/ranks", get_ranks),
     Route("/api/command", post_command, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""The pages' browser components: a run's header, numbers, charts and events; its memory; a profile;
+"""The pages' browser components: a run's header, numbers, charts and events; its memory;
 the machine and its GPUs.
 
 It keeps its DOM for its life and polls `/api/series` for new points only, so a script run sends
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from streamlit.components.v2.bidi_component import ComponentResult
 
 _FOLDER = Path(__file__).parent
+_STYLES = (_FOLDER / "live.css").read_text(encoding="utf-8")
 PLOTLY_URL = f"/vendor/plotly.min.js?v={version('plotly')}"
 
 MODULES = {path.name: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("*.js"))}
@@ -44,21 +45,20 @@ export default function load(component) {{
 """
 
 
-def _component(name: str, export: str, *styles: str) -> Callable[..., ComponentResult]:
-    """Register a component of Streamlit: an export of the module `name`, with its style sheets."""
+def _component(name: str, export: str) -> Callable[..., ComponentResult]:
+    """Register a component of Streamlit: an export of the module `name`."""
     return st.components.v2.component(
         f"stepscope_{name}",
         js=_loader(f"{name}.js", export),
-        css="".join((_FOLDER / f"{style}.css").read_text(encoding="utf-8") for style in styles),
+        css=_STYLES,
         isolate_styles=False,
     )
 
 
-_mount = _component("live", "stepscopeLive", "live", "cards", "ranks")
-_mount_ledger = _component("ledger", "stepscopeLedger", "live", "cards", "ledger")
-_mount_flame = _component("flame", "stepscopeFlame", "flame")
-_mount_upload = _component("upload", "stepscopeUpload", "live", "upload")
-_mount_devices = _component("devices", "stepscopeDevices", "live", "cards", "devices")
+_mount = _component("live", "stepscopeLive")
+_mount_ledger = _component("ledger", "stepscopeLedger")
+_mount_upload = _component("upload", "stepscopeUpload")
+_mount_devices = _component("devices", "stepscopeDevices")
 
 
 def _rerun() -> None:
@@ -114,15 +114,6 @@ def memory_ledger(
     return _mount_ledger(key=key, data=data, on_stale_change=_rerun)
 
 
-def flame_graph(run_id: str, first: int, last: int, rank: int, *, key: str) -> None:
-    """Mount the parts of a step and the stacks of a profile, of its steps `first` to `last`.
-
-    `rank` is the number of the profiled process in the run folder.
-    """
-    data = {"run": run_id, "first": first, "last": last, "rank": rank}
-    _mount_flame(key=key, data=data)
-
-
 def snapshot_upload(limit: int, *, key: str, on_upload: Callable[[], None]) -> None:
     """Mount a button that sends a file of at most `limit` bytes to `/api/snapshot`.
 
@@ -133,4 +124,4 @@ def snapshot_upload(limit: int, *, key: str, on_upload: Callable[[], None]) -> N
 
 def device_cards(first: dict[str, Any], *, key: str) -> None:
     """Mount the machine and its GPUs; `first` is an answer of `/api/devices` to begin with."""
-    _mount_devices(key=key, data={"first": first})
+    _mount_devices(key=key, data={"first": first, "plotly": PLOTLY_URL})

@@ -4,16 +4,51 @@
 import { Card } from "./card.js";
 import { el, setAttribute, setText } from "./dom.js";
 import { MISSING } from "./format.js";
-import { holds } from "./nonfinite.js";
-import { visibleSpan, xsOf } from "./lines.js";
+import { breaks, holds, visibleSpan, xsOf } from "./lines.js";
 import { coarsen } from "./series.js";
-import { stackAreas, stackTop } from "./stack.js";
 
 const POINT_WIDTH = 2; // px, at least, from one moment to the next
 const SINGLE_WIDTH = 3; // px, of a moment alone
 
 const isPart = (trace) => trace.style === "part";
 const ofLedger = (trace) => trace.series === "ledger";
+
+// Indices of the moments in the range that have any part.
+function momentsIn(xs, columns, range) {
+  const [from, to] = visibleSpan(xs, range);
+  return Array.from({ length: to - from }, (_, i) => from + i).filter((i) =>
+    columns.some((values) => values[i] !== null),
+  );
+}
+
+// Parts on top of each other as {x, ys} for Plotly's stackgroup. A moment without any part is left
+// out; where they are missing for long the stack ends, and begins anew. A single moment is `least`
+// wide. A part that a moment does not have is zero: another part then holds its bytes.
+export function stacked(xs, columns, range, factor, times, least = 0) {
+  const broken = breaks(times);
+  const [x, ys] = [[], columns.map(() => [])];
+  const add = (at, valueOf) => {
+    x.push(at);
+    columns.forEach((values, part) => ys[part].push(valueOf(values)));
+  };
+  let held = -1;
+  const moments = momentsIn(xs, columns, range);
+  for (const i of moments) {
+    if (held >= 0 && broken(held, i)) for (const at of [held, i]) add(xs[at], () => 0);
+    add(xs[i], (values) => (values[i] ?? 0) / factor);
+    held = i;
+  }
+  if (moments.length === 1) add(xs[held] + least, (values) => (values[held] ?? 0) / factor);
+  return { x, ys };
+}
+
+// The highest stack of the columns within the range.
+export function stackTop(xs, columns, range) {
+  const sums = momentsIn(xs, columns, range).map((i) =>
+    columns.reduce((sum, values) => sum + (values[i] ?? 0), 0),
+  );
+  return Math.max(0, ...sums);
+}
 
 export class LedgerCard extends Card {
   build() {
@@ -137,13 +172,12 @@ export class LedgerCard extends Card {
     const columns = parts.map((trace) => series.v[trace.metric].mean);
     const [from, to] = store.range;
     const least = (SINGLE_WIDTH * (to - from)) / (this.width - this.box.l - this.box.r);
-    const areas = stackAreas(xs, columns, store.range, factors.y, series.t, least).map(
-      (area, i) => ({
-        ...{ type: "scatter", mode: "lines", name: parts[i].label, hoverinfo: "skip", ...area },
-        ...{ fill: "toself", fillcolor: theme.palette[parts[i].color] },
-        line: { width: 0.6, color: theme.background },
-      }),
-    );
+    const { x, ys } = stacked(xs, columns, store.range, factors.y, series.t, least);
+    const areas = parts.map(({ label, color }, i) => ({
+      ...{ type: "scatter", mode: "lines", name: label, hoverinfo: "skip", x, y: ys[i] },
+      ...{ stackgroup: "parts", fillcolor: theme.palette[color] },
+      line: { width: 0.6, color: theme.background },
+    }));
     const total = this.lines.filter((trace) => !isPart(trace) && !this.hidden(trace));
     return [...areas, ...total.flatMap((trace) => this.totalLine(trace, factors))];
   }

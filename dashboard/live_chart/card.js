@@ -2,12 +2,23 @@
 //
 // `scene` is what all cards share (painter.js); what the reader chooses goes into its store.
 
-import { el, setAttribute, setText } from "./dom.js";
+import { el, parts, say, setAttribute, setText } from "./dom.js";
 import { changesOf, wordOf } from "./events.js";
-import { MISSING, change, clock, isNumber, scaleFor, timeTicks, withUnit } from "./format.js";
-import { bandPoints, bisect, ema, linePoints, oddSpans, visibleSpan, xsOf } from "./lines.js";
-import { MarkLayer } from "./marks.js";
-import { holds, oddNow, oddWord, recorded } from "./nonfinite.js";
+import { MISSING, clock, isNumber, scaleFor, timeTicks, withUnit } from "./format.js";
+import {
+  bandPoints,
+  bisect,
+  ema,
+  holds,
+  linePoints,
+  oddNow,
+  oddSpans,
+  oddWord,
+  recorded,
+  visibleSpan,
+  xsOf,
+} from "./lines.js";
+import { markShapes } from "./marks.js";
 import { coarsen, latest, latestEver } from "./series.js";
 import { withAlpha } from "./theme.js";
 
@@ -38,39 +49,29 @@ export class Card {
 
   build() {
     const { spec } = this;
-    this.unit = el("span", { class: "ss-muted ss-unit" });
+    const card = parts(`<section class="ss-card" data-points="0">
+      <header class="ss-card-head"><h3 class="ss-cut" ref="title"></h3>
+        <span class="ss-muted ss-unit" ref="unit"></span>
+        <div class="ss-tools" ref="tools"></div></header>
+      <div class="ss-legend" ref="legend"></div>
+      <p class="ss-note" ref="about"></p>
+      <div class="ss-stage" ref="stage">
+        <div class="ss-plot ss-skeleton" ref="plot"></div>
+        <p class="ss-none" hidden ref="none"></p>
+        <div class="ss-cross" hidden ref="cross"><span ref="crossLabel"></span></div>
+        <div class="ss-tip" hidden ref="tip"></div>
+      </div>
+    </section>`);
+    Object.assign(this, card);
+    setText(this.title, spec.title);
+    setAttribute(this.node, "aria-label", spec.title);
+    setAttribute(this.node, "data-testid", `chart-${spec.id}`);
+    say(this.about, spec.note);
     this.chips = spec.traces.map((trace) => this.chip(trace));
-    this.legend = el("div", { class: "ss-legend" }, ...this.chips.map((chip) => chip.node));
-    this.tools = el("div", { class: "ss-tools" }, ...this.buttons());
-    this.plot = el("div", { class: "ss-plot ss-skeleton" });
-    this.marks = new MarkLayer();
-    this.crossLabel = el("span");
-    this.cross = el("div", { class: "ss-cross", hidden: "" }, this.crossLabel);
-    this.tip = el("div", { class: "ss-tip", hidden: "" });
-    this.none = el("p", { class: "ss-none", hidden: "" });
-    const style = `height:${this.height}px`;
-    this.stage = el(
-      "div",
-      { class: "ss-stage", style },
-      this.plot,
-      this.none,
-      this.marks.node,
-      this.cross,
-      this.tip,
-    );
-    this.node = el(
-      "section",
-      {
-        class: "ss-card",
-        "data-testid": `chart-${spec.id}`,
-        "data-points": 0,
-        "aria-label": spec.title,
-      },
-      el("header", { class: "ss-card-head" }, el("h3", {}, spec.title), this.unit, this.tools),
-      this.legend,
-      ...(spec.note ? [el("p", { class: "ss-note" }, spec.note)] : []),
-      ...(spec.traces.length || spec.kind === "fit" ? [this.stage] : []),
-    );
+    this.legend.append(...this.chips.map((chip) => chip.node));
+    this.tools.append(...this.buttons());
+    this.stage.style.height = `${this.height}px`;
+    this.stage.hidden = !spec.traces.length && spec.kind !== "fit";
     this.stage.addEventListener("pointermove", (event) => this.point(event));
     this.stage.addEventListener("pointerleave", () => this.scene.hover(null, this));
   }
@@ -81,26 +82,15 @@ export class Card {
   }
 
   chip(trace) {
-    const value = el("span", { class: "ss-chip-value" });
-    const swatch = el("i", {
-      style: `border-color:var(--ss-${trace.color})`,
-      class: `ss-${trace.dash}`,
-    });
-    const label = el("span", {}, trace.label);
-    const node = el(
-      "button",
-      {
-        type: "button",
-        class: "ss-chip",
-        title: "Toggle series",
-        "aria-pressed": !this.hidden(trace),
-        onclick: () => this.pick(trace),
-      },
-      swatch,
-      label,
-      value,
-    );
-    return { node, label, value, trace };
+    const chip = parts(`<button type="button" class="ss-chip" title="Toggle series">
+      <i ref="swatch"></i><span ref="label"></span><span class="ss-chip-value" ref="value"></span>
+    </button>`);
+    chip.swatch.className = `ss-${trace.dash}`;
+    chip.swatch.style.borderColor = `var(--ss-${trace.color})`;
+    setText(chip.label, trace.label);
+    setAttribute(chip.node, "aria-pressed", !this.hidden(trace));
+    chip.node.addEventListener("click", () => this.pick(trace));
+    return { ...chip, trace };
   }
 
   // Its chip was pressed: shows or hides a line.
@@ -256,30 +246,16 @@ export class Card {
 
   yAxis(spec, top, factor) {
     const { theme, store } = this.scene;
+    const log = this.spec.loss && store.prefs.log;
     const axis = {
-      fixedrange: true,
-      gridcolor: theme.grid,
-      zeroline: false,
-      tickmode: "auto",
-      nticks: this.height < PLOT_HEIGHT ? 4 : 5,
-      separatethousands: true,
-      ticklen: 0,
-      tickfont: { size: 11 },
-      exponentformat: "e",
-      tickformat: spec.unit === "1/s" ? "~s" : "",
-      automargin: false,
-      ticklabeloverflow: "allow",
-      type: "linear",
+      ...{ fixedrange: true, gridcolor: theme.grid, zeroline: false, ticklen: 0 },
+      ...{ nticks: this.height < PLOT_HEIGHT ? 4 : 5, separatethousands: true },
+      ...{ tickfont: { size: 11 }, tickformat: spec.unit === "1/s" ? "~s" : "" },
+      ...{ exponentformat: "e", ticklabeloverflow: "allow", type: "linear" },
     };
     if (spec.range) return { ...axis, range: [spec.range[0], spec.range[1] * 1.03] };
     if (spec.zero) return { ...axis, range: [0, top > 0 ? (top / factor) * 1.08 : 1] };
-    const log = this.spec.loss && store.prefs.log;
-    return {
-      ...axis,
-      type: log ? "log" : "linear",
-      autorange: true,
-      ...(log ? { dtick: "D2" } : {}),
-    };
+    return { ...axis, autorange: true, ...(log ? { type: "log", dtick: "D2" } : {}) };
   }
 
   xAxis() {
@@ -287,21 +263,23 @@ export class Card {
     const { axis, range } = store;
     const shared = {
       range: [...range], // Plotly writes into it while panning
-      type: "linear",
-      zeroline: false,
-      showgrid: false,
-      showline: true,
-      linecolor: theme.line,
-      automargin: false,
-      ticks: "outside",
-      ticklen: 3,
-      tickcolor: theme.line,
-      tickfont: { size: 11 },
+      ...{ type: "linear", zeroline: false, showgrid: false, showline: true, ticks: "outside" },
+      ...{ linecolor: theme.line, tickcolor: theme.line, ticklen: 3, tickfont: { size: 11 } },
       ticklabeloverflow: "hide past div",
     };
     if (axis === "step") return { ...shared, nticks: 7, tickformat: ",d" };
     const ticks = timeTicks(range[0], range[1], Math.max(3, Math.floor(this.width / 95)));
     return { ...shared, tickmode: "array", tickvals: ticks.values, ticktext: ticks.text };
+  }
+
+  // What the layouts of all charts have.
+  frame(dragmode) {
+    const { theme } = this.scene;
+    return {
+      ...{ width: this.width, height: this.height, margin: this.box, dragmode },
+      ...{ showlegend: false, hovermode: false, font: { family: theme.font, color: theme.text } },
+      ...{ paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" },
+    };
   }
 
   figure() {
@@ -314,35 +292,27 @@ export class Card {
     const units = Object.keys(scales).map((name) => (bare(name) ? "" : scales[name].unit));
     setText(this.unit, units.filter(Boolean).join(" · "));
     const layout = {
-      width: this.width,
-      height: this.height,
-      margin: this.box,
-      showlegend: false,
-      hovermode: false,
-      dragmode: "zoom",
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: scene.theme.font, color: scene.theme.text },
-      xaxis: this.xAxis(),
-      yaxis: this.yAxis(spec.y, tops.y, factors.y),
+      ...this.frame("zoom"),
+      ...{ xaxis: this.xAxis(), yaxis: this.yAxis(spec.y, tops.y, factors.y) },
     };
-    if (spec.y2)
-      layout.yaxis2 = {
-        ...this.yAxis(spec.y2, tops.y2, factors.y2),
-        overlaying: "y",
-        side: "right",
-        showgrid: false,
-      };
+    if (spec.y2) {
+      const right = { overlaying: "y", side: "right", showgrid: false };
+      layout.yaxis2 = { ...this.yAxis(spec.y2, tops.y2, factors.y2), ...right };
+    }
     // Without a value the numbers and their unit would be made up.
     for (const [name, axis] of Object.entries({ y: layout.yaxis, y2: layout.yaxis2 }))
       if (axis && bare(name)) Object.assign(axis, { showticklabels: false, showgrid: false });
+    this.range = scene.store.range;
+    const marks = scene.marks.filter(({ x }) => x >= this.range[0] && x <= this.range[1]);
+    const place = (x) => this.place(x);
+    const right = this.width - this.box.r;
+    Object.assign(layout, markShapes(marks, this.oddSpans(), place, right, scene.theme));
     return { data: this.traces(factors), layout };
   }
 
   draw() {
-    const { Plotly, store } = this.scene;
+    const { Plotly } = this.scene;
     const { data, layout } = this.figure();
-    this.range = store.range;
     this.dirty = false;
     this.drawnAt = performance.now();
     layout.datarevision = this.drawnAt;
@@ -375,8 +345,7 @@ export class Card {
       odd ||= recorded(column);
     }
     const empty = odd ? "Every value is NaN or infinite." : this.spec.empty || "No values yet.";
-    setText(this.none, some ? "" : empty);
-    this.none.hidden = some;
+    say(this.none, some ? "" : empty);
   }
 
   first(data, layout) {
@@ -396,10 +365,6 @@ export class Card {
   }
 
   overlay() {
-    const marks = this.scene.marks.filter(({ x }) => x >= this.range[0] && x <= this.range[1]);
-    const { t: top, l: left, r, b } = this.box;
-    const plot = { top, bottom: this.height - b, left, right: this.width - r };
-    this.marks.update(marks, (x) => this.place(x), plot, this.oddSpans());
     this.hoverAt(this.scene.hoverX, this.scene.hoverCard === this);
   }
 
@@ -505,38 +470,15 @@ export class Card {
 
   savePng() {
     if (!this.plotted) return;
-    const { Plotly, theme, marks } = this.scene;
+    const { Plotly, theme } = this.scene;
     const { data, layout } = this.figure();
-    const line = { color: theme.text, width: 1, dash: "dot" };
-    const shapes = marks.map(({ x }) => ({
-      type: "line",
-      x0: x,
-      x1: x,
-      y0: 0,
-      y1: 1,
-      yref: "paper",
-      line,
-    }));
-    const { orange } = theme.palette;
-    const bad = { fillcolor: withAlpha(orange, 0.15), line: { width: 1, color: orange } };
-    for (const { from, to } of this.oddSpans()) {
-      shapes.push({ type: "rect", x0: from, x1: to, y0: 0, y1: 1, yref: "paper", ...bad });
-    }
     const image = {
-      ...layout,
-      shapes,
-      width: undefined,
-      height: undefined,
-      paper_bgcolor: theme.background,
-      showlegend: true,
+      ...{ ...layout, width: undefined, height: undefined, paper_bgcolor: theme.background },
+      ...{ showlegend: true, margin: { ...this.box, l: 70, t: 60, b: 40 } },
       title: { text: `${this.spec.title} ${this.unit.textContent}` },
-      margin: { ...this.box, l: 70, t: 60, b: 40 },
     };
-    const filename = this.fileName();
-    Plotly.downloadImage(
-      { data, layout: image },
-      { format: "png", width: 1200, height: 500, scale: 2, filename },
-    );
+    const size = { format: "png", width: 1200, height: 500, scale: 2 };
+    Plotly.downloadImage({ data, layout: image }, { ...size, filename: this.fileName() });
   }
 
   close() {

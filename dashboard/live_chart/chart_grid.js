@@ -2,12 +2,12 @@
 // those that are folded away (what only they show is fetched only while somebody looks).
 
 import { Card } from "./card.js";
-import { el, setText } from "./dom.js";
+import { parts, say, setAttribute, setText } from "./dom.js";
 import { FitCard } from "./linear_fit.js";
 import { withUnit } from "./format.js";
 import { HeatCard } from "./heat.js";
 import { LedgerCard } from "./breakdown_card.js";
-import { oddNow, recorded } from "./nonfinite.js";
+import { oddNow, recorded } from "./lines.js";
 import { latestOf } from "./series.js";
 
 // A learning rate or scale in a line of text: 0.001, 0.00003, 65536.
@@ -31,39 +31,26 @@ export function newestWords(lines, live, metrics) {
 }
 
 export class Board {
-  // `memoryButtons` is a node for the head of the memory chart; `unfolded(open)` is told when the
-  // folded charts are opened or closed.
-  constructor(scene, memoryButtons, unfolded) {
+  // `unfolded(open)` is called when the folded charts are opened or closed.
+  constructor(scene, unfolded) {
     this.scene = scene;
-    this.memoryButtons = memoryButtons;
     this.cards = [];
-    this.grids = {
-      main: el("div", { class: "ss-grid ss-main" }),
-      custom: el("div", { class: "ss-grid ss-small" }),
-      more: el("div", { class: "ss-grid" }),
-    };
-    this.note = el("p", { class: "ss-muted", hidden: "" });
-    this.custom = el(
-      "section",
-      {
-        class: "ss-group",
-        "data-testid": "custom",
-        "aria-label": "Custom metrics",
-        hidden: "",
-      },
-      el("h3", {}, "Custom metrics"),
-      this.grids.custom,
-      this.note,
-    );
-    this.summary = el("span", { class: "ss-muted" });
-    this.more = el(
-      "details",
-      { class: "ss-group ss-more", "data-testid": "more", hidden: "" },
-      el("summary", {}, el("span", { class: "ss-more-title" }, "More charts"), this.summary),
-      this.grids.more,
-    );
+    const board = parts(`<div>
+      <div class="ss-grid ss-main" ref="mainGrid"></div>
+      <section class="ss-group" data-testid="custom" aria-label="Custom metrics" hidden ref="custom">
+        <h3>Custom metrics</h3>
+        <div class="ss-grid ss-small" ref="customGrid"></div>
+        <p class="ss-muted" hidden ref="note"></p>
+      </section>
+      <details class="ss-group ss-more" data-testid="more" hidden ref="more">
+        <summary><span class="ss-more-title">More charts</span>
+          <span class="ss-muted" ref="summary"></span></summary>
+        <div class="ss-grid" ref="moreGrid"></div>
+      </details>
+    </div>`);
+    Object.assign(this, board);
+    this.grids = { main: this.mainGrid, custom: this.customGrid, more: this.moreGrid };
     this.more.addEventListener("toggle", () => unfolded(this.more.open));
-    this.node = el("div", {}, this.grids.main, this.custom, this.more);
     this.watch();
   }
 
@@ -109,14 +96,12 @@ export class Board {
         nodes.every((node, i) => grid.children[i] === node);
       if (!same) grid.replaceChildren(...nodes);
     }
-    if (this.scene.store.tab !== "memory") this.placeMemoryButtons();
     this.custom.hidden = !this.grids.custom.childElementCount;
-    setText(this.note, layout.custom_note || "");
-    this.note.hidden = !layout.custom_note;
+    say(this.note, layout.custom_note);
   }
 
-  placeMemoryButtons() {
-    this.cards.find((card) => card.spec.id === "memory")?.putInHead(this.memoryButtons);
+  card(id) {
+    return this.cards.find(({ spec }) => spec.id === id);
   }
 
   make(spec, described) {
@@ -152,11 +137,6 @@ export class Board {
     this.more.hidden = !this.grids.more.childElementCount;
   }
 
-  // Opens or closes the folded charts.
-  unfold(open) {
-    this.more.open = open;
-  }
-
   clear() {
     for (const card of this.cards) this.drop(card);
     this.cards = [];
@@ -166,5 +146,36 @@ export class Board {
     this.clear();
     this.seen.disconnect();
     this.sized.disconnect();
+  }
+}
+
+// The line above the charts: step or time, the way back from a zoom, how to zoom.
+export class AxisBar {
+  constructor(store) {
+    this.store = store;
+    const bar = parts(`<div class="ss-bar">
+      <div class="ss-switch" role="group" aria-label="Horizontal axis" data-testid="axis-switch"
+        ref="axes">
+        <button type="button" data-axis="step">Step</button>
+        <button type="button" data-axis="time">Time</button>
+      </div>
+      <button type="button" class="ss-back" data-testid="back-to-live" hidden ref="back">
+        Back to live</button>
+      <span class="ss-muted ss-hint">Drag to zoom, shift-drag to pan, double-click to reset</span>
+    </div>`);
+    Object.assign(this, bar);
+    for (const button of this.axes.children)
+      button.addEventListener("click", () => store.chooseAxis(button.dataset.axis));
+    this.back.addEventListener("click", () => store.zoomTo(null));
+  }
+
+  update() {
+    const { axis, stepped, zoom, onlyTime } = this.store;
+    this.axes.hidden = onlyTime;
+    for (const button of this.axes.children) {
+      setAttribute(button, "aria-pressed", button.dataset.axis === axis);
+      button.disabled = button.dataset.axis === "step" && !stepped;
+    }
+    this.back.hidden = !zoom;
   }
 }

@@ -47,46 +47,20 @@ class Button {
 }
 
 // Mark, Profile and Memory snapshot open a small box for what they need to know; Enter sends it.
+const steps = (label, value, button) => ({
+  input: { type: "number", "aria-label": label, min: 1, max: 50, step: 1, value, required: "" },
+  before: "Next steps",
+  button,
+  args: (typed) => ({ steps: Number(typed) }),
+});
+const text = { type: "text", maxlength: TEXT_LENGTH, placeholder: "Describe the event" };
 const BOXES = {
   mark: {
-    input: {
-      type: "text",
-      "aria-label": "Event text",
-      placeholder: "Describe the event",
-      maxlength: TEXT_LENGTH,
-    },
-    before: "",
-    button: "Add annotation",
-    args: (value) => ({ text: value }),
+    ...{ input: { ...text, "aria-label": "Event text" }, before: "", button: "Add annotation" },
+    args: (typed) => ({ text: typed }),
   },
-  profile: {
-    input: {
-      type: "number",
-      "aria-label": "Steps to profile",
-      min: 1,
-      max: 50,
-      step: 1,
-      value: 5,
-      required: "",
-    },
-    before: "Next steps",
-    button: "Start profile",
-    args: (value) => ({ steps: Number(value) }),
-  },
-  memory_snapshot: {
-    input: {
-      type: "number",
-      "aria-label": "Steps to record",
-      min: 1,
-      max: 50,
-      step: 1,
-      value: 1,
-      required: "",
-    },
-    before: "Next steps",
-    button: "Record allocations",
-    args: (value) => ({ steps: Number(value) }),
-  },
+  profile: steps("Steps to profile", 5, "Start profile"),
+  memory_snapshot: steps("Steps to record", 1, "Record allocations"),
 };
 
 class BoxButton extends Button {
@@ -162,53 +136,5 @@ export class RetryButton extends Button {
   update({ label, help, refused }, starting) {
     setText(this.node, label);
     this.show({ refused, title: refused || help }, starting);
-  }
-}
-
-// The tabs of a run. Python draws what lies below the component, so `open(name)` runs the script.
-export class TabBar {
-  constructor(open) {
-    this.open = open;
-    this.node = el("nav", { class: "ss-tabs", "aria-label": "Views of the run" });
-    this.text = null;
-  }
-
-  // `tabs` is a list of [name, label]; empty without a run.
-  update(tabs, shown) {
-    const text = JSON.stringify(tabs);
-    if (text !== this.text) {
-      this.text = text;
-      const button = ([name, label]) =>
-        el("button", { type: "button", "data-tab": name, onclick: () => this.open(name) }, label);
-      this.node.replaceChildren(...tabs.map(button));
-    }
-    for (const each of this.node.children)
-      setAttribute(each, "aria-current", each.dataset.tab === shown ? "page" : null);
-    this.node.hidden = !tabs.length;
-  }
-}
-
-// The list of runs; a native one, so that it works by keyboard and on a phone.
-export class RunPicker {
-  // `pick(run id or "")` is called for a choice.
-  constructor(pick) {
-    this.node = el("select", {
-      class: "ss-picker",
-      "aria-label": "Run",
-      title: "Shown run. Live runs first, then newest.",
-      onchange: () => pick(this.node.value),
-    });
-    this.text = null;
-  }
-
-  update(runs, picked) {
-    const text = JSON.stringify(runs);
-    if (text !== this.text) {
-      this.text = text;
-      const option = ([id, label]) => el("option", { value: id }, label);
-      this.node.replaceChildren(option(["", "No run selected"]), ...runs.map(option));
-    }
-    this.node.value = picked || "";
-    this.node.hidden = !runs.length;
   }
 }

@@ -1,70 +1,60 @@
 // Events: their words, the acknowledgement of a button, the table below the charts.
 
-import { el, setText } from "./dom.js";
+import { el, parts, setText } from "./dom.js";
 import { MISSING, change, clock, isNumber } from "./format.js";
 import { listed } from "./ranks_data.js";
 import { isAlert, isOver, levelWord } from "./toasts.js";
 
-export const EVENT_WORDS = {
-  epoch: "Epoch",
-  checkpoint: "Checkpoint",
-  empty_cache: "Empty cache",
-  reset_peaks: "Reset peak stats",
-  collect_garbage: "Collect garbage",
-  save_checkpoint: "Save checkpoint",
-  mark: "Mark",
-  pause: "Pause",
-  resume: "Resume",
-  stop: "Stop",
-  oom: "Out of memory",
-  oom_caught: "OOM (caught)",
-  nan: "NaN loss",
-  error: "Error",
-  gpu_lost: "GPU lost",
-  gpu_recovered: "GPU recovered",
-  throttle_start: "Throttling",
-  throttle_end: "Throttling ended",
-  hang: "Hang",
-  hang_over: "Hang resolved",
-  xid: "GPU error",
-  ecc: "Memory errors",
-  remapped_rows: "Rows remapped",
-  gpu_recovery_action: "GPU action required",
-  status: "Status",
-  resumed: "Resumed",
-  sampler_slowed: "Sampler slowed",
-  clock_set: "Clock set",
-  memory_snapshot: "Memory snapshot",
-  profile: "Profile",
-  hook_failed: "Capture failed",
-  output_lost: "Output lost",
-  amp_skipped: "Step skipped",
-  compile: "Compile",
-  cuda_graphs: "CUDA Graphs",
-  warmup: "Kernel warm-up",
-  memory_warmup: "Preallocate memory",
-  alert: "Alert",
-  alerts_problem: "Alerts file",
+// Each kind: its words, its label on the charts ("" for a line alone), and its group. Those of "bad"
+// are failures that stand out.
+export const EVENTS = {
+  epoch: ["Epoch", "", "epochs"],
+  checkpoint: ["Checkpoint", "", "epochs"],
+  empty_cache: ["Empty cache", "cache", "commands"],
+  reset_peaks: ["Reset peak stats", "peaks", "commands"],
+  collect_garbage: ["Collect garbage", "gc", "commands"],
+  save_checkpoint: ["Save checkpoint", "save", "other"],
+  mark: ["Mark", "mark", "commands"],
+  pause: ["Pause", "Ⅱ", "commands"],
+  resume: ["Resume", "▶", "commands"],
+  stop: ["Stop", "■", "commands"],
+  oom: ["Out of memory", "OOM", "bad"],
+  oom_caught: ["OOM (caught)", "OOM caught", "bad"],
+  nan: ["NaN loss", "NaN", "bad"],
+  error: ["Error", "error", "bad"],
+  gpu_lost: ["GPU lost", "lost", "bad"],
+  gpu_recovered: ["GPU recovered", "back", "other"],
+  throttle_start: ["Throttling", "throttle", "bad"],
+  throttle_end: ["Throttling ended", "full", "other"],
+  hang: ["Hang", "hang", "bad"],
+  hang_over: ["Hang resolved", "", "failures"],
+  xid: ["GPU error", "Xid", "bad"],
+  ecc: ["Memory errors", "ECC", "bad"],
+  remapped_rows: ["Rows remapped", "", "other"],
+  gpu_recovery_action: ["GPU action required", "GPU", "bad"],
+  status: ["Status", "", "other"],
+  resumed: ["Resumed", "resumed", "other"],
+  sampler_slowed: ["Sampler slowed", "", "failures"],
+  clock_set: ["Clock set", "", "other"],
+  memory_snapshot: ["Memory snapshot", "snapshot", "other"],
+  profile: ["Profile", "profile", "commands"],
+  hook_failed: ["Capture failed", "", "failures"],
+  output_lost: ["Output lost", "", "failures"],
+  amp_skipped: ["Step skipped", "", "failures"],
+  compile: ["Compile", "", "other"],
+  cuda_graphs: ["CUDA Graphs", "", "other"],
+  warmup: ["Kernel warm-up", "", "other"],
+  memory_warmup: ["Preallocate memory", "", "other"],
+  alert: ["Alert", "alert", "failures"],
+  alerts_problem: ["Alerts file", "", "failures"],
 };
-export const BAD = new Set([
-  "oom",
-  "oom_caught",
-  "nan",
-  "error",
-  "gpu_lost",
-  "throttle_start",
-  "hang",
-  "xid",
-  "ecc",
-  "gpu_recovery_action",
-]);
 export const ROUTINE = new Set(["epoch", "checkpoint", "status"]);
 const MAX_ROWS = 200;
 
 // An alert has its level in place of the word.
 export function wordOf(event) {
   if (isAlert(event)) return isOver(event) ? "Alert cleared" : `Alert: ${levelWord(event)}`;
-  return EVENT_WORDS[event.kind] || event.kind;
+  return EVENTS[event.kind]?.[0] || event.kind;
 }
 
 // The numbers before and after, only those that moved unless none did.
@@ -98,28 +88,19 @@ const GROUPS = {
   epochs: "Epochs, checkpoints",
   other: "Other",
 };
-const COMMANDS = new Set(
-  "mark pause resume stop empty_cache reset_peaks collect_garbage profile".split(" "),
-);
-const FAILURES = new Set(
-  [...BAD, "hang_over", "hook_failed", "output_lost", "amp_skipped", "sampler_slowed"].concat(
-    "alert",
-    "alerts_problem",
-  ),
-);
 const REPEATED = ["epoch", "checkpoint", "amp_skipped"]; // with the progress of training
 const FOLD_FROM = 4; // events of such a kind
 
-export function groupOf(event) {
-  if (FAILURES.has(event.kind)) return "failures";
-  if (commandOf(event) !== null || COMMANDS.has(event.kind)) return "commands";
-  if (event.data?.ok === false) return "failures";
-  return event.kind === "epoch" || event.kind === "checkpoint" ? "epochs" : "other";
+function groupOf(event) {
+  const group = EVENTS[event.kind]?.[2];
+  if (group === "bad" || group === "failures") return "failures";
+  if (commandOf(event) !== null || group === "commands") return "commands";
+  return event.data?.ok === false ? "failures" : (group ?? "other");
 }
 
 // How much an event stands out: "bad", "action" of somebody, or "routine".
 export function toneOf(event) {
-  if (BAD.has(event.kind)) return "bad";
+  if (EVENTS[event.kind]?.[2] === "bad") return "bad";
   if (isAlert(event)) return isOver(event) || event.data?.level === "info" ? "routine" : "bad";
   return groupOf(event) === "commands" ? "action" : "routine";
 }
@@ -176,30 +157,22 @@ function foldOf(same) {
 
 export class EventTable {
   constructor() {
-    this.body = el("tbody");
-    this.count = el("span", { class: "ss-muted" });
-    this.events = [];
-    this.metrics = {};
-    this.group = "all";
-    const options = Object.entries(GROUPS).map(([value, text]) => el("option", { value }, text));
-    this.select = el(
-      "select",
-      { "aria-label": "Filter events", onchange: () => this.choose(this.select.value) },
-      ...options,
-    );
-    const nothing = "No events yet. Epochs, checkpoints, actions and problems appear here.";
-    this.empty = el("p", { class: "ss-muted ss-empty" }, nothing);
-    const head = ["Time", "Step", "Event", "Details", "Before → after"].map((text) =>
-      el("th", { scope: "col" }, text),
-    );
-    this.table = el("table", { hidden: "" }, el("thead", {}, el("tr", {}, ...head)), this.body);
-    this.node = el(
-      "section",
-      { class: "ss-events ss-card", "data-testid": "events", "aria-label": "Events" },
-      el("header", { class: "ss-card-head" }, el("h3", {}, "Events"), this.select, this.count),
-      this.empty,
-      el("div", { class: "ss-scroll", tabindex: "0" }, this.table),
-    );
+    const table =
+      parts(`<section class="ss-events ss-card" data-testid="events" aria-label="Events">
+      <header class="ss-card-head"><h3>Events</h3>
+        <select aria-label="Filter events" ref="select"></select>
+        <span class="ss-muted" ref="count"></span></header>
+      <p class="ss-muted ss-empty" ref="empty">No events yet. Epochs, checkpoints, actions and
+        problems appear here.</p>
+      <div class="ss-scroll" tabindex="0"><table hidden ref="table">
+        <thead><tr><th scope="col">Time</th><th scope="col">Step</th><th scope="col">Event</th>
+          <th scope="col">Details</th><th scope="col">Before → after</th></tr></thead>
+        <tbody ref="body"></tbody></table></div>
+    </section>`);
+    Object.assign(this, table, { events: [], metrics: {}, group: "all" });
+    const option = ([value, text]) => el("option", { value }, text);
+    this.select.append(...Object.entries(GROUPS).map(option));
+    this.select.addEventListener("change", () => this.choose(this.select.value));
   }
 
   clear() {

@@ -79,21 +79,6 @@ export function clock(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
-// Round values from at most `from` to at least `to`: steps of 1, 2 or 5 times a power of ten, some
-// `count` of them, and their texts, alike in their decimals. `from` is below `to`.
-export function roundTicks(from, to, count) {
-  const raw = (to - from) / count;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = power * [1, 2, 5, 10].find((many) => many * power >= raw * (1 - 1e-9));
-  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-  const shown = { minimumFractionDigits: digits, maximumFractionDigits: digits };
-  const [first, last] = [Math.floor(from / step + 1e-9), Math.ceil(to / step - 1e-9)];
-  return Array.from({ length: last - first + 1 }, (_, i) => {
-    const value = (first + i) * step;
-    return { value, text: value.toLocaleString("en-US", shown) };
-  });
-}
-
 // Round whole steps inside [from, to]: at most some `count` of them.
 export function stepTicks(from, to, count) {
   const raw = Math.max(1, (to - from) / count);

@@ -1,8 +1,8 @@
 // The row that stays in sight: the run, its status and progress, and the buttons; below it the result
 // of the last command, warnings, and the tabs.
 
-import { ButtonGroup, RetryButton, RunPicker, TabBar } from "./commands.js";
-import { el, setAttribute, setText } from "./dom.js";
+import { ButtonGroup, RetryButton } from "./commands.js";
+import { el, parts, say, setAttribute, setText } from "./dom.js";
 import { clock, isNumber, withUnit } from "./format.js";
 import { latest, secondsLeft } from "./series.js";
 import { activeAlerts } from "./toasts.js";
@@ -52,54 +52,37 @@ export function detailsOf({ answer, live, ended }) {
 export class Header {
   // `retry()`, `pick(run)`, `open(tab)` and `send(button, args)` are called for what is pressed.
   constructor({ retry, pick, open, send }) {
-    this.icon = el("span", { class: "ss-icon", "aria-hidden": "true" });
-    this.word = el("span", {});
-    this.badge = el("span", { class: "ss-badge" }, this.icon, this.word);
-    this.sentence = el("span", { class: "ss-sentence" });
-    this.picker = new RunPicker(pick);
-    this.alerts = el("span", { class: "ss-alerts", "data-testid": "alerts", hidden: "" });
-    this.progressText = el("span", { class: "ss-progress-text" });
+    const header =
+      parts(`<div class="ss-header" role="region" aria-label="Run" data-testid="header">
+      <div class="ss-row">
+        <div class="ss-status" role="status" data-testid="status">
+          <span class="ss-badge" ref="badge">
+            <span class="ss-icon" aria-hidden="true" ref="icon"></span><span ref="word"></span>
+          </span>
+          <span class="ss-sentence" ref="sentence"></span>
+        </div>
+        <span class="ss-alerts" data-testid="alerts" hidden ref="alerts"></span>
+        <select class="ss-picker" aria-label="Run" ref="picker"
+          title="Shown run. Live runs first, then newest."></select>
+        <span class="ss-progress-text" data-testid="progress" ref="progressText"></span>
+        <div class="ss-actions" ref="actions"></div>
+      </div>
+      <div class="ss-row ss-second">
+        <span class="ss-ack" role="status" data-testid="ack" ref="ack"></span>
+        <span class="ss-details" ref="details"></span>
+      </div>
+      <p class="ss-look-only" ref="lookOnly"></p>
+      <p class="ss-trouble" role="alert" data-testid="trouble" ref="trouble"></p>
+      <div role="status" data-testid="warnings" ref="warnings"></div>
+      <div class="ss-track" role="progressbar" aria-label="Training progress" aria-valuemin="0"
+        aria-valuemax="100" ref="bar"><div class="ss-fill" ref="fill"></div></div>
+      <nav class="ss-tabs" aria-label="Views of the run" ref="tabs"></nav>
+    </div>`);
+    Object.assign(this, header, { open });
+    this.picker.addEventListener("change", () => pick(this.picker.value));
     this.retry = new RetryButton(retry);
-    this.tabs = new TabBar(open);
     this.buttons = new ButtonGroup(false, send, "Run");
-    this.ack = el("span", { class: "ss-ack", role: "status", "data-testid": "ack" });
-    this.details = el("span", { class: "ss-details" });
-    this.lookOnly = el("p", { class: "ss-look-only" });
-    this.trouble = el("p", { class: "ss-trouble", role: "alert", "data-testid": "trouble" });
-    this.warnings = el("div", { role: "status", "data-testid": "warnings" });
-    this.fill = el("div", { class: "ss-fill" });
-    const progress = {
-      class: "ss-track",
-      role: "progressbar",
-      "aria-label": "Training progress",
-      "aria-valuemin": 0,
-      "aria-valuemax": 100,
-    };
-    this.bar = el("div", progress, this.fill);
-    this.node = this.build();
-  }
-
-  build() {
-    const status = { class: "ss-status", role: "status", "data-testid": "status" };
-    return el(
-      "div",
-      { class: "ss-header", role: "region", "aria-label": "Run", "data-testid": "header" },
-      el(
-        "div",
-        { class: "ss-row" },
-        el("div", status, this.badge, this.sentence),
-        this.alerts,
-        this.picker.node,
-        el("span", { "data-testid": "progress" }, this.progressText),
-        el("div", { class: "ss-actions" }, this.retry.node, this.buttons.node),
-      ),
-      el("div", { class: "ss-row ss-second" }, this.ack, this.details),
-      this.lookOnly,
-      this.trouble,
-      this.warnings,
-      this.bar,
-      this.tabs.node,
-    );
+    this.actions.append(this.retry.node, this.buttons.node);
   }
 
   configure({ buttons }) {
@@ -113,22 +96,43 @@ export class Header {
     this.node.style.setProperty("--ss-top", `${height}px`);
   }
 
-  say(node, sentence) {
-    setText(node, sentence || "");
-    node.hidden = !sentence;
+  // The list of runs; a native one, so that it works by keyboard and on a phone.
+  updateRuns(runs, picked) {
+    const text = JSON.stringify(runs);
+    if (text !== this.runsText) {
+      this.runsText = text;
+      const option = ([id, label]) => el("option", { value: id }, label);
+      this.picker.replaceChildren(option(["", "No run selected"]), ...runs.map(option));
+    }
+    this.picker.value = picked || "";
+    this.picker.hidden = !runs.length;
+  }
+
+  // `tabs` is a list of [name, label]; empty without a run.
+  updateTabs(tabs, shown) {
+    const text = JSON.stringify(tabs);
+    if (text !== this.tabsText) {
+      this.tabsText = text;
+      const button = ([name, label]) =>
+        el("button", { type: "button", "data-tab": name, onclick: () => this.open(name) }, label);
+      this.tabs.replaceChildren(...tabs.map(button));
+    }
+    for (const each of this.tabs.children)
+      setAttribute(each, "aria-current", each.dataset.tab === shown ? "page" : null);
+    this.tabs.hidden = !tabs.length;
   }
 
   update(store) {
     const { header, answer, told } = store;
-    this.picker.update(header.runs, header.picked);
-    this.tabs.update(header.tabs, store.tab);
+    this.updateRuns(header.runs, header.picked);
+    this.updateTabs(header.tabs, store.tab);
     if (header.retry) this.retry.update(header.retry, store.waitingFor === "retry");
     else this.retry.hide();
     this.buttons.update(answer?.status, store.waitingFor);
     setText(this.ack, told?.text || "");
     setAttribute(this.ack, "data-tone", told?.tone || null);
-    this.say(this.lookOnly, header.look_only);
-    this.say(this.trouble, store.connection || store.unreadable);
+    say(this.lookOnly, header.look_only);
+    say(this.trouble, store.connection || store.unreadable);
     this.updateStatus(store);
     this.updateAlerts(store);
     const { share, text } = answer ? progressOf(store) : { share: null, text: "" };
@@ -168,5 +172,68 @@ export class Header {
       if (!this.warnings.children[i]) this.warnings.append(el("div", { class: "ss-warning" }));
       setText(this.warnings.children[i], sentence);
     });
+  }
+}
+
+// What the line shows: its text, words after it, the label of the link and its title, and the tab with
+// the details; null for no line. A setting that the sidebar already has is no link.
+export function verdictContent(answer, settings) {
+  const verdict = answer?.verdict;
+  if (!verdict) return null;
+  const { text, words, setting, tab } = verdict;
+  if (!setting) return { text, words: words || "", link: null, title: null, ...(tab && { tab }) };
+  if (settings?.[setting.field] === setting.value) {
+    const place = setting.place ? ` (sidebar: ${setting.place})` : ""; // in a collapsed group
+    return {
+      text,
+      words: `${setting.text} is set for the next run${place}.`,
+      link: null,
+      title: null,
+    };
+  }
+  const title = `Set ${setting.text} in the sidebar, for the next run. This run does not change.`;
+  return { text, words: "", link: `Apply ${setting.text} →`, title };
+}
+
+export class VerdictLine {
+  // `take(setting)` and `open(tab)` are called for a press on the links.
+  constructor(take, open) {
+    this.take = take;
+    this.pressedAt = null; // the header when the link was pressed; the script has not answered yet
+    this.tab = null;
+    const line = parts(`<p class="ss-verdict" role="note" data-testid="verdict" hidden>
+      <span class="ss-verdict-text" ref="text"></span> <span ref="words"></span>
+      <button class="ss-verdict-link" ref="link"></button>
+      <button class="ss-verdict-link" ref="more">Memory tab →</button></p>`);
+    Object.assign(this, line);
+    this.link.addEventListener("click", () => this.press());
+    this.more.addEventListener("click", () => open(this.tab));
+  }
+
+  press() {
+    const { header, answer } = this.store;
+    const { setting } = answer.verdict;
+    this.pressedAt = header;
+    this.taken = { [setting.field]: setting.value };
+    this.take(setting);
+    this.update(this.store);
+  }
+
+  update(store) {
+    this.store = store;
+    const { answer, header } = store;
+    const taken = this.pressedAt === header ? this.taken : {};
+    const content = verdictContent(answer, { ...header?.settings, ...taken });
+    this.node.hidden = !content;
+    if (!content) return;
+    setAttribute(this.node, "data-kind", answer.verdict.kind);
+    setText(this.text, content.text);
+    setText(this.words, content.words);
+    setText(this.link, content.link || "");
+    setAttribute(this.link, "title", content.title);
+    this.link.hidden = !content.link;
+    this.words.hidden = !content.words;
+    this.tab = content.tab ?? null;
+    this.more.hidden = !content.tab;
   }
 }

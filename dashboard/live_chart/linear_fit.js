@@ -9,76 +9,33 @@ import { withAlpha } from "./theme.js";
 export class FitCard extends Card {
   constructor(spec, scene) {
     const { fit } = scene.store.layout;
-    const entry = (label, color, dash) => ({
-      label,
-      color,
-      dash,
-      series: fit.series,
-      metric: fit.weight,
-      style: "line",
-    });
-    super(
-      {
-        ...spec,
-        y: { unit: "" },
-        traces: [entry("fitted", "orange", "solid"), entry("true line", "gray", "dash")],
-      },
-      scene,
-    );
+    const shared = { color: "orange", series: fit.series, metric: fit.weight, style: "line" };
+    const fitted = { ...shared, label: "fitted", dash: "solid" };
+    const truth = { ...shared, label: "true line", color: "gray", dash: "dash" };
+    super({ ...spec, y: { unit: "" }, traces: [fitted, truth] }, scene);
     this.ends = [Math.min(...fit.x), Math.max(...fit.x)];
   }
 
   figure() {
-    const { scene, ends } = this;
-    const { theme } = scene;
+    const { scene, ends, spec } = this;
+    const { palette, grid } = scene.theme;
     const { fit } = scene.store.layout;
-    const { palette } = theme;
     const [weight, bias] = this.learnt();
-    const line = (slope, intercept, name, color, dash) => ({
-      type: "scatter",
-      mode: "lines",
-      name,
-      x: ends,
+    const shared = { type: "scatter", hoverinfo: "skip" };
+    const line = (trace, slope, intercept) => ({
+      ...{ ...shared, mode: "lines", name: trace.label, x: ends },
       y: ends.map((x) => slope * x + intercept),
-      hoverinfo: "skip",
-      line: { color: color, width: 2, dash },
+      line: { color: palette[trace.color], width: 2, dash: trace.dash },
     });
     const marker = { size: 4, color: withAlpha(palette.blue, 0.5) };
-    const dots = {
-      type: "scatter",
-      mode: "markers",
-      name: "data",
-      x: fit.x,
-      y: fit.y,
-      hoverinfo: "skip",
-      marker,
-    };
-    const data = [dots];
-    if (!this.hidden(this.spec.traces[1]))
-      data.push(line(fit.slope, fit.intercept, "true line", palette.gray, "dash"));
+    const data = [{ ...shared, mode: "markers", name: "data", x: fit.x, y: fit.y, marker }];
+    const [fitted, truth] = spec.traces;
+    if (!this.hidden(truth)) data.push(line(truth, fit.slope, fit.intercept));
     const known = weight !== null && bias !== null;
-    if (known && !this.hidden(this.spec.traces[0]))
-      data.push(line(weight, bias, "fitted", palette.orange, "solid"));
-    const axis = {
-      fixedrange: true,
-      gridcolor: theme.grid,
-      zeroline: false,
-      tickfont: { size: 11 },
-      nticks: 6,
-    };
-    const layout = {
-      width: this.width,
-      height: this.height,
-      margin: this.box,
-      showlegend: false,
-      hovermode: false,
-      dragmode: false,
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: theme.font, color: theme.text },
-      xaxis: axis,
-      yaxis: axis,
-    };
+    if (known && !this.hidden(fitted)) data.push(line(fitted, weight, bias));
+    const axis = { fixedrange: true, gridcolor: grid, zeroline: false, nticks: 6 };
+    axis.tickfont = { size: 11 };
+    const layout = { ...this.frame(false), xaxis: axis, yaxis: axis };
     return { data, layout };
   }
 

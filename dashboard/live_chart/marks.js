@@ -1,49 +1,10 @@
-// Events as vertical lines with a short label on the charts.
+// Events, and stretches of values that are no finite numbers, as Plotly shapes with short labels.
 
-import { setAttribute, svg } from "./dom.js";
-import { ROUTINE, toneOf } from "./events.js";
+import { EVENTS, ROUTINE, toneOf } from "./events.js";
 import { isNumber } from "./format.js";
+import { withAlpha } from "./theme.js";
 import { isAlert, isOver } from "./toasts.js";
 
-const MARK_LABELS = {
-  checkpoint: "",
-  empty_cache: "cache",
-  reset_peaks: "peaks",
-  collect_garbage: "gc",
-  save_checkpoint: "save",
-  mark: "mark",
-  pause: "Ⅱ",
-  resume: "▶",
-  stop: "■",
-  oom: "OOM",
-  oom_caught: "OOM caught",
-  nan: "NaN",
-  error: "error",
-  gpu_lost: "lost",
-  gpu_recovered: "back",
-  throttle_start: "throttle",
-  throttle_end: "full",
-  hang: "hang",
-  hang_over: "",
-  xid: "Xid",
-  ecc: "ECC",
-  remapped_rows: "",
-  gpu_recovery_action: "GPU",
-  status: "",
-  memory_snapshot: "snapshot",
-  hook_failed: "",
-  output_lost: "",
-  amp_skipped: "",
-  resumed: "resumed",
-  sampler_slowed: "",
-  clock_set: "",
-  compile: "",
-  cuda_graphs: "",
-  warmup: "",
-  memory_warmup: "",
-  alert: "alert",
-  alerts_problem: "",
-};
 const MAX_MARKS = 60;
 const MAX_EPOCH_MARKS = 12;
 // Parts of the range, at least, between two marks of a kind.
@@ -54,7 +15,7 @@ const LABEL_GAP = 3; // px from the line
 function labelOf(event) {
   if (event.kind === "epoch") return `e${event.epoch ?? ""}`;
   if (isAlert(event) && isOver(event)) return "";
-  return MARK_LABELS[event.kind] ?? event.kind;
+  return EVENTS[event.kind]?.[1] ?? event.kind;
 }
 
 // Every how many epochs to mark one: 1, 2, 5, 10, 20, … so that few marks stay, and stay put.
@@ -106,53 +67,38 @@ export function placeLabels(marks, at, right) {
       const from = fits ? at[i] + LABEL_GAP : at[i] - LABEL_GAP - width;
       const to = from + width;
       const touches = placed.some((other) => from <= other.to && to >= other.from);
-      if (!touches) placed.push({ mark, from, to, anchor: fits ? "start" : "end" });
+      if (!touches) placed.push({ mark, from, to, anchor: fits ? "left" : "right" });
     }
   }
   return placed;
 }
 
-// Vertical lines and short labels over one chart; our own layer, as Plotly shapes would be laid out
-// again with every redraw.
-export class MarkLayer {
-  constructor() {
-    this.paths = { routine: svg("path"), action: svg("path"), bad: svg("path") };
-    for (const [tone, path] of Object.entries(this.paths))
-      path.setAttribute("class", `ss-mark-${tone}`);
-    this.labels = svg("g");
-    this.odd = svg("path", { class: "ss-odd-span" });
-    const parts = [this.odd, ...Object.values(this.paths), this.labels];
-    this.node = svg("svg", { class: "ss-marks", "aria-hidden": "true" }, ...parts);
-    this.shown = "";
-  }
-
-  // `place` maps x to pixels; `box` is {top, bottom, left, right} of the plot area; `spans` are the
-  // stretches where a line has values that are no finite numbers.
-  update(marks, place, box, spans) {
-    const at = marks.map((mark) => Math.round(place(mark.x)) + 0.5);
-    const bands = spans.map((span) => bandOf(span, place, box));
-    const places = marks.map((mark, i) => `${mark.event.id}:${at[i]}`);
-    const key = [...places, ...bands.map((band) => band.path)].join();
-    if (key === this.shown) return;
-    this.shown = key;
-    const lines = { routine: "", action: "", bad: "" };
-    marks.forEach((mark, i) => (lines[mark.tone] += `M${at[i]} ${box.top}V${box.bottom}`));
-    for (const [tone, path] of Object.entries(this.paths)) setAttribute(path, "d", lines[tone]);
-    setAttribute(this.odd, "d", bands.map((band) => band.path).join(""));
-    const all = [...bands.map((band) => band.mark), ...marks];
-    const lefts = [...bands.map((band) => band.from), ...at];
-    const texts = placeLabels(all, lefts, box.right).map(({ mark, from, to, anchor }) => {
-      const place = { x: anchor === "start" ? from : to, y: box.top + 8, "text-anchor": anchor };
-      return svg("text", { ...place, class: `ss-mark-${mark.tone}` }, mark.label);
-    });
-    this.labels.replaceChildren(...texts);
-  }
-}
-
-// A stretch as an area of the plot, wide enough to be seen, and the word that stands beside it.
-function bandOf({ from: first, to: last, word }, place, { top, bottom, left, right }) {
-  const inside = (x) => Math.min(right, Math.max(left, Math.round(place(x))));
-  const [from, to] = [inside(first) - 1, inside(last) + 1];
-  const path = `M${from} ${top}H${to}V${bottom}H${from}Z`;
-  return { from, path, mark: { label: word, tone: "bad" } };
+// The `shapes` and `annotations` of a layout for marks and for `spans` {from, to, word} of values that
+// are not finite. `place` maps x to pixels; `right` is the plot's edge.
+export function markShapes(marks, spans, place, right, theme) {
+  const { orange, gray } = theme.palette;
+  const lines = {
+    routine: { color: withAlpha(gray, 0.35), width: 1, dash: "dot" },
+    action: { color: theme.line, width: 1 },
+    bad: { color: orange, width: 1 },
+  };
+  const over = { yref: "paper", y0: 0, y1: 1 };
+  const shapes = marks.map(({ x, tone }) => ({
+    ...{ type: "line", x0: x, x1: x, ...over, line: lines[tone] },
+  }));
+  const odd = { fillcolor: withAlpha(orange, 0.14), line: { color: orange, width: 1 } };
+  for (const { from, to } of spans)
+    shapes.push({ type: "rect", x0: from, x1: to, ...over, ...odd });
+  const words = spans.map(({ from, word }) => ({ x: from, label: word, tone: "bad" }));
+  const all = [...words, ...marks];
+  const placed = placeLabels(
+    all,
+    all.map(({ x }) => place(x)),
+    right,
+  );
+  const annotations = placed.map(({ mark: { x, label, tone }, anchor }) => ({
+    ...{ x, y: 1, yref: "paper", yanchor: "top", xanchor: anchor, text: label, showarrow: false },
+    font: { size: 9.5, color: tone === "bad" ? orange : theme.text },
+  }));
+  return { shapes, annotations };
 }

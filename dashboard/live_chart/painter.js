@@ -17,6 +17,7 @@ export class Painter {
     this.hoverX = null;
     this.hoverCard = null;
     this.hoverFrame = null;
+    this.onHover = () => {};
     this.frame = 0;
     this.rest = 0;
     this.restUntil = 0;
@@ -124,6 +125,7 @@ export class Painter {
   hover(x, card) {
     this.hoverX = x;
     this.hoverCard = card;
+    this.onHover();
     this.hoverFrame ??= requestAnimationFrame(() => {
       this.hoverFrame = null;
       for (const each of this.cards())

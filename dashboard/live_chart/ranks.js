@@ -1,11 +1,9 @@
-// The section "Ranks" of a job: strips of heat, lines of picked ranks, a table. It asks the server
-// only while it is in view.
+// The section "Ranks" of a job: a chart and a table. It asks the server only while it is in view.
 
-import { el, setAttribute, setText } from "./dom.js";
+import { el, parts, say, setAttribute, setText } from "./dom.js";
 import { Poller } from "./poll.js";
+import { RankChart } from "./ranks_chart.js";
 import { RankData, missingWords } from "./ranks_data.js";
-import { RankLines } from "./ranks_lines.js";
-import { RankStrips } from "./ranks_strips.js";
 import { RankTable } from "./ranks_table.js";
 
 const PACE_MS = 1_000;
@@ -14,144 +12,80 @@ const ENDED_PACE_MS = 10_000;
 const LAST_POLLS = 5; // after the end of rank 0: the others end too, and write their last steps
 const PICKED_AT_ONCE = 8;
 
-// What the strips can show; the order is the server's.
-export const METRICS = {
-  "perf/step_time": {
-    ...{ label: "Step time", unit: "s", color: "blue" },
-    help: "Time of a step, waiting for other ranks included",
-  },
-  "perf/comm_wait": {
-    ...{ label: "Waiting for ranks", unit: "s", color: "pink" },
-    help: "Time per step spent in backward waiting for other ranks; the slowest rank waits least",
-  },
-  "perf/data_wait": {
-    ...{ label: "Data wait", unit: "s", color: "orange" },
-    help: "Time per step spent waiting for the next batch",
-  },
-  "memory/allocated": {
-    ...{ label: "Allocated", unit: "B", color: "blue" },
-    help: "Tensor memory on the GPU, maximum per column",
-  },
-  "process/rss": {
-    ...{ label: "Process memory", unit: "B", color: "blue" },
-    help: "Memory of the process: the highest value of each column",
-  },
-  "gpu/util": {
-    ...{ label: "GPU utilization", unit: "%", color: "green" },
-    help: "Share of time the GPU is busy, for all its processes",
-  },
-  "train/loss": {
-    ...{ label: "Loss", unit: "", color: "blue" },
-    help: "Each rank's own loss, of its own samples",
-  },
+const SLOWEST_WAITS = "Time per step waiting for other ranks in backward; the slowest waits least";
+// What the heatmap can show: label, unit, color and help by key; the order is the server's.
+const METRIC_WORDS = {
+  "perf/step_time": ["Step time", "s", "blue", "Time of a step, waiting for other ranks included"],
+  "perf/comm_wait": ["Waiting for ranks", "s", "pink", SLOWEST_WAITS],
+  "perf/data_wait": ["Data wait", "s", "orange", "Time per step waiting for the next batch"],
+  "memory/allocated": ["Allocated", "B", "blue", "Tensor memory on the GPU, maximum per column"],
+  "process/rss": ["Process memory", "B", "blue", "Memory of the process, maximum per column"],
+  "gpu/util": ["GPU utilization", "%", "green", "Share of time the GPU is busy, all processes"],
+  "train/loss": ["Loss", "", "blue", "Each rank's own loss, of its own samples"],
 };
+export const METRICS = Object.fromEntries(
+  Object.entries(METRIC_WORDS).map(([key, [label, unit, color, help]]) => [
+    key,
+    { label, unit, color, help },
+  ]),
+);
 
 export class RankSection {
-  // `theme()` gives the page's colors, null before they are known; `axis()` that of the charts.
-  constructor(theme, axis) {
-    this.theme = theme;
-    this.axis = axis;
+  // `scene` has Plotly and the colors once they are known, and the axis of the charts.
+  constructor(scene) {
+    this.scene = scene;
     this.data = new RankData();
     this.seen = false;
-    this.picked = new Set();
-    this.mean = true;
-    this.polledEnded = 0;
-    this.strips = new RankStrips(
-      (row) => this.toggle(row),
-      (x) => this.lines.point(x),
-    );
-    this.lines = new RankLines((row) => (row === null ? this.showMean(false) : this.toggle(row)));
+    this.reset();
+    this.chart = new RankChart((row) => (row === null ? this.showMean(false) : this.toggle(row)));
     this.table = new RankTable((row) => this.toggle(row));
     this.build();
     this.poller = new Poller({
       url: () => `/api/ranks?${new URLSearchParams(this.data.question())}`,
       pace: () => this.pace(),
       take: (answer) => this.take(answer),
-      refused: (sentence) => this.setTrouble(sentence),
-      trouble: (sentence) => this.setTrouble(sentence),
+      refused: (sentence) => say(this.trouble, sentence),
+      trouble: (sentence) => say(this.trouble, sentence),
       idle: () => !this.seen || !this.data.run,
     });
     this.watch();
   }
 
   build() {
-    this.title = el("h3", {}, "Ranks");
-    this.count = el("span", { class: "ss-muted" });
-    this.modes = el("div", {
-      class: "ss-switch ss-modes",
-      role: "group",
-      "aria-label": "Heatmap metric",
-    });
-    this.meanButton = el(
-      "button",
-      {
-        type: "button",
-        class: "ss-tool",
-        title: "Mean of all ranks",
-        onclick: () => this.showMean(!this.mean),
-      },
-      "mean",
-    );
-    this.firstButton = el("button", {
-      type: "button",
-      class: "ss-tool",
-      onclick: () => this.toggle(0),
-    });
-    this.trouble = el("p", { class: "ss-trouble", hidden: "" });
-    this.verdict = el(
-      "p",
-      { class: "ss-verdict", role: "note", "data-testid": "rank-verdict", hidden: "" },
-      el("span", { class: "ss-verdict-text" }),
-      " ",
-      el("span", {}),
-    );
-    this.missing = el("p", {
-      class: "ss-warning",
-      role: "note",
-      "data-testid": "rank-missing",
-      hidden: "",
-    });
-    this.communication = el("p", {
-      class: "ss-rank-note",
-      role: "note",
-      "data-testid": "rank-communication",
-      hidden: "",
-    });
-    this.reading = el("p", { class: "ss-muted ss-empty" }, "Loading ranks…");
-    const head = el(
-      "header",
-      { class: "ss-card-head ss-rank-head" },
-      this.title,
-      this.count,
-      this.modes,
-      this.strips.legend,
-    );
-    this.lineTools = el(
-      "div",
-      { class: "ss-rank-tools" },
-      el("span", { class: "ss-muted" }, "Lines"),
-      this.meanButton,
-      this.firstButton,
-    );
-    this.filled = el(
-      "div",
-      { hidden: "" },
-      this.strips.node,
-      this.lineTools,
-      this.lines.node,
-      this.table.node,
-    );
-    this.node = el(
-      "section",
-      { class: "ss-ranks ss-card", "data-testid": "ranks", "aria-label": "Ranks", hidden: "" },
-      head,
-      this.trouble,
-      this.verdict,
-      this.missing,
-      this.communication,
-      this.reading,
-      this.filled,
-    );
+    const section = parts(`<section class="ss-ranks ss-card" data-testid="ranks" aria-label="Ranks"
+      hidden>
+      <header class="ss-card-head">
+        <h3 ref="title">Ranks</h3><span class="ss-muted" ref="count"></span>
+        <div class="ss-switch ss-modes" role="group" aria-label="Heatmap metric" ref="modes"></div>
+      </header>
+      <p class="ss-trouble" hidden ref="trouble"></p>
+      <p class="ss-verdict" role="note" data-testid="rank-verdict" hidden ref="verdict">
+        <span class="ss-verdict-text" ref="verdictText"></span> <span ref="verdictNext"></span>
+      </p>
+      <p class="ss-warning" role="note" data-testid="rank-missing" hidden ref="missing"></p>
+      <p class="ss-rank-note" role="note" data-testid="rank-communication" hidden
+        ref="communication"></p>
+      <p class="ss-muted ss-empty" ref="reading">Loading ranks…</p>
+      <div ref="filled" hidden>
+        <div class="ss-rank-tools" ref="tools">
+          <span class="ss-muted">Lines</span>
+          <button type="button" class="ss-tool" title="Mean of all ranks" ref="meanButton">mean
+          </button>
+          <button type="button" class="ss-tool" ref="firstButton"></button>
+        </div>
+      </div>
+    </section>`);
+    Object.assign(this, section);
+    this.meanButton.addEventListener("click", () => this.showMean(!this.mean));
+    this.firstButton.addEventListener("click", () => this.toggle(0));
+    this.filled.prepend(this.chart.node);
+    this.filled.append(this.table.node);
+  }
+
+  reset() {
+    this.picked = new Set();
+    this.mean = true;
+    this.polledEnded = 0;
   }
 
   watch() {
@@ -174,10 +108,8 @@ export class RankSection {
       return;
     }
     this.data.open(run);
-    this.data.chooseAxis(this.axis());
-    this.picked = new Set();
-    this.mean = true;
-    this.polledEnded = 0;
+    this.data.chooseAxis(this.scene.store.axis);
+    this.reset();
     this.table.open();
     this.reading.hidden = false;
     this.filled.hidden = true;
@@ -202,11 +134,6 @@ export class RankSection {
     this.showModes();
     this.draw();
     if (!data.more) setAttribute(this.node, "data-ready", 1);
-  }
-
-  setTrouble(sentence) {
-    this.trouble.hidden = !sentence;
-    setText(this.trouble, sentence || "");
   }
 
   get metric() {
@@ -244,9 +171,9 @@ export class RankSection {
 
   // The charts show another axis, or the same.
   follow() {
-    if (this.axis() === this.data.axis) return;
-    this.strips.read(null); // its column is of the axis before
-    this.data.chooseAxis(this.axis());
+    if (this.scene.store.axis === this.data.axis) return;
+    this.chart.read(null); // its place is of the axis before
+    this.data.chooseAxis(this.scene.store.axis);
     setAttribute(this.node, "data-ready", null);
     if (this.data.run) this.poller.restart();
   }
@@ -274,9 +201,9 @@ export class RankSection {
   }
 
   draw() {
-    const { data } = this;
-    const theme = this.theme();
-    if (!theme || !data.answer || !data.named || !this.node.clientWidth) return;
+    const { data, scene } = this;
+    const { Plotly, theme } = scene;
+    if (!Plotly || !theme || !data.answer || !data.named || !this.node.clientWidth) return;
     const { marked, picked, metric } = this;
     const { verdict, communication } = data.answer;
     setText(this.count, `of ${data.named.world_size}`);
@@ -284,38 +211,27 @@ export class RankSection {
     setText(this.title, `Ranks: ${data.ranks}`);
     this.verdict.hidden = !verdict;
     setAttribute(this.verdict, "data-kind", verdict?.kind ?? null);
-    setText(this.verdict.children[0], verdict?.text ?? "");
-    setText(this.verdict.children[1], verdict?.next ?? "");
-    const absent = missingWords(data.named);
-    this.missing.hidden = !absent;
-    setText(this.missing, absent);
-    this.communication.hidden = !communication;
-    setText(this.communication, communication ?? "");
+    setText(this.verdictText, verdict?.text ?? "");
+    setText(this.verdictNext, verdict?.next ?? "");
+    say(this.missing, missingWords(data.named));
+    say(this.communication, communication);
     setAttribute(this.meanButton, "aria-pressed", this.mean);
     // Rank 0, or the first of a host that has a folder of its own.
     const first = `rank ${data.named.ranks[0][1]}`;
     setText(this.firstButton, first);
     setAttribute(this.firstButton, "title", `The line of ${first}, which the charts above show`);
     setAttribute(this.firstButton, "aria-pressed", picked.has(0));
-    this.drawMetric(metric, theme, marked, picked);
+    // Without a value there is nothing to draw; the table says what is known.
+    const none = !data.metrics.length;
+    for (const node of [this.chart.node, this.tools, this.modes]) node.hidden = none;
+    if (!none) this.chart.draw(scene, data, metric, marked, picked, this.mean);
     this.table.update(data, verdict, marked, picked);
-  }
-
-  // Without a value there is nothing to draw; the table says what is known.
-  drawMetric(metric, theme, marked, picked) {
-    const none = !this.data.metrics.length;
-    for (const node of [this.strips.node, this.lineTools, this.lines.node, this.modes])
-      node.hidden = none;
-    if (none) this.strips.legend.hidden = true;
-    else {
-      this.strips.draw(this.data, metric, theme, marked, picked);
-      this.lines.draw(this.data, metric, theme, picked, this.mean);
-    }
   }
 
   close() {
     this.poller.close();
     this.inView.disconnect();
     this.sized.disconnect();
+    this.chart.close();
   }
 }

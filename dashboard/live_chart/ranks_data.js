@@ -3,20 +3,12 @@
 
 import { clock, isNumber, stepTicks, timeTicks } from "./format.js";
 
-// One 16-bit half float as a number; NaN is a missing value.
-export function halfFloat(bits) {
-  const [sign, exponent, part] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
-  if (exponent === 31) return part ? NaN : sign * Infinity;
-  return sign * (exponent ? 2 ** (exponent - 15) * (1 + part / 1024) : 2 ** -14 * (part / 1024));
-}
-
 // The values of a strip in base64, null where there is none: `columns` lists of `ranks` values.
 export function unpacked({ data, scale }, columns, ranks) {
-  const bytes = atob(data);
-  const at = (i) => bytes.charCodeAt(2 * i) | (bytes.charCodeAt(2 * i + 1) << 8);
+  const floats = new DataView(Uint8Array.from(atob(data), (byte) => byte.charCodeAt(0)).buffer);
   return Array.from({ length: columns }, (_, column) =>
     Array.from({ length: ranks }, (_, rank) => {
-      const share = halfFloat(at(column * ranks + rank));
+      const share = floats.getFloat16(2 * (column * ranks + rank), true);
       return Number.isFinite(share) ? share * scale : null;
     }),
   );
@@ -211,7 +203,7 @@ export class RankData {
 }
 
 // The time of a step that a rank needs itself, in seconds: null where its waiting is not known.
-export function ownTime(time, wait) {
+function ownTime(time, wait) {
   return isNumber(time) && isNumber(wait) ? time * (1 - wait / 100) : null;
 }
 
@@ -223,9 +215,6 @@ export function stateWords({ state, ended }, clock) {
 }
 
 export const wentWrong = ({ state }) => state === "never started" || WENT_WRONG.includes(state);
-
-// "1 rank", "4 ranks".
-export const rankCount = (count) => `${count} ${count === 1 ? "rank" : "ranks"}`;
 
 // Rows by a column; rows without a value last, equal ones by rank. Texts as they are read: GPU 2
 // before GPU 10.
@@ -302,24 +291,3 @@ export function colorRange(cells, metric) {
   const low = FROM_ZERO.has(metric) ? 0 : Math.min(values[0], LEAST_SPREAD * high);
   return { low, high: high > low ? high : low + (Math.abs(low) || 1), over: most > 1.02 * high };
 }
-
-// Where the row of each rank stands, in px: {tops, height, total, groups}. Rows grow thin where there
-// are many; hosts are set apart, `groups` has their names and their first rows.
-export function stripRows(hostOf, tall) {
-  const count = hostOf.length;
-  const hosts = new Set(hostOf).size;
-  const gap = hosts > 1 ? 6 : 0;
-  const height = Math.max(5, Math.min(26, Math.floor((tall - gap * (hosts - 1)) / count)));
-  const [tops, groups] = [[], []];
-  let top = 0;
-  hostOf.forEach((host, row) => {
-    if (row && host !== hostOf[row - 1]) top += gap;
-    if (!row || host !== hostOf[row - 1]) groups.push({ host, row, top });
-    tops.push(top);
-    top += height;
-  });
-  return { tops, height, total: top, groups };
-}
-
-// The row at y, -1 for none.
-export const rowAt = ({ tops, height }, y) => tops.findIndex((top) => y >= top && y < top + height);

@@ -1,6 +1,6 @@
 // The table of the ranks: sortable by each column, a tick for a line.
 
-import { el, setAttribute, setText } from "./dom.js";
+import { el, parts, setAttribute, setText } from "./dom.js";
 import { MISSING, clock, isNumber, percent, withUnit } from "./format.js";
 import { sorted, stateWords, usualSort, wentWrong } from "./ranks_data.js";
 
@@ -9,48 +9,23 @@ const seconds = (value) => withUnit(value, "s");
 const share = (value) => (isNumber(value) ? percent(value) : MISSING);
 const size = (value) => (isNumber(value) ? withUnit(value * MIB, "B") : MISSING);
 
-// key, title, help, text of a value, whether it is a number, whether it stays away without a value.
+// By key: title, help, text of a value, whether it is a number, whether it stays away without one.
+// The state is second, so that it is in view on a phone too.
+const WAITS =
+  "Share of the step spent in backward waiting for other ranks; the slowest waits least";
+const COUNT = (value) => value.toLocaleString("en-US");
 export const COLUMNS = [
-  ["rank", "Rank", "Global rank", String, true, false],
-  // Second, so that it is in view on a phone too.
-  ["state", "State", "Alive: the process is still recording", null, false, false],
-  ["host", "Host", "Host name", String, false, false],
-  ["place", "Device", "The GPU by its index on that host", String, false, false],
-  [
-    "time",
-    "Step time",
-    "Mean of the last 128 steps, including waiting for other ranks",
-    seconds,
-    true,
-    false,
-  ],
-  [
-    "own",
-    "Busy time",
-    "Step time minus waiting for other ranks; the longest is the straggler",
-    seconds,
-    true,
-    true,
-  ],
-  [
-    "wait",
-    "Waits",
-    "Share of the step spent in backward waiting for other ranks; the slowest rank waits least",
-    share,
-    true,
-    true,
-  ],
+  ["rank", "Rank", "Global rank", String, true],
+  ["state", "State", "Alive: the process is still recording", null],
+  ["host", "Host", "Host name", String],
+  ["place", "Device", "The GPU by its index on that host", String],
+  ["time", "Step time", "Mean of the last 128 steps, waiting for ranks included", seconds, true],
+  ["own", "Busy time", "Step time minus waits; the longest is the straggler", seconds, true, true],
+  ["wait", "Waits", WAITS, share, true, true],
   ["data", "Data wait", "Share of the step that it waits for its next batch", share, true, true],
-  ["memory", "Allocated", "Newest value", size, true, false],
-  ["peak", "Peak", "Highest value since the start or the last reset", size, true, false],
-  [
-    "step",
-    "Last step",
-    "Latest recorded step",
-    (value) => value.toLocaleString("en-US"),
-    true,
-    false,
-  ],
+  ["memory", "Allocated", "Newest value", size, true],
+  ["peak", "Peak", "Highest value since the start or the last reset", size, true],
+  ["step", "Last step", "Latest recorded step", COUNT, true],
 ];
 
 // Whether the first press on a column's title puts the highest value first.
@@ -63,28 +38,17 @@ export class RankTable {
     this.toggle = toggle;
     this.chosen = null; // {key, descending} that the reader chose
     this.heads = COLUMNS.map(([key, title, help, , number]) => {
-      const button = el(
-        "button",
-        { type: "button", title: help, onclick: () => this.sort(key) },
-        title,
-      );
+      const press = { type: "button", title: help, onclick: () => this.sort(key) };
+      const button = el("button", press, title);
       const node = el("th", { scope: "col", class: number ? "ss-figure" : null }, button);
       return { key, title, button, node };
     });
-    const first = el("th", { scope: "col" }, el("span", { class: "ss-said" }, "Line"));
-    this.body = el("tbody");
-    const head = el("thead", {}, el("tr", {}, first, ...this.heads.map(({ node }) => node)));
-    this.node = el(
-      "div",
-      {
-        class: "ss-scroll ss-rank-table",
-        tabindex: "0",
-        role: "region",
-        "aria-label": "Table of the ranks",
-        "data-testid": "rank-table",
-      },
-      el("table", {}, head, this.body),
-    );
+    const table = parts(`<div class="ss-scroll ss-rank-table" tabindex="0" role="region"
+      aria-label="Table of the ranks" data-testid="rank-table"><table>
+      <thead><tr ref="head"><th scope="col"><span class="ss-spoken">Line</span></th></tr></thead>
+      <tbody ref="body"></tbody></table></div>`);
+    Object.assign(this, table);
+    this.head.append(...this.heads.map(({ node }) => node));
     this.lines = new Map();
   }
 

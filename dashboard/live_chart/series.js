@@ -1,12 +1,11 @@
 // The client's copy of a run: buckets of rows per series, at most MAX_BUCKETS each. Pure: no DOM.
 // A series is {bucket, end, start[], t[], s[], v: {metric: {mean[], min[], max[], odd[]}}}; bucket i
 // holds rows start[i] .. start[i] + bucket - 1 and `end` is the number of rows consumed. `odd` tells
-// of values that are no finite numbers (odd.js), the others leave them out. In a series that is a
+// of values that are no finite numbers (lines.js), the others leave them out. In a series that is a
 // `stack` the metrics are parts of one sum: where one is null while others are not, it has no share.
 
 import { isNumber } from "./format.js";
-import { bisect } from "./lines.js";
-import { oddNow, oddWord } from "./nonfinite.js";
+import { bisect, oddNow, oddWord } from "./lines.js";
 
 const MAX_BUCKETS = 500;
 const STATS = ["mean", "min", "max", "odd"];

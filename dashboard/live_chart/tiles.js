@@ -1,9 +1,8 @@
 // The number tiles, and the line that says once what this run does not have.
 
-import { el, setAttribute, setText, svg } from "./dom.js";
+import { el, parts, setAttribute, setText } from "./dom.js";
 import { MISSING, bytesOf, isNumber, percent, precise, withUnit } from "./format.js";
-import { linePoints } from "./lines.js";
-import { oddNow, oddText } from "./nonfinite.js";
+import { linePoints, oddNow, oddText } from "./lines.js";
 import { latest, latestEver, latestOf, valueAt } from "./series.js";
 
 const SPARK_POINTS = 60;
@@ -11,19 +10,15 @@ const SPARK_POINTS = 60;
 class Tile {
   constructor(spec) {
     this.spec = spec;
-    this.number = el("div", { class: "ss-num" }, "–");
-    this.detail = el("div", { class: "ss-detail" });
-    this.line = svg("path", { "vector-effect": "non-scaling-stroke" });
-    const box = { viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true" };
-    const spark = svg("svg", { class: "ss-spark", ...box }, this.line);
-    spark.style.color = `var(--ss-${spec.color})`;
-    const label = el("div", { class: "ss-kpi-label" }, spec.label);
     // The spaces are for who reads the text, such as a screen reader.
-    this.node = el(
-      "div",
-      { class: "ss-kpi", "data-testid": `kpi-${spec.id}`, title: spec.title },
-      ...[label, " ", this.number, " ", this.detail, spark],
-    );
+    const tile = parts(`<div class="ss-kpi"><div class="ss-muted" ref="label"></div> <div
+      class="ss-num" ref="number">–</div> <div class="ss-detail" ref="detail"></div><svg
+      class="ss-spark" viewBox="0 0 100 20" preserveAspectRatio="none" aria-hidden="true"
+      ref="spark"><path vector-effect="non-scaling-stroke" ref="line" /></svg></div>`);
+    Object.assign(this, tile);
+    setText(this.label, spec.label);
+    setAttribute(this.node, "data-testid", `kpi-${spec.id}`);
+    this.spark.style.color = `var(--ss-${spec.color})`;
   }
 
   update(live, ended) {
@@ -60,7 +55,7 @@ export function tileContent(spec, live, ended = false) {
 }
 
 // The mean or the peak of a metric over the run; null without values.
-export function wholeRun(column, statistic) {
+function wholeRun(column, statistic) {
   const known = (statistic === "peak" ? column?.max : column?.mean)?.filter(isNumber) ?? [];
   if (!known.length) return null;
   if (statistic === "peak") return Math.max(...known);

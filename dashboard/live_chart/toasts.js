@@ -1,7 +1,7 @@
 // Alerts that were raised while the page is open, at most three at a time in a corner. One goes when
 // it is dismissed, when its alert is over, or when newer ones need the place; none goes by itself.
 
-import { el, setText } from "./dom.js";
+import { parts, setAttribute, setText } from "./dom.js";
 
 const MAX_TOASTS = 3;
 const LEVEL_WORDS = { info: "Info", warning: "Warning", critical: "Critical" };
@@ -37,15 +37,11 @@ export class Toasts {
   constructor() {
     this.shown = []; // events, oldest first
     // A critical one interrupts what a screen reader says, another waits for its end.
-    this.assertive = el("div", { "aria-live": "assertive" });
-    this.polite = el("div", { "aria-live": "polite" });
-    const attributes = {
-      class: "ss-toasts",
-      role: "region",
-      "aria-label": "Alerts",
-      "data-testid": "toasts",
-    };
-    this.node = el("div", attributes, this.assertive, this.polite);
+    const toasts = parts(`<div class="ss-toasts" role="region" aria-label="Alerts"
+      data-testid="toasts">
+      <div aria-live="assertive" ref="assertive"></div><div aria-live="polite" ref="polite"></div>
+    </div>`);
+    Object.assign(this, toasts);
   }
 
   clear() {
@@ -73,21 +69,15 @@ export class Toasts {
 
   toast(event) {
     const word = levelWord(event);
-    const close = el(
-      "button",
-      { type: "button", class: "ss-toast-close", onclick: () => this.dismiss(event) },
-      "×",
-    );
-    close.setAttribute("aria-label", `Dismiss: ${event.text || word}`);
-    const text = el("span", {});
-    setText(text, event.text || "");
-    return el(
-      "div",
-      { class: "ss-toast", "data-alert": event.id, "data-level": event.data?.level },
-      el("strong", {}, word),
-      text,
-      close,
-    );
+    const toast = parts(`<div class="ss-toast"><strong ref="word"></strong><span ref="text"></span>
+      <button type="button" class="ss-toast-close" ref="close">×</button></div>`);
+    setAttribute(toast.node, "data-alert", event.id);
+    setAttribute(toast.node, "data-level", event.data?.level ?? null);
+    setText(toast.word, word);
+    setText(toast.text, event.text || "");
+    setAttribute(toast.close, "aria-label", `Dismiss: ${event.text || word}`);
+    toast.close.addEventListener("click", () => this.dismiss(event));
+    return toast.node;
   }
 
   // Who dismisses several by keyboard stays among them.

@@ -1,9 +1,8 @@
 // Sends a snapshot file to the server, which writes it as it comes. Streamlit's own upload would
 // hold it in the server's memory, beside a training.
 
-import { el, setText } from "./dom.js";
+import { mounting, parts, setText } from "./dom.js";
 import { percent } from "./format.js";
-import { mounting } from "./mount.js";
 
 // The sentence for a file that cannot be sent; null where it can.
 export function fileRefusal({ name, size }, limit) {
@@ -14,18 +13,13 @@ export function fileRefusal({ name, size }, limit) {
 
 class UploadView {
   constructor(parent) {
-    this.input = el("input", { type: "file", accept: ".pickle,.pkl", class: "ss-spoken" });
-    this.button = el("button", { type: "button", class: "ss-button" }, "Open a file…");
-    this.text = el("span", { class: "ss-upload-text", "aria-live": "polite" });
-    this.root = el(
-      "div",
-      { class: "ss-root ss-upload", "data-testid": "snapshot-upload" },
-      this.button,
-      this.input,
-      this.text,
-    );
-    this.input.tabIndex = -1;
-    this.input.setAttribute("aria-label", "Snapshot file");
+    const upload = parts(`<div class="ss-root ss-upload" data-testid="snapshot-upload">
+      <button type="button" class="ss-button" ref="button">Open a file…</button>
+      <input type="file" accept=".pickle,.pkl" class="ss-spoken" tabindex="-1"
+        aria-label="Snapshot file" ref="input">
+      <span class="ss-upload-text" aria-live="polite" ref="text"></span>
+    </div>`);
+    Object.assign(this, upload, { root: upload.node });
     this.button.addEventListener("click", () =>
       this.request ? this.request.abort() : this.input.click(),
     );

@@ -6,11 +6,10 @@ import functools
 
 import streamlit as st
 
-from dashboard.charts.profile import rows
+from dashboard.charts.profile import KINDS, flame_figure, parts_of_steps, rows
 from dashboard.charts.run_view import run_content, world_size_of
 from dashboard.controls.actions import supported_commands
 from dashboard.format import escape_markdown
-from dashboard.live_chart import flame_graph
 from dashboard.run_files import (
     ProfileFiles,
     profile_summary,
@@ -69,9 +68,24 @@ def profile_section(run: RunInfo) -> None:
         except (OSError, ValueError) as error:
             st.warning(f"This profile cannot be read: {printable(str(error))}")
             return
-        flame_graph(run.id, profile.first, profile.last, profile.number, key=f"flame_{run.id}")
+        for line in parts_of_steps(summary):
+            st.markdown(line)
+        _stacks(summary)
         _operators(summary)
         st.caption(" ".join(_notes(run, summary, profile)))
+
+
+def _stacks(summary: ProfileSummary) -> None:
+    """Draw the stacks as an icicle, and what its colors stand for."""
+    if not summary.flame.parent:
+        return
+    st.plotly_chart(
+        flame_figure(summary.flame), key="profile_flame", config={"displayModeBar": False}
+    )
+    legend = ", ".join(f":{kind.word}[■] {kind.name}" for kind in KINDS)
+    left = summary.flame.left_out
+    more = f" {left:,} smaller functions are left out." if left else ""
+    st.caption(f"{legend}. Click a function to show what it calls; the bar goes back.{more}")
 
 
 def _empty(run: RunInfo) -> None:

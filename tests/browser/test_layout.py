@@ -122,15 +122,12 @@ def test_a_mark_at_the_end_of_the_run_keeps_off_the_right_axis(
     page.get_by_test_id("more").locator("summary").click(timeout=30_000)
     power = page.get_by_test_id("chart-power")
     power.scroll_into_view_if_needed(timeout=30_000)
-    label = power.locator(".ss-marks text").last
+    label = power.locator(".annotation-text").last
     expect(label).to_have_text("cache", timeout=30_000)
-    plot = power.locator(".nsewdrag").first
-    marks, box = power.locator(".ss-marks").bounding_box(), plot.bounding_box()
-    assert marks is not None
+    words, box = label.bounding_box(), power.locator(".nsewdrag").first.bounding_box()
+    assert words is not None
     assert box is not None
-    # Its letters alone: the ground's color around them may reach over the line.
-    end = label.evaluate("node => node.getBBox().x + node.getBBox().width")
-    assert marks["x"] + end <= box["x"] + box["width"]
+    assert words["x"] + words["width"] <= box["x"] + box["width"]
 
 
 def test_no_number_of_an_axis_is_cut(open_page: OpenPage, run: str) -> None:

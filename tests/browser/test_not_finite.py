@@ -35,8 +35,11 @@ def drawn(page: Page) -> list[float | None]:
 
 
 def bands(page: Page) -> int:
-    path = page.get_by_test_id("chart-loss").locator(".ss-odd-span").get_attribute("d") or ""
-    return path.count("M")
+    plot = page.get_by_test_id("chart-loss").locator(".js-plotly-plot")
+    count: int = plot.evaluate(
+        "node => node.layout.shapes.filter((one) => one.type === 'rect').length"
+    )
+    return count
 
 
 def shown(open_page: OpenPage, run: str) -> Page:

@@ -106,6 +106,14 @@ def row(section: Locator, rank: int) -> Locator:
     return section.locator(f"tr[data-rank='{rank}']")
 
 
+def lines(chart: Locator) -> list[str]:
+    """The legend of the lines: a rank or the mean, and its newest value."""
+    names: list[str] = chart.locator(".js-plotly-plot").evaluate(
+        "plot => plot.data.filter(({type}) => type === 'scatter').map(({name}) => name)"
+    )
+    return names
+
+
 def order(section: Locator) -> list[int]:
     rows = section.locator("tbody tr").all()
     return [int(each.get_attribute("data-rank") or -1) for each in rows]
@@ -141,26 +149,24 @@ def test_a_job_with_a_slow_rank_from_its_start_to_its_end(
 
     # Strips of another metric, lines of two ranks over each other.
     section.get_by_role("button", name="Waiting for ranks", exact=True).click()
-    lines = section.get_by_test_id("rank-lines")
-    expect(lines.locator("svg")).to_have_attribute("aria-label", re.compile("Waiting for ranks"))
+    chart = section.get_by_test_id("rank-chart")
+    expect(chart).to_have_attribute("aria-label", re.compile("Waiting for ranks"))
     for rank in (0, SLOW):
         row(section, rank).get_by_role("checkbox").check()
-    expect(lines.locator(".ss-rank-line")).to_have_count(2)
-    expect(lines).to_contain_text(
-        re.compile(rf"mean\s*[\d.]+ ms\s*rank 0\s*[\d.]+ ms\s*rank {SLOW}")
-    )
+    wait_until(lambda: len(lines(chart)) == 3, page)
+    for name, drawn in zip(("rank 0", f"rank {SLOW}", "mean"), lines(chart), strict=True):
+        assert re.fullmatch(rf"{name} [\d.]+ [mµ]?s", drawn)
     picture(page, "ranks-live")
 
     # A single value by the keyboard, as exact as a table's.
-    strips = section.get_by_test_id("rank-strips")
-    strips.focus()
+    chart.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
-    expect(section.locator(".ss-rank-tip")).to_have_text(
+    expect(chart.get_by_test_id("rank-reading")).to_have_text(
         re.compile(r"Rank 1 \(CPU\), steps? [\d–]+: [\d.]+ ms")
     )
     page.keyboard.press("Enter")
-    expect(lines.locator(".ss-rank-line")).to_have_count(3)
+    wait_until(lambda: len(lines(chart)) == 4, page)
 
     # The table by another column, and back again.
     section.get_by_role("button", name="Rank", exact=True).click()
@@ -317,9 +323,8 @@ def test_without_a_value_only_the_table_is_drawn(open_page: OpenPage, server: Se
     expect(section.locator("header")).to_have_text("Ranks: 2of 3")
     expect(section).to_contain_text("No rank has recorded how long its steps take.")
     expect(row(section, 1).locator("td[data-column=step]")).to_have_text("n/a")
-    for part in ("rank-strips", "rank-lines"):
-        expect(section.get_by_test_id(part)).to_be_hidden()
-    expect(section.locator(":is(.ss-modes, .ss-scale, .ss-rank-tools):visible")).to_have_count(0)
+    expect(section.get_by_test_id("rank-chart")).to_be_hidden()
+    expect(section.locator(":is(.ss-modes, .ss-rank-tools):visible")).to_have_count(0)
 
 
 def test_the_strips_and_lines_follow_the_axis_of_the_charts(
@@ -328,21 +333,25 @@ def test_the_strips_and_lines_follow_the_axis_of_the_charts(
     record(server, steps=5, first=4)
     page = open_page("/?run=job")
     section = ranks(page)
-    strips, tip = section.get_by_test_id("rank-strips"), section.locator(".ss-rank-tip")
-    lines = section.get_by_test_id("rank-lines").locator("svg")
-    expect(lines).to_have_attribute("aria-label", "Step time over steps: mean", timeout=MINUTE)
-    strips.focus()
+    chart = section.get_by_test_id("rank-chart")
+    reading = chart.get_by_test_id("rank-reading")
+
+    def drawn(words: str) -> None:
+        expect(chart).to_have_attribute("aria-label", re.compile(f"^{words}\\. "), timeout=MINUTE)
+
+    drawn("Step time over steps: mean")
+    chart.focus()
     page.keyboard.press("ArrowDown")
-    expect(tip).to_have_text("Rank 4 (CPU), step 5: 500 ms")
+    expect(reading).to_have_text("Rank 4 (CPU), step 5: 500 ms")
     section.get_by_role("button", name="rank 4", exact=True).click()
-    expect(lines).to_have_attribute("aria-label", "Step time over steps: mean, rank 4")
+    drawn("Step time over steps: rank 4, mean")
     section.get_by_role("button", name="rank 4", exact=True).click()
-    strips.focus()
-    expect(lines.get_by_text("5", exact=True)).to_have_count(1)  # below the strips stand the same
+    chart.hover(position={"x": 200, "y": 20})
+    expect(reading).to_have_text(re.compile(r"Rank 4 \(CPU\), step \d: \d00(\.0)? ms"))
     page.get_by_test_id("axis-switch").get_by_role("button", name="Time").click()
-    expect(lines).to_have_attribute("aria-label", "Step time over time: mean")
+    drawn("Step time over time: mean")
     expect(section).to_have_attribute("data-ready", "1")
-    expect(tip).to_be_hidden()
-    strips.focus()
+    expect(reading).to_have_text("")
+    chart.focus()
     page.keyboard.press("ArrowDown")
-    expect(tip).to_have_text(re.compile(r"Rank 4 \(CPU\), 0:0\d: 300 ms"))
+    expect(reading).to_have_text(re.compile(r"Rank 4 \(CPU\), 0:0\d: 300 ms"))

@@ -27,7 +27,6 @@ from stepscope.store import STORE_NAME
 from tests.support.child_process import holding
 from tests.support.killed_runs import killed_run
 from tests.support.ledger_rows import cuda_run
-from tests.support.profiles import write_profile
 
 
 @pytest.fixture(scope="module")
@@ -204,25 +203,6 @@ def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: 
     assert asked(folder) == [(7, "pause", "{}"), *marks]
     again = press(client, "live", "pause", 7)  # the id is taken
     assert (again.status_code, len(asked(folder))) == (422, 3)
-
-
-def test_a_profile_is_served_by_its_steps(client: TestClient, runs: Path) -> None:
-    record(runs / "profiled")
-    write_profile(runs / "profiled", 5, 6)
-    steps = {"run": "profiled", "first": "5", "last": "6"}
-    body = client.get("/api/profile", params=steps).json()
-    assert len(body["flame"]["parent"]) > 5
-    steps_of_rank_1 = steps | {"rank": "1"}
-    assert client.get("/api/profile", params=steps_of_rank_1).status_code == 400
-    write_profile(runs / "profiled", 5, 6, 1)
-    assert client.get("/api/profile", params=steps_of_rank_1).json() == body
-    wrong_steps = ({"first": "4"}, {"last": "x"}, {"first": "-1"}, {"last": "../6"}, {"last": ""})
-    for wrong in (*wrong_steps, {"rank": "x"}, {"rank": "../1"}, {"rank": "01x"}, {"rank": ""}):
-        answer = client.get("/api/profile", params=steps | wrong)
-        assert (answer.status_code, list(answer.json())) == (400, ["error"])
-    (runs / "profiled" / "profile-step-5-6.summary.json").write_text("{}")
-    answer = client.get("/api/profile", params=steps)
-    assert (answer.status_code, "of schema 1" in answer.json()["error"]) == (400, True)
 
 
 @pytest.mark.parametrize(

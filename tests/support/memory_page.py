@@ -38,7 +38,7 @@ def areas(page: Page, chart: str) -> dict[str, str]:
     """The parts of a stack from the bottom to its top, with their colors."""
     plot = page.get_by_test_id(f"chart-{chart}").locator(".js-plotly-plot")
     found: dict[str, str] = plot.evaluate(
-        "node => Object.fromEntries(node.data.filter((line) => line.fill === 'toself')"
+        "node => Object.fromEntries(node.data.filter((line) => line.stackgroup)"
         ".map((line) => [line.name, line.fillcolor]))"
     )
     return found

@@ -501,7 +501,7 @@ def test_gpus_are_told_apart_from_each_other_and_from_the_memory_lines(
 
 
 def test_every_mark_has_a_label_for_people(js: Script) -> None:
-    kinds = js("Object.keys(EVENT_WORDS)")
+    kinds = js("Object.keys(EVENTS)")
     events = [{"id": n, "step": n, "epoch": 12, "kind": kind} for n, kind in enumerate(kinds)]
     labels = js("marksIn(events, 'step', [0, 99]).map(({label}) => label)", events=events)
     assert len(labels) == len(kinds)
@@ -516,65 +516,6 @@ def test_a_marks_label_stays_inside_the_chart_and_touches_no_other(js: Script) -
     assert set(spans) == {"peaks", "e5", "gc"}  # the newer of the first two
     assert spans["e5"][0] > 60  # on the right of its line
     assert spans["gc"][1] < 125  # there the axis stands
-
-
-FLAME = {
-    "names": ["start", "main", "left", "right", "aten::mm"],
-    "name": [0, 1, 2, 3, 4, 4],
-    "parent": [-1, 0, 1, 1, 2, 3],
-    "total_us": [100, 100, 30, 60, 30, 6],
-}
-
-
-def test_a_flame_graph_puts_the_largest_first_and_draws_what_is_seen(js: Script) -> None:
-    drawn = js("boxes(place(flame), flame.parent, -1, 1000)", flame=FLAME)
-    expected = [[0, 0, 1000, 0], [1, 0, 1000, 1], [3, 0, 600, 2], [2, 600, 300, 2]]
-    assert sorted(drawn) == sorted([*expected, [5, 0, 60, 3], [4, 600, 300, 3]])
-    zoomed = js("boxes(place(flame), flame.parent, 3, 1000)", flame=FLAME)
-    assert sorted(zoomed) == [[0, 0, 1000, 0], [1, 0, 1000, 1], [3, 0, 1000, 2], [5, 0, 100, 3]]
-    narrow = js("boxes(place(flame), flame.parent, -1, 10)", flame=FLAME)
-    assert 5 not in {node for node, *_ in narrow}
-
-
-def test_outer_functions_that_hold_all_are_not_drawn(js: Script) -> None:
-    chain = {"parent": [-1, 0, 1, 2, 3, 4], "total_us": [9, 9, 9, 9, 5, 4]}
-    drawn = js("boxes(place(flame), flame.parent, -1, 90)", flame=chain)
-    assert {node: row for node, _, _, row in drawn} == {2: 0, 3: 1, 4: 2, 5: 3}
-    assert js("neighbor(place(flame), flame.parent, -1)", flame=chain) == 2
-    assert js("neighbor(place(flame), flame.parent, 2, 'ArrowUp')", flame=chain) == 2
-
-
-def test_a_part_that_is_larger_than_its_whole_stays_within(js: Script) -> None:
-    odd = {"parent": [-1, 0, 0], "total_us": [10, 8, 30]}
-    drawn = js("boxes(place(flame), flame.parent, -1, 100)", flame=odd)
-    assert sorted(drawn) == [[0, 0, 100, 0], [2, 0, 100, 1]]
-
-
-def test_arrow_keys_move_among_the_stacks(js: Script) -> None:
-    def move(node: int, key: str) -> Any:
-        given = {"flame": FLAME, "node": node, "key": key}
-        return js("neighbor(place(flame), flame.parent, node, key)", **given)
-
-    assert [move(1, "ArrowDown"), move(3, "ArrowRight"), move(2, "ArrowLeft")] == [3, 2, 3]
-    assert [move(2, "ArrowRight"), move(4, "ArrowDown"), move(4, "ArrowUp")] == [2, 4, 2]
-    assert js("neighbor(place(flame), [], -1)", flame={"parent": [], "total_us": []}) == -1
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("train.py(9): main", "Python"),
-        ("nn.Module: Linear_0", "module"),
-        ("<built-in method conv2d of type object>", "built-in function"),
-        ("aten::addmm", "operator"),
-        ("autograd::engine::evaluate_function: AddmmBackward0", "operator"),
-        ("AddmmBackward0", "operator"),
-        ("backward", "operator"),
-    ],
-)
-def test_functions_are_told_apart(js: Script, name: str, kind: str) -> None:
-    kinds = ["Python", "module", "built-in function", "operator"]
-    assert kinds[js("kindOf(name)", name=name)] == kind
 
 
 PARTS = ["ledger_" + name for name in ("parameters", "gradients", "optimizer", "activations")]
@@ -607,55 +548,24 @@ def test_every_part_of_the_ledger_has_its_color_and_the_merged_ones_share_memory
 
 def stack(js: Script, columns: list[list[float | None]], **given: Any) -> Any:
     xs = given.pop("xs", list(range(len(columns[0]))))
-    values = {"xs": xs, "columns": columns, "times": xs, "range": None, "least": 0.5} | given
-    return js("stackAreas(xs, columns, range, 1, times, least)", **values)
+    values = {"xs": xs, "columns": columns, "times": xs, "range": None} | given
+    return js("stacked(xs, columns, range, 1, times, 0.5)", **values)
 
 
-def area(outline: dict[str, list[float | None]]) -> float:
-    """What the outlines of a part enclose, by the shoelace formula."""
-    enclosed, points = 0.0, list(zip(outline["x"], outline["y"], strict=True))
-    breaks = [i for i, (_, y) in enumerate(points) if y is None]
-    for start, stop in pairwise([-1, *breaks, len(points)]):
-        ring = points[start + 1 : stop]
-        enclosed += abs(
-            sum(
-                (x0 or 0) * (y1 or 0) - (x1 or 0) * (y0 or 0)
-                for (x0, y0), (x1, y1) in zip(ring, [*ring[1:], ring[0]], strict=True)
-            )
-            / 2
-        )
-    return enclosed
-
-
-def test_parts_stand_on_top_of_each_other(js: Script) -> None:
-    lower, upper = stack(js, [[1, 1, 1, 1], [2, 2, 4, 4]])
-    assert (min(lower["y"]), max(lower["y"])) == (0, 1)
-    assert (min(upper["y"]), max(upper["y"])) == (1, 5)
-    assert area(lower) == pytest.approx(3)
-    assert area(upper) == pytest.approx(2 + 3 + 4)
-    assert len(lower["x"]) == 4, "a flat side costs two points"
-
-
-def test_a_merged_part_takes_the_place_of_others_without_a_slit(js: Script) -> None:
-    whole, first, second = stack(
-        js, [[5, 5, None, None, None], [None, None, 2, 2, 2], [None, None, 3, 3, 3]]
-    )
-    assert max(whole["x"]) == min(first["x"]) == min(second["x"]) == 2
-    assert sum(map(area, (whole, first, second))) == pytest.approx(5 * 4)
+def test_a_merged_part_takes_the_place_of_others(js: Script) -> None:
+    found = stack(js, [[5, 5, None, None], [None, None, 2, 2], [None, None, 3, 3]])
+    assert found == {"x": [0, 1, 2, 3], "ys": [[5, 5, 0, 0], [0, 0, 2, 2], [0, 0, 3, 3]]}
 
 
 def test_missing_moments_break_the_stack_only_where_they_last(js: Script) -> None:
-    short = stack(js, [[1, None, 1, 1]], xs=[0, 1, 2, 3])
-    assert None not in short[0]["y"]
-    [long] = stack(js, [[1, 1, None, 1, 1]], xs=[0, 1, 2, 20, 21], times=[0, 1, 2, 20, 21])
-    assert long["y"].count(None) == 0 or area(long) == pytest.approx(2)
+    assert stack(js, [[1, None, 1, 1]])["x"] == [0, 2, 3]
+    long = stack(js, [[1, 1, None, 1, 1]], xs=[0, 1, 2, 20, 21])
+    assert long == {"x": [0, 1, 1, 20, 20, 21], "ys": [[1, 1, 0, 0, 1, 1]]}
 
 
 def test_a_single_moment_is_seen_and_the_range_is_kept(js: Script) -> None:
-    [alone] = stack(js, [[3]], xs=[7])
-    assert area(alone) == pytest.approx(1.5)
-    [part] = stack(js, [[1] * 100], range=[40, 50])
-    assert (min(part["x"]), max(part["x"])) == (39, 51)
+    assert stack(js, [[3]], xs=[7]) == {"x": [7, 7.5], "ys": [[3, 3]]}
+    assert stack(js, [[1] * 100], range=[40, 50])["x"] == list(range(39, 52))
     columns = [[1, 9, 1, 1], [None, 2, 3, None]]
     assert js("stackTop([0, 1, 2, 3], columns, [2, 3])", columns=columns) == 11
     assert js("stackTop([0, 1, 2, 3], columns, [3, 3])", columns=columns) == 4
@@ -835,10 +745,18 @@ def test_a_file_that_is_no_snapshot_is_not_sent(js: Script) -> None:
 
 
 def test_a_line_of_the_devices_page_breaks_where_nothing_was_read(js: Script) -> None:
-    times, values = [0, 1, 2, 10, 11], [0, 50, None, 100, 250]
-    path = js("linePath(times, values, [0, 20], 100)", times=times, values=values)
-    assert path == "M0.0 100.0L30.0 50.0M300.0 0.0L330.0 0.0", "it never leaves its frame"
-    assert js("linePath([], [], [0, 1], 1)") == ""
+    history = {"t": [0, 1, 2, 10, 11], "v": {"a": [0, 50, None, 100, 90]}}
+    line = {"key": "a", "label": "used", "color": "blue"}
+    chart = {"unit": "%", "top": 100, "lines": [line], "mark": {"label": "limit", "value": 95}}
+    theme = {"palette": {"blue": "#00f", "gray": "#888"}}
+    figure = "chartFigure(chart, history, 20, theme)"
+    drawn = js(figure, chart=chart, history=history, theme=theme)
+    line, limit = drawn["data"]
+    assert (line["name"], line["y"]) == ("used 90 %", [0, 50, None, 100, 90, None])
+    assert (limit["name"], limit["y"]) == ("limit 95 %", [95, 95])
+    assert drawn["layout"]["yaxis"]["range"] == [0, 100]
+    empty = js(figure, chart=chart, history={"t": [], "v": {}}, theme=theme)
+    assert (empty["data"][0]["name"], empty["data"][0]["y"]) == ("used n/a", [])
 
 
 def test_the_edge_of_a_chart_of_the_devices_page(js: Script) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dashboard.charts.profile import rows, shown
+from dashboard.charts.profile import flame_figure, kind_of, parts_of_steps, rows
 from dashboard.run_files import (
     PROFILED_RANKS,
     PROFILES,
     ProfileFiles,
-    profile_of,
     profile_summary,
     profile_trace,
     profiles,
 )
 from stepscope.profiling import summary_name
 from stepscope.profiling.summary import BYTES_LIMIT
+from stepscope.profiling.trace_stats import FlameGraph
 from tests.support.profiles import summary, write_profile
 
 
@@ -35,9 +37,6 @@ def test_profiles_are_plain_files_of_their_name_the_newest_first(tmp_path: Path)
     assert profile_trace(tmp_path, ProfileFiles(10, 12, 5)) == b"trace"
     with pytest.raises(OSError, match="profile-step-5-6"):
         profile_trace(tmp_path, ProfileFiles(5, 6, 5))
-    assert profile_of(tmp_path, 5, 6) == ProfileFiles(5, 6, None)
-    with pytest.raises(ValueError, match="none of steps 3 to 4"):
-        profile_of(tmp_path, 3, 4)
 
 
 def test_each_rank_has_its_own_profile_of_the_same_steps(tmp_path: Path) -> None:
@@ -55,14 +54,11 @@ def test_each_rank_has_its_own_profile_of_the_same_steps(tmp_path: Path) -> None
         ProfileFiles(5, 6, 5, 2),
         ProfileFiles(5, 6, None, 10),
     )
-    assert profile_of(tmp_path, 5, 6, 2) == ProfileFiles(5, 6, 5, 2)
     assert profile_trace(tmp_path, ProfileFiles(5, 6, 5, 2)) == b"trace"
     (tmp_path / "profile-step-5-6.rank10.summary.json").write_text("[]")
     with pytest.raises(ValueError, match=r"profile-step-5-6\.rank10\.summary\.json: must be"):
         profile_summary(tmp_path, ProfileFiles(5, 6, None, 10))
     assert profile_summary(tmp_path, ProfileFiles(5, 6, 5, 2)) == summary()
-    with pytest.raises(ValueError, match="none of steps 5 to 6 of rank 4"):
-        profile_of(tmp_path, 5, 6, 4)
 
 
 def test_many_ranks_leave_no_older_profile_out(tmp_path: Path) -> None:
@@ -112,12 +108,48 @@ def test_a_row_an_operator() -> None:
     assert [name for name in rows(summary(cuda=False))[0] if "CUDA" in name] == []
 
 
-def test_parts_of_a_step_are_shares_and_seconds_a_step() -> None:
-    answer = shown(summary())
-    thread, gpu = answer["bars"]
-    assert [part["name"] for part in thread["parts"]][:2] == ["data", "forward"]
-    assert sum(part["share"] for part in thread["parts"]) == pytest.approx(1)
-    assert thread["parts"][1]["seconds"] == pytest.approx(20e-6 / 2)  # two steps
-    assert gpu["parts"][1]["share"] == pytest.approx(300 / 555)
-    assert [bar["label"] for bar in shown(summary(cuda=False))["bars"]] == ["Training thread"]
-    assert len(answer["flame"]["parent"]) == len(answer["flame"]["total_us"])
+def test_parts_of_a_step_are_shares_and_times_per_step() -> None:
+    thread, gpu = parts_of_steps(summary())
+    assert re.match(r"\*\*Training thread, .*:\*\* :orange\[■\] data \d+% · [\d.]+ µs, ", thread)
+    assert "forward 54% · 150 µs" in gpu
+    assert len(parts_of_steps(summary(cuda=False))) == 1
+
+
+def flame_of(parent: list[int], total_us: list[float], name: str = "f") -> Any:
+    flame = FlameGraph([name], [0] * len(parent), parent, total_us, [1] * len(parent))
+    [trace] = flame_figure(flame)["data"]
+    return trace
+
+
+def test_the_icicle_has_callers_first_and_leaves_out_what_is_too_small_to_see() -> None:
+    trace = flame_of([-1, 0, 0, 2], [100, 60, 30, 0.01])
+    assert trace["ids"] == ["0", "1", "2"]
+    assert trace["parents"] == ["", "0", "0"]
+    assert trace["values"] == [100, 60, 30]
+    assert flame_of([-1, 0, 0], [10, 8, 30])["values"] == [10, 8, 2]  # never more than the caller
+    assert flame_of([], [])["ids"] == []
+
+
+def test_outer_functions_that_hold_nearly_all_are_not_drawn_at_first() -> None:
+    assert flame_of([-1, 0, 1, 2, 3, 4], [9, 9, 9, 9, 5, 4])["level"] == "2"
+    assert flame_of([-1, 0, 0], [9, 5, 4])["level"] == ""
+
+
+def test_a_name_is_shown_as_it_is() -> None:
+    assert flame_of([-1], [9], "<img src=x>")["labels"] == ["&lt;img src=x&gt;"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("train.py(9): main", "Python"),
+        ("nn.Module: Linear_0", "module"),
+        ("<built-in method conv2d of type object>", "built-in function"),
+        ("aten::addmm", "operator"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "operator"),
+        ("AddmmBackward0", "operator"),
+        ("backward", "operator"),
+    ],
+)
+def test_functions_are_told_apart(name: str, kind: str) -> None:
+    assert kind_of(name).name == kind

@@ -1,0 +1,145 @@
+// The base of the views with charts of a run, from mount to unmount: one state, kept current by
+// polls, drawn on one horizontal axis.
+
+import { AxisBar, Board } from "./chart_grid.js";
+import { loadPlotly, setAttribute } from "./dom.js";
+import { Painter } from "./painter.js";
+import { Poller, ZoomDetail } from "./poll.js";
+import { Store } from "./store.js";
+import { readTheme } from "./theme.js";
+
+const TELL_AGAIN_MS = 5_000;
+
+export class ChartView {
+  // `only` is the one series that is asked for, null for all that are drawn; `unfolded` is called
+  // when the folded charts are opened or closed.
+  constructor(only = null, unfolded = () => {}) {
+    this.polls = 0;
+    this.store = new Store(
+      () => this.moved(),
+      () => this.wanted(),
+      only,
+    );
+    this.bar = new AxisBar(this.store);
+    this.painter = new Painter(
+      this.store,
+      () => this.board.cards,
+      () => setAttribute(this.root, "data-ready", 1),
+    );
+    this.board = new Board(this.painter, unfolded);
+    this.painter.restWhileDragging(this.board.node);
+    const trouble = (sentence) => this.setTrouble(sentence);
+    this.detail = new ZoomDetail(this.store, () => this.redraw(), trouble);
+    this.poller = new Poller({
+      url: () => this.address(),
+      pace: () => this.pace(),
+      take: (answer) => this.take(answer),
+      refused: (sentence) => this.refused(sentence),
+      trouble,
+    });
+  }
+
+  // What Python sends: {run, layout, plotly, page_token}.
+  configure(data, setTriggerValue) {
+    Object.assign(this, { data, setTriggerValue });
+    this.painter.useTheme(readTheme(this.root));
+    const other = this.store.run !== data.run;
+    if (other) this.openRun(data.run);
+    this.configureParts(data);
+    const text = JSON.stringify(data.layout);
+    if (data.layout && (other || this.layoutText !== text)) {
+      this.layoutText = text;
+      this.store.setLayout(data.layout);
+      this.setLayout(data.layout);
+    }
+    if (data.run && !this.painter.Plotly) {
+      loadPlotly(data.plotly).then(
+        (plotly) => this.usePlotly(plotly),
+        (error) => this.setTrouble(error.message),
+      );
+    }
+    this.redraw();
+    if (other || this.store.afresh) this.poller.restart();
+    else this.poller.now();
+  }
+
+  openRun(run) {
+    this.store.open(run);
+    this.board.clear();
+    setAttribute(this.root, "data-ready", null);
+    this.detail.plan();
+  }
+
+  setLayout(layout) {
+    this.board.set(layout);
+  }
+
+  usePlotly(plotly) {
+    this.painter.usePlotly(plotly);
+  }
+
+  address() {
+    const { store } = this;
+    if (!store.run || store.unreadable) return "/api/runs";
+    return `/api/series?${new URLSearchParams(store.question())}`;
+  }
+
+  take(answer) {
+    if (answer.series) this.takeSeries(answer);
+    this.tellStale(answer.page_token);
+  }
+
+  takeSeries(answer) {
+    const { store } = this;
+    const [before, { axis, afresh }, first] = [store.extent(), store, !store.answer];
+    const fresh = store.take(answer);
+    if (first) this.detail.plan(); // a zoom kept from before a reload
+    this.show(answer, fresh, first);
+    this.polls += 1;
+    setAttribute(this.root, "data-polls", this.polls);
+    this.detail.follow();
+    if (store.axis !== axis)
+      this.moved(); // the first step has come
+    else if (afresh) this.redraw();
+    else this.painter.markStale(before, fresh.length > 0, new Set(Object.keys(answer.series)));
+  }
+
+  // The page around the charts is of before: it runs again. Said once, and again should it not hear.
+  tellStale(token) {
+    const now = performance.now();
+    const { run, unreadable } = this.store;
+    const listing = this.data.page_token.split("-")[0];
+    const known = run && !unreadable ? this.data.page_token : listing;
+    if (token === known || (token === this.told && now - this.toldAt < TELL_AGAIN_MS)) return;
+    [this.told, this.toldAt] = [token, now];
+    this.setTriggerValue("stale", token);
+  }
+
+  // Another part of the horizontal axis, or another axis, is shown.
+  moved() {
+    this.painter.hover(null, null);
+    this.detail.plan();
+    this.redraw();
+  }
+
+  // The reader looks at what was not asked for before.
+  wanted() {
+    this.poller.now();
+    this.detail.plan();
+  }
+
+  redraw() {
+    this.bar.update();
+    const { zoom } = this.store;
+    setAttribute(this.root, "data-zoom", zoom ? zoom.join() : null);
+    this.painter.redrawAll();
+  }
+
+  close() {
+    this.poller.close();
+    this.detail.close();
+    this.painter.close();
+    this.board.close();
+    this.root.remove();
+  }
+}
