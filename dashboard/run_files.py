@@ -92,17 +92,6 @@ def profiles(folder: Path) -> tuple[ProfileFiles, ...]:
     )
 
 
-def profile_of(folder: Path, first: int, last: int, number: int = 0) -> ProfileFiles:
-    """Return a listed profile. Raises ValueError for one that is not."""
-    for made in profiles(folder):
-        if (made.first, made.last, made.number) == (first, last, number):
-            return made
-    whose = f" of rank {number}" if number else ""
-    raise ValueError(
-        f"profile: there is none of steps {first} to {last}{whose}. Pick one of the list."
-    )
-
-
 def profile_summary(folder: Path, profile: ProfileFiles) -> ProfileSummary:
     """Return what a profile found. Raises OSError, and ValueError for what is no summary."""
     data = read_regular_file(folder / profile.summary, BYTES_LIMIT)
@@ -128,13 +117,6 @@ def too_large_to_download(path: Path, size: int) -> str | None:
         f"{path.name} ({format_bytes(size)}) is too large to download here, more than "
         f"{format_bytes(DOWNLOAD_LIMIT)}. Copy it from {path.absolute()}"
     )
-
-
-def snapshot_bytes(folder: Path, name: str) -> bytes:
-    """Return a snapshot's content. Raises OSError, ValueError for any other file's name."""
-    if not _SNAPSHOT.fullmatch(name):
-        raise ValueError(f"name: must be a snapshot's, got {name[:100]!r}. Pick one of the list.")
-    return snapshot_content(folder / name)
 
 
 def snapshot_content(path: Path) -> bytes:

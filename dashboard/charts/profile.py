@@ -1,31 +1,41 @@
-"""What a profile shows: a row an operator, and for the browser the parts of a step and the stacks.
-
-Pure.
-"""
+"""A profile as rows of a table and Plotly figures: parts of a step, and stacks; pure."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+import re
 
-from stepscope.profiling.phase_ranges import OTHER, PHASES
+from dashboard.charts.figures import BLUE, GRAY, GREEN, ORANGE, PINK, Json, plain
+from stepscope.common.formatting import format_short_time
+from stepscope.profiling.phase_ranges import OTHER
 from stepscope.profiling.summary import ProfileSummary
+from stepscope.profiling.trace_stats import FlameGraph
 
 MS, MIB = 1000.0, 2.0**20
 PHASE_COLORS = {
-    "data": "orange",  # as the wait for data in the chart of step time
-    "forward": "blue",
-    "backward": "pink",
-    "optimizer": "green",
-    OTHER: "gray",
+    "data": ORANGE,  # as the wait for data in the chart of step time
+    "forward": BLUE,
+    "backward": PINK,
+    "optimizer": GREEN,
+    OTHER: GRAY,
 }
+KINDS = {
+    "Python": "#8fbfe3",
+    "module": "#7cc8ad",
+    "built-in function": "#b9c0c9",
+    "operator": "#e9a77a",
+}
+"""Colors of functions in the stacks."""
+NODES = 4000
+"""Functions that are sent to the browser, the largest."""
+OUTER_SHARE = 0.97
+_OPERATOR = re.compile(r"[\w.]+(::|Backward\d|$)")
 
 
-def rows(summary: ProfileSummary) -> list[dict[str, Any]]:
+def rows(summary: ProfileSummary) -> list[Json]:
     """Return a row an operator: times in ms and memory in MiB, summed over the profiled steps."""
     found = []
     for operator in summary.operators:
-        row: dict[str, Any] = {"Operator": operator.name, "Calls": operator.calls}
+        row: Json = {"Operator": operator.name, "Calls": operator.calls}
         if summary.cuda:
             row["CUDA self"] = operator.cuda_self_us / MS
             row["CUDA total"] = operator.cuda_total_us / MS
@@ -38,24 +48,96 @@ def rows(summary: ProfileSummary) -> list[dict[str, Any]]:
     return found
 
 
-def shown(summary: ProfileSummary) -> dict[str, Any]:
-    """Return what the browser draws: `bars` of the parts of a step, and the `flame` graph."""
+def phase_figure(summary: ProfileSummary) -> Json:
+    """Return a bar for the training thread, and one for the GPU, of the parts of a step."""
     steps = max(1, summary.last - summary.first + 1)
-    bars = [{"label": "Training thread", "parts": _parts(summary.phases.cpu_us, steps)}]
-    if summary.cuda:
-        bars.append({"label": "GPU", "parts": _parts(summary.phases.cuda_us, steps)})
-    return {"bars": bars, "flame": asdict(summary.flame), "steps": steps}
+    bars = {"GPU": summary.phases.cuda_us} if summary.cuda else {}
+    bars["Training thread"] = summary.phases.cpu_us  # the last one stands at the top
+    traces = []
+    for name, color in PHASE_COLORS.items():
+        shares = [times[name] / (sum(times.values()) or 1.0) for times in bars.values()]
+        each = [format_short_time(times[name] / steps / 1e6) for times in bars.values()]
+        told = [f"{name} {share:.1%} · {text}" for share, text in zip(shares, each, strict=True)]
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name if len(bars) > 1 else told[0],
+                "x": shares,
+                "y": list(bars),
+                "text": told,
+                "textangle": 0,
+                "insidetextanchor": "start",
+                "hovertemplate": "%{text} per step<extra></extra>",
+                "marker": {"color": color},
+            }
+        )
+    layout = {
+        "height": 110 + 34 * len(bars),
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "barmode": "stack",
+        "dragmode": False,
+        "legend": {"orientation": "h", "traceorder": "normal", "y": 0, "yanchor": "top"},
+        "xaxis": {"visible": False, "range": [0, 1], "fixedrange": True},
+        "yaxis": {"automargin": True, "fixedrange": True},
+    }
+    return {"data": traces, "layout": layout}
 
 
-def _parts(times_us: dict[str, float], steps: int) -> list[dict[str, Any]]:
-    """Return each part with its color, its share and its seconds a step."""
-    whole = sum(times_us.values()) or 1.0
-    return [
-        {
-            "name": name,
-            "color": PHASE_COLORS[name],
-            "share": times_us[name] / whole,
-            "seconds": times_us[name] / steps / 1e6,
-        }
-        for name in (*PHASES, OTHER)
-    ]
+def flame_figure(flame: FlameGraph) -> Json:
+    """Return the stacks as an icicle, callers above what they call; at most NODES functions.
+
+    The view begins below the outer functions that hold nearly all of the time.
+    """
+    order = sorted(range(len(flame.parent)), key=lambda node: -flame.total_us[node])
+    largest, size = set(order[:NODES]), dict[int, float]()
+    for node, parent in enumerate(flame.parent):
+        if node in largest and (parent < 0 or parent in size):
+            size[node] = 0.0
+    for node in reversed(size):  # Plotly draws nothing where parts are larger than their sum
+        size[node] = max(size[node], flame.total_us[node])
+        if (parent := flame.parent[node]) >= 0:
+            size[parent] += size[node]
+    whole = sum(size[node] for node in size if flame.parent[node] < 0) or 1.0
+    outer = [node for node in size if size[node] >= OUTER_SHARE * whole]
+    names = {node: flame.names[flame.name[node]] for node in size}
+    trace = {
+        "type": "icicle",
+        "ids": [str(node) for node in size],
+        "parents": [str(flame.parent[node]) if flame.parent[node] >= 0 else "" for node in size],
+        "labels": [plain(name.removeprefix("nn.Module: ")) for name in names.values()],
+        "values": list(size.values()),
+        "branchvalues": "total",
+        "text": [
+            f"{format_short_time(flame.total_us[node] / 1e6)} "
+            f"({flame.total_us[node] / whole:.1%}) in {flame.calls[node]:,} calls"
+            for node in size
+        ],
+        "textinfo": "label",
+        "hovertemplate": "%{label}<br>%{text}<extra></extra>",
+        "tiling": {"orientation": "v"},
+        "marker": {"colors": [KINDS[kind_of(name)] for name in names.values()]},
+        "maxdepth": 24,
+    }
+    layout = {
+        "height": 540,
+        "margin": {"l": 4, "r": 4, "t": 28, "b": 4},  # the path to the function stands at the top
+        "uniformtext": {"minsize": 10, "mode": "hide"},
+    }
+    if outer:
+        trace["level"] = str(outer[-1])
+    return {"data": [trace], "layout": layout}
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a function in a stack, a key of KINDS.
+
+    >>> [kind_of(name) for name in ("train.py(9): main", "aten::mm", "nn.Module: Net_0")]
+    ['Python', 'operator', 'module']
+    """
+    if name.startswith("nn.Module: "):
+        return "module"
+    if name.startswith("<built-in"):
+        return "built-in function"
+    is_python = re.search(r"\.py\(\d+\): ", name)
+    return "operator" if not is_python and _OPERATOR.match(name) else "Python"

@@ -17,11 +17,11 @@ from tests.cudasim.nvml_library import ROOT, TIMEOUT_S, build, no_header
 
 HEAD = """
 import functools, json, os, pathlib, time
-from stepscope.gpu.machine_monitor import Machine
+from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.machine_state import machine_json
 from stepscope.gpu.source import open_source
 
-machine = Machine(functools.partial(open_source, reader="page"))
+machine = MachineMonitor(functools.partial(open_source, reader="page"))
 machine.arm(True)
 
 def look(times=1):
@@ -176,9 +176,9 @@ tell([device["mig"], device["facts"]["uuid"], device["missing"].get("gpu/util"),
 
 def test_an_xid_is_told_in_words(ask: Ask) -> None:
     program = """
-from stepscope.gpu.xid import XidWatch
+from stepscope.gpu.xid import XidWatcher
 look()
-watch = XidWatch(machine.source, machine.note_xid)
+watch = XidWatcher(machine.source, machine.note_xid)
 time.sleep(0.3)
 steer("@1 xid 79")
 deadline = time.monotonic() + 20

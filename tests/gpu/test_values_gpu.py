@@ -196,10 +196,10 @@ def test_what_changes_a_tensor_after_its_step_does_not_change_its_value(
 
 REDUCED = """
 from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
-from stepscope.recorder.cuda_readback import DeviceScalars
+from stepscope.recorder.cuda_readback import CudaScalarReadback
 dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
 found = []
-reader = DeviceScalars(lambda step, ts, row: found.append(row))
+reader = CudaScalarReadback(lambda step, ts, row: found.append(row))
 loss = torch.empty((), device="cuda")
 torch.cuda._sleep(200_000_000)
 for step in range(20):

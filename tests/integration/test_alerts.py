@@ -390,9 +390,9 @@ def test_the_process_waits_for_what_is_still_to_be_told(tmp_path: Path, file: Fi
 AT_EXIT = """
 import atexit, sys, threading
 from pathlib import Path
-from stepscope.alerts.config import Settings
-from stepscope.alerts.monitor import Watch
-from stepscope.alerts.channels import Command
+from stepscope.alerts.config import AlertSettings
+from stepscope.alerts.monitor import AlertMonitor
+from stepscope.alerts.channels import CommandChannel
 from stepscope.run import RunStatus
 
 def refused(thread):
@@ -406,7 +406,7 @@ def end():
 
 def made_watch():
     words = (sys.executable, sys.argv[3], sys.argv[1])
-    return Watch(Settings(command=Command(argv=words), path=Path("x")), Path("/run"))
+    return AlertMonitor(AlertSettings(command=CommandChannel(argv=words), path=Path("x")), Path("/run"))
 
 made = made_watch() if sys.argv[2] == "before" else None
 atexit.register(end)

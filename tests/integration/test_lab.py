@@ -165,8 +165,8 @@ def test_a_folder_that_cannot_be_written_is_no_fault_of_the_sample(tmp_path: Pat
     code = (
         "import json, resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); "
-        "from pathlib import Path; from trainer.lab.trial_run import take; "
-        f"print(json.dumps(take({{**{job()!r}, 'folder': {str(tmp_path)!r}}})))"
+        "from pathlib import Path; from trainer.lab.trial_run import run_trial; "
+        f"print(json.dumps(run_trial({{**{job()!r}, 'folder': {str(tmp_path)!r}}})))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     answer = json.loads(ended.stdout.splitlines()[-1])
@@ -278,8 +278,8 @@ def test_kill_9_leaves_no_sample_and_a_sweep_that_goes_on(tmp_path: Path) -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
 def test_kill_9_ends_also_a_sample_whose_native_code_keeps_all_threads_waiting() -> None:
     busy = (
-        "import ctypes; from trainer.parent_death_signal import killed_with_parent; "
-        "killed_with_parent(); "
+        "import ctypes; from trainer.parent_death_signal import set_parent_death_signal; "
+        "set_parent_death_signal(); "
         "print('ready', flush=True); ctypes.PyDLL(None).sleep(60)"
     )
     parent_code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"

@@ -302,14 +302,14 @@ def kill_workers() -> None:
 LOADING = """
 import signal, sys, torch
 from trainer.config import RunConfig
-from trainer.training.accelerator import CpuCompute
+from trainer.training.accelerator import CpuAccelerator
 from trainer.training.loaders import WorkerLoader
 from trainer.workloads.task import TensorSplit
 
 signal.signal(signal.SIGTERM, lambda *_: None)
 values = torch.arange(40)
 split = TensorSplit.of(values.float().view(-1, 1), values)
-loader = WorkerLoader(split, RunConfig(batch_size=4, num_workers=2), CpuCompute())
+loader = WorkerLoader(split, RunConfig(batch_size=4, num_workers=2), CpuAccelerator())
 batches = loader.batches(values)
 for command in sys.stdin:
     print(next(batches)[1].tolist(), flush=True)

@@ -55,7 +55,6 @@ ROUTES = (
     "/api/window?run={run}&axis=step&from=0&to=100",
     "/api/window?run={run}&axis=time&from=0&to=2e9",
     "/api/ranks?run={run}",
-    "/api/profile?run={run}&first=5&last=6",
 )
 COMMANDS = (
     ["runs"],

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
 
-from dashboard.charts.profile import rows, shown
+from dashboard.charts.profile import flame_figure, phase_figure, rows
 from dashboard.run_files import (
     PROFILED_RANKS,
     PROFILES,
     ProfileFiles,
-    profile_of,
     profile_summary,
     profile_trace,
     profiles,
 )
 from stepscope.profiling.summary import BYTES_LIMIT, summary_name
+from stepscope.profiling.trace_stats import FlameGraph
 from tests.support.profiles import summary, write_profile
 
 
@@ -34,9 +35,6 @@ def test_profiles_are_plain_files_of_their_name_the_newest_first(tmp_path: Path)
     assert profile_trace(tmp_path, ProfileFiles(10, 12, 5)) == b"trace"
     with pytest.raises(OSError, match="profile-step-5-6"):
         profile_trace(tmp_path, ProfileFiles(5, 6, 5))
-    assert profile_of(tmp_path, 5, 6) == ProfileFiles(5, 6, None)
-    with pytest.raises(ValueError, match="none of steps 3 to 4"):
-        profile_of(tmp_path, 3, 4)
 
 
 def test_each_rank_has_its_own_profile_of_the_same_steps(tmp_path: Path) -> None:
@@ -54,14 +52,11 @@ def test_each_rank_has_its_own_profile_of_the_same_steps(tmp_path: Path) -> None
         ProfileFiles(5, 6, 5, 2),
         ProfileFiles(5, 6, None, 10),
     )
-    assert profile_of(tmp_path, 5, 6, 2) == ProfileFiles(5, 6, 5, 2)
     assert profile_trace(tmp_path, ProfileFiles(5, 6, 5, 2)) == b"trace"
     (tmp_path / "profile-step-5-6.rank10.summary.json").write_text("[]")
     with pytest.raises(ValueError, match=r"profile-step-5-6\.rank10\.summary\.json: must be"):
         profile_summary(tmp_path, ProfileFiles(5, 6, None, 10))
     assert profile_summary(tmp_path, ProfileFiles(5, 6, 5, 2)) == summary()
-    with pytest.raises(ValueError, match="none of steps 5 to 6 of rank 4"):
-        profile_of(tmp_path, 5, 6, 4)
 
 
 def test_many_ranks_leave_no_older_profile_out(tmp_path: Path) -> None:
@@ -112,11 +107,37 @@ def test_a_row_an_operator() -> None:
 
 
 def test_parts_of_a_step_are_shares_and_seconds_a_step() -> None:
-    answer = shown(summary())
-    thread, gpu = answer["bars"]
-    assert [part["name"] for part in thread["parts"]][:2] == ["data", "forward"]
-    assert sum(part["share"] for part in thread["parts"]) == pytest.approx(1)
-    assert thread["parts"][1]["seconds"] == pytest.approx(20e-6 / 2)  # two steps
-    assert gpu["parts"][1]["share"] == pytest.approx(300 / 555)
-    assert [bar["label"] for bar in shown(summary(cuda=False))["bars"]] == ["Training thread"]
-    assert len(answer["flame"]["parent"]) == len(answer["flame"]["total_us"])
+    figure = phase_figure(summary())
+    go.Figure(figure)
+    assert [trace["name"] for trace in figure["data"]][:2] == ["data", "forward"]
+    assert sum(trace["x"][1] for trace in figure["data"]) == pytest.approx(1)
+    forward = figure["data"][1]
+    assert forward["y"] == ["GPU", "Training thread"]
+    assert forward["text"][1].endswith(" · 10.0 µs")  # of 20 µs in two steps
+    assert forward["x"][0] == pytest.approx(300 / 555)
+    assert phase_figure(summary(cuda=False))["data"][0]["y"] == ["Training thread"]
+
+
+def test_stacks_have_callers_that_hold_what_they_call() -> None:
+    flame = summary().flame
+    [trace] = flame_figure(flame)["data"]
+    go.Figure(data=[trace])
+    sizes = dict(zip(trace["ids"], trace["values"], strict=True))
+    assert len(sizes) == len(flame.parent)
+    for own, parent in zip(trace["ids"], trace["parents"], strict=True):
+        parts = [
+            sizes[child]
+            for child, of in zip(trace["ids"], trace["parents"], strict=True)
+            if of == own
+        ]
+        assert sum(parts) <= sizes[own] * (1 + 1e-9)
+        assert parent == "" or parent in sizes
+    assert flame_figure(FlameGraph())["data"][0]["ids"] == []
+
+
+def test_a_function_that_holds_less_than_its_parts_and_hostile_names_are_drawn() -> None:
+    flame = FlameGraph(["<b>x</b>", "y"], [0, 1, 1], [-1, 0, 0], [1.0, 2.0, 3.0], [1, 1, 1])
+    [trace] = flame_figure(flame)["data"]
+    assert trace["values"] == [5.0, 2.0, 3.0]
+    assert trace["labels"][0] == "&lt;b&gt;x&lt;/b&gt;"
+    assert trace["level"] == "0"
