@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from trainer.runners.child_process import Child
 
-class StoppableProcess(Protocol):
-    """A child process that the page can watch and stop."""
-
-    def running(self) -> bool:
-        """Return True until the process has ended."""
-        ...
-
-    def stop(self) -> object:
-        """End the process if it still runs."""
-        ...
-
-
-C = TypeVar("C", bound=StoppableProcess)
+C = TypeVar("C", bound=Child)
 
 
 class ChildRuns(Generic[C]):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dashboard.charts.run_view import run_kind
-from dashboard.controls.suggestion import is_possible
+from dashboard.controls.config_widgets import is_possible
+from dashboard.run_look import recent
 from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.memory.oom.record import oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
@@ -64,7 +66,8 @@ def shortage(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis |
         if run.status is not RunStatus.CRASHED:
             return None
         return judged(run)  # the kernel's counter may tell
-    return _judged(_Asked(run, tuple(devices), (str(path), told.st_mtime_ns, run.status)))
+    key = (str(path), told.st_mtime_ns, run.status, tuple(devices))
+    return recent(_JUDGED, key, lambda: _judge(run, devices), KEPT)
 
 
 def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> OomRetry | None:
@@ -114,28 +117,14 @@ def as_verdict(run: RunInfo, devices: Sequence[TrainDevice]) -> dict[str, Any] |
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A question whose answer is kept: `key` says whether it is the same."""
-
-    run: RunInfo
-    devices: tuple[TrainDevice, ...]
-    key: tuple[str, int, str]
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and (self.key, self.devices) == (other.key, other.devices)
+_JUDGED: OrderedDict[Any, OomAnalysis | None] = OrderedDict()
 
 
-@functools.lru_cache(maxsize=KEPT)
-def _judged(asked: _Asked) -> OomAnalysis | None:
-    run = asked.run
+def _judge(run: RunInfo, devices: Sequence[TrainDevice]) -> OomAnalysis | None:
     config = run.run_json.get("config")
     allowed: Callable[[str, Any], bool] | None = None
-    if asked.devices and isinstance(config, dict):
-        allowed = functools.partial(is_possible, config=config, devices=asked.devices)
+    if devices and isinstance(config, dict):
+        allowed = functools.partial(is_possible, config=config, devices=devices)
     return judged(run, run.cause, _events(run), allowed)
 
 

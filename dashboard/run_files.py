@@ -120,13 +120,6 @@ def too_large_to_download(path: Path, size: int) -> str | None:
     )
 
 
-def snapshot_bytes(folder: Path, name: str) -> bytes:
-    """Return a snapshot's content. Raises OSError, ValueError for any other file's name."""
-    if not _SNAPSHOT.fullmatch(name):
-        raise ValueError(f"name: must be a snapshot's, got {name[:100]!r}. Pick one of the list.")
-    return snapshot_content(folder / name)
-
-
 def snapshot_content(path: Path) -> bytes:
     """Return the content of a plain file. Raises OSError, ValueError for one that is too large."""
     with open(open_regular_file(path), "rb") as file:

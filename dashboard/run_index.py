@@ -13,7 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.run import (
@@ -51,19 +51,14 @@ class _Entry:
     final: bool
 
 
-@dataclass(slots=True)
-class _Root:
-    folder: Path
-    modified: int = -1
-    names: list[str] = field(default_factory=list)
-    entries: dict[str, _Entry] = field(default_factory=dict)
-
-
 class RunIndex:
     """The runs under a folder; every method may be called from any thread."""
 
     def __init__(self, folder: Path) -> None:
-        self._root = _Root(folder)
+        self._folder = folder
+        self._modified = -1
+        self._names: list[str] = []
+        self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
         self._listing = RunList()
         self._looked = -float("inf")
@@ -83,52 +78,49 @@ class RunIndex:
         return self._listing
 
     def _look(self) -> RunList:
-        found = _look_into(self._root)
-        runs = tuple(sorted(found, key=lambda run: (not run.status.live, -run.created)))
+        runs = tuple(sorted(self._runs(), key=lambda run: (not run.status.live, -run.created)))
         state = repr([_shown(run) for run in runs])
         self._listing = RunList(runs, f"{zlib.crc32(state.encode()):x}")
         self._looked = time.monotonic()
         return self._listing
 
+    def _runs(self) -> Iterator[RunInfo]:
+        self._list_names()
+        listed = 0
+        for name in self._names:
+            entry = self._entries.get(name)
+            once_live = entry is not None and entry.run is not None and entry.run.status.live
+            if listed >= MAX_LISTED and not once_live:
+                continue
+            if entry is None or not entry.final:
+                entry = self._entries[name] = _read(self._folder / name, entry)
+            if entry.run is not None:
+                listed += 1
+                yield entry.run
+
+    def _list_names(self) -> None:
+        """List the folder again if it has changed, or so lately that a change may not show."""
+        try:
+            modified = os.stat(self._folder).st_mtime_ns
+            if modified == self._modified:
+                return
+            names = sorted(filter(is_run_id, os.listdir(self._folder)), reverse=True)
+        except OSError:  # not made yet, or not ours to read: there are no runs
+            self._modified, names = -1, []
+        else:
+            self._modified = modified if _settled(modified) else -1
+        self._names = names
+        # A name may stand for another run now.
+        self._entries = {
+            name: entry
+            for name, entry in ((name, self._entries.get(name)) for name in names)
+            if entry is not None and entry.modified == _modified(self._folder / name / RUN_JSON)
+        }
+
 
 def _shown(run: RunInfo) -> tuple[object, ...]:
     """Return what the list shows of a run and may change while it lives."""
     return run.id, run.status.value, run.run_json.get("name"), run.run_json.get("script") is None
-
-
-def _look_into(root: _Root) -> Iterator[RunInfo]:
-    _list_names(root)
-    listed = 0
-    for name in root.names:
-        entry = root.entries.get(name)
-        once_live = entry is not None and entry.run is not None and entry.run.status.live
-        if listed >= MAX_LISTED and not once_live:
-            continue
-        if entry is None or not entry.final:
-            entry = root.entries[name] = _read(root.folder / name, entry)
-        if entry.run is not None:
-            listed += 1
-            yield entry.run
-
-
-def _list_names(root: _Root) -> None:
-    """List the folder again if it has changed, or so lately that a change may not show."""
-    try:
-        modified = os.stat(root.folder).st_mtime_ns
-        if modified == root.modified:
-            return
-        names = sorted(filter(is_run_id, os.listdir(root.folder)), reverse=True)
-    except OSError:  # not made yet, or not ours to read: there are no runs
-        root.modified, names = -1, []
-    else:
-        root.modified = modified if _settled(modified) else -1
-    root.names = names
-    # A name may stand for another run now.
-    root.entries = {
-        name: entry
-        for name, entry in ((name, root.entries.get(name)) for name in names)
-        if entry is not None and entry.modified == _modified(root.folder / name / RUN_JSON)
-    }
 
 
 def _read(folder: Path, before: _Entry | None) -> _Entry:

@@ -28,26 +28,20 @@ import streamlit as st
 
 from dashboard.child_runs import ChildRuns
 from dashboard.crash_watch import CrashWatch
-from dashboard.hangs import Hangs
 from dashboard.machine.machine_poller import MachinePoller
 from dashboard.machine.run_energy import RunEnergies
 from dashboard.run_index import RunIndex
+from dashboard.run_look import RunLook
 from dashboard.run_summary import RunSummary, summarize
 from dashboard.snapshot_files import SnapshotLibrary
-from dashboard.stragglers import Stragglers
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
+from stepscope.distributed.communication import communication_text
+from stepscope.distributed.hangs.diagnose import hang_of
+from stepscope.distributed.stragglers.reader import judged_run
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import open_source
-from stepscope.run import (
-    RunError,
-    RunInfo,
-    rank_pids,
-    read_run,
-    run_folder,
-    run_folders,
-    runs_root,
-)
+from stepscope.run import RunError, RunInfo, rank_pids, read_run, run_folder, run_folders, runs_root
 from stepscope.session import stop as force
 from trainer.collectives.plan import CollectivePlan as CollectivePlan
 from trainer.collectives.process import Measurement
@@ -103,9 +97,10 @@ class Services:
         self.lessons: ChildRuns[LessonRun] = ChildRuns()
         self.estimates: ChildRuns[PredictionRun] = ChildRuns()
         self.collectives: ChildRuns[Measurement] = ChildRuns()
-        self.stragglers = Stragglers()
-        self.verdicts = Verdicts(stragglers=self.stragglers)
-        self.hangs = Hangs()
+        self.stragglers = RunLook(judged_run, "the ranks cannot be compared")
+        self.communication = RunLook(communication_text, "the cost of collectives is unknown")
+        self.verdicts = Verdicts(self.stragglers)
+        self.hangs = RunLook(hang_of, "why it makes no step cannot be said")
         self.sweeps = Sweeps(runs, examples)
         self.snapshots = SnapshotLibrary(runs)
         self.machine = MachinePoller(MachineMonitor(functools.partial(open_source, reader="page")))
@@ -188,33 +183,24 @@ class Services:
 
     def _activities(self) -> Iterator[tuple[ServerActivity, str]]:
         """Yield what is active on this server, each with what to do about it."""
-        run, sweep = self.active_id(), self.sweeps.active_id()
-        lesson, estimate = self.lessons.running(), self.estimates.running()
-        if run is not None:
-            yield ServerActivity.RUN, f"The run {run} is active. Stop it first."
-        if sweep is not None:
+        activity = ServerActivity
+        if (run := self.active_id()) is not None:
+            yield activity.RUN, f"The run {run} is active. Stop it first."
+        if (sweep := self.sweeps.active_id()) is not None:
             yield (
-                ServerActivity.SWEEP,
+                activity.SWEEP,
                 f"The sweep {sweep} is measuring. Stop it on the Lab page first.",
             )
-        if lesson is not None:
-            yield (
-                ServerActivity.LESSON,
-                f"The lesson “{lesson.lesson.title}” is running. Wait for its end, or stop it on "
-                "the Learn page.",
-            )
+        wait = "Wait for its end, or stop it on the"
+        if (lesson := self.lessons.running()) is not None:
+            title = lesson.lesson.title
+            yield activity.LESSON, f"The lesson “{title}” is running. {wait} Learn page."
         if self.collectives.running() is not None:
-            yield (
-                ServerActivity.COLLECTIVES,
-                "Collectives are being measured. Wait for the end, or stop the measurement on the "
-                "Hardware page.",
-            )
-        if estimate is not None:
+            yield activity.COLLECTIVES, f"Collectives are being measured. {wait} Hardware page."
+        if (estimate := self.estimates.running()) is not None:
+            kind = activity.BATCH_SIZE_FINDER if estimate.largest else activity.ESTIMATE
             doing = "A batch size search" if estimate.largest else "A memory estimate"
-            activity = (
-                ServerActivity.BATCH_SIZE_FINDER if estimate.largest else ServerActivity.ESTIMATE
-            )
-            yield activity, f"{doing} is running. Wait for its end, or stop it on the Run page."
+            yield kind, f"{doing} is running. {wait} Run page."
 
     def _refuse(self, starting: ServerActivity) -> None:
         """Raise RunError if `starting` has to wait."""

@@ -9,14 +9,12 @@ import re
 import stat
 import tempfile
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from dashboard.run_files import natural, snapshots
+from stepscope.common.files import atomic_write
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.load import SIZE_LIMIT
 from stepscope.memory.snapshots.open_snapshot import SnapshotLoadTask, kept_summary
@@ -29,21 +27,7 @@ LISTED = 100
 TOTAL_LIMIT = 16 * 2**30
 """Bytes in the folder of snapshots up to which an upload is taken."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,119}\.(pickle|pkl)", re.ASCII)
-
-
 _ENDINGS = (".pickle", ".pkl")
-_PART = ".upload-"
-"""How the names of uploads begin that have not arrived whole."""
-PART_AGE_S = 86_400.0
-"""Age from which such a file is a leftover of a server that was killed."""
-
-
-@dataclass(slots=True)
-class Upload:
-    """A snapshot that arrives: what to write it to, and its name, final once it is there."""
-
-    file: BinaryIO
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +50,8 @@ class SnapshotLibrary:
     def __init__(self, runs: Path) -> None:
         self.folder = runs / FOLDER
         self._lock = threading.Lock()
-        self._uploading = threading.Lock()
         self._kept: OrderedDict[tuple[Path, int, int], SnapshotLoadTask] = OrderedDict()
         self._spare: tempfile.TemporaryDirectory[str] | None = None
-        self._part: Path | None = None
-        self._remove_leftovers()
 
     def of_run(self, folder: Path) -> list[SnapshotFile]:
         """Return the snapshots that a run has taken, the newest first."""
@@ -82,25 +63,19 @@ class SnapshotLibrary:
 
     def others(self) -> list[SnapshotFile]:
         """Return the plain files in the folder of snapshots, the newest first."""
-        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
-            found = [
-                (entry.stat(follow_symlinks=False), entry.name)
-                for entry in entries
-                if _is_listed(entry.name) and entry.is_file(follow_symlinks=False)
-            ]
-            found.sort(key=lambda one: -one[0].st_mtime)
-            return [
-                SnapshotFile(self.folder / name, state.st_size, None)
-                for state, name in found[:LISTED]
-            ]
-        return []
+        found = [(state, name) for state, name in self._files() if _is_listed(name)]
+        found.sort(key=lambda one: -one[0].st_mtime)
+        return [SnapshotFile(self.folder / name, at.st_size, None) for at, name in found[:LISTED]]
 
     def kept_bytes(self) -> int:
         """Return the size of all plain files in the folder of snapshots."""
+        return sum(state.st_size for state, _ in self._files())
+
+    def _files(self) -> list[tuple[os.stat_result, str]]:
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
-            states = (entry.stat(follow_symlinks=False) for entry in entries)
-            return sum(state.st_size for state in states if stat.S_ISREG(state.st_mode))
-        return 0
+            files = [(entry.stat(follow_symlinks=False), entry.name) for entry in entries]
+            return [(state, name) for state, name in files if stat.S_ISREG(state.st_mode)]
+        return []
 
     def opening(self, file: SnapshotFile) -> SnapshotLoadTask | None:
         """Return the opening of a file as of now; None while another file is being opened.
@@ -131,64 +106,25 @@ class SnapshotLibrary:
             for key in [key for key in self._kept if key[0] == file.path]:
                 self._kept.pop(key).close()
 
-    @contextlib.contextmanager
-    def receiving(self, name: str) -> Iterator[Upload]:
-        """Give a file to write an upload to; its name is final once it is complete.
+    def keep(self, name: str, data: bytes | memoryview) -> str:
+        """Write an uploaded snapshot into the folder and return its name there.
 
-        No file that is there is replaced: a second one of a name gets a number. An error leaves
-        nothing. Raises ValueError for a name that is not a snapshot's and while another upload
-        arrives, and OSError.
+        No file is replaced: a second one of a name gets a number. Raises ValueError for a name or
+        size that is not a snapshot's, and OSError.
         """
-        checked = upload_name(name)
-        if not self._uploading.acquire(blocking=False):
-            raise ValueError("Another snapshot is being uploaded. Send this one after it.")
-        try:
+        stem, _, ending = upload_name(name).rpartition(".")
+        with self._lock:
+            refused = too_large(len(data), self.kept_bytes())
+            if refused is not None:
+                raise ValueError(refused)
             self.folder.mkdir(parents=True, exist_ok=True)
-            number, part = tempfile.mkstemp(dir=self.folder, prefix=_PART, suffix=".part")
-            self._part = Path(part)
-            try:
-                with open(number, "wb") as file:
-                    upload = Upload(file, checked)
-                    yield upload
-                upload.name = self._reserved(checked)
-                try:
-                    os.replace(part, self.folder / upload.name)
-                except OSError:  # `close` has deleted it
-                    os.unlink(self.folder / upload.name)
-                    raise
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
-                raise
-        finally:
-            self._part = None
-            self._uploading.release()
-
-    def _reserved(self, name: str) -> str:
-        """Make an empty file of this name, or with the first number that is free; return its name.
-
-        A hard link would do without the empty file, but not every file system has them.
-        """
-        stem, _, ending = name.rpartition(".")
-        for number in itertools.count(1):
-            tried = name if number == 1 else f"{stem}-{number}.{ending}"
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(self.folder / tried, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-                return tried
-        raise AssertionError("numbers do not end")
-
-    def _remove_leftovers(self) -> None:
-        """Remove what uploads have left that a server's end has cut off, a day later."""
-        with contextlib.suppress(OSError):
-            for path in self.folder.glob(f"{_PART}*.part"):
-                if time.time() - path.lstat().st_mtime > PART_AGE_S:
-                    path.unlink()
+            names = (f"{stem}{f'-{n}' if n > 1 else ''}.{ending}" for n in itertools.count(1))
+            free = next(name for name in names if not os.path.lexists(self.folder / name))
+            atomic_write(self.folder / free, bytes(data), durable=False)
+            return free
 
     def close(self) -> None:
-        """End what is being opened, and delete what an upload has left."""
-        part = self._part
-        if part is not None:
-            part.unlink(missing_ok=True)
+        """End what is being opened."""
         with self._lock:
             for one in self._kept.values():
                 one.close()
@@ -217,8 +153,10 @@ def upload_name(name: str) -> str:
     return checked
 
 
-def too_large(size: int, kept: int = 0) -> str | None:
+def too_large(size: int, kept: int) -> str | None:
     """Return why a file of this size is refused when `kept` bytes are stored; None if accepted."""
+    if size == 0:
+        return "The file must not be empty."
     if size > SIZE_LIMIT:
         return (
             f"The file must have at most {SIZE_LIMIT:,} bytes, got {size:,}. "

@@ -1,26 +1,31 @@
-"""What a sweep's file says, checked: sweep.json may come from another machine or be half a sweep.
-
-Pure. What is missing or no number is None; `to_content` raises only where there is no sweep at all.
-"""
+"""What a sweep's file contains, checked: it may come from another machine or be half a sweep."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct, field
 
 from stepscope.common.formatting import printable
 
-Json = Mapping[str, Any]
 LONGEST_TEXT = 400
 """Characters of one text that are shown."""
-MOST_ARMS = 200
-LAST_TIME = 253_402_300_800.0
-"""The end of the year 9999 in epoch seconds: a later time cannot be written as a date."""
 DRIFT_P = 0.05
 """Below it the lab says that the machine drifted."""
+
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+Time = Annotated[float, Meta(ge=0, lt=253_402_300_800)]
+"""Epoch seconds up to the year 9999: a later time cannot be written as a date."""
+
+
+class Text(str):
+    """Text that can be shown."""
+
+    __slots__ = ()
 
 
 class SweepStatus(StrEnum):
@@ -49,56 +54,81 @@ class Verdict(StrEnum):
     FAILED = "failed"
     IMPOSSIBLE = "impossible"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Verdict | None:
+        """Return `undecided` for a word of a later version."""
+        return cls.UNDECIDED if isinstance(value, str) else None
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+
+class _Part(Struct, frozen=True, kw_only=True):
+    """A part of the file; a number that is not finite becomes None."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                msgspec.structs.force_setattr(self, name, None)
+
+
+class Loss(_Part, frozen=True, kw_only=True):
+    """The loss of an arm after equal steps, against the baseline's."""
+
+    verdict: Text | None = None
+    text: Text | None = None
+
+
+class Arm(_Part, frozen=True, kw_only=True):
     """One setting, or the baseline: its verdict and the medians of what was measured.
 
     Effects are relative differences of the throughput from the baseline's (0.12: 12 % faster).
     """
 
-    name: str
-    label: str
-    verdict: Verdict | None  # None: the baseline
+    name: Text = Text("?")
+    label: Text = Text("?")
+    verdict: Verdict | None = Verdict.MEASURING  # None: the baseline
     effect: float | None = None
     low: float | None = None
     high: float | None = None
     resolution: float | None = None
-    rounds: int = 0
-    reason: str | None = None
-    text: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    loss_verdict: str | None = None
-    loss_text: str | None = None
+    rounds: Count = 0
+    reason: Text | None = None
+    text: Text | None = None
+    medians: dict[str, float | None] = field(name="metrics", default_factory=dict)
+    loss: Loss = Loss()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What was measured, without what is missing or not finite."""
+        found = self.medians.items()
+        return {key: v for key, v in found if v is not None and math.isfinite(v)}
 
     @property
     def loss_not_shown_equal(self) -> bool:
         """True where the loss is neither worse nor shown equal or better."""
-        return self.loss_verdict == "not_shown_equal"
+        return self.loss.verdict == "not_shown_equal"
 
     @property
     def loss_is_worse(self) -> bool:
         """True where it reached a larger loss after equal steps, or one that is no number."""
-        return self.loss_verdict == "worse"
+        return self.loss.verdict == "worse"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
+class Best(Arm, frozen=True, kw_only=True):
     """The best combination: the arms in it, the settings to take, its confirmed effect."""
 
-    arm: Arm
-    names: tuple[str, ...]
-    changes: Mapping[str, Any]
+    name: Text = Text("best")
+    label: Text = Text("Best combination")
+    names: tuple[Text, ...] = field(name="arms", default=())
+    changes: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(_Part, frozen=True, kw_only=True):
     """How far a sweep is: samples done of all that it may take, seconds left at `updated`."""
 
-    done: int
-    total: int
-    doing: str
-    seconds_left: float | None
+    done: Count = 0
+    total: Count = 0
+    doing: Text | None = None
+    seconds_left: float | None = None
 
     @property
     def share(self) -> float:
@@ -106,198 +136,87 @@ class Progress:
         return min(1.0, self.done / self.total) if self.total > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundSample:
+class RoundSample(_Part, frozen=True, kw_only=True):
     """What the device did during one sample: clock in MHz, power in W, why it was throttled."""
 
-    sm_clock: float | None
-    power: float | None
-    throttle: str | None
+    sm_clock: float | None = None
+    power: float | None = None
+    throttle: Text | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(_Part, frozen=True, kw_only=True):
     """The samples of one round by the arm's name; `phase` is what the round was for."""
 
-    number: int
-    phase: str
-    samples: Mapping[str, RoundSample]
+    number: Count = field(name="round", default=0)
+    phase: Text = Text("measuring")
+    samples: dict[str, RoundSample] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
+class Drift(_Part, frozen=True, kw_only=True):
     """Whether the baseline became faster or slower over the rounds, in words."""
 
-    found: bool
-    text: str
+    text: Text
+    p: float | None = None
+
+    @property
+    def found(self) -> bool:
+        """True where chance is no good explanation."""
+        return self.p is not None and self.p < DRIFT_P
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class Tried(_Part, frozen=True, kw_only=True):
     """A combination that was tried on the way to the best one."""
 
-    names: tuple[str, ...]
-    kept: bool
-    reason: str | None
+    names: tuple[Text, ...] = field(name="tried", default=())
+    kept: bool = False
+    reason: Text | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepContent:
+class Plan(_Part, frozen=True, kw_only=True):
+    """What the sweep was asked to measure."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    arms: list[Any] = field(default_factory=list)
+    margin: float | None = None
+
+
+class SweepContent(_Part, frozen=True, kw_only=True):
     """A sweep at one moment."""
 
-    workload: str
+    workload: Text
     status: SweepStatus
-    reason: str | None
-    created: float
-    updated: float
-    progress: Progress
+    created: Time
+    updated: Time = 0.0
+    reason: Text | None = None
+    progress: Progress = Progress()
     baseline: Arm
-    arms: tuple[Arm, ...]
-    best: Best | None
-    drift: Drift | None
-    tried: tuple[Tried, ...]
-    rounds: tuple[Round, ...]
-    config: Mapping[str, Any]
-    machine: Mapping[str, Any]
-    max_rounds: int | None
-    margin: float | None
+    arms: Annotated[tuple[Arm, ...], Meta(max_length=200)] = ()
+    best: Best | None = None
+    drift: Drift | None = None
+    tried: tuple[Tried, ...] = field(name="combining", default=())
+    rounds: tuple[Round, ...] = ()
+    plan: Plan = Plan()
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings of the baseline."""
+        return self.plan.config
 
 
-def to_content(sweep: Json) -> SweepContent:
+def to_content(sweep: Mapping[str, Any]) -> SweepContent:
     """Return a checked sweep.json. Raises ValueError where it is none."""
+    given = {name: value for name, value in sweep.items() if value is not None}
     try:
-        status = SweepStatus(sweep["status"])
-        created, workload = _time(sweep["created"]) or 0.0, text(sweep["workload"])
-    except (KeyError, TypeError, ValueError) as error:
+        baseline = {"name": "baseline", **given.get("baseline", {}), "verdict": None}
+        return msgspec.convert({**given, "baseline": baseline}, SweepContent, dec_hook=_text)
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"sweep.json: must be that of a sweep, got {str(error)[:80]!r}. Delete the folder."
         ) from error
-    plan = _mapping(sweep.get("plan"))
-    baseline = _mapping(sweep.get("baseline"))
-    return SweepContent(
-        workload=workload or "?",
-        status=status,
-        reason=text(sweep.get("reason")),
-        created=created,
-        updated=_time(sweep.get("updated")) or created,
-        progress=_progress(_mapping(sweep.get("progress"))),
-        baseline=_arm({"name": "baseline", **baseline, "verdict": None}),
-        arms=tuple(_arm(_mapping(arm)) for arm in _list(sweep.get("arms"))[:MOST_ARMS]),
-        best=_best(sweep.get("best")),
-        drift=_drift(_mapping(sweep.get("drift"))),
-        tried=tuple(_tried(_mapping(one)) for one in _list(sweep.get("combining"))),
-        rounds=tuple(_round(_mapping(one)) for one in _list(sweep.get("rounds"))),
-        config=_mapping(plan.get("config")),
-        machine=_mapping(sweep.get("machine")),
-        max_rounds=_whole(plan.get("max_rounds")),
-        margin=number(plan.get("margin")),
-    )
 
 
-def number(value: object) -> float | None:
-    """Return a finite number as it is, None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an int of hundreds of digits
-        return None
-
-
-def _time(value: object) -> float | None:
-    """Return a time in epoch seconds, None for what is no date."""
-    seconds = number(value)
-    return seconds if seconds is not None and 0 <= seconds < LAST_TIME else None
-
-
-def text(value: object) -> str | None:
-    """Return a text that can be shown, None for no text."""
-    return printable(value)[:LONGEST_TEXT] if isinstance(value, str) and value.strip() else None
-
-
-def _arm(arm: Json) -> Arm:
-    loss = _mapping(arm.get("loss"))
-    metrics = {str(key): number(value) for key, value in _mapping(arm.get("metrics")).items()}
-    name = text(arm.get("name")) or "?"
-    return Arm(
-        name=name,
-        label=text(arm.get("label")) or name,
-        verdict=_verdict(arm.get("verdict", "measuring")),
-        effect=number(arm.get("effect")),
-        low=number(arm.get("low")),
-        high=number(arm.get("high")),
-        resolution=number(arm.get("resolution")),
-        rounds=_whole(arm.get("rounds")) or 0,
-        reason=text(arm.get("reason")),
-        text=text(arm.get("text")),
-        metrics={key: value for key, value in metrics.items() if value is not None},
-        loss_verdict=text(loss.get("verdict")),
-        loss_text=text(loss.get("text")),
-    )
-
-
-def _verdict(word: object) -> Verdict | None:
-    """Return a verdict, `undecided` for a word of a later version."""
-    if word is None:
-        return None
-    try:
-        return Verdict(str(word))
-    except ValueError:
-        return Verdict.UNDECIDED
-
-
-def _best(best: object) -> Best | None:
-    if not isinstance(best, Mapping):
-        return None
-    names = tuple(filter(None, map(text, _list(best.get("arms")))))
-    arm = _arm({"name": "best", "label": "Best combination", **best})
-    return Best(arm=arm, names=names, changes=_mapping(best.get("changes")))
-
-
-def _progress(progress: Json) -> Progress:
-    left = number(progress.get("seconds_left"))
-    return Progress(
-        done=_whole(progress.get("done")) or 0,
-        total=_whole(progress.get("total")) or 0,
-        doing=text(progress.get("doing")) or "",
-        seconds_left=None if left is None else max(0.0, left),
-    )
-
-
-def _drift(drift: Json) -> Drift | None:
-    words, p = text(drift.get("text")), number(drift.get("p"))
-    return None if words is None else Drift(found=p is not None and p < DRIFT_P, text=words)
-
-
-def _tried(one: Json) -> Tried:
-    names = tuple(filter(None, map(text, _list(one.get("tried")))))
-    return Tried(names=names, kept=one.get("kept") is True, reason=text(one.get("reason")))
-
-
-def _round(one: Json) -> Round:
-    samples = _mapping(one.get("samples"))
-    return Round(
-        number=_whole(one.get("round")) or 0,
-        phase=text(one.get("phase")) or "measuring",
-        samples={str(name): _round_sample(_mapping(sample)) for name, sample in samples.items()},
-    )
-
-
-def _round_sample(sample: Json) -> RoundSample:
-    return RoundSample(
-        sm_clock=number(sample.get("sm_clock")),
-        power=number(sample.get("power")),
-        throttle=text(sample.get("throttle")),
-    )
-
-
-def _whole(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 2**53 else None
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _text(kind: type, value: object) -> Text:
+    if kind is not Text or not isinstance(value, str):
+        raise ValueError("must be text")
+    return Text(printable(value)[:LONGEST_TEXT])

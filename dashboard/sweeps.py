@@ -16,11 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec.structs import replace
 
 from dashboard.run_files import tail
 from dashboard.sweep_content import SweepContent, SweepStatus, to_content
@@ -64,13 +65,6 @@ class StoredSweep:
     def id(self) -> str:
         """The folder's name."""
         return self.folder.name
-
-    @property
-    def planned(self) -> int:
-        """Settings that it was asked to compare."""
-        plan = self.json.get("plan")
-        arms = plan.get("arms") if isinstance(plan, dict) else None
-        return len(arms) if isinstance(arms, list) else 0
 
     @property
     def live(self) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dashboard.stragglers import Stragglers
+from dashboard.run_look import RunLook, recent
 from stepscope.bottleneck.classify import (
     BottleneckDiagnosis,
     BottleneckKind,
@@ -22,6 +23,7 @@ from stepscope.bottleneck.classify import (
 )
 from stepscope.bottleneck.recommendations import Recommendation, setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
+from stepscope.distributed.hangs.job_state import Hang
 from stepscope.distributed.stragglers.detect import StragglerVerdict
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.store import StoreReader
@@ -64,12 +66,12 @@ class Verdicts:
     """One a server; `of` may be called from any thread."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, stragglers: Stragglers | None = None
+        self, stragglers: RunLook[StragglerVerdict], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._stragglers = stragglers or Stragglers(clock)
+        self._stragglers = stragglers
         self._lock = threading.Lock()
-        self._shown: dict[str, DisplayedDiagnosis] = {}
+        self._shown: OrderedDict[str, DisplayedDiagnosis] = OrderedDict()
 
     def of(
         self, reader: StoreReader, run: RunInfo, allowed: IsSettingAllowed
@@ -82,7 +84,7 @@ class Verdicts:
             return None
         now, live = self._clock(), run.status.live
         with self._lock:
-            shown = self._entry(str(run.folder), now)
+            shown = recent(self._shown, str(run.folder), lambda: DisplayedDiagnosis(now), KEPT)
             if not shown.is_new and (shown.is_final or (live and now - shown.looked < EVERY_S)):
                 return shown.verdict
             shown.looked = now
@@ -97,13 +99,6 @@ class Verdicts:
                 shown.verdict, shown.is_new, shown.is_final = None, True, True
             shown.settle(found, now)
             return shown.verdict
-
-    def _entry(self, key: str, now: float) -> DisplayedDiagnosis:
-        shown = self._shown.pop(key, None) or DisplayedDiagnosis(now)
-        self._shown[key] = shown
-        if len(self._shown) > KEPT:
-            self._shown.pop(next(iter(self._shown)))
-        return shown
 
 
 def _straggler(found: StragglerVerdict | None) -> BottleneckDiagnosis | None:
@@ -129,6 +124,11 @@ def _broken_loss(reader: StoreReader) -> BottleneckDiagnosis | None:
         share=0.0,
         next=Recommendation(text="Try a lower learning rate, or clip the gradients."),
     )
+
+
+def hang_verdict(hang: Hang | None) -> dict[str, Any] | None:
+    """Return why a job makes no step, as `as_json` does; None without a hang."""
+    return None if hang is None else {"kind": "hang", "text": hang.text, "words": hang.next}
 
 
 def as_json(found: BottleneckDiagnosis | None, places: Mapping[str, str]) -> dict[str, Any] | None:

@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from dashboard.machine.charts import history
 from dashboard.machine.content import machine_content
-from dashboard.machine.details import details
+from dashboard.machine.details import details, history
 from dashboard.services import Services
 from stepscope.gpu.machine_state import DeviceState, MachineState
 from stepscope.run import RunError

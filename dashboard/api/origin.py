@@ -46,14 +46,14 @@ class OwnPagesOnly:
         await app(scope, receive, send_unframed)
 
 
-def check_sender(request: Request, content_type: str) -> None:
+def check_sender(request: Request) -> None:
     """Raise NotAllowed unless the request can only come from a page of this server.
 
     A foreign page can make a browser send a form here, but no other content type and no header of
     its own without asking this server first, which never allows it.
     """
     headers = request.headers
-    if headers.get("content-type", "").partition(";")[0] != content_type:
-        raise NotAllowed(f"Content-Type: must be {content_type}.")
+    if headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise NotAllowed("Content-Type: must be application/json.")
     if "x-stepscope" not in headers:
         raise NotAllowed("X-Stepscope: the header is missing.")

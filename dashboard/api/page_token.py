@@ -14,18 +14,8 @@ from dashboard.run_index import RunList
 from stepscope.run import RunInfo
 
 _FACTS = (
-    "kind",
-    "device",
-    "devices",
-    "optimizers",
-    "custom",
-    "commands",
-    "capabilities",
-    "total_steps",
-    "world_size",
-    "restart_of",
-    "restarted_as",
-    "job_end",
+    *("kind", "device", "devices", "optimizers", "custom", "commands", "capabilities"),
+    *("total_steps", "world_size", "restart_of", "restarted_as", "job_end"),
 )
 
 

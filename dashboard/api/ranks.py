@@ -10,6 +10,7 @@ from typing import Any
 
 from dashboard.ranks.rank_cache import RankCache
 from dashboard.ranks.ranks_response import RanksRequest, answer
+from dashboard.run_look import recent
 from stepscope.run import RunInfo, read_run
 from stepscope.run.rank_info import UNREADABLE, read_rank_file
 
@@ -28,11 +29,7 @@ class Jobs:
         """Return what is kept of a run; nothing of another run that had its folder before."""
         key = run.folder, run.created
         with self._lock:
-            job = self._jobs.pop(key, None) or RankCache(run)
-            self._jobs[key] = job
-            while len(self._jobs) > KEPT:
-                self._jobs.popitem(last=False)
-            return job
+            return recent(self._jobs, key, lambda: RankCache(run), KEPT)
 
 
 def ranks_answer(

@@ -1,6 +1,6 @@
 """The app's own HTTP routes, answered from the run folder, without a Streamlit session.
 
-All but `/api/command` and `/api/snapshot` only read.
+All but `/api/command` only read.
 Handlers are plain functions, so that Starlette runs them in its worker threads: SQLite must not
 hold up the event loop that all sessions share.
 """
@@ -22,20 +22,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dashboard import live_chart, services
-from dashboard.api import commands, uploads
+from dashboard.api import commands
 from dashboard.api.devices import devices_answer
 from dashboard.api.origin import NotAllowed, check_sender
 from dashboard.api.page_token import page_token
 from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.charts import memory_breakdown, series
 from dashboard.charts.rank_events import RankEvents
+from dashboard.controls.config_widgets import is_possible
 from dashboard.controls.sidebar_groups import PLACES
-from dashboard.controls.suggestion import is_possible
-from dashboard.hangs import as_verdict as hang_verdict
 from dashboard.out_of_memory import as_verdict
-from dashboard.ranks.ranks_response import parse_question
-from dashboard.ranks.verdict import rank_verdict
-from dashboard.verdicts import as_json
+from dashboard.ranks.ranks_response import parse_question, rank_verdict
+from dashboard.verdicts import as_json, hang_verdict
+from stepscope.distributed.hangs.job_state import Hang
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunError, RunInfo, RunStatus, read_run
 from stepscope.store import STORE_NAME, StoreError, StoreReader
@@ -129,11 +128,15 @@ def _verdict(server: services.Services, reader: StoreReader, run: RunInfo) -> An
     short = as_verdict(run, devices)
     if short is not None:
         return short
-    hang = hang_verdict(server.hangs.of(run))
+    hang = hang_verdict(_hang(server, run))
     if hang is not None:
         return hang
     allowed = functools.partial(is_possible, config=config, devices=devices)
     return as_json(server.verdicts.of(reader, run, allowed), PLACES)
+
+
+def _hang(server: services.Services, run: RunInfo) -> Hang | None:
+    return server.hangs.of(run) if run.status.live else None
 
 
 @_answering
@@ -181,9 +184,8 @@ def get_ranks(request: Request) -> Answer:
     folder = server.folder(query.get("run", ""))
 
     def judge(run: RunInfo) -> Answer:
-        looked = server.stragglers
-        verdict = rank_verdict(looked.of(run), server.hangs.of(run))
-        return {"verdict": verdict, "communication": looked.communication_of(run)}
+        verdict = rank_verdict(server.stragglers.of(run), _hang(server, run))
+        return {"verdict": verdict, "communication": server.communication.of(run)}
 
     return ranks_answer(_JOBS, folder, parse_question(query.items()), judge)
 
@@ -191,7 +193,7 @@ def get_ranks(request: Request) -> Answer:
 async def post_command(request: Request) -> Response:
     """`/api/command`: JSON of run, name, args and id, the id that the run's event will carry."""
     try:
-        check_sender(request, "application/json")
+        check_sender(request)
         body = await commands.read_body(request)
     except NotAllowed as error:
         return _json({"error": str(error)}, 403)
@@ -200,20 +202,6 @@ async def post_command(request: Request) -> Response:
     except ClientDisconnect:
         return _json({"error": "The request was broken off."}, 400)
     return await run_in_threadpool(_tried, functools.partial(commands.send, body))
-
-
-async def post_snapshot(request: Request) -> Response:
-    """`/api/snapshot?name=`: a memory snapshot to keep; answers with its name."""
-    try:
-        return _json(await uploads.receive(request))
-    except NotAllowed as error:
-        return _json({"error": str(error)}, 403)
-    except ValueError as error:
-        return _json({"error": str(error)}, 400)
-    except OSError as error:
-        return _json({"error": f"The file cannot be kept: {error.strerror}."}, 507)
-    except ClientDisconnect:
-        return _json({"error": "The upload was broken off."}, 400)
 
 
 def no_such_route(request: Request) -> Response:
@@ -257,7 +245,6 @@ ROUTES = [
     Route("/api/devices", get_devices),
     Route("/api/ranks", get_ranks),
     Route("/api/command", post_command, methods=["POST"]),
-    Route("/api/snapshot", post_snapshot, methods=["POST"]),
     Route("/api/{path:path}", no_such_route, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     Route("/vendor/plotly.min.js", get_plotly),
     Route(live_chart.MODULES_PATH, get_live_module),

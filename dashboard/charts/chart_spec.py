@@ -11,42 +11,25 @@ Json = dict[str, Any]
 
 # One color a metric, the same in every chart and tile; the component maps the names to a
 # color-blind-safe palette for light and dark.
-COLORS: dict[str, str] = {
-    "train/loss": "blue",
-    "val/loss": "orange",
-    "train/lr": "blue",
-    "train/grad_norm": "blue",
-    "train/amp_scale": "blue",
-    "memory/allocated": "blue",
-    "memory/reserved": "orange",
-    "memory/peak_allocated": "pink",
-    "gpu/mem_used": "green",
-    "gpu/mem_total": "gray",
-    "process/rss": "blue",
-    "process/peak_rss": "pink",
-    "host/mem_used": "green",
-    "host/mem_total": "gray",
-    "process/cpu": "blue",
-    "host/cpu": "green",
-    "gpu/util": "green",
-    "gpu/mem_util": "amber",
-    "gpu/power": "amber",
-    "gpu/power_limit": "gray",
-    "gpu/temp": "orange",
-    "perf/samples_per_sec": "blue",
-    "perf/tokens_per_sec": "orange",
-    "perf/tflops": "blue",
-    "perf/mfu": "orange",
-    "perf/step_time": "blue",
-    "perf/data_wait": "orange",
-    "perf/h2d": "green",
-    "perf/gpu_time": "pink",
-    "comm/rate": "blue",
-    "comm/share": "orange",
-    "comm/bytes": "blue",
-    "comm/time": "orange",
-    "comm/bus_bandwidth": "green",
+_KEYS = {
+    "blue": (
+        *("train/loss", "train/lr", "train/grad_norm", "train/amp_scale", "memory/allocated"),
+        *("process/rss", "process/cpu", "perf/samples_per_sec", "perf/tflops", "perf/step_time"),
+        *("comm/rate", "comm/bytes"),
+    ),
+    "orange": (
+        *("val/loss", "memory/reserved", "gpu/temp", "perf/tokens_per_sec", "perf/mfu"),
+        *("perf/data_wait", "comm/share", "comm/time"),
+    ),
+    "green": (
+        *("gpu/mem_used", "host/mem_used", "host/cpu", "gpu/util", "perf/h2d"),
+        "comm/bus_bandwidth",
+    ),
+    "pink": ("memory/peak_allocated", "process/peak_rss", "perf/gpu_time"),
+    "amber": ("gpu/mem_util", "gpu/power"),
+    "gray": ("gpu/mem_total", "host/mem_total", "gpu/power_limit"),
 }
+COLORS = {key: color for color, keys in _KEYS.items() for key in keys}
 LINES = ("blue", "green", "orange", "pink", "amber", "gray")
 """Colors of lines that share a metric, such as the losses of several optimizers."""
 GPU_COLORS = tuple(f"gpu{place}" for place in range(8))

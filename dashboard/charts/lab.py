@@ -6,9 +6,23 @@ Streamlit keeps the drawn chart: an element is drawn anew when its figure differ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dashboard.charts.figures import (
+    AMBER,
+    BLUE,
+    FIXED,
+    GRAY,
+    ORANGE,
+    Json,
+    band,
+    layout,
+    plain,
+    rows_axis,
+    shortened,
+    title,
+)
 from dashboard.sweep_content import Arm, SweepContent, Verdict
 
 WORDS: dict[Verdict, str] = {
@@ -20,14 +34,12 @@ WORDS: dict[Verdict, str] = {
     Verdict.FAILED: "failed",
     Verdict.IMPOSSIBLE: "impossible",
 }
-# After Okabe and Ito, told apart with any color vision; each has a contrast of at least 3:1 on the
-# light and on the dark background. page.css gives the table's marks the same colors and shapes.
 COLORS: dict[Verdict, str] = {
-    Verdict.FASTER: "#1a80c4",
-    Verdict.SLOWER: "#d55e00",
-    Verdict.NO_DIFFERENCE: "#7a8490",
-    Verdict.UNDECIDED: "#b07d00",
-    Verdict.MEASURING: "#b07d00",
+    Verdict.FASTER: BLUE,
+    Verdict.SLOWER: ORANGE,
+    Verdict.NO_DIFFERENCE: GRAY,
+    Verdict.UNDECIDED: AMBER,
+    Verdict.MEASURING: AMBER,
 }
 SYMBOLS: dict[Verdict, str] = {
     Verdict.FASTER: "triangle-right",
@@ -51,22 +63,22 @@ def by_effect(arms: Iterable[Arm]) -> list[Arm]:
 def drawn(sweep: SweepContent) -> list[Arm]:
     """Return what has an effect to draw, the best combination first."""
     found = [arm for arm in by_effect(sweep.arms) if arm.effect is not None]
-    best = sweep.best.arm if sweep.best is not None else None
+    best = sweep.best
     return [best, *found] if best is not None and best.effect is not None else found
 
 
-def effects_figure(sweep: SweepContent) -> dict[str, Any] | None:
+def effects_figure(sweep: SweepContent) -> Json | None:
     """Return the chart of effects in percent; None while no setting has one."""
     arms = drawn(sweep)
     if not arms:
         return None
-    rows = {arm.name: row for row, arm in enumerate(arms)}
+    rows: dict[str, int] = {arm.name: row for row, arm in enumerate(arms)}
     verdicts = [verdict for verdict in COLORS if any(arm.verdict is verdict for arm in arms)]
     traces = [
         _trace(verdict, [arm for arm in arms if arm.verdict is verdict], rows)
         for verdict in verdicts
     ]
-    return {"data": traces, "layout": _layout(arms, sweep.margin)}
+    return {"data": traces, "layout": _layout(arms, sweep.plan.margin)}
 
 
 def percent(value: float | None, *, signed: bool = True) -> str:
@@ -97,7 +109,7 @@ def _figure(value: float, sign: str) -> str:
     return f"{100 * value:{sign}.1f}".replace("-", "\N{MINUS SIGN}")
 
 
-def _trace(verdict: Verdict, arms: list[Arm], rows: dict[str, int]) -> dict[str, Any]:
+def _trace(verdict: Verdict, arms: list[Arm], rows: dict[str, int]) -> Json:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -120,49 +132,24 @@ def _trace(verdict: Verdict, arms: list[Arm], rows: dict[str, int]) -> dict[str,
     }
 
 
-def _layout(arms: list[Arm], margin: float | None) -> dict[str, Any]:
-    shapes = []
-    if margin:
-        # Within it a difference counts as none.
-        shapes.append(_band(-100 * margin, 100 * margin))
-    return {
-        "height": 92 + ROW_PX * len(arms),
-        "margin": {"l": 8, "r": 16, "t": 36, "b": 44},
-        "showlegend": True,
-        "legend": {
-            "orientation": "h",
-            "x": 0,
-            "xanchor": "left",
-            "y": 1,
-            "yanchor": "bottom",
-            "font": {"size": 13},
-            "itemclick": False,
-            "itemdoubleclick": False,
-        },
-        "hovermode": "closest",
-        "dragmode": False,
-        "shapes": shapes,
-        "xaxis": {
-            "title": {"text": "Throughput against the baseline", "font": {"size": 13}},
-            "zeroline": True,
-            "zerolinewidth": 2,
-            "zerolinecolor": "#7a8490",
-            "ticksuffix": " %",
-            "tickfont": {"size": 13},
-            "range": _range(arms, margin or 0.0),
-            "fixedrange": True,
-        },
-        "yaxis": {
-            "tickvals": list(range(len(arms))),
-            "ticktext": [_label(arm) for arm in arms],
-            "range": [len(arms) - 0.5, -0.5],
-            "automargin": True,
-            "tickfont": {"size": 13},
-            "showgrid": False,
-            "zeroline": False,
-            "fixedrange": True,
-        },
+def _layout(arms: list[Arm], margin: float | None) -> Json:
+    # Within the margin a difference counts as none.
+    same: Json = {"fillcolor": GRAY, "opacity": 0.16, "layer": "below"}
+    x_axis = {
+        "title": title("Throughput against the baseline"),
+        "zerolinewidth": 2,
+        "zerolinecolor": GRAY,
+        "ticksuffix": " %",
+        "tickfont": {"size": 13},
+        "range": _range(arms, margin or 0.0),
     }
+    return layout(
+        92 + ROW_PX * len(arms),
+        showlegend=True,
+        shapes=[band("x", -100 * margin, 100 * margin, **same)] if margin else [],
+        xaxis=FIXED | x_axis | {"zeroline": True},
+        yaxis=rows_axis([shortened(arm.label, LABEL_LENGTH) for arm in arms]),
+    )
 
 
 def _range(arms: list[Arm], margin: float) -> list[float]:
@@ -176,36 +163,10 @@ def _range(arms: list[Arm], margin: float) -> list[float]:
     return [round(100 * (low - room), 3), round(100 * (high + room), 3)]
 
 
-def _band(low: float, high: float) -> dict[str, Any]:
-    return {
-        "type": "rect",
-        "xref": "x",
-        "yref": "paper",
-        "x0": low,
-        "x1": high,
-        "y0": 0,
-        "y1": 1,
-        "fillcolor": "#7a8490",
-        "opacity": 0.16,
-        "line": {"width": 0},
-        "layer": "below",
-    }
-
-
-def _label(arm: Arm) -> str:
-    short = arm.label if len(arm.label) <= LABEL_LENGTH else f"{arm.label[: LABEL_LENGTH - 1]}…"
-    return plain(short)
-
-
 def _hover(arm: Arm) -> str:
     word = WORDS[arm.verdict] if arm.verdict is not None else ""
     figures = f"{percent(arm.effect)} {interval(arm.low, arm.high)}".strip()
     return f"<b>{plain(arm.label)}</b><br>{word}: {figures}<br>{arm.rounds} rounds"
-
-
-def plain(text: str) -> str:
-    """Return a text that Plotly shows as it is: it reads some HTML."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _shown(effect: float | None) -> float | None:
@@ -214,3 +175,79 @@ def _shown(effect: float | None) -> float | None:
 
 def _length(high: float | None, low: float | None) -> float:
     return 0.0 if high is None or low is None else round(max(0.0, 100 * (high - low)), 3)
+
+
+MIB = 2.0**20
+MARKS = {
+    Verdict.FASTER: "▶",
+    Verdict.SLOWER: "◀",
+    Verdict.NO_DIFFERENCE: "●",
+    Verdict.UNDECIDED: "◇",
+    Verdict.MEASURING: "○",
+    Verdict.FAILED: "✕",
+    Verdict.IMPOSSIBLE: "–",
+}
+METRICS = {
+    "Samples/s": ("samples_per_sec", 1.0),
+    "Step time": ("step_time", 1e3),
+    "Data wait": ("data_wait", 1e3),
+    "H2D copy": ("h2d", 1e3),
+    "GPU time": ("gpu_time", 1e3),
+    "Peak allocated": ("peak_allocated", 1 / MIB),
+    "Peak reserved": ("peak_reserved", 1 / MIB),
+    "Peak process": ("peak_process", 1 / MIB),
+    "Energy": ("energy_per_sample", 1e3),
+    "MFU": ("mfu", 100.0),
+    "Loss": ("loss", 1.0),
+}
+"""Metric and factor of each column of measured values."""
+
+
+def listed(sweep: SweepContent) -> list[Arm]:
+    """Return what the table lists: the best combination, the baseline, then arms by effect."""
+    best = [sweep.best] if sweep.best is not None else []
+    return [*best, sweep.baseline, *by_effect(sweep.arms)]
+
+
+def rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+    """Return a row an arm; None where it has no value, no column where none has one."""
+    made = [_row(arm) for arm in arms]
+    used = {name for row in made for name, value in row.items() if value is not None}
+    return [{name: value for name, value in row.items() if name in used} for row in made]
+
+
+def _row(arm: Arm) -> dict[str, Any]:
+    verdict = arm.verdict
+    return {
+        "Setting": arm.label if verdict is not None else f"Baseline: {arm.label}",
+        "Verdict": None if verdict is None else f"{MARKS[verdict]} {WORDS[verdict]}",
+        "Reason": arm.reason,
+        "Effect": None if verdict is None or arm.effect is None else 100 * arm.effect,
+        "Interval": interval(arm.low, arm.high) or None,
+        "Margin of error": None if arm.resolution is None else 100 * arm.resolution,
+        "Rounds": arm.rounds or None,
+        **{
+            title: None if key not in arm.metrics else factor * arm.metrics[key]
+            for title, (key, factor) in METRICS.items()
+        },
+        "Loss verdict": arm.loss.verdict and arm.loss.verdict.replace("_", " "),
+    }
+
+
+def absent_sentence(sweep: SweepContent) -> str | None:
+    """Return which measurements this machine does not give; None where all are there."""
+    measured = [arm.metrics for arm in listed(sweep) if arm.metrics]
+    missing = [
+        words
+        for words, metric in (
+            ("allocated and reserved memory", "peak_allocated"),
+            ("energy", "energy_per_sample"),
+        )
+        if not any(metric in metrics for metrics in measured)
+    ]
+    if not measured or not missing:
+        return None
+    names = " and no ".join(missing)
+    if sweep.config.get("device") == "cpu":
+        return f"Not available on CPU: {names}."
+    return f"This GPU or its driver gives no {names}."

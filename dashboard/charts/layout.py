@@ -18,13 +18,15 @@ from dashboard.charts.chart_spec import (
     training_gpu,
     y_axis,
 )
-from dashboard.charts.communication import communication
 from dashboard.charts.memory_breakdown import ledger_traces, metric_words, place_of
 from dashboard.charts.run_view import LinearFit, RunView, loss_keys, norm_keys, rate_keys
 from dashboard.charts.tiles import NO_EPOCH, NO_SAMPLES, tiles
 from stepscope.metrics import METRICS, Stream, Unit
 from stepscope.run import RunKind
 
+NO_COLLECTIVES = "No data yet: collectives are read at the end of a step, every 1 to 64 s."
+COLLECTIVES_UNREAD = "Collectives are not read: {}."
+COLLECTIVES_NOTE = "Collectives of rank 0."
 WARM_UP_ROWS = 3
 """First steps of a run, slow by nature: drawn, but they do not set the scale of step time."""
 NO_LOSS = {
@@ -258,6 +260,52 @@ def _optimizer(content: RunView) -> list[Json]:
         chart("grad_norm", "Gradient norm", norms, group="more", y=zero),
         chart("amp_scale", "AMP scale", scale, group="more", y=zero, y2=count_axis),
     ]
+
+
+def communication(content: RunView) -> list[Json]:
+    """Return the charts of collectives, by second and by step; none for a run of one process."""
+    if content.ranks == 1:
+        return []
+    reasons = content.collectives
+    unread = reasons.get("comm/bytes")
+    empty = NO_COLLECTIVES if unread is None else COLLECTIVES_UNREAD.format(unread)
+    untimed = reasons.get("comm/time") if unread is None else None
+    parts = [
+        COLLECTIVES_NOTE,
+        reasons.get("lost"),
+        None if untimed is None else f"No times: {untimed}.",
+    ]
+    charts = [
+        chart(
+            "communication",
+            "Communication",
+            [trace("comm/rate", "points"), _timed("comm/share")],
+            y=y_axis(Unit.BYTES_PER_SECOND),
+            y2=y_axis(Unit.PERCENT),
+            note=" ".join(filter(None, parts)),
+            empty=empty,
+            group="more",
+        ),
+        chart(
+            "collectives",
+            "Collectives per step",
+            [trace("comm/bytes", "points"), _timed("comm/time")],
+            y=y_axis(Unit.BYTES),
+            y2=y_axis(Unit.SECOND),
+            empty=empty,
+            group="more",
+        ),
+    ]
+    if "comm/bus_bandwidth" in reasons:
+        return charts
+    bus = [trace("comm/bus_bandwidth", "points", optional=True)]
+    y = y_axis(Unit.BYTES_PER_SECOND)
+    note = "Of timed collectives of at least 1 MiB."
+    return [*charts, chart("bus", "Bus bandwidth", bus, y=y, note=note, empty=empty, group="more")]
+
+
+def _timed(key: str) -> Json:
+    return trace(key, "points", axis="y2", dash="dot", optional=True)
 
 
 def _fit(fit: LinearFit | None) -> Json | None:

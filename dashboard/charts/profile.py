@@ -1,53 +1,41 @@
-"""A profile as table rows, parts of a step as Markdown, and stacks as a Plotly icicle; pure."""
+"""A profile as rows of a table and Plotly figures: parts of a step, and stacks; pure."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
 
-from dashboard.charts.lab import plain
+from dashboard.charts.figures import BLUE, GRAY, GREEN, ORANGE, PINK, Json, plain
 from stepscope.common.formatting import format_short_time
-from stepscope.profiling.phase_ranges import OTHER, PHASES
+from stepscope.profiling.phase_ranges import OTHER
 from stepscope.profiling.summary import ProfileSummary
 from stepscope.profiling.trace_stats import FlameGraph
 
 MS, MIB = 1000.0, 2.0**20
 PHASE_COLORS = {
-    "data": "orange",  # as the wait for data in the chart of step time
-    "forward": "blue",
-    "backward": "violet",
-    "optimizer": "green",
-    OTHER: "gray",
+    "data": ORANGE,  # as the wait for data in the chart of step time
+    "forward": BLUE,
+    "backward": PINK,
+    "optimizer": GREEN,
+    OTHER: GRAY,
 }
-
-
-class NodeKind(NamedTuple):
-    """A kind of function in the icicle, with its color in Markdown and behind dark text."""
-
-    name: str
-    word: str
-    color: str
-
-
-KINDS = (
-    NodeKind("Python", "blue", "#8fc1e3"),
-    NodeKind("module", "green", "#7fcab0"),
-    NodeKind("built-in function", "gray", "#b9c0c9"),
-    NodeKind("operator", "orange", "#eba36b"),
-)
-PYTHON, MODULE, BUILT_IN, OPERATOR = KINDS
-_PYTHON = re.compile(r"\.py\(\d+\): ")
+KINDS = {
+    "Python": "#8fbfe3",
+    "module": "#7cc8ad",
+    "built-in function": "#b9c0c9",
+    "operator": "#e9a77a",
+}
+"""Colors of functions in the stacks."""
+NODES = 4000
+"""Functions that are sent to the browser, the largest."""
+OUTER_SHARE = 0.97
 _OPERATOR = re.compile(r"[\w.]+(::|Backward\d|$)")
-MIN_SHARE = 1 / 2000
-FLAME_PX, ROWS = 440, 22
-"""Height of the icicle, and its rows of nodes; a click on a node shows those below."""
 
 
-def rows(summary: ProfileSummary) -> list[dict[str, Any]]:
+def rows(summary: ProfileSummary) -> list[Json]:
     """Return a row an operator: times in ms and memory in MiB, summed over the profiled steps."""
     found = []
     for operator in summary.operators:
-        row: dict[str, Any] = {"Operator": operator.name, "Calls": operator.calls}
+        row: Json = {"Operator": operator.name, "Calls": operator.calls}
         if summary.cuda:
             row["CUDA self"] = operator.cuda_self_us / MS
             row["CUDA total"] = operator.cuda_total_us / MS
@@ -60,87 +48,96 @@ def rows(summary: ProfileSummary) -> list[dict[str, Any]]:
     return found
 
 
-def parts_of_steps(summary: ProfileSummary) -> list[str]:
-    """Return Markdown lines with each part's share and duration per step: one per device."""
+def phase_figure(summary: ProfileSummary) -> Json:
+    """Return a bar for the training thread, and one for the GPU, of the parts of a step."""
     steps = max(1, summary.last - summary.first + 1)
-    lines = [_parts("Training thread", summary.phases.cpu_us, steps)]
-    if summary.cuda:
-        lines.append(_parts("GPU", summary.phases.cuda_us, steps))
-    return lines
-
-
-def flame_figure(flame: FlameGraph) -> dict[str, Any]:
-    """Return the stacks as an icicle, callers above callees; a click fills the width with a node.
-
-    Nodes below MIN_SHARE of the profile are left out.
-    """
-    whole = sum(t for t, parent in zip(flame.total_us, flame.parent, strict=True) if parent < 0)
-    room: dict[int, float] = {-1: whole}  # what the callees of each drawn node may still take
-    drawn: list[int] = []
-    values: list[float] = []
-    for node, parent in enumerate(flame.parent):  # callers come first
-        value = min(flame.total_us[node], room.get(parent, 0.0))
-        if value <= MIN_SHARE * whole:
-            continue
-        room[parent] -= value
-        room[node] = value
-        drawn.append(node)
-        values.append(value)
-    names = [flame.names[flame.name[node]] for node in drawn]
-    times = [flame.total_us[node] for node in drawn]
-    return {
-        "data": [
+    bars = {"GPU": summary.phases.cuda_us} if summary.cuda else {}
+    bars["Training thread"] = summary.phases.cpu_us  # the last one stands at the top
+    traces = []
+    for name, color in PHASE_COLORS.items():
+        shares = [times[name] / (sum(times.values()) or 1.0) for times in bars.values()]
+        each = [format_short_time(times[name] / steps / 1e6) for times in bars.values()]
+        told = [f"{name} {share:.1%} · {text}" for share, text in zip(shares, each, strict=True)]
+        traces.append(
             {
-                "type": "icicle",
-                "ids": [str(node) for node in drawn],
-                "labels": [plain(name.removeprefix("nn.Module: ")) for name in names],
-                "parents": ["" if (at := flame.parent[node]) < 0 else str(at) for node in drawn],
-                "values": values,
-                "customdata": [
-                    [plain(name), format_short_time(time / 1e6), f"{flame.calls[node]:,}"]
-                    for node, name, time in zip(drawn, names, times, strict=True)
-                ],
-                "hovertemplate": "%{customdata[0]}<br>%{customdata[1]} (%{percentRoot}) in "
-                "%{customdata[2]} calls<extra></extra>",
-                "branchvalues": "total",
-                "level": _first_level(flame, whole),
-                "maxdepth": ROWS,
-                "tiling": {"orientation": "v", "pad": 1},
-                "textinfo": "label",
-                "marker": {"colors": [kind_of(name).color for name in names]},
+                "type": "bar",
+                "orientation": "h",
+                "name": name if len(bars) > 1 else told[0],
+                "x": shares,
+                "y": list(bars),
+                "text": told,
+                "textangle": 0,
+                "insidetextanchor": "start",
+                "hovertemplate": "%{text} per step<extra></extra>",
+                "marker": {"color": color},
             }
-        ],
-        "layout": {"height": FLAME_PX, "margin": {"l": 0, "r": 0, "t": 24, "b": 0}},
+        )
+    layout = {
+        "height": 110 + 34 * len(bars),
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "barmode": "stack",
+        "dragmode": False,
+        "legend": {"orientation": "h", "traceorder": "normal", "y": 0, "yanchor": "top"},
+        "xaxis": {"visible": False, "range": [0, 1], "fixedrange": True},
+        "yaxis": {"automargin": True, "fixedrange": True},
     }
+    return {"data": traces, "layout": layout}
 
 
-def _first_level(flame: FlameGraph, whole: float) -> str:
-    """Return the id of the node to begin with, below callers that hold nearly all of the time."""
-    largest: dict[int, int] = {}
+def flame_figure(flame: FlameGraph) -> Json:
+    """Return the stacks as an icicle, callers above what they call; at most NODES functions.
+
+    The view begins below the outer functions that hold nearly all of the time.
+    """
+    order = sorted(range(len(flame.parent)), key=lambda node: -flame.total_us[node])
+    largest, size = set(order[:NODES]), dict[int, float]()
     for node, parent in enumerate(flame.parent):
-        if flame.total_us[node] >= flame.total_us[largest.setdefault(parent, node)]:
-            largest[parent] = node
-    chain = [-1]
-    while (node := largest.get(chain[-1], -1)) >= 0 and flame.total_us[node] >= 0.97 * whole:
-        chain.append(node)
-    return str(chain[-2]) if len(chain) > 2 else ""
+        if node in largest and (parent < 0 or parent in size):
+            size[node] = 0.0
+    for node in reversed(size):  # Plotly draws nothing where parts are larger than their sum
+        size[node] = max(size[node], flame.total_us[node])
+        if (parent := flame.parent[node]) >= 0:
+            size[parent] += size[node]
+    whole = sum(size[node] for node in size if flame.parent[node] < 0) or 1.0
+    outer = [node for node in size if size[node] >= OUTER_SHARE * whole]
+    names = {node: flame.names[flame.name[node]] for node in size}
+    trace = {
+        "type": "icicle",
+        "ids": [str(node) for node in size],
+        "parents": [str(flame.parent[node]) if flame.parent[node] >= 0 else "" for node in size],
+        "labels": [plain(name.removeprefix("nn.Module: ")) for name in names.values()],
+        "values": list(size.values()),
+        "branchvalues": "total",
+        "text": [
+            f"{format_short_time(flame.total_us[node] / 1e6)} "
+            f"({flame.total_us[node] / whole:.1%}) in {flame.calls[node]:,} calls"
+            for node in size
+        ],
+        "textinfo": "label",
+        "hovertemplate": "%{label}<br>%{text}<extra></extra>",
+        "tiling": {"orientation": "v"},
+        "marker": {"colors": [KINDS[kind_of(name)] for name in names.values()]},
+        "maxdepth": 24,
+    }
+    layout = {
+        "height": 540,
+        "margin": {"l": 4, "r": 4, "t": 28, "b": 4},  # the path to the function stands at the top
+        "uniformtext": {"minsize": 10, "mode": "hide"},
+    }
+    if outer:
+        trace["level"] = str(outer[-1])
+    return {"data": [trace], "layout": layout}
 
 
-def kind_of(name: str) -> NodeKind:
-    """Return whether a name is of an operator, a built-in, a module, or a Python function."""
+def kind_of(name: str) -> str:
+    """Return the kind of a function in a stack, a key of KINDS.
+
+    >>> [kind_of(name) for name in ("train.py(9): main", "aten::mm", "nn.Module: Net_0")]
+    ['Python', 'operator', 'module']
+    """
     if name.startswith("nn.Module: "):
-        return MODULE
+        return "module"
     if name.startswith("<built-in"):
-        return BUILT_IN
-    return OPERATOR if not _PYTHON.search(name) and _OPERATOR.match(name) else PYTHON
-
-
-def _parts(label: str, times_us: dict[str, float], steps: int) -> str:
-    whole = sum(times_us.values()) or 1.0
-    words = [
-        f":{PHASE_COLORS[name]}[■] {name} {times_us[name] / whole:.0%} · "
-        f"{format_short_time(times_us[name] / steps / 1e6)}"
-        for name in (*PHASES, OTHER)
-        if times_us[name] > 0
-    ]
-    return f"**{label}, by part of a step:** {', '.join(words)}"
+        return "built-in function"
+    is_python = re.search(r"\.py\(\d+\): ", name)
+    return "operator" if not is_python and _OPERATOR.match(name) else "Python"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dashboard.charts.run_view import world_size_of
+from dashboard.run_look import recent
 from stepscope.alerts.rules import NO_STEP
 from stepscope.run import RunInfo
 from stepscope.run.rank_info import find_rank, numbers_with
@@ -78,10 +79,7 @@ class RankEvents:
         if world_size_of(run.run_json) < 2:
             return [], ""
         with self._lock:
-            known = self._runs.pop(run.folder, None) or _RunEvents()
-            self._runs[run.folder] = known
-            while len(self._runs) > RUNS:
-                self._runs.popitem(last=False)
+            known = recent(self._runs, run.folder, _RunEvents, RUNS)
             self._ask(run.folder, known)
             name, _, count = seen.partition("~")
             after = int(count) if name == known.name and count.isdecimal() else 0

@@ -6,6 +6,7 @@ same size whether a run has 600 points or ten million. `dashboard/live_chart` is
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,9 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.charts.metric_selection import Keys, keys_of
-from dashboard.charts.run_view import run_kind
-from dashboard.charts.waiting import command_wait
+from dashboard.charts.chart_spec import COLORS
+from dashboard.charts.run_view import (
+    custom_metrics,
+    loss_keys,
+    norm_keys,
+    optimizer_names,
+    rate_keys,
+    run_kind,
+)
 from stepscope.common.formatting import number_name
 from stepscope.recorder.cuda_readback import SLOTS
 from stepscope.recorder.rows import RATE, STEP_TIME
@@ -40,12 +47,52 @@ QUIET_S = 3.0
 """Age of the heartbeat from which the page says so; a healthy run writes it every second."""
 
 
+ROUND_S = 5
+"""A sentence on waiting ranks changes this often: a screen reader says it anew each time."""
+NAMED = 8
+"""Ranks that are named at most."""
+FOLDED = {
+    *("train/amp_scale", "train/amp_skipped"),
+    *("perf/tokens_per_sec", "perf/tflops", "perf/mfu"),
+    *("gpu/temp", "gpu/power_limit"),
+    *("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth"),
+}
+"""In folded charts only, as are learning rates and gradient norms: sent while they are open."""
+LIVE_KEYS = COLORS.keys() - FOLDED - {"train/lr", "train/grad_norm"} | {
+    *("val/accuracy", "model/weight", "model/bias", "sampler/cost")
+}
+"""Sent with every poll: what is in a chart or a tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The metrics that a client is sent: those it draws, and those of which it shows the newest."""
+
+    drawn: frozenset[str]
+    last: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True)
 class SeriesCursor:
     """What a client has of a series: `row` rows in buckets of `bucket` rows."""
 
     row: int
     bucket: int
+
+
+def keys_of(run: RunInfo, include_folded: bool) -> Keys:
+    """Return the metrics to send of a run; those of its folded charts only where asked for."""
+    include_folded |= run_kind(run) is RunKind.RECORD  # which folds nothing
+    optimizers = len(optimizer_names(run.run_json))
+    return _keys(custom_metrics(run.run_json)[0], optimizers, include_folded)
+
+
+@functools.lru_cache(maxsize=64)
+def _keys(custom: tuple[str, ...], optimizers: int, include_folded: bool) -> Keys:
+    rates = (key for key, _, _ in rate_keys(optimizers))
+    folded = {*FOLDED, *norm_keys(optimizers), *rates}
+    drawn = {*LIVE_KEYS, *custom, *loss_keys(optimizers), *(folded if include_folded else ())}
+    return Keys(frozenset(drawn), frozenset({*drawn, *folded, "train/epoch"}))
 
 
 def parse_cursors(text: str) -> dict[str, SeriesCursor]:
@@ -91,10 +138,7 @@ def update(
     """Return the run's state, the rows after the cursors and the events after `after_event`."""
     part = _SeriesResponse(reader, run.created, keys_of(run, include_folded))
     series = {
-        _name(info): {
-            **part.delta(info, cursors.get(_name(info))),
-            **part.newest(info),
-        }
+        _name(info): {**part.delta(info, cursors.get(_name(info))), **part.newest(info)}
         for info in reader.series()
     }
     answer = {**state(run), "series": series, "events": events(reader, run, after_event)}
@@ -158,6 +202,28 @@ def warnings(run: RunInfo) -> list[str]:
             "stale."
         )
     return found
+
+
+def command_wait(run: RunInfo, now: float) -> str | None:
+    """Return which ranks have not come to the step of a command; None while all come."""
+    waits = run.run_json.get("command_waits")
+    if not run.status.live or not isinstance(waits, dict):
+        return None
+    try:
+        label = str(waits["name"]).replace("_", " ").capitalize()
+        since, step, ranks = float(waits["since"]), int(waits["step"]), list(waits["ranks"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    waited_s = max(ROUND_S, int(now - since) // ROUND_S * ROUND_S)
+    who = _late(ranks, run.run_json.get("world_size"))
+    return f"{label} is waiting for step {step:,}: {who} arrived after {waited_s:,} s."
+
+
+def _late(ranks: list[Any], world_size: Any) -> str:
+    if len(ranks) == world_size:
+        return "no rank has"
+    listed = ", ".join(map(str, ranks[:NAMED])) + (", …" if len(ranks) > NAMED else "")
+    return f"rank {listed} has not" if len(ranks) == 1 else f"ranks {listed} have not"
 
 
 def _waiting(run: RunInfo) -> str | None:

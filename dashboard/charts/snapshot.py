@@ -7,31 +7,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboard.charts.lab import plain
+from dashboard.charts.figures import (
+    AMBER,
+    BLUE,
+    FIXED,
+    GRAY,
+    GREEN,
+    ORANGE,
+    PINK,
+    Json,
+    band,
+    layout,
+    line,
+    note,
+    plain,
+    rows_axis,
+    shortened,
+    title,
+    unit_of,
+)
+from dashboard.charts.profile import PHASE_COLORS
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.segments import ACTIVE, AWAITING, FREE, DeviceSegments, SegmentRow
 from stepscope.memory.snapshots.stacks import own_frame, short
 from stepscope.memory.snapshots.summary import SnapshotDiff, SnapshotSummary, by_module
 from stepscope.memory.snapshots.timeline import MemoryTimeline
 
-Json = dict[str, Any]
-
 MIB = 2.0**20
 BANDS = (
-    "#1a80c4",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#b07d00",
-    "#7c6be4",
-    "#2aa5c9",
-    "#a3455a",
-    "#8a9a2c",
-    "#7d5a44",
+    *(BLUE, ORANGE, GREEN, PINK, AMBER),
+    *("#7c6be4", "#2aa5c9", "#a3455a", "#8a9a2c", "#7d5a44"),
 )
-"""After Okabe and Ito and the colors of GPUs, for both backgrounds; a band each, largest first."""
-BEFORE_COLOR, REST_COLOR, LINE_COLOR = "#6b7280", "#a9b1bc", "#7a8490"
-STATE_COLORS = {ACTIVE: "#1a80c4", AWAITING: "#cc79a7", FREE: "#b9c0c9"}
+"""Colors for both backgrounds; a band each, largest first."""
+BEFORE_COLOR, REST_COLOR = "#6b7280", "#a9b1bc"
+STATE_COLORS = {ACTIVE: BLUE, AWAITING: PINK, FREE: "#b9c0c9"}
 STATE_WORDS = {ACTIVE: "in use", AWAITING: "freed, another stream still uses it", FREE: "free"}
 LABEL_LENGTH = 52
 """Characters of a legend's entry."""
@@ -40,13 +49,6 @@ ROW_PX, MAP_ROWS = 20, 24
 HISTORY_PX = 380
 PHASE = "phase="
 """How the labels of Stepscope's own recordings begin."""
-PHASE_COLORS = {
-    "data": "#d55e00",
-    "forward": "#1a80c4",
-    "backward": "#cc79a7",
-    "optimizer": "#009e73",
-}
-"""As the parts of a step in a profile."""
 NAME_ROOM = 0.07
 """Share of the width between two names of labels; each stands once, where there is room."""
 FRAMES_SHOWN = 30
@@ -70,14 +72,6 @@ def _where_and_inner(frames: tuple[str, ...]) -> str:
     return own if inner == own else f"{own} · {inner.rpartition(' in ')[0]}"
 
 
-def unit_of(most: float) -> tuple[str, float]:
-    """Return the unit in which bytes up to `most` are drawn, and its bytes."""
-    for name, factor in (("GiB", 2.0**30), ("MiB", MIB), ("KiB", 1024.0)):
-        if most >= factor:
-            return name, factor
-    return "B", 1.0
-
-
 def history_figure(summary: SnapshotSummary, history: MemoryTimeline, *, over_time: bool) -> Json:
     """Return live bytes as stacked bands, over seconds where they are wanted and recorded."""
     timed = over_time and history.seconds is not None
@@ -86,14 +80,22 @@ def history_figure(summary: SnapshotSummary, history: MemoryTimeline, *, over_ti
     bands: list[tuple[str, str, tuple[int, ...]]] = []
     if any(history.before):
         bands.append(("Allocated before the recording", BEFORE_COLOR, history.before))
-    for place, band in enumerate(history.bands):
-        label = _label(_where_and_inner(summary.frames(band.stack)))
-        bands.append((label, BANDS[place % len(BANDS)], band.live))
+    for place, held in enumerate(history.bands):
+        label = shortened(_where_and_inner(summary.frames(held.stack)), LABEL_LENGTH)
+        bands.append((label, BANDS[place % len(BANDS)], held.live))
     if any(history.rest):
         bands.append(("Everything else", REST_COLOR, history.rest))
-    traces = [_band(x, *band, unit, factor) for band in bands]
+    traces = [
+        _line(x, label, live, unit, factor, color)
+        | {
+            "stackgroup": "live",
+            "fillcolor": color,
+            "line": {"width": 0.5, "color": color, "shape": "hv"},
+        }
+        for label, color, live in bands
+    ]
     if history.reserved is not None and any(history.reserved):
-        traces.append(_line(x, history.reserved, unit, factor))
+        traces.append(_line(x, "Reserved", history.reserved, unit, factor, GRAY))
     return {"data": traces, "layout": _history_layout(summary, history, x, unit, timed=timed)}
 
 
@@ -106,7 +108,13 @@ def map_figure(summary: SnapshotSummary, memory: DeviceSegments) -> Json:
         for state in (ACTIVE, AWAITING, FREE)
         if (trace := _blocks(summary, rows, state, unit, factor)) is not None
     ]
-    return {"data": traces, "layout": _map_layout(rows, unit)}
+    found = layout(
+        90 + ROW_PX * len(rows),
+        barmode="overlay",
+        xaxis=FIXED | {"ticksuffix": f" {unit}"},
+        yaxis=rows_axis([_row_label(row) for row in rows]),
+    )
+    return {"data": traces, "layout": found}
 
 
 def allocation_rows(summary: SnapshotSummary, device: int) -> list[Json]:
@@ -183,113 +191,50 @@ def _stack(frames: tuple[str, ...]) -> list[str]:
     return [short(frame) for frame in frames[:FRAMES_SHOWN]]
 
 
-def _label(text: str) -> str:
-    return plain(text if len(text) <= LABEL_LENGTH else f"{text[: LABEL_LENGTH - 1]}…")
-
-
-def _band(
-    x: list[Any], label: str, color: str, live: tuple[int, ...], unit: str, factor: float
+def _line(
+    x: list[Any], label: str, values: tuple[int, ...], unit: str, factor: float, color: str
 ) -> Json:
     return {
         "type": "scatter",
         "mode": "lines",
         "name": label,
         "x": x,
-        "y": [round(value / factor, 3) for value in live],
-        "stackgroup": "live",
-        "line": {"width": 0.5, "color": color, "shape": "hv"},
-        "fillcolor": color,
+        "y": [round(value / factor, 3) for value in values],
+        "line": {"width": 1.5, "color": color, "dash": "dash", "shape": "hv"},
         "hovertemplate": f"%{{y:.3~f}} {unit}<extra>{label}</extra>",
-    }
-
-
-def _line(x: list[Any], reserved: tuple[int, ...], unit: str, factor: float) -> Json:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "Reserved",
-        "x": x,
-        "y": [round(value / factor, 3) for value in reserved],
-        "line": {"width": 1.5, "color": LINE_COLOR, "dash": "dash", "shape": "hv"},
-        "hovertemplate": f"%{{y:.3~f}} {unit}<extra>Reserved</extra>",
     }
 
 
 def _history_layout(
     summary: SnapshotSummary, history: MemoryTimeline, x: list[Any], unit: str, *, timed: bool
 ) -> Json:
-    shapes = [_edge(x[column]) for column in history.ooms]
+    shapes = [line("x", x[column], ORANGE, "solid") for column in history.ooms]
     notes = [_note(x[column], "out of memory") for column in history.ooms[:3]]
     told: set[int] = set()
-    room = NAME_ROOM * len(x)
     after = 0.0
     for span in history.spans:
         name = summary.labels[span.label].removeprefix(PHASE)
-        color = PHASE_COLORS.get(name, LINE_COLOR)
-        shapes.append(_strip(x[span.first], x[min(span.last + 1, len(x) - 1)], color))
+        last = x[min(span.last + 1, len(x) - 1)]
+        color = PHASE_COLORS.get(name, GRAY)
+        shapes.append(band("x", x[span.first], last, 1.005, 1.025, fillcolor=color))
         if span.label not in told and span.first >= after:
             told.add(span.label)
-            after = span.first + room
+            after = span.first + NAME_ROOM * len(x)
             notes.append(_note(x[span.first], plain(name)))
-    return {
-        "height": HISTORY_PX,
-        "margin": {"l": 8, "r": 8, "t": 34, "b": 44},
-        "hovermode": "x unified",
-        "legend": {"traceorder": "reversed", "font": {"size": 12}, "itemclick": False},
-        "shapes": shapes,
-        "annotations": notes,
-        "xaxis": {
-            "title": {
-                "text": "Seconds since the first action" if timed else "Actions of the allocator",
-                "font": {"size": 13},
-            },
-            "ticksuffix": " s" if timed else "",
-            "showgrid": False,
-        },
-        "yaxis": {"ticksuffix": f" {unit}", "rangemode": "tozero", "automargin": True},
-    }
-
-
-def _strip(first: Any, last: Any, color: str) -> Json:
-    """Return a piece of the strip above the bands that tells the labels of allocations."""
-    return {
-        "type": "rect",
-        "xref": "x",
-        "yref": "paper",
-        "x0": first,
-        "x1": last,
-        "y0": 1.005,
-        "y1": 1.025,
-        "fillcolor": color,
-        "line": {"width": 0},
-    }
-
-
-def _edge(x: Any) -> Json:
-    return {
-        "type": "line",
-        "xref": "x",
-        "yref": "paper",
-        "x0": x,
-        "x1": x,
-        "y0": 0,
-        "y1": 1,
-        "line": {"width": 1.5, "color": "#d55e00"},
-    }
+    across = "Seconds since the first action" if timed else "Actions of the allocator"
+    return layout(
+        HISTORY_PX,
+        hovermode="x unified",
+        legend={"traceorder": "reversed", "font": {"size": 12}, "itemclick": False},
+        shapes=shapes,
+        annotations=notes,
+        xaxis={"title": title(across), "ticksuffix": " s" if timed else "", "showgrid": False},
+        yaxis={"ticksuffix": f" {unit}", "rangemode": "tozero", "automargin": True},
+    )
 
 
 def _note(x: Any, text: str) -> Json:
-    return {
-        "x": x,
-        "y": 1.03,
-        "xref": "x",
-        "yref": "paper",
-        "xanchor": "left",
-        "yanchor": "bottom",
-        "text": text,
-        "showarrow": False,
-        "font": {"size": 11},
-    }
+    return note(x, 1.03, text, xref="x", yref="paper")
 
 
 def _blocks(
@@ -329,36 +274,6 @@ def _blocks(
 def _block_text(summary: SnapshotSummary, size: int, stack: int) -> str:
     frames = summary.frames(stack)
     return format_bytes(size) + (f"<br>{plain(where(frames))}" if frames else "")
-
-
-def _map_layout(rows: tuple[SegmentRow, ...], unit: str) -> Json:
-    return {
-        "height": 90 + ROW_PX * len(rows),
-        "margin": {"l": 8, "r": 8, "t": 30, "b": 40},
-        "barmode": "overlay",
-        "hovermode": "closest",
-        "dragmode": False,
-        "legend": {
-            "orientation": "h",
-            "x": 0,
-            "y": 1,
-            "yanchor": "bottom",
-            "font": {"size": 12},
-            "itemclick": False,
-            "itemdoubleclick": False,
-        },
-        "xaxis": {"ticksuffix": f" {unit}", "fixedrange": True, "zeroline": False},
-        "yaxis": {
-            "tickvals": list(range(len(rows))),
-            "ticktext": [_row_label(row) for row in rows],
-            "range": [len(rows) - 0.5, -0.5],
-            "automargin": True,
-            "fixedrange": True,
-            "showgrid": False,
-            "zeroline": False,
-            "tickfont": {"size": 12},
-        },
-    }
 
 
 def _row_label(row: SegmentRow) -> str:

@@ -46,11 +46,7 @@ ACTIONS = (
         "Acts as Ctrl-C at the script's next optimizer step; press again for SIGTERM, then "
         "SIGKILL. Recorded data is kept.",
     ),
-    Action(
-        CommandName.MARK,
-        "Mark",
-        "Add an annotation to all charts, with the current values.",
-    ),
+    Action(CommandName.MARK, "Mark", "Add an annotation to all charts, with the current values."),
     Action(
         CommandName.EMPTY_CACHE,
         "Empty cache",

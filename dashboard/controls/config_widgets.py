@@ -7,13 +7,13 @@ can be chosen; the tooltip of a disabled widget gives its reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import streamlit as st
 
 from dashboard.format import named_reason
-from trainer.config import LIMITS, ConfigIssue, RunConfig
+from trainer.config import FIELDS, LIMITS, ConfigError, ConfigIssue, RunConfig
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.techniques import BY_FIELD
 
@@ -147,3 +147,29 @@ def switch_select(
     if missing:
         device = "CPU" if choice.config.device == "cpu" else "this device"
         st.caption(f"Not available on {device}: {', '.join(missing)}.")
+
+
+NOT_PROPOSED = ("workload", "device", "resume_from", "runner")
+
+
+def is_possible(
+    name: str, value: Any, config: Mapping[str, Any], devices: Sequence[TrainDevice]
+) -> bool:
+    """Say whether a run of this configuration could have a setting on these devices."""
+    try:
+        current = RunConfig.from_dict(config)
+    except ConfigError:  # of another version, or not ours
+        return False
+    return choice_problem(name, value, current, devices) is None
+
+
+def take_proposal(wanted: Any) -> None:
+    """Put a setting that the browser names into the sidebar; all other settings stay.
+
+    Call it before the sidebar is drawn. Raises ValueError for an unknown field or value.
+    """
+    name = wanted.get("field") if isinstance(wanted, dict) else None
+    if name not in FIELDS or name in NOT_PROPOSED:
+        raise ValueError(f"field: unknown setting {str(name)[:40]!r}. Reload the page.")
+    checked = replace(RunConfig(), **{name: wanted.get("value")})
+    st.session_state[f"config_{name}"] = getattr(checked, name)

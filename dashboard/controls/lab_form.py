@@ -84,11 +84,7 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
 
 
 def baseline(
-    kind: str,
-    settings: RunConfig,
-    workload: Workload,
-    device: str,
-    devices: Sequence[TrainDevice],
+    kind: str, settings: RunConfig, workload: Workload, device: str, devices: Sequence[TrainDevice]
 ) -> RunConfig:
     """Return the settings to compare with: the sidebar's, or "plain", with every technique off.
 

@@ -35,6 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Workload options": (),
 }
 """The sidebar's groups, each with its fields; the last one takes every other field."""
+ALL_OFF = "all techniques off (set_to_none is the zero_grad() default)"
 HELP = {
     "device": "Runs on this device instead. The batch size stays the same, so a small one "
     "leaves a large GPU idle.",
@@ -60,7 +61,6 @@ def arm_words(arm: Variant, devices: Mapping[str, str]) -> str:
     field, value = next(iter(arm.changes.items()))
     if field == "custom_options":
         return arm.name.replace("=false", " off")
-    label = BY_FIELD[field].label if field in BY_FIELD else field.replace("_", " ")
     if field == "compile_mode":
         return f"compile {value}"
     if field == "optimizer_impl":
@@ -71,6 +71,11 @@ def arm_words(arm: Variant, devices: Mapping[str, str]) -> str:
         return devices.get(value, str(value))
     if len(arm.changes) > 1 and "+" in arm.name:
         return arm.label
+    return _setting(field, value)
+
+
+def _setting(field: str, value: Any) -> str:
+    label = BY_FIELD[field].label if field in BY_FIELD else field.replace("_", " ")
     if isinstance(value, bool):
         return label if value else f"{label} off"
     return f"{label} {value}"
@@ -98,11 +103,9 @@ def baseline_words(config: RunConfig) -> str:
         OPTIMIZERS[config.optimizer],
         f"batch {config.batch_size}",
     ]
-    used = [_said(name, getattr(config, name)) for name in PLAIN if _differs(config, name)]
-    return " · ".join([*parts, *(used or [_ALL_OFF])])
-
-
-_ALL_OFF = "all techniques off (set_to_none is the zero_grad() default)"
+    values = {name: getattr(config, name) for name in PLAIN if name != "precision"}
+    used = [_setting(name, value) for name, value in values.items() if value != PLAIN[name]]
+    return " · ".join([*parts, *(used or [ALL_OFF])])
 
 
 def seconds(low: float, high: float) -> str:
@@ -117,17 +120,6 @@ def seconds(low: float, high: float) -> str:
     if first == last:
         return f"about {last} minute{'s' if last > 1 else ''}"
     return f"{first} to {last} minutes"
-
-
-def _differs(config: RunConfig, name: str) -> bool:
-    return name != "precision" and getattr(config, name) != PLAIN[name]
-
-
-def _said(name: str, value: Any) -> str:
-    label = BY_FIELD[name].label if name in BY_FIELD else name
-    if isinstance(value, bool):
-        return label if value else f"{label} off"
-    return f"{label} {value}"
 
 
 def workload_and_device(workload: str, config: Mapping[str, Any]) -> str:

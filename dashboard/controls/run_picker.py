@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
 
 import streamlit as st
 
-from dashboard.controls.run_labels import labels
+from dashboard.charts.run_view import run_kind
+from dashboard.format import escape_markdown
 from dashboard.run_index import RunList
 from dashboard.services import Services
-from stepscope.run import RunInfo, is_run_id, read_only_reason
+from stepscope.common.formatting import format_duration, printable
+from stepscope.run import RunInfo, RunKind, is_run_id, read_only_reason, restart_expected
 
 RUN = "run"
 _CHOSEN = "run_chosen"
@@ -58,3 +64,129 @@ def newest_live(runs: Sequence[RunInfo]) -> str | None:
 
 
 _HOST = socket.gethostname()
+
+
+WATCHED = "watched_live"
+"""In the session's state: the run that this page has shown while it was live."""
+
+
+def next_attempt(run: RunInfo) -> str | None:
+    """Return the attempt to show instead of this one, from now on; None to stay."""
+    state = st.session_state
+    if run.status.live or restart_expected(run):
+        state[WATCHED] = run.id
+    later = _named(run, "restarted_as")
+    if later is None or state.get(WATCHED) != run.id:
+        return None
+    state[RUN] = state[WATCHED] = later
+    return later
+
+
+def attempts(run: RunInfo) -> None:
+    """Say which attempt of a job this is, with a way to the one before and after."""
+    before, after = _named(run, "restart_of"), _named(run, "restarted_as")
+    sentence = restart_sentence(run.run_json)
+    if restart_expected(run):
+        st.caption(":material/restart_alt: torchrun is about to restart all ranks.")
+    if before is None and after is None:
+        return
+    with st.container(horizontal=True, vertical_alignment="center", key="attempts"):
+        if sentence is not None:
+            st.caption(f":material/restart_alt: {escape_markdown(sentence)}", width="stretch")
+        elif after is not None:
+            st.caption(
+                ":material/restart_alt: torchrun restarted all ranks, in a new run.",
+                width="stretch",
+            )
+        for name, label in ((before, "Previous attempt"), (after, "Next attempt")):
+            if name is not None:
+                st.button(
+                    label,
+                    key=f"attempt_{label.split()[0].lower()}",
+                    type="tertiary",
+                    on_click=choose,
+                    args=(name,),
+                    help="Each attempt is recorded as its own run.",
+                )
+
+
+def restart_sentence(run_json: dict[str, Any]) -> str | None:
+    """Return why an attempt began and where it went on; None for a first attempt. Pure."""
+    restart = run_json.get("restart")
+    if not isinstance(restart, dict) or type(restart.get("number")) is not int:
+        return None
+    number, limit = restart["number"], restart.get("of")
+    of = f" of {limit}" if type(limit) is int and limit else ""
+    resumed = run_json.get("resumed")
+    step = resumed.get("step") if isinstance(resumed, dict) else restart.get("step")
+    where = f"resumed after step {step:,}" if type(step) is int else "starting from scratch"
+    cause = printable(str(restart.get("cause") or "a rank failed"))[:300]
+    return f"Restart {number}{of}: {cause}; {where}."
+
+
+def _named(run: RunInfo, entry: str) -> str | None:
+    name = run.run_json.get(entry)
+    return name if isinstance(name, str) and is_run_id(name) else None
+
+
+KINDS = {
+    RunKind.TRAINER: "built-in",
+    RunKind.WATCH: "watched",
+    RunKind.INIT: "script",
+    RunKind.RECORD: "recording",
+}
+NAME_LENGTH = 60
+
+
+def labels(runs: Iterable[RunInfo], now: float | None = None) -> dict[str, str]:
+    """Return each run's label by its id, no two alike: the list knows them apart by it.
+
+    "● train.py · watched · running · since 14:02", "digits_cnn · built-in · finished · 20 Nov
+    14:02 · 3 min 05 s", and user@host for a run that is not ours.
+    """
+    now = time.time() if now is None else now
+    made = {run.id: _label(run, now) for run in runs}
+    return distinct(made)
+
+
+def distinct(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return labels by id with the id added where two are alike."""
+    seen = Counter(labels.values())
+    return {
+        name: label if seen[label] == 1 else f"{label} · {name}" for name, label in labels.items()
+    }
+
+
+def run_name(run: RunInfo) -> str:
+    """Return what a person calls the run: its script with the ending, or the name it was given."""
+    name = str(run.run_json.get("name") or run.id)
+    script = run.run_json.get("script")
+    path = PurePath(str(script.get("path", ""))) if isinstance(script, dict) else PurePath()
+    if path.stem == name:
+        name = path.name
+    return printable(name)[:NAME_LENGTH]
+
+
+def _label(run: RunInfo, now: float) -> str:
+    live = run.status.live
+    when = _clock(run.created, now)
+    parts = [
+        f"● {run_name(run)}" if live else run_name(run),
+        KINDS[run_kind(run)],
+        str(run.status),
+        f"since {when}" if live else when,
+    ]
+    if not live and run.ended is not None:
+        parts.append(format_duration(max(0.0, run.ended - run.created)))
+    if read_only_reason(run) is not None:
+        parts.append(
+            printable(f"{run.run_json.get('user')}@{run.run_json.get('host')}")[:NAME_LENGTH]
+        )
+    return " · ".join(parts)
+
+
+def _clock(moment: float, now: float) -> str:
+    then, today = time.localtime(moment), time.localtime(now)
+    if then[:3] == today[:3]:
+        return time.strftime("%H:%M", then)
+    return time.strftime("%d %b %H:%M" if then[0] == today[0] else "%d %b %Y", then)

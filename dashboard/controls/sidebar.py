@@ -60,11 +60,7 @@ PRECISIONS = {
     Precision.PURE_BF16: "pure bf16",
     Precision.PURE_FP16: "pure fp16",
 }
-OPTIMIZERS = {
-    Optimizer.SGD: "SGD",
-    Optimizer.ADAM: "Adam",
-    Optimizer.ADAMW: "AdamW",
-}
+OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.ADAM: "Adam", Optimizer.ADAMW: "AdamW"}
 DEVICE_NAME = 15
 """Characters of a GPU's name that the box has room for beside its index."""
 SETTINGS = "settings"

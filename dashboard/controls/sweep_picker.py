@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Sequence
 
 import streamlit as st
 
 from dashboard.controls.lab_labels import workload_and_device
+from dashboard.controls.run_picker import distinct
 from dashboard.format import escape_markdown
 from dashboard.services import Services
 from dashboard.sweeps import EXAMPLE, StoredSweep
@@ -35,7 +34,7 @@ def picked_sweep(server: Services) -> str | None:
     chosen = asked if asked in known else state.get("kept_lab_sweep")
     state[SWEEP] = chosen if chosen in known else first
     if own or state[SWEEP] is not None:
-        names = labels(sweeps)
+        names = distinct({sweep.id: label(sweep) for sweep in sweeps})
         st.selectbox(
             "Sweep",
             list(known),
@@ -62,16 +61,6 @@ def show_sweep(sweep_id: str | None) -> None:
         st.query_params.pop("sweep", None)
 
 
-def labels(sweeps: Sequence[StoredSweep]) -> dict[str, str]:
-    """Return each sweep's label by its id, no two alike: the list knows them apart by it."""
-    made = {sweep.id: label(sweep) for sweep in sweeps}
-    seen = Counter(made.values())
-    return {
-        sweep_id: text if seen[text] == 1 else f"{text} · {sweep_id}"
-        for sweep_id, text in made.items()
-    }
-
-
 def label(sweep: StoredSweep) -> str:
     """Return what a sweep is called in the list.
 
@@ -79,7 +68,7 @@ def label(sweep: StoredSweep) -> str:
     """
     content = sweep.content
     when = time.strftime("%d %b %H:%M", time.localtime(content.created))
-    count = len(content.arms) or sweep.planned
+    count = len(content.arms) or len(content.plan.arms)
     settings = f"{count} setting{'' if count == 1 else 's'}"
     # Said the same from the start to the end of a sweep: the list is not drawn with each sample.
     status = "running" if sweep.live else str(content.status)

@@ -24,10 +24,7 @@ CAPTIONS = {
 }
 FIELDS: dict[str, tuple[str, str]] = {
     "num_layers": ("Layers", "Transformer blocks; memory and time grow with them."),
-    "width": (
-        "Width",
-        "Embedding size; memory grows with it.",
-    ),
+    "width": ("Width", "Embedding size; memory grows with it."),
     "context_length": ("Context", "Characters the model sees at once; memory grows with it."),
     "dataset": (
         "Data",

@@ -183,14 +183,15 @@ def owner(process: GpuProcess, ours: Mapping[int, str]) -> str:
 
 
 def _instance(instance: DeviceState, ours: Mapping[int, str]) -> Json:
-    facts = instance.facts
-    profile = facts.mig_profile if facts is not None else None
+    return instance_name(instance) | {"memory": _memory(instance), "who": _who(instance, ours)}
+
+
+def instance_name(instance: DeviceState) -> Json:
+    """Return what a MIG instance is called."""
     return {
         "uuid": instance.info.uuid,
         "short": short_uuid(instance.info.uuid),
-        "profile": profile or instance.info.name,
-        "memory": _memory(instance),
-        "who": _who(instance, ours),
+        "profile": getattr(instance.facts, "mig_profile", None) or instance.info.name,
     }
 
 

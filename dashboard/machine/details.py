@@ -1,16 +1,17 @@
-"""The details of one GPU on the page Devices, as JSON of ready words; pure."""
+"""The details of one GPU on the Hardware page and its last ten minutes, as JSON; pure."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from dashboard.machine.charts import LINKS, charts
-from dashboard.machine.content import Json, absent, of_total, owner, short_uuid
+from dashboard.charts.chart_spec import COLORS
+from dashboard.machine.content import Json, absent, instance_name, of_total, owner
 from dashboard.machine.run_energy import RunEnergy
 from stepscope.common.formatting import format_bytes, format_duration, format_energy
 from stepscope.gpu.device_events import throttle_text
 from stepscope.gpu.health import link
+from stepscope.gpu.machine_monitor import DRAWN, DeviceSample
 from stepscope.gpu.machine_state import DeviceState
 from stepscope.gpu.processes import GpuProcess
 from stepscope.metrics import BY_KEY, Unit
@@ -21,6 +22,34 @@ DIFFERENCE = (
     "% most of the chip may be idle. SM, tensor and DRAM activity show how much of it worked "
     "(Hopper and newer)."
 )
+ACTIVITY = (
+    *("gpu/util", "gpu/mem_util", "gpu/sm_active", "gpu/sm_occupancy"),
+    *("gpu/tensor_active", "gpu/dram_active"),
+)
+RELIABILITY = (
+    *("gpu/ecc_corrected", "gpu/ecc_uncorrected"),
+    *("gpu/remapped_rows", "gpu/remap_pending", "gpu/remap_failed", "gpu/pcie_replays"),
+)
+THRESHOLD = "The GPU's own threshold."
+ENERGY = "Whole GPU, all users, since a page of this server first looked."
+RUN_ENERGY = "Whole GPU while the active run trained on it, including pauses."
+LOWERED = "Time the driver lowered the clocks, by reason; reasons can overlap."
+PCIE = "An idle GPU slows its link to save power; under load it should run at its maximum."
+XID = "Errors that the driver reported while a page of this server looked, newest first."
+NVML_INDEX = "nvidia-smi's index; torch may number GPUs differently."
+MIG = "Whether the GPU is divided into instances."
+CUDA = "The newest CUDA that the driver can run."
+OLD_S = 30.0
+"""Age from which it is said: the rare values are read every 10 s."""
+TEXTS: dict[Unit, Callable[[float], str]] = {
+    Unit.PERCENT: lambda value: f"{value:.0f} %",
+    Unit.BYTES: format_bytes,
+    Unit.BYTES_PER_SECOND: lambda value: f"{format_bytes(value)}/s",
+    Unit.WATT: lambda value: f"{value:.0f} W",
+    Unit.CELSIUS: lambda value: f"{value:.0f} °C",
+    Unit.MEGAHERTZ: lambda value: f"{value:,.0f} MHz",
+    Unit.COUNT: lambda value: f"{value:,.0f}",
+}
 Row = tuple[str, str, str, bool]
 """Label, text, help, and whether the value is missing."""
 
@@ -48,7 +77,7 @@ def details(
         "difference": DIFFERENCE,
         "groups": [
             {"title": title, "rows": [list(row) for row in rows]}
-            for title, rows in _groups(device, since, run, torchs)
+            for title, rows in _groups(device, since, run, torchs).items()
         ],
         "run": None if run is None else run.run_id,
         "processes": None if processes is None else [_process(one, ours) for one in processes],
@@ -58,30 +87,64 @@ def details(
     }
 
 
-# --- facts ----------------------------------------------------------------------------------------
-
-
 def _groups(
     device: DeviceState, since: float, run: RunEnergy | None, torchs: str
-) -> Iterator[tuple[str, list[Row]]]:
-    yield "Activity", [_metric(device, key) for key in ("gpu/util", "gpu/mem_util", *GPM)]
-    yield "Memory", list(_memory(device))
-    yield "Heat and power", list(_heat(device, since, run))
-    yield "Clocks", list(_clocks(device))
-    yield "Links", list(_links(device))
-    yield "Reliability", [*(_metric(device, key) for key in RELIABILITY), _errors(device)]
-    yield "Identity", list(_identity(device, torchs))
+) -> dict[str, list[Row]]:
+    info = device.info
+
+    def fact(name: str, text: str = "{}") -> str | None:
+        """Return a fact that the driver gives once; None where it does not."""
+        value = getattr(device.facts, name, None)
+        return None if value is None else text.format(value)
+
+    def metrics(*keys: str) -> list[Row]:
+        return [_metric(device, key) for key in keys]
+
+    limit = fact("power_limit_default", " (default {:.0f} W)") or ""
+    clocks = {
+        "gpu/sm_clock": fact("max_sm_clock", " of {:,.0f}"),
+        "gpu/mem_clock": fact("max_mem_clock", " of {:,.0f}"),
+    }
+    throttled = throttle_text(device.throttled, device.throttle_window_s)
+    pcie = None
+    if device.facts is not None and device.facts.pcie_gen is not None:
+        now = link(device.facts.pcie_gen, device.facts.pcie_width)
+        pcie = f"{now}, at most {link(device.facts.pcie_max_gen, device.facts.pcie_max_width)}"
+    of_run = [] if run is None else [_known("Energy of the run", run.text, RUN_ENERGY)]
+    return {
+        "Activity": metrics(*ACTIVITY),
+        "Memory": [_memory(device), *metrics("gpu/mem_reserved")],
+        "Heat and power": [
+            *metrics("gpu/temp", "gpu/temp_mem", "gpu/temp_margin"),
+            _known("Slowdown temperature", fact("temp_slowdown", "{:.0f} °C"), THRESHOLD),
+            _known("Shutdown temperature", fact("temp_shutdown", "{:.0f} °C"), THRESHOLD),
+            *metrics("gpu/power"),
+            _metric(device, "gpu/power_limit", limit),
+            *metrics("gpu/fan"),
+            _energy(device, since),
+            *of_run,
+        ],
+        "Clocks": [
+            *(_metric(device, key, most or "") for key, most in clocks.items()),
+            ("Clocks lowered", throttled, LOWERED, not device.throttled),
+        ],
+        "Links": [_known("PCIe link", pcie, PCIE), *metrics(*LINKS)],
+        "Reliability": [*metrics(*RELIABILITY), _errors(device)],
+        "Identity": [
+            _known("UUID", info.uuid, "Stable; indices can change."),
+            _known("NVML index", str(info.nvml_index), NVML_INDEX),
+            _known("Torch's name here", torchs, "CUDA_VISIBLE_DEVICES hides and renumbers GPUs."),
+            _known("Driver", info.driver_version or None, "NVIDIA's driver."),
+            _known("PCI address", fact("pci_bus_id"), "Where it is plugged in."),
+            _known("Architecture", fact("architecture"), "NVIDIA's name of the generation."),
+            _known("CUDA of the driver", fact("cuda_version"), CUDA),
+            _known("MIG", "on" if info.mig else "off", MIG),
+        ],
+    }
 
 
-GPM = ("gpu/sm_active", "gpu/sm_occupancy", "gpu/tensor_active", "gpu/dram_active")
-RELIABILITY = (
-    "gpu/ecc_corrected",
-    "gpu/ecc_uncorrected",
-    "gpu/remapped_rows",
-    "gpu/remap_pending",
-    "gpu/remap_failed",
-    "gpu/pcie_replays",
-)
+def _known(label: str, text: str | None, help_text: str) -> Row:
+    return label, text or "n/a on this GPU: the driver does not tell", help_text, text is None
 
 
 def _metric(device: DeviceState, key: str, after: str = "") -> Row:
@@ -95,146 +158,31 @@ def _metric(device: DeviceState, key: str, after: str = "") -> Row:
     return label, f"{TEXTS[metric.unit](value)}{after}{old}", metric.meaning, False
 
 
-OLD_S = 30.0
-"""Age from which it is said: the rare values are read every 10 s."""
-
-TEXTS: dict[Unit, Callable[[float], str]] = {
-    Unit.PERCENT: lambda value: f"{value:.0f} %",
-    Unit.BYTES: format_bytes,
-    Unit.BYTES_PER_SECOND: lambda value: f"{format_bytes(value)}/s",
-    Unit.WATT: lambda value: f"{value:.0f} W",
-    Unit.CELSIUS: lambda value: f"{value:.0f} °C",
-    Unit.MEGAHERTZ: lambda value: f"{value:,.0f} MHz",
-    Unit.COUNT: lambda value: f"{value:,.0f}",
-}
-
-
-def _fact(label: str, value: float | None, text: str, help_text: str) -> Row:
-    """Return a row of a fact that the driver gives once; `text` is a format."""
-    if value is None:
-        return label, "n/a on this GPU: the driver does not tell", help_text, True
-    return label, text.format(value), help_text, False
-
-
-def _memory(device: DeviceState) -> Iterator[Row]:
+def _memory(device: DeviceState) -> Row:
     used = device.values.get("gpu/mem_used")
-    total = device.values.get("gpu/mem_total", device.info.memory_total)
     if used is None:
-        yield _metric(device, "gpu/mem_used")
-    else:
-        meaning = BY_KEY["gpu/mem_used"].meaning
-        yield "Device used", of_total(used, total), meaning, False
-    yield _metric(device, "gpu/mem_reserved")
-
-
-def _heat(device: DeviceState, since: float, run: RunEnergy | None) -> Iterator[Row]:
-    facts = device.facts
-    yield _metric(device, "gpu/temp")
-    yield _metric(device, "gpu/temp_mem")
-    yield _metric(device, "gpu/temp_margin")
-    if facts is not None:
-        yield _fact(
-            "Slowdown temperature", facts.temp_slowdown, "{:.0f} °C", "The GPU's own threshold."
-        )
-        yield _fact(
-            "Shutdown temperature", facts.temp_shutdown, "{:.0f} °C", "The GPU's own threshold."
-        )
-    yield _metric(device, "gpu/power")
-    default = None if facts is None else facts.power_limit_default
-    yield _metric(
-        device, "gpu/power_limit", "" if default is None else f" (default {default:.0f} W)"
-    )
-    yield _metric(device, "gpu/fan")
-    yield _energy(device, since)
-    if run is not None:
-        help_text = "Whole GPU while the active run trained on it, including pauses."
-        yield "Energy of the run", run.text, help_text, False
+        return _metric(device, "gpu/mem_used")
+    total = device.values.get("gpu/mem_total", device.info.memory_total)
+    return "Device used", of_total(used, total), BY_KEY["gpu/mem_used"].meaning, False
 
 
 def _energy(device: DeviceState, since: float) -> Row:
-    help_text = "Whole GPU, all users, since a page of this server first looked."
-    energy = device.energy
+    label, energy = "Energy since first viewed", device.energy
     if energy is None:
-        return "Energy since first viewed", absent(device, "gpu/energy"), help_text, True
+        return label, absent(device, "gpu/energy"), ENERGY, True
     began = time.strftime("%H:%M:%S", time.localtime(since))
-    how = (
-        ""
-        if energy.from_counter
-        else f", estimated from the power in {format_duration(energy.seconds)}"
-    )
-    return (
-        "Energy since first viewed",
-        f"{format_energy(energy.joules)} since {began}{how}",
-        help_text,
-        False,
-    )
-
-
-def _clocks(device: DeviceState) -> Iterator[Row]:
-    facts = device.facts
-    for key, most in (
-        ("gpu/sm_clock", None if facts is None else facts.max_sm_clock),
-        ("gpu/mem_clock", None if facts is None else facts.max_mem_clock),
-    ):
-        yield _metric(device, key, "" if most is None else f" of {most:,.0f}")
-    text = throttle_text(device.throttled, device.throttle_window_s)
-    help_text = "Time the driver lowered the clocks, by reason; reasons can overlap."
-    yield "Clocks lowered", text, help_text, not device.throttled
-
-
-def _links(device: DeviceState) -> Iterator[Row]:
-    facts = device.facts
-    help_text = "An idle GPU slows its link to save power; under load it should run at its maximum."
-    if facts is None or facts.pcie_gen is None:
-        yield "PCIe link", "n/a on this GPU: the driver does not tell", help_text, True
-    else:
-        now = link(facts.pcie_gen, facts.pcie_width)
-        most = link(facts.pcie_max_gen, facts.pcie_max_width)
-        yield "PCIe link", f"{now}, at most {most}", help_text, False
-    for key in LINKS:
-        yield _metric(device, key)
+    estimated = f", estimated from the power in {format_duration(energy.seconds)}"
+    how = "" if energy.from_counter else estimated
+    return label, f"{format_energy(energy.joules)} since {began}{how}", ENERGY, False
 
 
 def _errors(device: DeviceState) -> Row:
-    help_text = "Errors that the driver reported while a page of this server looked, newest first."
     label, why = "Xid errors", device.missing.get("xid")
     if device.xids:
         newest = device.xids[::-1]
         told = [f"{xid.text}, {format_duration(xid.age_s)} ago" for xid in newest]
-        return label, "; ".join(told), help_text, False
-    return label, f"n/a: {why}" if why else "none seen", help_text, why is not None
-
-
-def _identity(device: DeviceState, torchs: str) -> Iterator[Row]:
-    info, facts = device.info, device.facts
-    yield "UUID", info.uuid, "Stable; indices can change.", False
-    yield (
-        "NVML index",
-        str(info.nvml_index),
-        "nvidia-smi's index; torch may number GPUs differently.",
-        False,
-    )
-    yield (
-        "Torch's name here",
-        torchs,
-        "CUDA_VISIBLE_DEVICES hides and renumbers GPUs.",
-        False,
-    )
-    known = (
-        []
-        if facts is None
-        else [
-            ("PCI address", facts.pci_bus_id, "Where it is plugged in."),
-            ("Architecture", facts.architecture, "NVIDIA's name of the generation."),
-            ("CUDA of the driver", facts.cuda_version, "The newest CUDA that the driver can run."),
-        ]
-    )
-    for label, text, help_text in (("Driver", info.driver_version, "NVIDIA's driver."), *known):
-        yield label, text or "n/a: the driver does not tell", help_text, text is None
-    yield "MIG", "on" if info.mig else "off", "Whether the GPU is divided into instances.", False
-
-
-# --- processes ------------------------------------------------------------------------------------
+        return label, "; ".join(told), XID, False
+    return label, f"n/a: {why}" if why else "none seen", XID, why is not None
 
 
 def _process(process: GpuProcess, ours: Mapping[int, str]) -> Json:
@@ -261,14 +209,82 @@ def _no_processes(device: DeviceState) -> str:
 
 
 def _instance(instance: DeviceState, ours: Mapping[int, str]) -> Json:
-    facts = instance.facts
     used = instance.values.get("gpu/mem_used")
     total = instance.values.get("gpu/mem_total", instance.info.memory_total)
-    return {
-        "uuid": instance.info.uuid,
-        "short": short_uuid(instance.info.uuid),
-        "profile": (facts.mig_profile if facts is not None else None) or instance.info.name,
+    return instance_name(instance) | {
         "memory": absent(instance, "gpu/mem_used") if used is None else of_total(used, total),
         "processes": [_process(process, ours) for process in instance.processes or ()],
         "no_processes": _no_processes(instance),
     }
+
+
+ACTIVITY_LINES = {
+    "gpu/util": "utilization",
+    "gpu/sm_active": "SM active",
+    "gpu/tensor_active": "tensor cores",
+    "gpu/dram_active": "DRAM",
+}
+LINKS = {
+    "gpu/pcie_tx": "PCIe out",
+    "gpu/pcie_rx": "PCIe in",
+    "gpu/nvlink_tx": "NVLink out",
+    "gpu/nvlink_rx": "NVLink in",
+}
+_LINE_COLORS = {
+    "gpu/sm_active": "blue",
+    "gpu/tensor_active": "orange",
+    "gpu/dram_active": "pink",
+    "gpu/sm_clock": "blue",
+    "gpu/pcie_tx": "blue",
+    "gpu/pcie_rx": "orange",
+    "gpu/nvlink_tx": "green",
+    "gpu/nvlink_rx": "pink",
+}
+
+
+def history(readings: list[DeviceSample]) -> Json:
+    """Return readings as columns; numbers as short as they can be drawn."""
+    return {
+        "t": [round(reading.ts, 1) for reading in readings],
+        "v": {
+            key: [_short(reading.values[place]) for reading in readings]
+            for place, key in enumerate(DRAWN)
+        },
+    }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def charts(device: DeviceState, seen: Collection[str]) -> list[Json]:
+    """Return the charts of the last ten minutes, those of metrics that were `seen`."""
+    total = device.values.get("gpu/mem_total", device.info.memory_total)
+    limit = device.values.get("gpu/power_limit")
+    slowdown = getattr(device.facts, "temp_slowdown", None)
+    clock = getattr(device.facts, "max_sm_clock", None)
+    wanted = [
+        _chart("Utilization and activity", "%", ACTIVITY_LINES, 100.0),
+        _chart("Memory", "B", {"gpu/mem_used": "used"}, total),
+        _chart("Power", "W", {"gpu/power": "power"}, mark=_mark(limit, "limit")),
+        _chart("Temperature", "°C", {"gpu/temp": "GPU"}, mark=_mark(slowdown, "slowdown")),
+        _chart("SM clock", "MHz", {"gpu/sm_clock": "SM clock"}, clock),
+        _chart("PCIe and NVLink", "B/s", LINKS),
+    ]
+    for chart in wanted:
+        chart["lines"] = [line for line in chart["lines"] if line["key"] in seen]
+    return [chart for chart in wanted if chart["lines"]]
+
+
+def _chart(
+    title: str, unit: str, lines: dict[str, str], top: float | None = None, mark: Json | None = None
+) -> Json:
+    drawn = [
+        {"key": key, "label": label, "color": _LINE_COLORS.get(key) or COLORS[key]}
+        for key, label in lines.items()
+    ]
+    return {"title": title, "unit": unit, "top": top, "mark": mark, "lines": drawn}
+
+
+def _mark(value: float | None, label: str) -> Json | None:
+    return None if value is None else {"value": value, "label": label}

@@ -24,7 +24,7 @@ SHORTEST_S = 2.0
 KEPT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunEnergy:
     """Joules that a GPU took in `seconds` of a run, for all that ran on it.
 
@@ -85,24 +85,14 @@ def run_energy(run: RunInfo, uuid: str) -> RunEnergy | None:
             several = run.run_json.get("world_size", 1) != 1
             samples = None if several or steps is None else _samples(reader, steps)
             begun = float(reader.read(info.id, 0, 1, 1).ts[0])
-            found = energy_of(reader.read(info.id, 0, info.rows, _bucket(info.rows)), begun)
+            bucket = 1 << max(0, (info.rows - 1) // MAX_BUCKETS).bit_length()
+            found = energy_of(reader.read(info.id, 0, info.rows, bucket), begun)
     except StoreError:
         return None
     if found is None:
         return None
-    joules, seconds, from_counter = found
-    return RunEnergy(
-        run_id=run.id,
-        joules=joules,
-        seconds=seconds,
-        from_counter=from_counter,
-        samples=samples,
-    )
-
-
-def _bucket(rows: int) -> int:
-    """Return the size of buckets, a power of two, of which there are at most MAX_BUCKETS."""
-    return 1 << max(0, (rows - 1) // MAX_BUCKETS).bit_length()
+    joules, seconds, counted = found
+    return RunEnergy(run.id, joules, seconds, counted, samples)
 
 
 def _samples(reader: StoreReader, steps: SeriesInfo) -> float | None:

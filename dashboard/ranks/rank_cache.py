@@ -73,15 +73,17 @@ class RecentRows:
 
     def mean(self, key: str) -> float | None:
         """Return the mean of the finite values; None without one."""
-        values = self.rows.get(key, np.empty(0))
-        values = values[np.isfinite(values)]
+        values = self._finite(key)
         return float(values.mean()) if len(values) else None
 
     def last(self, key: str) -> float | None:
         """Return the newest finite value; None without one."""
-        values = self.rows.get(key, np.empty(0))
-        values = values[np.isfinite(values)]
+        values = self._finite(key)
         return float(values[-1]) if len(values) else None
+
+    def _finite(self, key: str) -> Floats:
+        values = self.rows.get(key, np.empty(0))
+        return values[np.isfinite(values)]
 
 
 @dataclass(slots=True)

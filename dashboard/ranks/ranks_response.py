@@ -17,6 +17,8 @@ from dashboard.charts.run_view import world_size_of
 from dashboard.ranks.members import MOST, RankEntry, places
 from dashboard.ranks.rank_cache import RankCache, RecentRows
 from dashboard.ranks.time_grid import FIRST_WIDTHS, packed
+from stepscope.distributed.hangs.job_state import Hang
+from stepscope.distributed.stragglers.detect import StragglerVerdict
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.rank_info import RankMetadata, now_of
 from stepscope.run.rank_status import missing_ranks
@@ -206,3 +208,40 @@ def parse_question(query: Iterable[tuple[str, str]]) -> RanksRequest:
         only_strips=bool(given.get("only_strips")),
         axis=axis,
     )
+
+
+TEXT_LENGTH = 400
+NEXT_LENGTH = 300
+NAMED = 16
+
+
+def rank_verdict(found: StragglerVerdict | None, hang: Hang | None) -> dict[str, Any] | None:
+    """Return `kind`, `ranks`, `phase`, `share` (0 to 1), `text` and `next` of a verdict.
+
+    A hang comes first: what was slow before it does not matter then. The kind "none" names nobody
+    and its text says why. None before the first look.
+    """
+    if hang is not None:
+        return _said("hang", hang.ranks, hang.phase, None, hang.text, hang.next)
+    if found is None:
+        return None
+    kind, phase = found.kind.value, found.phase.value if found.phase is not None else None
+    return _said(kind, found.ranks, phase, found.share, found.text, found.next)
+
+
+def _said(
+    kind: str,
+    ranks: tuple[int, ...],
+    phase: str | None,
+    share: float | None,
+    text: str,
+    step: str | None,
+) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "ranks": list(ranks[:NAMED]),
+        "phase": phase,
+        "share": None if share is None else round(share, 3),
+        "text": text[:TEXT_LENGTH],
+        "next": None if step is None else step[:NEXT_LENGTH],
+    }

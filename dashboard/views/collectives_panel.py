@@ -7,9 +7,10 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.charts.collectives import SHOWN, figure, table_html
+from dashboard.charts.collectives import SHOWN, figure, table_rows
 from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity, Services
+from dashboard.views.parts import plot, start_button, table
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.collectives.plan import (
@@ -37,6 +38,15 @@ LOOK_S, AGAIN_S = 0.5, 5.0
 READING_WIDTH = 820
 """Pixels of the widest line of text that is read with ease."""
 LARGEST = tuple(size * 2**20 for size in (1, 4, 16, 64, 256, 1024))
+number = st.column_config.NumberColumn
+COLUMNS = {
+    "Operation": st.column_config.TextColumn(pinned=True),
+    "Time": number(format="%,.1f µs"),
+    "Slowest / fastest": number(format="%.1f"),
+    "Algorithm": number(format="%.3g GB/s"),
+    "Bus": number(format="%.3g GB/s"),
+    "Reason": st.column_config.TextColumn(width="large"),
+}
 NAMES = {GLOO: "gloo (CPUs)", NCCL: "nccl (GPUs)"}
 
 
@@ -113,16 +123,8 @@ def _start_button(server: Services, plan: CollectivePlan, refused: str | None) -
             st.rerun()
         return
     refused = refused or server.busy_reason(ServerActivity.COLLECTIVES)
-    pressed = st.button(
-        "Measure",
-        type="primary",
-        icon=":material/speed:",
-        disabled=refused is not None,
-        help="Run these ranks with torchrun on this machine.",
-    )
-    if refused is not None:
-        st.caption(f":material/block: {escape_markdown(refused)}")
-    if pressed and refused is None:
+    text = "Run these ranks with torchrun on this machine."
+    if start_button("Measure", refused, text, icon=":material/speed:"):
         try:
             server.start_collectives(plan)
         except (RunError, OSError) as error:
@@ -200,7 +202,7 @@ def _show(document: dict[str, Any], other: dict[str, Any] | None) -> None:
         return
     for line in closing(document):
         st.caption(escape_markdown(line))
-    st.html(table_html(document))
+    table(table_rows(document), COLUMNS, "collectives_rows", "Results", height="content")
 
 
 def _chart(document: dict[str, Any], other: dict[str, Any] | None) -> None:
@@ -213,5 +215,4 @@ def _chart(document: dict[str, Any], other: dict[str, Any] | None) -> None:
     )
     drawn = figure(what, document, other)
     if drawn is not None:
-        config = {"displayModeBar": False}
-        st.plotly_chart(drawn, key="collectives_figure", config=config)
+        plot(drawn, "collectives_figure")

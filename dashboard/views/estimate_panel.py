@@ -8,9 +8,10 @@ from typing import Any
 import streamlit as st
 
 from dashboard.charts.batch_size_curve import batch_figure
-from dashboard.controls.suggestion import take_proposal
+from dashboard.controls.config_widgets import take_proposal
 from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity, Services
+from dashboard.views.parts import plot, table
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.config import ConfigIssue, RunConfig
@@ -118,7 +119,7 @@ def _answer(output: ChildOutput, run: PredictionRun, config: RunConfig) -> None:
     draw(said, icon=":material/memory:")
     if run.config != config:
         st.caption(":material/info: Settings changed since this estimate. Run it again.")
-    st.dataframe(rows(answer), hide_index=True, width="content", key="fit_parts")
+    table(rows(answer), None, "fit_parts", "Parts of the memory", width="content")
     margin = answer["margin"]
     learned = (
         f"learned from {margin['runs']} earlier runs"
@@ -160,7 +161,7 @@ def _row(name: str, size: int, of: int | None = None) -> dict[str, str]:
 def _largest(curve: Mapping[str, Any], config: RunConfig) -> None:
     figure = batch_figure(curve)
     if figure is not None:
-        st.plotly_chart(figure, key="fit_curve", config={"displaylogo": False})
+        plot(figure, "fit_curve")
     st.markdown(escape_markdown(curve["why"]))
     for sentence in curve["not_measured"]:
         st.caption(f":material/info: {escape_markdown(sentence)}")

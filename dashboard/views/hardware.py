@@ -1,7 +1,5 @@
 """The Hardware page: every GPU of this machine, and the speed of its collectives."""
 
-from pathlib import Path
-
 import streamlit as st
 
 from dashboard import services
@@ -39,7 +37,6 @@ else:
         if not server.devices_known:
             with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
                 server.devices()
-        st.html(Path(__file__).resolve().parents[1] / "lab.css")
         introduction()
         choice(server)
         results(server)

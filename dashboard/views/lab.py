@@ -1,7 +1,5 @@
 """The lab: choose settings, measure what each is worth here, and take the best into the sidebar."""
 
-from pathlib import Path
-
 import streamlit as st
 
 from dashboard import services
@@ -10,7 +8,8 @@ from dashboard.controls.lab_form import settings_of_sidebar, wanted
 from dashboard.controls.run_picker import newest_live
 from dashboard.controls.sweep_picker import picked_sweep, show_sweep
 from dashboard.format import escape_markdown
-from dashboard.views.lab_panel import ERROR, empty_lab, sweep_panel, watch_for_room
+from dashboard.views.lab_panel import ERROR, empty_lab, rerun_once, sweep_panel
+from dashboard.views.parts import start_button
 from stepscope.run import RunError
 from trainer.lab.folder import SweepError
 
@@ -21,7 +20,6 @@ if not server.devices_known:
 found = server.devices()
 controls.load_settings(found)
 controls.keep_settings()
-st.html(Path(__file__).resolve().parents[1] / "lab.css")
 
 with st.container(key="lab"):
     left, right = st.columns([3, 7], gap="medium")
@@ -29,23 +27,17 @@ with left, st.container(key="lab_choice"):
     choice = wanted(server, found, settings_of_sidebar())
     busy = server.busy_reason(services.ServerActivity.SWEEP)
     refused = busy or choice.refused
-    pressed = choice.place.button(
-        "Start sweep",
-        type="primary",
-        width="stretch",
-        key="lab_start",
-        disabled=refused is not None,
-        help=refused or "Measure the selected settings, one process per trial.",
+    text = "Measure the selected settings, one process per trial."
+    pressed = start_button(
+        "Start sweep", refused, text, choice.place, width="stretch", key="lab_start"
     )
-    if refused is not None:
-        choice.place.caption(f":material/block: {escape_markdown(refused)}")
     other = newest_live(server.list_runs())
     if other is not None and other != server.active_id():
         choice.place.caption(
             f":material/warning: Run {escape_markdown(other)} is live on this machine and will "
             "disturb the measurement."
         )
-watch_for_room(server, busy)
+rerun_once(lambda: server.busy_reason(services.ServerActivity.SWEEP) != busy)
 # Not in a callback: it would have the settings of the last time that the page was drawn.
 if pressed:
     try:

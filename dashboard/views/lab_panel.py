@@ -22,6 +22,7 @@ from dashboard.sweep_content import SweepContent, SweepStatus
 from dashboard.sweeps import StoredSweep, not_resumable
 from dashboard.views.lab_results import results
 from dashboard.views.live_panel import APPLIED
+from dashboard.views.parts import download
 from stepscope.run import RunError
 from trainer.config import ConfigError, RunConfig
 from trainer.lab.folder import SweepError
@@ -65,28 +66,25 @@ def sweep_panel(server: Services, sweep_id: str) -> None:
         return
     st.fragment(_draw, run_every=AGAIN_S if sweep.live else None)(server, sweep_id, sweep.live)
     if not sweep.live:
-        st.fragment(look_whether_there, run_every=LOOK_S)(server, sweep_id)
+        rerun_once(lambda: deleted_or_resumed(server, sweep_id))
 
 
-def look_whether_there(server: Services, sweep_id: str) -> None:
-    """Draw the page anew once the sweep was deleted or resumed in another tab."""
+def rerun_once(changed: Callable[[], bool]) -> None:
+    """Draw the page anew once `changed` is true; it is asked every LOOK_S."""
+
+    def look() -> None:
+        if changed():
+            st.rerun()
+
+    st.fragment(look, run_every=LOOK_S)()
+
+
+def deleted_or_resumed(server: Services, sweep_id: str) -> bool:
+    """Return True once the sweep was deleted or resumed in another tab."""
     try:
-        gone_on = server.sweeps.read(sweep_id).live
+        return server.sweeps.read(sweep_id).live
     except SweepError:
-        st.rerun()
-    if gone_on:
-        st.rerun()
-
-
-def watch_for_room(server: Services, busy: str | None) -> None:
-    """Draw the page anew once what is in the way of a sweep, `busy`, is over or another thing."""
-    st.fragment(look_for_room, run_every=LOOK_S)(server, busy)
-
-
-def look_for_room(server: Services, busy: str | None) -> None:
-    """Draw the page anew if what is in the way of a sweep is not `busy` any more."""
-    if server.busy_reason(ServerActivity.SWEEP) != busy:
-        st.rerun()
+        return True
 
 
 def _draw(server: Services, sweep_id: str, was_live: bool) -> None:
@@ -130,7 +128,7 @@ def progress_words(content: SweepContent, now: float | None = None) -> str:
         return "Starting: loading PyTorch…"
     doing = progress.doing or "measuring"
     before, _, names = doing.rpartition(": ")
-    labels = {arm.name: arm.label for arm in content.arms}
+    labels: dict[str, str] = {arm.name: arm.label for arm in content.arms}
     parts = [
         f"{before}: {labels[names]}" if before and names in labels else doing,
         f"{progress.done} of {progress.total} trials",
@@ -198,16 +196,8 @@ def _downloads(sweep: StoredSweep) -> None:
         ("JSON", "json", "application/json", _json, "The complete sweep.json with every trial."),
         ("HTML report", "html", "text/html", to_html, "A single file to share or print."),
     ):
-        st.download_button(
-            name,
-            functools.partial(make, sweep.json),
-            file_name=f"{sweep.id}.{ending}",
-            mime=mime,
-            icon=":material/download:",
-            key=f"lab_download_{ending}",
-            on_click="ignore",
-            help=text,
-        )
+        made = functools.partial(make, sweep.json)
+        download(name, made, f"{sweep.id}.{ending}", f"lab_download_{ending}", text, mime=mime)
 
 
 def _json(sweep: dict[str, object]) -> str:
@@ -228,6 +218,6 @@ def _use(sweep: StoredSweep) -> None:
     named = {arm.name: arm.label for arm in sweep.content.arms}
     changes = ", ".join(named.get(name, name) for name in best.names)
     title = workload_and_device(sweep.content.workload, sweep.content.config)
-    applied = f"{title}, with {changes or best.arm.label}"
+    applied = f"{title}, with {changes or best.label}"
     st.session_state[APPLIED] = f"The sidebar has the settings of the lab: {applied}."
     st.switch_page("views/run.py")

@@ -6,11 +6,45 @@ from collections.abc import Callable, Iterable
 
 import streamlit as st
 
-from dashboard.charts.lab import effects_figure
-from dashboard.charts.lab_table import absent_sentence, table_html
+from dashboard.charts.lab import absent_sentence, effects_figure, listed, rows
 from dashboard.controls.lab_labels import clock_rows, throttle_words
 from dashboard.format import escape_markdown
 from dashboard.sweep_content import Arm, SweepContent, SweepStatus, Verdict
+from dashboard.views.parts import plot, table
+
+text, number = st.column_config.TextColumn, st.column_config.NumberColumn
+TIME, SIZE = "%.2f ms", "%.1f MiB"
+COLUMNS = {
+    "Setting": text(pinned=True, help="What differs from the baseline."),
+    "Verdict": text(
+        help="By Student's t on log ratios to the baseline of each round, with one level for all "
+        "settings and looks."
+    ),
+    "Reason": text(width="medium", help="Why a setting failed or has no verdict."),
+    "Effect": number(format="%+.1f %%", help="Throughput relative to the baseline."),
+    "Interval": text(help="Confidence interval of the effect, in percent."),
+    "Margin of error": number(
+        format="%.1f %%",
+        help="How far the true effect may be from the verdict: from the effect if faster or "
+        "slower, otherwise from 0.",
+    ),
+    "Rounds": number(help="Rounds in which this setting and the baseline were measured."),
+    "Samples/s": number(format="%,.1f", help="Median over the rounds."),
+    "Step time": number(format=TIME, help="Median over the rounds."),
+    "Data wait": number(format=TIME, help="Part of the step time."),
+    "H2D copy": number(format=TIME, help="Part of the step time."),
+    "GPU time": number(format=TIME, help="Part of the step time."),
+    "Peak allocated": number(format=SIZE, help="Highest memory_allocated()."),
+    "Peak reserved": number(format=SIZE, help="Highest memory_reserved()."),
+    "Peak process": number(format=SIZE, help="Highest resident memory of the process."),
+    "Energy": number(format="%.3g mJ", help="GPU energy per sample."),
+    "MFU": number(format="%.1f %%", help="Share of the device's peak FLOP/s that the model used."),
+    "Loss": number(format="%.3g", help="Loss after equal steps."),
+    "Loss verdict": text(
+        help="Against the baseline. Same: its 95 % interval lies within ±3 %. Not shown equal: it "
+        "does not, and the loss may differ."
+    ),
+}
 
 
 def results(sweep: SweepContent, use: Callable[[], None]) -> None:
@@ -19,13 +53,14 @@ def results(sweep: SweepContent, use: Callable[[], None]) -> None:
     figure = effects_figure(sweep)
     with st.container(border=figure is not None, key="lab_chart"):
         if figure is not None:
-            st.plotly_chart(figure, key="lab_effects", config={"displayModeBar": False})
+            plot(figure, "lab_effects")
         elif sweep.status.live:
             st.caption("Effects appear after the first rounds.")
     _disturbances(sweep)
     if sweep.arms:
         with st.container(key="lab_table"):
-            st.html(table_html(sweep))
+            arms = rows(listed(sweep))
+            table(arms, COLUMNS, "lab_rows", "Settings by effect", height="content")
     absent = absent_sentence(sweep)
     if absent is not None:
         st.caption(f":material/info: {absent}")
@@ -61,7 +96,7 @@ def _more(sweep: SweepContent) -> None:
 
 def _labels(sweep: SweepContent, names: Iterable[str]) -> str:
     """Return these arms as the table names them."""
-    labels = {arm.name: arm.label for arm in sweep.arms}
+    labels: dict[str, str] = {arm.name: arm.label for arm in sweep.arms}
     return " + ".join(labels.get(name, name) for name in names)
 
 
@@ -76,17 +111,15 @@ def _best(sweep: SweepContent, use: Callable[[], None]) -> None:
                 )
         return
     with st.container(border=True, horizontal=True, vertical_alignment="center", key="lab_best"):
-        arm = best.arm
         if not best.changes:
-            why = arm.reason or arm.text or "No setting is faster than the baseline."
+            why = best.reason or best.text or "No setting is faster than the baseline."
             st.markdown(f"**No better combination.** {escape_markdown(why)}")
             return
         parts = escape_markdown(_labels(sweep, best.names))
         st.markdown(
-            f"**Best combination:** {parts}  \n{escape_markdown(_said(arm))}",
-            width="stretch",
+            f"**Best combination:** {parts}  \n{escape_markdown(_said(best))}", width="stretch"
         )
-        problem = _problem(sweep.status, arm)
+        problem = _problem(sweep.status, best)
         pressed = st.button(
             "Apply settings",
             type="primary",
@@ -107,9 +140,9 @@ def _said(best: Arm) -> str:
     elif best.verdict not in (None, Verdict.FASTER, Verdict.MEASURING):
         parts.append("Not confirmed against the baseline.")
     if best.loss_is_worse:
-        parts.append(f"Its loss after equal steps is worse: {best.loss_text or 'no figure'}.")
+        parts.append(f"Its loss after equal steps is worse: {best.loss.text or 'no figure'}.")
     elif best.loss_not_shown_equal:
-        parts.append(f"After equal steps, its {best.loss_text or 'loss is not shown equal'}.")
+        parts.append(f"After equal steps, its {best.loss.text or 'loss is not shown equal'}.")
     if best.reason is not None and best.reason.rstrip(".") not in parts[0]:
         parts.append(best.reason)
     return " ".join(filter(None, parts))

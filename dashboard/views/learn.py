@@ -16,10 +16,7 @@ if not server.devices_known:
 asked = st.query_params.get("lesson", LESSONS[0].name)
 lesson = BY_NAME.get(asked)
 if lesson is None:
-    st.warning(
-        "No such lesson. Choose one from the list.",
-        icon=":material/link_off:",
-    )
+    st.warning("No such lesson. Choose one from the list.", icon=":material/link_off:")
     lesson = LESSONS[0]
 st.query_params["lesson"] = lesson.name  # else a link followed here would not change the address
 lesson_list(lesson)

@@ -7,6 +7,7 @@ from itertools import groupby
 import streamlit as st
 
 from dashboard.services import ServerActivity, Services
+from dashboard.views.parts import start_button
 from stepscope.run import RunError
 from trainer.lessons import LESSONS, Lesson
 from trainer.runners.child_process import ChildOutput, ChildState
@@ -39,10 +40,7 @@ def _link(lesson: Lesson, key: str, icon: str | None = None) -> None:
     # The key is for page.css: Streamlit marks every link to this page as the current one.
     with st.container(key=key, width="content" if icon else "stretch"):
         st.page_link(
-            "views/learn.py",
-            label=lesson.title,
-            icon=icon,
-            query_params={"lesson": lesson.name},
+            "views/learn.py", label=lesson.title, icon=icon, query_params={"lesson": lesson.name}
         )
 
 
@@ -94,17 +92,11 @@ def _result(server: Services, lesson: Lesson, was_running: bool) -> None:
 
 def _run_button(server: Services, lesson: Lesson) -> None:
     lacks_cuda = lesson.needs_cuda is not None and server.devices().cuda_reason is not None
-    refused = None if lacks_cuda else server.busy_reason(ServerActivity.LESSON)
-    pressed = st.button(
-        "Run",
-        type="primary",
-        icon=":material/play_arrow:",
-        disabled=lacks_cuda or refused is not None,
-        help=_run_help(lesson),
-    )
-    if refused is not None:
-        st.caption(f":material/block: {refused}")
-    if pressed and not lacks_cuda and refused is None:
+    refused = server.busy_reason(ServerActivity.LESSON)
+    icon = ":material/play_arrow:"
+    if lacks_cuda:
+        st.button("Run", type="primary", icon=icon, disabled=True, help=_run_help(lesson))
+    elif start_button("Run", refused, _run_help(lesson), icon=icon):
         try:
             server.start_lesson(lesson)
         except (RunError, OSError) as error:

@@ -12,9 +12,9 @@ from dashboard.api.page_token import page_token
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import run_content, world_size_of
 from dashboard.controls.actions import buttons
+from dashboard.controls.config_widgets import take_proposal
 from dashboard.controls.run_picker import RUN, choices, choose
 from dashboard.controls.sidebar import load
-from dashboard.controls.suggestion import take_proposal
 from dashboard.live_chart import live_chart
 from dashboard.out_of_memory import OomRetry, retry
 from dashboard.run_index import RunList

@@ -13,6 +13,7 @@ from dashboard.format import escape_markdown
 from dashboard.out_of_memory import OomRetry, retry, shortage
 from dashboard.services import ServerActivity, Services
 from dashboard.views.live_panel import start_with
+from dashboard.views.parts import table
 from stepscope.memory.oom.reader import OomAnalysis
 from stepscope.memory.oom.recommendations import RemedyStep
 from stepscope.memory.oom.record import OomAllocationSite, OomRecord
@@ -125,14 +126,8 @@ def _blocks(record: OomRecord) -> None:
     st.markdown("##### The largest live blocks")
     rows = [block_row(block) for block in record.blocks]
     used = {name for row in rows for name, value in row.items() if value is not None}
-    st.dataframe(
-        [{name: value for name, value in row.items() if name in used} for row in rows],
-        column_config=COLUMNS,
-        hide_index=True,
-        placeholder="–",
-        key="oom_blocks",
-        alt="The largest live blocks of GPU memory",
-    )
+    shown = [{name: value for name, value in row.items() if name in used} for row in rows]
+    table(shown, COLUMNS, "oom_blocks", "The largest live blocks of GPU memory")
     if record.blocks_reason:
         st.caption(f"Without stacks: {escape_markdown(record.blocks_reason)}.")
 

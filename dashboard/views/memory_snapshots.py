@@ -9,9 +9,9 @@ import streamlit as st
 from dashboard import services
 from dashboard.controls.actions import supported_commands
 from dashboard.format import escape_markdown
-from dashboard.live_chart import snapshot_upload
-from dashboard.run_files import snapshot_content, too_large_to_download
+from dashboard.run_files import snapshot_content
 from dashboard.snapshot_files import SnapshotFile
+from dashboard.views.parts import download
 from dashboard.views.snapshot_parts import difference_parts, summary_parts
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import SIZE_LIMIT
@@ -21,6 +21,7 @@ from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, read_only_reason
 
 CHOSEN, OTHER, UPLOADED = "snapshot_chosen", "snapshot_other", "snapshot_uploaded"
+UPLOADS, ERROR = "snapshot_uploads", "snapshot_upload_error"
 WAITS = "snapshot_waits"
 LOOK_S = 1.0
 """Between two looks at a snapshot that is being opened."""
@@ -92,29 +93,44 @@ def _label(file: SnapshotFile) -> str:
 
 
 def _download(file: SnapshotFile) -> None:
-    refused = too_large_to_download(file.path, file.size)
-    if refused is not None:
-        st.caption(escape_markdown(printable(refused)), width="content")
-        return
-    st.download_button(
+    download(
         "Download",
         functools.partial(snapshot_content, file.path),
-        file_name=file.name if file.run is None else f"{file.run}-{file.name}",
-        icon=":material/download:",
-        key=f"snapshot_file_{file.path}",
-        on_click="ignore",
-        help="For pytorch.org/memory_viz. A pickle file: load it in Python only if you trust "
-        "its author. Opening it here is safe.",
+        file.name if file.run is None else f"{file.run}-{file.name}",
+        f"snapshot_file_{file.path}",
+        "For pytorch.org/memory_viz. A pickle file: load it in Python only if you trust its "
+        "author. Opening it here is safe.",
+        file=(file.path, file.size),
     )
 
 
 def _upload() -> None:
-    def arrived() -> None:
-        name = getattr(st.session_state.get("snapshot_upload"), "uploaded", None)
-        if isinstance(name, str):
-            st.session_state[UPLOADED] = name
+    """Draw a field that takes a file; a new field after each file frees what Streamlit holds."""
+    state = st.session_state
+    key = f"snapshot_upload_{state.setdefault(UPLOADS, 0)}"
+    with st.popover("Open a file…", icon=":material/folder_open:", key="snapshot_upload"):
+        st.file_uploader(
+            "Snapshot file",
+            ["pickle", "pkl"],
+            key=key,
+            max_upload_size=SIZE_LIMIT // 2**20,
+            on_change=_keep,
+            args=(key,),
+        )
+    if error := state.pop(ERROR, None):
+        st.caption(f":red[{escape_markdown(error)}]")
 
-    snapshot_upload(SIZE_LIMIT, key="snapshot_upload", on_upload=arrived)
+
+def _keep(key: str) -> None:
+    state = st.session_state
+    file = state[key]
+    if file is None:
+        return
+    state[UPLOADS] += 1
+    try:
+        state[UPLOADED] = services.get().snapshots.keep(file.name, file.getbuffer())
+    except (ValueError, OSError) as error:
+        state[ERROR] = f"The file was not kept. {error}"
 
 
 def _empty(run: RunInfo | None) -> None:

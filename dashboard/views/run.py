@@ -10,9 +10,7 @@ from dashboard.api.page_token import page_token
 from dashboard.charts.run_view import run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.actions import start_refusal
-from dashboard.controls.attempts import attempts, next_attempt
-from dashboard.controls.run_labels import run_name
-from dashboard.controls.run_picker import picked_run
+from dashboard.controls.run_picker import attempts, next_attempt, picked_run, run_name
 from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity
 from dashboard.views.estimate_panel import estimate_buttons, estimate_panel
@@ -26,6 +24,7 @@ from dashboard.views.live_panel import (
     open_tab,
     start_if_requested,
 )
+from dashboard.views.parts import start_button
 from dashboard.views.run_details import details_tab, logs_tab
 from dashboard.views.run_memory import memory_tab
 from dashboard.views.run_profile import profile_section
@@ -68,17 +67,15 @@ with form.estimate:
     estimate_buttons(server, config, problems)
 with form.start:
     live = run is not None and run.status.live
-    if st.button(
+    if start_button(
         "Start run",
+        refused,
+        "Train with these settings.",
         type="secondary" if live else "primary",
         width="stretch",
         key="start_run",
-        disabled=refused is not None,
-        help=refused or "Train with these settings.",
     ):
         st.session_state[START] = True
-    if refused is not None:
-        st.caption(f":material/block: {escape_markdown(refused)}")
 start_if_requested(server, config, to_start)
 
 for problem in link_problems:

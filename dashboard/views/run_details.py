@@ -14,24 +14,14 @@ import streamlit as st
 
 from dashboard.charts.run_view import run_kind, world_size_of
 from dashboard.controls import sidebar as controls
-from dashboard.format import escape_markdown
-from dashboard.run_files import (
-    SnapshotDownload,
-    snapshot_bytes,
-    snapshots,
-    tail,
-    too_large_to_download,
-)
+from dashboard.run_files import tail
 from dashboard.services import Services
 from dashboard.views.live_panel import APPLIED, ERROR
-from stepscope.common.formatting import format_bytes, printable
+from dashboard.views.parts import download, output, table
 from stepscope.run import RunInfo, RunKind, rank_file
 from trainer.config import ConfigError, RunConfig
 
 OUTPUT = "output.log"
-OUTPUT_HEIGHT = 320  # px
-OUTPUT_LINES = 12
-"""Lines that fit into that height."""
 CHECKPOINTS = 50
 """Checkpoints listed at most."""
 _HIDDEN = {"capabilities", "fit"}
@@ -71,10 +61,6 @@ def details_tab(server: Services, run: RunInfo) -> None:
     if checkpoints and not run.status.live:
         st.markdown("#### Checkpoints")
         _checkpoints(server, run, [path.name for path in checkpoints[:CHECKPOINTS]])
-    kept = snapshots(run.folder)
-    if kept:
-        st.markdown("#### Memory snapshots")
-        _snapshots(run, kept)
     config = run.run_json.get("config")
     if isinstance(config, dict) and config:
         _table("Settings", config)
@@ -94,17 +80,8 @@ def _table(title: str, values: Mapping[str, Any]) -> None:
         for name, value in values.items()
     ]
     st.markdown(f"#### {title}")
-    key = f"details_{title.lower()}"
     wide = {"Name": st.column_config.TextColumn(width="medium")}
-    st.dataframe(
-        rows,
-        column_config=wide,
-        hide_index=True,
-        height="content",
-        width="content",
-        key=key,
-        alt=title,
-    )
+    table(rows, wide, f"details_{title.lower()}", title, height="content", width="content")
 
 
 def _script(script: Mapping[str, Any]) -> None:
@@ -123,11 +100,7 @@ def _script(script: Mapping[str, Any]) -> None:
 def _output(folder: Path) -> None:
     """Draw the end of the script's output; read only while expanded."""
     box = st.expander(
-        "Script output",
-        icon=":material/terminal:",
-        key="output",
-        on_change="rerun",
-        expanded=True,
+        "Script output", icon=":material/terminal:", key="output", on_change="rerun", expanded=True
     )
     if not box.open:
         return
@@ -145,44 +118,18 @@ def _output(folder: Path) -> None:
         elif not text.strip():
             st.caption("No output yet.")
         else:
-            long = text.count("\n") > OUTPUT_LINES
-            # The box, not the text in it, has the height: only a box can begin at its end.
-            with st.container(
-                height=OUTPUT_HEIGHT if long else "content", border=False, autoscroll=True
-            ):
-                st.code(text, language=None, wrap_lines=True)
-
-
-def _snapshots(run: RunInfo, kept: tuple[SnapshotDownload, ...]) -> None:
-    with st.container(horizontal=True, key="snapshots"):
-        for snapshot in kept:
-            refused = too_large_to_download(run.folder / snapshot.name, snapshot.size)
-            if refused is not None:
-                st.caption(escape_markdown(printable(refused)))
-                continue
-            st.download_button(
-                f"{snapshot.name} ({format_bytes(snapshot.size)})",
-                functools.partial(snapshot_bytes, run.folder, snapshot.name),
-                file_name=f"{run.id}-{snapshot.name}",
-                icon=":material/download:",
-                key=f"snapshot_{snapshot.name}",
-                on_click="ignore",
-                help="Memory snapshot: open it on pytorch.org/memory_viz. It is a pickle file: "
-                "load it with Python only if you trust who wrote it.",
-            )
+            output(text)
 
 
 def _checkpoints(server: Services, run: RunInfo, names: list[str]) -> None:
     with st.container(horizontal=True, key="checkpoints"):
         for name in names:
-            st.download_button(
+            download(
                 f"Download weights ({name})",
                 functools.partial(server.weights, run.id, name),
-                file_name=f"{run.id}-{name.removesuffix('.pt')}-weights.pt",
-                icon=":material/download:",
-                key=f"weights_{name}",
-                on_click="ignore",
-                help="state_dict only; load it with torch.load(..., weights_only=True).",
+                f"{run.id}-{name.removesuffix('.pt')}-weights.pt",
+                f"weights_{name}",
+                "state_dict only; load it with torch.load(..., weights_only=True).",
             )
         st.button(
             "Resume in a new run",

@@ -12,6 +12,7 @@ from dashboard.format import escape_markdown
 from dashboard.live_chart import memory_ledger
 from dashboard.views.memory_oom import oom_section
 from dashboard.views.memory_snapshots import snapshot_section
+from dashboard.views.parts import table
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run import RunError, RunInfo, read_run
 
@@ -79,14 +80,8 @@ def _processes(run: RunInfo) -> None:
         known = [row["Memory"] for row in rows if row["Memory"] is not None]
         if len(known) == len(rows) > 1:
             st.caption(f"{len(rows)} processes, {format_bytes(sum(known) * 2**20)} in total.")
-        st.dataframe(
-            rows,
-            column_config=COLUMNS,
-            hide_index=True,
-            placeholder="–",
-            key="memory_processes",
-            alt="Other processes on the GPU, those with most memory first",
-        )
+        alt = "Other processes on the GPU, those with most memory first"
+        table(rows, COLUMNS, "memory_processes", alt)
     if rows and not run.status.live:
         st.caption("State at the end of the run.")
 

@@ -6,32 +6,28 @@ import functools
 
 import streamlit as st
 
-from dashboard.charts.profile import KINDS, flame_figure, parts_of_steps, rows
+from dashboard.charts.profile import NODES, flame_figure, phase_figure, rows
 from dashboard.charts.run_view import run_content, world_size_of
 from dashboard.controls.actions import supported_commands
 from dashboard.format import escape_markdown
-from dashboard.run_files import (
-    ProfileFiles,
-    profile_summary,
-    profile_trace,
-    profiles,
-    too_large_to_download,
-)
+from dashboard.run_files import ProfileFiles, profile_summary, profile_trace, profiles
+from dashboard.views.parts import download, plot, table
 from dashboard.views.run_ranks import rank_label
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.profiling.summary import ProfileSummary
+from stepscope.profiling.trace_stats import FlameGraph
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, read_only_reason
 
 TABLE_HEIGHT = 320  # px
 NO_CUDA = "No CUDA times: Nsight Systems was attached and had exclusive access."
+BADGES = {"Python": "blue", "module": "green", "built-in function": "gray", "operator": "orange"}
+"""Colors of `dashboard.charts.profile.KINDS`."""
 number = st.column_config.NumberColumn
 TIME, MEMORY = "%.3f ms", "%.2f MiB"
 COLUMNS = {
     "Operator": st.column_config.TextColumn(
-        pinned=True,
-        width="large",
-        help="PyTorch's name; aten:: is its core tensor library.",
+        pinned=True, width="large", help="PyTorch's name; aten:: is its core tensor library."
     ),
     "Calls": number(format="localized", help="In all profiled steps."),
     "CUDA self": number(format=TIME, help="Time of kernels launched by the operator itself."),
@@ -68,24 +64,13 @@ def profile_section(run: RunInfo) -> None:
         except (OSError, ValueError) as error:
             st.warning(f"This profile cannot be read: {printable(str(error))}")
             return
-        for line in parts_of_steps(summary):
-            st.markdown(line)
-        _stacks(summary)
-        _operators(summary)
+        st.markdown("**Parts of a step**")
+        plot(phase_figure(summary), "profile_phases")
+        if summary.flame.parent:
+            _stacks(summary.flame)
+        height = TABLE_HEIGHT if len(summary.operators) > 8 else "auto"
+        table(rows(summary), COLUMNS, "operators", "Operators by self time", height=height)
         st.caption(" ".join(_notes(run, summary, profile)))
-
-
-def _stacks(summary: ProfileSummary) -> None:
-    """Draw the stacks as an icicle, and what its colors stand for."""
-    if not summary.flame.parent:
-        return
-    st.plotly_chart(
-        flame_figure(summary.flame), key="profile_flame", config={"displayModeBar": False}
-    )
-    legend = ", ".join(f":{kind.word}[■] {kind.name}" for kind in KINDS)
-    left = summary.flame.left_out
-    more = f" {left:,} smaller functions are left out." if left else ""
-    st.caption(f"{legend}. Click a function to show what it calls; the bar goes back.{more}")
 
 
 def _empty(run: RunInfo) -> None:
@@ -148,31 +133,25 @@ def _steps(steps: tuple[int, int]) -> str:
 def _download(run: RunInfo, profile: ProfileFiles) -> None:
     if profile.trace_size is None:
         return
-    refused = too_large_to_download(run.folder / profile.trace, profile.trace_size)
-    if refused is not None:
-        st.caption(escape_markdown(printable(refused)))
-        return
-    st.download_button(
+    download(
         f"Trace ({format_bytes(profile.trace_size)})",
         functools.partial(profile_trace, run.folder, profile),
-        file_name=f"{run.id}-{profile.trace}",
+        f"{run.id}-{profile.trace}",
+        f"trace_{profile.first}_{profile.last}_{profile.number}",
+        "Every event of these steps on a time axis, for Perfetto (ui.perfetto.dev).",
+        file=(run.folder / profile.trace, profile.trace_size),
         mime="application/gzip",
-        icon=":material/download:",
-        key=f"trace_{profile.first}_{profile.last}_{profile.number}",
-        on_click="ignore",
-        help="Every event of these steps on a time axis, for Perfetto (ui.perfetto.dev).",
     )
 
 
-def _operators(summary: ProfileSummary) -> None:
-    st.dataframe(
-        rows(summary),
-        column_config=COLUMNS,
-        hide_index=True,
-        height=TABLE_HEIGHT if len(summary.operators) > 8 else "auto",
-        key="operators",
-        alt="Operators by self time",
-    )
+def _stacks(flame: FlameGraph) -> None:
+    kinds = [f":{color}-badge[{kind}]" for kind, color in BADGES.items()]
+    st.markdown(f"**Stacks** {' '.join(kinds)}")
+    alt = "Flame graph: functions by time, callers above what they call"
+    plot(flame_figure(flame), "profile_stacks", alt)
+    left = flame.left_out + max(0, len(flame.parent) - NODES)
+    more = f" {left:,} smaller functions are left out." if left else ""
+    st.caption(f"Click a function to zoom in, the bar above to zoom out.{more}")
 
 
 def _notes(run: RunInfo, summary: ProfileSummary, profile: ProfileFiles) -> list[str]:

@@ -11,6 +11,7 @@ import streamlit as st
 from dashboard.charts.run_view import run_kind
 from dashboard.ranks.members import read_member
 from dashboard.run_files import tail
+from dashboard.views.parts import output
 from stepscope.run import RunInfo, RunKind, rank_file, rank_json
 from stepscope.run.rank_info import rank_numbers
 
@@ -18,9 +19,6 @@ LISTED = 256
 """Ranks that can be picked at most."""
 LOGS = ("output.log", "worker.log", "traceback.txt")
 HIDDEN = {"capabilities", "fit", "gpu_processes"}
-HEIGHT = 320  # px
-LINES = 12
-"""Lines that fit into that height."""
 JSON_LIMIT = 1_000_000
 """Bytes of a rank's file that are shown: others may have written it."""
 
@@ -32,10 +30,7 @@ def ranks_tab(run: RunInfo) -> None:
             rank_label(run.folder, number): number for number in rank_numbers(run.folder)[:LISTED]
         }
         label = st.selectbox(
-            "Rank",
-            list(numbers),
-            key="rank_details",
-            help="Global rank of the process.",
+            "Rank", list(numbers), key="rank_details", help="Global rank of the process."
         )
         _rank(run, numbers.get(label, 0))
 
@@ -53,9 +48,7 @@ def _rank(run: RunInfo, number: int) -> None:
         if text is not None and text.strip():
             shown = True
             st.caption(rank_file(name, number))
-            height: Any = HEIGHT if text.count("\n") > LINES else "content"
-            with st.container(height=height, border=False, autoscroll=True):
-                st.code(text, language=None, wrap_lines=True)
+            output(text)
     if not shown:
         st.caption(_no_output(run))
     st.caption("Export the metrics of this rank:")

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from dashboard.charts.run_view import run_content, run_kind, training_device, world_size_of
-from dashboard.controls.run_labels import KINDS, run_name
+from dashboard.controls.run_picker import KINDS, run_name
 from dashboard.run_summary import RunSummary
 from stepscope.run import RunInfo
 from stepscope.run.rank_info import now_of

@@ -5,6 +5,7 @@ import streamlit as st
 from dashboard import services
 from dashboard.controls.sidebar import keep_settings
 from dashboard.format import escape_markdown
+from dashboard.views import parts
 from dashboard.views.run_rows import row
 from dashboard.views.welcome import examples, open_run
 
@@ -49,16 +50,9 @@ def table() -> None:
         return
     with st.spinner("Reading the runs…", show_time=True):
         rows = [row(run, server.summary(run)) for run in runs]
-    chosen = st.dataframe(
-        rows,
-        column_config=COLUMNS,
-        hide_index=True,
-        placeholder="–",
-        on_select="rerun",
-        selection_mode=["single-row", "single-cell"],
-        key="runs_table",
-        alt="All runs, live ones first, then the newest",
-    )["selection"]
+    alt = "All runs, live ones first, then the newest"
+    select = {"on_select": "rerun", "selection_mode": ["single-row", "single-cell"]}
+    chosen = parts.table(rows, COLUMNS, "runs_table", alt, **select)["selection"]
     if chosen["cells"]:
         open_run(runs[chosen["cells"][0][0]].id)
     ticked = chosen["rows"]

@@ -15,8 +15,9 @@ from dashboard.charts.snapshot import (
     place_rows,
 )
 from dashboard.format import escape_markdown
+from dashboard.views.parts import plot, table
 from stepscope.common.formatting import format_bytes
-from stepscope.memory.snapshots.segments import DeviceSegments, Fragmentation
+from stepscope.memory.snapshots.segments import DeviceSegments
 from stepscope.memory.snapshots.summary import SnapshotSummary, difference
 from stepscope.memory.snapshots.timeline import MemoryTimeline, lasting
 
@@ -73,23 +74,22 @@ def summary_parts(summary: SnapshotSummary) -> None:
 
 def _totals(memory: DeviceSegments) -> str:
     parts = memory.parts
+
+    def told(size: int, words: str) -> str:
+        of = f" ({size / parts.reserved:.0%})" if parts.reserved else ""
+        return f"{format_bytes(size)} {words}{of}"
+
+    waiting = f"{format_bytes(parts.awaiting_free)} that another stream still uses"
+    sums = [
+        told(parts.allocated, "allocated"),
+        *([waiting] if parts.awaiting_free else []),
+        told(parts.cached, "cached and returnable"),
+        told(parts.split, "split"),
+    ]
     return (
-        f"**{format_bytes(parts.reserved)} reserved** = {format_bytes(parts.allocated)} allocated "
-        f"{_share(parts.allocated, parts)} + {_waiting(parts)}"
-        f"{format_bytes(parts.cached)} cached and returnable {_share(parts.cached, parts)} + "
-        f"{format_bytes(parts.split)} split {_share(parts.split, parts)}. Largest free block: "
+        f"**{format_bytes(parts.reserved)} reserved** = {' + '.join(sums)}. Largest free block: "
         f"{format_bytes(parts.largest_free)}."
     )
-
-
-def _waiting(parts: Fragmentation) -> str:
-    if not parts.awaiting_free:
-        return ""
-    return f"{format_bytes(parts.awaiting_free)} that another stream still uses + "
-
-
-def _share(size: int, parts: Fragmentation) -> str:
-    return f"({size / parts.reserved:.0%})" if parts.reserved else ""
 
 
 def _failed(summary: SnapshotSummary, device: int) -> None:
@@ -125,11 +125,7 @@ def _history(summary: SnapshotSummary, history: MemoryTimeline) -> None:
                 label_visibility="collapsed",
             )
             over_time = axis == "Time"
-    st.plotly_chart(
-        history_figure(summary, history, over_time=over_time),
-        key="snapshot_history",
-        config={"displayModeBar": False},
-    )
+    plot(history_figure(summary, history, over_time=over_time), "snapshot_history")
     said = [
         "Each band is what one stack allocated, named by its innermost line outside installed "
         "packages; the largest at the peak get their own band. Sizes as requested."
@@ -174,9 +170,7 @@ def _map(summary: SnapshotSummary, memory: DeviceSegments) -> None:
     shown = memory.rows[:MAP_ROWS]
     title = "**Segments:** memory taken from the driver, most fragmented first"
     st.markdown(title)
-    st.plotly_chart(
-        map_figure(summary, memory), key="snapshot_map", config={"displayModeBar": False}
-    )
+    plot(map_figure(summary, memory), "snapshot_map")
     if memory.segments > len(shown):
         left = memory.parts.reserved - sum(row.size for row in shown)
         st.caption(
@@ -210,11 +204,4 @@ def difference_parts(after: SnapshotSummary, before: SnapshotSummary) -> None:
 
 
 def _table(rows: list[dict[str, object]], key: str, alt: str) -> None:
-    st.dataframe(
-        rows,
-        column_config=COLUMNS,
-        hide_index=True,
-        height=TABLE_HEIGHT if len(rows) > 8 else "auto",
-        key=key,
-        alt=alt,
-    )
+    table(rows, COLUMNS, key, alt, height=TABLE_HEIGHT if len(rows) > 8 else "auto")

@@ -36,8 +36,7 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
         )
     else:
         st.warning(
-            f"**Start run** is disabled. {code_between_backticks(refused)}",
-            icon=":material/block:",
+            f"**Start run** is disabled. {code_between_backticks(refused)}", icon=":material/block:"
         )
     left, right = st.columns(2)
     with left, st.container(border=True, height="stretch", key="welcome_watch"):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -62,10 +61,6 @@ def started(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> list[
 
     monkeypatch.setattr(server, "start_sweep", start)
     return plans
-
-
-def html(app: AppTest) -> str:
-    return " ".join(part.proto.body for part in app.get("html"))
 
 
 def labels(app: AppTest) -> set[str]:
@@ -263,8 +258,9 @@ def test_a_finished_sweep_shows_chart_table_and_best(
     rounds = [{"round": 1, "samples": {"baseline": {"throttle": "power cap", "sm_clock": 1410}}}]
     store(server.runs, sweep(best=BEST, drift=drift, rounds=rounds))
     app = lab()
-    assert "compile on" in html(app)
-    assert "CUDA Graphs need a GPU" in html(app)
+    [table] = app.dataframe
+    assert "compile on" in list(table.value["Setting"])
+    assert any("CUDA Graphs need a GPU" in str(reason) for reason in table.value["Reason"])
     spec = json.loads(app.get("plotly_chart")[0].proto.spec)
     assert spec["layout"]["yaxis"]["ticktext"][0] == "Best combination"
     assert "**Best combination:** compile on" in text_of(app)
@@ -461,18 +457,11 @@ def test_a_link_to_a_deleted_sweep_says_so(page: OpenPage) -> None:
     assert "sweep" not in app.query_params
 
 
-def test_a_page_looks_whether_its_sweep_is_still_there(
-    server: services.Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class DrawnAnew(Exception):
-        pass
-
-    monkeypatch.setattr(lab_panel.st, "rerun", Mock(side_effect=DrawnAnew))
+def test_a_page_looks_whether_its_sweep_is_still_there(server: services.Services) -> None:
     folder = store(server.runs, sweep())
-    lab_panel.look_whether_there(server, ID)
+    assert not lab_panel.deleted_or_resumed(server, ID)
     shutil.rmtree(folder)
-    with pytest.raises(DrawnAnew):
-        lab_panel.look_whether_there(server, ID)
+    assert lab_panel.deleted_or_resumed(server, ID)
 
 
 @pytest.mark.parametrize("broken", ["{", "[]", '{"status": "finished"}'])

@@ -167,3 +167,13 @@ def test_a_section_whose_file_is_gone_looks_no_more(
     (folder / "mine.pickle").unlink()
     app.run()
     assert app.session_state[WAITS] is False
+
+
+def test_an_uploaded_file_is_kept_and_shown(section: Callable[[str | None], AppTest]) -> None:
+    app = section(None)
+    app.file_uploader[0].upload("my file.pickle", REAL.read_bytes(), "application/octet-stream")
+    until_open(app.run())
+    assert app.selectbox(key="snapshot_chosen").value.name == "my-file.pickle"
+    assert len(figures(app)) == 2
+    app.file_uploader[0].upload("empty.pickle", b"", "application/octet-stream").run()
+    assert "The file was not kept. The file must not be empty" in texts(app)

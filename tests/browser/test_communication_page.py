@@ -37,7 +37,7 @@ def test_it_measures_and_shows_the_result(open_page: OpenPage) -> None:
     shown(page)
     button(page, "Measure").click()
     expect(page.get_by_role("progressbar")).to_be_visible(timeout=30 * SECOND)
-    expect(page.locator(".lab-table tbody tr").first).to_be_visible(timeout=90 * SECOND)
+    expect(page.get_by_test_id("stDataFrame")).to_be_visible(timeout=90 * SECOND)
     button(page, "Stop").click()
     expect(button(page, "Measure")).to_be_enabled(timeout=30 * SECOND)
     expect(page.locator(".js-plotly-plot")).to_be_visible(timeout=30 * SECOND)

@@ -14,9 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from dashboard.machine.charts import history
 from dashboard.machine.content import machine_content
-from dashboard.machine.details import details
+from dashboard.machine.details import details, history
 from tests.support.browser_page import OpenPage, violations, wait_until
 from tests.support.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
 from tests.support.server import ARTIFACTS, Server, start_server, stop_server

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 import streamlit as st
-from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from app import app
@@ -311,90 +309,6 @@ def test_a_module_of_the_live_chart_is_kept_by_its_version(client: TestClient) -
     assert client.get(f"{folder}absent.js").status_code == 404
     assert client.get(f"{folder}__init__.py").status_code == 404
     assert client.get("/vendor/live/0000/live.js").status_code == 404
-
-
-OURS = {"content-type": "application/octet-stream", "x-stepscope": "1"}
-
-
-def upload(client: TestClient, name: str, content: Any, **headers: str) -> Any:
-    given = {key: value for key, value in (OURS | headers).items() if value}
-    return client.post("/api/snapshot", params={"name": name}, content=content, headers=given)
-
-
-def test_a_snapshot_file_is_kept_as_it_comes(client: TestClient, runs: Path) -> None:
-    chunks = [bytes([number]) * 3_000_000 for number in range(4)]
-    answer = upload(client, "../my snapshot.pickle", iter(chunks))
-    assert (answer.status_code, answer.json()) == (200, {"name": "my-snapshot.pickle"})
-    assert (runs / "snapshots" / "my-snapshot.pickle").read_bytes() == b"".join(chunks)
-    again = upload(client, "my snapshot.pickle", b"again")
-    assert (again.status_code, again.json()) == (200, {"name": "my-snapshot-2.pickle"})
-    assert (runs / "snapshots" / "my-snapshot-2.pickle").read_bytes() == b"again"
-    assert (runs / "snapshots" / "my-snapshot.pickle").stat().st_size == 12_000_000
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "headers", "status", "word"),
-    [
-        ("a.exe", b"x", {}, 400, "must end in .pickle"),
-        ("", b"x", {}, 400, "must end in .pickle"),
-        ("b.pickle", b"", {}, 400, "must not be empty"),
-        ("b.pickle", b"x" * 1001, {}, 400, "must have at most 1,000 bytes, got 1,001"),
-        ("b.pickle", iter([b"x" * 600] * 2), {}, 400, "must have at most 1,000 bytes"),
-        ("b.pickle", b"x", {"x-stepscope": ""}, 403, "X-Stepscope"),
-        ("b.pickle", b"x", {"content-type": "text/plain"}, 403, "Content-Type"),
-        ("b.pickle", b"x", {"origin": "http://evil.example"}, 403, "Origin"),
-    ],
-)
-def test_what_is_no_snapshot_of_ours_is_not_kept(
-    client: TestClient,
-    runs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    content: Any,
-    headers: dict[str, str],
-    status: int,
-    word: str,
-) -> None:
-    monkeypatch.setattr("dashboard.snapshot_files.SIZE_LIMIT", 1000)
-    answer = upload(client, name, content, **headers)
-    assert answer.status_code == status
-    assert word in answer.json()["error"]
-    kept = runs / "snapshots"
-    assert not kept.exists() or {path.name for path in kept.iterdir()} <= {
-        "my-snapshot.pickle",
-        "my-snapshot-2.pickle",
-    }
-
-
-def test_uploads_share_a_limit(
-    client: TestClient, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = services.get().snapshots.kept_bytes()
-    monkeypatch.setattr("dashboard.snapshot_files.TOTAL_LIMIT", kept + 1500)
-    for content in (b"x" * 1000, iter([b"x" * 600] * 2)):  # the second names no length
-        answer = upload(client, "shared.pickle", content)
-        if answer.status_code == 200:
-            continue
-        assert (answer.status_code, "The folder snapshots" in answer.json()["error"]) == (400, True)
-    assert services.get().snapshots.kept_bytes() == kept + 1000
-    (runs / "snapshots" / "shared.pickle").unlink()
-
-
-def test_an_upload_has_one_deadline_however_often_it_sends(
-    client: TestClient, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dashboard.api.uploads.UPLOAD_S", 0.1)
-
-    async def drip(_request: Request) -> AsyncIterator[bytes]:
-        for _ in range(200_000):
-            yield b"x"
-            await asyncio.sleep(0)
-
-    monkeypatch.setattr(Request, "stream", drip)
-    answer = upload(client, "slow.pickle", b"x")
-    assert answer.status_code == 400
-    assert "took more than 0 s" in answer.json()["error"]
-    assert not list((runs / "snapshots").glob("*slow*"))
 
 
 def test_the_parts_of_the_memory_are_sent_to_whom_asks_for_them(client: TestClient) -> None:

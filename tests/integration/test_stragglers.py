@@ -15,10 +15,10 @@ import pytest
 
 import stepscope
 from dashboard import services
-from dashboard import stragglers as stragglers_module
-from dashboard.stragglers import Stragglers
+from dashboard.run_look import RunLook
 from dashboard.verdicts import Verdicts
-from stepscope.distributed.stragglers.reader import ROWS, recent_times
+from stepscope.distributed.stragglers.detect import StragglerVerdict
+from stepscope.distributed.stragglers.reader import ROWS, judged_run, recent_times
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
 from stepscope.store import StoreReader
 from tests.support.polls import poll, server
@@ -123,7 +123,7 @@ def test_the_page_tells_it_before_what_a_rank_waits_for(
 def test_a_live_job_is_looked_at_aside_and_seldom(tmp_path: Path) -> None:
     folder, now, looks = recorded_job(tmp_path / "job", "backward"), [0.0], list[Any]()
     live = replace(read_run(folder), status=RunStatus.RUNNING)
-    ranks = Stragglers(lambda: now[0], looks.append)
+    ranks = RunLook(judged_run, "", lambda: now[0], looks.append)
     assert ranks.of(live) is None  # nothing was read in the poll
     assert ranks.of(live) is None
     assert len(looks) == 1
@@ -136,7 +136,7 @@ def test_a_live_job_is_looked_at_aside_and_seldom(tmp_path: Path) -> None:
     ranks.of(live)
     assert len(looks) == 2
     with StoreReader(folder) as reader:
-        shown = Verdicts(lambda: now[0], ranks).of(reader, live, lambda name, value: True)
+        shown = Verdicts(ranks, lambda: now[0]).of(reader, live, lambda name, value: True)
     assert shown is not None
     assert shown.text == found.text
 
@@ -159,38 +159,23 @@ def test_a_long_run_costs_no_more_than_a_short_one(tmp_path: Path) -> None:
 
 
 def test_a_look_that_fails_is_told_once_and_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, now = recorded_job(tmp_path / "job", "backward"), [0.0]
     live = replace(read_run(folder), status=RunStatus.RUNNING)
-    ranks = Stragglers(lambda: now[0], lambda look: look())
+    broken = [True]
 
-    def fail(run: RunInfo) -> None:
-        raise OverflowError("nobody has thought of it")
+    def find(run: RunInfo) -> StragglerVerdict | None:
+        if broken[0]:
+            raise OverflowError("nobody has thought of it")
+        return judged_run(run)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(stragglers_module, "judged_run", fail)
-        for _ in range(3):
-            assert ranks.of(live) is None
-            now[0] += 3.0
+    ranks = RunLook(find, "the ranks cannot be compared", lambda: now[0], lambda look: look())
+    for _ in range(3):
+        assert ranks.of(live) is None
+        now[0] += 3.0
     assert caplog.text.count("the ranks cannot be compared") == 1
+    broken[0] = False
     found = ranks.of(live)
     assert found is not None
     assert found.ranks == (3,)
-
-
-def test_the_slow_rank_is_named_although_the_cost_of_collectives_cannot_be_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = recorded_job(tmp_path / "job", "backward")
-
-    def fail(run: RunInfo) -> None:
-        raise TypeError("nobody has thought of it")
-
-    monkeypatch.setattr(stragglers_module, "communication_text", fail)
-    ranks = Stragglers(lambda: 0.0, lambda look: look())
-    found = ranks.of(read_run(folder))
-    assert found is not None
-    assert found.ranks == (3,)
-    assert ranks.communication_of(read_run(folder)) is None
-    assert caplog.text.count("the cost of collectives is unknown") == 1

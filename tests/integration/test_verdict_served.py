@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from dashboard import services
-from dashboard.hangs import Hangs
+from dashboard.run_look import RunLook
+from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.hangs.record import hang_name, parse
 from stepscope.memory.oom.record import OomReport
 from stepscope.run import process_identity, rank_json, write_run_json
@@ -78,7 +79,9 @@ def test_a_job_that_hangs_says_so_while_it_does(server: services.Services, tmp_p
         record = parse((HANGS / "sleep-gloo" / hang_name(number)).read_bytes())
         record = replace(record, since=now - 9, seen=now)
         (folder / hang_name(number)).write_text(json.dumps(asdict(record)))
-    server.hangs = Hangs(start=lambda look: look())  # else in a thread: a poll does not wait for it
+    server.hangs = RunLook(
+        hang_of, "", start=lambda look: look()
+    )  # else in a thread: a poll does not wait for it
     told = poll("job")["verdict"]
     assert told["kind"] == "hang"
     assert "all_reduce #81" in told["text"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboard.charts.communication import communication
-from dashboard.charts.layout import layout
-from dashboard.charts.metric_selection import FOLDED
+from dashboard.charts.layout import communication, layout
 from dashboard.charts.run_view import LOST, RunView, _collectives
+from dashboard.charts.series import FOLDED
 from stepscope.distributed.collective_metrics import KEYS, NONE_LARGE, NOT_BY_GLOO, SWITCHED_OFF
 
 

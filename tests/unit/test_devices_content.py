@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from dashboard.machine.charts import history
 from dashboard.machine.content import Json, machine_content
-from dashboard.machine.details import DIFFERENCE, details
+from dashboard.machine.details import DIFFERENCE, details, history
 from dashboard.machine.run_energy import RunEnergy
 from stepscope.gpu.machine_monitor import DRAWN, DeviceSample
 from stepscope.gpu.machine_state import MachineState

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dashboard import hangs as hangs_module
-from dashboard.hangs import LOOK_S, REST, Hangs, as_verdict
+from dashboard.run_look import EVERY_S, REST, RunLook
+from dashboard.verdicts import hang_verdict
 from stepscope.distributed.flight_recorder import Collective, FlightRecorderDump
 from stepscope.distributed.hangs import watchdog
 from stepscope.distributed.hangs.capture import (
@@ -265,21 +265,18 @@ def at_once(look: Callable[[], None]) -> None:
     look()
 
 
-def test_the_page_looks_only_now_and_then(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_looks_only_now_and_then(recorder: Recorder) -> None:
     looks: list[RunInfo] = []
-    monkeypatch.setattr(hangs_module, "hang_of", looks.append)
     clock = Clock()
-    hangs = Hangs(clock, at_once)
+    hangs = RunLook(looks.append, "", clock, at_once)
     run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
-    for second in (0.0, LOOK_S - 0.1, LOOK_S):
+    for second in (0.0, EVERY_S - 0.1, EVERY_S):
         clock.now = second
-        assert as_verdict(hangs.of(run)) is None
+        assert hang_verdict(hangs.of(run)) is None
     assert looks == [run, run]
 
 
-def test_a_poll_waits_for_no_look(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_waits_for_no_look(recorder: Recorder) -> None:
     """A look at the files of some hundred ranks takes longer than a poll may."""
     found = judge([RankObservation(rank=rank, record=stuck_in(rank)) for rank in range(2)], 9.0, 2)
     clock = Clock()
@@ -288,9 +285,8 @@ def test_a_poll_waits_for_no_look(recorder: Recorder, monkeypatch: pytest.Monkey
         clock.now += 1.0
         return found
 
-    monkeypatch.setattr(hangs_module, "hang_of", slow)
     aside: list[Callable[[], None]] = []
-    hangs = Hangs(clock, aside.append)
+    hangs = RunLook(slow, "", clock, aside.append)
     run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
     assert hangs.of(run) is None
     assert hangs.of(run) is None
@@ -305,16 +301,15 @@ def test_a_poll_waits_for_no_look(recorder: Recorder, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_that_cannot_be_judged_costs_one_line_of_the_log(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(run: RunInfo) -> None:
         raise OverflowError("nobody has thought of it")
 
-    monkeypatch.setattr(hangs_module, "hang_of", fail)
     clock = Clock()
-    hangs = Hangs(clock, at_once)
+    hangs = RunLook(fail, "it cannot be said", clock, at_once)
     run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
     for second in range(3):
-        clock.now = second * LOOK_S
+        clock.now = second * EVERY_S
         assert hangs.of(run) is None
     assert caplog.text.count("cannot be said") == 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dashboard.controls.sweep_picker import label
-from dashboard.sweep_content import SweepStatus, to_content
+from dashboard.sweep_content import SweepStatus
 from dashboard.sweeps import Sweeps
 from dashboard.views.lab_panel import progress_words
 from stepscope.run import process_identity, process_of
@@ -103,11 +103,6 @@ def test_a_report_says_where_the_time_is_not_known() -> None:
     for created in (HUGE, 1e300, float("nan"), None):
         told = sweep(created=created, arms=[arm("compile", "faster", 0.31)], combining=[])
         assert "Begun at an unknown time on" in to_html(told)
-
-
-def test_a_time_that_is_no_date_is_left_out() -> None:
-    content = to_content(sweep(created=1e300, updated=1e300))
-    assert (content.created, content.updated) == (0.0, 0.0)
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -17,9 +17,15 @@ import pytest
 from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.ranks.members import MOST, read_member
 from dashboard.ranks.rank_cache import RankCache, overview_bucket
-from dashboard.ranks.ranks_response import LIMIT, RanksRequest, parse_question
+from dashboard.ranks.ranks_response import (
+    LIMIT,
+    NAMED,
+    NEXT_LENGTH,
+    TEXT_LENGTH,
+    RanksRequest,
+    parse_question,
+)
 from dashboard.ranks.time_grid import COLUMNS
-from dashboard.ranks.verdict import NAMED, NEXT_LENGTH, TEXT_LENGTH
 from stepscope.run import RunError, process_identity, rank_json, read_run, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, store_name
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.controls.run_labels import labels, run_name
+from dashboard.controls.run_picker import labels, run_name
 from stepscope.run import RunInfo, RunStatus, user_name
 
 NOON = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
-from dashboard.charts.profile import flame_figure, kind_of, parts_of_steps, rows
+from dashboard.charts.profile import flame_figure, phase_figure, rows
 from dashboard.run_files import (
     PROFILED_RANKS,
     PROFILES,
@@ -17,8 +16,7 @@ from dashboard.run_files import (
     profile_trace,
     profiles,
 )
-from stepscope.profiling import summary_name
-from stepscope.profiling.summary import BYTES_LIMIT
+from stepscope.profiling.summary import BYTES_LIMIT, summary_name
 from stepscope.profiling.trace_stats import FlameGraph
 from tests.support.profiles import summary, write_profile
 
@@ -108,48 +106,38 @@ def test_a_row_an_operator() -> None:
     assert [name for name in rows(summary(cuda=False))[0] if "CUDA" in name] == []
 
 
-def test_parts_of_a_step_are_shares_and_times_per_step() -> None:
-    thread, gpu = parts_of_steps(summary())
-    assert re.match(r"\*\*Training thread, .*:\*\* :orange\[■\] data \d+% · [\d.]+ µs, ", thread)
-    assert "forward 54% · 150 µs" in gpu
-    assert len(parts_of_steps(summary(cuda=False))) == 1
+def test_parts_of_a_step_are_shares_and_seconds_a_step() -> None:
+    figure = phase_figure(summary())
+    go.Figure(figure)
+    assert [trace["name"] for trace in figure["data"]][:2] == ["data", "forward"]
+    assert sum(trace["x"][1] for trace in figure["data"]) == pytest.approx(1)
+    forward = figure["data"][1]
+    assert forward["y"] == ["GPU", "Training thread"]
+    assert forward["text"][1].endswith(" · 10.0 µs")  # of 20 µs in two steps
+    assert forward["x"][0] == pytest.approx(300 / 555)
+    assert phase_figure(summary(cuda=False))["data"][0]["y"] == ["Training thread"]
 
 
-def flame_of(parent: list[int], total_us: list[float], name: str = "f") -> Any:
-    flame = FlameGraph([name], [0] * len(parent), parent, total_us, [1] * len(parent))
+def test_stacks_have_callers_that_hold_what_they_call() -> None:
+    flame = summary().flame
     [trace] = flame_figure(flame)["data"]
-    return trace
+    go.Figure(data=[trace])
+    sizes = dict(zip(trace["ids"], trace["values"], strict=True))
+    assert len(sizes) == len(flame.parent)
+    for own, parent in zip(trace["ids"], trace["parents"], strict=True):
+        parts = [
+            sizes[child]
+            for child, of in zip(trace["ids"], trace["parents"], strict=True)
+            if of == own
+        ]
+        assert sum(parts) <= sizes[own] * (1 + 1e-9)
+        assert parent == "" or parent in sizes
+    assert flame_figure(FlameGraph())["data"][0]["ids"] == []
 
 
-def test_the_icicle_has_callers_first_and_leaves_out_what_is_too_small_to_see() -> None:
-    trace = flame_of([-1, 0, 0, 2], [100, 60, 30, 0.01])
-    assert trace["ids"] == ["0", "1", "2"]
-    assert trace["parents"] == ["", "0", "0"]
-    assert trace["values"] == [100, 60, 30]
-    assert flame_of([-1, 0, 0], [10, 8, 30])["values"] == [10, 8, 2]  # never more than the caller
-    assert flame_of([], [])["ids"] == []
-
-
-def test_outer_functions_that_hold_nearly_all_are_not_drawn_at_first() -> None:
-    assert flame_of([-1, 0, 1, 2, 3, 4], [9, 9, 9, 9, 5, 4])["level"] == "2"
-    assert flame_of([-1, 0, 0], [9, 5, 4])["level"] == ""
-
-
-def test_a_name_is_shown_as_it_is() -> None:
-    assert flame_of([-1], [9], "<img src=x>")["labels"] == ["&lt;img src=x&gt;"]
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("train.py(9): main", "Python"),
-        ("nn.Module: Linear_0", "module"),
-        ("<built-in method conv2d of type object>", "built-in function"),
-        ("aten::addmm", "operator"),
-        ("autograd::engine::evaluate_function: AddmmBackward0", "operator"),
-        ("AddmmBackward0", "operator"),
-        ("backward", "operator"),
-    ],
-)
-def test_functions_are_told_apart(name: str, kind: str) -> None:
-    assert kind_of(name).name == kind
+def test_a_function_that_holds_less_than_its_parts_and_hostile_names_are_drawn() -> None:
+    flame = FlameGraph(["<b>x</b>", "y"], [0, 1, 1], [-1, 0, 0], [1.0, 2.0, 3.0], [1, 1, 1])
+    [trace] = flame_figure(flame)["data"]
+    assert trace["values"] == [5.0, 2.0, 3.0]
+    assert trace["labels"][0] == "&lt;b&gt;x&lt;/b&gt;"
+    assert trace["level"] == "0"

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from dashboard.charts import series
-from dashboard.charts.metric_selection import keys_of
-from dashboard.charts.series import SeriesCursor
+from dashboard.charts.series import SeriesCursor, keys_of
 from stepscope.run import RunInfo, RunStatus
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from stepscope.store.blocks import RECORDED_NAN

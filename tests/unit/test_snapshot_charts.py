@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboard.charts.figures import unit_of
 from dashboard.charts.snapshot import (
     allocation_rows,
     change_rows,
@@ -16,7 +17,6 @@ from dashboard.charts.snapshot import (
     map_figure,
     module_rows,
     peak_rows,
-    unit_of,
     where,
 )
 from dashboard.snapshot_files import SnapshotLibrary, upload_name
@@ -131,50 +131,28 @@ def test_the_folder_of_snapshots_lists_plain_files_newest_first(tmp_path: Path) 
     assert [file.name for file in offered.others()] == ["a.pkl", "b.pickle", "my file (ä).PICKLE"]
 
 
-def test_an_upload_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    offered = SnapshotLibrary(tmp_path)
-    with offered.receiving("x.pickle") as upload:
-        upload.file.write(b"abc")
-        assert offered.others() == []
-        with pytest.raises(ValueError, match="Another snapshot is being uploaded"):
-            offered.receiving("z.pickle").__enter__()
-    assert [(file.name, file.size) for file in offered.others()] == [("x.pickle", 3)]
-    broken = offered.receiving("y.pickle")
-    broken.__enter__().file.write(b"abc")
-    assert broken.__exit__(KeyError, KeyError(), None) is False
-    assert [path.name for path in offered.folder.iterdir()] == ["x.pickle"]
-
-
-def test_an_upload_that_ends_after_the_server_leaves_nothing(tmp_path: Path) -> None:
-    offered = SnapshotLibrary(tmp_path)
-    late = offered.receiving("x.pickle")
-    late.__enter__().file.write(b"abc")
-    offered.close()
-    with pytest.raises(FileNotFoundError):
-        late.__exit__(None, None, None)
-    assert list(offered.folder.iterdir()) == []
-
-
 def test_an_upload_never_replaces_a_file(tmp_path: Path) -> None:
     offered = SnapshotLibrary(tmp_path)
-    names = []
-    for content in (b"1", b"2", b"3"):
-        with offered.receiving("x.pickle") as upload:
-            upload.file.write(content)
-        names.append(upload.name)
+    names = [offered.keep("../x.pickle", content) for content in (b"1", b"2", b"3")]
     assert names == ["x.pickle", "x-2.pickle", "x-3.pickle"]
     assert [(offered.folder / name).read_bytes() for name in names] == [b"1", b"2", b"3"]
 
 
-def test_what_a_killed_server_left_of_uploads_is_removed_after_a_day(tmp_path: Path) -> None:
-    folder = SnapshotLibrary(tmp_path).folder
-    folder.mkdir()
-    for name in (".upload-old.part", ".upload-new.part", "old.pickle"):
-        (folder / name).touch()
-        if "old" in name:
-            os.utime(folder / name, (1, 1))
-    SnapshotLibrary(tmp_path)
-    assert {path.name for path in folder.iterdir()} == {".upload-new.part", "old.pickle"}
+def test_what_is_no_snapshot_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = SnapshotLibrary(tmp_path)
+    monkeypatch.setattr("dashboard.snapshot_files.SIZE_LIMIT", 1000)
+    monkeypatch.setattr("dashboard.snapshot_files.TOTAL_LIMIT", 1500)
+    for name, size, told in (
+        ("a.exe", 1, "must end in .pickle"),
+        ("b.pickle", 0, "must not be empty"),
+        ("b.pickle", 1001, "must have at most 1,000 bytes, got 1,001"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            offered.keep(name, bytes(size))
+    assert offered.keep("b.pickle", bytes(1000)) == "b.pickle"
+    with pytest.raises(ValueError, match="The folder snapshots must have at most"):
+        offered.keep("c.pickle", bytes(600))
+    assert [file.name for file in offered.others()] == ["b.pickle"]
 
 
 @pytest.mark.parametrize("name", ["", ".pickle/..", "a", "a.pickle.exe", "/etc/passwd"])

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from dashboard.controls.config_widgets import is_possible
 from dashboard.controls.sidebar_groups import PLACES
-from dashboard.controls.suggestion import is_possible
+from dashboard.run_look import RunLook
 from dashboard.verdicts import EVERY_S, HOLD_S, KEPT, DisplayedDiagnosis, Verdicts, as_json
 from stepscope.bottleneck.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
 from stepscope.bottleneck.recommendations import Recommendation, RunSetup
+from stepscope.distributed.stragglers.reader import judged_run
 from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.store import StoreReader
 from stepscope.store.writer import StoreWriter
@@ -43,7 +45,7 @@ def clock() -> Clock:
 @pytest.fixture
 def ask(clock: Clock) -> Callable[..., BottleneckDiagnosis | None]:
     """Ask for the verdict of a run that is said to be live, unless told otherwise."""
-    verdicts = Verdicts(clock)
+    verdicts = Verdicts(RunLook(judged_run, "", clock), clock)
 
     def of(folder: Path, status: RunStatus = RunStatus.RUNNING) -> BottleneckDiagnosis | None:
         run: RunInfo = replace(read_run(folder), status=status)
@@ -101,7 +103,7 @@ def test_a_recording_has_none(
 def test_only_the_newest_runs_are_kept(
     tmp_path: Path, ask: Callable[..., BottleneckDiagnosis | None], monkeypatch: Any
 ) -> None:
-    verdicts = Verdicts()
+    verdicts = Verdicts(RunLook(judged_run, ""))
     folder = write_run(tmp_path / "r", steps=rows(0.06))
     run = read_run(folder)
     with StoreReader(folder) as reader:

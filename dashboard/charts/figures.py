@@ -1,0 +1,82 @@
+"""What the Plotly figures of several pages share; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Json = dict[str, Any]
+
+# After Okabe and Ito, told apart with any color vision; each has a contrast of at least 3:1 on the
+# light and on the dark background.
+BLUE, ORANGE, GREEN = "#1a80c4", "#d55e00", "#009e73"
+AMBER, GRAY = "#b07d00", "#7a8490"
+PINK = "#cc79a7"
+FIXED: Json = {"fixedrange": True, "zeroline": False}
+"""An axis that cannot be dragged."""
+
+
+def plain(text: str) -> str:
+    """Return a text that Plotly shows as it is: it reads some HTML."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def shortened(text: str, length: int) -> str:
+    """Return at most `length` characters of a text, as `plain`."""
+    return plain(text if len(text) <= length else f"{text[: length - 1]}…")
+
+
+def unit_of(most: float) -> tuple[str, float]:
+    """Return the unit in which bytes up to `most` are drawn, and its bytes."""
+    for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 1024.0)):
+        if most >= factor:
+            return name, factor
+    return "B", 1.0
+
+
+def layout(height: int, **others: Any) -> Json:
+    """Return the layout of a chart with a legend above it."""
+    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 13}}
+    return {
+        "height": height,
+        "margin": {"l": 8, "r": 12, "t": 34, "b": 44},
+        "hovermode": "closest",
+        "dragmode": False,
+        "legend": legend | {"itemclick": False, "itemdoubleclick": False},
+    } | others
+
+
+def title(text: str) -> Json:
+    """Return the title of an axis."""
+    return {"text": text, "font": {"size": 13}}
+
+
+def rows_axis(labels: Sequence[str]) -> Json:
+    """Return a vertical axis with a row for each label, the first at the top."""
+    return FIXED | {
+        "tickvals": list(range(len(labels))),
+        "ticktext": list(labels),
+        "range": [len(labels) - 0.5, -0.5],
+        "automargin": True,
+        "tickfont": {"size": 13},
+        "showgrid": False,
+    }
+
+
+def band(axis: str, first: Any, last: Any, low: float = 0, high: float = 1, **others: Any) -> Json:
+    """Return a shape from `first` to `last` of an axis, and from `low` to `high` of the other."""
+    across = "y" if axis == "x" else "x"
+    ends = {f"{axis}0": first, f"{axis}1": last, f"{across}0": low, f"{across}1": high}
+    return {"type": "rect", f"{across}ref": "paper", "line": {"width": 0}} | ends | others
+
+
+def line(axis: str, at: Any, color: str, dash: str = "dash") -> Json:
+    """Return a line across the whole chart at a place of an axis."""
+    drawn = {"color": color, "dash": dash, "width": 1.5}
+    return band(axis, at, at, type="line", line=drawn)
+
+
+def note(x: Any, y: float, text: str, **others: Any) -> Json:
+    """Return a small text that stands on a place of the chart."""
+    found = {"x": x, "y": y, "text": text, "showarrow": False, "font": {"size": 11}}
+    return found | {"xanchor": "left", "yanchor": "bottom"} | others
