@@ -151,7 +151,7 @@ def percent(fraction: float | None) -> str:
     """Return a fraction in percent with one digit.
 
     >>> percent(0.1205), percent(80_000)
-    ('12.1 %', 'above 1000 %')
+    ('12.0 %', 'above 1000 %')
     """
     if fraction is None:
         return "?"
