@@ -57,7 +57,6 @@ def _component(name: str, export: str) -> Callable[..., ComponentResult]:
 
 _mount = _component("live", "stepscopeLive")
 _mount_ledger = _component("ledger", "stepscopeLedger")
-_mount_upload = _component("upload", "stepscopeUpload")
 _mount_devices = _component("devices", "stepscopeDevices")
 
 
@@ -112,14 +111,6 @@ def memory_ledger(
     """
     data = {"run": run_id, "page_token": page_token, "plotly": PLOTLY_URL, "layout": layout}
     return _mount_ledger(key=key, data=data, on_stale_change=_rerun)
-
-
-def snapshot_upload(limit: int, *, key: str, on_upload: Callable[[], None]) -> None:
-    """Mount a button that sends a file of at most `limit` bytes to `/api/snapshot`.
-
-    `on_upload` is called once it is there: the component's `uploaded` is its name.
-    """
-    _mount_upload(key=key, data={"limit": limit}, on_uploaded_change=on_upload)
 
 
 def device_cards(first: dict[str, Any], *, key: str) -> None:

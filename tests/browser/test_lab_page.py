@@ -105,9 +105,9 @@ def test_three_settings_from_ticking_to_the_report(open_page: OpenPage, server: 
     page = open_page("/lab", expected="404")
     start(page, rounds=2)
     expect(page.get_by_text(f"of {SAMPLES} trials")).to_be_visible(timeout=PATIENCE)
-    expect(row(page, "optimizer fused")).to_contain_text("measuring", timeout=PATIENCE)
+    expect(row(page, "optimizer_impl fused")).to_contain_text("measuring", timeout=PATIENCE)
     expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
-    for label in ("precision bf16", "fused", "foreach"):
+    for label in ("precision bf16", "optimizer_impl fused", "optimizer_impl foreach"):
         expect(row(page, label)).to_contain_text("undecided")
         expect(row(page, label)).to_contain_text("Only 2 rounds")
     expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
