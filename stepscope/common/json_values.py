@@ -55,8 +55,7 @@ def object_of(kind: Any, value: Any, where: str) -> Any:
     try:
         return msgspec.convert(_bounded(value), kind)
     except (ValueError, RecursionError) as error:
-        text = str(error).replace("$", where)[:300]
-        raise ValueError(f"{where}: must be a {kind.__name__} ({text})") from None
+        raise ValueError(f"{where}: {str(error).replace('$', where)[:300]}") from None
 
 
 def _bounded(value: Any) -> Any:

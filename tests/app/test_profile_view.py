@@ -73,7 +73,7 @@ def test_what_is_no_summary_is_told(page: OpenPage, tmp_path: Path) -> None:
     (folder / "profile-step-5-6.summary.json").write_text("[]")
     app = page(run="one", tab="profile")
     [warning] = [said.value for said in app.warning if "profile" in said.value]
-    assert warning.endswith("must be an object of schema 1. Profile again.")
+    assert warning.endswith("got `array`. Profile again.")
     assert len(app.dataframe) == 0
 
 

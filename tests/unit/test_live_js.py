@@ -727,23 +727,6 @@ def test_an_alert_is_in_the_events_with_its_level(
     assert js("marksIn([event], 'step', [0, 9])[0].label", event=event) == label
 
 
-def test_a_file_that_is_no_snapshot_is_not_sent(js: Script) -> None:
-    def refusal(name: str, size: int) -> str | None:
-        found: str | None = js(
-            "fileRefusal(file, limit)", file={"name": name, "size": size}, limit=2**30
-        )
-        return found
-
-    assert refusal("a.PICKLE", 2**30) is None
-    assert refusal("a.pkl", 5) is None
-    assert refusal("a.zip", 5) == "Choose a .pickle or .pkl file."
-    assert refusal("a.pickle", 2**30 + 1) == "The file has more than 1024 MiB."
-    assert refusal("a.pickle", 0) == "The file is empty."
-
-
-# --- the page Devices -----------------------------------------------------------------------------
-
-
 def test_a_line_of_the_devices_page_breaks_where_nothing_was_read(js: Script) -> None:
     history = {"t": [0, 1, 2, 10, 11], "v": {"a": [0, 50, None, 100, 90]}}
     line = {"key": "a", "label": "used", "color": "blue"}
