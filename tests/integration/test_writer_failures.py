@@ -172,7 +172,7 @@ def no_file(*_: Any, **__: Any) -> None:
     [
         (threading.Thread, "start", no_thread),
         (writer_thread, "write_run_json", no_file),
-        (writer_thread, "Ring", no_file),
+        (writer_thread, "RingBuffer", no_file),
     ],
     ids=["thread", "run.json", "ring"],
 )
