@@ -19,8 +19,7 @@ from stepscope.store.reader import EVERY
 from trainer.config import ConfigError, ConfigIssue, RunConfig
 from trainer.config_validation import TrainDevice, half_batch
 
-KEPT = 16
-"""Verdicts kept: a page asks twice a second, and the file changes once."""
+KEPT = 16  # Verdicts kept: a page asks twice a second, and the file changes once.
 
 
 @dataclass(frozen=True, slots=True)

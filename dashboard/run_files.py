@@ -13,17 +13,13 @@ from stepscope.profiling import summary_name, trace_name
 from stepscope.profiling.summary import BYTES_LIMIT, ProfileSummary, parse
 
 TAIL_BYTES = 20_000
-SNAPSHOTS = 50
-"""Memory snapshots listed at most, the newest."""
+SNAPSHOTS = 50  # Memory snapshots listed at most, the newest.
 
-DOWNLOAD_LIMIT = 256 * 2**20
-"""Bytes of a file that the page offers to download."""
+DOWNLOAD_LIMIT = 256 * 2**20  # Bytes of a file that the page offers to download.
 
-PROFILES = 50
-"""Profiles listed at most, the newest; of a job one of several ranks counts once."""
+PROFILES = 50  # Profiles listed at most, the newest; of a job one of several ranks counts once.
 
-PROFILED_RANKS = 64
-"""Ranks of a profile that are listed at most, those of the lowest numbers."""
+PROFILED_RANKS = 64  # Ranks of a profile that are listed at most, those of the lowest numbers.
 
 _PROFILE = re.compile(r"profile-step-(\d{1,16})-(\d{1,16})(?:\.rank(\d{1,6}))?\.summary\.json")
 _SNAPSHOT = re.compile(r"snapshot-[\w.-]{1,100}\.pickle")
@@ -43,10 +39,8 @@ class ProfileFiles:
 
     first: int
     last: int
-    trace_size: int | None
-    """Bytes of the trace; None where it is not there."""
-    number: int = 0
-    """Of the process in the folder, 0 for the first or only one."""
+    trace_size: int | None  # Bytes of the trace; None where it is not there.
+    number: int = 0  # Of the process in the folder, 0 for the first or only one.
 
     @property
     def trace(self) -> str:

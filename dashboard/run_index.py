@@ -28,8 +28,7 @@ from stepscope.run import (
 
 log = logging.getLogger(__name__)
 
-MAX_LISTED = 200
-"""Runs that are listed: the newest by name, and live ones that were once seen."""
+MAX_LISTED = 200  # Runs that are listed: the newest by name, and live ones that were once seen.
 SETTLED_S = 2.0
 """Age from which a time of change is trusted: file systems count it in ticks of up to a second."""
 

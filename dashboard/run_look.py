@@ -21,10 +21,8 @@ from stepscope.store import StoreError
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
-REST = 20
-"""A look is not repeated before so many times of what it took: 5 % of a core at most."""
-KEPT = 64
-"""Runs of which the last look is kept."""
+REST = 20  # A look is not repeated before so many times of what it took: 5 % of a core at most.
+KEPT = 64  # Runs of which the last look is kept.
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -48,8 +46,7 @@ def recent(entries: OrderedDict[K, T], key: K, make: Callable[[], T], limit: int
 @dataclass(slots=True)
 class _Look(Generic[T]):
     found: T | None = None
-    next: float = 0.0
-    """On a monotonic clock; infinite after the look at an ended run."""
+    next: float = 0.0  # On a monotonic clock; infinite after the look at an ended run.
     under_way: bool = False
     logged: bool = False
 

@@ -21,11 +21,9 @@ from stepscope.memory.snapshots.open_snapshot import SnapshotLoadTask, kept_summ
 
 FOLDER = "snapshots"
 """Below the folder of all runs: what was uploaded, and what anybody puts there."""
-KEPT = 6
-"""Openings kept, with their summaries."""
+KEPT = 6  # Openings kept, with their summaries.
 LISTED = 100
-TOTAL_LIMIT = 16 * 2**30
-"""Bytes in the folder of snapshots up to which an upload is taken."""
+TOTAL_LIMIT = 16 * 2**30  # Bytes in the folder of snapshots up to which an upload is taken.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,119}\.(pickle|pkl)", re.ASCII)
 _ENDINGS = (".pickle", ".pkl")
 

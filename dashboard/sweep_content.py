@@ -12,10 +12,8 @@ from msgspec import Meta, Struct, field
 
 from stepscope.common.formatting import printable
 
-LONGEST_TEXT = 400
-"""Characters of one text that are shown."""
-DRIFT_P = 0.05
-"""Below it the lab says that the machine drifted."""
+LONGEST_TEXT = 400  # Characters of one text that are shown.
+DRIFT_P = 0.05  # Below it the lab says that the machine drifted.
 
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 Time = Annotated[float, Meta(ge=0, lt=253_402_300_800)]

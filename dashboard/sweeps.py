@@ -45,8 +45,7 @@ log = logging.getLogger(__name__)
 
 LAB_LOG = "lab.log"
 STOP_TIMEOUT_S = 10.0
-STARTING_S = 60.0
-"""Age up to which a sweep that another process has just planned may still begin."""
+STARTING_S = 60.0  # Age up to which a sweep that another process has just planned may still begin.
 MAX_LISTED = 100
 EXAMPLE = "This is a recorded example: read-only."
 _PROJECT = Path(__file__).resolve().parents[1]

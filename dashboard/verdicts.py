@@ -31,8 +31,7 @@ from stepscope.store.reader import EVERY
 
 EVERY_S = 3.0
 HOLD_S = 10.0
-KEPT = 64
-"""Runs whose verdict is kept."""
+KEPT = 64  # Runs whose verdict is kept.
 
 
 @dataclass(slots=True)
@@ -41,10 +40,8 @@ class DisplayedDiagnosis:
 
     looked: float
     verdict: BottleneckDiagnosis | None = None
-    since: float = 0.0
-    """When its kind was first shown."""
-    written: float = 0.0
-    """When its text was."""
+    since: float = 0.0  # When its kind was first shown.
+    written: float = 0.0  # When its text was.
     found: BottleneckKind | None = None
     is_new: bool = True
     is_final: bool = False

@@ -25,8 +25,7 @@ from stepscope.store.reader import EVERY, StreamRows
 class Series(NamedTuple):
     """One metric over a run, a value for each row; NaN if a row has none, or has a NaN."""
 
-    time: Floats
-    """Epoch seconds."""
+    time: Floats  # Epoch seconds.
     step: NDArray[np.int64]
     value: Floats
 

@@ -20,8 +20,7 @@ from trainer.custom_workload import VARIABLE as OWN_WORKLOAD
 from trainer.datasets import VARIABLE as DATA
 
 MODULE = "trainer.runners.rank_worker"
-PORT = 29500
-"""torchrun's usual port."""
+PORT = 29500  # torchrun's usual port.
 PORTS = (1024, 65_535)
 ONE_MACHINE = (
     "--nnodes=1",

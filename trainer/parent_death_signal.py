@@ -10,8 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-PR_SET_PDEATHSIG = 1
-"""Of linux/prctl.h."""
+PR_SET_PDEATHSIG = 1  # Of linux/prctl.h.
 
 
 def set_parent_death_signal() -> None:

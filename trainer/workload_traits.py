@@ -16,12 +16,10 @@ class WorkloadTraits:
 
     fields: tuple[str, ...] = ()
     """Fields of RunConfig that this workload reads and most others do not."""
-    convolutions: bool = False
-    """channels_last and the settings of cuDNN can make a difference."""
+    convolutions: bool = False  # channels_last and the settings of cuDNN can make a difference.
     decodes: bool = False
     """Each sample is read from a file when it is needed: the data set does not lie in memory."""
-    seeded_data: bool = False
-    """The data are made from the seed: another one gives another task."""
+    seeded_data: bool = False  # The data are made from the seed: another one gives another task.
 
 
 TRAITS: dict[Workload, WorkloadTraits] = {

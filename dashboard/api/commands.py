@@ -20,18 +20,15 @@ from stepscope.session.stop import SIGNALS, kill_unheard
 from stepscope.store.reader import send_command
 
 MAX_BYTES = 4000
-BODY_S = 10.0
-"""Time in which the body of a request has to arrive."""
+BODY_S = 10.0  # Time in which the body of a request has to arrive.
 MARK_LENGTH = 200
 STEPS_LIMITS = {
     CommandName.PROFILE: profile_command.STEPS_LIMIT,
     CommandName.MEMORY_SNAPSHOT: recording.STEPS_LIMIT,
 }
-_MAX_ID = 2**53
-"""Above it a number in the browser is not exact."""
+_MAX_ID = 2**53  # Above it a number in the browser is not exact.
 
-_stops: Counter[str] = Counter()
-"""How often each run was asked to stop on this server's pages."""
+_stops: Counter[str] = Counter()  # How often each run was asked to stop on this server's pages.
 
 
 async def read_body(request: Request) -> bytes:

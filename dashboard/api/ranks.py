@@ -14,8 +14,7 @@ from dashboard.run_look import recent
 from stepscope.run import RunInfo, read_run
 from stepscope.run.rank_info import UNREADABLE, read_rank_file
 
-KEPT = 4
-"""Runs whose ranks are kept: some hundred kB each."""
+KEPT = 4  # Runs whose ranks are kept: some hundred kB each.
 
 
 class Jobs:

@@ -45,8 +45,7 @@ Answer = dict[str, Any]
 FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 CLOSED_S = 5.0
 """Age of the heartbeat from which a run that says it has ended no longer holds its files."""
-SWEEP_AGE_S = 1.0
-"""Age of what a poll says of a running sweep: nobody waits for it."""
+SWEEP_AGE_S = 1.0  # Age of what a poll says of a running sweep: nobody waits for it.
 AXES: dict[str, Axis] = {"step": "step", "time": "time"}
 
 

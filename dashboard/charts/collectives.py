@@ -42,8 +42,7 @@ SHOWN = {
     "Time": ("seconds", 1e6, "µs"),
 }
 """What the chart may show: key of a row, factor to the axis's unit, unit."""
-SIZES_NAMED = 6
-"""Labels of the axis of sizes at most: a phone has room for so many."""
+SIZES_NAMED = 6  # Labels of the axis of sizes at most: a phone has room for so many.
 LOG = {"type": "log", "fixedrange": True}
 Document = Mapping[str, Any]
 

@@ -12,8 +12,7 @@ Json = dict[str, Any]
 BLUE, ORANGE, GREEN = "#1a80c4", "#d55e00", "#009e73"
 AMBER, GRAY = "#b07d00", "#7a8490"
 PINK = "#cc79a7"
-FIXED: Json = {"fixedrange": True, "zeroline": False}
-"""An axis that cannot be dragged."""
+FIXED: Json = {"fixedrange": True, "zeroline": False}  # An axis that cannot be dragged.
 
 
 def plain(text: str) -> str:

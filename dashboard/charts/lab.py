@@ -51,8 +51,7 @@ SYMBOLS: dict[Verdict, str] = {
 ROW_PX = 34
 LARGEST = 10.0
 """Effect from which on a figure says only "above": two rounds can give an interval of millions."""
-LABEL_LENGTH = 34
-"""Characters of a label beside the chart; the table has the whole one."""
+LABEL_LENGTH = 34  # Characters of a label beside the chart; the table has the whole one.
 
 
 def by_effect(arms: Iterable[Arm]) -> list[Arm]:

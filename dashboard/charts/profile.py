@@ -25,8 +25,7 @@ KINDS = {
     "operator": "#e9a77a",
 }
 """Colors of functions in the stacks."""
-NODES = 4000
-"""Functions that are sent to the browser, the largest."""
+NODES = 4000  # Functions that are sent to the browser, the largest.
 OUTER_SHARE = 0.97
 _OPERATOR = re.compile(r"[\w.]+(::|Backward\d|$)")
 

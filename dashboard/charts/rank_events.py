@@ -23,16 +23,12 @@ from stepscope.run.rank_info import find_rank, numbers_with
 from stepscope.store import EventRow, StoreError, StoreReader
 
 ALERT = "alert"
-PERIOD_S = 2.0
-"""How often the store of a rank is asked at most."""
+PERIOD_S = 2.0  # How often the store of a rank is asked at most.
 BUDGET_S = 0.001
 """Time of a core that a poll may spend here; a store that is open is read to the end."""
-KEPT = 100
-"""Newest events of all other ranks that are kept and sent."""
-FIRST = 1000
-"""Newest events of a rank that are looked at first."""
-RUNS = 16
-"""Runs of which events are kept."""
+KEPT = 100  # Newest events of all other ranks that are kept and sent.
+FIRST = 1000  # Newest events of a rank that are looked at first.
+RUNS = 16  # Runs of which events are kept.
 
 Numbered = tuple[int, int, EventRow]
 """The number of an event here, its rank in the folder, the event."""

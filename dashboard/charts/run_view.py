@@ -32,13 +32,10 @@ WITH_MIG = "not available with MIG enabled"
 
 CUSTOM_CHARTS = 12
 """Metrics of the script's own that get a chart; the rest is recorded all the same."""
-CUSTOM_LENGTH = 100
-"""Longest name of such a metric: what is longer would be most of every poll."""
+CUSTOM_LENGTH = 100  # Longest name of such a metric: what is longer would be most of every poll.
 OPTIMIZERS = 8
-MOST_RANKS = 1_000_000
-"""World size beyond which run.json is not believed."""
-GROUPS = 8
-"""Parameter groups of an optimizer whose learning rate is drawn."""
+MOST_RANKS = 1_000_000  # World size beyond which run.json is not believed.
+GROUPS = 8  # Parameter groups of an optimizer whose learning rate is drawn.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,26 +31,21 @@ from stepscope.run.rank_info import now_of
 from stepscope.store import EventRow, SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.reader import Axis
 
-TARGET = 500
-"""Buckets a chart shows at most."""
-MAX_NEW = 250
-"""New buckets beyond which the client is better served a fresh overview."""
-EVENTS = 1000
-"""Newest events sent at first: epochs must not crowd out what somebody did."""
+TARGET = 500  # Buckets a chart shows at most.
+MAX_NEW = 250  # New buckets beyond which the client is better served a fresh overview.
+EVENTS = 1000  # Newest events sent at first: epochs must not crowd out what somebody did.
 RECENT = 24
 """Rows in which the newest value is looked for: 2.4 s of samples, more than the slowest tier."""
 RATE_S = 1.0
 """Seconds over which the rate is averaged: one step may be an epoch's short last batch."""
-RATE_ROWS = 512
-"""Rows of them that are looked at, at most: two frames of the store."""
+RATE_ROWS = 512  # Rows of them that are looked at, at most: two frames of the store.
 QUIET_S = 3.0
 """Age of the heartbeat from which the page says so; a healthy run writes it every second."""
 
 
 ROUND_S = 5
 """A sentence on waiting ranks changes this often: a screen reader says it anew each time."""
-NAMED = 8
-"""Ranks that are named at most."""
+NAMED = 8  # Ranks that are named at most.
 FOLDED = {
     *("train/amp_scale", "train/amp_skipped"),
     *("perf/tokens_per_sec", "perf/tflops", "perf/mfu"),

@@ -42,17 +42,13 @@ BANDS = (
 BEFORE_COLOR, REST_COLOR = "#6b7280", "#a9b1bc"
 STATE_COLORS = {ACTIVE: BLUE, AWAITING: PINK, FREE: "#b9c0c9"}
 STATE_WORDS = {ACTIVE: "in use", AWAITING: "freed, another stream still uses it", FREE: "free"}
-LABEL_LENGTH = 52
-"""Characters of a legend's entry."""
-ROW_PX, MAP_ROWS = 20, 24
-"""Height of a segment in the map, and segments in it."""
+LABEL_LENGTH = 52  # Characters of a legend's entry.
+ROW_PX, MAP_ROWS = 20, 24  # Height of a segment in the map, and segments in it.
 HISTORY_PX = 380
-PHASE = "phase="
-"""How the labels of Stepscope's own recordings begin."""
+PHASE = "phase="  # How the labels of Stepscope's own recordings begin.
 NAME_ROOM = 0.07
 """Share of the width between two names of labels; each stands once, where there is room."""
-FRAMES_SHOWN = 30
-"""Frames of a stack in a cell of a table."""
+FRAMES_SHOWN = 30  # Frames of a stack in a cell of a table.
 
 
 def where(frames: tuple[str, ...]) -> str:

@@ -16,8 +16,7 @@ BOXES = {"on": "lab_workload", "baseline": "lab_baseline", "preset": "lab_preset
 TICKS = "ticks"
 _TAKEN = "lab_link_taken"
 _TICKED = "lab_link_ticks"
-_BETWEEN = "~"
-"""Between two ticks: names of arms have commas, plus and equals signs."""
+_BETWEEN = "~"  # Between two ticks: names of arms have commas, plus and equals signs.
 
 
 def take_boxes(offered: Mapping[str, Collection[str]]) -> bool:

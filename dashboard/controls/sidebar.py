@@ -61,10 +61,8 @@ PRECISIONS = {
     Precision.PURE_FP16: "pure fp16",
 }
 OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.ADAM: "Adam", Optimizer.ADAMW: "AdamW"}
-DEVICE_NAME = 15
-"""Characters of a GPU's name that the box has room for beside its index."""
-SETTINGS = "settings"
-"""In the session's state: the value of every field of RunConfig, by its name."""
+DEVICE_NAME = 15  # Characters of a GPU's name that the box has room for beside its index.
+SETTINGS = "settings"  # In the session's state: the value of every field of RunConfig, by its name.
 _AWAY = "sidebar_not_drawn"
 _KEPT = (
     "device",
@@ -84,10 +82,8 @@ class NewRunForm:
 
     config: RunConfig
     problems: tuple[ConfigIssue, ...]
-    estimate: DeltaGenerator
-    """Below the settings that are always visible."""
-    start: DeltaGenerator
-    """At the end."""
+    estimate: DeltaGenerator  # Below the settings that are always visible.
+    start: DeltaGenerator  # At the end.
 
 
 def load(config: RunConfig) -> None:

@@ -49,8 +49,7 @@ PARALLEL = {
     Strategy.DDP: "DDP",
     Strategy.FSDP: "FSDP2",
 }
-CPU_RANKS = 2
-"""Default number of ranks on a CPU: enough to see how they work together."""
+CPU_RANKS = 2  # Default number of ranks on a CPU: enough to see how they work together.
 LABELS = {
     "lr_scheduler": "LR scheduler",
     "lr_warmup_steps": "LR warm-up steps",

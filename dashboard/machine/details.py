@@ -39,8 +39,7 @@ XID = "Errors that the driver reported while a page of this server looked, newes
 NVML_INDEX = "nvidia-smi's index; torch may number GPUs differently."
 MIG = "Whether the GPU is divided into instances."
 CUDA = "The newest CUDA that the driver can run."
-OLD_S = 30.0
-"""Age from which it is said: the rare values are read every 10 s."""
+OLD_S = 30.0  # Age from which it is said: the rare values are read every 10 s.
 TEXTS: dict[Unit, Callable[[float], str]] = {
     Unit.PERCENT: lambda value: f"{value:.0f} %",
     Unit.BYTES: format_bytes,
@@ -50,8 +49,7 @@ TEXTS: dict[Unit, Callable[[float], str]] = {
     Unit.MEGAHERTZ: lambda value: f"{value:,.0f} MHz",
     Unit.COUNT: lambda value: f"{value:,.0f}",
 }
-Row = tuple[str, str, str, bool]
-"""Label, text, help, and whether the value is missing."""
+Row = tuple[str, str, str, bool]  # Label, text, help, and whether the value is missing.
 
 
 def details(

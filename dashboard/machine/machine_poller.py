@@ -24,8 +24,7 @@ WatchErrors = Callable[[DeviceSource, Callable[[XidEvent], None]], XidWatcher]
 
 PERIOD_S = 1.0
 IDLE_S = 10.0
-SILENT_S = 5.0
-"""Age of the newest look from which it is said to be old."""
+SILENT_S = 5.0  # Age of the newest look from which it is said to be old.
 FIRST_S = 3.0
 """Longest wait for the first look: opening NVML takes some 10 ms, with a broken GPU for ever."""
 

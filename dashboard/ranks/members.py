@@ -14,8 +14,7 @@ from stepscope.common.formatting import printable
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.rank_info import RankMetadata, find_rank
 
-MOST = 64
-"""Ranks of a job that are shown; the others are counted."""
+MOST = 64  # Ranks of a job that are shown; the others are counted.
 HOST_LENGTH = 40
 REASON_LENGTH = 120
 

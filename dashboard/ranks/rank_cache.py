@@ -31,12 +31,9 @@ BUDGET_S = 0.004
 """Time of a core that a question may spend on reading; a series that is begun is finished."""
 FIRST_BUDGET_S = 0.006
 """The same while ranks have not been read at all: nothing else is answered then."""
-LONGEST_S = 0.03
-"""Time on the clock that it may take, where a disk or a busy machine is slow."""
-MEMBER_S = 2.0
-"""How often the file of a rank is read again."""
-TAIL = 128
-"""Newest rows that the table's figures are of."""
+LONGEST_S = 0.03  # Time on the clock that it may take, where a disk or a busy machine is slow.
+MEMBER_S = 2.0  # How often the file of a rank is read again.
+TAIL = 128  # Newest rows that the table's figures are of.
 MOST_ROWS = 2048
 """New rows that are read one by one; more are read as an overview of the whole run."""
 UTIL = "gpu/util"

@@ -25,12 +25,9 @@ from stepscope.run.rank_status import missing_ranks
 
 Json = dict[str, Any]
 
-LIMIT = 4_800
-"""Bytes of an answer."""
-BYTES_A_VALUE = 2.8
-"""A half float in base64, and the number of its column shared by a few ranks."""
-ENDS = 8
-"""Ranks that ended of which an answer says when and why; the others by their letter alone."""
+LIMIT = 4_800  # Bytes of an answer.
+BYTES_A_VALUE = 2.8  # A half float in base64, and the number of its column shared by a few ranks.
+ENDS = 8  # Ranks that ended of which an answer says when and why; the others by their letter alone.
 MIB = 2**20
 LETTERS = {
     RunStatus.PENDING: "p",

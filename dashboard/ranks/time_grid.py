@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from stepscope.store.blocks import Floats
 
-COLUMNS = 120
-"""Columns there can be; even, and at least half of them are in use from 30 s on."""
+COLUMNS = 120  # Columns there can be; even, and at least half of them are in use from 30 s on.
 FIRST_WIDTHS = {"time": 0.25, "step": 1.0}
 """Of a column of each axis, in seconds or steps, until a run is longer than all columns."""
 FURTHEST = 1e9

@@ -35,8 +35,7 @@ from trainer.runners.child_process import ChildState
 
 LOOK_S, AGAIN_S = 0.5, 5.0
 """How often the results are read: while a measurement is at work, and while none is."""
-READING_WIDTH = 820
-"""Pixels of the widest line of text that is read with ease."""
+READING_WIDTH = 820  # Pixels of the widest line of text that is read with ease.
 LARGEST = tuple(size * 2**20 for size in (1, 4, 16, 64, 256, 1024))
 number = st.column_config.NumberColumn
 COLUMNS = {

@@ -17,8 +17,7 @@ from stepscope.run import RunError
 from trainer.config import ConfigIssue, RunConfig
 from trainer.runners.child_process import ChildOutput, ChildState, PredictionRun
 
-ERROR = "fit_error"
-"""In the session's state: a sentence that the panel shows once."""
+ERROR = "fit_error"  # In the session's state: a sentence that the panel shows once.
 LOOK = "500ms"
 NAMES = {
     "parameters": "Parameters",

@@ -28,8 +28,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.lab.folder import SweepError
 from trainer.lab.report import to_csv, to_html
 
-ERROR = "lab_error"
-"""In the session's state: a sentence that the page shows once."""
+ERROR = "lab_error"  # In the session's state: a sentence that the page shows once.
 AGAIN_S = 1.0
 LOOK_S = 3.0
 """How often a sweep that is over is looked for: it may be deleted, or resumed, elsewhere."""

@@ -12,8 +12,7 @@ from stepscope.run import RunError
 from trainer.lessons import LESSONS, Lesson
 from trainer.runners.child_process import ChildOutput, ChildState
 
-READING_WIDTH = 820
-"""Pixels of the widest line of text that is read with ease."""
+READING_WIDTH = 820  # Pixels of the widest line of text that is read with ease.
 LOOK, LOOK_AGAIN = "500ms", "5s"
 """How often the result is read: while a lesson runs, and while the page waits for a press."""
 

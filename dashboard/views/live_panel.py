@@ -24,13 +24,11 @@ from trainer.config import ConfigIssue, RunConfig
 
 ERROR = "command_error"
 """In the session's state: a sentence that the header shows once, as after a refused Start run."""
-START = "start_requested"
-"""In the session's state: True until the sidebar's settings are started."""
+START = "start_requested"  # In the session's state: True until the sidebar's settings are started.
 APPLIED = "settings_applied"
 """In the session's state: a sentence on settings that the sidebar has now; shown once."""
 KEY = "live"
-TAB = "run_tab"
-"""In the session's state, and in the URL as `tab`: the open tab of the run."""
+TAB = "run_tab"  # In the session's state, and in the URL as `tab`: the open tab of the run.
 TABS = {
     "overview": "Overview",
     "memory": "Memory",

@@ -23,8 +23,7 @@ from stepscope.run import RunInfo, read_only_reason
 CHOSEN, OTHER, UPLOADED = "snapshot_chosen", "snapshot_other", "snapshot_uploaded"
 UPLOADS, ERROR = "snapshot_uploads", "snapshot_upload_error"
 WAITS = "snapshot_waits"
-LOOK_S = 1.0
-"""Between two looks at a snapshot that is being opened."""
+LOOK_S = 1.0  # Between two looks at a snapshot that is being opened.
 VIZ = (
     "To inspect single allocations, download the file and drop it on "
     "[pytorch.org/memory_viz](https://pytorch.org/memory_viz); it stays in your browser."

@@ -13,8 +13,7 @@ from dashboard.run_files import too_large_to_download
 from stepscope.common.formatting import printable
 
 OUTPUT_HEIGHT = 320  # px
-OUTPUT_LINES = 12
-"""Lines that fit into that height."""
+OUTPUT_LINES = 12  # Lines that fit into that height.
 
 
 def table(

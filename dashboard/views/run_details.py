@@ -22,8 +22,7 @@ from stepscope.run import RunInfo, RunKind, rank_file
 from trainer.config import ConfigError, RunConfig
 
 OUTPUT = "output.log"
-CHECKPOINTS = 50
-"""Checkpoints listed at most."""
+CHECKPOINTS = 50  # Checkpoints listed at most.
 _HIDDEN = {"capabilities", "fit"}
 
 

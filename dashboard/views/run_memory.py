@@ -18,8 +18,7 @@ from stepscope.run import RunError, RunInfo, read_run
 
 KEY = "memory_ledger"
 AGAIN = "2s"
-PROCESSES = 200
-"""Processes of a GPU that are listed, at most."""
+PROCESSES = 200  # Processes of a GPU that are listed, at most.
 TEXT_LENGTH = 200
 STATES = {"running": "", "zombie": "zombie (ended, not reaped by its parent)", "gone": "ended"}
 text, number = st.column_config.TextColumn, st.column_config.NumberColumn

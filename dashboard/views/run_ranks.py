@@ -15,12 +15,10 @@ from dashboard.views.parts import output
 from stepscope.run import RunInfo, RunKind, rank_file, rank_json
 from stepscope.run.rank_info import rank_numbers
 
-LISTED = 256
-"""Ranks that can be picked at most."""
+LISTED = 256  # Ranks that can be picked at most.
 LOGS = ("output.log", "worker.log", "traceback.txt")
 HIDDEN = {"capabilities", "fit", "gpu_processes"}
-JSON_LIMIT = 1_000_000
-"""Bytes of a rank's file that are shown: others may have written it."""
+JSON_LIMIT = 1_000_000  # Bytes of a rank's file that are shown: others may have written it.
 
 
 def ranks_tab(run: RunInfo) -> None:

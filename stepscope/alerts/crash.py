@@ -21,8 +21,7 @@ from stepscope.store import StoreError, StoreWriter, store_name
 
 log = logging.getLogger(__name__)
 
-MARKER = "crash-told"
-"""File in the run folder after the alert."""
+MARKER = "crash-told"  # File in the run folder after the alert.
 YOUNG_S = 600.0
 """Age of the last heartbeat up to which a crash is reported; a server may restart meanwhile."""
 

@@ -30,12 +30,9 @@ from stepscope.common.formatting import format_bytes, format_duration
 from stepscope.gpu.device_events import throttle_words
 from stepscope.metrics import BY_KEY, Stream, Unit
 
-RETRIED_S = 60.0
-"""Time for which a retry of an allocation counts."""
-WARM_STEPS = 3
-"""Steps after which a run is warm: the first ones compile and allocate."""
-PATIENCE = 2.0
-"""A run is stuck after this many times its longest wait for a step so far."""
+RETRIED_S = 60.0  # Time for which a retry of an allocation counts.
+WARM_STEPS = 3  # Steps after which a run is warm: the first ones compile and allocate.
+PATIENCE = 2.0  # A run is stuck after this many times its longest wait for a step so far.
 LOSSES = ("train/loss", "val/loss")
 FIELDS = frozenset({"value", "threshold", "metric", "device", "seconds", "step"})
 """Fields in the text of a rule."""
@@ -55,8 +52,7 @@ class StallDetector:
     _step: int | None = None
     _sign: int = 0
     _since: float = 0.0
-    _whole: bool = False
-    """A step was due all the time since `_since`."""
+    _whole: bool = False  # A step was due all the time since `_since`.
 
     @property
     def is_warm(self) -> bool:

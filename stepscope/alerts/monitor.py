@@ -39,18 +39,14 @@ log = logging.getLogger(__name__)
 
 KIND, PROBLEM_KIND = "alert", "alerts_problem"
 """Kinds of the events of alerts, and of invalid entries of alerts.toml."""
-RANKS_S = 10.0
-"""Interval of reading which GPUs the other ranks train on."""
-STALE_S = 30.0
-"""Age at which a sampled value expires; the slowest tier is read every 10 s."""
+RANKS_S = 10.0  # Interval of reading which GPUs the other ranks train on.
+STALE_S = 30.0  # Age at which a sampled value expires; the slowest tier is read every 10 s.
 _DEVICE_KEYS = frozenset({"gpu/mem_used", "gpu/mem_total", "gpu/throttle_reasons", "gpu/util"})
 _PROCESS_KEYS = frozenset({"memory/alloc_retries", "memory/reserved", *LOSSES})
 
-EventParts = tuple[str, str, dict[str, Any]]
-"""Kind, text and data of an event."""
+EventParts = tuple[str, str, dict[str, Any]]  # Kind, text and data of an event.
 RunJson = Mapping[str, Any]
-SeriesKey = tuple[str, str]
-"""Source ("" for the process, a UUID for a GPU) and metric."""
+SeriesKey = tuple[str, str]  # Source ("" for the process, a UUID for a GPU) and metric.
 
 
 class RecentValues:

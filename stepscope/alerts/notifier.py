@@ -32,19 +32,13 @@ from stepscope.common.formatting import terminal_text
 
 log = logging.getLogger(__name__)
 
-QUEUE_LIMIT = 50
-"""Alerts that wait at most for each channel; more are dropped, with a warning."""
-EXIT_WAIT_S = 3.0
-"""Time for which the end of the process waits for deliveries."""
-OUTPUT_KEPT = 4096
-"""Bytes kept of the beginning of a command's output."""
-OUTPUT_LIMIT = 2**20
-"""Size of the output at which it is cut to OUTPUT_KEPT."""
+QUEUE_LIMIT = 50  # Alerts that wait at most for each channel; more are dropped, with a warning.
+EXIT_WAIT_S = 3.0  # Time for which the end of the process waits for deliveries.
+OUTPUT_KEPT = 4096  # Bytes kept of the beginning of a command's output.
+OUTPUT_LIMIT = 2**20  # Size of the output at which it is cut to OUTPUT_KEPT.
 POLL_S = 0.1
-PAUSES_S = (1.0, 4.0)
-"""Pauses before the second and third request to the webhook."""
-TEMPORARY_CODES = (408, 425, 429)
-"""Client errors after which the request is repeated."""
+PAUSES_S = (1.0, 4.0)  # Pauses before the second and third request to the webhook.
+TEMPORARY_CODES = (408, 425, 429)  # Client errors after which the request is repeated.
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):

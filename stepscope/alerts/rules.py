@@ -37,11 +37,9 @@ class RuleCondition(StrEnum):
     """The result of one evaluation of a rule."""
 
     HOLDS = "holds"
-    BETWEEN = "between"
-    """Between the threshold and the value at which the alert is over."""
+    BETWEEN = "between"  # Between the threshold and the value at which the alert is over.
     OVER = "over"
-    UNKNOWN = "unknown"
-    """There is no value, or the rule does not apply now."""
+    UNKNOWN = "unknown"  # There is no value, or the rule does not apply now.
 
 
 class AlertState(StrEnum):
@@ -175,5 +173,4 @@ DEFAULTS: tuple[AlertRule, ...] = (
 )
 """The rules without a file; `evaluator.py` computes their values."""
 
-ENDINGS = (RUN_FAILED, RUN_FINISHED)
-"""Evaluated once, at the end of the run."""
+ENDINGS = (RUN_FAILED, RUN_FINISHED)  # Evaluated once, at the end of the run.

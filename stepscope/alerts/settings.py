@@ -30,8 +30,7 @@ from stepscope.alerts.rules import (
 )
 from stepscope.metrics import BY_KEY
 
-VARIABLE = "STEPSCOPE_ALERTS"
-"""Path of the file, or "off" to disable alerts."""
+VARIABLE = "STEPSCOPE_ALERTS"  # Path of the file, or "off" to disable alerts.
 SIZE_LIMIT = 64 * 1024
 RULES_LIMIT = 50
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")

@@ -17,18 +17,14 @@ from typing import Any
 
 from stepscope.bottleneck.recommendations import Recommendation, RunSetup, next_to_try
 
-MIN_STEPS = 20
-"""Minimum number of steady steps, as in TraceML."""
-EXPLAINED = 0.8
-"""Minimum share of the visible wait for a single cause."""
+MIN_STEPS = 20  # Minimum number of steady steps, as in TraceML.
+EXPLAINED = 0.8  # Minimum share of the visible wait for a single cause.
 STANDS_STILL = 1 - EXPLAINED
 """Share of a step from which waiting for data or copies gives a verdict; critical in TraceML."""
 GAPS = 0.25
 """Share of a step from which gaps between launches give a verdict: small ones are usual."""
-AHEAD = 0.02
-"""Minimum share of a step that a host which is ahead of the GPU waits for it."""
-BUSY_HOST = 0.9
-"""Use of all cores above which a waiting process waits for a core."""
+AHEAD = 0.02  # Minimum share of a step that a host which is ahead of the GPU waits for it.
+BUSY_HOST = 0.9  # Use of all cores above which a waiting process waits for a core.
 
 IsSettingAllowed = Callable[[str, Any], bool]
 
@@ -43,8 +39,7 @@ class BottleneckKind(StrEnum):
     THROTTLED = "throttled"
     STRAGGLER = "straggler"
     """Found by `distributed/stragglers` from the steps of all ranks, never by `verdict`."""
-    NOT_FINITE = "loss-not-finite"
-    """Found in the events of an ended run, never by `verdict`."""
+    NOT_FINITE = "loss-not-finite"  # Found in the events of an ended run, never by `verdict`.
     UNCLEAR = "no single cause"
     TOO_YOUNG = "not enough data yet"
 

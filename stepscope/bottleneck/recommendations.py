@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_WORKERS = 4
-"""Workers proposed at first: each takes memory."""
+MOST_WORKERS = 4  # Workers proposed at first: each takes memory.
 FEWEST_CORES = 2
 """Minimum of cores assumed: two workers that wait for a disk need none of their own."""
-BF16_FROM = (8, 0)
-"""Compute capability of Ampere, the first with bf16 in its tensor cores."""
-FP16_FROM = (7, 0)
-"""Compute capability of Volta, the first with tensor cores."""
+BF16_FROM = (8, 0)  # Compute capability of Ampere, the first with bf16 in its tensor cores.
+FP16_FROM = (7, 0)  # Compute capability of Volta, the first with tensor cores.
 LONG_STEP_S = 0.02
 """Step time from which more CPU threads are proposed: for short operations two are slower."""
 

@@ -19,18 +19,14 @@ from stepscope.store.blocks import Floats
 
 FIRST_STEPS = 5
 """Steps at a run's start that are left out: kernels load, caches and the allocator fill."""
-WINDOW_STEPS = 512
-"""Newest steps that are looked at: one or two frames of the store."""
+WINDOW_STEPS = 512  # Newest steps that are looked at: one or two frames of the store.
 LEAST_S = 3.0
 """Time that short steps are looked at for, so that the sampler has enough readings of it."""
 MOST_STEPS = 16384
 """Steps that are looked at for that, at most: 3 s of steps of 0.2 ms, read in some 10 ms."""
-WINDOW_S = 30.0
-"""Age of the steps that count, as far as MIN_STEPS of them are that young."""
-READINGS = 4096
-"""Newest rows of the sampler that are looked at, at most: seven minutes at 10 Hz."""
-MIN_READINGS = 10
-"""Readings below which a mean of the sampler's says nothing: one second at 10 Hz."""
+WINDOW_S = 30.0  # Age of the steps that count, as far as MIN_STEPS of them are that young.
+READINGS = 4096  # Newest rows of the sampler that are looked at, at most: seven minutes at 10 Hz.
+MIN_READINGS = 10  # Readings below which a mean of the sampler's says nothing: one second at 10 Hz.
 
 
 def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAverages:

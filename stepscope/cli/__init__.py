@@ -20,8 +20,7 @@ from typing import TypeVar
 from stepscope import __version__
 from stepscope.run import RunError, runs_root
 
-BROKEN_PIPE = 141
-"""Exit code of a command ended by SIGPIPE, as in `stepscope runs | head -1`."""
+BROKEN_PIPE = 141  # Exit code of a command ended by SIGPIPE, as in `stepscope runs | head -1`.
 INTERRUPTED = 130
 T = TypeVar("T")
 

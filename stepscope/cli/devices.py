@@ -282,8 +282,7 @@ EXAMPLES = (
 
 FIRST_WAIT_S = 0.3
 """Pause between the first two looks: shares of processes and activity take two readings."""
-SILENT_S = 15.0
-"""Longest wait for an answer of the driver."""
+SILENT_S = 15.0  # Longest wait for an answer of the driver.
 END_S = 1.0
 
 HOME, CLEAR, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[2J", "\x1b[K", "\x1b[J"

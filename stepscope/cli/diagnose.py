@@ -23,8 +23,7 @@ from stepscope.run.rank_info import torch_rank
 from stepscope.run.rank_status import RankInfo, rank_states
 from stepscope.store import StoreError
 
-RANKS = 4
-"""Ranks that are looked at: the first ones to look at."""
+RANKS = 4  # Ranks that are looked at: the first ones to look at.
 TIMEOUT_S = 20.0
 
 
@@ -70,8 +69,7 @@ EXAMPLES = (
     "stepscope diagnose RUN --stacks",
     "stepscope diagnose RUN --json | jq '.[0].next'",
 )
-OF_SEVERAL = ("straggler", "hang")
-"""Findings whose sentences name the ranks."""
+OF_SEVERAL = ("straggler", "hang")  # Findings whose sentences name the ranks.
 _NAMES_RANKS = re.compile(r"(Ranks?|All) \d")
 
 

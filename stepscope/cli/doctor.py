@@ -44,8 +44,7 @@ from stepscope.store import StoreError, StoreReader
 NVML_TIMEOUT_S = 15.0
 BETWEEN_S = 0.15
 """Between two readings: rates need two, and the first of a GPU that slept may give nothing."""
-TORCH_TIMEOUT_S = 120.0
-"""`import torch` from a cold network disk has been seen to take a minute."""
+TORCH_TIMEOUT_S = 120.0  # `import torch` from a cold network disk has been seen to take a minute.
 
 PACKAGES = ("nvidia-ml-py", "streamlit", "plotly", "pyarrow", "tensorboard")
 
@@ -86,22 +85,18 @@ class MachineProbe:
     nvml_reason: str | None
     nvml_broken: bool
     """The reason needs a repair: a wrong package, a driver that was updated while loaded."""
-    device_nodes: bool
-    """/dev/nvidiactl exists, so this process was meant to have a GPU."""
+    device_nodes: bool  # /dev/nvidiactl exists, so this process was meant to have a GPU.
     driver: str | None
     gpus: tuple[GpuProbe, ...]
     torch: dict[str, Any] | None
     """The answer of `_ASK_TORCH`, or its version and "error"; None: not installed."""
     visible_devices: str | None
-    page: str | None
-    """Why the page cannot be opened."""
+    page: str | None  # Why the page cannot be opened.
     packages: dict[str, str | None]
-    memory_limit: float | None
-    """What the container may use."""
+    memory_limit: float | None  # What the container may use.
     cpu_limit: float | None
     shared_memory: int | None
-    alerts: dict[str, Any] = field(default_factory=dict)
-    """See `alerts_file`."""
+    alerts: dict[str, Any] = field(default_factory=dict)  # See `alerts_file`.
 
 
 def survey(root: Path) -> MachineProbe:

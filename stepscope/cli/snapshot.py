@@ -27,12 +27,9 @@ EXAMPLES = (
     "stepscope snapshot FILE --json | jq '.allocations[0]'",
 )
 TOP = 15
-QUIET_S = 1.0
-"""Time after which the progress is shown."""
-MODULES = 8
-"""Modules listed."""
-PLACES = 12
-"""Streams and pools listed."""
+QUIET_S = 1.0  # Time after which the progress is shown.
+MODULES = 8  # Modules listed.
+PLACES = 12  # Streams and pools listed.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -30,12 +30,10 @@ from msgspec.structs import replace
 from stepscope.commands.command import Command, CommandName
 from stepscope.common.files import atomic_write, read_regular_file
 
-ANSWER_S = 5.0
-"""Longest wait for the answer of a rank; usually some milliseconds."""
+ANSWER_S = 5.0  # Longest wait for the answer of a rank; usually some milliseconds.
 HOLDS = 4.0
 """Longest wait of a training thread for a decision, as a multiple of the wait for an answer."""
-KEPT = 64
-"""Closed notices and results that are kept for slow readers."""
+KEPT = 64  # Closed notices and results that are kept for slow readers.
 T = TypeVar("T")
 
 

@@ -46,12 +46,10 @@ LOOK_S = 0.25
 IDLE_S = 3600.0
 NETWORK_ANSWER_S = 30.0
 """Longest wait for an answer over a network disk, which shows a change some seconds later."""
-STOPS_S = 2.0
-"""Interval of looking over a network disk whether a rank wants all to stop."""
+STOPS_S = 2.0  # Interval of looking over a network disk whether a rank wants all to stop.
 LATE_S = 2.0
 """Age of a decision from which run.json lists the ranks that have not reached its step."""
-RESULTS_S = 2.0
-"""Time for which number 0's event waits for the results of the others."""
+RESULTS_S = 2.0  # Time for which number 0's event waits for the results of the others.
 _DISK = "the disk refuses the files of the agreement"
 
 
@@ -61,10 +59,8 @@ class _Decided:
 
     notice: Proposal
     since_s: float
-    since: float
-    """The same moment in epoch seconds."""
-    ended_s: float | None = None
-    """When this rank had its own result."""
+    since: float  # The same moment in epoch seconds.
+    ended_s: float | None = None  # When this rank had its own result.
     reported: bool = False
 
 

@@ -57,8 +57,7 @@ class RankData:
     run_json: Mapping[str, Any]
     figures: StepAverages = StepAverages(steps=0)
     events: tuple[EventRow, ...] = ()
-    growth: MemoryGrowth | None = None
-    """What its samples show to grow at the end."""
+    growth: MemoryGrowth | None = None  # What its samples show to grow at the end.
     times: RankStepPhases | None = None
     """The phases of its newest steps, in a job of several processes."""
 
@@ -74,8 +73,7 @@ class RunData:
 
     run: RunInfo
     ranks: tuple[RankData, ...]
-    hang: Hang | None = None
-    """Why its ranks make no step."""
+    hang: Hang | None = None  # Why its ranks make no step.
 
     @property
     def has_steps(self) -> bool:

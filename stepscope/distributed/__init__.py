@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-NAMED = 8
-"""Ranks that a sentence names at most."""
+NAMED = 8  # Ranks that a sentence names at most.
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

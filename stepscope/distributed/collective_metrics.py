@@ -75,8 +75,7 @@ log = logging.getLogger(__name__)
 REST = 500
 """Time to the next reading in multiples of the CPU time that this one took: 0.2 % of a core."""
 LEAST_S, MOST_S = 1.0, 64.0
-EARLY_S = 0.05
-"""Half a tick of the sampler: ticks of several ranks come some milliseconds apart."""
+EARLY_S = 0.05  # Half a tick of the sampler: ticks of several ranks come some milliseconds apart.
 LARGE_BYTES = 2**20
 """Least size of a collective whose bandwidth is that of the link: smaller ones mostly wait."""
 KEYS = ("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth")

@@ -32,8 +32,7 @@ LANE_BYTES_PER_S = {
 data, PCI-SIG's base specifications (https://pcisig.com/faq). Packet headers take some more."""
 FASTEST, MOST_LINKS = 1e15, 1024
 """Bytes/s of one link, and links of a GPU, that are not believed beyond."""
-LITTLE_SHARE = 0.05
-"""Share of the time below which collectives are not worth a word of advice."""
+LITTLE_SHARE = 0.05  # Share of the time below which collectives are not worth a word of advice.
 LOW_SHARE = 0.5
 """Share of the link below which large collectives mostly wait, or do not use the link."""
 
@@ -137,10 +136,8 @@ def _percent(share: float) -> str:
 
 log = logging.getLogger(__name__)
 
-NEWEST = 8
-"""Readings whose mean counts, each of the steps of 1 to 64 s."""
-STEPS = 512
-"""Newest steps that are looked at: one or two frames of the store."""
+NEWEST = 8  # Readings whose mean counts, each of the steps of 1 to 64 s.
+STEPS = 512  # Newest steps that are looked at: one or two frames of the store.
 
 
 def communication_text(run: RunInfo) -> str | None:

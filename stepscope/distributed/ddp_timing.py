@@ -32,8 +32,7 @@ FIRST = 10
 JUDGE_EVERY = 256
 """Steps after which the distance of samples is chosen anew, by the step time that there is now."""
 
-PACE_OVER = 32
-"""Least steps over which the iterations of a step are counted."""
+PACE_OVER = 32  # Least steps over which the iterations of a step are counted.
 
 
 class DdpTiming:

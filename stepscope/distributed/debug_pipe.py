@@ -28,10 +28,8 @@ PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 MAX_BYTES = 64 * 2**20
 """2,000 collectives with their stacks, which torch writes here in any case, take some 10 MiB."""
-WAIT_S = 3.0
-"""Longest wait of one look: the monitor reads its pipe once a second."""
-LATE_S = 60.0
-"""Age from which a request counts as not answered."""
+WAIT_S = 3.0  # Longest wait of one look: the monitor reads its pipe once a second.
+LATE_S = 60.0  # Age from which a request counts as not answered.
 POLL_S = 0.1
 
 OURS = "nccl-record-"

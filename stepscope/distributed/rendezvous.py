@@ -168,8 +168,7 @@ def _number(environ: Mapping[str, str], keys: str, default: int = 0) -> int:
     return next((int(text) for text in texts if text.isdecimal()), default)
 
 
-LINKS = ".jobs"
-"""Folder of the links, among those of the runs."""
+LINKS = ".jobs"  # Folder of the links, among those of the runs.
 WINDOW_S = 60.0
 """The processes of a job are started together, within this time and the clocks' difference."""
 ROUNDED_S = 2.0

@@ -26,8 +26,7 @@ from stepscope.store import SeriesBlock
 from stepscope.store.blocks import missing
 from stepscope.store.reader import StreamRows
 
-SUFFIX = ".stepscope"
-"""Ending of our event files: a later export of the run replaces only these."""
+SUFFIX = ".stepscope"  # Ending of our event files: a later export of the run replaces only these.
 
 
 def write_events(rows: StreamRows, run_id: str, logdir: Path, *, rank: int = 0) -> Path:

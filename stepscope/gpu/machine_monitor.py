@@ -25,8 +25,7 @@ from stepscope.gpu.xid import XidEvent, XidLog
 from stepscope.host.environment import cpu_name
 from stepscope.host.usage import HostSampler
 
-KEPT_S, KEPT_READINGS = 600.0, 600
-"""About 0.4 MB a GPU (benchmarks/devices.py)."""
+KEPT_S, KEPT_READINGS = 600.0, 600  # About 0.4 MB a GPU (benchmarks/devices.py).
 
 _DRAWN = "util sm_active tensor_active dram_active mem_used power temp sm_clock pcie_tx pcie_rx"
 DRAWN = tuple(f"gpu/{name}" for name in f"{_DRAWN} nvlink_tx nvlink_rx".split())

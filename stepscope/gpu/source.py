@@ -33,8 +33,7 @@ Clock = Callable[[], float]
 class DeviceSource(Protocol):
     """A source of GPU values; one thread at a time may use it. The bodies are for no GPU."""
 
-    reason: str | None
-    """Why there is no GPU to read; None if there is one."""
+    reason: str | None  # Why there is no GPU to read; None if there is one.
 
     def devices(self) -> list[DeviceInfo]:
         """Return the GPUs in NVML's order."""

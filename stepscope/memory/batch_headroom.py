@@ -15,8 +15,7 @@ from typing import Any
 
 from stepscope.common.formatting import format_bytes
 
-HEADROOM = 0.10
-"""Share of the memory that the larger batch leaves."""
+HEADROOM = 0.10  # Share of the memory that the larger batch leaves.
 LEAST_REST, LEAST_SHARE = 16 * 2**20, 0.02
 """The rest must be this large, and this share of the peak, to be taken for the batch's."""
 UNEVEN = 0.25
@@ -38,10 +37,8 @@ class TrainingDevice:
 class StepMemory:
     """Bytes of one step: peaks since the step before, and what stays after it."""
 
-    optimizer: int = 0
-    """The number of the optimizer that was stepped."""
-    waiting: int = 0
-    """Optimizers of other parameters that were not stepped yet."""
+    optimizer: int = 0  # The number of the optimizer that was stepped.
+    waiting: int = 0  # Optimizers of other parameters that were not stepped yet.
     peak: int
     reserved: int | None
     reserved_now: int | None
@@ -79,8 +76,7 @@ class FitReport:
     peak: int | None = None
     reserved: int | None = None
     free: int | None = None
-    room: int | None = None
-    """Bytes that this process could have in all: its own and the free ones."""
+    room: int | None = None  # Bytes that this process could have in all: its own and the free ones.
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

@@ -177,8 +177,7 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
 """All parts, in the order of table and area, top to bottom. Of those that replace each other (such
 as `allocated` for four parts) a moment never has both."""
 
-NOT_RECORDED = "this run has not recorded it"
-"""The reason where run.json gives none."""
+NOT_RECORDED = "this run has not recorded it"  # The reason where run.json gives none.
 
 
 def notes(

@@ -17,14 +17,12 @@ from stepscope.metrics import Stream
 from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
 
-HOLD_S = 5.0
-"""Maximum age of a value: most are read once a second, and a tick may be late."""
+HOLD_S = 5.0  # Maximum age of a value: most are read once a second, and a tick may be late.
 LONGER_S = {"process/children_rss": 20.0} | dict.fromkeys(TENSORS, 60.0)
 """The same of what is read less often: of many workers, and of tensors between two long steps."""
 ROWS_BEFORE, BUCKETS_BEFORE = 640, 4
 """Rows (64 s at 10 Hz), and buckets at least, that are read before those asked for."""
-NEWEST_ROWS = 8
-"""Newest rows among which there is one whose readings belong together."""
+NEWEST_ROWS = 8  # Newest rows among which there is one whose readings belong together.
 
 _AT_ONCE = {
     MemoryDomain.DEVICE: ("memory/reserved", "memory/allocated", "memory/inactive_split"),

@@ -37,8 +37,7 @@ LEAST_SHARE = {"allocated": 0.01, "process": 0.02}
 EARLY_S = {"allocated": 60.0, "process": 300.0}
 EARLY_SHARE = {"allocated": 0.05, "process": 0.15}
 """The same in windows shorter than this: caches and pools fill, garbage waits for its collector."""
-UNCOLLECTED = 2.0
-"""Factor of that while the garbage collector has had no full run."""
+UNCOLLECTED = 2.0  # Factor of that while the garbage collector has had no full run.
 FILLING_SHARE = 0.25
 """The same for a process in its first epoch, when a data set may still be filling its cache."""
 
@@ -60,10 +59,8 @@ class GrowthTrend:
     high: float
     first_step: int
     last_step: int
-    level: float
-    """Bytes at the window's end."""
-    evenness: float = 1.0
-    """The slowest stretch in terms of the mean: 1 where all rise alike."""
+    level: float  # Bytes at the window's end.
+    evenness: float = 1.0  # The slowest stretch in terms of the mean: 1 where all rise alike.
 
     @property
     def steps(self) -> int:
@@ -86,8 +83,7 @@ class MemoryGrowth:
     """Full runs of Python's garbage collector in the window; None where not known."""
     workers: float | None = None
     """Bytes that the worker processes have at the window's end, of a process that has some."""
-    workers_grown: float | None = None
-    """Bytes of the growth that came in the worker processes."""
+    workers_grown: float | None = None  # Bytes of the growth that came in the worker processes.
 
     @property
     def text(self) -> str:

@@ -34,21 +34,17 @@ from stepscope.metrics import Stream
 from stepscope.recorder.recorder import Recorder
 from stepscope.store import EventRow, StoreReader
 
-EVENT = "memory_growth"
-"""Kind of the events that tell of growth."""
+EVENT = "memory_growth"  # Kind of the events that tell of growth.
 SCALES_S = {"allocated": (0.5, 4.0, 32.0, 256.0), "process": (1.0, 8.0, 64.0, 512.0)}
 """Time of a group, at least: windows of 16 s to 9 h, and of 32 s to 18 h."""
 GROUPS = 4 * LEAST_READINGS
-JUDGED_EVERY = 4
-"""Groups that come between two judgements of a scale."""
+JUDGED_EVERY = 4  # Groups that come between two judgements of a scale.
 WARM_UP_STEPS, WARM_UP_S = 20, 5.0
 """Left out at the start: optimizer state, workspaces and thread pools are allocated then."""
-FASTER = 1.5
-"""Told again where the rate is higher by this factor, and the intervals differ."""
+FASTER = 1.5  # Told again where the rate is higher by this factor, and the intervals differ.
 EVEN = 0.5
 """Evenness from which on a changed rate is believed: a window across the change has a mean rate."""
-AGAIN = 2.0
-"""Told again where there is so many times as much memory as when it was told."""
+AGAIN = 2.0  # Told again where there is so many times as much memory as when it was told.
 
 
 class MemorySample(NamedTuple):
@@ -59,8 +55,7 @@ class MemorySample(NamedTuple):
     value: float
     children: float = 0.0
     collections: int | None = None
-    peak: float = -math.inf
-    """Bytes of the highest allocation that is known by then."""
+    peak: float = -math.inf  # Bytes of the highest allocation that is known by then.
     highest: float = -math.inf
     """The highest reading of the group, in a reading that stands for one."""
 
@@ -70,8 +65,7 @@ class MinimumWindow:
     """The lowest readings of the newest groups; each takes `span_s` and a new step at least."""
 
     span_s: float
-    highest: float = -math.inf
-    """The highest of the groups that are not kept any more."""
+    highest: float = -math.inf  # The highest of the groups that are not kept any more.
     groups: deque[MemorySample] = field(default_factory=deque)
     closed: int = 0
     _first: MemorySample | None = None
@@ -259,8 +253,7 @@ def _collections(window: list[MemorySample]) -> int | None:
     return None if first is None or last is None else last - first
 
 
-BUCKETS = 1024
-"""Maximum number of buckets of the samples that are read, whatever the run's length."""
+BUCKETS = 1024  # Maximum number of buckets of the samples that are read, whatever the run's length.
 
 
 def told_growth(events: Iterable[EventRow]) -> tuple[str, str | None] | None:

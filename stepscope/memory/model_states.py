@@ -18,8 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-DEPTH = 4
-"""Levels of lists and dicts within the state of a parameter that are looked into."""
+DEPTH = 4  # Levels of lists and dicts within the state of a parameter that are looked into.
 _NO_MEMORY = frozenset({"FakeTensor", "FunctionalTensor", "UninitializedParameter"})
 
 
@@ -198,12 +197,10 @@ def _with_subclasses(module: str, name: str) -> set[type[Any]]:
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 1.0
-"""Least time between two readings."""
+EVERY_S = 1.0  # Least time between two readings.
 REST = 500
 """Time to the next reading in multiples of what this one took: 0.2 % for each of the parts."""
-UNCHANGED_S = 60.0
-"""Longest time for which a sum that did not change is taken as it was."""
+UNCHANGED_S = 60.0  # Longest time for which a sum that did not change is taken as it was.
 SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0
 """Time between two searches for optimizers and models, and while there are none."""
 

@@ -18,10 +18,8 @@ OPERATOR, FRAME, ANNOTATION = "cpu_op", "python_function", "user_annotation"
 GPU_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 MEMORY = "[memory]"
-CPU, CUDA = 0, 1
-"""Device types of torch (c10/core/DeviceType.h)."""
-NONE = -1
-"""The number of a link or call that is not known."""
+CPU, CUDA = 0, 1  # Device types of torch (c10/core/DeviceType.h).
+NONE = -1  # The number of a link or call that is not known.
 
 _OWN = re.compile(r"stepscope/session/command(s|_server)\.py\(\d+\): serve$").search
 _SPACES = b" " * 32 + bytes(range(32, 256))

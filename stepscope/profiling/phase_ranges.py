@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward", "backward", "optimizer")
 OTHER = "other"
 
-NSIGHT = "NSYS_PROFILING_SESSION_ID"
-"""Set by `nsys` in what it profiles."""
+NSIGHT = "NSYS_PROFILING_SESSION_ID"  # Set by `nsys` in what it profiles.
 
 _OFF: AbstractContextManager[None] = nullcontext()
 _Emit = Callable[[str], AbstractContextManager[None]]

@@ -31,8 +31,7 @@ from stepscope.recorder.recorder import Command, Recorder
 
 log = logging.getLogger(__name__)
 
-STEPS, STEPS_LIMIT = 5, 50
-"""Profiled steps where nothing is said, and at most."""
+STEPS, STEPS_LIMIT = 5, 50  # Profiled steps where nothing is said, and at most.
 BEFORE_STEPS, BEFORE_S = 5, 1.0
 """Steps to compare with: so many, or fewer where they have taken this long."""
 PROFILE_S = 10.0
@@ -56,8 +55,7 @@ class _Profile:
     capture: ProfilerCapture | None = None
     began_s: float = 0.0
     first: int = 0
-    held_s: float = 0.0
-    """Time for which training stood still."""
+    held_s: float = 0.0  # Time for which training stood still.
     writer: subprocess.Popen[bytes] | None = None
 
     def start(self, *, cuda: bool) -> None:

@@ -34,10 +34,8 @@ from stepscope.profiling.trace_stats import (
     phases,
 )
 
-OPERATORS_LIMIT = 300
-"""Operators in the table; what the others took is in `operators_left`."""
-BYTES_LIMIT = 8 * 2**20
-"""A summary of all nodes and operators has at most a third of it."""
+OPERATORS_LIMIT = 300  # Operators in the table; what the others took is in `operators_left`.
+BYTES_LIMIT = 8 * 2**20  # A summary of all nodes and operators has at most a third of it.
 
 
 class ProfileSummary(msgspec.Struct, tag_field="schema", tag=1):

@@ -21,8 +21,7 @@ from stepscope.profiling import phase_ranges
 
 log = logging.getLogger(__name__)
 
-OTHER_WAIT_S = 10.0
-"""How long another thread's profiler waits for ours to end at a step boundary."""
+OTHER_WAIT_S = 10.0  # How long another thread's profiler waits for ours to end at a step boundary.
 _STARTERS = ("_prepare_profiler", "_enable_profiler")
 """What every profiler of torch calls first, by their names in torch.autograd.profiler."""
 

@@ -126,8 +126,7 @@ class FlameGraph:
     parent: list[int] = field(default_factory=list)
     total_us: list[Time] = field(default_factory=list)
     calls: list[Count] = field(default_factory=list)
-    left_out: Count = 0
-    """Nodes that were too small to be kept."""
+    left_out: Count = 0  # Nodes that were too small to be kept.
 
 
 def fold(trace: ChromeTrace, thread: int, limit: int = NODES_LIMIT) -> FlameGraph:
@@ -187,8 +186,7 @@ def _name(name: str) -> str:
     return _BINDING.sub(" of torch", _ADDRESS.sub("", name))[:NAME_LIMIT]
 
 
-_Part = tuple[str, float, float]
-"""A phase, and its start and end in microseconds."""
+_Part = tuple[str, float, float]  # A phase, and its start and end in microseconds.
 _LEFT_OUT = ""
 
 _BACKWARD = re.compile(r"torch/autograd/__init__\.py\(\d+\): (backward|grad)$")
@@ -198,10 +196,8 @@ _BACKWARD = re.compile(r"torch/autograd/__init__\.py\(\d+\): (backward|grad)$")
 class PhaseTimes:
     """Microseconds by phase and `other`; together they are the profiled time."""
 
-    cpu_us: dict[str, Time]
-    """Time of the training thread."""
-    cuda_us: dict[str, Time]
-    """Time of the GPU work that the phase started."""
+    cpu_us: dict[str, Time]  # Time of the training thread.
+    cuda_us: dict[str, Time]  # Time of the GPU work that the phase started.
 
 
 def phases(

@@ -37,10 +37,8 @@ RowSink = Callable[[int, float, MetricRow], None]
 class _Slot:
     """Pinned memory for one copy of the scalars of some rows, and the events after it."""
 
-    host: Any
-    """A tensor of CELLS elements, float64."""
-    values: Any
-    """The same memory as an array."""
+    host: Any  # A tensor of CELLS elements, float64.
+    values: Any  # The same memory as an array.
     home: list[_Slot]
     events: dict[int, Any] = field(default_factory=dict)
     """By device index: an event belongs to the device that recorded it first."""

@@ -149,8 +149,7 @@ class TimedRow(MetricRow):
 class RowWriter:
     """Puts rows into the ring; leaves out what is no number, and logs each such name once."""
 
-    ring: RingBuffer
-    """Set by the owner before the first row, as the writer thread creates it."""
+    ring: RingBuffer  # Set by the owner before the first row, as the writer thread creates it.
 
     def __init__(self, open_gate: Callable[[], None]) -> None:
         self._open_gate = open_gate

@@ -311,8 +311,7 @@ def send_command(
     return command_id
 
 
-SLICE_ROWS, SLICE_VALUES = 64 * FRAME_ROWS, 2**21
-"""Rows of a slice; fewer of many metrics."""
+SLICE_ROWS, SLICE_VALUES = 64 * FRAME_ROWS, 2**21  # Rows of a slice; fewer of many metrics.
 
 
 class StreamRows:

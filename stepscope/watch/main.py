@@ -25,8 +25,7 @@ from stepscope.watch.script import ScriptNotFoundError, from_file, from_module
 from stepscope.watch.watched_run import begin, follow
 
 OUR_FOLDER = Path(__file__).parent
-NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"
-"""torch reads it when the script makes a process group."""
+NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"  # torch reads it when the script makes a process group.
 
 
 def main(argv: Sequence[str]) -> int:

@@ -38,8 +38,7 @@ class WatchedRun:
 
     session: ScriptSession | None
     hooks: TorchHooks | None = None
-    tells: bool = True
-    """Of several ranks of a machine one talks on the terminal."""
+    tells: bool = True  # Of several ranks of a machine one talks on the terminal.
     outcome: RunOutcome = field(default_factory=RunOutcome)
     given_away: bool = False
     """True once the processes that the script has started record in its place."""

@@ -17,8 +17,7 @@ GLOO, NCCL = "gloo", "nccl"
 OPERATIONS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, ALL_TO_ALL)
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 MOST_RANKS = 64
-STEP = 4
-"""Ratio of one size to the one before."""
+STEP = 4  # Ratio of one size to the one before.
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
 

@@ -37,8 +37,7 @@ from stepscope.host.environment import cpu_name
 from trainer.collectives.plan import NCCL, CollectivePlan
 
 WARM_UP = 3
-ROUNDS = 5
-"""Parts of a size's time; the result is the median of their times."""
+ROUNDS = 5  # Parts of a size's time; the result is the median of their times.
 MAX_CALLS = 2_000
 TIMEOUT_S = 120.0
 """Of one collective, so that a rank that has ended does not block the others for long."""

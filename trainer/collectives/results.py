@@ -22,8 +22,7 @@ from stepscope.run import folder_name, is_run_id
 FOLDER = "collectives"
 SCHEMA = 1
 MAX_BYTES = 16 * 2**20
-DISTURBED = 3
-"""Slowest over fastest round above which a result counts as disturbed by other work."""
+DISTURBED = 3  # Slowest over fastest round above which a result counts as disturbed by other work.
 HEADING = f"{'operation':16s}{'size':>10s}{'time':>12s}{'algorithm':>14s}{'bus':>14s}"
 _NAME = re.compile(r"(\d{8}-\d{6})(Z?)-([a-z]+)-(\d+)-(\d{3})")
 

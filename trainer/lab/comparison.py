@@ -25,10 +25,8 @@ from trainer.lab.statistics import (
 )
 from trainer.lab.trial_log import Trial
 
-TRIES = 2
-"""Failed attempts at one sample after which its arm has failed."""
-FAILURES = 3
-"""Failed attempts in all rounds after which a challenger has failed."""
+TRIES = 2  # Failed attempts at one sample after which its arm has failed.
+FAILURES = 3  # Failed attempts in all rounds after which a challenger has failed.
 RATE, MEAN_RATE = "samples_per_sec", "mean_samples_per_sec"
 Pairs = list[tuple[Mapping[str, Any], Mapping[str, Any]]]
 """Metrics of the reference and of a challenger, a pair a round."""

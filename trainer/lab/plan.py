@@ -10,14 +10,11 @@ from typing import Any
 from trainer.config import ConfigError, ConfigIssue, RunConfig
 from trainer.lab.variants import Variant, compiles, make_arm
 
-LOOKS = (5, 8, 12)
-"""Rounds after which arms are judged (docs/lab.md)."""
+LOOKS = (5, 8, 12)  # Rounds after which arms are judged (docs/lab.md).
 MAX_ROUNDS = 100
 
-STARTUP_S = 4.0
-"""What a child process takes beside its steps: mostly the import of torch."""
-COMPILE_S = 40.0
-"""A guess of what torch.compile adds to a sample, until one was measured."""
+STARTUP_S = 4.0  # What a child process takes beside its steps: mostly the import of torch.
+COMPILE_S = 40.0  # A guess of what torch.compile adds to a sample, until one was measured.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

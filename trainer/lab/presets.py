@@ -51,8 +51,7 @@ PLAIN: dict[str, Any] = {
 """Every technique off, as in a tutorial's first loop. set_to_none is what zero_grad() does."""
 
 
-Choice = tuple[RunConfig, list[Variant]]
-"""A baseline and the arms to compare with it."""
+Choice = tuple[RunConfig, list[Variant]]  # A baseline and the arms to compare with it.
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma, polygamma, stdtr, stdtrit
 
-PATHS = 2**18
-"""Simulated paths behind a level: the error over all looks is 5 % within ±0.1 points."""
+PATHS = 2**18  # Simulated paths behind a level: the error over all looks is 5 % within ±0.1 points.
 EXACT_RANKS = 7
 """Up to this many values the p of Spearman's test counts all permutations (7! = 5040)."""
 

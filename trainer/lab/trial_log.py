@@ -13,8 +13,7 @@ import msgspec
 from stepscope.common.files import open_for_append, read_regular_file
 from trainer.lab.folder import SAMPLES, SweepError
 
-MAX_BYTES = 256 * 2**20
-"""A trial has about 2 kB."""
+MAX_BYTES = 256 * 2**20  # A trial has about 2 kB.
 METRICS = (
     *("samples_per_sec", "mean_samples_per_sec", "step_time", "data_wait", "h2d", "gpu_time"),
     *("peak_allocated", "peak_reserved", "peak_process", "energy_per_sample", "loss", "mfu"),

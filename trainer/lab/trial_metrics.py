@@ -18,8 +18,7 @@ from stepscope.gpu.device_events import throttle_words
 from stepscope.recorded_run import Run, open_run
 
 BLOCKS = 10
-FEWEST_EPOCHS = 5
-"""Whole epochs in the window from which on each epoch is a block."""
+FEWEST_EPOCHS = 5  # Whole epochs in the window from which on each epoch is a block.
 BLOCK_STEPS = 10
 """Steps that a block has at least: more than the steps of a burst, which are the workers."""
 FEWEST_BLOCKS = 3
@@ -29,8 +28,7 @@ PEAKS = {
     "peak_reserved": "memory/peak_reserved",
     "peak_process": "process/peak_rss",
 }
-LOSS_SHARE = 0.2
-"""Share of the measured steps, the last ones, whose mean loss is the sample's."""
+LOSS_SHARE = 0.2  # Share of the measured steps, the last ones, whose mean loss is the sample's.
 
 Floats = NDArray[np.float64]
 

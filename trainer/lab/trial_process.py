@@ -21,12 +21,9 @@ from stepscope.common.formatting import format_duration, terminal_text
 from trainer.runners.child_process import PROJECT, Child, ChildOutput, ChildState
 
 LOG = "sample.log"
-MAX_LOG_BYTES = 20_000
-"""End of the log that is searched for the last line."""
-RUN = "sample-"
-"""Prefix of the run folder of the current trial, which is removed after it."""
-OF_SAMPLE = "STEPSCOPE_SAMPLE"
-"""Environment variable of all processes of a trial: its folder."""
+MAX_LOG_BYTES = 20_000  # End of the log that is searched for the last line.
+RUN = "sample-"  # Prefix of the run folder of the current trial, which is removed after it.
+OF_SAMPLE = "STEPSCOPE_SAMPLE"  # Environment variable of all processes of a trial: its folder.
 KILL_TIMEOUT_S = 5.0
 POLL_S = 0.02
 

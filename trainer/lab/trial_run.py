@@ -20,8 +20,7 @@ from trainer.runners.torchrun import TorchrunRun
 from trainer.training.train import run
 
 POLL_S = 0.02
-STOP_S = 30.0
-"""Longest wait for the ranks to end where their time is up."""
+STOP_S = 30.0  # Longest wait for the ranks to end where their time is up.
 
 
 def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:

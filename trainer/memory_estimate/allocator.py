@@ -21,8 +21,7 @@ SMALL_SEGMENT = 2 * 2**20
 LARGE_SEGMENT = 20 * 2**20
 MIN_LARGE_ALLOCATION = 10 * 2**20
 ROUND_LARGE = 2 * 2**20
-EMPTY_CACHE = -1
-"""Number of the event at which the allocator releases free segments."""
+EMPTY_CACHE = -1  # Number of the event at which the allocator releases free segments.
 WAITING = "waiting"
 """Pool of memory that is freed and still reserved, as a copied batch is for some steps."""
 

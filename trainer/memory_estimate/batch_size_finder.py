@@ -13,19 +13,14 @@ from scipy.special import stdtrit
 
 from trainer.config import LIMITS
 
-HEADROOM = 0.10
-"""Fraction of the free memory that no recommended batch may use."""
-NEAR_BEST = 0.05
-"""Largest loss of throughput for a smaller batch, which needs less memory."""
-LEVEL = 0.95
-"""Of the interval of that loss."""
-BISECTIONS = 4
-"""After the first size that does not fit: the limit is known within a sixteenth."""
+HEADROOM = 0.10  # Fraction of the free memory that no recommended batch may use.
+NEAR_BEST = 0.05  # Largest loss of throughput for a smaller batch, which needs less memory.
+LEVEL = 0.95  # Of the interval of that loss.
+BISECTIONS = 4  # After the first size that does not fit: the limit is known within a sixteenth.
 
 Needs = Callable[[int], tuple[int, int, int]]
 """Predicted peak and needed bytes of a batch size, and the samples of an epoch, which limit it."""
-Rates = Mapping[int, Sequence[float]]
-"""Measured samples/s by batch size, one value a round."""
+Rates = Mapping[int, Sequence[float]]  # Measured samples/s by batch size, one value a round.
 
 
 @dataclass(frozen=True, slots=True)

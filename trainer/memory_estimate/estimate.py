@@ -30,10 +30,8 @@ from trainer.memory_estimate.probe import Report, measure, sizes_to_measure
 from trainer.memory_estimate.simulate import SimulatedStep, simulate_step
 
 NOT_MEASURED = "The throughput of several ranks is not measured here."
-CONTEXT = 512 * 2**20
-"""Assumed size of a process's CUDA context on a recent GPU."""
-ASSUMED = (9, 0)
-"""Compute capability if the GPU does not report it."""
+CONTEXT = 512 * 2**20  # Assumed size of a process's CUDA context on a recent GPU.
+ASSUMED = (9, 0)  # Compute capability if the GPU does not report it.
 NCCL_NOTE = "NCCL's own buffers are not included: about 100 MiB per GPU, more with many ranks."
 _NOT_PREDICTED = {
     Strategy.FSDP: (

@@ -29,8 +29,7 @@ Each setting of a run is an option: --optimizer adamw, --num-workers 4. Exit cod
 0 it fits, or this is unknown; 1 it does not fit, or the prediction failed; 2 wrong usage; 130
 stopped.
 """
-ABSENT = "GPU-absent"
-"""The device of `--device cuda` on a machine without a usable GPU."""
+ABSENT = "GPU-absent"  # The device of `--device cuda` on a machine without a usable GPU.
 ABSENT_GPU = TrainDevice(
     id=ABSENT,
     name="a CUDA GPU that is not in this machine",

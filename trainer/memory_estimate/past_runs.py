@@ -25,27 +25,20 @@ from stepscope.store import StoreError
 from trainer.config import ConfigError, RunConfig, Workload
 
 FIT_JSON = "fit.json"
-METHOD = 1
-"""Of predicting; predictions by another method, torch or GPU are made again."""
-MAX_FOLDERS = 200
-"""Newest runs whose run.json is read."""
+METHOD = 1  # Of predicting; predictions by another method, torch or GPU are made again.
+MAX_FOLDERS = 200  # Newest runs whose run.json is read.
 MAX_RUNS = 12
-NEW_PREDICTIONS_S = 15.0
-"""Time after which no further run is predicted."""
+NEW_PREDICTIONS_S = 15.0  # Time after which no further run is predicted.
 MAX_BYTES = 4096
 
-DEFAULT_FACTOR = 1.10
-"""Memory of kernels, which is not predicted, is a few percent."""
-COVERED = 0.95
-"""Fraction of the runs that the margin covers."""
+DEFAULT_FACTOR = 1.10  # Memory of kernels, which is not predicted, is a few percent.
+COVERED = 0.95  # Fraction of the runs that the margin covers.
 MIN_RUNS = 3
-ABOVE = 0.02
-"""Added to what was measured, since the next run differs."""
+ABOVE = 0.02  # Added to what was measured, since the next run differs.
 MIN_RATIO, MAX_RATIO = 0.1, 10.0
 """Other ratios are of runs of other code, or whose peaks were reset."""
 
-Capability = tuple[int, int] | None
-"""The compute capability of the predicted GPU, None for a CPU."""
+Capability = tuple[int, int] | None  # The compute capability of the predicted GPU, None for a CPU.
 
 
 @dataclass(frozen=True, slots=True)

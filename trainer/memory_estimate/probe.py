@@ -20,16 +20,13 @@ WARMUP_STEPS, SECONDS = 3, 1.5
 ROUNDS = 3
 """Runs of each size. A round has each size once: machine drift affects all of them alike."""
 MAX_SIZES = 5
-MAX_STEP_S = 4.0
-"""Sizes with a longer step, extrapolated from the size before, are skipped."""
+MAX_STEP_S = 4.0  # Sizes with a longer step, extrapolated from the size before, are skipped.
 TIMEOUT_S = 60.0
 
 PREFIX = "stepscope-batch-"
-MAX_AGE_S = 3600.0
-"""Older temporary folders were left by processes that were killed."""
+MAX_AGE_S = 3600.0  # Older temporary folders were left by processes that were killed.
 
-Report = Callable[[str, float], None]
-"""Called with the current activity and the fraction done."""
+Report = Callable[[str, float], None]  # Called with the current activity and the fraction done.
 
 
 def sizes_to_measure(points: Sequence[Point], free: int) -> list[int]:

@@ -25,8 +25,7 @@ from trainer.training.backend_flags import WORKSPACES
 MATRIX_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "linear"))
 LOSSES = frozenset(("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"))
 HOPPER = (9, 0)
-NARROW = 3
-"""Channels up to which oneDNN does not reorder the input."""
+NARROW = 3  # Channels up to which oneDNN does not reorder the input.
 
 
 def workspaces_of(config: RunConfig, capability: tuple[int, int] | None) -> Workspaces:

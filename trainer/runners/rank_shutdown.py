@@ -27,15 +27,12 @@ from stepscope.store.reader import send_command
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-"""Seconds between two looks whether torchrun still runs."""
-GRACE_S = 20.0
-"""Time for an orderly stop; torchrun kills a rank 30 s after its SIGTERM."""
+LOOK_S = 1.0  # Seconds between two looks whether torchrun still runs.
+GRACE_S = 20.0  # Time for an orderly stop; torchrun kills a rank 30 s after its SIGTERM.
 PEER_GRACE_S = 3.0
 """Time for the end of what a dead rank has left waiting: gloo's collectives end with an error at
 once, NCCL's do not."""
-EXIT_CODE = 143
-"""As of a process that SIGTERM has ended."""
+EXIT_CODE = 143  # As of a process that SIGTERM has ended.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """torchrun sends its ranks the one that it gets itself, and SIGTERM where a rank has failed."""
 SERVER_SIGNAL = signal.SIGHUP

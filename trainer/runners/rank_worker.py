@@ -34,8 +34,7 @@ from trainer.runners.restart_attempts import (
     free_number,
 )
 
-COMPLETE = "complete"
-"""What rank 0 tells in place of a number where nothing is left to do."""
+COMPLETE = "complete"  # What rank 0 tells in place of a number where nothing is left to do.
 
 
 def main() -> None:

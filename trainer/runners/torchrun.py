@@ -29,8 +29,7 @@ from trainer.runners.process import (
 from trainer.runners.rank_shutdown import SERVER_SIGNAL
 from trainer.runners.restart_attempts import attempt_folder, ended_badly, newest_number
 
-ORPHANS_S = 30.0
-"""Time in which ranks without a torchrun end, at the latest."""
+ORPHANS_S = 30.0  # Time in which ranks without a torchrun end, at the latest.
 LOOK_S = 0.2
 
 

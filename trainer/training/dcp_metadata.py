@@ -26,8 +26,7 @@ NAME = ".metadata"
 _FILE = re.compile(r"__[0-9]{1,9}_[0-9]{1,9}\.distcp")
 _LIST_BYTES = 64 * 2**20
 """Size of a list up to which it is read: a tensor has some 300 bytes for each rank."""
-_DIMENSIONS = 64
-"""More than a tensor of torch can have in most of its functions."""
+_DIMENSIONS = 64  # More than a tensor of torch can have in most of its functions.
 _DAMAGED = (
     pickle.UnpicklingError,
     EOFError,

@@ -110,8 +110,7 @@ class StepResult:
     loss: Tensor
     norm: Tensor | None
     samples: int
-    waited: float
-    """Seconds in which the loader had no batch."""
+    waited: float  # Seconds in which the loader had no batch.
 
     def after(self, former: StepResult | None) -> StepResult:
         """Return this with the batches that were done before."""
@@ -142,8 +141,7 @@ class TrainLoop:
     phases: TrainPhaseTimer | None = None
     """The times of the step's parts; None in a process that trains alone."""
     _last_saved: float = field(default_factory=time.monotonic)
-    _due: float = 0.0
-    """Above 0 if it is time for another last.pt."""
+    _due: float = 0.0  # Above 0 if it is time for another last.pt.
 
     def train(self) -> None:
         """Train to the last epoch or step.

@@ -26,8 +26,7 @@ class InputFormat:
 
     dtype: torch.dtype | None = None
     """Type of floating inputs; class numbers and 8-bit images stay integers."""
-    channels_last: bool = False
-    """Memory format of images, which have four dimensions."""
+    channels_last: bool = False  # Memory format of images, which have four dimensions.
 
     @classmethod
     def of(cls, config: RunConfig) -> InputFormat:

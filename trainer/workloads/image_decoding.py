@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-MAX_PIXELS = 64 * 2**20
-"""Decoded in full, an image of this size takes 192 MiB."""
+MAX_PIXELS = 64 * 2**20  # Decoded in full, an image of this size takes 192 MiB.
 GRAY_16 = frozenset(("I;16", "I;16B", "I;16L", "I;16N"))
 SIXTEEN_BITS_AS_32 = frozenset(("PNG", "PPM"))
 

@@ -17,12 +17,9 @@ from stepscope.distributed.hangs.diagnose import COMPILING
 from stepscope.distributed.hangs.job_state import BlockedCollective
 from stepscope.distributed.hangs.record import KEPT, HangRecord, StackFrame
 
-DEEPEST = 200
-"""Frames that are looked at."""
-MAX_FRAMES = 12
-"""Frames that are kept, the innermost ones."""
-TEXT = 200
-"""Characters of a file's path that are kept: its end."""
+DEEPEST = 200  # Frames that are looked at.
+MAX_FRAMES = 12  # Frames that are kept, the innermost ones.
+TEXT = 200  # Characters of a file's path that are kept: its end.
 
 PHASES = (
     # The launcher's own frames lie around a whole training.
@@ -95,10 +92,8 @@ def _is_own(file: str) -> bool:
     return not file.startswith(_LIBRARIES)
 
 
-PENDING = 64
-"""Collectives that are kept although they are not over: the oldest ones."""
-RANKS_LIMIT = 1024
-"""Ranks that are kept of a group."""
+PENDING = 64  # Collectives that are kept although they are not over: the oldest ones.
+RANKS_LIMIT = 1024  # Ranks that are kept of a group.
 
 _nccl = NcclRecord()
 

@@ -36,8 +36,7 @@ from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of
 from stepscope.run.rank_info import now_of, wall_offset_of
 from stepscope.run.rank_status import RankInfo, RankState, rank_states
 
-COMPILING = "compiling"
-"""Word of a record for what is slow and no hang."""
+COMPILING = "compiling"  # Word of a record for what is slow and no hang.
 
 
 def judge(
@@ -77,8 +76,7 @@ def _makes_steps(job: JobObservation) -> bool:
 FRESH_S = 4 * REFRESH_S
 """Age of a file up to which its rank still hangs: it is written every REFRESH_S, and clocks of
 several hosts differ."""
-RANKS_LIMIT = 1024
-"""Ranks that are read."""
+RANKS_LIMIT = 1024  # Ranks that are read.
 
 
 def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:

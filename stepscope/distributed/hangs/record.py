@@ -11,15 +11,11 @@ from typing import Any, Literal
 
 from stepscope.distributed.flight_recorder import Collective
 
-BYTES_LIMIT = 2**20
-"""Size up to which a file is read; ours have some 30 KB at most."""
+BYTES_LIMIT = 2**20  # Size up to which a file is read; ours have some 30 KB at most.
 TEXT_LIMIT = 2000
-REFRESH_S = 5.0
-"""How often a rank writes its file anew while it hangs."""
-KEPT = 8
-"""Newest collectives of a group that are kept, besides those that are not over."""
-AHEAD_S = 86400.0
-"""By how much the clock of a rank's host may be ahead."""
+REFRESH_S = 5.0  # How often a rank writes its file anew while it hangs.
+KEPT = 8  # Newest collectives of a group that are kept, besides those that are not over.
+AHEAD_S = 86400.0  # By how much the clock of a rank's host may be ahead.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,16 +32,12 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.run.rank_info import torch_rank
 
-WARM_STEPS = 5
-"""Steps after which a run is warm: the first ones compile and allocate."""
-USUAL_STEPS = 10.0
-"""Usual steps without a step from which on a rank hangs."""
-LEAST_S = 5.0
-"""Shortest time without a step that is a hang."""
+WARM_STEPS = 5  # Steps after which a run is warm: the first ones compile and allocate.
+USUAL_STEPS = 10.0  # Usual steps without a step from which on a rank hangs.
+LEAST_S = 5.0  # Shortest time without a step that is a hang.
 PATIENCE = 1.5
 """A wait may take this many times the longest one that ended by itself, as for a checkpoint."""
-LOOKS = 30
-"""Looks with a step from which the usual step is computed."""
+LOOKS = 30  # Looks with a step from which the usual step is computed.
 
 
 @dataclass(slots=True)
@@ -107,11 +103,9 @@ log = logging.getLogger(__name__)
 
 NAMED, OVER = "hang", "hang_over"
 """Kinds of the events: when a hang is named, and when steps or collectives go on after it."""
-SOON_S = 1.5
-"""Time until the second look: the other ranks write their files within a second."""
+SOON_S = 1.5  # Time until the second look: the other ranks write their files within a second.
 
-Told = tuple[str, str, dict[str, Any]]
-"""Kind, text and data of an event."""
+Told = tuple[str, str, dict[str, Any]]  # Kind, text and data of an event.
 
 
 class HangWatchdog:

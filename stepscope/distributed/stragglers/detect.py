@@ -52,8 +52,7 @@ from stepscope.store.blocks import Floats
 
 RankIndices = NDArray[np.intp]
 
-MIN_STEPS = 20
-"""Steps in common below which nothing is said."""
+MIN_STEPS = 20  # Steps in common below which nothing is said.
 LEAST_S = 1.0
 """Time that the steps must span: a rank may lose its core for some tenths of a second."""
 NAMED = 0.05
@@ -63,8 +62,7 @@ machine, where all else takes longer too."""
 P_LIMIT = 0.01
 UNEVEN_FROM = 0.2
 """Share of the step that is lost to different ranks, or to averaging, before it is said."""
-BUSY_HOST = 0.9
-"""Use of all cores from which ranks are late because they wait for a core."""
+BUSY_HOST = 0.9  # Use of all cores from which ranks are late because they wait for a core.
 
 
 class StragglerKind(StrEnum):

@@ -21,8 +21,7 @@ log = logging.getLogger(__name__)
 
 ROWS = 512
 """Newest steps that are looked at first: enough where every step or every fourth is sampled."""
-MOST_ROWS = 8192
-"""And at most, where samples are rare: 16 frames, read in some 10 ms."""
+MOST_ROWS = 8192  # And at most, where samples are rare: 16 frames, read in some 10 ms.
 
 
 def in_job(run_json: Mapping[str, Any]) -> bool:

@@ -34,8 +34,7 @@ KEYS = (
 LATER = ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait", "perf/ddp_iteration")
 """What DDP tells of a step in the row after it."""
 
-MOST_PER_STEP, MOST_MODELS = 4096, 64
-"""Larger values were not written by us."""
+MOST_PER_STEP, MOST_MODELS = 4096, 64  # Larger values were not written by us.
 
 
 class StepPhase(StrEnum):
@@ -172,12 +171,9 @@ def _own(
 
 PERMUTATIONS, FEWER, MANY = 1999, 499, 8
 """For up to MANY ranks, and for more: 64 take some 20 ms then."""
-BLOCKS = 10
-"""Parts of the window whose steps are alike."""
-EXPLAINED = 0.8
-"""Least part of the lateness that a phase explains."""
-TRIM = 0.05
-"""Part of the steps left out at either end: a checkpoint is no straggler."""
+BLOCKS = 10  # Parts of the window whose steps are alike.
+EXPLAINED = 0.8  # Least part of the lateness that a phase explains.
+TRIM = 0.05  # Part of the steps left out at either end: a checkpoint is no straggler.
 
 
 def lateness(late: Floats) -> Floats:

@@ -20,13 +20,10 @@ from stepscope.memory.oom.record import OptimizerMemory
 from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER
 
 VALIDATION = "validation"
-FRAMES = 40
-"""Frames that are kept, the innermost ones."""
-DEPTH = 400
-"""Frames that are read."""
+FRAMES = 40  # Frames that are kept, the innermost ones.
+DEPTH = 400  # Frames that are read.
 INPUTS = 8
-TENSORS = 200_000
-"""Maximum number of an optimizer's tensors that are added up."""
+TENSORS = 200_000  # Maximum number of an optimizer's tensors that are added up.
 _PACKAGE = f"{Path(__file__).resolve().parents[2].as_posix()}/"
 _OPTIMIZING = ("torch/optim/", "torch/amp/grad_scaler.py", "torch/nn/utils/clip_grad.py")
 TrainingModeLookup = Callable[[Any], bool | None]

@@ -51,8 +51,7 @@ from stepscope.recorder.recorder import Recorder
 WINDOW_S = 30.0
 ROWS = 300
 MESSAGE = 1500
-BLOCKS = 20
-"""Live blocks that are kept, the largest."""
+BLOCKS = 20  # Live blocks that are kept, the largest.
 MOST_BLOCKS = 50_000
 """Blocks of a device up to which its segments are read: about 1 KB and 5 us each."""
 FRAMES = 12
@@ -65,8 +64,7 @@ NO_STACKS = (
 )
 _RECORDED = ("memory/", "process/", "host/mem_", "gpu/mem_")
 """Beginnings of the metrics whose samples are kept."""
-Fields = dict[str, Any]
-"""Values of a record by the names of its fields."""
+Fields = dict[str, Any]  # Values of a record by the names of its fields.
 
 
 @dataclass(eq=False, kw_only=True)

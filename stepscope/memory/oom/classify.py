@@ -45,12 +45,9 @@ at the next allocation."""
 OTHERS = 0.10
 """Minimum share of the device that other processes hold to be the cause: a desktop takes some per
 cent."""
-SPIKE = 1.25
-"""Minimum demand of an unusual step, as a multiple of the peak of the steps before."""
-GROWN = 0.10
-"""Minimum growth of a trend that is the cause, as a share of the device."""
-FULL = 0.80
-"""Share of the device filled by usual steps from which a little more is no spike."""
+SPIKE = 1.25  # Minimum demand of an unusual step, as a multiple of the peak of the steps before.
+GROWN = 0.10  # Minimum growth of a trend that is the cause, as a share of the device.
+FULL = 0.80  # Share of the device filled by usual steps from which a little more is no spike.
 
 
 class OomCause(StrEnum):

@@ -14,16 +14,12 @@ from stepscope.store.blocks import Floats
 
 FIRST_STEPS = 2
 """Steps whose memory is not typical: optimizer state and workspaces of libraries are allocated."""
-TREND_STEPS = 6
-"""Minimum number of different steps of a trend."""
-COMPARED = 60
-"""Maximum number of groups of steps of a trend."""
-LARGEST = 1e15
-"""Maximum number of bytes or steps in an event."""
+TREND_STEPS = 6  # Minimum number of different steps of a trend.
+COMPARED = 60  # Maximum number of groups of steps of a trend.
+LARGEST = 1e15  # Maximum number of bytes or steps in an event.
 CONFIRMED = 0.5
 """Minimum growth of the last steps, as a share of an event's rate: below, growth has ended."""
-RISES = 0.9
-"""Minimum share of the pairs of steps of a trend in which the later one has more."""
+RISES = 0.9  # Minimum share of the pairs of steps of a trend in which the later one has more.
 OUTSIDE = 0.25
 """Share of the device held outside torch by unknown processes from which no case is named: a
 context and its libraries take less."""

@@ -34,8 +34,7 @@ log = logging.getLogger(__name__)
 
 WHOLE_EVERY_S = 1.0
 """Minimum time between two whole records: a script may look for its batch size by failing."""
-EVENT_EVERY_S = 5.0
-"""Minimum time between two events of caught failures."""
+EVENT_EVERY_S = 5.0  # Minimum time between two events of caught failures.
 _SLOW = ("own", "others", "others_reason", "processes", "readings")
 """Fields that the next record takes over if it is not a whole one."""
 

@@ -30,8 +30,7 @@ class RemedyStep:
 
 
 Steps = Iterator[RemedyStep]
-AdviceKind = Callable[[OomRecord, RunSetup], Steps]
-"""One of the functions below."""
+AdviceKind = Callable[[OomRecord, RunSetup], Steps]  # One of the functions below.
 _SMALLER = (
     RemedyStep(
         "Halve the batch and accumulate gradients over two batches per step: only "

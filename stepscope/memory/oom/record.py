@@ -15,10 +15,8 @@ from typing import Any
 from stepscope.common.json_values import parsed
 
 SCHEMA = 1
-FIRST_PID = 2
-"""Least number of a process that is listed: 1 is the system's or the container's own."""
-BYTES_LIMIT = 4 * 2**20
-"""Size up to which a file is read; ours have some 100 KB at most."""
+FIRST_PID = 2  # Least number of a process that is listed: 1 is the system's or the container's own.
+BYTES_LIMIT = 4 * 2**20  # Size up to which a file is read; ours have some 100 KB at most.
 
 
 class MemoryKind(StrEnum):

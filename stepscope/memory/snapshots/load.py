@@ -19,19 +19,15 @@ from stepscope.memory.snapshots.trace import AllocatorTrace, read_trace
 
 SIZE_LIMIT = 250 * 2**20
 """Bytes of a file; Python's objects of it need up to nine times as much memory."""
-CHUNK = 2**20
-"""Bytes read at once."""
-DEVICES_LIMIT = 64
-"""Devices whose history is kept."""
-LABEL_LIMIT = 60
-"""Characters kept of a label."""
+CHUNK = 2**20  # Bytes read at once.
+DEVICES_LIMIT = 64  # Devices whose history is kept.
+LABEL_LIMIT = 60  # Characters kept of a label.
 SMALLER = (
     "Record fewer steps or a lower max_entries, or open it with https://pytorch.org/memory_viz."
 )
 REMEDY = "Record it with torch.cuda.memory._dump_snapshot, or with Memory snapshot on the page."
 
-Progress = Callable[[int], object]
-"""Called with the bytes read so far."""
+Progress = Callable[[int], object]  # Called with the bytes read so far.
 
 
 class SnapshotError(ValueError):
@@ -43,16 +39,12 @@ class MemorySnapshot:
     """What a file holds. Blocks in `segments` have lists of frames that `stacks` knows."""
 
     name: str
-    size: int
-    """Bytes of the file."""
+    size: int  # Bytes of the file.
     segments: list[Any]
-    traces: dict[int, AllocatorTrace]
-    """By torch's index of the device, those with a history."""
+    traces: dict[int, AllocatorTrace]  # By torch's index of the device, those with a history.
     stacks: StackTable
-    labels: tuple[str, ...]
-    """The labels of allocations, by number."""
-    settings: dict[str, Any]
-    """The allocator's settings, {} if the file has none."""
+    labels: tuple[str, ...]  # The labels of allocations, by number.
+    settings: dict[str, Any]  # The allocator's settings, {} if the file has none.
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -116,8 +116,7 @@ def _is_consistent(summary: SnapshotSummary) -> bool:
     )
 
 
-MEMORY_LIMIT = 4 * 10**9
-"""Bytes of address space: a file of 250 MB needs 2.2 GB of memory."""
+MEMORY_LIMIT = 4 * 10**9  # Bytes of address space: a file of 250 MB needs 2.2 GB of memory.
 CPU_LIMIT_S = 120
 RESULT_LIMIT = 128 * 2**20
 
@@ -148,8 +147,7 @@ def _fail(text: str) -> int:
     return 1
 
 
-TIME_LIMIT_S = 600.0
-"""Wall time: the process may have to wait for others on a busy machine."""
+TIME_LIMIT_S = 600.0  # Wall time: the process may have to wait for others on a busy machine.
 POLL_S = 0.1
 _ROOT = Path(__file__).parents[3]
 _SENTENCE_LIMIT = 600

@@ -17,8 +17,7 @@ from stepscope.recorder.recorder import Command
 
 log = logging.getLogger(__name__)
 
-PREFIX = "phase="
-"""Begins each label, such as "phase=forward"."""
+PREFIX = "phase="  # Begins each label, such as "phase=forward".
 _AFTER = {DATA: FORWARD, FORWARD: FORWARD, BACKWARD: OPTIMIZER, OPTIMIZER: FORWARD}
 """What follows a phase, until the next one begins: a script names only data and backward."""
 
@@ -89,8 +88,7 @@ class AllocationLabeler:
             log.warning("stepscope: backward passes are not labeled", exc_info=True)
 
 
-STEPS, STEPS_LIMIT = 1, 50
-"""Steps recorded where nothing is said, and at most."""
+STEPS, STEPS_LIMIT = 1, 50  # Steps recorded where nothing is said, and at most.
 ENTRIES = 100_000
 """Actions of the allocator kept, the newest, some KB each; torch's own default has no bound."""
 

@@ -21,18 +21,14 @@ _STATES = {
     "active_awaiting_free": AWAITING,
     "active_pending_free": AWAITING,  # older versions of torch
 }
-LARGEST_SIZE = 2**62
-"""Sizes from here on are invalid."""
+LARGEST_SIZE = 2**62  # Sizes from here on are invalid.
 PAGE_BYTES = {"small": 2 * 2**20, "large": 20 * 2**20}
 """Pages in which an expandable segment takes and gives back memory, by its type.
 
 torch 2.13, c10/cuda/CUDACachingAllocator.h: kSmallBuffer and kLargeBuffer."""
-ROWS_LIMIT = 60
-"""Segments in the map of a device."""
-PARTS_LIMIT = 200
-"""Parts of a segment in the map; neighboring blocks are merged above this number."""
-PLACES_LIMIT = 200
-"""Streams and pools listed."""
+ROWS_LIMIT = 60  # Segments in the map of a device.
+PARTS_LIMIT = 200  # Parts of a segment in the map; neighboring blocks are merged above this number.
+PLACES_LIMIT = 200  # Streams and pools listed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +104,7 @@ class DeviceSegments:
     device: int
     segments: int
     live_blocks: int
-    requested: int
-    """Bytes of live blocks as requested by the program."""
+    requested: int  # Bytes of live blocks as requested by the program.
     parts: Fragmentation
     rows: tuple[SegmentRow, ...]
 

@@ -12,10 +12,8 @@ from pathlib import PurePosixPath
 
 from stepscope.common.formatting import printable
 
-FRAMES_LIMIT = 128
-"""Frames kept of a stack, the innermost ones; those of C++ make up to 100."""
-TEXT_LIMIT = 300
-"""Characters kept of a file's name, its end, and of a function's."""
+FRAMES_LIMIT = 128  # Frames kept of a stack, the innermost ones; those of C++ make up to 100.
+TEXT_LIMIT = 300  # Characters kept of a file's name, its end, and of a function's.
 _MODULE_CALL = re.compile(
     r"torch[/\\]nn[/\\]modules[/\\]module\.py:\d+ in (.*\.)?(_wrapped)?_call_impl$"
 )
@@ -105,12 +103,9 @@ def short(frame: str) -> str:
     return f"{where.replace(chr(92), '/').rpartition('/')[2]} in {name}"
 
 
-NO_STACK = -1
-"""The number of an allocation whose stack was not recorded, or is one too many."""
-STACKS_LIMIT = 100_000
-"""Distinct stacks kept; programs have some thousand."""
-TEXTS_LIMIT = 200_000
-"""Distinct frames kept."""
+NO_STACK = -1  # The number of an allocation whose stack was not recorded, or is one too many.
+STACKS_LIMIT = 100_000  # Distinct stacks kept; programs have some thousand.
+TEXTS_LIMIT = 200_000  # Distinct frames kept.
 
 
 class StackTable:

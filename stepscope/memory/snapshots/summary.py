@@ -27,8 +27,7 @@ SITES_LIMIT = 2000
 """Stacks with live memory that are listed one by one; programs have some hundred."""
 SETTINGS_LIMIT = 40
 TEXT_LIMIT = 200
-SUM_LIMIT = 2**63
-"""Bytes: a foreign file may give each of many blocks a size near this."""
+SUM_LIMIT = 2**63  # Bytes: a foreign file may give each of many blocks a size near this.
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +58,8 @@ class SnapshotSummary:
     file_size: int
     devices: tuple[DeviceSegments, ...]
     places: tuple[PoolMemory, ...]
-    sites: tuple[AllocationSite, ...]
-    """Live at the end, the largest first."""
-    sites_left: int
-    """Further sites, whose memory is in `size_left`."""
+    sites: tuple[AllocationSite, ...]  # Live at the end, the largest first.
+    sites_left: int  # Further sites, whose memory is in `size_left`.
     size_left: int
     histories: tuple[MemoryTimeline, ...]
     failed: tuple[FailedAllocation, ...]
@@ -70,12 +67,9 @@ class SnapshotSummary:
     settings: dict[str, str]
     texts: tuple[str, ...]
     stacks: tuple[tuple[int, ...], ...]
-    modules: tuple[str | None, ...]
-    """Of each stack the module that it names."""
-    unreadable: int
-    """Entries of the history that were no actions."""
-    stacks_left: int
-    """Allocations whose stack was one too many to be kept."""
+    modules: tuple[str | None, ...]  # Of each stack the module that it names.
+    unreadable: int  # Entries of the history that were no actions.
+    stacks_left: int  # Allocations whose stack was one too many to be kept.
 
     def frames(self, stack: int) -> tuple[str, ...]:
         """Return the lines of a stack, () where none was recorded."""
@@ -241,8 +235,7 @@ class SnapshotDiff:
     """The changes from one snapshot to another, the largest first, all devices together."""
 
     changes: tuple[StackDiff, ...]
-    before: int
-    """All live bytes."""
+    before: int  # All live bytes.
     after: int
     complete: bool
     """False where one of both has more stacks than are listed: theirs are not compared."""

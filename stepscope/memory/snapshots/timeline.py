@@ -26,14 +26,10 @@ from stepscope.memory.snapshots.trace import (
     Ints,
 )
 
-COLUMNS = 1000
-"""Columns of a history at most: a screen has not more."""
-BANDS = 10
-"""Stacks with a band of their own; what the others hold is added up."""
-HELD_LIMIT = 100
-"""Stacks listed of the peak."""
-PHASE_SPANS = 200
-"""Spans of labels kept at most."""
+COLUMNS = 1000  # Columns of a history at most: a screen has not more.
+BANDS = 10  # Stacks with a band of their own; what the others hold is added up.
+HELD_LIMIT = 100  # Stacks listed of the peak.
+PHASE_SPANS = 200  # Spans of labels kept at most.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +68,20 @@ class MemoryTimeline:
 
     device: int
     actions: int
-    columns: tuple[int, ...]
-    """The action that each column shows, counted from 0."""
+    columns: tuple[int, ...]  # The action that each column shows, counted from 0.
     seconds: tuple[float, ...] | None
     """Time of each column since the first action; None where torch did not record it."""
     live: tuple[int, ...]
-    before: tuple[int, ...]
-    """Live since before the recording."""
-    bands: tuple[StackBand, ...]
-    """The stacks that hold most at the peak, the largest first."""
+    before: tuple[int, ...]  # Live since before the recording.
+    bands: tuple[StackBand, ...]  # The stacks that hold most at the peak, the largest first.
     rest: tuple[int, ...]
     reserved: tuple[int, ...] | None
     """Bytes of all segments; None where the file does not list them."""
     peak: int
     peak_column: int
-    end: int
-    """Live after the last action."""
+    end: int  # Live after the last action.
     spans: tuple[LabelSpan, ...]
-    ooms: tuple[int, ...]
-    """Columns in which an allocation failed."""
+    ooms: tuple[int, ...]  # Columns in which an allocation failed.
     at_peak: tuple[StackUsage, ...]
     """The stacks that hold most at the peak, of those allocated since the recording began."""
 
@@ -103,8 +94,7 @@ class _Lives:
     end: Ints
     size: Ints
     stack: NDArray[np.int32]
-    before: Ints
-    """Change of what was live before, by row."""
+    before: Ints  # Change of what was live before, by row.
     before_at_start: int
 
 

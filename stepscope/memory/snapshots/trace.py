@@ -28,10 +28,8 @@ ACTIONS = {
     "oom": OOM,
 }
 """Codes by torch's names; all other names are OTHER."""
-MISSING = -1
-"""In a column: no value, or an invalid one."""
-LABELS_LIMIT = 200
-"""Maximum number of distinct labels; later ones are dropped."""
+MISSING = -1  # In a column: no value, or an invalid one.
+LABELS_LIMIT = 200  # Maximum number of distinct labels; later ones are dropped.
 OOMS_LIMIT = 50
 
 
@@ -50,17 +48,12 @@ class AllocatorTrace:
 
     action: NDArray[np.int8]
     address: Ints
-    size: Ints
-    """Bytes as requested by the program; for segments their size."""
-    time_us: Ints
-    """Unix time; MISSING if torch did not record it."""
-    stack: NDArray[np.int32]
-    """Of allocations; NO_STACK for all other actions."""
-    phase: NDArray[np.int16]
-    """Of allocations: the number of their label, MISSING without one."""
+    size: Ints  # Bytes as requested by the program; for segments their size.
+    time_us: Ints  # Unix time; MISSING if torch did not record it.
+    stack: NDArray[np.int32]  # Of allocations; NO_STACK for all other actions.
+    phase: NDArray[np.int16]  # Of allocations: the number of their label, MISSING without one.
     ooms: tuple[OomAction, ...] = ()
-    unreadable: int = 0
-    """Entries that were no actions."""
+    unreadable: int = 0  # Entries that were no actions.
 
     def __len__(self) -> int:
         return len(self.action)

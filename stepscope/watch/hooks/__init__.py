@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHILDREN_S = 0.5
-"""CPU time of child processes that may have been spent on training."""
+CHILDREN_S = 0.5  # CPU time of child processes that may have been spent on training.
 
 Attach = Callable[[ModuleType, HookState, PatchSet], None]
 

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from stepscope.watch.hooks.state import HookState
 
 
-ScalarValue = Any
-"""A float, or a 0-d CUDA tensor that the recorder reads later, or None."""
+ScalarValue = Any  # A float, or a 0-d CUDA tensor that the recorder reads later, or None.
 
-LIMIT = 8
-"""Maximum number of optimizers with separate losses."""
+LIMIT = 8  # Maximum number of optimizers with separate losses.
 
 OptimizerKeys = frozenset[int] | None
 """Keys of optimizers; None if unknown: the loss counts for all of them."""
@@ -153,8 +151,7 @@ def _version(gradient: Any) -> int:
 
 
 NAME = "clip_grad_norm_"
-MAX_CALLS = 1024
-"""Maximum number of calls before a step that are kept."""
+MAX_CALLS = 1024  # Maximum number of calls before a step that are kept.
 
 ClipGradCall = tuple[ScalarValue, float, frozenset[int]]
 """The returned norm, its type, and the ids of the parameters, which it must not keep alive."""

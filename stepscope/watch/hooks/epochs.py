@@ -27,21 +27,16 @@ class DataPass:
     order: int
     dataset: int
     began_s: float
-    length: float = math.inf
-    """Number of its batches; infinite if unknown."""
+    length: float = math.inf  # Number of its batches; infinite if unknown.
     is_finite: bool = True
-    until: float = math.inf
-    """Number of its last batch, as its iterator counts them."""
+    until: float = math.inf  # Number of its last batch, as its iterator counts them.
     ended_s: float = 0.0
     batches: int = 0
-    ended: bool = False
-    """The loader has raised StopIteration, or has been restarted."""
+    ended: bool = False  # The loader has raised StopIteration, or has been restarted.
     judged: bool = False
     steps: int = 0
-    first_step: tuple[int, int] = (0, 0)
-    """Batches and calls of `backward()` up to its first step."""
-    teaches: bool = True
-    """Its first two steps may still show what is read ahead."""
+    first_step: tuple[int, int] = (0, 0)  # Batches and calls of `backward()` up to its first step.
+    teaches: bool = True  # Its first two steps may still show what is read ahead.
     backwards: int = 0
     stepped: int = 0
     data_wait_s: float = 0.0

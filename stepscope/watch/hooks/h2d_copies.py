@@ -19,10 +19,8 @@ from stepscope.recorder.cuda_readback import CudaEventPair, CudaEventTimerPool
 from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
 from stepscope.watch.hooks.state import HookState
 
-PAIRS = 64
-"""Maximum number of measured copies of a step."""
-LEAST_S = 0.01
-"""Minimum time between the starts of two measured steps."""
+PAIRS = 64  # Maximum number of measured copies of a step.
+LEAST_S = 0.01  # Minimum time between the starts of two measured steps.
 
 
 class CopyTimer:

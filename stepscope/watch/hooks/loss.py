@@ -17,8 +17,7 @@ from stepscope.watch.hooks.attribution import GradSnapshot, reading
 from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
 from stepscope.watch.hooks.state import HookState
 
-LATE_STEPS = 10
-"""Steps after which a new optimizer is no partner of an earlier one, as in a GAN."""
+LATE_STEPS = 10  # Steps after which a new optimizer is no partner of an earlier one, as in a GAN.
 UNSCALED = "_stepscope_unscaled"
 """Attribute of a loss that a GradScaler has scaled: the unscaled loss, detached."""
 

@@ -19,8 +19,7 @@ log = logging.getLogger(__name__)
 
 OPTIMIZERS_LIMIT = 8
 """Maximum number of recorded optimizers: one for each parameter would make thousands of keys."""
-GROUPS_LIMIT = 8
-"""Maximum number of parameter groups whose learning rate is recorded."""
+GROUPS_LIMIT = 8  # Maximum number of parameter groups whose learning rate is recorded.
 
 
 class OptimizerRecord:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from stepscope.watch.hooks.step_timing import StepPhaseTimer
 
 
-HELD = 8
-"""Calls of `backward()` without an optimizer after which each is a step."""
+HELD = 8  # Calls of `backward()` without an optimizer after which each is a step.
 
 
 class ManualSteps:
