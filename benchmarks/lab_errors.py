@@ -25,13 +25,7 @@ from scipy.stats import binomtest
 from benchmarks.report import at_most, report, say
 from trainer.config import RunConfig
 from trainer.lab.plan import LOOKS, SweepPlan
-from trainer.lab.statistics import (
-    EffectEstimate,
-    Rules,
-    Side,
-    judge,
-    judge_loss,
-)
+from trainer.lab.statistics import EffectEstimate, Rules, Side, judge, judge_loss
 from trainer.lab.sweep_state import rules_of
 
 RULES = rules_of(SweepPlan(config=RunConfig(), arms=()))

@@ -23,14 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.peers.environment import (
-    SAMPLERS,
-    Peers,
-    environment,
-    last_line,
-    prepare,
-    without,
-)
+from benchmarks.peers.environment import SAMPLERS, Peers, environment, last_line, prepare, without
 from benchmarks.report import at_most, say
 from tests.cudasim.nvml_library import INCLUDE, build
 

@@ -273,10 +273,7 @@ class RunConfig:
                     chosen[name] = _checked(name, _parsed(name, params[name]))
                 except ConfigError as error:
                     problems.append(error.problem)
-        base = defaults(
-            chosen.get("workload", Workload.DIGITS_CNN),
-            chosen.get("device", "cpu"),
-        )
+        base = defaults(chosen.get("workload", Workload.DIGITS_CNN), chosen.get("device", "cpu"))
         return replace(base, **chosen), problems
 
 

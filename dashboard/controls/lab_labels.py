@@ -20,12 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("pin_memory", "non_blocking", "copy_stream", "dataset_on_device"),
         *("num_workers", "prefetch_factor", "persistent_workers"),
     ),
-    "Optimizer": (
-        "gradient_accumulation_steps",
-        "max_grad_norm",
-        "optimizer_impl",
-        "set_to_none",
-    ),
+    "Optimizer": ("gradient_accumulation_steps", "max_grad_norm", "optimizer_impl", "set_to_none"),
     "Compilation and kernels": (
         *("compile_mode", "cuda_graphs", "channels_last", "cudnn_benchmark", "deterministic"),
         "kernel_warmup",

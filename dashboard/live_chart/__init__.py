@@ -48,10 +48,7 @@ export default function load(component) {{
 def _component(name: str, export: str) -> Callable[..., ComponentResult]:
     """Register a component of Streamlit: an export of the module `name`."""
     return st.components.v2.component(
-        f"stepscope_{name}",
-        js=_loader(f"{name}.js", export),
-        css=_STYLES,
-        isolate_styles=False,
+        f"stepscope_{name}", js=_loader(f"{name}.js", export), css=_STYLES, isolate_styles=False
     )
 
 

@@ -72,12 +72,7 @@ class _Profile:
         if early is None and len(self.during_s) < self.wanted:
             early = f"a profile ends after {PROFILE_S:g} s"
         return results.profile(
-            self.first,
-            self.last,
-            slower=self.slower,
-            held_s=self.held_s,
-            early=early,
-            size=size,
+            self.first, self.last, slower=self.slower, held_s=self.held_s, early=early, size=size
         )
 
     @property

@@ -128,14 +128,7 @@ class TraceTooLargeError(Exception):
 
 
 def write_profile(
-    folder: Path,
-    raw: Path,
-    *,
-    first: int,
-    last: int,
-    cuda: bool,
-    thread: int | None,
-    rank: int = 0,
+    folder: Path, raw: Path, *, first: int, last: int, cuda: bool, thread: int | None, rank: int = 0
 ) -> None:
     """Write the trace `raw` compressed and summarized into `folder`, the summary last.
 

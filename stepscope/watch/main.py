@@ -82,10 +82,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help=f"time collectives with NCCL ({NCCL_TIMING}=1); may reduce overlap with compute",
     )
     parser.add_argument(
-        "-m",
-        dest="module",
-        action="store_true",
-        help="run a module, like python -m",
+        "-m", dest="module", action="store_true", help="run a module, like python -m"
     )
     # Ours alone: a watched process gives it to those that it starts.
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)

@@ -137,9 +137,7 @@ def test_several_machines_get_their_command_instead_of_start(page: OpenPage) -> 
     assert "host: must be a host name" in " ".join(error.value for error in app.error)
 
 
-def test_start_is_disabled_on_several_machines(
-    page: OpenPage,
-) -> None:
+def test_start_is_disabled_on_several_machines(page: OpenPage) -> None:
     app = page(strategy="ddp", devices_per_node="2", num_nodes="2")
     assert "Run the command shown" in str(start_refused(app))
 

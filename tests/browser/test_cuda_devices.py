@@ -40,11 +40,7 @@ time.sleep(600)
 @pytest.fixture
 def shared(tmp_path: Path) -> dict[str, str]:
     """Eight simulated GPUs that no other test shares."""
-    return {
-        "CUDASIM_DEVICES": "8",
-        "CUDASIM_MEMORY": "1G",
-        "CUDASIM_SHM": str(tmp_path / "gpus"),
-    }
+    return {"CUDASIM_DEVICES": "8", "CUDASIM_MEMORY": "1G", "CUDASIM_SHM": str(tmp_path / "gpus")}
 
 
 @pytest.fixture

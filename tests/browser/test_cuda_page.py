@@ -47,11 +47,7 @@ input()
 
 def small_gpus(folder: Path) -> dict[str, str]:
     """The simulator's variables for two small GPUs; a GPU that is there takes no notice."""
-    return {
-        "CUDASIM_DEVICES": "2",
-        "CUDASIM_MEMORY": "1G",
-        "CUDASIM_SHM": str(folder / "gpus"),
-    }
+    return {"CUDASIM_DEVICES": "2", "CUDASIM_MEMORY": "1G", "CUDASIM_SHM": str(folder / "gpus")}
 
 
 @pytest.fixture

@@ -72,9 +72,7 @@ def test_it_is_kept_current_without_anything_being_drawn_anew(
     assert page.evaluate("!document.querySelector('[data-stale=true]')")
 
 
-def test_it_stands_between_lab_and_learn_and_one_comes_back_from_it(
-    open_page: OpenPage,
-) -> None:
+def test_it_stands_between_lab_and_learn_and_one_comes_back_from_it(open_page: OpenPage) -> None:
     page = open_page()
     links = page.get_by_test_id("stHeader").get_by_role("link")
     expect(page.get_by_text("No run is shown", exact=True)).to_be_visible(timeout=60_000)

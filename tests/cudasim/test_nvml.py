@@ -220,10 +220,7 @@ def test_mig_instances_are_told_from_their_gpu(library: Path, tmp_path: Path) ->
     )
     (first, name, first_total), (second, _, second_total) = found["instances"]
     parent = found["parent"]
-    assert (found["name"], name) == (
-        "NVIDIA H100 80GB HBM3",
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-    )
+    assert (found["name"], name) == ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
     assert parent.startswith("GPU-")
     assert first.startswith("MIG-")
     assert (first_total, second_total) == (2 * 2**30, 3 * 2**30)

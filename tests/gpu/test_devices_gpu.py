@@ -53,10 +53,7 @@ def source(need: Callable[[str | None], None]) -> DeviceSource:
 def neighbor() -> Iterator[int]:
     """Another process that holds memory of the first GPU; its number."""
     process = subprocess.Popen(
-        [sys.executable, "-c", NEIGHBOR],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", NEIGHBOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdin is not None
@@ -161,9 +158,7 @@ def test_a_run_records_its_share_of_the_memory_and_its_neighbors(
     folder = record(tmp_path / "run", 2.5, lambda: time.sleep(0.05))
     listed = run_json(folder).get("gpu_processes", {}).get(gpu_uuid(0), [])
     both_listed(neighbor, {one["pid"] for one in listed})
-    assert set(listed[0]) == {
-        *("pid", "user", "name", "command", "memory", "sm", "yours", "state"),
-    }
+    assert set(listed[0]) == {*("pid", "user", "name", "command", "memory", "sm", "yours", "state")}
     _, own = device_values(folder, OWN, Stream.SAMPLES)
     assert len(own) >= 2
     assert own[-1] >= torch.cuda.memory_reserved()

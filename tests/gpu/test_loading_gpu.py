@@ -345,9 +345,5 @@ def test_samples_may_be_left_out(
     with closing(make_loader(split, config, compute)) as loader:
         batches: list[Batch] = list(loader.batches(torch.arange(12)))
     assert [targets.tolist() for _, targets in batches] == [[0, 2, 3], [], [8, 9, 10, 11]]
-    assert [inputs.flatten().tolist() for inputs, _ in batches] == [
-        [0, 2, 3],
-        [],
-        [8, 9, 10, 11],
-    ]
+    assert [inputs.flatten().tolist() for inputs, _ in batches] == [[0, 2, 3], [], [8, 9, 10, 11]]
     assert all(inputs.is_cuda and targets.is_cuda for inputs, targets in batches)

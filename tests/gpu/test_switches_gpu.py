@@ -73,10 +73,7 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
         },
         0.05,
     ),
-    "CUDA Graphs, checkpointing": (
-        {"cuda_graphs": True, "activation_checkpointing": True},
-        5e-3,
-    ),
+    "CUDA Graphs, checkpointing": ({"cuda_graphs": True, "activation_checkpointing": True}, 5e-3),
 }
 
 
@@ -108,11 +105,7 @@ def plain(gpu: TrainDevice, tmp_path_factory: pytest.TempPathFactory) -> np.ndar
 
 @pytest.mark.parametrize("name", SWITCHED)
 def test_a_switch_trains_as_plain_fp32_and_resumes(
-    name: str,
-    plain: np.ndarray,
-    gpu: TrainDevice,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, plain: np.ndarray, gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes, tolerance = SWITCHED[name]
     config = cnn(gpu, **changes)

@@ -59,11 +59,7 @@ def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
     ("workload", "max_grad_norm"), [(Workload.DIGITS_CNN, 1.0), (Workload.MEMORY_STRESS, 0.0)]
 )
 def test_each_precision_trains(
-    gpu: TrainDevice,
-    precision: Precision,
-    workload: Workload,
-    max_grad_norm: float,
-    tmp_path: Path,
+    gpu: TrainDevice, precision: Precision, workload: Workload, max_grad_norm: float, tmp_path: Path
 ) -> None:
     config = small(gpu, workload, precision=precision, max_grad_norm=max_grad_norm)
     problem = choice_problem("precision", precision, config, [gpu])

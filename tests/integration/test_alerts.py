@@ -183,10 +183,7 @@ def test_a_watched_script_that_stalls_alerts_and_its_next_step_clears_it(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     (folder,) = run_folders(tmp_path / "runs")
-    assert said(folder) == [
-        ("no_step", "raised", "critical"),
-        ("no_step", "cleared", "critical"),
-    ]
+    assert said(folder) == [("no_step", "raised", "critical"), ("no_step", "cleared", "critical")]
     raised, cleared = alerts(folder)
     assert raised.step == 46
     assert cleared.step > 46

@@ -50,10 +50,7 @@ def test_runs_are_listed(root: Path) -> None:
     assert (
         read_run(root / "plain").run_json["step"],
         len(metric(root / "plain", "train/loss")),
-    ) == (
-        12,
-        12,
-    )
+    ) == (12, 12)
 
 
 @pytest.mark.parametrize("name", ["plain", "fsdp"])

@@ -44,10 +44,7 @@ USERS = {"root": None, "another user": NOBODY} if os.geteuid() == 0 else {"this 
 numbers = st.integers(0, 2**20)
 changes = st.one_of(
     st.builds(
-        Change,
-        st.sampled_from(["fifo", "link", "folder", "mode"]),
-        st.sampled_from(FILES),
-        numbers,
+        Change, st.sampled_from(["fifo", "link", "folder", "mode"]), st.sampled_from(FILES), numbers
     ),
     st.builds(
         Change,

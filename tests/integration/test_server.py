@@ -68,9 +68,7 @@ def endless() -> RunConfig:
     return replace(defaults(Workload.LINEAR), epochs=100_000)
 
 
-def test_half_a_request_holds_up_neither_the_run_nor_the_end_of_the_server(
-    tmp_path: Path,
-) -> None:
+def test_half_a_request_holds_up_neither_the_run_nor_the_end_of_the_server(tmp_path: Path) -> None:
     server = serve(tmp_path, endless())
     folder = wait_for(lambda: next(iter(run_folders(server.runs)), None))
     wait_until(lambda: read_run(folder).run_json.get("step", 0) > 0)

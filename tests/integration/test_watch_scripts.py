@@ -330,10 +330,7 @@ def test_a_second_stop_ends_a_script_that_ignores_the_first(tmp_path: Path) -> N
     send_command(script.folder, "stop", {})
     assert script.end() == (-15, b"")
     found = read_run(script.folder)
-    assert (found.status, found.reason) == (
-        RunStatus.STOPPED,
-        "Stopped from the page (SIGTERM).",
-    )
+    assert (found.status, found.reason) == (RunStatus.STOPPED, "Stopped from the page (SIGTERM).")
     with StoreReader(script.folder) as reader:
         assert [event.data["signal"] for event in reader.events() if event.kind == "stop"] == [
             "SIGINT",

@@ -46,10 +46,7 @@ EXPECTED = {
     "warm_up": ["call 12: ", "times as long as a later one"],
     "compile_modes": ["eager ", "default ", "reduce-overhead ", "max-autotune "],
     "profiler": ["operator ", "aten::"],
-    "broadcast": [
-        "rank 1: before: [0.0, 0.0, 0.0, 0.0]",
-        "rank 1: after:  [0.0, 1.0, 2.0, 3.0]",
-    ],
+    "broadcast": ["rank 1: before: [0.0, 0.0, 0.0, 0.0]", "rank 1: after:  [0.0, 1.0, 2.0, 3.0]"],
     "scatter": ["rank 0: has its part: [0.0, 1.0]", "rank 1: has its part: [2.0, 3.0]"],
     "gather": ["rank 0: has all: [[0.0, 1.0], [10.0, 11.0]]"],
     "all_reduce": ["rank 0: sum:  [3.0, 6.0]", "rank 1: sum:  [3.0, 6.0]", "rank 1: max:  [2.0"],
@@ -65,10 +62,7 @@ EXPECTED = {
         "rank 0: from rank 1 in the ring: [1.0, 1.0, 1.0]",
     ],
     "barrier": ["rank 1: so it waited 0.0 s for the last one"],
-    "ddp_by_hand": [
-        "rank 1: by hand as by DDP: True",
-        "rank 1: as with the whole batch: True",
-    ],
+    "ddp_by_hand": ["rank 1: by hand as by DDP: True", "rank 1: as with the whole batch: True"],
     "distributed_sampler": ["together 12 samples of 11", "epoch 1: "],
     "dp_or_ddp": ["rank 1: DDP, 1 of 2 processes", "rank 0: the same gradients: True"],
 }

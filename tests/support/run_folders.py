@@ -7,12 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepscope.run import (
-    STALE_S,
-    new_run_folder,
-    process_identity,
-    write_run_json,
-)
+from stepscope.run import STALE_S, new_run_folder, process_identity, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, store_name
 
 Row = tuple[float, int, dict[str, float | None]]

@@ -163,11 +163,7 @@ ASKED = st.dictionaries(st.integers(0, 400), NAMES, max_size=6)
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    ACTIONS,
-    ASKED,
-    st.integers(2, 4),
-    st.sampled_from([LOOK_AFTER, LOOK_BEFORE]),
-    st.integers(1, 3),
+    ACTIONS, ASKED, st.integers(2, 4), st.sampled_from([LOOK_AFTER, LOOK_BEFORE]), st.integers(1, 3)
 )
 def test_all_ranks_serve_every_command_at_the_same_boundary(
     actions: list[int], asked: dict[int, CommandName], ranks: int, lead: int, boundaries: int

@@ -276,11 +276,7 @@ def test_a_gpu_may_be_idle(looks: list[AlertFacts]) -> None:
 
 def test_a_rule_over_a_metric_of_gpus_has_an_alarm_for_each() -> None:
     rule = AlertRule(
-        name="hot",
-        metric="gpu/temp",
-        above=85,
-        clear=80,
-        text="{device} has {value} > {threshold}",
+        name="hot", metric="gpu/temp", above=85, clear=80, text="{device} has {value} > {threshold}"
     )
     values = {(GPU, "gpu/temp"): 90.0, (OTHER, "gpu/temp"): 70.0}
     evaluator = AlertEvaluator([rule])

@@ -8,22 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.alerts.rules import (
-    AlertInstance,
-    AlertRule,
-    AlertState,
-    RuleCondition,
-    condition_of,
-)
+from stepscope.alerts.rules import AlertInstance, AlertRule, AlertState, RuleCondition, condition_of
 
 HOT = AlertRule(name="hot", metric="gpu/temp", above=85, clear=80, for_s=30)
-SLOW = AlertRule(
-    name="slow",
-    metric="perf/samples_per_sec",
-    below=100,
-    clear=120,
-    for_s=30,
-)
+SLOW = AlertRule(name="slow", metric="perf/samples_per_sec", below=100, clear=120, for_s=30)
 WORSE = AlertRule(name="worse", metric="val/loss", above=2.5, clear=2.5)
 BROKEN = AlertRule(name="broken", metric="x", not_finite=True)
 

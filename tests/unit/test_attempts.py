@@ -108,10 +108,7 @@ def test_a_kill_for_lack_of_memory_is_told(tmp_path: Path, monkeypatch: pytest.M
     ("text", "why"),
     [
         ("Traceback\nImportError: libtorch is broken\n", "ImportError: libtorch is broken"),
-        (
-            "[rank1]: ValueError: no\ntorch.x.ChildFailedError: FAILED\n",
-            "ValueError: no",
-        ),
+        ("[rank1]: ValueError: no\ntorch.x.ChildFailedError: FAILED\n", "ValueError: no"),
         ("OSError: [Errno 98] Address already in use\n", "another program uses its port"),
         ("/bin/python: No module named torch\n", "No module named torch"),
         ("", "torchrun has printed nothing"),

@@ -262,12 +262,7 @@ def test_a_sweep_counts_as_right_if_the_delay_lies_in_its_interval() -> None:
 
     def sweep(delayed: dict[str, Any], no_op: dict[str, Any]) -> dict[str, Any]:
         progress = {"done": 30}
-        return {
-            "status": "finished",
-            "arms": [delayed, no_op],
-            "drift": None,
-            "progress": progress,
-        }
+        return {"status": "finished", "arms": [delayed, no_op], "drift": None, "progress": progress}
 
     right = lab_truth.judged(sweep(arm("slower", -0.06, -0.04), arm("undecided", -0.02, 0.05)))
     assert (right["delay_found"], right["no_op_different"]) == (True, False)

@@ -17,9 +17,7 @@ from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 
 CPU = RunView(
-    has_cuda=False,
-    gpu_reason="no NVIDIA driver is installed.",
-    allocator_reason=NO_ALLOCATOR,
+    has_cuda=False, gpu_reason="no NVIDIA driver is installed.", allocator_reason=NO_ALLOCATOR
 )
 H100 = SampledGpu(uuid="GPU-1", name="NVIDIA H100", memory_bytes=80 * 2**30)
 CUDA = RunView(has_cuda=True, gpus=(H100,), training_gpu="GPU-1")

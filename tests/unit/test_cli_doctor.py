@@ -28,13 +28,7 @@ from stepscope.gpu.source import NullSource, open_source
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
 
 GIB = 2**30
-CPU_TORCH = {
-    "version": "2.13.0",
-    "cuda": None,
-    "available": False,
-    "devices": [],
-    "warnings": [],
-}
+CPU_TORCH = {"version": "2.13.0", "cuda": None, "available": False, "devices": [], "warnings": []}
 CUDA_TORCH = {**CPU_TORCH, "cuda": "13.0", "available": True, "devices": ["H100"]}
 BLIND_TORCH = {**CUDA_TORCH, "available": False, "devices": [], "warnings": ["driver too old"]}
 H100 = GpuProbe(

@@ -106,11 +106,7 @@ def test_epochs_are_counted_and_told(live: FakeLive, clock: FakeClock) -> None:
 
 @pytest.mark.parametrize("length", [4, 2], ids=["passes of two batches", "passes of one batch"])
 @pytest.mark.parametrize(
-    "evaluate",
-    [
-        Script.evaluate_without_gradients,
-        Script.evaluate_with_gradients_off_inside,
-    ],
+    "evaluate", [Script.evaluate_without_gradients, Script.evaluate_with_gradients_off_inside]
 )
 def test_evaluation_is_no_step_time_wait_or_epoch(
     live: FakeLive, clock: FakeClock, evaluate: Callable[[Script], None], length: int

@@ -129,13 +129,7 @@ def parts(*values: float) -> list[nn.Parameter]:
 
 @pytest.mark.parametrize(
     ("kind", "total"),
-    [
-        (2.0, 5.0),
-        (1.0, 7.0),
-        (math.inf, 4.0),
-        ("inf", 4.0),
-        (3.0, (27 + 64) ** (1 / 3)),
-    ],
+    [(2.0, 5.0), (1.0, 7.0), (math.inf, 4.0), ("inf", 4.0), (3.0, (27 + 64) ** (1 / 3))],
 )
 def test_clipping_per_module_gives_the_norm_of_all(
     live: FakeLive, kind: float, total: float

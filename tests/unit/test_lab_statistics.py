@@ -39,10 +39,7 @@ def test_one_arm_at_one_look_has_the_width_of_students_table() -> None:
 
 def test_an_arm_is_different_exactly_where_its_interval_clears_the_margin() -> None:
     limit = math.log1p(0.01) + 2.7764451 * 0.02
-    for mean, side in (
-        (limit + 1e-6, Side.ABOVE),
-        (limit - 1e-6, Side.OPEN),
-    ):
+    for mean, side in ((limit + 1e-6, Side.ABOVE), (limit - 1e-6, Side.OPEN)):
         assert judge({"a": spread(mean, 0.02)}, ONE_LOOK)["a"].side is side
     assert judge({"a": spread(-limit - 1e-6, 0.02)}, ONE_LOOK)["a"].side is Side.BELOW
 
@@ -169,12 +166,7 @@ def test_one_round_says_nothing() -> None:
 
 def test_equal_values_have_an_interval_of_no_width() -> None:
     found = judge({"a": [0.0] * 5}, ONE_LOOK)["a"]
-    assert (found.side, found.low, found.high, found.resolution) == (
-        Side.SAME,
-        0.0,
-        0.0,
-        0.0,
-    )
+    assert (found.side, found.low, found.high, found.resolution) == (Side.SAME, 0.0, 0.0, 0.0)
 
 
 def test_losses_are_compared_by_ratio_and_by_difference_where_one_is_not_above_0() -> None:

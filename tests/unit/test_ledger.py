@@ -127,11 +127,7 @@ def test_an_allocator_that_tells_half_counts_as_silent() -> None:
 
 def test_without_a_word_of_processes_or_allocator_all_use_is_one_part() -> None:
     values = without(CUDA, *ALLOCATOR, "memory/process_used", "gpu/mem_others")
-    assert amounts(values) == {
-        "free": 40 * GIB - 500 * MIB,
-        "driver": 500 * MIB,
-        "used": 40 * GIB,
-    }
+    assert amounts(values) == {"free": 40 * GIB - 500 * MIB, "driver": 500 * MIB, "used": 40 * GIB}
     recording = without(CUDA, *ALLOCATOR, "memory/process_used")
     assert (amounts(recording)["others"], amounts(recording)["used"]) == (10 * GIB, 30 * GIB)
 

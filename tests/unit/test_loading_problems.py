@@ -56,9 +56,7 @@ def test_settings_of_workers_need_workers(changes: dict[str, Any], on_gpu: bool)
     assert refused(on_gpu, num_workers=1, **changes) == []
 
 
-def test_data_that_are_decoded_can_be_kept_on_a_cpu_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_data_that_are_decoded_can_be_kept_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     traits = {**TRAITS, Workload.DIGITS_MLP: WorkloadTraits(decodes=True)}
     monkeypatch.setattr(rules, "TRAITS", traits)
     assert refused(True, dataset_on_device=True) == ["dataset_on_device"]

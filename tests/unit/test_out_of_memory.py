@@ -381,8 +381,7 @@ def test_the_state_still_to_come_counts_against_pieces_that_fit_one_tensor() -> 
     small = replace(ADAM, allocated=1400 * MIB, requested=150 * MIB)
     assert judge(small).case is OomCause.OPTIMIZER
     complete = replace(
-        small,
-        optimizer=OptimizerMemory(name="SGD", parameters=MIB, state=MIB, expected=MIB),
+        small, optimizer=OptimizerMemory(name="SGD", parameters=MIB, state=MIB, expected=MIB)
     )
     assert judge(complete).case is OomCause.OPTIMIZER  # pieces prove nothing in a first step
 

@@ -12,10 +12,7 @@ from trainer.training.precision import autocast, grad_scaler
 def test_autocast_acts_only_in_mixed_precision() -> None:
     x = torch.ones(2, 2)
     cpu = torch.device("cpu")
-    for precision, expected in [
-        (Precision.FP32, torch.float32),
-        (Precision.BF16, torch.bfloat16),
-    ]:
+    for precision, expected in [(Precision.FP32, torch.float32), (Precision.BF16, torch.bfloat16)]:
         context = autocast(precision, cpu)
         for _ in range(2):  # the loop enters one context again and again
             with context:

@@ -147,10 +147,7 @@ def test_a_wrong_number_of_steps_is_refused(bench: Bench, steps: Any) -> None:
 def test_one_at_a_time(bench: Bench) -> None:
     bench.ask()
     bench.ask()
-    assert bench.answers[0][1:] == (
-        "Profile: one is being taken already",
-        {"ok": False},
-    )
+    assert bench.answers[0][1:] == ("Profile: one is being taken already", {"ok": False})
 
 
 def test_a_profiler_of_the_scripts_own_is_left_alone(bench: Bench) -> None:

@@ -71,10 +71,7 @@ def test_columns_replace_those_before_and_another_width_begins_anew(js: Script) 
     first = NAMED | strip([[1, 2, 3], [1, 2, 3]], [0, 1], 5)
     second = {**NAMED, **strip([[4, 5, np.nan]], [1], 6)}
     lines = data(js, "[0, 2].map((row) => data.line(row))", first, second)
-    assert lines == [
-        {"xs": [0.25, 0.75], "values": [1, 4]},
-        {"xs": [0.25], "values": [3]},
-    ]
+    assert lines == [{"xs": [0.25, 0.75], "values": [1, 4]}, {"xs": [0.25], "values": [3]}]
     assert data(js, "data.meanLine().values", first, second) == [2, 4.5]
     assert data(js, "data.strip(0).xs", first) == [0, 0.5, 1]
     wider = {**NAMED, "columns": "c-1", "width": 1, **strip([[9, 9, 9]], [0], 7)}

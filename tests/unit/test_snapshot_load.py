@@ -21,15 +21,7 @@ from stepscope.memory.snapshots import load as loading
 from stepscope.memory.snapshots.load import MemorySnapshot, SnapshotError, load
 from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
 from stepscope.memory.snapshots.trace import ALLOC, FREE_COMPLETED, MISSING
-from tests.support.snapshots import (
-    REAL,
-    action,
-    frame,
-    free_block,
-    live_block,
-    segment,
-    snapshot,
-)
+from tests.support.snapshots import REAL, action, frame, free_block, live_block, segment, snapshot
 
 MEMORY = 2**31
 """Of address space, for the tests that ask for more."""

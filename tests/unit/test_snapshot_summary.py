@@ -222,8 +222,7 @@ def test_what_is_no_summary_counts_as_none(tmp_path: Path, data: bytes) -> None:
 
 def test_the_difference_is_by_stack_whatever_the_addresses(tmp_path: Path) -> None:
     first = summary_of(
-        tmp_path,
-        snapshot([live_block(MIB), live_block(MIB, line=8), live_block(5, line=9)]),
+        tmp_path, snapshot([live_block(MIB), live_block(MIB, line=8), live_block(5, line=9)])
     )
     second = summary_of(
         tmp_path,

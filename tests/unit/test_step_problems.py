@@ -95,10 +95,7 @@ def test_a_switch_that_a_workload_cannot_feel_is_refused(field: str) -> None:
 
 
 def test_of_two_that_exclude_each_other_either_can_be_switched_off() -> None:
-    for one, other in (
-        ("deterministic", "cudnn_benchmark"),
-        ("cudnn_benchmark", "deterministic"),
-    ):
+    for one, other in (("deterministic", "cudnn_benchmark"), ("cudnn_benchmark", "deterministic")):
         config = replace(RunConfig(device=GPU.id), **{one: True})
         problem = choice_problem(other, True, config, [GPU])
         assert problem is not None

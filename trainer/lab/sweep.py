@@ -21,13 +21,7 @@ import msgspec
 from stepscope.common.files import open_for_append
 from stepscope.run import process_identity
 from trainer.config_validation import TrainDevice
-from trainer.lab.comparison import (
-    TRIES,
-    ComparisonState,
-    NextTrial,
-    VariantComparison,
-    of_contest,
-)
+from trainer.lab.comparison import TRIES, ComparisonState, NextTrial, VariantComparison, of_contest
 from trainer.lab.folder import (
     SAMPLES,
     SCHEMA,

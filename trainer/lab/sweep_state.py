@@ -15,12 +15,7 @@ from typing import Any
 
 from trainer.config import ConfigError, RunConfig
 from trainer.config_validation import TrainDevice, validate
-from trainer.lab.comparison import (
-    ComparisonState,
-    NextTrial,
-    VariantComparison,
-    replay_comparison,
-)
+from trainer.lab.comparison import ComparisonState, NextTrial, VariantComparison, replay_comparison
 from trainer.lab.plan import SweepPlan
 from trainer.lab.statistics import Rules, Side
 from trainer.lab.trial_log import Trial

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from stepscope.common.formatting import format_bytes
 from stepscope.gpu.nvml_queries import SamplingTier

@@ -52,11 +52,7 @@ def sampled(devices: Sequence[TrainDevice], source: DeviceSource) -> list[GpuEnt
     gpus = [device for device in devices if device.cuda_index is not None]
     return [
         # NVML lists no MIG instance among its devices, but reads one by its UUID.
-        {
-            "uuid": gpu.id,
-            "name": gpu.name,
-            "memory_total": totals.get(gpu.id, gpu.memory_total),
-        }
+        {"uuid": gpu.id, "name": gpu.name, "memory_total": totals.get(gpu.id, gpu.memory_total)}
         for gpu in sorted(gpus, key=lambda gpu: gpu.cuda_index or 0)
     ]
 

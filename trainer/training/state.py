@@ -21,13 +21,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainer.config import LRSchedule, Optimizer, OptimizerImpl, Precision, RunConfig, Strategy
 from trainer.training.accelerator import Accelerator
-from trainer.training.checkpoint import (
-    MODEL,
-    OPTIMIZER,
-    PARTS,
-    CheckpointError,
-    write_checkpoint,
-)
+from trainer.training.checkpoint import MODEL, OPTIMIZER, PARTS, CheckpointError, write_checkpoint
 from trainer.training.distributed_checkpoint import NAME, save_shards
 from trainer.training.fsdp import distribute_like
 from trainer.training.precision import grad_scaler

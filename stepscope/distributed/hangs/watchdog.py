@@ -116,11 +116,7 @@ class HangWatchdog:
     """
 
     def __init__(
-        self,
-        recorder: Recorder,
-        number: int,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, recorder: Recorder, number: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.busy: Callable[[], bool] = lambda: False
         self._recorder = recorder

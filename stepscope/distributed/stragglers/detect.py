@@ -28,13 +28,7 @@ from numpy.typing import NDArray
 from stepscope.bottleneck.classify import percent
 from stepscope.common.formatting import format_short_time
 from stepscope.distributed import ranks_text
-from stepscope.distributed.stragglers.messages import (
-    UNEVEN_NEXT,
-    next_step,
-    text_of,
-    waits,
-    where,
-)
+from stepscope.distributed.stragglers.messages import UNEVEN_NEXT, next_step, text_of, waits, where
 from stepscope.distributed.stragglers.step_phases import (
     BLOCKS,
     EXPLAINED,

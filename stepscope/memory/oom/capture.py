@@ -317,9 +317,7 @@ def _readings(run: FailureContext, uuid: str | None) -> Fields:
         for key in sorted({key for _, _, values in rows for key in values})
     }
     found = RecentSamples(
-        ts=tuple(ts for ts, _, _ in rows),
-        steps=tuple(step for _, step, _ in rows),
-        columns=columns,
+        ts=tuple(ts for ts, _, _ in rows), steps=tuple(step for _, step, _ in rows), columns=columns
     )
     return {"readings": found}
 

@@ -48,10 +48,7 @@ class OomAnalysis:
 
 
 def judged(
-    run: RunInfo,
-    rank: int = 0,
-    events: Iterable[EventRow] = (),
-    allowed: Allowed | None = None,
+    run: RunInfo, rank: int = 0, events: Iterable[EventRow] = (), allowed: Allowed | None = None
 ) -> OomAnalysis | None:
     """Return a run's report of failed allocations with its verdict; None without failures.
 
