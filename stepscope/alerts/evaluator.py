@@ -168,7 +168,7 @@ class AlertEvaluator:
         source = reading.source
         alarm = self._alarms.get((rule.name, source))
         if alarm is None:
-            # StepClock has waited already.
+            # StallDetector has waited already.
             for_s = 0.0 if rule.name == NO_STEP else rule.for_s
             alarm = self._alarms[rule.name, source] = AlertInstance(for_s, rule.clear_s)
         state = alarm.update(facts.now, condition_of(rule, reading.values))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -63,6 +64,11 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     ts: float
 
 
+def _encode(alert: Alert) -> bytes:
+    # json: a file's name may have a lone surrogate, which msgspec refuses.
+    return json.dumps(msgspec.to_builtins(alert)).encode()
+
+
 def run_command(channel: CommandChannel, alert: Alert, wait_s: float | None = None) -> str | None:
     """Run the command; return the problem, or None.
 
@@ -77,7 +83,7 @@ def run_command(channel: CommandChannel, alert: Alert, wait_s: float | None = No
         for key, value in msgspec.structs.asdict(alert).items()
     }
     with TemporaryFile() as given, TemporaryFile("a+b") as output:
-        given.write(msgspec.json.encode(alert))
+        given.write(_encode(alert))
         given.seek(0)
         try:
             process = subprocess.Popen(
@@ -146,7 +152,7 @@ def _post_once(channel: WebhookChannel, alert: Alert, timeout_s: float) -> tuple
     for handler in (request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler):
         opener.add_handler(handler())
     headers = {"Content-Type": "application/json", "User-Agent": f"stepscope/{__version__}"}
-    body = msgspec.json.encode(alert)
+    body = _encode(alert)
     try:
         to_send = request.Request(channel.url, body, headers, method="POST")
         with opener.open(to_send, timeout=timeout_s) as response:

@@ -71,7 +71,7 @@ class Recommendation:
 def next_to_try(kind: str, setup: RunSetup, allowed: Callable[[str, Any], bool]) -> Recommendation:
     """Return the first proposal for a kind of verdict that is possible and not set already.
 
-    `kind` is the value of a `bottleneck.Kind` that names a cause.
+    `kind` is the value of a `BottleneckKind` that names a cause.
     """
     if setup.own:
         candidates = _CANDIDATES[kind](setup) if kind in _CANDIDATES else ()

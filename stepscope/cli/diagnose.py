@@ -108,7 +108,8 @@ def run(options: argparse.Namespace, root: Path) -> int:
     if note and not options.json:
         print(printable(note))
     if options.stacks and not options.json:
-        print(*stacks(found), sep="\n")
+        for text in stacks(found):
+            print(text, flush=True)  # each takes up to 20 s
     return 0
 
 

@@ -171,6 +171,8 @@ def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
     except TimeoutError:
         silent = f"The NVIDIA driver did not answer within {NVML_TIMEOUT_S:g} s."
         answer = silent, True, None, ()
+    except Exception as error:  # noqa: BLE001 - the other checks still apply
+        answer = f"NVML failed: {type(error).__name__}: {str(error)[:100]}.", True, None, ()
     return dict(zip(("nvml_reason", "nvml_broken", "driver", "gpus"), answer, strict=True))
 
 

@@ -45,7 +45,9 @@ class Command(msgspec.Struct, frozen=True):
 def parse_args(args: str) -> dict[str, Any]:
     """Return a command's arguments. Raises ValueError or TypeError for what is no JSON object."""
     try:
-        return dict(json.loads(args))
+        value = json.loads(args)
+        # msgspec cannot encode one half of a surrogate pair.
+        return dict(json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

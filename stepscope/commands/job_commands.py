@@ -384,7 +384,7 @@ class JobCommands(Participant):
     def _try(self, write: Callable[[], None]) -> bool:
         try:
             write()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if not self._failed:
                 log.warning("stepscope: the ranks cannot agree on a command: %s", first_line(error))
             self._failed = True

@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+import msgspec
+
 TEXT_LIMIT = 1000  # characters kept of what JSON cannot hold
 LINE_LIMIT = 200
 
@@ -50,8 +52,6 @@ def parsed(kind: Any, text: str | bytes, schema: int, where: str) -> Any:
 
 def object_of(kind: Any, value: Any, where: str) -> Any:
     """Return a dataclass from its JSON form. Raises ValueError, with `where`, for another form."""
-    import msgspec  # noqa: PLC0415 - 10 ms, and a process that records reads no such file
-
     try:
         return msgspec.convert(_bounded(value), kind)
     except (ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -268,7 +268,7 @@ def told_growth(events: Iterable[EventRow]) -> tuple[str, str | None] | None:
 
 
 def recorded_growth(reader: StoreReader, run_json: Mapping[str, Any]) -> MemoryGrowth | None:
-    """Return the newest growth in the samples, None if none is certain. Raises StoreError."""
+    """Return growth that lasts to the last sample, None if none is certain. Raises StoreError."""
     series = {(info.stream, info.source): info for info in reader.series()}
     info = series.get((Stream.SAMPLES.value, ""))
     if info is None or info.rows == 0:
@@ -276,10 +276,23 @@ def recorded_growth(reader: StoreReader, run_json: Mapping[str, Any]) -> MemoryG
     block = reader.read(info.id, 0, info.rows, 1 << max(0, (info.rows - 1) // BUCKETS).bit_length())
     columns = [block.low[block.keys.index(key)].tolist() for key in block.keys]
     memory, newest = MemorySeries(), None
+    held: dict[str, float] = {}
+    last = 0
     filling = run_json.get("epoch") == 1
     for ts, step, *row in zip(block.ts.tolist(), block.step.tolist(), *columns, strict=True):
         values = dict(zip(block.keys, row, strict=True))
         known = {key: value for key, value in values.items() if math.isfinite(value)}
         found = memory.add(ts, int(step), known, filling=filling) if step > 0 else []
         newest = found[0] if found else newest
-    return newest
+        held |= known
+        last = max(last, int(step))
+    if newest is None:
+        return None
+    level = held.get("process/rss", 0.0) + held.get("process/children_rss", 0.0)
+    if newest.where is GrowthSource.ALLOCATED:
+        level = held["memory/allocated"]
+    trend = newest.trend
+    # A cache that filled up grew, and does not grow now.
+    if level - trend.level < EVEN * trend.bytes_per_step * (last - trend.last_step):
+        return None
+    return replace(newest, trend=replace(trend, level=level))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -190,8 +191,6 @@ def decode_keys(text: object) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=64)  # a poll decodes dozens of frames with the same few layouts
 def _parsed_keys(text: str) -> tuple[str, ...]:
-    import msgspec  # noqa: PLC0415 - 10 ms, and a process that records reads no frames
-
     names = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_KEYS)]
     try:  # json: a name may have a lone surrogate, which msgspec refuses
         keys: tuple[str, ...] = msgspec.convert(json.loads(text), names)

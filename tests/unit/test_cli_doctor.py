@@ -260,6 +260,16 @@ def test_a_reason_that_will_not_pass_counts_as_broken() -> None:
     assert ask_nvml(NullSource("no driver", retry_at=5.0))["nvml_broken"] is False
 
 
+def test_an_error_of_the_drivers_library_leaves_the_other_checks() -> None:
+    class Broken(NullSource):
+        def devices(self) -> list[Any]:
+            raise RuntimeError("bad build")
+
+    answer = ask_nvml(Broken("never"))
+    assert (answer["nvml_broken"], answer["gpus"]) == (True, ())
+    assert "RuntimeError: bad build" in answer["nvml_reason"]
+
+
 def test_a_driver_that_hangs_does_not_hang_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 

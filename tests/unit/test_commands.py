@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from stepscope.commands import command as results
+from stepscope.commands.command import parse_args
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.session.command_server import CommandServer
@@ -318,3 +321,9 @@ def test_reset_peaks_names_its_window() -> None:
     text = results.reset_peaks(before, after)
     assert "peak allocated 2.00 GiB → 1.00 GiB" in text
     assert "peak reserved 4.00 GiB → 2.00 GiB" in text
+
+
+def test_half_a_surrogate_pair_in_arguments_is_replaced() -> None:
+    args = parse_args(json.dumps({"text": "a\ud83d", "steps": 3}))
+    assert args == {"text": "a?", "steps": 3}
+    assert msgspec.json.encode(args)

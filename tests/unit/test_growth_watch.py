@@ -319,3 +319,12 @@ def test_a_data_set_that_fills_is_no_finding(tmp_path: Path) -> None:
     filling = rows(leak(0.03 * MIB, 400 * MIB), "process/rss")
     assert found_in(write_run(tmp_path / "r", {"epoch": 1}, samples=filling)) == []
     assert found_in(write_run(tmp_path / "s", {"epoch": 2}, samples=filling))
+
+
+def test_recorded_growth_that_has_ended_is_no_finding(tmp_path: Path) -> None:
+    def cache(step: int) -> float:
+        return 2000 * MIB + min(step, 300) * MIB
+
+    assert (
+        found_in(write_run(tmp_path / "r", {"epoch": 2}, samples=rows(cache, "process/rss"))) == []
+    )

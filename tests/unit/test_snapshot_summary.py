@@ -122,6 +122,12 @@ def test_a_summary_comes_back_from_its_file_as_it_was(
     assert read_summary(link, real.file_size, 17) is None
 
 
+def test_a_long_number_inside_a_label_is_text(tmp_path: Path, real: SnapshotSummary) -> None:
+    labeled = replace(real, labels=("request,18446744073709551615",))
+    write_summary(tmp_path / "a", labeled, 17)
+    assert read_summary(tmp_path / "a", real.file_size, 17) == labeled
+
+
 def test_a_summary_that_unpacks_to_too_much_is_not_read(
     tmp_path: Path, real: SnapshotSummary, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ BYTES_LIMIT = 16 * 2**20
 """Maximum size of an unpacked summary: 2000 stacks of 64 frames and ten histories are smaller."""
 LISTS_LIMIT = 400_000
 """Maximum number of lists and objects in a summary: each takes more memory than its text."""
-_LONG_NUMBER = re.compile(rb"[,:\[]-?[0-9]{20}")
+_LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|[,:\[]-?([0-9]{20})')  # skips strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _check_size(data: bytes) -> None:
         raise ValueError(f"must have at most {BYTES_LIMIT} bytes")
     if data.count(b"[") + data.count(b"{") > LISTS_LIMIT:
         raise ValueError(f"must have at most {LISTS_LIMIT} lists")
-    if _LONG_NUMBER.search(data):
+    if any(match[1] for match in _LONG_NUMBER.finditer(data)):
         raise ValueError("must have numbers of at most 64 bits")
 
 
