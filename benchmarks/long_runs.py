@@ -1,6 +1,6 @@
 """Finished runs of any length with made-up values, for `reader.py`: ours and those of peers.
 
-Each has four metrics a step, as noisy as a training's. Ours is written by RunWriter in large
+Each has four metrics a step, as noisy as a training's. Ours is written by StoreWriter in large
 blocks, its last thousand rows in the small ones of a live run; trackio's by its own bulk call,
 TensorBoard's as the event file that its SummaryWriter would write.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ def shortage(run: RunInfo, devices: Sequence[TrainDevice] = ()) -> OomAnalysis |
             return None
         return judged(run)  # the kernel's counter may tell
     key = (str(path), told.st_mtime_ns, run.status, tuple(devices))
-    return recent(_JUDGED, key, lambda: _judge(run, devices), KEPT)
+    with _LOCK:
+        return recent(_JUDGED, key, lambda: _judge(run, devices), KEPT)
 
 
 def retry(run: RunInfo, devices: Sequence[TrainDevice]) -> OomRetry | None:
@@ -117,6 +119,7 @@ def as_verdict(run: RunInfo, devices: Sequence[TrainDevice]) -> dict[str, Any] |
 
 
 _JUDGED: OrderedDict[Any, OomAnalysis | None] = OrderedDict()
+_LOCK = threading.Lock()
 
 
 def _judge(run: RunInfo, devices: Sequence[TrainDevice]) -> OomAnalysis | None:

@@ -63,11 +63,14 @@ class RunLook(Generic[T]):
         problem: str,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] = in_thread,
+        *,
+        keep: bool = True,
     ) -> None:
         self._find = find
         self._problem = problem
         self._clock = clock
         self._start = start
+        self._keep = keep  # what was found last stays while a look fails
         self._lock = threading.Lock()
         self._looks: OrderedDict[str, _Look[T]] = OrderedDict()
 
@@ -90,7 +93,7 @@ class RunLook(Generic[T]):
         return look.found
 
     def _look(self, look: _Look[T], run: RunInfo) -> None:
-        began, found = self._clock(), look.found
+        began, found = self._clock(), look.found if self._keep else None
         try:
             found = self._find(run)
         except (StoreError, OSError) as error:

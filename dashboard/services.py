@@ -100,7 +100,7 @@ class Services:
         self.stragglers = RunLook(judged_run, "the ranks cannot be compared")
         self.communication = RunLook(communication_text, "the cost of collectives is unknown")
         self.verdicts = Verdicts(self.stragglers)
-        self.hangs = RunLook(hang_of, "why it makes no step cannot be said")
+        self.hangs = RunLook(hang_of, "why it makes no step is unknown", keep=False)
         self.sweeps = Sweeps(runs, examples)
         self.snapshots = SnapshotLibrary(runs)
         self.machine = MachinePoller(MachineMonitor(functools.partial(open_source, reader="page")))

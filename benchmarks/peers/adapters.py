@@ -84,7 +84,7 @@ def stored_in_stepscope(folder: Path) -> int:
     """Count the rows of the only run, after storing what a killed process left in its ring."""
     (run,) = [path.parent for path in folder.glob("*/run.json")]
     import_module("stepscope.recorder.recovery").recover(run)
-    with import_module("stepscope.store").RunReader(run) as reader:
+    with import_module("stepscope.store").StoreReader(run) as reader:
         found = [info for info in reader.series() if info.stream == "steps"]
         if not found:
             return 0

@@ -97,6 +97,7 @@ def _layout(text: str, sizes: list[int], most: float | None) -> Json:
     x_axis = {"title": title("Size of the whole array"), "tickvals": sizes, "ticktext": names}
     y_axis = {"title": title(text), "automargin": True, "tickformat": ",~r", "dtick": 1}
     found = layout(420, xaxis=LOG | x_axis, yaxis=LOG | y_axis)
+    found["legend"] |= {"itemclick": "toggle", "itemdoubleclick": "toggleothers"}
     return found if most is None else found | {"shapes": [line("y", most, GRAY)]}
 
 

@@ -220,6 +220,7 @@ def _history_layout(
     across = "Seconds since the first action" if timed else "Actions of the allocator"
     return layout(
         HISTORY_PX,
+        dragmode="zoom",
         hovermode="x unified",
         legend={"traceorder": "reversed", "font": {"size": 12}, "itemclick": False},
         shapes=shapes,

@@ -306,7 +306,11 @@ export class Card {
     const marks = scene.marks.filter(({ x }) => x >= this.range[0] && x <= this.range[1]);
     const place = (x) => this.place(x);
     const right = this.width - this.box.r;
-    Object.assign(layout, markShapes(marks, this.oddSpans(), place, right, scene.theme));
+    const spans = this.oddSpans().map((span) => ({
+      ...span,
+      from: Math.max(span.from, this.range[0]),
+    }));
+    Object.assign(layout, markShapes(marks, spans, place, right, scene.theme));
     return { data: this.traces(factors), layout };
   }
 

@@ -202,9 +202,9 @@ export class VerdictLine {
     this.pressedAt = null; // the header when the link was pressed; the script has not answered yet
     this.tab = null;
     const line = parts(`<p class="ss-verdict" role="note" data-testid="verdict" hidden>
-      <span class="ss-verdict-text" ref="text"></span> <span ref="words"></span>
-      <button class="ss-verdict-link" ref="link"></button>
-      <button class="ss-verdict-link" ref="more">Memory tab →</button></p>`);
+      <span class="ss-verdict-text" ref="text"></span> <span ref="words"></span> <button
+      class="ss-verdict-link" ref="link"></button> <button
+      class="ss-verdict-link" ref="more">Memory tab →</button></p>`);
     Object.assign(this, line);
     this.link.addEventListener("click", () => this.press());
     this.more.addEventListener("click", () => open(this.tab));

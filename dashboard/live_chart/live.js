@@ -83,8 +83,9 @@ class LiveView extends ChartView {
 
   // In the head of the memory chart; on the Memory tab, which shows another, at the end.
   placeMemoryButtons() {
-    if (this.store.tab === "memory") this.memoryBar.append(this.memoryButtons.node);
-    else this.board.card("memory")?.putInHead(this.memoryButtons.node);
+    const { node } = this.memoryButtons;
+    if (this.store.tab !== "memory") this.board.card("memory")?.putInHead(node);
+    else if (node.parentNode !== this.memoryBar) this.memoryBar.append(node); // a move closes it
   }
 
   unfold(open) {

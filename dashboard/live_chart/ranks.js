@@ -108,6 +108,7 @@ export class RankSection {
       return;
     }
     this.data.open(run);
+    this.chart.read(null); // its row is of the run before
     this.data.chooseAxis(this.scene.store.axis);
     this.reset();
     this.table.open();
@@ -203,7 +204,7 @@ export class RankSection {
   draw() {
     const { data, scene } = this;
     const { Plotly, theme } = scene;
-    if (!Plotly || !theme || !data.answer || !data.named || !this.node.clientWidth) return;
+    if (!theme || !data.answer || !data.named || !this.node.clientWidth) return;
     const { marked, picked, metric } = this;
     const { verdict, communication } = data.answer;
     setText(this.count, `of ${data.named.world_size}`);
@@ -224,7 +225,7 @@ export class RankSection {
     // Without a value there is nothing to draw; the table says what is known.
     const none = !data.metrics.length;
     for (const node of [this.chart.node, this.tools, this.modes]) node.hidden = none;
-    if (!none) this.chart.draw(scene, data, metric, marked, picked, this.mean);
+    if (!none && Plotly) this.chart.draw(scene, data, metric, marked, picked, this.mean);
     this.table.update(data, verdict, marked, picked);
   }
 

@@ -3,12 +3,18 @@
 
 import { clock, isNumber, stepTicks, timeTicks } from "./format.js";
 
+function halfFloat(bits) {
+  const [sign, exponent, part] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+  if (exponent === 31) return part ? NaN : sign * Infinity;
+  return sign * (exponent ? 2 ** (exponent - 15) * (1 + part / 1024) : 2 ** -14 * (part / 1024));
+}
+
 // The values of a strip in base64, null where there is none: `columns` lists of `ranks` values.
 export function unpacked({ data, scale }, columns, ranks) {
   const floats = new DataView(Uint8Array.from(atob(data), (byte) => byte.charCodeAt(0)).buffer);
   return Array.from({ length: columns }, (_, column) =>
     Array.from({ length: ranks }, (_, rank) => {
-      const share = floats.getFloat16(2 * (column * ranks + rank), true);
+      const share = halfFloat(floats.getUint16(2 * (column * ranks + rank), true));
       return Number.isFinite(share) ? share * scale : null;
     }),
   );

@@ -85,12 +85,12 @@ def estimate_panel(server: Services, config: RunConfig) -> None:
         return
     with st.container(border=True, key="fit_panel"):
         if last.running():
-            st.fragment(_progress, run_every=LOOK)(server, last)
+            st.fragment(_progress, run_every=LOOK)(last)
         else:
             _result(server, last, config)
 
 
-def _progress(server: Services, run: PredictionRun) -> None:
+def _progress(run: PredictionRun) -> None:
     output = run.output()
     if output.state is not ChildState.RUNNING:
         st.rerun()

@@ -171,23 +171,44 @@ def try_lock(descriptor: int) -> bool | None:
 
 
 def is_network_filesystem(path: Path) -> bool:
-    """Return True if other hosts may write to the file system of `path`, which need not exist.
+    """Return True if other hosts may write to the file system of `path`.
 
     True for every type that is not known as local; False if there is no mount table (not Linux).
     """
-    try:
-        lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return False
-    path, kind, depth = path.resolve(), None, 0
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = Path(
-            re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split(" ")[4])
-        )
-        if path.is_relative_to(point) and len(point.parts) >= depth:  # the last one is on top
-            kind, depth = after.split(" ")[0], len(point.parts)
+    kind = _file_system_type(path)
     return kind is not None and kind not in LOCAL_FILE_SYSTEMS
+
+
+def _file_system_type(path: Path) -> str | None:
+    """Return the type of the file system that holds `path`, which need not exist.
+
+    The mounts are walked as the kernel does: from the root to the mounts on top of it. So a mount
+    that a later one covers is not found, whatever the order of the table.
+    """
+    try:
+        lines = MOUNTS.read_bytes().splitlines()
+    except OSError:
+        return None
+    path, inside = path.resolve(), list[tuple[bytes, bytes, int, str]]()
+    for line in lines:
+        before, _, after = line.partition(b" - ")
+        number, parent, _, _, point = before.split(b" ")[:5]
+        if path.is_relative_to(where := _unescaped(point)):
+            inside.append((number, parent, len(where.parts), os.fsdecode(after.split(b" ")[0])))
+    numbers, kind = {number for number, *_ in inside}, None
+    # The root's parent is not listed, or is the root itself.
+    above = [mount for mount in inside if mount[1] not in numbers or mount[1] == mount[0]]
+    while above:
+        top = number, _, _, kind = min(above, key=lambda mount: mount[2])
+        inside.remove(top)
+        above = [mount for mount in inside if mount[1] == number]
+    return kind
+
+
+def _unescaped(point: bytes) -> Path:
+    """Return a mount point of the table, where a space is written as \\040."""
+    octal = re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8) & 0xFF]), point)
+    return Path(os.fsdecode(octal))
 
 
 TOUCHED, REPLACED = 0x4, 0x80

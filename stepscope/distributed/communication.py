@@ -46,13 +46,13 @@ class Interconnect:
 
 
 def link_of(facts: Mapping[str, Any]) -> Interconnect | None:
-    """Return a GPU's link by its facts (`DeviceFacts` as a dict); None where it is not known.
+    """Return a GPU's link by its facts (`DeviceProperties` as a dict); None where it is not known.
 
     NVLink where links are up and their speed is known, else PCIe at its fastest: an idle GPU lowers
     it. That every GPU is reached over NVLink is assumed, not known.
 
     >>> link_of({"nvlinks": 18, "nvlink_speed": 25e9})
-    Link(name='18 NVLinks', bytes_per_s=450000000000.0)
+    Interconnect(name='18 NVLinks', bytes_per_s=450000000000.0)
     """
     if facts.get("nvlinks"):
         links, speed = _count(facts.get("nvlinks")), facts.get("nvlink_speed")

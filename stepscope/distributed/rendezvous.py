@@ -281,7 +281,7 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> RankContext
     Ranks of several machines share a folder where STEPSCOPE_RUN_ID names it, or where they share a
     disk and the launcher names the job. Otherwise each machine has a folder of its own, in which
     its processes count from 0. So has a process that cannot see its parent, such as the first one
-    in a container. Raises OSError and RankError.
+    in a container. Raises OSError and RankEnvironmentError.
     """
     found = own_launch(environ)
     folder, number, folder_of = _folder(root, name, environ, found)

@@ -132,8 +132,8 @@ def write_profile(
 ) -> None:
     """Write the trace `raw` compressed and summarized into `folder`, the summary last.
 
-    Raises TooLarge, OSError, and ValueError where it is no trace; then a compressed trace may be
-    there without a summary.
+    Raises TraceTooLargeError, OSError, and ValueError where it is no trace; then a compressed
+    trace may be there without a summary.
     """
     size = raw.stat().st_size
     if size > RAW_LIMIT:

@@ -48,7 +48,7 @@ class ProfilerCapture:
     """torch's profiler from now until `stop`, which the same thread must call."""
 
     def __init__(self, *, cuda: bool) -> None:
-        """Raises Refused, and whatever torch raises."""
+        """Raises ProfilerUnavailableError, and whatever torch raises."""
         if (reason := why_not()) is not None:
             raise ProfilerUnavailableError(reason)
         torch = sys.modules["torch"]
@@ -113,7 +113,7 @@ class ProfilerCapture:
             self._stopped.set()
 
     def save(self, path: Path) -> None:
-        """Write the chrome trace. Raises Refused where nothing is left of it, and OSError."""
+        """Write the chrome trace. Raises ProfilerUnavailableError if it is empty, and OSError."""
         if self._profiler is None:
             raise ProfilerUnavailableError(
                 "something else stopped the profiler, and nothing is left of it"

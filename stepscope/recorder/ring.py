@@ -231,7 +231,7 @@ class OrphanedRows:
 def abandoned(
     path: Path, *, look_only: bool = False, alive: Callable[[], bool] = lambda: False
 ) -> Iterator[Callable[[int], OrphanedRows]]:
-    """Yield a function from the number of stored rows of a dead process to the Remains of its ring.
+    """Yield a function from the stored rows of a dead process to its OrphanedRows.
 
     `alive` returns whether the process runs, for a file system without locks. `look_only` reads a
     ring without write permission without a lock. Raises RingError if the file is no ring or in use,

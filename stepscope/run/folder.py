@@ -180,7 +180,7 @@ def recorder_of(run_json: dict[str, Any], file: Path) -> psutil.Process | None:
         if (
             process is not None
             and process.uids().real == os.getuid()
-            and _writes(process, file)
+            and _writes(process.pid, file)
             and process.is_running()  # the pid was this process's at each check
         ):
             return process
@@ -210,17 +210,20 @@ def send_signal(process: psutil.Process, number: signal.Signals) -> None:
         os.close(descriptor)
 
 
-def _writes(process: psutil.Process, file: Path) -> bool:
+def _writes(pid: int, file: Path) -> bool:
     """Return True if a process has a file, not a link, open for writing, by device and inode."""
     try:
         wanted = file.lstat()
+        descriptors = os.listdir(f"/proc/{pid}/fd")
     except OSError:
         return False
     if not stat.S_ISREG(wanted.st_mode) or wanted.st_nlink != 1:
         return False
-    for one in process.open_files():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            found = os.stat(f"/proc/{process.pid}/fd/{one.fd}")
-            if one.mode != "r" and os.path.samestat(found, wanted):
-                return True
+    for one in descriptors:
+        with contextlib.suppress(OSError, IndexError, ValueError):  # closed meanwhile
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{one}"), wanted):
+                info = Path(f"/proc/{pid}/fdinfo/{one}").read_text()
+                flags = int(info.partition("flags:")[2].split()[0], 8)
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    return True
     return False

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 TRACEBACK_LIMIT = 20_000  # characters kept in the event
 
 LINK_FACTS = ("nvlinks", "nvlink_speed", "pcie_max_gen", "pcie_max_width")
-"""Of DeviceFacts: what `communication.link_of` needs."""
+"""Of DeviceProperties: what `communication.link_of` needs."""
 
 GpuEntry = Mapping[
     str, Any

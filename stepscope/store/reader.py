@@ -89,7 +89,7 @@ class StoreReader:
         self._connection.close()
 
     def __repr__(self) -> str:
-        return f"RunReader({self._folder.name!r}, rank={self._rank})"
+        return f"StoreReader({self._folder.name!r}, rank={self._rank})"
 
     def series(self) -> list[SeriesInfo]:
         """Return every series of the run with its row count."""

@@ -40,7 +40,7 @@ class Script:
 
 
 def from_file(path: str, arguments: Sequence[str]) -> Script:
-    """Load a file of Python and set `sys.argv` and `sys.path`. Raises NoScript, and SyntaxError."""
+    """Load a file of Python and set `sys.argv` and `sys.path`. Raises ScriptNotFoundError, and SyntaxError."""
     absolute = os.path.abspath(path)
     sys.argv = [path, *arguments]
     _set_first_path(os.path.dirname(os.path.realpath(absolute)))
@@ -60,7 +60,7 @@ def from_file(path: str, arguments: Sequence[str]) -> Script:
 def from_module(name: str, arguments: Sequence[str]) -> Script:
     """Load a module by its name, as `python -m` does, with `sys.argv` and `sys.path`.
 
-    Raises NoScript, and what importing its packages raises.
+    Raises ScriptNotFoundError, and what importing its packages raises.
     """
     _set_first_path(os.getcwd())
     sys.argv = ["-m", *arguments]

@@ -198,7 +198,7 @@ def started_with_ddp(page: Page) -> None:
     expect(ranks_wanted).to_be_visible()
     ranks_wanted.fill(str(RANKS))
     ranks_wanted.press("Enter")
-    wait_until(lambda: f"ranks={RANKS}" in page.url, page)
+    wait_until(lambda: f"devices_per_node={RANKS}" in page.url, page)
     expect(sidebar.get_by_text(f"× {RANKS} ranks.")).to_be_visible()
     button(page, "Start run").click()
 

@@ -193,7 +193,7 @@ def test_eight_gpus_have_values_of_their_own(library: Path, tmp_path: Path) -> N
 MIG = """
 (parent,) = source.devices()
 instances = source.instances(parent.uuid)
-rows = {info.uuid: source.read(info.uuid, *Tier) for info in (parent, *instances)}
+rows = {info.uuid: source.read(info.uuid, *SamplingTier) for info in (parent, *instances)}
 sampler.sample_only(instances[0].uuid, instances[0].name)
 ticks(11)
 facts = source.facts(instances[1].uuid)
@@ -345,12 +345,12 @@ source = open_source(time.monotonic, reader="real")
 source.arm_gpm(True)
 found = {}
 for _ in range(3):
-    found |= source.read(uuids[0], *Tier)
+    found |= source.read(uuids[0], *SamplingTier)
     time.sleep(0.15)
-early = source.read(uuids[0], Tier.MEDIUM) and source.read(uuids[0], Tier.MEDIUM)
+early = source.read(uuids[0], SamplingTier.MEDIUM) and source.read(uuids[0], SamplingTier.MEDIUM)
 source.arm_gpm(False)
 before = counts()
-source.read(uuids[0], *Tier)
+source.read(uuids[0], *SamplingTier)
 after = counts()
 tell(values=found, missing=source.reasons(uuids[0]), early=early, counts=after,
      rested=before["nvmlGpmSampleGet"] == after["nvmlGpmSampleGet"])
@@ -412,7 +412,7 @@ from stepscope.gpu import xid
 xid.LOOK_AGAIN_S = 0.2
 heard = []
 steer("xid 31")  # before the registration: not told again
-watch = xid.XidWatch(source, heard.append)
+watch = xid.XidWatcher(source, heard.append)
 
 def wait(number):
     until = time.monotonic() + 20
@@ -455,7 +455,7 @@ def test_errors_are_heard_also_after_a_gpu_was_lost(library: Path, tmp_path: Pat
 
 UNWATCHED = """
 from stepscope.gpu import xid
-watch = xid.XidWatch(source, print)
+watch = xid.XidWatcher(source, print)
 watch._thread.join(10)
 tell(reason=watch.reason, alive=watch._thread.is_alive(), ended=watch.stop())
 """

@@ -49,7 +49,10 @@ def no_process_left() -> Iterator[None]:
 
 # torchrun tells of one rank. Where rank 0 has failed over the killed one before torchrun looked,
 # that is rank 0, and the exit code of rank 1 is not known.
-KILLED = {-9: "Rank 1 was killed (SIGKILL).", None: "Rank 1 was killed, or ended without a word."}
+KILLED = {
+    -9: "Rank 1 was killed (SIGKILL).",
+    None: "Rank 1 was killed, or exited without a message.",
+}
 
 
 def start(tmp_path: Path, **changes: Any) -> TorchrunRun:

@@ -29,7 +29,7 @@ class FakeStepRecorder(FakeRecorder):
 
 @dataclass
 class FakeOom:
-    """Stands for OomWatch, which waits for CUDA to start."""
+    """Stands for OomObserver, which waits for CUDA to start."""
 
     attached: int = 0
 

@@ -207,7 +207,7 @@ def test_a_file_system_not_known_as_local_is_a_networks(
     assert judged == expected
 
 
-def test_the_longest_mount_point_counts_and_the_last_of_equal_ones(
+def test_the_mount_that_is_seen_counts_whatever_the_order_of_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mount_table(
@@ -215,13 +215,14 @@ def test_the_longest_mount_point_counts_and_the_last_of_equal_ones(
         tmp_path,
         (2, 9, "/data", "ext4"),
         (3, 2, "/data", "nfs4"),  # on top of the one before
+        (4, 9, "/mnt/disk", "nfs4"),  # covered by the next
         (5, 9, "/mnt", "xfs"),
-        (6, 5, "/mnt/inner", "lustre"),
+        (6, 5, "/mnt/disk/inner", "lustre"),
         (9, 1, "/", "btrfs"),
     )
     found = {
         path: is_network_filesystem(Path(path))
-        for path in ("/data/run", "/mnt/run", "/mnt/inner/run", "/home", "/database")
+        for path in ("/data/run", "/mnt/disk/run", "/mnt/disk/inner/run", "/home", "/database")
     }
     assert list(found.values()) == [True, False, True, False, False], found
 

@@ -131,7 +131,7 @@ def test_it_reads_as_what_it_is_in_a_shell(recorder: Recorder) -> None:
     run = stepscope.open("first")
     assert repr(run) == "Run('first', finished, step 7)"
     assert repr(read_run(recorder.folder)) == "RunInfo('first', finished, step 7)"
-    assert repr(StoreReader(recorder.folder)) == "RunReader('first', rank=0)"
+    assert repr(StoreReader(recorder.folder)) == "StoreReader('first', rank=0)"
     (recorder.folder / "run.json").unlink()
     assert repr(run) == "Run('first', cannot be read)"
 

@@ -164,7 +164,10 @@ def _mismatch(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
     sides = sorted(forms.items(), key=lambda side: (-len(side[1]), side[1][0]))
     odd = [rank for _, ranks in sides[1:] for rank in ranks]
     firsts = [(ranks, blocked.entered[ranks[0]]) for _, ranks in sides]
-    told = [f"{ranks_text(ranks)} {one.operation}{size_words(one)}" for ranks, one in firsts]
+    told = [
+        f"{ranks_text(ranks)} {one.operation}{size_words(one)}" for ranks, one in firsts[:NAMED]
+    ]
+    told += [f"{len(firsts) - NAMED} more"] if len(firsts) > NAMED else []
     what = f"the ranks call different collectives as {blocked.number}: {'; '.join(told)}"
     next_text = "All ranks must call the same operations with the same sizes in the same order. "
     next_text = (next_text + at(job, odd[0])).strip()

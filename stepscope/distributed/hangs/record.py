@@ -12,7 +12,7 @@ from typing import Any, Literal
 from stepscope.distributed.flight_recorder import Collective
 
 BYTES_LIMIT = 2**20  # Size up to which a file is read; ours have some 30 KB at most.
-TEXT_LIMIT = 2000
+TEXT_LIMIT, MAX_ENTRIES = 2000, 2000
 REFRESH_S = 5.0  # How often a rank writes its file anew while it hangs.
 KEPT = 8  # Newest collectives of a group that are kept, besides those that are not over.
 AHEAD_S = 86400.0  # By how much the clock of a rank's host may be ahead.
@@ -100,6 +100,9 @@ def parse(text: str | bytes) -> HangRecord:
         record = msgspec.json.decode(text, type=HangRecord)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"record: must be that of a hang: {error}") from None
+    lists = (record.collectives, record.frames, record.groups, *record.groups.values())
+    if max(map(len, lists)) > MAX_ENTRIES:
+        raise ValueError(f"record: must have at most {MAX_ENTRIES} entries in a list")
     named = () if record.named is None else (record.named,)
     for part in (record, *record.collectives, *record.frames, *named):
         for one in fields(part):

@@ -75,7 +75,7 @@ def text_of(
     `phases` are those that explain it, the longest first, and `excess` is what each takes longer.
     `waiting` is the rank that waits where it is only one.
 
-    >>> text_of([2], [Phase.FORWARD], 0.1, {"forward": 0.002})
+    >>> text_of([2], [StepPhase.FORWARD], 0.1, {"forward": 0.002})
     'The others wait for rank 2, 10 % of each step: it takes 2.00 ms longer in forward than they do'
     """
     said = " and ".join(
