@@ -599,7 +599,7 @@ def test_a_file_of_another_form_is_refused_by_its_field(
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"schema": 1, "first": NaN}'])
 def test_what_is_no_report_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must be"):
+    with pytest.raises(ValueError, match="must be|not a finite number"):
         parse(text)
 
 

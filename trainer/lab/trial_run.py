@@ -44,7 +44,12 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
             timed and ended.status is RunStatus.STOPPED
         ):
             return {"reason": ended.reason or f"The run is {ended.status}."}
-        metrics = measured(folder, warmup, config.world_size)
+        try:
+            metrics = measured(folder, warmup, config.world_size)
+        except StoreError as error:
+            if not config.distributed:
+                raise
+            return {"reason": str(error)}  # a rank's store cannot be read: this trial failed
         return {"metrics": metrics, "machine": ended.run_json.get("environment") or {}}
     except (ConfigError, RunTooShortError, RunError) as error:
         return {"reason": str(error)}
@@ -90,7 +95,8 @@ def _run_ranks(job: TorchrunRun, warmup: int, seconds: float, *, timed: bool) ->
         warmup,
         seconds if timed else float("inf"),
     )
-    job.stop(STOP_S)
+    while job.alive():
+        job.stop(STOP_S)
 
 
 def _wait(step: Callable[[], int], ended: Callable[[], bool], warmup: int, seconds: float) -> None:
