@@ -40,7 +40,7 @@ class Script:
 
 
 def from_file(path: str, arguments: Sequence[str]) -> Script:
-    """Load a Python file; set `sys.argv` and `sys.path`. Raises ScriptNotFoundError, SyntaxError."""
+    """Load a script; set `sys.argv` and `sys.path`. Raises ScriptNotFoundError, SyntaxError."""
     absolute = os.path.abspath(path)
     sys.argv = [path, *arguments]
     _set_first_path(os.path.dirname(os.path.realpath(absolute)))
