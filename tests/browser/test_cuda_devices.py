@@ -114,7 +114,7 @@ def test_the_run_of_the_page_is_named_with_its_energy(open_page: OpenPage, serve
     page = open_page(f"/?workload=fill&{SMALL}")
     start(page)
     page.get_by_test_id("stHeader").get_by_role("link", name="Hardware").click()
-    working = page.get_by_test_id("gpus").locator("article").filter(has_text="run fill")
+    working = page.get_by_test_id("gpus").locator("article").filter(has_text="run memory_stress")
     expect(working).to_have_count(1, timeout=TRAINS_MS)
     working.get_by_role("button").click()
     expect(fact(page, "Energy of the run")).to_contain_text("J a sample", timeout=TRAINS_MS)

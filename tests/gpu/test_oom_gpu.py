@@ -322,7 +322,6 @@ def test_memory_that_cannot_be_page_locked_is_the_hosts(tmp_path: Path) -> None:
 def test_expandable_segments_are_not_proposed_where_they_are_set(tmp_path: Path) -> None:
     run, _ = watched(tmp_path, HEAD + PIECES, PYTORCH_ALLOC_CONF="max_split_size_mb:512")
     last = report_of(run).last
-    assert last.settings.max_split_size == 512 * 2**20
     assert last.settings.expandable_segments is False
     assert last.settings.text == "max_split_size_mb:512"
     assert "expandable_segments:True" in str(judge(last).next[0].code)

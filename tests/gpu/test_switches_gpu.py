@@ -375,7 +375,7 @@ def test_memory_warm_up_leaves_the_driver_nothing_to_give(
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
     assert asked[1] > asked[0]
     assert asked[3] == asked[2]
-    event = next(event for event in events(tmp_path / "with") if event.kind == "preallocate_memory")
+    event = next(event for event in events(tmp_path / "with") if event.kind == "memory_warmup")
     before, after = event.data["before"], event.data["after"]
     assert after["memory/reserved"] >= before["memory/reserved"], "tests before may have left some"
 
