@@ -6,6 +6,7 @@ The prediction for a run is stored in its folder, in `fit.json`, so that it is m
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ from stepscope.recorded_run import Run
 from stepscope.run import RunError, RunStatus, read_only_reason, read_run, run_folders
 from stepscope.store import StoreError
 from trainer.config import ConfigError, RunConfig, Workload
+
+log = logging.getLogger(__name__)
 
 FIT_JSON = "fit.json"
 METHOD = 1  # Of predicting; predictions by another method, torch or GPU are made again.
@@ -93,7 +96,8 @@ def margin_for(
         if predicted is None and time.monotonic() < until:
             try:
                 predicted = predict(other)
-            except Exception:  # noqa: BLE001 - deleted data, settings that torch now rejects
+            except Exception as error:  # noqa: BLE001 - deleted data, settings that torch rejects
+                log.info("no estimate of the earlier run %s: %s", folder.name, error)
                 continue
             _store(folder, predicted, capability)
         if predicted:
