@@ -85,7 +85,8 @@ def _look_up(pid: int, known: ProcessInfo | None) -> ProcessInfo:
         process = psutil.Process(pid)
         with process.oneshot():
             born, ended = process.create_time(), process.status() in ENDED
-            if known is None or known.born != born:
+            # The command of a process that is still being started is empty: read it again.
+            if known is None or known.born != born or known.command == known.name:
                 name, yours = process.name(), process.uids().real == os.getuid()
                 known = ProcessInfo(
                     name, _command(process) or name, process.username(), yours, "running", born

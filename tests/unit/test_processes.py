@@ -33,6 +33,8 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     """A process that waits for its end."""
     program = [sys.executable, "-c", "input()", "--lr", "0.1"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        while not psutil.Process(process.pid).cmdline():  # empty for an instant after exec
+            pass
         yield process
         process.kill()
 
@@ -42,6 +44,17 @@ def test_a_process_has_a_name_a_command_and_a_user(child: subprocess.Popen[bytes
     assert found.command.endswith("-c input() --lr 0.1")
     assert found.user == pwd.getpwuid(os.getuid()).pw_name
     assert (found.yours, found.state) == (True, "running")
+
+
+def test_a_command_that_was_empty_at_the_start_is_read_again(
+    child: subprocess.Popen[bytes], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = ProcessInfoCache(clock)
+    with monkeypatch.context() as starting:
+        starting.setattr(psutil.Process, "cmdline", lambda _self: [])
+        assert table.look(child.pid).command == table.look(child.pid).name
+    clock.now += LOOK_AGAIN_S
+    assert table.look(child.pid).command.endswith("-c input() --lr 0.1")
 
 
 def test_another_users_process_is_not_yours(monkeypatch: pytest.MonkeyPatch) -> None:
