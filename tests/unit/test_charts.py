@@ -12,7 +12,7 @@ import pytest
 from dashboard.charts.chart_spec import COLORS, GPU_COLORS, series_of
 from dashboard.charts.layout import layout
 from dashboard.charts.memory_breakdown import SERIES, TOTAL
-from dashboard.charts.run_view import NO_ALLOCATOR, LinearFit, RunView, SampledGpu
+from dashboard.charts.run_view import NO_ALLOCATOR, RunView, SampledGpu
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 
@@ -34,7 +34,7 @@ RECORD = RunView(has_cuda=False, gpus=(H100,), kind=RunKind.RECORD)
 EIGHT = tuple(
     SampledGpu(uuid=f"GPU-{n}", name="A100", index=n, memory_bytes=40 * 2**30) for n in range(8)
 )
-FIT = LinearFit(x=(0.0, 1.0), y=(1.0, 3.0), slope=2.0, intercept=1.0)
+FIT = {"x": [0.0, 1.0], "y": [1.0, 3.0], "slope": 2.0, "intercept": 1.0}
 
 
 def chart(made: dict[str, Any], chart_id: str) -> dict[str, Any]:
