@@ -224,7 +224,7 @@ def test_chart_ids_are_unique() -> None:
 
 def test_a_device_series_needs_its_gpu() -> None:
     assert series_of(BY_KEY["train/loss"]) == Stream.STEPS.value
-    with pytest.raises(ValueError, match="gpu: is needed for gpu/util"):
+    with pytest.raises(ValueError, match="gpu: must be set for gpu/util"):
         series_of(BY_KEY["gpu/util"])
 
 
