@@ -1,4 +1,4 @@
-"""`POST /api/command`: a button pressed in the browser, written into the run folder."""
+"""`POST /api/command`: writes a command from the browser into the run folder."""
 
 from __future__ import annotations
 
@@ -20,41 +20,39 @@ from stepscope.session.stop import SIGNALS, kill_unheard
 from stepscope.store.reader import send_command
 
 MAX_BYTES = 4000
-BODY_S = 10.0  # Time in which the body of a request has to arrive.
-MARK_LENGTH = 200
+BODY_TIMEOUT_S = 10.0
+MAX_MARK_CHARS = 200
 STEPS_LIMITS = {
     CommandName.PROFILE: profile_command.STEPS_LIMIT,
     CommandName.MEMORY_SNAPSHOT: recording.STEPS_LIMIT,
 }
-_MAX_ID = 2**53  # Above it a number in the browser is not exact.
+_MAX_ID = 2**53  # larger integers are inexact in JavaScript
 
-_stops: Counter[str] = Counter()  # How often each run was asked to stop on this server's pages.
+_stops: Counter[str] = Counter()  # Stop commands by run on this server
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the body.
-
-    Raises ValueError for one that is too long or takes too long, and ClientDisconnect.
-    """
+    """Return the body. Raises ValueError if it is too long or too slow, ClientDisconnect."""
     length = request.headers.get("content-length", "")
     _check_size(int(length) if length.isdecimal() and len(length) < 20 else 0)
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in request.stream():
                 body += chunk
                 _check_size(len(body))
     except TimeoutError:
-        raise ValueError(f"The request must arrive within {BODY_S:.0f} s. Press again.") from None
+        raise ValueError(
+            f"The request must arrive within {BODY_TIMEOUT_S:.0f} s. Press again."
+        ) from None
     return bytes(body)
 
 
 def send(body: bytes) -> dict[str, Any]:
-    """Send what `body` asks for; `said` is what came of it where no event will tell.
+    """Send the command in `body`; `said` is the outcome of a command without an event.
 
-    The button may have been drawn before the run ended, or by a browser that enables what it
-    likes: what the run cannot be asked now is refused here. Raises NotAllowed, ValueError, RunError
-    and StoreError.
+    The state of the run is checked again here. Raises NotAllowed, ValueError, RunError and
+    StoreError.
     """
     run_id, asked, args, command_id = _parse(body)
     if asked == END_NOW:
@@ -113,12 +111,12 @@ def _arguments(name: CommandName, args: object) -> dict[str, Any]:
             raise ValueError(f"args: must be empty for {name}.")
         return {}
     text = args.get("text") if isinstance(args, dict) else None
-    if not isinstance(text, str) or len(text) > MARK_LENGTH:
-        raise ValueError(f"args: text must be at most {MARK_LENGTH} characters.")
+    if not isinstance(text, str) or len(text) > MAX_MARK_CHARS:
+        raise ValueError(f"args: text must be at most {MAX_MARK_CHARS} characters.")
     return {"text": text.strip() or "marked"}
 
 
 def _stop_unheard(run: RunInfo) -> str | None:
-    """Do what the last of several Stops asks where the script hears none of them."""
+    """Kill a script that has ignored several Stop commands; else return None."""
     _stops[run.id] += 1
     return kill_unheard(run) if _stops[run.id] >= len(SIGNALS) else None

@@ -1,4 +1,4 @@
-"""`/api/devices`: this machine as it is now, and the history and details of one GPU."""
+"""`/api/devices`: the newest reading of this machine, details and history of one GPU."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Answer = dict[str, Any]
 
 
 def devices_answer(server: Services, query: Mapping[str, str]) -> Answer:
-    """Answer `?gpu=UUID&since=EPOCH_SECONDS`, both of which may be left out.
+    """Answer `?gpu=UUID&since=EPOCH_SECONDS`, both optional.
 
-    Raises RunError for a GPU that is not there, ValueError for a time that is none.
+    Raises RunError for an unknown GPU, ValueError for a malformed time.
     """
     seen = server.machine.look()
     answer: Answer = {"now": time.time(), "trouble": seen.trouble, "machine": None, "gpu": None}
@@ -54,7 +54,7 @@ def _torchs(server: Services, uuid: str) -> str:
     if index is not None:
         return f"cuda:{index}"
     if not server.devices_known:
-        return "not known yet"
+        return "unknown until torch has started"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return f"none: CUDA_VISIBLE_DEVICES is {visible[:80]!r}"

@@ -1,4 +1,4 @@
-"""Refuses requests of foreign pages, and forbids them to frame ours."""
+"""Rejects requests from other origins, and framing of the dashboard."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class NotAllowed(Exception):
-    """The request may come from a foreign page, or the run cannot be asked this."""
+    """The request may come from another origin, or the run does not accept the command."""
 
 
 class OwnPagesOnly:
-    """Refuse requests of foreign pages, WebSockets too, and forbid frames around ours.
+    """ASGI middleware that rejects requests of other origins (also WebSockets) and framing.
 
-    A browser names the page's origin. Streamlit accepts every port of localhost, where any program
-    of any user may serve a page. A request without an origin comes from no page that could read the
-    answer, or send the headers that `check_sender` asks for. `allowed` are further origins.
+    Streamlit accepts every port of localhost, where any user's program may serve a page. A request
+    without an Origin header comes from no page that could read the answer or send the headers that
+    `check_sender` requires. `allowed`: further origins.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str] = ()) -> None:
@@ -27,20 +27,20 @@ class OwnPagesOnly:
         self._allowed = frozenset(origin.rstrip("/") for origin in allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection, as ASGI has it."""
+        """Handle one ASGI connection."""
         headers = Headers(scope=scope) if scope["type"] != "lifespan" else Headers()
         origin, host = headers.get("origin"), headers.get("host")
         app = self._app
         if origin not in (None, f"http://{host}", f"https://{host}", *self._allowed):
-            said = f"Origin: must be this server's, got {str(origin)[:100]!r}. "
-            remedy = "Name that of a proxy in server.corsAllowedOrigins."
-            app = JSONResponse({"error": said + remedy}, 403)
+            error = f"Origin: must be this server's, got {str(origin)[:100]!r}. "
+            error += "Add the origin of a proxy to server.corsAllowedOrigins."
+            app = JSONResponse({"error": error}, 403)
 
         async def send_unframed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 added = MutableHeaders(scope=message)
                 added.append("Content-Security-Policy", "frame-ancestors 'none'")
-                added["X-Frame-Options"] = "DENY"  # for browsers that do not know the former
+                added["X-Frame-Options"] = "DENY"  # for browsers without frame-ancestors
             await send(message)
 
         await app(scope, receive, send_unframed)
@@ -49,8 +49,8 @@ class OwnPagesOnly:
 def check_sender(request: Request) -> None:
     """Raise NotAllowed unless the request can only come from a page of this server.
 
-    A foreign page can make a browser send a form here, but no other content type and no header of
-    its own without asking this server first, which never allows it.
+    A page of another origin can submit a form, but needs a CORS preflight, which is never granted,
+    for another content type or a custom header.
     """
     headers = request.headers
     if headers.get("content-type", "").partition(";")[0] != "application/json":

@@ -1,7 +1,6 @@
-"""When an open page must run again; pure but for a look into the run's folder.
+"""Token of the state that a page is built from.
 
-A page is built from a few facts that seldom change. Their short name goes to the browser with the
-page and with every answer to a poll: where the two differ, the page runs again, and only then.
+The page and every answer to a poll carry the token; the page reruns only if the two differ.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ _FACTS = (
 
 
 def page_token(listing: RunList, run: RunInfo | None, measuring: str | None = None) -> str:
-    """Return the name of what a page that shows `run` is built from.
+    """Return the token of a page that shows `run`.
 
-    `measuring` is the sweep or lesson that runs, beside which no training can be started.
+    `measuring`: the running sweep or lesson, during which no training can start.
     """
     state = listing.version
     if measuring is not None:
@@ -30,7 +29,6 @@ def page_token(listing: RunList, run: RunInfo | None, measuring: str | None = No
     if run is None:
         return state
     run_json = [run.run_json.get(name) for name in _FACTS]
-    # A drawing of 200 points need not be compared point by point.
     files = snapshots(run.folder), profiles(run.folder)
     stuck = can_end_now(run)
     built_from = (run.id, run.status.value, run_json, "fit" in run.run_json, files, stuck)

@@ -1,4 +1,4 @@
-"""`/api/ranks`: the ranks of a job, from what the server keeps of it for all tabs."""
+"""`/api/ranks`: the ranks of a job, from a cache shared by all tabs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from dashboard.run_look import recent
 from stepscope.run import RunInfo, read_run
 from stepscope.run.rank_info import UNREADABLE, read_rank_file
 
-KEPT = 4  # Runs whose ranks are kept: some hundred kB each.
+MAX_JOBS = 4  # cached jobs of some hundred kB each
 
 
 class Jobs:
-    """The jobs that tabs look at; may be called by any thread."""
+    """Cached jobs of the open tabs. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[Path, float], RankCache] = OrderedDict()
 
     def of(self, run: RunInfo) -> RankCache:
-        """Return what is kept of a run; nothing of another run that had its folder before."""
+        """Return the cache of a run; a new run in the same folder has its own."""
         key = run.folder, run.created
         with self._lock:
-            return recent(self._jobs, key, lambda: RankCache(run), KEPT)
+            return recent(self._jobs, key, lambda: RankCache(run), MAX_JOBS)
 
 
 def ranks_answer(
@@ -37,21 +37,21 @@ def ranks_answer(
     question: RanksRequest,
     judge: Callable[[RunInfo], dict[str, Any]] = lambda _run: {"verdict": None},
 ) -> dict[str, Any]:
-    """Return the answer for a run; `judge` gives what is said of its ranks. Raises RunError."""
+    """Return the answer for a run; `judge` returns the verdict on its ranks. Raises RunError."""
     run = _first_rank(folder)
     job = jobs.of(run)
-    said = {} if question.only_strips else judge(run)
+    verdict = {} if question.only_strips else judge(run)
     with job.lock:
         if not question.only_strips or job.unread:
             job.look()
-        return answer(job, run, question, said)
+        return answer(job, run, question, verdict)
 
 
 def _first_rank(folder: Path) -> RunInfo:
-    """Return rank 0 alone as the run: to judge all ranks would read all their files each time."""
+    """Return the run from the file of rank 0 alone, without reading the other ranks' files."""
     try:
         file = read_rank_file(folder, 0)
         float(file.run_json["created"])
     except UNREADABLE:
-        return read_run(folder)  # which says what is wrong
+        return read_run(folder)  # raises RunError with the reason
     return RunInfo(folder, file.status, None, file.age_s, file.run_json)

@@ -1,8 +1,7 @@
-"""The app's own HTTP routes, answered from the run folder, without a Streamlit session.
+"""HTTP routes of the dashboard, answered from the run folder without a Streamlit session.
 
-All but `/api/command` only read.
-Handlers are plain functions, so that Starlette runs them in its worker threads: SQLite must not
-hold up the event loop that all sessions share.
+All routes but `/api/command` only read. Handlers are plain functions, so that Starlette runs them
+in worker threads: SQLite must not block the event loop of all sessions.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from stepscope.store import STORE_NAME, StoreError, StoreReader
 from stepscope.store.reader import Axis
 
 Answer = dict[str, Any]
-# The addresses carry a version.
+# For addresses that contain a version.
 FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 CLOSED_S = 5.0
-"""Age of the heartbeat from which a run that says it has ended no longer holds its files."""
-SWEEP_AGE_S = 1.0  # Age of what a poll says of a running sweep: nobody waits for it.
+"""Age of the heartbeat after which an ended run has closed its files."""
+SWEEP_AGE_S = 1.0  # cached state of a running sweep
 AXES: dict[str, Axis] = {"step": "step", "time": "time"}
 
 
@@ -55,7 +54,7 @@ def _json(content: Answer, status: int = 200) -> Response:
 
 
 def _tried(handler: Callable[[], Answer]) -> Response:
-    """Turn an answer into JSON and an expected error into its sentence."""
+    """Return an answer as JSON, an expected error with its message and status code."""
     try:
         return _json(handler())
     except RunError as error:
@@ -81,11 +80,10 @@ _RANK_EVENTS = RankEvents()
 
 @_answering
 def get_series(request: Request) -> Answer:
-    """`/api/series?run=&since=&events=&…`: how a run stands, what is new.
+    """`/api/series?run=&since=&events=&…`: state of a run, new rows and new events.
 
-    `page_token` names what the page around the charts is built from; `include_folded=1` asks for
-    what only folded charts show too, `include_ledger=1` for the parts of the memory;
-    `only=ledger` for nothing else, and for their moments now and of the peak.
+    `include_folded=1` adds the metrics of folded charts, `include_ledger=1` the memory breakdown;
+    `only=ledger` returns the breakdown alone, with its newest and peak values.
     """
     query = request.query_params
     server = services.get()
@@ -96,7 +94,7 @@ def get_series(request: Request) -> Answer:
         raise ValueError(f"events: must be an event id, got {after[:40]!r}.")
     run = read_run(folder)
     if run.status is RunStatus.CRASHED or run.heartbeat_age_s > CLOSED_S:
-        recover_ended(run)  # what a killed process had not stored yet
+        recover_ended(run)  # rows that a killed process had not stored
     token = {"page_token": page_token(server.index.recent(), run, server.measuring(SWEEP_AGE_S))}
     if not (folder / STORE_NAME).exists():
         return series.state(run) | token
@@ -106,8 +104,8 @@ def get_series(request: Request) -> Answer:
             if query.get("only") == memory_breakdown.SERIES:
                 return memory_breakdown.update(reader, run, cursors, int(after)) | token
             answer = series.update(reader, run, cursors, int(after), include_folded)
-            told, seen = _RANK_EVENTS.of(run, query.get("rank_events", "")[:40])
-            answer["rank_events"] = series.rank_events(told, run)
+            rows, seen = _RANK_EVENTS.of(run, query.get("rank_events", "")[:40])
+            answer["rank_events"] = series.rank_events(rows, run)
             answer["rank_events_seen"] = seen
             if query.get("include_ledger"):
                 part = memory_breakdown.live_part(reader, run, cursors)
@@ -117,11 +115,11 @@ def get_series(request: Request) -> Answer:
     except StoreError:
         if run.status is not RunStatus.PENDING:
             raise
-        return series.state(run) | token  # its process is just making the store
+        return series.state(run) | token  # the store is being created
 
 
 def _verdict(server: services.Services, reader: StoreReader, run: RunInfo) -> Answer | None:
-    """Return why the run ended, hangs, or waits; None where there is nothing to say."""
+    """Return why the run ended, hangs or waits; None without a finding."""
     config = run.run_json.get("config") or {}
     devices = server.devices().devices if server.devices_known else []
     short = as_verdict(run, devices)
@@ -140,15 +138,14 @@ def _hang(server: services.Services, run: RunInfo) -> Hang | None:
 
 @_answering
 def get_runs(_request: Request) -> Answer:
-    """`/api/runs`: the name of the run list's state, for a page that shows no run."""
+    """`/api/runs`: the page token of a page without a run."""
     server = services.get()
     return {"page_token": page_token(server.index.recent(), None, server.measuring(SWEEP_AGE_S))}
 
 
 @_answering
 def get_window(request: Request) -> Answer:
-    """`/api/window?run=&axis=step|time&from=&to=&…`: detail for a zoom, of the series that
-    `get_series` would give."""
+    """`/api/window?run=&axis=step|time&from=&to=&…`: rows of `get_series` in a zoomed range."""
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
     axis = AXES.get(query.get("axis", "step"))
@@ -168,7 +165,7 @@ def get_window(request: Request) -> Answer:
 
 @_answering
 def get_devices(request: Request) -> Answer:
-    """`/api/devices?gpu=&since=`: this machine now, and one GPU with what is new of its history."""
+    """`/api/devices?gpu=&since=`: this machine, and one GPU with new rows of its history."""
     return devices_answer(services.get(), request.query_params)
 
 
@@ -177,7 +174,7 @@ _JOBS = Jobs()
 
 @_answering
 def get_ranks(request: Request) -> Answer:
-    """`/api/ranks?run=&metric=&columns=&seen=&who=`: the ranks of a job, what is new of them."""
+    """`/api/ranks?run=&metric=&columns=&seen=&who=`: the ranks of a job with new values."""
     query = request.query_params
     server = services.get()
     folder = server.folder(query.get("run", ""))
@@ -190,7 +187,7 @@ def get_ranks(request: Request) -> Answer:
 
 
 async def post_command(request: Request) -> Response:
-    """`/api/command`: JSON of run, name, args and id, the id that the run's event will carry."""
+    """`/api/command`: JSON of run, name, args and id; the run's event carries the id."""
     try:
         check_sender(request)
         body = await commands.read_body(request)
@@ -199,17 +196,17 @@ async def post_command(request: Request) -> Response:
     except ValueError as error:
         return _json({"error": str(error)}, 400)
     except ClientDisconnect:
-        return _json({"error": "The request was broken off."}, 400)
+        return _json({"error": "The client disconnected."}, 400)
     return await run_in_threadpool(_tried, functools.partial(commands.send, body))
 
 
 def no_such_route(request: Request) -> Response:
-    """Answer any other path under `/api/`, where Streamlit would give its page."""
-    return _json({"error": f"{request.url.path[:100]}: there is no such route."}, 404)
+    """Answer any other path under `/api/`, for which Streamlit would return its page."""
+    return _json({"error": f"{request.url.path[:100]}: unknown route."}, 404)
 
 
 def get_plotly(_request: Request) -> Response:
-    """`/vendor/plotly.min.js`: the plotly.js that the installed plotly package brings."""
+    """`/vendor/plotly.min.js`: plotly.js of the installed plotly package."""
     return Response(
         _plotly_gzip(), headers=FOREVER | {"Content-Encoding": "gzip"}, media_type="text/javascript"
     )
@@ -225,7 +222,7 @@ def get_live_module(request: Request) -> Response:
 
 @functools.cache
 def _plotly_gzip() -> bytes:
-    """Return plotly.js gzipped once: 1.5 of 4.8 MB, 95 ms."""
+    """Return plotly.js gzipped: 1.5 of 4.8 MB, 95 ms once."""
     script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
     return gzip.compress(script.read_bytes(), 6)
 

@@ -1,4 +1,4 @@
-"""Memory and throughput by batch size as one Plotly figure; pure."""
+"""Memory and throughput over the batch size as one Plotly figure. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEIGHT_PX = 320
 def batch_figure(curve: Mapping[str, Any]) -> Json | None:
     """Return the figure of `trainer.memory_estimate --find-batch-size`; None without points.
 
-    Left what is needed with margin and what is free, right the measured throughput.
+    Left axis: required memory with margin, and free memory. Right axis: measured throughput.
     """
     points = curve.get("points") or ()
     if not points:
@@ -39,7 +39,7 @@ def batch_figure(curve: Mapping[str, Any]) -> Json | None:
         right = {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero"}
         found["yaxis2"] = {"title": {"text": "samples/s"}, **right}
     free = curve.get("free_bytes")
-    # Far above all points it would press them flat.
+    # A line far above all points would flatten the curve.
     if free is not None and free <= 4 * highest:
         at = free / factor
         found["shapes"].append(line("y", at, ORANGE))

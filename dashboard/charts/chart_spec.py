@@ -1,4 +1,4 @@
-"""The JSON parts that charts and number tiles are made of; pure."""
+"""Builders of the JSON for charts and tiles. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepscope.metrics import BY_KEY, Metric, Stream, Unit
 
 Json = dict[str, Any]
 
-# One color a metric, the same in every chart and tile; the component maps the names to a
+# The color of each metric in every chart and tile. The component maps the names to a
 # color-blind-safe palette for light and dark.
 _KEYS = {
     "blue": (
@@ -31,19 +31,18 @@ _KEYS = {
 }
 COLORS = {key: color for color, keys in _KEYS.items() for key in keys}
 LINES = ("blue", "green", "orange", "pink", "amber", "gray")
-"""Colors of lines that share a metric, such as the losses of several optimizers."""
-GPU_COLORS = tuple(f"gpu{place}" for place in range(8))
-"""Of a GPU among several; none is a color of allocated, reserved, peak, used or total."""
-HEAT_FROM = 4
-"""Number of GPUs from which a strip of heat takes the place of lines that would overlap."""
+"""Colors of lines with one metric, such as the losses of several optimizers."""
+GPU_COLORS = tuple(f"gpu{index}" for index in range(8))
+"""Colors of several GPUs, distinct from those of the memory metrics."""
+MIN_HEAT_GPUS = 4  # more lines would overlap: a heatmap is drawn instead
 
 
 def series_of(metric: Metric, gpu: SampledGpu | None = None) -> str:
-    """Return the protocol's series name of a metric, e.g. `devices/GPU-…` for a GPU's."""
+    """Return the series name of a metric, `devices/GPU-…` for that of a GPU."""
     if metric.stream is not Stream.DEVICES:
         return metric.stream.value
     if gpu is None:
-        raise ValueError(f"gpu: is needed for {metric.key}, got None. Pass the GPU to draw.")
+        raise ValueError(f"gpu: must be set for {metric.key}, got None. Pass the GPU to draw.")
     return f"{Stream.DEVICES.value}/{gpu.uuid}"
 
 
@@ -58,11 +57,13 @@ def trace(
     dash: str = "solid",
     optional: bool = False,
 ) -> Json:
-    """One line. Styles: mean (over a faint band from minimum to maximum), ema (smoothed, over the
-    same band), peak (the maximum over the band: a short peak of memory must stay visible), points,
-    context (dashed; it counts for the axis only at full scale). A key that the metric table lacks
-    is of the steps; an `optional` line, or one of a metric that its GPU does not give, has no
-    legend entry until it has values."""
+    """Return one line.
+
+    Styles: mean (over a faint band from minimum to maximum), ema (smoothed, with the same band),
+    peak (the maximum over the band), points, context (dashed; scales the axis only at full scale).
+    Metrics outside the metric table belong to the steps. An `optional` line, or one of a metric
+    that its GPU lacks, has no legend entry until it has values.
+    """
     metric = BY_KEY.get(key)
     return {
         "series": series_of(metric, gpu) if metric else Stream.STEPS.value,
@@ -78,7 +79,7 @@ def trace(
 
 
 def gpu_traces(content: RunView, key: str, label: str, **options: Any) -> list[Json]:
-    """A line for each GPU: among several they are numbered and have colors of their own."""
+    """Return one line per GPU; several are numbered and have the GPU colors."""
     if len(content.gpus) == 1:
         return [trace(key, gpu=content.gpus[0], label=label, **options)]
     return [
@@ -88,17 +89,17 @@ def gpu_traces(content: RunView, key: str, label: str, **options: Any) -> list[J
 
 
 def gpu_color(gpu: SampledGpu) -> str:
-    """Return the color of a GPU among several."""
+    """Return the color of one of several GPUs."""
     return GPU_COLORS[gpu.index % len(GPU_COLORS)]
 
 
 def gpu_kind(content: RunView) -> str:
-    """Return the kind of a chart with a line for each GPU: of many it is a strip of heat."""
-    return "heat" if len(content.gpus) >= HEAT_FROM else "lines"
+    """Return the kind of a chart with one line per GPU: "heat" for many GPUs."""
+    return "heat" if len(content.gpus) >= MIN_HEAT_GPUS else "lines"
 
 
 def y_axis(unit: Unit, *, fixed: tuple[float, float] | None = None, zero: bool = True) -> Json:
-    """The vertical axis: its unit, a fixed range or one that follows, from zero or not."""
+    """Return a vertical axis with a fixed or following range, from zero or not."""
     return {"unit": unit.value, "range": list(fixed) if fixed else None, "zero": zero}
 
 
@@ -116,10 +117,12 @@ def chart(
     loss: bool = False,
     warm_up: int = 0,
 ) -> Json:
-    """One chart. Kinds: lines, heat (a row of heat a GPU; the lines of one GPU where the reader
-    has chosen it), ledger (parts on top of each other; lines where it has some, until the reader
-    switches), fit. Groups: main, custom (small), more (folded away). `empty` is what stands
-    in its place while no line has a value."""
+    """Return one chart.
+
+    Kinds: lines, heat (one row per GPU; the lines of a GPU that the user selects), ledger (stacked
+    categories; lines until the user switches), fit. Groups: main, custom (small), more (folded).
+    `empty` is shown while no line has a value.
+    """
     return {
         "id": chart_id,
         "title": title,
@@ -137,6 +140,6 @@ def chart(
 
 
 def training_gpu(content: RunView) -> SampledGpu | None:
-    """Return the GPU that the run trains on, else the first that is sampled."""
+    """Return the training GPU, else the first sampled GPU."""
     named = (gpu for gpu in content.gpus if gpu.uuid == content.training_gpu)
     return next(named, content.gpus[0] if content.gpus else None)

@@ -1,4 +1,4 @@
-"""Measured collectives as a Plotly figure by size on log axes, and as a table; pure."""
+"""Measured collectives as a Plotly figure over the message size, and as table rows. No I/O."""
 
 from __future__ import annotations
 
@@ -22,39 +22,32 @@ from stepscope.common.formatting import format_bytes, format_short_time
 from stepscope.distributed.communication import rate_text
 from trainer.collectives.results import spread_of
 
-COLORS = {
-    "all_reduce": BLUE,
-    "all_gather": ORANGE,
-    "reduce_scatter": GREEN,
-    "broadcast": AMBER,
-    "all_to_all": "#c0609a",
+STYLES = {
+    "all_reduce": (BLUE, "circle"),
+    "all_gather": (ORANGE, "square"),
+    "reduce_scatter": (GREEN, "diamond"),
+    "broadcast": (AMBER, "triangle-up"),
+    "all_to_all": ("#c0609a", "x"),
 }
-SYMBOLS = {
-    "all_reduce": "circle",
-    "all_gather": "square",
-    "reduce_scatter": "diamond",
-    "broadcast": "triangle-up",
-    "all_to_all": "x",
-}
+"""Color and symbol of each collective."""
 SHOWN = {
     "Bus bandwidth": ("bus", 1e-9, "GB/s"),
     "Algorithm bandwidth": ("algorithm", 1e-9, "GB/s"),
     "Time": ("seconds", 1e6, "µs"),
 }
-"""What the chart may show: key of a row, factor to the axis's unit, unit."""
-SIZES_NAMED = 6  # Labels of the axis of sizes at most: a phone has room for so many.
+"""Quantities of the chart: key of a result row, factor to the axis's unit, unit."""
+MAX_SIZE_LABELS = 6  # as many as fit on a phone
 LOG = {"type": "log", "fixedrange": True}
 Document = Mapping[str, Any]
 
 
 def figure(shown: str, document: Document, other: Document | None = None) -> Json | None:
-    """Return the chart of one measurement, and of another as dotted lines; None without results."""
+    """Return the chart of a measurement, `other` as dotted lines; None without results."""
     key, factor, unit = SHOWN[shown]
     traces = _traces(document, key, factor, "solid")
     if not traces:
         return None
-    if other is not None:
-        traces += _traces(other, key, factor, "dot")
+    traces += [] if other is None else _traces(other, key, factor, "dot")
     link = (document.get("machine") or {}).get("link")
     most = link["bytes_per_s"] / 1e9 if key == "bus" and link else None
     sizes = sorted({size for trace in traces for size in trace["x"]})
@@ -75,10 +68,11 @@ def _traces(document: Document, key: str, factor: float, dash: str) -> list[Json
             "y": [row[key] * factor for row in found],
             "text": [_hover(row) for row in found],
             "hovertemplate": "%{text}<extra></extra>",
-            "line": {"color": COLORS.get(operation, GRAY), "dash": dash, "width": 2},
-            "marker": {"symbol": SYMBOLS.get(operation, "circle"), "size": 7},
+            "line": {"color": color, "dash": dash, "width": 2},
+            "marker": {"symbol": symbol, "size": 7},
         }
         for operation, found in rows.items()
+        for color, symbol in [STYLES.get(operation, (GRAY, "circle"))]
     ]
 
 
@@ -91,8 +85,8 @@ def _hover(row: Document) -> str:
 
 
 def _layout(text: str, sizes: list[int], most: float | None) -> Json:
-    # Back from the last one, so that it is named.
-    sizes = sizes[:: -math.ceil(len(sizes) / SIZES_NAMED)][::-1]
+    # Counted from the largest size, which always has a label.
+    sizes = sizes[:: -math.ceil(len(sizes) / MAX_SIZE_LABELS)][::-1]
     names = [format_bytes(size).replace(".00", "").replace(".0", "") for size in sizes]
     x_axis = {"title": title("Size of the whole array"), "tickvals": sizes, "ticktext": names}
     y_axis = {"title": title(text), "automargin": True, "tickformat": ",~r", "dtick": 1}
@@ -102,7 +96,7 @@ def _layout(text: str, sizes: list[int], most: float | None) -> Json:
 
 
 def table_rows(document: Document) -> list[Json]:
-    """Return a row a result; times in µs, bandwidths in GB/s."""
+    """Return one row per result; times in µs, bandwidths in GB/s."""
     rows = []
     for row in document["rows"]:
         named = {"Operation": row["operation"], "Size": format_bytes(row["bytes"])}

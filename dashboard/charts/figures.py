@@ -1,4 +1,4 @@
-"""What the Plotly figures of several pages share; pure."""
+"""Shared parts of the Plotly figures. No I/O."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 Json = dict[str, Any]
 
-# After Okabe and Ito, told apart with any color vision; each has a contrast of at least 3:1 on the
-# light and on the dark background.
+# After Okabe and Ito: distinguishable with any color vision, contrast of at least 3:1 on the light
+# and the dark background.
 BLUE, ORANGE, GREEN = "#1a80c4", "#d55e00", "#009e73"
 AMBER, GRAY = "#b07d00", "#7a8490"
 PINK = "#cc79a7"
-FIXED: Json = {"fixedrange": True, "zeroline": False}  # An axis that cannot be dragged.
+FIXED: Json = {"fixedrange": True, "zeroline": False}
 
 
 def plain(text: str) -> str:
-    """Return a text that Plotly shows as it is: it reads some HTML."""
+    """Escape a text for Plotly, which interprets some HTML."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def shortened(text: str, length: int) -> str:
-    """Return at most `length` characters of a text, as `plain`."""
+    """Return at most `length` characters of a text, escaped."""
     return plain(text if len(text) <= length else f"{text[: length - 1]}…")
 
 
 def unit_of(most: float) -> tuple[str, float]:
-    """Return the unit in which bytes up to `most` are drawn, and its bytes."""
+    """Return the unit for values up to `most` bytes, and its size in bytes."""
     for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 1024.0)):
         if most >= factor:
             return name, factor
@@ -51,7 +51,7 @@ def title(text: str) -> Json:
 
 
 def rows_axis(labels: Sequence[str]) -> Json:
-    """Return a vertical axis with a row for each label, the first at the top."""
+    """Return a vertical axis with one row per label, the first at the top."""
     return FIXED | {
         "tickvals": list(range(len(labels))),
         "ticktext": list(labels),
@@ -70,12 +70,12 @@ def band(axis: str, first: Any, last: Any, low: float = 0, high: float = 1, **ot
 
 
 def line(axis: str, at: Any, color: str, dash: str = "dash") -> Json:
-    """Return a line across the whole chart at a place of an axis."""
+    """Return a line across the whole chart at a position of an axis."""
     drawn = {"color": color, "dash": dash, "width": 1.5}
     return band(axis, at, at, type="line", line=drawn)
 
 
 def note(x: Any, y: float, text: str, **others: Any) -> Json:
-    """Return a small text that stands on a place of the chart."""
+    """Return a small text at a position of the chart."""
     found = {"x": x, "y": y, "text": text, "showarrow": False, "font": {"size": 11}}
     return found | {"xanchor": "left", "yanchor": "bottom"} | others

@@ -1,12 +1,11 @@
-"""Which charts and number tiles a run shows, as JSON for the live chart component.
+"""The charts and tiles of a run as JSON for the live chart component. No I/O.
 
-Pure: run content in, a layout out. The samples themselves never pass here; the component in the
-browser fetches them by the series and metric names that the layout gives.
+The layout names series and metrics; the component in the browser fetches their values.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import functools
 
 from dashboard.charts.chart_spec import (
     LINES,
@@ -19,7 +18,7 @@ from dashboard.charts.chart_spec import (
     y_axis,
 )
 from dashboard.charts.memory_breakdown import ledger_traces, metric_words, place_of
-from dashboard.charts.run_view import LinearFit, RunView, loss_keys, norm_keys, rate_keys
+from dashboard.charts.run_view import RunView, loss_keys, norm_keys, rate_keys
 from dashboard.charts.tiles import NO_EPOCH, NO_SAMPLES, tiles
 from stepscope.metrics import METRICS, Stream, Unit
 from stepscope.run import RunKind
@@ -28,7 +27,7 @@ NO_COLLECTIVES = "No data yet: collectives are read at the end of a step, every 
 COLLECTIVES_UNREAD = "Collectives are not read: {}."
 COLLECTIVES_NOTE = "Collectives of rank 0."
 WARM_UP_ROWS = 3
-"""First steps of a run, slow by nature: drawn, but they do not set the scale of step time."""
+"""First, slow steps of a run: drawn, but excluded from the scale of step time."""
 NO_LOSS = {
     RunKind.WATCH: "No loss yet: it is captured when the script calls backward() on a scalar.",
     RunKind.INIT: "No loss yet: pass it to each step, as in rec.step(loss=loss).",
@@ -39,26 +38,28 @@ WAITING = {
     RunKind.INIT: "sent. Waiting for the script's next step…",
     RunKind.RECORD: "sent. Waiting for the recording…",
 }
-SHARE = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
+FIT_METRICS = {"series": Stream.STEPS.value, "weight": "model/weight", "bias": "model/bias"}
+PERCENT = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
 
 
 def layout(content: RunView) -> Json:
-    """Return the component's layout: `charts`, `kpis`, `metrics` (unit, label by key), `fit`.
+    """Return the component's layout.
 
-    `axis` is "time" where a run has no steps; `waiting` is said until a command is answered;
-    `absent` says once what this run does not have and why, `no_epoch` why an epoch may be missing;
-    `custom_note` says what of the script's own metrics has no chart; `ranks` is true for a job.
+    `charts`, `kpis` (tiles), `metrics` (unit and label by key), `fit`; `axis` is "time" for a run
+    without steps; `waiting` is shown until a command is answered; `absent` lists what the run
+    lacks and why; `no_epoch` is why an epoch may be missing; `custom_note` counts the metrics
+    without a chart; `ranks` is true for a job of several ranks.
     """
     recording = content.kind is RunKind.RECORD
     charts = _recording(content) if recording else _training(content)
     known = metric_words()
     drawn = {line["metric"] for made in charts for line in made["traces"]}
-    own = {key: {"unit": "", "label": key} for key in sorted(drawn - known.keys())}
+    user_defined = {key: {"unit": "", "label": key} for key in sorted(drawn - known.keys())}
     return {
         "charts": charts,
         "kpis": tiles(content),
-        "metrics": known | own,
-        "fit": _fit(content.fit),
+        "metrics": known | user_defined,
+        "fit": content.fit and {**FIT_METRICS, **content.fit},
         "axis": "time" if recording else "step",
         "waiting": WAITING[content.kind],
         "absent": _absent(content, drawn),
@@ -82,7 +83,7 @@ def _training(content: RunView) -> list[Json]:
 
 
 def _recording(content: RunView) -> list[Json]:
-    """The charts of a recording: all GPUs and the host, no training."""
+    """Return the charts of a recording: all GPUs and the host."""
     gpus: list[Json] = []
     if content.gpus:
         gpus = [_utilization(content), _memory_used(content, "main"), _power(content, "main")]
@@ -90,17 +91,17 @@ def _recording(content: RunView) -> list[Json]:
     return [
         *gpus,
         chart("host_memory", "Host memory", host_memory, y=y_axis(Unit.BYTES)),
-        chart("host_cpu", "Host CPU", [trace("host/cpu")], y=SHARE),
+        chart("host_cpu", "Host CPU", [trace("host/cpu")], y=PERCENT),
     ]
 
 
 def _absent(content: RunView, drawn: set[str]) -> str | None:
-    """Say what this run does not have, and why; None where nothing is missing."""
-    said = []
+    """Return what this run lacks, and why; None if nothing is missing."""
+    texts = []
     if not content.gpus:
-        said.append(f"No GPU utilization, power or temperature: {content.gpu_reason}")
+        texts.append(f"No GPU utilization, power or temperature: {content.gpu_reason}")
     if content.allocator_reason and content.kind is not RunKind.RECORD:
-        said.append(content.allocator_reason)
+        texts.append(content.allocator_reason)
     missing: dict[tuple[str, str], list[str]] = {}
     for metric in METRICS:
         if metric.key in drawn:
@@ -111,13 +112,13 @@ def _absent(content: RunView, drawn: set[str]) -> str | None:
                 missing.setdefault((reason, whose), []).append(metric.label)
     for (reason, whose), labels in missing.items():
         names = ", ".join(labels)
-        said.append(f"{names[0].upper()}{names[1:]}{whose}: {reason.removesuffix('.')}.")
-    return " ".join(said) or None
+        texts.append(f"{names[0].upper()}{names[1:]}{whose}: {reason.removesuffix('.')}.")
+    return " ".join(texts) or None
 
 
 def _loss(content: RunView) -> Json:
     names, keys = content.optimizers, loss_keys(len(content.optimizers))
-    lines = [color for color in LINES if color != "orange"]  # the validation's
+    lines = [color for color in LINES if color != "orange"]  # the validation loss is orange
     traces = [
         trace(
             key,
@@ -127,14 +128,16 @@ def _loss(content: RunView) -> Json:
         )
         for i, key in enumerate(keys)
     ]
-    scripted = content.kind is not RunKind.TRAINER  # which need not validate at all
+    scripted = content.kind is not RunKind.TRAINER  # a script may have no validation
     traces.append(trace("val/loss", "points", label="validation", optional=scripted))
     return chart("loss", "Loss", traces, loss=True, empty=NO_LOSS.get(content.kind))
 
 
 def _memory(content: RunView) -> Json:
-    """What the training holds; of many GPUs only the one that it trains on. The reader may switch
-    to the stack of the ledger."""
+    """Return the memory chart, of many GPUs only for the training one.
+
+    It can be switched to the stacked memory breakdown.
+    """
     if not content.has_cuda:
         traces = [trace(key, "peak") for key in ("process/rss", "process/peak_rss")]
         traces.append(trace("host/mem_used", "context"))
@@ -157,7 +160,7 @@ def _with_ledger(content: RunView, lines: list[Json]) -> Json:
 
 def _memory_used(content: RunView, group: str) -> Json:
     traces = gpu_traces(content, "gpu/mem_used", "used", style="peak")
-    if len({gpu.memory_bytes for gpu in content.gpus}) == 1:  # else a total of some of them only
+    if len({gpu.memory_bytes for gpu in content.gpus}) == 1:  # one total line cannot show several
         traces.append(trace("gpu/mem_total", "context", gpu=content.gpus[0], label="total"))
     y, kind = y_axis(Unit.BYTES), gpu_kind(content)
     chart_id = "memory" if group == "main" else "gpu_memory"
@@ -166,13 +169,13 @@ def _memory_used(content: RunView, group: str) -> Json:
 
 def _utilization(content: RunView) -> Json:
     if not content.gpus:
-        note = "Process CPU: 100 % = one core."
+        note = "Process CPU: 100% = one core."
         traces = [trace("process/cpu"), trace("host/cpu")]
         return chart("utilization", "Utilization", traces, y=y_axis(Unit.PERCENT), note=note)
     traces = gpu_traces(content, "gpu/util", "GPU")
-    if len(content.gpus) == 1:  # one line a GPU stays readable with several of them
+    if len(content.gpus) == 1:  # several GPUs: one line each stays readable
         traces += gpu_traces(content, "gpu/mem_util", "memory access", dash="dot")
-    return chart("utilization", "Utilization", traces, y=SHARE, kind=gpu_kind(content))
+    return chart("utilization", "Utilization", traces, y=PERCENT, kind=gpu_kind(content))
 
 
 def _power(content: RunView, group: str) -> Json:
@@ -187,7 +190,7 @@ def _power(content: RunView, group: str) -> Json:
 
 def _throughput(content: RunView) -> Json:
     traces, y2 = [trace("perf/samples_per_sec")], None
-    if content.kind is not RunKind.TRAINER:  # only a script can say what its tokens are
+    if content.kind is not RunKind.TRAINER:  # only scripts report tokens
         traces.append(trace("perf/tokens_per_sec", optional=True, axis="y2", dash="dot"))
         y2 = y_axis(Unit.PER_SECOND)
     y, empty = y_axis(Unit.PER_SECOND), NO_SAMPLES.get(content.kind)
@@ -195,7 +198,7 @@ def _throughput(content: RunView) -> Json:
 
 
 def _flops(content: RunView) -> list[Json]:
-    """Model TFLOP/s and their share of the peak; operations of a script are not counted."""
+    """Return the chart of model TFLOP/s and MFU; FLOPs of scripts are not counted."""
     if content.kind is not RunKind.TRAINER:
         return []
     note, empty = content.peak_reason, content.flops_reason
@@ -208,7 +211,7 @@ def _flops(content: RunView) -> list[Json]:
 
 
 def _step_time(content: RunView) -> Json:
-    scripted = content.kind is not RunKind.TRAINER  # whose wait may not be seen
+    scripted = content.kind is not RunKind.TRAINER  # its data wait may be unknown
     traces = [trace("perf/step_time"), trace("perf/data_wait", optional=scripted)]
     if content.has_cuda:
         traces += [trace("perf/h2d", optional=True), trace("perf/gpu_time", optional=True)]
@@ -231,7 +234,7 @@ def _custom_note(content: RunView) -> str | None:
 
 
 def _optimizer(content: RunView) -> list[Json]:
-    """What the optimizer does; each chart and line shows only where the run records it."""
+    """Return the optimizer's charts; each line is shown only if the run records it."""
     names, count = content.optimizers, len(content.optimizers)
     several = count > 1
     rates = []
@@ -241,14 +244,9 @@ def _optimizer(content: RunView) -> list[Json]:
         color = LINES[place % len(LINES)]
         rates.append(trace(key, label=label or None, color=color, optional=True))
     norms = [
-        trace(
-            key,
-            "ema",
-            label=f"{names[i]} {i}" if several else None,
-            color=LINES[i % len(LINES)],
-            optional=True,
-        )
+        trace(key, "ema", label=label, color=LINES[i % len(LINES)], optional=True)
         for i, key in enumerate(norm_keys(count))
+        for label in [f"{names[i]} {i}" if several else None]
     ]
     scale = [
         trace("train/amp_scale", optional=True),
@@ -263,7 +261,7 @@ def _optimizer(content: RunView) -> list[Json]:
 
 
 def communication(content: RunView) -> list[Json]:
-    """Return the charts of collectives, by second and by step; none for a run of one process."""
+    """Return the charts of collectives, by second and by step; none for a single process."""
     if content.ranks == 1:
         return []
     reasons = content.collectives
@@ -275,41 +273,21 @@ def communication(content: RunView) -> list[Json]:
         reasons.get("lost"),
         None if untimed is None else f"No times: {untimed}.",
     ]
+    bandwidth, note = y_axis(Unit.BYTES_PER_SECOND), " ".join(filter(None, parts))
+    rates = [trace("comm/rate", "points"), _timed("comm/share")]
+    totals = [trace("comm/bytes", "points"), _timed("comm/time")]
+    share, size, time = y_axis(Unit.PERCENT), y_axis(Unit.BYTES), y_axis(Unit.SECOND)
+    more = functools.partial(chart, empty=empty, group="more")
     charts = [
-        chart(
-            "communication",
-            "Communication",
-            [trace("comm/rate", "points"), _timed("comm/share")],
-            y=y_axis(Unit.BYTES_PER_SECOND),
-            y2=y_axis(Unit.PERCENT),
-            note=" ".join(filter(None, parts)),
-            empty=empty,
-            group="more",
-        ),
-        chart(
-            "collectives",
-            "Collectives per step",
-            [trace("comm/bytes", "points"), _timed("comm/time")],
-            y=y_axis(Unit.BYTES),
-            y2=y_axis(Unit.SECOND),
-            empty=empty,
-            group="more",
-        ),
+        more("communication", "Communication", rates, y=bandwidth, y2=share, note=note),
+        more("collectives", "Collectives per step", totals, y=size, y2=time),
     ]
-    if "comm/bus_bandwidth" in reasons:
-        return charts
-    bus = [trace("comm/bus_bandwidth", "points", optional=True)]
-    y = y_axis(Unit.BYTES_PER_SECOND)
-    note = "Of timed collectives of at least 1 MiB."
-    return [*charts, chart("bus", "Bus bandwidth", bus, y=y, note=note, empty=empty, group="more")]
+    if "comm/bus_bandwidth" not in reasons:
+        bus = [trace("comm/bus_bandwidth", "points", optional=True)]
+        note = "Of timed collectives of at least 1 MiB."
+        charts.append(more("bus", "Bus bandwidth", bus, y=bandwidth, note=note))
+    return charts
 
 
 def _timed(key: str) -> Json:
     return trace(key, "points", axis="y2", dash="dot", optional=True)
-
-
-def _fit(fit: LinearFit | None) -> Json | None:
-    if fit is None:
-        return None
-    names = {"series": Stream.STEPS.value, "weight": "model/weight", "bias": "model/bias"}
-    return asdict(fit) | names

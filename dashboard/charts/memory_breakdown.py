@@ -1,7 +1,7 @@
-"""The memory ledger for the page: its chart, its rows over time, and its table.
+"""The memory breakdown of a run: its chart, its rows over time, and its table.
 
-The parts are worked out here, from the run's store, so that chart and table agree with
-`stepscope.memory.breakdown`; the browser only stacks them.
+The categories are computed here from the run's store, as in `stepscope.memory.breakdown`; the
+browser only stacks them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stepscope.store import StoreReader
 from stepscope.store.reader import Axis
 
 SERIES = "ledger"
-"""Name of the series in the protocol; its metric `ledger/X` is the part X in bytes."""
+"""Series name in the protocol; its metric `ledger/X` is category X in bytes."""
 TOTAL = f"{SERIES}/total"
 SPLIT = "memory/inactive_split"
 CHART_HEIGHT = 380  # px, on the Memory tab
@@ -50,16 +50,16 @@ SUMS: Mapping[MemoryDomain, tuple[tuple[str, str, str, tuple[str, ...]], ...]] =
     ),
     MemoryDomain.HOST: (("process", "this process", "blue", ("rest", *TENSORS[1:])),),
 }
-"""Lines of the table that sum the parts below them: key, label, color, parts."""
+"""Rows of the table that sum the rows below them: key, label, color, categories."""
 
 
 def place_of(content: RunView) -> MemoryDomain:
-    """Return whose memory a run's ledger divides: a recording's is that of its first GPU."""
+    """Return the memory domain of a run: the device where it has a GPU, else the host."""
     return MemoryDomain.HOST if gpu_of(content) is None else MemoryDomain.DEVICE
 
 
 def gpu_of(content: RunView) -> str | None:
-    """Return the UUID of the GPU of the ledger, None where it is the host's."""
+    """Return the UUID of the GPU whose memory is shown; None for host memory."""
     if content.kind is RunKind.RECORD:
         gpu = training_gpu(content)
         return None if gpu is None else gpu.uuid
@@ -67,12 +67,12 @@ def gpu_of(content: RunView) -> str | None:
 
 
 def ledger_traces(place: MemoryDomain) -> list[Json]:
-    """Return the parts of the stack, top to bottom, and the line of the total."""
+    """Return the categories of the stack from top to bottom, and the line of the total."""
     return [*map(_part, CATEGORIES[place]), _trace(TOTAL, "total", "context", "gray", "")]
 
 
 def metric_words() -> dict[str, Json]:
-    """Return unit and label of every metric, and of every part of the ledger, for a layout."""
+    """Return unit and label of every metric and memory category."""
     known = {metric.key: (metric.unit, metric.label) for metric in METRICS}
     parts = {part.key: part.label for listed in CATEGORIES.values() for part in listed}
     known |= {f"{SERIES}/{key}": (Unit.BYTES, label) for key, label in parts.items()}
@@ -81,7 +81,7 @@ def metric_words() -> dict[str, Json]:
 
 
 def ledger_layout(run: RunInfo) -> Json:
-    """Return the component's layout of the page Memory: one chart, and the sums of its table."""
+    """Return the component's layout of the Memory tab: one chart, and the sums of its table."""
     content = run_content(run)
     place = place_of(content)
     drawn = chart(
@@ -112,7 +112,7 @@ def ledger_layout(run: RunInfo) -> Json:
 def update(
     reader: StoreReader, run: RunInfo, cursors: Mapping[str, SeriesCursor], after_event: int
 ) -> Json:
-    """Return a poll's answer for the page Memory: the new rows, the newest moment, and peaks."""
+    """Return the answer to a poll of the Memory tab: new rows, newest sample, and peaks."""
     answer = {**state(run), "events": events(reader, run, after_event)}
     source = _source(reader, run)
     if source is None:
@@ -128,7 +128,7 @@ def update(
 
 
 def live_part(reader: StoreReader, run: RunInfo, cursors: Mapping[str, SeriesCursor]) -> Json:
-    """Return what a poll of the page Live is answered besides: the ledger's new rows, and notes."""
+    """Return the new rows and the notes for a poll of the Overview tab."""
     source = _source(reader, run)
     if source is None:
         return {"series": {}, "ledger": {"notes": []}}
@@ -138,7 +138,7 @@ def live_part(reader: StoreReader, run: RunInfo, cursors: Mapping[str, SeriesCur
 
 
 def window_part(reader: StoreReader, run: RunInfo, axis: Axis, low: float, high: float) -> Json:
-    """Return the ledger between two steps, or two times in seconds since the run's start."""
+    """Return the rows between two steps, or two times in seconds since the run's start."""
     source = _source(reader, run)
     if source is None:
         return {}
@@ -150,14 +150,14 @@ def window_part(reader: StoreReader, run: RunInfo, axis: Axis, low: float, high:
 
 
 def _source(reader: StoreReader, run: RunInfo) -> BreakdownSource | None:
-    """Return where the run's ledger comes from; a count of the split that is none is left out."""
+    """Return the source of the breakdown, without the split metric if it is unavailable."""
     split = _dict(run.run_json.get("capabilities")).get("split")
     left_out = frozenset({SPLIT} if isinstance(split, str) else ())
     return ledger_source(reader.series(), gpu_of(run_content(run)), left_out)
 
 
 def missing_reasons(run: RunInfo) -> dict[str, str]:
-    """Return why metrics of the ledger are missing, by metric, as the run's process said."""
+    """Return the recorded reasons for missing metrics of the breakdown."""
     content, capabilities = run_content(run), _dict(run.run_json.get("capabilities"))
     of_gpus = _dict(capabilities.get("missing"))
     found = _dict(of_gpus.get(gpu_of(content) or ""))
@@ -176,7 +176,7 @@ def missing_reasons(run: RunInfo) -> dict[str, str]:
 
 
 def _notes(now: BreakdownSample | None, run: RunInfo, place: MemoryDomain) -> list[str]:
-    """Return what cannot be told apart now, and why; nothing where nothing is known."""
+    """Return which categories cannot be separated now, and why."""
     if now is None or now.parts is None:
         return []
     return list(notes(now.parts, place, missing_reasons(run)))
@@ -235,7 +235,7 @@ def _rows(
 
 
 def _values(parts: CategoryBytes) -> dict[str, int]:
-    """Return the parts as metrics of the series; the total only where it is the whole."""
+    """Return the categories as metrics; the total only if they add up to the whole."""
     found = {f"{SERIES}/{key}": size for key, size in parts.items()}
     return found | {TOTAL: sum(parts.values())} if "free" in parts else found
 

@@ -1,4 +1,4 @@
-"""A profile as rows of a table and Plotly figures: parts of a step, and stacks; pure."""
+"""A profile as table rows and Plotly figures: phases of a step, and a flame graph. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepscope.profiling.trace_stats import FlameGraph
 
 MS, MIB = 1000.0, 2.0**20
 PHASE_COLORS = {
-    "data": ORANGE,  # as the wait for data in the chart of step time
+    "data": ORANGE,  # as perf/data_wait in the step time chart
     "forward": BLUE,
     "backward": PINK,
     "optimizer": GREEN,
@@ -24,47 +24,51 @@ KINDS = {
     "built-in function": "#b9c0c9",
     "operator": "#e9a77a",
 }
-"""Colors of functions in the stacks."""
-NODES = 4000  # Functions that are sent to the browser, the largest.
-OUTER_SHARE = 0.97
+"""Color of each kind of function in the flame graph."""
+MAX_NODES = 4000  # sent to the browser: those with the most time
+OUTER_FRACTION = 0.97
 _OPERATOR = re.compile(r"[\w.]+(::|Backward\d|$)")
 
 
 def rows(summary: ProfileSummary) -> list[Json]:
-    """Return a row an operator: times in ms and memory in MiB, summed over the profiled steps."""
-    found = []
-    for operator in summary.operators:
-        row: Json = {"Operator": operator.name, "Calls": operator.calls}
-        if summary.cuda:
-            row["CUDA self"] = operator.cuda_self_us / MS
-            row["CUDA total"] = operator.cuda_total_us / MS
-        row["CPU self"] = operator.cpu_self_us / MS
-        row["CPU total"] = operator.cpu_total_us / MS
-        if summary.cuda:
-            row["CUDA memory"] = operator.cuda_memory / MIB
-        row["CPU memory"] = operator.cpu_memory / MIB
-        found.append(row)
-    return found
+    """Return one row per operator: ms and MiB, summed over the profiled steps."""
+    columns = {
+        "CUDA self": ("cuda_self_us", MS),
+        "CUDA total": ("cuda_total_us", MS),
+        "CPU self": ("cpu_self_us", MS),
+        "CPU total": ("cpu_total_us", MS),
+        "CUDA memory": ("cuda_memory", MIB),
+        "CPU memory": ("cpu_memory", MIB),
+    }
+    return [
+        {"Operator": operator.name, "Calls": operator.calls}
+        | {
+            title: getattr(operator, field) / unit
+            for title, (field, unit) in columns.items()
+            if summary.cuda or not title.startswith("CUDA")
+        }
+        for operator in summary.operators
+    ]
 
 
 def phase_figure(summary: ProfileSummary) -> Json:
-    """Return a bar for the training thread, and one for the GPU, of the parts of a step."""
+    """Return a stacked bar of the phases of a step per timeline: training thread and GPU."""
     steps = max(1, summary.last - summary.first + 1)
     bars = {"GPU": summary.phases.cuda_us} if summary.cuda else {}
-    bars["Training thread"] = summary.phases.cpu_us  # the last one stands at the top
+    bars["Training thread"] = summary.phases.cpu_us  # the last bar is drawn on top
     traces = []
     for name, color in PHASE_COLORS.items():
         shares = [times[name] / (sum(times.values()) or 1.0) for times in bars.values()]
         each = [format_short_time(times[name] / steps / 1e6) for times in bars.values()]
-        told = [f"{name} {share:.1%} · {text}" for share, text in zip(shares, each, strict=True)]
+        texts = [f"{name} {share:.1%} · {text}" for share, text in zip(shares, each, strict=True)]
         traces.append(
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": name if len(bars) > 1 else told[0],
+                "name": name if len(bars) > 1 else texts[0],
                 "x": shares,
                 "y": list(bars),
-                "text": told,
+                "text": texts,
                 "textangle": 0,
                 "insidetextanchor": "start",
                 "hovertemplate": "%{text} per step<extra></extra>",
@@ -84,21 +88,21 @@ def phase_figure(summary: ProfileSummary) -> Json:
 
 
 def flame_figure(flame: FlameGraph) -> Json:
-    """Return the stacks as an icicle, callers above what they call; at most NODES functions.
+    """Return the stacks as an icicle of at most MAX_NODES functions, callers above callees.
 
-    The view begins below the outer functions that hold nearly all of the time.
+    The icicle opens at the innermost function that takes nearly all of the time.
     """
     order = sorted(range(len(flame.parent)), key=lambda node: -flame.total_us[node])
-    largest, size = set(order[:NODES]), dict[int, float]()
+    largest, size = set(order[:MAX_NODES]), dict[int, float]()
     for node, parent in enumerate(flame.parent):
         if node in largest and (parent < 0 or parent in size):
             size[node] = 0.0
-    for node in reversed(size):  # Plotly draws nothing where parts are larger than their sum
+    for node in reversed(size):  # Plotly draws nothing if children exceed their parent
         size[node] = max(size[node], flame.total_us[node])
         if (parent := flame.parent[node]) >= 0:
             size[parent] += size[node]
     whole = sum(size[node] for node in size if flame.parent[node] < 0) or 1.0
-    outer = [node for node in size if size[node] >= OUTER_SHARE * whole]
+    outer = [node for node in size if size[node] >= OUTER_FRACTION * whole]
     names = {node: flame.names[flame.name[node]] for node in size}
     trace = {
         "type": "icicle",
@@ -120,7 +124,12 @@ def flame_figure(flame: FlameGraph) -> Json:
     }
     layout = {
         "height": 540,
-        "margin": {"l": 4, "r": 4, "t": 28, "b": 4},  # the path to the function stands at the top
+        "margin": {
+            "l": 4,
+            "r": 4,
+            "t": 28,
+            "b": 4,
+        },  # the top margin shows the path to the function
         "uniformtext": {"minsize": 10, "mode": "hide"},
     }
     if outer:

@@ -1,8 +1,7 @@
-"""What the ranks other than 0 tell, each in a store of its own: alerts, and results of commands.
+"""Alerts and command results of the ranks other than 0, each from its own store.
 
-The page polls twice a second, and a job may have many ranks: a poll asks some of them, those that
-have waited longest, and only for what is new. Each event has a number here, so that a tab is sent
-it once.
+The page polls twice a second and a job may have many ranks: a poll reads the new events of some
+ranks, the longest unread first. Events are numbered, so that a tab receives each once.
 """
 
 from __future__ import annotations
@@ -23,39 +22,35 @@ from stepscope.run.rank_info import find_rank, numbers_with
 from stepscope.store import EventRow, StoreError, StoreReader
 
 ALERT = "alert"
-PERIOD_S = 2.0  # How often the store of a rank is asked at most.
-BUDGET_S = 0.001
-"""Time of a core that a poll may spend here; a store that is open is read to the end."""
-KEPT = 100  # Newest events of all other ranks that are kept and sent.
-FIRST = 1000  # Newest events of a rank that are looked at first.
-RUNS = 16  # Runs of which events are kept.
-
-Numbered = tuple[int, int, EventRow]
-"""The number of an event here, its rank in the folder, the event."""
+PERIOD_S = 2.0  # between two readings of a rank's store
+BUDGET_S = 0.001  # CPU time of a poll; an open store is read to the end
+MAX_EVENTS = 100  # newest events of all other ranks
+MAX_FIRST_EVENTS = 1000  # newest events of a rank at its first reading
+MAX_RUNS = 16
 
 
 @dataclass(slots=True)
 class _RankEventCursor:
-    """When a rank was asked, the id of its last event, and torch's number once it is known."""
+    """Time of the last reading, the id of the last event, the global rank once known."""
 
-    asked_at: float = -float("inf")
+    read_at: float = -float("inf")
     last: int = 0
     rank: int | None = None
 
 
 @dataclass(slots=True)
 class _RunEvents:
-    """What is known of one run; `name` tells its numbers from those of another server's life."""
+    """Events of one run: (number, folder rank, event). `name` distinguishes server processes."""
 
     name: str = field(default_factory=lambda: secrets.token_hex(4))
     count: int = 0
     ranks: dict[int, _RankEventCursor] = field(default_factory=dict)
-    events: list[Numbered] = field(default_factory=list)
+    events: list[tuple[int, int, EventRow]] = field(default_factory=list)
     listed_at: float = -float("inf")
 
 
 class RankEvents:
-    """Reads the events of ranks; may be called by any thread."""
+    """Reads the events of ranks. Thread-safe."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, budget_s: float = BUDGET_S
@@ -66,67 +61,51 @@ class RankEvents:
         self._runs: OrderedDict[Path, _RunEvents] = OrderedDict()
 
     def of(self, run: RunInfo, seen: str = "") -> tuple[list[tuple[int, EventRow]], str]:
-        """Return the events of the ranks other than 0 that are new to a tab, each with its number
-        in the folder, and what the tab has then seen.
+        """Return (folder rank, event) of the events new to a tab, and the tab's next `seen`.
 
-        `seen` is what it had, "" for nothing. A job that hangs does so on all ranks: their
-        `no_step` is left out, rank 0 has it too.
+        `seen` is "" at first. `no_step` alerts are omitted: rank 0 of a hanging job has them too.
         """
         if world_size_of(run.run_json) < 2:
             return [], ""
         with self._lock:
-            known = recent(self._runs, run.folder, _RunEvents, RUNS)
-            self._ask(run.folder, known)
+            known = recent(self._runs, run.folder, _RunEvents, MAX_RUNS)
+            self._read(run.folder, known)
             name, _, count = seen.partition("~")
             after = int(count) if name == known.name and count.isdecimal() else 0
             fresh = [(rank, event) for number, rank, event in known.events if number > after]
             return sorted(fresh, key=lambda each: each[1].ts), f"{known.name}~{known.count}"
 
-    def _ask(self, folder: Path, known: _RunEvents) -> None:
+    def _read(self, folder: Path, known: _RunEvents) -> None:
         now, until = self._clock(), time.thread_time() + self._budget_s
         if now - known.listed_at >= PERIOD_S:
             known.listed_at = now
             for number in filter(None, numbers_with(folder, "sqlite")):
                 known.ranks.setdefault(number, _RankEventCursor())
-        for number, rank in sorted(known.ranks.items(), key=lambda each: each[1].asked_at):
-            if now - rank.asked_at < PERIOD_S:
+        for number, rank in sorted(known.ranks.items(), key=lambda each: each[1].read_at):
+            if now - rank.read_at < PERIOD_S:
                 break
-            rank.asked_at = now
-            for event in _told(folder, number, rank):
+            rank.read_at = now
+            for event in _new_events(folder, number, rank):
                 known.count += 1
-                named = _named(_torch_rank(folder, number, rank), event)
-                known.events.append((known.count, number, named))
+                known.events.append((known.count, number, event))
             if time.thread_time() >= until:
                 break
-        known.events = known.events[-KEPT:]
+        known.events = known.events[-MAX_EVENTS:]
 
 
-def _told(folder: Path, number: int, rank: _RankEventCursor) -> Iterator[EventRow]:
-    """Give the events of a rank that it has not told before and that a tab is sent."""
+def _new_events(folder: Path, number: int, rank: _RankEventCursor) -> Iterator[EventRow]:
+    """Yield the unread alerts and command results of a rank, with its global rank."""
     try:
         with StoreReader(folder, number) as reader:
-            events = reader.events(rank.last, FIRST)
-    except StoreError:
-        return  # being made, or broken: what the others say counts
+            events = reader.events(rank.last, MAX_FIRST_EVENTS)
+    except StoreError:  # being created, or damaged
+        return
     for event in events:
         rank.last = event.id
-        if _is_sent(event):
-            yield event
-
-
-def _is_sent(event: EventRow) -> bool:
-    if event.kind == ALERT:
-        return event.data.get("rule") != NO_STEP
-    return event.data.get("command_id") is not None
-
-
-def _torch_rank(folder: Path, number: int, rank: _RankEventCursor) -> int:
-    """Return torch's number of a rank, its own in the folder while it has no file."""
-    if rank.rank is None and (file := find_rank(folder, number)) is not None:
-        rank.rank = file.rank
-    return number if rank.rank is None else rank.rank
-
-
-def _named(rank: int, event: EventRow) -> EventRow:
-    text = f"Rank {rank}: {event.text}"
-    return replace(event, text=text, data={**event.data, "rank": rank})
+        is_alert = event.kind == ALERT and event.data.get("rule") != NO_STEP
+        if is_alert or (event.kind != ALERT and event.data.get("command_id") is not None):
+            if rank.rank is None and (file := find_rank(folder, number)) is not None:
+                rank.rank = file.rank
+            shown = number if rank.rank is None else rank.rank
+            text, data = f"Rank {shown}: {event.text}", {**event.data, "rank": shown}
+            yield replace(event, text=text, data=data)

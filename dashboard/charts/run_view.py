@@ -1,6 +1,6 @@
-"""What the page of a run depends on, from its run.json; pure.
+"""The parts of run.json that the run page is built from. No I/O.
 
-Others may have written that file: what it lacks or holds in another form is left out.
+run.json is untrusted: missing or malformed entries are omitted.
 """
 
 from __future__ import annotations
@@ -23,27 +23,26 @@ NOT_BEGUN = (
 )
 CPU_TRAINS = "this run trains on the CPU."
 NOT_SUPPORTED = "not supported on this GPU"
-"""NVML's answer for a metric that a GPU does not have, as the sampler records it."""
+"""The sampler's text for NVML_ERROR_NOT_SUPPORTED."""
 LOST = (
     "Some collectives were overwritten before they were read; they are assumed to be like the "
     "others."
 )
 WITH_MIG = "not available with MIG enabled"
 
-CUSTOM_CHARTS = 12
-"""Metrics of the script's own that get a chart; the rest is recorded all the same."""
-CUSTOM_LENGTH = 100  # Longest name of such a metric: what is longer would be most of every poll.
-OPTIMIZERS = 8
-MOST_RANKS = 1_000_000  # World size beyond which run.json is not believed.
-GROUPS = 8  # Parameter groups of an optimizer whose learning rate is drawn.
+MAX_CUSTOM_CHARTS = 12  # charts of user-defined metrics; the others are recorded only
+MAX_CUSTOM_CHARS = 100  # a longer metric name would dominate every poll
+MAX_OPTIMIZERS = 8
+MAX_RANKS = 1_000_000  # a larger world size in run.json is ignored
+MAX_GROUPS = 8  # parameter groups of an optimizer whose learning rate is drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledGpu:
     """A GPU that the run's sampler reads.
 
-    `index` is its place in the run's list; `memory_bytes` is its installed memory if known;
-    `missing` says for each metric that it does not give why.
+    `index` is its position in the run's list, `memory_bytes` its installed memory if known,
+    `missing` the reason for each missing metric.
     """
 
     uuid: str
@@ -54,27 +53,16 @@ class SampledGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearFit:
-    """The linear workload's data: points to draw and the line they were made from."""
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    slope: float
-    intercept: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """What the layout depends on.
+    """Inputs of the chart layout.
 
-    `has_cuda`: the run trains on a CUDA device. `training_gpu` is its UUID, by default the first
-    of `gpus`. `gpu_reason` and `allocator_reason` say why GPU or allocator values do not exist;
-    the latter is None on a CUDA device whose allocator answers.
-    `optimizers` are the class names, in the order of their first steps. `custom` are the metrics
-    that only this run has, those with a chart; `custom_left` counts the others. `flops_reason`
-    says why operations could not be counted, `peak_reason` why their share of the peak is unknown.
-    `ranks` are the processes of a distributed job; `collectives` says for each metric of its
-    collectives that is missing why, and under `lost` that some were not read.
+    `has_cuda`: the run trains on a CUDA device. `training_gpu`: its UUID, by default the first of
+    `gpus`. `gpu_reason`, `allocator_reason`: why GPU or allocator values are missing; the latter is
+    None if the allocator of a CUDA device answers. `fit`: data and true line of the linear
+    workload. `optimizers`: class names in the order of their first steps. `custom`: metrics of
+    this run only that get a chart; `custom_left` counts the others. `flops_reason`: why FLOPs were
+    not counted; `peak_reason`: why their fraction of the peak is unknown. `ranks`: the world size.
+    `collectives`: reasons for missing collective metrics, under `lost` for unread collectives.
     """
 
     has_cuda: bool
@@ -82,7 +70,7 @@ class RunView:
     training_gpu: str | None = None
     gpu_reason: str = NO_GPU
     allocator_reason: str | None = None
-    fit: LinearFit | None = None
+    fit: Mapping[str, Any] | None = None
     kind: RunKind = RunKind.TRAINER
     optimizers: tuple[str, ...] = ()
     custom: tuple[str, ...] = ()
@@ -94,7 +82,7 @@ class RunView:
 
 
 def run_content(run: RunInfo) -> RunView:
-    """Return the layout's inputs."""
+    """Return the inputs of the layout."""
     run_json, kind, device = run.run_json, run_kind(run), training_device(run)
     capabilities = _dict(run_json.get("capabilities"))
     on_cpu = device == "cpu" and kind is not RunKind.RECORD
@@ -118,20 +106,20 @@ def run_content(run: RunInfo) -> RunView:
 
 
 def _collectives(capabilities: Mapping[str, Any]) -> dict[str, str]:
-    """Return why metrics are missing; without the growing number of those that were not read."""
+    """Return the reasons for missing metrics; `lost` without its growing count."""
     reasons = _dict(capabilities.get("collectives"))
-    said = {key: text for key, text in reasons.items() if isinstance(text, str)}
-    return said | ({"lost": LOST} if "lost" in said else {})
+    texts = {key: text for key, text in reasons.items() if isinstance(text, str)}
+    return texts | ({"lost": LOST} if "lost" in texts else {})
 
 
 def world_size_of(run_json: Mapping[str, Any]) -> int:
-    """Return how many processes a job has; 1 for what is no such number."""
+    """Return the number of processes of a job; 1 if run.json has no valid number."""
     size = run_json.get("world_size", 1)
-    return size if type(size) is int and 1 <= size <= MOST_RANKS else 1
+    return size if type(size) is int and 1 <= size <= MAX_RANKS else 1
 
 
 def run_kind(run: RunInfo) -> RunKind:
-    """Return who writes the run; a kind that this version does not know is shown as a script."""
+    """Return the kind of a run; an unknown kind is shown as a script."""
     try:
         return RunKind(run.run_json.get("kind", RunKind.TRAINER))
     except ValueError:
@@ -139,7 +127,7 @@ def run_kind(run: RunInfo) -> RunKind:
 
 
 def training_device(run: RunInfo) -> str | None:
-    """Return "cpu", a GPU's UUID, or None where nothing is trained or nobody knows yet where."""
+    """Return "cpu", a GPU's UUID, or None if the device is unknown or nothing is trained."""
     device = run.run_json.get("device")
     if device is None and run_kind(run) is RunKind.TRAINER:
         device = _dict(run.run_json.get("config")).get("device", "cpu")
@@ -147,16 +135,16 @@ def training_device(run: RunInfo) -> str | None:
 
 
 def custom_metrics(run_json: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
-    """Return the metrics of the script's own that are drawn, and the number of the others."""
+    """Return the user-defined metrics that get a chart, and the number of the others."""
     listed = _texts(run_json.get("custom"))
-    known = [key for key in listed if len(key) <= CUSTOM_LENGTH and key not in BY_KEY]
-    drawn = tuple(known[:CUSTOM_CHARTS])
+    known = [key for key in listed if len(key) <= MAX_CUSTOM_CHARS and key not in BY_KEY]
+    drawn = tuple(known[:MAX_CUSTOM_CHARTS])
     return drawn, sum(key not in BY_KEY for key in listed) - len(drawn)
 
 
 def optimizer_names(run_json: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the class names of the script's optimizers, in the order of their first steps."""
-    return tuple(name[:40] for name in _texts(run_json.get("optimizers"))[:OPTIMIZERS])
+    return tuple(name[:40] for name in _texts(run_json.get("optimizers"))[:MAX_OPTIMIZERS])
 
 
 def loss_keys(optimizers: int) -> tuple[str, ...]:
@@ -165,8 +153,8 @@ def loss_keys(optimizers: int) -> tuple[str, ...]:
 
 
 def rate_keys(optimizers: int) -> tuple[tuple[str, int, int], ...]:
-    """Return the learning rate metrics that there can be, each with its optimizer and group."""
-    groups = GROUPS if optimizers <= 2 else 2
+    """Return the possible learning rate metrics, each with its optimizer and group."""
+    groups = MAX_GROUPS if optimizers <= 2 else 2
     return tuple(
         ("train/lr" + (f".optimizer{i}" if i else "") + (f".group{j}" if j else ""), i, j)
         for i in range(max(1, optimizers))
@@ -211,7 +199,7 @@ def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
 
 
 def _missing(entry: Mapping[str, Any], reasons: Mapping[str, Any]) -> dict[str, str]:
-    """Return why a GPU lacks metrics; NVML calls all that a MIG instance lacks "not supported"."""
+    """Return the reasons for missing metrics; of a MIG instance NVML reports "not supported"."""
     mig = str(entry["uuid"]).startswith("MIG-") or " MIG " in str(entry.get("name"))
     return {
         key: WITH_MIG if mig and reason == NOT_SUPPORTED else str(reason)
@@ -219,15 +207,15 @@ def _missing(entry: Mapping[str, Any], reasons: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _fit(fit: Mapping[str, Any]) -> LinearFit | None:
+def _fit(fit: Mapping[str, Any]) -> Mapping[str, Any] | None:
     try:
-        x, y = (tuple(map(float, fit[axis])) for axis in ("x", "y"))
-        slope, intercept = float(fit["slope"]), float(fit["intercept"])
+        points = {axis: [float(value) for value in fit[axis]] for axis in ("x", "y")}
+        truth = {name: float(fit[name]) for name in ("slope", "intercept")}
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    if not all(map(isfinite, (*x, *y, slope, intercept))):
+    if not all(map(isfinite, (*points["x"], *points["y"], *truth.values()))):
         return None
-    return LinearFit(x=x, y=y, slope=slope, intercept=intercept)
+    return points | truth
 
 
 def _texts(value: Any) -> list[str]:

@@ -1,7 +1,7 @@
-"""What the live charts ask for, as JSON-able values: only the new points, at a fitting resolution.
+"""Answers of `/api/series` and `/api/window` as JSON values: new points at a fitting resolution.
 
-A client holds at most TARGET buckets of each series and says which rows it has. The answer is the
-same size whether a run has 600 points or ten million. `dashboard/live_chart` is the other end.
+A client holds at most TARGET buckets of each series and sends a cursor of the rows that it has. The
+size of an answer does not depend on the length of the run. `dashboard/live_chart` is the client.
 """
 
 from __future__ import annotations
@@ -31,37 +31,31 @@ from stepscope.run.rank_info import now_of
 from stepscope.store import EventRow, SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.reader import Axis
 
-TARGET = 500  # Buckets a chart shows at most.
-MAX_NEW = 250  # New buckets beyond which the client is better served a fresh overview.
-EVENTS = 1000  # Newest events sent at first: epochs must not crowd out what somebody did.
-RECENT = 24
-"""Rows in which the newest value is looked for: 2.4 s of samples, more than the slowest tier."""
-RATE_S = 1.0
-"""Seconds over which the rate is averaged: one step may be an epoch's short last batch."""
-RATE_ROWS = 512  # Rows of them that are looked at, at most: two frames of the store.
-QUIET_S = 3.0
-"""Age of the heartbeat from which the page says so; a healthy run writes it every second."""
-
-
-ROUND_S = 5
-"""A sentence on waiting ranks changes this often: a screen reader says it anew each time."""
-NAMED = 8  # Ranks that are named at most.
+TARGET = 500  # buckets of a chart, at most
+MAX_NEW = 250  # new buckets; with more, a fresh overview is smaller
+MAX_EVENTS = 1000  # newest events of a first answer: epochs must not crowd out commands
+RECENT_ROWS = 24  # searched for the newest value: 2.4 s of samples, more than the slowest tier
+RATE_S = 1.0  # the rate is averaged over it: a single step may be an epoch's short last batch
+MAX_RATE_ROWS = 512  # read for the rate: two frames of the store
+STALE_S = 3.0  # age of the heartbeat from which the page warns; it is written every second
+ROUND_S = 5  # resolution of a wait in a message: screen readers announce each change
+MAX_NAMED_RANKS = 8
 FOLDED = {
     *("train/amp_scale", "train/amp_skipped"),
     *("perf/tokens_per_sec", "perf/tflops", "perf/mfu"),
     *("gpu/temp", "gpu/power_limit"),
     *("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth"),
 }
-"""In folded charts only, as are learning rates and gradient norms: sent while they are open."""
+"""Metrics of folded charts, like learning rates and gradient norms: sent only while open."""
 LIVE_KEYS = COLORS.keys() - FOLDED - {"train/lr", "train/grad_norm"} | {
     *("val/accuracy", "model/weight", "model/bias", "sampler/cost")
 }
-"""Sent with every poll: what is in a chart or a tile."""
+"""Metrics of charts and tiles, sent with every poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The metrics that a client is sent: those it draws, and those of which it shows the newest."""
+    """The metrics sent to a client: lines (`drawn`) and newest values (`last`)."""
 
     drawn: frozenset[str]
     last: frozenset[str]
@@ -69,15 +63,15 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class SeriesCursor:
-    """What a client has of a series: `row` rows in buckets of `bucket` rows."""
+    """A client's state of a series: it has `row` rows in buckets of `bucket` rows."""
 
     row: int
     bucket: int
 
 
 def keys_of(run: RunInfo, include_folded: bool) -> Keys:
-    """Return the metrics to send of a run; those of its folded charts only where asked for."""
-    include_folded |= run_kind(run) is RunKind.RECORD  # which folds nothing
+    """Return the metrics to send; those of folded charts only on request."""
+    include_folded |= run_kind(run) is RunKind.RECORD  # a recording folds nothing
     optimizers = len(optimizer_names(run.run_json))
     return _keys(custom_metrics(run.run_json)[0], optimizers, include_folded)
 
@@ -110,9 +104,9 @@ def fitting_bucket(rows: int) -> int:
 
 
 def span(rows: int, cursor: SeriesCursor | None) -> tuple[int, int, int, bool]:
-    """Return which of `rows` rows to send: start, stop, bucket; True where they replace all.
+    """Return start, stop and bucket of the rows to send; True if they replace all earlier rows.
 
-    Those after a cursor, or an overview where that is better.
+    The rows after the cursor, or an overview if that is smaller.
     """
     natural = fitting_bucket(rows)
     if cursor is not None and cursor.row <= rows:
@@ -138,9 +132,9 @@ def update(
     }
     answer = {**state(run), "series": series, "events": events(reader, run, after_event)}
     if "steps" in series:
-        # run.json is rewritten once a second; the rows are newer.
+        # The rows are newer than run.json, which is rewritten once a second.
         newest = {
-            "step": series["steps"]["last"].pop("step", None),  # None: its frames are damaged
+            "step": series["steps"]["last"].pop("step", None),  # None: damaged frames
             "epoch": series["steps"]["last"].pop("train/epoch", None),
         }
         answer["progress"] |= {name: value for name, value in newest.items() if value is not None}
@@ -148,15 +142,15 @@ def update(
 
 
 def state(run: RunInfo) -> dict[str, Any]:
-    """Return how a run stands: the part of an answer that needs no store."""
+    """Return the state of a run: the part of an answer that needs no store."""
     run_json = run.run_json
     progress = {
         name: run_json.get(name)
         for name in ("step", "total_steps", "epoch", "epochs", "first_step", "paused_s")
     }
-    progress["epoch"] = progress["epoch"] or None  # counted from 1; 0 is nobody counting
+    progress["epoch"] = progress["epoch"] or None  # counted from 1; 0: not counted
     if run_kind(run) is RunKind.RECORD:
-        progress["step"] = None  # it has none, although every recorder counts
+        progress["step"] = None  # a recording has no steps
     return {
         "run": run.id,
         "status": run.status,
@@ -171,7 +165,7 @@ def state(run: RunInfo) -> dict[str, Any]:
 
 
 def warnings(run: RunInfo) -> list[str]:
-    """Return what the reader must know about the recording itself, a sentence each."""
+    """Return the warnings about the recording itself, one sentence each."""
     run_json, age_s = run.run_json, run.heartbeat_age_s
     found = [str(run_json["problem"])] if run_json.get("problem") else []
     late, dropped = run_json.get("dropped_values"), run_json.get("dropped")
@@ -190,7 +184,7 @@ def warnings(run: RunInfo) -> list[str]:
     waits = command_wait(run, now_of(run.run_json))
     if waits is not None:
         found.append(waits)
-    if run.status.live and age_s > QUIET_S:
+    if run.status.live and age_s > STALE_S:
         found.append(
             f"No update for {_duration(age_s)}. The run has not ended, but its folder does not "
             "change: the disk may be full or read-only, or the process blocked. Values may be "
@@ -200,7 +194,7 @@ def warnings(run: RunInfo) -> list[str]:
 
 
 def command_wait(run: RunInfo, now: float) -> str | None:
-    """Return which ranks have not come to the step of a command; None while all come."""
+    """Return which ranks have not reached the step of a command; None if all have."""
     waits = run.run_json.get("command_waits")
     if not run.status.live or not isinstance(waits, dict):
         return None
@@ -210,15 +204,13 @@ def command_wait(run: RunInfo, now: float) -> str | None:
     except (KeyError, TypeError, ValueError):
         return None
     waited_s = max(ROUND_S, int(now - since) // ROUND_S * ROUND_S)
-    who = _late(ranks, run.run_json.get("world_size"))
-    return f"{label} is waiting for step {step:,}: {who} arrived after {waited_s:,} s."
-
-
-def _late(ranks: list[Any], world_size: Any) -> str:
-    if len(ranks) == world_size:
-        return "no rank has"
-    listed = ", ".join(map(str, ranks[:NAMED])) + (", …" if len(ranks) > NAMED else "")
-    return f"rank {listed} has not" if len(ranks) == 1 else f"ranks {listed} have not"
+    if len(ranks) == run.run_json.get("world_size"):
+        late = "no rank has"
+    else:
+        names = ", ".join(map(str, ranks[:MAX_NAMED_RANKS]))
+        names += ", …" if len(ranks) > MAX_NAMED_RANKS else ""
+        late = f"rank {names} has not" if len(ranks) == 1 else f"ranks {names} have not"
+    return f"{label} is waiting for step {step:,}: {late} arrived after {waited_s:,} s."
 
 
 def _waiting(run: RunInfo) -> str | None:
@@ -247,42 +239,41 @@ def window(
     found = {}
     for info in reader.series():
         start, stop = reader.rows_between(info.id, axis, low, high)
-        # One row on either side, so that lines run on to the edges of the chart.
+        # One more row on either side: lines reach the edges of the chart.
         start, stop = max(0, start - 1), min(info.rows, stop + 1)
         found[_name(info)] = part.rows(info, start, stop, fitting_bucket(stop - start))
     return {"run": run.id, "series": found}
 
 
 def events(reader: StoreReader, run: RunInfo, after: int) -> list[dict[str, Any]]:
-    """Return the newest events after an id, oldest first."""
-    return [_event(event, run.created) for event in reader.events(after, EVENTS)]
+    """Return the newest events after an id, the oldest first."""
+    return [_event(event, run.created) for event in reader.events(after, MAX_EVENTS)]
 
 
-def rank_events(told: Iterable[tuple[int, EventRow]], run: RunInfo) -> list[dict[str, Any]]:
-    """Return events of other ranks; their ids hold the rank, and are text."""
-    return [_event(event, run.created) | {"id": f"rank{rank}-{event.id}"} for rank, event in told]
+def rank_events(rows: Iterable[tuple[int, EventRow]], run: RunInfo) -> list[dict[str, Any]]:
+    """Return events of other ranks; their ids are text that contains the rank."""
+    return [_event(event, run.created) | {"id": f"rank{rank}-{event.id}"} for rank, event in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class _SeriesResponse:
-    """What the series of one answer have in common."""
+    """The shared inputs of all series of one answer."""
 
     reader: StoreReader
     created: float
     keys: Keys
 
     def delta(self, info: SeriesInfo, cursor: SeriesCursor | None) -> dict[str, Any]:
-        """Return the rows after a cursor, or an overview where that is better."""
+        """Return the rows after a cursor, or an overview if that is smaller."""
         start, stop, bucket, reset = span(info.rows, cursor)
         return {**self.rows(info, start, stop, bucket), "reset": reset}
 
     def newest(self, info: SeriesInfo) -> dict[str, Any]:
-        """Return `last`, the newest value of each metric among the last rows, not a bucket's mean;
-        and of those that are not finite `since`, the step from which on none was.
+        """Return `last`, the newest value of each metric in the last RECENT_ROWS rows.
 
-        A metric without one there has stopped, or is logged less often than every RECENT rows.
+        `since` holds for each value that is not finite the step of the first such value.
         """
-        block = self.reader.read(info.id, max(0, info.rows - RECENT), info.rows, 1)
+        block = self.reader.read(info.id, max(0, info.rows - RECENT_ROWS), info.rows, 1)
         last: dict[str, float | int | str | None] = {}
         since: dict[str, int] = {}
         for key, value in _newest_values(block).items():
@@ -300,18 +291,18 @@ class _SeriesResponse:
         return {"last": last, "since": since}
 
     def _until_last_second(self, info: SeriesInfo, block: SeriesBlock) -> SeriesBlock:
-        """Return the newest rows back to RATE_S before the last timed one, at most RATE_ROWS."""
+        """Return the newest rows back to RATE_S before the last timed row."""
         rows = len(block)
-        while rows < min(RATE_ROWS, info.rows):
+        while rows < min(MAX_RATE_ROWS, info.rows):
             timed = np.flatnonzero(np.isfinite(block.mean[block.keys.index(RATE)]))
             if len(timed) and block.ts[0] <= block.ts[timed[-1]] - RATE_S:
                 break
-            rows = min(4 * rows, RATE_ROWS)
+            rows = min(4 * rows, MAX_RATE_ROWS)
             block = self.reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
         return block
 
     def _odd_since(self, info: SeriesInfo, key: str) -> int:
-        """Return the step of the first value that is not finite after the last that was."""
+        """Return the step of the first value after the last finite one."""
         finite = self._find(info, key, "count", 0, info.rows, newest=True)
         start = 0 if finite is None else finite + 1
         first = self._find(info, key, "odd", start, info.rows, newest=False)
@@ -321,15 +312,15 @@ class _SeriesResponse:
     def _find(
         self, info: SeriesInfo, key: str, what: str, start: int, stop: int, *, newest: bool
     ) -> int | None:
-        """Return the newest, or the first, row from start to stop that has `what` of a metric.
+        """Return the newest or the first row from start to stop with a nonzero `what` of a metric.
 
-        Looks at TARGET buckets and goes on in the one that has it: three times for ten million.
+        Searches TARGET buckets, then inside the match: three reads for ten million rows.
         """
         bucket = fitting_bucket(stop - start)
         block = self.reader.read(info.id, start, stop, bucket)
         if key not in block.keys:
             return None
-        # The first bucket may begin before `start`, and what it has may lie there.
+        # The first bucket may begin before `start`, and its match may lie there.
         begin = start - start % bucket
         have = np.flatnonzero(getattr(block, what)[block.keys.index(key)]).tolist()
         for place in reversed(have) if newest else have:
@@ -363,7 +354,7 @@ class _SeriesResponse:
 
 
 def _newest_values(block: SeriesBlock) -> dict[str, float]:
-    """Return the newest value of each metric that has one in the block."""
+    """Return the newest value of each metric in the block."""
     if not len(block):
         return {}
     present = (block.count + block.odd) > 0
@@ -374,9 +365,9 @@ def _newest_values(block: SeriesBlock) -> dict[str, float]:
 
 
 def _last_second(block: SeriesBlock) -> dict[str, float | int]:
-    """Return samples by time and the step time over the last second; nothing of untimed steps.
+    """Return samples/s and step time over the last second of timed steps.
 
-    Both over the same steps, so that the two tiles agree.
+    Both cover the same steps, so that the two tiles agree.
     """
     if not {RATE, STEP_TIME} <= set(block.keys):
         return {}
@@ -390,7 +381,7 @@ def _last_second(block: SeriesBlock) -> dict[str, float | int]:
 
 
 def _values(block: SeriesBlock, row: int, bucket: int) -> dict[str, list[float | int | str | None]]:
-    """Return a metric's values; and `odd` where some are not finite: their names, or how many."""
+    """Return a metric's values, and `odd`: names or counts of values that are not finite."""
     values: dict[str, list[float | int | str | None]] = {"mean": rounded(block.mean[row].tolist())}
     if bucket > 1:
         values["min"] = rounded(block.low[row].tolist())
@@ -405,7 +396,7 @@ def _values(block: SeriesBlock, row: int, bucket: int) -> dict[str, list[float |
 
 
 def rounded(values: Iterable[float | None]) -> list[float | int | str | None]:
-    """Return values at the six digits that a chart can show; None for what JSON has no word for."""
+    """Return values with the six digits of a chart; None for values that are not finite."""
     return [
         None if value is None or not math.isfinite(value) else _number(value) for value in values
     ]

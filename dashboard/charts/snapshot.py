@@ -1,6 +1,6 @@
-"""A memory snapshot as Plotly figures and table rows; pure.
+"""A memory snapshot as Plotly figures and table rows. No I/O.
 
-Figures are plain dicts that depend on nothing but the snapshot, so that Streamlit keeps them drawn.
+A figure is a plain dict that depends on the snapshot only: Streamlit does not redraw it.
 """
 
 from __future__ import annotations
@@ -38,21 +38,20 @@ BANDS = (
     *(BLUE, ORANGE, GREEN, PINK, AMBER),
     *("#7c6be4", "#2aa5c9", "#a3455a", "#8a9a2c", "#7d5a44"),
 )
-"""Colors for both backgrounds; a band each, largest first."""
+"""Colors of the bands for light and dark, the largest band first."""
 BEFORE_COLOR, REST_COLOR = "#6b7280", "#a9b1bc"
 STATE_COLORS = {ACTIVE: BLUE, AWAITING: PINK, FREE: "#b9c0c9"}
 STATE_WORDS = {ACTIVE: "in use", AWAITING: "freed, another stream still uses it", FREE: "free"}
-LABEL_LENGTH = 52  # Characters of a legend's entry.
-ROW_PX, MAP_ROWS = 20, 24  # Height of a segment in the map, and segments in it.
+MAX_LABEL_CHARS = 52  # of a legend entry
+ROW_PX, MAP_ROWS = 20, 24  # height of a segment in the map, and number of segments
 HISTORY_PX = 380
-PHASE = "phase="  # How the labels of Stepscope's own recordings begin.
-NAME_ROOM = 0.07
-"""Share of the width between two names of labels; each stands once, where there is room."""
-FRAMES_SHOWN = 30  # Frames of a stack in a cell of a table.
+PHASE = "phase="  # prefix of the labels in Stepscope's own recordings
+MIN_NAME_DISTANCE = 0.07  # between two label names, as a fraction of the width
+MAX_FRAMES = 30  # of a stack in a table cell
 
 
 def where(frames: tuple[str, ...]) -> str:
-    """Return the line of the program that a stack stands for.
+    """Return the innermost line of user code in a stack.
 
     >>> where(("/v/site-packages/torch/nn/functional.py:5 in linear", "/me/net.py:7 in forward"))
     'net.py:7 in forward'
@@ -62,14 +61,14 @@ def where(frames: tuple[str, ...]) -> str:
 
 
 def _where_and_inner(frames: tuple[str, ...]) -> str:
-    """Return the line of the program, and what it called last: one line may have many stacks."""
+    """Return the line of user code and the innermost frame: one line may have many stacks."""
     own = where(frames)
     inner = short(frames[0]) if frames else own
     return own if inner == own else f"{own} · {inner.rpartition(' in ')[0]}"
 
 
 def history_figure(summary: SnapshotSummary, history: MemoryTimeline, *, over_time: bool) -> Json:
-    """Return live bytes as stacked bands, over seconds where they are wanted and recorded."""
+    """Return live bytes as stacked bands over actions, or over seconds if recorded."""
     timed = over_time and history.seconds is not None
     x = list(history.seconds or ()) if timed else list(history.columns)
     unit, factor = unit_of(max(history.live, default=0))
@@ -77,7 +76,7 @@ def history_figure(summary: SnapshotSummary, history: MemoryTimeline, *, over_ti
     if any(history.before):
         bands.append(("Allocated before the recording", BEFORE_COLOR, history.before))
     for place, held in enumerate(history.bands):
-        label = shortened(_where_and_inner(summary.frames(held.stack)), LABEL_LENGTH)
+        label = shortened(_where_and_inner(summary.frames(held.stack)), MAX_LABEL_CHARS)
         bands.append((label, BANDS[place % len(BANDS)], held.live))
     if any(history.rest):
         bands.append(("Everything else", REST_COLOR, history.rest))
@@ -96,7 +95,7 @@ def history_figure(summary: SnapshotSummary, history: MemoryTimeline, *, over_ti
 
 
 def map_figure(summary: SnapshotSummary, memory: DeviceSegments) -> Json:
-    """Return the segments in which most is split, as rows of blocks."""
+    """Return the most fragmented segments as rows of blocks."""
     rows = memory.rows[:MAP_ROWS]
     unit, factor = unit_of(max((row.size for row in rows), default=0))
     traces = [
@@ -114,7 +113,7 @@ def map_figure(summary: SnapshotSummary, memory: DeviceSegments) -> Json:
 
 
 def allocation_rows(summary: SnapshotSummary, device: int) -> list[Json]:
-    """Return a row for each stack with live memory at the end, the largest first; sizes in MiB."""
+    """Return one row per stack with live memory at the end, the largest first; sizes in MiB."""
     return [
         _row(summary, site.stack, site.size, site.count)
         for site in summary.sites
@@ -123,12 +122,12 @@ def allocation_rows(summary: SnapshotSummary, device: int) -> list[Json]:
 
 
 def peak_rows(summary: SnapshotSummary, history: MemoryTimeline) -> list[Json]:
-    """Return a row for each stack that held memory at the peak of the history."""
+    """Return one row per stack with live memory at the peak."""
     return [_row(summary, held.stack, held.size, held.count) for held in history.at_peak]
 
 
 def module_rows(summary: SnapshotSummary, device: int) -> list[Json]:
-    """Return a row a module for one device; allocations whose stack names none are one row."""
+    """Return one row per module of a device; allocations without a module share a row."""
     return [
         {
             "Module": one.module or "No module in the stack",
@@ -140,7 +139,7 @@ def module_rows(summary: SnapshotSummary, device: int) -> list[Json]:
 
 
 def place_rows(summary: SnapshotSummary) -> list[Json]:
-    """Return a row for each stream and pool."""
+    """Return one row per stream and pool."""
     return [
         {
             "GPU": place.device,
@@ -157,7 +156,7 @@ def place_rows(summary: SnapshotSummary) -> list[Json]:
 
 
 def change_rows(changes: SnapshotDiff) -> list[Json]:
-    """Return a row for each stack that holds more or less in the second snapshot."""
+    """Return one row per stack whose live memory differs between the snapshots."""
     return [
         {
             "Change": one.more / MIB,
@@ -184,7 +183,7 @@ def _row(summary: SnapshotSummary, stack: int, size: int, count: int) -> Json:
 
 
 def _stack(frames: tuple[str, ...]) -> list[str]:
-    return [short(frame) for frame in frames[:FRAMES_SHOWN]]
+    return [short(frame) for frame in frames[:MAX_FRAMES]]
 
 
 def _line(
@@ -206,16 +205,16 @@ def _history_layout(
 ) -> Json:
     shapes = [line("x", x[column], ORANGE, "solid") for column in history.ooms]
     notes = [_note(x[column], "out of memory") for column in history.ooms[:3]]
-    told: set[int] = set()
+    named: set[int] = set()
     after = 0.0
     for span in history.spans:
         name = summary.labels[span.label].removeprefix(PHASE)
         last = x[min(span.last + 1, len(x) - 1)]
         color = PHASE_COLORS.get(name, GRAY)
         shapes.append(band("x", x[span.first], last, 1.005, 1.025, fillcolor=color))
-        if span.label not in told and span.first >= after:
-            told.add(span.label)
-            after = span.first + NAME_ROOM * len(x)
+        if span.label not in named and span.first >= after:
+            named.add(span.label)
+            after = span.first + MIN_NAME_DISTANCE * len(x)
             notes.append(_note(x[span.first], plain(name)))
     across = "Seconds since the first action" if timed else "Actions of the allocator"
     return layout(
@@ -237,7 +236,7 @@ def _note(x: Any, text: str) -> Json:
 def _blocks(
     summary: SnapshotSummary, rows: tuple[SegmentRow, ...], state: int, unit: str, factor: float
 ) -> Json | None:
-    """Return the blocks of one state as bars from where they begin; None where there are none."""
+    """Return the blocks of one state as bars at their offsets; None without blocks."""
     base, size, place, text = [], [], [], []
     for number, row in enumerate(rows):
         start = 0

@@ -1,4 +1,4 @@
-"""The number tiles of a run, as JSON for the live chart component; pure."""
+"""The tiles of a run as JSON for the live chart component. No I/O."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ NO_SAMPLES = {
     RunKind.INIT: "Unknown: pass samples= to each step, or take batches from rec.batches().",
 }
 NO_EPOCH = {
-    RunKind.WATCH: "Not known: epochs are counted where batches come from a torch DataLoader.",
-    RunKind.INIT: "Not known: the script has not set rec.epoch.",
+    RunKind.WATCH: "Unknown: epochs are counted for batches from a torch DataLoader.",
+    RunKind.INIT: "Unknown: the script has not set rec.epoch.",
 }
-
-
-# The name of a tile, and its label for one GPU and for several.
 GPU_TILES = {
     "gpu/util": ("gpu_util", "Utilization", "Mean utilization"),
     "gpu/mem_used": ("gpu_memory", "GPU memory", "Mean GPU memory"),
     "gpu/power": ("power", "Power", "Mean power"),
     "gpu/temp": ("temperature", "Temperature", "Mean temperature"),
 }
+"""Id of each tile, and its label for one GPU and for several."""
 
 
 def tiles(content: RunView) -> list[Json]:
-    """Return the tiles in their order on the page.
+    """Return the tiles in page order.
 
-    In a distributed run, Samples/s is of all ranks, which take batches of one size.
+    Samples/s of a distributed run is the sum of all ranks, assuming equal batch sizes.
     """
     if content.kind is RunKind.RECORD:
         return [*_gpus(content, *GPU_TILES), *_host()]
@@ -73,7 +71,7 @@ def _host() -> list[Json]:
 
 
 def _gpus(content: RunView, *keys: str) -> list[Json]:
-    """Tiles of all GPUs together: their mean and range."""
+    """Return the tiles with mean and range of all GPUs."""
     if not content.gpus:
         return []
     made = []
@@ -87,10 +85,10 @@ def _gpus(content: RunView, *keys: str) -> list[Json]:
 
 
 def _tile(tile_id: str, label: str, key: str, gpus: tuple[SampledGpu, ...] = ()) -> Json:
-    """A tile: the newest value of its series; of several their mean, and their range below it.
+    """Return a tile with the newest value of its series, or mean and range of several series.
 
-    `ended` is the value of an ended run: the mean, the peak (memory), or the last value (loss).
-    `reason` is why a value may be missing; `hide` leaves the tile out until there is one.
+    `ended`: the value shown after the run: mean, peak (memory) or last (loss). `reason`: why a
+    value may be missing. `hide`: no tile until a value exists.
     """
     metric = BY_KEY[key]
     many = metric.stream is Stream.DEVICES

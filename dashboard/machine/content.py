@@ -1,6 +1,6 @@
-"""What the page Devices shows of a machine, as JSON of ready words; pure.
+"""The GPUs and the host on the Hardware page, as JSON of finished texts. No I/O.
 
-The browser only lays it out: all text goes in as text, as names and commands come from others.
+The browser inserts every text as text, never as HTML: names and commands are untrusted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ NO_GPU = (
 
 
 def machine_content(view: MachineState, cuda: Mapping[str, int], ours: Mapping[int, str]) -> Json:
-    """Return the page but for the details of a GPU.
+    """Return the page without the details of a GPU.
 
-    `cuda` has torch's index of each GPU that this server can train on, by UUID. `ours` has the
-    names of recorded runs by the number of their process.
+    `cuda` maps the UUID of each GPU that this server can train on to torch's index, `ours` the pid
+    of each recorded run to its name.
     """
     return {
         "ts": view.ts,
@@ -38,7 +38,7 @@ def machine_content(view: MachineState, cuda: Mapping[str, int], ours: Mapping[i
 
 
 def host_content(host: HostState) -> Json:
-    """Return the card of the machine."""
+    """Return the card of the host."""
     share = 100 * host.memory_used / host.memory_total if host.memory_total else None
     return {
         "name": host.name,
@@ -48,7 +48,7 @@ def host_content(host: HostState) -> Json:
             ["Processor", f"{host.cpu}, {host.cores or '?'} cores"],
             ["Driver", host.driver or "none"],
             ["CUDA of the driver", host.cuda or "none"],
-            ["PyTorch", host.torch or "not installed here"],
+            ["PyTorch", host.torch or "not installed"],
             ["Python", host.python],
             ["System", host.platform],
         ],
@@ -56,19 +56,19 @@ def host_content(host: HostState) -> Json:
 
 
 def _summary(devices: tuple[DeviceState, ...]) -> str:
-    """Return one line on all GPUs together."""
+    """Return the sum line of all GPUs."""
     if not devices:
         return ""
     loads = [device.values["gpu/util"] for device in devices if "gpu/util" in device.values]
     powers = [device.values["gpu/power"] for device in devices if "gpu/power" in device.values]
     parts = [f"{len(devices)} GPU{'' if len(devices) == 1 else 's'}"]
-    parts += [f"{sum(loads) / len(loads):.0f} % used on average"] if len(loads) > 1 else []
-    parts += [f"{sum(powers):,.0f} W together"] if len(powers) > 1 else []
+    parts += [f"{sum(loads) / len(loads):.0f}% mean utilization"] if len(loads) > 1 else []
+    parts += [f"{sum(powers):,.0f} W in total"] if len(powers) > 1 else []
     return " · ".join(parts)
 
 
 def card(device: DeviceState, cuda: Mapping[str, int], ours: Mapping[int, str]) -> Json:
-    """Return one GPU as a card; `worse` counts what the details say beyond the line of health."""
+    """Return the card of one GPU."""
     index = cuda.get(device.info.uuid)
     return {
         "uuid": device.info.uuid,
@@ -96,7 +96,7 @@ def short_uuid(uuid: str) -> str:
 
 
 def absent(device: DeviceState, key: str) -> str:
-    """Say why a value is not there."""
+    """Return why a value is missing."""
     why = device.missing.get(key, "no answer yet")
     if why in (NOT_BY_GPU, NOT_BY_DRIVER):
         return "n/a on this GPU" if why == NOT_BY_GPU else "n/a with this driver"
@@ -104,17 +104,17 @@ def absent(device: DeviceState, key: str) -> str:
 
 
 def of_total(used: float, total: float | None) -> str:
-    """Return bytes of a total in the total's unit, with the percentage.
+    """Return used bytes in the unit of the total, with the percentage.
 
     >>> of_total(3 * 2**30, 80 * 2**30)
-    '3.00 of 80.0 GiB (4 %)'
+    '3.00 of 80.0 GiB (4%)'
     """
     if not total:
         return format_bytes(used)
     whole, part = format_bytes(total), format_bytes(used)
     number, _, unit = part.partition(" ")
     part = number if whole.endswith(f" {unit}") else part
-    return f"{part} of {whole} ({100 * used / total:.0f} %)"
+    return f"{part} of {whole} ({100 * used / total:.0f}%)"
 
 
 def _utilization(device: DeviceState) -> Json:
@@ -135,12 +135,12 @@ def _memory(device: DeviceState) -> Json:
 
 
 def _no_share(device: DeviceState, why: str | None) -> Json:
-    """Return a value that is missing; of a lost GPU the line of health says why."""
+    """Return a missing value with its reason; the health line has that of a lost GPU."""
     return {"share": None, "text": "n/a" if device.lost or not why else f"n/a ({why})"}
 
 
 def _line(device: DeviceState) -> list[str]:
-    """Return temperature, power and clock, those that there are."""
+    """Return temperature, power and clock where they are known."""
     parts = []
     if "gpu/temp" in device.values:
         parts.append(f"{device.values['gpu/temp']:.0f} °C")
@@ -154,14 +154,14 @@ def _line(device: DeviceState) -> list[str]:
 
 
 def _who(device: DeviceState, ours: Mapping[int, str]) -> str:
-    """Return in a line who is on the GPU, the largest first."""
+    """Return the processes of the GPU in one line, the largest first."""
     if device.lost is not None:
         return "Processes unknown."
     if device.instances:
         count = len(device.instances)
         return f"Divided into {count} MIG instance{'' if count == 1 else 's'}."
     if device.processes is None:
-        return f"Processes n/a: {device.missing.get('processes', 'the driver does not tell')}"
+        return f"Processes n/a: {device.missing.get('processes', 'not reported by the driver')}"
     if not device.processes:
         return "No processes."
     largest = sorted(device.processes, key=lambda process: -(process.memory or 0))
@@ -176,7 +176,7 @@ def _briefly(process: GpuProcess, ours: Mapping[int, str]) -> str:
 
 
 def owner(process: GpuProcess, ours: Mapping[int, str]) -> str:
-    """Return whose process it is: of a recorded run, of the same user, or another's."""
+    """Return the owner of a process: a recorded run, "you", or another user."""
     if process.pid in ours:
         return f"run {ours[process.pid]}"
     return "you" if process.yours else process.user
@@ -187,7 +187,7 @@ def _instance(instance: DeviceState, ours: Mapping[int, str]) -> Json:
 
 
 def instance_name(instance: DeviceState) -> Json:
-    """Return what a MIG instance is called."""
+    """Return the identity of a MIG instance."""
     return {
         "uuid": instance.info.uuid,
         "short": short_uuid(instance.info.uuid),
@@ -196,4 +196,4 @@ def instance_name(instance: DeviceState) -> Json:
 
 
 def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.0f} %"
+    return "n/a" if value is None else f"{value:.0f}%"

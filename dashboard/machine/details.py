@@ -1,4 +1,4 @@
-"""The details of one GPU on the Hardware page and its last ten minutes, as JSON; pure."""
+"""Details and last ten minutes of one GPU on the Hardware page, as JSON. No I/O."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from stepscope.metrics import BY_KEY, Unit
 
 NOBODY = "No processes on this GPU."
 DIFFERENCE = (
-    "Utilization is the share of time with at least one kernel running, however small: at 100 "
-    "% most of the chip may be idle. SM, tensor and DRAM activity show how much of it worked "
+    "Utilization is the share of time with at least one kernel running, however small: at 100% "
+    "most of the chip may be idle. SM, tensor and DRAM activity show how much of it worked "
     "(Hopper and newer)."
 )
 ACTIVITY = (
@@ -31,17 +31,17 @@ RELIABILITY = (
     *("gpu/remapped_rows", "gpu/remap_pending", "gpu/remap_failed", "gpu/pcie_replays"),
 )
 THRESHOLD = "The GPU's own threshold."
-ENERGY = "Whole GPU, all users, since a page of this server first looked."
+ENERGY = "Whole GPU, all users, since this server first read it."
 RUN_ENERGY = "Whole GPU while the active run trained on it, including pauses."
 LOWERED = "Time the driver lowered the clocks, by reason; reasons can overlap."
 PCIE = "An idle GPU slows its link to save power; under load it should run at its maximum."
-XID = "Errors that the driver reported while a page of this server looked, newest first."
+XID = "Errors that the driver reported while the Hardware page was open, newest first."
 NVML_INDEX = "nvidia-smi's index; torch may number GPUs differently."
 MIG = "Whether the GPU is divided into instances."
 CUDA = "The newest CUDA that the driver can run."
-OLD_S = 30.0  # Age from which it is said: the rare values are read every 10 s.
+OLD_S = 30.0  # age from which a row shows it; the slowest values are read every 10 s
 TEXTS: dict[Unit, Callable[[float], str]] = {
-    Unit.PERCENT: lambda value: f"{value:.0f} %",
+    Unit.PERCENT: lambda value: f"{value:.0f}%",
     Unit.BYTES: format_bytes,
     Unit.BYTES_PER_SECOND: lambda value: f"{format_bytes(value)}/s",
     Unit.WATT: lambda value: f"{value:.0f} W",
@@ -49,7 +49,8 @@ TEXTS: dict[Unit, Callable[[float], str]] = {
     Unit.MEGAHERTZ: lambda value: f"{value:,.0f} MHz",
     Unit.COUNT: lambda value: f"{value:,.0f}",
 }
-Row = tuple[str, str, str, bool]  # Label, text, help, and whether the value is missing.
+Row = tuple[str, str, str, bool]
+"""Label, text, help, and whether the value is missing."""
 
 
 def details(
@@ -60,10 +61,10 @@ def details(
     torchs: str = "not known yet",
     seen: Collection[str] | None = None,
 ) -> Json:
-    """Return everything that is known of a GPU; `since` is when this server first looked.
+    """Return all values of a GPU; `since` is when this server first read it (epoch seconds).
 
     `torchs` is the name that the server's torch has for it, or why it has none. `seen` are the
-    metrics that have had a value before; a lost GPU has none now, but its charts stay.
+    metrics that have had a value: a lost GPU has none now and keeps its charts.
     """
     processes = device.own_processes
     return {
@@ -91,7 +92,7 @@ def _groups(
     info = device.info
 
     def fact(name: str, text: str = "{}") -> str | None:
-        """Return a fact that the driver gives once; None where it does not."""
+        """Return a property of the device as text; None if the driver does not report it."""
         value = getattr(device.facts, name, None)
         return None if value is None else text.format(value)
 
@@ -126,14 +127,17 @@ def _groups(
             *(_metric(device, key, most or "") for key, most in clocks.items()),
             ("Clocks lowered", throttled, LOWERED, not device.throttled),
         ],
-        "Links": [_known("PCIe link", pcie, PCIE), *metrics(*LINKS)],
+        "Links": [
+            _known("PCIe link", pcie, PCIE),
+            *metrics("gpu/pcie_tx", "gpu/pcie_rx", "gpu/nvlink_tx", "gpu/nvlink_rx"),
+        ],
         "Reliability": [*metrics(*RELIABILITY), _errors(device)],
         "Identity": [
             _known("UUID", info.uuid, "Stable; indices can change."),
             _known("NVML index", str(info.nvml_index), NVML_INDEX),
             _known("Torch's name here", torchs, "CUDA_VISIBLE_DEVICES hides and renumbers GPUs."),
             _known("Driver", info.driver_version or None, "NVIDIA's driver."),
-            _known("PCI address", fact("pci_bus_id"), "Where it is plugged in."),
+            _known("PCI address", fact("pci_bus_id"), "PCI bus, device and function."),
             _known("Architecture", fact("architecture"), "NVIDIA's name of the generation."),
             _known("CUDA of the driver", fact("cuda_version"), CUDA),
             _known("MIG", "on" if info.mig else "off", MIG),
@@ -142,11 +146,11 @@ def _groups(
 
 
 def _known(label: str, text: str | None, help_text: str) -> Row:
-    return label, text or "n/a on this GPU: the driver does not tell", help_text, text is None
+    return label, text or "n/a on this GPU: not reported by the driver", help_text, text is None
 
 
 def _metric(device: DeviceState, key: str, after: str = "") -> Row:
-    """Return a metric's row: its label and meaning from the table of metrics."""
+    """Return the row of a metric with the label and meaning of the metric table."""
     metric, value = BY_KEY[key], device.values.get(key)
     label = metric.label[:1].upper() + metric.label[1:]
     if value is None:
@@ -178,19 +182,19 @@ def _errors(device: DeviceState) -> Row:
     label, why = "Xid errors", device.missing.get("xid")
     if device.xids:
         newest = device.xids[::-1]
-        told = [f"{xid.text}, {format_duration(xid.age_s)} ago" for xid in newest]
-        return label, "; ".join(told), XID, False
+        texts = [f"{xid.text}, {format_duration(xid.age_s)} ago" for xid in newest]
+        return label, "; ".join(texts), XID, False
     return label, f"n/a: {why}" if why else "none seen", XID, why is not None
 
 
 def _process(process: GpuProcess, ours: Mapping[int, str]) -> Json:
-    states = {"running": "", "zombie": "zombie", "gone": "not visible from here"}
+    states = {"running": "", "zombie": "zombie", "gone": "hidden or ended"}
     return {
         "pid": process.pid,
         "user": process.user,
         "whose": owner(process, ours) if process.yours or process.pid in ours else "",
         "memory": "n/a" if process.memory is None else format_bytes(process.memory),
-        "sm": "n/a" if process.sm is None else f"{process.sm:.0f} %",
+        "sm": "n/a" if process.sm is None else f"{process.sm:.0f}%",
         "kind": str(process.kind),
         "state": states[process.state],
         "command": process.command or process.name,
@@ -198,12 +202,12 @@ def _process(process: GpuProcess, ours: Mapping[int, str]) -> Json:
 
 
 def _no_processes(device: DeviceState) -> str:
-    """Say why the table of processes is empty."""
+    """Return why the process table is empty."""
     if device.processes is None:
         return absent(device, "processes")
     if device.own_processes:
         return ""
-    return "Those of its MIG instances stand below." if device.instances else NOBODY
+    return "The processes of its MIG instances are listed below." if device.instances else NOBODY
 
 
 def _instance(instance: DeviceState, ours: Mapping[int, str]) -> Json:
@@ -216,73 +220,63 @@ def _instance(instance: DeviceState, ours: Mapping[int, str]) -> Json:
     }
 
 
-ACTIVITY_LINES = {
-    "gpu/util": "utilization",
-    "gpu/sm_active": "SM active",
-    "gpu/tensor_active": "tensor cores",
-    "gpu/dram_active": "DRAM",
+CHARTS: dict[tuple[str, str], tuple[tuple[str, str, str], ...]] = {
+    ("Utilization and activity", "%"): (
+        ("gpu/util", "utilization", COLORS["gpu/util"]),
+        ("gpu/sm_active", "SM active", "blue"),
+        ("gpu/tensor_active", "tensor cores", "orange"),
+        ("gpu/dram_active", "DRAM", "pink"),
+    ),
+    ("Memory", "B"): (("gpu/mem_used", "used", COLORS["gpu/mem_used"]),),
+    ("Power", "W"): (("gpu/power", "power", COLORS["gpu/power"]),),
+    ("Temperature", "°C"): (("gpu/temp", "GPU", COLORS["gpu/temp"]),),
+    ("SM clock", "MHz"): (("gpu/sm_clock", "SM clock", "blue"),),
+    ("PCIe and NVLink", "B/s"): (
+        ("gpu/pcie_tx", "PCIe out", "blue"),
+        ("gpu/pcie_rx", "PCIe in", "orange"),
+        ("gpu/nvlink_tx", "NVLink out", "green"),
+        ("gpu/nvlink_rx", "NVLink in", "pink"),
+    ),
 }
-LINKS = {
-    "gpu/pcie_tx": "PCIe out",
-    "gpu/pcie_rx": "PCIe in",
-    "gpu/nvlink_tx": "NVLink out",
-    "gpu/nvlink_rx": "NVLink in",
-}
-_LINE_COLORS = {
-    "gpu/sm_active": "blue",
-    "gpu/tensor_active": "orange",
-    "gpu/dram_active": "pink",
-    "gpu/sm_clock": "blue",
-    "gpu/pcie_tx": "blue",
-    "gpu/pcie_rx": "orange",
-    "gpu/nvlink_tx": "green",
-    "gpu/nvlink_rx": "pink",
-}
-
-
-def history(readings: list[DeviceSample]) -> Json:
-    """Return readings as columns; numbers as short as they can be drawn."""
-    return {
-        "t": [round(reading.ts, 1) for reading in readings],
-        "v": {
-            key: [_short(reading.values[place]) for reading in readings]
-            for place, key in enumerate(DRAWN)
-        },
-    }
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+"""The lines (metric, label, color) of each chart (title, unit)."""
 
 
 def charts(device: DeviceState, seen: Collection[str]) -> list[Json]:
-    """Return the charts of the last ten minutes, those of metrics that were `seen`."""
-    total = device.values.get("gpu/mem_total", device.info.memory_total)
-    limit = device.values.get("gpu/power_limit")
-    slowdown = getattr(device.facts, "temp_slowdown", None)
-    clock = getattr(device.facts, "max_sm_clock", None)
-    wanted = [
-        _chart("Utilization and activity", "%", ACTIVITY_LINES, 100.0),
-        _chart("Memory", "B", {"gpu/mem_used": "used"}, total),
-        _chart("Power", "W", {"gpu/power": "power"}, mark=_mark(limit, "limit")),
-        _chart("Temperature", "°C", {"gpu/temp": "GPU"}, mark=_mark(slowdown, "slowdown")),
-        _chart("SM clock", "MHz", {"gpu/sm_clock": "SM clock"}, clock),
-        _chart("PCIe and NVLink", "B/s", LINKS),
-    ]
-    for chart in wanted:
-        chart["lines"] = [line for line in chart["lines"] if line["key"] in seen]
-    return [chart for chart in wanted if chart["lines"]]
+    """Return the charts of the last ten minutes that have a metric in `seen`."""
+    tops = {
+        "Utilization and activity": 100.0,
+        "Memory": device.values.get("gpu/mem_total", device.info.memory_total),
+        "SM clock": getattr(device.facts, "max_sm_clock", None),
+    }
+    marks = {
+        "Power": (device.values.get("gpu/power_limit"), "limit"),
+        "Temperature": (getattr(device.facts, "temp_slowdown", None), "slowdown"),
+    }
+    drawn = []
+    for (title, unit), traces in CHARTS.items():
+        value, label = marks.get(title, (None, ""))
+        lines = [
+            {"key": key, "label": name, "color": color}
+            for key, name, color in traces
+            if key in seen
+        ]
+        if lines:
+            mark = None if value is None else {"value": value, "label": label}
+            drawn.append(
+                {"title": title, "unit": unit, "top": tops.get(title), "mark": mark, "lines": lines}
+            )
+    return drawn
 
 
-def _chart(
-    title: str, unit: str, lines: dict[str, str], top: float | None = None, mark: Json | None = None
-) -> Json:
-    drawn = [
-        {"key": key, "label": label, "color": _LINE_COLORS.get(key) or COLORS[key]}
-        for key, label in lines.items()
-    ]
-    return {"title": title, "unit": unit, "top": top, "mark": mark, "lines": drawn}
-
-
-def _mark(value: float | None, label: str) -> Json | None:
-    return None if value is None else {"value": value, "label": label}
+def history(readings: list[DeviceSample]) -> Json:
+    """Return readings as columns, at the five digits that a chart can show."""
+    return {
+        "t": [round(reading.ts, 1) for reading in readings],
+        "v": {
+            key: [
+                None if (value := reading.values[place]) is None else float(f"{value:.5g}")
+                for reading in readings
+            ]
+            for place, key in enumerate(DRAWN)
+        },
+    }

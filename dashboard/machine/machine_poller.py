@@ -1,7 +1,7 @@
-"""One look a second at this machine for all tabs together, as long as a page looks.
+"""Reads this machine's GPUs once a second for all tabs, while the Hardware page is open.
 
-The thread begins with the first question and ends once nobody has asked for IDLE_S. What it saw in
-the last ten minutes stays in memory, with a gap for the time in between.
+The thread starts with the first request and ends IDLE_S after the last one. The readings of the
+last ten minutes stay in memory, with gaps while no page was open.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ WatchErrors = Callable[[DeviceSource, Callable[[XidEvent], None]], XidWatcher]
 
 PERIOD_S = 1.0
 IDLE_S = 10.0
-SILENT_S = 5.0  # Age of the newest look from which it is said to be old.
-FIRST_S = 3.0
-"""Longest wait for the first look: opening NVML takes some 10 ms, with a broken GPU for ever."""
+STALE_S = 5.0  # age of the newest reading from which the page says so
+FIRST_TIMEOUT_S = 3.0
+"""Opening NVML takes some 10 ms; with a failed GPU it may never return."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineReading:
-    """The newest view, None before the first; `trouble` says what keeps a new one from coming."""
+    """The newest view, None before the first; `trouble` is why no newer one exists."""
 
     view: MachineState | None
     trouble: str | None
 
 
 class MachinePoller:
-    """Every method may be called from any thread."""
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class MachinePoller:
         self._thread: threading.Thread | None = None
         self._ending = False
         self._view: MachineState | None = None
-        self._looked = False  # since the thread began
-        self._waited = False  # for that look, in vain
+        self._looked = False  # since the thread started
+        self._waited = False  # one request has waited for it in vain
         self._error: str | None = None
         self._asked_at = self._seen_at = 0.0
 
-    def look(self, wait_s: float = FIRST_S) -> MachineReading:
-        """Return what was seen last, and keep the thread alive; waits for its first look."""
+    def look(self, wait_s: float = FIRST_TIMEOUT_S) -> MachineReading:
+        """Return the newest reading and keep the thread running; waits for its first reading."""
         with self._changed:
             self._asked_at = self._clock()
             if self._thread is None and not self._ending:
@@ -79,11 +79,11 @@ class MachinePoller:
             return MachineReading(self._view, self._error or self._silence())
 
     def history(self, uuid: str) -> DeviceHistory | None:
-        """Return the last ten minutes of a GPU; None for one that is not known."""
+        """Return the last ten minutes of a GPU; None for an unknown UUID."""
         return self._machine.history(uuid)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End the thread; one that is stuck in a call of the driver is left behind."""
+        """Stop the thread; one that is blocked in the driver is left behind after the timeout."""
         with self._changed:
             self._ending = True
             thread = self._thread
@@ -92,21 +92,19 @@ class MachinePoller:
             thread.join(timeout_s)
 
     def _silence(self) -> str | None:
-        """Say that the driver does not answer, if the thread is stuck in one of its calls."""
+        """Return a message if the driver blocks the thread; else None."""
         if not self._looked:
             return "The NVIDIA driver does not respond: a GPU may have failed. Check dmesg."
         silent_s = self._clock() - self._seen_at
-        if silent_s < SILENT_S:
+        if silent_s < STALE_S:
             return None
-        return (
-            f"No response from the NVIDIA driver for {silent_s:.0f} s; these are its last values."
-        )
+        return f"No response from the NVIDIA driver for {silent_s:.0f} s; the values are old."
 
     def _run(self) -> None:
         while True:
             self._look_while_wanted()
             with self._changed:
-                if not self._wanted():  # a question may have come meanwhile
+                if not self._wanted():  # a request may have arrived
                     self._thread = None
                     return
 
@@ -122,14 +120,14 @@ class MachinePoller:
             deadline = next_deadline(deadline, self._period_s, self._clock())
         if errors is not None:
             errors.stop()
-        self._machine.xid_reason = "they were not watched for a while"
+        self._machine.xid_reason = "not watched while the page was closed"
         self._machine.arm(False)
 
     def _wanted(self) -> bool:
         return not self._ending and self._clock() - self._asked_at <= self._idle_s
 
     def _wait_until(self, deadline: float) -> bool:
-        """Wait until the next look is due; False when it is not wanted any more."""
+        """Wait until the next reading is due; return False once the thread should end."""
         with self._changed:
             self._changed.wait_for(lambda: self._ending, max(0.0, deadline - self._clock()))
             return self._wanted()
@@ -138,10 +136,10 @@ class MachinePoller:
         view, error = self._view, None
         try:
             view = self._machine.look()
-        except Exception as failure:  # the page says it; the next look may succeed
+        except Exception as failure:  # shown on the page; the next reading may succeed
             error = f"The GPUs could not be read: {type(failure).__name__}: {failure}"
             if self._error is None:
-                log.warning("stepscope-machine: a look failed", exc_info=True)
+                log.warning("stepscope-machine: reading the GPUs failed", exc_info=True)
         with self._changed:
             self._view, self._error, self._looked = view, error, True
             self._seen_at = self._clock()

@@ -1,4 +1,4 @@
-"""The energy that the active run has taken from a GPU, from what the run has recorded."""
+"""Energy that the active run has drawn from a GPU, from the run's own records."""
 
 from __future__ import annotations
 
@@ -16,39 +16,33 @@ from stepscope.metrics import Stream
 from stepscope.recorder.rows import RATE
 from stepscope.run import RunInfo, read_only_reason
 from stepscope.store import SeriesBlock, SeriesInfo, StoreError, StoreReader
-from stepscope.store.blocks import Floats
 
 MAX_BUCKETS = 512
-SHORTEST_S = 2.0
-"""The driver renews the counter about every 0.1 s: over less than this it tells little."""
-KEPT_S = 5.0
+MIN_DURATION_S = 2.0  # the driver updates the counter about every 0.1 s
+CACHE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnergy:
-    """Joules that a GPU took in `seconds` of a run, for all that ran on it.
+    """Joules that a GPU drew in `seconds` of a run, for all of its processes.
 
-    `from_counter` is False for an estimate from the recorded power. `samples` is None where the run
-    does not count them, or where several ranks share the work.
+    `samples` is None if the run does not count samples or has several ranks.
     """
 
     run_id: str
     joules: float
     seconds: float
-    from_counter: bool
     samples: float | None
 
     @property
     def text(self) -> str:
-        """What the page says."""
+        """The energy with its duration, per sample where samples are counted."""
         text = f"{format_energy(self.joules)} in {format_duration(self.seconds)}"
-        if self.samples:
-            text += f", {self.joules / self.samples:.3g} J a sample"
-        return text if self.from_counter else f"{text}, estimated from the power"
+        return f"{text}, {self.joules / self.samples:.3g} J/sample" if self.samples else text
 
 
 class RunEnergies:
-    """The energy of the active run by GPU, read at most every KEPT_S for all tabs together."""
+    """Energy of the active run by GPU, read at most every CACHE_S. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -56,25 +50,24 @@ class RunEnergies:
         self._known: dict[str, tuple[float, RunEnergy | None]] = {}
 
     def of(self, runs: Iterable[RunInfo], uuid: str) -> RunEnergy | None:
-        """Return that of the newest live run of this host that trains on the GPU."""
+        """Return the energy of the newest live run of this host that trains on the GPU."""
         with self._lock:
-            at, energy = self._known.get(uuid, (-KEPT_S, None))
-            if self._clock() - at < KEPT_S:
-                return energy
-            run = next((run for run in runs if trains_on(run, uuid)), None)
-            energy = None if run is None else run_energy(run, uuid)
-            self._known[uuid] = self._clock(), energy
+            read_at, energy = self._known.get(uuid, (-CACHE_S, None))
+            if self._clock() - read_at >= CACHE_S:
+                run = next((run for run in runs if trains_on(run, uuid)), None)
+                energy = None if run is None else run_energy(run, uuid)
+                self._known[uuid] = self._clock(), energy
             return energy
 
 
 def trains_on(run: RunInfo, uuid: str) -> bool:
-    """Say whether this is a live run of this host and user that trains on the GPU."""
+    """Return True if a live run of this host and user trains on the GPU."""
     live = run.status.live and read_only_reason(run) is None
     return live and training_gpu(run.run_json) == uuid
 
 
 def run_energy(run: RunInfo, uuid: str) -> RunEnergy | None:
-    """Read it from the store of rank 0, which samples the GPUs; None where there is too little."""
+    """Return the energy in the store of rank 0; None without a counter or before 2 s."""
     try:
         with StoreReader(run.folder) as reader:
             series = {(info.stream, info.source): info for info in reader.series()}
@@ -84,19 +77,19 @@ def run_energy(run: RunInfo, uuid: str) -> RunEnergy | None:
             steps = series.get((Stream.STEPS.value, ""))
             several = run.run_json.get("world_size", 1) != 1
             samples = None if several or steps is None else _samples(reader, steps)
-            begun = float(reader.read(info.id, 0, 1, 1).ts[0])
+            started = float(reader.read(info.id, 0, 1, 1).ts[0])
             bucket = 1 << max(0, (info.rows - 1) // MAX_BUCKETS).bit_length()
-            found = energy_of(reader.read(info.id, 0, info.rows, bucket), begun)
+            block = reader.read(info.id, 0, info.rows, bucket)
     except StoreError:
         return None
-    if found is None:
+    seconds, joules = float(block.ts[-1]) - started, _joules(block)
+    if seconds < MIN_DURATION_S or joules is None:
         return None
-    joules, seconds, counted = found
-    return RunEnergy(run.id, joules, seconds, counted, samples)
+    return RunEnergy(run.id, joules, seconds, samples)
 
 
 def _samples(reader: StoreReader, steps: SeriesInfo) -> float | None:
-    """Return the samples of all steps: those of a step times the steps that had any."""
+    """Return the samples of all steps: samples per step times the steps that had any."""
     whole = reader.read(steps.id, 0, steps.rows, 1 << steps.rows.bit_length())
     each = samples_of_a_step(reader)
     if each is None or RATE not in whole.keys:
@@ -104,32 +97,16 @@ def _samples(reader: StoreReader, steps: SeriesInfo) -> float | None:
     return each * float(whole.count[whole.keys.index(RATE)].sum())
 
 
-def energy_of(block: SeriesBlock, begun: float) -> tuple[float, float, bool] | None:
-    """Return joules, seconds and whether the driver counted them, of buckets of one GPU's rows.
+def _joules(block: SeriesBlock) -> float | None:
+    """Return the increase of the energy counter over the buckets; None below two readings.
 
-    `begun` is the time of the first row; a bucket has that of its last one. The counter only rises,
-    so a bucket's lowest and highest value are its first and last. Where it falls the driver was
-    loaded anew, and what the GPU took in between is not known.
+    Between resets the counter only rises, so a bucket's minimum and maximum are its first and last
+    value. A reset (a reloaded driver) adds nothing.
     """
-    seconds = float(block.ts[-1]) - begun if len(block) else 0.0
-    if seconds < SHORTEST_S:
+    if "gpu/energy" not in block.keys:
         return None
-    low, high, _ = _known(block, "gpu/energy")
-    if len(low) and high.max() > low.min():  # one reading of the counter is no difference
-        between = np.maximum(0.0, low[1:] - high[:-1])
-        return float((high - low).sum() + between.sum()), seconds, True
-    _, _, power = _known(block, "gpu/power")
-    if not len(power):
+    row = block.keys.index("gpu/energy")
+    low, high = (values[row][block.count[row] > 0] for values in (block.low, block.high))
+    if not len(low) or high.max() == low.min():
         return None
-    lengths = np.diff(block.ts, prepend=begun)[block.count[block.keys.index("gpu/power")] > 0]
-    return float((power * lengths).sum()), float(lengths.sum()), False
-
-
-def _known(block: SeriesBlock, key: str) -> tuple[Floats, Floats, Floats]:
-    """Return the lowest, highest and mean values of a metric, of the buckets that have some."""
-    if key not in block.keys:
-        nothing = np.empty(0)
-        return nothing, nothing, nothing
-    place = block.keys.index(key)
-    known = block.count[place] > 0
-    return block.low[place][known], block.high[place][known], block.mean[place][known]
+    return float((high - low).sum() + np.maximum(0.0, low[1:] - high[:-1]).sum())

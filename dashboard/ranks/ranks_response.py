@@ -1,7 +1,7 @@
-"""An answer to a tab that shows the ranks of a job, as JSON-able values of at most LIMIT bytes.
+"""Answers of `/api/ranks` as JSON values of at most MAX_BYTES bytes.
 
-`dashboard/live_chart/ranks_data.js` is the other end. What names the ranks is sent once; of the
-strips only what changed; the figures of the table in as few digits as it shows.
+`dashboard/live_chart/ranks_data.js` is the client. The names of the ranks are sent once, of the
+heatmap only changed columns, and table values with the digits that the table shows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboard.charts.run_view import world_size_of
-from dashboard.ranks.members import MOST, RankEntry, places
+from dashboard.ranks.members import MAX_RANKS_SHOWN, RankEntry, places
 from dashboard.ranks.rank_cache import RankCache, RecentRows
 from dashboard.ranks.time_grid import FIRST_WIDTHS, packed
 from stepscope.distributed.hangs.job_state import Hang
@@ -25,9 +25,9 @@ from stepscope.run.rank_status import missing_ranks
 
 Json = dict[str, Any]
 
-LIMIT = 4_800  # Bytes of an answer.
-BYTES_A_VALUE = 2.8  # A half float in base64, and the number of its column shared by a few ranks.
-ENDS = 8  # Ranks that ended of which an answer says when and why; the others by their letter alone.
+MAX_BYTES = 4_800
+BYTES_PER_VALUE = 2.8  # a half float in base64, and its share of the column's number
+MAX_ENDS = 8  # ended ranks sent with time and reason; the others with their state letter only
 MIB = 2**20
 LETTERS = {
     RunStatus.PENDING: "p",
@@ -42,11 +42,10 @@ LETTERS = {
 
 @dataclass(frozen=True, slots=True)
 class RanksRequest:
-    """What a tab has: the metric that it shows, the columns up to a change, the names of ranks.
+    """The state of a tab: its metric, the columns up to change `seen`, the names of the ranks.
 
-    `columns` and `who` are as the server named them, "" for none. `only_strips`: it asks again
-    for columns alone, at once after an answer that could not hold them all. `axis` is that of the
-    columns, "time" or "step".
+    `columns` and `who` are versions given by the server, "" for none. `only_strips`: send only
+    columns, after an answer that could not hold all of them. `axis`: "time" or "step".
     """
 
     metric: str = ""
@@ -57,16 +56,16 @@ class RanksRequest:
     axis: str = "time"
 
 
-def answer(job: RankCache, run: RunInfo, question: RanksRequest, said: Json) -> Json:
-    """Return the answer with what is `said` of the ranks; who calls this holds the job's lock."""
+def answer(job: RankCache, run: RunInfo, question: RanksRequest, verdict: Json) -> Json:
+    """Return the answer, with `verdict` if it has a table. The caller holds the job's lock."""
     shown: Json = {"run": run.id, "live": run.status.live, "now": _now(run)}
-    if job.unread:  # soon told: as many more questions at once, and nothing is sent twice
+    if job.unread:  # the client repeats the request at once
         return shown | {"unread": job.unread, "more": True}
     shown |= _who(job, run, question)
     if "ranks" not in shown and not question.only_strips:
-        shown |= _table(job) | _state(job, run) | said
+        shown |= _table(job) | _state(job, run) | verdict
     shown |= {"unread": 0, "metrics": job.columns[question.axis].recorded()}
-    return shown | _strips(job, question, LIMIT - len(json.dumps(shown, separators=(",", ":"))))
+    return shown | _strips(job, question, MAX_BYTES - len(json.dumps(shown, separators=(",", ":"))))
 
 
 def _now(run: RunInfo) -> float:
@@ -76,7 +75,7 @@ def _now(run: RunInfo) -> float:
 
 
 def _who(job: RankCache, run: RunInfo, question: RanksRequest) -> Json:
-    """Return the ranks' names where the tab has others, else only the version of the names."""
+    """Return the version of the ranks' names, and the names if the tab has another version."""
     members = job.listed()
     hosts = list(dict.fromkeys(member.host for member in members))
     size = world_size_of(run.run_json)
@@ -95,24 +94,21 @@ def _who(job: RankCache, run: RunInfo, question: RanksRequest) -> Json:
 
 
 def _missing(members: list[RankEntry], run: RunInfo, size: int) -> Json:
-    """Return torch's numbers of the ranks without a file, by how they stand; of each at most MOST.
-
-    A job with more ranks than are listed has files for those as well: nothing is said of them.
-    """
-    if size > MOST:
+    """Return the global ranks without a file by state; {} for jobs with more ranks than shown."""
+    if size > MAX_RANKS_SHOWN:
         return {}
     file = RankMetadata(0, run.run_json, run.status, 0.0, 0.0)
-    here = {member.rank for member in members}
+    present = {member.rank for member in members}
     found: dict[str, list[int]] = {}
     for rank, standing in missing_ranks(
-        file, here, ended=not run.status.live, now=now_of(run.run_json)
+        file, present, ended=not run.status.live, now=now_of(run.run_json)
     ).items():
         found.setdefault(standing.state.value, []).append(rank)
     return found
 
 
 def _table(job: RankCache) -> Json:
-    """Return the figures of the table, a list each, in the order of the ranks."""
+    """Return the columns of the table, each in the order of the ranks."""
     figures = job.figures()
     on_gpu = any(each.last("memory/allocated") is not None for each in figures)
     memory, peak = (
@@ -140,11 +136,11 @@ def _table(job: RankCache) -> Json:
 def _state(job: RankCache, run: RunInfo) -> Json:
     members = job.listed()
     ended = [(row, member) for row, member in enumerate(members) if not member.status.live]
-    # Those that went wrong first: of a finished job nobody asks when each rank ended.
+    # Failed ranks first.
     ended.sort(key=lambda each: (each[1].status is RunStatus.FINISHED, each[1].ended or 0.0))
     return {
         "state": "".join(LETTERS[member.status] for member in members),
-        "ends": [_end(row, member, run.created) for row, member in ended[:ENDS]],
+        "ends": [_end(row, member, run.created) for row, member in ended[:MAX_ENDS]],
     }
 
 
@@ -153,7 +149,7 @@ def _end(row: int, member: RankEntry, created: float) -> list[Any]:
     return [row, round(seconds, 1) if math.isfinite(seconds) else None, member.reason]
 
 
-def _strips(job: RankCache, question: RanksRequest, room: int) -> Json:
+def _strips(job: RankCache, question: RanksRequest, max_bytes: int) -> Json:
     columns = job.columns[question.axis]
     recorded = columns.recorded()
     metric = question.metric if question.metric in recorded else next(iter(recorded), None)
@@ -162,14 +158,14 @@ def _strips(job: RankCache, question: RanksRequest, room: int) -> Json:
     if metric is None:
         return found | {"seen": 0, "more": False}
     same = question.columns == named
-    limit = int((room - 200) / (BYTES_A_VALUE * columns.ranks + 4))
+    limit = int((max_bytes - 200) / (BYTES_PER_VALUE * columns.ranks + 4))
     at, seen, waits = columns.since(metric, question.seen if same else 0, limit)
     strip = {"at": at.tolist()} | packed(columns.values(metric, at))
     return found | {"strip": strip, "seen": seen, "more": waits}
 
 
 def _share(figures: RecentRows, key: str) -> float | None:
-    """Return a metric in percent of the step time, both over the same newest rows."""
+    """Return a metric in percent of the step time over the newest rows."""
     part, whole = figures.mean(key), figures.mean("perf/step_time")
     if part is None or not whole or whole < 0:
         return None
@@ -181,7 +177,7 @@ def _mib(size: float | None) -> float | None:
 
 
 def _short(value: float | None) -> float | None:
-    """Return a value at four digits: what the table shows."""
+    """Return a value with four digits, as the table shows it."""
     if value is None or not math.isfinite(value):
         return None
     short = float(f"{value:.4g}")
@@ -189,7 +185,7 @@ def _short(value: float | None) -> float | None:
 
 
 def parse_question(query: Iterable[tuple[str, str]]) -> RanksRequest:
-    """Return the question in a query. Raises ValueError for anything else."""
+    """Return the request in a query. Raises ValueError if it is malformed."""
     given = dict(query)
     seen = given.get("seen", "0")
     if not seen.isdecimal() or len(seen) > 15:
@@ -207,38 +203,26 @@ def parse_question(query: Iterable[tuple[str, str]]) -> RanksRequest:
     )
 
 
-TEXT_LENGTH = 400
-NEXT_LENGTH = 300
-NAMED = 16
+MAX_TEXT_CHARS = 400
+MAX_NEXT_CHARS = 300
+MAX_NAMED_RANKS = 16
 
 
-def rank_verdict(found: StragglerVerdict | None, hang: Hang | None) -> dict[str, Any] | None:
+def rank_verdict(straggler: StragglerVerdict | None, hang: Hang | None) -> Json | None:
     """Return `kind`, `ranks`, `phase`, `share` (0 to 1), `text` and `next` of a verdict.
 
-    A hang comes first: what was slow before it does not matter then. The kind "none" names nobody
-    and its text says why. None before the first look.
+    A hang hides a straggler. The kind "none" has no ranks; its text is the reason. Returns None
+    before the first analysis.
     """
-    if hang is not None:
-        return _said("hang", hang.ranks, hang.phase, None, hang.text, hang.next)
+    found = hang or straggler
     if found is None:
         return None
-    kind, phase = found.kind.value, found.phase.value if found.phase is not None else None
-    return _said(kind, found.ranks, phase, found.share, found.text, found.next)
-
-
-def _said(
-    kind: str,
-    ranks: tuple[int, ...],
-    phase: str | None,
-    share: float | None,
-    text: str,
-    step: str | None,
-) -> dict[str, Any]:
+    share = None if isinstance(found, Hang) else found.share
     return {
-        "kind": kind,
-        "ranks": list(ranks[:NAMED]),
-        "phase": phase,
+        "kind": "hang" if isinstance(found, Hang) else found.kind.value,
+        "ranks": list(found.ranks[:MAX_NAMED_RANKS]),
+        "phase": None if found.phase is None else str(found.phase),
         "share": None if share is None else round(share, 3),
-        "text": text[:TEXT_LENGTH],
-        "next": None if step is None else step[:NEXT_LENGTH],
+        "text": found.text[:MAX_TEXT_CHARS],
+        "next": None if found.next is None else found.next[:MAX_NEXT_CHARS],
     }

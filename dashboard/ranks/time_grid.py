@@ -1,8 +1,8 @@
-"""Values of all ranks of a job over time or over steps, in a fixed number of columns.
+"""Heatmap values of all ranks over time or steps, in a fixed number of columns.
 
-A column is the same stretch of the axis for every rank. Once the run is longer than all columns,
-two of them become one, so memory and answers stay as small in a run of days. Each change of a
-column has a number: who knows the number that a reader has seen sends it only what changed since.
+A column covers the same interval for every rank. Once the run exceeds all columns, pairs of
+columns merge, so memory and answers stay small in a run of days. Changes of columns are numbered:
+a reader that sends the last number it has seen receives only later changes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from numpy.typing import NDArray
 
 from stepscope.store.blocks import Floats
 
-COLUMNS = 120  # Columns there can be; even, and at least half of them are in use from 30 s on.
+COLUMNS = 120  # even; at least half are used from 30 s on
 FIRST_WIDTHS = {"time": 0.25, "step": 1.0}
-"""Of a column of each axis, in seconds or steps, until a run is longer than all columns."""
-FURTHEST = 1e9
-"""Seconds or steps further from the start of the run are of a broken clock or file: left out."""
+"""Initial width of a column on each axis, in seconds or steps."""
+MAX_X = 1e9  # larger values come from a wrong clock or a damaged file
 
 
 @dataclass(frozen=True, slots=True)
 class HeatmapMetric:
-    """A metric over time: `highest` is drawn as the highest value of a column, else the mean."""
+    """A metric of the heatmap: the maximum of a column if `highest`, else the mean."""
 
     name: str
     highest: bool = False
@@ -35,7 +34,7 @@ class HeatmapMetric:
 
 @dataclass(slots=True)
 class _Cells:
-    """(ranks, COLUMNS) of one strip; `changed` (COLUMNS,) numbers the last change of each."""
+    """(ranks, COLUMNS) values of one metric; `changed` (COLUMNS,): number of the last change."""
 
     sums: Floats
     counts: Floats
@@ -45,9 +44,9 @@ class _Cells:
 
 @dataclass(slots=True)
 class TimeGrid:
-    """The strips of `ranks` ranks; used by one thread at a time.
+    """Heatmap values of `ranks` ranks. Not thread-safe.
 
-    `generation` counts how often two columns became one: columns of another one mean other times.
+    `generation` counts the merges of columns: a column's interval differs between generations.
     """
 
     strips: Sequence[HeatmapMetric]
@@ -60,10 +59,10 @@ class TimeGrid:
     def add(self, rank: int, xs: Floats, values: dict[str, tuple[Floats, Floats, Floats]]) -> None:
         """Add values of a rank at `xs` (n,), in seconds since the start of the run, or in steps.
 
-        `values` has the mean, the highest value and the count (n,) by the name of the strip. What
-        is missing or not finite is left out.
+        `values` holds mean, maximum and count (n,) by metric. Values that are not finite are
+        omitted.
         """
-        known = np.isfinite(xs) & (xs < FURTHEST)
+        known = np.isfinite(xs) & (xs < MAX_X)
         if not known.any():
             return
         self._widen(float(xs[known].max()))
@@ -74,7 +73,7 @@ class TimeGrid:
                 self._put(strip, rank, places, known, *values[strip.name])
 
     def clear(self, rank: int, names: Iterable[str]) -> None:
-        """Forget a rank's values of some strips: they are read anew."""
+        """Delete a rank's values of some metrics before they are read again."""
         for cells in (self._cells[name] for name in names if name in self._cells):
             touched = np.flatnonzero(cells.counts[rank])
             cells.sums[rank] = cells.counts[rank] = 0.0
@@ -82,12 +81,14 @@ class TimeGrid:
             self._touch(cells, touched)
 
     def recorded(self) -> list[str]:
-        """Return the names of the strips that have a value, in their order."""
+        """Return the names of the metrics that have a value, in the order of `strips`."""
         return [strip.name for strip in self.strips if strip.name in self._cells]
 
     def since(self, name: str, seen: int, limit: int) -> tuple[NDArray[np.intp], int, bool]:
-        """Return at most `limit` columns that changed after the number `seen`, oldest change first;
-        the number that the reader has then seen; True where more wait."""
+        """Return at most `limit` columns changed after `seen`, the oldest change first.
+
+        Also returns the number of the last returned change, and True if more columns changed.
+        """
         cells = self._cells.get(name)
         if cells is None:
             return np.empty(0, dtype=np.intp), seen, False
@@ -98,7 +99,7 @@ class TimeGrid:
         return sent, last, len(ordered) > len(sent)
 
     def values(self, name: str, places: NDArray[np.intp]) -> Floats:
-        """Return (len(places), ranks) values of a strip; NaN where there is none."""
+        """Return (len(places), ranks) values of a metric; NaN where missing."""
         cells = self._cells[name]
         counts = cells.counts[:, places].T
         if next(strip for strip in self.strips if strip.name == name).highest:
@@ -123,7 +124,7 @@ class TimeGrid:
         if cells is None:
             cells = self._cells[strip.name] = _empty(self.ranks)
         at, weight = places[good], count[good]
-        with np.errstate(over="ignore"):  # values of a broken file: shown as missing below
+        with np.errstate(over="ignore"):  # of damaged files; shown as missing
             cells.sums[rank] += np.bincount(at, mean[good] * weight, COLUMNS)
         cells.counts[rank] += np.bincount(at, weight, COLUMNS)
         np.maximum.at(cells.tops[rank], at, high[good])
@@ -149,9 +150,9 @@ class TimeGrid:
 
 
 def packed(values: Floats) -> dict[str, Any]:
-    """Return values as half floats of a share of `scale`, in base64: two bytes a value.
+    """Return values as base64 half floats, divided by `scale`: two bytes per value.
 
-    The error is at most 0.05 % of the value, less than a page shows; a missing value is a NaN.
+    The error is at most 0.05% of the value; a missing value is NaN.
 
     >>> packed(np.array([[2.0, 1.0, np.nan]]))
     {'scale': 2.0, 'data': 'ADwAOAB+'}

@@ -21,7 +21,7 @@ COLUMNS = {
         "settings and looks."
     ),
     "Reason": text(width="medium", help="Why a setting failed or has no verdict."),
-    "Effect": number(format="%+.1f %%", help="Throughput relative to the baseline."),
+    "Effect": number(format="%+.1f%%", help="Throughput relative to the baseline."),
     "Interval": text(help="Confidence interval of the effect, in percent."),
     "Margin of error": number(
         format="%.1f %%",

@@ -6,7 +6,7 @@ import functools
 
 import streamlit as st
 
-from dashboard.charts.profile import NODES, flame_figure, phase_figure, rows
+from dashboard.charts.profile import MAX_NODES, flame_figure, phase_figure, rows
 from dashboard.charts.run_view import run_content, world_size_of
 from dashboard.controls.actions import supported_commands
 from dashboard.format import escape_markdown
@@ -149,7 +149,7 @@ def _stacks(flame: FlameGraph) -> None:
     st.markdown(f"**Stacks** {' '.join(kinds)}")
     alt = "Flame graph: functions by time, callers above what they call"
     plot(flame_figure(flame), "profile_stacks", alt)
-    left = flame.left_out + max(0, len(flame.parent) - NODES)
+    left = flame.left_out + max(0, len(flame.parent) - MAX_NODES)
     more = f" {left:,} smaller functions are left out." if left else ""
     st.caption(f"Click a function to zoom in, the bar above to zoom out.{more}")
 

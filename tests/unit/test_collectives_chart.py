@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.collectives import COLORS, SHOWN, SIZES_NAMED, SYMBOLS, figure, table_rows
+from dashboard.charts.collectives import MAX_SIZE_LABELS, SHOWN, STYLES, figure, table_rows
 from tests.support.collectives_results import ROW
 from trainer.collectives.plan import OPERATIONS
 
@@ -18,8 +18,8 @@ def document(**machine: Any) -> dict[str, Any]:
 
 
 def test_every_operation_has_a_color_and_a_shape_of_its_own() -> None:
-    assert set(COLORS) == set(SYMBOLS) == set(OPERATIONS)
-    assert len(set(COLORS.values())) == len(set(SYMBOLS.values())) == len(OPERATIONS)
+    assert set(STYLES) == set(OPERATIONS)
+    assert all(len(set(column)) == len(OPERATIONS) for column in zip(*STYLES.values(), strict=True))
 
 
 def test_a_line_for_each_operation_in_the_unit_of_the_axis() -> None:
@@ -56,7 +56,7 @@ def test_the_largest_size_is_named_on_the_axis(last: int) -> None:
     assert drawn is not None
     axis = drawn["layout"]["xaxis"]
     assert axis["tickvals"][-1] == sizes[-1]
-    assert 1 < len(axis["tickvals"]) == len(axis["ticktext"]) <= SIZES_NAMED
+    assert 1 < len(axis["tickvals"]) == len(axis["ticktext"]) <= MAX_SIZE_LABELS
     assert set(axis["tickvals"]) <= set(sizes)
 
 

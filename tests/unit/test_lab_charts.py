@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from dashboard.charts.lab import COLORS, SYMBOLS, absent_sentence, effects_figure, listed, rows
+from dashboard.charts.lab import STYLES, absent_sentence, effects_figure, listed, rows
 from dashboard.sweep_content import SweepStatus, Verdict, to_content
 from dashboard.views.lab_results import COLUMNS
 from tests.support.fake_sweep import ARMS, BEST, arm, metrics, sweep
@@ -70,11 +70,13 @@ def test_no_effect_is_no_chart() -> None:
 
 @pytest.mark.parametrize("background", ["#ffffff", "#12161c", "#f5f6f8", "#1a2029"])
 def test_marks_are_seen_on_both_themes(background: str) -> None:
-    assert min(contrast(color, background) for color in COLORS.values()) >= 3
+    assert min(contrast(color, background) for color in {s.color for s in STYLES.values()}) >= 3
 
 
 def test_no_verdict_is_told_by_color_alone() -> None:
-    assert len(set(SYMBOLS.values())) == len(SYMBOLS) == len(COLORS)
+    assert len({style.mark for style in STYLES.values()}) == len(STYLES)
+    symbols = [style.symbol for style in STYLES.values() if style.symbol]
+    assert len(set(symbols)) == len(symbols)
 
 
 def test_rows_are_sorted_and_those_without_an_effect_come_last() -> None:
@@ -91,7 +93,7 @@ def test_rows_are_sorted_and_those_without_an_effect_come_last() -> None:
 def test_a_row_has_the_word_and_its_figures() -> None:
     made = table(arms=[ARMS[2]])[1]
     assert made["Verdict"] == "▶ faster"
-    assert made["Interval"] == "[+29.0, +33.0]"
+    assert made["Interval"] == "[+29.0%, +33.0%]"
     figures = {"Effect": 31, "Margin of error": 2, "Samples/s": 13_100, "Peak process": 512}
     assert {name: made[name] for name in figures} == pytest.approx(figures)
     assert made["Data wait"] == 1.0

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from dashboard.api.ranks import Jobs, ranks_answer
-from dashboard.ranks.members import MOST, read_member
+from dashboard.ranks.members import MAX_RANKS_SHOWN, read_member
 from dashboard.ranks.rank_cache import RankCache, overview_bucket
 from dashboard.ranks.ranks_response import (
-    LIMIT,
-    NAMED,
-    NEXT_LENGTH,
-    TEXT_LENGTH,
+    MAX_BYTES,
+    MAX_NAMED_RANKS,
+    MAX_NEXT_CHARS,
+    MAX_TEXT_CHARS,
     RanksRequest,
     parse_question,
 )
@@ -290,13 +290,18 @@ def test_answers_stay_small_for_many_ranks_and_long_runs(tmp_path: Path) -> None
         job.steps(rank, 1, 400, time=0.123456, wait=0.0123, loss=1.0)
         job.steps(rank, 1, 400, allocated=123456789012.0)
     tab = Tab(job.folder)
-    verdict = {"kind": "hang", "ranks": list(range(NAMED)), "phase": "communication", "share": 0.5}
-    verdict |= {"text": "x" * TEXT_LENGTH, "next": "x" * NEXT_LENGTH}
+    verdict = {
+        "kind": "hang",
+        "ranks": list(range(MAX_NAMED_RANKS)),
+        "phase": "communication",
+        "share": 0.5,
+    }
+    verdict |= {"text": "x" * MAX_TEXT_CHARS, "next": "x" * MAX_NEXT_CHARS}
     tab.said = {"verdict": verdict, "communication": "x" * 500}
     tab.settle()
     assert {key: tab.shown[key] for key in tab.said} == tab.said
-    assert len(tab.named["ranks"]) == MOST
-    assert tab.named["left_out"] == ranks - MOST
+    assert len(tab.named["ranks"]) == MAX_RANKS_SHOWN
+    assert tab.named["left_out"] == ranks - MAX_RANKS_SHOWN
     assert tab.most_bytes <= 5000
     assert len(tab.columns) == 80  # 40 s: two columns of 0.25 s became one
     assert max(tab.columns.values()) == 1  # each was sent once
@@ -328,7 +333,7 @@ def test_files_that_others_have_written_break_nothing(job: JobFolder) -> None:
     assert tab.named["ranks"][1][1] == 1
     assert tab.shown["state"] == "aappppp"
     assert "\x1b" not in tab.named["hosts"][1]
-    assert tab.most_bytes <= LIMIT + 200
+    assert tab.most_bytes <= MAX_BYTES + 200
 
 
 @pytest.mark.parametrize("ended", [10**400, float("nan"), -1e300, True, "1"], ids=range(5))

@@ -9,7 +9,7 @@ import pytest
 
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import (
-    CUSTOM_CHARTS,
+    MAX_CUSTOM_CHARTS,
     NOT_BEGUN,
     NOT_SUPPORTED,
     RunView,
@@ -86,8 +86,8 @@ def test_the_words_for_a_metric_that_a_gpu_does_not_have_are_the_samplers() -> N
 def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none() -> None:
     keys = [f"train/m{n}" for n in range(30)]
     drawn, left = custom_metrics({"custom": ["perf/step_time", *keys, "x" * 500]})
-    assert drawn == tuple(keys[:CUSTOM_CHARTS])
-    assert left == 30 - CUSTOM_CHARTS + 1
+    assert drawn == tuple(keys[:MAX_CUSTOM_CHARTS])
+    assert left == 30 - MAX_CUSTOM_CHARTS + 1
 
 
 @pytest.mark.parametrize("junk", [None, 1, "x", [1, None], {"a": 1}, [["x"]]])

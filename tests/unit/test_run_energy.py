@@ -1,4 +1,4 @@
-"""The energy of a run from its records: the driver's counter, else the power; and per sample."""
+"""The energy of a run from its records of the driver's counter, also per sample."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ def test_it_is_the_counters_difference_whatever_the_length(tmp_path: Path, rows:
     assert energy is not None
     assert energy.joules == pytest.approx(40.0 * (rows - 1))
     assert energy.seconds == pytest.approx((rows - 1) / 10)
-    assert energy.from_counter
 
 
 def test_a_counter_that_fell_does_not_count_backwards(tmp_path: Path) -> None:
@@ -60,31 +59,6 @@ def test_a_counter_that_fell_does_not_count_backwards(tmp_path: Path) -> None:
     energy = run_energy(run(tmp_path), UUID)
     assert energy is not None
     assert energy.joules == 190.0
-
-
-def test_without_a_counter_it_is_the_integral_of_the_power(tmp_path: Path) -> None:
-    rows = 5000
-    ts = 50 + np.arange(rows) / 10
-    power = np.where(np.arange(rows) < rows // 2, 100.0, 300.0)
-    record(tmp_path, "devices", UUID, ts, gpu__power=power)
-    energy = run_energy(run(tmp_path), UUID)
-    assert energy is not None
-    assert not energy.from_counter
-    assert energy.joules == pytest.approx(200.0 * (rows - 1) / 10, rel=0.01)
-    assert energy.seconds == pytest.approx((rows - 1) / 10), "the first bucket counts too"
-
-
-def test_counter_and_power_of_one_run_agree(tmp_path: Path) -> None:
-    ts = np.arange(0, 300, 0.1)
-    power = 300 + 200 * np.sin(ts / 10)
-    counter = np.concatenate([[0], np.cumsum(np.diff(ts) * (power[1:] + power[:-1]) / 2)])
-    for name, columns in (("a", {"gpu__energy": counter}), ("b", {"gpu__power": power})):
-        (tmp_path / name).mkdir()
-        record(tmp_path / name, "devices", UUID, ts, **columns)
-    counted, estimated = (run_energy(run(tmp_path / name), UUID) for name in "ab")
-    assert counted is not None
-    assert estimated is not None
-    assert counted.joules == pytest.approx(estimated.joules, rel=0.01)
 
 
 def test_the_samples_are_those_of_all_steps(tmp_path: Path) -> None:
@@ -96,7 +70,7 @@ def test_the_samples_are_those_of_all_steps(tmp_path: Path) -> None:
     energy = run_energy(run(tmp_path), UUID)
     assert energy is not None
     assert energy.samples == pytest.approx(64 * 6000)
-    assert energy.text == "7.92 kJ (2.20 Wh) in 1 min 39 s, 0.0206 J a sample"
+    assert energy.text == "7.92 kJ (2.20 Wh) in 1 min 39 s, 0.0206 J/sample"
     ranks = run_energy(run(tmp_path, world_size=2), UUID)
     assert ranks is not None
     assert ranks.samples is None, "the other ranks' samples are in other stores"
@@ -106,7 +80,7 @@ def test_too_short_a_run_and_one_without_values_have_none(tmp_path: Path) -> Non
     assert run_energy(run(tmp_path), UUID) is None, "no store yet"
     record(tmp_path, "devices", UUID, [0.0, 1.9], gpu__energy=[0.0, 10.0])
     assert run_energy(run(tmp_path), UUID) is None
-    record(tmp_path, "devices", "GPU-other", [0.0, 60.0], gpu__util=[0.0, 10.0])
+    record(tmp_path, "devices", "GPU-other", [0.0, 60.0], gpu__power=[100.0, 100.0])
     assert run_energy(run(tmp_path), "GPU-other") is None
     assert run_energy(run(tmp_path), "GPU-unknown") is None
 
