@@ -53,10 +53,10 @@ from trainer.config_validation import TrainDevice, choice_problem, validate
         ("dataset", "a\n", "must be a path inside the data folder"),
         ("dataset", ".hidden", "must be a path inside the data folder"),
         ("dataset", "a/" * 8 + "b", "must be a path inside the data folder"),
-        ("custom_options", "A", "must be comma-separated names of the workload's own options"),
-        ("custom_options", "a,,b", "must be comma-separated names of the workload's own options"),
-        ("custom_options", "a,", "must be comma-separated names of the workload's own options"),
-        ("custom_options", "a;b", "must be comma-separated names of the workload's own options"),
+        ("custom_options", "A", "must be comma-separated names of the workload's options"),
+        ("custom_options", "a,,b", "must be comma-separated names of the workload's options"),
+        ("custom_options", "a,", "must be comma-separated names of the workload's options"),
+        ("custom_options", "a;b", "must be comma-separated names of the workload's options"),
     ],
 )
 def test_it_refuses_nonsense_with_field_value_and_remedy(

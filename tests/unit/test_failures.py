@@ -79,7 +79,7 @@ def test_only_the_gpu_itself_says_that_it_is_lost() -> None:
         failure = describe_failure(error, ON_GPU, gpu(), lost)
         assert failure.fatal
         assert "an illegal memory access was encountered. " in str(failure.reason)
-        assert "restart the server" in str(failure.reason)
+        assert "Restart the server" in str(failure.reason)
     in_a_child = replace(ON_GPU, runner=Runner.PROCESS)
     assert "restart" not in describe_failure(KeyError("x"), in_a_child, gpu(), lost).reason
 
