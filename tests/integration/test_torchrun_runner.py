@@ -118,7 +118,7 @@ def test_somebody_else_may_end_torchrun(tmp_path: Path) -> None:
     wait_until(lambda: step_of(run.folder) > 5, 90)
     os.kill(run._process.pid, signal.SIGTERM)
     ended = wait_for_end(run)
-    assert (ended.status, ended.reason) == (RunStatus.STOPPED, "torchrun was told to stop.")
+    assert (ended.status, ended.reason) == (RunStatus.STOPPED, "torchrun received a signal to stop.")
     assert "job_end" not in ended.run_json
 
 
@@ -301,7 +301,7 @@ def test_a_machine_without_rank_0_that_is_told_to_end_stops_all_in_order(tmp_pat
     assert [rank.returncode for rank in ranks] == [0, 0]
     ended = read_run(folder)
     assert ended.status is RunStatus.STOPPED, ended.reason
-    assert ended.reason == "torchrun was told to end, or a rank of another machine has failed."
+    assert ended.reason == "torchrun received a signal to stop, or a rank of another node has failed."
     assert steps(folder, 0) == steps(folder, 1)
     assert (folder / "last.pt").exists()
 
