@@ -63,22 +63,12 @@ def sampled(devices: Sequence[TrainDevice], source: DeviceSource) -> list[GpuEnt
 
 
 def _check(config: RunConfig, devices: Sequence[TrainDevice]) -> None:
-    found = validate(config, devices)
-    if found:
-        raise RunFailedError(str(found[0]))
-
-
-def _numbered(devices: Sequence[TrainDevice], number: int, config: RunConfig) -> TrainDevice:
-    """Return the GPU that torch counts as `number` in this process."""
-    found = next((device for device in devices if device.cuda_index == number), None)
-    if found is None:
-        count = sum(device.cuda_index is not None for device in devices)
-        raise RunFailedError(_too_few(count, config))
-    return found
+    if issues := validate(config, devices):
+        raise RunFailedError(str(issues[0]))
 
 
 def _too_few(count: int, config: RunConfig) -> str:
     return (
-        f"devices_per_node: each needs a GPU of its own, and torch can use {count} of this "
+        f"devices_per_node: each rank needs its own GPU, and torch can use {count} of this "
         f"machine, got {config.devices_per_node}. Lower it to {max(1, count)}."
     )
