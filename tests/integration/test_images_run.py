@@ -137,8 +137,8 @@ def test_images_that_do_not_fit_into_memory_are_refused(
     assert train(few(dataset_on_device=True), folder) is RunStatus.FAILED
     reason = run_json(folder)["reason"]
     assert re.fullmatch(
-        r"dataset_on_device: the decoded data set takes [0-9.]+ KiB, and 1000 B of the host's "
-        r"memory are available\. Switch off dataset_on_device\.",
+        r"dataset_on_device: the decoded dataset takes [0-9.]+ KiB, but only 1000 B of host "
+        r"memory is available\. Switch off dataset_on_device\.",
         reason,
     )
 

@@ -79,6 +79,6 @@ def test_what_each_rank_of_a_machine_keeps_has_to_fit_for_all(
     )
     make_loader(split(), three, CpuAccelerator())
     four = RunConfig(dataset_on_device=True, strategy=Strategy.DDP, devices_per_node=4)
-    said = "data set takes 120 B in each of 4 processes, and 479 B of the host's memory"
+    said = "takes 120 B in each of 4 processes, but only 479 B of host memory"
     with pytest.raises(RunFailedError, match=said):
         make_loader(split(), four, CpuAccelerator())

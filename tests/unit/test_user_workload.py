@@ -203,7 +203,7 @@ def test_problems_of_the_choice(write: Write, tmp_path: Path) -> None:
 
 
 def test_without_a_file_no_run_can_start() -> None:
-    with pytest.raises(UserCodeError, match=r"no workload of your own was given\."):
+    with pytest.raises(UserCodeError, match=r"no custom workload was given\."):
         make()
 
 
