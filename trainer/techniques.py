@@ -62,12 +62,12 @@ _SWITCHES = {
     "pin_memory": (
         "pin_memory",
         "Copies batches into pinned memory, from which copies to the GPU are faster and can "
-        "overlap. No gain for small batches; other programs cannot use pinned memory.",
+        "overlap. No gain for small batches, no effect with the dataset on the device.",
     ),
     "non_blocking": (
         "non_blocking copies",
         "Copies to the GPU without blocking the training thread. Needs pin_memory; no gain if "
-        "copies are a small part of the step.",
+        "copies are a small part of the step, none with the dataset on the device.",
     ),
     "num_workers": (
         "num_workers",

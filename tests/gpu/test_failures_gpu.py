@@ -18,7 +18,6 @@ from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import fails_at
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.devices import list_devices
 from trainer.training import train as training_run
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.precision import autocast
@@ -34,11 +33,6 @@ STEPS = 40
 """Enough to halve the scale until steps count, and for some more."""
 STALE = 1e3
 """What freed memory is filled with, so that a buffer which nobody sets is seen."""
-
-
-@pytest.fixture
-def gpu() -> TrainDevice:
-    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
 
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))
@@ -195,5 +189,5 @@ def test_a_lost_gpu_ends_the_run_and_not_the_page(gpu: TrainDevice, tmp_path: Pa
     for name in ("lost", "next"):
         reason = str(run_json(tmp_path / name)["reason"])
         assert reason.startswith("The GPU failed: CUDA error: device-side assert"), reason
-        assert "restart the server" in reason
+        assert "Restart the server" in reason
     assert (tmp_path / "lost" / "traceback.txt").is_file()

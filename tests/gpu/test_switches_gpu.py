@@ -26,9 +26,9 @@ from tests.gpu.conftest import waiting_raises
 from tests.integration.conftest import save_at_step
 from tests.support.decoded import Decoded
 from tests.support.run_values import events, metric, run_json
+from tests.support.training_runs import train
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.devices import list_devices
 from trainer.training import backend_flags, cuda_timing
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.checkpoint import read_checkpoint
@@ -77,24 +77,12 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def gpu() -> TrainDevice:
-    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
-
-
 def cnn(gpu: TrainDevice, **changes: Any) -> RunConfig:
     base = replace(
         defaults(Workload.DIGITS_CNN, gpu.id),
         **{"epochs": 3, "batch_size": 512, "max_steps": 60, "learning_rate": 5e-3, "seed": 3},
     )
     return replace(base, **changes)
-
-
-def train(root: Path, name: str, config: RunConfig) -> np.ndarray:
-    """Run to the end in its own folder and return the losses."""
-    (root / name).mkdir()
-    assert run(config, root / name) is RunStatus.FINISHED, run_json(root / name)["reason"]
-    return metric(root / name, "train/loss")
 
 
 @pytest.fixture(scope="module")
@@ -309,16 +297,6 @@ def test_a_step_that_no_graph_can_hold_is_refused_and_the_next_run_works(
     train(tmp_path, "next", config)
 
 
-def test_dropout_draws_other_numbers_in_each_replay(
-    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same batch again and again, with a rate that moves nothing."""
-    with_model(monkeypatch, Draws)
-    config = cnn(gpu, cuda_graphs=True, batch_size=12_942, epochs=6, learning_rate=1e-8)
-    losses = train(tmp_path, "run", config)
-    assert len(set(losses.tolist())) == 6
-
-
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16, Precision.PURE_FP16])
 @pytest.mark.parametrize("gradient_accumulation_steps", [1, 3])
 def test_replaying_never_waits_for_the_gpu(
@@ -401,23 +379,6 @@ def test_pure_weights_and_optimizer_state_take_half_of_the_memory(
         assert weights.dtype == wanted, name
     moments = {part["exp_avg"].dtype for part in state["optimizer"]["state"].values()}
     assert moments == {dtype, torch.float32}
-
-
-def test_cudnn_benchmark_and_deterministic_hold_while_it_trains(
-    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[bool, bool]] = []
-    forward = TrainStep.forward
-
-    def look(self: TrainStep, *batch: Any) -> torch.Tensor:
-        seen.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
-        return forward(self, *batch)
-
-    monkeypatch.setattr(TrainStep, "forward", look)
-    monkeypatch.setenv(backend_flags.WORKSPACES, ":4096:8")
-    for name, changes in (("a", {"cudnn_benchmark": True}), ("b", {"deterministic": True})):
-        train(tmp_path, name, cnn(gpu, max_steps=2, **changes))
-    assert seen == [(True, False)] * 2 + [(False, True)] * 2
 
 
 def test_deterministic_comes_too_late_in_a_process_that_has_used_the_gpu(

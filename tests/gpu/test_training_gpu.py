@@ -21,7 +21,6 @@ from tests.support.training_runs import background
 from tests.support.waiting import wait_for
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
-from trainer.devices import list_devices
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.backend_flags import run_flags
 from trainer.training.loaders import HostLoader
@@ -32,11 +31,6 @@ from trainer.training.train import run as train
 from trainer.workloads import WORKLOADS
 
 MIB = 2**20
-
-
-@pytest.fixture
-def gpu() -> TrainDevice:
-    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
 
 
 @pytest.fixture
@@ -185,20 +179,3 @@ def test_a_steady_step_never_synchronizes(
     assert [number for number, _ in rows] == list(range(len(rows)))
     assert reader.dropped == 0
     assert np.isfinite([row["train/loss"] or np.nan for _, row in rows]).all()
-
-
-def test_resume_goes_on_after_the_checkpoint(gpu: TrainDevice, tmp_path: Path) -> None:
-    config = small(gpu, Workload.DIGITS_CNN, precision=Precision.FP16)
-    (tmp_path / "first").mkdir()
-    train(config, tmp_path / "first")
-    (tmp_path / "second").mkdir()
-    again = replace(config, epochs=5, resume_from="first/last.pt")
-    assert train(again, tmp_path / "second") is RunStatus.FINISHED
-    first, second = (metric(tmp_path / name, "train/loss") for name in ("first", "second"))
-    assert second[:10].mean() < 1.2 * first[-10:].mean()
-    # A GPU's checkpoint trains on on a CPU too.
-    (tmp_path / "cpu").mkdir()
-    on_cpu = replace(
-        defaults(Workload.DIGITS_CNN), epochs=4, num_threads=1, resume_from="first/last.pt"
-    )
-    assert train(on_cpu, tmp_path / "cpu") is RunStatus.FINISHED

@@ -113,24 +113,3 @@ def test_a_model_that_cannot_be_compiled_is_told_in_a_sentence(
     assert "ValueError: no kernel for this. " in reason
     assert reason.endswith("Set compile_mode to none.")
     assert not (tmp_path / "traceback.txt").exists()
-
-
-@pytest.mark.parametrize("mode", [mode for mode in CompileMode if mode is not CompileMode.NONE])
-def test_each_mode_is_handed_to_torch(
-    mode: CompileMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    modes = []
-
-    def note(model: Any, *, mode: str) -> Any:
-        modes.append(mode)
-        return model
-
-    monkeypatch.setattr(torch, "compile", note)
-    config = replace(COMPILED, compile_mode=mode, max_steps=1)
-    if mode is CompileMode.REDUCE_OVERHEAD:
-        assert run(config, tmp_path) is RunStatus.FAILED
-        assert "reduce-overhead uses CUDA Graphs" in run_json(tmp_path)["reason"]
-        assert modes == []
-    else:
-        assert run(config, tmp_path) is RunStatus.FINISHED
-        assert modes == [mode.value]

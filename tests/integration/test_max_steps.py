@@ -43,11 +43,6 @@ def test_a_resumed_run_goes_on_bitwise_where_max_steps_ended_one(
     assert run_json(tmp_path / "rest")["total_steps"] == len(whole)
 
 
-def test_more_steps_than_the_epochs_have_change_nothing(tmp_path: Path) -> None:
-    losses = train(tmp_path, "run", replace(CONFIG, epochs=1, max_steps=1000))
-    assert len(losses) == run_json(tmp_path / "run")["total_steps"] == 26
-
-
 def test_a_checkpoint_with_all_the_steps_behind_it_is_refused(tmp_path: Path) -> None:
     train(tmp_path, "first", replace(CONFIG, max_steps=7))
     (tmp_path / "second").mkdir()

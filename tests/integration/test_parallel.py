@@ -236,11 +236,6 @@ def test_a_tied_head_stays_tied_where_rank_0_sends_the_weights(two: Path) -> Non
     assert told[0] == told[1]
 
 
-def test_a_line_is_fitted_by_ranks_that_hold_its_two_numbers_apart(two: Path) -> None:
-    expected = recorded(alone(two, "line-one", LINE), "train/loss")
-    assert mean_loss(two / "line") == pytest.approx(expected, rel=RELATIVE)
-
-
 @pytest.mark.parametrize("half", ["ddp", "fsdp"])
 @pytest.mark.parametrize("parallel", [DDP, FSDP])
 def test_two_ranks_go_on_as_four_and_these_as_one(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from stepscope.run import RunStatus
 from tests.integration.conftest import SaveAtStep
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import small, train
-from trainer.config import LRSchedule, Optimizer, RunConfig, Workload
+from trainer.config import LRSchedule, Optimizer, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.train import run
 
@@ -60,24 +59,6 @@ def test_a_resumed_run_continues_the_curve_bitwise(
     assert events(tmp_path / "resumed")[0].kind == "resumed"
 
 
-def test_a_checkpoint_of_a_cosine_per_epoch_is_resumed(tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    shutil.copy(DATA / "checkpoints" / "cosine-per-epoch.pt", tmp_path / "old" / "step-11.pt")
-    state = read_checkpoint(tmp_path / "old" / "step-11.pt")
-    config = replace(RunConfig.from_dict(state["config"]), resume_from="old/step-11.pt")
-    train(tmp_path, "new", config)
-    expected = 0.05 * (1 + np.cos(np.pi * np.arange(11, 28) / 28)) / 2
-    np.testing.assert_allclose(metric(tmp_path / "new", "train/lr"), expected)
-
-
-def test_last_pt_of_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
-    config = small(Workload.DIGITS_MLP, epochs=2, lr_scheduler=LRSchedule.NONE)
-    whole = train(tmp_path, "whole", replace(config, epochs=4))
-    train(tmp_path, "first", config)
-    second = train(tmp_path, "second", replace(config, epochs=4, resume_from="first/last.pt"))
-    assert np.array_equal(second, whole[-len(second) :])
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -117,16 +98,6 @@ def test_another_size_of_a_gpt_is_named(
     again = replace(config, **{"max_steps": 5, "resume_from": "first/last.pt", **changes})
     assert run(again, tmp_path / "second") is RunStatus.FAILED
     assert words in run_json(tmp_path / "second")["reason"]
-
-
-def test_dropout_goes_on_with_the_same_random_numbers(
-    tmp_path: Path, saving_at_step: SaveAtStep
-) -> None:
-    config = small(Workload.GPT, dropout=0.2, max_steps=12)
-    saving_at_step(7)
-    whole = train(tmp_path, "whole", config)
-    resumed = train(tmp_path, "resumed", replace(config, resume_from="whole/step-7.pt"))
-    assert np.array_equal(resumed, whole[7:])
 
 
 def test_the_page_is_told_what_came_from_the_checkpoint(tmp_path: Path) -> None:

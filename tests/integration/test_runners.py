@@ -6,7 +6,6 @@ import importlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -83,16 +82,6 @@ def test_a_thread_that_cannot_start_says_why(
     assert "libtorch is broken" in str(found.reason)
 
 
-def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
-    run = runners.start(config(Runner.PROCESS, LONG), tmp_path)
-    assert isinstance(run, runners.ProcessRun)
-    wait_until(lambda: read_run(run.folder).run_json.get("step", 0) > 0)
-    assert run._process.stdin is not None
-    run._process.stdin.close()  # what the kernel does when the parent dies
-    wait_until(lambda: not run.alive())
-    assert read_run(run.folder).status is RunStatus.STOPPED
-
-
 def test_stopping_a_run_gone_nan_leaves_no_nan_weights(tmp_path: Path) -> None:
     gone = replace(
         defaults(Workload.LINEAR),
@@ -134,16 +123,6 @@ def test_what_cannot_be_started_is_no_live_run(
     found = read_run(folder)
     assert found.status is RunStatus.FAILED
     assert "temporarily unavailable" in str(found.reason)
-
-
-def test_a_child_that_is_gone_at_once_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    run = runners.start(config(Runner.PROCESS, 1), tmp_path)
-    wait_until(lambda: not run.alive())
-    assert read_run(run.folder).status is RunStatus.FAILED
-    assert "exit code 1" in str(read_run(run.folder).reason)
 
 
 def test_a_long_step_at_shutdown_ends_the_run_as_stopped(

@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus, process_identity, rank_pids, read_run, write_run_json
-from stepscope.run.rank_info import NAMED, RankExit, first_cause, left_early, names
+from stepscope.run.rank_info import RankExit, first_cause, left_early
 from stepscope.run.status import STALE_S
 from tests.support.rank_folder import GONE_PID, RankFolder
 
@@ -75,12 +75,6 @@ def test_a_rank_that_returned_early_is_what_the_others_lacked(
     ends = [said(number, ts, "") for number, ts in enumerate(finished, 1)]
     found = left_early(cause, ends)
     assert (None if found is None else found.number) == left
-
-
-def test_many_ranks_are_named_in_few_words() -> None:
-    assert names([3], 8) == "Rank 3 is"
-    assert names([0, 1], 2) == "All 2 ranks are"
-    assert names(range(NAMED + 1), 99).endswith(f"{NAMED - 1}, … are")
 
 
 class Job(RankFolder):

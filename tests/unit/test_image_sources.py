@@ -106,13 +106,6 @@ def test_numbers_are_classes_in_the_order_of_numbers(folder: Path) -> None:
     assert mixed.classes == ("10", "9", "x")
 
 
-def test_class_numbers_belong_to_their_images(folder: Path) -> None:
-    images, _ = read(table(folder, rows(*GOOD)))
-    for entries in (images.train, images.validation):
-        numbers = images.labels(entries).tolist()
-        assert [images.classes[number] for number in numbers] == [e.label for e in entries]
-
-
 def test_a_fixed_fifth_is_held_out_where_nothing_says_so(folder: Path) -> None:
     text = rows(*(f"{name},{place % 2}" for place, name in enumerate(NAMES)))
     one, _ = read(table(folder, text))
@@ -138,12 +131,6 @@ def test_a_folder_with_two_tables(folder: Path, name: str) -> None:
     images, _ = read(folder)
     assert [entry.path for entry in images.train] == ["a.png", "b.png", "c.png"]
     assert [entry.where for entry in images.validation] == [f"{name}, line 2", f"{name}, line 3"]
-
-
-def test_a_folder_with_a_training_table_alone_holds_out_a_fifth(folder: Path) -> None:
-    table(folder, rows(*GOOD), "train.csv")
-    images, _ = read(folder)
-    assert (len(images.train), len(images.validation)) == (4, 1)
 
 
 def test_a_row_said_twice_counts_once(folder: Path) -> None:
@@ -222,12 +209,6 @@ def test_an_image_for_training_and_validation_is_refused(folder: Path) -> None:
 def test_an_unknown_split_is_named(folder: Path) -> None:
     with pytest.raises(ImageError, match="line 3: the split is 'dev', not train, validation or"):
         read(table(folder, rows("a.png,x,train", "b.png,x,dev", header="path,label,split")))
-
-
-def test_only_the_first_reasons_are_kept(folder: Path) -> None:
-    missing = [f"no-{number}.png,x" for number in range(50)]
-    _, broken = read(table(folder, rows(*GOOD, *missing)), skip=True)
-    assert (broken.count, len(broken.reasons)) == (50, lists.KEPT_REASONS)
 
 
 NO_TABLES = [

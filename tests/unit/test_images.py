@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tests.support.training_runs import losses_on_one_batch
 from trainer.config import RunConfig, Workload, defaults
 from trainer.datasets import VARIABLE
 from trainer.workloads import WORKLOADS, digit_images
@@ -63,21 +62,6 @@ def test_batches_are_small_numbers_with_their_classes(root: Path) -> None:
         assert image[0, 4, 4] == int(name.split()[1]) * 2
     assert task.model(images).shape == (3, CLASSES)
     assert (task.train.length, task.validation.length) == (162, 40)
-
-
-def test_a_few_steps_on_one_batch_lower_the_loss(root: Path) -> None:
-    task, config = make(learning_rate=0.01)
-    losses = losses_on_one_batch(task, config, 64)
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def test_the_seed_decides_all(root: Path) -> None:
-    def scores() -> torch.Tensor:
-        task, _ = make()
-        result: torch.Tensor = task.model(task.train.take(torch.arange(16))[0])
-        return result
-
-    assert torch.equal(scores(), scores())
 
 
 def test_half_of_the_training_images_are_mirrored_and_none_in_validation() -> None:

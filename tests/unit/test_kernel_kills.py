@@ -83,18 +83,3 @@ def test_kills_are_counted_from_the_start(tmp_path: Path, monkeypatch: pytest.Mo
     assert kills_since(first | {"folder": f"{folder}/../../x"}) is None
     for hostile in (None, [], {}, {"folder": 3, "count": "x"}, first | {"count": True}):
         assert kills_since(hostile) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "idle"),
-    [
-        ("anon 5\ninactive_file 70\n", 70),
-        ("inactive_file 1\ntotal_inactive_file 70\n", 70),
-        ("", None),
-    ],
-)
-def test_files_that_were_not_read_lately_are_told_apart(
-    tmp_path: Path, text: str, idle: int | None
-) -> None:
-    (tmp_path / "memory.stat").write_text(text)
-    assert container(tmp_path).idle_cache == idle

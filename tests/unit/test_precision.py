@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from trainer.config import Precision
@@ -17,13 +16,6 @@ def test_autocast_acts_only_in_mixed_precision() -> None:
         for _ in range(2):  # the loop enters one context again and again
             with context:
                 assert (x @ x).dtype == expected
-
-
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32, Precision.BF16])
-def test_the_scaler_scales_only_fp16(precision: Precision) -> None:
-    scaler = grad_scaler(precision, torch.device("cpu"))
-    loss = torch.ones((), requires_grad=True)
-    assert scaler.scale(loss) is loss
 
 
 def test_fp16_has_a_scaler_on_a_cpu_too() -> None:

@@ -110,11 +110,6 @@ def test_an_odd_world_size_is_not_believed(job: Job, size: Any) -> None:
     assert job.states() == ["alive"]
 
 
-def test_a_folder_without_a_run_has_no_ranks(tmp_path: Path) -> None:
-    assert rank_states(tmp_path) == []
-    assert rank_states(tmp_path / "absent") == []
-
-
 @pytest.mark.parametrize(
     "odd",
     [

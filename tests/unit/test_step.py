@@ -150,13 +150,6 @@ def test_a_step_with_infinite_gradients_is_skipped_and_the_scale_halved() -> Non
     assert step.scaler.get_scale() == 512.0
 
 
-def test_bf16_keeps_weights_and_loss_in_fp32() -> None:
-    step = make(precision=Precision.BF16)
-    loss, _ = step(*BATCH)
-    assert loss.dtype in (torch.float32, torch.bfloat16)
-    assert {p.dtype for p in step.model.parameters()} == {torch.float32}
-
-
 def test_in_a_job_the_times_of_its_parts_are_taken_over_all_batches() -> None:
     phases = TrainPhaseTimer(nn.Linear(1, 1))
     step = replace(make(), phases=phases)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from dashboard.arguments import take_arguments
 from trainer import datasets
@@ -134,11 +134,6 @@ def test_what_is_no_file_and_function_is_refused(text: str) -> None:
     with pytest.raises(UserWorkloadError, match="must be path.py:function"):
         choose(text)
     assert user_workload() is None
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserWorkloadError, match="there is no file"):
-        choose(f"{tmp_path}/none.py:build")
 
 
 def test_it_is_kept_as_a_whole_path_for_child_processes(
@@ -317,12 +312,6 @@ def test_samples_of_different_shapes_are_one_sentence() -> None:
     split = CollatedDataset.of([(torch.zeros(2), 0), (torch.zeros(3), 0)], "train", SOURCE)
     with pytest.raises(UserCodeError, match="a sample of train cannot be made: RuntimeError"):
         split.take(torch.arange(2))
-
-
-def test_a_subset_of_a_dataset_is_one_too() -> None:
-    whole = TensorDataset(torch.arange(10.0), torch.arange(10))
-    part = torch.utils.data.Subset(whole, [7, 3])
-    assert CollatedDataset.of(part, "train", SOURCE).take(torch.arange(2))[1].tolist() == [7, 3]
 
 
 def test_the_page_takes_it_from_its_command_line_only(
