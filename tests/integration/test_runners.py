@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import subprocess
 import threading
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from stepscope.recorder.recovery import recover_ended
-from stepscope.run import RunStatus, read_run
+from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError, StoreReader
-from tests.support.run_values import metric
-from tests.support.waiting import wait_until
+from tests.support.run_values import metric, run_json
+from tests.support.training_runs import small, start_worker
+from tests.support.waiting import wait_for, wait_until
 from trainer import runners
 from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload, defaults
+from trainer.runners.weights import read_weights
+from trainer.training.checkpoint import write_checkpoint
 from trainer.training.step import TrainStep
 
 BOTH = pytest.mark.parametrize("runner", [Runner.THREAD, Runner.PROCESS])
@@ -184,3 +190,37 @@ def test_a_child_killed_at_shutdown_reads_as_stopped_with_its_rows(tmp_path: Pat
     assert "server was shut down" in str(ended.reason)
     recover_ended(ended)
     assert len(metric(run.folder, "train/loss")) >= ended.run_json["step"]
+
+
+def test_it_ends_by_itself_while_its_parent_lives(tmp_path: Path) -> None:
+    with start_worker(small(Workload.LINEAR), tmp_path) as child:
+        assert child.wait(60) == 0
+    assert run_json(tmp_path)["status"] == "finished"
+
+
+def test_it_stops_when_its_parent_is_gone(tmp_path: Path) -> None:
+    config = replace(small(Workload.DIGITS_MLP), epochs=10_000)
+    with start_worker(config, tmp_path) as child:
+        wait_for(lambda: run_json(tmp_path).get("step", 0) > 5, 60)
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(20) == 0
+    assert run_json(tmp_path)["status"] == "stopped"
+
+
+def test_the_weights_come_through_a_process_of_their_own(tmp_path: Path) -> None:
+    tensor = torch.arange(3_000_000.0)
+    write_checkpoint(tmp_path / "best.pt", {"model": {"w": tensor}, "optimizer": {}})
+    weights = torch.load(io.BytesIO(read_weights(tmp_path / "best.pt")), weights_only=True)
+    assert torch.equal(weights["w"], tensor)
+
+
+def test_a_file_that_breaks_its_reader_breaks_that_process_alone(tmp_path: Path) -> None:
+    """Hashing a tuple in a tuple in a tuple … overruns the stack."""
+    path = tmp_path / "best.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("best/data.pkl", b"\x80\x02})" + b"\x85" * 3_000_000 + b"K\x01s.")
+        archive.writestr("best/version", b"3\n")
+        archive.writestr("best/byteorder", b"little")
+    with pytest.raises(RunError, match="reading it ended the process"):
+        read_weights(path)

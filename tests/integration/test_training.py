@@ -7,18 +7,20 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import stepscope
 from stepscope.run import RunStatus
 from stepscope.store.reader import send_command
 from tests.support.run_values import event_of, events, metric, run_json
 from tests.support.sizes import SMALL
 from tests.support.training_runs import background, small
 from tests.support.waiting import wait_for
-from trainer.config import Optimizer, Precision, Workload
+from trainer.config import Optimizer, Precision, Workload, defaults
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.state import TrainState
 from trainer.training.train import run as train
@@ -143,3 +145,34 @@ def test_the_servers_end_stops_a_paused_run(tmp_path: Path) -> None:
         stop.set()
         wait_for(lambda: run_json(tmp_path)["status"] == "stopped")
         assert time.monotonic() - began < 3
+
+
+def trained(folder: Path, **changes: Any) -> stepscope.Run:
+    folder.mkdir()
+    config = replace(
+        defaults(Workload.MEMORY_STRESS), batch_size=8, width=8, image_size=16, max_steps=4
+    )
+    assert train(replace(config, **changes), folder) is RunStatus.FINISHED
+    return stepscope.open(folder)
+
+
+def test_what_checkpointing_computes_again_does_not_count(tmp_path: Path) -> None:
+    plain = trained(tmp_path / "plain")
+    again = trained(tmp_path / "again", activation_checkpointing=True)
+    assert plain.run_json["flops_per_step"] == again.run_json["flops_per_step"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "batches"),
+    [({"gradient_accumulation_steps": 2}, 2), ({"precision": Precision.PURE_BF16}, 1)],
+)
+def test_a_step_of_several_batches_counts_all_of_them(
+    tmp_path: Path, changes: dict[str, Any], batches: int
+) -> None:
+    one = trained(tmp_path / "one").run_json["flops_per_step"]
+    run = trained(tmp_path / "several", **changes)
+    assert run.run_json["flops_per_step"] == batches * one
+    tflops, seconds = (run.series(f"perf/{name}").value for name in ("tflops", "step_time"))
+    rows = np.isfinite(tflops)
+    np.testing.assert_allclose(tflops[rows] * seconds[rows] * 1e12, batches * one)
+    assert rows.sum() == 4

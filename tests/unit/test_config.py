@@ -23,6 +23,7 @@ from trainer.config import (
     checkpoints,
     defaults,
 )
+from trainer.workload_traits import SOME_HAVE, TRAITS
 
 
 @pytest.mark.parametrize(
@@ -199,3 +200,8 @@ def test_a_current_name_wins_over_an_earlier_one() -> None:
     both = {"num_threads": 3, "threads": 1}
     assert RunConfig.from_dict(both).num_threads == 3
     assert RunConfig.from_dict(dict(reversed(both.items()))).num_threads == 3
+
+
+def test_each_workload_has_traits_of_known_fields() -> None:
+    assert set(TRAITS) == set(Workload)
+    assert set(FIELDS) >= SOME_HAVE
