@@ -90,17 +90,9 @@ def job(tmp_path: Path) -> Job:
 
 def test_an_error_of_another_rank_is_the_runs(job: Job) -> None:
     job.rank(0, "failed", reason=PEER, ended=11.0)
-    job.rank(
-        1,
-        "failed",
-        reason="ValueError: no",
-        ended=12.0,
-        failure={"ts": 10.0, "reason": "ValueError: no"},
-    )
+    failure: dict[str, object] = {"ts": 10.0, "reason": "ValueError: no"}
+    job.rank(1, "failed", reason="ValueError: no", ended=12.0, failure=failure)
     assert job.read() == (RunStatus.FAILED, "Rank 1: ValueError: no", 1)
-
-
-def test_it_is_so_where_rank_0_was_killed_or_had_ended(job: Job) -> None:
     failure = {"ts": time.time(), "reason": "ValueError: no"}
     job.rank(1, "running", failure=failure)  # it still runs what the script does at its end
     for status, pid in (("running", GONE_PID), ("finished", GONE_PID)):

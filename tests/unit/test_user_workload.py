@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from dashboard.arguments import take_arguments
 from trainer import datasets
@@ -104,11 +103,8 @@ def test_the_example_trains() -> None:
     assert task.run_info["user_workload"] == "own_workload.py:build"
 
 
-def test_its_settings_are_known_without_running_it_and_reach_build() -> None:
+def test_its_settings_reach_build() -> None:
     choose(f"{EXAMPLE}:build")
-    settings = user_workload_settings()
-    assert list(settings) == ["wide", "slow_loading"]
-    assert all(text.endswith(".") for text in settings.values())
     plain, wide = make().model, make(custom_options="wide").model
     assert sum(p.numel() for p in wide.parameters()) > 5 * sum(
         p.numel() for p in plain.parameters()
@@ -234,23 +230,19 @@ def test_what_is_wrong_in_the_file_is_one_sentence_with_its_line(
     assert "\n" not in str(caught.value)
 
 
-def test_an_error_in_a_file_beside_it_is_told_with_that_file(write: Write, tmp_path: Path) -> None:
+def test_files_of_its_folder_can_be_imported_but_hide_none_of_ours(
+    write: Write, tmp_path: Path
+) -> None:
     (tmp_path / "beside_it.py").write_text("def broken():\n    raise ValueError('no')\n")
     write("import beside_it\ndef build(config):\n    return beside_it.broken()\n")
     with pytest.raises(UserCodeError, match=r"^beside_it\.py, line 2, in broken: ValueError: no\."):
         make()
-
-
-def test_a_file_beside_it_hides_none_of_ours(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "trainer.py").write_text("raise RuntimeError('wrong module')")
-    (tmp_path / "json.py").write_text("raise RuntimeError('wrong module')")
+    for name in ("trainer.py", "json.py"):
+        (tmp_path / name).write_text("raise RuntimeError('wrong module')")
     write("import json\n" + returning())
     assert make().train.length == 10
-
-
-def test_a_lack_of_memory_stays_what_it_is(write: Write) -> None:
     write("def build(config):\n    raise MemoryError")
-    with pytest.raises(MemoryError):
+    with pytest.raises(MemoryError):  # it has an explanation of its own
         make()
 
 
@@ -283,35 +275,16 @@ def test_splits_of_ours_are_taken_as_they_are(write: Write) -> None:
     assert task.run_info["data"] == "ten numbers"
 
 
-class Fractions(Dataset[tuple[float, float]]):
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> tuple[float, float]:
-        return index / 2, index / 4
-
-
-def test_a_dataset_becomes_batches_in_the_order_asked() -> None:
-    split = CollatedDataset.of(Fractions(), "train", SOURCE)
-    inputs, targets = split.take(torch.tensor([4, 0, 1]))
-    assert inputs.tolist() == [2.0, 0.0, 0.5]
-    assert targets.tolist() == [1.0, 0.0, 0.25]
-    assert inputs.dtype is targets.dtype is torch.float32
-
-
-def test_arrays_numbers_and_lists_of_pairs_are_datasets() -> None:
-    pairs = [(np.full((2, 3), place, np.uint8), place) for place in range(4)]
+def test_lists_of_pairs_of_arrays_and_numbers_are_datasets() -> None:
+    pairs = [(np.full((2, 3), place, np.uint8), place / 4) for place in range(4)]
     split = CollatedDataset.of(pairs, "train", SOURCE)
     inputs, targets = split.take(torch.tensor([3, 1]))
     assert (inputs.shape, inputs.dtype) == ((2, 2, 3), torch.uint8)
-    assert targets.tolist() == [3, 1]
+    assert (targets.tolist(), targets.dtype) == ([0.75, 0.25], torch.float32)
     assert [part.shape for part in split.room(5)] == [(5, 2, 3), (5,)]
-
-
-def test_samples_of_different_shapes_are_one_sentence() -> None:
-    split = CollatedDataset.of([(torch.zeros(2), 0), (torch.zeros(3), 0)], "train", SOURCE)
+    uneven = CollatedDataset.of([(torch.zeros(2), 0), (torch.zeros(3), 0)], "train", SOURCE)
     with pytest.raises(UserCodeError, match="a sample of train cannot be made: RuntimeError"):
-        split.take(torch.arange(2))
+        uneven.take(torch.arange(2))
 
 
 def test_the_page_takes_it_from_its_command_line_only(
