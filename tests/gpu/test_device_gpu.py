@@ -15,7 +15,7 @@ from stepscope.gpu.source import open_source
 from stepscope.run import RunStatus
 from tests.conftest import Need
 from tests.support.run_values import events, metric, run_json
-from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
+from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.training.backend_flags import run_flags
 from trainer.training.train import run as train
@@ -63,33 +63,6 @@ def relative_error(operation: str, device: torch.device) -> float:
         b = torch.randn(64, 64, 3, 3, generator=generator).to(device)
         got, true = torch.conv2d(a, b), torch.conv2d(a.double(), b.double())
     return float((got - true).norm() / true.norm())
-
-
-@pytest.mark.parametrize("impl", ["fused", "for-loop"])
-@pytest.mark.parametrize("optimizer", list(Optimizer))
-def test_every_optimizer_trains_in_fp16(
-    gpu: TrainDevice, optimizer: Optimizer, impl: str, tmp_path: Path
-) -> None:
-    rate = 0.05 if optimizer is Optimizer.SGD else 5e-4
-    config = replace(
-        defaults(Workload.DIGITS_MLP, gpu.id),
-        epochs=2,
-        optimizer=optimizer,
-        optimizer_impl=impl,
-        precision=Precision.FP16,
-        max_grad_norm=1.0,
-        learning_rate=rate,
-    )
-    (tmp_path / "first").mkdir()
-    status = train(config, tmp_path / "first")
-    assert status is RunStatus.FINISHED, run_json(tmp_path / "first")["reason"]
-    loss = metric(tmp_path / "first", "train/loss")
-    assert loss[-5:].mean() < 0.9 * loss[:5].mean()
-    # The other kernel goes on from its checkpoint.
-    (tmp_path / "second").mkdir()
-    other = replace(config, optimizer_impl="foreach", epochs=3, resume_from="first/last.pt")
-    status = train(other, tmp_path / "second")
-    assert status is RunStatus.FINISHED, run_json(tmp_path / "second")["reason"]
 
 
 def test_nan_is_found_a_few_steps_late_and_named_right(gpu: TrainDevice, tmp_path: Path) -> None:

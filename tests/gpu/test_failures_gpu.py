@@ -13,16 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from stepscope.run import RunStatus
 from tests.support.run_values import events, metric, run_json
-from tests.support.training_runs import fails_at
+from tests.support.training_runs import fails_at, refused
+from tests.support.training_runs import train as finished
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.training import train as training_run
 from trainer.training.accelerator import CudaAccelerator
-from trainer.training.precision import autocast
 from trainer.training.state import TrainState
-from trainer.training.step import TrainStep
+from trainer.training.step import build_train_step
 from trainer.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,14 +61,7 @@ def _trained(gpu: TrainDevice, config: RunConfig) -> dict[str, Tensor]:
     stale = [torch.full_like(p, STALE, device="cuda") for p in task.model.parameters()]
     training = TrainState(config, task.model.to(compute.device), compute)
     scaler = torch.amp.GradScaler("cuda", init_scale=HUGE_SCALE)
-    step = TrainStep(
-        model=training.model,
-        loss=task.loss,
-        optimizer=training.optimizer,
-        scaler=scaler,
-        autocast=autocast(config.precision, compute.device),
-        max_grad_norm=0.0,
-    )
+    step = replace(build_train_step(training, task), scaler=scaler)
     del stale
     batch = [part[:64].to(compute.device) for part in (task.train.inputs, task.train.targets)]
     step(*batch)
@@ -93,18 +85,11 @@ def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
     return replace(defaults(workload, gpu.id), epochs=2, **changes)
 
 
-def run(config: RunConfig, folder: Path) -> str:
-    """Run into a new folder and return the reason of its end."""
-    folder.mkdir()
-    training_run.run(config, folder)
-    return str(run_json(folder)["reason"])
-
-
 def test_the_peaks_are_the_runs_own(gpu: TrainDevice, tmp_path: Path) -> None:
     former = torch.empty(512 * MIB, dtype=torch.uint8, device=f"cuda:{gpu.cuda_index}")
     del former
     torch.cuda.empty_cache()
-    run(small(gpu, Workload.LINEAR), tmp_path / "run")
+    finished(tmp_path, "run", small(gpu, Workload.LINEAR))
     for key in ("memory/peak_allocated", "memory/peak_reserved"):
         assert metric(tmp_path / "run", key, "samples").max() < 512 * MIB, key
 
@@ -120,24 +105,22 @@ def test_a_gpu_that_answers_takes_the_next_run(
     kept: list[object] = []
     monkeypatch.setattr(training_run, "keep_for_good", kept.append)
     fails_at(monkeypatch, 5, torch.AcceleratorError(words))
-    assert f"{words}. The GPU still responds" in run(config, tmp_path / "refused")
+    assert f"{words}. The GPU still responds" in refused(tmp_path, "refused", config)
     assert len(metric(tmp_path / "refused", "train/loss")) == 4
     assert kept == []
     monkeypatch.undo()
-    (tmp_path / "next").mkdir()
-    assert training_run.run(config, tmp_path / "next") is RunStatus.FINISHED
+    finished(tmp_path, "next", config)
 
 
 def test_host_memory_that_cannot_be_page_locked_is_named(gpu: TrainDevice, tmp_path: Path) -> None:
     cudasim = pytest.importorskip("cudasim", reason="only the simulator refuses at will")
     torch._C._host_emptyCache()
     cudasim.fault("host:1")
-    reason = run(small(gpu, Workload.DIGITS_MLP), tmp_path / "refused")
+    config = small(gpu, Workload.DIGITS_MLP)
+    reason = refused(tmp_path, "refused", config)
     assert reason.startswith("The host could not page-lock more memory. Lower batch_size")
     assert [event.kind for event in events(tmp_path / "refused")][-2:] == ["oom", "alert"]
-    (tmp_path / "next").mkdir()
-    config = small(gpu, Workload.DIGITS_MLP)
-    assert training_run.run(config, tmp_path / "next") is RunStatus.FINISHED
+    finished(tmp_path, "next", config)
 
 
 LOST_GPU = """

@@ -15,19 +15,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from stepscope.run import RunStatus
 from tests.gpu.conftest import SIMULATED, simulator_only, waiting_raises
 from tests.integration.conftest import saving_at_step as saving_at_step
 from tests.support.decoded import Decoded
 from tests.support.run_values import metric, run_json
-from tests.support.training_runs import background
+from tests.support.training_runs import background, refused, train
 from tests.support.waiting import wait_for
 from trainer.config import RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.loaders import DeviceLoader, HostLoader, make_loader
-from trainer.training.train import run as train
 from trainer.workloads.task import Batch, TensorSplit
 
 LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
@@ -67,13 +65,6 @@ def numbers(samples: int = 2048, width: int = 1024) -> TensorSplit:
     return TensorSplit.of(values.float().unsqueeze(1).repeat(1, width), values)
 
 
-def finished(config: RunConfig, folder: Path) -> np.ndarray:
-    """Train to the end and return the losses."""
-    folder.mkdir()
-    assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
-    return metric(folder, "train/loss")
-
-
 @switches
 def test_a_late_gpu_still_gets_every_batch_whole(
     gpu: TrainDevice, compute: CudaAccelerator, changes: dict[str, Any]
@@ -106,15 +97,15 @@ def test_every_way_trains_to_the_same_loss_and_resumes(
         if name in changes
     }
     config = small(gpu, **same)
-    plain = finished(config, tmp_path / "plain")
+    plain = train(tmp_path, "plain", config)
     saved = len(plain) - 4
     saving_at_step(saved)
     changed = replace(config, **changes)
     exact = 0.0 if SIMULATED else 1e-5
-    losses = finished(changed, tmp_path / "changed")
+    losses = train(tmp_path, "changed", changed)
     assert np.allclose(losses, plain, rtol=exact, atol=0)
     again = replace(changed, resume_from=f"changed/step-{saved}.pt")
-    resumed = finished(again, tmp_path / "resumed")
+    resumed = train(tmp_path, "resumed", again)
     assert np.allclose(resumed, plain[saved:], rtol=exact, atol=0)
     for key in ("perf/h2d", "perf/gpu_time", "perf/gpu_wait"):
         assert len(metric(tmp_path / "changed", key)) == len(plain), key
@@ -191,19 +182,6 @@ def test_a_killed_worker_ends_a_run_whose_batches_a_thread_pins(
     )
 
 
-@simulator_only
-@pytest.mark.parametrize("non_blocking", [True, False])
-def test_non_blocking_does_not_wait_for_copies(
-    gpu: TrainDevice, compute: CudaAccelerator, non_blocking: bool
-) -> None:
-    loader = HostLoader(numbers(), small(gpu, non_blocking=non_blocking), compute)
-    with calls() as counted:
-        for _ in loader.batches(torch.arange(2048)):
-            pass
-    assert counted["copy h2d"] == 4  # inputs and targets of two batches
-    assert counted.get("cudaStreamSynchronize", 0) == (0 if non_blocking else 4)
-
-
 @pytest.mark.parametrize("aside", [True, False])
 def test_a_side_stream_copies_while_the_gpu_computes(
     gpu: TrainDevice, compute: CudaAccelerator, aside: bool
@@ -246,12 +224,11 @@ def test_a_run_whose_data_do_not_fit_ends_with_the_figures(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CudaAccelerator, "free_memory", lambda self: (2**20, 2**31))
-    assert train(small(gpu, dataset_on_device=True), tmp_path) is RunStatus.FAILED
-    assert run_json(tmp_path)["reason"] == (
+    assert refused(tmp_path, "run", small(gpu, dataset_on_device=True)) == (
         "dataset_on_device: the dataset needs 3.26 MiB, but only 1.00 MiB of the GPU's 2.00 GiB is "
         "free. Turn off dataset_on_device."
     )
-    assert not (tmp_path / "traceback.txt").exists()
+    assert not (tmp_path / "run" / "traceback.txt").exists()
 
 
 def test_data_in_files_cannot_be_kept_on_the_device(

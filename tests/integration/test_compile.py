@@ -14,15 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.run import RunStatus
-from tests.support.run_values import events, metric, run_json
-from tests.support.training_runs import small, train
+from tests.support.run_values import events, metric
+from tests.support.training_runs import refused, small, train
 from trainer.config import CompileMode, Workload
 from trainer.config_validation import choice_problem
 from trainer.devices import list_devices
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.loop import TrainLoop
-from trainer.training.train import run
 
 # Torch's own, as it imports its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -107,9 +105,8 @@ def test_a_model_that_cannot_be_compiled_is_told_in_a_sentence(
         raise ValueError("no kernel for this")
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
-    assert run(COMPILED, tmp_path) is RunStatus.FAILED
-    reason = run_json(tmp_path)["reason"]
+    reason = refused(tmp_path, "run", COMPILED)
     assert reason.startswith("compile_mode: torch.compile (default) could not compile this model")
     assert "ValueError: no kernel for this. " in reason
     assert reason.endswith("Set compile_mode to none.")
-    assert not (tmp_path / "traceback.txt").exists()
+    assert not (tmp_path / "run" / "traceback.txt").exists()

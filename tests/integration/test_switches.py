@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.run import RunStatus
 from tests.integration.conftest import SaveAtStep
 from tests.support.decoded import Decoded
-from tests.support.run_values import metric, run_json
-from tests.support.training_runs import small, train
+from tests.support.run_values import metric
+from tests.support.training_runs import refused, small, train
 from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
-from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task
 
@@ -116,22 +114,6 @@ def test_a_step_without_some_samples_is_averaged_over_those_it_has(
         np.testing.assert_allclose(*norms, rtol=1e-5)
 
 
-def test_flags_hold_while_it_trains_and_not_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = set()
-    step = TrainStep.__call__
-
-    def look(self: TrainStep, *batch: Any) -> Any:
-        seen.add(torch.are_deterministic_algorithms_enabled())
-        return step(self, *batch)
-
-    monkeypatch.setattr(TrainStep, "__call__", look)
-    train(tmp_path, "run", replace(CNN, deterministic=True, max_steps=2))
-    assert seen == {True}
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 def test_pure_weights_are_saved_in_16_bits_and_go_on_in_32(tmp_path: Path) -> None:
     config = replace(CNN, precision="pure_bf16", max_steps=20)
     train(tmp_path, "pure", config)
@@ -152,7 +134,6 @@ def test_an_operation_without_a_deterministic_algorithm_is_told_with_the_remedy(
         return forward(self, *batch)
 
     monkeypatch.setattr(TrainStep, "forward", scatter)
-    assert run(replace(CNN, deterministic=True), tmp_path) is RunStatus.FAILED
-    reason = run_json(tmp_path)["reason"]
+    reason = refused(tmp_path, "run", replace(CNN, deterministic=True))
     assert reason.startswith("deterministic: put_ has no")
     assert "has no deterministic implementation. Turn off deterministic." in reason

@@ -98,16 +98,6 @@ def test_nothing_of_a_training_is_kept_when_its_memory_is_counted(
     assert kept == [0]
 
 
-def test_the_same_seed_gives_the_same_losses(tmp_path: Path) -> None:
-    losses = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        (tmp_path / name).mkdir()
-        train(small(Workload.DIGITS_CNN, epochs=1, seed=seed), tmp_path / name)
-        losses.append(metric(tmp_path / name, "train/loss"))
-    assert np.array_equal(losses[0], losses[1])
-    assert not np.array_equal(losses[0], losses[2])
-
-
 @pytest.mark.alone
 def test_buttons_act_on_a_running_and_a_paused_run(tmp_path: Path) -> None:
     with background(small(Workload.DIGITS_CNN, epochs=10_000), tmp_path):

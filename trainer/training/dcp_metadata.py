@@ -1,7 +1,7 @@
 """Safe reader of a distributed checkpoint's metadata file.
 
 The file is a pickle, which could run code and set attributes of the classes that it names. So it is
-unpickled into stand-ins, whose fields are validated and converted to torch's classes.
+unpickled into placeholders, whose fields are validated and converted to torch's classes.
 """
 
 from __future__ import annotations
