@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from stepscope.gpu.source import open_source
 from stepscope.run import RunStatus
 from tests.conftest import Need
+from tests.support.python_programs import run_python
 from tests.support.run_values import events, metric, run_json
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
@@ -30,14 +29,7 @@ def small(gpu: TrainDevice, **changes: Any) -> RunConfig:
 
 def child(program: str, *args: str) -> str:
     """Run a program in a process of its own, where CUDA has not been touched; return its output."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *args],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-c", program, *args)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

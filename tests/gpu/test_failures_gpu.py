@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.python_programs import run_python
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import fails_at, refused
 from tests.support.training_runs import train as finished
@@ -159,14 +157,7 @@ os._exit(0)  # at its end torch itself may abort
 
 def test_a_lost_gpu_ends_the_run_and_not_the_page(gpu: TrainDevice, tmp_path: Path) -> None:
     config = small(gpu, Workload.DIGITS_MLP)
-    done = subprocess.run(
-        [sys.executable, "-c", LOST_GPU, repr(config.to_dict()), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-c", LOST_GPU, repr(config.to_dict()), str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "the page lives" in done.stdout
     for name in ("lost", "next"):

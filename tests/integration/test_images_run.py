@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import psutil
 import pytest
 
 from tests.integration.conftest import SaveAtStep
+from tests.support.python_programs import run_python
 from tests.support.run_values import events, run_json
 from tests.support.training_runs import refused, train
 from trainer.config import RunConfig, Workload, defaults
@@ -28,14 +27,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data folder after the command has been run as a user runs it."""
     root = tmp_path_factory.mktemp("data")
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer.workloads.digit_images"],
-        env={**os.environ, VARIABLE: str(root), "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-m", "trainer.workloads.digit_images", **{VARIABLE: str(root)})
     assert (done.returncode, done.stderr) == (0, "")
     assert "streamlit run app.py" in done.stdout
     return root

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -24,6 +21,7 @@ from stepscope.run import RUN_JSON, RunStatus
 from stepscope.run.rank_info import read_run_json
 from stepscope.session import session
 from stepscope.store import StoreReader
+from tests.support.python_programs import run_python
 from tests.support.run_values import events, metric, run_json
 from tests.support.training_runs import fails_at, small
 from trainer.config import NanPolicy, RunConfig, Strategy, Workload
@@ -267,14 +265,7 @@ def test_workers_never_run_the_page_again(tmp_path: Path) -> None:
     folder.mkdir()
     page = tmp_path / "page.py"
     page.write_text(PAGE.format(marker=str(marker), folder=str(folder)))
-    done = subprocess.run(
-        [sys.executable, str(page)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python(str(page))
     assert done.returncode == 0, done.stderr
     assert marker.read_text() == "ran\n"
 

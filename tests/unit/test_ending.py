@@ -1,10 +1,8 @@
 """What a rank takes for the wish of torchrun that it ends."""
 
-import subprocess
-import sys
-
 import pytest
 
+from tests.support.python_programs import run_python
 from trainer.runners.rank_shutdown import EXIT_CODE, SERVER_ENDED, SIGNALED, SIGNALED_OR_PEER
 
 CHILD = """
@@ -41,9 +39,7 @@ one.opened(
 
 
 def _run(program: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python("-c", program)
     return done.returncode, done.stdout + done.stderr
 
 

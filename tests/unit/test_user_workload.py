@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from dashboard.arguments import take_arguments
+from tests.support.python_programs import run_python
 from trainer import datasets
 from trainer.config import RunConfig, Workload, defaults
 from trainer.custom_workload import (
@@ -117,9 +117,7 @@ def test_reading_settings_loads_no_torch() -> None:
         f"choose({str(EXAMPLE) + ':build'!r}); print(list(user_workload_settings()));"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", code)
     assert (done.stdout, done.stderr) == ("['wide', 'slow_loading']\n", "")
 
 
