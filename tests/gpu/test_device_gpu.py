@@ -19,7 +19,6 @@ from trainer.config_validation import TrainDevice, choice_problem
 from trainer.training.backend_flags import run_flags
 from trainer.training.train import run as train
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 
 

@@ -20,7 +20,6 @@ from tests.support.run_values import metric
 
 Ended = subprocess.CompletedProcess[str]
 Bare = Callable[[str], Ended]
-ROOT = Path(__file__).resolve().parents[2]
 
 TRAINING = """
 import os, sys, torch

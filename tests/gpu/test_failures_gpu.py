@@ -22,7 +22,6 @@ from trainer.training.state import TrainState
 from trainer.training.step import build_train_step
 from trainer.workloads import WORKLOADS
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 HUGE_SCALE = 2.0**40
 """A loss scale with which the first steps of fp16 overflow and are skipped."""

@@ -15,7 +15,6 @@ from stepscope.run import RunStatus, read_run, run_folders
 from tests.support.python_programs import run_python
 from tests.support.run_values import metric
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12  # of each training: two epochs of 24 rows in batches of 4
 
 HUGGINGFACE = """

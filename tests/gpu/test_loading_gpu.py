@@ -29,7 +29,6 @@ from trainer.training.loaders import DeviceLoader, HostLoader, make_loader
 from trainer.workloads.task import Batch, TensorSplit
 
 LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
-STEPS = 13  # of an epoch of `small`
 SWITCHES: list[dict[str, Any]] = [
     {"pin_memory": False, "non_blocking": False},
     {"non_blocking": False},

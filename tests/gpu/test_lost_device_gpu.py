@@ -10,7 +10,6 @@ from tests.gpu.conftest import simulator_only
 from tests.support.python_programs import run_python
 from tests.support.run_values import events, metric
 
-ROOT = Path(__file__).resolve().parents[2]
 GOOD_STEPS = 30
 
 SCRIPT = f"""

@@ -17,7 +17,6 @@ from tests.support.python_programs import run_python
 from tests.support.run_values import metric
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "synchronizing.py"
-ROOT = SCRIPT.parents[2]
 
 
 def counted(tmp_path: Path, way: str, *how: str) -> list[dict[str, Any]]:

@@ -20,8 +20,6 @@ from trainer.config import RunConfig, Workload, defaults
 from trainer.datasets import VARIABLE
 from trainer.workloads import image_decoding, images
 
-PROJECT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -21,8 +21,6 @@ from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
-DATA = Path(__file__).parents[1] / "data"
-
 
 @pytest.mark.parametrize(
     ("workload", "changes"),

@@ -62,30 +62,22 @@ def test_a_child_stopped_while_it_starts_reads_as_stopped(tmp_path: Path) -> Non
     assert read_run(run.folder).status is RunStatus.STOPPED
 
 
-def test_a_child_that_cannot_start_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken')")
-    run = runners.start(config(Runner.PROCESS, 1), tmp_path / "runs")
-    wait_until(lambda: not run.alive())
-    found = read_run(run.folder)
-    assert found.status is RunStatus.FAILED
-    assert str(found.reason).endswith("(exit code 1): ImportError: libtorch is broken")
-
-
-def test_a_thread_that_cannot_start_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@BOTH
+def test_a_run_that_cannot_import_torch_says_why(
+    tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_name: str) -> None:
         raise ImportError("libtorch is broken")
 
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken')")
     monkeypatch.setattr(importlib, "import_module", broken)
-    run = runners.start(config(Runner.THREAD, 1), tmp_path)
+    run = runners.start(config(runner, 1), tmp_path / "runs")
     wait_until(lambda: not run.alive())
     found = read_run(run.folder)
     assert found.status is RunStatus.FAILED
     assert "libtorch is broken" in str(found.reason)
+    assert ("(exit code 1): ImportError: " in str(found.reason)) == (runner is Runner.PROCESS)
 
 
 def test_stopping_a_run_gone_nan_leaves_no_nan_weights(tmp_path: Path) -> None:

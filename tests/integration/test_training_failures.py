@@ -34,8 +34,6 @@ from trainer.training.loop import TrainLoop
 from trainer.training.rank_info import TrainerRank
 from trainer.training.step import TrainStep
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def run(config: RunConfig, folder: Path) -> dict[str, Any]:
     """Run, check that the status returned is the one recorded, and return run.json."""
