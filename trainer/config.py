@@ -1,7 +1,7 @@
-"""What a run is asked to do: one frozen, checked value that crosses threads, URLs and JSON.
+"""RunConfig: all settings of a run, as a frozen and checked value for threads, URLs and JSON.
 
-This module does not import torch: the page reads it before torch is loaded. What a *device*
-can do with a configuration is judged in `trainer/config_validation.py`.
+Does not import torch: the dashboard reads settings before torch is loaded. Whether a *device*
+supports a configuration: `trainer/config_validation.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_IMPLS, current_s
 
 
 class Precision(StrEnum):
-    """Arithmetic of the run.
-
-    bf16 and fp16 are automatic mixed precision over fp32 weights; the pure ones keep weights,
-    gradients and optimizer state in 16 bits too.
-    """
+    """bf16 and fp16 are AMP over fp32 weights; pure ones keep optimizer state in 16 bits too."""
 
     FP32 = "fp32"
     TF32 = "tf32"
@@ -35,7 +31,7 @@ class Precision(StrEnum):
 
 
 class CompileMode(StrEnum):
-    """Mode of torch.compile, or `none` to run the model as it is written."""
+    """Mode of torch.compile; `none` runs the model uncompiled."""
 
     NONE = "none"
     DEFAULT = "default"
@@ -44,7 +40,7 @@ class CompileMode(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """Optimizers on offer; `sgd` uses momentum 0.9."""
+    """Supported optimizers; `sgd` has momentum 0.9."""
 
     SGD = "sgd"
     ADAM = "adam"
@@ -52,7 +48,7 @@ class Optimizer(StrEnum):
 
 
 class OptimizerImpl(StrEnum):
-    """How the optimizer updates the weights: PyTorch's `foreach` and `fused`, or neither."""
+    """PyTorch's implementations of the optimizer step; for-loop is neither fused nor foreach."""
 
     FUSED = "fused"
     FOREACH = "foreach"
@@ -60,11 +56,7 @@ class OptimizerImpl(StrEnum):
 
 
 class LRSchedule(StrEnum):
-    """How the learning rate changes after its warm-up.
-
-    `none` keeps it constant, `plateau` halves it after an epoch when validation stalls, `cosine`
-    lowers it to 0 over the steps of the run.
-    """
+    """Learning rate after its warm-up: constant, halved on a plateau, or cosine decay to 0."""
 
     NONE = "none"
     PLATEAU = "plateau"
@@ -72,7 +64,7 @@ class LRSchedule(StrEnum):
 
 
 class Runner(StrEnum):
-    """Where the loop runs: a thread of the page's process, a child process, or torchrun's ranks."""
+    """Where the loop runs: a thread of the server, a child process, or the ranks of torchrun."""
 
     THREAD = "thread"
     PROCESS = "process"
@@ -80,11 +72,7 @@ class Runner(StrEnum):
 
 
 class Strategy(StrEnum):
-    """How several devices share the work.
-
-    `dp` is DataParallel: one process with a copy of the model on each of `ranks` GPUs. `ddp` and
-    `fsdp` (FSDP2, `fully_shard`) are one process a device, started by torchrun.
-    """
+    """DataParallel (one process, `devices_per_node` GPUs), DDP or FSDP2 (one rank per device)."""
 
     NONE = "none"
     DP = "dp"
@@ -93,14 +81,14 @@ class Strategy(StrEnum):
 
 
 class NanPolicy(StrEnum):
-    """What a NaN or infinite loss does to the run."""
+    """Action after a NaN or infinite loss."""
 
     STOP = "stop"
     CONTINUE = "continue"
 
 
 class Workload(StrEnum):
-    """The workloads; each has a file in `trainer/workloads/`, and `custom` runs one given to it."""
+    """The workloads, one file each in `trainer/workloads/`; `custom` runs the user's file."""
 
     LINEAR = "linear"
     DIGITS_MLP = "digits_mlp"
@@ -115,7 +103,7 @@ class Workload(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigIssue:
-    """Why `field` cannot have its value, and what to do about it."""
+    """A setting that cannot have its value: field, reason and remedy."""
 
     field: str
     reason: str
@@ -126,7 +114,7 @@ class ConfigIssue:
 
 
 class ConfigError(ValueError):
-    """A configuration that no device could run; carries the Problem."""
+    """A value that no device could run, as a ConfigIssue in `problem`."""
 
     def __init__(self, problem: ConfigIssue) -> None:
         super().__init__(str(problem))
@@ -135,7 +123,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """Everything that decides a run. Raises ConfigError for values that no device could run."""
+    """All settings of a run. Raises ConfigError for values that no device could run."""
 
     workload: Workload = Workload.DIGITS_CNN
     device: str = "cpu"  # or a GPU's UUID: indices change with CUDA_VISIBLE_DEVICES
@@ -145,8 +133,8 @@ class RunConfig:
     learning_rate: float = 5e-4
     optimizer: Optimizer = Optimizer.ADAM
     optimizer_impl: OptimizerImpl = OptimizerImpl.FUSED
-    set_to_none: bool = True  # zero_grad frees the gradients, instead of filling them with zeros
-    gradient_accumulation_steps: int = 1  # batches whose gradients make one optimizer step
+    set_to_none: bool = True  # zero_grad frees the gradients instead of zeroing them
+    gradient_accumulation_steps: int = 1  # micro-batches of one optimizer step
     max_grad_norm: float = 0.0  # 0 is off
     activation_checkpointing: bool = False
     channels_last: bool = True
@@ -154,61 +142,61 @@ class RunConfig:
     deterministic: bool = False
     compile_mode: CompileMode = CompileMode.NONE
     cuda_graphs: bool = False
-    kernel_warmup: bool = False  # some steps before the first one that counts; they change nothing
+    kernel_warmup: bool = False  # uncounted steps before the first one; the weights are restored
     preallocate_memory: bool = False
     seed: int = 0
     lr_scheduler: LRSchedule = LRSchedule.COSINE
-    lr_warmup_steps: int = 0  # steps in which the learning rate rises linearly; 0 is off
+    lr_warmup_steps: int = 0  # optimizer steps of linear learning-rate warm-up; 0 is off
     pin_memory: bool = False
     non_blocking: bool = False
     num_workers: int = 0
-    prefetch_factor: int = 2  # batches loaded ahead by each worker
+    prefetch_factor: int = 2  # batches that each worker loads ahead
     persistent_workers: bool = True
-    copy_stream: bool = False  # copies to the GPU on a stream of their own
-    dataset_on_device: bool = False  # the whole data set, copied once
+    copy_stream: bool = False  # H2D copies on a side stream
+    dataset_on_device: bool = False  # the whole dataset, copied once
     runner: Runner = Runner.THREAD
     strategy: Strategy = Strategy.NONE
-    devices_per_node: int = 1  # batch_size is what one of them computes at once
-    num_nodes: int = 1  # machines; more than one is started by hand, one command on each
-    max_restarts: int = 0  # how often torchrun starts all ranks again after one has failed
-    no_sync: bool = True  # gradients are averaged once a step, not for every batch of it
+    devices_per_node: int = 1  # batch_size is the micro-batch of one device
+    num_nodes: int = 1  # above 1 the user starts one command per node
+    max_restarts: int = 0  # restarts of all ranks by torchrun after a failure
+    no_sync: bool = True  # gradients are averaged once per optimizer step, not per micro-batch
     static_graph: bool = False  # ddp: the same parameters get gradients in every step
-    gradient_as_bucket_view: bool = False  # ddp: gradients lie in the buckets, uncopied
+    gradient_as_bucket_view: bool = False  # ddp: gradients are views of the buckets
     bucket_cap_mb: int = 25  # ddp: MiB of gradients that are averaged together
     reshard_after_forward: bool = True  # fsdp: weights are freed after the forward pass
-    cpu_offload: bool = False  # fsdp: weights, gradients and optimizer state lie on the host
-    time_collectives: bool = False  # times every collective; it may lessen overlap
+    cpu_offload: bool = False  # fsdp: weights, gradients and optimizer state in host memory
+    time_collectives: bool = False  # times every collective; may reduce overlap
     nan_policy: NanPolicy = NanPolicy.STOP
-    # Which workloads read the next ones: trainer/workload_traits.py.
-    width: int = 32  # channels of the first stage or of each token; side of a matrix
-    image_size: int = 32  # pixels a side
+    # Workloads that read the following fields: trainer/workload_traits.py.
+    width: int = 32  # channels of the first stage, embedding size, or side of a matrix
+    image_size: int = 32  # pixels per side
     num_layers: int = 2
-    context_length: int = 64  # characters that the model reads at once
+    context_length: int = 64  # characters
     num_classes: int = 10
-    dropout: float = 0.0  # share of the activations set to 0 while training
-    tie_embeddings: bool = True  # the head's weights are those of the embedding
-    dataset: str = ""  # path of a data set, relative to the data folder
-    horizontal_flip: bool = True  # half of the training images mirrored left to right, at random
-    skip_unreadable: bool = False  # leave out images and rows that cannot be read; or end the run
-    custom_options: str = ""  # the user's own settings that are on, with commas between
+    dropout: float = 0.0  # probability
+    tie_embeddings: bool = True  # the head shares the weights of the embedding
+    dataset: str = ""  # path relative to the data folder
+    horizontal_flip: bool = True  # mirrors half of the training images at random
+    skip_unreadable: bool = False  # skips unreadable images and rows; off: they end the run
+    custom_options: str = ""  # comma-separated options of the custom workload that are on
     num_threads: int = 0  # intra-op CPU threads; 0 is half the cores
     max_steps: int = 0  # optimizer steps after which the run ends; 0 is all epochs
-    resume_from: str = ""  # "RUN_ID/best.pt", or nothing
+    resume_from: str = ""  # "RUN_ID/best.pt", or empty
 
     def __post_init__(self) -> None:
         for spec in fields(self):
             object.__setattr__(self, spec.name, _checked(spec.name, getattr(self, spec.name)))
 
     def has(self, name: str) -> bool:
-        """Return True if the setting `name` of the user's own workload is on."""
+        """Return True if the option `name` of the custom workload is on."""
         return name in self.custom_options.split(",")
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON values, for `run.json`."""
+        """Return all fields as JSON values, for `run.json`."""
         values = {name: getattr(self, name) for name in FIELDS}
         return {key: str(v) if isinstance(v, StrEnum) else v for key, v in values.items()}
 
-    if not TYPE_CHECKING:  # earlier names, which workload files of users read
+    if not TYPE_CHECKING:  # earlier names, which users' workload files read
 
         def __getattr__(self, name: str) -> Any:
             if name in EARLIER_IMPLS:
@@ -219,24 +207,24 @@ class RunConfig:
 
     @property
     def step_size(self) -> int:
-        """Samples of one optimizer step, of all ranks together."""
+        """Samples of one optimizer step over all ranks."""
         return self.batch_size * self.gradient_accumulation_steps * self.world_size
 
     @property
     def distributed(self) -> bool:
-        """Whether several processes train together, which torchrun starts."""
+        """Whether torchrun starts several ranks."""
         return self.strategy in (Strategy.DDP, Strategy.FSDP)
 
     @property
     def world_size(self) -> int:
-        """Processes that train together; DataParallel is one."""
+        """Number of ranks; DataParallel has one."""
         return self.devices_per_node * self.num_nodes if self.distributed else 1
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
-        """Return the configuration of `to_dict`, also with the names of earlier versions.
+        """Return a configuration from the output of `to_dict`, also of earlier versions.
 
-        Unknown keys are ignored, missing ones get their default.
+        Ignores unknown keys and fills in defaults. Raises ConfigError.
         """
         values = current_settings(values)
         base = defaults(
@@ -246,23 +234,22 @@ class RunConfig:
         return replace(base, **{name: values[name] for name in FIELDS if name in values})
 
     def to_params(self) -> dict[str, str]:
-        """The URL form: only what differs from the defaults of this workload on this device."""
+        """Return URL parameters: the differences from the defaults of this workload and device."""
         base = replace(
             defaults(self.workload, self.device), workload=Workload.DIGITS_CNN, device="cpu"
         )
-        params: dict[str, str] = {}
-        for name in FIELDS:
-            value = getattr(self, name)
-            if value != getattr(base, name):
-                params[name] = str(int(value) if isinstance(value, bool) else value)
-        return params
+        values = {name: getattr(self, name) for name in FIELDS}
+        return {
+            name: str(int(value) if isinstance(value, bool) else value)
+            for name, value in values.items()
+            if value != getattr(base, name)
+        }
 
     @classmethod
     def from_params(cls, params: Mapping[str, str]) -> tuple[RunConfig, list[ConfigIssue]]:
-        """A configuration from URL parameters, checked like any input.
+        """Return the configuration of URL parameters, and an issue for each invalid value.
 
-        A value that cannot be used is reported and replaced by its default; unknown keys are
-        ignored. Never raises.
+        Replaces invalid values by defaults and ignores unknown keys. Never raises.
         """
         params = current_settings(params)
         problems: list[ConfigIssue] = []
@@ -277,7 +264,7 @@ class RunConfig:
         return replace(base, **chosen), problems
 
 
-# Inclusive bounds, also those of the sidebar's number fields.
+# Inclusive bounds, which the number fields of the sidebar share.
 LIMITS: dict[str, tuple[float, float]] = {
     "epochs": (1, 100_000),
     "batch_size": (1, 65_536),
@@ -303,27 +290,27 @@ LIMITS: dict[str, tuple[float, float]] = {
 }
 
 CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/(best|last|step-[0-9]{1,12})\.pt")
-_PART = r"\w[\w .,+@=()-]{0,99}"  # neither hidden nor "..", and nothing that leads out of a folder
-_OWN_NAME = r"[a-z][a-z0-9_]{0,39}"
-# Form, constraint and remedy of the fields that hold text.
-TEXTS: dict[str, tuple[re.Pattern[str], str, str]] = {
+_PART = r"\w[\w .,+@=()-]{0,99}"  # neither hidden nor ".."
+OPTION_NAME = r"[a-z][a-z0-9_]{0,39}"
+# Pattern, constraint and remedy of the text fields.
+TEXTS: dict[str, tuple[str, str, str]] = {
     "device": (
-        re.compile(r"cpu|(GPU|MIG)-[0-9A-Za-z/-]{1,80}"),
+        r"cpu|(GPU|MIG)-[0-9A-Za-z/-]{1,80}",
         "must be cpu or a GPU's UUID",
         "Choose a device from the list",
     ),
     "dataset": (
-        re.compile(rf"({_PART}(/{_PART}){{0,7}})?"),
+        rf"({_PART}(/{_PART}){{0,7}})?",
         "must be a path inside the data folder, without '..' or hidden names",
         "Choose data from the list",
     ),
     "custom_options": (
-        re.compile(rf"({_OWN_NAME}(,{_OWN_NAME}){{0,31}})?"),
-        "must be comma-separated names of the workload's own options",
+        rf"({OPTION_NAME}(,{OPTION_NAME}){{0,31}})?",
+        "must be comma-separated names of the workload's options",
         "Use lowercase letters, digits and _",
     ),
     "resume_from": (
-        re.compile(rf"({CHECKPOINT.pattern})?"),
+        rf"({CHECKPOINT.pattern})?",
         "must be RUN_ID/best.pt, last.pt or step-N.pt",
         "Choose a checkpoint",
     ),
@@ -333,63 +320,37 @@ TEXTS: dict[str, tuple[re.Pattern[str], str, str]] = {
 FIELDS: tuple[str, ...] = tuple(spec.name for spec in fields(RunConfig))
 
 # Sized for a laptop: the CNN trains for about a minute on two cores, the others for less.
+_SMALL: dict[str, Any] = dict(learning_rate=1e-3, batch_size=8, epochs=5)
+_NO_IMAGES: dict[str, Any] = dict(channels_last=False)
 _DEFAULTS: dict[Workload, dict[str, Any]] = {
-    Workload.LINEAR: {
-        "epochs": 400,
-        "batch_size": 32,
-        "learning_rate": 2e-4,
-        "optimizer": Optimizer.SGD,
-        "lr_scheduler": LRSchedule.NONE,
-        "channels_last": False,
-    },
-    Workload.DIGITS_MLP: {"channels_last": False},
+    Workload.LINEAR: _NO_IMAGES
+    | dict(epochs=400, batch_size=32, learning_rate=2e-4)
+    | dict(optimizer=Optimizer.SGD, lr_scheduler=LRSchedule.NONE),
+    Workload.DIGITS_MLP: _NO_IMAGES,
     Workload.DIGITS_CNN: {},
-    Workload.IMAGES: {"epochs": 20, "batch_size": 64, "learning_rate": 1e-3, "dataset": "digits"},
-    Workload.GPT: {
-        "epochs": 3,
-        "batch_size": 16,
-        "learning_rate": 1e-3,
-        "optimizer": Optimizer.ADAMW,
-        "channels_last": False,
-        "width": 64,
-    },
-    Workload.RESNET: {
-        "epochs": 1,
-        "batch_size": 8,
-        "learning_rate": 1e-3,
-        "width": 64,
-        "image_size": 224,
-    },
-    Workload.MATMUL: {
-        "epochs": 5,
-        "batch_size": 8,
-        "learning_rate": 1e-3,
-        "lr_scheduler": LRSchedule.NONE,
-        "channels_last": False,
-        "width": 512,
-    },
-    Workload.MEMORY_STRESS: {"epochs": 5, "batch_size": 16, "learning_rate": 1e-3},
-    Workload.CUSTOM: {
-        "epochs": 10,
-        "batch_size": 32,
-        "learning_rate": 1e-3,
-        "channels_last": False,
-    },
+    Workload.IMAGES: _SMALL | dict(epochs=20, batch_size=64, dataset="digits"),
+    Workload.GPT: _SMALL
+    | _NO_IMAGES
+    | dict(epochs=3, batch_size=16, optimizer=Optimizer.ADAMW, width=64),
+    Workload.RESNET: _SMALL | dict(epochs=1, width=64, image_size=224),
+    Workload.MATMUL: _SMALL | _NO_IMAGES | dict(lr_scheduler=LRSchedule.NONE, width=512),
+    Workload.MEMORY_STRESS: _SMALL | dict(batch_size=16),
+    Workload.CUSTOM: _SMALL | _NO_IMAGES | dict(epochs=10, batch_size=32),
 }
 
 
 def defaults(workload: Workload, device: str = "cpu") -> RunConfig:
-    """The recommended configuration of a workload; on a GPU with pinned, overlapped copies."""
+    """Return the recommended configuration of a workload; on a GPU with pinned, async copies."""
     on_gpu = device != "cpu"
     base = RunConfig(workload=workload, device=device, pin_memory=on_gpu, non_blocking=on_gpu)
     return replace(base, **_DEFAULTS[workload])
 
 
 def checkpoints(root: Path) -> list[str]:
-    """Every checkpoint in the run folders under `root`, as `resume` takes it, newest first."""
+    """Return the checkpoints of all run folders in `root` as "RUN_ID/best.pt", newest first."""
     found = []
     for path in root.glob("*/*.pt"):
-        with contextlib.suppress(OSError):  # gone, or in a folder that cannot be read
+        with contextlib.suppress(OSError):  # deleted meanwhile, or no permission
             info = path.lstat()
             if stat.S_ISREG(info.st_mode):
                 found.append((info.st_mtime, path))
@@ -404,7 +365,7 @@ def _error(field: str, constraint: str, value: object, remedy: str) -> ConfigErr
 
 
 def _checked(name: str, value: Any) -> Any:
-    """The value in its field's own type (JSON's int for a float, a string for an enum)."""
+    """Return the value in the type of its field. Raises ConfigError."""
     kind = _kind(name)
     if issubclass(kind, StrEnum):
         try:
@@ -414,30 +375,26 @@ def _checked(name: str, value: Any) -> Any:
             raise _error(name, f"must be one of {options}", value, "Choose one of these") from None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    is_kind = type(value) is kind  # not isinstance: True is no batch size
-    if not is_kind:
+    if type(value) is not kind:  # not isinstance: True is no batch size
         wanted = {int: "an integer", float: "a number", bool: "0 or 1"}.get(kind, "text")
         raise _error(name, f"must be {wanted}", value, f"Give {wanted}")
-    if name in LIMITS:
-        low, high = LIMITS[name]
-        if not math.isfinite(value) or not low <= value <= high:
-            raise _error(
-                name, f"must be between {low:g} and {high:g}", value, "Choose a value in between"
-            )
+    low, high = LIMITS.get(name, (-math.inf, math.inf))
+    if name in LIMITS and not low <= value <= high:  # also False for NaN
+        constraint = f"must be between {low:g} and {high:g}"
+        raise _error(name, constraint, value, "Choose a value in between")
     if name in TEXTS:
         pattern, constraint, remedy = TEXTS[name]
-        if not pattern.fullmatch(value):
+        if not re.fullmatch(pattern, value):
             raise _error(name, constraint, value, remedy)
     return value
 
 
 def _kind(name: str) -> type:
-    """The type of a field, from its default."""
     return type(RunConfig.__dataclass_fields__[name].default)
 
 
 def _parsed(name: str, text: str) -> Any:
-    """A URL value as its field's type; `_checked` refuses the text that does not parse."""
+    """Convert a URL value to the type of its field; returns invalid text unchanged."""
     kind = _kind(name)
     if kind is bool:
         return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)

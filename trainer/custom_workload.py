@@ -1,8 +1,8 @@
-"""A workload of the user's own, `path.py:build`, given when the program is started.
+"""The custom workload `path.py:build`, given on the command line.
 
-Never from the page: whoever can open the page must not choose which code runs. The choice is kept
-in the environment, so that child processes know it too. This module does not import torch and does
-not run the file: `SETTINGS` is read from its text. `trainer/workloads/custom.py` runs it.
+Never set from the dashboard: a visitor must not choose which code runs. An environment variable
+passes it to child processes. This module imports no torch and reads `SETTINGS` without running the
+file; `trainer/workloads/custom.py` runs it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config import ConfigIssue, RunConfig, Workload
+from trainer.config import OPTION_NAME, ConfigError, ConfigIssue, RunConfig, Workload
 
 VARIABLE = "STEPSCOPE_WORKLOAD"
 OPTION = "--workload"
 START = "streamlit run app.py -- --workload path.py:build"
 MAX_SETTINGS = 32
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
-class UserWorkloadError(ValueError):
-    """A workload of the user's own that cannot be used; one sentence with a remedy."""
+class UserWorkloadError(ConfigError):
+    """An unusable custom workload: its place, reason and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomWorkload:
-    """A file and the name of the function in it that makes the task."""
+    """A file and the name of its function that returns the Task."""
 
     path: Path
     function: str
@@ -39,9 +38,9 @@ class CustomWorkload:
 
 
 def choose(text: str) -> CustomWorkload:
-    """Take `path.py:build` as this process's and its children's own workload.
+    """Set `path.py:build` as the custom workload of this process and its children.
 
-    Raises UserWorkloadError for what cannot be such a file; the file is not run.
+    Raises UserWorkloadError. Does not run the file.
     """
     found = _parsed(text)
     os.environ[VARIABLE] = f"{found.path}:{found.function}"
@@ -49,19 +48,15 @@ def choose(text: str) -> CustomWorkload:
 
 
 def user_workload() -> CustomWorkload | None:
-    """Return the workload that was given at start-up; None without one.
-
-    Raises UserWorkloadError if its file is gone.
-    """
+    """Return the custom workload of this process; None without one. Raises UserWorkloadError."""
     text = os.environ.get(VARIABLE)
     return _parsed(text) if text else None
 
 
 def user_workload_settings() -> dict[str, str]:
-    """Return the settings that the file declares in `SETTINGS`: names and what each does.
+    """Return `SETTINGS` of the file: option names and descriptions; empty without any.
 
-    Empty without a workload or without settings. Raises UserWorkloadError for a file that cannot be
-    read and for settings that are no `dict[str, str]` of literals.
+    Raises UserWorkloadError for an unreadable file and if `SETTINGS` is no literal dict[str, str].
     """
     given = user_workload()
     if given is None:
@@ -69,28 +64,29 @@ def user_workload_settings() -> dict[str, str]:
     try:
         tree = ast.parse(given.path.read_bytes(), filename=str(given.path))
     except (OSError, ValueError) as error:
-        raise _error(given.path.name, f"cannot be read ({error})", "Look at the file") from error
+        raise _error(given.path.name, f"cannot be read ({error})", "Check the file") from error
     except SyntaxError as error:
         place = f"{given.path.name}, line {error.lineno}"
         raise _error(place, error.msg, "Correct the file and start again") from error
-    node = next((node for node in reversed(tree.body) if _is_settings(node)), None)
-    return {} if node is None else _settings(given, node)
+    for node in reversed(tree.body):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(one, ast.Name) and one.id == "SETTINGS" for one in targets):
+                return _settings(f"{given.path.name}, line {node.lineno}", node.value)
+    return {}
 
 
 def user_problem(config: RunConfig) -> ConfigIssue | None:
-    """Return why the user's own workload cannot start with this configuration; reads its file."""
+    """Return the issue that prevents a start of the custom workload; None if there is none."""
     if config.workload is not Workload.CUSTOM:
         return None
     try:
         if user_workload() is None:
-            return ConfigIssue(
-                "workload", "no custom workload was given", f"Start the page with `{START}`"
-            )
+            reason = "no custom workload was given"
+            return ConfigIssue("workload", reason, f"Start the page with `{START}`")
         known = user_workload_settings()
     except UserWorkloadError as error:
-        field, _, text = str(error).partition(": ")
-        reason, _, remedy = text.rstrip(".").rpartition(". ")
-        return ConfigIssue(field, reason, remedy)
+        return error.problem
     unknown = [name for name in config.custom_options.split(",") if name and name not in known]
     if unknown:
         options = ", ".join(known) or "no settings"
@@ -100,10 +96,10 @@ def user_problem(config: RunConfig) -> ConfigIssue | None:
 
 
 def place_in_user_code(error: BaseException, path: Path | None = None) -> str | None:
-    """Return "my.py, line 12, in build": where in the user's code an exception came from.
+    """Return the place in the user's code that raised, as "my.py, line 12, in build".
 
-    That is the innermost frame of a file in the folder of the user's file, which is `path` or the
-    one that was given at start-up.
+    That is the innermost frame in the folder of `path`, by default the custom workload's file.
+    Returns None without such a frame.
     """
     if path is None:
         try:
@@ -115,15 +111,11 @@ def place_in_user_code(error: BaseException, path: Path | None = None) -> str | 
         path = given.path
     if isinstance(error, SyntaxError) and Path(error.filename or "").parent == path.parent:
         return f"{Path(error.filename or '').name}, line {error.lineno}"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).parent == path.parent
-    ]
-    if not frames:
-        return None
-    where = "" if frames[-1].name == "<module>" else f", in {frames[-1].name}"
-    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}{where}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if (file := Path(frame.filename)).parent == path.parent:
+            where = "" if frame.name == "<module>" else f", in {frame.name}"
+            return f"{file.name}, line {frame.lineno}{where}"
+    return None
 
 
 def _parsed(text: str) -> CustomWorkload:
@@ -132,45 +124,29 @@ def _parsed(text: str) -> CustomWorkload:
         raise _error(OPTION, f"must be path.py:function, got {text[:200]!r}", f"Write: {START}")
     path = Path(os.path.realpath(file))
     if not path.is_file():
-        raise _error(OPTION, f"there is no file {file}", "Look at the path")
+        raise _error(OPTION, f"there is no file {file}", "Check the path")
     return CustomWorkload(path, function)
 
 
-def _is_settings(node: ast.stmt) -> bool:
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    if isinstance(node, ast.AnnAssign):
-        targets = [node.target]
-    return any(isinstance(target, ast.Name) and target.id == "SETTINGS" for target in targets)
-
-
-def _settings(given: CustomWorkload, node: ast.stmt) -> dict[str, str]:
-    place = f"{given.path.name}, line {node.lineno}"
-    assert isinstance(node, (ast.Assign, ast.AnnAssign))
+def _settings(place: str, value: ast.expr | None) -> dict[str, str]:
     try:
-        found = ast.literal_eval(node.value) if node.value is not None else None
+        found = ast.literal_eval(value) if value is not None else None
     except (ValueError, TypeError, MemoryError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(
         isinstance(part, str) for pair in found.items() for part in pair
     ):
-        raise _error(
-            place,
-            "SETTINGS must be a literal dict of names and descriptions",
-            'Write it as {"name": "What it does."}',
-        )
+        reason = "SETTINGS must be a literal dict of names and descriptions"
+        raise _error(place, reason, 'Write it as {"name": "What it does."}')
     if len(found) > MAX_SETTINGS:
-        raise _error(
-            place, f"SETTINGS has {len(found)} names, {MAX_SETTINGS} are allowed", "Remove some"
-        )
-    wrong = next((name for name in found if not _NAME.fullmatch(name)), None)
-    if wrong is not None:
-        raise _error(
-            place,
-            f"the setting {wrong[:60]!r} needs a name of small letters, digits and _",
-            "Give it another name",
-        )
+        reason = f"SETTINGS has {len(found)} names, {MAX_SETTINGS} are allowed"
+        raise _error(place, reason, "Remove some")
+    for name in found:
+        if not re.fullmatch(OPTION_NAME, name):
+            reason = f"the setting {name[:60]!r} needs a name of small letters, digits and _"
+            raise _error(place, reason, "Give it another name")
     return found
 
 
 def _error(place: str, reason: str, remedy: str) -> UserWorkloadError:
-    return UserWorkloadError(f"{place}: {reason}. {remedy}.")
+    return UserWorkloadError(ConfigIssue(place, reason, remedy))

@@ -1,7 +1,6 @@
-"""Finds the devices that torch can train on: the CPU and every CUDA device, best first.
+"""Lists the CPU and all CUDA devices. Initializes CUDA, but creates no context.
 
-A GPU is known by its UUID, the same string that NVML prints; torch's index changes with
-CUDA_VISIBLE_DEVICES. Asking for CUDA devices initializes CUDA but makes no context.
+A GPU is identified by its NVML UUID, as its index in torch depends on CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from stepscope.gpu.source import nvml_uuid
 from stepscope.host.environment import cpu_name
 from trainer.config_validation import TrainDevice
 
-_TRITON_SINCE = (7, 0)
-"""Least compute capability of torch.compile: `has_triton` of torch/utils/_triton.py."""
+_TRITON_SINCE = (7, 0)  # compute capability: `has_triton` of torch/utils/_triton.py
 
 
 def list_devices() -> list[TrainDevice]:
-    """Usable GPUs with the most memory first, then the CPU, then GPUs that torch cannot use."""
+    """Return usable GPUs by descending memory, then the CPU, then unusable GPUs."""
     gpus = [] if cuda_reason() else [_gpu(i) for i in range(torch.cuda.device_count())]
     gpus.sort(key=lambda gpu: (gpu.memory_total, gpu.compute_capability or (0, 0)), reverse=True)
     usable = [gpu for gpu in gpus if gpu.reason is None]
@@ -31,24 +29,24 @@ def list_devices() -> list[TrainDevice]:
 
 
 def cuda_reason() -> str | None:
-    """Why this torch offers no CUDA device, in a sentence with what to do; None when it does."""
+    """Return why torch has no CUDA device, with a remedy; None if it has one."""
     version = torch.__version__
     if torch.version.cuda is None and torch.version.hip is None:
         return (
             f"torch {version} is a CPU-only build. "
             "Install a CUDA build of torch to train on an NVIDIA GPU."
         )
+    error: str | None = None
     with warnings.catch_warnings(record=True) as caught:
-        # torch says here what is wrong with the driver (too old, mismatched, not loaded).
-        warnings.simplefilter("always")
+        warnings.simplefilter("always")  # torch warns of a driver that is too old or not loaded
         available = torch.cuda.is_available()
-        refusal = _start_cuda() if available else None
-    if available and refusal is None:
+        if available:
+            error = _init_error()
+    if available and error is None:
         return None
-    said = [str(warning.message).split(" (Triggered")[0] for warning in caught]
-    detail = refusal or next(iter(said), "found no NVIDIA driver")
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden is not None and not hidden.strip():
+    messages = [str(warning.message).split(" (Triggered")[0] for warning in caught]
+    detail = error or next(iter(messages), "found no NVIDIA driver")
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() == "":
         return "CUDA_VISIBLE_DEVICES is empty, which hides every GPU. Unset it and restart."
     return (
         f"torch {version} (CUDA {torch.version.cuda}) cannot use a GPU: {detail}. "
@@ -56,8 +54,8 @@ def cuda_reason() -> str | None:
     )
 
 
-def _start_cuda() -> str | None:
-    """Start CUDA, which makes no context yet; return what it says if it refuses."""
+def _init_error() -> str | None:
+    """Initialize CUDA without a context; return the error, None on success."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
@@ -81,19 +79,19 @@ def _gpu(index: int) -> TrainDevice:
 
 
 def gpu_uuid(index: int) -> str:
-    """The UUID of torch's device `index` as NVML prints it; torch leaves out the prefix."""
+    """Return the UUID of torch's device `index` in NVML's form; torch omits the prefix."""
     properties = torch.cuda.get_device_properties(index)
     return nvml_uuid(str(properties.uuid), properties.name)
 
 
 def _build_reason(capability: tuple[int, int], arch_list: list[str]) -> str | None:
-    """Why kernels built for `arch_list` ("sm_90", "compute_90") do not run on this capability."""
+    """Return why kernels for `arch_list` ("sm_90", "compute_90") do not run; None if they do."""
     major, minor = capability
     for arch in arch_list:
         kind, _, digits = arch.partition("_")
         built = int("".join(filter(str.isdigit, digits)) or 0)
         same_major = built // 10 == major and built % 10 <= minor
-        # PTX ("compute_…") is compiled by the driver for any later GPU.
+        # The driver compiles PTX ("compute_…") for any later GPU.
         if (kind == "sm" and same_major) or (kind == "compute" and built <= major * 10 + minor):
             return None
     if not arch_list:
@@ -116,7 +114,7 @@ def _cpu() -> TrainDevice:
 
 
 def _connection_reason(backend: str, devices: str) -> str | None:
-    """Why ranks on such devices cannot exchange gradients; None where they can."""
+    """Return why ranks on such devices cannot exchange gradients; None if they can."""
     if not torch.distributed.is_available():
         return f"torch {torch.__version__} was built without torch.distributed"
     if torch.distributed.is_backend_available(backend.lower()):
@@ -125,7 +123,7 @@ def _connection_reason(backend: str, devices: str) -> str | None:
 
 
 def _triton_reason(capability: tuple[int, int]) -> str | None:
-    """Why torch.compile cannot make kernels for a GPU: it writes them in Triton, for sm_70 on."""
+    """Return why torch.compile cannot generate Triton kernels for a GPU; None if it can."""
     if capability < _TRITON_SINCE:
         needed, found = (f"{major}.{minor}" for major, minor in (_TRITON_SINCE, capability))
         return f"torch.compile needs compute capability {needed}, this GPU has {found}"
@@ -135,7 +133,7 @@ def _triton_reason(capability: tuple[int, int]) -> str | None:
 
 
 def _compiler_reason(language: str, *commands: str) -> str | None:
-    """Why torch.compile cannot build what it writes; None where one of the compilers is there."""
+    """Return why torch.compile cannot compile its code; None if a compiler is installed."""
     if any(map(shutil.which, commands)):
         return None
     missing = " or ".join(commands)

@@ -1,4 +1,4 @@
-"""Turns what ended a run into a sentence that says what happened and what to do. Pure."""
+"""Describes the exception that ended a run: cause and remedy in a sentence. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from trainer.workload_traits import reads
 
 
 class RunFailedError(Exception):
-    """A failure that the loop foresaw; the message is its sentence, a traceback tells no more."""
+    """An expected failure of a run; its message is complete without a traceback."""
 
 
 class NonFiniteLossError(RunFailedError):
-    """The loss is no number any more."""
+    """The loss is NaN or infinite."""
 
 
 SHARED_MEMORY_REASON = (
     "A data-loading worker ran out of shared memory. "
     "Set num_workers to 0 or give the machine a larger /dev/shm."
 )
-_NO_WORKSPACE = "unable to find an engine"
-"""cuDNN says so when no convolution's workspace fits; in a script it may mean other things."""
+_NO_WORKSPACE = "unable to find an engine"  # cuDNN, if no convolution's workspace fits
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _GPU_CALL = ("CUDA error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "cuBLAS error")
 _SHARED_MEMORY = ("/torch_", "shared memory", "bus error")
@@ -45,16 +44,14 @@ def describe_failure(
     device: TrainDevice | None = None,
     lost: str | None = None,
 ) -> RunOutcome:
-    """Return what to tell the user about an exception of the training thread.
+    """Return the outcome of a run for an exception of its training thread.
 
-    `lost` is what the GPU says when it is asked after the failure and can no longer be used: no
-    exception's own words tell that.
+    `lost` is the error of a GPU that this process can no longer use, None if the GPU still works.
     """
     if lost is not None:
         remedy = "Start again: each run has a process of its own"
         if config.runner is Runner.THREAD:
-            remedy = "This process can no longer use the GPU: restart the server, "
-            remedy += "or run in a separate process"
+            remedy = "Restart the server, or run in a separate process"
         return replace(failed(f"The GPU failed: {lost}. {remedy}."), fatal=True)
     text = str(error)
     if isinstance(error, RunFailedError):
@@ -89,7 +86,7 @@ def describe_failure(
 
 
 def nan_remedy(config: RunConfig) -> str:
-    """Say which settings of this run may keep its loss finite."""
+    """Return settings to change for a finite loss, as a clause."""
     ways = ["lower learning_rate"]
     if not config.max_grad_norm:
         ways.append("switch on max_grad_norm")
@@ -99,7 +96,7 @@ def nan_remedy(config: RunConfig) -> str:
 
 
 def _less_memory(short: MemoryShortage, config: RunConfig, device: TrainDevice | None) -> str:
-    """Say which settings of this run would take less of the memory that was not enough."""
+    """Return settings to change for less memory of this kind, as a clause."""
     lower = [
         name
         for name in _TAKES[short]
@@ -107,14 +104,14 @@ def _less_memory(short: MemoryShortage, config: RunConfig, device: TrainDevice |
     ]
     ways = [f"lower {either(lower)}"] if lower else []
     if short is MemoryShortage.PINNED:
-        all_three = "pin_memory, non_blocking and copy_stream"
-        pinned = all_three if config.copy_stream else "pin_memory and non_blocking"
-        ways.append(f"switch off {pinned}")
+        copies = ", non_blocking and copy_stream" if config.copy_stream else " and non_blocking"
+        ways.append(f"switch off pin_memory{copies}")
     elif short is MemoryShortage.GPU or config.device == "cpu":
         if device is not None and config.precision in (Precision.FP32, Precision.TF32):
-            shorter = (Precision.BF16, Precision.FP16)
-            can = [p for p in shorter if not choice_problem("precision", p, config, [device])]
-            ways += [f"choose {precision}" for precision in can[:1]]
+            for shorter in (Precision.BF16, Precision.FP16):
+                if not choice_problem("precision", shorter, config, [device]):
+                    ways.append(f"choose {shorter}")
+                    break
         if config.dataset_on_device:
             ways.append("switch off dataset_on_device")
     text = ", or ".join(ways) or "Choose a device with more memory"

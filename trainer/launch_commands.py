@@ -1,8 +1,7 @@
-"""How a job is started by hand: the command for each machine, and a script for Slurm. Pure.
+"""Launch commands of a distributed run: one command for every node, or a Slurm script. Pure.
 
-All machines run the same command: torchrun's c10d rendezvous gives each process its rank. The
-folder lies on a disk that all of them share, at the same path, and the page of any of them shows
-the run. Nothing here runs anything; this module does not import torch.
+torchrun's c10d rendezvous assigns the ranks. All nodes share the run folder at the same path. Does
+not import torch.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.config import FIELDS, RunConfig, defaults
+from trainer.config import RunConfig, defaults
 from trainer.custom_workload import VARIABLE as OWN_WORKLOAD
 from trainer.datasets import VARIABLE as DATA
 
 MODULE = "trainer.runners.rank_worker"
-PORT = 29500  # torchrun's usual port.
+PORT = 29500  # torchrun's default
 PORTS = (1024, 65_535)
 ONE_MACHINE = (
     "--nnodes=1",
@@ -28,21 +27,20 @@ ONE_MACHINE = (
     "--rdzv-endpoint=localhost:0",
     "--local-addr=localhost",
 )
-"""torchrun's arguments for ranks that are all on this machine; port 0 is any free one.
+"""torchrun's arguments for ranks on this machine; port 0 is any free port.
 
-Without a local address, as with --standalone, torchrun looks up the machine's name, which may not
-lead back to it, and waits."""
+Without a local address, as with --standalone, torchrun resolves the host name. It hangs if that
+name does not resolve to this machine."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]{2,39}")
-_SLURM_PORTS = (20_000, 20_000)
-"""First port of Slurm's jobs, and how many there are: two jobs on a machine need different ones."""
+_SLURM_PORTS = (20_000, 20_000)  # first port and count: two jobs on a node need different ports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """A job to start by hand; raises ValueError for a host or port that cannot be.
+    """A job to start by hand. Raises ValueError for an invalid host or port.
 
-    `folder` is where it records, in the folder of all runs. `host` is the first machine as the
-    others reach it, `project` the folder of this program, at the same path on all machines.
+    `folder` is the run folder, `host` the address of the first node, `project` the path of this
+    program on all nodes, `environment` the variables of the ranks such as OMP_NUM_THREADS.
     """
 
     config: RunConfig
@@ -51,7 +49,6 @@ class LaunchSpec:
     host: str = "localhost"
     port: int = PORT
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the ranks, such as OMP_NUM_THREADS."""
 
     def __post_init__(self) -> None:
         if not _HOST.fullmatch(self.host):
@@ -66,11 +63,11 @@ class LaunchSpec:
 
 
 def rank_variables(config: RunConfig, cores: int) -> dict[str, str]:
-    """Return the variables that ranks need besides torchrun's own, on machines of so many cores.
+    """Return the environment variables of the ranks on a node with `cores` cores.
 
-    Without OMP_NUM_THREADS torchrun sets it to 1. By default all ranks share half the cores: the
-    other half is for loaders, for what watches, and for the page. torchrun's own store would keep
-    the addresses of the ranks of a former attempt, and new ranks would look for them there.
+    Without OMP_NUM_THREADS torchrun sets it to 1. By default all ranks share half the cores; the
+    rest is for loaders, samplers and the dashboard. torchrun's shared store keeps the addresses of
+    a former attempt, to which new ranks would connect.
     """
     threads = config.num_threads or max(1, cores // 2 // config.devices_per_node)
     found = {"OMP_NUM_THREADS": str(threads), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -80,21 +77,20 @@ def rank_variables(config: RunConfig, cores: int) -> dict[str, str]:
 
 
 def inherited(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of this process that decide what is trained: data and own workload."""
+    """Return the variables of this process with the data folder and the custom workload."""
     return {name: environ[name] for name in (DATA, OWN_WORKLOAD) if environ.get(name)}
 
 
 def settings_json(config: RunConfig) -> str:
     """Return the settings that differ from the workload's defaults, as one line of JSON."""
-    base = defaults(config.workload, config.device)
-    mine, theirs = config.to_dict(), base.to_dict()
+    base = defaults(config.workload, config.device).to_dict()
     always = {"workload", "device"}
-    kept = {name: mine[name] for name in FIELDS if name in always or mine[name] != theirs[name]}
-    return json.dumps(kept)
+    values = config.to_dict().items()
+    return json.dumps({name: v for name, v in values if name in always or v != base[name]})
 
 
 def machine_command(launch: LaunchSpec) -> str:
-    """Return the command to run on each machine, in lines that a shell takes as one."""
+    """Return the shell command to run on each node, over several continued lines."""
     config = launch.config
     endpoint = f"{launch.host}:{launch.port}"
     variables = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
@@ -106,15 +102,13 @@ def machine_command(launch: LaunchSpec) -> str:
 
 
 def slurm_script(launch: LaunchSpec) -> str:
-    """Return a script for sbatch: one torchrun on each node, all of its GPUs' ranks below it.
+    """Return a script for sbatch: one torchrun per node, which starts the ranks of its GPUs.
 
-    The job's number is part of the run's name: a job that Slurm starts again goes on from its last
-    checkpoint. Slurm tells a minute before the time is up, and all ranks then stop at one step.
+    The job number is part of the run name: a requeued job resumes from its last checkpoint. Slurm
+    sends SIGTERM a minute before the time limit, and all ranks stop at the same step.
     """
     config = launch.config
-    cores = config.devices_per_node * (config.num_threads or 1) + config.devices_per_node * (
-        1 + config.num_workers
-    )
+    cores = config.devices_per_node * ((config.num_threads or 1) + 1 + config.num_workers)
     options = {
         "job-name": str(config.workload),
         "nodes": str(config.num_nodes),
@@ -135,7 +129,7 @@ def slurm_script(launch: LaunchSpec) -> str:
         *(f"#SBATCH --{name}={value}" for name, value in options.items()),
         "set -euo pipefail",
         f"cd {shlex.quote(str(launch.project))}",
-        "# The first node of the job is where the ranks of all nodes meet.",
+        "# The first node of the job hosts the rendezvous.",
         'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         'head_node="${nodes[0]}"',
         f"port=$(( {first} + SLURM_JOB_ID % {count} ))",
@@ -144,7 +138,7 @@ def slurm_script(launch: LaunchSpec) -> str:
         *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
         f"threads={threads}",
         "export OMP_NUM_THREADS=$(( threads > 0 ? threads : 1 ))",
-        "# Since Slurm 22.05 the next command does not take this over from sbatch by itself.",
+        "# Since Slurm 22.05 srun does not inherit this from sbatch.",
         'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
         " \\\n  ".join(command),
     ]
@@ -152,7 +146,6 @@ def slurm_script(launch: LaunchSpec) -> str:
 
 
 def _torchrun(config: RunConfig, endpoint: str, job: str) -> list[str]:
-    """Return torchrun and its options, without what it runs."""
     return [
         "torchrun",
         f"--nnodes {config.num_nodes}",

@@ -1,4 +1,4 @@
-"""Processes that end with the process that started them, even where that one is killed."""
+"""Ends a process together with its parent, even if the parent is killed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import sys
 import threading
 from collections.abc import Callable
 
-PR_SET_PDEATHSIG = 1  # Of linux/prctl.h.
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def set_parent_death_signal() -> None:
-    """Have Linux kill this process when the thread that started it ends; elsewhere do nothing."""
+    """Have Linux kill this process when the thread that started it ends; no-op elsewhere."""
     if sys.platform == "linux":
-        # The C library of the process itself; where it is refused each caller has another way.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def call_at_end_of(pipe: int, action: Callable[[], object]) -> None:
-    """Start a thread that calls `action` once the other end of a pipe is closed."""
+    """Start a thread that calls `action` when the other end of a pipe is closed."""
 
     def wait() -> None:
-        # Not sys.stdin: a thread that waits while holding its lock aborts the interpreter at exit.
+        # Not sys.stdin: a thread that holds its lock while waiting aborts the interpreter at exit.
         while os.read(pipe, 1024):
             pass
         action()
@@ -33,7 +32,7 @@ def call_at_end_of(pipe: int, action: Callable[[], object]) -> None:
 
 
 def kill_group() -> None:
-    """Kill this process and, if it leads a group, its children."""
+    """Kill this process and, if it leads a process group, the group."""
     with contextlib.suppress(ProcessLookupError):
         if os.getpgrp() == os.getpid():
             os.killpg(os.getpid(), signal.SIGKILL)

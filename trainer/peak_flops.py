@@ -1,9 +1,8 @@
-"""How fast a GPU could compute at most, by its name and the precision, from NVIDIA's documents.
+"""Peak FLOP/s of GPUs by name and precision, from NVIDIA's data sheets.
 
-All figures are dense: where a data sheet gives tensor cores "with sparsity" only, the half of it.
-Those of 16 bits are for sums in fp32, as torch computes; GeForce cards are twice as fast with sums
-in fp16, other cards have one figure for both. Clocks are the boost clocks of the data sheet, so a
-card that is allowed more may pass 100 %.
+Figures are dense: half of those "with sparsity". 16-bit figures are for FP32 accumulation, which
+torch uses; GeForce cards are twice as fast with FP16 accumulation. Clocks are boost clocks, so a
+card with a higher limit may exceed 100%.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from trainer.config import Precision
 
 _NVIDIA = "https://www.nvidia.com/en-us/data-center"
+_H100_PCIE = "https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306"
 _AMPERE_GAMING = (
     "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
 )
@@ -32,9 +32,9 @@ _A100 = (
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """Dense peaks of one kind of GPU in TFLOP/s; None where it lacks the arithmetic.
+    """Dense peaks of a GPU model in TFLOP/s; None for unsupported arithmetic.
 
-    `name` is a regular expression for the whole name that the driver gives, without "NVIDIA".
+    `name` is a regular expression for the driver's device name without "NVIDIA".
     """
 
     name: str
@@ -47,7 +47,7 @@ class DevicePeak:
 
 @dataclass(frozen=True, slots=True)
 class PeakFlops:
-    """The peak of a device in FLOP/s for one precision, and the address of its source."""
+    """Peak FLOP/s of a device for one precision, and the URL of its source."""
 
     flops: float
     source: str
@@ -61,14 +61,7 @@ PEAKS: tuple[DevicePeak, ...] = (
     DevicePeak("H200 NVL", 60, 417.5, 835.5, 835.5, f"{_NVIDIA}/h200/"),
     DevicePeak(r"H100 \d+GB HBM3", 67, 494.5, 989.5, 989.5, f"{_NVIDIA}/h100/"),
     DevicePeak("H100 NVL", 60, 417.5, 835.5, 835.5, f"{_NVIDIA}/h100/"),
-    DevicePeak(
-        "H100 PCIe",
-        51,
-        378,
-        756.5,
-        756.5,
-        "https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306",
-    ),
+    DevicePeak("H100 PCIe", 51, 378, 756.5, 756.5, _H100_PCIE),
     DevicePeak("A100[- ].*", 19.5, 156, 312, 312, _A100),
     DevicePeak("A30", 10.3, 82, 165, 165, f"{_NVIDIA}/products/a30-gpu/"),
     DevicePeak("A10", 31.2, 62.5, 125, 125, f"{_NVIDIA}/products/a10-gpu/"),
@@ -88,16 +81,13 @@ PEAKS: tuple[DevicePeak, ...] = (
 
 
 def peak_of(device: str | None, precision: Precision) -> PeakFlops | str:
-    """Return the peak of the GPU with this name, or a sentence why there is none.
-
-    `device` is None for a CPU.
-    """
+    """Return the peak of a GPU by its name (None for a CPU), or the reason why it is unknown."""
     if device is None:
         return "No MFU: a CPU's peak depends on its cores, clock and vector units."
     if " MIG " in device:
-        return f"No share of a peak: {device} is a part of a GPU."
+        return f"No MFU: {device} is a part of a GPU."
     name = device.removeprefix("NVIDIA ")
-    known = next((one for one in PEAKS if re.fullmatch(one.name, name)), None)
+    known = next((peak for peak in PEAKS if re.fullmatch(peak.name, name)), None)
     if known is None:
         return f"No MFU: the peak of {device} is unknown."
     tflops = getattr(known, precision.removeprefix("pure_"))

@@ -1,7 +1,4 @@
-"""What is known of each workload without building it, for the page and for `problems`.
-
-This module does not import torch.
-"""
+"""Properties of each workload that are known before it is built. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,14 +9,12 @@ from trainer.config import Workload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadTraits:
-    """What a workload has that others have not."""
+    """Properties of a workload; `fields` are RunConfig fields that most others do not read."""
 
     fields: tuple[str, ...] = ()
-    """Fields of RunConfig that this workload reads and most others do not."""
-    convolutions: bool = False  # channels_last and the settings of cuDNN can make a difference.
-    decodes: bool = False
-    """Each sample is read from a file when it is needed: the data set does not lie in memory."""
-    seeded_data: bool = False  # The data are made from the seed: another one gives another task.
+    convolutions: bool = False  # channels_last and cuDNN settings have an effect
+    decodes: bool = False  # samples are read from files on demand
+    seeded_data: bool = False  # the data depend on the seed
 
 
 TRAITS: dict[Workload, WorkloadTraits] = {
@@ -41,14 +36,13 @@ TRAITS: dict[Workload, WorkloadTraits] = {
     Workload.MEMORY_STRESS: WorkloadTraits(
         fields=("width", "image_size"), convolutions=True, seeded_data=True
     ),
-    # What its model and data are is known only once its file has run: nothing is ruled out.
+    # Its model and data are unknown before its file runs: nothing is ruled out.
     Workload.CUSTOM: WorkloadTraits(fields=("custom_options",), convolutions=True),
 }
 
 SOME_HAVE = frozenset(field for traits in TRAITS.values() for field in traits.fields)
-"""Fields that only some workloads read."""
 
 
 def reads(workload: Workload, field: str) -> bool:
-    """Return True if this field of RunConfig has a meaning for this workload."""
+    """Return True if this workload reads this field of RunConfig."""
     return field not in SOME_HAVE or field in TRAITS[workload].fields

@@ -17,7 +17,9 @@ from tests.support.gpu_processes import (
     pytest_runtest_makereport,
     release,
 )
-from trainer.devices import cuda_reason
+from trainer.config_validation import TrainDevice
+from trainer.devices import cuda_reason, list_devices
+from trainer.training.accelerator import CudaAccelerator
 
 __all__ = ["no_process_left", "pytest_runtest_makereport"]  # found here by pytest
 
@@ -49,6 +51,18 @@ def two_devices(need: Need, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDASIM_DEVICES", "2")
     else:
         need(None if torch.cuda.device_count() > 1 else "needs two GPUs")
+
+
+@pytest.fixture(scope="module")
+def gpu() -> TrainDevice:
+    """Return the first GPU that torch can train on."""
+    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
+
+
+@pytest.fixture
+def compute(gpu: TrainDevice) -> CudaAccelerator:
+    assert gpu.cuda_index is not None
+    return CudaAccelerator(gpu.cuda_index)
 
 
 @pytest.fixture(autouse=True, scope="module")  # before the fixtures of a module, which use the GPU

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +12,14 @@ import torch
 from stepscope.gpu.source import open_source
 from stepscope.run import RunStatus
 from tests.conftest import Need
+from tests.support.python_programs import run_python
 from tests.support.run_values import events, metric, run_json
-from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
+from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, choice_problem
-from trainer.devices import list_devices
-from trainer.training.accelerator import CudaAccelerator
 from trainer.training.backend_flags import run_flags
-from trainer.training.loaders import HostLoader
 from trainer.training.train import run as train
-from trainer.workloads.task import TensorSplit
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
-LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
-
-
-@pytest.fixture
-def gpu() -> TrainDevice:
-    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
 
 
 def small(gpu: TrainDevice, **changes: Any) -> RunConfig:
@@ -40,35 +28,9 @@ def small(gpu: TrainDevice, **changes: Any) -> RunConfig:
 
 def child(program: str, *args: str) -> str:
     """Run a program in a process of its own, where CUDA has not been touched; return its output."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *args],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-c", program, *args)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_a_late_gpu_still_gets_every_batch_whole(gpu: TrainDevice) -> None:
-    """Each copy waits behind a slow kernel: a buffer filled too early would be seen here."""
-    assert gpu.cuda_index is not None
-    compute = CudaAccelerator(gpu.cuda_index)
-    values = torch.arange(2048)
-    split = TensorSplit.of(values.float().unsqueeze(1).repeat(1, 1024), values)
-    loader = HostLoader(split, small(gpu, batch_size=64), compute)
-    order = torch.randperm(2048)
-    arrived = []
-    torch.cuda._sleep(LATE_CYCLES)
-    for inputs, targets in loader.batches(order):
-        arrived.append((inputs.sum(dim=1), targets.clone()))
-        torch.cuda._sleep(LATE_CYCLES)
-        compute.pace()
-    compute.synchronize()
-    assert torch.equal(torch.cat([targets for _, targets in arrived]).cpu(), order)
-    assert torch.equal(torch.cat([sums for sums, _ in arrived]).cpu(), order.float() * 1024)
 
 
 @pytest.mark.parametrize("operation", ["matmul", "convolution"])
@@ -94,39 +56,6 @@ def relative_error(operation: str, device: torch.device) -> float:
     return float((got - true).norm() / true.norm())
 
 
-@pytest.mark.parametrize("impl", ["fused", "for-loop"])
-@pytest.mark.parametrize("optimizer", list(Optimizer))
-def test_every_optimizer_trains_in_fp16(
-    gpu: TrainDevice, optimizer: Optimizer, impl: str, tmp_path: Path
-) -> None:
-    rate = 0.05 if optimizer is Optimizer.SGD else 5e-4
-    config = replace(
-        defaults(Workload.DIGITS_MLP, gpu.id),
-        epochs=2,
-        optimizer=optimizer,
-        optimizer_impl=impl,
-        precision=Precision.FP16,
-        max_grad_norm=1.0,
-        learning_rate=rate,
-    )
-    (tmp_path / "first").mkdir()
-    status = train(config, tmp_path / "first")
-    assert status is RunStatus.FINISHED, run_json(tmp_path / "first")["reason"]
-    loss = metric(tmp_path / "first", "train/loss")
-    assert loss[-5:].mean() < 0.9 * loss[:5].mean()
-    # The other kernel goes on from its checkpoint.
-    (tmp_path / "second").mkdir()
-    other = replace(config, optimizer_impl="foreach", epochs=3, resume_from="first/last.pt")
-    status = train(other, tmp_path / "second")
-    assert status is RunStatus.FINISHED, run_json(tmp_path / "second")["reason"]
-
-
-def test_workers_and_the_pinning_thread_feed_a_gpu(gpu: TrainDevice, tmp_path: Path) -> None:
-    config = small(gpu, num_workers=2)
-    assert train(config, tmp_path) is RunStatus.FINISHED, run_json(tmp_path)["reason"]
-    assert len(metric(tmp_path, "train/loss")) == run_json(tmp_path)["total_steps"]
-
-
 def test_nan_is_found_a_few_steps_late_and_named_right(gpu: TrainDevice, tmp_path: Path) -> None:
     config = replace(defaults(Workload.LINEAR, gpu.id), epochs=50, learning_rate=100.0)
     assert train(config, tmp_path) is RunStatus.FAILED
@@ -134,40 +63,6 @@ def test_nan_is_found_a_few_steps_late_and_named_right(gpu: TrainDevice, tmp_pat
     nan = next(event for event in events(tmp_path) if event.kind == "nan")
     finite = int(torch.from_numpy(metric(tmp_path, "train/loss")).isfinite().sum())
     assert nan.text.endswith(f"at step {finite + 1}")
-
-
-STICKY = """
-import os, sys
-from dataclasses import replace
-from pathlib import Path
-import torch
-from trainer.training.train import run as train
-from trainer.config import Workload, defaults
-from trainer.workloads import WORKLOADS
-workload = Workload.DIGITS_CNN
-make = WORKLOADS[workload]
-def broken(config):
-    task = make(config)
-    task.train.targets[2000:2010] = 1000  # no such class: an assertion on the device
-    return task
-WORKLOADS[workload] = broken
-config = replace(defaults(workload, sys.argv[1]), num_workers=2)
-for name in ("first", "second"):
-    folder = Path(sys.argv[2]) / name
-    folder.mkdir()
-    print(train(config, folder), flush=True)
-os._exit(0)  # what torch does at the end of a process with a dead GPU is not ours
-"""
-
-
-def test_an_error_that_stays_ends_the_run_and_not_the_process(
-    gpu: TrainDevice, tmp_path: Path
-) -> None:
-    """With workers; `test_failures_gpu.py` has it without."""
-    said = child(STICKY, gpu.id, str(tmp_path))
-    assert said.split() == ["failed", "failed"]
-    for name in ("first", "second"):
-        assert "restart the server" in run_json(tmp_path / name)["reason"]
 
 
 LOOK = """

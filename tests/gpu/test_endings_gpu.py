@@ -6,9 +6,7 @@ end under `watch` and `init` as it does bare.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,11 +15,11 @@ import pytest
 
 from stepscope.run import run_folders
 from tests.gpu.conftest import simulator_only
+from tests.support.python_programs import run_python
 from tests.support.run_values import metric
 
 Ended = subprocess.CompletedProcess[str]
 Bare = Callable[[str], Ended]
-ROOT = Path(__file__).resolve().parents[2]
 
 TRAINING = """
 import os, sys, torch
@@ -81,20 +79,10 @@ def run(folder: Path, ending: str, shown_by: str) -> Ended:
     """Run the script bare, or under `watch` or `init`."""
     script = folder / "script.py"
     script.write_text(TRAINING + ending)
-    command = [sys.executable, *(["-m", "stepscope.watch"] if shown_by == "watch" else [])]
-    return subprocess.run(
-        [*command, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "STEPSCOPE_RUNS": str(folder / "runs"),
-            "SHOWN_BY": shown_by,
-        },
+    how = ["-m", "stepscope.watch"] if shown_by == "watch" else []
+    runs = str(folder / "runs")
+    return run_python(
+        *how, str(script), cwd=folder, timeout_s=200, STEPSCOPE_RUNS=runs, SHOWN_BY=shown_by
     )
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from stepscope.run import RunStatus
+from tests.support.python_programs import run_python
 from tests.support.run_values import events, metric, run_json
-from tests.support.training_runs import fails_at
+from tests.support.training_runs import fails_at, refused
+from tests.support.training_runs import train as finished
 from trainer.config import Optimizer, Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.devices import list_devices
 from trainer.training import train as training_run
 from trainer.training.accelerator import CudaAccelerator
-from trainer.training.precision import autocast
 from trainer.training.state import TrainState
-from trainer.training.step import TrainStep
+from trainer.training.step import build_train_step
 from trainer.workloads import WORKLOADS
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 HUGE_SCALE = 2.0**40
 """A loss scale with which the first steps of fp16 overflow and are skipped."""
@@ -34,11 +29,6 @@ STEPS = 40
 """Enough to halve the scale until steps count, and for some more."""
 STALE = 1e3
 """What freed memory is filled with, so that a buffer which nobody sets is seen."""
-
-
-@pytest.fixture
-def gpu() -> TrainDevice:
-    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
 
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))
@@ -68,14 +58,7 @@ def _trained(gpu: TrainDevice, config: RunConfig) -> dict[str, Tensor]:
     stale = [torch.full_like(p, STALE, device="cuda") for p in task.model.parameters()]
     training = TrainState(config, task.model.to(compute.device), compute)
     scaler = torch.amp.GradScaler("cuda", init_scale=HUGE_SCALE)
-    step = TrainStep(
-        model=training.model,
-        loss=task.loss,
-        optimizer=training.optimizer,
-        scaler=scaler,
-        autocast=autocast(config.precision, compute.device),
-        max_grad_norm=0.0,
-    )
+    step = replace(build_train_step(training, task), scaler=scaler)
     del stale
     batch = [part[:64].to(compute.device) for part in (task.train.inputs, task.train.targets)]
     step(*batch)
@@ -99,18 +82,11 @@ def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
     return replace(defaults(workload, gpu.id), epochs=2, **changes)
 
 
-def run(config: RunConfig, folder: Path) -> str:
-    """Run into a new folder and return the reason of its end."""
-    folder.mkdir()
-    training_run.run(config, folder)
-    return str(run_json(folder)["reason"])
-
-
 def test_the_peaks_are_the_runs_own(gpu: TrainDevice, tmp_path: Path) -> None:
     former = torch.empty(512 * MIB, dtype=torch.uint8, device=f"cuda:{gpu.cuda_index}")
     del former
     torch.cuda.empty_cache()
-    run(small(gpu, Workload.LINEAR), tmp_path / "run")
+    finished(tmp_path, "run", small(gpu, Workload.LINEAR))
     for key in ("memory/peak_allocated", "memory/peak_reserved"):
         assert metric(tmp_path / "run", key, "samples").max() < 512 * MIB, key
 
@@ -126,24 +102,22 @@ def test_a_gpu_that_answers_takes_the_next_run(
     kept: list[object] = []
     monkeypatch.setattr(training_run, "keep_for_good", kept.append)
     fails_at(monkeypatch, 5, torch.AcceleratorError(words))
-    assert f"{words}. The GPU still responds" in run(config, tmp_path / "refused")
+    assert f"{words}. The GPU still responds" in refused(tmp_path, "refused", config)
     assert len(metric(tmp_path / "refused", "train/loss")) == 4
     assert kept == []
     monkeypatch.undo()
-    (tmp_path / "next").mkdir()
-    assert training_run.run(config, tmp_path / "next") is RunStatus.FINISHED
+    finished(tmp_path, "next", config)
 
 
 def test_host_memory_that_cannot_be_page_locked_is_named(gpu: TrainDevice, tmp_path: Path) -> None:
     cudasim = pytest.importorskip("cudasim", reason="only the simulator refuses at will")
     torch._C._host_emptyCache()
     cudasim.fault("host:1")
-    reason = run(small(gpu, Workload.DIGITS_MLP), tmp_path / "refused")
+    config = small(gpu, Workload.DIGITS_MLP)
+    reason = refused(tmp_path, "refused", config)
     assert reason.startswith("The host could not page-lock more memory. Lower batch_size")
     assert [event.kind for event in events(tmp_path / "refused")][-2:] == ["oom", "alert"]
-    (tmp_path / "next").mkdir()
-    config = small(gpu, Workload.DIGITS_MLP)
-    assert training_run.run(config, tmp_path / "next") is RunStatus.FINISHED
+    finished(tmp_path, "next", config)
 
 
 LOST_GPU = """
@@ -182,18 +156,11 @@ os._exit(0)  # at its end torch itself may abort
 
 def test_a_lost_gpu_ends_the_run_and_not_the_page(gpu: TrainDevice, tmp_path: Path) -> None:
     config = small(gpu, Workload.DIGITS_MLP)
-    done = subprocess.run(
-        [sys.executable, "-c", LOST_GPU, repr(config.to_dict()), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-c", LOST_GPU, repr(config.to_dict()), str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "the page lives" in done.stdout
     for name in ("lost", "next"):
         reason = str(run_json(tmp_path / name)["reason"])
         assert reason.startswith("The GPU failed: CUDA error: device-side assert"), reason
-        assert "restart the server" in reason
+        assert "Restart the server" in reason
     assert (tmp_path / "lost" / "traceback.txt").is_file()

@@ -6,18 +6,15 @@ Forked workers of a second epoch start while values of the GPU are on their way 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from stepscope.run import RunStatus, read_run, run_folders
+from tests.support.python_programs import run_python
 from tests.support.run_values import metric
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12  # of each training: two epochs of 24 rows in batches of 4
 
 HUGGINGFACE = """
@@ -109,26 +106,10 @@ def train(package: str, shown_by: str, workers: list[int], folder: Path) -> Trai
     pytest.importorskip(package)
     script = folder / "script.py"
     script.write_text(SCRIPTS[package])
-    done = subprocess.run(
-        [
-            sys.executable,
-            *(["-m", "stepscope.watch"] if shown_by == "watch" else []),
-            str(script),
-            shown_by,
-            *map(str, workers),
-        ],
-        cwd=folder,
-        env={
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": str(ROOT),
-            "STEPSCOPE_RUNS": str(folder / "runs"),
-        },
-        text=True,
-        capture_output=True,
-        timeout=110,
-        check=False,
-    )
+    how = ["-m", "stepscope.watch"] if shown_by == "watch" else []
+    arguments = (*how, str(script), shown_by, *map(str, workers))
+    runs = str(folder / "runs")
+    done = run_python(*arguments, cwd=folder, HF_HUB_OFFLINE="1", STEPSCOPE_RUNS=runs)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line for line in done.stdout.splitlines() if line.startswith("LOSSES")]
     losses = [json.loads(line.removeprefix("LOSSES")) for line in lines]

@@ -15,24 +15,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from stepscope.run import RunStatus
 from tests.gpu.conftest import SIMULATED, simulator_only, waiting_raises
 from tests.integration.conftest import saving_at_step as saving_at_step
 from tests.support.decoded import Decoded
 from tests.support.run_values import metric, run_json
-from tests.support.training_runs import background
+from tests.support.training_runs import background, refused, train
 from tests.support.waiting import wait_for
 from trainer.config import RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.devices import list_devices
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.loaders import DeviceLoader, HostLoader, make_loader
-from trainer.training.train import run as train
 from trainer.workloads.task import Batch, TensorSplit
 
 LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
-STEPS = 13  # of an epoch of `small`
 SWITCHES: list[dict[str, Any]] = [
     {"pin_memory": False, "non_blocking": False},
     {"non_blocking": False},
@@ -47,17 +43,6 @@ SWITCHES: list[dict[str, Any]] = [
 ]
 
 switches = pytest.mark.parametrize("changes", SWITCHES, ids=lambda changes: ",".join(changes))
-
-
-@pytest.fixture
-def gpu() -> TrainDevice:
-    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
-
-
-@pytest.fixture
-def compute(gpu: TrainDevice) -> CudaAccelerator:
-    assert gpu.cuda_index is not None
-    return CudaAccelerator(gpu.cuda_index)
 
 
 @contextmanager
@@ -77,13 +62,6 @@ def small(gpu: TrainDevice, **changes: Any) -> RunConfig:
 def numbers(samples: int = 2048, width: int = 1024) -> TensorSplit:
     values = torch.arange(samples)
     return TensorSplit.of(values.float().unsqueeze(1).repeat(1, width), values)
-
-
-def finished(config: RunConfig, folder: Path) -> np.ndarray:
-    """Train to the end and return the losses."""
-    folder.mkdir()
-    assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
-    return metric(folder, "train/loss")
 
 
 @switches
@@ -118,15 +96,15 @@ def test_every_way_trains_to_the_same_loss_and_resumes(
         if name in changes
     }
     config = small(gpu, **same)
-    plain = finished(config, tmp_path / "plain")
+    plain = train(tmp_path, "plain", config)
     saved = len(plain) - 4
     saving_at_step(saved)
     changed = replace(config, **changes)
     exact = 0.0 if SIMULATED else 1e-5
-    losses = finished(changed, tmp_path / "changed")
+    losses = train(tmp_path, "changed", changed)
     assert np.allclose(losses, plain, rtol=exact, atol=0)
     again = replace(changed, resume_from=f"changed/step-{saved}.pt")
-    resumed = finished(again, tmp_path / "resumed")
+    resumed = train(tmp_path, "resumed", again)
     assert np.allclose(resumed, plain[saved:], rtol=exact, atol=0)
     for key in ("perf/h2d", "perf/gpu_time", "perf/gpu_wait"):
         assert len(metric(tmp_path / "changed", key)) == len(plain), key
@@ -203,19 +181,6 @@ def test_a_killed_worker_ends_a_run_whose_batches_a_thread_pins(
     )
 
 
-@simulator_only
-@pytest.mark.parametrize("non_blocking", [True, False])
-def test_non_blocking_does_not_wait_for_copies(
-    gpu: TrainDevice, compute: CudaAccelerator, non_blocking: bool
-) -> None:
-    loader = HostLoader(numbers(), small(gpu, non_blocking=non_blocking), compute)
-    with calls() as counted:
-        for _ in loader.batches(torch.arange(2048)):
-            pass
-    assert counted["copy h2d"] == 4  # inputs and targets of two batches
-    assert counted.get("cudaStreamSynchronize", 0) == (0 if non_blocking else 4)
-
-
 @pytest.mark.parametrize("aside", [True, False])
 def test_a_side_stream_copies_while_the_gpu_computes(
     gpu: TrainDevice, compute: CudaAccelerator, aside: bool
@@ -239,19 +204,6 @@ def test_a_side_stream_copies_while_the_gpu_computes(
     assert computed.query()
 
 
-def test_computing_waits_for_a_late_copy(gpu: TrainDevice, compute: CudaAccelerator) -> None:
-    order = torch.randperm(2048)
-    loader = HostLoader(numbers(), small(gpu, batch_size=256, copy_stream=True), compute)
-    batches, arrived = loader.batches(order), []
-    for _ in range(8):
-        with torch.cuda.stream(loader._copies.stream):
-            torch.cuda._sleep(LATE_CYCLES)
-        inputs, targets = next(batches)
-        arrived.append((inputs.sum(dim=1), targets.clone()))
-    assert torch.equal(torch.cat([targets for _, targets in arrived]).cpu(), order)
-    assert torch.equal(torch.cat([sums for sums, _ in arrived]).cpu(), order.float() * 1024)
-
-
 @simulator_only
 def test_on_the_device_only_the_order_is_copied(gpu: TrainDevice, compute: CudaAccelerator) -> None:
     split = numbers()
@@ -267,58 +219,15 @@ def test_on_the_device_only_the_order_is_copied(gpu: TrainDevice, compute: CudaA
         assert counted["bytes h2d"] == 2048 * 8
 
 
-@simulator_only
-def test_a_run_with_its_data_on_the_device_copies_nothing_in_its_steps(
-    gpu: TrainDevice, tmp_path: Path
-) -> None:
-    """Twice as many steps of the same epochs make no copy more; with batches from the host 26."""
-    copies: dict[tuple[bool, int], int] = {}
-    for resident in (True, False):
-        for size in (1024, 512):
-            config = small(gpu, batch_size=size, epochs=1, dataset_on_device=resident)
-            with calls() as counted:
-                finished(config, tmp_path / f"{resident}-{size}")
-            copies[resident, size] = counted["copy h2d"]
-    assert copies[True, 512] == copies[True, 1024]
-    assert copies[False, 512] - copies[False, 1024] == 2 * STEPS
-
-
 def test_a_run_whose_data_do_not_fit_ends_with_the_figures(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CudaAccelerator, "free_memory", lambda self: (2**20, 2**31))
-    assert train(small(gpu, dataset_on_device=True), tmp_path) is RunStatus.FAILED
-    assert run_json(tmp_path)["reason"] == (
+    assert refused(tmp_path, "run", small(gpu, dataset_on_device=True)) == (
         "dataset_on_device: the dataset needs 3.26 MiB, but only 1.00 MiB of the GPU's 2.00 GiB is "
         "free. Turn off dataset_on_device."
     )
-    assert not (tmp_path / "traceback.txt").exists()
-
-
-def test_an_epoch_longer_than_the_data_repeats_them_on_the_device(
-    gpu: TrainDevice, compute: CudaAccelerator
-) -> None:
-    split = replace(numbers(64), length=200)
-    loader = make_loader(split, small(gpu, dataset_on_device=True, batch_size=50), compute)
-    order = torch.randperm(200)
-    targets = torch.cat([targets for _, targets in loader.batches(order)])
-    assert torch.equal(targets.cpu(), order % 64)
-
-
-def test_data_larger_than_the_device_are_refused_before_a_copy(
-    gpu: TrainDevice, compute: CudaAccelerator
-) -> None:
-    rows = gpu.memory_total // 4 + 1
-    split = TensorSplit.of(torch.zeros(1).expand(rows), torch.zeros(1, dtype=torch.uint8).expand(1))
-    before = torch.cuda.memory_allocated(gpu.cuda_index)
-    with pytest.raises(RunFailedError) as caught:
-        make_loader(split, small(gpu, dataset_on_device=True), compute)
-    text = str(caught.value)
-    assert text.startswith("dataset_on_device: the dataset needs ")
-    assert "GiB" in text
-    assert text.endswith("is free. Turn off dataset_on_device.")
-    assert torch.cuda.memory_allocated(gpu.cuda_index) == before
-    assert torch.cuda.max_memory_allocated(gpu.cuda_index) < gpu.memory_total
+    assert not (tmp_path / "run" / "traceback.txt").exists()
 
 
 def test_data_in_files_cannot_be_kept_on_the_device(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.gpu.conftest import simulator_only
+from tests.support.python_programs import run_python
 from tests.support.run_values import events, metric
 
-ROOT = Path(__file__).resolve().parents[2]
 GOOD_STEPS = 30
 
 SCRIPT = f"""
@@ -42,15 +40,7 @@ finally:
 def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run Python with a device of its own, which no other test sees lost."""
     own = {"CUDASIM_SHM": str(folder / "shared"), "STEPSCOPE_RUNS": str(folder / "runs")}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**os.environ, **own, "PYTHONPATH": str(ROOT)},
-        text=True,
-        capture_output=True,
-        timeout=110,
-        check=False,
-    )
+    return run_python(*command, cwd=folder, **own)
 
 
 @simulator_only

@@ -20,7 +20,7 @@ from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession
 from stepscope.store import StoreReader
 from stepscope.watch import hooks
-from tests.gpu.conftest import simulator_only, waiting_raises
+from tests.gpu.conftest import simulator_only
 from tests.support.run_values import run_json
 from trainer.config import Workload, defaults
 from trainer.devices import list_devices
@@ -97,21 +97,6 @@ def test_tied_and_frozen_weights_and_other_devices() -> None:
         weights.grad = torch.ones_like(weights)
     optimizer.step()
     assert read(optimizer, model) == (tied, tied, 2 * tied)
-
-
-def test_a_reading_waits_for_nothing() -> None:
-    model = Scales([1000] * 50)
-    optimizer = torch.optim.Adam(model.parameters())
-    model().backward()
-    optimizer.step()
-    torch.cuda.synchronize()
-    parts = ModelStateTracker()
-    parts.add_optimizer(optimizer)
-    parts.search()
-    with waiting_raises():
-        parts.find()
-        assert parts.read(0)[KEYS[0]] >= 200_000
-    assert parts.reason is None
 
 
 @simulator_only

@@ -131,11 +131,6 @@ def test_all_ranks_skip_the_same_steps_of_fp16(name: str, two: Path) -> None:
     assert name != "ddp-half" or scales[0] == alone
 
 
-def test_bf16_weights_of_fsdp_train_as_fp32(two: Path) -> None:
-    expected = recorded(two / "one", "train/loss")
-    assert mean_loss(two / "fsdp-bf16") == pytest.approx(expected, rel=HALF_RELATIVE)
-
-
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_each_rank_has_its_own_device_and_the_first_samples_all(name: str, two: Path) -> None:
     for rank in (0, 1):

@@ -6,10 +6,7 @@ torch.compile for GPUs do not, and nothing here says how fast anything is.
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,25 +18,22 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.run import RunStatus
 from tests.gpu.conftest import waiting_raises
 from tests.integration.conftest import save_at_step
 from tests.support.decoded import Decoded
 from tests.support.run_values import events, metric, run_json
+from tests.support.training_runs import refused, start_worker, train
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.devices import list_devices
 from trainer.training import backend_flags, cuda_timing
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.cuda_graph_step import capture_step
 from trainer.training.loaders import HostLoader
 from trainer.training.loop import TrainLoop
-from trainer.training.model import InputFormat, prepare
-from trainer.training.precision import autocast
+from trainer.training.model import prepare
 from trainer.training.state import TrainState
-from trainer.training.step import TrainStep
-from trainer.training.train import run
+from trainer.training.step import build_train_step
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task
 
@@ -77,24 +71,12 @@ SWITCHED: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def gpu() -> TrainDevice:
-    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
-
-
 def cnn(gpu: TrainDevice, **changes: Any) -> RunConfig:
     base = replace(
         defaults(Workload.DIGITS_CNN, gpu.id),
         **{"epochs": 3, "batch_size": 512, "max_steps": 60, "learning_rate": 5e-3, "seed": 3},
     )
     return replace(base, **changes)
-
-
-def train(root: Path, name: str, config: RunConfig) -> np.ndarray:
-    """Run to the end in its own folder and return the losses."""
-    (root / name).mkdir()
-    assert run(config, root / name) is RunStatus.FINISHED, run_json(root / name)["reason"]
-    return metric(root / name, "train/loss")
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +130,8 @@ def test_whole_steps_are_replayed_and_the_rest_goes_without_the_graph(
     tmp_path: Path,
     replays: list[torch.cuda.CUDAGraph],
 ) -> None:
-    config = cnn(
-        gpu,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        max_steps=0,
-        epochs=2,
-        optimizer="sgd",
-        max_grad_norm=0.5,
-    )
+    config = cnn(gpu, max_steps=0, epochs=2, optimizer="sgd", max_grad_norm=0.5)
+    config = replace(config, gradient_accumulation_steps=gradient_accumulation_steps)
     expected = train(tmp_path, "eager", config)
     assert replays == []
     losses = train(tmp_path, "graphs", replace(config, cuda_graphs=True))
@@ -196,35 +172,21 @@ def test_a_graph_trains_as_without_it_where_samples_are_left_out(
         )
 
     monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, task)
+    base = replace(defaults(Workload.DIGITS_MLP, gpu.id), epochs=2, learning_rate=0.1, seed=3)
     config = replace(
-        defaults(Workload.DIGITS_MLP, gpu.id),
-        **{
-            "epochs": 2,
-            "batch_size": batch_size,
-            "gradient_accumulation_steps": gradient_accumulation_steps,
-        },
-        **{"learning_rate": 0.1, "seed": 3},
+        base, batch_size=batch_size, gradient_accumulation_steps=gradient_accumulation_steps
     )
     expected = train(tmp_path, "eager", config)
     losses = train(tmp_path, "graphs", replace(config, cuda_graphs=True))
     assert replays
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
-    (tmp_path / "refused").mkdir()
-    config = replace(config, cuda_graphs=True, batch_size=30, gradient_accumulation_steps=1)
-    assert run(config, tmp_path / "refused") is RunStatus.FAILED
-    assert "27 of 40 samples could be loaded." in run_json(tmp_path / "refused")["reason"]
+    config = replace(base, cuda_graphs=True, batch_size=30)
+    assert "27 of 40 samples could be loaded." in refused(tmp_path, "refused", config)
 
 
 def test_a_graph_follows_the_schedule_and_the_loss_scale(gpu: TrainDevice, tmp_path: Path) -> None:
     """A rate or a scale that was recorded as a number would stay what it was."""
-    config = cnn(
-        gpu,
-        max_steps=0,
-        lr_scheduler="cosine",
-        optimizer="sgd",
-        learning_rate=0.2,
-        precision="fp16",
-    )
+    config = cnn(gpu, max_steps=0, optimizer="sgd", learning_rate=0.2, precision="fp16")
     expected = train(tmp_path, "eager", config)
     losses = train(tmp_path, "graphs", replace(config, cuda_graphs=True))
     np.testing.assert_allclose(losses, expected, rtol=0.01)
@@ -266,26 +228,13 @@ class Waits(Draws):
         return super().forward(images) * (1 if images.sum().item() else 2)
 
 
-def with_model(monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module]) -> None:
-    cnn_task = WORKLOADS[Workload.DIGITS_CNN]
-
-    def task(config: RunConfig) -> Task:
-        return replace(cnn_task(config), model=make())
-
-    monkeypatch.setitem(WORKLOADS, Workload.DIGITS_CNN, task)
-
-
 @pytest.mark.parametrize(
     ("model", "changes", "words"),
     [
         (
             Draws,
             {"activation_checkpointing": True},
-            (
-                "cuda_graphs: this model uses dropout, which would draw different random "
-                "numbers when recomputed inside a graph. Turn off "
-                "activation_checkpointing or cuda_graphs."
-            ),
+            "this model uses dropout, which would draw different random numbers when recomputed",
         ),
         (Waits, {}, "operation not permitted when stream is capturing"),
     ],
@@ -298,61 +247,39 @@ def test_a_step_that_no_graph_can_hold_is_refused_and_the_next_run_works(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with_model(monkeypatch, model)
-    (tmp_path / "refused").mkdir()
+    cnn_task = WORKLOADS[Workload.DIGITS_CNN]
+    with_model = lambda config: replace(cnn_task(config), model=model())  # noqa: E731
+    monkeypatch.setitem(WORKLOADS, Workload.DIGITS_CNN, with_model)
     config = cnn(gpu, cuda_graphs=True, max_steps=5)
-    assert run(replace(config, **changes), tmp_path / "refused") is RunStatus.FAILED
-    reason = run_json(tmp_path / "refused")["reason"]
+    reason = refused(tmp_path, "refused", replace(config, **changes))
     assert reason.startswith("cuda_graphs: ")
     assert words in reason
     monkeypatch.undo()
     train(tmp_path, "next", config)
 
 
-def test_dropout_draws_other_numbers_in_each_replay(
-    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same batch again and again, with a rate that moves nothing."""
-    with_model(monkeypatch, Draws)
-    config = cnn(gpu, cuda_graphs=True, batch_size=12_942, epochs=6, learning_rate=1e-8)
-    losses = train(tmp_path, "run", config)
-    assert len(set(losses.tolist())) == 6
-
-
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16, Precision.PURE_FP16])
 @pytest.mark.parametrize("gradient_accumulation_steps", [1, 3])
 def test_replaying_never_waits_for_the_gpu(
-    gpu: TrainDevice, precision: Precision, gradient_accumulation_steps: int
+    gpu: TrainDevice,
+    compute: CudaAccelerator,
+    precision: Precision,
+    gradient_accumulation_steps: int,
 ) -> None:
-    assert gpu.cuda_index is not None
-    config = cnn(
-        gpu,
-        precision=precision,
-        cuda_graphs=True,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        max_grad_norm=1.0,
-    )
-    compute = CudaAccelerator(gpu.cuda_index)
+    count = gradient_accumulation_steps
+    config = cnn(gpu, precision=precision, gradient_accumulation_steps=count, max_grad_norm=1.0)
+    config = replace(config, cuda_graphs=True)
     with backend_flags.run_flags(config):
         task = WORKLOADS[config.workload](config)
         training = TrainState(config, prepare(task.model, config, compute.device), compute)
-        step = TrainStep(
-            model=training.model,
-            loss=task.loss,
-            optimizer=training.optimizer,
-            scaler=training.scaler,
-            autocast=autocast(precision, compute.device),
-            max_grad_norm=config.max_grad_norm,
-            form=InputFormat.of(config),
-        )
-        captured = capture_step(step, training, task.train)
-        of = config.step_size if gradient_accumulation_steps > 1 else 0
+        captured = capture_step(build_train_step(training, task), training, task.train)
+        of = config.step_size if count > 1 else 0
         batches = HostLoader(task.train, config, compute).batches(training.order(task.train.length))
         with ExitStack() as watched:
             for number, batch in enumerate(batches, 1):
                 if number == 5:
                     watched.enter_context(waiting_raises())
-                captured(*batch, of, number % gradient_accumulation_steps == 0)
+                captured(*batch, of, number % count == 0)
                 compute.pace()
                 training.optimizer.param_groups[0]["lr"] *= 0.9  # a schedule's work
 
@@ -403,30 +330,12 @@ def test_pure_weights_and_optimizer_state_take_half_of_the_memory(
     assert moments == {dtype, torch.float32}
 
 
-def test_cudnn_benchmark_and_deterministic_hold_while_it_trains(
-    gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[bool, bool]] = []
-    forward = TrainStep.forward
-
-    def look(self: TrainStep, *batch: Any) -> torch.Tensor:
-        seen.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
-        return forward(self, *batch)
-
-    monkeypatch.setattr(TrainStep, "forward", look)
-    monkeypatch.setenv(backend_flags.WORKSPACES, ":4096:8")
-    for name, changes in (("a", {"cudnn_benchmark": True}), ("b", {"deterministic": True})):
-        train(tmp_path, name, cnn(gpu, max_steps=2, **changes))
-    assert seen == [(True, False)] * 2 + [(False, True)] * 2
-
-
 def test_deterministic_comes_too_late_in_a_process_that_has_used_the_gpu(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.zeros(1, device=f"cuda:{gpu.cuda_index}")
     monkeypatch.delenv(backend_flags.WORKSPACES, raising=False)
-    assert run(cnn(gpu, deterministic=True), tmp_path) is RunStatus.FAILED
-    reason = run_json(tmp_path)["reason"]
+    reason = refused(tmp_path, "run", cnn(gpu, deterministic=True))
     assert reason.startswith("deterministic: cuBLAS needs CUBLAS_WORKSPACE_CONFIG=:4096:8")
     assert "Choose the process runner" in reason
 
@@ -435,17 +344,11 @@ def test_deterministic_in_a_process_of_its_own_gives_the_same_losses_twice(
     gpu: TrainDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(backend_flags.WORKSPACES, raising=False)
-    config = json.dumps(cnn(gpu, deterministic=True, max_steps=10, num_threads=1).to_dict())
+    config = cnn(gpu, deterministic=True, max_steps=10, num_threads=1)
     losses = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        with subprocess.Popen(
-            [sys.executable, "-m", "trainer.runners.worker", str(tmp_path / name)],
-            stdin=subprocess.PIPE,
-        ) as process:
-            assert process.stdin is not None
-            process.stdin.write(config.encode() + b"\n")
-            process.stdin.flush()
+        with start_worker(config, tmp_path / name) as process:
             assert process.wait(100) == 0
         assert run_json(tmp_path / name)["status"] == "finished", run_json(tmp_path / name)
         losses.append(metric(tmp_path / name, "train/loss"))
@@ -455,15 +358,8 @@ def test_deterministic_in_a_process_of_its_own_gives_the_same_losses_twice(
 def test_a_run_that_ends_at_a_loss_of_nan_gives_its_events_back(
     gpu: TrainDevice, tmp_path: Path
 ) -> None:
-    config = replace(
-        defaults(Workload.LINEAR, gpu.id),
-        **{
-            "batch_size": 1,
-            "gradient_accumulation_steps": 20,
-            "learning_rate": 100.0,
-            "optimizer": "sgd",
-        },
-    )
+    base = replace(defaults(Workload.LINEAR, gpu.id), learning_rate=100.0, batch_size=1)
+    config = replace(base, gradient_accumulation_steps=20)
     assert gpu.cuda_index is not None
     pairs = cuda_timing._pairs_of(gpu.cuda_index)
 
@@ -471,7 +367,6 @@ def test_a_run_that_ends_at_a_loss_of_nan_gives_its_events_back(
         return len(pairs._free) + pairs._left
 
     before = available()  # tests that read batches without a step keep theirs
-    assert run(config, tmp_path) is RunStatus.FAILED
-    assert "The loss is" in run_json(tmp_path)["reason"]
+    assert "The loss is" in refused(tmp_path, "run", config)
     assert len(pairs._free) > 0
     assert available() == before

@@ -6,9 +6,6 @@ Counted by the simulator, call by call: on a GPU nobody counts.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +13,15 @@ import pytest
 
 from stepscope.run import run_folders
 from tests.gpu.conftest import simulator_only
+from tests.support.python_programs import run_python
 from tests.support.run_values import metric
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "synchronizing.py"
-ROOT = SCRIPT.parents[2]
 
 
 def counted(tmp_path: Path, way: str, *how: str) -> list[dict[str, Any]]:
     """What the script says when it is run bare or under watch."""
-    done = subprocess.run(
-        [sys.executable, *how, str(SCRIPT), way],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
-    )
+    done = run_python(*how, str(SCRIPT), way, timeout_s=300, STEPSCOPE_RUNS=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "will be missing" not in done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

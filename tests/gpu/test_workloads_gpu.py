@@ -17,7 +17,6 @@ from tests.support.sizes import SMALL
 from trainer import custom_workload, datasets
 from trainer.config import Precision, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.devices import list_devices
 from trainer.training.train import run as train
 from trainer.workloads.digit_images import write
 
@@ -43,11 +42,6 @@ def given(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("user_workload_own_workload", None)
 
 
-@pytest.fixture
-def gpu() -> TrainDevice:
-    return next(d for d in list_devices() if d.cuda_index is not None and d.reason is None)
-
-
 def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
     base = replace(defaults(workload, gpu.id), **SIZES[workload])
     return replace(base, **{"max_steps": 30, "learning_rate": 3e-3, **changes})
@@ -68,20 +62,6 @@ def test_each_workload_learns_in_each_precision(
     loss = metric(tmp_path, "train/loss")
     assert np.isfinite(loss).all()
     assert loss[-5:].mean() < 0.95 * loss[:5].mean()
-
-
-@pytest.mark.parametrize("workload", [Workload.IMAGES, Workload.CUSTOM])
-def test_files_and_datasets_reach_the_gpu_the_same_from_workers(
-    gpu: TrainDevice, workload: Workload, tmp_path: Path
-) -> None:
-    losses = []
-    for workers in (0, 2):
-        folder = tmp_path / str(workers)
-        folder.mkdir()
-        config = small(gpu, workload, num_workers=workers, max_steps=20)
-        assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
-        losses.append(metric(folder, "train/loss"))
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
 def test_mirrored_images_and_dropout_are_drawn_anew_in_a_cuda_graph(

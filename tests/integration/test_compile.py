@@ -14,15 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.run import RunStatus
-from tests.support.run_values import events, metric, run_json
-from tests.support.training_runs import small, train
+from tests.support.run_values import events, metric
+from tests.support.training_runs import refused, small, train
 from trainer.config import CompileMode, Workload
 from trainer.config_validation import choice_problem
 from trainer.devices import list_devices
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.loop import TrainLoop
-from trainer.training.train import run
 
 # Torch's own, as it imports its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -107,30 +105,8 @@ def test_a_model_that_cannot_be_compiled_is_told_in_a_sentence(
         raise ValueError("no kernel for this")
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
-    assert run(COMPILED, tmp_path) is RunStatus.FAILED
-    reason = run_json(tmp_path)["reason"]
+    reason = refused(tmp_path, "run", COMPILED)
     assert reason.startswith("compile_mode: torch.compile (default) could not compile this model")
     assert "ValueError: no kernel for this. " in reason
     assert reason.endswith("Set compile_mode to none.")
-    assert not (tmp_path / "traceback.txt").exists()
-
-
-@pytest.mark.parametrize("mode", [mode for mode in CompileMode if mode is not CompileMode.NONE])
-def test_each_mode_is_handed_to_torch(
-    mode: CompileMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    modes = []
-
-    def note(model: Any, *, mode: str) -> Any:
-        modes.append(mode)
-        return model
-
-    monkeypatch.setattr(torch, "compile", note)
-    config = replace(COMPILED, compile_mode=mode, max_steps=1)
-    if mode is CompileMode.REDUCE_OVERHEAD:
-        assert run(config, tmp_path) is RunStatus.FAILED
-        assert "reduce-overhead uses CUDA Graphs" in run_json(tmp_path)["reason"]
-        assert modes == []
-    else:
-        assert run(config, tmp_path) is RunStatus.FINISHED
-        assert modes == [mode.value]
+    assert not (tmp_path / "run" / "traceback.txt").exists()

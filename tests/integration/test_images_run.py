@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,29 +12,20 @@ import numpy as np
 import psutil
 import pytest
 
-from stepscope.run import RunStatus
-from stepscope.store import EventRow, StoreReader
 from tests.integration.conftest import SaveAtStep
+from tests.support.python_programs import run_python
+from tests.support.run_values import events, run_json
+from tests.support.training_runs import refused, train
 from trainer.config import RunConfig, Workload, defaults
 from trainer.datasets import VARIABLE
-from trainer.training.train import run as train
 from trainer.workloads import image_decoding, images
-
-PROJECT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data folder after the command has been run as a user runs it."""
     root = tmp_path_factory.mktemp("data")
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer.workloads.digit_images"],
-        env={**os.environ, VARIABLE: str(root), "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-m", "trainer.workloads.digit_images", **{VARIABLE: str(root)})
     assert (done.returncode, done.stderr) == (0, "")
     assert "streamlit run app.py" in done.stdout
     return root
@@ -62,41 +50,17 @@ def few(**changes: Any) -> RunConfig:
     return replace(base, **{"batch_size": 16, "image_size": 8, "horizontal_flip": False, **changes})
 
 
-def run_json(folder: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return loaded
-
-
-def events(folder: Path) -> list[EventRow]:
-    with StoreReader(folder) as reader:
-        return reader.events(limit=1000)
-
-
-def losses(folder: Path) -> np.ndarray:
-    with StoreReader(folder) as reader:
-        info = next(series for series in reader.series() if series.stream == "steps")
-        block = reader.read(info.id, 0, info.rows, 1)
-    values: np.ndarray = block.mean[block.keys.index("train/loss")]
-    return values[~np.isnan(values)]
-
-
-def new_run(tmp_path: Path, name: str) -> Path:
-    folder = tmp_path / name
-    folder.mkdir()
-    return folder
-
-
 def test_the_written_digits_are_learned(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(written))
     config = replace(defaults(Workload.IMAGES), epochs=4, horizontal_flip=False, num_threads=1)
-    assert train(config, tmp_path) is RunStatus.FINISHED
-    last = [event for event in events(tmp_path) if event.kind == "epoch"][-1]
-    found = re.search(r"accuracy ([0-9.]+) %", last.text)
+    train(tmp_path, "run", config)
+    last = [event for event in events(tmp_path / "run") if event.kind == "epoch"][-1]
+    found = re.search(r"accuracy ([0-9.]+)%", last.text)
     assert found is not None
     assert float(found[1]) > 94
-    info = run_json(tmp_path)
+    info = run_json(tmp_path / "run")
     assert info["data"] == "digits: 1,438 images of 10 classes, 359 more held out"
     assert info["classes"] == list("0123456789")
     assert info["left_out"] == {"count": 0, "reasons": []}
@@ -115,14 +79,13 @@ def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
         return image_decoding.decode_image(path, size)
 
     monkeypatch.setattr(images, "decode_image", counted)
-    runs = {kept: new_run(tmp_path, f"run-{kept}") for kept in (False, True)}
-    decodes = {}
-    for kept, folder in runs.items():
+    decodes, losses = {}, {}
+    for kept in (False, True):
         asked.clear()
         config = few(dataset_on_device=kept, horizontal_flip=True, skip_unreadable=True, epochs=3)
-        assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
+        losses[kept] = train(tmp_path, f"run-{kept}", config)
         decodes[kept] = len(asked) - asked.count("broken.png")
-    assert np.array_equal(losses(runs[False]), losses(runs[True]))
+    assert np.array_equal(losses[False], losses[True])
     # 61 images: each once, and the one that stands in for the broken one. FLOPs are counted on
     # shapes alone, so nothing else is decoded.
     assert decodes == {False: 3 * 61, True: 61}
@@ -133,36 +96,20 @@ def test_images_that_do_not_fit_into_memory_are_refused(
 ) -> None:
     memory = psutil.virtual_memory()._replace(available=1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    folder = new_run(tmp_path, "run")
-    assert train(few(dataset_on_device=True), folder) is RunStatus.FAILED
-    reason = run_json(folder)["reason"]
-    assert re.fullmatch(
-        r"dataset_on_device: the decoded data set takes [0-9.]+ KiB, and 1000 B of the host's "
-        r"memory are available\. Switch off dataset_on_device\.",
-        reason,
-    )
-
-
-def test_workers_decode_the_same_batches(digits: Path, tmp_path: Path) -> None:
-    runs = {workers: new_run(tmp_path, f"run-{workers}") for workers in (0, 2)}
-    for workers, folder in runs.items():
-        config = few(num_workers=workers, horizontal_flip=True)
-        assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
-    assert np.array_equal(losses(runs[0]), losses(runs[2]))
+    reason = refused(tmp_path, "run", few(dataset_on_device=True))
+    assert "but only 1000 B of host memory is available. Switch off dataset_on_device." in reason
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_broken_images_are_left_out_by_choice(digits: Path, tmp_path: Path, workers: int) -> None:
     for path in sorted((digits / "images").iterdir())[:3]:
         path.write_bytes(path.read_bytes()[:60])
-    folder = new_run(tmp_path, "run")
-    config = few(num_workers=workers, skip_unreadable=True, epochs=3)
-    assert train(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
-    told = [event.text for event in events(folder) if event.kind == "left_out"]
+    losses = train(tmp_path, "run", few(num_workers=workers, skip_unreadable=True, epochs=3))
+    told = [event.text for event in events(tmp_path / "run") if event.kind == "left_out"]
     assert len(told) == 1
     assert told[0].startswith("3 images are left out, for example labels.csv, line ")
     assert "cannot be decoded" in told[0]
-    assert len(losses(folder)) == 3 * 3
+    assert len(losses) == 3 * 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -170,9 +117,8 @@ def test_a_broken_image_ends_the_run_with_one_sentence(
     digits: Path, tmp_path: Path, workers: int
 ) -> None:
     (digits / "images").joinpath(sorted(os.listdir(digits / "images"))[0]).write_bytes(b"no")
-    folder = new_run(tmp_path, "run")
-    assert train(few(num_workers=workers), folder) is RunStatus.FAILED
-    reason = run_json(folder)["reason"]
+    folder = tmp_path / "run"
+    reason = refused(tmp_path, "run", few(num_workers=workers))
     assert re.match(r"labels\.csv, line \d+: images/\d+\.png: it is no image", reason)
     assert "Traceback" not in (folder / "run.json").read_text()
     assert not any("Traceback" in f"{event.text}{event.data}" for event in events(folder))
@@ -183,17 +129,7 @@ def test_a_resumed_run_mirrors_the_same_images(
     digits: Path, tmp_path: Path, step: int, saving_at_step: SaveAtStep
 ) -> None:
     saving_at_step(step)
-    whole, resumed = new_run(tmp_path, "whole"), new_run(tmp_path, "resumed")
     config = few(epochs=5, horizontal_flip=True)
-    assert train(config, whole) is RunStatus.FINISHED
-    assert (
-        train(replace(config, resume_from=f"whole/step-{step}.pt"), resumed) is RunStatus.FINISHED
-    )
-    assert np.array_equal(losses(resumed), losses(whole)[step:])
-
-
-def test_data_that_are_gone_are_one_sentence(digits: Path, tmp_path: Path) -> None:
-    folder = new_run(tmp_path, "run")
-    assert train(few(dataset="gone"), folder) is RunStatus.FAILED
-    assert run_json(folder)["reason"].startswith("dataset: no labeled images at")
-    assert "Traceback" not in (folder / "run.json").read_text()
+    whole = train(tmp_path, "whole", config)
+    resumed = train(tmp_path, "resumed", replace(config, resume_from=f"whole/step-{step}.pt"))
+    assert np.array_equal(resumed, whole[step:])

@@ -19,17 +19,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stepscope.run import RunStatus
 from tests.integration.conftest import SaveAtStep
 from tests.support.decoded import Decoded
 from tests.support.run_values import metric, run_json
-from tests.support.training_runs import background, small
+from tests.support.training_runs import background, small, train
 from tests.support.waiting import wait_for, wait_until
 from trainer.config import RunConfig, Workload
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.loaders import HostLoader, Loader, make_loader
-from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Split, Task, TensorSplit
 
@@ -68,15 +66,9 @@ def test_workers_stay_or_start_anew_each_epoch(tmp_path: Path, persistent: bool)
     assert len(last) == (2 if persistent else 6), "each epoch has processes of its own"
     assert os.getpid() not in last
     assert multiprocessing.active_children() == []
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-def test_an_epoch_that_is_left_early_leaves_no_worker(tmp_path: Path, persistent: bool) -> None:
-    split = decoded(tmp_path / "data")
     loader = HostLoader(split, config(persistent_workers=persistent), CpuAccelerator())
-    batches = loader.batches(torch.arange(SAMPLES))
-    next(batches)
-    loader.close()
+    next(loader.batches(order))
+    loader.close()  # within an epoch
     assert multiprocessing.active_children() == []
 
 
@@ -130,6 +122,12 @@ def test_a_sentence_of_the_split_stays_one(tmp_path: Path, workers: int) -> None
     ):
         list(loader.batches(torch.arange(SAMPLES)))
     assert str(caught.value) == "images/7.png is no image. Remove it or skip broken images."
+    (split.folder / "3").unlink()
+    with (
+        closing(make_loader(split, config(num_workers=workers), CpuAccelerator())) as loader,
+        pytest.raises(FileNotFoundError, match="data/3"),  # not taken for a dead worker
+    ):
+        list(loader.batches(torch.arange(SAMPLES)))
 
 
 def drawn(split: Split, epochs: range, left: int = SAMPLES, **changes: Any) -> list[Tensor]:
@@ -150,33 +148,6 @@ def test_random_numbers_in_workers_follow_seed_epoch_and_place(tmp_path: Path) -
     assert torch.equal(torch.cat(again), torch.cat([first, second]))
     (rest,) = drawn(split, range(2, 3), left=12)  # of a run resumed in the second epoch
     assert torch.equal(rest, second[-12:])
-
-
-def test_a_run_whose_workers_draw_random_numbers_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving_at_step: SaveAtStep
-) -> None:
-    def build(config: RunConfig) -> Task:
-        split = decoded(tmp_path / "train", noisy=True)
-        return Task(
-            model=nn.Linear(1, SAMPLES), train=split, validation=split, loss=nn.CrossEntropyLoss()
-        )
-
-    monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, build)
-    base = small(Workload.DIGITS_MLP, batch_size=4, epochs=3, num_workers=1)
-    saving_at_step(13)
-    whole = losses(base, tmp_path / "whole")
-    rest = losses(replace(base, resume_from="whole/step-13.pt"), tmp_path / "rest")
-    assert np.array_equal(rest, whole[13:])
-
-
-def test_a_missing_file_is_not_taken_for_a_dead_worker(tmp_path: Path) -> None:
-    split = decoded(tmp_path / "data")
-    (split.folder / "3").unlink()
-    with (
-        closing(HostLoader(split, config(num_workers=1), CpuAccelerator())) as loader,
-        pytest.raises(FileNotFoundError, match="data/3"),
-    ):
-        list(loader.batches(torch.arange(SAMPLES)))
 
 
 def test_validation_data_in_memory_are_gathered_without_workers(tmp_path: Path) -> None:
@@ -214,12 +185,6 @@ SWITCHES: list[dict[str, Any]] = [
 ]
 
 
-def losses(config: RunConfig, folder: Path) -> np.ndarray:
-    folder.mkdir()
-    assert run(config, folder) is RunStatus.FINISHED, run_json(folder)["reason"]
-    return metric(folder, "train/loss")
-
-
 @pytest.mark.parametrize("changes", SWITCHES, ids=lambda changes: ",".join(changes))
 def test_every_way_of_loading_gives_the_same_losses_and_resumes(
     changes: dict[str, Any], files: None, tmp_path: Path, saving_at_step: SaveAtStep
@@ -228,14 +193,14 @@ def test_every_way_of_loading_gives_the_same_losses_and_resumes(
     base = small(
         Workload.DIGITS_MLP, batch_size=4, epochs=3, gradient_accumulation_steps=accumulation
     )
-    plain = losses(base, tmp_path / "plain")
+    plain = train(tmp_path, "plain", base)
     steps = -(-10 // accumulation)
     saving_at_step(steps + 2)
     changed = replace(base, **changes)
-    assert np.array_equal(losses(changed, tmp_path / "changed"), plain)
+    assert np.array_equal(train(tmp_path, "changed", changed), plain)
     assert len(plain) == 3 * steps
     again = replace(changed, resume_from=f"changed/step-{steps + 2}.pt")
-    assert np.array_equal(losses(again, tmp_path / "resumed"), plain[steps + 2 :])
+    assert np.array_equal(train(tmp_path, "resumed", again), plain[steps + 2 :])
     validated = [metric(tmp_path / name, "val/loss") for name in ("plain", "changed", "resumed")]
     assert np.array_equal(validated[0], validated[1])
     assert np.array_equal(validated[0][1:], validated[2])
@@ -259,11 +224,11 @@ def test_a_batch_without_samples_is_no_step_and_the_run_goes_on(
 
     monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, build)
     base = small(Workload.DIGITS_MLP, batch_size=1)
-    assert len(losses(base, tmp_path / "single")) == 2 * 36
+    assert len(train(tmp_path, "single", base)) == 2 * 36
     assert run_json(tmp_path / "single")["step"] == 2 * 36
     assert np.isfinite(metric(tmp_path / "single", "val/loss")).all()
     # Of the 20 steps of two samples, some lack one, and a step may lack its last batch.
-    pairs = losses(replace(base, gradient_accumulation_steps=2), tmp_path / "pairs")
+    pairs = train(tmp_path, "pairs", replace(base, gradient_accumulation_steps=2))
     assert 2 * 18 <= len(pairs) <= 2 * 20
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,40 +33,20 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for all jobs of so
 RELATIVE = 1e-5
 DDP, FSDP = Strategy.DDP, Strategy.FSDP
 MLP = replace(defaults(Workload.DIGITS_MLP), batch_size=512, epochs=2, num_threads=1)
-MLP = replace(
-    MLP, lr_scheduler=LRSchedule.NONE
-)  # a cosine would end with the max_steps of each run
+MLP = replace(MLP, lr_scheduler=LRSchedule.NONE)  # a cosine would end with each run's max_steps
 EPOCH, LEFT = 26, 142  # steps, and samples of the last of them: 12,942 = 25 × 512 + 142
 HALF, END = 10, 32  # steps of the first and of the last of three runs that resume each other
-GPT = replace(
-    defaults(Workload.GPT),
-    **dict(
-        batch_size=16,
-        epochs=1,
-        max_steps=6,
-        num_layers=2,
-        width=32,
-        context_length=32,
-        num_threads=1,
-    ),  # type: ignore[arg-type]
-    max_grad_norm=0.5,
-    learning_rate=0.01,
-)
-SGD = replace(
-    GPT, optimizer=Optimizer.SGD, optimizer_impl=OptimizerImpl.FOR_LOOP
-)  # torch has no fused one for FSDP
+GPT = replace(defaults(Workload.GPT), epochs=1, max_steps=6, num_threads=1, learning_rate=0.01)
+GPT = replace(GPT, num_layers=2, width=32, context_length=32, max_grad_norm=0.5)
+SGD = replace(GPT, optimizer=Optimizer.SGD, optimizer_impl=OptimizerImpl.FOR_LOOP)
 TIED = replace(GPT, tie_embeddings=True)
 NORMS = replace(defaults(Workload.MEMORY_STRESS), batch_size=64, width=8, image_size=8, max_steps=3)
-LINE = replace(
-    defaults(Workload.LINEAR), epochs=1, num_threads=1, optimizer_impl=OptimizerImpl.FOR_LOOP
-)
 HALF_PRECISION = replace(MLP, precision=Precision.FP16, max_steps=EPOCH, epochs=1)
 OVERFLOWS = 2.0**30
 """A loss scale with which the first steps of fp16 have infinite gradients."""
-SPLIT_STEP: dict[str, Any] = {
-    "batch_size": 64,
-    "gradient_accumulation_steps": 4,
-}  # 512 of two ranks
+SPLIT_STEP = replace(MLP, batch_size=128, gradient_accumulation_steps=4)  # 64 of each of two ranks
+TIED_STEP = replace(TIED, batch_size=8, gradient_accumulation_steps=2)
+STATIC = {"static_graph": True, "gradient_as_bucket_view": True, "kernel_warmup": True}
 
 
 def alone(root: Path, name: str, config: RunConfig) -> Path:
@@ -96,31 +75,17 @@ def two(root: Path, one: Path) -> Path:
     """What two ranks have trained; in the last of their jobs rank 1 fails."""
     jobs = {
         "ddp": job(MLP, DDP, 2, max_steps=EPOCH + 2),
-        "accumulated": replace(job(MLP, DDP, 2, max_steps=8), **SPLIT_STEP),
-        "synced": replace(job(MLP, DDP, 2, max_steps=8, no_sync=False), **SPLIT_STEP),
-        "static": replace(
-            job(
-                MLP,
-                DDP,
-                2,
-                max_steps=8,
-                static_graph=True,
-                gradient_as_bucket_view=True,
-                kernel_warmup=True,
-            ),
-            **SPLIT_STEP,
-        ),
+        "accumulated": job(SPLIT_STEP, DDP, 2, max_steps=8),
+        "synced": job(SPLIT_STEP, DDP, 2, max_steps=8, no_sync=False),
+        "static": job(SPLIT_STEP, DDP, 2, max_steps=8, **STATIC),
         "fsdp": job(MLP, FSDP, 2, max_steps=EPOCH + 2),
-        "fsdp-accumulated": replace(job(MLP, FSDP, 2, max_steps=8), **SPLIT_STEP),
+        "fsdp-accumulated": job(SPLIT_STEP, FSDP, 2, max_steps=8),
         "gpt-ddp": job(GPT, DDP, 2),
         "gpt-fsdp": job(GPT, FSDP, 2, activation_checkpointing=True),
-        "gpt-tied": replace(job(TIED, FSDP, 2), batch_size=4, gradient_accumulation_steps=2),
-        "gpt-synced": replace(
-            job(TIED, FSDP, 2, no_sync=False), batch_size=4, gradient_accumulation_steps=2
-        ),
+        "gpt-tied": job(TIED_STEP, FSDP, 2),
+        "gpt-synced": job(TIED_STEP, FSDP, 2, no_sync=False),
         "gpt-kept": job(SGD, FSDP, 2, reshard_after_forward=False, kernel_warmup=True),
         "gpt-bf16": job(GPT, FSDP, 2, precision=Precision.BF16),
-        "line": job(LINE, FSDP, 2, kernel_warmup=True),
         "fp16-ddp": job(HALF_PRECISION, DDP, 2),
         "fp16-fsdp": job(replace(HALF_PRECISION, max_grad_norm=100.0), FSDP, 2),
         "norms": job(NORMS, DDP, 2),
@@ -234,11 +199,6 @@ def test_a_tied_head_stays_tied_where_rank_0_sends_the_weights(two: Path) -> Non
         assert mean_loss(two / name) == pytest.approx(expected, rel=RELATIVE), name
     told = [read_run(two / name).run_json["parameters"] for name in ("gpt-tied", "gpt-tied-one")]
     assert told[0] == told[1]
-
-
-def test_a_line_is_fitted_by_ranks_that_hold_its_two_numbers_apart(two: Path) -> None:
-    expected = recorded(alone(two, "line-one", LINE), "train/loss")
-    assert mean_loss(two / "line") == pytest.approx(expected, rel=RELATIVE)
 
 
 @pytest.mark.parametrize("half", ["ddp", "fsdp"])

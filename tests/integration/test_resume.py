@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 from stepscope.run import RunStatus
 from tests.integration.conftest import SaveAtStep
 from tests.support.run_values import events, metric, run_json
-from tests.support.training_runs import small, train
+from tests.support.training_runs import refused, small, train
 from trainer.config import LRSchedule, Optimizer, RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
 from trainer.training.train import run
-
-DATA = Path(__file__).parents[1] / "data"
+from trainer.workloads import WORKLOADS
+from trainer.workloads.task import Task, TensorSplit
 
 
 @pytest.mark.parametrize(
@@ -60,24 +61,6 @@ def test_a_resumed_run_continues_the_curve_bitwise(
     assert events(tmp_path / "resumed")[0].kind == "resumed"
 
 
-def test_a_checkpoint_of_a_cosine_per_epoch_is_resumed(tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    shutil.copy(DATA / "checkpoints" / "cosine-per-epoch.pt", tmp_path / "old" / "step-11.pt")
-    state = read_checkpoint(tmp_path / "old" / "step-11.pt")
-    config = replace(RunConfig.from_dict(state["config"]), resume_from="old/step-11.pt")
-    train(tmp_path, "new", config)
-    expected = 0.05 * (1 + np.cos(np.pi * np.arange(11, 28) / 28)) / 2
-    np.testing.assert_allclose(metric(tmp_path / "new", "train/lr"), expected)
-
-
-def test_last_pt_of_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
-    config = small(Workload.DIGITS_MLP, epochs=2, lr_scheduler=LRSchedule.NONE)
-    whole = train(tmp_path, "whole", replace(config, epochs=4))
-    train(tmp_path, "first", config)
-    second = train(tmp_path, "second", replace(config, epochs=4, resume_from="first/last.pt"))
-    assert np.array_equal(second, whole[-len(second) :])
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -93,40 +76,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
 ) -> None:
     config = small(Workload.DIGITS_MLP, epochs=2)
     train(tmp_path, "first", config)
-    (tmp_path / "second").mkdir()
     again = replace(config, **{"epochs": 3, "resume_from": "first/last.pt", **changes})
-    assert run(again, tmp_path / "second") is RunStatus.FAILED
-    assert words in run_json(tmp_path / "second")["reason"]
+    assert words in refused(tmp_path, "second", again)
     assert not (tmp_path / "second" / "traceback.txt").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"num_layers": 2}, "made with num_layers 1, got 2. Set num_layers to 1."),
-        ({"context_length": 32}, "made with context_length 16, got 32"),
-        ({"tie_embeddings": False}, "made with tie_embeddings True, got False"),
-    ],
-)
-def test_another_size_of_a_gpt_is_named(
-    changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    config = small(Workload.GPT, max_steps=3)
-    train(tmp_path, "first", config)
-    (tmp_path / "second").mkdir()
-    again = replace(config, **{"max_steps": 5, "resume_from": "first/last.pt", **changes})
-    assert run(again, tmp_path / "second") is RunStatus.FAILED
-    assert words in run_json(tmp_path / "second")["reason"]
-
-
-def test_dropout_goes_on_with_the_same_random_numbers(
-    tmp_path: Path, saving_at_step: SaveAtStep
-) -> None:
-    config = small(Workload.GPT, dropout=0.2, max_steps=12)
-    saving_at_step(7)
-    whole = train(tmp_path, "whole", config)
-    resumed = train(tmp_path, "resumed", replace(config, resume_from="whole/step-7.pt"))
-    assert np.array_equal(resumed, whole[7:])
 
 
 def test_the_page_is_told_what_came_from_the_checkpoint(tmp_path: Path) -> None:
@@ -148,3 +100,115 @@ def test_best_pt_holds_the_lowest_validation_loss(tmp_path: Path) -> None:
     train(tmp_path, "run", config)
     best = read_checkpoint(tmp_path / "run" / "best.pt")["best_loss"]
     assert best == pytest.approx(metric(tmp_path / "run", "val/loss").min())
+
+
+CONFIG = small(Workload.DIGITS_MLP, batch_size=512, epochs=3)  # 26 steps an epoch
+
+
+@pytest.mark.parametrize(("steps", "validations"), [(7, 1), (26, 1), (33, 2)])
+def test_a_run_ends_after_max_steps_with_a_validation(
+    steps: int, validations: int, tmp_path: Path
+) -> None:
+    losses = train(tmp_path, "run", replace(CONFIG, max_steps=steps))
+    told = run_json(tmp_path / "run")
+    assert len(losses) == told["step"] == told["total_steps"] == steps
+    assert told["steps_per_epoch"] == 26
+    assert len(metric(tmp_path / "run", "val/loss")) == validations
+    assert (tmp_path / "run" / "last.pt").is_file()
+    last = [event for event in events(tmp_path / "run") if event.kind == "epoch"][-1]
+    assert last.text.startswith("Epoch 1:" if steps == 26 else f"Step {steps}, the last:")
+
+
+@pytest.mark.parametrize("steps", [7, 26, 33])
+def test_a_resumed_run_goes_on_bitwise_where_max_steps_ended_one(
+    steps: int, tmp_path: Path
+) -> None:
+    constant = replace(CONFIG, lr_scheduler=LRSchedule.NONE)  # a cosine ends with max_steps
+    whole = train(tmp_path, "whole", constant)
+    first = train(tmp_path, "first", replace(constant, max_steps=steps))
+    rest = train(tmp_path, "rest", replace(constant, resume_from="first/last.pt"))
+    assert np.array_equal(np.concatenate([first, rest]), whole)
+    assert run_json(tmp_path / "rest")["total_steps"] == len(whole)
+
+
+def test_a_checkpoint_with_all_the_steps_behind_it_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, "first", replace(CONFIG, max_steps=7))
+    again = replace(CONFIG, max_steps=7, resume_from="first/last.pt")
+    assert ". Increase max_steps; it counts from the first run's start." in refused(
+        tmp_path, "second", again
+    )
+
+
+SAMPLES, BATCH = 96, 16
+STEPS = SAMPLES // BATCH
+
+
+class Model(nn.Module):
+    """Notes in `modes` whether each forward pass was one of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3)
+        )
+        self.modes: list[bool] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.modes.append(self.training)
+        scores: Tensor = self.layers(inputs)
+        return scores
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    """The tasks made by runs of DIGITS_MLP, which all train `Model`."""
+    made: list[Task] = []
+
+    def task(config: RunConfig) -> Task:
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn((2 * SAMPLES, 4), generator=generator)
+        targets = torch.randint(0, 3, (2 * SAMPLES,), generator=generator)
+        made.append(
+            Task(
+                model=Model(),
+                train=TensorSplit.of(inputs[:SAMPLES], targets[:SAMPLES]),
+                validation=TensorSplit.of(inputs[SAMPLES:] * 2 + 1, targets[SAMPLES:]),
+                loss=nn.CrossEntropyLoss(),
+            )
+        )
+        return made[-1]
+
+    monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, task)
+    return made
+
+
+def config(epochs: int) -> RunConfig:
+    return small(Workload.DIGITS_MLP, epochs=epochs, batch_size=BATCH, seed=4)
+
+
+def test_validation_takes_the_model_as_it_will_be_used(tasks: list[Task], tmp_path: Path) -> None:
+    assert run(config(2), tmp_path) is RunStatus.FINISHED
+    epoch = [True] * STEPS + [False] * STEPS
+    assert isinstance(tasks[0].model, Model)
+    assert tasks[0].model.modes == epoch + epoch
+    model, split = Model(), tasks[0].validation
+    model.load_state_dict(read_checkpoint(tmp_path / "last.pt")["model"])
+    model.eval()
+    with torch.inference_mode():
+        scores = model(split.inputs)
+    expected = nn.functional.cross_entropy(scores, split.targets).item()
+    assert metric(tmp_path, "val/loss")[-1] == pytest.approx(expected, rel=1e-5)
+    hits = (scores.argmax(dim=1) == split.targets).float().mean().item()
+    assert metric(tmp_path, "val/accuracy")[-1] == pytest.approx(100 * hits)
+
+
+@pytest.mark.usefixtures("tasks")
+@pytest.mark.parametrize("step", [STEPS, STEPS + 2], ids=["epoch end", "mid-epoch"])
+def test_a_resumed_run_draws_the_same_random_numbers(
+    step: int, tmp_path: Path, saving_at_step: SaveAtStep
+) -> None:
+    saving_at_step(step)
+    whole = train(tmp_path, "whole", config(3))
+    resumed = train(tmp_path, "resumed", replace(config(3), resume_from=f"whole/step-{step}.pt"))
+    assert len(whole) == 3 * STEPS
+    assert np.array_equal(resumed, whole[step:])

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import subprocess
-import sys
 import threading
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from stepscope.recorder.recovery import recover_ended
-from stepscope.run import RunStatus, read_run
+from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError, StoreReader
-from tests.support.run_values import metric
-from tests.support.waiting import wait_until
+from tests.support.run_values import metric, run_json
+from tests.support.training_runs import small, start_worker
+from tests.support.waiting import wait_for, wait_until
 from trainer import runners
 from trainer.config import NanPolicy, Optimizer, RunConfig, Runner, Workload, defaults
+from trainer.runners.weights import read_weights
+from trainer.training.checkpoint import write_checkpoint
 from trainer.training.step import TrainStep
 
 BOTH = pytest.mark.parametrize("runner", [Runner.THREAD, Runner.PROCESS])
@@ -57,40 +62,22 @@ def test_a_child_stopped_while_it_starts_reads_as_stopped(tmp_path: Path) -> Non
     assert read_run(run.folder).status is RunStatus.STOPPED
 
 
-def test_a_child_that_cannot_start_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken')")
-    run = runners.start(config(Runner.PROCESS, 1), tmp_path / "runs")
-    wait_until(lambda: not run.alive())
-    found = read_run(run.folder)
-    assert found.status is RunStatus.FAILED
-    assert str(found.reason).endswith("(exit code 1): ImportError: libtorch is broken")
-
-
-def test_a_thread_that_cannot_start_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@BOTH
+def test_a_run_that_cannot_import_torch_says_why(
+    tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_name: str) -> None:
         raise ImportError("libtorch is broken")
 
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken')")
     monkeypatch.setattr(importlib, "import_module", broken)
-    run = runners.start(config(Runner.THREAD, 1), tmp_path)
+    run = runners.start(config(runner, 1), tmp_path / "runs")
     wait_until(lambda: not run.alive())
     found = read_run(run.folder)
     assert found.status is RunStatus.FAILED
     assert "libtorch is broken" in str(found.reason)
-
-
-def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
-    run = runners.start(config(Runner.PROCESS, LONG), tmp_path)
-    assert isinstance(run, runners.ProcessRun)
-    wait_until(lambda: read_run(run.folder).run_json.get("step", 0) > 0)
-    assert run._process.stdin is not None
-    run._process.stdin.close()  # what the kernel does when the parent dies
-    wait_until(lambda: not run.alive())
-    assert read_run(run.folder).status is RunStatus.STOPPED
+    assert ("(exit code 1): ImportError: " in str(found.reason)) == (runner is Runner.PROCESS)
 
 
 def test_stopping_a_run_gone_nan_leaves_no_nan_weights(tmp_path: Path) -> None:
@@ -134,16 +121,6 @@ def test_what_cannot_be_started_is_no_live_run(
     found = read_run(folder)
     assert found.status is RunStatus.FAILED
     assert "temporarily unavailable" in str(found.reason)
-
-
-def test_a_child_that_is_gone_at_once_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    run = runners.start(config(Runner.PROCESS, 1), tmp_path)
-    wait_until(lambda: not run.alive())
-    assert read_run(run.folder).status is RunStatus.FAILED
-    assert "exit code 1" in str(read_run(run.folder).reason)
 
 
 def test_a_long_step_at_shutdown_ends_the_run_as_stopped(
@@ -205,3 +182,37 @@ def test_a_child_killed_at_shutdown_reads_as_stopped_with_its_rows(tmp_path: Pat
     assert "server was shut down" in str(ended.reason)
     recover_ended(ended)
     assert len(metric(run.folder, "train/loss")) >= ended.run_json["step"]
+
+
+def test_it_ends_by_itself_while_its_parent_lives(tmp_path: Path) -> None:
+    with start_worker(small(Workload.LINEAR), tmp_path) as child:
+        assert child.wait(60) == 0
+    assert run_json(tmp_path)["status"] == "finished"
+
+
+def test_it_stops_when_its_parent_is_gone(tmp_path: Path) -> None:
+    config = replace(small(Workload.DIGITS_MLP), epochs=10_000)
+    with start_worker(config, tmp_path) as child:
+        wait_for(lambda: run_json(tmp_path).get("step", 0) > 5, 60)
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(20) == 0
+    assert run_json(tmp_path)["status"] == "stopped"
+
+
+def test_the_weights_come_through_a_process_of_their_own(tmp_path: Path) -> None:
+    tensor = torch.arange(3_000_000.0)
+    write_checkpoint(tmp_path / "best.pt", {"model": {"w": tensor}, "optimizer": {}})
+    weights = torch.load(io.BytesIO(read_weights(tmp_path / "best.pt")), weights_only=True)
+    assert torch.equal(weights["w"], tensor)
+
+
+def test_a_file_that_breaks_its_reader_breaks_that_process_alone(tmp_path: Path) -> None:
+    """Hashing a tuple in a tuple in a tuple … overruns the stack."""
+    path = tmp_path / "best.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("best/data.pkl", b"\x80\x02})" + b"\x85" * 3_000_000 + b"K\x01s.")
+        archive.writestr("best/version", b"3\n")
+        archive.writestr("best/byteorder", b"little")
+    with pytest.raises(RunError, match="reading it ended the process"):
+        read_weights(path)

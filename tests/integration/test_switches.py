@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.run import RunStatus
 from tests.integration.conftest import SaveAtStep
 from tests.support.decoded import Decoded
-from tests.support.run_values import events, metric, run_json
-from tests.support.training_runs import small, train
+from tests.support.run_values import metric
+from tests.support.training_runs import refused, small, train
 from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.loop import TrainLoop
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
-from trainer.training.train import run
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task
 
@@ -86,32 +82,6 @@ def test_an_incomplete_last_step_of_an_epoch_is_averaged_over_what_it_has(tmp_pa
     assert np.allclose(seen, [3000, 3000, 3000, 3000, 942] * 2)
 
 
-def test_a_loader_that_leaves_samples_out_does_not_leave_gradients_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The third batch of each epoch's last step is empty: its step is made of two."""
-    train_step: Callable[..., Any] = TrainLoop._train_step
-
-    def short(self: TrainLoop, batches: Any, left: int) -> Any:
-        if left == 3000:
-            whole = [*batches]
-            batches = iter([*whole[:2], tuple(part[:0] for part in whole[2])])
-        return train_step(self, batches, left)
-
-    updates: list[int] = []
-    update = TrainStep.update
-    monkeypatch.setattr(TrainLoop, "_train_step", short)
-    monkeypatch.setattr(
-        TrainStep,
-        "update",
-        lambda self, *factor: updates.append(1) or update(self, *factor),  # type: ignore[func-returns-value]
-    )
-    config = replace(CNN, batch_size=1000, gradient_accumulation_steps=3, max_steps=0, epochs=1)
-    monkeypatch.setattr("trainer.workloads.digits.HELD_OUT", 1797 - 1000)  # 9,000 samples
-    losses = train(tmp_path, "run", config)
-    assert len(losses) == len(updates) == 3
-
-
 def test_a_step_without_some_samples_is_averaged_over_those_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,29 +114,6 @@ def test_a_step_without_some_samples_is_averaged_over_those_it_has(
         np.testing.assert_allclose(*norms, rtol=1e-5)
 
 
-def test_warm_up_is_told(tmp_path: Path) -> None:
-    train(tmp_path, "run", replace(CNN, kernel_warmup=True, max_steps=1))
-    first = events(tmp_path / "run")[0]
-    assert first.kind == "warmup"
-    assert "3 steps" in first.text
-
-
-def test_flags_hold_while_it_trains_and_not_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = set()
-    step = TrainStep.__call__
-
-    def look(self: TrainStep, *batch: Any) -> Any:
-        seen.add(torch.are_deterministic_algorithms_enabled())
-        return step(self, *batch)
-
-    monkeypatch.setattr(TrainStep, "__call__", look)
-    train(tmp_path, "run", replace(CNN, deterministic=True, max_steps=2))
-    assert seen == {True}
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 def test_pure_weights_are_saved_in_16_bits_and_go_on_in_32(tmp_path: Path) -> None:
     config = replace(CNN, precision="pure_bf16", max_steps=20)
     train(tmp_path, "pure", config)
@@ -187,7 +134,6 @@ def test_an_operation_without_a_deterministic_algorithm_is_told_with_the_remedy(
         return forward(self, *batch)
 
     monkeypatch.setattr(TrainStep, "forward", scatter)
-    assert run(replace(CNN, deterministic=True), tmp_path) is RunStatus.FAILED
-    reason = run_json(tmp_path)["reason"]
+    reason = refused(tmp_path, "run", replace(CNN, deterministic=True))
     assert reason.startswith("deterministic: put_ has no")
     assert "has no deterministic implementation. Turn off deterministic." in reason

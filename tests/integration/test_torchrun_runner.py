@@ -118,7 +118,10 @@ def test_somebody_else_may_end_torchrun(tmp_path: Path) -> None:
     wait_until(lambda: step_of(run.folder) > 5, 90)
     os.kill(run._process.pid, signal.SIGTERM)
     ended = wait_for_end(run)
-    assert (ended.status, ended.reason) == (RunStatus.STOPPED, "torchrun was told to stop.")
+    assert (ended.status, ended.reason) == (
+        RunStatus.STOPPED,
+        "torchrun received a signal to stop.",
+    )
     assert "job_end" not in ended.run_json
 
 
@@ -137,15 +140,15 @@ def test_ranks_that_do_not_stop_are_killed(tmp_path: Path) -> None:
 
 
 def test_a_job_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    program = (
-        "import sys, time, json\n"
-        "from pathlib import Path\n"
-        "from trainer import runners\n"
-        "from trainer.config import RunConfig\n"
-        "run = runners.start(RunConfig.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]))\n"
-        "print(run.folder, flush=True)\n"
-        "time.sleep(600)\n"
-    )
+    program = """
+import sys, time, json
+from pathlib import Path
+from trainer import runners
+from trainer.config import RunConfig
+print(runners.start(RunConfig.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2])).folder)
+sys.stdout.flush()
+time.sleep(600)
+"""
     command = [sys.executable, "-c", program, json.dumps(config().to_dict()), str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -233,48 +236,10 @@ def test_a_job_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     assert ended.reason == "The ranks could not start: ImportError: libtorch is broken."
 
 
-def test_a_failure_of_all_ranks_is_told_once(tmp_path: Path) -> None:
-    ended = wait_for_end(start(tmp_path, resume_from="no-such-run/last.pt"))
-    assert ended.status is RunStatus.FAILED
-    assert "resume_from: no-such-run/last.pt cannot be read" in str(ended.reason)
-
-
-def launch(tmp_path: Path, **changes: Any) -> LaunchSpec:
-    job = config(devices_per_node=1, num_nodes=2, max_steps=40, **changes)
-    return LaunchSpec(
-        config=job,
-        folder=tmp_path / "runs" / "job",
-        project=ROOT,
-        port=free_port(),
-        environment=rank_variables(job, 2),
-    )
-
-
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("localhost", 0))
         return int(one.getsockname()[1])
-
-
-def with_torchrun(*folders: Path) -> dict[str, str]:
-    """Return an environment whose PATH has this Python's torchrun."""
-    path = [*map(str, folders), str(Path(sys.executable).parent), os.environ["PATH"]]
-    return os.environ | {"PATH": os.pathsep.join(path)}
-
-
-def assert_one_run_of_both(folder: Path) -> None:
-    ended = read_run(folder)
-    assert ended.status is RunStatus.FINISHED, ended.reason
-    assert ended.run_json["world_size"] == 2
-    assert steps(folder, 0) == steps(folder, 1) == list(range(1, 41))
-
-
-def test_the_command_of_each_machine_makes_one_job(tmp_path: Path) -> None:
-    asked = launch(tmp_path)
-    command = ["bash", "-c", machine_command(asked)]
-    machines = [subprocess.Popen(command, env=with_torchrun()) for _ in range(2)]
-    assert [machine.wait(150) for machine in machines] == [0, 0]
-    assert_one_run_of_both(asked.folder)
 
 
 def two_machines(folder: Path, job: RunConfig) -> list[subprocess.Popen[str]]:
@@ -301,7 +266,9 @@ def test_a_machine_without_rank_0_that_is_told_to_end_stops_all_in_order(tmp_pat
     assert [rank.returncode for rank in ranks] == [0, 0]
     ended = read_run(folder)
     assert ended.status is RunStatus.STOPPED, ended.reason
-    assert ended.reason == "torchrun was told to end, or a rank of another machine has failed."
+    assert (
+        ended.reason == "torchrun received a signal to stop, or a rank of another node has failed."
+    )
     assert steps(folder, 0) == steps(folder, 1)
     assert (folder / "last.pt").exists()
 
@@ -322,8 +289,15 @@ def test_a_finished_job_that_is_started_again_says_so_and_is_not_touched(tmp_pat
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_the_script_for_slurm_makes_one_job(tmp_path: Path) -> None:
-    """srun starts its command once on each of two nodes, and both are this machine."""
+@pytest.mark.parametrize("how", ["a command on each node", "a script for Slurm"])
+def test_nodes_make_one_job(how: str, tmp_path: Path) -> None:
+    """Both nodes are this machine; srun starts its command once on each."""
+    job = config(devices_per_node=1, num_nodes=2, max_steps=40)
+    variables = rank_variables(job, 2)
+    runs = tmp_path / "runs" / "job"
+    asked = LaunchSpec(
+        config=job, folder=runs, project=ROOT, port=free_port(), environment=variables
+    )
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in (
@@ -332,11 +306,16 @@ def test_the_script_for_slurm_makes_one_job(tmp_path: Path) -> None:
     ):
         (tools / name).write_text(f"#!/bin/bash\n{text}\n")
         (tools / name).chmod(stat.S_IRWXU)
-    asked = launch(tmp_path)
-    script = tmp_path / "job.sbatch"
-    script.write_text(slurm_script(asked))
+    path = [str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]
     given = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "two"}
-    environment = with_torchrun(tools) | given | {"SLURM_CPUS_PER_TASK": "2"}
-    done = subprocess.run(["bash", str(script)], env=environment, timeout=150, check=False)
-    assert done.returncode == 0
-    assert_one_run_of_both(asked.folder.with_name(f"job-{os.getpid()}"))
+    given |= {"SLURM_CPUS_PER_TASK": "2", "PATH": os.pathsep.join(path)}
+    slurm = "Slurm" in how
+    text = slurm_script(asked) if slurm else machine_command(asked)
+    command = ["bash", "-c", text]
+    started = [subprocess.Popen(command, env=os.environ | given) for _ in range(2 - slurm)]
+    assert [machine.wait(150) for machine in started] == [0] * len(started)
+    folder = runs.with_name(f"job-{os.getpid()}") if slurm else runs
+    ended = read_run(folder)
+    assert ended.status is RunStatus.FINISHED, ended.reason
+    assert ended.run_json["world_size"] == 2
+    assert steps(folder, 0) == steps(folder, 1) == list(range(1, 41))

@@ -23,9 +23,8 @@ from tests.support.run_values import metric, run_json
 from tests.support.sizes import SMALL
 from trainer.config import RunConfig, Workload, defaults
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.precision import autocast
 from trainer.training.state import TrainState
-from trainer.training.step import TrainStep
+from trainer.training.step import TrainStep, build_train_step
 from trainer.training.train import run
 from trainer.workloads.task import Task
 
@@ -86,14 +85,13 @@ def start_worker(config: RunConfig, folder: Path, **environment: str) -> subproc
 
 def losses_on_one_batch(task: Task, config: RunConfig, samples: int) -> list[float]:
     """The losses of 30 steps on the same samples, on the CPU."""
-    training = TrainState(config, task.model, CpuAccelerator())
-    step = TrainStep(
-        model=task.model,
-        loss=task.loss,
-        optimizer=training.optimizer,
-        scaler=training.scaler,
-        autocast=autocast(config.precision, torch.device("cpu")),
-        max_grad_norm=0.0,
-    )
+    step = build_train_step(TrainState(config, task.model, CpuAccelerator()), task)
     batch = task.train.take(torch.arange(samples))
     return [step(*batch)[0].item() for _ in range(30)]
+
+
+def refused(root: Path, name: str, config: RunConfig) -> str:
+    """Run in its own folder, where the run has to fail, and return its reason."""
+    (root / name).mkdir(exist_ok=True)
+    assert run(config, root / name) is RunStatus.FAILED
+    return str(run_json(root / name)["reason"])

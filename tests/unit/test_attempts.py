@@ -16,7 +16,7 @@ from stepscope.run import RunStatus, process_identity, read_run, restart_expecte
 from stepscope.store import StoreWriter, store_name
 from tests.support.recorded_runs import write_run
 from trainer.config import RunConfig, Runner, Strategy
-from trainer.runners.job_outcome import JobOutcome, end_of, note_job_end, was_told_to_end
+from trainer.runners.job_outcome import JobOutcome, end_of, ended_by_signal, note_job_end
 from trainer.runners.restart_attempts import (
     attempt,
     attempt_folder,
@@ -123,13 +123,13 @@ def test_a_job_that_cannot_start_says_why(tmp_path: Path, text: str, why: str) -
     assert why in end.short
 
 
-def test_torchrun_that_was_told_to_end_is_no_failure(tmp_path: Path) -> None:
+def test_torchrun_that_ended_by_signal_is_no_failure(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
-    assert not was_told_to_end(log)
+    assert not ended_by_signal(log)
     log.write_text("SignalException: Process 1 got signal: 15\n" + "ValueError: no\n" * 200)
-    assert not was_told_to_end(log)  # long before the end: an attempt of which there were more
+    assert not ended_by_signal(log)  # long before the end: an attempt of which there were more
     log.write_text(log.read_text() + "x.SignalException: Process 1 got signal: 15\n")
-    assert was_told_to_end(log)
+    assert ended_by_signal(log)
 
 
 def test_a_rank_killed_while_it_starts(tmp_path: Path) -> None:

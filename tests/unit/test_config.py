@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from stepscope.run.setting_names import EARLIER_FIELDS
-from tests.support.train_devices import CPU_DEVICE, GPU, gpu
+from tests.support.train_devices import GPU
 from trainer.config import (
     FIELDS,
     ConfigError,
-    Optimizer,
     OptimizerImpl,
     Precision,
     RunConfig,
@@ -24,7 +23,7 @@ from trainer.config import (
     checkpoints,
     defaults,
 )
-from trainer.config_validation import TrainDevice, choice_problem, validate
+from trainer.workload_traits import SOME_HAVE, TRAITS
 
 
 @pytest.mark.parametrize(
@@ -43,20 +42,16 @@ from trainer.config_validation import TrainDevice, choice_problem, validate
         ("resume_from", "run/../../best.pt", "must be RUN_ID/best.pt"),
         ("resume_from", "run/other.pt", "must be RUN_ID/best.pt"),
         ("pin_memory", 1, "must be 0 or 1"),
-        ("dataset", "/etc", "must be a path inside the data folder"),
-        ("dataset", "..", "must be a path inside the data folder"),
-        ("dataset", "a/../../b", "must be a path inside the data folder"),
-        ("dataset", "a/./b", "must be a path inside the data folder"),
-        ("dataset", "a//b", "must be a path inside the data folder"),
-        ("dataset", "a\\b", "must be a path inside the data folder"),
-        ("dataset", "a\0b", "must be a path inside the data folder"),
-        ("dataset", "a\n", "must be a path inside the data folder"),
+        *(
+            ("dataset", path, "must be a path inside the data folder")
+            for path in ("/etc", "..", "a/../../b", "a/./b", "a//b", "a\\b", "a\0b", "a\n")
+        ),
         ("dataset", ".hidden", "must be a path inside the data folder"),
         ("dataset", "a/" * 8 + "b", "must be a path inside the data folder"),
-        ("custom_options", "A", "must be comma-separated names of the workload's own options"),
-        ("custom_options", "a,,b", "must be comma-separated names of the workload's own options"),
-        ("custom_options", "a,", "must be comma-separated names of the workload's own options"),
-        ("custom_options", "a;b", "must be comma-separated names of the workload's own options"),
+        *(
+            ("custom_options", text, "must be comma-separated names of the workload's options")
+            for text in ("A", "a,,b", "a,", "a;b")
+        ),
     ],
 )
 def test_it_refuses_nonsense_with_field_value_and_remedy(
@@ -79,12 +74,6 @@ def test_own_settings_are_on_by_whole_names() -> None:
     assert config.has("wide")
     assert config.has("slow_loader")
     assert not config.has("slow")
-
-
-def test_strings_and_whole_numbers_become_the_fields_own_type() -> None:
-    config = RunConfig.from_dict({"precision": "bf16", "learning_rate": 1})
-    assert config.precision is Precision.BF16
-    assert isinstance(config.learning_rate, float)
 
 
 @pytest.mark.parametrize("workload", list(Workload))
@@ -160,62 +149,6 @@ def test_one_bad_value_does_not_cost_the_others() -> None:
     assert config == replace(defaults(Workload.LINEAR), seed=5)
 
 
-@pytest.mark.parametrize("device", [CPU_DEVICE, gpu()])
-def test_the_defaults_have_no_problem(device: TrainDevice) -> None:
-    found = {workload: validate(defaults(workload, device.id), [device]) for workload in Workload}
-    assert found == dict.fromkeys(Workload, ())
-
-
-@pytest.mark.parametrize(
-    ("precision", "device", "refused"),
-    [
-        (Precision.FP32, CPU_DEVICE, False),
-        (Precision.TF32, CPU_DEVICE, True),
-        (Precision.BF16, CPU_DEVICE, False),
-        (Precision.FP16, CPU_DEVICE, False),
-        (Precision.PURE_FP16, CPU_DEVICE, True),
-        (Precision.TF32, gpu((7, 5)), True),
-        (Precision.BF16, gpu((7, 5)), True),
-        (Precision.FP16, gpu((7, 5)), False),
-        (Precision.FP16, gpu((5, 0)), True),
-        (Precision.TF32, gpu((8, 0)), False),
-        (Precision.BF16, gpu((8, 0)), False),
-    ],
-)
-def test_precision_needs_its_hardware(
-    precision: Precision, device: TrainDevice, refused: bool
-) -> None:
-    config = defaults(Workload.DIGITS_CNN, device.id)
-    problem = choice_problem("precision", precision, config, [device])
-    assert (problem is not None) == refused
-    assert problem is None or (problem.reason and problem.remedy)
-
-
-def test_loading_options_need_what_they_act_on() -> None:
-    config = RunConfig()
-    devices = [CPU_DEVICE, gpu()]
-    for field, value in [("pin_memory", True), ("non_blocking", True), ("prefetch_factor", 4)]:
-        assert choice_problem(field, value, config, devices) is not None
-    assert choice_problem("prefetch_factor", 4, replace(config, num_workers=1), devices) is None
-    on_gpu = defaults(Workload.DIGITS_CNN, GPU)
-    unpinned = choice_problem("pin_memory", False, on_gpu, devices)
-    assert unpinned is None
-    assert validate(replace(on_gpu, pin_memory=False), devices)[0].field == "non_blocking"
-
-
-def test_unknown_and_unusable_devices_are_refused() -> None:
-    config = defaults(Workload.DIGITS_CNN, GPU)
-    assert "this machine has no device" in validate(config, [CPU_DEVICE])[0].reason
-    assert validate(config, [gpu(reason="built for others")])[0].reason == "built for others"
-
-
-def test_a_choice_that_no_device_could_run_is_a_problem_too() -> None:
-    problem = choice_problem("batch_size", 0, RunConfig(), [CPU_DEVICE])
-    assert problem is not None
-    assert problem.field == "batch_size"
-    assert choice_problem("optimizer", Optimizer.SGD, RunConfig(), [CPU_DEVICE]) is None
-
-
 def test_checkpoints_are_listed_as_resume_takes_them(tmp_path: Path) -> None:
     for name in ("run-a/best.pt", "run-a/other.pt", "run-b/step-12.pt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -269,6 +202,6 @@ def test_a_current_name_wins_over_an_earlier_one() -> None:
     assert RunConfig.from_dict(dict(reversed(both.items()))).num_threads == 3
 
 
-def test_earlier_names_are_no_names_of_today() -> None:
-    assert set(EARLIER_FIELDS.values()) <= set(FIELDS)
-    assert not set(EARLIER_FIELDS) & set(FIELDS)
+def test_each_workload_has_traits_of_known_fields() -> None:
+    assert set(TRAITS) == set(Workload)
+    assert set(FIELDS) >= SOME_HAVE

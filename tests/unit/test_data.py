@@ -13,7 +13,7 @@ from trainer.config import RunConfig, Strategy
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.loaders import HostLoader, make_loader
-from trainer.training.worker_pool import WorkerPool, _BatchOrder, _SplitDataset
+from trainer.training.worker_pool import WorkerPool
 from trainer.workloads.task import TensorSplit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,25 +33,10 @@ def test_memory_batches_follow_the_order_and_keep_the_rest() -> None:
     assert torch.equal(torch.cat([inputs for inputs, _ in batches])[:, 0], order.float())
 
 
-def test_no_samples_are_no_batch() -> None:
-    loader = HostLoader(split(), RunConfig(), CpuAccelerator())
-    assert list(loader.batches(torch.empty(0, dtype=torch.int64))) == []
-
-
 def test_a_long_epoch_repeats_the_tensors() -> None:
     inputs, targets = split(4, length=10).take(torch.tensor([0, 5, 9]))
     assert targets.tolist() == [0, 1, 1]
     assert inputs[:, 0].tolist() == [0, 1, 1]
-
-
-def test_workers_get_whole_batches_of_the_current_order() -> None:
-    batches = _BatchOrder(4, seed=0)
-    batches.indices = torch.tensor([3, 1, 4, 0, 5])
-    assert [indices for _, *indices in batches] == [[3, 1, 4, 0], [5]]
-    assert len(batches) == 2
-    dataset = _SplitDataset(split())
-    _, targets = dataset.__getitems__([7, 3, 1])
-    assert targets.tolist() == [3, 1]
 
 
 def test_workers_leave_pinning_to_the_data_loader() -> None:
@@ -79,6 +64,6 @@ def test_what_each_rank_of_a_machine_keeps_has_to_fit_for_all(
     )
     make_loader(split(), three, CpuAccelerator())
     four = RunConfig(dataset_on_device=True, strategy=Strategy.DDP, devices_per_node=4)
-    said = "data set takes 120 B in each of 4 processes, and 479 B of the host's memory"
+    said = "takes 120 B in each of 4 processes, but only 479 B of host memory"
     with pytest.raises(RunFailedError, match=said):
         make_loader(split(), four, CpuAccelerator())

@@ -1,11 +1,9 @@
 """What a rank takes for the wish of torchrun that it ends."""
 
-import subprocess
-import sys
-
 import pytest
 
-from trainer.runners.rank_shutdown import EXIT_CODE, SERVER_ENDED, TOLD, TOLD_OR_PEER
+from tests.support.python_programs import run_python
+from trainer.runners.rank_shutdown import EXIT_CODE, SERVER_ENDED, SIGNALED, SIGNALED_OR_PEER
 
 CHILD = """
 import select, signal, threading
@@ -14,7 +12,7 @@ from trainer.runners.rank_shutdown import ShutdownListener, TorchrunEnv
 ending = ShutdownListener(TorchrunEnv(0, 0, 1, 1), by_page=True)
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's DataLoader with workers does
 signal.raise_signal(signal.SIGCHLD)
-while select.select([ending._heard], [], [], 0)[0]:
+while select.select([ending._pipe], [], [], 0)[0]:
     pass  # the thread has not looked yet
 print("goes on", flush=True)
 """
@@ -41,9 +39,7 @@ one.opened(
 
 
 def _run(program: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python("-c", program)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -60,9 +56,9 @@ def test_a_signal_to_end_after_another_signal_ends_the_rank() -> None:
     ("name", "world_size", "by_page", "reason"),
     [
         ("SIGHUP", 1, True, SERVER_ENDED),
-        ("SIGTERM", 1, True, TOLD),
-        ("SIGTERM", 2, False, TOLD_OR_PEER),
-        ("SIGHUP", 2, False, TOLD_OR_PEER),
+        ("SIGTERM", 1, True, SIGNALED),
+        ("SIGTERM", 2, False, SIGNALED_OR_PEER),
+        ("SIGHUP", 2, False, SIGNALED_OR_PEER),
     ],
 )
 def test_the_reason_names_only_what_there_is(
@@ -76,5 +72,5 @@ def test_the_reason_names_only_what_there_is(
 def test_the_first_rank_of_another_machine_asks_all_to_stop() -> None:
     """Rank 0 may not have been told."""
     asked = REASON.format(local_rank=0, world_size=2, by_page=False)
-    said = f"asks: {TOLD_OR_PEER}\n{TOLD_OR_PEER}\n"
+    said = f"asks: {SIGNALED_OR_PEER}\n{SIGNALED_OR_PEER}\n"
     assert _run(asked + RAISE.format(name="SIGTERM")) == (EXIT_CODE, said)

@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus, process_identity, rank_pids, read_run, write_run_json
-from stepscope.run.rank_info import NAMED, RankExit, first_cause, left_early, names
+from stepscope.run.rank_info import RankExit, first_cause, left_early
 from stepscope.run.status import STALE_S
 from tests.support.rank_folder import GONE_PID, RankFolder
 
@@ -77,12 +77,6 @@ def test_a_rank_that_returned_early_is_what_the_others_lacked(
     assert (None if found is None else found.number) == left
 
 
-def test_many_ranks_are_named_in_few_words() -> None:
-    assert names([3], 8) == "Rank 3 is"
-    assert names([0, 1], 2) == "All 2 ranks are"
-    assert names(range(NAMED + 1), 99).endswith(f"{NAMED - 1}, … are")
-
-
 class Job(RankFolder):
     def read(self) -> tuple[RunStatus, str | None, int]:
         run: RunInfo = read_run(self.folder)
@@ -96,17 +90,9 @@ def job(tmp_path: Path) -> Job:
 
 def test_an_error_of_another_rank_is_the_runs(job: Job) -> None:
     job.rank(0, "failed", reason=PEER, ended=11.0)
-    job.rank(
-        1,
-        "failed",
-        reason="ValueError: no",
-        ended=12.0,
-        failure={"ts": 10.0, "reason": "ValueError: no"},
-    )
+    failure: dict[str, object] = {"ts": 10.0, "reason": "ValueError: no"}
+    job.rank(1, "failed", reason="ValueError: no", ended=12.0, failure=failure)
     assert job.read() == (RunStatus.FAILED, "Rank 1: ValueError: no", 1)
-
-
-def test_it_is_so_where_rank_0_was_killed_or_had_ended(job: Job) -> None:
     failure = {"ts": time.time(), "reason": "ValueError: no"}
     job.rank(1, "running", failure=failure)  # it still runs what the script does at its end
     for status, pid in (("running", GONE_PID), ("finished", GONE_PID)):

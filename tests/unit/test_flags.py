@@ -56,13 +56,3 @@ def test_the_flags_of_a_user_come_back() -> None:
     finally:
         cudnn.benchmark = False
         torch.use_deterministic_algorithms(False)
-
-
-def test_deterministic_refuses_an_operation_that_is_not() -> None:
-    values, index = torch.zeros(3), torch.tensor([0, 0, 1])
-    assert values.put(index, torch.ones(3), accumulate=False).shape == (3,)
-    with (
-        run_flags(replace(RunConfig(), deterministic=True)),
-        pytest.raises(RuntimeError, match="deterministic"),
-    ):
-        values.put(index, torch.ones(3), accumulate=False)

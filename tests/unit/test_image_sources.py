@@ -81,19 +81,13 @@ def test_the_same_images_from_any_form_of_csv(folder: Path, subtests: pytest.Sub
             assert broken.count == 0
 
 
-def test_names_with_commas_quotes_and_letters_of_any_language(folder: Path) -> None:
-    for name in ("a, b.png", 'say "x".png', "größe 猫.png"):
-        (folder / name).write_bytes((folder / "a.png").read_bytes())
-    text = rows('"a, b.png",x', '"say ""x"".png",y', "größe 猫.png,x")
-    images, _ = read(table(folder, text))
-    assert set(paths(images)) == {"a, b.png", 'say "x".png', "größe 猫.png"}
-
-
-def test_backslashes_of_windows_lead_into_folders(folder: Path) -> None:
+def test_names_with_commas_quotes_backslashes_and_letters_of_any_language(folder: Path) -> None:
     (folder / "in").mkdir()
-    (folder / "in" / "k.png").write_bytes((folder / "a.png").read_bytes())
-    images, _ = read(table(folder, rows("in\\k.png,x", "a.png,y")))
-    assert set(paths(images)) == {"in/k.png", "a.png"}
+    names = {"a, b.png", 'say "x".png', "größe 猫.png", "in/k.png"}
+    for name in names:
+        (folder / name).write_bytes((folder / "a.png").read_bytes())
+    text = rows('"a, b.png",x', '"say ""x"".png",y', "größe 猫.png,x", "in\\k.png,x")
+    assert set(paths(read(table(folder, text))[0])) == names
 
 
 def test_numbers_are_classes_in_the_order_of_numbers(folder: Path) -> None:
@@ -106,13 +100,6 @@ def test_numbers_are_classes_in_the_order_of_numbers(folder: Path) -> None:
     assert mixed.classes == ("10", "9", "x")
 
 
-def test_class_numbers_belong_to_their_images(folder: Path) -> None:
-    images, _ = read(table(folder, rows(*GOOD)))
-    for entries in (images.train, images.validation):
-        numbers = images.labels(entries).tolist()
-        assert [images.classes[number] for number in numbers] == [e.label for e in entries]
-
-
 def test_a_fixed_fifth_is_held_out_where_nothing_says_so(folder: Path) -> None:
     text = rows(*(f"{name},{place % 2}" for place, name in enumerate(NAMES)))
     one, _ = read(table(folder, text))
@@ -120,6 +107,9 @@ def test_a_fixed_fifth_is_held_out_where_nothing_says_so(folder: Path) -> None:
     assert (len(one.train), len(one.validation)) == (8, 2)
     assert one.validation == again.validation
     assert not {e.path for e in one.train} & {e.path for e in one.validation}
+    for entries in (one.train, one.validation):
+        numbers = one.labels(entries).tolist()
+        assert [one.classes[number] for number in numbers] == [e.label for e in entries]
 
 
 def test_the_split_column_decides_and_test_rows_stay_unread(folder: Path) -> None:
@@ -132,18 +122,15 @@ def test_the_split_column_decides_and_test_rows_stay_unread(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["validation.csv", "val.csv"])
-def test_a_folder_with_two_tables(folder: Path, name: str) -> None:
+def test_a_folder_with_one_or_two_tables(folder: Path, name: str) -> None:
+    table(folder, rows(*GOOD), "train.csv")
+    images, _ = read(folder)
+    assert (len(images.train), len(images.validation)) == (4, 1)
     table(folder, rows(*GOOD[:3]), "train.csv")
     table(folder, rows(*GOOD[3:]), name)
     images, _ = read(folder)
     assert [entry.path for entry in images.train] == ["a.png", "b.png", "c.png"]
     assert [entry.where for entry in images.validation] == [f"{name}, line 2", f"{name}, line 3"]
-
-
-def test_a_folder_with_a_training_table_alone_holds_out_a_fifth(folder: Path) -> None:
-    table(folder, rows(*GOOD), "train.csv")
-    images, _ = read(folder)
-    assert (len(images.train), len(images.validation)) == (4, 1)
 
 
 def test_a_row_said_twice_counts_once(folder: Path) -> None:
@@ -212,22 +199,13 @@ def test_a_bad_row_is_named_and_ends_the_run_or_is_left_out(
             assert reason in broken.reasons[0]
 
 
-def test_an_image_for_training_and_validation_is_refused(folder: Path) -> None:
+def test_an_image_of_two_splits_or_of_an_unknown_one_is_refused(folder: Path) -> None:
     table(folder, rows(*GOOD), "train.csv")
     table(folder, rows(GOOD[0]), "val.csv")
     with pytest.raises(ImageError, match=r"^val\.csv, line 2: a\.png .* train\.csv, line 2, with"):
         read(folder)
-
-
-def test_an_unknown_split_is_named(folder: Path) -> None:
     with pytest.raises(ImageError, match="line 3: the split is 'dev', not train, validation or"):
         read(table(folder, rows("a.png,x,train", "b.png,x,dev", header="path,label,split")))
-
-
-def test_only_the_first_reasons_are_kept(folder: Path) -> None:
-    missing = [f"no-{number}.png,x" for number in range(50)]
-    _, broken = read(table(folder, rows(*GOOD, *missing)), skip=True)
-    assert (broken.count, len(broken.reasons)) == (50, lists.KEPT_REASONS)
 
 
 NO_TABLES = [
@@ -272,9 +250,12 @@ def test_limits_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read(path)
 
 
-def test_only_broken_rows_are_told_with_the_first_reason(folder: Path) -> None:
+def test_reasons_are_counted_and_the_first_are_kept(folder: Path) -> None:
     with pytest.raises(ImageError, match=r"2 more are broken; the first is labels\.csv, line 2"):
         read(table(folder, rows("x.png,x", "y.png,y")), skip=True)
+    missing = [f"no-{number}.png,x" for number in range(50)]
+    _, broken = read(table(folder, rows(*GOOD, *missing)), skip=True)
+    assert (broken.count, len(broken.reasons)) == (50, lists.KEPT_REASONS)
 
 
 def class_folders(root: Path, *names: str) -> None:

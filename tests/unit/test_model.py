@@ -50,11 +50,3 @@ def test_pure_precisions_cast_everything_but_batch_norm_and_integers(
     form = InputFormat.of(chosen)
     assert form(IMAGES).dtype == dtype
     assert form(torch.arange(3)).dtype == torch.int64
-
-
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32, Precision.BF16])
-def test_the_other_precisions_keep_weights_and_inputs_in_fp32(precision: Precision) -> None:
-    chosen = config(precision=precision)
-    prepared = prepare(model(), chosen, CPU)
-    assert {p.dtype for p in prepared.parameters()} == {torch.float32}
-    assert InputFormat.of(chosen)(IMAGES).dtype == torch.float32

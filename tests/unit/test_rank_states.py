@@ -110,24 +110,12 @@ def test_an_odd_world_size_is_not_believed(job: Job, size: Any) -> None:
     assert job.states() == ["alive"]
 
 
-def test_a_folder_without_a_run_has_no_ranks(tmp_path: Path) -> None:
-    assert rank_states(tmp_path) == []
-    assert rank_states(tmp_path / "absent") == []
-
-
 @pytest.mark.parametrize(
     "odd",
-    [
-        {"local_rank": 0, "local_world_size": 10**30},
-        {"local_rank": -(10**30), "local_world_size": 3},
-        {"local_rank": 10**30, "local_world_size": 4},
-        {"local_rank": 0, "local_world_size": 5},
-        {"local_rank": 0, "local_world_size": -1},
-        {"local_rank": 2, "local_world_size": 4},
-    ],
+    [(0, 10**30), (-(10**30), 3), (10**30, 4), (0, 5), (0, -1), (2, 4)],
 )
-def test_an_odd_place_on_the_host_is_not_believed(job: Job, odd: dict[str, Any]) -> None:
-    job.rank(0, folder_of="host", **odd)
+def test_an_odd_place_on_the_host_is_not_believed(job: Job, odd: tuple[int, int]) -> None:
+    job.rank(0, folder_of="host", local_rank=odd[0], local_world_size=odd[1])
     assert job.states() == ["alive"] + [RankState.ELSEWHERE.value] * 3
     assert read_run(job.folder).reason is None
 

@@ -30,14 +30,6 @@ def test_a_share_is_that_of_the_distributed_sampler(subtests: pytest.Subtests) -
                 assert ranks.share(order).tolist() == order[list(sampler)].tolist()
 
 
-def test_the_batches_of_all_ranks_are_those_of_one_process() -> None:
-    order, size, batch = torch.randperm(24), 4, 3
-    shares = [ranks.share(order).split(batch) for ranks in world(size)]
-    for number, large in enumerate(order.split(batch * size)):
-        together = torch.cat([share[number] for share in shares])
-        assert sorted(together.tolist()) == sorted(large.tolist())
-
-
 def test_shares_of_what_is_left_go_on_from_the_beginning_of_the_order() -> None:
     order = torch.arange(10)
     assert [ranks.share(order, 7).tolist() for ranks in world(2)] == [[7, 9], [8, 0]]

@@ -90,17 +90,6 @@ def test_everything_is_put_back_in_place() -> None:
     torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("batch_size", "size"), [(4, 4), (5, 5), (64, 10)])
-def test_the_first_batch_has_the_size_of_the_largest(batch_size: int, size: int) -> None:
-    split = TensorSplit.of(torch.rand(10, 4), torch.rand(10, 2))
-    config = RunConfig(batch_size=batch_size)
-    assert (
-        len(first_batch(split, config, CpuAccelerator())[1])
-        == full_batch_size(split, config)
-        == size
-    )
-
-
 class LeavesOut(TensorSplit):
     """Gives only samples from the seventh on."""
 
@@ -112,12 +101,13 @@ class LeavesOut(TensorSplit):
 def test_the_first_batch_has_others_for_samples_that_are_left_out(
     batch_size: int, size: int
 ) -> None:
+    config = RunConfig(batch_size=batch_size)
     split = LeavesOut.of(torch.arange(10.0)[:, None], torch.arange(10))
-    inputs, targets = first_batch(split, RunConfig(batch_size=batch_size), CpuAccelerator())
+    inputs, targets = first_batch(split, config, CpuAccelerator())
     assert targets.tolist() == inputs.flatten().tolist() == list(range(6, 6 + size))
-
-
-def test_a_split_that_leaves_out_all_has_no_first_batch() -> None:
+    whole = TensorSplit.of(torch.rand(10, 4), torch.rand(10, 2))
+    found = len(first_batch(whole, config, CpuAccelerator())[1])
+    assert found == full_batch_size(whole, config) == min(batch_size, 10)
     split = LeavesOut.of(torch.arange(5.0)[:, None], torch.arange(5))
     with pytest.raises(RunFailedError, match="None of the 5 samples could be loaded"):
         first_batch(split, RunConfig(batch_size=2), CpuAccelerator())

@@ -106,6 +106,6 @@ def test_gradients_are_sent_once_a_step(no_sync: bool) -> None:
     model = object.__new__(Spread)  # FSDPModule.__new__ is for modules that are spread already
     Spread.__init__(model)
     shared = ParallelModel.of(model, replace(FSDP, no_sync=no_sync), [CPU_DEVICE])
-    with shared.apart():
+    with shared.no_sync():
         assert model.reduces == [False] * no_sync
     assert model.reduces == [False, True][: 2 * no_sync]

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.config import Precision, RunConfig
+from trainer.training.accelerator import RUN_AHEAD, CudaAccelerator
 from trainer.training.model import InputFormat, prepare
 from trainer.training.precision import autocast, grad_scaler
 from trainer.training.step import TrainPhaseTimer, TrainStep
@@ -150,13 +151,6 @@ def test_a_step_with_infinite_gradients_is_skipped_and_the_scale_halved() -> Non
     assert step.scaler.get_scale() == 512.0
 
 
-def test_bf16_keeps_weights_and_loss_in_fp32() -> None:
-    step = make(precision=Precision.BF16)
-    loss, _ = step(*BATCH)
-    assert loss.dtype in (torch.float32, torch.bfloat16)
-    assert {p.dtype for p in step.model.parameters()} == {torch.float32}
-
-
 def test_in_a_job_the_times_of_its_parts_are_taken_over_all_batches() -> None:
     phases = TrainPhaseTimer(nn.Linear(1, 1))
     step = replace(make(), phases=phases)
@@ -170,3 +164,73 @@ def test_in_a_job_the_times_of_its_parts_are_taken_over_all_batches() -> None:
     assert all(value > 0 for value in times)
     assert sum(times) <= took
     assert not any(phases.take().values())
+
+
+class Compiled:
+    """Like torch.compile's wrapper: `__len__` raises for a model without a length."""
+
+    calls = 0
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        outputs: Tensor = self._model(inputs)
+        return outputs
+
+    def __len__(self) -> int:
+        raise TypeError("Linear does not support len()")
+
+
+def test_a_compiled_model_without_a_length_takes_the_step() -> None:
+    plain = make()
+    compiled = Compiled(plain.model)
+    replace(plain, wrapped=compiled)(*BATCH)
+    assert compiled.calls == 1
+
+
+def test_the_host_runs_so_many_steps_ahead_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queued work runs only when an event behind it is waited for, as late as CUDA allows."""
+    queued, done = 0, 0
+
+    class LateEvent:
+        def __init__(self, blocking: bool) -> None:
+            self.position = 0
+
+        def record(self) -> None:
+            self.position = queued
+
+        def synchronize(self) -> None:
+            nonlocal done
+            done = max(done, self.position)
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Event", LateEvent)
+    compute = CudaAccelerator(0)
+    for step in range(1, 20):
+        queued += 1
+        compute.pace()
+        assert step - done == min(step, RUN_AHEAD)
+
+
+def test_autocast_acts_only_in_mixed_precision() -> None:
+    x = torch.ones(2, 2)
+    cpu = torch.device("cpu")
+    for precision, expected in [(Precision.FP32, torch.float32), (Precision.BF16, torch.bfloat16)]:
+        context = autocast(precision, cpu)
+        for _ in range(2):  # the loop enters one context again and again
+            with context:
+                assert (x @ x).dtype == expected
+
+
+def test_fp16_has_a_scaler_on_a_cpu_too() -> None:
+    scaler = grad_scaler(Precision.FP16, torch.device("cpu"))
+    weights = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=0.5)
+    for factor, left, scale in [(1.0, 0.5, 2.0**16), (torch.inf, 0.5, 2.0**15)]:
+        optimizer.zero_grad()
+        scaler.scale((weights * factor).sum()).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+        assert (weights.tolist(), scaler.get_scale()) == ([left, left], scale)

@@ -75,12 +75,6 @@ def test_a_batch_without_a_sample_ends_the_job_in_place_of_a_forward_pass_less()
         validated(Seen(rank=1, world_size=2), Broken(8, frozenset({1, 3})), 2)
 
 
-def test_no_sample_at_all_is_a_sentence_on_every_rank() -> None:
-    for rank in range(2):
-        with pytest.raises(RunFailedError, match="could be loaded"):
-            validated(Seen(rank=rank, world_size=2), Broken(5, frozenset(range(5))), 2)
-
-
 def test_a_repeated_sample_is_not_counted_where_others_are_left_out() -> None:
     # Rank 1 of 2 takes 1, 3 and, so that both take three, 0 once more.
     loss, _ = validated(Seen(rank=1, world_size=2), Broken(5, frozenset({1})), 2)

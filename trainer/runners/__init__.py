@@ -1,7 +1,7 @@
-"""Where a run's loop lives: a thread of this process, a child process, or the ranks of a job.
+"""Starts a run in a thread of this process, in a child process, or as the ranks of torchrun.
 
-They write the same run folder and take the same commands from it. torch is imported inside the
-thread or the child: the page starts without waiting for it.
+All three write the same run folder and receive commands through it. Only the thread or the child
+imports torch, so that the dashboard starts without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class ThreadRun:
-    """A run in a background thread of this process: the default."""
+    """A run in a background thread of this process, the default."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self.folder = folder
@@ -38,17 +38,17 @@ class ThreadRun:
         return self._thread.is_alive()
 
     def goes_on(self) -> bool:
-        """Return True for a run that has ended here and is about to begin in another folder."""
+        """Return True if torchrun is about to restart a failed job; always False here."""
         return False
 
     def stop(self, timeout_s: float) -> bool:
-        """End the run at its next step boundary; return False if it took longer."""
+        """Stop the run at its next step boundary; return False after a timeout."""
         self._stop.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def end_with_server(self) -> None:
-        """Note the end of a run that did not stop in time: this process is about to end."""
+        """Record the end of a run that `stop` did not stop, as this process ends."""
         if self._recorder is None:
             not_started(self.folder)
         else:
@@ -70,14 +70,14 @@ class ThreadRun:
 
 
 RunHandle = ThreadRun | ProcessRun | TorchrunRun
-"""A run that this process started; a job that torchrun starts again changes its `folder`."""
+"""A run started by this process; the `folder` of a TorchrunRun changes with each restart."""
 
 
 def start(config: RunConfig, root: Path) -> RunHandle:
     """Create a run folder under `root` and start training into it.
 
-    Raises OSError where the folder cannot be made or the child not started. What goes wrong later
-    is the status of the run.
+    Raises OSError if the folder cannot be created or the child not started. Later errors become the
+    status of the run.
     """
     kinds: dict[Runner, tuple[Callable[[RunConfig, Path], RunHandle], str]] = {
         Runner.THREAD: (ThreadRun, "the training thread"),
@@ -90,7 +90,7 @@ def start(config: RunConfig, root: Path) -> RunHandle:
     write_pending(folder, config, reason)
     try:
         return kind(config, folder)
-    except (OSError, RuntimeError) as error:  # too many processes or threads, no memory for one
-        # The run would count as live for as long as this process: run.json names it.
+    except (OSError, RuntimeError) as error:  # too many processes or threads, or no memory
+        # run.json names this process: without an end the run would count as live.
         note_end(folder, RunStatus.FAILED, f"Training could not start: {error}.")
         raise OSError(str(error)) from error

@@ -1,9 +1,7 @@
-"""torchrun, as a child of the page's server: `python -m trainer.runners.agent TORCHRUN_ARGUMENTS`.
+"""torchrun as a child of the server: `python -m trainer.runners.agent TORCHRUN_ARGUMENTS`.
 
-It ends with its parent: when stdin ends, torchrun gets the signal with which it ends all ranks.
+When stdin closes, as the server has ended, torchrun receives SERVER_SIGNAL and ends all ranks.
 """
-
-from __future__ import annotations
 
 import importlib
 import os
@@ -13,18 +11,12 @@ import sys
 from trainer.parent_death_signal import call_at_end_of
 from trainer.runners.rank_shutdown import SERVER_SIGNAL
 
-
-def main() -> None:
-    """Run torchrun to its end."""
-    signal.signal(SERVER_SIGNAL, signal.SIG_DFL)  # a server that nohup has started ignores SIGHUP
-    parent = os.dup(sys.stdin.fileno())  # not inherited by the ranks, unlike stdin
+if __name__ == "__main__":
+    signal.signal(SERVER_SIGNAL, signal.SIG_DFL)  # nohup ignores SIGHUP
+    parent = os.dup(sys.stdin.fileno())  # ranks inherit stdin, but not this duplicate
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)
     call_at_end_of(parent, lambda: os.kill(os.getpid(), SERVER_SIGNAL))
-    # Only now: importing torch takes seconds, in which the parent may end.
+    # After the listener: importing torch takes seconds, in which the parent may end.
     importlib.import_module("torch.distributed.run").main(sys.argv[1:])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Child processes with a time limit, whose output is followed: memory estimates, lessons."""
+"""Child processes with a time limit and live output: memory estimates and lessons."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from trainer.config import RunConfig
 from trainer.lessons import Lesson
 
 MAX_LINE_BYTES = 4 * 2**20
-ERRORS_KEPT = 64 * 2**10
-"""Bytes at the end of stderr that are searched for the reason of a failure."""
-OUTPUT_LIMIT = 64 * 2**10
-"""Bytes of a lesson's output that are kept; one that prints more is ended."""
+ERRORS_KEPT = 64 * 2**10  # bytes at the end of stderr, for the reason of a failure
+OUTPUT_LIMIT = 64 * 2**10  # bytes of a lesson's output; a lesson that prints more is killed
 ESTIMATE_LIMIT_S = 600.0
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -41,10 +39,7 @@ class ChildState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildOutput:
-    """The output of a child process so far, and the reason of a failure.
-
-    `text` is what a lesson has printed or what an estimate does now, `share` (0 to 1) its progress.
-    """
+    """Output of a child process: a lesson's text, or an estimate's progress (`share`, 0 to 1)."""
 
     state: ChildState
     seconds: float = 0.0
@@ -55,10 +50,7 @@ class ChildOutput:
 
 
 class ChildProcess:
-    """A process in a session of its own, which ends when its stdin is closed.
-
-    Raises OSError if the process cannot be started.
-    """
+    """A process in a new session that ends when its stdin closes. Raises OSError."""
 
     def __init__(
         self,
@@ -79,20 +71,25 @@ class ChildProcess:
             cwd=cwd,
             env=env,
             start_new_session=True,
-            bufsize=0,  # bytes that an ended child did not take must not be tried again at close
+            bufsize=0,  # close() must not retry bytes that an ended child did not read
         )
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: its output has the reason
+        with contextlib.suppress(BrokenPipeError):  # the child has ended: see its output
             self._process.stdin.write(first_line)
         self._waiter = threading.Thread(target=self._wait, name="stepscope-child", daemon=True)
 
     def _wait(self) -> None:
-        """Wait for the end, in a thread of its own."""
+        """Wait for the process to end; runs in its own thread."""
         raise NotImplementedError
+
+    def _kill_group(self) -> None:
+        # The group keeps the child's pid as long as it has a process.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class Child(ChildProcess):
-    """A process that prints one JSON object a line, of which `_take` gets each. Thread-safe."""
+    """A process that prints a JSON object per line, passed to `_take`. Thread-safe."""
 
     def __init__(
         self,
@@ -108,21 +105,16 @@ class Child(ChildProcess):
         self._errors = b""
         super().__init__(command, stdout=subprocess.PIPE, stderr=stderr, **options)
         self._timer = threading.Timer(limit_s, self._end_late)
-        self._readers = [
-            threading.Thread(target=read, args=(stream,))
-            for read, stream in (
-                (self._read, self._process.stdout),
-                (self._read_errors, self._process.stderr),
-            )
-            if stream is not None
-        ]
+        self._readers = [threading.Thread(target=self._read, args=(self._process.stdout,))]
+        if errors := self._process.stderr:
+            self._readers.append(threading.Thread(target=self._read_errors, args=(errors,)))
         for thread in (self._timer, *self._readers, self._waiter):
             thread.name, thread.daemon = "stepscope-child", True
             thread.start()
 
     @property
     def seconds(self) -> float:
-        """Seconds since its start."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def output(self) -> ChildOutput:
@@ -134,12 +126,12 @@ class Child(ChildProcess):
         return self._ended is None
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end; return True if the process has ended."""
+        """Wait for the process to end; return False after a timeout."""
         self._waiter.join(timeout_s)
         return not self.running()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the process if it still runs, and wait for that."""
+        """Kill the process if it runs, and wait for its end."""
         self._stopping = True
         if self.running():
             self._end()
@@ -150,24 +142,22 @@ class Child(ChildProcess):
         return ChildOutput(ChildState.RUNNING, self.seconds)
 
     def _take(self, content: dict[str, Any]) -> None:
-        """Handle one line."""
+        """Process an output line."""
 
     def _result(self, code: int) -> ChildOutput:
-        """Return the final output; the process has ended with this exit code."""
+        """Return the final output for this exit code."""
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Kill the process and all that it has started."""
+        """Kill the process and its descendants."""
         if self._process.poll() is None:
             with contextlib.suppress(psutil.Error):
                 launcher = psutil.Process(self._process.pid)
-                launcher.suspend()  # it starts no more: ranks lead sessions of their own
+                launcher.suspend()  # torchrun must not start ranks, which lead other sessions
                 for process in launcher.children(recursive=True):
                     with contextlib.suppress(psutil.Error):
                         process.kill()
-        # The group has the child's number as long as one of its processes is there.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill_group()
 
     def _end_late(self) -> None:
         self._late = True
@@ -176,7 +166,7 @@ class Child(ChildProcess):
     def _read(self, stream: IO[bytes]) -> None:
         with os.fdopen(os.dup(stream.fileno()), "rb") as lines:
             while line := lines.readline(MAX_LINE_BYTES):
-                with contextlib.suppress(ValueError):  # something that a library has printed
+                with contextlib.suppress(ValueError):  # printed by a library
                     content = json.loads(line)
                     if isinstance(content, dict):
                         self._take(content)
@@ -192,9 +182,9 @@ class Child(ChildProcess):
     def _wait(self) -> None:
         code = self._process.wait()
         self._timer.cancel()
-        Child._end(self)  # what it has left running
+        self._kill_group()  # orphans
         for reader in self._readers:
-            reader.join(2.0)  # a process outside of its group may hold the pipe
+            reader.join(2.0)  # a process of another group may hold the pipe
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
@@ -202,7 +192,7 @@ class Child(ChildProcess):
 
 
 class PredictionRun(Child):
-    """One estimate, with `largest` also the search for the largest batch. Thread-safe.
+    """A memory estimate, with `largest` also the batch size finder. Thread-safe.
 
     Raises OSError if the process cannot be started.
     """
@@ -211,7 +201,7 @@ class PredictionRun(Child):
         self.config = config
         self.largest = largest
         self._last: dict[str, Any] = {"progress": "Starting a process"}
-        job: dict[str, Any] = {"config": config.to_dict(), "runs": str(root.resolve())}
+        job = {"config": config.to_dict(), "runs": str(root.resolve())}
         job |= {"largest": largest, "probe": largest}
         super().__init__(
             [sys.executable, "-m", "trainer.memory_estimate", "--job"],
@@ -233,31 +223,27 @@ class PredictionRun(Child):
             return ChildOutput(ChildState.FINISHED, self.seconds, answer=answer)
         if self._stopping:
             return ChildOutput(ChildState.STOPPED, self.seconds)
-        return ChildOutput(ChildState.FAILED, self.seconds, reason=self._why(code))
-
-    def _why(self, code: int) -> str:
         reason = self._last.get("reason")
-        if isinstance(reason, str):
-            return reason
-        if self._late:
-            return f"It took longer than {ESTIMATE_LIMIT_S:.0f} s and was ended."
-        last = " ".join(self._error_lines()[-1:])
-        return f"Its process ended with exit code {code}. {last[:300]}".strip()
+        if self._late and not isinstance(reason, str):
+            reason = f"It took longer than {ESTIMATE_LIMIT_S:.0f} s and was ended."
+        elif not isinstance(reason, str):
+            last = " ".join(self._error_lines()[-1:])
+            reason = f"Its process ended with exit code {code}. {last[:300]}".strip()
+        return ChildOutput(ChildState.FAILED, self.seconds, reason=reason)
 
 
 class LessonRun(Child):
-    """One run of a lesson. Thread-safe. Raises OSError if the process cannot be started."""
+    """A run of a lesson. Thread-safe. Raises OSError if the process cannot be started."""
 
     def __init__(self, lesson: Lesson) -> None:
         self.lesson = lesson
         self._text = b""
         self._full = False
-        super().__init__(
-            [sys.executable, "-u", *lesson.arguments],
-            limit_s=lesson.limit_s,
-            env=_environment(lesson),
-            stderr=subprocess.STDOUT,
-        )
+        # Kineto would log between the lesson's lines, torchrun that it sets the threads.
+        env = {"KINETO_LOG_LEVEL": "6"} | ({"OMP_NUM_THREADS": "1"} if lesson.ranks > 1 else {})
+        env |= os.environ | {"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-u", *lesson.arguments]
+        super().__init__(command, limit_s=lesson.limit_s, env=env, stderr=subprocess.STDOUT)
 
     def _now(self) -> ChildOutput:
         return self._output(ChildState.RUNNING)
@@ -286,11 +272,3 @@ class LessonRun(Child):
     def _output(self, state: ChildState, reason: str | None = None) -> ChildOutput:
         text = self._text.decode(errors="replace")
         return ChildOutput(state, self.seconds, text, reason=reason)
-
-
-def _environment(lesson: Lesson) -> dict[str, str]:
-    # The profiler's own log would stand between the lesson's lines.
-    quiet = {"KINETO_LOG_LEVEL": "6"}
-    if lesson.ranks > 1:
-        quiet["OMP_NUM_THREADS"] = "1"  # else torchrun prints that it sets this
-    return quiet | os.environ | {"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}

@@ -1,8 +1,7 @@
-"""How a job of several ranks ended, from its rank files and from what torchrun has printed.
+"""The outcome of a distributed run, from its rank files and the output of torchrun.
 
-A killed process writes nothing more, and only its parent knows the signal: torchrun prints it. The
-message is no public interface: without it the sentence names the rank alone. This module does not
-import torch.
+A killed rank records no end, and only its parent torchrun knows the signal. torchrun's messages are
+no public interface: without them the outcome names only the rank. Does not import torch.
 """
 
 from __future__ import annotations
@@ -23,22 +22,20 @@ from stepscope.run.rank_info import UNREADABLE, now_of, numbers_with, read_run_j
 
 log = logging.getLogger(__name__)
 
-LOG_BYTES = 200_000
-"""End of torchrun's output that is read: each attempt may print a traceback a rank."""
-TOLD_BYTES = 2000
-"""Characters at the end of its output in which torchrun names the signal that has ended it."""
+LOG_BYTES = 200_000  # end of torchrun's output: each attempt may print a traceback per rank
+SIGNAL_CHARACTERS = 2000  # end of torchrun's output with the signal that ended it
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 _ERROR_LINE = re.compile(r"(?:\[\w+\]:)?\s*((?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception): .+)")
-_OF_TORCHRUN = ("ChildFailedError", "SignalException")
+_TORCHRUN = ("ChildFailedError", "SignalException")
 _PORT_TAKEN = ("EADDRINUSE", "ddress already in use")
 
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How an attempt ended: `short` is a clause without a period, as "rank 2 was killed (SIGKILL)".
+    """How an attempt ended: `short` is a clause such as "rank 2 was killed (SIGKILL)".
 
-    `rank` caused it, None where nobody knows; `exit_code` is negative for a signal. `in_order`: the
-    ranks have stopped or finished and have said so themselves.
+    `rank` is the cause, None if unknown; `exit_code` is negative for a signal. `in_order`: the
+    ranks recorded their end themselves.
     """
 
     status: RunStatus
@@ -49,63 +46,68 @@ class JobOutcome:
 
     @property
     def sentence(self) -> str:
-        """What the header of the run's page says."""
+        """The clause as a sentence, for the header of the run."""
         return f"{self.short[0].upper()}{self.short[1:]}."
 
 
 def end_of(folder: Path, log_file: Path) -> JobOutcome:
-    """Return how the attempt in `folder` ended, all of whose processes are gone."""
-    if (told := _told(folder)) is not None:
-        return told
+    """Return the outcome of an attempt whose processes have ended."""
+    with contextlib.suppress(*UNREADABLE):  # recorded already
+        end = read_run_json(folder, 0)["job_end"]
+        return JobOutcome(
+            RunStatus(end["status"]), str(end["short"]), end["rank"], end["exit_code"]
+        )
     text = log_text(log_file)
     failures = [(int(code), int(pid)) for code, pid in _FAILED.findall(text)]
-    ranks = _ranks(folder)
     code, pid = failures[-1] if failures else (None, None)
-    seen_first = next((rank for rank, known in ranks.items() if known.get("pid") == pid), None)
-    if seen_first is not None and _silent(ranks[seen_first]):
-        return _gone(seen_first, code, ranks[seen_first])
+    ranks: dict[int, dict[str, Any]] = {}
+    for number in numbers_with(folder, "sqlite"):
+        with contextlib.suppress(*UNREADABLE):
+            ranks[number] = read_run_json(folder, number)
+    failed = next((rank for rank, known in ranks.items() if known.get("pid") == pid), None)
+    if failed is not None and _is_open(ranks[failed]):
+        return _unrecorded(failed, code, ranks[failed])
     try:
         run = read_run(folder)
     except RunError:
         ranks = {}
     if not ranks:
-        return JobOutcome(RunStatus.FAILED, not_started_text(text, code))
+        return JobOutcome(RunStatus.FAILED, _start_failure(text, code))
     if run.status is RunStatus.CRASHED:
         known = ranks.get(run.cause, {})
-        return _gone(run.cause_rank, code if known.get("pid") == pid else None, known)
-    if run.status.live:  # of another host, whose last sign of life is young
+        return _unrecorded(run.cause_rank, code if known.get("pid") == pid else None, known)
+    if run.status.live:  # a rank of another host with a recent heartbeat
         return JobOutcome(RunStatus.FAILED, "a rank failed, or its machine is gone", None, code)
     if run.status in (RunStatus.STOPPED, RunStatus.FINISHED):
         how = f"{run.status} after step {run.run_json.get('step', 0):,}"
         return JobOutcome(run.status, how, in_order=True)
     reason = (run.reason or "it gives no reason").rstrip(".")
-    own = reason.removeprefix(f"Rank {run.cause_rank}: ")
-    return JobOutcome(run.status, f"rank {run.cause_rank} failed: {own}", run.cause_rank, code)
+    cause = reason.removeprefix(f"Rank {run.cause_rank}: ")
+    return JobOutcome(run.status, f"rank {run.cause_rank} failed: {cause}", run.cause_rank, code)
 
 
-def not_started_text(text: str, code: int | None) -> str:
-    """Return a clause that says why no rank got as far as to record anything."""
+def _start_failure(text: str, code: int | None) -> str:
+    """Return a clause with the reason why no rank recorded anything."""
     if any(words in text for words in _PORT_TAKEN):
         return "the job could not start: another program uses its port. Choose another one"
-    lines = (_ERROR_LINE.fullmatch(line.strip()) for line in text.splitlines())
-    errors = [line[1] for line in lines if line is not None]
-    own = [line for line in errors if not any(name in line for name in _OF_TORCHRUN)]
     if code is not None and code < 0:
         return f"the job could not start: a rank was killed ({_signal(code)})"
+    lines = (_ERROR_LINE.fullmatch(line.strip()) for line in text.splitlines())
+    errors = [line[1] for line in lines if line and not any(name in line[1] for name in _TORCHRUN)]
     number = "" if code is None else f" (exit code {code})"
-    last = own[-1:] or text.strip().splitlines()[-1:] or ["torchrun has printed nothing"]
+    last = errors[-1:] or text.strip().splitlines()[-1:] or ["torchrun has printed nothing"]
     return f"the ranks could not start{number}: {last[0][:300].rstrip('.')}"
 
 
-def was_told_to_end(log_file: Path) -> bool:
-    """Say whether torchrun has ended by a signal from outside: the ranks say how they ended."""
-    return "SignalException: " in log_text(log_file)[-TOLD_BYTES:]
+def ended_by_signal(log_file: Path) -> bool:
+    """Return True if a signal from outside ended torchrun; the ranks record their end."""
+    return "SignalException: " in log_text(log_file)[-SIGNAL_CHARACTERS:]
 
 
 def note_job_end(folder: Path, end: JobOutcome, restarted_as: str | None = None) -> None:
-    """Keep in run.json how an attempt ended, whose processes are all gone.
+    """Record in run.json the outcome of an attempt whose processes have ended.
 
-    An end in order stands there already, with its reason. Does nothing in a folder of another user.
+    Does nothing in the folder of another user.
     """
     if not is_own_folder(folder):
         return
@@ -129,15 +131,15 @@ def note_job_end(folder: Path, end: JobOutcome, restarted_as: str | None = None)
 
 
 def log_text(path: Path) -> str:
-    """Return the end of what torchrun has printed; "" where it has no file."""
+    """Return the end of torchrun's output; "" without a file."""
     try:
         return read_tail(path, LOG_BYTES)
     except OSError:
         return ""
 
 
-def _gone(rank: int, code: int | None, known: Mapping[str, Any]) -> JobOutcome:
-    """Return the end of a rank that could not say why it ended."""
+def _unrecorded(rank: int, code: int | None, known: Mapping[str, Any]) -> JobOutcome:
+    """Return the outcome for a rank that ended without a record."""
     if code == -signal.SIGKILL and kills_since(known.get("oom_kills")):
         how = (
             "was killed by the system (SIGKILL): out of memory. Use a smaller batch, fewer "
@@ -152,31 +154,12 @@ def _gone(rank: int, code: int | None, known: Mapping[str, Any]) -> JobOutcome:
     return JobOutcome(RunStatus.FAILED, f"rank {rank} {how}", rank, code)
 
 
-def _told(folder: Path) -> JobOutcome | None:
-    """Return how the attempt ended, if somebody has noted it already."""
-    with contextlib.suppress(*UNREADABLE):
-        told = read_run_json(folder, 0)["job_end"]
-        return JobOutcome(
-            RunStatus(told["status"]), str(told["short"]), told["rank"], told["exit_code"]
-        )
-    return None
-
-
-def _silent(run_json: Mapping[str, Any]) -> bool:
-    """Say whether a rank has written no end."""
+def _is_open(run_json: Mapping[str, Any]) -> bool:
+    """Return True if a rank has recorded no end."""
     try:
         return RunStatus(run_json["status"]).live and "failure" not in run_json
     except (KeyError, ValueError):
         return True
-
-
-def _ranks(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return what each rank that has begun to record says of itself, by its number."""
-    found = {}
-    for number in numbers_with(folder, "sqlite"):
-        with contextlib.suppress(*UNREADABLE):
-            found[number] = read_run_json(folder, number)
-    return found
 
 
 def _signal(code: int) -> str:

@@ -1,11 +1,10 @@
-"""A run in a child process: slower to start, but with its own GIL and CUDA state."""
+"""A run in a child process, with its own GIL and CUDA context."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -23,12 +22,14 @@ from trainer.runners.job_outcome import log_text
 
 log = logging.getLogger(__name__)
 
-WORKER_LOG = "worker.log"
-"""What a training process prints; of a job: torchrun, beside a file of each rank."""
+WORKER_LOG = "worker.log"  # output of the training process, or of torchrun
 
 
 class ChildRun(ChildProcess):
-    """A run in a child process that prints into worker.log."""
+    """A run in a child process whose output is written to worker.log.
+
+    Its methods are those of ThreadRun.
+    """
 
     def __init__(self, folder: Path, arguments: Sequence[str], **options: Any) -> None:
         self._first = folder.resolve()
@@ -63,8 +64,7 @@ class ChildRun(ChildProcess):
         return False
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill_group()
 
     def _wait(self) -> None:
         code = self._process.wait()
@@ -73,7 +73,7 @@ class ChildRun(ChildProcess):
         self._note_end(code)
 
     def _note_end(self, code: int) -> None:
-        """Write to run.json how the process ended, unless the run has done so."""
+        """Record the end of the process in run.json, unless the run has done so."""
         raise NotImplementedError
 
 
@@ -86,7 +86,6 @@ class ProcessRun(ChildRun):
         super().__init__(folder, arguments, first_line=first_line)
 
     def end_with_server(self) -> None:
-        """Note the end of the process that `stop` has killed."""
         note_end(self.folder, RunStatus.STOPPED, interrupted_by_shutdown(last_step(self.folder)))
 
     def _note_end(self, code: int) -> None:
@@ -99,7 +98,7 @@ class ProcessRun(ChildRun):
 
 
 def write_pending(folder: Path, config: RunConfig, reason: str, **more: Any) -> None:
-    """Write the run.json that stands until the loop's recorder writes its own."""
+    """Write the run.json that is valid until the recorder of the run writes its own."""
     now = time.time()
     pending = {
         "schema": 1,
@@ -117,22 +116,22 @@ def write_pending(folder: Path, config: RunConfig, reason: str, **more: Any) -> 
 
 
 def not_started(folder: Path, reason: str | None = None) -> None:
-    """Note the end of a run that never began: stopped, or failed for this reason."""
+    """Record the end of a run that has not begun: stopped, or failed with a reason."""
     status = RunStatus.STOPPED if reason is None else RunStatus.FAILED
     text = reason or "Stopped before training began."
     note_end(folder, status, text, instead_of=(RunStatus.PENDING,))
 
 
 def last_step(folder: Path) -> int:
-    """Return the last step in a run.json, 0 if it cannot be read."""
+    """Return the last step in run.json; 0 if it cannot be read."""
     with contextlib.suppress(RunError):
         return int(read_run(folder).run_json.get("step", 0))
     return 0
 
 
 def interrupted_by_shutdown(step: int) -> str:
-    """Return the reason of a run that was killed after this step as the server ended."""
+    """Return the reason of a run that was killed after this step by the server's shutdown."""
     return (
-        f"The server was shut down while the run was busy after step {step}. What it had recorded "
-        "is kept; a checkpoint that was being written is not."
+        f"The server was shut down while the run was busy after step {step}. Its records are kept; "
+        "a checkpoint that was being written is lost."
     )

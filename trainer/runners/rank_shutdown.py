@@ -1,9 +1,8 @@
-"""How one rank ends when torchrun asks for it, or is gone.
+"""Shutdown of a rank after a signal from torchrun, or after the end of torchrun.
 
-No rank may leave alone: the others would wait for it in a collective. So number 0 asks for Stop as
-the page's button does, and all ranks stop at the same step. The first rank of another machine lets
-number 0 know, which may not have been told. What cannot stop in time is ended by the thread here,
-which needs no step boundary.
+A rank must not stop alone, as the others would wait for it in a collective. So rank 0 sends the
+Stop command, and all ranks stop at the same step. The first rank of another node passes the request
+to rank 0. After a timeout the thread of this module ends the rank without a step boundary.
 """
 
 from __future__ import annotations
@@ -27,25 +26,22 @@ from stepscope.store.reader import send_command
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # Seconds between two looks whether torchrun still runs.
-GRACE_S = 20.0  # Time for an orderly stop; torchrun kills a rank 30 s after its SIGTERM.
-PEER_GRACE_S = 3.0
-"""Time for the end of what a dead rank has left waiting: gloo's collectives end with an error at
-once, NCCL's do not."""
-EXIT_CODE = 143  # As of a process that SIGTERM has ended.
+POLL_S = 1.0  # interval of the check whether torchrun runs
+GRACE_S = 20.0  # time for an orderly stop; torchrun kills a rank 30 s after its SIGTERM
+PEER_GRACE_S = 3.0  # time for gloo's collectives to fail after a rank has died; NCCL's do not fail
+EXIT_CODE = 143  # of a process that SIGTERM has ended
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""torchrun sends its ranks the one that it gets itself, and SIGTERM where a rank has failed."""
-SERVER_SIGNAL = signal.SIGHUP
-"""By which the page's server ends torchrun, and nobody else does: the ranks tell it from others."""
+"""torchrun forwards these signals to its ranks, and sends SIGTERM if a rank has failed."""
+SERVER_SIGNAL = signal.SIGHUP  # sent to torchrun by the server only
 AFTER_PEER = "Stopped by torchrun: another rank failed."
 SERVER_ENDED = "The server was shut down."
-TOLD = "torchrun was told to stop."
-TOLD_OR_PEER = "torchrun was told to end, or a rank of another machine has failed."
+SIGNALED = "torchrun received a signal to stop."
+SIGNALED_OR_PEER = "torchrun received a signal to stop, or a rank of another node has failed."
 ORPHANED = "The torchrun that started the ranks is gone."
 
 
 class TorchrunEnv(NamedTuple):
-    """The variables that torchrun sets for a process; `local_size` ranks are on this machine."""
+    """The variables that torchrun sets for a rank; `local_size` ranks are on this node."""
 
     rank: int
     local_rank: int
@@ -56,64 +52,63 @@ class TorchrunEnv(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> TorchrunEnv:
-        """Read the variables. Raises KeyError where torchrun has not started this process."""
+        """Read the variables. Raises KeyError if torchrun has not started this process."""
         names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
         counts = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
         return cls(*(int(environ[name]) for name in (*names, *counts)))
 
 
 class ShutdownListener:
-    """One thread that waits for SIGNALS and torchrun's end; make it in the main thread.
+    """A thread that waits for SIGNALS and the end of torchrun; created in the main thread.
 
-    The signals reach it by Python's wakeup pipe: a main thread that waits in a collective would
-    never run a handler. `by_page`: a page's server has started torchrun.
+    Python's wakeup pipe delivers the signals: a main thread inside a collective runs no handler.
+    `by_page`: the server has started torchrun.
     """
 
     def __init__(self, place: TorchrunEnv, *, by_page: bool) -> None:
         self._place = place
-        self._told = TOLD if place.local_size == place.world_size else TOLD_OR_PEER
         self._by_page = by_page
         self._recorder: Recorder | None = None
         self._parent = os.getppid()
-        self._heard, heard = os.pipe()
-        for end in (self._heard, heard):
+        self._pipe, wakeup = os.pipe()
+        for end in (self._pipe, wakeup):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(heard, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
-        os.register_at_fork(after_in_child=_forget)
+        os.register_at_fork(after_in_child=_reset_signals)
         threading.Thread(target=self._watch, name="stepscope-parent", daemon=True).start()
 
     def opened(self, recorder: Recorder) -> None:
-        """Take the run's recorder: from now on a stop is asked for through its folder."""
+        """Set the recorder of the run, whose folder receives the Stop command."""
         self._recorder = recorder
 
     def _watch(self) -> None:
         while True:
-            if select.select([self._heard], [], [], LOOK_S)[0] and (asked := self._asked_to_end()):
-                if SERVER_SIGNAL in asked and self._by_page:
-                    return self._end(SERVER_ENDED, peer_gone=False)
-                peer_gone = self._peer_gone()
-                return self._end(AFTER_PEER if peer_gone else self._told, peer_gone=peer_gone)
+            # Every signal with a handler comes through the pipe, also a loader's SIGCHLD.
+            if select.select([self._pipe], [], [], POLL_S)[0] and (
+                found := set(SIGNALS).intersection(os.read(self._pipe, select.PIPE_BUF))
+            ):
+                if SERVER_SIGNAL in found and self._by_page:
+                    return self._end(SERVER_ENDED)
+                if self._peer_gone():
+                    return self._end(AFTER_PEER, peer_gone=True)
+                one_node = self._place.local_size == self._place.world_size
+                return self._end(SIGNALED if one_node else SIGNALED_OR_PEER)
             if os.getppid() != self._parent:
-                return self._end(ORPHANED, peer_gone=False)
+                return self._end(ORPHANED)
 
-    def _asked_to_end(self) -> set[signal.Signals]:
-        """Empty the pipe: any signal with a handler comes through it, a loader's SIGCHLD too."""
-        return set(SIGNALS).intersection(os.read(self._heard, select.PIPE_BUF))
-
-    def _end(self, reason: str, *, peer_gone: bool) -> None:
+    def _end(self, reason: str, *, peer_gone: bool = False) -> None:
         recorder = self._recorder
         if recorder is not None:
             if self._place.local_rank == 0 and not peer_gone:
-                self._ask_stop(recorder, reason)
+                self._send_stop(recorder, reason)
             time.sleep(PEER_GRACE_S if peer_gone else GRACE_S)
-            status = RunStatus.FAILED if peer_gone else RunStatus.STOPPED
-            recorder.close(status, reason)
+            recorder.close(RunStatus.FAILED if peer_gone else RunStatus.STOPPED, reason)
         os._exit(EXIT_CODE)
 
-    def _ask_stop(self, recorder: Recorder, reason: str) -> None:
-        """Ask all ranks to stop; of a machine without rank 0, by way of that one."""
+    def _send_stop(self, recorder: Recorder, reason: str) -> None:
+        """Send the Stop command to all ranks, from another node through rank 0."""
         if self._place.rank != 0:
             if recorder.job is not None:
                 recorder.job.want_stop(reason)
@@ -121,19 +116,19 @@ class ShutdownListener:
         try:
             send_command(recorder.folder, CommandName.STOP, {"reason": reason})
         except StoreError as error:
-            log.warning("the ranks could not be asked to stop: %s", error)
+            log.warning("the Stop command could not be sent: %s", error)
 
     def _peer_gone(self) -> bool:
-        """Say whether torchrun has fewer ranks here than it has started."""
+        """Return True if torchrun has fewer live ranks on this node than it started."""
         with contextlib.suppress(psutil.Error):
             ranks = psutil.Process(self._parent).children()
-            alive = [one for one in ranks if one.status() != psutil.STATUS_ZOMBIE]
-            return len(alive) < self._place.local_size
+            alive = sum(rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+            return alive < self._place.local_size
         return False
 
 
-def _forget() -> None:
-    """In a forked child, such as a loader's worker: a signal to it is not one to the rank."""
+def _reset_signals() -> None:
+    """Restore default signals in a forked child, such as a DataLoader worker."""
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)

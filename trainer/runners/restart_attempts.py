@@ -1,14 +1,13 @@
-"""The attempts of a job of several ranks: torchrun starts all ranks again after one has failed.
+"""Attempts of a distributed run: torchrun restarts all ranks after a failure.
 
-Each attempt records into a folder of its own, so that nothing recorded is lost: ID, ID-restart1,
-ID-restart2, … The first process of a new attempt links the two folders (`restart_of` and
-`restarted_as` in run.json) and keeps how the former one ended. This module does not import torch.
+Each attempt records into a new folder: ID, ID-restart1, ID-restart2, … Its rank 0 links the folders
+(`restart_of` and `restarted_as` in run.json) and records the outcome of the former attempt. Does
+not import torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,16 @@ from stepscope.run.rank_info import UNREADABLE, read_run_json
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import EVERY
 from trainer.config import RunConfig
-from trainer.runners.job_outcome import JobOutcome, end_of, note_job_end
-from trainer.runners.process import write_pending
+from trainer.runners.job_outcome import end_of, note_job_end
+from trainer.runners.process import last_step, write_pending
 
-log = logging.getLogger(__name__)
-
-SAVED = ("last.pt", "step-*.pt")
-"""Checkpoints that a restart goes on from; best.pt may be far behind."""
+SAVED = ("last.pt", "step-*.pt")  # a restart does not resume from best.pt, which may be old
 _RANK_FILES = ("rank*.sqlite", "rank*.ring", "rank*.json")
 
 
 @dataclass(frozen=True, slots=True)
 class RestartAttempt:
-    """One start of all ranks; `former` is the folder of the attempt before, None for the first."""
+    """A start of all ranks; `former` is the folder of the attempt before, None for the first."""
 
     number: int
     folder: Path
@@ -40,26 +36,25 @@ class RestartAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Why an attempt began: the sentence for its page, and what run.json keeps of it."""
+    """The reason of a restart as a sentence, and its values for run.json."""
 
     text: str
     run_json: dict[str, Any]
 
 
 def attempt_folder(first: Path, number: int) -> Path:
-    """Return the folder of an attempt of the job whose first one records into `first`."""
+    """Return the folder of attempt `number`, where `first` is that of attempt 0."""
     return first if number == 0 else first.with_name(f"{first.name}-restart{number}")
 
 
 def newest_number(first: Path, max_restarts: int) -> int:
     """Return the number of the newest attempt that has begun."""
     numbers = range(max_restarts, 0, -1)
-    begun = (n for n in numbers if (attempt_folder(first, n) / RUN_JSON).exists())
-    return next(begun, 0)
+    return next((n for n in numbers if (attempt_folder(first, n) / RUN_JSON).exists()), 0)
 
 
 def free_number(first: Path, least: int) -> int:
-    """Return the first attempt from `least` on into whose folder no rank has recorded yet."""
+    """Return the first attempt number from `least` whose folder has no rank files."""
     number = least
     while any(any(attempt_folder(first, number).glob(name)) for name in _RANK_FILES):
         number += 1
@@ -67,10 +62,7 @@ def free_number(first: Path, least: int) -> int:
 
 
 def attempt(first: Path, number: int, config: RunConfig) -> RestartAttempt:
-    """Return an attempt, which resumes from the newest checkpoint of those before it.
-
-    Without one it begins where the first attempt did.
-    """
+    """Return an attempt that resumes from the newest checkpoint of the former attempts, if any."""
     before = [attempt_folder(first, earlier) for earlier in range(number)]
     former = next((folder for folder in reversed(before) if folder.is_dir()), None)
     saved = next(filter(None, map(newest_checkpoint, reversed(before))), None)
@@ -80,19 +72,17 @@ def attempt(first: Path, number: int, config: RunConfig) -> RestartAttempt:
 
 
 def complete(first: Path, number: int) -> str | None:
-    """Say that nothing is left for an attempt, where the one before has finished; else None."""
+    """Return a message if the former attempt has finished; None otherwise."""
     former = attempt_folder(first, number - 1)
-    with contextlib.suppress(RunError):
-        if number > 0 and (run := read_run(former)).status is RunStatus.FINISHED:
-            step = run.run_json.get("step", 0)
-            return f"The job is complete: {former.name} finished after step {step:,}."
+    if number > 0 and _status(former) is RunStatus.FINISHED:
+        return f"The job is complete: {former.name} finished after step {last_step(former):,}."
     return None
 
 
 def begin(this: RestartAttempt, log_file: Path, max_restarts: int) -> Restart | None:
-    """Make an attempt's folder and link it with the one before; for the first rank of a job.
+    """Create the folder of an attempt and link it with the former one; for rank 0.
 
-    `log_file` is what torchrun has printed. Returns None for the first attempt. Raises OSError.
+    `log_file` is the output of torchrun. Returns None for the first attempt. Raises OSError.
     """
     this.folder.mkdir(parents=True, exist_ok=True)
     if this.former is None:
@@ -100,32 +90,6 @@ def begin(this: RestartAttempt, log_file: Path, max_restarts: int) -> Restart | 
             write_pending(this.folder, this.config, "Starting the ranks of the job.")
         return None
     end = end_of(this.former, log_file)
-    restart = _restart(this, end, max_restarts)
-    reason = f"{restart.text} The ranks are starting."
-    write_pending(this.folder, this.config, reason, **restart.run_json)
-    note_job_end(this.former, end, restarted_as=this.folder.name)
-    return restart
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest of a run's checkpoints, but for the best one; None without any."""
-    found = [path for name in SAVED for path in folder.glob(name)]
-    # A file's time may fall, where somebody sets the clock.
-    order = {path: (checkpoint_step(path) or 0, path.stat().st_mtime) for path in found}
-    return max(order, key=order.__getitem__, default=None)
-
-
-def checkpoint_step(path: Path) -> int | None:
-    """Return the step after which a run has written its checkpoint; None if not known."""
-    with contextlib.suppress(StoreError), StoreReader(path.parent) as reader:
-        for event in reversed(reader.events(limit=EVERY)):
-            if event.data.get("ok") and event.data.get("path") == path.name:
-                return event.step
-    return None
-
-
-def _restart(this: RestartAttempt, end: JobOutcome, max_restarts: int) -> Restart:
-    assert this.former is not None
     resume = this.config.resume_from
     step = checkpoint_step(this.folder.parent / resume) if resume else None
     where = "no checkpoint yet, starting from scratch"
@@ -133,7 +97,7 @@ def _restart(this: RestartAttempt, end: JobOutcome, max_restarts: int) -> Restar
         where = f"resumes after step {step:,}" if step is not None else f"resumes from {resume}"
     number = f"Restart {this.number}" + (f" of {max_restarts}" if max_restarts else "")
     text = f"{number}: {end.short}; {where}."
-    kept = {
+    values = {
         "number": this.number,
         "of": max_restarts,
         "cause": end.short,
@@ -141,11 +105,31 @@ def _restart(this: RestartAttempt, end: JobOutcome, max_restarts: int) -> Restar
         "exit_code": end.exit_code,
         "step": step,
     }
-    return Restart(text, {"restart_of": this.former.name, "restart": kept})
+    restart = Restart(text, {"restart_of": this.former.name, "restart": values})
+    write_pending(this.folder, this.config, f"{text} The ranks are starting.", **restart.run_json)
+    note_job_end(this.former, end, restarted_as=this.folder.name)
+    return restart
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint of a run except best.pt; None without any."""
+    found = [path for name in SAVED for path in folder.glob(name)]
+    # By step first: file times may jump with the clock.
+    order = {path: (checkpoint_step(path) or 0, path.stat().st_mtime) for path in found}
+    return max(order, key=order.__getitem__, default=None)
+
+
+def checkpoint_step(path: Path) -> int | None:
+    """Return the step of a checkpoint from the events of its run; None if unknown."""
+    with contextlib.suppress(StoreError), StoreReader(path.parent) as reader:
+        for event in reversed(reader.events(limit=EVERY)):
+            if event.data.get("ok") and event.data.get("path") == path.name:
+                return event.step
+    return None
 
 
 def config_from_run_json(first: Path) -> RunConfig:
-    """Return the configuration that the runner has left in run.json. Raises RunError."""
+    """Return the configuration in a folder's run.json. Raises RunError."""
     try:
         return RunConfig.from_dict(read_run_json(first, 0)["config"])
     except UNREADABLE as error:
@@ -153,7 +137,11 @@ def config_from_run_json(first: Path) -> RunConfig:
 
 
 def ended_badly(folder: Path) -> bool:
-    """Say whether this attempt has ended so that torchrun may start another one."""
+    """Return True if the attempt in `folder` has failed or crashed."""
+    return _status(folder) in (RunStatus.FAILED, RunStatus.CRASHED)
+
+
+def _status(folder: Path) -> RunStatus | None:
     with contextlib.suppress(RunError):
-        return read_run(folder).status in (RunStatus.FAILED, RunStatus.CRASHED)
-    return False
+        return read_run(folder).status
+    return None

@@ -1,6 +1,6 @@
-"""A job of several ranks on this machine, started by torchrun: DDP and FSDP.
+"""A distributed run on this machine, started by torchrun: DDP and FSDP.
 
-server ─> torchrun (`agent.py`) ─> a process a rank (`rank_worker.py`), each in a session of its own
+server ─> torchrun (`agent.py`) ─> a process per rank (`rank_worker.py`), each in its own session
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepscope.run.folder import send_signal
 from stepscope.session.stop import rank_processes
 from trainer.config import RunConfig
 from trainer.launch_commands import ONE_MACHINE, rank_variables
-from trainer.runners.job_outcome import JobOutcome, end_of, note_job_end, was_told_to_end
+from trainer.runners.job_outcome import JobOutcome, end_of, ended_by_signal, note_job_end
 from trainer.runners.process import (
     WORKER_LOG,
     ChildRun,
@@ -29,12 +29,12 @@ from trainer.runners.process import (
 from trainer.runners.rank_shutdown import SERVER_SIGNAL
 from trainer.runners.restart_attempts import attempt_folder, ended_badly, newest_number
 
-ORPHANS_S = 30.0  # Time in which ranks without a torchrun end, at the latest.
-LOOK_S = 0.2
+ORPHANS_S = 30.0  # timeout for the end of ranks whose torchrun was killed
+POLL_S = 0.2
 
 
 class TorchrunRun(ChildRun):
-    """A job of several ranks; `folder` is that of its newest attempt."""
+    """A distributed run; `folder` is that of its newest attempt."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self._max_restarts = config.max_restarts
@@ -44,61 +44,54 @@ class TorchrunRun(ChildRun):
 
     @property
     def folder(self) -> Path:
-        """The folder of the newest attempt: torchrun starts all ranks again when one has failed."""
         return attempt_folder(self._first, newest_number(self._first, self._max_restarts))
 
     def goes_on(self) -> bool:
-        """Return True while torchrun is about to start the ranks again, after a failure."""
         left = newest_number(self._first, self._max_restarts) < self._max_restarts
         return left and self.alive() and not self._stopping and ended_badly(self.folder)
 
     def stop(self, timeout_s: float) -> bool:
-        """End all ranks at the same step, as the server ends; what is left is killed."""
+        """Stop all ranks at the same step as the server ends; kill them after a timeout."""
         return self._stop(SERVER_SIGNAL, timeout_s)
 
     def end_now(self, timeout_s: float) -> bool:
-        """The same, while the server goes on."""
+        """Stop all ranks at the same step; kill them after a timeout."""
         return self._stop(signal.SIGTERM, timeout_s)
 
     def end_with_server(self) -> None:
-        """Note the end of the ranks that `stop` has killed."""
         reason = interrupted_by_shutdown(last_step(self.folder)).rstrip(".")
         note_job_end(self.folder, JobOutcome(RunStatus.STOPPED, reason))
 
     def _kill(self) -> None:
-        """Kill torchrun and the ranks, each of which leads a session with its loaders' workers."""
+        """Kill torchrun and the ranks, which lead sessions with their DataLoader workers."""
         ranks: set[psutil.Process] = set()
         with contextlib.suppress(RunError):
             ranks |= {process for _, process in rank_processes(read_run(self.folder))}
         with contextlib.suppress(psutil.Error):
             ranks |= {*psutil.Process(self._process.pid).children(recursive=True)}
-        self._process.kill()  # first, so that it starts none again
+        self._process.kill()  # first, so that it restarts no rank
         for process in ranks:
             with contextlib.suppress(psutil.Error, OSError):
                 send_signal(process, signal.SIGKILL)
 
     def _note_end(self, code: int) -> None:
         folder, printed = self.folder, self._first / WORKER_LOG
-        if code < 0:
-            self._await_ranks(folder)
+        if code < 0:  # ranks stop when their torchrun was killed
+            until = time.monotonic() + ORPHANS_S
+            with contextlib.suppress(RunError):
+                # A pending run.json has the pid of this process.
+                while {*rank_pids(read_run(folder))} - {os.getpid()} and time.monotonic() < until:
+                    time.sleep(POLL_S)
         if self._stopping:
             not_started(folder)
-        elif code < 0 or was_told_to_end(printed):
+        elif code < 0 or ended_by_signal(printed):
             not_started(folder, "torchrun was ended before the ranks had started.")
         elif code != 0:
             note_job_end(folder, end_of(folder, printed))
 
-    def _await_ranks(self, folder: Path) -> None:
-        """Wait for ranks whose torchrun was killed: they see it and stop by themselves."""
-        until = time.monotonic() + ORPHANS_S
-        with contextlib.suppress(RunError):
-            # While it is pending, run.json has the pid of this process.
-            while {*rank_pids(read_run(folder))} - {os.getpid()} and time.monotonic() < until:
-                time.sleep(LOOK_S)
-
 
 def torchrun_arguments(config: RunConfig, folder: Path) -> list[str]:
-    """Return the arguments with which torchrun starts the ranks of one machine."""
+    """Return torchrun's arguments for the ranks of this machine."""
     return [
         *ONE_MACHINE,
         f"--nproc-per-node={config.devices_per_node}",

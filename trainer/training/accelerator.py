@@ -1,8 +1,7 @@
-"""The device seam: everything that differs between a CPU and a CUDA device, in two classes.
+"""The differences between a CPU and a CUDA device, in two classes with one interface.
 
-Only the training thread calls these; beside it only DataLoader's pin-memory thread calls CUDA. The
-allocator's counters that a run records come from `stepscope.session.sampler.Readings`: this
-thread reads them at its step boundaries, the sampler only inside long steps.
+Used by the training thread only. The only other thread with CUDA calls is the pin-memory thread of
+DataLoader. Memory metrics of a run come from `stepscope.session.sampler.Readings`.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from stepscope.run.status import shortage
 from trainer.training.cuda_timing import CudaStepTimer, TimedScalars
 
 RUN_AHEAD = 2
-"""Steps that the host may queue ahead of the GPU: enough to keep it busy, few enough that a
-button is served at once and the host's step time is the GPU's."""
+"""Steps that the host may queue ahead of the GPU: enough to keep it busy, few enough for commands
+without delay and for step times that equal the GPU's."""
 
 
 class HostReader:
-    """Logs the loop's rows with their scalars, which a CPU has at once. See `TimedScalars`."""
+    """Logs rows with their scalars at once, for a CPU. See `TimedScalars`."""
 
     def __init__(self, sink: RowSink) -> None:
         self._sink = sink
         self.dropped = 0
 
     def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Tensor]) -> None:
-        """Log the row with the scalars (0-d tensors) read into it."""
+        """Log the row with the scalars (0-d tensors)."""
         for key, scalar in scalars.items():
             row[key] = scalar.item()
         self._sink(step, ts, row)
@@ -49,14 +48,14 @@ Reader = HostReader | TimedScalars
 
 
 class CpuAccelerator:
-    """A CPU: no cache, no queue, no peak of torch's own. Most methods do nothing here."""
+    """A CPU, which has no cache, queue or peak statistics: most methods do nothing."""
 
     on_gpu = False
     device = torch.device("cpu")
     times = None
 
     def memory(self) -> dict[str, int]:
-        """Return bytes by metric key."""
+        """Return the process memory in bytes by metric key."""
         return {"process/rss": psutil.Process().memory_info().rss}
 
     def release(self) -> None: ...
@@ -76,15 +75,15 @@ class CpuAccelerator:
         return HostReader(sink)
 
     def rng_state(self) -> Tensor | None:
-        """Return None: the default CPU generator is saved apart."""
+        """Return None: checkpoints save the CPU generator separately."""
         return None
 
     def set_rng_state(self, state: Tensor) -> None:
-        """Ignore a GPU's generator state (a GPU checkpoint resumed on a CPU)."""
+        """Ignore the generator state of a GPU checkpoint."""
 
 
 class CudaAccelerator:
-    """One CUDA device, made the current one of this thread."""
+    """A CUDA device, set as the current device of this thread."""
 
     on_gpu = True
 
@@ -95,28 +94,25 @@ class CudaAccelerator:
         self.times = CudaStepTimer(self.device)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of torch's caching allocator by metric key; about 5 µs, no CUDA call."""
+        """Return bytes of the caching allocator by metric key, in 5 µs without a CUDA call."""
         counters = read(self.device.index)
         return {key: int(value) for key, value in counters.items() if key not in COUNTS}
 
     def free_memory(self) -> tuple[int, int]:
-        """Return the bytes that new tensors could take, cache included, and those of the device."""
+        """Return the bytes available for tensors, including cached ones, and the device's bytes."""
         free, total = torch.cuda.mem_get_info(self.device)
         memory = self.memory()
         return free + memory["memory/reserved"] - memory["memory/allocated"], total
 
     def release(self) -> None:
-        """Give back what a run leaves: step events, cuBLAS workspaces, both caches.
-
-        Page-locked buffers have a cache of their own: without this they stay taken from the host.
-        """
+        """Free step events, cuBLAS workspaces, and the caches of device and pinned memory."""
         self._steps.clear()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch._C._host_emptyCache()
 
     def reset_peaks(self) -> None:
-        """Start the allocator's peaks again from the current values."""
+        """Reset the peak statistics of the allocator."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def synchronize(self) -> None:
@@ -124,18 +120,17 @@ class CudaAccelerator:
         torch.cuda.synchronize(self.device)
 
     def begin_step(self) -> None:
-        """Mark where the computing of a batch begins: before its forward pass."""
+        """Record the start of a micro-batch's compute."""
         self.times.begin_step()
 
     def end_step(self) -> None:
-        """Mark where it ends: after its backward pass or the optimizer's update."""
+        """Record the end of a micro-batch's compute."""
         self.times.end_step()
 
     def pace(self) -> None:
-        """Mark a step boundary and wait for the one RUN_AHEAD steps back.
+        """Record a step boundary and wait for the one RUN_AHEAD steps earlier.
 
-        That step has nearly always ended: the GPU keeps RUN_AHEAD steps queued, so the wait
-        costs no throughput.
+        The wait does not reduce throughput, as the GPU has RUN_AHEAD queued steps.
         """
         event = self._steps.popleft() if len(self._steps) > RUN_AHEAD else None
         if event is None:
@@ -164,17 +159,15 @@ Accelerator = CpuAccelerator | CudaAccelerator
 
 
 def lost_device_reason(index: int | None) -> str | None:
-    """Return what CUDA device `index` says where this process can no longer use it; None where it
-    can, and for the CPU.
+    """Return the error of a CUDA device that this process can no longer use; None otherwise.
 
-    Waits for the device: CUDA tells of a failed kernel at the next call, and from then on at every
-    one, whatever the first of them made of it.
+    Synchronizes: after a failed kernel every CUDA call raises.
     """
     if index is None:
         return None
     try:
         torch.cuda.synchronize(index)
     except RuntimeError as error:
-        # Without memory for a context there is nothing that could be lost.
+        # Without memory for a context there is nothing to lose.
         return None if shortage(error) else str(error).strip().split("\n")[0].rstrip(".")
     return None

@@ -1,6 +1,6 @@
-"""Activation checkpointing: blocks of a model forget their activations and compute them again.
+"""Activation checkpointing: blocks of a model recompute their activations in the backward pass.
 
-The model keeps its parameters' names: only the `forward` of its blocks is replaced.
+Replaces only the `forward` of the blocks, so parameters keep their names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Forward = Callable[..., Tensor]
 
 @dataclass(slots=True)
 class RngUsage:
-    """Whether a block that is computed again drew random numbers."""
+    """Whether a recomputed block has used random numbers."""
 
     state: Callable[[], Tensor | None]
     seen: bool = False
@@ -33,22 +33,21 @@ _watched: ContextVar[RngUsage | None] = ContextVar("watched", default=None)
 
 @contextmanager
 def detect_rng_usage(state: Callable[[], Tensor | None]) -> Iterator[RngUsage]:
-    """Find out in this thread's forward passes; `state` reads the generator's state."""
-    draws = RngUsage(state)
-    token = _watched.set(draws)
+    """Watch the forward passes of this thread; `state` returns the generator's state."""
+    usage = RngUsage(state)
+    token = _watched.set(usage)
     try:
-        yield draws
+        yield usage
     finally:
         _watched.reset(token)
 
 
 def apply_activation_checkpointing(model: nn.Module, *, preserve_rng_state: bool = True) -> int:
-    """Let the blocks of a model compute their activations again backward; return how many.
+    """Checkpoint the blocks of a model and return their number.
 
-    Blocks are the parts that a Sequential or ModuleList holds if they have parts themselves
-    (residual blocks, transformer layers); of a Sequential of plain layers, about √n runs of them;
-    else the whole model. Random numbers (dropout) are drawn again as they were, which a CUDA graph
-    cannot do: it takes `preserve_rng_state=False`.
+    Blocks are submodules with children in a Sequential or ModuleList (residual blocks, transformer
+    layers). A Sequential of n plain layers is split into about √n blocks; otherwise the whole model
+    is one block. A CUDA graph cannot restore the RNG state: it needs `preserve_rng_state=False`.
     """
     wrap = partial(_recomputed, preserve_rng_state=preserve_rng_state)
     count = 0
@@ -59,7 +58,7 @@ def apply_activation_checkpointing(model: nn.Module, *, preserve_rng_state: bool
         count += len(found)
         if not found and isinstance(holder, nn.Sequential):
             runs = [nn.Sequential(*run) for run in _runs(list(holder))]
-            # What the last run forgot would be computed again at once.
+            # The backward pass would recompute the last run at once.
             forwards = [wrap(run.forward, [run]) for run in runs[:-1]]
             _replace_forward(holder, partial(_in_turn, [*forwards, runs[-1].forward]))
             count += len(forwards)
@@ -69,7 +68,7 @@ def apply_activation_checkpointing(model: nn.Module, *, preserve_rng_state: bool
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the parts that a Sequential or ModuleList holds if they have parts themselves."""
+    """Return the submodules with children in the model's Sequentials and ModuleLists."""
     return [part for holder in _holders(model) for part in holder if _has_parts(part)]
 
 
@@ -78,7 +77,7 @@ def _replace_forward(module: nn.Module, forward: Forward) -> None:
 
 
 def _holders(model: nn.Module) -> Iterator[nn.Sequential | nn.ModuleList]:
-    """Yield the outermost containers of more than two parts."""
+    """Yield the outermost containers with more than two children, or with nested ones."""
     if isinstance(model, (nn.Sequential, nn.ModuleList)) and (
         len(model) > 2 or any(map(_has_parts, model))
     ):
@@ -112,10 +111,10 @@ def _recomputed(
         return nullcontext(), _statistics_kept(norms)
 
     def run(*inputs: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():  # validation keeps no activations
+        if not torch.is_grad_enabled():  # validation stores no activations
             return forward(*inputs)
-        draws = _watched.get()
-        before = None if draws is None else draws.state()
+        usage = _watched.get()
+        before = None if usage is None else usage.state()
         outputs: Tensor = checkpoint(
             forward,
             *inputs,
@@ -123,9 +122,9 @@ def _recomputed(
             preserve_rng_state=preserve_rng_state,
             context_fn=contexts if norms else noop_context_fn,
         )
-        if draws is not None and before is not None:
-            after = draws.state()
-            draws.seen |= after is not None and not torch.equal(before, after)
+        if usage is not None and before is not None:
+            after = usage.state()
+            usage.seen |= after is not None and not torch.equal(before, after)
         return outputs
 
     return run
@@ -133,7 +132,7 @@ def _recomputed(
 
 @contextmanager
 def _statistics_kept(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Do not count a batch twice in the running statistics of batch norm."""
+    """Freeze the running statistics of batch norm, which have counted the batch already."""
     momenta = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None

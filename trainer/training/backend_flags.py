@@ -1,4 +1,4 @@
-"""PyTorch's process-wide flags, set for a run and restored after it."""
+"""Process-wide flags of PyTorch, set for a run and restored after it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from trainer.config import Precision, RunConfig
 from trainer.error_messages import RunFailedError
 
 WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
-_FIXED = (":4096:8", ":16:8")
-"""The two values with which cuBLAS gives the same result each time, by its manual."""
+_FIXED = (":4096:8", ":16:8")  # deterministic values, from the manual of cuBLAS
 
 
 @contextmanager
 def run_flags(config: RunConfig) -> Iterator[None]:
-    """Set the flags of precision, of cuDNN and of determinism, and restore the former ones.
+    """Set the flags of precision, cuDNN and determinism, and restore them at the end.
 
-    Only the older TF32 settings are used: setting the newer `fp32_precision` makes the older
-    getters raise, which breaks other code in the process.
+    Uses the older TF32 settings: after the newer `fp32_precision` the older getters raise.
     """
     tf32 = config.precision is Precision.TF32
     matmul = torch.get_float32_matmul_precision()
@@ -30,7 +28,7 @@ def run_flags(config: RunConfig) -> Iterator[None]:
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    cudnn.allow_tf32 = tf32  # on by default, so fp32 must switch it off
+    cudnn.allow_tf32 = tf32  # on by default
     cudnn.benchmark, cudnn.deterministic = config.cudnn_benchmark, config.deterministic
     torch.use_deterministic_algorithms(config.deterministic)
     try:
@@ -42,16 +40,13 @@ def run_flags(config: RunConfig) -> Iterator[None]:
 
 
 def set_cublas_workspace_config(config: RunConfig) -> None:
-    """Give cuBLAS the fixed workspaces that a deterministic run on a GPU needs.
+    """Set the fixed cuBLAS workspaces of a deterministic run, before the run uses a GPU.
 
-    Torch reads this variable once, at the first matrix product of the process, so it stays set.
-    Raises RunFailedError where a GPU has been used without it. To be called before this run uses
-    one.
+    The variable stays set, as torch reads it once at the first matrix product. Raises
+    RunFailedError if the process has used a GPU without it.
     """
-    if not config.deterministic or config.device == "cpu":
-        return
     value = os.environ.get(WORKSPACES)
-    if value in _FIXED:
+    if not config.deterministic or config.device == "cpu" or value in _FIXED:
         return
     has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
     used = any(map(has_context, range(torch.cuda.device_count())))

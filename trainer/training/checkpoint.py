@@ -1,8 +1,7 @@
 """Checkpoint files in the run folder: `best.pt`, `last.pt` and `step-N.pt` (Save checkpoint).
 
-A file is written beside its name and renamed, so that a killed process leaves the former one.
-Files are read with `weights_only`: a foreign file cannot run code. Of a run with FSDP the tensors
-lie in a folder beside the file (`distributed_checkpoint.py`), which is read as carefully.
+Files are replaced atomically, and read with `weights_only`, so that a foreign file cannot run code.
+With FSDP the tensors are in a folder next to the file (`distributed_checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +26,9 @@ from trainer.training.distributed_checkpoint import NAME, check_archive, load_sh
 
 FORMAT = "stepscope-checkpoint-1"
 MODEL, OPTIMIZER, PARTS = "model", "optimizer", "parts"
-"""Keys of a state: the last one names the folder with the tensors of the first two."""
+"""Keys of a state; `parts` is the name of the folder with the tensors of the other two."""
 Room = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""Returns where a tensor is read to, by its name, shape and type."""
-
-
+"""Returns the tensor to read into, by name, shape and dtype."""
 _DAMAGED = (
     pickle.UnpicklingError,
     EOFError,
@@ -43,26 +40,26 @@ _DAMAGED = (
     ArithmeticError,
     AssertionError,
 )
-"""What torch raises of a file that it has not written."""
+"""Exceptions of torch.load for files that torch has not written."""
 
 
 class CheckpointError(RunFailedError):
-    """A checkpoint that cannot be used; the message is one sentence with a remedy."""
+    """An unusable checkpoint; the message has a remedy."""
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> int:
-    """Write `state` (tensors and plain values) and return the bytes. Raises OSError.
+    """Write tensors and plain values atomically; return the bytes. Raises OSError.
 
-    A failed write leaves no part behind, so that a full disk gets its space back. Waiting for the
-    disk costs 2 ms for 200 kB and 15 ms for 50 MB, a quarter of the whole write.
+    A failed write leaves no partial file. fsync takes 2 ms for 200 kB and 15 ms for 50 MB, a
+    quarter of the write.
     """
     try:
         with atomic_replace(path) as file:
             torch.save({"format": FORMAT, **state}, file)
             return file.seek(0, os.SEEK_END)
     except (torch.AcceleratorError, torch.OutOfMemoryError):
-        raise  # the GPU's failure, not the disk's
-    except RuntimeError as error:  # what torch's zip writer makes of a full disk
+        raise  # from the GPU, not the disk
+    except RuntimeError as error:  # torch's zip writer on a full disk
         raise OSError(f"{path.name} could not be written: {str(error).splitlines()[0]}") from error
 
 
@@ -71,7 +68,7 @@ def _on_host(name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 def read_checkpoint(path: Path, room: Room = _on_host) -> dict[str, Any]:
-    """Return what `write_checkpoint` wrote, on the CPU, with the tensors of its parts in `room`.
+    """Return the state of a checkpoint on the CPU, with sharded tensors read into `room`.
 
     Raises CheckpointError.
     """
@@ -107,7 +104,7 @@ def read_checkpoint(path: Path, room: Room = _on_host) -> dict[str, Any]:
 
 
 def _add_parts(state: dict[str, Any], folder: Path, room: Room) -> None:
-    """Put the tensors of a checkpoint's folder where a checkpoint of one file has them."""
+    """Insert the tensors of the shard folder into the state."""
     name = state.pop(PARTS)
     try:
         if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -127,10 +124,7 @@ def _add_parts(state: dict[str, Any], folder: Path, room: Room) -> None:
 
 
 def weights_bytes(path: Path) -> bytes:
-    """Return the model's weights alone as a `.pt` file, for `load_state_dict` elsewhere.
-
-    Raises CheckpointError.
-    """
+    """Return the model weights as a `.pt` file for `load_state_dict`. Raises CheckpointError."""
     buffer = io.BytesIO()
     torch.save(read_checkpoint(path).get(MODEL), buffer)
     return buffer.getvalue()

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from trainer.config import CompileMode, RunConfig
 from trainer.error_messages import RunFailedError
 
-_THREADS_SINCE = (2, 13)
-"""Before, CUDA graphs of torch.compile failed in threads that Python made (pytorch#123177)."""
+_THREADS_SINCE = (2, 13)  # before, CUDA graphs of torch.compile failed in threads (pytorch#123177)
 _WITH_GRAPHS = (CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE)
 
 
@@ -21,25 +20,29 @@ _WITH_GRAPHS = (CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE)
 def compiled(
     model: nn.Module, config: RunConfig, device: torch.device, full: int
 ) -> Iterator[Callable[[Tensor], Tensor] | None]:
-    """Yield the forward pass with torch.compile for batches of `full` samples; None without it.
+    """Yield the compiled forward pass for batches of `full` samples; None without torch.compile.
 
-    Other batches, such as the last of an epoch, run the model uncompiled: after a second batch size
-    Dynamo would replace the static graph with a dynamic one for all sizes. The model and the names
-    of its weights do not change. The caches of the compiler are cleared at the end. Raises
-    RunFailedError.
+    Other batches, such as the last of an epoch, run uncompiled: for a second batch size Dynamo
+    would recompile with dynamic shapes. Weights keep their names. Clears the compiler's caches at
+    the end. Raises RunFailedError.
     """
     if config.compile_mode is CompileMode.NONE:
         yield None
         return
     with_graphs = config.compile_mode in _WITH_GRAPHS and device.type == "cuda"
-    if with_graphs:
-        _refuse_thread(config)
-    made = torch.compile(model, mode=config.compile_mode.value)
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    in_thread = threading.current_thread() is not threading.main_thread()
+    if with_graphs and in_thread and version < _THREADS_SINCE:
+        raise RunFailedError(
+            f"compile_mode: {config.compile_mode} uses CUDA Graphs, which torch "
+            f"{torch.__version__} can compile in the main thread only. Choose the process runner."
+        )
+    compiled_model = torch.compile(model, mode=config.compile_mode.value)
 
     def forward(inputs: Tensor) -> Tensor:
-        if with_graphs:  # what the last step gave may be overwritten
+        if with_graphs:  # outputs of the last step may be overwritten
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        outputs: Tensor = (made if len(inputs) == full else model)(inputs)
+        outputs: Tensor = (compiled_model if len(inputs) == full else model)(inputs)
         return outputs
 
     try:
@@ -50,35 +53,17 @@ def compiled(
 
 @contextmanager
 def translate_compile_errors(config: RunConfig) -> Iterator[None]:
-    """Raise RunFailedError for errors of the compiler. Others, such as out of memory, propagate.
-
-    The traceback is that of the compiler and helps nobody who did not write it.
-    """
+    """Raise RunFailedError without a traceback for compiler errors; others propagate."""
     try:
         yield
     except Exception as error:
-        # By name: importing torch's compiler takes seconds, which a run without it need not pay.
+        # By name: importing torch's compiler takes seconds.
         if "TorchDynamoException" not in (kind.__name__ for kind in type(error).__mro__):
             raise
+        cause = getattr(error, "inner_exception", error)  # of the backend
+        lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+        detail = f": {lines[0].rstrip('.:')[:300]}" if lines else ""
         raise RunFailedError(
             f"compile_mode: torch.compile ({config.compile_mode}) could not compile this model: "
-            f"{_what(error)}. Set compile_mode to none."
+            f"{type(cause).__name__}{detail}. Set compile_mode to none."
         ) from error
-
-
-def _refuse_thread(config: RunConfig) -> None:
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < _THREADS_SINCE and threading.current_thread() is not threading.main_thread():
-        raise RunFailedError(
-            f"compile_mode: {config.compile_mode} uses CUDA Graphs, which torch "
-            f"{torch.__version__} can compile in the main thread only. Choose the process runner."
-        )
-
-
-def _what(error: BaseException) -> str:
-    """Return what the compiler says: a failure of its backend carries the true one."""
-    inner = getattr(error, "inner_exception", error)
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    return (
-        f"{type(inner).__name__}: {lines[0].rstrip('.:')[:300]}" if lines else type(inner).__name__
-    )

@@ -1,14 +1,12 @@
-"""CUDA Graphs: the whole step is recorded once and then replayed with one launch.
+"""CUDA Graphs: captures the whole optimizer step once and replays it with a single launch.
 
-Recorded are forward, backward, unscale, clip, the optimizer's update and that of the loss scale,
-for batches of the full size. Other batches (the last of an epoch) take the same weights, gradients
-and optimizer state without the graph, and so does validation.
+Captured for full batches: forward, backward, unscale, clip, and the updates of optimizer and loss
+scale. Other batches (the last of an epoch) and validation run without a graph.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,20 +26,28 @@ from trainer.workloads.task import Batch, Split
 
 
 def capture_step(step: TrainStep, training: TrainState, split: Split) -> GraphedStep:
-    """Warm up with a batch of the full size, then capture the step; neither changes the training.
+    """Warm up with a full batch and capture the step, without a change of the training state.
 
-    The optimizer must be capturable or fused. Raises RunFailedError for a step that cannot be
-    captured, and where the split leaves out so many samples that no batch is full.
+    The optimizer must be capturable or fused. Raises RunFailedError if the step cannot be captured
+    or the split has too few samples for a full batch.
     """
+    config = training.config
     stream = torch.cuda.Stream(training.compute.device)  # type: ignore[no-untyped-call]
     with preserve_train_state(training):
-        batch = _full_batch(split, training)
+        batch = first_batch(split, config, training.compute)
+        found, size = len(batch[1]), full_batch_size(split, config)
+        if found < size:
+            raise RunFailedError(
+                f"cuda_graphs: the step is captured for batches of {size:,}, but only {found:,} of "
+                f"{split.length:,} samples could be loaded. Reduce batch_size or turn off "
+                "cuda_graphs."
+            )
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            with detect_rng_usage(training.compute.rng_state) as draws:
+            with detect_rng_usage(training.compute.rng_state) as rng:
                 for _ in range(WARMUP_STEPS):
-                    run_optimizer_step(step, batch, training.config.gradient_accumulation_steps)
-            if draws.seen:
+                    run_optimizer_step(step, batch, config.gradient_accumulation_steps)
+            if rng.seen:
                 raise RunFailedError(
                     "cuda_graphs: this model uses dropout, which would draw different random "
                     "numbers when recomputed inside a graph. Turn off activation_checkpointing "
@@ -49,12 +55,12 @@ def capture_step(step: TrainStep, training: TrainState, split: Split) -> Graphed
                 )
         torch.cuda.current_stream().wait_stream(stream)
         try:
-            return GraphedStep(step, batch, training.config.gradient_accumulation_steps, stream)
+            return GraphedStep(step, batch, config.gradient_accumulation_steps, stream)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # also of a capture that an illegal call has ended
+        except RuntimeError as error:
             first: BaseException = error
-            while first.__context__ is not None:  # the end of a broken capture raises as well
+            while first.__context__ is not None:  # ending an invalid capture raises again
                 first = first.__context__
             detail = str(first).strip().split("\n")[0].rstrip(".")
             raise RunFailedError(
@@ -63,22 +69,8 @@ def capture_step(step: TrainStep, training: TrainState, split: Split) -> Graphed
             ) from error
 
 
-def _full_batch(split: Split, training: TrainState) -> Batch:
-    config = training.config
-    batch = first_batch(split, config, training.compute)
-    found, size = len(batch[1]), full_batch_size(split, config)
-    if found < size:
-        raise RunFailedError(
-            f"cuda_graphs: the step is captured for batches of {size:,}, but only {found:,} of "
-            f"{split.length:,} samples could be loaded. Reduce batch_size or turn off "
-            "cuda_graphs."
-        )
-    return batch
-
-
-@dataclass(frozen=True, slots=True)
-class _Recording:
-    """A captured part of a step and where it leaves its results."""
+class _Capture(NamedTuple):
+    """A captured micro-batch and its output tensors."""
 
     graph: torch.cuda.CUDAGraph
     loss: Tensor
@@ -86,10 +78,10 @@ class _Recording:
 
 
 class GraphedStep:
-    """A TrainStep whose full batches are replayed; called in the same way.
+    """A TrainStep that replays a graph for full batches; it has the interface of TrainStep.
 
-    The results of a call are overwritten by the next one: copy them on the current stream.
-    Gradients stay allocated between steps, where the graph writes them.
+    The next call overwrites the results: copy them on the current stream. Gradients stay allocated
+    between steps, as the graph writes into them.
     """
 
     def __init__(
@@ -98,43 +90,45 @@ class GraphedStep:
         self._step = step
         self._inputs, self._targets = (part.clone() for part in batch)
         self._of = len(self._targets) * accumulation if accumulation > 1 else 0
-        self._begun = False  # some batches of this step have given their gradients
+        self._begun = False  # whether the step has accumulated gradients
         groups = step.optimizer.param_groups
         self._rates = [torch.tensor(float(group["lr"]), device=batch[0].device) for group in groups]
         self._filled = [float(group["lr"]) for group in groups]
-        step.optimizer.zero_grad(set_to_none=True)  # so that the first backward makes them anew
-        # The first batch of a step writes the gradients, those after it add to them: by whether the
-        # step has begun, and whether the batch is its last.
+        step.optimizer.zero_grad(set_to_none=True)  # the first backward allocates the gradients
+        # Graphs by (begun, last): the first micro-batch writes the gradients, later ones add.
         kinds = [(False, False), (True, False), (True, True)]
         if accumulation < 3:
             kinds = [(False, False), (True, True)] if accumulation == 2 else [(False, True)]
         pool = torch.cuda.graph_pool_handle()
-        self._recordings = {kind: self._record(kind[1], stream, pool) for kind in kinds}
+        self._captures = {kind: self._capture(kind[1], stream, pool) for kind in kinds}
 
     def __call__(
         self, inputs: Tensor, targets: Tensor, of: int = 0, last: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """Train on a batch, as TrainStep does."""
-        recording = self._recordings.get((self._begun, last))
-        # None where batches of this step had no samples: a first one is the last, for example.
-        if recording is None or of != self._of or inputs.shape != self._inputs.shape:
+        """Train on a micro-batch; see TrainStep."""
+        capture = self._captures.get((self._begun, last))
+        # None after empty micro-batches, for example if the first non-empty one is the last.
+        if capture is None or of != self._of or inputs.shape != self._inputs.shape:
             return self._without_graph(inputs, targets, of, last)
         self._inputs.copy_(inputs)
         self._targets.copy_(targets)
-        self._fill_rates()
-        recording.graph.replay()
+        for place, group in enumerate(self._step.optimizer.param_groups):
+            if group["lr"] != self._filled[place]:  # the scheduler has changed it
+                self._filled[place] = float(group["lr"])
+                self._rates[place].fill_(self._filled[place])
+        capture.graph.replay()
         self._begun = not last
-        return recording.loss, recording.norm
+        return capture.loss, capture.norm
 
     def update(self, factor: float = 1.0) -> Tensor | None:
-        """Update the weights with the gradients that are there, as TrainStep does."""
+        """Update the weights with the accumulated gradients; see TrainStep."""
         self._begun = False
         return self._step.apply(factor)
 
     def evaluate(
         self, inputs: Tensor, targets: Tensor, counted: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what TrainStep does, without a graph."""
+        """Evaluate a batch without a graph; see TrainStep."""
         return self._step.evaluate(inputs, targets, counted)
 
     def _without_graph(
@@ -147,10 +141,10 @@ class GraphedStep:
         self._step.backward(loss)
         return loss.detach(), self.update() if last else None
 
-    def _record(self, last: bool, stream: torch.cuda.Stream, pool: Any) -> _Recording:
+    def _capture(self, last: bool, stream: torch.cuda.Stream, pool: Any) -> _Capture:
         graph = torch.cuda.CUDAGraph()
         groups = self._step.optimizer.param_groups
-        # The schedule goes on with plain numbers; one of these would become part of the graph.
+        # Tensors during the capture, as a float would be constant in the graph.
         numbers = [group["lr"] for group in groups]
         for group, rate in zip(groups, self._rates, strict=True):
             group["lr"] = rate
@@ -164,11 +158,4 @@ class GraphedStep:
         finally:
             for group, number in zip(groups, numbers, strict=True):
                 group["lr"] = number
-        return _Recording(graph, loss.detach(), norm)
-
-    def _fill_rates(self) -> None:
-        """Bring learning rates that the schedule has moved to where the graph reads them."""
-        for place, group in enumerate(self._step.optimizer.param_groups):
-            if group["lr"] != self._filled[place]:
-                self._filled[place] = float(group["lr"])
-                self._rates[place].fill_(self._filled[place])
+        return _Capture(graph, loss.detach(), norm)

@@ -1,7 +1,7 @@
-"""The list of a distributed checkpoint's tensors, read so that it can do nothing but list them.
+"""Safe reader of a distributed checkpoint's metadata file.
 
-torch writes it as a pickle, which could run code, and could set attributes of every class that it
-names. So it is read into stand-ins, which are then checked field by field and made torch's own.
+The file is a pickle, which could run code and set attributes of the classes that it names. So it is
+unpickled into placeholders, whose fields are validated and converted to torch's classes.
 """
 
 from __future__ import annotations
@@ -24,28 +24,20 @@ from stepscope.common.files import read_regular_file
 _Kind = TypeVar("_Kind")
 NAME = ".metadata"
 _FILE = re.compile(r"__[0-9]{1,9}_[0-9]{1,9}\.distcp")
-_LIST_BYTES = 64 * 2**20
-"""Size of a list up to which it is read: a tensor has some 300 bytes for each rank."""
-_DIMENSIONS = 64  # More than a tensor of torch can have in most of its functions.
+MAX_METADATA_BYTES = 64 * 2**20  # a tensor takes about 300 bytes per rank
+MAX_DIMENSIONS = 64
 _DAMAGED = (
-    pickle.UnpicklingError,
-    EOFError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    TypeError,
-    ValueError,
+    *(pickle.UnpicklingError, EOFError, ArithmeticError, AttributeError, LookupError),
+    *(MemoryError, RuntimeError, TypeError, ValueError),
 )
-"""What a pickle raises that holds something else than a list of tensors."""
+"""Exceptions of unpickling foreign or damaged metadata."""
 
 
 class _Entry:
-    """Stands for an object of the list; `state` is what the pickle gives it.
+    """Stand-in for an object of the metadata; `state` is its pickled state.
 
-    A pickle cannot change this class: its BUILD calls `__setstate__`, which fails for the class
-    itself. Neither can it change types built into Python, nor torch's types of numbers.
+    A pickle cannot change this class: its BUILD calls `__setstate__`, which fails for a class. It
+    cannot change builtin types or torch's dtypes either.
     """
 
     state: Any = None
@@ -86,9 +78,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_list(folder: Path) -> metadata.Metadata:
-    """Return the list of the tensors in a folder. Raises OSError, and ValueError for another thing.
+    """Return the metadata of a checkpoint folder. Raises OSError and ValueError.
 
-    What it lists fits in the files of the folder: nobody takes memory for more.
+    The listed tensors fit in the files of the folder, so a caller can allocate them.
     """
     with os.scandir(folder) as entries:
         sizes = {
@@ -96,7 +88,7 @@ def read_list(folder: Path) -> metadata.Metadata:
             for entry in entries
             if entry.is_file(follow_symlinks=False)
         }
-    data = read_regular_file(folder / NAME, _LIST_BYTES)
+    data = read_regular_file(folder / NAME, MAX_METADATA_BYTES)
     try:
         found = _Unpickler(io.BytesIO(data)).load()
         return _checked(_fields(found, metadata.Metadata), sizes)
@@ -114,9 +106,9 @@ def _checked(fields: Mapping[str, Any], sizes: Mapping[str, int]) -> metadata.Me
     needed = sum(
         math.prod(entry.size) * entry.properties.dtype.itemsize for entry in tensors.values()
     )
-    there = sum(size for name, size in sizes.items() if _FILE.fullmatch(name))
-    if needed > there:
-        raise ValueError(f"it names tensors of {needed:,} bytes, and the files have {there:,}")
+    found = sum(size for name, size in sizes.items() if _FILE.fullmatch(name))
+    if needed > found:
+        raise ValueError(f"it names tensors of {needed:,} bytes, and the files have {found:,}")
     planned = {name: (name,) for name in tensors}
     return metadata.Metadata(dict(tensors), planner_data=planned, storage_data=places)
 
@@ -129,8 +121,8 @@ def _tensor(entry: Any) -> metadata.TensorStorageMetadata:
         metadata.TensorProperties(dtype=_of(dtype, torch.dtype)),
         _size(fields["size"]),
         [
-            metadata.ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"]))
-            for chunk in chunks
+            metadata.ChunkStorageMetadata(_size(one["offsets"]), _size(one["sizes"]))
+            for one in chunks
         ],
     )
 
@@ -157,7 +149,7 @@ def _place(entry: Any, sizes: Mapping[str, int]) -> filesystem._StorageInfo:
 
 def _size(value: Any) -> torch.Size:
     size = torch.Size([_whole(length) for length in _of(value, tuple)])
-    if len(size) > _DIMENSIONS:
+    if len(size) > MAX_DIMENSIONS:
         raise ValueError(f"a tensor of {len(size)} dimensions")
     return size
 

@@ -1,4 +1,4 @@
-"""Which devices of this machine a process trains on, and whose values it records."""
+"""The devices of this machine that a process trains on and samples."""
 
 from __future__ import annotations
 
@@ -15,37 +15,42 @@ from trainer.training.rank_info import TrainerRank
 
 
 def assigned_devices(config: RunConfig, ranks: TrainerRank) -> list[TrainDevice]:
-    """Return the device to train on, then the others of this machine that the run uses.
+    """Return the device to train on, followed by the other devices of the run on this machine.
 
-    Of a job on GPUs each rank has the one of its local number, whatever `device` says: that names a
-    GPU of one machine. Raises RunFailedError for what `validate` says cannot work.
+    A rank on GPUs gets the GPU with its local rank as index, as `device` names a GPU of one
+    machine. Raises RunFailedError for an issue of `validate`.
     """
     found = list_devices()
     if config.distributed and config.device != "cpu":
-        used = [_numbered(found, number, config) for number in range(ranks.local_size)]
-        own = used[ranks.local_rank]
-        _check(replace(config, device=own.id), found)
-        return [own, *(device for device in used if device is not own)]
+        gpus = {gpu.cuda_index: gpu for gpu in found if gpu.cuda_index is not None}
+        if len(gpus) < ranks.local_size:
+            raise RunFailedError(_too_few(len(gpus), config))
+        used = [gpus[index] for index in range(ranks.local_size)]
+        device = used[ranks.local_rank]
+        _check(replace(config, device=device.id), found)
+        return [device, *(other for other in used if other is not device)]
     _check(config, found)
-    own = next(device for device in found if device.id == config.device)
+    device = next(device for device in found if device.id == config.device)
     if config.strategy is not Strategy.DP:
-        return [own]
+        return [device]
     others = [gpu for gpu in found if gpu.cuda_index is not None and gpu.reason is None]
-    others = sorted((gpu for gpu in others if gpu is not own), key=lambda gpu: gpu.cuda_index or 0)
+    others = sorted(
+        (gpu for gpu in others if gpu is not device), key=lambda gpu: gpu.cuda_index or 0
+    )
     if len(others) + 1 < config.devices_per_node:
         raise RunFailedError(_too_few(len(others) + 1, config))
-    return [own, *others[: config.devices_per_node - 1]]
+    return [device, *others[: config.devices_per_node - 1]]
 
 
 def sampled_by(ranks: TrainerRank) -> DeviceSource:
-    """Return the source of the GPUs' values: the first rank of a machine reads those of all."""
+    """Return the source of GPU readings: local rank 0 samples all GPUs of its machine."""
     if ranks.local_rank:
         return NullSource("Rank 0 of this machine samples its GPUs.")
     return open_source()
 
 
 def sampled(devices: Sequence[TrainDevice], source: DeviceSource) -> list[GpuEntry]:
-    """Return the GPUs whose values are recorded, by their index; none on a CPU and without NVML."""
+    """Return the GPUs to sample, sorted by index; empty on a CPU and without NVML."""
     if source.reason is not None:
         return []
     totals = {info.uuid: info.memory_total for info in source.devices()}
@@ -58,22 +63,12 @@ def sampled(devices: Sequence[TrainDevice], source: DeviceSource) -> list[GpuEnt
 
 
 def _check(config: RunConfig, devices: Sequence[TrainDevice]) -> None:
-    found = validate(config, devices)
-    if found:
-        raise RunFailedError(str(found[0]))
-
-
-def _numbered(devices: Sequence[TrainDevice], number: int, config: RunConfig) -> TrainDevice:
-    """Return the GPU that torch counts as `number` in this process."""
-    found = next((device for device in devices if device.cuda_index == number), None)
-    if found is None:
-        count = sum(device.cuda_index is not None for device in devices)
-        raise RunFailedError(_too_few(count, config))
-    return found
+    if issues := validate(config, devices):
+        raise RunFailedError(str(issues[0]))
 
 
 def _too_few(count: int, config: RunConfig) -> str:
     return (
-        f"devices_per_node: each needs a GPU of its own, and torch can use {count} of this "
+        f"devices_per_node: each rank needs its own GPU, and torch can use {count} of this "
         f"machine, got {config.devices_per_node}. Lower it to {max(1, count)}."
     )

@@ -1,7 +1,7 @@
-"""A checkpoint's tensors in a folder that all ranks write: torch's distributed checkpoint.
+"""Distributed checkpoints (DCP): a folder to which each rank writes its shards.
 
-Each rank writes what it has, and any number of ranks can read it. torch lists the tensors in a
-pickle, which could run code: `dcp_metadata.py` reads it so that it cannot.
+Any number of ranks can read it. DCP's metadata file is a pickle, which `dcp_metadata.py` reads
+without running code.
 """
 
 from __future__ import annotations
@@ -28,19 +28,16 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from trainer.training.dcp_metadata import read_list
 
 NAME = re.compile(r"(best|last|step-[0-9]{1,12})\.[0-9]{1,9}\.parts")
-"""Folders of parts lie beside the checkpoint that names them: `last.3.parts`."""
-
-_PICKLE_BYTES = 64 * 2**20
-"""Size of a file's pickle up to which it is read; the tensors lie outside of it."""
-_MAKERS = (b"\nbytearray\n", b"c_codecs\n")
-"""How a pickle names them; the name of a layer may have the same word in it."""
+"""Names of shard folders, such as `last.3.parts`, next to their checkpoint file."""
+MAX_PICKLE_BYTES = 64 * 2**20  # without the tensors
+_ALLOCATING = (b"\nbytearray\n", b"c_codecs\n")  # as a pickle names them, unlike names of layers
 
 
 def check_archive(file: IO[bytes]) -> None:
-    """Raise ValueError for a file that `torch.save` cannot have written; then rewind it.
+    """Rewind the file; raises ValueError if `torch.save` cannot have written it.
 
-    Such a file may inflate to any size: `torch.save` compresses nothing, and its tensors fill the
-    file. `bytearray` and `_codecs`, which torch would call for any length, are refused as well.
+    Compressed archives could inflate to any size, and pickles with `bytearray` or `_codecs` could
+    allocate any length.
     """
     size = file.seek(0, os.SEEK_END)
     try:
@@ -50,9 +47,9 @@ def check_archive(file: IO[bytes]) -> None:
             if not stored or sum(entry.file_size for entry in entries) > size:
                 raise ValueError("it is compressed")
             pickles = [entry for entry in entries if entry.filename.endswith("data.pkl")]
-            if any(entry.file_size > _PICKLE_BYTES for entry in pickles):
+            if any(entry.file_size > MAX_PICKLE_BYTES for entry in pickles):
                 raise ValueError("its pickle is too large")
-            if any(name in archive.read(entry) for entry in pickles for name in _MAKERS):
+            if any(name in archive.read(entry) for entry in pickles for name in _ALLOCATING):
                 raise ValueError("it makes bytes")
     except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
         raise ValueError("it is no archive of torch") from error
@@ -60,14 +57,14 @@ def check_archive(file: IO[bytes]) -> None:
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the tensors; all ranks have to call this. Raises OSError.
+    """Write the tensors to a folder; all ranks must call this. Raises OSError.
 
-    What each rank has as a whole is rank 0's: the statistics of batch norm are a rank's own.
+    Replicated tensors are those of rank 0, as batch norm statistics differ between ranks.
     """
-    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # else some are another rank's
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     try:
         save(dict(tensors), storage_writer=filesystem.FileSystemWriter(folder), planner=planner)
-    except CheckpointException as error:  # what happened on one rank comes to all
+    except CheckpointException as error:  # raised on all ranks
         shutil.rmtree(folder, ignore_errors=True)
         reasons = {
             str(one[0] if isinstance(one, tuple) else one) for one in error.failures.values()
@@ -78,10 +75,10 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 def load_shards(
     folder: Path, room: Callable[[str, torch.Size, torch.dtype], Tensor]
 ) -> dict[str, Tensor]:
-    """Return the tensors of a folder by name, each in what `room` returns for it.
+    """Return the tensors of a folder by name, each read into the tensor that `room` returns.
 
-    Of a tensor that is spread over ranks each reads its own part. Raises OSError, and ValueError
-    for a folder that holds something else.
+    Of a sharded tensor each rank reads its shard. Raises OSError, and ValueError for a damaged or
+    foreign folder.
     """
     reader = _Reader(folder)
     found = reader.read_metadata().state_dict_metadata
@@ -93,7 +90,7 @@ def load_shards(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            # Without a meeting of the ranks: each finds in the list what it needs.
+            # No communication: each rank finds its shards in the metadata.
             load(tensors, storage_reader=reader, no_dist=True)
     except CheckpointException as error:
         raise ValueError(f"{folder.name} is damaged") from error
@@ -101,7 +98,7 @@ def load_shards(
 
 
 class _Reader(filesystem.FileSystemReader):
-    """torch's reader, with a list that cannot run code and names files of its folder alone."""
+    """DCP's reader with safe metadata that names only files of its folder."""
 
     def _slice_file(self, file: Any, sinfo: filesystem._StorageInfo) -> Any:
         tensor = io.BufferedReader(_Slice(file, sinfo.offset, sinfo.length))
@@ -113,7 +110,7 @@ class _Reader(filesystem.FileSystemReader):
 
 
 class _Slice(io.RawIOBase):
-    """A part of a file, as a file. That of torch cannot be sought from its end."""
+    """A slice of a file as a file; unlike torch's it supports SEEK_END."""
 
     def __init__(self, file: Any, start: int, length: int) -> None:
         self._file, self._start, self._length, self._at = file, start, length, 0

@@ -1,13 +1,11 @@
-"""How many floating-point operations a step needs, how fast they are done, and of which peak.
+"""Model FLOPs of a step, TFLOP/s and MFU.
 
     TFLOP/s = model FLOPs of the step / step time / 1e12
     MFU     = model FLOPs of the step / step time / peak FLOP/s of the process's devices
 
-*Model* FLOPs are those of the model as it is written, forward and backward, a multiplication and an
-addition counting as two. What activation checkpointing computes again does not count (with it they
-would be hardware FLOPs), nor does what is not a matrix product, convolution or attention. Causal
-attention counts in full. Formula: Chowdhery et al., PaLM, arXiv:2204.02311, appendix B. Operations
-are counted by torch.utils.flop_counter.FlopCounterMode.
+Model FLOPs: matrix products, convolutions and (full) attention of forward and backward, two per
+multiply-add, without recomputation by activation checkpointing. Formula: Chowdhery et al., PaLM,
+arXiv:2204.02311, appendix B. Counted by torch.utils.flop_counter.FlopCounterMode.
 """
 
 from __future__ import annotations
@@ -32,10 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FlopsMeter:
-    """Turns a step's samples and seconds into speeds.
-
-    `per_sample` is None where the operations could not be counted; then `reason` says why.
-    """
+    """Computes TFLOP/s and MFU of steps; `per_sample` is None for a `reason`."""
 
     per_sample: float | None
     peak: PeakFlops | str
@@ -43,24 +38,24 @@ class FlopsMeter:
 
     @classmethod
     def of(cls, task: Task, config: RunConfig, device: TrainDevice) -> FlopsMeter:
-        """Count once; call it before the model is changed by checkpointing or compiling."""
+        """Count the FLOPs of a task, before checkpointing or compiling changes its model."""
         peak = peak_of(None if device.cuda_index is None else device.name, config.precision)
         if isinstance(peak, PeakFlops) and config.strategy is Strategy.DP:  # one process, many GPUs
             peak = replace(peak, flops=peak.flops * config.devices_per_node)
         samples = max(1, min(config.batch_size, task.train.length))
         try:
             flops = count(task, samples)
-        except Exception as error:  # noqa: BLE001 - a model may refuse; training goes on without
+        except Exception as error:  # noqa: BLE001 - a model may need values; training continues
             first = str(error).strip().split("\n")[0].rstrip(".")[:200]
             reason = f"Not counted: the model does not run without values ({first})."
             log.info("%s", reason)
             return cls(None, peak, reason)
         if not flops:
-            return cls(None, peak, "Not counted: no operation of the model is one that is counted.")
+            return cls(None, peak, "Not counted: the model has no counted operation.")
         return cls(flops / samples, peak)
 
     def row(self, samples: int, seconds: float) -> MetricRow:
-        """Return the metrics of a step of so many samples; none where nothing was counted."""
+        """Return the metrics of a step; empty without a FLOP count."""
         if self.per_sample is None:
             return {}
         speed = self.per_sample * samples / seconds
@@ -70,7 +65,7 @@ class FlopsMeter:
         return row
 
     def facts(self, samples: int) -> dict[str, Any]:
-        """Return what run.json keeps; `samples` is a whole step's."""
+        """Return the values for run.json; `samples` are those of an optimizer step."""
         peak = self.peak if isinstance(self.peak, PeakFlops) else None
         return {
             "flops_per_step": None if self.per_sample is None else self.per_sample * samples,
@@ -82,14 +77,13 @@ class FlopsMeter:
 
 
 def count(task: Task, samples: int) -> int:
-    """Return the FLOPs of forward and backward on a batch of so many samples.
+    """Return the FLOPs of forward and backward on a batch of `samples` samples, in about 10 ms.
 
-    The model is copied without its values onto torch's meta device, where operations compute shapes
-    only: no memory, no random numbers, nothing of the model changes. Takes some 10 ms. Raises what
-    a model raises that needs values, such as one that calls .item().
+    Runs a copy of the model on the meta device: no memory, no random numbers, no change of the
+    model. Raises the error of a model that needs values, for example for .item().
     """
     with torch.device("meta"):
-        # deepcopy takes the tensors of this table in place of copies.
+        # deepcopy uses this memo instead of copying the tensors.
         copies: dict[int, Tensor] = {
             id(tensor): nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
             for tensor in task.model.parameters()

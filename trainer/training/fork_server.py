@@ -1,7 +1,7 @@
-"""Imported by the fork server of loading processes alone: gives it a process group of its own.
+"""Imported only by the fork server of DataLoader workers: puts it into a new process group.
 
-torchrun ends a rank by SIGTERM to the rank's whole group. The rank then takes some steps more, to
-stop where the other ranks do, and needs its workers for them. They have the fork server's group.
+torchrun sends SIGTERM to the process group of a rank. The rank needs its workers for some more
+steps, to stop at the same step as the others. Workers inherit the fork server's group.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""FSDP2: weights, gradients and optimizer state are spread over the ranks.
+"""FSDP2: shards weights, gradients and optimizer state over the ranks.
 
-Each block of the model, and the model around them, is a group of weights: all ranks together hold
-one copy of it. It is gathered for the block's forward and backward pass, and its gradients are
-added up over the ranks and spread again.
+Each block of the model, and the model around the blocks, is a group of parameters. It is gathered
+for the forward and backward pass, and its gradients are reduce-scattered.
 """
 
 from __future__ import annotations
@@ -33,11 +32,10 @@ from trainer.training.rank_info import TrainerRank
 
 @contextmanager
 def weights_on_first_rank(config: RunConfig, ranks: TrainerRank) -> Iterator[None]:
-    """Build a model inside whose weights only rank 0 holds, where FSDP can send them to the others.
+    """Put parameters that are created inside on the meta device, except on rank 0.
 
-    On the other ranks parameters have a shape and no memory (meta device), ties included, until
-    `apply_fsdp`. Buffers hold their values on all ranks. A model of the user's may need the values
-    of its weights, and is built whole on each rank.
+    `apply_fsdp` allocates them, ties included, and sends the values of rank 0. Buffers have values
+    on all ranks. A custom workload is built in full on each rank, as it may need the values.
     """
     if not _sent_by_first(config) or not ranks.rank:
         yield
@@ -46,7 +44,7 @@ def weights_on_first_rank(config: RunConfig, ranks: TrainerRank) -> Iterator[Non
     def without_memory(_module: nn.Module, _name: str, weights: nn.Parameter) -> nn.Parameter:
         return weights if weights.is_meta else _empty(weights, torch.device("meta"))
 
-    # torch's annotation says that a hook returns nothing, its documentation a new parameter.
+    # A hook may return a new parameter by torch's documentation, but not by its annotation.
     hook = register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
     try:
         yield
@@ -57,11 +55,11 @@ def weights_on_first_rank(config: RunConfig, ranks: TrainerRank) -> Iterator[Non
 def apply_fsdp(
     model: nn.Module, config: RunConfig, ranks: TrainerRank, device: torch.device
 ) -> None:
-    """Spread a model over the ranks, in place; before its optimizer is made.
+    """Shard a model over the ranks in place, before its optimizer is created.
 
-    The model may lie on the host: each group goes to the device by itself, so that it never holds
-    the whole model. Weights without memory come from rank 0, one at a time. Raises RunFailedError
-    for number types that cannot be mixed.
+    Groups of a model in host memory move to the device one by one, so it never holds the full
+    model. Meta parameters receive the values of rank 0, one at a time. Raises RunFailedError for
+    dtypes that FSDP cannot mix.
     """
     if param_dtype(config.precision) is not None and _norms(model):
         raise RunFailedError(
@@ -71,35 +69,29 @@ def apply_fsdp(
     mesh = init_device_mesh(device.type, (ranks.world_size,))
     offload = CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy()
     casts = casts_weights(model, config)
-    # Gradients are added up in 32 bits, whatever the weights are gathered in.
+    # Gradients are reduced in 32 bits for any dtype of the gathered weights.
     inner = MixedPrecisionPolicy(autocast_dtype(config.precision) if casts else None, torch.float32)
     outer = MixedPrecisionPolicy(inner.param_dtype, torch.float32, torch.float32 if casts else None)
     whole = {name: weights.detach() for name, weights in model.named_parameters()}
-    for block in blocks(model):
-        _give_memory(block, device)
+    # None: the root's weights, which backward needs first, stay gathered after the forward pass.
+    groups = [(block, inner, config.reshard_after_forward) for block in blocks(model)]
+    groups.append((model, outer, None if config.reshard_after_forward else False))
+    for module, policy, reshards in groups:
+        _allocate(module, device)
         fully_shard(
-            block,
+            module,
             mesh=mesh,
-            reshard_after_forward=config.reshard_after_forward,
-            mp_policy=inner,
+            reshard_after_forward=reshards,
+            mp_policy=policy,
             offload_policy=offload,
         )
-    _give_memory(model, device)
-    fully_shard(
-        model,
-        mesh=mesh,
-        # None: the root's weights, which backward needs first, are kept after the forward pass.
-        reshard_after_forward=None if config.reshard_after_forward else False,
-        mp_policy=outer,
-        offload_policy=offload,
-    )
     if _sent_by_first(config):
         _send_from_first(model, whole)
 
 
 @torch.no_grad()
 def _send_from_first(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
-    """Give each rank its part of the weights that rank 0 has in `whole`, by their names."""
+    """Send each rank its shards of rank 0's parameters `whole`, by name."""
     for name, weights in model.named_parameters():
         assert isinstance(weights, DTensor)
         mesh = weights.device_mesh
@@ -114,8 +106,8 @@ def _sent_by_first(config: RunConfig) -> bool:
     return config.strategy is Strategy.FSDP and config.workload is not Workload.CUSTOM
 
 
-def _give_memory(module: nn.Module, device: torch.device) -> None:
-    """Replace parameters on the meta device by uninitialized ones, tied ones by the same."""
+def _allocate(module: nn.Module, device: torch.device) -> None:
+    """Replace meta parameters by uninitialized ones on the device; ties stay tied."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
         for name, weights in list(part.named_parameters(recurse=False)):
@@ -129,10 +121,10 @@ def _empty(weights: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 
 def casts_weights(model: nn.Module, config: RunConfig) -> bool:
-    """Say whether FSDP itself makes the weights 16 bits for the computing, instead of autocast.
+    """Return True if FSDP casts the weights to 16 bits, instead of autocast.
 
-    It gathers half the bytes then. Batch norm computes with weights of 32 bits only, so a model
-    that has it stays with autocast.
+    Then it gathers half the bytes. Models with batch norm, which needs 32-bit weights, use
+    autocast.
     """
     mixed = autocast_dtype(config.precision) is not None
     return config.strategy is Strategy.FSDP and mixed and not _norms(model)
@@ -140,7 +132,7 @@ def casts_weights(model: nn.Module, config: RunConfig) -> bool:
 
 @contextmanager
 def unreduced(model: nn.Module) -> Iterator[None]:
-    """Add up whole gradients on each rank within: no rank sends or drops any until after it."""
+    """Accumulate full gradients on each rank inside, without communication."""
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(False)
     try:
@@ -150,40 +142,40 @@ def unreduced(model: nn.Module) -> Iterator[None]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the weights that a forward pass without a backward pass has gathered."""
+    """Free weights that a forward pass without a backward pass has gathered."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def all_finite(model: nn.Module, ranks: TrainerRank) -> bool:
-    """Say whether all weights are finite; where they are spread, all ranks have to ask together."""
+    """Return True if all weights are finite; with sharded weights all ranks must call this."""
     parameters = list(model.parameters())
-    broken = any(not bool(local_shard(part).isfinite().all()) for part in parameters)
-    spread = next((part for part in parameters if isinstance(part, DTensor)), None)
-    if spread is None:
+    broken = any(not bool(local_shard(weights).isfinite().all()) for weights in parameters)
+    sharded = next((weights for weights in parameters if isinstance(weights, DTensor)), None)
+    if sharded is None:
         return not broken
-    # The device that the ranks talk by; offloaded weights do not lie on it.
-    device = spread.device_mesh.device_type
+    # The device of the process group, which offloaded weights are not on.
+    device = sharded.device_mesh.device_type
     return not ranks.sum(torch.tensor(float(broken), device=device)).item()
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return what this rank has of a tensor, in the same memory."""
+    """Return this rank's shard of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor with the parts of all ranks, which have to call this together."""
+    """Return the full tensor of all shards; all ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def distribute_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of a whole tensor where `like`, of its shape, is spread."""
+    """Shard a full tensor like `like`, of the same shape; other tensors are returned unchanged."""
     if not isinstance(like, DTensor) or isinstance(value, DTensor) or value.shape != like.shape:
         return value
     value = value.to(like.to_local().device)
-    # Every rank has read the same file: nothing needs to be sent.
+    # No communication: every rank has read the same file.
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 

@@ -1,14 +1,13 @@
 """Loads batches and copies them to the device, in one of three ways.
 
-- `num_workers` 0 (`HostLoader`): the training thread gathers or decodes each batch. For data in
-  memory this is fast: one indexing call a batch.
-- `num_workers` above 0 (`HostLoader` with a `WorkerPool`): processes load batches beside the
-  training. Validation data in memory are gathered without workers.
-- `dataset_on_device` (`DeviceLoader`): data in memory are copied to the GPU once and gathered
-  there. On a CPU (`CachedDataset`) decoded samples are kept after the first epoch.
+- `num_workers` 0 (`HostLoader`): the training thread indexes or decodes each batch.
+- `num_workers` above 0 (`HostLoader` with a `WorkerPool`): processes load batches in parallel;
+  validation data in memory use no workers.
+- `dataset_on_device` (`DeviceLoader`): copies a dataset in memory to the GPU once and indexes it
+  there. On a CPU (`CachedDataset`) decoded samples stay in memory after the first epoch.
 
-To a GPU a batch is copied from page-locked memory with `pin_memory`, without the host waiting for
-it with `non_blocking`, and with `copy_stream` on a stream of its own.
+Copies to a GPU use pinned memory with `pin_memory`, do not block the host with `non_blocking`, and
+run on a side stream with `copy_stream`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from trainer.workloads.task import Batch, Split, TensorSplit
 
 
 class HostLoader:
-    """Batches gathered on the host: by the calling thread, or by `num_workers` processes."""
+    """Loads batches on the host: in the calling thread, or in `num_workers` processes."""
 
     def __init__(
         self,
@@ -39,7 +38,6 @@ class HostLoader:
         compute: Accelerator,
         times: CudaStepTimer | None = None,
     ) -> None:
-        """The times of the copies go to `times`."""
         self._split = split
         self._batch_size = config.batch_size
         self._workers = WorkerPool(split, config) if config.num_workers else None
@@ -48,10 +46,9 @@ class HostLoader:
     def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
 
-        A split may leave samples out, so any batch may be smaller and even empty. Raises
-        RunFailedError if all of an epoch are, and RuntimeError when a worker has died. Random
-        numbers that a split draws in the calling thread are those of the process, which a
-        checkpoint holds; workers draw theirs by `epoch`.
+        A split may skip samples, so any batch may be smaller or empty. Raises RunFailedError if all
+        of an epoch are empty, and RuntimeError if a worker has died. Workers seed their random
+        numbers by `epoch`; the calling thread uses those of the process.
         """
         if self._workers is None:
             taken = (self._split.take(part) for part in in_batches(order, self._batch_size))
@@ -73,7 +70,7 @@ class HostLoader:
 
 
 class HostToDeviceCopier:
-    """Copies batches to the device of `compute`; on a CPU it returns them unchanged."""
+    """Copies batches to the device; no-op on a CPU."""
 
     def __init__(
         self, config: RunConfig, compute: Accelerator, times: CudaStepTimer | None
@@ -89,16 +86,15 @@ class HostToDeviceCopier:
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def send(self, batch: Batch) -> Batch:
-        """Return the batch on the device, for work on the current stream."""
+        """Return the batch on the device, for use on the current stream."""
         if not self._compute.on_gpu:
             return batch
         if self._pin_memory:
-            # Does nothing to batches of workers, which DataLoader's thread has pinned.
+            # No-op for batches of workers, which DataLoader's thread has pinned.
             batch = batch[0].pin_memory(), batch[1].pin_memory()
-            # Freeing pinned memory records an event, and a GPU that has failed would end the
-            # process there. Asked first, it raises.
+            # Raises for a failed GPU, where freeing pinned memory would abort the process.
             torch.cuda.current_stream().query()
-            self._sent = batch  # frees the one before
+            self._sent = batch  # frees the previous batch
         if self.stream is None:
             return self._copy(batch)
         computing = torch.cuda.current_stream()
@@ -106,8 +102,7 @@ class HostToDeviceCopier:
             moved = self._copy(batch)
             self._arrived.record()
         computing.wait_event(self._arrived)
-        for part in moved:
-            # The memory belongs to the side stream, which must not use it again too early.
+        for part in moved:  # the side stream must not reuse this memory too early
             part.record_stream(computing)
         return moved
 
@@ -125,10 +120,10 @@ def _to(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch
 
 
 class DeviceLoader:
-    """Batches gathered on the GPU from a data set that was copied there once."""
+    """Indexes a dataset that was copied to the GPU once."""
 
     def __init__(self, split: Split, config: RunConfig, compute: CudaAccelerator) -> None:
-        """Copy the data set. Raises RunFailedError if it is not one in memory, or does not fit."""
+        """Copy the dataset. Raises RunFailedError if it is not in memory or does not fit."""
         if not isinstance(split, TensorSplit):
             raise RunFailedError(
                 "dataset_on_device: this workload's data is not in memory. Turn off "
@@ -153,20 +148,14 @@ class DeviceLoader:
             yield self._split.take(indices)
 
     def close(self) -> None:
-        """Do nothing: the data set is freed with the loader."""
+        """Do nothing: the dataset is freed with the loader."""
 
 
 class CachedDataset:
-    """A split that takes each sample from another split once and keeps it in host memory.
-
-    The other split gives the same sample each time, and one for each index, as images in files do.
-    """
+    """Caches the samples of a deterministic split that skips none, such as image files."""
 
     def __init__(self, split: Split, ranks: int = 1) -> None:
-        """Make room for all samples, as each of so many ranks on this host does.
-
-        Raises RunFailedError if the host has less memory than that.
-        """
+        """Allocate all samples. Raises RunFailedError if the host lacks memory for all ranks."""
         self._split = split
         self.length = split.length
         inputs, targets = split.room(1)
@@ -175,19 +164,19 @@ class CachedDataset:
         if needed * ranks > free:
             each = f" in each of {ranks} processes" if ranks > 1 else ""
             raise RunFailedError(
-                f"dataset_on_device: the decoded data set takes {format_bytes(needed)}{each}, and "
-                f"{format_bytes(free)} of the host's memory are available. "
-                "Switch off dataset_on_device."
+                f"dataset_on_device: the decoded dataset takes {format_bytes(needed)}{each}, but "
+                f"only {format_bytes(free)} of host memory is available. Switch off "
+                "dataset_on_device."
             )
-        self._inputs, self._targets = split.room(split.length)  # pages come as they are written
-        self._kept = torch.zeros(split.length, dtype=torch.bool)
+        self._inputs, self._targets = split.room(split.length)  # untouched pages take no memory
+        self._cached = torch.zeros(split.length, dtype=torch.bool)
 
     def take(self, indices: Tensor) -> Batch:
         """Return the samples at `indices` (int64, below `length`) as one batch."""
-        missing = indices[~self._kept[indices]]
+        missing = indices[~self._cached[indices]]
         if len(missing):
             self._inputs[missing], self._targets[missing] = self._split.take(missing)
-            self._kept[missing] = True
+            self._cached[missing] = True
         return self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
 
     def room(self, size: int) -> Batch:
@@ -201,7 +190,7 @@ Loader = HostLoader | DeviceLoader
 def make_loader(
     split: Split, config: RunConfig, compute: Accelerator, *, validation: bool = False
 ) -> Loader:
-    """Return the loader of training or validation data; copies for validation are not timed."""
+    """Return the loader of a split; copies for validation are not timed."""
     times = None if validation else compute.times
     if config.dataset_on_device:
         if isinstance(compute, CudaAccelerator):

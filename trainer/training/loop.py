@@ -1,7 +1,7 @@
-"""The training loop: epochs of steps, a validation after each, a row for every step.
+"""The training loop: epochs of optimizer steps, a validation after each epoch, a row per step.
 
-Nothing in it waits for a GPU: losses come back later (`stepscope/recorder/cuda_readback.py`). The
-only waits are the end of an epoch, a served command and `CudaAccelerator.pace`.
+The loop does not wait for losses: they arrive later (`stepscope/recorder/cuda_readback.py`). It
+synchronizes with a GPU only at the end of an epoch, for commands, and in `CudaAccelerator.pace`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -42,16 +42,15 @@ _NOTHING_LOADED = (
     "No sample of a batch could be loaded, and the other ranks are waiting for this one. Check "
     "the data or increase batch_size."
 )
-LAST_EVERY_S = 10.0
-"""Least time between two `last.pt`: epochs of a small model take a fraction of a second."""
+LAST_EVERY_S = 10.0  # interval of `last.pt`: epochs of small models take a fraction of a second
 
 
 class RunStoppedError(Exception):
-    """The run was asked to stop."""
+    """The run received a Stop command, or its server is shutting down."""
 
 
 class TrainerCommands:
-    """Handlers of one run, for its `CommandServer`; called by the training thread."""
+    """Command handlers of a run for its `CommandServer`; called by the training thread."""
 
     def __init__(self, recorder: Recorder, training: TrainState, stop: threading.Event) -> None:
         self._recorder = recorder
@@ -63,7 +62,7 @@ class TrainerCommands:
         }
 
     def check(self) -> None:
-        """Raise RunStoppedError once the server ends."""
+        """Raise RunStoppedError if the server is shutting down."""
         if self._stop.is_set():
             raise RunStoppedError("The server was shut down.")
 
@@ -80,54 +79,33 @@ class TrainerCommands:
             self._recorder.finish(command, text, ok=False)
             return
         text = f"Save checkpoint: {path.name}"
-        if size is not None:  # rank 0 has written it
+        if size is not None:  # rank 0
             text += f", {format_bytes(size)}"
         self._recorder.finish(command, text, path=path.name, bytes=size)
 
 
-class StepLogger:
-    """Hands rows to the recorder, which marks a loss that is no finite number."""
-
-    def __init__(self, recorder: Recorder, config: RunConfig) -> None:
-        self._recorder = recorder
-        self._config = config
-        self._stops = config.nan_policy is NanPolicy.STOP
-
-    def __call__(self, step: int, ts: float, row: MetricRow) -> None:
-        """Record a row. Raises NonFiniteLossError if the policy is to stop at such a loss."""
-        loss = row.get("train/loss")
-        self._recorder.log(step, row, ts)
-        if loss is not None and not math.isfinite(loss) and self._stops:
-            raise NonFiniteLossError(
-                f"The loss is {loss} at step {step}. {nan_remedy(self._config)}."
-            )
+def log_step(recorder: Recorder, config: RunConfig, step: int, ts: float, row: MetricRow) -> None:
+    """Record a row. Raises NonFiniteLossError for a NaN or infinite loss if the policy is stop."""
+    loss = row.get("train/loss")
+    recorder.log(step, row, ts)
+    if loss is None or math.isfinite(loss) or config.nan_policy is not NanPolicy.STOP:
+        return
+    raise NonFiniteLossError(f"The loss is {loss} at step {step}. {nan_remedy(config)}.")
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step gave, over all of its batches."""
+    """Results of an optimizer step over all of its micro-batches."""
 
     loss: Tensor
     norm: Tensor | None
     samples: int
-    waited: float  # Seconds in which the loader had no batch.
-
-    def after(self, former: StepResult | None) -> StepResult:
-        """Return this with the batches that were done before."""
-        if former is None:
-            return self
-        loss, samples = former.loss + self.loss, former.samples + self.samples
-        return StepResult(loss, self.norm, samples, self.waited)
-
-    def updated(self, step: TrainStep | GraphedStep, planned: int) -> StepResult:
-        """Update the weights by the mean over the samples that there were, fewer than planned."""
-        factor = planned / self.samples
-        return replace(self, loss=self.loss * factor, norm=step.update(factor))
+    waited: float  # seconds without a batch from the loader
 
 
 @dataclass(kw_only=True)
 class TrainLoop:
-    """One run of the loop; `train` is its only entry."""
+    """The training loop of a run; call `train`."""
 
     task: Task
     training: TrainState
@@ -138,15 +116,14 @@ class TrainLoop:
     recorder: Recorder
     commands: CommandServer
     speed: FlopsMeter
-    phases: TrainPhaseTimer | None = None
-    """The times of the step's parts; None in a process that trains alone."""
+    phases: TrainPhaseTimer | None = None  # only with several ranks
     _last_saved: float = field(default_factory=time.monotonic)
-    _due: float = 0.0  # Above 0 if it is time for another last.pt.
+    _due: float = 0.0  # above 0 if last.pt is due
 
     def train(self) -> None:
         """Train to the last epoch or step.
 
-        Raises RunStoppedError after saving last.pt, and NonFiniteLossError.
+        Raises NonFiniteLossError, and RunStoppedError after saving last.pt.
         """
         self._describe()
         try:
@@ -163,16 +140,16 @@ class TrainLoop:
                 self._save("last.pt")
             raise
         except NonFiniteLossError:
-            raise  # the rows up to this loss are recorded, and later ones are not wanted
+            raise  # rows after this loss are dropped
         except Exception:
-            self.reader.flush()  # the steps before the failure are whole
+            self.reader.flush()  # rows of the steps before the failure
             raise
         finally:
-            self.reader.discard()  # its events and slots belong to the process
+            self.reader.discard()  # its events and buffers belong to the process
 
     def _train_epoch(self) -> None:
         training = self.training
-        # FSDP has replaced the model's parameters by parts of them.
+        # FSDP has replaced the model's parameters by shards.
         parameters = {} if training.config.strategy is Strategy.FSDP else self.task.recorded
         recorded = {key: value.detach().view(()) for key, value in parameters.items()}
         tokens = self.task.tokens_per_sample
@@ -205,15 +182,16 @@ class TrainLoop:
             boundary = now + self.commands.serve(self.reader.flush)
 
     def _train_step(self, batches: Iterator[Batch], left: int) -> StepResult | None:
-        """Take one optimizer step of up to `accumulation` batches of each rank.
+        """Take an optimizer step of up to `gradient_accumulation_steps` micro-batches per rank.
 
-        `left` samples of the epoch are there for all ranks together. Return None if none of this
-        step's could be loaded: there was no step then. Raises RunFailedError if that happens to
-        one of several ranks, as the others would wait for its gradients.
+        The epoch has `left` more samples over all ranks. Returns None if no sample of the step
+        could be loaded. Raises RunFailedError for that with several ranks, as the others would
+        wait for its gradients.
         """
         training = self.training
-        for_all = min(left, training.config.step_size)
-        planned = training.ranks.count(for_all)
+        several = training.ranks.several
+        step_samples = min(left, training.config.step_size)
+        planned = training.ranks.count(step_samples)
         count = math.ceil(planned / training.config.batch_size)
         done: StepResult | None = None
         seen, waited = 0, 0.0
@@ -223,9 +201,8 @@ class TrainLoop:
                 inputs, targets = next(batches)
             waited += time.perf_counter() - began
             seen += len(targets)
-            # The parts of a step of several batches have the weights of the planned samples. Where
-            # samples are missing, ranks cannot correct that: the mean over them is taken already.
-            several = training.ranks.several
+            # Micro-batches are weighted by the planned samples. If samples are missing, a single
+            # process rescales the gradients in `update`; ranks have averaged them already.
             last = number == count and (count == 1 or seen == planned or several)
             if several and not len(targets):
                 raise RunFailedError(_NOTHING_LOADED)
@@ -235,19 +212,22 @@ class TrainLoop:
                 training.compute.end_step()
                 training.compute.pace()
                 self.commands.look()
-                done = StepResult(loss, norm, len(targets), waited).after(done)
+                if done is not None:
+                    loss = done.loss + loss
+                done = StepResult(loss, norm, seen, waited)
         if done is not None and not last:
+            factor = planned / seen
             training.compute.begin_step()
-            done = done.updated(self.step, planned)
+            done = StepResult(done.loss * factor, self.step.update(factor), seen, done.waited)
             training.compute.end_step()
-        training.count(int(done is not None), for_all)
+        training.count(int(done is not None), step_samples)
         return done
 
     def _validate(self) -> tuple[float, float | None]:
-        """Return the mean loss over the validation split and the accuracy in percent.
+        """Return the mean loss and the accuracy (percent) of the validation split, over all ranks.
 
-        They are the same on all ranks, which share the split. Raises RunFailedError if one of
-        several ranks has a batch without a sample: with FSDP each forward pass takes all ranks.
+        Raises RunFailedError if one of several ranks has an empty batch: with FSDP all ranks take
+        part in each forward pass.
         """
         self.reader.flush()
         split, model, ranks = self.task.validation, self.training.model, self.training.ranks
@@ -258,11 +238,11 @@ class TrainLoop:
         ranks.copy_from_first(model.buffers())
         order = ranks.share(torch.arange(split.length))
         batches = self.validation_loader.batches(order)
-        asked = in_batches(order, self.training.config.batch_size)
-        for (inputs, targets), indices in zip(batches, asked, strict=True):
-            # A sample that is repeated to give all ranks equally many is the last, and not counted.
+        planned = in_batches(order, self.training.config.batch_size)
+        for (inputs, targets), indices in zip(batches, planned, strict=True):
+            # The last sample may be a repeated one, which pads the ranks and does not count.
             counted = min(len(targets), left)
-            left = max(0, left - len(indices))  # the split may have left some of them out
+            left = max(0, left - len(indices))  # the split may have skipped some of them
             if not len(targets):
                 if ranks.several:
                     raise RunFailedError(_NOTHING_LOADED)
@@ -275,13 +255,13 @@ class TrainLoop:
                 correct += (outputs[:counted].argmax(dim=1) == targets[:counted]).sum()
             self.training.compute.pace()
             if ranks.several:
-                self.recorder.signs += 1  # here the ranks are not all after the same batch
+                self.recorder.signs += 1  # no commands: the ranks are at different batches
             else:
                 self.commands.serve(self.reader.flush)
         model.train()
         reshard(model)
         sums = torch.stack([loss_sum, correct]).double()
-        # What rank 0's clock says holds for all: they may have to save together.
+        # Rank 0's clock decides for all ranks, as they may have to save together.
         due = not ranks.rank and time.monotonic() - self._last_saved >= LAST_EVERY_S
         sums = ranks.sum(torch.cat([sums, sums.new_tensor([seen, due])]))
         total, hits, number, self._due = sums.tolist()
@@ -294,9 +274,9 @@ class TrainLoop:
         if training.scaler.is_enabled():
             row["train/amp_scale"] = training.scaler.get_scale()
         self.recorder.log(training.step, row)
-        scored = "" if accuracy is None else f", accuracy {accuracy:.1f} %"
+        scored = "" if accuracy is None else f", accuracy {accuracy:.1f}%"
         whole = training.offset >= self.task.train.length
-        # max_steps may end a run within an epoch, which a resumed run then goes on with.
+        # max_steps may end a run within an epoch, which a resumed run continues.
         reached = f"Epoch {training.epoch}" if whole else f"Step {training.step}, the last"
         self.recorder.event(
             "epoch",
@@ -311,12 +291,12 @@ class TrainLoop:
         if loss < training.best_loss:
             training.best_loss = loss
             self._save("best.pt")
-        # A model gone NaN must not overwrite the last good one.
+        # A model with NaN weights must not overwrite the last good checkpoint.
         if math.isfinite(loss) and (training.has_ended or self._due):
             self._save("last.pt")
 
     def _save(self, name: str) -> None:
-        """Write a checkpoint; where the disk refuses it the run goes on without."""
+        """Write a checkpoint and record an event; the run continues after a disk error."""
         if name == "last.pt":
             self._last_saved = time.monotonic()
         try:
@@ -326,14 +306,13 @@ class TrainLoop:
             text = f"Checkpoint {name} failed ({error}). Training continues; free disk space"
             self.recorder.event("checkpoint", text, ok=False, path=name)
             return
-        if size is None:
-            return  # rank 0 tells of it
-        text = f"Checkpoint {name}, {format_bytes(size)}"
-        self.recorder.event("checkpoint", text, ok=True, path=name, bytes=size)
+        if size is not None:  # rank 0
+            text = f"Checkpoint {name}, {format_bytes(size)}"
+            self.recorder.event("checkpoint", text, ok=True, path=name, bytes=size)
 
     def _describe(self) -> None:
         training, config = self.training, self.training.config
-        reader = self.reader  # alone: in the recorder the loop would outlive the run, model and all
+        reader = self.reader  # not self: the recorder outlives the loop and its model
         self.recorder.also_dropped = lambda: reader.dropped
         self.recorder.describe(
             total_steps=training.total_steps,
@@ -346,10 +325,9 @@ class TrainLoop:
 
 
 def _without_gradients(config: RunConfig) -> AbstractContextManager[object]:
-    """Return in what a validation runs.
+    """Return the context of a validation: inference mode, except with FSDP.
 
-    With FSDP not in inference mode: a run that is resumed at an epoch's end begins with a
-    validation. FSDP trains on with the tensors that it made for its first forward pass, and those
-    of inference mode cannot be trained with.
+    A run resumed at the end of an epoch begins with a validation. FSDP creates tensors in its first
+    forward pass and trains with them, which inference tensors do not allow.
     """
     return torch.no_grad() if config.strategy is Strategy.FSDP else torch.inference_mode()

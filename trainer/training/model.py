@@ -1,4 +1,4 @@
-"""The model of a run: number type, memory format, device, and DataParallel, DDP or FSDP2."""
+"""Prepares the model: dtype, memory format, device, and DataParallel, DDP or FSDP2."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from trainer.training.rank_info import TrainerRank
 
 @dataclass(frozen=True, slots=True)
 class InputFormat:
-    """What a batch's inputs are turned into, on the device, before the model sees them."""
+    """Converts the inputs of a batch, on the device."""
 
-    dtype: torch.dtype | None = None
-    """Type of floating inputs; class numbers and 8-bit images stay integers."""
-    channels_last: bool = False  # Memory format of images, which have four dimensions.
+    dtype: torch.dtype | None = None  # of floating inputs; integers stay
+    channels_last: bool = False  # of images (4-d)
 
     @classmethod
     def of(cls, config: RunConfig) -> InputFormat:
-        """Return the form that the model of this run takes."""
+        """Return the input format of a configuration."""
         return cls(param_dtype(config.precision), config.channels_last)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the inputs in this form, the same tensor where they have it."""
+        """Return the inputs in this format, without a copy if possible."""
         if self.dtype is not None and inputs.is_floating_point():
             inputs = inputs.to(self.dtype)
         if self.channels_last and inputs.dim() == 4:
@@ -48,14 +47,14 @@ AS_LOADED = InputFormat()
 def prepare(
     model: nn.Module, config: RunConfig, device: torch.device, ranks: TrainerRank | None = None
 ) -> nn.Module:
-    """Change the model in place to what the configuration asks for, and move it to a device.
+    """Apply checkpointing, format and dtype to the model in place, and move it to the device.
 
-    To be called before the optimizer is made. With FSDP it is spread over `ranks`.
+    Call before the optimizer is created. With FSDP the model is sharded over `ranks`.
     """
     fsdp = config.strategy is Strategy.FSDP and ranks is not None
     if config.activation_checkpointing:
         apply_activation_checkpointing(model, preserve_rng_state=not config.cuda_graphs)
-    # FSDP takes contiguous weights only; images in channels_last are enough for a convolution.
+    # FSDP needs contiguous weights; for a convolution channels_last images are enough.
     if config.channels_last and not fsdp:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     dtype = param_dtype(config.precision)
@@ -63,7 +62,7 @@ def prepare(
         model.to(dtype)
         for part in model.modules():
             if isinstance(part, _BatchNorm):
-                part.float()  # its sums over the batch need 32 bits; its outputs are of 16
+                part.float()  # its sums over the batch need 32 bits; its outputs have 16
     if not fsdp or ranks is None:
         return model.to(device)
     apply_fsdp(model, config, ranks, device)
@@ -72,20 +71,16 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class ParallelModel:
-    """The model that training runs: `model` is wrapped where other devices help."""
+    """The model for training, with a wrapper for several devices, and its no_sync context."""
 
     model: nn.Module
-    apart: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Context of the batches of a step whose gradients ranks do not average yet."""
+    no_sync: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @classmethod
     def of(
         cls, model: nn.Module, config: RunConfig, devices: Sequence[TrainDevice]
     ) -> ParallelModel:
-        """Wrap a model that lies on the first of the devices.
-
-        With DDP all ranks have to call it, and each takes the weights of rank 0.
-        """
+        """Wrap a model on the first device. With DDP all ranks must call it: rank 0 broadcasts."""
         if config.strategy is Strategy.DP:
             return cls(DataParallel(model, [device.cuda_index or 0 for device in devices]))
         if config.strategy is Strategy.DDP:
@@ -97,19 +92,21 @@ class ParallelModel:
                 gradient_as_bucket_view=config.gradient_as_bucket_view,
                 static_graph=config.static_graph,
             )
-            return cls(ddp, _Apart(ddp, config))
+            return cls(ddp, _DdpNoSync(ddp, config))
         if config.strategy is Strategy.FSDP and config.no_sync:
             return cls(model, partial(unreduced, model))
         return cls(model)
 
 
-class _Apart:
-    """Gives the context in which gradients are added up, and not averaged over the ranks yet."""
+class _DdpNoSync:
+    """Returns the no_sync context of DDP, with a static graph from the second call on.
+
+    DDP records a static graph in the first backward pass. Under no_sync torch 2.13 then raises
+    "expect_autograd_hooks_ INTERNAL ASSERT FAILED".
+    """
 
     def __init__(self, ddp: DistributedDataParallel, config: RunConfig) -> None:
         self._no_sync = ddp.no_sync if config.no_sync else nullcontext
-        # A static graph is learned in the first backward pass. If that is without averaging, torch
-        # 2.13 ends with "expect_autograd_hooks_ INTERNAL ASSERT FAILED".
         self._learned = not config.static_graph
 
     def __call__(self) -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""The ranks of a job: which one this process is, its share of the samples, the process group."""
+"""The rank of this process, its share of the samples, and the process group."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainerRank:
-    """This process among those that train together, by torchrun's numbers; by default it is alone.
-
-    `rank` counts over all machines, `local_rank` on this one, which runs `local_size` of them.
-    """
+    """torchrun's rank numbers of this process; by default a single process."""
 
     rank: int = 0
     local_rank: int = 0
@@ -32,17 +29,12 @@ class TrainerRank:
 
     @classmethod
     def of(cls, config: RunConfig, environ: Mapping[str, str]) -> TrainerRank:
-        """Return what torchrun says in the environment; a run of one process does not look."""
+        """Return the rank from torchrun's environment variables, if the run is distributed."""
         if not config.distributed:
             return cls()
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        first = cls()
-        alone = (first.rank, first.local_rank, first.world_size, first.local_size)
-        numbers = (
-            int(text) if (text := environ.get(name, "")).isdecimal() else default
-            for name, default in zip(names, alone, strict=True)
-        )
-        return cls(*numbers)
+        names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+        texts = ((environ.get(name, ""), default) for name, default in names.items())
+        return cls(*(int(text) if text.isdecimal() else default for text, default in texts))
 
     @property
     def several(self) -> bool:
@@ -52,9 +44,9 @@ class TrainerRank:
     def share(self, order: Tensor, offset: int = 0) -> Tensor:
         """Return this rank's samples of an epoch's `order` (int64, 1-d) after the first `offset`.
 
-        All ranks get equally many: the order goes on from its beginning where too few are left.
-        From offset 0 this is what torch's DistributedSampler gives. The k-th batch of all ranks
-        together is the k-th batch of one process whose batches are `world_size` times as large.
+        Ranks get equally many samples: the order repeats from its start if too few are left. With
+        offset 0 this equals torch's DistributedSampler. The k-th batches of all ranks together are
+        the k-th batch of a single process with `world_size` times the batch size.
         """
         if not self.several:
             return order[offset:]
@@ -62,30 +54,30 @@ class TrainerRank:
         return order[(places + offset + self.rank) % len(order)]
 
     def count(self, samples: int) -> int:
-        """Return how many of so many samples each rank takes, the repeated ones included."""
+        """Return each rank's number of `samples` samples, repeated ones included."""
         return -(-samples // self.world_size)
 
     def own(self, samples: int) -> int:
-        """Return how many of so many samples this rank takes that no other rank takes too."""
+        """Return this rank's number of `samples` samples, without repeated ones."""
         return len(range(self.rank, samples, self.world_size))
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add up the values of all ranks, in place, and return them. All ranks have to call it."""
+        """Sum the values over all ranks in place; all ranks must call this."""
         if self.several:
             dist.all_reduce(values)
         return values
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
-        """Give all ranks the values of rank 0, in place. All ranks have to call it."""
+        """Broadcast tensors from rank 0 in place; all ranks must call this."""
         if self.several:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
     def begin_random(self, seed: int, step: int) -> None:
-        """Give each of several ranks random numbers of its own, as of dropout, from a step on.
+        """Seed each of several ranks differently, for example for dropout.
 
-        Before, all have the same: the first weights come from them. Rank 0 of a resumed run goes on
-        with those of the checkpoint.
+        Before, all ranks have the same seed for the initial weights. Rank 0 of a resumed run keeps
+        the RNG state of the checkpoint.
         """
         if not self.several or (step and not self.rank):
             return
@@ -93,7 +85,7 @@ class TrainerRank:
         torch.manual_seed(int(later) if step else seed + self.rank)
 
     def seeded(self, config: RunConfig) -> RunConfig:
-        """Return the configuration with another seed for each rank, for what loads its data."""
+        """Return the configuration with a different seed per rank, for its data loaders."""
         return replace(config, seed=(config.seed + self.rank) % 2**31)
 
 
@@ -101,11 +93,10 @@ ALONE = TrainerRank()
 
 
 def init_process_group(config: RunConfig, ranks: TrainerRank, device: torch.device) -> None:
-    """Connect this rank with the others: by NCCL between GPUs, by gloo between CPUs.
+    """Initialize the process group of a distributed run: NCCL for GPUs, gloo for CPUs.
 
-    Waits until all of them have come. A run of one process has no group, and one that is there is
-    used. Raises RunFailedError where this process is not one of the job that the configuration
-    asks for.
+    Waits for all ranks; keeps an existing group. Raises RunFailedError if torchrun has started
+    another number of ranks than the configuration has.
     """
     if not config.distributed or dist.is_initialized():
         return
@@ -117,21 +108,20 @@ def init_process_group(config: RunConfig, ranks: TrainerRank, device: torch.devi
     if device.type == "cpu":
         dist.init_process_group("gloo")
         return
-    # Parameters that lie on the host are clipped there, which takes a sum over all ranks.
+    # Gradients in host memory are clipped there, which takes an all-reduce on the CPU.
     backend = "cpu:gloo,cuda:nccl" if config.cpu_offload else "nccl"
     dist.init_process_group(backend, device_id=device)
 
 
 def destroy_process_group() -> None:
-    """End the connection, if there is one. Only where no rank is left within a collective.
+    """Destroy the process group, if there is one and no rank is inside a collective.
 
-    After a failure others may be in one and wait for this rank: gloo's end would wait for them, and
-    so does its abort. The process then has to end by os._exit, without the interpreter's own end.
-    gloo's other ranks hear of it at once, those of NCCL are ended by torchrun.
+    After a failure, ranks inside a collective would block gloo's destruction and abort. Then the
+    process must end by os._exit: gloo's ranks get an error at once, torchrun ends those of NCCL.
     """
     if not dist.is_initialized():
         return
     try:
         dist.destroy_process_group()
-    except RuntimeError as error:  # another rank failed meanwhile; this one has done its work
-        log.warning("the process group did not end cleanly: %s", error)
+    except RuntimeError as error:  # another rank has failed; this rank is complete
+        log.warning("the process group was not destroyed: %s", error)

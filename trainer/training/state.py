@@ -1,11 +1,8 @@
-"""The state of a run that a checkpoint holds: model, optimizer, schedule, scaler, RNG, position.
+"""Training state in a checkpoint: model, optimizer, LR scheduler, scaler, RNG and position.
 
-The learning rate of the constant and the cosine schedule is a function of the step, so a checkpoint
-needs no state of theirs; one of the plateau schedule is that of torch's ReduceLROnPlateau.
-
-The weights of DDP are the same on all ranks, and rank 0 writes them, in the file that a run of one
-process writes. With FSDP each rank writes its part into a folder beside the file, which names it.
-Both are read by runs of any kind and number of ranks.
+The constant and the cosine LR schedule are functions of the step and have no state. With DDP rank 0
+writes the checkpoint. With FSDP each rank writes its shards into a folder that the checkpoint file
+names. Both can be resumed with any strategy and number of ranks.
 """
 
 from __future__ import annotations
@@ -34,16 +31,15 @@ SAME = (
     *("workload", "width", "num_layers", "context_length", "num_classes", "tie_embeddings"),
     *("dataset", "custom_options", "seed", "optimizer", "lr_scheduler"),
 )
-"""Settings that a resumed run must share with its checkpoint, as far as that has them and the
-workload reads them; the seed where it makes the data."""
+"""Settings that must equal those of the checkpoint if the workload reads them; the seed only if the
+data depend on it."""
 
 
 class TrainState:
-    """All that changes while training; `load` restores what `state_dict` returned.
+    """The state that changes while training; `load` restores the result of `state_dict`.
 
-    An epoch has `samples`, of all ranks together. `epoch` is the current one, counted from 1;
-    `offset` of its samples are done, by all ranks together. So a checkpoint does not depend on how
-    many ranks there were.
+    `epoch` counts from 1 and has `samples` samples over all ranks, of which `offset` are done. So a
+    checkpoint does not depend on the number of ranks.
     """
 
     def __init__(
@@ -71,27 +67,26 @@ class TrainState:
         self.samples = samples
         self._go_to(0, 1, 0)
         self.best_loss = math.inf
-        self.saved = 0
-        """Checkpoints that this process has written, or helped to."""
+        self.saved = 0  # number of calls of `save`
         self._generator = torch.Generator().manual_seed(config.seed)
         self._epoch_state = self._generator.get_state()
 
     def order(self, samples: int) -> Tensor:
-        """Draw the sample order of the current epoch and return this rank's share of what is left.
+        """Draw the sample order of the epoch and return this rank's share of the rest (int64, 1-d).
 
-        The order is the same on all ranks: their generators have one seed and one past.
+        All ranks draw the same order, as their generators have the same seed and state.
         """
         self._epoch_state = self._generator.get_state()
         return self.ranks.share(torch.randperm(samples, generator=self._generator), self.offset)
 
     def count(self, steps: int, samples: int) -> None:
-        """Move the position and the learning rate by so many steps and samples of the epoch."""
+        """Advance the position by steps and samples, and set the next learning rate."""
         self.step += steps
         self.offset += samples
         self._set_learning_rate()
 
     def next_epoch(self, validation_loss: float) -> None:
-        """Close the epoch: move the plateau schedule and the position."""
+        """Advance to the next epoch, and update the plateau scheduler."""
         if self.plateau is not None:
             self.plateau.step(validation_loss)
         self._epoch_state = self._generator.get_state()
@@ -106,16 +101,16 @@ class TrainState:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of a whole epoch."""
+        """Optimizer steps per epoch."""
         return math.ceil(self.samples / self.config.step_size)
 
     @property
     def learning_rate(self) -> float:
-        """The rate that the next step uses."""
+        """The learning rate of the next step."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on bit for bit (on a CPU): tensors and plain values only."""
+        """Return tensors and plain values to resume from, bit for bit on a CPU."""
         return {
             "config": self.config.to_dict(),
             "model": self.model.state_dict(),
@@ -124,14 +119,14 @@ class TrainState:
             "scaler": self.scaler.state_dict(),
             "rng": torch.get_rng_state(),
             "device_rng": self.compute.rng_state(),
-            # Of the epoch's start: its order is drawn again and `offset` samples are skipped.
+            # At the start of the epoch: `load` draws its order again and skips `offset` samples.
             "order_rng": self._epoch_state,
             "position": {"step": self.step, "epoch": self.epoch, "offset": self.offset},
             "best_loss": self.best_loss,
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint. Raises CheckpointError if it does not fit this run."""
+        """Restore the state of a checkpoint. Raises CheckpointError if it does not fit the run."""
         workload = self.config.workload
         for name in SAME:
             if not reads(workload, name) or (name == "seed" and not TRAITS[workload].seeded_data):
@@ -150,34 +145,32 @@ class TrainState:
             raise CheckpointError(
                 f"resume_from: the checkpoint does not fit this run ({detail}). Choose another one."
             ) from error
-        if self.epoch > self.config.epochs:
-            raise CheckpointError(
-                f"epochs: the checkpoint already has {self.epoch - 1} epochs, got "
-                f"{self.config.epochs}. Increase epochs; it counts from the first run's start."
-            )
         if self.has_ended:
+            ended = self.epoch > self.config.epochs
+            field, done = ("epochs", self.epoch - 1) if ended else ("max_steps", self.step)
+            unit = "epochs" if ended else "steps"
             raise CheckpointError(
-                f"max_steps: the checkpoint already has {self.step} steps, got "
-                f"{self.config.max_steps}. Increase max_steps; it counts from the first run's "
+                f"{field}: the checkpoint already has {done} {unit}, got "
+                f"{getattr(self.config, field)}. Increase {field}; it counts from the first run's "
                 "start."
             )
 
     def from_checkpoint(self, state: dict[str, Any]) -> tuple[list[str], dict[str, list[Any]]]:
-        """Name what `load` took from the checkpoint, and the settings that differ: [then, now]."""
+        """Return names of the restored state, and the settings that differ as [then, now]."""
         theirs, ours = state["config"], self.config.to_dict()
         changed = {
             name: [theirs[name], value]
             for name, value in ours.items()
             if name != "resume_from" and name in theirs and theirs[name] != value
         }
-        taken = ["weights", f"state of {self.config.optimizer}"]
+        restored = ["weights", f"state of {self.config.optimizer}"]
         if self.config.lr_scheduler is not LRSchedule.NONE:
-            taken.append(f"{self.config.lr_scheduler} scheduler position")
+            restored.append(f"{self.config.lr_scheduler} scheduler position")
         if "learning_rate" not in changed:
-            taken.append(f"learning rate {self.learning_rate:.4g}")
+            restored.append(f"learning rate {self.learning_rate:.4g}")
         if self.scaler.is_enabled() and state["scaler"]:
-            taken.append(f"loss scale {state['scaler']['scale']:g}")
-        return [*taken, "random numbers", "sample order"], changed
+            restored.append(f"loss scale {state['scaler']['scale']:g}")
+        return [*restored, "random numbers", "sample order"], changed
 
     def _load(self, state: dict[str, Any]) -> None:
         ours = self.model.state_dict()
@@ -204,11 +197,15 @@ class TrainState:
         self.best_loss = float(state["best_loss"])
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
-        # torch takes the kernel from the checkpoint too: a fp16 step that mixes two kinds raises.
+        # torch restores fused and foreach as well: mixed kernels raise in an fp16 step.
         kernel = _kernel(self.config)
         for group in state["param_groups"]:
             group.update({name: value for name, value in kernel.items() if name in group})
-        for weights, number in zip(*_numbered(self.optimizer, state), strict=True):
+        parameters = [
+            weights for group in self.optimizer.param_groups for weights in group["params"]
+        ]
+        numbers = [number for group in state["param_groups"] for number in group["params"]]
+        for weights, number in zip(parameters, numbers, strict=True):
             entries = state["state"].get(number, {})
             for name, value in entries.items():
                 if isinstance(value, Tensor):
@@ -217,21 +214,19 @@ class TrainState:
         self._begin_momentum()
 
     def _begin_momentum(self) -> None:
-        """Start a fused SGD's momentum from zeros, which gives the same first step.
+        """Initialize the momentum of fused SGD with zeros, which gives the same first step.
 
-        torch's fused SGD allocates its buffers and leaves it to its kernel to fill them. In fp16
-        the kernel returns early if a step overflows, as the first ones do, and then old contents
-        of that memory count as momentum. Adam and AdamW fill their buffers with zeros.
+        torch allocates the buffers without a value, for its kernel to fill. In fp16 the kernel
+        skips steps that overflow, as the first ones do, and the garbage would become momentum.
         """
         fused = self.config.optimizer_impl is OptimizerImpl.FUSED
         if fused and isinstance(self.optimizer, torch.optim.SGD):
             for weights in self.model.parameters():
-                self.optimizer.state[weights].setdefault(
-                    "momentum_buffer", torch.zeros_like(weights)
-                )
+                state = self.optimizer.state[weights]
+                state.setdefault("momentum_buffer", torch.zeros_like(weights))
 
     def _go_to(self, step: int, epoch: int, offset: int) -> None:
-        """Set the position, and from it the last step of the run and the learning rate."""
+        """Set the position, the number of the last step, and the learning rate."""
         self.step, self.epoch, self.offset = step, epoch, offset
         left = math.ceil((self.samples - offset) / self.config.step_size)
         total = step + left + (self.config.epochs - epoch) * self.steps_per_epoch
@@ -239,22 +234,20 @@ class TrainState:
         self._set_learning_rate()
 
     def _set_learning_rate(self) -> None:
-        """Set the rate of the next step; ReduceLROnPlateau sets it after epochs instead."""
+        """Set the learning rate of the next step, unless ReduceLROnPlateau sets it."""
         if self.plateau is not None:
             return
-        rate = self.config.learning_rate * learning_rate_factor(
-            self.config, self.step, self.total_steps
-        )
+        factor = learning_rate_factor(self.config, self.step, self.total_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self.config.learning_rate * factor
 
 
 def learning_rate_factor(config: RunConfig, step: int, total_steps: int) -> float:
-    """Return what multiplies the learning rate in a step, counted from 0.
+    """Return the factor of the learning rate in a step, counted from 0.
 
-    In `lr_warmup_steps` W it rises linearly as (step + 1) / (W + 1) (Goyal et al. 2017, section
-    2.2). Then it is 1, or with the cosine schedule (1 + cos(π (step - W) / (total_steps - W))) / 2
-    (Loshchilov and Hutter 2017, equation 5, without restarts).
+    Linear warm-up over `lr_warmup_steps` W: (step + 1) / (W + 1) (Goyal et al. 2017, section 2.2).
+    Then 1, or for cosine decay (1 + cos(π (step - W) / (total_steps - W))) / 2 (Loshchilov and
+    Hutter 2017, equation 5, without restarts).
     """
     warmup = config.lr_warmup_steps
     if step < warmup:
@@ -274,18 +267,8 @@ def _optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     return kind(parameters, lr=rate, eps=_epsilon(config.precision), **kernel)
 
 
-def _numbered(
-    optimizer: torch.optim.Optimizer, state: dict[str, Any]
-) -> tuple[list[Tensor], list[int]]:
-    """Return the optimizer's parameters, and the numbers that they have in its saved state."""
-    return (
-        [weights for group in optimizer.param_groups for weights in group["params"]],
-        [number for group in state["param_groups"] for number in group["params"]],
-    )
-
-
 def _kernel(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments of the optimizer that choose its kernel; both False is a for-loop."""
+    """Return the optimizer arguments of its implementation; both False is a for-loop."""
     kernel = {impl: config.optimizer_impl == impl for impl in ("fused", "foreach")}
     if config.optimizer is not Optimizer.SGD:
         kernel["capturable"] = config.cuda_graphs
@@ -293,23 +276,23 @@ def _kernel(config: RunConfig) -> dict[str, Any]:
 
 
 def _epsilon(precision: Precision) -> float:
-    """What Adam adds to the root of the mean squared gradient before it divides by it.
+    """Return Adam's eps: 1e-3 for pure fp16, else torch's default.
 
-    In fp16 the mean of the squares (1e-3 of each) of gradients below 8e-3 is 0, as the least number
-    is 6e-8. Torch's own 1e-8 would make those steps 1e5 times too long.
+    The smallest fp16 number is 6e-8, so squared gradients below 8e-3, times 1 - beta2 = 1e-3, are
+    0. With eps 1e-8 the update would be 1e5 times too large.
     """
     return 1e-3 if precision is Precision.PURE_FP16 else 1e-8
 
 
 def save(path: Path, training: TrainState) -> int | None:
-    """Write a checkpoint and return its bytes, None on a rank other than 0. Raises OSError.
+    """Write a checkpoint and return its bytes; None on a rank other than 0. Raises OSError.
 
-    With FSDP all ranks have to call it at the same step; else only rank 0 does something.
+    With FSDP all ranks must call it at the same step; otherwise only rank 0 writes.
     """
     training.saved += 1
     if training.config.strategy is not Strategy.FSDP:
         return None if training.ranks.rank else write_checkpoint(path, training.state_dict())
-    state, tensors = _taken_apart(training.state_dict())
+    state, tensors = _split_tensors(training.state_dict())
     parts = path.with_name(f"{path.stem}.{training.saved}.parts")
     save_shards(parts, tensors)
     if training.ranks.rank:
@@ -317,7 +300,7 @@ def save(path: Path, training: TrainState) -> int | None:
     try:
         size = write_checkpoint(path, state | {PARTS: parts.name})
     except OSError:
-        shutil.rmtree(parts, ignore_errors=True)  # no file names it, and the disk may be full
+        shutil.rmtree(parts, ignore_errors=True)  # unreferenced, and the disk may be full
         raise
     for former in path.parent.glob(f"{path.stem}.*.parts"):
         if former != parts and NAME.fullmatch(former.name):
@@ -326,7 +309,7 @@ def save(path: Path, training: TrainState) -> int | None:
 
 
 def room(training: TrainState, name: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return where a tensor of a checkpoint is read to: this rank's part of it, or all of it."""
+    """Return an empty tensor for a tensor of a checkpoint: this rank's shard, or the full one."""
     kind, _, key = name.partition(".")
     if kind == MODEL:
         like = training.model.state_dict().get(key)
@@ -339,8 +322,8 @@ def room(training: TrainState, name: str, size: torch.Size, dtype: torch.dtype) 
     return torch.empty(size, dtype=dtype)
 
 
-def _taken_apart(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a state without the tensors of model and optimizer, and these by name."""
+def _split_tensors(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Split a state into one without tensors of model and optimizer, and these by name."""
     tensors = {f"{MODEL}.{name}": value for name, value in state[MODEL].items()}
     values: dict[int, dict[str, Any]] = {}
     for number, entries in state[OPTIMIZER]["state"].items():

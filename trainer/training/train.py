@@ -1,4 +1,4 @@
-"""One run from its configuration to its final status, in whatever thread or process it is called.
+"""A run from its configuration to its final status, in the calling thread.
 
 run ─> session, device, sampler ─> _attempt ─> _train: model, strategy, compile, loaders, loop
 """
@@ -45,7 +45,7 @@ from trainer.training.device_assignment import assigned_devices, sampled, sample
 from trainer.training.flops import FlopsMeter
 from trainer.training.fsdp import weights_on_first_rank
 from trainer.training.loaders import make_loader
-from trainer.training.loop import RunStoppedError, StepLogger, TrainerCommands, TrainLoop
+from trainer.training.loop import RunStoppedError, TrainerCommands, TrainLoop, log_step
 from trainer.training.model import ParallelModel, prepare
 from trainer.training.rank_info import TrainerRank, destroy_process_group, init_process_group
 from trainer.training.state import TrainState, room
@@ -57,9 +57,8 @@ from trainer.workloads.task import Task, TensorSplit
 log = logging.getLogger(__name__)
 
 DATA_FILES = {f"trainer/training/{name}.py": DATA for name in ("loaders", "worker_pool")}
-"""Where a failed allocation is one of loading or copying a batch."""
-FIRST_RANK_S = 30.0
-"""How long the ranks of a job may lie apart at their start: importing torch takes seconds."""
+"""Files whose failed allocations belong to the data phase."""
+FIRST_RANK_S = 30.0  # timeout for rank 0 to start: importing torch takes seconds
 POLL_S = 0.05
 
 
@@ -70,16 +69,14 @@ def run(
     stop: threading.Event | None = None,
     opened: Callable[[Recorder], None] = lambda recorder: None,
 ) -> RunStatus:
-    """Train into `folder`, which exists, and return the final status.
+    """Train into the existing `folder` and return the final status.
 
-    Setting `stop` ends the run at its next step boundary. Where that takes too long, another
-    thread may close the recorder, which `opened` is given. An exception of the training becomes
-    the status and reason of the run. Only KeyboardInterrupt and the like leave this function, and
-    OSError and StoreError of a folder that cannot be written.
+    Setting `stop` ends the run at its next step boundary. `opened` receives the recorder, which
+    another thread may close after a timeout. Exceptions of the training become the status and
+    reason of the run. Raises OSError or StoreError if the folder cannot be written.
 
-    Of a job of several processes each one calls this, with torchrun's variables in its environment,
-    and records itself as one rank of the run in `folder`. If one returns FAILED, or STOPPED before
-    the others, they may wait for it in a collective: its process has to end by os._exit.
+    In a distributed run each rank calls this function, with torchrun's environment variables. Other
+    ranks may wait in a collective for a rank that failed: its process must end by os._exit.
     """
     ranks = TrainerRank.of(config, os.environ)
     session = Session(
@@ -107,11 +104,8 @@ def run(
 
 
 def _wait_for_first_rank(folder: Path, ranks: TrainerRank) -> None:
-    """Wait until rank 0 has written run.json: no reader finds this rank's outcome without it.
-
-    torchrun ends the other ranks as soon as one ends, at times before rank 0 has begun.
-    """
-    if not ranks.rank or dist.is_initialized():  # the ranks have met, so rank 0 has begun
+    """Wait for the run.json of rank 0, which torchrun kills when this rank ends early."""
+    if not ranks.rank or dist.is_initialized():  # connected ranks: rank 0 has written it
         return
     deadline = time.monotonic() + FIRST_RANK_S
     while not os.path.exists(folder / RUN_JSON) and time.monotonic() < deadline:
@@ -121,7 +115,7 @@ def _wait_for_first_rank(folder: Path, ranks: TrainerRank) -> None:
 def _run(
     config: RunConfig, session: Session, stop: threading.Event, ranks: TrainerRank
 ) -> RunOutcome:
-    """Find the device, begin to sample it, meet the other ranks, and train."""
+    """Find the device, start sampling, connect the ranks, and train."""
     device: TrainDevice | None = None
     try:
         devices = assigned_devices(config, ranks)
@@ -130,7 +124,7 @@ def _run(
         set_cublas_workspace_config(config)
         index = device.cuda_index
         compute = CpuAccelerator() if index is None else CudaAccelerator(index)
-        compute.reset_peaks()  # in the server's process those of the run before still stand
+        compute.reset_peaks()  # a former run of this process has left its peaks
         _sample(session, devices, ranks)
         init_process_group(config, ranks, compute.device)
     except Exception as error:  # noqa: BLE001 - becomes the run's reason and an event
@@ -143,14 +137,14 @@ def _run(
 
 
 def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank) -> None:
-    """Begin to sample, before the status turns to running: the page needs it for its layout."""
+    """Start sampling before the status becomes running, as the dashboard's layout depends on it."""
     device, source = devices[0], sampled_by(ranks)
     if ranks.several:
         local, size = ranks.local_rank, ranks.world_size
         session.recorder.describe(
             rank=ranks.rank, local_rank=local, world_size=size, device=device.id
         )
-        if device.cuda_index is not None:  # a rank that samples no GPU knows its size from here
+        if device.cuda_index is not None:  # not every rank samples a GPU
             session.recorder.describe(device_memory=device.memory_total)
     session.sample(
         source,
@@ -175,12 +169,12 @@ class _RunContext:
 
     @property
     def device(self) -> TrainDevice:
-        """The device of this process; DataParallel uses others too."""
+        """The device of this process; DataParallel uses more."""
         return self.devices[0]
 
 
 def _attempt(attempt: _RunContext) -> RunOutcome:
-    """Train, turn what happens into an outcome, and leave no memory behind."""
+    """Train, return the outcome, and free all memory of the run."""
     compute = attempt.compute
     baseline = compute.memory()
     at_failure: Mapping[str, float] = {}
@@ -203,31 +197,31 @@ def _attempt(attempt: _RunContext) -> RunOutcome:
             )
         trace, at_failure = _traceback(error), compute.memory()
         if outcome.fatal:
-            keep_for_good(error)  # with its frames, and so the last pinned batch
+            keep_for_good(error)  # freeing the last pinned batch would abort the process
         else:
             _clear_frames(error)
-    # Out of the except block: a live exception holds its frames and so every tensor of the run.
+    # After the except block: a live exception holds its frames and so every tensor of the run.
     if not outcome.fatal:
         gc.collect()
         compute.release()
     after = compute.memory()
     if outcome.failure is not None:
         attempt.session.note_failure(outcome, trace, before=at_failure, after=after)
-    kept = after.get("memory/allocated", 0) - baseline.get("memory/allocated", 0)
-    # Of a job, whose process ends now, torch still holds DDP's last buckets.
-    if kept > 0 and not attempt.ranks.several:
-        log.warning("%s stay allocated on the GPU after the run", format_bytes(kept))
+    leaked = after.get("memory/allocated", 0) - baseline.get("memory/allocated", 0)
+    # A rank ends now; there torch still holds DDP's last buckets.
+    if leaked > 0 and not attempt.ranks.several:
+        log.warning("%s stay allocated on the GPU after the run", format_bytes(leaked))
     return outcome
 
 
 def _train(attempt: _RunContext) -> None:
-    """Train: everything that a run builds, in the order in which it is built."""
+    """Build everything that a run needs, in execution order, and train."""
     config, compute, ranks = attempt.config, attempt.compute, attempt.ranks
     session, recorder = attempt.session, attempt.session.recorder
     with ExitStack() as stack:
         stack.enter_context(run_flags(config))
 
-        # The model has the first weights that follow from the seed.
+        # The model, with initial weights from the seed.
         torch.manual_seed(config.seed)
         with weights_on_first_rank(config, ranks):
             task = WORKLOADS[config.workload](config)
@@ -236,7 +230,7 @@ def _train(attempt: _RunContext) -> None:
         speed = FlopsMeter.of(task, config, attempt.device)
         model = prepare(task.model, config, compute.device, ranks)
 
-        # Optimizer, learning rate and gradient scaler, as the checkpoint has them.
+        # Optimizer, learning rate and gradient scaler, from the checkpoint if there is one.
         training = TrainState(config, model, compute, ranks, task.train.length)
         _describe(attempt, task, training, speed)
         if config.resume_from:
@@ -244,15 +238,16 @@ def _train(attempt: _RunContext) -> None:
         _count_steps(session, training)
 
         # DataParallel or DDP around the model, then torch.compile around both.
-        shared = ParallelModel.of(model, config, attempt.devices)
-        phases = TrainPhaseTimer(shared.model) if ranks.several else None
+        parallel = ParallelModel.of(model, config, attempt.devices)
+        phases = TrainPhaseTimer(parallel.model) if ranks.several else None
         ranks.begin_random(config.seed, training.step)
         full = full_batch_size(task.train, config)
-        forward = stack.enter_context(compiled(shared.model, config, compute.device, full))
+        forward = stack.enter_context(compiled(parallel.model, config, compute.device, full))
 
-        own = TrainerCommands(recorder, training, attempt.stop)
+        # Commands of the dashboard, then the data loaders.
+        handlers = TrainerCommands(recorder, training, attempt.stop)
         commands = session.answer(
-            own.handlers, check=own.check, step=session.oom.step, closed_here=True
+            handlers.handlers, check=handlers.check, step=session.oom.step, closed_here=True
         )
         stack.enter_context(closing(commands))
         loading = ranks.seeded(config)
@@ -260,12 +255,8 @@ def _train(attempt: _RunContext) -> None:
         validation_loader = make_loader(task.validation, loading, compute, validation=True)
         stack.enter_context(closing(validation_loader))
 
-        step = replace(
-            build_train_step(training, task),
-            wrapped=shared.model if forward is None else forward,
-            apart=shared.apart,
-            phases=phases,
-        )
+        # The optimizer step, its warm-up or CUDA Graphs, and the loop.
+        step = build_train_step(training, task, parallel, forward, phases)
         run_warmup(training, step, task, recorder)
         TrainLoop(
             task=task,
@@ -273,7 +264,7 @@ def _train(attempt: _RunContext) -> None:
             step=_captured(step, training, task, recorder) if config.cuda_graphs else step,
             loader=loader,
             validation_loader=validation_loader,
-            reader=compute.reader(StepLogger(recorder, config)),
+            reader=compute.reader(partial(log_step, recorder, config)),
             recorder=recorder,
             commands=commands,
             speed=speed,
@@ -282,7 +273,7 @@ def _train(attempt: _RunContext) -> None:
 
 
 def _describe(attempt: _RunContext, task: Task, training: TrainState, speed: FlopsMeter) -> None:
-    """Describe the model in run.json and to the readings of the memory's parts."""
+    """Record properties of the model in run.json and in the memory breakdown."""
     parts = attempt.session.sampler.readings.parts
     parts.add_model(training.model)
     parts.add_optimizer(training.optimizer)
@@ -296,14 +287,14 @@ def _describe(attempt: _RunContext, task: Task, training: TrainState, speed: Flo
 
 
 def _count_steps(session: Session, training: TrainState) -> None:
-    """Give failed allocations the step in which they happen: rows arrive some steps later."""
-    alive = weakref.ref(training)  # the session outlives the model
+    """Provide the current step for failed allocations, as recorded rows arrive later."""
+    reference = weakref.ref(training)  # the session outlives the model
     session.oom.first_step = training.step
-    session.oom.step = lambda: session.recorder.step if (now := alive()) is None else now.step
+    session.oom.step = lambda: session.recorder.step if (now := reference()) is None else now.step
 
 
 def _captured(step: TrainStep, training: TrainState, task: Task, recorder: Recorder) -> GraphedStep:
-    """Return the step as CUDA graphs, and record what runs without them."""
+    """Capture the step as CUDA graphs and record an event."""
     config = training.config
     captured = capture_step(step, training, task.train)
     text = f"Step captured for batches of {config.batch_size}"
@@ -314,7 +305,7 @@ def _captured(step: TrainStep, training: TrainState, task: Task, recorder: Recor
 
 
 def _resume(training: TrainState, recorder: Recorder) -> None:
-    """Load the checkpoint that the configuration names, from a run beside this one."""
+    """Load the checkpoint `resume_from` of a run in the same root folder."""
     name = training.config.resume_from
     state = read_checkpoint(recorder.folder.parent / name, partial(room, training))
     training.load(state)
@@ -331,8 +322,7 @@ def _resume(training: TrainState, recorder: Recorder) -> None:
 
 @contextmanager
 def _cpu_threads(wanted: int, ranks: TrainerRank) -> Iterator[None]:
-    """Set this thread's intra-op threads; by default all ranks of a machine share half the cores,
-    so that the page has some."""
+    """Set the intra-op threads; by default the ranks of a machine share half the cores."""
     former = torch.get_num_threads()
     torch.set_num_threads(wanted or max(1, (os.cpu_count() or 1) // 2 // ranks.local_size))
     try:
@@ -342,12 +332,12 @@ def _cpu_threads(wanted: int, ranks: TrainerRank) -> Iterator[None]:
 
 
 def _traceback(error: BaseException) -> str | None:
-    """Return the traceback as text; None where the failure's sentence says it all."""
+    """Return the traceback as text; None for an expected failure."""
     return None if isinstance(error, RunFailedError) else traceback_text(error)
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Drop the local variables of every frame that the exception and its causes passed."""
+    """Clear the local variables in all frames of the exception and its causes."""
     while True:
         traceback.clear_frames(error.__traceback__)
         if error.__context__ is None:

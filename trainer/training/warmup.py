@@ -1,5 +1,7 @@
-"""Steps before the first one that counts: they load kernels, compile, reserve memory, and change
-nothing that training goes on with."""
+"""Uncounted steps before training that compile, load kernels and reserve memory.
+
+They leave the training state unchanged.
+"""
 
 from __future__ import annotations
 
@@ -22,44 +24,41 @@ from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.workloads.task import Batch, Split, Task
 
-WARMUP_STEPS = 3
-"""What torch's manual asks for before a capture; the first of them loads most kernels."""
+WARMUP_STEPS = 3  # from torch's CUDA Graphs example; the first step loads most kernels
 
 
 def run_warmup(training: TrainState, step: TrainStep, task: Task, recorder: Recorder) -> None:
-    """Compile, warm up and reserve memory, as the configuration says; each is told as an event.
+    """Compile, warm up and reserve memory as configured, each with an event.
 
-    Raises RunFailedError where the model cannot be compiled.
+    Raises RunFailedError if the model cannot be compiled.
     """
     config = training.config
     compiles = config.compile_mode is not CompileMode.NONE
     if not (compiles or config.kernel_warmup or config.preallocate_memory):
         return
-    step = replace(step, phases=None)  # their times are no part of the first step's
+    step = replace(step, phases=None)  # these times do not belong to the first step
     with preserve_train_state(training):
         if compiles:
             _compile(training, step, task, recorder)
         if config.kernel_warmup:
             batch = first_batch(task.train, config, training.compute)
             seconds = _repeat(training, step, batch, WARMUP_STEPS)
-            text = (
-                f"Kernel warm-up: {WARMUP_STEPS} steps in {seconds:.2f} s, training state unchanged"
-            )
-            recorder.event("warmup", text, seconds=seconds, steps=WARMUP_STEPS)
+            text = f"Kernel warm-up: {WARMUP_STEPS} steps in {seconds:.2f} s"
+            event = f"{text}, training state unchanged"
+            recorder.event("warmup", event, seconds=seconds, steps=WARMUP_STEPS)
         if config.preallocate_memory:
             _reserve(training, step, task, recorder)
 
 
 def full_batch_size(split: Split, config: RunConfig) -> int:
-    """Return the samples of the largest batch that one process takes from a split."""
+    """Return the number of samples in the largest batch of a split in one process."""
     return min(config.batch_size, -(-split.length // config.world_size))
 
 
 def first_batch(split: Split, config: RunConfig, compute: Accelerator) -> Batch:
-    """Return the first samples of a split on the device: as many as the largest batch has.
+    """Return a full batch of the first samples of a split on the device.
 
-    There are fewer only where the split leaves so many out. Raises RunFailedError if it leaves out
-    all of them.
+    The batch is smaller if the split skips too many samples. Raises RunFailedError if it skips all.
     """
     size = full_batch_size(split, config)
     batches: list[Batch] = []
@@ -78,7 +77,7 @@ def first_batch(split: Split, config: RunConfig, compute: Accelerator) -> Batch:
 
 
 def run_optimizer_step(step: TrainStep, batch: Batch, accumulation: int) -> None:
-    """Take one optimizer step from the same batch again and again."""
+    """Take an optimizer step whose micro-batches are all `batch`."""
     of = len(batch[1]) * accumulation
     for number in range(1, accumulation + 1):
         step(*batch, of, number == accumulation)
@@ -86,11 +85,11 @@ def run_optimizer_step(step: TrainStep, batch: Batch, accumulation: int) -> None
 
 @contextmanager
 def preserve_train_state(training: TrainState) -> Iterator[None]:
-    """Put weights, statistics, optimizer, loss scale and random numbers back as they were.
+    """Restore weights, buffers, optimizer state, loss scale and RNG state at the end.
 
-    The copies lie on the host: a GPU may have no room for a second model. All tensors are
-    restored in place, as a CUDA graph goes on using them. State that the optimizer made meanwhile
-    becomes zeros, with which Adam and momentum begin.
+    Copies are in host memory, as a second model may not fit on the GPU. Tensors are restored in
+    place, as CUDA graphs refer to them. New optimizer state becomes zeros, as Adam and momentum
+    start with zeros.
     """
     model, optimizer, scaler = training.model, training.optimizer, training.scaler
     tensors = [local_shard(tensor) for tensor in (*model.parameters(), *model.buffers())]
@@ -122,7 +121,7 @@ def preserve_train_state(training: TrainState) -> Iterator[None]:
 
 
 def _compile(training: TrainState, step: TrainStep, task: Task, recorder: Recorder) -> None:
-    """Compile for a full batch, so that no step that counts waits for it."""
+    """Compile for a full batch, so that no counted step includes the compilation."""
     config = training.config
     batch = first_batch(task.train, config, training.compute)
     mode = config.compile_mode
@@ -134,7 +133,7 @@ def _compile(training: TrainState, step: TrainStep, task: Task, recorder: Record
 
 
 def _reserve(training: TrainState, step: TrainStep, task: Task, recorder: Recorder) -> None:
-    """Take the largest step and the largest validation batch once; the allocator keeps the room."""
+    """Run the largest step and validation batch once, whose memory stays reserved."""
     config, compute = training.config, training.compute
     before = compute.memory()
     seconds = _repeat(training, step, first_batch(task.train, config, compute), 1)
@@ -150,7 +149,7 @@ def _reserve(training: TrainState, step: TrainStep, task: Task, recorder: Record
 
 
 def _repeat(training: TrainState, step: TrainStep, batch: Batch, steps: int) -> float:
-    """Take whole steps and return their seconds."""
+    """Take optimizer steps and return their seconds."""
     began = time.perf_counter()
     for _ in range(steps):
         run_optimizer_step(step, batch, training.config.gradient_accumulation_steps)

@@ -1,4 +1,4 @@
-"""Batches from worker processes: torch's DataLoader, one call of `Split.take` a batch."""
+"""Batches from worker processes: torch's DataLoader with one call of `Split.take` per batch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from trainer.workloads.task import Batch, Split
 
 
 class WorkerPool:
-    """`num_workers` processes that load batches ahead, `prefetch_factor` each.
+    """`num_workers` processes that each load `prefetch_factor` batches ahead.
 
-    Persistent ones live until `close`; others are started anew for each order and end with it.
-    Each batch has random numbers of its own, which do not depend on the worker that loads it.
+    Persistent workers run until `close`, others until the end of an order. Each batch has its own
+    seed, independent of the worker that loads it.
     """
 
     def __init__(self, split: Split, config: RunConfig) -> None:
         self._order = _BatchOrder(config.batch_size, config.seed)
         self._persistent = config.persistent_workers
         context = multiprocessing.get_context("forkserver")
-        # Imported once by the fork server, so that workers start in milliseconds. Its own group
-        # comes first: importing torch takes seconds.
+        # The fork server imports these once, so that workers start in milliseconds; its process
+        # group comes first, as importing torch takes seconds.
         context.set_forkserver_preload(
             ["trainer.training.fork_server", "trainer.training.worker_pool"]
         )
@@ -49,18 +49,16 @@ class WorkerPool:
             multiprocessing_context=context,
             collate_fn=_as_is,
             worker_init_fn=_end_with_trainer,
-            generator=torch.Generator(),  # its own: the default one belongs to the model
+            generator=torch.Generator(),  # the default generator is for the model
         )
         self._fetched: Any = None
 
     def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
-        """Yield the samples of `order` in batches on the host, in this order.
+        """Yield the samples of `order` in batches on the host.
 
-        A split that draws random numbers draws others in each epoch, and the same ones when a run
-        is resumed: `order` is then the rest of the epoch's.
-        Workers that are not persistent end with the iterator, at its end or when it is dropped.
-        Raises RuntimeError at most five seconds after a worker has died, and RunFailedError if the
-        split does.
+        Random numbers of a split differ between epochs and are the same in a resumed run, whose
+        `order` is the rest of the epoch. Raises RuntimeError at most five seconds after a worker
+        has died, and RunFailedError if the split does.
         """
         assert self._loader is not None
         self._order.indices, self._order.epoch = order, epoch
@@ -79,14 +77,14 @@ class WorkerPool:
         self._end()
 
     def _end(self) -> None:
-        # Not left to the garbage collector: a failure that is kept keeps the iterator as well.
+        # Explicit, as an exception may keep the iterator alive.
         fetched, self._fetched = self._fetched, None
         if fetched is not None:
             fetched._shutdown_workers()
 
 
 class _SplitDataset(Dataset[Batch]):
-    """Gives whole batches to a worker: the seed and the indices of one batch are one call."""
+    """Loads a whole batch per call, from its seed and indices."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -100,7 +98,7 @@ class _SplitDataset(Dataset[Batch]):
         try:
             return self._split.take(torch.tensor(indices))
         except RunFailedError as failure:
-            return failure  # raised, it would come with the worker's traceback for a sentence
+            return failure  # DataLoader would raise it with the worker's traceback as message
 
 
 class _BatchOrder(Sampler[list[int]]):
@@ -113,7 +111,7 @@ class _BatchOrder(Sampler[list[int]]):
         self.epoch = 0
 
     def __iter__(self) -> Iterator[list[int]]:
-        left = len(self.indices)  # numbers a batch from the epoch's end, also in a resumed run
+        left = len(self.indices)  # counted from the end of the epoch, as a run may be resumed
         for indices in in_batches(self.indices, self._batch_size):
             seeds = np.random.SeedSequence((self._seed, self.epoch, left))
             yield [int(seeds.generate_state(1)[0]), *indices.tolist()]
@@ -124,18 +122,15 @@ class _BatchOrder(Sampler[list[int]]):
 
 
 def _seed(seed: int) -> None:
-    """Seed what a split may draw random numbers from, with 32 bits.
-
-    torch itself seeds a worker once, when it starts.
-    """
+    """Seed the generators of Python, numpy and torch, which DataLoader seeds once per worker."""
     random.seed(seed)
     np.random.seed(seed)
     torch.default_generator.manual_seed(seed)
 
 
 def in_batches(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Return the order in parts of `size`; the last may be smaller."""
-    # torch splits nothing into one empty batch; a run resumed at an epoch's end has nothing left.
+    """Return the order in batches of `size`; the last may be smaller."""
+    # torch.split returns one empty batch for an empty order, as at the end of an epoch.
     return torch.split(order, size) if len(order) else ()
 
 
@@ -143,12 +138,12 @@ def _next(batches: Iterator[Batch | RunFailedError]) -> Batch | None:
     try:
         batch = next(batches, None)
     except (ConnectionError, EOFError, FileNotFoundError) as error:
-        if str(error).startswith("Caught "):  # torch's first word on what a worker raised itself
+        if str(error).startswith("Caught "):  # raised by a worker
             raise
-        # A batch lies in shared memory that is asked of the worker which made it.
+        # Opening a batch in shared memory needs the worker that made it.
         raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
     except RuntimeError as error:
-        if str(error).startswith("Pin memory thread exited"):  # asked a worker that has died
+        if str(error).startswith("Pin memory thread exited"):  # it needs a live worker as well
             raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
         raise
     if isinstance(batch, RunFailedError):
@@ -164,11 +159,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _start_fork_server() -> None:
-    """Start the fork server, unless it runs, so that no signal to this process's group ends it.
+    """Start the fork server, unless it runs, protected from signals to this process group.
 
-    It leaves the group once Python runs in it (`fork_server.py`); until then they are blocked.
+    Signals are blocked until it has left the group (`fork_server.py`).
     """
-    multiprocessing.resource_tracker.ensure_running()  # itself it would unblock them again
+    multiprocessing.resource_tracker.ensure_running()  # before: it would unblock the signals
     former = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         multiprocessing.forkserver.ensure_running()
@@ -177,18 +172,18 @@ def _start_fork_server() -> None:
 
 
 def _end_with_trainer(_worker: int) -> None:
-    """Let this worker end within a second of the process that trains, however that one ends.
+    """End this worker within a second of the training process.
 
-    torch's workers only look whether the fork server is there, and each keeps it alive: it ends
-    when neither the trainer nor a worker has the other end of its pipe.
+    DataLoader's workers only poll for the fork server, which they keep alive: it ends after the
+    trainer and all workers have closed its pipe.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    set_parent_death_signal()  # the fork server; torch itself looks every five seconds
-    threading.Thread(target=_wait_for_trainer, name="stepscope-parent", daemon=True).start()
-
-
-def _wait_for_trainer() -> None:
+    set_parent_death_signal()
     trainer = multiprocessing.parent_process()
     assert trainer is not None
-    trainer.join()
-    os._exit(1)
+
+    def wait() -> None:
+        trainer.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="stepscope-parent", daemon=True).start()

@@ -1,7 +1,7 @@
-"""A workload of the user's own: runs its file and makes a task of what its function returns.
+"""Custom workloads: runs the user's file and validates the Task that its function returns.
 
-The file is run anew for each run, so that a change takes effect at the next start. Modules beside
-it can be imported; a module of the same name that is installed or ours comes first.
+Each run executes the file again, so that changes take effect. The file can import modules from its
+folder; installed modules take precedence.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ from trainer.custom_workload import (
 from trainer.error_messages import RunFailedError
 from trainer.workloads.task import Batch, Split, Task
 
-LIKE = {torch.float64: torch.float32}
-"""Types that collation gives and models do not take: Python's numbers have 64 bits."""
-MODULE = "user_workload_"
-"""The user's module is this and the name of its file; no other module has that name."""
+MODULE = "user_workload_"  # unique prefix of the user's module name
 
 
 class UserCodeError(RunFailedError):
-    """The user's file cannot be used; the message names its line where it has one."""
+    """An error of the user's file; the message names the line if there is one."""
 
 
 def task(config: RunConfig) -> Task:
-    """Return the task that the user's function makes. Raises UserCodeError."""
-    given = _given()
+    """Return the task of the user's function. Raises UserCodeError."""
+    try:
+        given = user_workload()
+    except UserWorkloadError as error:
+        raise UserCodeError(str(error)) from None
+    if given is None:
+        raise UserCodeError(f"workload: no custom workload was given. Start the page with: {START}")
     with wrap_user_errors(given.path, f"{given} cannot be used"):
         build = getattr(load(given.path), given.function, None)
         if not callable(build):
@@ -70,23 +72,11 @@ def task(config: RunConfig) -> Task:
     )
 
 
-def _given() -> CustomWorkload:
-    try:
-        given = user_workload()
-    except UserWorkloadError as error:
-        raise UserCodeError(str(error)) from None
-    if given is None:
-        raise UserCodeError(
-            f"workload: no workload of your own was given. Start the page with: {START}"
-        )
-    return given
-
-
 def _split(given: CustomWorkload, name: str, data: Any) -> Split:
-    """The data as a Split."""
+    """Return the data as a Split."""
     if isinstance(data, Split):
         if data.length < 1:
-            raise UserCodeError(f"workload: {name} has no samples. Look at the Split.")
+            raise UserCodeError(f"workload: {name} has no samples. Check the Split.")
         return data
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise UserCodeError(
@@ -98,21 +88,21 @@ def _split(given: CustomWorkload, name: str, data: Any) -> Split:
 
 
 def load(path: Path) -> ModuleType:
-    """Run the file as a module whose classes can be pickled under its name."""
+    """Run the file as a module with picklable classes."""
     name = f"{MODULE}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # at the end: no file beside it hides one of ours
+        sys.path.append(str(path.parent))  # last, so that no file of the user hides a module
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
 class UserFile:
-    """The user's file, for workers: unpickling it runs the file, which makes its classes known."""
+    """The user's file; unpickling it in a worker runs the file, which defines its classes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -129,10 +119,9 @@ def _loaded(path: Path) -> UserFile:
 
 @contextmanager
 def wrap_user_errors(path: Path, what: str) -> Iterator[None]:
-    """Raise UserCodeError, with file and line, for whatever the user's code at `path` raises.
+    """Raise UserCodeError with file and line for any exception of the user's code at `path`.
 
-    `what` is said where no line of the user's is known. A lack of memory stays what it is: it has
-    an explanation of its own.
+    `what` replaces an unknown line. Out-of-memory errors propagate.
     """
     try:
         yield
@@ -142,17 +131,17 @@ def wrap_user_errors(path: Path, what: str) -> Iterator[None]:
         if shortage(error) is not None:
             raise
         place = place_in_user_code(error, path) or f"workload: {what}"
-        said = " ".join(str(error).split())[:300].rstrip(".")
+        text = " ".join(str(error).split())[:300].rstrip(".")
         raise UserCodeError(
-            f"{place}: {type(error).__name__}: {said}. Correct the file and start again."
+            f"{place}: {type(error).__name__}: {text}. Correct the file and start again."
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class CollatedDataset:
-    """A dataset of (input, target) pairs. Workers get a copy of it, so it must be picklable.
+    """A picklable dataset of (input, target) pairs.
 
-    `source` comes first: when a worker unpickles it, the classes of `dataset` become known.
+    `source` is the first field: unpickling it defines the classes of `dataset`.
     """
 
     source: UserFile
@@ -163,10 +152,10 @@ class CollatedDataset:
 
     @classmethod
     def of(cls, dataset: Any, name: str, source: UserFile) -> CollatedDataset:
-        """The split of this dataset, whose first sample is looked at. Raises UserCodeError."""
+        """Return the split of a dataset; loads its first sample. Raises UserCodeError."""
         length = len(dataset)
         if length < 1:
-            raise UserCodeError(f"workload: {name} has no samples. Look at the dataset.")
+            raise UserCodeError(f"workload: {name} has no samples. Check the dataset.")
         inputs, targets = _batch([dataset[0]], name)
         form = ((inputs.shape[1:], inputs.dtype), (targets.shape[1:], targets.dtype))
         return cls(source, dataset, name, length, form)
@@ -174,7 +163,7 @@ class CollatedDataset:
     def take(self, indices: Tensor) -> Batch:
         """Return the samples at `indices` (int64, below `length`) as one batch.
 
-        Raises UserCodeError with the line of the user's file where a sample cannot be made.
+        Raises UserCodeError with the line of the user's file.
         """
         with wrap_user_errors(self.source.path, f"a sample of {self.name} cannot be made"):
             return _batch([self.dataset[place] for place in indices.tolist()], self.name)
@@ -186,7 +175,7 @@ class CollatedDataset:
 
 
 def _batch(samples: list[Any], name: str) -> Batch:
-    """Samples as one batch of two tensors; 64-bit fractions become 32-bit ones."""
+    """Collate samples into two tensors; float64, as of Python's numbers, becomes float32."""
     for sample in samples:
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
             raise UserCodeError(
@@ -200,5 +189,5 @@ def _batch(samples: list[Any], name: str) -> Batch:
                 f"workload: inputs and targets of {name} must be tensors, arrays or numbers, got "
                 f"{type(part).__name__}. Turn them into tensors in the dataset."
             )
-        parts.append(part.to(LIKE.get(part.dtype, part.dtype)))
+        parts.append(part.float() if part.dtype is torch.float64 else part)
     return parts[0], parts[1]

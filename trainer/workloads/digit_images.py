@@ -1,8 +1,7 @@
 """Writes real digits as image files: `python -m trainer.workloads.digit_images [FOLDER]`.
 
-1,797 PNG files of 8×8 pixels, train.csv and validation.csv, so that the images workload has
-something to read. Nothing that is there already is changed. FOLDER is `digits` in the data folder
-unless given.
+Writes 1,797 PNG files of 8×8 pixels, train.csv and validation.csv for the images workload, without
+changing existing files. FOLDER is by default `digits` in the data folder.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from trainer.workloads.digits import parted
 IMAGES = "images"
 CSVS = ("train.csv", "validation.csv")
 _PART = re.compile(r"(?<![^/])\.([^/]+)\.[0-9a-f]{16}\.part$")
-"""What a killed process leaves of a file."""
+"""A partial file of a killed process."""
 
 
 class ForeignFileError(Exception):
-    """The folder holds something that this command did not write; the message names it."""
+    """The folder contains a file that this command did not write."""
 
 
 def main() -> int:
-    """Write the files; return 0, or 1 with a sentence where they cannot be written."""
+    """Write the files; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.workloads.digit_images",
         description="Write scikit-learn's 1,797 real digits as PNG files with CSV files of "
@@ -48,7 +47,9 @@ def main() -> int:
     folder = Path(os.path.abspath(parser.parse_args().folder))
     try:
         for done, total in write(folder):
-            _show(f"{done:,} of {total:,} images", end="\r" if done < total else "\n")
+            if done == total or sys.stdout.isatty():
+                end = "\r" if done < total else "\n"
+                print(f"{done:,} of {total:,} images", end=end, flush=True)
     except ForeignFileError as error:
         print(f"digit_images: {error} Give an empty folder.", file=sys.stderr)
         return 1
@@ -61,9 +62,9 @@ def main() -> int:
 
 
 def write(folder: Path) -> Iterator[tuple[int, int]]:
-    """Write what is missing, the CSV files last; yield (images done, images).
+    """Write missing files, the CSV files last; yield (images done, images).
 
-    Raises ForeignFileError before anything is written, and OSError.
+    Raises OSError, and ForeignFileError before the first write.
     """
     digits = load_digits()
     labels: list[int] = digits.target.tolist()
@@ -85,7 +86,7 @@ def write(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def _check(folder: Path, names: list[str], tables: dict[str, str]) -> None:
-    """Raise ForeignFileError for any file in the folder that this command does not write."""
+    """Raise ForeignFileError for a file in the folder that this command does not write."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -113,19 +114,13 @@ def _check(folder: Path, names: list[str], tables: dict[str, str]) -> None:
 
 
 def _png(image: np.ndarray) -> bytes:
-    """An image of 17 shades (0 to 16) as an 8-bit gray PNG file."""
+    """Return an image of 17 shades (0 to 16) as an 8-bit gray PNG file."""
     buffer = io.BytesIO()
     Image.fromarray(np.rint(image * (255 / 16)).astype(np.uint8)).save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def _show(text: str, end: str) -> None:
-    if sys.stdout.isatty() or end == "\n":
-        print(text, end=end, flush=True)
-
-
 def _next_command(folder: Path) -> str:
-    """Return how to train on these files."""
     root = data_root()
     in_root = folder.is_relative_to(root) and folder != root
     root = root if in_root else folder.parent

@@ -1,10 +1,8 @@
-"""A small GPT that reads English one character at a time: the manual that comes with Python.
+"""A small character-level GPT on the help texts of Python.
 
-`pydoc_data.topics` is what `help("lists")` prints: 373,000 characters in Python 3.11, each
-paragraph taken once. The last tenth is held out. A sample is `context` characters and, for each,
-the one after it, so the loss is in nats per character: 4.6 is guessing among 100 characters.
-Memory grows with layers × width² (weights) and with batch_size × context × width × layers
-(activations).
+`pydoc_data.topics` has 373,000 characters in Python 3.11 without repeated paragraphs; the last
+tenth is for validation. The loss is in nats per character: 4.6 is chance among 100 characters.
+Memory grows with layers × width² (weights) and batch_size × context × width × layers (activations).
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ from trainer.config import RunConfig
 from trainer.workloads.task import Task, TensorSplit
 
 HELD_OUT = 0.1
-STRIDE = 64  # characters between the beginnings of two samples
+STRIDE = 64  # characters between the starts of two samples
 HEAD_CHANNELS = (64, 32, 16)
-SPREAD = 0.02  # standard deviation of the first weights, as in GPT-2
+SPREAD = 0.02  # standard deviation of the initial weights, as in GPT-2
 
 
 def task(config: RunConfig) -> Task:
-    """A character-level GPT of `layers` blocks with `width` channels."""
+    """Return a character-level GPT of `num_layers` blocks with `width` channels."""
     train, held_out = _texts()
     characters = sorted(set(train + held_out))
     splits = [_split(text, characters, config.context_length) for text in (train, held_out)]
@@ -44,14 +42,14 @@ def task(config: RunConfig) -> Task:
 
 
 def loss(scores: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy of a character, in nats; scores (n, context, characters)."""
+    """Return the mean cross entropy per character in nats; scores (n, context, characters)."""
     return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
 class Gpt(nn.Module):
     """Pre-norm transformer decoder with learned positions.
 
-    Takes character numbers (n, context) as int64 and gives scores (n, context, characters).
+    Maps character indices (n, context), int64, to scores (n, context, characters).
     """
 
     def __init__(self, config: RunConfig, characters: int) -> None:
@@ -67,14 +65,14 @@ class Gpt(nn.Module):
         self.apply(_begin)
         with torch.no_grad():
             for name, weights in self.named_parameters():
-                # Each block adds to the same stream twice: it must not grow with the layers.
+                # The residual stream must not grow with the number of layers.
                 if name.endswith("out.weight"):
                     weights.mul_((2 * config.num_layers) ** -0.5)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the scores of each next character."""
+        """Return scores for each next character."""
         places = torch.arange(characters.shape[1], device=characters.device)
         features = self.blocks(self.embedding(characters) + self.positions(places))
         scores: Tensor = self.head(self.norm(features))
@@ -82,7 +80,7 @@ class Gpt(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention to the characters before, then a perceptron; each adds to what came in."""
+    """Causal attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -100,7 +98,7 @@ class TransformerBlock(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Causal self-attention with heads of 64 channels where the width allows it."""
+    """Causal self-attention with heads of 64 channels if the width allows it."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -123,7 +121,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with four times the width between them."""
+    """Two linear layers with a hidden size of four times the width."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -137,12 +135,12 @@ class MLP(nn.Module):
 
 
 def heads(width: int) -> int:
-    """Return the number of attention heads: of 64 channels, or 32 or 16, or else one of all."""
+    """Return the number of attention heads of 64, 32 or 16 channels; 1 if none divides width."""
     return next((width // size for size in HEAD_CHANNELS if width % size == 0), 1)
 
 
 def _begin(module: nn.Module) -> None:
-    """Set the first weights: small random numbers, and no offsets."""
+    """Initialize weights with small random numbers and biases with zeros."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=SPREAD)
     if isinstance(module, nn.Linear) and module.bias is not None:
@@ -150,10 +148,7 @@ def _begin(module: nn.Module) -> None:
 
 
 def _texts() -> tuple[str, str]:
-    """The text to train on and the one held out.
-
-    Topics repeat paragraphs of each other, which must not be in both.
-    """
+    """Return training and validation text, without paragraphs that topics share."""
     found = "\n\n".join(topics.topics[name] for name in sorted(topics.topics)).split("\n\n")
     text = "\n\n".join({" ".join(paragraph.split()): paragraph for paragraph in found}.values())
     cut = round(len(text) * (1 - HELD_OUT))
@@ -161,7 +156,7 @@ def _texts() -> tuple[str, str]:
 
 
 def _split(text: str, characters: list[str], context: int) -> TensorSplit:
-    """Overlapping windows of the text; they share the memory of one."""
+    """Return windows of the text as a split; overlapping windows share memory."""
     numbers = {character: number for number, character in enumerate(characters)}
     tokens = torch.tensor([numbers[character] for character in text])
     windows = tokens.unfold(0, context + 1, STRIDE)

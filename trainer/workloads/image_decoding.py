@@ -1,7 +1,7 @@
-"""Turns an image file into pixels: any of seven formats, any depth, one size, three colors.
+"""Decodes image files of seven formats to RGB pixels of one size.
 
-Files are hostile: only these formats are tried, sizes are limited before anything is decoded, and
-whatever Pillow raises for a damaged file becomes one sentence.
+Files are untrusted: only these formats are tried, sizes are checked before decoding, and any
+exception of Pillow becomes an UnreadableImageError.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-MAX_PIXELS = 64 * 2**20  # Decoded in full, an image of this size takes 192 MiB.
+MAX_PIXELS = 64 * 2**20  # 192 MiB decoded
 GRAY_16 = frozenset(("I;16", "I;16B", "I;16L", "I;16N"))
 SIXTEEN_BITS_AS_32 = frozenset(("PNG", "PPM"))
 
@@ -21,19 +21,19 @@ Pixels = NDArray[np.uint8]
 
 
 class UnreadableImageError(Exception):
-    """An image that cannot be used; the message is the reason, without the file's name."""
+    """An unreadable image; the message is the reason without the file name."""
 
 
 def decode_image(path: Path, size: int) -> Pixels:
-    """Return the image as uint8 (size, size, 3), upright and squeezed to a square.
+    """Return the first frame as uint8 (size, size, 3), upright and resized to a square.
 
-    Transparent parts turn white, 16-bit gray is scaled to 8 bits, and of several frames the first
-    counts. Raises UnreadableImageError, and MemoryError where memory is not enough.
+    Transparency becomes white, 16-bit gray is scaled to 8 bits. Raises UnreadableImageError and
+    MemoryError.
     """
     try:
         with Image.open(path, formats=FORMATS) as image:
             _check_size(image)
-            # A JPEG is decoded at a fraction of its size where that is enough.
+            # Decodes a JPEG at a fraction of its size if that is large enough.
             image.draft(None, (size, size))
             ImageOps.exif_transpose(image, in_place=True)
             return np.asarray(_in_color(image).resize((size, size), Image.Resampling.BILINEAR))
@@ -58,7 +58,7 @@ def _check_size(image: Image.Image) -> None:
 
 
 def _in_color(image: Image.Image) -> Image.Image:
-    """The image in RGB with 8 bits each."""
+    """Convert the image to 8-bit RGB."""
     if image.mode in GRAY_16 or (image.mode == "I" and image.format in SIXTEEN_BITS_AS_32):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):

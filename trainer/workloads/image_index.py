@@ -1,7 +1,4 @@
-"""Reads what a data set says of its images: CSV files and folders of class folders.
-
-Nothing here opens an image, and nothing is trusted: `image_list` checks what is returned.
-"""
+"""Reads the index of an image dataset: CSV files or class folders; `image_list` validates it."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ SPLIT_NAMES = ("split",)
 PARTS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "val", "valid"), "validation"),
-    "test": "test",  # not read: neither trained on nor looked at while settings are chosen
+    "test": "test",  # not used
 }
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -52,8 +49,7 @@ def read_images(path: Path, broken: InvalidEntries) -> ImageList:
         return image_list(path, _class_folders(path, broken), broken)
     except OSError as error:
         raise ImageError(
-            f"dataset: {shown(path.name)} cannot be read ({error.strerror}). Look at its "
-            "permissions."
+            f"dataset: {shown(path.name)} cannot be read ({error.strerror}). Check its permissions."
         ) from error
 
 
@@ -65,7 +61,7 @@ def _csv_pair(folder: Path, broken: InvalidEntries) -> Iterator[ImageEntry]:
 
 
 def _csv_entries(path: Path, part: str, broken: InvalidEntries) -> Iterator[ImageEntry]:
-    """Rows of a CSV file; `part` is that of all rows, or nothing: a column may tell."""
+    """Yield rows of a CSV file; an empty `part` is read from the split column, if any."""
     text = _text(path)
     first = text.lstrip().partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
@@ -86,14 +82,14 @@ def _csv_entries(path: Path, part: str, broken: InvalidEntries) -> Iterator[Imag
     except csv.Error as error:
         raise ImageError(
             f"{path.name}, line {rows.line_num}: no valid CSV ({error}). "
-            "Look for a quotation mark that is not closed."
+            "Check for an unclosed quotation mark."
         ) from error
     if columns is None:
         raise ImageError(f"dataset: {path.name} has no rows. It needs the columns path and label.")
 
 
 def _text(path: Path) -> str:
-    # As with images: it may lead out of the data folder, and errors show lines of the file.
+    # It may lead out of the data folder, and errors show lines of the file.
     if path.is_symlink():
         raise ImageError(f"dataset: {path.name} is a symbolic link. Put the file itself there.")
     size = path.stat().st_size
@@ -115,7 +111,7 @@ def _text(path: Path) -> str:
 
 
 class _CsvColumns:
-    """Where in a row the path, the label and perhaps the split are."""
+    """The column numbers of path, label and, if any, split."""
 
     def __init__(self, path: int, label: int, split: int | None) -> None:
         self.path, self.label, self.split = path, label, split
@@ -123,16 +119,16 @@ class _CsvColumns:
     def entry(
         self, row: list[str], part: str, where: str, broken: InvalidEntries
     ) -> ImageEntry | None:
-        """Return what the row says, None if it was broken."""
+        """Return the entry of a row; None for an invalid row."""
         needed = max(self.path, self.label, self.split or 0) + 1
         if len(row) < needed:
             broken.add(where, f"it has {len(row)} of the {needed} columns")
             return None
         if self.split is not None and not part:
-            said = row[self.split].strip()
-            part = PARTS.get(said.lower(), "")
+            value = row[self.split].strip()
+            part = PARTS.get(value.lower(), "")
             if not part:
-                broken.add(where, f"the split is {shown(said)!r}, not train, validation or test")
+                broken.add(where, f"the split is {shown(value)!r}, not train, validation or test")
                 return None
         return ImageEntry(
             _with_slashes(row[self.path].strip()), row[self.label].strip(), part, where
@@ -140,13 +136,13 @@ class _CsvColumns:
 
 
 def _with_slashes(path: str) -> str:
-    """The path as this system writes it; CSV files from Windows have backslashes."""
+    """Convert backslashes of CSV files from Windows, and drop empty and "." parts."""
     parts = path.replace("\\", "/").split("/")
     return "/".join(part for place, part in enumerate(parts) if part != "." and (part or not place))
 
 
 def _columns(path: Path, row: list[str]) -> tuple[_CsvColumns, bool]:
-    """Find the columns by the first row; also say whether that row is a header."""
+    """Return the columns by the first row, and whether the row is a header."""
     names = [cell.strip().lower() for cell in row]
     place, label, split = (
         next((names.index(name) for name in known if name in names), None)
@@ -164,7 +160,7 @@ def _columns(path: Path, row: list[str]) -> tuple[_CsvColumns, bool]:
 
 
 def _class_folders(folder: Path, broken: InvalidEntries) -> Iterator[ImageEntry]:
-    """The images of class folders, by name of class; links are broken, other files left alone."""
+    """Yield the images of class folders by class; links are invalid, other files are ignored."""
     train = folder / TRAIN_FOLDER
     if not train.is_dir():
         yield from _classes(folder, folder, "", broken)

@@ -1,7 +1,7 @@
-"""Which images a data set has, of which class, for training or for validation.
+"""Validates the index of an image dataset and splits it into training and validation.
 
-Every path, label and size is checked before any image is opened. What cannot be used is named with
-its file, line and reason: it ends the run, or with `skip_unreadable` it is left out and counted.
+Paths, labels and file sizes are checked before any image is opened. An invalid entry ends the run
+with file, line and reason; with `skip_unreadable` it is skipped and counted.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ MAX_LABEL = 200  # characters
 MAX_PATH = 1000  # characters
 MAX_FILE_BYTES = 64 * 2**20
 KEPT_REASONS = 10
-HELD_OUT = 5  # one image of so many is for validation, where the data do not say which
-SPLIT_SEED = 0  # the same for every run: validation must stay unseen after a resume
+HELD_OUT = 5  # one image of five is for validation if the dataset has no validation split
+SPLIT_SEED = 0  # fixed, so that validation images stay unseen after a resume
 
 
 class ImageError(RunFailedError):
-    """Images that cannot be used; the message is one sentence with a remedy."""
+    """An unusable dataset; the message has a remedy."""
 
 
 class ImageEntry(NamedTuple):
-    """One image as a data set names it; `where` is "train.csv, line 7", for messages."""
+    """An image in the index of a dataset; `where` is for messages, as "train.csv, line 7"."""
 
-    path: str  # relative to the data set's folder, with forward slashes
+    path: str  # relative to the dataset's folder, with forward slashes
     label: str
-    part: str  # "train", "validation", or "" where the data set does not say
+    part: str  # "train", "validation", or "" if unknown
     where: str
 
 
 @dataclass(slots=True)
 class InvalidEntries:
-    """What cannot be used. The first one raises ImageError unless `skip` is on."""
+    """Collects invalid entries; the first raises ImageError unless `skip` is on."""
 
     skip: bool
     count: int = 0
     reasons: list[str] = field(default_factory=list)
 
     def add(self, where: str, reason: str) -> None:
-        """Count one, and keep its sentence if it is among the first ten."""
+        """Count an invalid entry and store the first ten reasons."""
         sentence = reason if reason.startswith(where) else f"{where}: {reason}"
         if not self.skip:
             raise ImageError(
@@ -64,13 +64,13 @@ class InvalidEntries:
 
 @dataclass(frozen=True, slots=True)
 class ImageList:
-    """The images of a data set, class numbers as int64; `classes` are the names, in order."""
+    """The images of a dataset; `classes` are the class names in order."""
 
     folder: Path
     classes: tuple[str, ...]
     train: list[ImageEntry]
     validation: list[ImageEntry]
-    repeated: int  # rows that say again what another row says
+    repeated: int  # duplicate rows
 
     def labels(self, entries: list[ImageEntry]) -> torch.Tensor:
         """Return the class number of each entry, int64 (n,)."""
@@ -79,9 +79,9 @@ class ImageList:
 
 
 def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntries) -> ImageList:
-    """Check the entries and part them into training and validation. Raises ImageError.
+    """Validate the entries and split them. Raises ImageError.
 
-    Where no entry is for validation, a fixed fifth of all images is, chosen at random.
+    Without a validation split, a fixed random fifth of the images becomes one.
     """
     usable, repeated = _usable(folder, entries, broken)
     names = Counter(entry.label for entry in usable)
@@ -93,12 +93,15 @@ def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntri
     if len(names) > MAX_CLASSES:
         raise ImageError(
             f"dataset: at most {MAX_CLASSES:,} classes are possible, got {len(names):,}. "
-            f"Look whether the labels in {folder.name} are names of classes."
+            f"Check that the labels in {folder.name} are names of classes."
         )
     train = [entry for entry in usable if entry.part != "validation"]
     validation = [entry for entry in usable if entry.part == "validation"]
     if not validation:
-        train, validation = _parted(train)
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(SPLIT_SEED))
+        held_out = set(order[: max(1, len(train) // HELD_OUT)].tolist())
+        validation = [train[place] for place in sorted(held_out)]
+        train = [entry for place, entry in enumerate(train) if place not in held_out]
     if not train:
         raise ImageError("dataset: every image is for validation. Give some the split train.")
     return ImageList(folder, _ordered(names), train, validation, repeated)
@@ -107,7 +110,7 @@ def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntri
 def _usable(
     folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntries
 ) -> tuple[list[ImageEntry], int]:
-    """Entries whose file is there and that contradict no other, each image once."""
+    """Return valid entries without duplicates, and the number of duplicates."""
     places = PathValidator(folder)
     found: dict[str, ImageEntry] = {}
     repeated = 0
@@ -133,14 +136,14 @@ def _usable(
 
 
 class PathValidator:
-    """Judges where an image lies: a real file inside the folder, on no way through a link."""
+    """Checks that a path is a regular file inside the folder, without symbolic links."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
         self._folders: dict[str, str | None] = {"": None}
 
     def reason(self, path: str) -> str | None:
-        """Return why this path, relative to the folder, cannot be used; None if it can."""
+        """Return why a path relative to the folder is invalid; None if it is valid."""
         if not path:
             return "the path is empty"
         if len(path) > MAX_PATH:
@@ -167,7 +170,7 @@ class PathValidator:
             return f"there is no {kind} {shown(path)}"
         except OSError as error:
             return f"{shown(path)} cannot be looked at ({error.strerror})"
-        except ValueError:  # half of a character pair, which no file name can have
+        except ValueError:  # a lone surrogate
             return f"{shown(path)} cannot be the name of a file"
         if stat.S_ISLNK(found.st_mode):
             return f"{shown(path)} is a symbolic link; put the {kind} itself there"
@@ -184,7 +187,7 @@ class PathValidator:
 
 
 def shown(text: str) -> str:
-    """Return text from a file as a message can show it: one line, 100 characters at most."""
+    """Return untrusted text for a message: one line of at most 100 printable characters."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text[:101])
     return text if len(text) <= 100 else f"{text[:99]}…"
 
@@ -204,16 +207,7 @@ def _first_reason(broken: InvalidEntries) -> str:
 
 
 def _ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """Class names sorted as numbers if all are whole numbers, else as text."""
+    """Sort class names, by value if all are integers."""
     if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
-
-
-def _parted(entries: list[ImageEntry]) -> tuple[list[ImageEntry], list[ImageEntry]]:
-    """Train and validation: a random fifth is held out, at least one image."""
-    order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    cut = max(1, len(entries) // HELD_OUT)
-    held_out = set(order[:cut].tolist())
-    train = [entry for place, entry in enumerate(entries) if place not in held_out]
-    return train, [entries[place] for place in sorted(held_out)]

@@ -1,8 +1,8 @@
-"""The tutorials' image classifier on your own images: two convolutions, one linear layer.
+"""A CNN image classifier on the user's image files.
 
-Images are decoded anew each epoch, by Pillow, in the processes that `num_workers` asks for. They
-reach the device as 8-bit numbers, a quarter of the bytes; mirroring and normalization are done
-there, so that a run is the same for any number of workers.
+Pillow decodes the images in each epoch, in `num_workers` processes. They reach the device as uint8,
+a quarter of the bytes; mirroring and normalization on the device make a run independent of the
+number of workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMED_CLASSES = 1000  # in run.json
 
 
 def task(config: RunConfig) -> Task:
-    """Classify the images at `data`. Raises ImageError for data that cannot be used."""
+    """Return the task to classify the images of `dataset`. Raises ImageError."""
     try:
         path = data_path(data_root(), config.dataset)
     except ConfigError as error:
@@ -60,20 +60,20 @@ def task(config: RunConfig) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class ImageFileDataset:
-    """Images in files, decoded when they are taken; workers share which of them are broken."""
+    """Image files, decoded on demand; workers share the flags of unreadable images."""
 
     folder: Path
     entries: list[ImageEntry]
     labels: Tensor  # int64 (n,)
     size: int  # pixels a side
     skip: bool
-    broken: Tensor  # bool (n,), in memory that all workers share
+    broken: Tensor  # bool (n,), in shared memory
 
     @classmethod
     def of(
         cls, images: ImageList, entries: list[ImageEntry], config: RunConfig
     ) -> ImageFileDataset:
-        """The split of these entries."""
+        """Return the split of these entries."""
         broken = torch.zeros(len(entries), dtype=torch.bool)
         broken.share_memory_()  # type: ignore[no-untyped-call]
         labels = images.labels(entries)
@@ -83,19 +83,19 @@ class ImageFileDataset:
 
     @property
     def length(self) -> int:
-        """Images of an epoch."""
+        """Images per epoch."""
         return len(self.entries)
 
     def take(self, indices: Tensor) -> Batch:
         """Return images as uint8 (n, 3, size, size) and labels as int64 (n,).
 
-        A broken image ends the run with ImageError. With `skip`, the next image that is sound
-        takes its place, so that every batch has its size.
+        Raises ImageError for an unreadable image. With `skip`, the next readable image replaces it,
+        so every batch is full.
         """
         inputs, targets = self.room(len(indices))
         images = inputs.numpy()  # the same memory
         for row, index in enumerate(indices.tolist()):
-            pixels, taken = self._sound(index)
+            pixels, taken = self._readable(index)
             images[row] = pixels.transpose(2, 0, 1)
             targets[row] = self.labels[taken]
         return inputs, targets
@@ -106,7 +106,7 @@ class ImageFileDataset:
         return images, torch.empty(size, dtype=torch.int64)
 
     def reason(self, index: int) -> str:
-        """Return the sentence that tells why an image is broken; decodes it again."""
+        """Return why an image is unreadable; decodes it again."""
         entry = self.entries[index]
         try:
             decode_image(self.folder / entry.path, self.size)
@@ -114,8 +114,8 @@ class ImageFileDataset:
             return _sentence(entry, error)
         return f"{entry.where}: {shown(entry.path)} could not be read, but now it can"
 
-    def _sound(self, index: int) -> tuple[Pixels, int]:
-        """The image at `index`, or the next one that can be decoded, and its index."""
+    def _readable(self, index: int) -> tuple[Pixels, int]:
+        """Return the image at `index`, or the next readable one, and its index."""
         for place in range(index, index + self.length):
             place %= self.length
             if self.skip and self.broken[place]:
@@ -136,19 +136,19 @@ class ImageFileDataset:
 
 
 class SkippedImageReporter:
-    """Tells of images that were left out since it was asked last."""
+    """Reports images that were skipped since the last call."""
 
     def __init__(self, splits: tuple[ImageFileDataset, ...]) -> None:
         self._splits = splits
-        self._told = 0
+        self._reported = 0
 
     def __call__(self) -> list[str]:
-        """Return no sentence, or one with the number of images and the reason of one."""
+        """Return a text with the number of skipped images and one reason; empty without news."""
         broken = [split.broken.nonzero().flatten().tolist() for split in self._splits]
         count = sum(map(len, broken))
-        if count <= self._told:
+        if count <= self._reported:
             return []
-        self._told = count
+        self._reported = count
         both = zip(self._splits, broken, strict=True)
         split, first = next((split, found[0]) for split, found in both if found)
         images = "1 image is" if count == 1 else f"{count:,} images are"
@@ -156,12 +156,12 @@ class SkippedImageReporter:
 
 
 class ImageCnn(nn.Module):
-    """conv32-conv64-fc: takes uint8 images (n, 3, size, size) and gives class scores."""
+    """conv32-conv64-fc: maps uint8 images (n, 3, size, size) to class scores."""
 
     def __init__(self, size: int, classes: int, *, flip: bool) -> None:
         super().__init__()
         self.flip = flip
-        # Pooling before ReLU gives the same values with a quarter of the ReLU work.
+        # Pooling before ReLU is equivalent and cheaper.
         self.features = nn.Sequential(
             nn.Conv2d(3, CHANNELS[0], 3, padding=1),
             nn.MaxPool2d(2),
@@ -183,7 +183,7 @@ class ImageCnn(nn.Module):
 
 
 def _normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """0..255 as -1..1: mean and standard deviation of 0.5 a color, as the tutorials have it."""
+    """Scale 0..255 to -1..1: mean and standard deviation 0.5 per color."""
     return images.to(dtype) / 127.5 - 1
 
 

@@ -1,4 +1,4 @@
-"""Linear regression as the tutorials teach it: one input, one output, a noisy straight line."""
+"""Linear regression of a noisy line: one input, one output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PICTURED = 200
 
 
 def task(config: RunConfig) -> Task:
-    """Fit `y = weight x + bias` to points around a known line; a fifth is for validation."""
+    """Return the task to fit `y = weight x + bias`; a fifth of the points is for validation."""
     generator = torch.Generator().manual_seed(config.seed)
     x = torch.rand((SAMPLES, 1), generator=generator) * 2 - 1
     y = SLOPE * x + INTERCEPT + NOISE * torch.randn((SAMPLES, 1), generator=generator)

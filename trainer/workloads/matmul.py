@@ -1,9 +1,8 @@
-"""Matrix multiplication, and nearly nothing else: two square matrices learn to be inverses.
+"""Matrix multiplication: two square matrices learn to be inverses.
 
-A sample is one product of two `width` × `width` matrices and the two products of its backward pass:
-3 · 2 · width³ floating-point operations. Its input is one number, so nothing has to be loaded; what
-else there is (the loss, the optimizer) grows with width² only. `batch_size` products share one
-optimizer step.
+A sample is a product of two `width` × `width` matrices and two products in its backward pass:
+3 · 2 · width³ floating-point operations. Its input is a single number; loss and optimizer grow with
+width² only.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ VALIDATION_SAMPLES = 16
 
 
 def task(config: RunConfig) -> Task:
-    """Learn left · right = identity, each sample scaled by a number of its own."""
+    """Return the task to learn left · right = identity, with a random scale per sample."""
     generator = torch.Generator().manual_seed(config.seed)
     width = config.width
     return Task(
@@ -37,17 +36,17 @@ def task(config: RunConfig) -> Task:
 
 
 class Product(nn.Module):
-    """Takes scales (n,) and gives what is left to learn, scale · (left · right - 1), (n, w, w)."""
+    """Maps scales (n,) to the differences scale · (left · right - 1), shape (n, width, width)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        # Entries of the product are then about 0.1: small enough for 16 bits, and not the answer.
+        # Entries of the product start at about 0.1: representable in 16 bits, far from identity.
         spread = (0.1 / width**0.5) ** 0.5
         self.left = nn.Parameter(torch.randn(width, width) * spread)
         self.right = nn.Parameter(torch.randn(width, width) * spread)
 
     def forward(self, scales: Tensor) -> Tensor:
-        """Return one difference a sample."""
+        """Return a difference per sample."""
         scales = scales.to(self.right.dtype)
         scaled = self.right * scales[:, None, None]
         product = torch.bmm(self.left.expand_as(scaled), scaled)
@@ -56,14 +55,11 @@ class Product(nn.Module):
 
 
 def loss(differences: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all rows of their squared 2-norm; the differences are already those to `targets`.
-
-    A mean over all elements would have gradients too small for 16 bits.
-    """
+    """Return the mean squared 2-norm of rows; gradients of a mean of elements underflow fp16."""
     return differences.square().sum(dim=2).mean()
 
 
 def _scales(samples: int, generator: torch.Generator) -> TensorSplit:
-    """Numbers around 1, float32 (samples,), as inputs and targets."""
+    """Return numbers from 0.5 to 1.5, float32 (samples,), as inputs and targets."""
     scales = 0.5 + torch.rand(samples, generator=generator)
     return TensorSplit.of(scales, scales)

@@ -1,8 +1,7 @@
-"""Fill the GPU: a residual CNN on synthetic images, from a laptop's CPU to 140 GiB.
+"""Memory stress: a residual CNN on synthetic images that takes up to 140 GiB.
 
 Memory grows with width × image_size² × batch_size (activations) and width² (weights). The images
-are synthetic: ten fixed patterns under noise, a pool of at most 32 MiB that an epoch repeats, so
-that loading costs little at any size.
+are ten patterns with noise; an epoch repeats a pool of at most 32 MiB, so loading is cheap.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from trainer.workloads.task import Task, TensorSplit
 CLASSES = 10
 POOL_BYTES = 32 * 2**20
 POOL_IMAGES = 512
-SIGNAL = 0.1  # share of the pattern in an image; the rest is noise
+SIGNAL = 0.1  # weight of the pattern in an image; the rest is noise
 EPOCH_SAMPLES = 1024
-EPOCH_BATCHES = 32  # at least, so that large batches still make an epoch
+EPOCH_BATCHES = 32  # minimum, for large batches
 
 
 def task(config: RunConfig) -> Task:
-    """A ten-class residual CNN whose `width` and `image_size` set the memory it takes."""
+    """Return a CNN for ten classes whose memory depends on `width` and `image_size`."""
     generator = torch.Generator().manual_seed(config.seed)
     stem = nn.Conv2d(3, config.width, 3, padding=1, bias=False)
     model = ResidualCnn(stem, config.width, stages=3, classes=CLASSES)
@@ -33,13 +32,13 @@ def task(config: RunConfig) -> Task:
 def synthetic_task(
     config: RunConfig, model: nn.Module, classes: int, generator: torch.Generator
 ) -> Task:
-    """Return the task of telling `classes` patterns apart under noise."""
+    """Return the task to classify `classes` noisy patterns."""
     size = config.image_size
     patterns = torch.rand((classes, 3, 4, 4), generator=generator)
     images, labels = _pool(patterns, size, generator)
     unseen, unseen_labels = _pool(patterns, size, generator)
     samples = max(EPOCH_SAMPLES, EPOCH_BATCHES * config.batch_size)
-    samples -= samples % config.batch_size  # batch norm cannot train on a last batch of one value
+    samples -= samples % config.batch_size  # batch norm may not train on a small last batch
     return Task(
         model=model,
         train=TensorSplit(images, labels, samples),
@@ -53,10 +52,9 @@ def synthetic_task(
 
 
 class ResidualCnn(nn.Module):
-    """Stages of two residual blocks; from the second on, channels double and the image halves.
+    """Stages of two residual blocks; each stage after the first doubles channels, halves the image.
 
-    Takes uint8 images (n, 3, size, size), which are a quarter of the bytes to copy, and gives
-    class scores. `stem` turns three channels into `width`.
+    Maps uint8 images (n, 3, size, size) to class scores. `stem` outputs `width` channels.
     """
 
     def __init__(self, stem: nn.Module, width: int, *, stages: int, classes: int) -> None:
@@ -102,7 +100,7 @@ class ResidualBlock(nn.Module):
 
 
 def _pool(patterns: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Images as uint8 (n, 3, size, size) and their labels (n,)."""
+    """Return images as uint8 (n, 3, size, size) and labels (n,)."""
     count = max(1, min(POOL_IMAGES, POOL_BYTES // (3 * size * size)))
     labels = torch.randint(len(patterns), (count,), generator=generator)
     images = torch.empty((count, 3, size, size), dtype=torch.uint8)

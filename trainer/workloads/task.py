@@ -1,4 +1,4 @@
-"""What a workload hands to the loop."""
+"""The interface of workloads: Task, Split and TensorSplit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 @runtime_checkable
 class Split(Protocol):
-    """One split of a data set. Worker processes take from a copy of it, so it can be pickled."""
+    """A split of a dataset; picklable, as worker processes get a copy."""
 
     @property
     def length(self) -> int:
-        """Samples of an epoch."""
+        """Samples per epoch."""
 
     def take(self, indices: Tensor) -> Batch:
         """Return the samples at `indices` (int64, below `length`) as one batch."""
@@ -30,9 +30,9 @@ class Split(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorSplit:
-    """A split that lies in memory: `inputs` and `targets` share their first dimension.
+    """A split in memory: `inputs` and `targets` have the same first dimension.
 
-    `length` may be larger than the tensors, which then repeat; it is the samples of an epoch.
+    If `length`, the samples per epoch, exceeds it, the tensors repeat.
     """
 
     inputs: Tensor
@@ -41,7 +41,7 @@ class TensorSplit:
 
     @classmethod
     def of(cls, inputs: Tensor, targets: Tensor) -> TensorSplit:
-        """A split that counts each sample once."""
+        """Return a split with each sample once per epoch."""
         return cls(inputs, targets, len(inputs))
 
     def take(self, indices: Tensor) -> Batch:
@@ -61,17 +61,16 @@ class TensorSplit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A model with its data and loss; the model's initial weights come from the seed."""
+    """A model with its data and loss."""
 
     model: nn.Module
     train: Split
     validation: Split
     loss: LossFunction  # mean over the batch
-    classifies: bool = True  # outputs are class scores, so accuracy means something
+    classifies: bool = True  # outputs are class scores, for the accuracy
     tokens_per_sample: int | None = None  # of a language model, for perf/tokens_per_sec
     recorded: Mapping[str, Tensor] = field(default_factory=dict)
-    """Parameters of one element recorded every step, by metric key."""
-    run_info: Mapping[str, Any] = field(default_factory=dict)
-    """What the page should know about the data, for run.json."""
+    """Parameters of one element to record every step, by metric key."""
+    run_info: Mapping[str, Any] = field(default_factory=dict)  # properties for run.json
     news: Callable[[], Sequence[str]] = list
-    """Asked at the end of each epoch for sentences that become events: what was left out since."""
+    """Called at the end of each epoch; returns texts of events, such as skipped samples."""

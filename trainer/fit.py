@@ -1,7 +1,5 @@
 """`python -m trainer.fit`: the former name of `python -m trainer.memory_estimate`."""
 
-from __future__ import annotations
-
 import runpy
 
 if __name__ == "__main__":
