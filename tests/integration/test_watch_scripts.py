@@ -325,7 +325,7 @@ def test_a_second_stop_ends_a_script_that_ignores_the_first(tmp_path: Path) -> N
     assert "which ignores it" in script.ask("stop").text
     step = read_run(script.folder).run_json["step"]
     script.wait(lambda: read_run(script.folder).run_json["step"] > step)
-    said = "Stop asked: SIGINT sent; the script ignores it and goes on."
+    said = "Stop requested: SIGINT sent; the script ignores it and continues."
     assert read_run(script.folder).reason == said
     send_command(script.folder, "stop", {})
     assert script.end() == (-15, b"")

@@ -25,7 +25,7 @@ def test_updates_by_hand_are_steps(tmp_path: Path) -> None:
     [
         ("functions", "never called backward()"),
         ("never_stepped", "never stepped one"),
-        ("children", "What the processes that it started train is not recorded"),
+        ("children", "Training in the processes that it started is not recorded"),
     ],
 )
 def test_what_could_not_be_captured_is_said(tmp_path: Path, way: str, why: str) -> None:

@@ -55,7 +55,7 @@ class Bench:
 
     def ask(self, number: int) -> Command:
         command = Command(number, CommandName.STOP, {})
-        self.stopper.heard(cast("Recorder", self.recorder), command)
+        self.stopper.on_command(cast("Recorder", self.recorder), command)
         return command
 
     def boundary(self, command: Command) -> None:
