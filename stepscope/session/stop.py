@@ -257,10 +257,8 @@ class StopEscalator:
         until = time.monotonic() + WRITTEN_S
         while time.monotonic() < until:  # the writer writes events first, then run.json
             with contextlib.suppress(OSError, ValueError, KeyError):
-                if (
-                    read_json(self._run_json_file, BYTES_LIMIT, follow_links=True)["reason"]
-                    == reason
-                ):
+                run_json = read_json(self._run_json_file, BYTES_LIMIT, follow_links=True)
+                if run_json["reason"] == reason:
                     return
             time.sleep(0.01)
 
