@@ -106,38 +106,6 @@ tell([device["health"] for device in look()])
     assert (rows["level"], rows["text"][:5]) == ("notice", "1 row")
 
 
-def test_a_lost_gpu_is_said_and_found_again(ask: Ask) -> None:
-    program = """
-look()
-steer("@1 lost")
-lost = look(2)
-steer("")
-time.sleep(5.1)
-tell([lost, look(2)])
-"""
-    lost, found = ask(program, CUDASIM_DEVICES="2")
-    assert [device["lost"] is None for device in lost] == [True, False]
-    assert lost[1]["health"]["level"] == "critical"
-    assert "gpu/util" not in lost[1]["values"]
-    assert "gpu/util" in lost[0]["values"]
-    assert [device["lost"] for device in found] == [None, None]
-    assert "gpu/util" in found[1]["values"]
-
-
-def test_the_throttle_time_is_that_of_the_driver(ask: Ask) -> None:
-    program = """
-look()
-steer("throttle 64")
-look()
-time.sleep(1)
-tell(look()[0]["throttled"])
-"""
-    found = ask(program)
-    assert 0.9 < found["seconds"]["gpu/throttle_hw_thermal"] < found["window_s"]
-    assert found["seconds"]["gpu/throttle_power"] == 0
-    assert "thermal slowdown (hardware)" in found["text"]
-
-
 def test_what_the_driver_refuses_is_a_gap_with_its_reason(ask: Ask) -> None:
     program = """
 steer("refuse nvmlDeviceGetUtilizationRates 3", "refuse nvmlGpm* 4",
@@ -151,27 +119,6 @@ tell(look(2)[0])
     assert device["processes"] is None
     assert "WSL" in device["missing"]["processes"]
     assert device["health"]["level"] == "ok"
-
-
-def test_instances_have_their_own_memory_below_their_gpu(ask: Ask) -> None:
-    program = """
-(device,) = look()
-tell([device["mig"], device["facts"]["uuid"], device["missing"].get("gpu/util"),
-      [(one["uuid"], one["facts"]["mig_profile"], one["facts"]["parent_uuid"],
-        one["values"]["gpu/mem_total"]) for one in device["instances"]]])
-"""
-    mig, parent, why, instances = ask(
-        program,
-        CUDASIM_MIG="1",
-        CUDASIM_DEVICES="2",
-        CUDASIM_MEMORY="1G,2G",
-        CUDASIM_NAME="NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-    )
-    assert (mig, why) == (True, "not supported on this GPU")
-    assert [uuid[:4] for uuid, *_ in instances] == ["MIG-", "MIG-"]
-    assert {profile for _, profile, *_ in instances} == {"1g.10gb"}
-    assert {of for _, _, of, _ in instances} == {parent}
-    assert [total for *_, total in instances] == [2**30, 2**31]
 
 
 def test_an_xid_is_told_in_words(ask: Ask) -> None:
@@ -191,8 +138,3 @@ tell([device["health"] for device in look()])
     assert first["level"] == "ok"
     assert second["level"] == "critical"
     assert second["text"].startswith("Xid 79: the GPU has fallen off the bus, ")
-
-
-def test_a_driver_that_is_not_loaded_says_so(ask: Ask) -> None:
-    program = "view = machine.look(); tell([view.reason, len(view.devices)])"
-    assert ask(program, CUDASIM_NO_DRIVER="1") == ["The NVIDIA driver is not loaded.", 0]

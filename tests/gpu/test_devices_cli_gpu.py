@@ -87,18 +87,3 @@ def test_devices_as_json_show_another_process_and_its_memory(
     assert (found["yours"], found["state"], found["kind"]) == (True, "running", "compute")
     assert found["memory"] is None or found["memory"] >= HELD
     assert "s3cr3t" not in found["command"]
-
-
-def test_the_table_of_devices_names_the_process_and_marks_it_as_yours(
-    other: subprocess.Popen[str], need: Callable[[str | None], None]
-) -> None:
-    need(open_source().reason)
-    said = stepscope()
-    assert torch.cuda.get_device_name(0) in said
-    assert max(map(len, said.splitlines())) <= 80
-    if "Processes n/a" in said:
-        return
-    line = next(line for line in said.splitlines() if f"{other.pid} " in line)
-    assert line.lstrip().startswith("*")
-    assert "python" in line
-    assert "* your process" in said

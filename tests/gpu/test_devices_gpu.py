@@ -16,7 +16,7 @@ import torch
 
 from stepscope.gpu.gpm import NOT_ARMED, SHARES
 from stepscope.gpu.nvml_queries import SamplingTier
-from stepscope.gpu.process_memory import HIDDEN, OTHERS, OWN, shares
+from stepscope.gpu.process_memory import OTHERS, OWN
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.metrics import Stream
 from stepscope.run import RunKind, RunStatus, read_run, run_folders
@@ -80,38 +80,6 @@ def both_listed(neighbor: int, listed: Collection[int]) -> None:
     if not both and not SIMULATED:
         pytest.skip("this driver does not list these processes by their numbers (a container)")
     assert both
-
-
-def test_another_processs_memory_shows_as_such(source: DeviceSource, neighbor: int) -> None:
-    uuid = gpu_uuid(0)
-    mine = torch.ones(HELD, dtype=torch.uint8, device="cuda")
-    processes = source.processes(uuid) or ()
-    found = {one.pid: one for one in processes}
-    both_listed(neighbor, found)
-    assert (found[neighbor].memory or 0) >= HELD
-    assert (found[os.getpid()].memory or 0) >= torch.cuda.memory_reserved()
-    assert (found[neighbor].yours, found[neighbor].state) == (True, "running")
-    assert "python" in found[neighbor].name
-    values = source.read(uuid, *SamplingTier)
-    used, total = values["gpu/mem_used"], values["gpu/mem_total"]
-    own, others, reasons = shares(processes, os.getpid(), used=used, total=total)
-    assert reasons == {} or (not SIMULATED and reasons == {OTHERS: HIDDEN})
-    assert own is not None
-    if others is not None:
-        assert others >= HELD
-        assert own + others <= used
-    del mine
-
-
-def test_a_process_that_ends_gives_its_memory_back(source: DeviceSource) -> None:
-    uuid = gpu_uuid(0)
-    before = source.read(uuid, SamplingTier.FAST)["gpu/mem_used"]
-    done = subprocess.run(
-        [sys.executable, "-c", NEIGHBOR], stdin=subprocess.DEVNULL, capture_output=True, timeout=90
-    )
-    assert done.returncode == 0, done.stderr
-    after = source.read(uuid, SamplingTier.FAST)["gpu/mem_used"]
-    assert abs(after - before) < HELD / 2
 
 
 def record(folder: Path, seconds: float, work: Callable[[], None]) -> Path:

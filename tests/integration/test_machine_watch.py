@@ -54,13 +54,6 @@ def test_nobody_looks_nothing_runs(watching: Make) -> None:
     assert source.reads == []
 
 
-def test_the_first_question_waits_for_the_first_look(watching: Make) -> None:
-    seen = watching(FakeSource(gpus(2))).look()
-    assert seen.trouble is None
-    assert seen.view is not None
-    assert len(seen.view.devices) == 2
-
-
 def test_many_tabs_share_one_thread_and_its_looks(watching: Make) -> None:
     source = FakeSource(gpus(1))
     watch = watching(source, period_s=3600.0)

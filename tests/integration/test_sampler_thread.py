@@ -130,10 +130,6 @@ def test_a_stuck_driver_call_is_reported_not_waited_for(recorder: Recorder) -> N
     assert sampler.stop()
 
 
-def test_a_sampler_that_never_started_stops(recorder: Recorder) -> None:
-    assert sampler_for(recorder).stop()
-
-
 FOREIGN = """
 from stepscope.gpu import gpm, processes, xid
 from stepscope.session import sampler

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pty
 import subprocess
@@ -18,7 +17,6 @@ from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.session import stop
 from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import send_command
-from tests.support.run_values import steps_of
 from tests.support.watched_scripts import AS_MODULE, SCRIPTS, run, watched_like_bare
 
 WATCH = [sys.executable, "-c", "from stepscope.cli import main; raise SystemExit(main())", "watch"]
@@ -197,28 +195,6 @@ def test_training_gives_the_same_losses_to_the_last_bit(tmp_path: Path) -> None:
         [steps] = [info for info in reader.series() if info.stream == "steps"]
         keys = reader.keys(steps.id)
     assert {"train/loss", "train/lr", "train/grad_norm", "train/loss.optimizer1"} <= set(keys)
-
-
-def test_every_rank_of_torchrun_has_a_store(tmp_path: Path) -> None:
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
-    bare = run([*torchrun, "ranks.py"], tmp_path, OMP_NUM_THREADS="1")
-    seen = run([*torchrun, "-m", "stepscope.watch", "ranks.py"], tmp_path, OMP_NUM_THREADS="1")
-    assert bare.returncode == 0, bare.stderr.decode()
-    assert seen.returncode == 0, seen.stderr.decode()
-    assert sorted(seen.stdout.splitlines()) == sorted(bare.stdout.splitlines())
-    [folder] = run_folders(tmp_path)
-    assert [steps_of(folder, rank) for rank in (0, 1)] == [20, 20]
-    ranks = [json.loads((folder / name).read_text()) for name in ("run.json", "rank1.json")]
-    assert [(run_json["rank"], run_json["world_size"]) for run_json in ranks] == [(0, 2), (1, 2)]
-    assert [run_json["status"] for run_json in ranks] == ["finished", "finished"]
-    assert (folder / "output.rank1.log").read_bytes().startswith(b"1 ")
 
 
 def test_a_job_tells_what_ended_it_first(tmp_path: Path) -> None:

@@ -15,7 +15,13 @@ from stepscope.gpu.machine_monitor import (
     DeviceHistory,
     MachineMonitor,
 )
-from stepscope.gpu.machine_state import DeviceState, EnergyMeter, MachineState, machine_json
+from stepscope.gpu.machine_state import (
+    DeviceState,
+    EnergyMeter,
+    EnergyUse,
+    MachineState,
+    machine_json,
+)
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import NullSource
 from stepscope.gpu.xid import KEPT, NO_INSTANCE, XidLog, xid_event
@@ -198,16 +204,18 @@ def test_a_link_that_stays_slow_under_load_is_told() -> None:
 
 def test_the_driver_is_looked_for_again_when_it_says_so() -> None:
     clock = FakeClock()
-    answers = [NullSource("The NVIDIA driver is not loaded.", 1030.0), FakeSource(gpus(1))]
+    answers = [NullSource("The NVIDIA driver is not loaded.", 1130.0), FakeSource(gpus(1))]
     found = MachineMonitor(
         lambda: answers.pop(0), clock=clock, wall_clock=clock.wall, pause=lambda seconds: None
     )
+    clock.now += 100
     view = found.look()
     assert (view.reason, view.devices) == ("The NVIDIA driver is not loaded.", ())
-    assert view.host.driver is None
+    assert (view.host.driver, view.since) == (None, clock.wall())
     assert looks(found, clock, 1).devices == ()
-    assert len(looks(found, clock, 1, seconds=30).devices) == 1
-    assert len(looks(found, clock, 1).devices) == 1
+    view = looks(found, clock, 1, seconds=50)
+    assert (len(view.devices), view.since) == (1, clock.wall()), "sums begin with the GPUs"
+    assert looks(found, clock, 3).since == clock.wall() - 3
 
 
 def test_activity_counters_are_armed_as_long_as_wished() -> None:
@@ -255,66 +263,28 @@ def test_how_bad_an_xid_is_follows_from_what_nvidia_advises(code: int, level: He
     assert (xid.code, xid.level, xid.age_s) == (code, level, 2.0)
 
 
-def test_energy_is_the_counters_difference_also_over_a_gap() -> None:
+Readings = list[tuple[float, float | None, float | None]]
+
+
+@pytest.mark.parametrize(
+    ("readings", "joules", "seconds", "from_counter"),
+    [
+        ([(0, 1000, 500), (1, 1500, 500), (300, 91_500, 500)], 90_500, 300, True),  # over a gap
+        ([(0, 1000, None), (1, 1500, None), (2, 10, None), (3, 110, None)], 600, 2, True),  # reset
+        ([(0, None, 100), (1, None, 300), (60, None, 300), (62, None, 500)], 1000, 3, False),
+        ([(0, 0, None), (1, 100, None), (2, None, None), (4, 400, None)], 400, 4, True),
+        ([(0, None, 100), (1, None, 100), (2, None, None), (4, None, 100)], 400, 4, False),
+    ],
+    ids=["counter", "reset counter", "power", "missing counter", "missing power"],
+)
+def test_energy_is_counted_or_integrated(
+    readings: Readings, joules: float, seconds: float, from_counter: bool
+) -> None:
     meter = EnergyMeter()
     assert meter.energy() is None
-    for now, joules in ((0.0, 1000.0), (1.0, 1500.0), (300.0, 91_500.0)):
-        meter.add(now, joules, 500.0)
-    energy = meter.energy()
-    assert energy is not None
-    assert (energy.joules, energy.seconds, energy.from_counter) == (90_500.0, 300.0, True)
-
-
-def test_a_reading_that_is_missing_loses_no_energy() -> None:
-    by_counter, by_power = EnergyMeter(), EnergyMeter()
-    for now in range(5):
-        by_counter.add(now, None if now == 2 else 100.0 * now, None)
-        by_power.add(now, None, None if now == 2 else 100.0)
-    for energy in (by_counter.energy(), by_power.energy()):
-        assert energy is not None
-        assert (energy.joules, energy.seconds) == (400.0, 4.0)
-
-
-def test_energy_is_told_since_the_first_look_at_the_gpus() -> None:
-    clock = FakeClock()
-    answers = [NullSource("The NVIDIA driver is not loaded.", 1130.0), FakeSource(gpus(1))]
-    found = MachineMonitor(
-        lambda: answers.pop(0), clock=clock, wall_clock=clock.wall, pause=lambda seconds: None
-    )
-    clock.now += 100
-    assert found.look().since == clock.wall()
-    view = looks(found, clock, 1, seconds=50)
-    assert (len(view.devices), view.since) == (1, clock.wall())
-    assert looks(found, clock, 3).since == clock.wall() - 3
-
-
-def test_a_counter_that_fell_is_a_new_beginning() -> None:
-    meter = EnergyMeter()
-    for now, joules in ((0.0, 1000.0), (1.0, 1500.0), (2.0, 10.0), (3.0, 110.0)):
-        meter.add(now, joules, None)
-    energy = meter.energy()
-    assert energy is not None
-    assert (energy.joules, energy.seconds) == (600.0, 2.0)
-
-
-def test_without_a_counter_it_is_the_integral_of_the_power_without_gaps() -> None:
-    meter = EnergyMeter()
-    for now, watts in ((0.0, 100.0), (1.0, 300.0), (60.0, 300.0), (62.0, 500.0)):
-        meter.add(now, None, watts)
-    energy = meter.energy()
-    assert energy is not None
-    assert (energy.joules, energy.seconds, energy.from_counter) == (200.0 + 800.0, 3.0, False)
-
-
-def test_the_counter_agrees_with_the_integral_of_steady_power() -> None:
-    by_counter, by_power = EnergyMeter(), EnergyMeter()
-    for second in range(60):
-        by_counter.add(second, 1e6 + 400.0 * second, 400.0)
-        by_power.add(second, None, 400.0)
-    counted, estimated = by_counter.energy(), by_power.energy()
-    assert counted is not None
-    assert estimated is not None
-    assert counted.joules == pytest.approx(estimated.joules)
+    for now, counter, power in readings:
+        meter.add(now, counter, power)
+    assert meter.energy() == EnergyUse(joules, seconds, from_counter)
 
 
 def test_the_history_is_bounded_in_readings_and_in_time() -> None:

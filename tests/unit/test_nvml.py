@@ -165,13 +165,6 @@ def test_a_gpu_lost_at_opening_is_left_out(
     assert [info.uuid for info in NvmlSource(clock).devices()] == [B]
 
 
-def test_gpus_are_told_apart_by_uuid_alone(source: NvmlSource, library: FakeNvml) -> None:
-    library.calls.clear()
-    assert source.read(B, SamplingTier.FAST)["gpu/util"] == 99.0
-    assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
-    assert library.calls["nvmlDeviceGetHandleByIndex_v2"] == 0
-
-
 @pytest.mark.parametrize("code", [3, 13, 25, 26])
 def test_an_unsupported_call_is_asked_once(
     source: NvmlSource, gpu: FakeGpu, library: FakeNvml, code: int
@@ -262,32 +255,6 @@ def test_other_errors_back_off_from_half_a_second_to_thirty(
     gpu.errors = {}
     clock.now += 30
     assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
-
-
-@pytest.mark.parametrize("error", [AttributeError("x"), OSError("x"), ValueError("x")])
-def test_an_error_of_the_binding_backs_off(
-    source: NvmlSource, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def fail(handle: object) -> None:
-        raise error
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", fail)
-    values = source.read(A, SamplingTier.FAST)
-    assert "gpu/util" not in values
-    assert values["gpu/power"] == 312.5
-
-
-def test_a_library_mismatch_takes_the_alternative(
-    source: NvmlSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(handle: object, sensor: int) -> None:
-        raise pynvml.NVMLLibraryMismatchError("not an NVMLError")
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperatureV", fail)
-    assert source.read(A, SamplingTier.MEDIUM)["gpu/temp"] == 51.0
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", fail)
-    source.read(A, SamplingTier.MEDIUM)
-    assert lacks(source) == {"gpu/temp": "not offered by this driver"}
 
 
 @pytest.mark.parametrize("code", [2, 9, 15, 16, 28])

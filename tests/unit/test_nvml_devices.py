@@ -11,7 +11,6 @@ import pytest
 
 from stepscope.gpu.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
 from stepscope.gpu.machine_monitor import MachineMonitor
-from stepscope.gpu.nvml_device import SELDOM_S, SLOW_CALLS, SLOW_S, QueryState
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.nvml_reader import MAY_HAVE_WRAPPED, ONE_READING
 from stepscope.gpu.processes import NOT_LISTED, SM_S
@@ -79,16 +78,7 @@ def test_nvlinks_that_are_up_and_their_speed(
     assert (facts.nvlinks, facts.nvlink_speed) == expected
 
 
-def test_facts_have_the_limit_and_link_of_now(source: NvmlSource, gpu: FakeGpu) -> None:
-    first = source.facts(A)
-    gpu.link, gpu.limit_mw = (5, 16), 300_000
-    second = source.facts(A)
-    assert first is not None
-    assert second is not None
-    assert (first.pcie_gen, second.pcie_gen, second.power_limit) == (4, 5, 300.0)
-
-
-def test_what_a_driver_does_not_tell_is_none_in_the_facts(
+def test_missing_facts_are_none_and_a_lost_gpu_keeps_the_last(
     source: NvmlSource, library: FakeNvml, gpu: FakeGpu
 ) -> None:
     library.missing = {"nvmlDeviceGetArchitecture", "nvmlSystemGetCudaDriverVersion_v2"}
@@ -96,19 +86,16 @@ def test_what_a_driver_does_not_tell_is_none_in_the_facts(
     facts = source.facts(A)
     assert facts is not None
     assert (facts.architecture, facts.cuda_version) == (None, None)
-    assert (facts.pci_bus_id, facts.power_limit) == (None, None)
-
-
-def test_an_unknown_gpu_has_no_facts_and_a_lost_one_keeps_them(
-    source: NvmlSource, gpu: FakeGpu
-) -> None:
-    assert source.facts("GPU-cccc") is None
+    assert (facts.pci_bus_id, facts.power_limit, facts.pcie_gen) == (None, None, 4)
+    gpu.link, gpu.errors = (5, 16), {}
     facts = source.facts(A)
+    assert facts is not None
+    assert (facts.power_limit, facts.pcie_gen) == (700.0, 5), "of now"
     gpu.errors = {"nvmlDeviceGetUtilizationRates": 15, "nvmlDeviceGetHandleByUUID": 15}
     source.read(A, SamplingTier.FAST)
     assert source.facts(A) == facts
-    assert source.processes(A) is None
-    assert source.recovery_action(A) is None
+    assert (source.processes(A), source.recovery_action(A)) == (None, None)
+    assert source.facts("GPU-cccc") is None
 
 
 @pytest.fixture
@@ -122,14 +109,22 @@ def divided(library: FakeNvml, gpu: FakeGpu, clock: FakeClock) -> NvmlSource:
     return NvmlSource(clock)
 
 
-def test_instances_are_listed_with_their_parents_number(divided: NvmlSource) -> None:
+def test_instances_have_their_parents_number_and_their_own_memory(divided: NvmlSource) -> None:
     assert [info.uuid for info in divided.devices()] == [A, B]
     (info,) = divided.instances(A)
     assert (info.uuid, info.name, info.nvml_index) == (SLICE, "NVIDIA Test 80GB MIG 1g.10gb", 0)
-    assert (info.memory_total, info.mig) == (10 * GIB, False)
-    assert divided.devices()[0].mig
-    assert divided.instances(B) == []
-    assert divided.instances("GPU-cccc") == []
+    assert (info.memory_total, info.mig, divided.devices()[0].mig) == (10 * GIB, False, True)
+    assert divided.instances(B) == divided.instances("GPU-cccc") == []
+    facts, parent = divided.facts(SLICE), divided.facts(A)
+    assert facts is not None
+    assert parent is not None
+    assert (facts.parent_uuid, facts.mig_profile, facts.nvml_index) == (A, "1g.10gb", 0)
+    assert facts.memory_total == 10 * GIB
+    assert (parent.mig, parent.parent_uuid, parent.mig_profile) == (True, None, None)
+    assert divided.read(SLICE, *SamplingTier)["gpu/mem_total"] == 10.0 * GIB
+    reasons = divided.reasons(SLICE)
+    for key in ("gpu/util", "gpu/mem_util", "gpu/energy"):
+        assert reasons[key] == "not supported on this GPU"
 
 
 @pytest.mark.parametrize("mig", [0, 1])
@@ -154,24 +149,6 @@ def test_the_mig_mode_is_read_again_after_a_reset(
     clock.now += 20
     divided.read(A, SamplingTier.MEDIUM)
     assert divided.devices()[0].mig == (mig == 1), "not told is not off"
-
-
-def test_an_instance_has_memory_but_no_utilization(divided: NvmlSource) -> None:
-    values = divided.read(SLICE, *SamplingTier)
-    assert values["gpu/mem_total"] == 10.0 * GIB
-    reasons = divided.reasons(SLICE)
-    for key in ("gpu/util", "gpu/mem_util", "gpu/energy"):
-        assert reasons[key] == "not supported on this GPU"
-
-
-def test_an_instance_knows_its_parent_and_profile(divided: NvmlSource) -> None:
-    facts = divided.facts(SLICE)
-    assert facts is not None
-    assert (facts.parent_uuid, facts.mig_profile, facts.nvml_index) == (A, "1g.10gb", 0)
-    assert facts.memory_total == 10 * GIB
-    parent = divided.facts(A)
-    assert parent is not None
-    assert (parent.mig, parent.parent_uuid, parent.mig_profile) == (True, None, None)
 
 
 def test_an_instances_activity_is_asked_of_its_parent(
@@ -228,8 +205,12 @@ def test_no_process_is_an_empty_list_and_hidden_ones_are_none(
 
 
 def test_an_older_driver_lists_processes_by_an_older_call(
-    source: NvmlSource, library: FakeNvml, gpu: FakeGpu
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:
+    for _ in range(21):
+        source.processes(A)
+        clock.now += 1
+    assert library.calls["nvmlDeviceGetGraphicsRunningProcesses_v3"] == 3, "every ten seconds"
     gpu.processes = [FakeProcess(ME, 5)]
     library.missing = {
         "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -239,15 +220,6 @@ def test_an_older_driver_lists_processes_by_an_older_call(
     found = source.processes(A)
     assert found is not None
     assert [(one.pid, one.sm) for one in found] == [(ME, None)]
-
-
-def test_graphics_processes_are_listed_every_ten_seconds(
-    source: NvmlSource, library: FakeNvml, clock: FakeClock
-) -> None:
-    for _ in range(21):
-        source.processes(A)
-        clock.now += 1
-    assert library.calls["nvmlDeviceGetGraphicsRunningProcesses_v3"] == 3
 
 
 @pytest.mark.parametrize(
@@ -260,19 +232,19 @@ def test_graphics_processes_are_listed_every_ten_seconds(
     ],
 )
 def test_a_recovery_action_is_in_words(
-    source: NvmlSource, gpu: FakeGpu, number: int, words: str | None
+    source: NvmlSource,
+    library: FakeNvml,
+    gpu: FakeGpu,
+    clock: FakeClock,
+    number: int,
+    words: str | None,
 ) -> None:
     gpu.fields[230] = number
     assert source.recovery_action(A) == words
-
-
-def test_a_driver_without_recovery_actions_is_asked_once(
-    source: NvmlSource, library: FakeNvml, clock: FakeClock
-) -> None:
     for _ in range(3):
-        assert source.recovery_action(A) is None
+        assert source.recovery_action(B) is None
         clock.now += 10
-    assert library.asked_fields.count(230) == 1
+    assert library.asked_fields.count(230) == 2, "a driver without it is asked once"
 
 
 BUSY = {2: 81.0, 3: 44.5, 5: math.nan, 10: 30.0, 20: 3.0, 21: 4.0, 60: 5.0, 61: 6.0}
@@ -364,47 +336,26 @@ def test_the_first_failure_of_activity_ends_it(
     assert library.gpm_freed == list(range(1, library.gpm_buffers + 1))
 
 
-def test_the_buffers_of_a_gpu_that_was_lost_are_given_back(
-    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+@pytest.mark.parametrize(("code", "freed"), [(15, [1, 2]), (1, [])], ids=["lost", "shut down"])
+def test_buffers_are_given_back_unless_they_ended_with_nvml(
+    source: NvmlSource,
+    library: FakeNvml,
+    gpu: FakeGpu,
+    clock: FakeClock,
+    code: int,
+    freed: list[int],
 ) -> None:
     gpu.activity = BUSY
     source.arm_gpm(True)
     source.read(A, SamplingTier.MEDIUM)
     assert library.gpm_buffers == 2
-    gpu.errors = {"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_GPU_IS_LOST}
-    source.read(A, SamplingTier.FAST)
-    gpu.errors = {}
-    clock.now += 10
-    source.read(A, SamplingTier.MEDIUM)
-    assert (library.gpm_freed, library.gpm_buffers) == ([1, 2], 4)
-
-
-def test_buffers_of_an_nvml_that_was_shut_down_are_not_touched(
-    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
-) -> None:
-    gpu.activity = BUSY
-    source.arm_gpm(True)
-    source.read(A, SamplingTier.MEDIUM)
-    library.errors = dict.fromkeys(
-        ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetHandleByUUID"),
-        pynvml.NVML_ERROR_UNINITIALIZED,
-    )
+    calls = ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetHandleByUUID")
+    library.errors = dict.fromkeys(calls, code)
     source.read(A, SamplingTier.FAST)
     library.errors = {}
     clock.now += 10
     source.read(A, SamplingTier.MEDIUM)
-    assert (library.gpm_freed, library.gpm_buffers) == ([], 4)
-
-
-def test_a_gpu_without_activity_is_asked_once(
-    source: NvmlSource, library: FakeNvml, clock: FakeClock
-) -> None:
-    source.arm_gpm(True)
-    for _ in range(5):
-        source.read(A, SamplingTier.MEDIUM)
-        clock.now += 0.5
-    assert library.calls["nvmlGpmQueryDeviceSupport"] == 1
-    assert library.calls["nvmlGpmSampleAlloc"] == 0
+    assert (library.gpm_freed, library.gpm_buffers) == (freed, 4)
 
 
 def test_who_arms_last_disarms(
@@ -562,25 +513,6 @@ def test_a_field_with_an_error_backs_off_alone(
     gpu.field_errors = {}
     clock.now += 30
     assert source.read(A, SamplingTier.MEDIUM)["gpu/temp_mem"] == 47.0
-
-
-def test_a_field_is_lost_with_its_gpu(source: NvmlSource, gpu: FakeGpu) -> None:
-    source.read(A, *SamplingTier)
-    gpu.errors = {"nvmlDeviceGetFieldValues": 15}
-    source.read(A, *SamplingTier)
-    assert (source.lost(A) or "").startswith("lost: ")
-
-
-def test_a_call_that_takes_long_is_made_seldom() -> None:
-    asking = QueryState("x")
-    for now in range(SLOW_CALLS - 1):
-        asking.answer(now, 2 * SLOW_S)
-    assert asking.retry_at <= now
-    asking.answer(10.0, 2 * SLOW_S)
-    assert asking.retry_at == 10.0 + SELDOM_S
-    asking.answer(20.0, SLOW_S / 2)
-    asking.answer(30.0, 2 * SLOW_S)
-    assert asking.retry_at == 30.0, "one alone is no reason"
 
 
 def test_a_slow_call_is_left_out_of_the_ticks_between(

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-import runpy
-import sys
-import types
 
 import pynvml
 import pytest
 
-from stepscope.gpu import nvml_queries
 from stepscope.gpu import source as nvml
-from stepscope.gpu.device_events import throttle_words
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import NullSource, NvmlSource, open_source
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
@@ -88,27 +83,6 @@ def test_a_foreign_pynvml_package_is_told(
     assert "nvidia-ml-py" in (open_source().reason or "")
 
 
-def test_a_foreign_pynvml_package_without_any_of_the_names_can_be_imported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", types.ModuleType("pynvml"))
-    runpy.run_path(nvml_queries.__file__)
-    assert "nvidia-ml-py" in runpy.run_path(nvml.__file__)["open_source"]().reason
-
-
 def test_a_driver_without_gpus_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml())
     assert open_source().reason == "The NVIDIA driver reports no GPU."
-
-
-@pytest.mark.parametrize(
-    ("mask", "words"),
-    [
-        (0, []),
-        (pynvml.nvmlClocksEventReasonGpuIdle | pynvml.nvmlClocksEventReasonSwPowerCap, []),
-        (0x4 | 0x8 | 0x40, ["hardware slowdown", "hardware thermal slowdown"]),
-        (0x20 | 0x80 | 0x400, ["software thermal slowdown", "power brake"]),
-    ],
-)
-def test_throttle_words(mask: int, words: list[str]) -> None:
-    assert throttle_words(mask) == words
