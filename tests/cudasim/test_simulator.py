@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -76,13 +75,6 @@ def test_a_fault_can_be_put_into_malloc(cudasim: ModuleType) -> None:
     del x
 
 
-def test_a_fault_can_be_put_into_pinning(cudasim: ModuleType) -> None:
-    cudasim.fault("host:1")
-    with pytest.raises(RuntimeError, match="out of memory"):
-        torch.empty(77 * MIB, dtype=torch.uint8, pin_memory=True)
-    assert torch.empty(77 * MIB, dtype=torch.uint8, pin_memory=True).is_pinned()
-
-
 def test_nvml_and_torch_agree(nvml: ModuleType) -> None:
     uuid = torch.cuda.get_device_properties(0).uuid
     handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
@@ -100,33 +92,6 @@ def test_nvml_and_torch_agree(nvml: ModuleType) -> None:
     torch.cuda.empty_cache()
     assert used() == before
     assert nvml.nvmlDeviceGetName(handle) == torch.cuda.get_device_name()
-
-
-def watched(nvml: ModuleType) -> tuple[float, float, float, float]:
-    """Return the power (W) and the energy (J) of a while, and the least and most seconds of it."""
-    handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    nvml.nvmlDeviceGetPowerUsage(handle)  # it looks back to the last look
-    before = time.monotonic()
-    begun = nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    least = time.monotonic()
-    time.sleep(WATCHED_S)
-    power = nvml.nvmlDeviceGetPowerUsage(handle) / 1e3
-    least = time.monotonic() - least
-    joules = (nvml.nvmlDeviceGetTotalEnergyConsumption(handle) - begun) / 1e3
-    return power, joules, least, time.monotonic() - before
-
-
-def test_energy_is_the_integral_of_power(nvml: ModuleType) -> None:
-    torch.cuda.synchronize()
-    time.sleep(WATCHED_S)  # power lags by the driver's window
-    idle, *found = watched(nvml)
-    torch.cuda._sleep(20 * LATE_CYCLES)
-    time.sleep(WATCHED_S)
-    busy, *others = watched(nvml)
-    assert nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByIndex(0)).gpu == 100
-    for watts, (joules, least, most) in ((idle, found), (busy, others)):
-        assert 0.99 * watts * least < joules < 1.01 * watts * most
-    assert busy > 5 * idle
 
 
 # ---- order and waiting
@@ -300,26 +265,6 @@ def test_an_assertion_on_the_device_stays() -> None:
     assert "device-side assert" in again, done
 
 
-LAUNCHES = """
-import torch, os
-x = torch.ones(4, device="cuda")
-for i in range(100):
-    try:
-        x.add_(1)
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        print(i, str(error).splitlines()[0], flush=True)
-        break
-os._exit(0)
-"""
-
-
-def test_a_sticky_error_comes_at_the_launch_asked_for() -> None:
-    done = child(LAUNCHES, CUDASIM_FAULT="launch:11:illegal")
-    assert done.stdout.startswith("9 "), done
-    assert "illegal memory access" in done.stdout
-
-
 LOST = """
 import os, pynvml, torch, cudasim
 pynvml.nvmlInit()
@@ -354,63 +299,6 @@ def test_a_device_is_lost_mid_run(fault: str, tmp_path: Path) -> None:
     assert (memory, handle) == ("GPU is lost", "GPU is lost")
     look = "import pynvml; pynvml.nvmlInit(); pynvml.nvmlDeviceGetHandleByIndex(0)"
     assert "GPU is lost" in child(look, **own).stderr
-
-
-TWO = """
-import torch, pynvml
-assert torch.cuda.device_count() == 2
-a, b = (torch.cuda.get_device_properties(i) for i in range(2))
-assert a.uuid != b.uuid and (a.total_memory, b.total_memory) == (2**31, 2**30)
-x = torch.arange(10., device="cuda:0")
-y = x.to("cuda:1") * 2
-assert float(y.sum()) == 90 and y.device.index == 1
-assert torch.cuda.memory_allocated(1) > 0
-try:
-    x + y
-except RuntimeError as error:
-    print("same device" in str(error))
-pynvml.nvmlInit()
-seen = [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(2)]
-print(seen == [f"GPU-{p.uuid}" for p in (a, b)])
-"""
-
-
-def test_two_devices() -> None:
-    done = child(TWO, CUDASIM_DEVICES="2", CUDASIM_MEMORY="2G,1G")
-    assert done.stdout.split() == ["True", "True"], done
-
-
-@pytest.mark.parametrize(
-    ("env", "seen"),
-    [
-        ({"CUDASIM_DEVICES": "0"}, "False 0"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, "False 0"),
-        ({"CUDASIM_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "2"}, "True 1"),
-    ],
-)
-def test_no_device_and_hidden_devices(env: dict[str, str], seen: str) -> None:
-    done = child("import torch; print(torch.cuda.is_available(), torch.cuda.device_count())", **env)
-    assert done.stdout.strip() == seen, done
-
-
-FORK = """
-import os, torch
-x = torch.ones(1, device="cuda")
-if os.fork() == 0:
-    try:
-        x + 1
-    except RuntimeError as error:
-        print(str(error).splitlines()[0], flush=True)
-    os._exit(0)
-os.wait()
-print(float(x + 1))
-"""
-
-
-def test_a_forked_child_may_not_use_cuda() -> None:
-    done = child(FORK)
-    assert done.stdout.splitlines()[-1] == "2.0", done
-    assert "initialization" in done.stdout
 
 
 def test_a_program_that_ends_writes_its_counts(tmp_path: Path) -> None:

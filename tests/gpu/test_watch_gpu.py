@@ -1,19 +1,10 @@
-"""A CUDA script under the hooks: nothing waits for the device, nothing changes, all is recorded.
-
-What was measured is written as JSON to the path in STEPSCOPE_GPU_WATCH_REPORT, if that is set.
-"""
+"""A CUDA script under the hooks: nothing waits for the device, nothing changes, all is recorded."""
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,13 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stepscope.distributed.rendezvous import find_place
-from stepscope.recorder.recorder import CommandName
-from stepscope.run import RunKind, RunStatus, read_run, run_folders
+from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.script_session import ScriptSession
-from stepscope.store.reader import send_command
 from stepscope.watch import hooks
 from tests.gpu.conftest import waiting_raises
-from tests.support.run_values import events, metric
+from tests.support.run_values import metric
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 60
@@ -149,35 +138,6 @@ def test_copies_allocator_and_device_are_recorded(live: ScriptSession) -> None:
     assert read_run(folder).run_json["device"].startswith(("GPU-", "MIG-"))
 
 
-def test_torchs_methods_stay_the_same_objects(live: ScriptSession) -> None:
-    """Scripts have them as keys, and compare `func` with them in `__torch_function__`."""
-    before: Any = torch.Tensor.to, torch.Tensor.cuda
-    Script().epoch()
-    assert {"to", "cuda"} <= vars(torch.Tensor).keys(), "copies are timed"
-    assert (torch.Tensor.to, torch.Tensor.cuda) == before
-    tensor = torch.ones(2)
-    convert = torch.compile(lambda x: x.to("cuda") + 1, backend="eager", fullgraph=True)
-    assert convert(tensor).tolist() == [2.0, 2.0]
-
-
-def test_a_skipped_step_is_seen(live: ScriptSession) -> None:
-    script = Script(amp=True)
-    w = next(script.net.parameters())
-    for factor in (1.0, float("inf"), 1.0):
-        script.optimizer.zero_grad()
-        script.scaler.scale(w.sum() * factor).backward()
-        script.scaler.step(script.optimizer)
-        script.scaler.update()
-    live.close(RunStatus.FINISHED)
-    folder = live.recorder.folder
-    assert metric(folder, "train/amp_skipped").tolist() == [0.0, 1.0, 1.0]
-    assert metric(folder, "train/amp_scale").tolist() == [
-        INITIAL_SCALE,
-        INITIAL_SCALE,
-        INITIAL_SCALE / 2,
-    ]
-
-
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
 def test_a_captured_graph_is_not_disturbed(live: ScriptSession, mode: str) -> None:
     """`global` forbids every thread of the process what the capturing one may not do."""
@@ -209,83 +169,3 @@ def test_a_captured_graph_is_not_disturbed(live: ScriptSession, mode: str) -> No
         before = before if before is not None else loss.item()
     assert before is not None
     assert loss.item() < before
-
-
-SNAPSHOT = """
-import sys, time
-import torch
-w = torch.nn.Parameter(torch.ones(1024, 1024, device="cuda"))
-optimizer = torch.optim.SGD([w], lr=0.1)
-until = time.monotonic() + 60
-while time.monotonic() < until and not sys.stdin.isatty():
-    optimizer.zero_grad()
-    (w * 2).mean().backward()
-    optimizer.step()
-    time.sleep(0.01)
-"""
-
-
-def test_stop_and_memory_snapshot_act_on_a_watched_script(tmp_path: Path) -> None:
-    script = tmp_path / "endless.py"
-    script.write_text(SNAPSHOT)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "stepscope.watch", str(script)],
-        cwd=ROOT,
-        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path / "runs")},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not (found := list(run_folders(tmp_path / "runs"))) or (
-            read_run(found[0]).status is not RunStatus.RUNNING
-        ):
-            assert time.monotonic() < deadline
-            assert child.poll() is None, child.stderr.read() if child.stderr else ""
-            time.sleep(0.05)
-        [folder] = found
-        send_command(folder, CommandName.MEMORY_SNAPSHOT, {})
-        while not any(event.kind == CommandName.MEMORY_SNAPSHOT for event in events(folder)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        send_command(folder, CommandName.STOP, {})
-        child.communicate(timeout=30)
-    finally:
-        child.kill()
-    assert read_run(folder).status is RunStatus.STOPPED
-    event = next(e for e in events(folder) if e.kind == CommandName.MEMORY_SNAPSHOT)
-    assert event.data["ok"], event.text
-    assert any(path.suffix in {".pickle", ".pkl"} for path in folder.rglob("*")), event.text
-
-
-@pytest.mark.alone
-def test_the_cost_of_a_step(tmp_path: Path) -> None:
-    """Blocks with and without hooks in turn; reported, as a limit would fail on a busy machine."""
-    live = ScriptSession(find_place(tmp_path, "cost", {}), name="cost", kind=RunKind.WATCH)
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    script = Script(width=1024)
-    script.epoch()
-    for block in range(2 * BLOCKS):
-        on = bool(block % 2)
-        attached = hooks.install(live) if on else None
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        script.epoch()
-        torch.cuda.synchronize()
-        seconds[on].append((time.perf_counter() - began) / STEPS)
-        if attached is not None:
-            attached.remove()
-    live.close(RunStatus.FINISHED)
-    bare, watched = (1e6 * statistics.median(seconds[on]) for on in (False, True))
-    report: dict[str, Any] = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
-        "bare_us": bare,
-        "watched_us": watched,
-        "added_us": watched - bare,
-    }
-    path = os.environ.get("STEPSCOPE_GPU_WATCH_REPORT")
-    if path:
-        Path(path).write_text(json.dumps(report, indent=1), encoding="utf-8")
-    assert len(metric(live.recorder.folder, "train/loss")) == BLOCKS * STEPS

@@ -11,6 +11,7 @@ import pytest
 from dashboard.machine.machine_poller import MachinePoller
 from stepscope.gpu.source import NullSource
 from tests.support.fake_machine import FakeErrors, FakeSource, gpus, info, machine
+from tests.support.waiting import wait_until
 
 NAME = "stepscope-machine"
 Make = Callable[..., MachinePoller]
@@ -40,23 +41,10 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == NAME]
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_nobody_looks_nothing_runs(watching: Make) -> None:
-    source = FakeSource(gpus(1))
-    watching(source)
-    assert threads() == []
-    assert source.reads == []
-
-
 def test_many_tabs_share_one_thread_and_its_looks(watching: Make) -> None:
     source = FakeSource(gpus(1))
     watch = watching(source, period_s=3600.0)
+    assert threads() == source.reads == [], "nothing runs where nobody looks"
     tabs = [threading.Thread(target=watch.look) for _ in range(16)]
     for tab in tabs:
         tab.start()
@@ -126,14 +114,9 @@ def test_a_look_that_fails_is_told_and_the_next_may_succeed(watching: Make) -> N
     assert watch.look().trouble == "The GPUs could not be read: RuntimeError: broken"
     source.before_read = lambda: None
     wait_until(lambda: watch.look().trouble is None)
-
-
-def test_after_the_end_nothing_begins_again(watching: Make) -> None:
-    watch = watching(FakeSource(gpus(1)))
-    watch.look()
     watch.close()
     watch.look()
-    assert threads() == []
+    assert threads() == [], "after the end nothing begins again"
 
 
 def test_a_driver_that_falls_silent_is_said_with_what_was_seen_last() -> None:

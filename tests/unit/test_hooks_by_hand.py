@@ -14,11 +14,13 @@ from stepscope.watch.hooks.state import HELD
 from tests.support.fake_live import FakeLive, hooked
 
 
-def train(w: nn.Parameter, steps: int) -> list[float]:
+def train(w: nn.Parameter, steps: int, norms: list[float] | None = None) -> list[float]:
     losses = []
     for _ in range(steps):
         loss = (w - 1) ** 2
         loss.backward()
+        if norms is not None:
+            norms.append(nn.utils.clip_grad_norm_([w], 100.0).item())
         with torch.no_grad():
             assert w.grad is not None
             w -= 0.1 * w.grad
@@ -65,18 +67,6 @@ def test_nothing_is_a_step_before_the_optimizer_is_made() -> None:
     assert live.values("train/loss") == [pytest.approx(sum(losses))]
 
 
-def test_a_short_script_is_recorded_at_its_end() -> None:
-    live = FakeLive()
-    attached = hooks.install(live)
-    try:
-        losses = train(nn.Parameter(torch.tensor(3.0)), 2)
-        assert live.rows == []
-        assert attached.end() is None
-    finally:
-        attached.remove()
-    assert live.values("train/loss") == losses
-
-
 @pytest.mark.parametrize("made", [True, False])
 def test_why_nothing_was_recorded(made: bool) -> None:
     live = FakeLive()
@@ -97,22 +87,20 @@ def test_why_nothing_was_recorded(made: bool) -> None:
 
 @pytest.mark.parametrize("steps", [2, HELD + 4])
 def test_a_norm_belongs_to_the_backward_before_it(steps: int) -> None:
+    """A short script is recorded at its end."""
     live, w = FakeLive(), nn.Parameter(torch.tensor(3.0))
     attached = hooks.install(live)
-    norms = []
+    norms: list[float] = []
     try:
         for _ in range(steps):
-            ((w - 1) ** 2).backward()
-            norms.append(nn.utils.clip_grad_norm_([w], 100.0).item())
-            with torch.no_grad():
-                assert w.grad is not None
-                w -= 0.1 * w.grad
-                w.grad = None
-        attached.end()
+            train(w, 1, norms)
+        assert bool(live.rows) == (steps >= HELD)
+        assert attached.end() is None
     finally:
         attached.remove()
     rows = [(step, row["train/grad_norm"]) for step, row in live.rows if "train/grad_norm" in row]
     assert rows == list(enumerate(norms, start=1))
+    assert len(live.values("train/loss")) == steps
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -132,16 +120,13 @@ def test_no_parameter_that_was_clipped_is_kept_alive(counts: bool) -> None:
 
 
 def test_steps_that_the_script_counts_itself_add_up_no_loss() -> None:
-    live, w = FakeLive(), nn.Parameter(torch.tensor(3.0))
-    attached = hooks.install(live)
-    try:
+    w = nn.Parameter(torch.tensor(3.0))
+    with hooked() as live:
         for _ in range(3):
             (w * 1).backward()
             live.recorder.step += 1  # as `rec.step` does
         (w * 1).backward()
         torch.optim.SGD([w]).step()
-    finally:
-        attached.remove()
     assert live.values("train/loss") == []
 
 

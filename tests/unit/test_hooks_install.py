@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepscope.watch.hooks import install
 from stepscope.watch.hooks.patching import PostImportHook
-from tests.support.child_process import child
+from stepscope.watch.hooks.step_timing import StepPhaseTimer
 from tests.support.fake_live import FakeLive, hooked
 
 PLACES: list[tuple[object, str]] = [
@@ -28,12 +29,6 @@ PLACES: list[tuple[object, str]] = [
     (torch.amp.GradScaler, "step"),
     (_BaseDataLoaderIter, "__next__"),
 ]
-
-
-def test_a_script_without_torch_is_left_alone() -> None:
-    install = "hooks.install(type('L', (), {'recorder': 0}))"
-    code = f"from stepscope.watch import hooks\n{install}\nimport json"
-    assert child(code) == ""
 
 
 def test_everything_is_put_back() -> None:
@@ -131,3 +126,16 @@ def test_removing_the_hooks_before_torch_came_leaves_no_finder(
     assert len(sys.meta_path) == len(finders) + 1
     attached.remove()
     assert sys.meta_path == finders
+
+
+def test_a_model_may_be_given_to_ddp_by_its_name_as_lightning_does() -> None:
+    made: list[Any] = []
+
+    class Wrapper:
+        def __init__(self, module: object) -> None:
+            made.append(module)
+
+    Wrapper.__init__ = StepPhaseTimer().around_making(Wrapper.__init__)  # type: ignore[method-assign]
+    Wrapper(module="by name")
+    Wrapper("by position")
+    assert made == ["by name", "by position"]

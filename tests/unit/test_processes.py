@@ -39,11 +39,15 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_process_has_a_name_a_command_and_a_user(child: subprocess.Popen[bytes]) -> None:
+def test_a_process_has_a_name_a_command_and_a_user(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = ProcessInfoCache().look(child.pid)
     assert found.command.endswith("-c input() --lr 0.1")
     assert found.user == pwd.getpwuid(os.getuid()).pw_name
     assert (found.yours, found.state) == (True, "running")
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    assert not ProcessInfoCache().look(os.getpid()).yours
 
 
 def test_a_command_that_was_empty_at_the_start_is_read_again(
@@ -57,11 +61,6 @@ def test_a_command_that_was_empty_at_the_start_is_read_again(
     assert table.look(child.pid).command.endswith("-c input() --lr 0.1")
 
 
-def test_another_users_process_is_not_yours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: 54321)
-    assert not ProcessInfoCache().look(os.getpid()).yours
-
-
 def test_what_has_ended_keeps_its_name(child: subprocess.Popen[bytes], clock: FakeClock) -> None:
     table = ProcessInfoCache(clock)
     before = table.look(child.pid)
@@ -71,21 +70,13 @@ def test_what_has_ended_keeps_its_name(child: subprocess.Popen[bytes], clock: Fa
     clock.now += LOOK_AGAIN_S
     zombie = table.look(child.pid)
     assert (zombie.state, zombie.command) == ("zombie", before.command)
+    unseen = ProcessInfoCache().look(child.pid)
+    assert (unseen.state, unseen.name[:6]) == ("zombie", "python")
     child.wait()
     clock.now += LOOK_AGAIN_S
     gone = table.look(child.pid)
     assert (gone.state, gone.command, gone.yours) == ("gone", before.command, True)
-
-
-def test_a_zombie_that_was_never_seen_has_its_name(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    found = ProcessInfoCache().look(child.pid)
-    assert (found.state, found.name[:6]) == ("zombie", "python")
-
-
-def test_what_was_never_seen_is_a_number() -> None:
-    assert ProcessInfoCache().look(2**22 + 1) == ProcessInfo("process 4194305")
+    assert table.look(2**22 + 1) == ProcessInfo("process 4194305"), "never seen"
 
 
 def test_a_number_that_is_used_again_is_another_process(
@@ -136,9 +127,5 @@ def test_shares_are_the_newest_of_listed_processes() -> None:
     samples = [Sample(1, 5, 20), Sample(1, 9, 30), Sample(2, 8, 101), Sample(3, 3, 50)]
     samples += [Sample(77, 12, 40), Sample(1, 7, 99)]
     assert sm_shares(samples, {1, 2, 3, 4}, 4) == ({1: 30.0, 2: 0.0, 3: 0.0, 4: 0.0}, 12)
-
-
-def test_without_a_fresh_sample_nothing_is_known() -> None:
-    assert sm_shares([Sample(1, 4, 20)], {1}, 4) == ({}, 4)
-    assert sm_shares([Sample(1, 5, 4_000_000_000)], {1}, 4) == ({}, 4)
-    assert sm_shares([], {1}, 4) == ({}, 4)
+    for stale in ([Sample(1, 4, 20)], [Sample(1, 5, 4_000_000_000)], []):
+        assert sm_shares(stale, {1}, 4) == ({}, 4), "without a fresh sample nothing is known"

@@ -21,6 +21,7 @@ from stepscope.gpu.process_memory import (
 )
 from stepscope.gpu.processes import GpuProcess
 from stepscope.gpu.source import DeviceSource
+from tests.support.fake_machine import process as fake_process
 from tests.support.fake_nvml import FakeClock
 
 A, B = "GPU-aaaa", "GPU-bbbb"
@@ -29,18 +30,9 @@ ME = os.getpid()
 
 
 def process(pid: int, memory: int | None = GIB, **changes: Any) -> GpuProcess:
-    one = GpuProcess(
-        pid=pid,
-        name="python",
-        command="python train.py",
-        user="ada",
-        memory=memory,
-        sm=None,
-        kind="compute",
-        yours=True,
-        state="running",
+    return fake_process(
+        pid, **{"memory": memory, "sm": None, "command": "python train.py"} | changes
     )
-    return replace(one, **changes)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +63,7 @@ class Source:
     def __init__(self) -> None:
         self.listed: dict[str, tuple[GpuProcess, ...] | None] = {}
         self.why: dict[str, str] = {}
-
-    def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
-        return self.listed[uuid]
-
-    def reasons(self, uuid: str) -> dict[str, str]:
-        return self.why
+        self.processes, self.reasons = self.listed.__getitem__, lambda uuid: self.why
 
 
 @pytest.fixture
@@ -97,7 +84,7 @@ def sharing(source: Source, clock: FakeClock) -> ProcessMemoryTracker:
 def test_this_processs_memory_is_that_on_the_gpu_it_trains_on(
     sharing: ProcessMemoryTracker, source: Source
 ) -> None:
-    source.listed = {A: (process(ME, GIB),), B: (process(ME, 2 * GIB), process(5, 7))}
+    source.listed |= {A: (process(ME, GIB),), B: (process(ME, 2 * GIB), process(5, 7))}
     sharing.training = B
     assert sharing.look(A, {}) == {OTHERS: 0.0}
     assert sharing.look(B, {}) == {OTHERS: 7.0}
@@ -105,22 +92,15 @@ def test_this_processs_memory_is_that_on_the_gpu_it_trains_on(
     assert sharing.take_own() == {}, "once for each look"
 
 
-def test_no_gpu_to_train_on_has_no_share_and_no_reason(
+def test_reasons_follow_the_training_gpu_and_the_driver(
     sharing: ProcessMemoryTracker, source: Source
 ) -> None:
-    source.listed = {A: (process(5),)}
+    source.listed[A] = (process(5),)
     sharing.look(A, {})
-    assert sharing.take_own() == {}
-    assert sharing.reasons(A) == {}
+    assert sharing.take_own() == sharing.reasons(A) == {}
     sharing.training = A
     assert sharing.reasons(A) == {OWN: NOT_LISTED}
-
-
-def test_a_list_that_is_hidden_has_the_drivers_reason(
-    sharing: ProcessMemoryTracker, source: Source
-) -> None:
-    source.listed, source.why = {A: None}, {"processes": "permission"}
-    sharing.training = A
+    source.listed[A], source.why = None, {"processes": "permission"}
     assert sharing.look(A, {"gpu/mem_used": GIB}) == {}
     assert sharing.reasons(A) == {OTHERS: "permission", OWN: "permission"}
     assert sharing.reasons(B) == {}
@@ -129,44 +109,27 @@ def test_a_list_that_is_hidden_has_the_drivers_reason(
 def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_seconds(
     sharing: ProcessMemoryTracker, source: Source, clock: FakeClock
 ) -> None:
-    source.listed = {A: (process(ME, sm=4.0),)}
+    bobs = process(5, command="a.py --lr 1", user="bob", yours=False)
+    source.listed[A] = (process(ME, sm=4.0), bobs)
     sharing.look(A, {})
-    assert sharing.changed() == {
-        A: [
-            {
-                "pid": ME,
-                "user": "ada",
-                "name": "python",
-                "command": "python train.py",
-                "memory": GIB,
-                "sm": 4.0,
-                "yours": True,
-                "state": "running",
-            }
-        ]
-    }
-    source.listed[A] = (process(ME), process(5))
+    told = sharing.changed()
+    assert told is not None
+    mine = {"pid": ME, "user": "ada", "name": "python", "command": "python train.py"}
+    mine |= {"memory": GIB, "sm": 4.0, "yours": True, "state": "running"}
+    assert told[A][0] == mine
+    assert told[A][1]["command"] == "python", "of another user no arguments"
+    source.listed[A] = (process(ME), process(6))
     sharing.look(A, {})
     assert sharing.changed() is None
     clock.now += DESCRIBED_S
     told = sharing.changed()
     assert told is not None
-    assert [one["pid"] for one in told[A]] == [ME, 5]
+    assert [one["pid"] for one in told[A]] == [ME, 6]
     clock.now += DESCRIBED_S
     assert sharing.changed() is None, "nothing new"
     source.listed[A] = None
     sharing.look(A, {})
     assert sharing.changed() == {}
-
-
-def test_the_list_has_the_command_only_of_this_users_processes(
-    sharing: ProcessMemoryTracker, source: Source
-) -> None:
-    source.listed = {A: (process(5, command="a.py --lr 1", user="bob", yours=False), process(ME))}
-    sharing.look(A, {})
-    told = sharing.changed()
-    assert told is not None
-    assert [one["command"] for one in told[A]] == ["python", "python train.py"]
 
 
 @pytest.mark.parametrize(
@@ -187,10 +150,10 @@ def test_small_changes_are_not_written(
     changes: dict[str, Any],
     is_same: bool,
 ) -> None:
-    source.listed = {A: (process(5),)}
+    source.listed |= {A: (process(5),)}
     sharing.look(A, {})
     assert sharing.changed() is not None
-    source.listed = {A: (replace(process(5), **changes),)}
+    source.listed |= {A: (replace(process(5), **changes),)}
     sharing.look(A, {})
     clock.now += DESCRIBED_S
     assert (sharing.changed() is None) == is_same

@@ -99,14 +99,10 @@ def test_a_gpu_that_is_lost_at_first_is_registered_later(bench: Bench) -> None:
 
 @pytest.mark.parametrize("code", [3, 4, 13])
 def test_a_refusal_ends_the_watch_and_says_why(bench: Bench, code: int) -> None:
-    for gpu in bench.library.gpus:
-        gpu.errors = {"nvmlDeviceRegisterEvents": code}
+    bench.library.errors = {"nvmlDeviceRegisterEvents": code}
     assert until_it_ends(bench.watch())
     assert bench.library.calls["nvmlDeviceRegisterEvents"] == 2
     assert bench.library.calls["nvmlEventSetWait_v2"] == 0
-
-
-def test_without_a_gpu_the_watch_ends(bench: Bench) -> None:
     assert until_it_ends(bench.watch(uuids=())) == "no GPU"
 
 
@@ -151,20 +147,14 @@ def test_what_comes_after_the_stop_is_not_told(bench: Bench) -> None:
     assert bench.events.empty()
 
 
-def test_an_error_that_the_driver_cannot_name_is_called_so() -> None:
-    event = xid_event(A, 999, 3)
-    assert event.text == "Xid 999: the driver cannot name the error"
-    assert (event.gpu_instance, event.advice) == (3, VENDOR)
-
-
-@pytest.mark.parametrize("code", [13, 31, 48, 63, 74, 79, 94, 95, 119, 131, 100, 147, 154])
-def test_known_errors_have_a_text_and_advice(code: int) -> None:
-    known = xid_event(A, code, NO_INSTANCE)
-    assert "does not explain" not in known.text
-    assert known.advice.endswith(".")
-    assert not known.text.endswith(".")
-
-
-@pytest.mark.parametrize("code", [7, 10_000])
-def test_an_unknown_error_has_a_text(code: int) -> None:
-    assert "does not explain" in xid_event(A, code, NO_INSTANCE).text
+def test_what_an_error_means() -> None:
+    unnamed = xid_event(A, 999, 3)
+    assert unnamed.text == "Xid 999: the driver cannot name the error"
+    assert (unnamed.gpu_instance, unnamed.advice) == (3, VENDOR)
+    for code in (7, 10_000):
+        assert "does not explain" in xid_event(A, code, NO_INSTANCE).text
+    for code in (13, 31, 48, 63, 74, 79, 94, 95, 119, 131, 100, 147, 154):
+        known = xid_event(A, code, NO_INSTANCE)
+        assert "does not explain" not in known.text
+        assert known.advice.endswith(".")
+        assert not known.text.endswith(".")
