@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -108,44 +107,6 @@ def test_a_tick_makes_few_calls(library: Path, tmp_path: Path) -> None:
     assert sum(counts.values()) < 1200 * 7.5
 
 
-# --- opening --------------------------------------------------------------------------------------
-
-
-# --- lost -----------------------------------------------------------------------------------------
-
-LOST = """
-steer("")
-ticks(11)
-before = len(recorder.devices)
-steer("@0 lost")
-was = counts().get("nvmlDeviceGetHandleByUUID", 0)
-ticks(120)
-looked = counts()["nvmlDeviceGetHandleByUUID"] - was
-during = [uuid for uuid, _ in recorder.devices[before:]]
-steer("")
-ticks(220)
-after = [uuid for uuid, _ in recorder.devices[-10:]]
-tell(uuids=uuids, during=during, after=after, looked=looked, events=recorder.events)
-"""
-
-
-def test_a_gpu_is_lost_and_comes_back_while_the_other_goes_on(
-    library: Path, tmp_path: Path
-) -> None:
-    steering = tmp_path / "steering"
-    found = ask(library, tmp_path, LOST, CUDASIM_NVML=str(steering), CUDASIM_DEVICES="2")
-    first, second = found["uuids"]
-    assert set(found["during"]) == {second}
-    assert len(found["during"]) == 120
-    assert found["looked"] == 2, "every five seconds of twelve"
-    assert {first, second} == set(found["after"])
-    kinds = [(kind, data["uuid"]) for kind, _, data in found["events"]]
-    assert kinds == [("gpu_lost", first), ("gpu_recovered", first)]
-
-
-# --- many, divided, hidden, old -------------------------------------------------------------------
-
-
 MIG = """
 (parent,) = source.devices()
 instances = source.instances(parent.uuid)
@@ -200,32 +161,6 @@ def test_an_old_driver_lacks_what_came_later(old_library: Path, tmp_path: Path) 
         assert missing[f"gpu/{key}"] == "not offered by this driver", key
     assert found["failed"] == {}
 
-
-THROTTLED = """
-ticks(1)
-steer("driver " + os.environ["DRIVER"], "throttle 0xe4")
-time.sleep(0.3)
-ticks(11)
-values = {}
-for _, row in recorder.devices:
-    values.update(row)
-tell(values=values, missing=source.reasons(uuids[0]))
-"""
-
-
-@pytest.mark.parametrize("driver", ["580.95.05", "575.57.08"])
-def test_throttling_is_timed_by_the_fields_of_the_driver(
-    library: Path, tmp_path: Path, driver: str
-) -> None:
-    """The numbers of these fields differ: R575 says something else by R580's."""
-    steering = tmp_path / "steering"
-    steering.write_text(f"driver {driver}")
-    found = ask(library, tmp_path, THROTTLED, CUDASIM_NVML=str(steering), DRIVER=driver)
-    for why in ("power", "sw_thermal", "hw_thermal", "brake"):
-        assert 0.3 <= found["values"][f"gpu/throttle_{why}"] < 30, why
-
-
-# --- processes, activity, links -------------------------------------------------------------------
 
 PROCESSES = """
 from stepscope.gpu import processes
@@ -287,8 +222,6 @@ def test_activity_is_read_while_it_is_armed(library: Path, tmp_path: Path) -> No
     assert found["rested"]
 
 
-# --- events ---------------------------------------------------------------------------------------
-
 WATCHED = """
 from stepscope.gpu import xid
 xid.LOOK_AGAIN_S = 0.2
@@ -333,20 +266,3 @@ def test_errors_are_heard_also_after_a_gpu_was_lost(library: Path, tmp_path: Pat
     assert found["heard"][1][4] is None
     assert found["ended"]
     assert found["took"] < 2
-
-
-HEALTH = """
-steer("ecc 5 0", "remapped 0 0 0 0")
-ticks(1)
-steer("ecc 9 2", "remapped 1 0 0 0", "recovery 4")
-ticks(101)
-tell(events=recorder.events, action=source.recovery_action(uuids[0]))
-"""
-
-
-def test_memory_errors_and_what_the_driver_wants_are_events(library: Path, tmp_path: Path) -> None:
-    found = ask(library, tmp_path, HEALTH, CUDASIM_NVML=str(tmp_path / "steering"))
-    kinds: list[Any] = [[kind, data.get("count")] for kind, _, data in found["events"]]
-    assert kinds == [["ecc", 2], ["remapped_rows", 1], ["gpu_recovery_action", None]]
-    assert "2 new memory errors" in found["events"][0][1]
-    assert found["action"] == "all work on the GPU has to end, then it has to be reset"

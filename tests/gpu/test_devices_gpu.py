@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -19,12 +18,11 @@ from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.process_memory import OTHERS, OWN
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.metrics import Stream
-from stepscope.run import RunKind, RunStatus, read_run, run_folders
+from stepscope.run import RunKind, RunStatus
 from stepscope.session.session import Session
 from stepscope.store.reader import StoreReader
-from tests.cudasim.nvml_library import INCLUDE, build
-from tests.gpu.conftest import SIMULATED, simulator_only
-from tests.support.run_values import events, run_json
+from tests.gpu.conftest import SIMULATED
+from tests.support.run_values import run_json
 from trainer.devices import gpu_uuid
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,80 +170,3 @@ def test_facts_agree_with_torch(source: DeviceSource) -> None:
     assert facts.memory_total == pytest.approx(properties.total_memory, rel=0.1)
     assert facts.power_limit is None or facts.power_limit > 0
     assert facts.driver_version
-
-
-SCRIPT = """
-import time
-import torch
-net = torch.nn.Linear(8, 1).cuda()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-held = torch.ones(64 * 2**20, dtype=torch.uint8, device="cuda")
-for _ in range(60):
-    optimizer.zero_grad()
-    net(torch.randn(4, 8).cuda()).square().mean().backward()
-    optimizer.step()
-    time.sleep(0.05)
-"""
-
-
-@simulator_only
-def test_a_script_that_trains_on_an_instance_records_the_instance(
-    tmp_path: Path, need: Callable[[str | None], None]
-) -> None:
-    need(None if (INCLUDE / "nvml.h").exists() else f"nvml.h is not in {INCLUDE}")
-    library = build(tmp_path)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    steering = tmp_path / "steering"
-    steering.write_text("")
-    own = {
-        "CUDASIM_SHM": str(tmp_path / "shared"),
-        "CUDASIM_MIG": "1",
-        "CUDASIM_DEVICES": "2",
-        "CUDASIM_NAME": "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "CUDASIM_NVML": str(steering),
-        "CUDA_VISIBLE_DEVICES": "1",
-        "LD_PRELOAD": str(library),
-        "STEPSCOPE_RUNS": str(tmp_path / "runs"),
-        "PYTHONPATH": str(ROOT),
-    }
-    watched = subprocess.Popen(
-        [sys.executable, "-m", "stepscope.watch", str(script)],
-        cwd=tmp_path,
-        env={**os.environ, **own},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    deadline = time.monotonic() + 60
-    folders: list[Path] = []
-    while time.monotonic() < deadline and not any("MIG-" in _text(one) for one in folders):
-        folders = list(run_folders(tmp_path / "runs"))
-        time.sleep(0.05)
-    steering.write_text("xid 94 2\n")
-    said, _ = watched.communicate(timeout=90)
-    assert watched.returncode == 0, said
-    (folder,) = run_folders(tmp_path / "runs")
-    described = run_json(folder)
-    (gpu,) = described["devices"]
-    assert gpu["uuid"] == described["device"]
-    assert gpu["uuid"].startswith("MIG-")
-    assert read_run(folder).status is RunStatus.FINISHED
-    _, own_memory = device_values(folder, OWN, Stream.SAMPLES)
-    assert own_memory[-1] > 64 * MIB
-    _, used = device_values(folder, "gpu/mem_used")
-    assert used[-1] >= own_memory[-1]
-    _, others = device_values(folder, OTHERS)
-    assert others[-1] == 0
-    assert [one.data["code"] for one in events(folder) if one.kind == "xid"] == [94]
-    _, active = device_values(folder, "gpu/sm_active")
-    assert len(active) > 0
-    missing = described["capabilities"]["missing"][gpu["uuid"]]
-    assert missing["gpu/util"] == "not supported on this GPU"
-
-
-def _text(folder: Path) -> str:
-    try:
-        return json.dumps(run_json(folder))
-    except (OSError, ValueError):  # being written
-        return ""

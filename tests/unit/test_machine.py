@@ -73,14 +73,12 @@ def test_every_gpu_is_seen_with_its_values_facts_and_processes(count: int) -> No
 def test_fast_values_are_read_at_each_look_and_rare_ones_seldom() -> None:
     source, clock = FakeSource(gpus(1)), FakeClock()
     found = machine(source, clock)
-    looks(found, clock, 11)
-    counts = {tier: [asked for _, asked in source.reads].count(tier) for tier in SamplingTier}
-    assert counts == {
-        SamplingTier.FAST: 22,
-        SamplingTier.MEDIUM: 11,
-        SamplingTier.SLOW: 11,
-        SamplingTier.RARE: 2,
-    }
+    device = only(looks(found, clock, 4))
+    assert (device.ages["gpu/util"], device.ages["gpu/remapped_rows"]) == (0.0, 3.0)
+    assert device.ages.keys() == device.values.keys()
+    looks(found, clock, 7)
+    counts = [[asked for _, asked in source.reads].count(tier) for tier in SamplingTier]
+    assert counts == [22, 11, 11, 2]
 
 
 def test_two_readings_of_a_look_are_so_close_that_no_counter_wraps_between_them() -> None:
@@ -89,15 +87,6 @@ def test_two_readings_of_a_look_are_so_close_that_no_counter_wraps_between_them(
     MachineMonitor(lambda: source, pause=pauses.append).look()
     assert pauses == [RATE_S], "one pause for all GPUs"
     assert [tier for _, tier in source.reads[:3]] == [SamplingTier.FAST] * 3
-
-
-def test_a_value_has_an_age() -> None:
-    source, clock = FakeSource(gpus(1)), FakeClock()
-    found = machine(source, clock)
-    device = only(looks(found, clock, 4))
-    assert device.ages["gpu/util"] == 0.0
-    assert device.ages["gpu/remapped_rows"] == 3.0
-    assert device.ages.keys() == device.values.keys()
 
 
 def test_a_value_that_is_not_answered_any_more_is_missing_with_its_reason() -> None:
@@ -110,13 +99,9 @@ def test_a_value_that_is_not_answered_any_more_is_missing_with_its_reason() -> N
     assert "gpu/power" not in device.values
     assert device.missing == {"gpu/power": "error: Timeout", "xid": UNWATCHED}
     assert device.values["gpu/util"] == 97.0
-
-
-def test_a_reason_of_a_value_that_is_there_is_not_told() -> None:
-    (gpu,) = gpus(1)
     source = FakeSource([gpu])
     source.reasons = lambda uuid: {"gpu/util": "no data"}  # type: ignore[method-assign]
-    assert only(machine(source).look()).missing == {"xid": UNWATCHED}
+    assert only(machine(source).look()).missing == {"xid": UNWATCHED}, "the value is there"
 
 
 def test_a_lost_gpu_has_no_values_and_the_others_go_on() -> None:
@@ -151,14 +136,6 @@ def test_mig_instances_stand_under_their_parent_with_their_own_memory() -> None:
     assert len(only(looks(found, clock, 6)).instances) == 1
 
 
-def test_hidden_processes_are_not_no_processes() -> None:
-    (gpu,) = gpus(1)
-    gpu.processes, gpu.missing = None, {"processes": "permission"}
-    device = only(machine(FakeSource([gpu])).look())
-    assert device.processes is None
-    assert device.missing["processes"] == "permission"
-
-
 def test_throttle_times_are_those_since_the_looking_began() -> None:
     (gpu,) = gpus(1)
     clock = FakeClock()
@@ -172,7 +149,7 @@ def test_throttle_times_are_those_since_the_looking_began() -> None:
     }
 
 
-def test_a_link_that_speeds_up_with_the_load_is_no_trouble_at_its_start() -> None:
+def test_a_link_that_speeds_up_with_the_load_is_no_trouble_unless_it_stays_slow() -> None:
     (gpu,) = gpus(1)
     clock = FakeClock()
     found = machine(FakeSource([gpu]), clock)
@@ -184,20 +161,9 @@ def test_a_link_that_speeds_up_with_the_load_is_no_trouble_at_its_start() -> Non
         gpu.facts, gpu.values["gpu/util"] = fast, 98.0
         for _ in range(20):
             assert only(looks(found, clock, 1)).health.text == "Working."
-
-
-def test_a_link_that_stays_slow_under_load_is_told() -> None:
-    (gpu,) = gpus(1)
-    clock = FakeClock()
-    found = machine(FakeSource([gpu]), clock)
-    assert gpu.facts is not None
-    gpu.facts = replace(gpu.facts, pcie_gen=1)
+    gpu.facts = idle
     assert only(looks(found, clock, 10)).health.level is HealthStatus.OK
-    device = only(looks(found, clock, 1))
-    assert (device.health.level, device.health.text[:16]) == (
-        HealthStatus.WARNING,
-        "PCIe link at gen",
-    )
+    assert only(looks(found, clock, 10)).health.text.startswith("PCIe link at gen")
     gpu.values["gpu/util"] = 0.0
     assert only(looks(found, clock, 1)).health.level is HealthStatus.OK
 
@@ -243,24 +209,20 @@ def test_an_xid_is_remembered_with_its_age_and_as_bad_as_its_advice() -> None:
     assert second.health.text.startswith("Xid 79: the GPU has fallen off the bus, 4 s ago (20 in")
 
 
-@pytest.mark.parametrize(
-    ("code", "level"),
-    [
-        (63, HealthStatus.NOTICE),
-        (43, HealthStatus.NOTICE),
-        (13, HealthStatus.WARNING),
-        (31, HealthStatus.WARNING),
-        (9999, HealthStatus.WARNING),
-        (48, HealthStatus.CRITICAL),
-        (74, HealthStatus.CRITICAL),
-        (95, HealthStatus.CRITICAL),
-    ],
-)
-def test_how_bad_an_xid_is_follows_from_what_nvidia_advises(code: int, level: HealthStatus) -> None:
-    known = XidLog()
-    known.add(10.0, xid_event("GPU-1", code, NO_INSTANCE))
-    (xid,) = known.of("GPU-1", 12.0)
-    assert (xid.code, xid.level, xid.age_s) == (code, level, 2.0)
+LEVELS = {
+    HealthStatus.NOTICE: (63, 43),
+    HealthStatus.WARNING: (13, 31, 9999),
+    HealthStatus.CRITICAL: (48, 74, 95),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_how_bad_an_xid_is_follows_from_what_nvidia_advises(level: HealthStatus) -> None:
+    for code in LEVELS[level]:
+        known = XidLog()
+        known.add(10.0, xid_event("GPU-1", code, NO_INSTANCE))
+        (xid,) = known.of("GPU-1", 12.0)
+        assert (xid.code, xid.level, xid.age_s) == (code, level, 2.0)
 
 
 Readings = list[tuple[float, float | None, float | None]]
@@ -310,11 +272,8 @@ def test_json_has_every_value_in_stored_units_and_reasons_for_the_others() -> No
     assert first["processes"][0]["command"] == "python train.py --epochs 3"
     assert [one["facts"]["parent_uuid"] for one in second["instances"]] == [second["uuid"]] * 2
     assert found["host"]["driver"] == "580.95.05"
-
-
-def test_json_without_a_gpu_says_why() -> None:
-    found = machine_json(machine(NullSource("The NVIDIA driver is not loaded.")).look())
-    assert (found["devices"], found["reason"]) == ([], "The NVIDIA driver is not loaded.")
+    none = machine_json(machine(NullSource("The NVIDIA driver is not loaded.")).look())
+    assert (none["devices"], none["reason"]) == ([], "The NVIDIA driver is not loaded.")
 
 
 def test_a_gpu_of_which_the_driver_tells_little_is_still_seen() -> None:
@@ -326,6 +285,7 @@ def test_a_gpu_of_which_the_driver_tells_little_is_still_seen() -> None:
     device = only(view)
     assert device.values == keys
     assert len(device.missing) == len(BUSY) + 1
+    assert device.processes is None, "hidden processes are not no processes"
     assert device.health.level is HealthStatus.OK
     assert "cannot be read here" in device.health.text
     assert (view.host.driver, view.host.cuda) == (None, None)
