@@ -29,9 +29,11 @@ for step in range(6):
 print("done")
 """
 BY_INIT = """
-import stepscope
+import stepscope, torch
 rec = stepscope.init(sample=False)
+w = torch.nn.Parameter(torch.ones(3))
 for step in range(6):
+    w.sum().backward()  # under watch no step, as the script counts its own
     if step % 2:
         stepscope.log(tokens=500)
         rec.step(loss=1.0, samples=8)
@@ -67,9 +69,13 @@ def test_it_does_nothing_where_nothing_records(tmp_path: Path) -> None:
     assert run(tmp_path, f"{code}\nprint('done')") == []
 
 
-@pytest.mark.parametrize("code", [OPTIMIZED, BY_INIT], ids=["watched", "init"])
-def test_values_and_rates_of_the_script(tmp_path: Path, code: str) -> None:
-    how = ("-m", "stepscope.watch") if code is OPTIMIZED else ()
+WATCH = ("-m", "stepscope.watch")
+
+
+@pytest.mark.parametrize(
+    ("code", "how"), [(OPTIMIZED, WATCH), (BY_INIT, ()), (BY_INIT, WATCH)], ids=["", "init", "both"]
+)
+def test_values_and_rates_of_the_script(tmp_path: Path, code: str, how: tuple[str, ...]) -> None:
     [folder] = run(tmp_path, code, *how)
     times = metric(folder, "perf/step_time")
     assert len(times) == 5
@@ -79,18 +85,3 @@ def test_values_and_rates_of_the_script(tmp_path: Path, code: str) -> None:
     assert metric(folder, "val/accuracy").tolist() == [90.0]
     assert read_run(folder).run_json.get("custom") in (None, [])
     assert read_run(folder).run_json["step"] == 6
-
-
-def test_a_script_that_counts_its_steps_is_not_counted_by_its_backwards(tmp_path: Path) -> None:
-    code = """
-import stepscope, torch
-rec = stepscope.init()
-w = torch.nn.Parameter(torch.ones(3))
-for step in range(20):
-    w.sum().backward()
-    rec.step(loss=float(step))
-print("done")
-"""
-    [folder] = run(tmp_path, code, "-m", "stepscope.watch")
-    assert metric(folder, "train/loss").tolist() == [float(step) for step in range(20)]
-    assert read_run(folder).run_json["step"] == 20

@@ -21,10 +21,9 @@ from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import StopEscalator, handlers_wait, starts_ranks
-from stepscope.store import StoreReader
 from tests.support.fake_nvml import GIB, FakeGpu, FakeNvml, install
 from tests.support.fake_recorder import FakeRecorder
-from tests.support.run_values import metric
+from tests.support.run_values import events, metric
 
 
 class WritingRecorder(FakeRecorder):
@@ -136,19 +135,12 @@ def test_a_stop_raises_in_the_training_thread(live: ScriptSession) -> None:
     live.close(RunStatus.FAILED, "the script's own way to end")
     found = read_run(live.recorder.folder)
     assert (found.status, found.reason) == (RunStatus.STOPPED, "Stopped from the page.")
-    with StoreReader(live.recorder.folder) as reader:
-        kinds = [event.kind for event in reader.events()]
-    assert kinds == ["pause", "stop", "mark"]
-
-
-def test_a_run_tells_what_it_runs_on(live: ScriptSession) -> None:
-    live.train_on(None)
-    live.close(RunStatus.FINISHED)
-    run_json = read_run(live.recorder.folder).run_json
+    assert [event.kind for event in events(live.recorder.folder)] == ["pause", "stop", "mark"]
+    run_json = found.run_json
     assert (run_json["device"], run_json["devices"], run_json["world_size"]) == ("cpu", [], 1)
     assert run_json["environment"]["python"].startswith("3.")
-    assert CommandName.MEMORY_SNAPSHOT not in run_json["commands"]
-    assert CommandName.SAVE_CHECKPOINT not in run_json["commands"]
+    unsupported = {CommandName.MEMORY_SNAPSHOT, CommandName.SAVE_CHECKPOINT}
+    assert not unsupported & set(run_json["commands"])
 
 
 def test_a_failure_keeps_its_traceback_also_without_a_memory_reading(
@@ -162,8 +154,7 @@ def test_a_failure_keeps_its_traceback_also_without_a_memory_reading(
     live.failed(outcome(error), error)
     live.close(RunStatus.FAILED, "ValueError: é")
     assert (live.recorder.folder / "traceback.txt").read_text() == "ValueError: é\n"
-    with StoreReader(live.recorder.folder) as reader:
-        event, alert = reader.events()
+    event, alert = events(live.recorder.folder)
     assert (event.kind, event.text, event.data["after"]) == ("error", "ValueError: é", {})
     assert (alert.kind, alert.data["rule"]) == ("alert", "run_failed")
 
@@ -244,40 +235,30 @@ def handler() -> Iterator[object]:
     signal.signal(signal.SIGUSR1, former)
 
 
-def test_a_handler_that_raises_does_so_after_the_block(handler: object) -> None:
-    written = []
+@pytest.mark.parametrize(
+    ("number", "error", "written"),
+    [(signal.SIGUSR1, Handled, ["all"]), (signal.SIGINT, KeyboardInterrupt, [])],
+)
+def test_a_handler_raises_after_the_block_but_ctrl_c_does_not_wait(
+    handler: object, number: signal.Signals, error: type[BaseException], written: list[str]
+) -> None:
+    lines = []
 
     @handlers_wait()
     def write() -> None:
-        signal.raise_signal(signal.SIGUSR1)
-        written.append("all")
+        signal.raise_signal(number)
+        lines.append("all")
 
-    with pytest.raises(Handled):
+    with pytest.raises(error):
         write()
-    assert written == ["all"]
+    assert lines == written
     assert signal.getsignal(signal.SIGUSR1) is handler
 
 
-def test_the_handlers_are_back_where_the_block_fails(handler: object) -> None:
+def test_the_handlers_are_back_where_the_block_fails_and_in_threads(handler: object) -> None:
     with pytest.raises(ZeroDivisionError), handlers_wait():
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGUSR1) is handler
-
-
-def test_ctrl_c_does_not_wait() -> None:
-    written = []
-
-    @handlers_wait()
-    def write() -> None:
-        signal.raise_signal(signal.SIGINT)
-        written.append("all")
-
-    with pytest.raises(KeyboardInterrupt):
-        write()
-    assert not written
-
-
-def test_another_thread_leaves_them_alone(handler: object) -> None:
     seen = []
 
     def work() -> None:
@@ -287,4 +268,4 @@ def test_another_thread_leaves_them_alone(handler: object) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [handler]
+    assert seen == [handler], "another thread leaves them alone"
