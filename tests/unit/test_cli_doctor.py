@@ -42,27 +42,13 @@ H100 = GpuProbe(
 )
 NO_DRIVER = "No NVIDIA driver library was found."
 
-BARE = MachineProbe(
-    python="3.11.7",
-    executable="/usr/bin/python",
-    version="0.1.0",
-    runs="/data/runs",
-    recording_error=None,
-    free=50 * GIB,
-    sqlite="3.40.1",
-    nvml_reason=NO_DRIVER,
-    nvml_broken=False,
-    device_nodes=False,
-    driver=None,
-    gpus=(),
-    torch=CPU_TORCH,
-    visible_devices=None,
-    page=None,
-    packages={"streamlit": "1.67", "plotly": "7.1", "pyarrow": "26", "tensorboard": "2.21"},
-    memory_limit=None,
-    cpu_limit=None,
-    shared_memory=8 * GIB,
-)
+PACKAGES = {"streamlit": "1.67", "plotly": "7.1", "pyarrow": "26", "tensorboard": "2.21"}
+SOFTWARE: dict[str, Any] = {"python": "3.11.7", "executable": "/usr/bin/python", "sqlite": "3.40.1"}
+SOFTWARE |= {"version": "0.1.0", "packages": PACKAGES, "torch": CPU_TORCH}
+HOST: dict[str, Any] = {"runs": "/data/runs", "free": 50 * GIB, "shared_memory": 8 * GIB}
+NO_GPU: dict[str, Any] = {"nvml_reason": NO_DRIVER, "nvml_broken": False, "device_nodes": False}
+UNSET = ["recording_error", "driver", "visible_devices", "page", "memory_limit", "cpu_limit"]
+BARE = MachineProbe(**dict.fromkeys(UNSET), **SOFTWARE, **HOST, **NO_GPU, gpus=())
 WITH_GPU = dataclasses.replace(
     BARE, nvml_reason=None, driver="580.95", gpus=(H100,), torch=CUDA_TORCH, device_nodes=True
 )

@@ -165,18 +165,6 @@ def test_a_loop_that_counts_and_never_asks_for_the_end(live: FakeLive, clock: Fa
     assert live.values("perf/step_time") == [12.0] * 5
 
 
-def test_a_sampler_without_a_length(live: FakeLive, clock: FakeClock) -> None:
-    class Endless(torch.utils.data.Sampler[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter([0, 1, 2, 0])
-
-    script = Script(clock)
-    for batch in DataLoader(Slow(clock, 3), batch_size=2, sampler=Endless()):
-        script.step(batch)
-    assert live.values("perf/samples_per_sec") == [2 / 12]
-    assert [text for _, text, _ in live.recorder.events] == ["Epoch 1: 2 batches, 24 s"]
-
-
 def test_a_loader_inside_a_loader_is_waited_for_once(live: FakeLive, clock: FakeClock) -> None:
     class Outer(IterableDataset[Tensor]):
         def __iter__(self) -> Iterator[Tensor]:
@@ -209,7 +197,6 @@ class Sample:
         ([], None),
         (["only", "words"], None),
     ],
-    ids=["tuple", "dict", "nested", "object", "scalar first", "empty", "no tensor"],
 )
 def test_the_samples_of_a_batch_are_its_first_tensors_length(
     live: FakeLive, clock: FakeClock, batch: Any, samples: int | None
