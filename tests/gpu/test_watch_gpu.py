@@ -6,16 +6,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from stepscope import tracker
 from stepscope.distributed.rendezvous import find_place
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.script_session import ScriptSession
+from stepscope.tracker import Tracker
 from stepscope.watch import hooks
+from stepscope.watch.hooks.state import HELD
 from tests.gpu.conftest import waiting_raises
+from tests.support.fake_live import hooked
 from tests.support.run_values import metric
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,3 +174,88 @@ def test_a_captured_graph_is_not_disturbed(live: ScriptSession, mode: str) -> No
         before = before if before is not None else loss.item()
     assert before is not None
     assert loss.item() < before
+
+
+AMOUNTS = 5
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptSession]:
+    monkeypatch.setattr(tracker, "_current", None)
+    bare = ScriptSession(find_place(tmp_path, "amounts", {}), name="amounts", kind=RunKind.WATCH)
+    yield bare
+    bare.close(RunStatus.FINISHED)
+
+
+def amounts(folder: Path, key: str) -> list[float]:
+    """What was given, worked out from the rate."""
+    rates, times = metric(folder, f"perf/{key}_per_sec"), metric(folder, "perf/step_time")
+    found: list[float] = np.round(rates * times[-len(rates) :]).tolist()
+    return found
+
+
+def test_a_step_waits_for_no_amount(bare: ScriptSession) -> None:
+    rec, number = Tracker(bare), torch.full((), 128, device="cuda")
+    rec.step(loss=1.0, tokens=number)
+    with waiting_raises():
+        for _ in range(AMOUNTS):
+            rec.step(loss=1.0, tokens=number)
+        for _ in range(AMOUNTS):
+            rec.log(tokens=number)
+            rec.log(tokens=2)
+            number += 1  # in place: what was logged before stays
+            rec.step(loss=1.0, tokens=number)
+    bare.close(RunStatus.FINISHED)
+    assert amounts(bare.recorder.folder, "tokens") == [128] * AMOUNTS + [
+        2 * number + 3 for number in range(128, 128 + AMOUNTS)
+    ]
+
+
+def test_under_watch_they_belong_to_the_step_under_way(bare: ScriptSession) -> None:
+    attached = hooks.install(bare)
+    try:
+        rec, number = Tracker(bare, watched=True), torch.full((), 128, device="cuda")
+        w = torch.nn.Parameter(torch.ones((), device="cuda"))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        w.square().backward()
+        optimizer.step()
+        with waiting_raises():
+            for _ in range(AMOUNTS):
+                rec.step(tokens=number, samples=3)
+                w.square().backward()
+                optimizer.step()
+    finally:
+        attached.remove()
+    bare.close(RunStatus.FINISHED)
+    assert amounts(bare.recorder.folder, "tokens") == [128] * AMOUNTS
+    assert amounts(bare.recorder.folder, "samples") == [3] * AMOUNTS
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_the_device_is_that_of_the_loss(as_list: bool) -> None:
+    w = torch.nn.Parameter(torch.ones(3, device="cuda"))
+    with hooked() as live:
+        for _ in range(HELD):
+            loss = w.square().sum()
+            torch.autograd.backward([loss] if as_list else loss)
+    assert live.devices == [0]
+
+
+@pytest.mark.parametrize("first", ["cpu", "cuda"])
+def test_copies_are_timed_once_where_an_optimizer_follows(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudasim = pytest.importorskip("cudasim", reason="only the simulator counts its calls")
+    monkeypatch.setattr("stepscope.watch.hooks.h2d_copies.LEAST_S", 0.0)  # each step is measured
+    with hooked() as live:
+        w = torch.nn.Parameter(torch.ones(3, device=first))
+        for _ in range(HELD):
+            w.square().sum().backward()
+        w = torch.nn.Parameter(torch.ones(3, device="cuda"))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        w.square().sum().backward()
+        optimizer.step()
+        with cudasim.counted() as calls:
+            torch.ones(3).to("cuda")
+    assert live.devices == ([0] if first == "cuda" else [None, 0])
+    assert sum(number for name, number in calls.items() if "EventRecord" in name) == 2

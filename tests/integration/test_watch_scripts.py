@@ -16,7 +16,7 @@ from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.session import stop
 from stepscope.store import EventRow
 from stepscope.store.reader import send_command
-from tests.support.run_values import events
+from tests.support.run_values import events, metric
 from tests.support.waiting import wait_for, wait_until
 from tests.support.watched_scripts import AS_MODULE, SCRIPTS, run, watched_like_bare
 
@@ -308,3 +308,34 @@ def test_an_impatient_stop_reaches_a_script_that_never_steps(tmp_path: Path) -> 
     assert "SIGINT sent" in script.ask("stop").text
     assert script.end()[0] == -2
     assert read_run(script.folder).status is RunStatus.STOPPED
+
+
+def test_updates_by_hand_are_steps(tmp_path: Path) -> None:
+    found = watched_like_bare(tmp_path, "without_optimizer.py", "by_hand")
+    [folder] = run_folders(tmp_path)
+    losses = [line for line in (folder / "output.log").read_text().splitlines() if line]
+    assert [loss.hex() for loss in metric(folder, "train/loss").tolist()] == losses
+    assert found.run_json["step"] == len(losses)
+    assert found.reason is None
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("functions", "never called backward()"),
+        ("never_stepped", "never stepped one"),
+        ("children", "Training in the processes that it started is not recorded"),
+    ],
+)
+def test_what_could_not_be_captured_is_said(tmp_path: Path, way: str, why: str) -> None:
+    found = watched_like_bare(tmp_path, "without_optimizer.py", way, last_line=why)
+    assert found.status is RunStatus.FINISHED
+    assert why in str(found.reason)
+
+
+def test_a_forked_child_says_nothing_at_its_end(tmp_path: Path) -> None:
+    seen = run([*AS_MODULE, "without_optimizer.py", "forked"], tmp_path)
+    [folder] = run_folders(tmp_path)
+    found = read_run(folder)
+    assert (found.status, found.run_json["step"], found.reason) == (RunStatus.FINISHED, 1, None)
+    assert [line[:25] for line in seen.stderr.splitlines()] == [b"stepscope: recording into"]
