@@ -25,12 +25,6 @@ def library(tmp_path_factory: pytest.TempPathFactory, need: Need) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
 
 
-@pytest.fixture(scope="module")
-def old_library(tmp_path_factory: pytest.TempPathFactory, need: Need) -> Path:
-    need(no_header())
-    return build(tmp_path_factory.mktemp("old-nvml"), "-DCUDASIM_OLD_DRIVER")
-
-
 SAMPLED = """
 ticks(int(os.environ.get("TICKS", "120")))
 values = {}
@@ -67,9 +61,7 @@ REFUSALS = {
     "nvmlDeviceGetUtilizationRates": (3, "not supported on this GPU", "gpu/util"),
     "nvmlDeviceGetClockInfo": (4, "permission", "gpu/sm_clock"),
     "nvmlDeviceGetMarginTemperature": (13, "not offered by this driver", "gpu/temp_margin"),
-    "nvmlDeviceGetEnforcedPowerLimit": (4, "permission", "gpu/power_limit"),
     "nvmlDeviceGetTotalEccErrors": (3, "not supported on this GPU", "gpu/ecc_corrected"),
-    "nvmlDeviceGetRemappedRows": (3, "not supported on this GPU", "gpu/remapped_rows"),
     "nvmlDeviceGetFieldValues": (4, "permission", "gpu/throttle_power"),
     "nvmlDeviceGetComputeRunningProcesses_v3": (4, "permission", "processes"),
 }
@@ -150,16 +142,6 @@ def test_mig_instances_are_told_from_their_gpu(library: Path, tmp_path: Path) ->
     assert "gpu/power" in found["rows"][parent]
     assert found["reasons"]["gpu/power"] == "not supported on this GPU"
     assert "gpu/util" not in found["rows"][parent]
-
-
-def test_an_old_driver_lacks_what_came_later(old_library: Path, tmp_path: Path) -> None:
-    found = ask(old_library, tmp_path, SAMPLED, CUDASIM_NVML="driver 510.47.03;fan 30")
-    values, missing = found["values"][FIRST], found["missing"][FIRST]
-    assert {"gpu/mem_used", "gpu/temp", "gpu/throttle_reasons", "gpu/mem_others"} <= set(values)
-    assert values["gpu/mem_used"] == 8 * MIB, "with the driver's reserve"
-    for key in ("mem_reserved", "temp_margin", "throttle_sw_thermal", "throttle_brake"):
-        assert missing[f"gpu/{key}"] == "not offered by this driver", key
-    assert found["failed"] == {}
 
 
 PROCESSES = """

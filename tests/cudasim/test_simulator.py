@@ -152,24 +152,6 @@ def test_synchronizations_are_counted(cudasim: ModuleType) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-CAPTURE = """
-import os, torch
-x = torch.ones(8, device="cuda")
-(x * 2).sum().item()
-try:
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        (x * 2).sum().item()
-except RuntimeError as error:
-    print(error.__context__, flush=True)
-os._exit(0)
-"""
-
-
-def test_a_wait_ends_a_capture() -> None:
-    done = child(CAPTURE)
-    assert "capturing" in done.stdout, done
-
-
 # ---- numbers
 
 

@@ -131,6 +131,8 @@ def tracker_calls(rec: Tracker, value: Any) -> list[Callable[[], object]]:
         lambda: rec.log(samples=value, tokens=value),
         lambda: rec.step(loss=0.5, tokens=value),
         lambda: rec.event(value, data=value),
+        lambda: rec.event("x", kind=value, text=value),
+        lambda: rec.log({b"x": value, 3: value}),
         lambda: setattr(rec, "epoch", value),
         lambda: list(rec.batches([value, (value,), {"x": value}], count=True)),
     ]
@@ -154,7 +156,9 @@ def test_no_call_of_a_tracker_raises(
     for place, value in enumerate(HOSTILE):
         raised += [(place, said) for said in attempt(tracker_calls(rec, value))]
     assert raised == []
-    rec.step(loss=0.25)
+    for epoch in (None, math.nan, "3/10", 2**70, 7.0):
+        rec.step(loss=0.25, epoch=epoch)
+    assert rec.epoch == 7
     rec.event("sane")
     rec.close()
     assert metric(live.recorder.folder, "train/loss")[-1] == 0.25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def watching() -> Iterator[Make]:
     FakeErrors.begun = []
     made: list[MachinePoller] = []
 
-    def make(source: object, **options: float) -> MachinePoller:
+    def make(source: object, **options: Any) -> MachinePoller:
         watch = MachinePoller(
             machine(source),
             watch_errors=FakeErrors,  # type: ignore[arg-type]
@@ -119,25 +120,16 @@ def test_a_look_that_fails_is_told_and_the_next_may_succeed(watching: Make) -> N
     assert threads() == [], "after the end nothing begins again"
 
 
-def test_a_driver_that_falls_silent_is_said_with_what_was_seen_last() -> None:
+def test_a_driver_that_falls_silent_is_said_with_what_was_seen_last(watching: Make) -> None:
     source, release, late = FakeSource(gpus(1)), threading.Event(), [0.0]
-    watch = MachinePoller(
-        machine(source),
-        watch_errors=FakeErrors,  # type: ignore[arg-type]
-        clock=lambda: time.monotonic() + late[0],
-        period_s=0.02,
-        idle_s=3600.0,
-    )
-    FakeErrors.begun = []
-    try:
-        assert watch.look().trouble is None
-        source.before_read = lambda: release.wait(20) and None
-        time.sleep(0.1)  # the thread is in the call now
-        late[0] = 30.0
-        seen = watch.look()
-        assert seen.view is not None
-        assert seen.trouble is not None
-        assert seen.trouble.startswith("No response from the NVIDIA driver for 30 s;")
-    finally:
-        release.set()
-        watch.close()
+    clock: Any = lambda: time.monotonic() + late[0]  # noqa: E731
+    watch = watching(source, clock=clock, idle_s=3600.0)
+    assert watch.look().trouble is None
+    source.before_read = lambda: release.wait(20) and None
+    time.sleep(0.1)  # the thread is in the call now
+    late[0] = 30.0
+    seen = watch.look()
+    release.set()
+    assert seen.view is not None
+    assert seen.trouble is not None
+    assert seen.trouble.startswith("No response from the NVIDIA driver for 30 s;")

@@ -284,30 +284,6 @@ while True:
     assert only_run(tmp_path).status is RunStatus.STOPPED
 
 
-def test_odd_calls_never_reach_the_training(tmp_path: Path) -> None:
-    code = """
-import argparse, pathlib, stepscope
-arguments = argparse.Namespace(out=pathlib.Path("x"))
-rec = stepscope.init(config=vars(arguments), sample=False)
-rec.event("x", kind="mine", text="too")
-for epoch in (None, float("nan"), "3/10", 2**70, 4.0):
-    rec.epoch = epoch
-    rec.step(loss=1.0, epoch=epoch)
-rec.step(loss=1.0, epoch=5.0); rec.step(loss=1.0, epoch=6.0); rec.step(loss=1.0, epoch=7.0)
-rec.log(0.5); rec.log({b"x": 1.0, 3: 2.0}); rec.step({}); rec.step()
-class Odd:
-    def shape(self): pass
-for batch in rec.batches([Odd()]): pass
-assert rec.epoch == 7, rec.epoch
-print("went on")
-"""
-    assert script(tmp_path, code).stdout == "went on\n"
-    run = only_run(tmp_path)
-    assert run.status is RunStatus.FINISHED
-    assert len(values(tmp_path, "train/loss")) == 8
-    assert run.run_json["step"] == 10
-
-
 def test_many_runs_in_one_process_leave_nothing_open(tmp_path: Path) -> None:
     code = """
 import gc, os, stepscope

@@ -15,22 +15,11 @@ def micro_sums(captured: Captured) -> list[float]:
     return [first + second for first, second in zip(losses[::2], losses[1::2], strict=True)]
 
 
-@pytest.fixture(scope="module")
-def huggingface(tmp_path_factory: pytest.TempPathFactory) -> Captured:
-    pytest.importorskip("transformers")
-    output = tmp_path_factory.mktemp("output")
-    return watch(tmp_path_factory.mktemp("runs"), "capture_huggingface.py", str(output))
-
-
-@pytest.fixture(scope="module")
-def lightning(tmp_path_factory: pytest.TempPathFactory) -> Captured:
-    pytest.importorskip("lightning")
-    return watch(tmp_path_factory.mktemp("runs"), "capture_lightning.py")
-
-
 @pytest.mark.parametrize("framework", ["huggingface", "lightning"])
-def test_loss_steps_epochs_and_samples(framework: str, request: pytest.FixtureRequest) -> None:
-    captured: Captured = request.getfixturevalue(framework)
+def test_loss_steps_epochs_samples_rates_and_norms(framework: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers" if framework == "huggingface" else framework)
+    output = [str(tmp_path / "output")] if framework == "huggingface" else []
+    captured = watch(tmp_path / "runs", f"capture_{framework}.py", *output)
     assert captured.recorded("train/loss") == micro_sums(captured)
     assert captured.recorded("step") == [1, 2, 3, 4, 5, 6]
     assert captured.recorded("train/backwards") == [2.0] * 6
@@ -40,22 +29,14 @@ def test_loss_steps_epochs_and_samples(framework: str, request: pytest.FixtureRe
     samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in timed]
     assert sum(samples) <= 48 - 8, "evaluation's batches are not among them"
     assert all(row["perf/data_wait"] < row["perf/step_time"] for row in timed)
-
-
-def test_huggingface_rates_and_norms(huggingface: Captured) -> None:
-    assert huggingface.recorded("train/lr") == huggingface.spoken("lr")
-    assert huggingface.recorded("train/grad_norm") == pytest.approx(huggingface.spoken("norm"))
-    assert huggingface.run_json["optimizers"] == ["AdamW"]
-
-
-def test_lightning_rates_and_norms(lightning: Captured) -> None:
-    assert lightning.recorded("train/lr") == [0.1] * 3 + [0.05] * 3
-    assert len(lightning.recorded("train/grad_norm")) == 6
-    assert lightning.run_json["optimizers"] == ["Adam"]
-
-
-def test_the_scripts_folder_is_not_touched(lightning: Captured) -> None:
-    assert not list(Path(__file__).parents[1].joinpath("scripts").glob("lightning_logs"))
+    rates, norms = captured.recorded("train/lr"), captured.recorded("train/grad_norm")
+    if framework == "huggingface":
+        assert (rates, captured.run_json["optimizers"]) == (captured.spoken("lr"), ["AdamW"])
+        assert norms == pytest.approx(captured.spoken("norm"))
+    else:
+        assert (rates, captured.run_json["optimizers"]) == ([0.1] * 3 + [0.05] * 3, ["Adam"])
+        assert len(norms) == 6
+        assert not list(Path(__file__).parents[1].joinpath("scripts").glob("lightning_logs"))
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "huggingface", "lightning"])

@@ -73,7 +73,12 @@ def test_every_gpu_is_seen_with_its_values_facts_and_processes(count: int) -> No
 def test_fast_values_are_read_at_each_look_and_rare_ones_seldom() -> None:
     source, clock = FakeSource(gpus(1)), FakeClock()
     found = machine(source, clock)
+    found.arm(True)
+    assert source.armed is None, "the driver is not opened for it"
     device = only(looks(found, clock, 4))
+    assert source.armed is True
+    found.arm(False)
+    assert source.armed is False
     assert (device.ages["gpu/util"], device.ages["gpu/remapped_rows"]) == (0.0, 3.0)
     assert device.ages.keys() == device.values.keys()
     looks(found, clock, 7)
@@ -182,17 +187,6 @@ def test_the_driver_is_looked_for_again_when_it_says_so() -> None:
     view = looks(found, clock, 1, seconds=50)
     assert (len(view.devices), view.since) == (1, clock.wall()), "sums begin with the GPUs"
     assert looks(found, clock, 3).since == clock.wall() - 3
-
-
-def test_activity_counters_are_armed_as_long_as_wished() -> None:
-    source = FakeSource(gpus(1))
-    found = machine(source)
-    found.arm(True)
-    assert source.armed is None, "the driver is not opened for it"
-    found.look()
-    assert source.armed is True
-    found.arm(False)
-    assert source.armed is False
 
 
 def test_an_xid_is_remembered_with_its_age_and_as_bad_as_its_advice() -> None:

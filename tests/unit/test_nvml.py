@@ -71,34 +71,19 @@ def test_a_field_value_never_comes_after_a_call() -> None:
         assert kinds == sorted(kinds, reverse=True), entry.keys
 
 
+STORED = """
+util 37 mem_util 12 power 312.5 power_limit 700 energy 9000 sm_clock 1980 mem_clock 3201 temp 51
+throttle_reasons 0 temp_mem 47 temp_margin 36 throttle_power 5 throttle_sw_thermal 4
+throttle_hw_thermal 3 throttle_brake 2 fan 30 ecc_corrected 7 ecc_uncorrected 0 remapped_rows 3
+remap_pending 1 remap_failed 0 pcie_replays 4
+"""
+
+
 def test_values_arrive_in_stored_units(source: NvmlSource) -> None:
-    assert source.read(A, *ALL) == {
-        "gpu/util": 37.0,
-        "gpu/mem_util": 12.0,
-        "gpu/mem_used": 3.0 * GIB,
-        "gpu/mem_total": 80.0 * GIB,
-        "gpu/power": 312.5,
-        "gpu/power_limit": 700.0,
-        "gpu/energy": 9000.0,
-        "gpu/sm_clock": 1980.0,
-        "gpu/mem_clock": 3201.0,
-        "gpu/temp": 51.0,
-        "gpu/throttle_reasons": 0.0,
-        "gpu/mem_reserved": GIB / 2,
-        "gpu/temp_mem": 47.0,
-        "gpu/temp_margin": 36.0,
-        "gpu/throttle_power": 5.0,
-        "gpu/throttle_sw_thermal": 4.0,
-        "gpu/throttle_hw_thermal": 3.0,
-        "gpu/throttle_brake": 2.0,
-        "gpu/fan": 30.0,
-        "gpu/ecc_corrected": 7.0,
-        "gpu/ecc_uncorrected": 0.0,
-        "gpu/remapped_rows": 3.0,
-        "gpu/remap_pending": 1.0,
-        "gpu/remap_failed": 0.0,
-        "gpu/pcie_replays": 4.0,
-    }
+    words = STORED.split()
+    stored = {f"gpu/{key}": float(words[i + 1]) for i, key in enumerate(words) if i % 2 == 0}
+    memory = {"gpu/mem_used": 3.0 * GIB, "gpu/mem_total": 80.0 * GIB, "gpu/mem_reserved": GIB / 2}
+    assert source.read(A, *ALL) == stored | memory
     assert source.reasons(A) == LATER
 
 

@@ -58,14 +58,13 @@ class FakeRecorder:
         return [kind for kind, _, _ in self.events]
 
 
-class FakeSource:
+class FakeSource(NullSource):
     """Two GPUs whose readings, losses and slowness a test sets."""
 
-    reason: str | None = None
-
     def __init__(self, clock: FakeClock) -> None:
+        super().__init__("")
+        self.reason = None
         self.clock = clock
-        self.mask = 0.0
         self.gone: set[str] = set()
         self.cost_s = 0.0
         self.error: Exception | None = None
@@ -75,11 +74,7 @@ class FakeSource:
         self.asked: list[tuple[str, tuple[SamplingTier, ...]]] = []
 
     def devices(self) -> list[DeviceInfo]:
-        both = enumerate((A, B))
-        return [
-            replace(info(), uuid=uuid, name="Test", nvml_index=index, memory_total=None)
-            for index, uuid in both
-        ]
+        return [replace(info(i, "Test"), uuid=uuid) for i, uuid in enumerate((A, B))]
 
     def read(self, uuid: str, *tiers: SamplingTier) -> dict[str, float]:
         self.asked.append((uuid, tiers))
@@ -88,20 +83,14 @@ class FakeSource:
             raise self.error
         if uuid in self.gone:
             return {}
-        fast = {"gpu/util": 50.0, "gpu/throttle_reasons": self.mask}
-        values = fast if SamplingTier.FAST in tiers else {}
-        values |= {"gpu/temp": 40.0} if SamplingTier.MEDIUM in tiers else {}
-        values |= {"gpu/power_limit": 700.0} if SamplingTier.SLOW in tiers else {}
-        return values
+        values = {"fast": "gpu/util", "medium": "gpu/temp", "slow": "gpu/power_limit"}
+        return {values[tier]: 50.0 for tier in tiers if tier in values}
 
     def reasons(self, uuid: str) -> dict[str, str]:
         return self.missing
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
         return self.listed
-
-    def arm_gpm(self, on: bool) -> None:
-        return None
 
     def recovery_action(self, uuid: str) -> str | None:
         return self.recovery

@@ -173,9 +173,12 @@ def test_a_failing_device_costs_values_and_no_row(
 def test_slots_that_a_lost_device_may_still_write_to_are_not_used_again(
     events: list[FakeEvent],
 ) -> None:
-    reader = CudaScalarReadback(Rows())
+    rows = Rows()
+    reader = CudaScalarReadback(rows)
     put(reader, 1)
     reader.flush(timeout_s=0.0)
+    assert rows.seen == [(1, {"train/lr": 0.1})], "a device that hangs does not hang the end"
+    assert not events[0].waited
     rows = Rows()
     reader = CudaScalarReadback(rows)
     put(reader, 2)
@@ -243,15 +246,6 @@ def test_nothing_is_asked_of_the_device_while_a_graph_is_captured(
         assert rows.seen == []
     reader.poll()
     assert rows.seen == [row(1)]
-
-
-def test_a_device_that_hangs_does_not_hang_the_end(events: list[FakeEvent]) -> None:
-    rows = Rows()
-    reader = CudaScalarReadback(rows)
-    put(reader, 1)
-    reader.flush(timeout_s=0.02)
-    assert rows.seen == [(1, {"train/lr": 0.1})]
-    assert not events[0].waited
 
 
 @pytest.mark.parametrize("handed_on_by", [CudaScalarReadback.poll, CudaScalarReadback.flush])

@@ -129,39 +129,26 @@ def ranks(rank: int, local_rank: int, world_size: int = 4, **more: str) -> dict[
     return {key: str(number) for key, number in numbers.items()} | more
 
 
-def test_ranks_of_one_parent_meet_without_a_word(tmp_path: Path) -> None:
+def test_ranks_of_one_parent_meet_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = find_place(tmp_path, "a", ranks(2, 0)), find_place(tmp_path, "a", ranks(3, 1))
     assert first.folder == second.folder
     assert [(place.number, place.rank) for place in (first, second)] == [(0, 2), (1, 3)]
-    restarted = find_place(tmp_path, "a", ranks(2, 0, TORCHELASTIC_RESTART_COUNT="1"))
-    assert restarted.folder != first.folder
-    (first.folder / "rank0.sqlite").touch()  # an earlier run
-    assert find_place(tmp_path, "a", ranks(2, 0)).folder != first.folder
-    alone = find_place(tmp_path, "a", {})
-    assert (alone.number, alone.world_size) == (0, 1)
-    assert find_place(tmp_path, "a", {}).folder != alone.folder
 
+    def apart(**more: str) -> Path:
+        return find_place(tmp_path, "a", ranks(2, 0, **more)).folder
 
-def test_jobs_of_one_parent_and_nodes_that_number_alike_stay_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def place(port: str) -> Path:
-        return find_place(tmp_path, "a", ranks(0, 0, MASTER_PORT=port)).folder
-
-    first, second = place("29500"), place("29501")
-    assert first != second
+    folders = [first.folder, apart(TORCHELASTIC_RESTART_COUNT="1")]
+    folders += [apart(MASTER_PORT="29500"), apart(MASTER_PORT="29501")]
     monkeypatch.setattr(socket, "gethostname", lambda: "another-node")
-    assert place("29500") != first
-
-
-@pytest.mark.parametrize("parent", [0, 2**22 + 1], ids=["outside the container", "gone"])
-def test_a_rank_without_a_parent_has_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent: int
-) -> None:
-    monkeypatch.setattr(os, "getppid", lambda: parent)
-    first, second = find_place(tmp_path, "a", ranks(0, 0)), find_place(tmp_path, "a", ranks(1, 1))
-    assert first.folder != second.folder
-    assert [(place.number, place.rank) for place in (first, second)] == [(0, 0), (0, 1)]
+    folders += [apart(), find_place(tmp_path, "a", {}).folder, find_place(tmp_path, "a", {}).folder]
+    for parent in (0, 2**22 + 1):  # outside the container, or gone
+        monkeypatch.setattr(os, "getppid", lambda parent=parent: parent)
+        folders += [apart(), apart()]
+    monkeypatch.undo()
+    (first.folder / "rank0.sqlite").touch()  # an earlier run
+    assert len({*folders, apart()}) == len(folders) + 1
 
 
 def test_machines_meet_where_the_run_is_named(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pynvml
@@ -15,6 +14,7 @@ from stepscope.gpu import xid
 from stepscope.gpu.source import NvmlSource
 from stepscope.gpu.xid import NO_INSTANCE, VENDOR, XidEvent, XidWatcher, xid_event
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
+from tests.support.waiting import wait_until
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 XID, OTHER = 8, 1
@@ -50,15 +50,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         assert watch.stop()
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert condition()
-
-
 def until_it_ends(watch: XidWatcher) -> str | None:
-    until(lambda: watch.reason is not None)
+    wait_until(lambda: watch.reason is not None)
     return watch.reason
 
 
@@ -76,7 +69,7 @@ def test_a_gpu_that_fell_off_the_bus_is_registered_again(bench: Bench) -> None:
     bench.library.xids = [(A, 79, XID)]
     bench.watch(uuids={A})
     bench.next()
-    until(lambda: bench.library.registered.count(A) >= 2)
+    wait_until(lambda: bench.library.registered.count(A) >= 2)
     assert set(bench.library.registered) == {A}
 
 
@@ -91,9 +84,9 @@ def test_a_set_that_fails_is_made_anew(bench: Bench) -> None:
 def test_a_gpu_that_is_lost_at_first_is_registered_later(bench: Bench) -> None:
     bench.library.gpus[0].errors = {"nvmlDeviceRegisterEvents": 15}
     bench.watch()
-    until(lambda: bench.library.registered == [B])
+    wait_until(lambda: bench.library.registered == [B])
     bench.library.gpus[0].errors = {}
-    until(lambda: bench.library.registered == [B, A])
+    wait_until(lambda: bench.library.registered == [B, A])
     assert bench.library.calls["nvmlEventSetCreate"] == 1
 
 
@@ -135,16 +128,10 @@ def test_gpus_in_mig_mode_are_watched_for_their_instances(bench: Bench) -> None:
     bench.watch(uuids={"MIG-1"})
     assert bench.next().uuid == B
     assert bench.library.registered == [B]
-
-
-def test_what_comes_after_the_stop_is_not_told(bench: Bench) -> None:
-    bench.library.xids = [10]
-    watch = bench.watch()
-    until(lambda: not bench.library.xids)
-    watch.stop(timeout_s=0.0)
-    bench.library.xids.append((A, 31, XID))
-    assert watch.stop()
-    assert bench.events.empty()
+    bench.watches[0].stop(timeout_s=0.0)
+    bench.library.xids.append((B, 31, XID))
+    assert bench.watches[0].stop()
+    assert bench.events.empty(), "what comes after the stop is not told"
 
 
 def test_what_an_error_means() -> None:
