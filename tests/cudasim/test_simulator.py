@@ -213,17 +213,6 @@ def test_training_matches_the_cpu(kind: str) -> None:
             assert error < limit, (dtype, fused)
 
 
-def test_random_numbers_follow_the_cuda_generator() -> None:
-    state = torch.cuda.get_rng_state()
-    a = torch.rand(5, device="cuda"), nn.functional.dropout(torch.ones(20, device="cuda"))
-    torch.cuda.set_rng_state(state)
-    b = torch.rand(5, device="cuda"), nn.functional.dropout(torch.ones(20, device="cuda"))
-    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    cpu = torch.get_rng_state()
-    torch.rand(5, device="cuda")
-    assert torch.equal(cpu, torch.get_rng_state())
-
-
 # ---- processes of their own
 
 
