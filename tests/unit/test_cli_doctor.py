@@ -149,17 +149,6 @@ def test_each_missing_metric_is_said_with_its_reason() -> None:
     assert "MIG is on" in judged(WITH_GPU, "GPU 0", gpus=(mig,)).detail
 
 
-def test_the_limit_of_memory_is_that_of_the_process_as_the_sampler_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "memory.max").write_text(f"{GIB}")
-    (tmp_path / "memory.current").write_text(f"{GIB // 2}")
-    monkeypatch.setattr("stepscope.host.usage._own_folder", lambda: tmp_path)
-    assert survey._memory_limit() == GIB
-    (tmp_path / "memory.max").write_text("max")
-    assert survey._memory_limit() is None
-
-
 def test_what_limits_the_machine_is_noted() -> None:
     container = judged(BARE, "container", memory_limit=8 * GIB, cpu_limit=2.0)
     assert "8.00 GiB of memory and 2 CPUs" in container.detail

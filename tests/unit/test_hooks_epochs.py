@@ -123,17 +123,15 @@ def test_all_passes_from_one_iterator(live: FakeLive, workers: int) -> None:
     ]
 
 
-def test_a_stream_without_a_length_has_none_until_it_ends(live: FakeLive) -> None:
-    class Stream(IterableDataset[Tensor]):
-        def __iter__(self) -> Iterator[Tensor]:
-            return iter([torch.ones(3)] * 4)
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([torch.ones(3)] * 4)
 
-    script = Script()
-    script.loader = DataLoader(Stream(), batch_size=2)
+
+def twice_a_stream(batches: DataLoader[Any]) -> Iterator[Any]:
+    stream: DataLoader[Any] = DataLoader(Stream(), batch_size=2)
     for _ in range(2):
-        for batch in script.loader:
-            script.step(batch)
-    assert epochs(live) == [None, None, 2, 2]
+        yield from stream
 
 
 def left_with_break(batches: DataLoader[Any]) -> Iterator[Any]:
@@ -186,6 +184,7 @@ READ_AHEAD = [1] * 4 + [2] * 4 + [3] * 3
         (lambda batches: itertools.islice(itertools.cycle(batches), 6), [1] * 4 + [None] * 2),
         (left_with_break, [1, 1, 2, 2, 3, 3]),
         (lambda batches: itertools.islice(read_ahead(endlessly(batches)), 11), READ_AHEAD),
+        (twice_a_stream, [None, None, 2, 2]),  # without a length
         (one_at_a_time, [1] + [None] * 3),
         (in_turn, [1] + [None] * 5),
         (one_restarted, [1, 1, None, None, None]),
