@@ -17,7 +17,6 @@ from tests.cudasim.programs import child
 
 pynvml = pytest.importorskip("pynvml")
 MIB = 2**20
-WATCHED_S = 0.3
 LATE_CYCLES = 200_000_000  # some 100 ms at 2 GHz
 
 
@@ -26,28 +25,6 @@ def nvml() -> Iterator[ModuleType]:
     pynvml.nvmlInit()
     yield pynvml
     pynvml.nvmlShutdown()
-
-
-# ---- memory
-
-
-def test_allocated_rises_by_the_rounded_bytes() -> None:
-    before = torch.cuda.memory_allocated()
-    x = torch.empty(1000, 1000, device="cuda")  # 4,000,000 bytes, in blocks of 512
-    assert torch.cuda.memory_allocated() - before == 4_000_256
-    y = torch.empty(1, device="cuda")
-    assert torch.cuda.memory_allocated() - before == 4_000_256 + 512
-    del x, y
-    assert torch.cuda.memory_allocated() == before
-
-
-def test_out_of_memory_is_torchs_own_and_passes() -> None:
-    total = torch.cuda.mem_get_info()[1]
-    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\. Tried") as caught:
-        torch.empty(2 * total, dtype=torch.uint8, device="cuda")
-    assert "this process has" in str(caught.value)  # torch read it from NVML
-    assert torch.cuda.memory_stats()["num_ooms"] >= 1
-    assert float(torch.ones(10, device="cuda").sum()) == 10
 
 
 def test_a_fault_can_be_put_into_malloc(cudasim: ModuleType) -> None:
@@ -78,9 +55,6 @@ def test_nvml_and_torch_agree(nvml: ModuleType) -> None:
     assert nvml.nvmlDeviceGetName(handle) == torch.cuda.get_device_name()
 
 
-# ---- order and waiting
-
-
 def test_a_pinned_buffer_that_is_filled_too_early_gives_wrong_data() -> None:
     """As on a GPU: the copy comes when the stream comes to it."""
     x = torch.arange(1000, dtype=torch.float32).pin_memory()
@@ -93,23 +67,6 @@ def test_a_pinned_buffer_that_is_filled_too_early_gives_wrong_data() -> None:
     x.fill_(-1)
     event.synchronize()
     assert float(y[0]) == -1
-
-
-def test_events_measure_and_streams_order() -> None:
-    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    side = torch.cuda.Stream()
-    x = torch.zeros(10, device="cuda")
-    torch.cuda.synchronize()
-    a.record()
-    torch.cuda._sleep(LATE_CYCLES // 2)
-    b.record()
-    x.add_(1)
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        y = x * 2
-    side.synchronize()
-    assert float(y.sum()) == 20
-    assert a.elapsed_time(b) > 45  # ms
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -134,9 +91,6 @@ def test_synchronizations_are_counted(cudasim: ModuleType) -> None:
             y.item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-# ---- numbers
 
 
 def net(kind: str) -> tuple[nn.Module, torch.Tensor]:
@@ -195,65 +149,6 @@ def test_training_matches_the_cpu(kind: str) -> None:
             got = losses("cuda", kind, dtype, fused)
             error = max(abs(a - b) for a, b in zip(true, got, strict=True))
             assert error < limit, (dtype, fused)
-
-
-# ---- processes of their own
-
-
-ASSERTION = """
-import torch, os
-weight = torch.randn(10, 4, device="cuda")
-bad = torch.nn.functional.embedding(torch.tensor([99], device="cuda"), weight)
-for call in (torch.cuda.synchronize, lambda: torch.ones(1, device="cuda")):
-    try:
-        call()
-    except RuntimeError as error:
-        print(str(error).splitlines()[0], flush=True)
-os._exit(0)
-"""
-
-
-def test_an_assertion_on_the_device_stays() -> None:
-    done = child(ASSERTION)
-    late, again = done.stdout.splitlines()
-    assert "device-side assert" in late, done
-    assert "device-side assert" in again, done
-
-
-LOST = """
-import os, pynvml, torch, cudasim
-pynvml.nvmlInit()
-handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-x = torch.ones(4, device="cuda")
-assert pynvml.nvmlDeviceGetMemoryInfo(handle).used > 0
-cudasim.fault(os.environ["FAULT"])
-for _ in range(2):
-    try:
-        for _ in range(10):
-            x.add_(1)
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        print(str(error).splitlines()[0], flush=True)
-for call in (lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),
-             lambda: pynvml.nvmlDeviceGetHandleByIndex(0)):
-    try:
-        call()
-    except pynvml.NVMLError as error:
-        print(error, flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.parametrize("fault", ["sticky:lost", "launch:5:lost"])
-def test_a_device_is_lost_mid_run(fault: str, tmp_path: Path) -> None:
-    """To CUDA and to NVML, also of another process; the state file of its own ends with it."""
-    own = {"CUDASIM_SHM": str(tmp_path / "shared"), "FAULT": fault}
-    *cuda, memory, handle = child(LOST, **own).stdout.splitlines()
-    assert len(cuda) == 2
-    assert all("unavailable" in line for line in cuda)
-    assert (memory, handle) == ("GPU is lost", "GPU is lost")
-    look = "import pynvml; pynvml.nvmlInit(); pynvml.nvmlDeviceGetHandleByIndex(0)"
-    assert "GPU is lost" in child(look, **own).stderr
 
 
 def test_a_program_that_ends_writes_its_counts(tmp_path: Path) -> None:

@@ -211,26 +211,6 @@ def test_a_step_waits_for_no_amount(bare: ScriptSession) -> None:
     ]
 
 
-def test_under_watch_they_belong_to_the_step_under_way(bare: ScriptSession) -> None:
-    attached = hooks.install(bare)
-    try:
-        rec, number = Tracker(bare, watched=True), torch.full((), 128, device="cuda")
-        w = torch.nn.Parameter(torch.ones((), device="cuda"))
-        optimizer = torch.optim.SGD([w], lr=0.1)
-        w.square().backward()
-        optimizer.step()
-        with waiting_raises():
-            for _ in range(AMOUNTS):
-                rec.step(tokens=number, samples=3)
-                w.square().backward()
-                optimizer.step()
-    finally:
-        attached.remove()
-    bare.close(RunStatus.FINISHED)
-    assert amounts(bare.recorder.folder, "tokens") == [128] * AMOUNTS
-    assert amounts(bare.recorder.folder, "samples") == [3] * AMOUNTS
-
-
 @pytest.mark.parametrize("as_list", [False, True])
 def test_the_device_is_that_of_the_loss(as_list: bool) -> None:
     w = torch.nn.Parameter(torch.ones(3, device="cuda"))

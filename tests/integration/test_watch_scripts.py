@@ -151,15 +151,12 @@ def test_what_cannot_run_is_told_as_python_does(
     assert list(run_folders(tmp_path)) == []
 
 
-def test_without_a_run_folder_the_script_runs_all_the_same(tmp_path: Path) -> None:
+def test_without_a_run_folder_or_a_stderr_the_script_runs_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     seen = run([*AS_MODULE, "--runs", str(tmp_path / "file"), "endings.py", "exit 3"], tmp_path)
     assert (seen.returncode, seen.stdout) == (3, b"begins exit 3\n")
     assert b"stepscope: not watched" in seen.stderr
-
-
-def test_a_script_without_a_stderr_runs_all_the_same(tmp_path: Path) -> None:
-    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh"]
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh"]  # without a stderr
     bare = run([*closed, sys.executable, "endings.py", "exit 3"], tmp_path)
     seen = run([*closed, *AS_MODULE, "endings.py", "exit 3"], tmp_path)
     assert (seen.returncode, seen.stdout) == (bare.returncode, bare.stdout) == (3, bare.stdout)

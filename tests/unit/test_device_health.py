@@ -117,17 +117,14 @@ def test_missing_readings_and_thresholds() -> None:
     assert health(HealthInputs(values=BUSY, missing=missing)).text == "Working."
 
 
-def test_a_lost_gpu_says_only_that() -> None:
-    found = judged({"gpu/throttle_reasons": 0x40}, lost="lost: GPU is lost", recovery="reset")
-    assert (found.level, found.text) == (CRITICAL, "Lost: GPU is lost. Retrying.")
-    assert len(found.signs) == 1
-
-
-def test_the_worst_sign_is_the_line_and_the_others_are_kept() -> None:
-    values = {"gpu/throttle_reasons": 0x44, "gpu/mem_used": 79.0 * GIB, ECC: 1.0}
+def test_the_worst_sign_is_the_line_and_of_a_lost_gpu_the_only_one() -> None:
+    values = {THROTTLE: 0x44, USED: 79.0 * GIB, ECC: 1.0}
     found = judged(values, first={ECC: 0.0})
     assert [sign.level for sign in found.signs] == [CRITICAL, WARNING, NOTICE, OK]
     assert found.text == found.signs[0].text
+    lost = judged(values, lost="lost: GPU is lost", recovery="reset")
+    assert (lost.level, lost.text) == (CRITICAL, "Lost: GPU is lost. Retrying.")
+    assert len(lost.signs) == 1
 
 
 NOTHING = dict.fromkeys(REASONS, 5.0)

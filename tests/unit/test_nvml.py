@@ -204,7 +204,7 @@ def test_no_data_is_asked_again_next_time(
 def test_other_errors_back_off_from_half_a_second_to_thirty(
     source: NvmlSource, gpu: FakeGpu, library: FakeNvml, clock: FakeClock, code: int
 ) -> None:
-    gpu.errors = {"nvmlDeviceGetUtilizationRates": code}
+    gpu.errors, gpu.field_errors = {"nvmlDeviceGetUtilizationRates": code}, {82: code}
     asked_at: list[float] = []
     for _ in range(1000):
         before = library.calls["nvmlDeviceGetUtilizationRates"]
@@ -214,6 +214,9 @@ def test_other_errors_back_off_from_half_a_second_to_thirty(
         clock.now += 0.125
     pauses = [later - earlier for earlier, later in zip(asked_at, asked_at[1:], strict=False)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    clock.now += 30
+    assert "gpu/energy" in source.read(A, SamplingTier.MEDIUM), "a field backs off alone"
+    assert source.reasons(A)["gpu/temp_mem"].startswith("error: ")
     assert source.reasons(A)["gpu/util"].startswith("error: ")
     gpu.errors = {}
     clock.now += 30

@@ -425,20 +425,6 @@ def test_a_binding_that_does_not_fit_backs_off(
         assert "unknown type 77" in source.reasons(A)["gpu/temp_mem"]
 
 
-def test_a_field_with_an_error_backs_off_alone(
-    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
-) -> None:
-    gpu.field_errors = {82: 999}
-    for _ in range(16):
-        assert "gpu/throttle_power" in source.read(A, SamplingTier.MEDIUM, SamplingTier.SLOW)
-        clock.now += 0.125
-    assert library.asked_fields.count(82) == 3, "at 0, 0.5 and 1.5 s"
-    assert library.asked_fields.count(74) == 16
-    gpu.field_errors = {}
-    clock.now += 30
-    assert source.read(A, SamplingTier.MEDIUM)["gpu/temp_mem"] == 47.0
-
-
 def test_a_slow_call_is_left_out_of_the_ticks_between(
     source: NvmlSource, library: FakeNvml, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
