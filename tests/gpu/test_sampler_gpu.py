@@ -23,7 +23,6 @@ from stepscope.gpu.nvml_queries import FIELDS, FieldValueReader, QueryReader, Sa
 from stepscope.gpu.source import DeviceSource, open_source
 from trainer.devices import gpu_uuid
 
-MIB = 2**20
 CALLS = 300
 
 

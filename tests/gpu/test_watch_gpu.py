@@ -23,10 +23,8 @@ from tests.gpu.conftest import waiting_raises
 from tests.support.fake_live import hooked
 from tests.support.run_values import metric
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 60
 LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
-BLOCKS = 8
 INITIAL_SCALE = 2.0**10  # torch's own, 2**16, overflows in the first step
 
 
