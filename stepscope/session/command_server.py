@@ -33,8 +33,7 @@ class CommandServer:
 
     `own` has the handlers of this kind of run, such as STOP. `check` is called at each boundary and
     during a pause; it may raise to end the run. Without `training` only MARK and `own` are
-    supported. `step` returns the last step, by default of the recorder. `closed_here`: the training
-    thread calls `close`.
+    supported. `closed_here`: the training thread calls `close`.
     """
 
     def __init__(
@@ -107,9 +106,9 @@ class CommandServer:
         ranks of a job have agreed. Raises only errors of the handler of STOP and of `check`.
         """
         self._recorder.signs += 1
-        profiling, took_s = self.profiling, 0.0
         if self._snapshot is not None:
             self._snapshot.labels.begin_step()
+        profiling, took_s = self.profiling, 0.0
         if self._readings.wanted:
             took_s += self._readings.serve()
         if profiling.active:

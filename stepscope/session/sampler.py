@@ -32,9 +32,8 @@ T = TypeVar("T")
 class Sampler:
     """Samples into `recorder` every `period_s` on one daemon thread, from `start()` to `stop()`.
 
-    `allocator_index` is the CUDA index of the allocator, None for a run without CUDA. `gpu_uuids`
-    defaults to every GPU of `source`, `source` to the NVML of this process. Only one process of a
-    run samples the `host` of a machine.
+    `allocator_index` is a CUDA index, None without CUDA. `gpu_uuids` defaults to every GPU of
+    `source`, `source` to NVML. Only one process of a run samples the `host` of a machine.
     """
 
     def __init__(
@@ -124,8 +123,8 @@ class Sampler:
         self._cost_s = self._clock() - begun
 
     def _run(self) -> None:
-        # All processes of a machine tick together. So the training threads of a job's ranks read
-        # their counters in the same step, and wait for each other once.
+        # All processes of a machine tick together: a job's ranks read in the same step, and so wait
+        # for each other once.
         deadline = self._clock() - time.time() % self._period_s
         while not self._ending.acquire(timeout=max(0.0, deadline - self._clock())):
             self._guarded("tick", self.tick)
@@ -238,10 +237,9 @@ class BoundarySampler:
     the training thread reads when `wanted`, at most once a tick: at its step boundaries (`serve`)
     and between the phases of a step (`look`). During a phase `take` repeats the latest reading, for
     REPEATED_S at most. Allocation retries and failures are counted from the construction on.
-
-    `index` is the CUDA index of the allocator, None without CUDA or before it is known. About once
-    a second a boundary also measures `parts` and, without an allocator, the `resident` bytes. In a
-    distributed job it also reads the `collectives`, every 1 to 64 s.
+    `index` is the CUDA index of the allocator, None if there is none. About once a second a
+    boundary also measures `parts` and, without an allocator, the `resident` bytes; in a distributed
+    job it reads the `collectives` every 1 to 64 s.
     """
 
     def __init__(

@@ -168,8 +168,8 @@ class ScriptSession(Session):
 def visible_gpus(gpus: Sequence[DeviceInfo], environ: Mapping[str, str]) -> list[DeviceInfo]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES makes visible, in NVML's order.
 
-    Returns all GPUs for an unknown name, such as a MIG instance. It does so too for an index if
-    CUDA's order may differ from NVML's: for different GPU models without PCI_BUS_ID.
+    Returns all GPUs for an unknown name, such as a MIG instance, and for an index if CUDA's order
+    may differ from NVML's: for different GPU models without PCI_BUS_ID.
     """
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:

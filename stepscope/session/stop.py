@@ -2,8 +2,7 @@
 
 The first Stop acts as Ctrl-C at the next step boundary (in a job, at the same step of all ranks),
 or after GRACE_S. Each further Stop sends the next signal at once. The run folder records a signal
-before the signal is sent. If a hung GPU call keeps the GIL, the page's process sends SIGKILL by
-`kill_unheard`.
+before it is sent. If a hung GPU call keeps the GIL, the page's process calls `kill_unheard`.
 """
 
 from __future__ import annotations
@@ -271,8 +270,8 @@ def kill_unheard(run: RunInfo) -> str | None:
     """
     run_json = run.run_json
     silent_s = run.heartbeat_age_s
-    a_script = run_json.get("kind") in (RunKind.WATCH, RunKind.INIT)
-    if not (a_script and _is_ours(run)) or run_json["pid"] == os.getpid() or silent_s < STALE_S:
+    is_script = run_json.get("kind") in (RunKind.WATCH, RunKind.INIT)
+    if not (is_script and _is_ours(run)) or run_json["pid"] == os.getpid() or silent_s < STALE_S:
         return None
     if run_json.get("world_size", 1) != 1:
         return end_job(run)
@@ -303,9 +302,8 @@ def _text(number: signal.Signals, step: int) -> str:
     text = f"Stop: after step {step}, {number.name} sent to the script{how}"
     if number is signal.SIGKILL:
         return text
-    if _ignored(number):
-        text += ", which ignores it"
-    return f"{text}; if it continues, press Stop again"
+    ignored = ", which ignores it" if _ignored(number) else ""
+    return f"{text}{ignored}; if it continues, press Stop again"
 
 
 @contextmanager
@@ -319,17 +317,15 @@ def handlers_wait() -> Iterator[None]:
     def keep(number: int, _: FrameType | None) -> None:
         kept[number] = None
 
-    former = {
-        number: handler
-        for number in signal.valid_signals() - {signal.SIGINT}
-        if callable(handler := signal.getsignal(number))
-    }
-    for number in former:
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    handlers.pop(signal.SIGINT, None)
+    for number in handlers:
         signal.signal(number, keep)
     try:
         yield
     finally:
-        for number, handler in former.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        for one in kept:
-            signal.raise_signal(one)
+        for number in kept:
+            signal.raise_signal(number)
