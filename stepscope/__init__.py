@@ -1,17 +1,17 @@
-"""Stepscope: records the training of a script, and reads what was recorded.
+"""Stepscope: record the training of a script, and read recorded runs.
 
 >>> import stepscope
 >>> with stepscope.init("example", config={"lr": 0.1}, sample=False) as rec:
 ...     for batch in rec.batches([[1.0, 2.0], [3.0, 4.0], [5.0]]):
 ...         rec.step(loss=sum(batch))        # one optimizer step
 ...     stepscope.log(val_loss=4.5)          # added to the last step
->>> run = stepscope.open(rec.folder)         # or by the name of its folder
+>>> run = stepscope.open(rec.folder)         # or the name of the folder
 >>> run.status, run.config
 (<RunStatus.FINISHED: 'finished'>, {'lr': 0.1})
 >>> run.series("train/loss").value
 array([ 3.,  7.,  5., nan])
 
-The package imports neither torch nor streamlit; torch is found once the script has imported it.
+The package imports neither torch nor streamlit; it uses torch after the script's import of torch.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _LAZY_EXPORTS = {
     "Run": ("stepscope.recorded_run", "Run"),
     "RunError": ("stepscope.run", "RunError"),
 }
-"""Imported when they are first used: numpy and sqlite take 0.2 s, and commands need neither."""
+"""Imported at the first use: numpy and sqlite take 0.2 s, and commands need neither."""
 
 
 def log(values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
-    """Add values to the last step, if this process is recorded.
+    """Add values to the last step, if this process is recorded. Never raises.
 
-    Under `stepscope watch`, or after `stepscope.init()`, this is `Tracker.log`. Elsewhere it does
-    nothing and costs nothing, so the line may stay in the script. Never raises.
+    Under `stepscope watch`, or after `stepscope.init()`, this is `Tracker.log`. Otherwise it does
+    nothing and has no cost, so the line may remain in the script.
     """
     tracker = sys.modules.get("stepscope.tracker")
     recording = tracker.current() if tracker is not None else None

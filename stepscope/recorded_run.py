@@ -1,4 +1,4 @@
-"""A recorded run in Python, live or ended: `stepscope.open`. Nothing here writes."""
+"""`stepscope.open`: read a recorded run in Python, live or ended. Never writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stepscope.store.reader import EVERY, StreamRows
 
 
 class Series(NamedTuple):
-    """One metric over a run, a value for each row; NaN if a row has none, or has a NaN."""
+    """One metric over a run, with a value for each row; NaN for a missing value."""
 
     time: Floats  # Epoch seconds.
     step: NDArray[np.int64]
@@ -31,64 +31,64 @@ class Series(NamedTuple):
 
 
 class Run:
-    """One rank of a recorded run. Each attribute and call reads the present content of the folder.
+    """One rank of a recorded run. Each attribute and call reads the current content of the folder.
 
-    No file stays open. A live run writes twice a second. Reads the last steps of a killed run from
-    its ring. Raises RunError for an unknown run or metric, StoreError for a store that is missing
-    or damaged.
+    Keeps no file open. A live run writes twice a second. The last steps of a killed run are read
+    from its ring buffer. Raises RunError for an unknown run or metric, StoreError for a missing or
+    damaged store.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.folder = folder
         self.rank = rank
-        self.info()  # raises where this is no run
+        self.info()  # raises RunError if this is not a run folder
 
     def info(self) -> RunInfo:
-        """Return the content of `run.json` and the present status."""
+        """Return the run metadata and the current status."""
         return read_run(self.folder)
 
     @property
     def id(self) -> str:
-        """The folder's name."""
+        """The name of the run folder."""
         return self.folder.name
 
     @property
     def status(self) -> RunStatus:
-        """The present status, which is also a text, such as "finished"."""
+        """The current status, which is also a string, such as "finished"."""
         return self.info().status
 
     @property
     def run_json(self) -> dict[str, Any]:
-        """The content of `run.json` (docs/storage.md)."""
+        """The run metadata: the content of `run.json` (docs/storage.md)."""
         return self.info().run_json
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run, as the script passed them."""
+        """The settings that the script passed."""
         return dict(self.run_json.get("config") or {})
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Numbers of the processes that have a store here, for `rank` of `open`."""
+        """Folder ranks of the processes with a store, for `rank` of `open`."""
         return tuple(numbers_with(self.folder, "sqlite"))
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Every metric of the run, those of the steps first."""
+        """All metrics of the run, beginning with metrics of the steps."""
         with self._in_ring() as left:
             rows = [self._rows(stream).keys for stream in Stream]
         return tuple(dict.fromkeys(key for keys in (*rows, left.keys) for key in keys))
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that were sampled."""
+        """UUIDs of the sampled GPUs."""
         return self._rows(Stream.DEVICES).sources
 
     def series(self, key: str, gpu: str | None = None) -> Series:
         """Return a metric over the whole run (1 s per million rows).
 
         Metrics of a stream share their rows, so the arrays of an ended run have the same length.
-        `gpu` is the UUID of the GPU, for a metric of `gpu/`; optional if there is only one.
+        `gpu` is the UUID of the GPU for a metric of `gpu/`; optional if only one GPU was sampled.
         """
         with self._in_ring() as left:
             for stream in Stream:
@@ -125,14 +125,14 @@ class Run:
 
     @contextlib.contextmanager
     def _in_ring(self) -> Iterator[SeriesBlock]:
-        """Yield the steps of a killed process that are in its ring and not in the store.
+        """Yield the steps of a killed process that are only in its ring buffer.
 
-        Until the end of the block no other reader can move them into the store.
+        Within the block no other reader can move them into the store.
         """
         path, left = self.folder / f"rank{self.rank}.ring", join([])
         with contextlib.ExitStack() as stack:
             if os.path.exists(path) and not self.status.live:
-                # Another reader may be moving them at this moment: the next call finds them stored.
+                # Another reader may be moving the steps; then the next call finds them stored.
                 with contextlib.suppress(RingError, OSError):
                     remains = stack.enter_context(abandoned(path, look_only=True))
                     with StoreReader(self.folder, self.rank) as reader:
@@ -144,8 +144,8 @@ class Run:
 def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) -> Run:
     """Open a recorded run by its folder, or by its id (the folder's name) below `runs`.
 
-    `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `rank` counts the
-    processes of a distributed run. Raises RunError if there is no such run.
+    `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `rank` is the folder rank
+    of a process of a distributed run. Raises RunError for an unknown run.
     """
     if os.path.isfile(os.path.join(run, RUN_JSON)):
         return Run(Path(run).resolve(), rank)

@@ -1,7 +1,7 @@
-"""`stepscope.init()`: record the training of a script that calls it.
+"""`stepscope.init()`: record the training of a script by explicit calls.
 
-Each `step` is one optimizer step: a row, and the moment at which the page's buttons take effect. A
-tensor on a GPU is never waited for.
+Each `step` is one optimizer step: a row, and a step boundary at which the page's commands take
+effect. Never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _current: Tracker | None = None
 
 
 class Tracker:
-    """Records the steps of one script; made by `init`, or by `stepscope watch` for the script.
+    """Records the steps of one script; created by `init`, or by `stepscope watch`.
 
-    Without a `session` every call does nothing. Under `stepscope watch` (`watched`) the steps of
-    the optimizers are counted already: `step` then adds values to the last one, and counts only in
-    a script without optimizers of torch. Only Stop on the page raises into the training, as Ctrl-C
-    does.
+    Without a `session` every call does nothing. Under `stepscope watch` (`watched`) the hooks count
+    the steps of the optimizers. Then `step` adds values to the last step, and counts steps only in
+    a script without optimizers of torch. Only Stop on the page raises into the training, like
+    Ctrl-C.
     """
 
     def __init__(self, session: ScriptSession | None, *, watched: bool = False) -> None:
         self.session = session
         self.watched = watched
-        """True under `stepscope watch`, which counts the steps itself."""
+        """True under `stepscope watch`, whose hooks count the steps."""
         self._counted = 0
-        """The last step that a call of `step` counted."""
+        """The last step counted by a call of `step`."""
         self._begun = False
         self._closed = session is None
         self._waited_s: float | None = None
@@ -60,7 +60,7 @@ class Tracker:
         self._layouts: dict[tuple[str, ...], RowLayout] = {}
         """Ring layouts by the names given to `step`."""
         self._tensor: type[Any] | None = None
-        # Looked at in every step, where each attribute of an attribute counts.
+        # Attributes read in every step, to avoid nested attribute access.
         self._recorder: Any = session.recorder if session is not None else None
         self._ring: RingBuffer | None = None
         self._pid = os.getpid()
@@ -70,12 +70,12 @@ class Tracker:
 
     @property
     def folder(self) -> Path | None:
-        """The run's folder; None if none could be made."""
+        """The run folder; None if it could not be created."""
         return self.session.recorder.folder if self.session else None
 
     @property
     def epoch(self) -> int:
-        """The epoch under way, as the script sets it."""
+        """The current epoch, set by the script."""
         return self.session.recorder.epoch if self.session else 0
 
     @epoch.setter
@@ -86,13 +86,13 @@ class Tracker:
     def step(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
         """Record one optimizer step.
 
-        Names without a slash are of the group `train` (`loss` is `train/loss`), `val_loss` is
-        `val/loss`; full names such as `val/accuracy` go into the mapping `values`. `samples` and
-        `tokens` are how many this step used: they are recorded as samples and tokens per second.
+        A keyword is a metric of the group `train` (`loss` is `train/loss`); `val_loss` is
+        `val/loss`. The mapping `values` has full names such as `val/accuracy`. `samples` and
+        `tokens` are the counts of this step, recorded as samples and tokens per second.
         """
         layout, ring = self._layouts.get(tuple(metrics)), self._ring
-        # Below its gate the ring takes rows as they are: no command waits, no tensor on a GPU is
-        # under way, there is room, and this is no forked child.
+        # Below its gate the ring takes rows directly: no command and no GPU tensor is pending, the
+        # ring has free slots, and this is not a forked child.
         if layout is None or ring is None or ring.last >= ring.gate or values is not None:
             return self._step(values, metrics)
         numbers: Collection[float] = metrics.values()
@@ -108,10 +108,10 @@ class Tracker:
         return None
 
     def log(self, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
-        """Add values to the last step, such as a validation loss; counts no step.
+        """Add values, such as a validation loss, to the last step, without counting a step.
 
-        `samples` and `tokens` are added to those of the step under way, which ends with the next
-        `step` (under `stepscope watch`: of an optimizer), and are shown as rates.
+        `samples` and `tokens` are added to the counts of the current step, which ends with the next
+        `step` (under `stepscope watch`: of an optimizer). They are shown as rates.
         """
         if self.session and not self._closed:
             recorder = self.session.recorder
@@ -125,14 +125,14 @@ class Tracker:
                     recorder.log(recorder.step, given)
 
     def event(self, text: str, /, **data: Any) -> None:
-        """Put a marker with this text on all charts; of `data` what JSON can hold is kept."""
+        """Add a marker with this text to all charts; JSON-serializable `data` is stored."""
         if self.session and not self._closed:
             self.session.recorder.event("mark", text, **data)
 
     def batches(self, loader: Iterable[Batch], *, count: bool = False) -> Iterator[Batch]:
-        """Yield the loader's batches; the wait for them, and their samples, go to the next step.
+        """Yield the loader's batches; record the data wait and the samples with the next step.
 
-        With `count` every batch is one step, and the body need not call `step`.
+        With `count` every batch is one step, and the body does not need to call `step`.
         """
         self._measure()
         iterator = iter(loader)
@@ -154,10 +154,10 @@ class Tracker:
                 self.step()
 
     def close(self, status: RunStatus = RunStatus.FINISHED, reason: str | None = None) -> None:
-        """End the run; a second call does nothing, nor one under `stepscope watch`.
+        """End the run. Does nothing in a second call, or under `stepscope watch`.
 
-        Called at the script's end. Outside a `with` block a script that ends by `sys.exit(3)` has
-        the status finished, as its exit code is not known.
+        Called at the script's exit. Outside a `with` block a script that ends by `sys.exit(3)` has
+        the status finished, because its exit code is unknown.
         """
         if self.session is not None and not self._closed and not self.watched:
             self._closed = True
@@ -172,7 +172,7 @@ class Tracker:
 
     @handlers_wait()
     def _end(self, error: BaseException | None) -> None:
-        """Close with the exception that ended the script, if any."""
+        """Close with the outcome of the exception that ended the script, if any."""
         if self.session is None or self._closed:
             return
         ended = outcome(error)
@@ -181,7 +181,7 @@ class Tracker:
         self.close(ended.status, ended.reason)
 
     def _step(self, values: Mapping[str, Any] | None, metrics: Mapping[str, Any]) -> None:
-        """Record a step of any values, and execute commands."""
+        """Record a step with arbitrary values, and execute commands."""
         if self.session is None or self._closed:
             return
         recorder = self.session.recorder
@@ -193,7 +193,7 @@ class Tracker:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Log the first error: a metric is never worth a training run."""
+        """Suppress errors and log the first, because a metric must not end a training."""
         try:
             yield
         except Exception:
@@ -217,7 +217,7 @@ class Tracker:
         if self._waited_s is not None:
             given[DATA_WAIT] = self._waited_s
             if self._samples:
-                given.setdefault(SAMPLES, self._samples)  # the script's own go before
+                given.setdefault(SAMPLES, self._samples)  # the script's count takes precedence
             self._waited_s, self._samples = None, 0
         if not self._begun:
             self._begin(session, given)
@@ -227,12 +227,12 @@ class Tracker:
             self._remember_layout(recorder, tuple(metrics), tuple(given))
 
     def _measure(self) -> None:
-        """Record what is measured between two steps in each step from now on."""
+        """Disable the fast path of `step`, to add values measured between two steps."""
         self._measuring = True
         self._layouts.clear()
 
     def _begin(self, session: ScriptSession, given: Mapping[str, Any]) -> None:
-        """Set the device on which the script trains."""
+        """Set the device of the training."""
         self._begun = True
         on_gpu = [value for value in given.values() if getattr(value, "is_cuda", False)]
         torch = sys.modules.get("torch")
@@ -244,7 +244,7 @@ class Tracker:
             session.train_on(None)
 
     def _host_numbers(self, values: Collection[Any]) -> list[float]:
-        """Return floats and tensors on the CPU as numbers; nothing if there is another value."""
+        """Return the numbers of floats and CPU tensors; [] if there is another value."""
         numbers = []
         try:
             for value in values:
@@ -253,19 +253,19 @@ class Tracker:
                         return []
                     value = float(value.item())
                 numbers.append(value)
-        except (TypeError, ValueError, RuntimeError):  # of a tensor that is no number
+        except (TypeError, ValueError, RuntimeError):  # of a tensor that is not a scalar
             return []
         return numbers
 
     def _remember_layout(
         self, recorder: Recorder, names: tuple[str, ...], keys: tuple[str, ...]
     ) -> None:
-        """Let `step` put the next values of these names into the ring directly."""
-        # An epoch is the run's as well. A name with None for a value has no key.
+        """Enable the fast path of `step` for these names."""
+        # An epoch also updates the recorder. A name with the value None has no key.
         if "epoch" in names or not 0 < len(keys) == len(names) <= WIDTH:
             return
         if not all(key.isascii() and len(key) <= NAME_LIMIT for key in keys):
-            return  # the recorder makes another name of it
+            return  # the recorder changes the name
         layout = recorder.ring.layout(keys, True)
         if layout is not None:
             self._layouts[names], self._ring = layout, recorder.ring
@@ -282,8 +282,8 @@ def init(
     """Start recording this process, print the run on stderr, and return a Tracker.
 
     `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `sample` records memory
-    and GPUs ten times a second. A second call, or one under `stepscope watch`, returns the tracker
-    of the present run. If no run folder can be written it warns, and records nothing.
+    and GPUs ten times a second. A second call, or a call under `stepscope watch`, returns the
+    tracker of the current run. If no run folder can be written, logs a warning and records nothing.
     """
     global _current
     if _current is not None and not _current._closed and _current._pid == os.getpid():
@@ -293,34 +293,34 @@ def init(
         root = runs_root(None if runs is None else Path(runs))
         place = find_place(root, name, os.environ)
         session = ScriptSession(place, name=name, kind=RunKind.INIT, config=config, sample=sample)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong, the training has to run
+    except Exception as error:  # noqa: BLE001 - no error may end the training
         log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)
         return Tracker(None)
-    # A terminal is rarely in the folder of a notebook's kernel.
+    # A terminal rarely has the working directory of a notebook's kernel.
     announce(place, root if runs is not None or in_notebook() else None)
     _current = Tracker(session)
-    # One for all runs of the process: registering each would keep their rings for ever.
+    # One handler for all runs of the process: one for each run would keep all rings in memory.
     atexit.unregister(_close_at_exit)
     atexit.register(_close_at_exit)
     return _current
 
 
 def attach(session: ScriptSession) -> Tracker:
-    """Make `init` return a tracker of this run: `stepscope watch` calls it before the script."""
+    """Make `init` return a tracker of this run; `stepscope watch` calls it before the script."""
     global _current
     _current = Tracker(session, watched=True)
     return _current
 
 
 def current() -> Tracker | None:
-    """Return the tracker of this process, if it has one."""
+    """Return the tracker of this process, or None."""
     return _current
 
 
 def batch_length(batch: Any, depth: int = 4) -> int | None:
-    """Return the samples of a batch: the first dimension of the first tensor or array in it.
+    """Return the size of the first dimension of a batch's first tensor or array.
 
-    None if the first 8 parts of each level have none.
+    Returns None if the first 8 parts of each level contain neither.
     """
     shape = getattr(batch, "shape", None)
     if isinstance(shape, tuple):  # as torch.Size is
@@ -341,7 +341,7 @@ def batch_length(batch: Any, depth: int = 4) -> int | None:
 def _close_at_exit() -> None:
     if _current is None or _current._pid != os.getpid():
         return
-    # The interpreter keeps what ended the script; in a session by hand any earlier mistake too.
+    # The interpreter keeps the exception of the script; an interactive one also earlier exceptions.
     error = getattr(sys, "last_value", None)
     if error is _current._error_before or hasattr(sys, "ps1"):
         error = None
@@ -349,13 +349,13 @@ def _close_at_exit() -> None:
 
 
 def _count(recorder: Recorder, given: dict[str, Any]) -> None:
-    """Add samples and tokens to those of the step under way."""
+    """Add samples and tokens to the counts of the current step."""
     for key in RATES.keys() & given.keys():
         recorder.count(key, given.pop(key))
 
 
 def _epoch(epoch: Any, before: int) -> int:
-    """Return an epoch that the store can represent; `before` if it is no number."""
+    """Return an epoch that the store can represent; `before` if it is not a number."""
     try:
         return max(0, min(int(epoch), 2**53))
     except Exception:  # noqa: BLE001 - the value is the script's and may raise anything

@@ -1,4 +1,4 @@
-"""Events of one GPU (lost, throttled, memory errors, recommended reset), and throttling as text."""
+"""Detect events of one GPU (lost, throttled, memory errors, recovery), and format throttling."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from stepscope.common.formatting import format_duration
 
-REASONS: dict[str, str] = {  # what each counter means, the worst first
+REASONS: dict[str, str] = {  # The counters' throttle reasons, the worst first.
     "gpu/throttle_hw_thermal": "thermal slowdown (hardware)",
     "gpu/throttle_sw_thermal": "thermal slowdown (software)",
     "gpu/throttle_brake": "power brake",
     "gpu/throttle_power": "power-limited, normal at full load",
 }
-SHORTEST_S = 0.05  # less is not shown: half a tick of the sampler
+MIN_SHOWN_S = 0.05  # Half a tick of the sampler.
 
 
 @dataclass(frozen=True, slots=True)
 class ThrottleDuration:
-    """Seconds of a window in which one reason held, in words."""
+    """Seconds within a window during which one throttle reason was active."""
 
     key: str
     words: str
@@ -29,9 +29,9 @@ class ThrottleDuration:
 def throttle_times(
     before: Mapping[str, float], after: Mapping[str, float]
 ) -> tuple[ThrottleDuration, ...]:
-    """Return the time for each reason that both readings have; seconds.
+    """Return the duration (s) of each throttle reason with a counter in both samples.
 
-    A counter that fell was reset with the driver: its value is the time.
+    A counter that decreased was reset with the driver, so its value is the duration.
     """
     times = []
     for key, words in REASONS.items():
@@ -42,12 +42,12 @@ def throttle_times(
 
 
 def throttle_text(times: tuple[ThrottleDuration, ...], window_s: float) -> str:
-    """Return one sentence on how long of `window_s` seconds each reason held."""
+    """Format the durations within a window of `window_s` seconds as one sentence."""
     return _sentence(times, f"in {format_duration(window_s)}", window_s)
 
 
 def throttle_total(values: Mapping[str, float]) -> str:
-    """Return how long each reason held since the driver was loaded, from its counters."""
+    """Format the durations since the driver was loaded, by its counters `values` (s)."""
     times = throttle_times(dict.fromkeys(REASONS, 0.0), values)
     return _sentence(times, "since the driver was loaded", 0.0)
 
@@ -57,10 +57,10 @@ def _sentence(times: tuple[ThrottleDuration, ...], span: str, window_s: float) -
         return "Unknown: the driver does not report throttled time."
     parts = []
     for time in times:
-        if time.seconds >= SHORTEST_S:
+        if time.seconds >= MIN_SHOWN_S:
             text = f"{time.seconds:.1f} s" if time.seconds < 10 else format_duration(time.seconds)
-            share = f" ({min(1.0, time.seconds / window_s):.0%})" if window_s > 0 else ""
-            parts.append(f"{text}{share} {time.words}")
+            percent = f" ({min(1.0, time.seconds / window_s):.0%})" if window_s > 0 else ""
+            parts.append(f"{text}{percent} {time.words}")
     return f"{span.capitalize()}: {'; '.join(parts)}." if parts else f"Not throttled {span}."
 
 
@@ -74,42 +74,42 @@ _ALARMING = {
 
 
 def throttle_words(mask: int) -> list[str]:
-    """Name the alarming bits of `gpu/throttle_reasons`.
+    """Return the names of the abnormal bits of `gpu/throttle_reasons`.
 
     An idle GPU, a power cap at full load and clocks set by a user are normal.
     """
     return [word for bit, word in _ALARMING.items() if mask & bit]
 
 
-CALM_S = 2.0  # throttling has ended when no reason for it was seen for this long
+CALM_S = 2.0  # Time without a throttle reason after which throttling has ended.
 BACK_S = 15.0
-"""A lost GPU is back when nothing was lost for this long: longer than the 10 s between two readings
-of the rare values, after which a GPU that is partly broken is lost again."""
+"""Time without a failure after which a lost GPU has recovered. It exceeds the 10 s between two
+samples of the rare tier, at which a partly broken GPU is lost again."""
 
-DeviceEvent = tuple[str, str, dict[str, Any]]  # kind, text, data
+DeviceEvent = tuple[str, str, dict[str, Any]]  # Kind, text, data.
 
 _WORSE = {
     "gpu/ecc_uncorrected": ("ecc", "memory errors that ECC could not correct"),
     "gpu/remapped_rows": ("remapped_rows", "rows of memory replaced by spare ones"),
 }
-"""Counters whose rise is an event: its kind and what is counted."""
+"""Counters whose increase is an event: the kind of the event, and the counted errors."""
 
 
 @dataclass(slots=True)
 class DeviceEventDetector:
-    """What was last known of one GPU; `label` names it in the texts."""
+    """Detects the events of one GPU, called `label` in their texts."""
 
     label: str
     _lost: bool = False
-    _lost_at: float = 0.0  # when it was lost last
-    _words: list[str] = field(default_factory=list)  # reasons of the present throttling
+    _lost_at: float = 0.0  # Time of the latest failure.
+    _words: list[str] = field(default_factory=list)  # Reasons of the present throttling.
     _begun: float = 0.0
     _last_seen: float = 0.0
     _counts: dict[str, float] = field(default_factory=dict)
     _recovery: str | None = None
 
     def events(self, now: float, mask: float | None, lost: str | None) -> list[DeviceEvent]:
-        """Return what has happened by `now` (s); `mask` None means not known."""
+        """Return the events up to `now` (s); `mask` None: the throttle reasons are unknown."""
         events: list[DeviceEvent] = []
         if lost is not None and not self._lost:
             events.append(("gpu_lost", f"{self.label}: {lost}", {}))
@@ -126,7 +126,7 @@ class DeviceEventDetector:
     def health(self, values: Mapping[str, float], recovery: str | None) -> list[DeviceEvent]:
         """Return errors since the last call, and a new recovery action of the driver.
 
-        The first call only stores the counts: errors from before the run are not of the run.
+        The first call only stores the counters, to exclude errors from before the run.
         """
         events: list[DeviceEvent] = []
         for key, (kind, what) in _WORSE.items():
@@ -136,7 +136,7 @@ class DeviceEventDetector:
                 if more > 0:
                     events.append((kind, f"{self.label}: {more:g} new {what}", {"count": more}))
         if recovery is not None and recovery != self._recovery:
-            text = f"{self.label}: the driver says that {recovery}"
+            text = f"{self.label}: the driver reports: {recovery}"
             events.append(("gpu_recovery_action", text, {"action": recovery}))
         self._recovery = recovery
         return events

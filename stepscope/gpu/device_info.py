@@ -1,4 +1,4 @@
-"""Facts about a GPU: its name, limits, thresholds, link and MIG mode."""
+"""Static properties of a GPU: name, limits, thresholds, interconnect and MIG mode."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LINK_SPEEDS = (90, 164)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
-    """What does not change about a GPU or a MIG instance; memory in bytes.
+    """Identity of a GPU or a MIG instance; memory in bytes.
 
-    `mig` says that the GPU is divided into instances. An instance has its parent's `nvml_index`.
+    `mig` is True for a GPU in MIG mode. An instance has its parent's `nvml_index`.
     """
 
     uuid: str
@@ -38,12 +38,12 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProperties(DeviceInfo):
-    """A GPU's or MIG instance's description; None is what the driver does not give.
+    """Properties of a GPU or a MIG instance; None if the driver does not report them.
 
-    Bytes, watts, degrees Celsius and MHz. `power_limit` is the one in force, `pcie_gen` and
-    `pcie_width` are the current ones: an idle GPU lowers its link. `parent_uuid` and `mig_profile`
-    (such as "1g.10gb") belong to an instance. `nvlinks` counts the NVLinks that are up,
-    `nvlink_speed` is of one of them, in bytes/s each way.
+    Bytes, watts, degrees Celsius and MHz. `power_limit` is the enforced limit. `pcie_gen` and
+    `pcie_width` are current values, which an idle GPU lowers. `parent_uuid` and `mig_profile`
+    (such as "1g.10gb") are properties of an instance. `nvlinks` is the number of active NVLinks,
+    `nvlink_speed` that of one link in bytes/s per direction.
     """
 
     pci_bus_id: str | None
@@ -66,13 +66,12 @@ class DeviceProperties(DeviceInfo):
     nvlink_speed: float | None = None
 
 
-NvmlCall = Callable[
-    ..., Any
-]  # calls a function of pynvml with its arguments; returns None for an error
+NvmlCall = Callable[..., Any]
+"""Calls a function of pynvml with its arguments; returns None for an error."""
 
 
 def describe(handle: Any, info: DeviceInfo, ask: NvmlCall) -> DeviceProperties:
-    """Ask the driver for all facts; about 20 calls, and 1 per NVLink.
+    """Query all properties; about 20 calls, and 1 per NVLink.
 
     On Ada and newer the thresholds may be missing: these GPUs have `gpu/temp_margin`.
     """
@@ -106,7 +105,7 @@ def _watts(milliwatts: int | None) -> float | None:
 
 
 def profile(name: str) -> str | None:
-    """Return a MIG instance's profile, with which NVML ends its name; None of a whole GPU."""
+    """Return the MIG profile at the end of an instance's name; None for a whole GPU."""
     before, found, after = name.rpartition(" MIG ")
     return after.strip() if found and before else None
 
@@ -119,24 +118,24 @@ def _parent(handle: Any, info: DeviceInfo, ask: NvmlCall) -> str | None:
 
 
 def _nvlinks(handle: Any, ask: NvmlCall) -> int | None:
-    """Return how many NVLinks are up; None where NVML has no answer."""
+    """Return the number of active NVLinks; None if NVML does not report them."""
     states = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         state = ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
-        if state is None:  # no link of this number, or no NVLink at all
+        if state is None:  # no further link, or no NVLink
             break
         states.append(state)
     return states.count(pynvml.NVML_FEATURE_ENABLED) if states else None
 
 
 def _nvlink_speed(handle: Any, ask: NvmlCall) -> float | None:
-    """Return bytes/s of one link each way; None where the driver has no answer."""
+    """Return bytes/s of one link per direction; None if the driver does not report them."""
     speeds = (ask(field_number, handle, number) for number in LINK_SPEEDS)
     return next((megabytes * 1e6 for megabytes in speeds if megabytes), None)
 
 
 def _threshold(handle: Any, which: int, ask: NvmlCall) -> float | None:
-    """Return a temperature; 0 stands for one that the GPU does not have."""
+    """Return a temperature threshold; None if missing, for which NVML may return 0."""
     return ask(pynvml.nvmlDeviceGetTemperatureThreshold, handle, which) or None
 
 

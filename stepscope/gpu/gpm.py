@@ -1,7 +1,7 @@
-"""What parts of a GPU were active, by NVML's GPM (Hopper and newer).
+"""Read the activity of a GPU's units by NVML's GPM (Hopper and newer).
 
-Two samples of hardware counters give the mean of the time between. Reading them disturbs other
-readers, such as a DCGM exporter, so it is off until it is armed, and after the first failure.
+Two samples of the counters give the mean over the interval between. Reading disturbs other readers,
+such as a DCGM exporter, so GPM is disabled by default and after the first failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stepscope.gpu.nvml_reader import ONE_READING
 log = logging.getLogger(__name__)
 
 MIB = 2**20
-LEAST_S = 0.1  # two samples have to be this far apart (nvml.h)
+MIN_INTERVAL_S = 0.1  # Between two samples (nvml.h).
 
 METRICS: dict[int, tuple[str, float]] = {
     2: ("gpu/sm_active", 1.0),
@@ -38,9 +38,9 @@ METRICS: dict[int, tuple[str, float]] = {
     60: ("gpu/nvlink_rx", MIB),
     61: ("gpu/nvlink_tx", MIB),
 }
-"""NVML_GPM_METRIC_* -> metric and its unit; percent, or MiB a second."""
+"""NVML_GPM_METRIC_* -> metric key and factor to stored units; NVML has percent or MiB/s."""
 SHARES = ("gpu/sm_active", "gpu/sm_occupancy", "gpu/tensor_active", "gpu/dram_active")
-"""What only GPM gives. Byte counters also give the rates of NVLink, and are preferred."""
+"""Metrics that only GPM has. For the rates of NVLink byte counters are preferred."""
 
 ONLY_ROOT = (
     "permission: this driver lets only administrators read the activity counters "
@@ -51,9 +51,9 @@ BEFORE_HOPPER = "not supported on this GPU (Hopper and newer have it)"
 
 
 class GpmReader:
-    """The activity of one GPU or MIG instance; the first failure ends it until the GPU is new.
+    """Reads the activity of one GPU or MIG instance; the first failure disables the reader.
 
-    Two sample buffers take turns. `given` are the metrics that the last answer held.
+    Alternates between two sample buffers. `given` are the metrics of the latest response.
     """
 
     def __init__(self, gpu: NvmlDevice) -> None:
@@ -67,7 +67,7 @@ class GpmReader:
         self.given: frozenset[str] = frozenset()
 
     def read(self) -> dict[str, float]:
-        """Return the means since the last call; {} without a sample 0.1 s ago or earlier."""
+        """Return the means since the last call; {} without a sample at least 0.1 s old."""
         if self._off is not None or self._gpu.handle is None:
             return {}
         try:
@@ -75,8 +75,8 @@ class GpmReader:
                 self._open()
             values = self._read(self._gpu.library.clock())
         except driver_errors() as error:
-            self._off, self.given = _why(error), frozenset()
-            log.info("GPM of %s: %s; not asked again", self._gpu.uuid, self._off)
+            self._off, self.given = _error_reason(error), frozenset()
+            log.info("GPM of %s: %s; not read again", self._gpu.uuid, self._off)
             self.close()
             return {}
         if values:
@@ -84,7 +84,7 @@ class GpmReader:
         return values
 
     def close(self) -> None:
-        """Free the buffers, unless they ended with an NVML that other code has shut down."""
+        """Free the buffers, unless other code has shut NVML down and so freed them."""
         buffers, self._buffers, self._sampled_at = self._buffers, [], None
         if self._opened == self._gpu.library.opened:
             with contextlib.suppress(pynvml.NVMLError, *BINDING_ERRORS):
@@ -92,18 +92,18 @@ class GpmReader:
                     pynvml.nvmlGpmSampleFree(buffer)
 
     def rest(self) -> None:
-        """Forget the last sample and what was given, until `read` is called again."""
+        """Discard the last sample and `given`, until the next call of `read`."""
         self.given, self._sampled_at = frozenset(), None
 
     def reasons(self, *, armed: bool) -> dict[str, str]:
-        """Return why the shares are missing."""
-        waiting = NOT_BY_GPU if self.given else ONE_READING
-        reason = self._off or (waiting if armed else NOT_ARMED)
+        """Return the reasons for missing metrics of SHARES, by key."""
+        pending = NOT_BY_GPU if self.given else ONE_READING
+        reason = self._off or (pending if armed else NOT_ARMED)
         return {key: reason for key in SHARES if key not in self.given}
 
     def _open(self) -> None:
         handle, instance = self._gpu.handle, None
-        if self._gpu.uuid.startswith("MIG-"):  # its parent has the counters
+        if self._gpu.uuid.startswith("MIG-"):  # the parent has the counters
             instance = pynvml.nvmlDeviceGetGpuInstanceId(handle)
             handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
         if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
@@ -116,7 +116,7 @@ class GpmReader:
         self._opened = self._gpu.library.opened
 
     def _read(self, now: float) -> dict[str, float]:
-        if self._sampled_at is not None and now - self._sampled_at < LEAST_S:
+        if self._sampled_at is not None and now - self._sampled_at < MIN_INTERVAL_S:
             return {}
         while len(self._buffers) < 2:
             self._buffers.append(pynvml.nvmlGpmSampleAlloc())
@@ -134,17 +134,17 @@ class GpmReader:
         query = self._query
         query.sample1, query.sample2 = before, after
         pynvml.nvmlGpmMetricsGet(query)
-        found: dict[str, float] = {}
-        for answer, (key, unit) in zip(query.metrics, METRICS.values(), strict=False):
-            value, highest = answer.value * unit, 100.0 if key in SHARES else FASTEST
-            # NaN stands for a counter that did not run.
+        values: dict[str, float] = {}
+        for metric, (key, unit) in zip(query.metrics, METRICS.values(), strict=False):
+            value, highest = metric.value * unit, 100.0 if key in SHARES else FASTEST
+            # The value of a counter that did not run is NaN.
             plausible = math.isfinite(value) and 0 <= value <= highest
-            if answer.nvmlReturn == pynvml.NVML_SUCCESS and plausible:
-                found[key] = round(value, 1 if key in SHARES else -3)
-        return found
+            if metric.nvmlReturn == pynvml.NVML_SUCCESS and plausible:
+                values[key] = round(value, 1 if key in SHARES else -3)
+        return values
 
 
-def _why(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     if not isinstance(error, pynvml.NVMLError):
         return f"error: {type(error).__name__}: {error}"
     match error.value:

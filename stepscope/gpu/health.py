@@ -1,7 +1,7 @@
-"""One line of health for a GPU, from its readings, its facts and its events. Pure.
+"""Determine the health of a GPU from its samples, properties and events. Pure; no I/O.
 
-Each function of RULES returns at most one sign; the worst one is the line, the first rule's among
-equals. Thresholds are the GPU's own where the driver gives them.
+Each function of RULES returns at most one issue. The text of the most severe issue is the status
+line; ties are resolved by the order of RULES. Thresholds are those of the driver, if available.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING
 
 from stepscope.common.formatting import format_bytes, format_duration
 
-if TYPE_CHECKING:  # sampling is a neighbor of diagnosis, see docs/design.md
+if TYPE_CHECKING:
     from stepscope.gpu.device_info import DeviceProperties
     from stepscope.gpu.processes import GpuProcess
 
-HOT_MARGIN = 5.0  # °C below its slowdown; fans and load move it by a few degrees
-LOADED = 50.0  # utilization (%) from which a PCIe link should run at full speed
-LINK_LOOKS = 2  # looks in a row, 10 s apart, that find a link slow: it takes time to speed up
-FULL_LOAD = 90.0  # utilization (%) from which a power cap is expected
-MEMORY_FULL = 0.95  # share of the memory from which the next allocation may fail
-IDLE = 1.0  # utilization (%) below which a GPU counts as idle
-XID_NEW_S = 600.0  # age up to which an error that the driver reported counts as happening now
+HOT_MARGIN = 5.0  # °C below the slowdown temperature; fans and load cause a few degrees.
+LOADED = 50.0  # Utilization (%) above which a PCIe link should run at full speed.
+LINK_LOOKS = 2  # Consecutive polls, 10 s apart, with a slow link: it needs time to speed up.
+FULL_LOAD = 90.0  # Utilization (%) above which a power cap is normal.
+MEMORY_FULL = 0.95  # Used fraction of the memory above which the next allocation may fail.
+IDLE = 1.0  # Utilization (%) below which a GPU is idle.
+XID_NEW_S = 600.0  # Maximum age of an Xid event that counts as current.
 
 POWER_CAP, SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x04, 0x08, 0x20, 0x40, 0x80
 """Bits of nvmlClocksEventReasons (nvml.h)."""
 TELLTALES = ("gpu/temp", "gpu/throttle_reasons", "gpu/ecc_uncorrected")
-"""Metrics without which trouble of a GPU may not be seen."""
+"""Metrics without which problems of a GPU may be undetected."""
 
 
 class HealthStatus(StrEnum):
-    """How bad a sign is: CRITICAL endangers results, WARNING costs speed or memory."""
+    """Severity of an issue: CRITICAL endangers results, WARNING costs speed or memory."""
 
     OK = "ok"
     NOTICE = "notice"
@@ -41,13 +41,13 @@ class HealthStatus(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Higher is worse."""
+        """Higher is more severe."""
         return list(HealthStatus).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class HealthIssue:
-    """One thing that is to be said about a GPU."""
+    """One problem or remark, with its severity."""
 
     level: HealthStatus
     text: str
@@ -55,7 +55,7 @@ class HealthIssue:
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """The line of health: the worst sign; `signs` are all of them, the worst first."""
+    """Status line and severity of a GPU; `signs` are all issues, the most severe first."""
 
     level: HealthStatus
     text: str
@@ -64,7 +64,7 @@ class DeviceHealth:
 
 @dataclass(frozen=True, slots=True)
 class XidRecord:
-    """An error that the driver reported `age_s` seconds ago."""
+    """An Xid event of `age_s` seconds ago."""
 
     code: int
     text: str
@@ -75,10 +75,10 @@ class XidRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthInputs:
-    """Readings and events of a GPU: `values` are its newest readings, `first` the first ones.
+    """Newest values, first values and events of a GPU.
 
-    `missing` has the reasons for metrics that the driver does not give. `lost` and `recovery` are
-    the driver's texts. `slow_links` counts the latest looks in a row with a slow link under load.
+    `missing` has the reasons for missing metrics by key. `lost` and `recovery` are texts of the
+    driver. `slow_links` counts the latest consecutive polls with a slow link under load.
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
@@ -93,29 +93,28 @@ class HealthInputs:
 
     @property
     def reasons(self) -> int:
-        """The bits for which its clocks are lowered now; 0 if unknown."""
+        """The present bits of the clocks event reasons; 0 if unknown."""
         return int(self.values.get("gpu/throttle_reasons", 0))
 
 
 def health(evidence: HealthInputs) -> DeviceHealth:
-    """Judge one GPU."""
+    """Apply all rules to one GPU."""
     if evidence.lost is not None:
         text = f"{evidence.lost[:1].upper()}{evidence.lost[1:].rstrip('.')}. Retrying."
-        return DeviceHealth(
-            HealthStatus.CRITICAL, text, (HealthIssue(HealthStatus.CRITICAL, text),)
-        )
-    found = [sign for rule in RULES for sign in [rule(evidence)] if sign is not None]
-    signs = tuple(sorted(found, key=lambda sign: -sign.level.rank))
+        issue = HealthIssue(HealthStatus.CRITICAL, text)
+        return DeviceHealth(issue.level, text, (issue,))
+    issues = filter(None, (rule(evidence) for rule in RULES))
+    signs = tuple(sorted(issues, key=lambda sign: -sign.level.rank))
     if signs and signs[0].level is not HealthStatus.OK:
         return DeviceHealth(signs[0].level, signs[0].text, signs)
-    return DeviceHealth(HealthStatus.OK, _well(evidence, signs), signs)
+    return DeviceHealth(HealthStatus.OK, _ok_text(evidence, signs), signs)
 
 
-def _well(evidence: HealthInputs, signs: tuple[HealthIssue, ...]) -> str:
-    """Return what a GPU without trouble does, and what could not be checked."""
+def _ok_text(evidence: HealthInputs, signs: tuple[HealthIssue, ...]) -> str:
+    """Return the status line of a GPU without problems, with any sensors that are missing."""
     load = evidence.values.get("gpu/util")
-    doing = "No problems found." if load is None else "Idle." if load < IDLE else "Working."
-    text = " ".join([doing, *(sign.text for sign in signs)])
+    activity = "No problems found." if load is None else "Idle." if load < IDLE else "Working."
+    text = " ".join([activity, *(sign.text for sign in signs)])
     if all(name in evidence.missing for name in TELLTALES):
         return f"{text} Its sensors cannot be read here: {evidence.missing[TELLTALES[0]]}."
     return text
@@ -158,13 +157,11 @@ def _heat(evidence: HealthInputs) -> HealthIssue | None:
     limit = "" if slowdown is None else f", slowdown at {slowdown:.0f} °C"
     if mask & (SW_THERMAL | HW_THERMAL):
         who = "hardware" if mask & HW_THERMAL else "driver"
-        return HealthIssue(
-            HealthStatus.WARNING, f"Thermal throttling now, by the {who}{degrees}{limit}."
-        )
+        text = f"Thermal throttling now, by the {who}{degrees}{limit}."
+        return HealthIssue(HealthStatus.WARNING, text)
     if mask & SLOWDOWN and not mask & POWER_BRAKE:
-        return HealthIssue(
-            HealthStatus.WARNING, f"Hardware slowdown now, for heat or power{degrees}{limit}."
-        )
+        text = f"Hardware slowdown now, for heat or power{degrees}{limit}."
+        return HealthIssue(HealthStatus.WARNING, text)
     margin = evidence.values.get("gpu/temp_margin")
     if margin is None and temperature is not None and slowdown is not None:
         margin = slowdown - temperature
@@ -192,14 +189,14 @@ def _link(evidence: HealthInputs) -> HealthIssue | None:
 
 
 def slow_link(facts: DeviceProperties, values: Mapping[str, float]) -> bool:
-    """Return True if a link is below its best under load; both have to be of the same moment."""
+    """Return True for a link below its maximum under load; both are of the same time."""
     pairs = ((facts.pcie_gen, facts.pcie_max_gen), (facts.pcie_width, facts.pcie_max_width))
     below = any(now is not None and most is not None and now < most for now, most in pairs)
     return values.get("gpu/util", 0) >= LOADED and below
 
 
 def link(generation: int | None, width: int | None) -> str:
-    """Return a PCIe link in words, "?" for what is not known.
+    """Format a PCIe link, with "?" for an unknown value.
 
     >>> link(4, 16)
     'gen 4 ×16'
@@ -225,7 +222,7 @@ def _hidden(evidence: HealthInputs) -> HealthIssue | None:
 
 
 def _held(processes: list[GpuProcess]) -> str:
-    """Return the memory of some processes, and the first of their names."""
+    """Format the total memory and the first names of some processes."""
     known = [process.memory for process in processes if process.memory is not None]
     what = f"{format_bytes(sum(known))} of memory" if known else "memory"
     names = ", ".join(f"{process.pid} ({process.name})" for process in processes[:3])
@@ -241,9 +238,8 @@ def _memory(evidence: HealthInputs) -> HealthIssue | None:
     if used < MEMORY_FULL * usable:
         return None
     free = format_bytes(max(0.0, usable - used))
-    return HealthIssue(
-        HealthStatus.NOTICE, f"Memory nearly full: {free} of {format_bytes(total)} free."
-    )
+    text = f"Memory nearly full: {free} of {format_bytes(total)} free."
+    return HealthIssue(HealthStatus.NOTICE, text)
 
 
 def _remapped(evidence: HealthInputs) -> HealthIssue | None:
@@ -257,9 +253,8 @@ def _remapped(evidence: HealthInputs) -> HealthIssue | None:
     if rows <= 0:
         return None
     are = "is" if rows == 1 else "are"
-    return HealthIssue(
-        HealthStatus.NOTICE, f"{_number(rows, 'row')} of memory {are} remapped to spare rows."
-    )
+    text = f"{_number(rows, 'row')} of memory {are} remapped to spare rows."
+    return HealthIssue(HealthStatus.NOTICE, text)
 
 
 def _capped(evidence: HealthInputs) -> HealthIssue | None:

@@ -1,4 +1,4 @@
-"""Read every GPU and the host once a second, and keep their recent history."""
+"""Poll every GPU and the host once a second, and keep the recent history."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEPT_S, KEPT_READINGS = 600.0, 600  # About 0.4 MB a GPU (benchmarks/devices.py)
 
 _DRAWN = "util sm_active tensor_active dram_active mem_used power temp sm_clock pcie_tx pcie_rx"
 DRAWN = tuple(f"gpu/{name}" for name in f"{_DRAWN} nvlink_tx nvlink_rx".split())
-"""Metrics of which the page draws a line."""
+"""Metrics that the page draws as lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,53 +41,53 @@ class DeviceSample:
 
 
 class DeviceHistory:
-    """The readings of one GPU; one thread adds, any may read."""
+    """The samples of one GPU. One thread adds; reading is thread-safe."""
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self.keys = keys
-        self.seen: set[str] = set()  # metrics that have had a value at some time
+        self.seen: set[str] = set()  # Metrics that have had a value.
         self._readings: deque[DeviceSample] = deque(maxlen=KEPT_READINGS)
 
     def add(self, ts: float, values: Mapping[str, float]) -> None:
-        """Keep a reading, and forget what is too old."""
+        """Add a sample, and discard samples older than KEPT_S."""
         self.seen |= values.keys()
         self._readings.append(DeviceSample(ts, tuple(values.get(key) for key in self.keys)))
         while self._readings[0].ts < ts - KEPT_S:
             self._readings.popleft()
 
     def oldest(self, key: str) -> tuple[float, float] | None:
-        """Return the time and value of a metric's oldest reading."""
+        """Return the time and value of a metric's oldest sample."""
         place = self.keys.index(key)
-        for reading in tuple(self._readings):
-            value = reading.values[place]
+        for sample in tuple(self._readings):
+            value = sample.values[place]
             if value is not None:
-                return reading.ts, value
+                return sample.ts, value
         return None
 
     def since(self, ts: float) -> list[DeviceSample]:
-        """Return the readings taken after `ts`."""
-        return [reading for reading in tuple(self._readings) if reading.ts > ts]
+        """Return the samples after `ts` (epoch seconds)."""
+        return [sample for sample in tuple(self._readings) if sample.ts > ts]
 
 
-@functools.cache  # looks through the folders of all packages
+@functools.cache  # because it searches the folders of all packages
 def torch_version() -> str | None:
-    """Return the version of the installed torch without importing it; None without torch."""
+    """Return the version of the installed torch without importing torch; None without torch."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version("torch")
     return None
 
 
 RARE_S = 10.0
-"""Seconds after which what changes seldom is read again: health, facts and MIG instances."""
+"""Period of the values that change rarely: error counters, properties and MIG instances."""
 
 
 class DeviceMonitor:
-    """One GPU or MIG instance of a source; times are those of the monotonic clock."""
+    """Polls one GPU or MIG instance of a source; times are of the monotonic clock."""
 
     def __init__(self, info: DeviceInfo) -> None:
         self.info = info
         self.history = DeviceHistory((*DRAWN, *REASONS))
-        self._read: dict[str, tuple[float, float]] = {}  # metric -> value, time
+        self._read: dict[str, tuple[float, float]] = {}  # Key -> value, time.
         self._rare_at = -math.inf
         self._first: dict[str, float] = {}
         self._energy = EnergyMeter()
@@ -98,11 +98,11 @@ class DeviceMonitor:
         self._instances: dict[str, DeviceMonitor] = {}
 
     def read(self, source: DeviceSource, now: float, ts: float) -> None:
-        """Read what is due; `ts` is the same moment in epoch seconds."""
+        """Read the values that are due; `ts` is `now` in epoch seconds."""
         uuid, rare = self.info.uuid, now >= self._rare_at
         tiers = [tier for tier in SamplingTier if rare or tier is not SamplingTier.RARE]
         new = {key: (value, now) for key, value in source.read(uuid, *tiers).items()}
-        # A value without a reason to be missing is kept: it is read less often.
+        # A value without a reason to be missing is kept, because its period is longer.
         reasons = source.reasons(uuid)
         self._read = {k: kept for k, kept in self._read.items() if k not in reasons} | new
         values = self._values()
@@ -120,7 +120,7 @@ class DeviceMonitor:
                 for info in source.instances(uuid)
             }
         if source.lost(uuid) is not None:
-            self._rare_at = -math.inf  # read everything as soon as it is back
+            self._rare_at = -math.inf  # read all values as soon as the GPU is found
         self._first = values | self._first
         self._energy.add(now, values.get("gpu/energy"), values.get("gpu/power"))
         self.history.add(ts, values)
@@ -138,7 +138,7 @@ class DeviceMonitor:
         xids: tuple[XidRecord, ...] = (),
         xid_reason: str | None = None,
     ) -> DeviceState:
-        """Return the present state; `xid_reason` is why errors of the driver are unknown."""
+        """Return the present state; `xid_reason` is the reason for unknown Xid events."""
         uuid = self.info.uuid
         values = self._values()
         missing = {key: why for key, why in source.reasons(uuid).items() if key not in values}
@@ -175,18 +175,18 @@ class DeviceMonitor:
         )
 
     def find(self, uuid: str) -> DeviceMonitor | None:
-        """Return these readings, or those of an instance, by UUID."""
+        """Return the monitor of this UUID: this one, or that of an instance, or None."""
         return self if self.info.uuid == uuid else self._instances.get(uuid)
 
 
 RATE_S = 0.2
-"""Pause between the two readings of a look: 32-bit PCIe counters wrap in a third of a second."""
+"""Interval between the two readings of a poll; 32-bit PCIe counters wrap in a third of a second."""
 
 
 class MachineMonitor:
-    """Reads this machine in one thread, by the source of its own that `open_source` returns.
+    """Polls this machine in one thread, with a separate source from `open_source`.
 
-    Without a GPU it looks again later. The first look opens NVML (tens of milliseconds).
+    Without a GPU it retries later. The first poll opens NVML (tens of milliseconds).
     """
 
     def __init__(
@@ -208,18 +208,18 @@ class MachineMonitor:
         self._host = HostSampler()
         self._xids = XidLog()
         self.xid_reason: str | None = "they are not watched"
-        """Why Xid errors are unknown; None while they are passed to `note_xid`."""
-        self.xid_refused: Mapping[str, str] = {}  # why those of some GPUs are unknown, by UUID
+        """Reason for unknown Xid events; None while they are passed to `note_xid`."""
+        self.xid_refused: Mapping[str, str] = {}  # The reasons for some GPUs, by UUID.
         self._armed = False
 
     def arm(self, armed: bool) -> None:
-        """Read the counters of SM, tensor and DRAM activity, or leave them to other programs."""
+        """Enable or disable the counters of SM, tensor and DRAM activity."""
         if self._source is not None and armed != self._armed:
             self._source.arm_gpm(armed)
         self._armed = armed
 
     def look(self) -> MachineState:
-        """Read what is due and return all that is known; takes RATE_S and some ms for each GPU."""
+        """Read the values that are due; return all. Takes RATE_S, and some ms for each GPU."""
         source = self.source
         for uuid in self._devices:
             source.read(uuid, SamplingTier.FAST)
@@ -228,45 +228,42 @@ class MachineMonitor:
         now, ts = self._clock(), self._wall_clock()
         if self._since is None:
             self._since = ts
-        for readings in self._devices.values():
-            readings.read(source, now, ts)
-        why, refused = self.xid_reason, self.xid_refused
+        for device in self._devices.values():
+            device.read(source, now, ts)
+        reason, refused = self.xid_reason, self.xid_refused
         devices = tuple(
-            readings.view(source, now, ts, self._xids.of(uuid, ts), why or refused.get(uuid))
-            for uuid, readings in self._devices.items()
+            device.view(source, now, ts, self._xids.of(uuid, ts), reason or refused.get(uuid))
+            for uuid, device in self._devices.items()
         )
+        host = _host(self._host.host(), devices)
         return MachineState(
-            ts=ts,
-            since=self._since,
-            reason=source.reason,
-            devices=devices,
-            host=_host(self._host.host(), devices),
+            ts=ts, since=self._since, reason=source.reason, devices=devices, host=host
         )
 
     def history(self, uuid: str) -> DeviceHistory | None:
-        """Return the last ten minutes of a GPU or MIG instance; None for one that is not known."""
-        found = (readings.find(uuid) for readings in tuple(self._devices.values()))
-        return next((readings.history for readings in found if readings is not None), None)
+        """Return the last ten minutes of a GPU or MIG instance; None for an unknown UUID."""
+        found = (device.find(uuid) for device in tuple(self._devices.values()))
+        return next((device.history for device in found if device is not None), None)
 
     def note_xid(self, event: XidEvent) -> None:
-        """Remember an error that the driver reported just now; from any thread."""
+        """Add an Xid event of the present time. Thread-safe."""
         self._xids.add(self._wall_clock(), event)
 
     @property
     def source(self) -> DeviceSource:
-        """The source of the latest look, opened now if there is none."""
+        """The source of the latest poll, opened now if there is none."""
         if self._source is None or self._clock() >= self._retry_at:
             source = self._source = self._open_source()
             self._retry_at = source.retry_at if isinstance(source, NullSource) else math.inf
             if self._armed:
                 source.arm_gpm(True)
-            self._since = None  # what is added up begins at the next look
+            self._since = None  # sums begin at the next poll
             self._devices = {info.uuid: DeviceMonitor(info) for info in source.devices()}
         return self._source
 
 
 def _host(values: Mapping[str, float], devices: tuple[DeviceState, ...]) -> HostState:
-    """Describe this machine, with the versions of the driver and of the CUDA that it offers."""
+    """Describe this machine, with the versions of the driver and its CUDA."""
     facts = devices[0].facts if devices else None
     return HostState(
         name=socket.gethostname(),

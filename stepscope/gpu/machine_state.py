@@ -1,4 +1,4 @@
-"""The state of a machine at one moment: GPUs, host, energy; frozen, and as JSON."""
+"""State of a machine at one time (GPUs, host, energy), immutable and as JSON."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from stepscope.gpu.device_info import DeviceInfo, DeviceProperties
 from stepscope.gpu.health import DeviceHealth, XidRecord
 from stepscope.gpu.processes import GpuProcess
 
-LONGEST_GAP_S = 3.0
-"""Time between two readings of the power over which it is taken to have changed evenly."""
+MAX_GAP_S = 3.0
+"""Maximum interval between two samples of the power that is integrated linearly."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyUse:
-    """Joules over `seconds` in which they were counted; `from_counter` is False for an estimate.
+    """Joules within the `seconds` measured; `from_counter` is False for an estimate.
 
-    The driver's counter is exact over gaps. An estimate is the integral of the power readings.
+    The driver's counter is exact over gaps. An estimate is the integral of the power samples.
     """
 
     joules: float
@@ -28,27 +28,27 @@ class EnergyUse:
 
 
 class EnergyMeter:
-    """Adds readings up; a counter that falls was reset (the driver was loaded again)."""
+    """Sums the energy of samples; a counter that decreases was reset by a driver reload."""
 
     def __init__(self) -> None:
-        self._counter: tuple[float, float] | None = None  # time, and J or W, of the last reading
+        self._counter: tuple[float, float] | None = None  # Time, and J or W, of the last sample.
         self._power: tuple[float, float] | None = None
         self._counted = self._estimated = EnergyUse(0.0, 0.0, from_counter=True)
 
     def add(self, now: float, counter: float | None, power: float | None) -> None:
-        """Take a reading at `now` (s): the counter in J, the power in W, None where not given."""
+        """Add a sample at `now` (s): the counter in J, the power in W; None if missing."""
         if counter is not None:
             last, self._counter = self._counter, (now, counter)
             if last is not None and counter >= last[1]:
                 self._counted = _plus(self._counted, counter - last[1], now - last[0])
         if power is not None:
             last, self._power = self._power, (now, power)
-            if last is not None and now - last[0] <= LONGEST_GAP_S:
+            if last is not None and now - last[0] <= MAX_GAP_S:
                 passed = now - last[0]
                 self._estimated = _plus(self._estimated, passed * (power + last[1]) / 2, passed)
 
     def energy(self) -> EnergyUse | None:
-        """Return the energy so far; None before two readings."""
+        """Return the energy so far; None before two samples."""
         if self._counted.seconds:
             return self._counted
         return replace(self._estimated, from_counter=False) if self._estimated.seconds else None
@@ -60,10 +60,10 @@ def _plus(so_far: EnergyUse, joules: float, seconds: float) -> EnergyUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """One GPU, or a MIG instance of one; metrics by key, in stored units.
+    """State of one GPU or MIG instance; metrics by key, in stored units.
 
-    `ages` has the age of each value in seconds, `missing` why a metric has none, also "processes"
-    and "xid". `throttled` (at most the last ten minutes) and `energy` begin at the first look.
+    `ages` has the age of each value in seconds, `missing` the reason for each missing metric, also
+    "processes" and "xid". `throttled` (at most ten minutes) and `energy` begin at the first poll.
     """
 
     info: DeviceInfo
@@ -82,7 +82,7 @@ class DeviceState:
 
     @property
     def own_processes(self) -> tuple[GpuProcess, ...] | None:
-        """The processes but for those on its MIG instances, which have lists of their own."""
+        """The processes except those on its MIG instances, which have separate lists."""
         if self.processes is None:
             return None
         placed = {process.pid for one in self.instances for process in one.processes or ()}
@@ -91,7 +91,7 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
-    """The machine around the GPUs; bytes, and percent of all cores. None: not known here."""
+    """State of the host: bytes, and percent of all cores; None for unknown values."""
 
     name: str
     cpu: str
@@ -108,7 +108,7 @@ class HostState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineState:
-    """All of it at `ts` (epoch seconds), added up from `since`; `reason`: why there is no GPU."""
+    """State at `ts` (epoch seconds), with sums from `since`; `reason` explains missing GPUs."""
 
     ts: float
     since: float
@@ -121,7 +121,7 @@ Json = dict[str, Any]
 
 
 def machine_json(view: MachineState) -> Json:
-    """Return everything that is known of the machine at one moment."""
+    """Convert the state of a machine to JSON."""
     return {
         "ts": view.ts,
         "since": view.since,
@@ -132,7 +132,7 @@ def machine_json(view: MachineState) -> Json:
 
 
 def device_json(device: DeviceState) -> Json:
-    """Return a GPU with its MIG instances, which have the same form."""
+    """Convert the state of a GPU to JSON, with its MIG instances in the same form."""
     energy, processes = device.energy, device.processes
     return {
         "uuid": device.info.uuid,

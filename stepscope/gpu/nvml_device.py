@@ -1,4 +1,4 @@
-"""One GPU in NVML: its handle, and calls with an error policy."""
+"""NVML devices: handles, and calls with an error policy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NOT_BY_GPU, NOT_BY_DRIVER = "not supported on this GPU", "not offered by this dr
 NO_DATA, PERMISSION = "no data", "permission"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0
-"""After so many calls in a row that took longer, a question is asked this seldom."""
+"""After SLOW_CALLS consecutive calls longer than SLOW_S, the query's minimum period."""
 
 
 class ErrorAction(Enum):
-    """What to do next."""
+    """Reaction to an NVML error."""
 
     ALTERNATIVE = auto()
     OFF = auto()
@@ -33,7 +33,7 @@ class ErrorAction(Enum):
 
 
 _POLICY: dict[int, tuple[ErrorAction, str]] = {
-    1: (ErrorAction.REOPEN, ""),  # NVML_ERROR_UNINITIALIZED: shut down by other code
+    1: (ErrorAction.REOPEN, ""),  # NVML_ERROR_UNINITIALIZED: other code has shut NVML down
     3: (ErrorAction.ALTERNATIVE, NOT_BY_GPU),  # NOT_SUPPORTED
     4: (ErrorAction.OFF, PERMISSION),  # NO_PERMISSION
     7: (ErrorAction.AGAIN, NO_DATA),  # INSUFFICIENT_SIZE
@@ -47,9 +47,9 @@ _POLICY: dict[int, tuple[ErrorAction, str]] = {
 
 
 def judge(code: int, answered: bool) -> tuple[ErrorAction, str]:
-    """Return what follows from NVML's return code, with the reason to show.
+    """Return the reaction to NVML's return code, with the reason to show.
 
-    `answered`: this call was answered before, so the handle is invalid and not the argument.
+    `answered`: this call has succeeded before, so not an argument but the handle is invalid.
     """
     if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
         return (ErrorAction.LOST, "lost") if answered else (ErrorAction.ALTERNATIVE, NOT_BY_GPU)
@@ -58,9 +58,9 @@ def judge(code: int, answered: bool) -> tuple[ErrorAction, str]:
 
 @dataclass(slots=True)
 class QueryState:
-    """One question about one GPU: which of its `readers` is asked, when again, and why it fails.
+    """State of one query of one GPU: the selected reader, the time of the next call, the failure.
 
-    `rest_s`: how long an answer is good for.
+    `readers` is the number of alternatives, `rest_s` the period of the query.
     """
 
     what: str
@@ -75,19 +75,19 @@ class QueryState:
     slow_calls: int = 0
 
     def answer(self, now: float, seconds: float) -> None:
-        """Record an answer that took this long."""
+        """Record a successful call with its duration."""
         self.answered, self.reason, self.pause_s = True, None, FIRST_PAUSE_S
         self.slow_calls = self.slow_calls + 1 if seconds > SLOW_S else 0
         if self.slow_calls == SLOW_CALLS:
-            log.warning("%s: %.0f ms a call; asked once a second at most", self.what, 1e3 * seconds)
+            log.warning("%s: %.0f ms per call; limited to one a second", self.what, 1e3 * seconds)
         self.rest(now, SELDOM_S if self.slow_calls >= SLOW_CALLS else 0.0)
 
     def rest(self, now: float, least_s: float = 0.0) -> None:
-        """Do not ask again before `rest_s` is over."""
+        """Make the next call after `rest_s` or `least_s`, whichever is longer."""
         self.retry_at = now + max(self.rest_s, least_s)
 
     def unsupported(self, reason: str) -> bool:
-        """Switch to the next reader; return False, and never ask again, if there is none."""
+        """Switch to the next reader; without one turn the query off and return False."""
         if self.reader + 1 < self.readers:
             self.reader += 1
             return True
@@ -95,14 +95,14 @@ class QueryState:
         return False
 
     def turn_off(self, reason: str) -> None:
-        """Never ask again; one line in the log."""
-        log.info("%s: %s; not asked again", self.what, reason)
+        """Disable the query, and log it."""
+        log.info("%s: %s; not queried again", self.what, reason)
         self.off, self.reason, self.retry_at = True, reason, math.inf
 
     def back_off(self, now: float, reason: str) -> None:
-        """Ask again after a pause, which doubles each time; one line in the log."""
+        """Retry after a pause, which doubles each time; log the first failure."""
         if self.pause_s == FIRST_PAUSE_S:
-            log.warning("%s: %s; asking again less often", self.what, reason)
+            log.warning("%s: %s; retrying less often", self.what, reason)
         self.reason = f"error: {reason}"
         self.retry_at = now + self.pause_s
         self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
@@ -111,21 +111,21 @@ class QueryState:
 Clock = Callable[[], float]
 T = TypeVar("T")
 
-LOOK_AGAIN_S = 5.0  # for a lost GPU
+LOOK_AGAIN_S = 5.0  # Period of the search for a lost GPU.
 BINDING_ERRORS = (AttributeError, OSError, ValueError, LookupError)
-"""What pynvml also raises where it does not match the installed library."""
+"""Further exceptions of a pynvml that does not match the installed library."""
 
 
 def driver_errors() -> tuple[type[Exception], ...]:
-    """Return all errors of a call, looked up late: another package may be named pynvml."""
+    """Return all exceptions of a call; not a constant, as another package may be named pynvml."""
     return pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS
 
 
 class NvmlLibrary:
     """The initialized NVML that the GPUs of one source share.
 
-    `driver` is the driver's version, `major` its first number. `opened` counts initializations:
-    handles do not outlive a shutdown by other code.
+    `driver` is the driver's version, `major` its first number. `opened` counts initializations,
+    because a shutdown by other code invalidates all handles.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -137,22 +137,22 @@ class NvmlLibrary:
         self.major = int(major) if major.isdecimal() else None
 
     def reopen(self) -> None:
-        """Initialize NVML if other code has shut it down. Raises NVMLError."""
+        """Initialize NVML again after a shutdown by other code. Raises NVMLError."""
         if not self._open:
             pynvml.nvmlInit()
             self._open = True
 
     def closed(self) -> None:
-        """Note that NVML is shut down: all handles are void, and the next look opens it again."""
+        """Record that NVML was shut down, which invalidates all handles."""
         if self._open:
             self._open = False
             self.opened += 1
 
 
 class NvmlDevice:
-    """One GPU or MIG instance by its UUID. It holds no lock: one thread at a time may ask.
+    """NVML device (GPU or MIG instance) addressed by UUID. Not thread-safe.
 
-    `found` counts how often it was found: earlier answers are void then.
+    `found` counts the acquisitions of the handle; query states of an earlier one are invalid.
     """
 
     def __init__(self, uuid: str, library: NvmlLibrary) -> None:
@@ -167,11 +167,11 @@ class NvmlDevice:
 
     @property
     def handle(self) -> Any:
-        """The device handle; None before it is found, and while the GPU is lost."""
+        """The device handle; None before `find`, and while the GPU is lost."""
         return self._handle if self._opened == self.library.opened else None
 
     def find(self) -> bool:
-        """Look for the handle, at most every 5 s. A lost GPU stays lost until a call answers."""
+        """Acquire the handle, at most every 5 s. A lost GPU stays lost until a call succeeds."""
         if self.handle is not None:
             return True
         now = self.library.clock()
@@ -192,17 +192,14 @@ class NvmlDevice:
         return True
 
     def asking(self, what: str, readers: int = 1, rest_s: float = 0.0) -> QueryState:
-        """Return the state of a question; a GPU that was lost and found again has new ones."""
-        known = self._others.get(what)
-        if known is None:
-            known = self._others[what] = QueryState(what, readers, rest_s)
-        return known
+        """Return the state of a query; a GPU that was lost and found has new states."""
+        return self._others.setdefault(what, QueryState(what, readers, rest_s))
 
     def ask(self, asking: QueryState, calls: Sequence[Callable[[Any], T]]) -> T | None:
-        """Call the driver if it is due; None, with `asking.reason`, where it does not answer.
+        """Call the driver if the query is due; return None, with `asking.reason`, on failure.
 
         `calls` are the alternatives, each with the handle as its only argument. One alternative
-        or repeat is tried at once.
+        or repetition is tried immediately.
         """
         clock = self.library.clock
         for _ in range(2):
@@ -220,13 +217,13 @@ class NvmlDevice:
         return None
 
     def answered(self, asking: QueryState, begun: float) -> None:
-        """Record the answer to a call made at `begun`."""
+        """Record a successful call that started at `begun`."""
         self.lost = None
         now = self.library.clock()
         asking.answer(now, now - begun)
 
     def failed(self, asking: QueryState, error: Exception) -> bool:
-        """Apply the error policy to what pynvml raised; return True to try again at once."""
+        """Apply the error policy to an exception of pynvml; return True to retry immediately."""
         now = self.library.clock()
         if isinstance(error, pynvml.NVMLLibraryMismatchError):  # not an NVMLError
             return asking.unsupported(NOT_BY_DRIVER)
@@ -256,7 +253,7 @@ class NvmlDevice:
 
 
 def static(call: Callable[..., Any], *args: Any) -> Any:
-    """Call the driver without the error policy; None if it does not answer."""
+    """Call the driver without the error policy; None on failure."""
     try:
         return call(*args)
     except driver_errors() as error:

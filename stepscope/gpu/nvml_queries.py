@@ -1,8 +1,8 @@
-"""The queries of NVML: which metrics each returns, and how often it is made.
+"""NVML queries with their metrics and sampling tiers.
 
-A reader is a function of a device handle that returns the values of its field's keys in stored
-units, or a `FieldValueReader`: all of those that are due are read in one call. Names of pynvml are
-looked up when they are used, so that a wrong or old package does not break the import.
+A reader is a function of a device handle that returns the values of the query's keys in stored
+units, or a `FieldValueReader`; all field values that are due are read in one call. Names of pynvml
+are resolved at the call, so that a wrong or old package does not break the import.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pynvml
 
 MILLI, NANO = 1e-3, 1e-9
 KIB = 1024
-ALL_LINKS = 2**32 - 1  # the scope of an NVLink field that stands for the sum over all links
+ALL_LINKS = 2**32 - 1  # Scope of an NVLink field for the sum over all links.
 
 
 class SamplingTier(StrEnum):
-    """How often a value is read: about 10 Hz, 2 Hz, 1 Hz and 0.1 Hz."""
+    """Sampling rate: about 10 Hz, 2 Hz, 1 Hz and 0.1 Hz."""
 
     FAST = "fast"
     MEDIUM = "medium"
@@ -36,8 +36,8 @@ NvmlGetter = Callable[[Any], QueryValues]
 class FieldValueReader:
     """A value of nvmlDeviceGetFieldValues, times `scale`.
 
-    `ids` are pairs (first driver major, field id), newest first: R580 has given some fields other
-    numbers, and asking an older driver for them would return something else.
+    `ids` are pairs (first driver major, field id), newest first. R580 has renumbered some fields,
+    so an older driver would return another quantity for the new number.
     """
 
     ids: tuple[tuple[int, int], ...]
@@ -45,7 +45,7 @@ class FieldValueReader:
     scope: int = 0
 
     def id_for(self, driver: int | None) -> int | None:
-        """Return the field's number in this driver; None where it has none or is not known."""
+        """Return the field id in this driver; None if the driver has none or is unknown."""
         return next((number for first, number in self.ids if (driver or 0) >= first), None)
 
 
@@ -54,11 +54,11 @@ QueryReader = NvmlGetter | FieldValueReader
 
 @dataclass(frozen=True, slots=True)
 class NvmlQuery:
-    """One question: the metrics it gives, and `readers` tried in turn until one is supported.
+    """One query: metric keys, and `readers` in the order of preference.
 
-    `rate`: the reader gives a byte counter, from which the metric is worked out once a second.
-    `wraps`: that counter may have 32 bits. `rest_s`: how long a value is kept, for calls that take
-    the driver a millisecond or more (docs/gpu/h100.md).
+    `rate`: the reader returns a byte counter, of which the metric is the rate over a second.
+    `wraps`: the counter may have 32 bits. `rest_s`: minimum period, for calls that take the driver
+    a millisecond or more (docs/gpu/h100.md).
     """
 
     tier: SamplingTier
@@ -92,12 +92,12 @@ def _memory_total_v1(handle: Any) -> QueryValues:
 
 
 def memory_total(handle: Any) -> int:
-    """Return the bytes installed; every driver has this call."""
+    """Return the installed bytes; every driver has this call."""
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 
 def _get(name: str, *args: str, scale: float = 1) -> NvmlGetter:
-    """Return a reader of one number by pynvml.nvmlDeviceGetNAME and constants of pynvml."""
+    """Return a reader that calls pynvml.nvmlDeviceGetNAME with constants of pynvml."""
     function = f"nvmlDeviceGet{name}"
 
     def read(handle: Any) -> QueryValues:
@@ -113,24 +113,19 @@ def _remapped_rows(handle: Any) -> QueryValues:
     return corrected + uncorrected, pending, failed
 
 
-_FAST, _MEDIUM, _SLOW, _RARE = (
-    SamplingTier.FAST,
-    SamplingTier.MEDIUM,
-    SamplingTier.SLOW,
-    SamplingTier.RARE,
-)
+_FAST, _MEDIUM, _SLOW, _RARE = SamplingTier
 _ECC = "TotalEccErrors"
 SELDOM_S, ENERGY_S = 5.0, 2.0
-"""Energy more often: runs and trials of some seconds need two readings of the counter."""
+"""Periods of slow calls; runs and trials of some seconds need two samples of the energy."""
 
 
 def _one(number: int, scale: float = 1.0, scope: int = 0) -> FieldValueReader:
-    """Return a field that has the same number in every driver."""
+    """Return a field that has the same id in every driver."""
     return FieldValueReader(((0, number),), scale, scope)
 
 
 def _time(since_580: int) -> FieldValueReader:
-    """Return a time of lowered clocks, which R580 renumbered."""
+    """Return a field for the duration of a throttle reason, which R580 has renumbered."""
     return FieldValueReader(((580, since_580), (575, since_580 - 18)), NANO)
 
 
@@ -146,8 +141,8 @@ FIELDS: tuple[NvmlQuery, ...] = (
         ("gpu/throttle_reasons",),
         (_get("CurrentClocksEventReasons"), _get("CurrentClocksThrottleReasons")),
     ),
-    # Ten times a second, because a counter of 32 bits wraps in a fraction of a second; one that has
-    # shown more bits is read once a second.
+    # Ten times a second, because a counter of 32 bits wraps in a fraction of a second. A counter
+    # that has exceeded 32 bits is read once a second.
     NvmlQuery(_FAST, ("gpu/pcie_tx",), (_one(197),), rate=True, wraps=True),
     NvmlQuery(_FAST, ("gpu/pcie_rx",), (_one(198),), rate=True, wraps=True),
     NvmlQuery(
@@ -193,18 +188,18 @@ FIELDS: tuple[NvmlQuery, ...] = (
     NvmlQuery(_RARE, ("gpu/pcie_replays",), (_get("PcieReplayCounter"),)),
 )
 
-FASTEST = 2e12  # B/s that no link reaches: NVLink 5 has 0.9e12 each way
-_SECONDS = (0, 1e9)  # 30 years
+FASTEST = 2e12  # B/s above any interconnect: NVLink 5 has 0.9e12 per direction.
+_SECONDS = (0, 1e9)  # 30 years.
 _RANGES: tuple[tuple[str, tuple[float, float]], ...] = (
     ("util mem_util", (0, 100)),
     ("mem_used mem_reserved", (0, 2**50)),
     ("mem_total", (1, 2**50)),
     ("power", (0, 10_000)),
     ("power_limit", (1, 10_000)),
-    ("energy", (0, 1e13)),  # 10 kW for 30 years
+    ("energy", (0, 1e13)),  # 10 kW for 30 years.
     ("sm_clock mem_clock", (0, 100_000)),
     ("temp", (-50, 200)),
-    ("temp_mem", (1, 200)),  # 0 from GPUs that have no sensor there
+    ("temp_mem", (1, 200)),  # GPUs without this sensor return 0.
     ("temp_margin", (-200, 200)),
     ("fan", (0, 1000)),
     ("throttle_reasons pcie_replays", (0, 2**32 - 2)),
@@ -215,10 +210,10 @@ _RANGES: tuple[tuple[str, tuple[float, float]], ...] = (
     ("remap_pending remap_failed", (0, 1)),
 )
 PLAUSIBLE = {f"gpu/{name}": range_ for names, range_ in _RANGES for name in names.split()}
-"""Key -> least and largest value: one outside is a sentinel or garbage."""
+"""Key -> minimum and maximum; a value outside is a sentinel or invalid."""
 
 COUNTERS = {"gpu/energy", *(key for key in PLAUSIBLE if PLAUSIBLE[key] is _SECONDS)}
-"""Values that only rise until the driver is loaded again: one that falls is dropped once."""
+"""Monotonic counters until the driver is reloaded; a value that decreases is dropped once."""
 
 
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -226,9 +221,9 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 def number_in(answer: Any) -> float | None:
-    """Return the value of a field as the type that it names; None for an unknown type.
+    """Return the value of a field by its value type; None for an unknown type.
 
-    Raises NVMLError for a field that could not be read: the call succeeds while fields fail.
+    Raises NVMLError for the field's return code, as fields can fail in a successful call.
     """
     if answer.nvmlReturn != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(answer.nvmlReturn)
@@ -237,6 +232,6 @@ def number_in(answer: Any) -> float | None:
 
 
 def field_number(handle: Any, number: int) -> float | None:
-    """Read one field. Raises NVMLError."""
+    """Return the value of one field. Raises NVMLError."""
     (answer,) = pynvml.nvmlDeviceGetFieldValues(handle, [(number, 0)])
     return number_in(answer)

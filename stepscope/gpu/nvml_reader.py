@@ -1,6 +1,6 @@
-"""Read the metrics of one GPU that are due, and drop implausible values.
+"""Read the metrics of one GPU that are due, drop implausible values and compute rates.
 
-Counters become rates here. This runs for each GPU ten times a second.
+Runs for each GPU ten times a second.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from stepscope.gpu.nvml_queries import (
     number_in,
 )
 
-WRAP = 2**32  # PCIe's byte counters "can be wrapped" (nvml.h): some count in 32 bits
+WRAP = 2**32  # PCIe's byte counters "can be wrapped" (nvml.h): some have 32 bits.
 UNWATCHED_S = 0.25
-"""A 32-bit counter that is read less often may have wrapped twice: at 34 GB/s it does."""
+"""Maximum interval between readings of a 32-bit counter: at 34 GB/s it wraps twice within."""
 
 ONE_READING = "needs two readings"
 MAY_HAVE_WRAPPED = "the counter may wrap between readings this far apart"
 IMPLAUSIBLE = "implausible value dropped"
 DIGITS = 3
-"""Of what comes in mW, mJ and ns: milliseconds of throttling; more would only fill the store."""
+"""Of values in mW, mJ and ns: milliseconds of throttling; more would only fill the store."""
 
 
 @dataclass(slots=True)
 class CounterRate:
-    """The mean rate of one counter between two calls of `take`, over the intervals that are known.
+    """Mean rate of one counter between two calls of `take`, over the valid intervals.
 
-    `wraps`: the counter may be one of 32 bits.
+    `wraps`: the counter may have 32 bits.
     """
 
     wraps: bool = True
@@ -50,11 +50,11 @@ class CounterRate:
 
     @property
     def wide(self) -> bool:
-        """Whether the counter has shown that it has more than 32 bits."""
+        """True if the counter has exceeded 32 bits."""
         return self._last is not None and self._last[1] >= WRAP
 
     def add(self, now: float, counter: int) -> None:
-        """Take a reading of the counter at `now` (s)."""
+        """Add a reading of the counter at `now` (s)."""
         last, self._last = self._last, (now, counter)
         if last is None or now <= last[0]:
             return
@@ -64,12 +64,12 @@ class CounterRate:
                 self.reason = MAY_HAVE_WRAPPED
                 return
             more %= WRAP
-        if 0 <= more <= FASTEST * seconds:  # a counter that falls was reset
+        if 0 <= more <= FASTEST * seconds:  # a counter that decreases was reset
             self._counted += more
             self._seconds += seconds
 
     def take(self) -> float | None:
-        """Return bytes a second since the last call; None, with `reason`, if not known."""
+        """Return bytes/s since the last call; None, with `reason`, if unknown."""
         counted, seconds = self._counted, self._seconds
         self._counted, self._seconds = 0, 0.0
         if seconds <= 0:
@@ -80,18 +80,18 @@ class CounterRate:
 
 @dataclass(slots=True)
 class _Known:
-    """One field of one GPU."""
+    """State of one query of one GPU."""
 
     entry: NvmlQuery
     tier: SamplingTier
     asking: QueryState
     rate: CounterRate | None
-    lacking: dict[str, str] = field(default_factory=dict)  # keys without a value -> reason
-    last: dict[str, float] = field(default_factory=dict)  # of counters
+    lacking: dict[str, str] = field(default_factory=dict)  # Key without a value -> reason.
+    last: dict[str, float] = field(default_factory=dict)  # Of counters.
 
 
 class NvmlReader:
-    """Reads the fields of one GPU, which must have been found."""
+    """Makes the queries of one GPU, whose handle must have been acquired."""
 
     def __init__(self, gpu: NvmlDevice) -> None:
         self._gpu = gpu
@@ -105,10 +105,10 @@ class NvmlReader:
             for entry in FIELDS
         ]
         self.left_out: frozenset[str] = frozenset()
-        """Rates that are not read, because GPM gives them for less."""
+        """Rates that are not read, because GPM is cheaper."""
 
     def read(self, tiers: tuple[SamplingTier, ...]) -> dict[str, float]:
-        """Read what is due in these tiers; missing values are left out. Never raises NVMLError."""
+        """Return the values that are due in these tiers. Never raises NVMLError."""
         values: dict[str, float] = {}
         now = self._gpu.library.clock()
         fields = []
@@ -126,17 +126,16 @@ class NvmlReader:
         return values
 
     def reasons(self) -> dict[str, str]:
-        """Return why metrics are missing that were asked for."""
-        found: dict[str, str] = {}
+        """Return the reasons for missing metrics that were queried, by key."""
+        reasons: dict[str, str] = {}
         for known in self._known:
-            found |= known.lacking
-            reason = known.asking.reason
-            if reason is not None:
-                found |= dict.fromkeys(known.entry.keys, reason)
-        return found
+            reasons |= known.lacking
+            if known.asking.reason is not None:
+                reasons |= dict.fromkeys(known.entry.keys, known.asking.reason)
+        return reasons
 
     def counted(self) -> set[str]:
-        """Return the rates that byte counters give."""
+        """Return the rates that are known from byte counters."""
         return {
             known.entry.keys[0]
             for known in self._known
@@ -148,7 +147,7 @@ class NvmlReader:
         return known.entry.keys[0] in self.left_out
 
     def _reader(self, known: _Known) -> Any:
-        """Return the reader to use, passing over fields that this driver does not number."""
+        """Return the selected reader, skipping fields that this driver does not have."""
         asking = known.asking
         while not asking.off:
             reader = known.entry.readers[asking.reader]
@@ -158,7 +157,7 @@ class NvmlReader:
         return None
 
     def _call(self, known: _Known, values: dict[str, float]) -> None:
-        calls: Sequence[Any] = known.entry.readers  # a field value never comes after a call
+        calls: Sequence[Any] = known.entry.readers  # no field value follows a call
         raw: QueryValues | None = self._gpu.ask(known.asking, calls)
         if raw is not None:
             self._accept(known, raw, values)
@@ -166,7 +165,7 @@ class NvmlReader:
     def _read_fields(
         self, due: Sequence[tuple[_Known, FieldValueReader]], values: dict[str, float]
     ) -> None:
-        """Read field values in one call; each has its own return code."""
+        """Read field values in one call; each has a separate return code."""
         gpu = self._gpu
         if not due or gpu.handle is None:
             return
@@ -190,7 +189,7 @@ class NvmlReader:
                 self._accept(known, (round(number * reader.scale, DIGITS),), values)
 
     def _failed(self, known: _Known, error: Exception, values: dict[str, float]) -> None:
-        """Apply the error policy; try the next reader at once where there is one."""
+        """Apply the error policy; try the next reader, if any, immediately."""
         if self._gpu.failed(known.asking, error):
             reader = self._reader(known)
             if isinstance(reader, FieldValueReader):
@@ -200,10 +199,10 @@ class NvmlReader:
                 self._call(known, values)
 
     def _accept(self, known: _Known, raw: QueryValues, values: dict[str, float]) -> None:
-        """Keep the plausible values of an answer."""
+        """Keep the plausible values of a response."""
         if known.rate is not None:
             known.rate.add(self._gpu.library.clock(), int(raw[0] or 0))
-            if known.rate.wide:  # need not be watched so closely
+            if known.rate.wide:  # no wraparound within a second
                 known.tier = SamplingTier.SLOW
             return
         known.lacking.clear()
@@ -212,7 +211,7 @@ class NvmlReader:
             if value is None:
                 known.lacking[key] = NOT_BY_DRIVER
             elif low <= value <= high and (key not in COUNTERS or _rises(known, key, value)):
-                values[key] = float(value)  # NaN is in no range
+                values[key] = float(value)  # not NaN, which is in no range
             else:
                 known.lacking[key] = IMPLAUSIBLE
 
@@ -230,7 +229,7 @@ class NvmlReader:
 
 
 def _rises(known: _Known, key: str, value: float) -> bool:
-    """Return False for a counter that fell: it does when the driver is loaded again."""
+    """Return False for a counter that decreased, as at a reload of the driver."""
     falls = value < known.last.get(key, value)
     known.last[key] = value
     return not falls

@@ -1,6 +1,6 @@
-"""The GPUs of an initialized NVML: values, facts, processes and MIG instances by UUID.
+"""Read the GPUs of an initialized NVML: values, properties, processes and MIG instances by UUID.
 
-A value that the driver does not give is left out and explained by `reasons()`.
+Values that the driver does not report are omitted; `reasons()` returns the reasons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
 PCIE = {"gpu/pcie_tx", "gpu/pcie_rx"}
-"""What GPM gives for less: the byte counters take 0.5 ms, ten times a second (docs/gpu)."""
+"""Rates that GPM reads faster: the byte counters take 0.5 ms, ten times a second (docs/gpu)."""
 RECOVERY_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 RECOVERY_ACTIONS = {
     1: "the GPU has to be reset",
@@ -36,12 +36,12 @@ RECOVERY_ACTIONS = {
     6: "the GPU's bus has to be reset",
     7: "the machine has to be restarted",
 }
-"""nvmlDeviceGpuRecoveryAction_t; 0 stands for none."""
+"""nvmlDeviceGpuRecoveryAction_t; 0 is no action."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """The state of one GPU as long as it is not lost."""
+    """Readers of one GPU, valid until the GPU is lost."""
 
     gpu: NvmlDevice
     values: NvmlReader
@@ -50,10 +50,10 @@ class _Known:
 
 
 class NvmlSource:
-    """Reads GPUs and MIG instances by UUID through an initialized NVML, for one thread at a time.
+    """Reads GPUs and MIG instances by UUID through an initialized NVML. Not thread-safe.
 
-    It never shuts NVML down: some drivers fail after repeated inits, and a broken GPU can hang the
-    call.
+    Never shuts NVML down: some drivers fail after repeated initializations, and a broken GPU can
+    block the call.
     """
 
     reason: str | None = None
@@ -69,11 +69,11 @@ class NvmlSource:
         self._armed = 0
 
     def devices(self) -> list[DeviceInfo]:
-        """Return the GPUs found at opening, in NVML's order (not CUDA's)."""
+        """Return the GPUs found at initialization, in NVML's order (not CUDA's)."""
         return list(self._infos)
 
     def read(self, uuid: str, *tiers: SamplingTier) -> dict[str, float]:
-        """Read these tiers of one GPU now; missing values are left out. Never raises NVMLError."""
+        """Return the values of these tiers of one GPU by metric key. Never raises NVMLError."""
         known = self._find(uuid)
         if known is None:
             return {}
@@ -88,50 +88,50 @@ class NvmlSource:
         return values
 
     def reasons(self, uuid: str) -> dict[str, str]:
-        """Return why values are missing: those read so far, or all of them of a lost GPU.
+        """Return the reasons for missing values: of queries so far, or of all for a lost GPU.
 
-        Keys are metrics, and "processes" for what `processes` returns.
+        Keys are metrics, and "processes" for the result of `processes`.
         """
         gpu, known = self._gpus.get(uuid), self._known.get(uuid)
         if gpu is not None and gpu.lost is not None:
             return dict.fromkeys((key for entry in FIELDS for key in entry.keys), gpu.lost)
         if known is None:
             return {}
-        found = known.values.reasons() | known.processes.reasons()
-        found |= known.activity.reasons(armed=self._armed > 0)
-        return {key: why for key, why in found.items() if key not in known.activity.given}
+        reasons = known.values.reasons() | known.processes.reasons()
+        reasons |= known.activity.reasons(armed=self._armed > 0)
+        return {key: text for key, text in reasons.items() if key not in known.activity.given}
 
     def lost(self, uuid: str) -> str | None:
-        """Return why this GPU cannot be reached; None while it can (or before the first read)."""
+        """Return the reason why this GPU is unreachable; None otherwise, or before a reading."""
         return self._gpus[uuid].lost if uuid in self._gpus else None
 
     def facts(self, uuid: str) -> DeviceProperties | None:
-        """Describe a GPU or instance; None if it is unknown, the last facts if it is lost."""
+        """Return the properties of a GPU or instance, the last ones if lost; None if unknown."""
         known = self._find(uuid)
         if known is None:
             return self._facts.get(uuid)
         info = self._info(uuid) or _instance_info(known.gpu, self._infos, self._library)
-        self._facts[uuid] = found = describe(known.gpu.handle, info, static)
-        return found
+        self._facts[uuid] = facts = describe(known.gpu.handle, info, static)
+        return facts
 
     def instances(self, uuid: str) -> list[DeviceInfo]:
-        """Return the MIG instances of a GPU; they have `read`, `facts` and `processes` too."""
+        """Return the MIG instances of a GPU, which support `read`, `facts` and `processes`."""
         known = self._find(uuid)
         parent = self._info(uuid)
         if known is None or parent is None or not parent.mig:
             return []
         asking = known.gpu.asking("MIG instances")
         count = known.gpu.ask(asking, (pynvml.nvmlDeviceGetMaxMigDeviceCount,)) or 0
-        found = []
-        for index in range(count):  # the numbers of instances have gaps
+        instances = []
+        for index in range(count):  # the indices of instances have gaps
             handle = static(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, known.gpu.handle, index)
-            one = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
-            if one is not None:
-                found.append(_described(handle, one, parent.nvml_index, self._library))
-        return found
+            name = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
+            if name is not None:
+                instances.append(_described(handle, name, parent.nvml_index, self._library))
+        return instances
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
-        """Return the processes on a GPU or an instance, once a second at most; None if hidden."""
+        """Return the processes on a GPU or an instance; None if hidden."""
         known = self._find(uuid)
         return None if known is None else known.processes.read()
 
@@ -145,14 +145,14 @@ class NvmlSource:
         return RECOVERY_ACTIONS.get(int(number), f"action {number:g}") if number else None
 
     def arm_gpm(self, on: bool) -> None:
-        """Read activity counters (Hopper and newer) from now on; each True needs one False."""
+        """Enable the activity counters (Hopper and newer); each True needs one False."""
         self._armed = max(0, self._armed + (1 if on else -1))
         if not self._armed:
             for known in self._known.values():
                 known.activity.rest()
 
     def _find(self, uuid: str) -> _Known | None:
-        """Return the state of a GPU that can be reached; a new one each time it is found."""
+        """Return the readers of a reachable GPU, new ones after each acquisition of the handle."""
         gpu = self._gpus.get(uuid)
         if gpu is None:
             gpu = self._gpus[uuid] = NvmlDevice(uuid, self._library)
@@ -163,14 +163,14 @@ class NvmlSource:
         if known is None or gpu.found != found:
             if known is not None:
                 known.activity.close()
-            self._look_at_mig(gpu)
+            self._update_mig_mode(gpu)
             known = self._known[uuid] = _Known(
                 gpu, NvmlReader(gpu), GpmReader(gpu), GpuProcessList(gpu, self._names)
             )
         return known
 
-    def _look_at_mig(self, gpu: NvmlDevice) -> None:
-        """Read the MIG mode of a GPU that was found: it changes when the GPU is reset."""
+    def _update_mig_mode(self, gpu: NvmlDevice) -> None:
+        """Read the MIG mode of a GPU, which a reset can change."""
         mig = None if self._info(gpu.uuid) is None else _is_divided(gpu.handle)
         if mig is not None:
             self._infos = [
@@ -182,22 +182,22 @@ class NvmlSource:
 
 
 def _list_devices(library: NvmlLibrary) -> list[DeviceInfo]:
-    found = []
+    devices = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = static(pynvml.nvmlDeviceGetHandleByIndex, index)
         uuid = None if handle is None else static(pynvml.nvmlDeviceGetUUID, handle)
         if uuid is None:
-            log.warning("GPU %d of NVML cannot be reached and is left out", index)
+            log.warning("GPU %d of NVML is unreachable and omitted", index)
         else:
             divided = _is_divided(handle) or False
-            found.append(_described(handle, uuid, index, library, mig=divided))
-    return found
+            devices.append(_described(handle, uuid, index, library, mig=divided))
+    return devices
 
 
 def _is_divided(handle: Any) -> bool | None:
-    """Return whether a GPU is in MIG mode; None where the driver has no answer."""
-    answer = static(pynvml.nvmlDeviceGetMigMode, handle)
-    return None if answer is None else bool(answer[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+    """Return True for a GPU in MIG mode; None if the driver does not report the mode."""
+    mode = static(pynvml.nvmlDeviceGetMigMode, handle)
+    return None if mode is None else bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
 def _described(
@@ -214,7 +214,7 @@ def _described(
 
 
 def _instance_info(gpu: NvmlDevice, infos: list[DeviceInfo], library: NvmlLibrary) -> DeviceInfo:
-    """Describe what was found by its UUID alone: an instance, with its parent's number."""
+    """Describe a device that is not listed: an instance, with the index of its parent."""
     parent_handle = static(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, gpu.handle)
     uuid = None if parent_handle is None else static(pynvml.nvmlDeviceGetUUID, parent_handle)
     index = next((info.nvml_index for info in infos if info.uuid == uuid), -1)

@@ -1,6 +1,6 @@
-"""Memory of a GPU held by this process and by others.
+"""Attribute the memory of a GPU to this process and to others.
 
-In a container the driver may not list all processes: then the memory of others is missing, never 0.
+In a container the driver may not list all processes. Then the memory of others is missing, never 0.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from stepscope.gpu.processes import GpuProcess, program_of
 from stepscope.gpu.source import DeviceSource
 
 OTHERS, OWN = "gpu/mem_others", "memory/process_used"
-DESCRIBED_S = 5.0  # least time between two lists of processes in run.json
-MOVED = 256 * 2**20  # bytes by which a process's memory has to change to be written again
+DESCRIBED_S = 5.0  # Minimum interval between two lists of processes in run.json.
+MOVED = 256 * 2**20  # Minimum change (bytes) of a process's memory that updates the list.
 UNLISTED_SHARE, UNLISTED_BYTES = 0.02, 256 * 2**20
-"""Memory in use, beyond the processes listed, that the driver may take for itself."""
+"""Maximum memory that the driver itself uses, not attributed to a listed process."""
 
 NOT_LISTED = "the driver does not list this process (in a container it may not)"
-NO_MEMORY = "the driver does not give the memory of processes"
+NO_MEMORY = "the driver does not report the memory of processes"
 HIDDEN = "more memory is in use than that of the processes that the driver lists"
 
 
 def shares(
     processes: Sequence[GpuProcess], pid: int, *, used: float | None, total: float | None
 ) -> tuple[int | None, int | None, dict[str, str]]:
-    """Return the bytes of this process and of all others, and by metric why one is None.
+    """Return the bytes of this process and of all others, and the reasons for None by metric.
 
-    `used` and `total` are the device's, to detect memory that is not listed.
+    `used` and `total` (bytes of the device) reveal memory of processes that are not listed.
     """
     reasons: dict[str, str] = {}
     mine = next((one for one in processes if one.pid == pid), None)
@@ -47,9 +47,9 @@ def shares(
 
 
 class ProcessMemoryTracker:
-    """Follows the processes on a run's GPUs: values once a second, and the list for run.json.
+    """Tracks the processes on a run's GPUs, once a second and for the list in run.json.
 
-    `training` is the GPU whose share of this process is recorded; None while it is not known.
+    `training` is the GPU on which the memory of this process is recorded; None while unknown.
     """
 
     def __init__(self, source: DeviceSource, clock: Callable[[], float]) -> None:
@@ -63,7 +63,7 @@ class ProcessMemoryTracker:
         self._describe_at = 0.0
 
     def look(self, uuid: str, values: Mapping[str, float]) -> dict[str, float]:
-        """Ask for the processes of a GPU that has these values; return those that follow."""
+        """Query the processes of a GPU with these values; return the metrics derived from them."""
         processes = self._source.processes(uuid)
         if processes is None:
             self._lists.pop(uuid, None)
@@ -78,33 +78,33 @@ class ProcessMemoryTracker:
         return {} if others is None else {OTHERS: float(others)}
 
     def take_own(self) -> dict[str, float]:
-        """Return this process's memory on the training GPU, once for each look."""
+        """Return the memory of this process on the training GPU, once for each query."""
         own, self._own = self._own, None
         return {} if own is None else {OWN: own}
 
     def reasons(self, uuid: str) -> dict[str, str]:
-        """Return why values of a GPU are missing; of this process only where it trains."""
-        found = self._reasons.get(uuid, {})
-        return {key: why for key, why in found.items() if key != OWN or uuid == self.training}
+        """Return the reasons for missing values of a GPU; OWN only for the training GPU."""
+        reasons = self._reasons.get(uuid, {})
+        return {key: text for key, text in reasons.items() if key != OWN or uuid == self.training}
 
     def changed(self) -> dict[str, list[dict[str, Any]]] | None:
-        """Return `gpu_processes` of run.json if it has changed, at most every 5 s."""
+        """Return `gpu_processes` of run.json after a change, at most every 5 s."""
         now = self._clock()
-        key = {uuid: [_key(one) for one in found] for uuid, found in self._lists.items()}
-        if now < self._describe_at or key == self._described:
+        keys = {uuid: list(map(_change_key, found)) for uuid, found in self._lists.items()}
+        if now < self._describe_at or keys == self._described:
             return None
-        self._described, self._describe_at = key, now + DESCRIBED_S
-        return {uuid: [_entry(one) for one in found] for uuid, found in self._lists.items()}
+        self._described, self._describe_at = keys, now + DESCRIBED_S
+        return {uuid: list(map(_entry, found)) for uuid, found in self._lists.items()}
 
 
-def _key(process: GpuProcess) -> tuple[Any, ...]:
-    """Return what makes a process worth writing again: not small changes of its memory."""
+def _change_key(process: GpuProcess) -> tuple[Any, ...]:
+    """Return a key that differs after a change to record, which excludes small memory changes."""
     memory = None if process.memory is None else process.memory // MOVED
     return process.pid, process.name, process.state, memory
 
 
 def _entry(process: GpuProcess) -> dict[str, Any]:
-    """Describe a process for run.json, which may be shared: without its arguments."""
+    """Return the entry in run.json, without arguments because the file may be shared."""
     keys = ("pid", "user", "name", "memory", "sm", "yours", "state")
     command = program_of(process.command) if process.yours else process.name
     return {key: getattr(process, key) for key in keys} | {"command": command}

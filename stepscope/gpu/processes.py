@@ -1,4 +1,4 @@
-"""The processes on a GPU, by NVML and, as far as this user may see them, the operating system."""
+"""List the processes on a GPU, by NVML and, with this user's permissions, the OS."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pynvml
 
 from stepscope.gpu.nvml_device import NOT_BY_GPU, NvmlDevice
 
-COMMAND_LIMIT = 200  # characters of a command that are kept
+COMMAND_LIMIT = 200  # Maximum number of characters of a command.
 
-LOOK_AGAIN_S = 0.5
-REMEMBERED = 1000  # processes whose names are kept
+LOOK_AGAIN_S = 0.5  # Maximum age of cached process information.
+MAX_CACHED = 1000
 ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 ProcessState = Literal["running", "zombie", "gone"]
@@ -27,11 +27,11 @@ ProcessState = Literal["running", "zombie", "gone"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """One process that holds a GPU.
+    """One process with a context on a GPU.
 
-    `memory` in bytes, None where the driver hides it. `sm` is its share (%) of the time of the
-    multiprocessors since the last look. `yours`: it has the user of this process. A process that is
-    `gone` has ended, or is hidden by another container or user.
+    `memory` is in bytes, None if the driver hides it. `sm` is the percentage of the SM time since
+    the last reading. `yours`: the process has the user of this process. A process that is `gone`
+    has ended, or is hidden by another container or user.
     """
 
     pid: int
@@ -47,7 +47,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """Facts of the operating system; `born` distinguishes two processes of one number."""
+    """Process information of the OS; `born` distinguishes two processes of one pid."""
 
     name: str
     command: str = ""
@@ -58,9 +58,9 @@ class ProcessInfo:
 
 
 class ProcessInfoCache:
-    """Looks processes up by number; remembers names, so that one that has ended keeps its own.
+    """Caches process information by pid, so that an ended process keeps its name.
 
-    A process is looked up at most twice a second: it may be on several GPUs.
+    A process is queried at most twice a second, because it may use several GPUs.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,24 +68,24 @@ class ProcessInfoCache:
         self._known: dict[int, tuple[float, ProcessInfo]] = {}
 
     def look(self, pid: int) -> ProcessInfo:
-        """Return what is known of a process now, or was half a second ago."""
+        """Return the information on a process, at most LOOK_AGAIN_S old."""
         now = self._clock()
         looked_at, known = self._known.get(pid, (-math.inf, None))
         if known is not None and now - looked_at < LOOK_AGAIN_S:
             return known
-        if len(self._known) >= REMEMBERED:
+        if len(self._known) >= MAX_CACHED:
             self._known.clear()
-        found = _look_up(pid, known)
-        self._known[pid] = now, found
-        return found
+        info = _query(pid, known)
+        self._known[pid] = now, info
+        return info
 
 
-def _look_up(pid: int, known: ProcessInfo | None) -> ProcessInfo:
+def _query(pid: int, known: ProcessInfo | None) -> ProcessInfo:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             born, ended = process.create_time(), process.status() in ENDED
-            # The command of a process that is still being started is empty: read it again.
+            # The command of a starting process is empty, so it is read again.
             if known is None or known.born != born or known.command == known.name:
                 name, yours = process.name(), process.uids().real == os.getuid()
                 known = ProcessInfo(
@@ -103,7 +103,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def program_of(command: str) -> str:
-    """Return a command without its arguments, which may hold secrets; of Python with its script.
+    """Return a command without arguments, which may hold secrets; Python with its script.
 
     >>> program_of("/opt/bin/python3 -u train.py --token abc")
     'python3 train.py'
@@ -117,21 +117,21 @@ def program_of(command: str) -> str:
     words = list(itertools.dropwhile(_PLAIN_FLAGS.__contains__, words))
     if words[:1] == ["-m"]:
         return " ".join((program, *words[:2]))
-    # Any other option may have a value, which could be taken for the script.
+    # Another option may have a value, which is not the script.
     is_script = bool(words) and not words[0].startswith("-")
     return f"{program} {os.path.basename(words[0])}" if is_script else program
 
 
-_PLAIN_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-P", "-s", "-S"}  # options of Python without a value
+_PLAIN_FLAGS = {"-u", "-B", "-E", "-I", "-O", "-P", "-s", "-S"}  # Options of Python without value.
 
 
 def sm_shares(
     samples: Iterable[Any], pids: Collection[int], last_seen: int
 ) -> tuple[dict[int, float], int]:
-    """Return each process's newest share (%) of the multiprocessors, and the newest time stamp.
+    """Return the newest SM utilization (%) by pid, and the newest time stamp (us).
 
-    Shares above 100 %, old entries and unknown processes, as some drivers return, are left out. A
-    process that a fresh answer leaves out has 0 %.
+    Omits values above 100%, old entries and unknown processes, which some drivers return. A process
+    without an entry in a fresh response has 0%.
     """
     newest: dict[int, tuple[int, float]] = {}
     stamp, fresh = last_seen, False
@@ -148,13 +148,13 @@ def sm_shares(
 
 
 GRAPHICS_S, SM_S = 10.0, 5.0
-"""Seconds for which an answer is kept: listing graphics processes and their utilization takes
-milliseconds on some machines (docs/gpu/h100.md)."""
+"""Periods of the queries for graphics processes and utilization, which take milliseconds on some
+machines (docs/gpu/h100.md)."""
 NOT_LISTED = "this driver lists no processes (as under WSL)"
 
 
 class GpuProcessList:
-    """Lists the processes on one GPU, which must have been found; not more than once a second."""
+    """Lists the processes on one GPU, whose handle must have been acquired."""
 
     def __init__(self, gpu: NvmlDevice, names: ProcessInfoCache) -> None:
         self._gpu = gpu
@@ -164,7 +164,7 @@ class GpuProcessList:
         self._sm: dict[int, float] = {}
 
     def read(self) -> tuple[GpuProcess, ...] | None:
-        """Return the processes by number; None where the driver does not list them."""
+        """Return the processes by pid; None if the driver does not list them."""
         gpu = self._gpu
         compute = gpu.ask(
             gpu.asking("processes", 2),
@@ -175,7 +175,7 @@ class GpuProcessList:
         )
         if compute is None:
             return None
-        listed = {int(one.pid): (one, False) for one in self._drawing()}
+        listed = {int(one.pid): (one, False) for one in self._graphics_processes()}
         listed |= {int(one.pid): (one, True) for one in compute}
         shares = self._shares(listed) if listed else {}
         return tuple(
@@ -184,14 +184,14 @@ class GpuProcessList:
         )
 
     def reasons(self) -> dict[str, str]:
-        """Return why the list is missing, if it was read."""
+        """Return the reason for a missing list, after a query."""
         reason = self._gpu.asking("processes", 2).reason
         if reason is None:
             return {}
         return {"processes": NOT_LISTED if reason == NOT_BY_GPU else reason}
 
-    def _drawing(self) -> list[Any]:
-        """Return the graphics processes, at most ten seconds old."""
+    def _graphics_processes(self) -> list[Any]:
+        """Return the graphics processes, at most GRAPHICS_S old."""
         asking = self._gpu.asking("graphics processes", rest_s=GRAPHICS_S)
         found = self._gpu.ask(asking, (pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,))
         if found is not None or asking.reason is not None:
@@ -199,7 +199,7 @@ class GpuProcessList:
         return self._graphics
 
     def _shares(self, pids: Collection[int]) -> dict[int, float]:
-        """Return the newest shares, at most 5 s old; none at the first call, which may be old."""
+        """Return the SM utilization (%), at most SM_S old; {} at the first call."""
         gpu, since = self._gpu, self._stamp or 0
         asking = gpu.asking("process utilization", 2, SM_S)
         samples = gpu.ask(
@@ -218,8 +218,8 @@ class GpuProcessList:
         return self._sm
 
     def _process(self, pid: int, one: Any, is_compute: bool, share: float | None) -> GpuProcess:
-        person = asdict(self._names.look(pid))
-        del person["born"]
+        info = asdict(self._names.look(pid))
+        del info["born"]
         memory = None if one.usedGpuMemory is None else int(one.usedGpuMemory)
         kind: Literal["compute", "graphics"] = "compute" if is_compute else "graphics"
-        return GpuProcess(pid=pid, memory=memory, sm=share, kind=kind, **person)
+        return GpuProcess(pid=pid, memory=memory, sm=share, kind=kind, **info)

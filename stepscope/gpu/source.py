@@ -1,4 +1,4 @@
-"""Open NVML, the driver's own interface to NVIDIA GPUs."""
+"""Open NVML, the driver's interface to NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Clock = Callable[[], float]
 
 
 class DeviceSource(Protocol):
-    """A source of GPU values; one thread at a time may use it. The bodies are for no GPU."""
+    """A source of GPU values. Not thread-safe. The default bodies are for no GPU."""
 
-    reason: str | None  # Why there is no GPU to read; None if there is one.
+    reason: str | None  # Reason for missing GPUs; None if there are GPUs.
 
     def devices(self) -> list[DeviceInfo]:
         """Return the GPUs in NVML's order."""
@@ -44,15 +44,15 @@ class DeviceSource(Protocol):
         return []
 
     def facts(self, uuid: str) -> DeviceProperties | None:
-        """Describe a GPU or an instance; None if it cannot be reached."""
+        """Return the properties of a GPU or an instance; None if it is unreachable."""
         return None
 
     def read(self, uuid: str, *tiers: SamplingTier) -> dict[str, float]:
-        """Read these tiers of one GPU now: metric key -> value, missing values left out."""
+        """Return the values of these tiers of one GPU by metric key, without missing values."""
         return {}
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
-        """Return the processes on a GPU; None where they are hidden, see `reasons`."""
+        """Return the processes on a GPU; None if they are hidden (see `reasons`)."""
         return None
 
     def recovery_action(self, uuid: str) -> str | None:
@@ -64,16 +64,16 @@ class DeviceSource(Protocol):
         return None  # noqa: RET501 - without a body it would be abstract
 
     def reasons(self, uuid: str) -> dict[str, str]:
-        """Return why metrics, or "processes", are missing from this GPU's readings."""
+        """Return the reasons for missing metrics of this GPU, or missing "processes", by key."""
         return {}
 
     def lost(self, uuid: str) -> str | None:
-        """Return why this GPU cannot be reached; None while it can."""
+        """Return the reason why this GPU is unreachable; None while it is reachable."""
         return None
 
 
 class NullSource(DeviceSource):
-    """No GPU to read: `reason` is a sentence that says why, `retry_at` when to look again."""
+    """A source without GPUs: `reason` is a sentence, `retry_at` the time of the next attempt."""
 
     def __init__(self, reason: str, retry_at: float = math.inf) -> None:
         self.reason: str | None = reason
@@ -81,9 +81,9 @@ class NullSource(DeviceSource):
 
 
 def nvml_uuid(uuid: str, name: str) -> str:
-    """Return the UUID of a CUDA device as NVML prints it; torch leaves out the prefix.
+    """Return NVML's UUID of a CUDA device; torch omits the prefix.
 
-    CUDA names an instance after its GPU and profile: "NVIDIA H200 MIG 1g.18gb".
+    CUDA's name of an instance has its GPU and profile: "NVIDIA H200 MIG 1g.18gb".
     """
     if uuid.startswith(("GPU-", "MIG-")):
         return uuid
@@ -99,21 +99,21 @@ _WRONG_PACKAGE = (
     "then 'pip install --force-reinstall nvidia-ml-py'."
 )
 _OPEN_AGAIN_S = 30.0
-# By process id, because a forked child has to open NVML again, and by reader.
+# By pid, because a forked child has to open NVML again, and by reader.
 _opened: dict[tuple[int, str], DeviceSource] = {}
 
 
 def open_source(clock: Clock = time.monotonic, *, reader: str = "sampler") -> DeviceSource:
     """Return this process's source, opened on the first call (tens of ms on a GPU machine).
 
-    Each `reader` has a source of its own: rates and shares are means since its last look, and a
-    source is for one thread. Without a driver it returns a `NullSource`, and looks again after
-    30 s. There is no lock, which a fork could leave locked: NVML counts inits.
+    Each `reader` has a separate source: rates are means since its last reading, and a source is
+    not thread-safe. Without a driver it returns a `NullSource`, and retries after 30 s. There is no
+    lock, which a fork could leave locked: NVML counts its initializations.
     """
-    mine = os.getpid(), reader
-    source = _opened.get(mine)
+    key = os.getpid(), reader
+    source = _opened.get(key)
     if source is None or (isinstance(source, NullSource) and clock() >= source.retry_at):
-        source = _opened[mine] = _open(clock)
+        source = _opened[key] = _open(clock)
     return source
 
 

@@ -1,4 +1,4 @@
-"""Wait for Xid errors of the driver in a thread, and explain their codes."""
+"""Watch for Xid events of the driver in a thread, and describe their codes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ REBOOT = "Restart the machine; if it comes again, check power and seating of the
 IGNORE = "Nothing has to be done now."
 IGNORE_ONCE = "Nothing has to be done now; if it comes again, ask the GPU's vendor."
 LINK = "The GPU has to be reset; if it comes again, check the NVLink connection."
-ECC = "The memory error cannot be corrected: look for Xid 94 or 95, which say how far it reaches."
+ECC = "The memory error cannot be corrected: see Xid 94 or 95 for the affected programs."
 FOLLOW = "Follow the advice of the errors before it."
 VENDOR = "Ask the GPU's vendor if it comes again."
 
 
-_CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (  # codes, text, NVIDIA's advice
+_CATALOG: tuple[tuple[Iterable[int], str, str], ...] = (  # Codes, text, NVIDIA's advice.
     ((8,), "the GPU stopped processing", RESTART_APP),
     ((11, 25), "invalid commands were sent to the GPU", CHECK_APP),
     ((13,), "a kernel caused an exception, such as an access out of bounds", CHECK_APP),
@@ -93,16 +93,16 @@ _UNKNOWN = ("an error that NVIDIA's catalog does not explain", VENDOR)
 
 log = logging.getLogger(__name__)
 
-WAIT_MS = 500  # how long a wait for events lasts, and so a stop
-LOOK_AGAIN_S = 5.0  # for GPUs, after an event set that failed
+WAIT_MS = 500  # Timeout of a wait for events, and maximum duration of `stop`.
+LOOK_AGAIN_S = 5.0  # Retry interval for missing GPUs, and after a failed event set.
 NO_INSTANCE = 0xFFFFFFFF
 FALLEN_OFF_THE_BUS = 79
-UNKNOWN = 999  # the driver's number for an error that it cannot name
+UNKNOWN = 999  # The driver's code for an unknown error.
 
 
 @dataclass(frozen=True, slots=True)
 class XidEvent:
-    """One error: GPU `uuid`, the number, what it means, what NVIDIA advises, its MIG instance."""
+    """One Xid event: GPU, code, meaning, NVIDIA's advice, id of the MIG instance."""
 
     uuid: str
     code: int
@@ -112,14 +112,14 @@ class XidEvent:
 
 
 class UnsupportedError(Exception):
-    """No GPU here can be watched; the message says why."""
+    """No GPU here can be watched; the message is the reason."""
 
 
 class XidWatcher:
-    """Waits for Xid errors on the thread `stepscope-xid`, from the start to `stop`.
+    """Watches for Xid events in the thread `stepscope-xid`, from the construction to `stop`.
 
-    `on_event` is called on that thread. `uuids` None means every GPU of `source`; GPUs in MIG mode
-    are always watched. A lost GPU is registered again when it is back.
+    `on_event` is called in that thread. `uuids` defaults to every GPU of `source`; GPUs in MIG mode
+    are always watched. A lost GPU is registered again when it is found.
     """
 
     def __init__(
@@ -137,13 +137,13 @@ class XidWatcher:
         self._on_event = on_event
         self._stopping = threading.Event()
         self._registered: dict[int, str] = {}
-        self.reason: str | None = None  # why nothing is watched any more
-        self.refused: Mapping[str, str] = {}  # why some GPUs are not watched, by UUID
+        self.reason: str | None = None  # Reason for the end of the thread.
+        self.refused: Mapping[str, str] = {}  # Reasons for unsupported GPUs, by UUID.
         self._thread = threading.Thread(target=self._run, name="stepscope-xid", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> bool:
-        """End the watch, in half a second; return False if the thread lives after `timeout_s`."""
+        """Stop the thread within WAIT_MS; return False if the thread lives after `timeout_s`."""
         self._stopping.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -153,15 +153,15 @@ class XidWatcher:
             while not self._stopping.is_set():
                 self._watch()
                 self._stopping.wait(LOOK_AGAIN_S)
-        except UnsupportedError as why:
-            self.reason = str(why)
-            log.info("Xid errors are not watched: %s", why)
+        except UnsupportedError as error:
+            self.reason = str(error)
+            log.info("Xid events are not watched: %s", error)
         except (pynvml.NVMLLibraryMismatchError, *BINDING_ERRORS) as error:
             self.reason = f"{type(error).__name__}: {error}"
-            log.warning("Xid errors are not watched any more: %s", self.reason)
+            log.warning("Xid events are no longer watched: %s", self.reason)
 
     def _watch(self) -> None:
-        """Wait for events until the set fails or the watch is stopped. Raises UnsupportedError."""
+        """Wait for events until the event set fails or `stop`. Raises UnsupportedError."""
         events = None
         try:
             events = _asked(pynvml.nvmlEventSetCreate)
@@ -169,7 +169,7 @@ class XidWatcher:
             while not self._stopping.is_set():
                 missing = not self._registered or len(self._registered) < len(self._uuids)
                 if missing and time.monotonic() >= look_at:
-                    self._register(events)  # at first all, then those that were lost
+                    self._register(events)  # first all GPUs, then the lost GPUs
                     look_at = time.monotonic() + LOOK_AGAIN_S
                 if not self._registered:
                     break
@@ -178,18 +178,18 @@ class XidWatcher:
             log.info("Xid events: %s; registering again", error)
         finally:
             if events is not None:
-                with contextlib.suppress(pynvml.NVMLError):  # it may have ended with NVML
+                with contextlib.suppress(pynvml.NVMLError):  # NVML may have been shut down
                     pynvml.nvmlEventSetFree(events)
 
     def _register(self, events: Any) -> None:
-        """Register the GPUs that are there. Raises UnsupportedError if none can ever be."""
+        """Register the reachable GPUs. Raises UnsupportedError if all are unsupported."""
         known = set(self._registered.values())
         for uuid in [uuid for uuid in self._uuids if uuid not in known]:
             try:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
                 _asked(pynvml.nvmlDeviceRegisterEvents, handle, _xid_type(), events)
-            except UnsupportedError as why:
-                self.refused = {**self.refused, uuid: str(why)}
+            except UnsupportedError as error:
+                self.refused = {**self.refused, uuid: str(error)}
                 self._uuids = [other for other in self._uuids if other != uuid]
             except pynvml.NVMLError as error:
                 log.info("Xid events of %s: %s", uuid, error)
@@ -210,12 +210,12 @@ class XidWatcher:
         if uuid is None or not data.eventType & _xid_type() or self._stopping.is_set():
             return
         if code == FALLEN_OFF_THE_BUS:
-            del self._registered[number]  # to be registered again once it is back
+            del self._registered[number]  # registered again when found
         self._on_event(xid_event(uuid, code, int(data.gpuInstanceId)))
 
 
 def xid_event(uuid: str, code: int, gpu_instance: int) -> XidEvent:
-    """Describe an error; NVML's all-ones stand for no MIG instance."""
+    """Return the event of a code; `gpu_instance` is NO_INSTANCE for a whole GPU."""
     text, advice = _KNOWN.get(code, _UNKNOWN)
     if code == UNKNOWN:
         text = "the driver cannot name the error"
@@ -224,7 +224,7 @@ def xid_event(uuid: str, code: int, gpu_instance: int) -> XidEvent:
 
 
 def _asked(call: Callable[..., Any], *args: Any) -> Any:
-    """Call the driver. Raises UnsupportedError for a permanent refusal, else as pynvml."""
+    """Call the driver. Raises UnsupportedError for a permanent failure, else NVMLError."""
     try:
         return call(*args)
     except pynvml.NVMLError as error:
@@ -242,11 +242,11 @@ def _xid_type() -> int:
 
 
 def _number(handle: Any) -> int:
-    """Return the address that a handle holds, which identifies it."""
+    """Return the address in a handle, which identifies the device."""
     return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 
-KEPT = 20  # newest errors of a GPU
+KEPT = 20  # Maximum number of events of a GPU.
 LEVELS = {
     IGNORE: HealthStatus.NOTICE,
     IGNORE_ONCE: HealthStatus.NOTICE,
@@ -254,21 +254,21 @@ LEVELS = {
     CHECK_APP: HealthStatus.WARNING,
     VENDOR: HealthStatus.WARNING,
 }
-"""How bad an error is by what NVIDIA advises; all other advice is about the GPU or the machine."""
+"""Severity by NVIDIA's advice; all other advice concerns the GPU or the machine."""
 
 
 class XidLog:
-    """The newest errors of every GPU; `add` may be called from any thread."""
+    """Keeps the newest Xid events of every GPU. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[str, deque[tuple[float, XidEvent]]] = {}
 
     def add(self, ts: float, event: XidEvent) -> None:
-        """Remember an error that happened at `ts` (epoch seconds)."""
+        """Add an event of the time `ts` (epoch seconds)."""
         self._known.setdefault(event.uuid, deque(maxlen=KEPT)).append((ts, event))
 
     def of(self, uuid: str, ts: float) -> tuple[XidRecord, ...]:
-        """Return those of a GPU with their age at `ts`, oldest first."""
+        """Return the events of a GPU with their ages at `ts`, oldest first."""
         level = HealthStatus.CRITICAL
         return tuple(
             XidRecord(

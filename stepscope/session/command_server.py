@@ -1,4 +1,4 @@
-"""Serve the commands of the page at a step boundary, the only place where they take effect."""
+"""Execute the commands of the page at step boundaries, the only place where they take effect."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from stepscope.session.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
-PAUSED_POLL_S = 0.1  # how long a paused run may miss that it has to end
-MARK_LENGTH = 200  # characters of a mark's text that are kept
+PAUSED_POLL_S = 0.1  # Interval of `check` during a pause.
+MAX_MARK_CHARS = 200
 
 CommandHandler = Callable[[Command], None]
 
 
 class CommandServer:
-    """Answers the commands of one run; called by the training thread.
+    """Executes the commands of one run. Training thread only.
 
     `own` has the handlers of this kind of run, such as STOP. `check` is called at each boundary and
     during a pause; it may raise to end the run. Without `training` only MARK and `own` are
-    answered. `step` returns the last step, the recorder's by default. `closed_here`: the training
-    thread calls `close`.
+    supported. `closed_here`: the training thread calls `close`.
     """
 
     def __init__(
@@ -76,22 +75,22 @@ class CommandServer:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether training has begun on a CUDA device."""
+        """True once training has begun on a CUDA device."""
         return self._readings.index is not None and allocator.reason() is None
 
     def read_memory(self) -> dict[str, float]:
-        """Return the bytes in use by metric key: of torch's CUDA allocator, or of this process."""
+        """Return the bytes in use by metric key: by torch's CUDA allocator, or by this process."""
         if self.on_gpu:
             return self._readings.read()
         return {"process/rss": float(psutil.Process().memory_info().rss)}
 
     @property
     def busy(self) -> bool:
-        """Whether a command, a pause or a profile delays the training; from any thread."""
+        """True while a command, a pause or a profile delays the training. Thread-safe."""
         return self._serving or self._paused or self.profiling.active
 
     def supported_commands(self) -> list[CommandName]:
-        """Return the commands that have an effect here, for run.json."""
+        """Return the commands that have an effect in this run, for run.json."""
         return [
             name
             for name in CommandName
@@ -101,65 +100,64 @@ class CommandServer:
         ]
 
     def serve(self, flush: Callable[[], None]) -> float:
-        """Serve the commands since the last boundary; return the seconds they took.
+        """Execute the commands since the last boundary; return their duration in seconds.
 
-        `flush` records the pending steps, so that a marker comes after them. Returns after a pause,
-        and when the ranks of a job have agreed. Raises only what the handler of STOP and `check`
-        raise.
+        `flush` records the pending steps before a marker. Returns after a pause, and after the
+        ranks of a job have agreed. Raises only errors of the handler of STOP and of `check`.
         """
         self._recorder.signs += 1
-        profiling, took_s = self.profiling, 0.0
         if self._snapshot is not None:
             self._snapshot.labels.begin_step()
+        profiling, took_s = self.profiling, 0.0
         if self._readings.wanted:
             took_s += self._readings.serve()
         if profiling.active:
             with self._readings.then_read():
                 took_s += profiling.reach()
         waiting = bool(self._recorder.command_waiting)
-        asked = deque(self._recorder.commands.take() if waiting else ())
-        # After a look, this rank may continue only if the others expect it.
-        if asked or (waiting and not self._recorder.commands.may_leave()):
-            took_s += self._serve(asked, flush)
+        queued = deque(self._recorder.commands.take() if waiting else ())
+        # After `take`, this rank may continue only if the others expect it.
+        if queued or (waiting and not self._recorder.commands.may_leave()):
+            took_s += self._serve(queued, flush)
         else:
             self._check()
         if profiling.active:
             profiling.leave()
         return took_s
 
-    def _serve(self, asked: deque[Command], flush: Callable[[], None]) -> float:
+    def _serve(self, queued: deque[Command], flush: Callable[[], None]) -> float:
         began, commands = time.perf_counter(), self._recorder.commands
         self._serving = True
         flushed = False
         try:
             while True:
-                if asked and not flushed:
+                if queued and not flushed:
                     flush()
                     flushed = True
-                while asked:
-                    self._serve_one(asked.popleft())
+                while queued:
+                    self._serve_one(queued.popleft())
                 self._check()
                 if not self._paused and commands.may_leave():
                     return time.perf_counter() - began
-                asked.extend(commands.wait(PAUSED_POLL_S))
+                queued.extend(commands.wait(PAUSED_POLL_S))
                 self.profiling.poll()
                 if self._readings.wanted:
                     self._readings.serve()
         except BaseException:  # a stop, or Ctrl-C; the script may continue after it
             self._leave_pause()
-            commands.put_back(asked)
+            commands.put_back(queued)
             commands.leave()
             raise
         finally:
             self._serving = False
 
     def wait(self, timeout_s: float) -> None:
-        """Serve the commands that come within this time; for a run without steps."""
+        """Execute the commands that arrive within this time, in a run without steps."""
         for command in self._recorder.commands.wait(timeout_s):
             self._serve_one(command)
 
     def close(self) -> None:
-        """End what needs another step: none will come. A second call does nothing."""
+        """End a snapshot and a profile, which would need another step. May be called twice."""
         if self._snapshot is not None:
             self._guarded(self._end_snapshot, self._snapshot.command)
         if self.profiling.active:
@@ -209,7 +207,7 @@ class CommandServer:
             self._recorder.set_status(RunStatus.RUNNING)
 
     def _mark(self, command: Command) -> None:
-        text = str(command.args.get("text", "")).strip()[:MARK_LENGTH] or "Mark"
+        text = str(command.args.get("text", "")).strip()[:MAX_MARK_CHARS] or "Mark"
         memory: dict[str, Any] = {"after": self.read_memory()} if self._training else {}
         self._recorder.finish(command, text, **memory)
 
@@ -218,8 +216,9 @@ class CommandServer:
         if self.on_gpu:
             sys.modules["torch"].cuda.empty_cache()
         after = self.read_memory()
-        text = results.empty_cache(before, after)
-        self._recorder.finish(command, text, before=before, after=after)
+        self._recorder.finish(
+            command, results.empty_cache(before, after), before=before, after=after
+        )
 
     def _reset_peaks(self, command: Command) -> None:
         before = self.read_memory()
@@ -236,7 +235,7 @@ class CommandServer:
         self._recorder.finish(command, text, before=before, after=after, objects=objects)
 
     def _memory_snapshot(self, command: Command) -> None:
-        """Begin a history at this boundary, and end it at one where its steps have passed."""
+        """Begin a recording at this boundary, and end it at the boundary after its last step."""
         refused = steps_refusal(command)
         if refused is not None:
             self._refuse(command, refused)
@@ -246,7 +245,7 @@ class CommandServer:
             self._snapshot = SnapshotRecording(command, self._recorder.step)
             self._recorder.commands.put_back([command])
         elif self._snapshot.command is not command:
-            self._refuse(command, "one is being taken already")
+            self._refuse(command, "another snapshot is in progress")
         elif self._recorder.step >= self._snapshot.last_step:
             self._end_snapshot(command)
         else:
@@ -254,12 +253,11 @@ class CommandServer:
 
     def _end_snapshot(self, command: Command) -> None:
         snapshot, self._snapshot = self._snapshot, None
-        if snapshot is None:
-            return
+        assert snapshot is not None
         first, last = snapshot.after_step + 1, self._recorder.step
         name = rank_file(f"snapshot-step-{max(first, last)}.pickle", self._recorder.number)
         path = self._recorder.folder / name
         snapshot.write(path)
         size = path.stat().st_size
-        text = results.memory_snapshot(path.name, size, first, last)
-        self._recorder.finish(command, text, path=path.name, bytes=size, first=first, last=last)
+        text = results.memory_snapshot(name, size, first, last)
+        self._recorder.finish(command, text, path=name, bytes=size, first=first, last=last)

@@ -1,4 +1,4 @@
-"""The 10 Hz thread that records memory, host and GPU values of a run; it calls no CUDA."""
+"""Record memory, host and GPU values of a run in a 10 Hz thread that calls no CUDA."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ T = TypeVar("T")
 class Sampler:
     """Samples into `recorder` every `period_s` on one daemon thread, from `start()` to `stop()`.
 
-    `allocator_index` is the CUDA index of the allocator, None for a run without CUDA. `gpu_uuids`
-    None means every GPU of `source`; `source` None means this process's NVML. Of several processes
-    on a machine only one samples the `host`.
+    `allocator_index` is a CUDA index, None without CUDA. `gpu_uuids` defaults to every GPU of
+    `source`, `source` to NVML. Only one process of a run samples the `host` of a machine.
     """
 
     def __init__(
@@ -48,13 +47,11 @@ class Sampler:
         period_s: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not 0.01 <= period_s <= 60:
-            raise ValueError(f"period_s: 0.01 to 60 s, got {period_s}. 0.1 is the default.")
         self._recorder = recorder
         self._host = HostSampler(clock=clock)
         self.readings = BoundarySampler(allocator_index, clock=clock, resident=self._host.resident)
         self.observers: list[Callable[[Mapping[str, float]], None]] = []
-        """Called with the process's values at each tick, in the sampler's thread."""
+        """Callbacks for the process's values at each tick, in the sampler thread."""
         self._source = open_source() if source is None else source
         self._period_s = period_s
         self._clock = clock
@@ -62,57 +59,62 @@ class Sampler:
         self._labels = {
             info.uuid: f"GPU {info.nvml_index} ({info.name})" for info in self._source.devices()
         }
-        wanted = self._labels if gpu_uuids is None else gpu_uuids
-        self._devices = {uuid: DeviceEventDetector(self._labels.get(uuid, uuid)) for uuid in wanted}
+        uuids = self._labels if gpu_uuids is None else gpu_uuids
+        self._devices = {uuid: DeviceEventDetector(self._labels.get(uuid, uuid)) for uuid in uuids}
         self._sharing = ProcessMemoryTracker(self._source, clock)
         if allocator_index is not None and len(self._devices) == 1:
             (self._sharing.training,) = self._devices
         self._xid: XidWatcher | None = None
         self._due = dict.fromkeys(PERIODS_S, -math.inf)
         self._failed: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._capabilities: dict[str, Any] = {}
         self._cost_s: float | None = None
-        # Held while the thread runs: `acquire` with a timeout is a sleep that `release` ends, at
-        # half the cost of Event.wait (28 us against 59 during training).
+        # `acquire` with a timeout is a sleep that `release` ends, at half the cost of Event.wait
+        # (28 us against 59 during training).
         self._ending = threading.Lock()
         self._ending.acquire()
         self._thread = threading.Thread(target=self._run, name="stepscope-sampler", daemon=True)
 
     def start(self) -> None:
-        """Begin sampling with a tick at once. A sampler can be started only once."""
+        """Start the thread, which samples immediately. A sampler can be started only once."""
         self._begin_watching()
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> bool:
-        """End sampling; False if the thread is stuck in a driver call after `timeout_s`."""
+        """End sampling; return False if a driver call blocks the thread after `timeout_s`."""
         with contextlib.suppress(RuntimeError):  # released by an earlier stop
             self._ending.release()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
-        self._end_watching()
+        watcher, self._xid = self._xid, None
+        if watcher is not None:  # its thread ends within half a second
+            self._source.arm_gpm(False)
+            watcher.stop(timeout_s=0.0)
         if self._thread.is_alive():
             log.warning("stepscope-sampler did not end within %.1f s", timeout_s)
         return not self._thread.is_alive()
 
     def reset_process_peak(self) -> tuple[float, float]:
-        """Reset `process/peak_rss`, from any thread; return its bytes (before, after)."""
+        """Reset `process/peak_rss`; return its bytes (before, after). Thread-safe."""
         return self._host.reset_peak()
 
     def sample_only(self, uuid: str, label: str) -> None:
-        """Sample only this GPU from now on, such as a MIG instance; from any thread."""
+        """Restrict sampling to this GPU or MIG instance. Thread-safe."""
         self._devices = {uuid: DeviceEventDetector(label)}
         if self._thread.is_alive():
             self._begin_watching()
 
     def train_on(self, uuid: str | None) -> None:
-        """Set the GPU on which this process trains (None: a CPU); from any thread."""
+        """Set the GPU on which this process trains (None: a CPU). Thread-safe."""
         self._sharing.training = uuid
 
     def tick(self) -> None:
-        """Take one sample of everything that is due; `start()` calls this each period."""
+        """Sample all metrics that are due; the thread calls this once per period."""
         begun = self._clock()
-        tiers = self._due_tiers(begun)
+        # Up to half a period early.
+        tiers = [tier for tier, at in self._due.items() if begun >= at - self._period_s / 2]
+        self._due |= {tier: begun + PERIODS_S[tier] for tier in tiers}
         self._sample_process(slow=SamplingTier.SLOW in tiers)
         for uuid, device in self._devices.items():
             self._guarded(uuid, self._sample_gpu, uuid, device, tiers)
@@ -121,19 +123,12 @@ class Sampler:
         self._cost_s = self._clock() - begun
 
     def _run(self) -> None:
-        # All processes of a machine tick together, so that the training threads of a job's ranks
-        # read for them in the same step, and wait for each other once.
+        # All processes of a machine tick together: a job's ranks read in the same step, and so wait
+        # for each other once.
         deadline = self._clock() - time.time() % self._period_s
         while not self._ending.acquire(timeout=max(0.0, deadline - self._clock())):
             self._guarded("tick", self.tick)
             deadline = next_deadline(deadline, self._period_s, self._clock())
-
-    def _due_tiers(self, now: float) -> list[SamplingTier]:
-        """Return the tiers to read besides the fast one, up to half a period early."""
-        due = [tier for tier, at in self._due.items() if now >= at - self._period_s / 2]
-        for tier in due:
-            self._due[tier] = now + PERIODS_S[tier]
-        return due
 
     def _sample_process(self, *, slow: bool) -> None:
         values = self._guarded("process", self._host.process) or {}
@@ -155,7 +150,6 @@ class Sampler:
     def _sample_gpu(
         self, uuid: str, device: DeviceEventDetector, tiers: list[SamplingTier]
     ) -> None:
-        """Record one GPU and its events."""
         values = self._source.read(uuid, SamplingTier.FAST, *tiers)
         now = self._clock()
         if values and SamplingTier.SLOW in tiers:
@@ -170,7 +164,7 @@ class Sampler:
             self._recorder.event(kind, text, uuid=uuid, **data)
 
     def _describe(self) -> None:
-        """Record why metrics are missing: on the first tick, then when it changes."""
+        """Record why metrics are missing: on the first tick, then after each change."""
         missing = {
             uuid: self._source.reasons(uuid) | self._sharing.reasons(uuid) for uuid in self._devices
         }
@@ -180,19 +174,19 @@ class Sampler:
         if self._xid is not None:
             for uuid in self._xid.refused.keys() & missing.keys():
                 missing[uuid]["xid"] = self._xid.refused[uuid]
+        optional = {
+            "collectives": self.readings.collectives.reasons() or None,
+            "split": None if no_allocator else allocator.split_reason(),
+            "xid": None if self._xid is None else self._xid.reason,
+        }
         capabilities = {
             "nvml": self._source.reason,
             "allocator": no_allocator,
             "parts": self.readings.parts.reason,
             "missing": missing,
             "failed": dict(self._failed),
+            **{key: reason for key, reason in optional.items() if reason is not None},
         }
-        optional = {
-            "collectives": self.readings.collectives.reasons() or None,
-            "split": None if no_allocator else allocator.split_reason(),
-            "xid": None if self._xid is None else self._xid.reason,
-        }
-        capabilities |= {key: why for key, why in optional.items() if why is not None}
         if capabilities != self._capabilities:
             self._capabilities = capabilities
             self._recorder.describe(capabilities=capabilities)
@@ -201,59 +195,51 @@ class Sampler:
             self._recorder.describe(gpu_processes=lists)
 
     def _on_xid(self, event: XidEvent) -> None:
-        """Record an error of a GPU; called on the thread that waits for them."""
+        """Record an Xid event; called on the thread of `XidWatcher`."""
         device = self._devices.get(event.uuid)
-        parent = self._labels.get(event.uuid, "GPU")  # of the instance that is sampled
-        label = parent if device is None else device.label
+        # An unknown UUID is that of the parent of the MIG instance that is sampled.
+        label = self._labels.get(event.uuid, "GPU") if device is None else device.label
         data = {name: getattr(event, name) for name in ("uuid", "code", "advice", "gpu_instance")}
         self._recorder.event("xid", f"{label}: {event.text}. {event.advice}", **data)
 
     def _begin_watching(self) -> None:
-        """Have activity counters read, and errors of the GPUs waited for, if there are GPUs."""
+        """Enable the activity counters, and watch for Xid events, if there are GPUs."""
         if self._xid is None and self._source.reason is None and self._devices:
             self._source.arm_gpm(True)
             self._xid = XidWatcher(self._source, self._on_xid, uuids=frozenset(self._devices))
 
-    def _end_watching(self) -> None:
-        """Undo `_begin_watching`; the thread that waits for events ends in half a second."""
-        watch, self._xid = self._xid, None
-        if watch is not None:
-            self._source.arm_gpm(False)
-            watch.stop(timeout_s=0.0)
-
     def _guarded(self, what: str, call: Callable[..., T], *args: Any) -> T | None:
         try:
-            answer = call(*args)
+            result = call(*args)
         except Exception as error:  # an error of one source must not stop the others
             self._failed[what] = f"{type(error).__name__}: {error}"
-            if what not in self._told:
-                self._told.add(what)
+            if what not in self._logged:
+                self._logged.add(what)
                 log.warning("sampling %s failed; its values may be missing", what, exc_info=True)
             return None
         self._failed.pop(what, None)
-        return answer
+        return result
 
 
 def next_deadline(deadline: float, period_s: float, now: float) -> float:
-    """Return the next time of a tick after `now`; ticks that were missed are skipped."""
+    """Return the time of the next tick after `now`; missed ticks are skipped."""
     missed = max(0, math.floor((now - deadline) / period_s))
     return deadline + (missed + 1) * period_s
 
 
-REPEATED_S = 5.0  # how long a reading is repeated: in a longer phase the counters are not known
+REPEATED_S = 5.0  # Maximum age of a repeated reading; in a longer phase the counters are unknown.
 
 
 class BoundarySampler:
-    """The counters of one run, read by the training thread and returned to the sampler by `take`.
+    """Reads the counters of one run in the training thread; `take` returns them to the sampler.
 
-    Another thread that waited for the lock of torch's allocator would stop all Python threads. So
+    Another thread that waited for the lock of torch's allocator would block all Python threads. So
     the training thread reads when `wanted`, at most once a tick: at its step boundaries (`serve`)
-    and between the phases of a step (`look`). Inside a phase the latest reading is repeated, for
-    REPEATED_S at most. Retries and failures of allocations count from the construction on.
-
-    `index` is the CUDA index of the allocator, None without CUDA or before it is known. About once
-    a second a boundary also measures `parts` and, without an allocator, the `resident` bytes. In a
-    distributed job it also reads the `collectives`, every 1 to 64 s.
+    and between the phases of a step (`look`). During a phase `take` repeats the latest reading, for
+    REPEATED_S at most. Allocation retries and failures are counted from the construction on.
+    `index` is the CUDA index of the allocator, None if there is none. About once a second a
+    boundary also measures `parts` and, without an allocator, the `resident` bytes; in a distributed
+    job it reads the `collectives` every 1 to 64 s.
     """
 
     def __init__(
@@ -267,42 +253,41 @@ class BoundarySampler:
         self.parts = ModelStateTracker(clock=clock)
         self.collectives = CollectiveMetrics(clock=clock)
         self.wanted = False
-        """The sampler asks for a reading. Every boundary checks this, and calls `serve`."""
+        """True while the sampler requests a reading. Every boundary checks this flag."""
         self._clock = clock
         self._before = allocator.counts_by_device()
         self._latest: dict[str, float] = {}
         self._resident = resident
         self._split: dict[str, float] = {}
-        """What fills the memory, measured with `_latest` and not taken yet."""
+        """The model states in bytes, measured with `_latest` and not taken yet."""
         self._read_at = self._asked_at = clock()
         self._error: Exception | None = None
         self.begin(index)
 
     def begin(self, index: int | None) -> None:
-        """Read this device from now on; in the training thread."""
+        """Set the device and read it. Training thread only."""
         self.index = index
         self._read_now(self._clock())
 
     def read(self) -> dict[str, float]:
-        """Read now, in the training thread; {} where `reason()` says why."""
-        index = self.index
-        if index is None:
+        """Return the present counters; {} without an allocator. Training thread only."""
+        if self.index is None:
             return {}
-        values, before = allocator.read(index), self._before.get(index, {})
+        values, before = allocator.read(self.index), self._before.get(self.index, {})
         for key, base in before.items():
-            if values.get(key, base) < base:  # the script has set torch's counters back
+            if values.get(key, base) < base:  # the script has reset torch's counters
                 before[key] = 0.0
         return {key: value - before.get(key, 0.0) for key, value in values.items()}
 
     def serve(self) -> float:
-        """Read at a boundary, in the training thread; return the seconds of optional readings."""
+        """Read at a boundary; return the seconds of optional readings. Training thread only."""
         now = self._clock()
         other_s = self.parts.find() + self.collectives.read()
         self._read_now(now + other_s)
         return other_s
 
     def look(self) -> None:
-        """Read the counters if the sampler still waits for them, in the training thread."""
+        """Read the counters if the sampler's request is still pending. Training thread only."""
         if self.wanted and self._read_at < self._asked_at:
             self._read_counters(self._clock())
 
@@ -318,21 +303,21 @@ class BoundarySampler:
     def _read_counters(self, now: float) -> None:
         try:
             self._latest, self._read_at, self._error = self.read(), now, None
-        except Exception as error:  # noqa: BLE001 - of torch, and no reason to end a training
+        except Exception as error:  # noqa: BLE001 - an error of torch must not end a training
             self._error = error
 
     @contextmanager
     def then_read(self) -> Iterator[None]:
-        """Read at once after what the training thread does to the allocator within."""
+        """Read immediately after the block, which changes the allocator. Training thread only."""
         try:
             yield
         finally:
             self.serve()
 
     def take(self) -> dict[str, float]:
-        """Return the latest counters, {} if too old, and ask for the next; in the sampler's thread.
+        """Return the latest counters, {} if too old, and request the next. Sampler thread only.
 
-        Raises the error of the latest reading. The parts of the memory are returned once.
+        Raises the error of the latest reading. Each measurement of model states is returned once.
         """
         now = self._clock()
         split, self._split = self._split, {}

@@ -1,4 +1,4 @@
-"""One run in one process, from its folder to its end."""
+"""The session of one run in one process: recorder, sampler, commands and alerts."""
 
 from __future__ import annotations
 
@@ -38,24 +38,23 @@ from stepscope.session.stop import handlers_wait
 
 log = logging.getLogger(__name__)
 
-TRACEBACK_LIMIT = 20_000  # characters kept in the event
+MAX_TRACEBACK_CHARS = 20_000  # In the event.
 
 LINK_FACTS = ("nvlinks", "nvlink_speed", "pcie_max_gen", "pcie_max_width")
-"""Of DeviceProperties: what `communication.link_of` needs."""
+"""Fields of DeviceProperties in run.json, for the utilization of the interconnect."""
 
-GpuEntry = Mapping[
-    str, Any
-]  # a GPU as run.json lists it: `uuid`, `name`, and `memory_total` in bytes
+GpuEntry = Mapping[str, Any]
+"""A GPU in run.json: `uuid`, `name`, and `memory_total` in bytes."""
 
 
 class Session:
-    """One run of this process: its recorder, and on request a sampler and commands.
+    """One run of this process: a recorder, and on request a sampler and a command server.
 
-    `folder` exists. `rank` is the number of this process in it. `code` is a folder whose git commit
+    `folder` exists. `rank` is the folder rank of this process. `code` is a folder whose git commit
     is recorded. `options` are those of `Recorder`. Raises OSError or StoreError.
     """
 
-    sampler: Sampler  # set by `sample`
+    sampler: Sampler  # Set by `sample`.
 
     def __init__(
         self, folder: Path, *, rank: int = 0, code: Path | None = None, **options: Any
@@ -78,9 +77,6 @@ class Session:
         self.recorder.describe(oom_kills=self.oom.first_kills)
         self._at_close.callback(self.oom.close)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.recorder.folder} at step {self.recorder.step}>"
-
     def sample(
         self,
         source: DeviceSource,
@@ -90,9 +86,9 @@ class Session:
         start: bool = True,
         **options: Any,
     ) -> None:
-        """Sample these GPUs of `source` until the end, and describe the environment.
+        """Sample these GPUs of `source` until `close`, and record the environment.
 
-        `trains_on` is the name of the GPU that trains, if known. `options` are those of `Sampler`.
+        `trains_on` is the name of the training GPU, if known. `options` are those of `Sampler`.
         Without `start` nothing is sampled, but commands can read memory.
         """
         gpus, self._source = list(gpus), source
@@ -107,18 +103,18 @@ class Session:
             self.sampler.start()
 
     def open_nccl_pipe(self) -> None:
-        """Let hangs be read over NCCL; call it before the ranks of a job are connected."""
+        """Open NCCL's debug pipe to read hangs; call before the process group starts."""
         close = open_pipe(self.recorder.folder)
         if close is not None:
             self._at_close.callback(close)
 
     def describe_environment(self, gpu: str | None) -> None:
-        """Write what the run runs on, as known now; `gpu` is the name of the one that trains."""
+        """Record software and hardware; `gpu` is the name of the training GPU, if known."""
         driver = next((info.driver_version for info in self._source.devices()), None)
         self.recorder.describe(environment=environment(driver, gpu, self._code))
 
     def describe_link(self, uuid: str | None) -> None:
-        """Record the link of the GPU that trains, in a job of several processes; 30 NVML calls."""
+        """Record the interconnect of the training GPU, in a distributed job; 30 NVML calls."""
         size = self.recorder.described().get("world_size")
         if uuid is None or type(size) is not int or size < 2:
             return
@@ -133,7 +129,7 @@ class Session:
         check: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> CommandServer:
-        """Return a CommandServer, to be closed by the caller; list its commands in run.json."""
+        """Return a CommandServer that the caller closes; list its commands in run.json."""
 
         def look() -> None:
             if self.oom.pending:
@@ -142,7 +138,7 @@ class Session:
 
         server = CommandServer(self.recorder, self.sampler, own, check=look, **options)
         self.recorder.describe(commands=server.supported_commands())
-        # Weakly: its handlers hold the model, which must be freed before the session is.
+        # A weak reference: the handlers hold the model, which is freed before the session.
         alive = weakref.ref(server)
         job, recorder = self.recorder.job, self.recorder
         if job is not None:
@@ -154,7 +150,7 @@ class Session:
     def told_case(
         self, outcome: RunOutcome, error: BaseException, allowed: Allowed | None = None
     ) -> RunOutcome:
-        """Record a failure about memory, with its stack; return the outcome with its case."""
+        """Record a memory failure with its stack; return the outcome with the OOM cause."""
         outcome = self.oom.with_lost_worker(error, outcome)
         report = self.oom.failed(error, outcome)
         if report is None:
@@ -163,23 +159,23 @@ class Session:
         growth = growth_told(self.recorder.folder, self._rank)
         verdict = judge(report.last, setup, growth=growth, allowed=allowed)
         if verdict.case is OomCause.UNKNOWN or (verdict.case is OomCause.HOST and setup.own):
-            return outcome  # unknown, or the first sentence names it with its settings
+            return outcome  # unknown, or the outcome's reason already contains it
         if verdict.case is OomCause.HOST:
             return with_case(outcome, None, verdict.next[0].text)
-        own = verdict.case is not OomCause.TOO_BIG and verdict.next
-        return with_case(outcome, verdict.case.lower(), verdict.next[0].text if own else None)
+        has_text = verdict.case is not OomCause.TOO_BIG and verdict.next
+        return with_case(outcome, verdict.case.lower(), verdict.next[0].text if has_text else None)
 
     def note_failure(
         self, outcome: RunOutcome, trace: str | None, **memory: Mapping[str, float]
     ) -> None:
-        """Mark the failure with the memory around it, and keep its traceback; closes nothing."""
+        """Record an event for the failure, with memory (bytes), and write the traceback."""
         data: dict[str, Any] = {**memory}
         if trace is not None:
-            data["traceback"] = trace[-TRACEBACK_LIMIT:]
+            data["traceback"] = trace[-MAX_TRACEBACK_CHARS:]
             try:
                 atomic_write(self._traceback_file, trace.encode(errors="backslashreplace"))
             except OSError as error:
-                log.warning("stepscope: the traceback could not be written: %s", error)
+                log.warning("stepscope: the traceback was not written: %s", error)
         reason = outcome.reason or ""
         if RankExit(self._rank, 0.0, 0.0, reason).of_a_peer:
             self.recorder.describe(waited_in=failed_in(self._rank))
@@ -187,35 +183,31 @@ class Session:
 
     @handlers_wait()
     def close(self, status: RunStatus, reason: str | None = None) -> None:
-        """End the run; a second call, or one in a forked child, does nothing."""
+        """End the run. A second call, or a call in a forked child, does nothing."""
         if os.getpid() == self._pid:
+            recorder = self.recorder
             try:
                 self._at_close.close()
-            finally:  # Ctrl-C may come while a thread is waited for
+            finally:  # Ctrl-C may come during a join
                 self.hang.close(status)
-                self._end_alerts(status, reason)
-                self.recorder.close(status, reason)
+                event = self.alerts.ended(recorder.run_json, recorder.step, status, reason)
+                if event is not None:
+                    recorder.event(*event[:2], **event[2])
+                recorder.close(status, reason)
                 self.alerts.close()
 
     def _look(
         self, run_json: Mapping[str, Any], step: int
     ) -> Sequence[tuple[str, str, dict[str, Any]]]:
-        hangs = self.hang.look(run_json, step)  # first: an alert has its words
+        hangs = self.hang.look(run_json, step)  # first, because an alert quotes its text
         return [*hangs, *self.alerts.look(run_json, step)]
-
-    def _end_alerts(self, status: RunStatus, reason: str | None) -> None:
-        recorder = self.recorder
-        event = self.alerts.ended(recorder.run_json, recorder.step, status, reason)
-        if event is not None:
-            kind, text, data = event
-            recorder.event(kind, text, **data)
 
 
 def listed(gpu: DeviceInfo) -> GpuEntry:
-    """Return a GPU as run.json lists it."""
+    """Return the entry of a GPU in run.json."""
     return {"uuid": gpu.uuid, "name": gpu.name, "memory_total": gpu.memory_total}
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return the whole traceback without terminal colors."""
+    """Format a traceback without terminal colors."""
     return terminal_text("".join(traceback.format_exception(error)))

@@ -1,9 +1,8 @@
 """Stop a user's script by signals: SIGINT, SIGTERM, SIGKILL.
 
-The first Stop acts as Ctrl-C at the next step boundary, in a job that of the same step, or after
-GRACE_S. Each further Stop sends the next signal at once. The run folder records the signal before
-it is sent. If a thread that waits for a hung GPU keeps the GIL, the page's process sends the last
-signal, by `kill_unheard`.
+The first Stop acts as Ctrl-C at the next step boundary (in a job, at the same step of all ranks),
+or after GRACE_S. Each further Stop sends the next signal at once. The run folder records a signal
+before it is sent. If a hung GPU call keeps the GIL, the page's process calls `kill_unheard`.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 
 from stepscope.common.files import read_json
 from stepscope.distributed.rendezvous import RESTARTS
 from stepscope.gpu.processes import program_of
-from stepscope.recorder.recorder import Command, Recorder
-from stepscope.recorder.recovery import note_end
+from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import (
     STALE_S,
     RunInfo,
@@ -52,8 +49,8 @@ from stepscope.store import store_name
 
 log = logging.getLogger(__name__)
 
-TERM_S = 5.0  # time between SIGTERM and SIGKILL
-KILL_S = 2.0  # time to wait for the end of a killed process; it may wait in a driver
+TERM_S = 5.0  # Time between SIGTERM and SIGKILL.
+KILL_S = 2.0  # Maximum wait for the exit of a killed process, which may be blocked in a driver.
 LAUNCHERS = {
     "torchrun",
     "torch.distributed.run",
@@ -64,14 +61,13 @@ LAUNCHERS = {
     "accelerate.commands.accelerate_cli",
     "trainer.runners.agent",
 }
-"""Programs and modules that start ranks and end with them."""
+"""Programs and modules that start the ranks and exit with them."""
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
-OTHERS_S = 5.0  # time that the other ranks are given to write their end
-FORCED_REASON = "Ended by force from the page: {}."
+OTHERS_S = 5.0  # Maximum wait for the other ranks to write their exit.
 
 
 def end_job(run: RunInfo) -> str:
-    """End all ranks of this host; return a sentence on what came of it. Takes up to 7 s."""
+    """Terminate all ranks on this host; return a message with the result. Takes up to 7 s."""
     ranks = dict(rank_processes(run))
     refused = " ".join(
         not_signaled(process, run.folder / store_name(rank.number))
@@ -80,7 +76,7 @@ def end_job(run: RunInfo) -> str:
     )
     if not ranks:
         return f"Force stop: {refused or 'no rank of this run is a process of this host and user.'}"
-    # The launcher first: it would start the ranks again, where it may.
+    # The launcher first: it may restart the ranks.
     launchers = {parent.pid: parent for parent in map(_launcher, ranks.values()) if parent}
     _signal_all([*launchers.values(), *ranks.values()], signal.SIGTERM)
     _, left = psutil.wait_procs([*ranks.values()], TERM_S)
@@ -88,18 +84,15 @@ def end_job(run: RunInfo) -> str:
     _, stay = psutil.wait_procs(left, KILL_S)
     signals = "SIGTERM" if not left else f"SIGTERM, then SIGKILL to {len(left)} of {len(ranks)}"
     for number in ranks:
-        _note(run.folder, number, FORCED_REASON.format(signals))
+        _record_stop(run.folder, number, f"Ended by force from the page: {signals}.")
     if stay:
-        still = "it waits" if len(stay) == 1 else "they wait"
-        return (
-            f"Force stop: SIGKILL sent; {len(stay)} still there: {still} in a driver or for a disk."
-        )
+        return f"Force stop: SIGKILL sent; {len(stay)} still blocked in a driver or on a disk."
     what = "rank has" if len(ranks) == 1 else "ranks have"
     return " ".join(filter(None, (f"Force stop: {len(ranks)} {what} ended ({signals}).", refused)))
 
 
 def keep_stopped(run: RunInfo, environ: Mapping[str, str]) -> None:
-    """End the launcher that would start stopped ranks again, after up to OTHERS_S."""
+    """Terminate a launcher that would restart the stopped ranks, after at most OTHERS_S."""
     left, used = (environ.get(name, "") for name in (MAX_RESTARTS, RESTARTS))
     if not (left.isdecimal() and used.isdecimal() and int(left) > int(used)):
         return
@@ -117,7 +110,7 @@ def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> 
 
 
 def rank_processes(run: RunInfo) -> Iterator[tuple[int, psutil.Process]]:
-    """Yield number and process of each other rank of this host that certainly writes the run."""
+    """Yield folder rank and process of each other rank on this host that has its store open."""
     for rank, _ in _live_ranks(run):
         process = recorder_of(rank.run_json, run.folder / store_name(rank.number))
         if process is not None:
@@ -125,10 +118,10 @@ def rank_processes(run: RunInfo) -> Iterator[tuple[int, psutil.Process]]:
 
 
 def _live_ranks(run: RunInfo) -> Iterator[tuple[RankMetadata, psutil.Process]]:
-    """Yield each other live rank of this host, and the process that its file names."""
-    for rank in filter(
-        None, (find_rank(run.folder, number) for number in rank_numbers(run.folder))
-    ):
+    """Yield each other live rank on this host, and the process that its file names."""
+    for number in rank_numbers(run.folder):
+        if (rank := find_rank(run.folder, number)) is None:
+            continue
         info = RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
         process = process_of(rank.run_json) if _is_ours(info) else None
         if process is not None and process.pid != os.getpid():
@@ -136,13 +129,13 @@ def _live_ranks(run: RunInfo) -> Iterator[tuple[RankMetadata, psutil.Process]]:
 
 
 def _is_ours(run: RunInfo) -> bool:
-    """Return True if a live run's process numbers are those of this host, and its user ours."""
+    """Return True for a live run of this user in this pid namespace."""
     here = run.run_json.get("pid_namespace") == pid_namespace()
     return run.status.live and here and read_only_reason(run) is None
 
 
 def _launcher(rank: psutil.Process) -> psutil.Process | None:
-    """Return the parent of a rank if it is a program that starts ranks, of the same user."""
+    """Return the parent of a rank if the parent is a launcher of the same user."""
     with contextlib.suppress(psutil.Error):
         parent = rank.parent()
         if parent is not None and parent.uids().real == rank.uids().real:
@@ -151,32 +144,32 @@ def _launcher(rank: psutil.Process) -> psutil.Process | None:
 
 
 def starts_ranks(command: str) -> bool:
-    """Return True if a command is a launcher; a shell or an editor may only name one."""
+    """Return True if the program of a command line, not one of its arguments, is a launcher."""
     return program_of(command).rpartition(" ")[2] in LAUNCHERS
 
 
-def _note(folder: Path, number: int, reason: str) -> None:
-    """Write the end of a rank that could not write it itself."""
+def _record_stop(folder: Path, number: int, reason: str) -> None:
+    """Write the status `stopped` for a killed rank, which could not write it."""
     try:
         run_json = read_run_json(folder, number)
         if RunStatus(run_json["status"]).live:
             ended = {"status": RunStatus.STOPPED, "reason": reason, "ended": now_of(run_json)}
             write_run_json(folder, run_json | ended, rank_json(number))
     except UNREADABLE as error:
-        log.warning("stepscope: %s: rank %d: end not written: %s", folder, number, error)
+        log.warning("stepscope: %s: rank %d: status not written: %s", folder, number, error)
 
 
 GRACE_S, JOB_GRACE_S = 5.0, 30.0
-"""Longest wait for a boundary, alone and in a job of several ranks: a rank that is interrupted
-within a step leaves the others waiting in a collective."""
+"""Maximum wait for a step boundary, for one process and for a job. A rank that is interrupted
+within a step leaves the other ranks waiting in a collective."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 REASON = "Stopped from the page."
 WRITTEN_S = 2.0
-"""Longest wait for run.json to be written: on a full disk the signal is sent all the same."""
+"""Maximum wait for run.json to be written; on a full disk the signal is sent without it."""
 
 
 class StopEscalator:
-    """Sends this process the signals; `run_json_file` is the run.json that its recorder writes."""
+    """Sends the signals to this process; `run_json_file` is the run.json of its recorder."""
 
     def __init__(self, run_json_file: Path, *, grace_s: float = GRACE_S) -> None:
         self._run_json_file = run_json_file
@@ -184,17 +177,15 @@ class StopEscalator:
         self._lock = threading.Lock()
         self._waiting: list[Command] = []
         self._sent = 0
-        self._acted = False
+        self.asked = False
+        """True once a signal was sent that the script does not ignore."""
         self._closed = False
-        self._grace: threading.Timer | None = None
+        self._grace = threading.Timer(0.0, lambda: None)
 
-    @property
-    def asked(self) -> bool:
-        """True once a signal was sent that the script does not ignore: the run was stopped."""
-        return self._acted
-
-    def heard(self, recorder: Recorder, command: Command) -> None:
-        """Take a STOP as it arrives, in a thread of ours."""
+    def on_command(self, recorder: Recorder, command: Command) -> None:
+        """Start the grace period, or escalate, if a STOP arrives. Writer thread only."""
+        if command.name is not CommandName.STOP:
+            return
         with self._lock:
             first = not self._waiting and not self._sent
             self._waiting.append(command)
@@ -203,90 +194,84 @@ class StopEscalator:
         self._grace = timer if first else self._grace
 
     def at_boundary(self, recorder: Recorder, command: Command) -> None:
-        """Act as Ctrl-C, in the training thread; raises what the script's own handler raises."""
-        if command in self._waiting:  # else the time was up before this boundary came
-            self._end_grace()
+        """Act as Ctrl-C. Training thread only. Raises what the script's handler raises."""
+        if command in self._waiting:  # else the grace period ended before this boundary
+            self._grace.cancel()
             self._send(recorder, command, 0)
 
-    def without_boundary(self, recorder: Recorder, command: Command) -> None:
-        """Act now: no boundary will come at which all ranks of a job could act together."""
+    def without_boundary(self, recorder: Recorder, command: Command) -> bool:
+        """Send SIGINT now for a STOP without a common step boundary; return False if no STOP."""
         if command in self._waiting:
-            self._end_grace()
+            self._grace.cancel()
             self._send_later(0.0, recorder, command, 0)
+        return command.name is CommandName.STOP
 
     def _send_later(
         self, delay_s: float, recorder: Recorder, command: Command, which: int
     ) -> threading.Timer:
-        # A thread of its own: the writer's thread has to write the reason meanwhile.
+        # A separate thread, because the writer thread has to write the reason meanwhile.
         timer = threading.Timer(delay_s, self._send, (recorder, command, which))
         timer.name, timer.daemon = "stepscope-stop", True
         timer.start()
         return timer
 
     def close(self) -> None:
-        """Send no signal from now on."""
+        """Send no further signal."""
         with self._lock:
             self._closed = True
-        self._end_grace()
-
-    def _end_grace(self) -> None:
-        if self._grace is not None:
-            self._grace.cancel()
+        self._grace.cancel()
 
     def _send(self, recorder: Recorder, command: Command, which: int) -> None:
         with self._lock:
             if self._closed:
-                return  # the run is over, and what the script does now is its own
-            late = which != self._sent  # a boundary, or an impatient second click, was first
+                return
+            late = which != self._sent  # a boundary, or a second Stop, was first
             answered = [one for one in self._waiting if not late or one is command]
             self._waiting = [one for one in self._waiting if one not in answered]
             if not late:
                 self._sent = min(which + 1, len(SIGNALS) - 1)
         number = SIGNALS[which]
-        self._acted = self._acted or not _ignored(number)
+        self.asked = self.asked or not _ignored(number)
         text = _text(number, recorder.step)
         for one in answered:
             recorder.finish(one, text, signal=number.name)
         if not late:
             self._announce(recorder, number)
-            if self._closed:
-                return  # while it was being announced
+            if self._closed:  # during the announcement
+                return
             if threading.current_thread() is threading.main_thread():
                 signal.raise_signal(number)
             else:
                 os.kill(os.getpid(), number)
 
     def _announce(self, recorder: Recorder, number: signal.Signals) -> None:
-        """Write what was asked, and the final status if the signal surely ends the process."""
+        """Write the reason, and the final status if the signal certainly ends the process."""
         if number is signal.SIGKILL or signal.getsignal(number) is signal.SIG_DFL:
             reason = f"Stopped from the page ({number.name})."
             recorder.set_status(RunStatus.STOPPED, reason)
         else:
-            goes_on = "ignores it and goes on" if _ignored(number) else "goes on"
-            reason = f"Stop asked: {number.name} sent; the script {goes_on}."
+            continues = "ignores it and continues" if _ignored(number) else "continues"
+            reason = f"Stop requested: {number.name} sent; the script {continues}."
             recorder.describe(reason=reason)
         until = time.monotonic() + WRITTEN_S
-        while time.monotonic() < until and self._written_reason() != reason:
+        while time.monotonic() < until:  # the writer writes events first, then run.json
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                run_json = read_json(self._run_json_file, BYTES_LIMIT, follow_links=True)
+                if run_json["reason"] == reason:
+                    return
             time.sleep(0.01)
-
-    def _written_reason(self) -> Any:
-        """Return the reason in the run folder: the writer writes events first, then run.json."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return read_json(self._run_json_file, BYTES_LIMIT, follow_links=True)["reason"]
-        return None
 
 
 def kill_unheard(run: RunInfo) -> str | None:
-    """Send SIGKILL to a script, or all ranks of a job, without a sign of life; return a sentence.
+    """Send SIGKILL to a script, or a job's ranks, with a stale heartbeat; return a message.
 
-    Does nothing, and returns None, unless the heartbeat is stale and the process is a script of
-    this host and user that has the store open for writing. A built-in training is never killed: its
-    process may be the server.
+    Returns None, and does nothing, unless the process is a script of this host and user that has
+    the store open. A built-in training is never killed: its process may be the server.
     """
     run_json = run.run_json
     silent_s = run.heartbeat_age_s
-    a_script = run_json.get("kind") in (RunKind.WATCH, RunKind.INIT)
-    if not (a_script and _is_ours(run)) or run_json["pid"] == os.getpid() or silent_s < STALE_S:
+    is_script = run_json.get("kind") in (RunKind.WATCH, RunKind.INIT)
+    if not (is_script and _is_ours(run)) or run_json["pid"] == os.getpid() or silent_s < STALE_S:
         return None
     if run_json.get("world_size", 1) != 1:
         return end_job(run)
@@ -301,11 +286,10 @@ def kill_unheard(run: RunInfo) -> str | None:
     until = time.monotonic() + KILL_S
     while process_of(run_json) is not None:
         if time.monotonic() > until:
-            still = "it is stuck in a driver or on a disk."
-            return f"SIGKILL sent, but the process is still there: {still}"
+            return "SIGKILL sent, but the process is blocked in a driver or on a disk."
         time.sleep(0.01)
     reason = f"Stopped from the page (SIGKILL): it had not answered for {silent_s:.0f} s."
-    note_end(run.folder, RunStatus.STOPPED, reason)
+    _record_stop(run.folder, 0, reason)
     return reason
 
 
@@ -318,14 +302,13 @@ def _text(number: signal.Signals, step: int) -> str:
     text = f"Stop: after step {step}, {number.name} sent to the script{how}"
     if number is signal.SIGKILL:
         return text
-    if _ignored(number):
-        text += ", which ignores it"
-    return f"{text}; if it goes on, press Stop again"
+    ignored = ", which ignores it" if _ignored(number) else ""
+    return f"{text}{ignored}; if it continues, press Stop again"
 
 
 @contextmanager
 def handlers_wait() -> Iterator[None]:
-    """Delay signals that Python code handles, but Ctrl-C, to the end; only in the main thread."""
+    """Delay signals with Python handlers, except SIGINT, to the block's end; main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -334,17 +317,15 @@ def handlers_wait() -> Iterator[None]:
     def keep(number: int, _: FrameType | None) -> None:
         kept[number] = None
 
-    former = {
-        number: handler
-        for number in signal.valid_signals() - {signal.SIGINT}
-        if callable(handler := signal.getsignal(number))
-    }
-    for number in former:
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    handlers.pop(signal.SIGINT, None)
+    for number in handlers:
         signal.signal(number, keep)
     try:
         yield
     finally:
-        for number, handler in former.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        for one in kept:
-            signal.raise_signal(one)
+        for number in kept:
+            signal.raise_signal(number)

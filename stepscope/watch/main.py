@@ -1,7 +1,7 @@
-"""`stepscope watch script.py`: runs a script unchanged, and records it.
+"""`stepscope watch script.py`: run an unchanged script, and record it.
 
-The script is the `__main__` of this very process: its arguments, exit code, signals and output are
-its own. Its run is closed by the first of all atexit handlers, and so after all of its own.
+The script is the `__main__` of this process, with its arguments, exit code, signals and output. Its
+run is closed by the first registered atexit handler, and so after the script's handlers.
 
     stepscope watch [--name NAME] [--runs DIR] [--time-collectives] script.py [arguments]
     stepscope watch [--name NAME] [--runs DIR] -m package.module [arguments]
@@ -24,14 +24,14 @@ from stepscope.session.stop import handlers_wait
 from stepscope.watch.script import ScriptNotFoundError, from_file, from_module
 from stepscope.watch.watched_run import begin, follow
 
-OUR_FOLDER = Path(__file__).parent
-NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"  # torch reads it when the script makes a process group.
+PACKAGE_FOLDER = Path(__file__).parent
+NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"  # torch reads it when a process group is created.
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the script that `argv` names; return 0, or an exit code where there is none.
+    """Run the script named in `argv`; return 0, or an exit code if the script is not found.
 
-    What ends the script leaves this function: the interpreter does with it what it always does.
+    Raises the exception that ended the script, which the interpreter handles as usual.
     """
     options, words = _parse(argv)
     try:
@@ -40,27 +40,26 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return error.code
     except BaseException as error:
-        _hide_our_frames(error)
+        _hide_own_frames(error)
         raise
     if options.time_collectives:
         os.environ[NCCL_TIMING] = "1"
     run = begin(options.name or script.name, script.path, options.runs, _joined(options.rank_of))
     follow(run)
     atexit.register(run.close)
-    # What was imported for the recording stays: a full collection need not walk all of it.
-    gc.freeze()
+    gc.freeze()  # excludes the imported modules from full collections
     try:
         script.run()
     except BaseException as error:
         with handlers_wait():
-            _hide_our_frames(error)
+            _hide_own_frames(error)
             run.ended_by(error)
         raise
     return 0
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Split our options from the script and all that follows it, which is the script's."""
+    """Split the options of `stepscope watch` from the script and its arguments."""
     parser = argparse.ArgumentParser(
         prog="stepscope watch",
         usage="%(prog)s [--name NAME] [--runs DIR] [--time-collectives] "
@@ -84,7 +83,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "-m", dest="module", action="store_true", help="run a module, like python -m"
     )
-    # Ours alone: a watched process gives it to those that it starts.
+    # Internal: a watched process passes it to the processes that it starts.
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     ours = 0
     while ours < len(argv) and argv[ours].startswith("-"):
@@ -94,29 +93,29 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
             break
     options = parser.parse_args([word for word in argv[:ours] if word != "--"])
     if ours >= len(argv):
-        parser.error("which script? Name a file, or a module after -m.")
+        parser.error("no script given: name a file, or a module after -m.")
     return options, list(argv[ours:])
 
 
 def _joined(folder: Path | None) -> RankContext | None:
-    """Return this process's place in the run of the watched process that has started it."""
+    """Return the rank context of this process in the run of its watched parent process."""
     if folder is None:
         return None
-    found = launch(os.environ)
-    return RankContext(folder, found.rank, found.rank, found.local_rank, found.world_size)
+    job = launch(os.environ)
+    return RankContext(folder, job.rank, job.rank, job.local_rank, job.world_size)
 
 
-def _hide_our_frames(error: BaseException) -> None:
-    """Have the traceback begin in the script, and go to whatever hook the script has set."""
+def _hide_own_frames(error: BaseException) -> None:
+    """Remove the frames of this package from the traceback, also for the script's excepthook."""
     trace = error.__traceback__
-    while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == OUR_FOLDER:
+    while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == PACKAGE_FOLDER:
         trace = trace.tb_next
     error.__traceback__ = trace
-    print_it = sys.excepthook
+    former_hook = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, shown: TracebackType | None) -> None:
-        if value is error:  # it has passed our frames again on its way out
+        if value is error:  # raised again through the frames of this package
             value.__traceback__ = shown = trace
-        print_it(kind, value, shown)
+        former_hook(kind, value, shown)
 
     sys.excepthook = hook

@@ -1,9 +1,9 @@
-"""Measures the memory of a script's first optimizer steps, and ends the script then.
+"""Measure the memory of a script's first optimizer steps, then end the script.
 
-A hook before and one after each `step` of torch's optimizers read the counters of torch's
-allocator, on a CPU the process's memory, and add up what the optimizers know by unique storages.
-The script ends as by `sys.exit(0)` at the boundary after the last wanted step, or as soon as it is
-known that its steps cannot be measured.
+Hooks before and after each `step` of torch's optimizers read the counters of torch's allocator, or
+on a CPU the process's memory. They sum the unique storages of parameters, gradients and optimizer
+states. The script ends like by `sys.exit(0)` after the last requested step, or if a step cannot be
+measured.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from stepscope.watch.hooks.patching import PostImportHook
 log = logging.getLogger(__name__)
 
 RAISED_LIMIT = 3
-"""Steps at which the script is asked to end; one that catches even that is ended from outside."""
+"""Number of steps with a SystemExit; a script that catches all of them ends by `os._exit`."""
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _PEAK_ONLY = "5"
-"""Written to clear_refs it sets the peak of the resident memory back (man proc_pid_clear_refs)."""
+"""Value for clear_refs that resets the peak of the resident memory (man proc_pid_clear_refs)."""
 
 
 class MeasurementDone(SystemExit):
-    """Raised into the script once its first steps are measured, or cannot be."""
+    """Raised into the script after its first steps, or if they cannot be measured."""
 
 
 class _CannotBeMeasured(Exception):
-    """The script's steps are not of a kind that is judged; the message is a sentence."""
+    """The script's steps are not supported; the message is a sentence."""
 
 
 class StepMemoryProbe:
-    """What was measured so far; `start` waits for the script to import torch.
+    """Measures the first `wanted` steps, after `start` and the script's import of torch.
 
-    `refused` says why nothing can be measured, if that is so. `ended` is called before a script
-    is ended that does not let itself be.
+    `refused` is the reason why the steps cannot be measured, or None. `ended` is called before
+    `os._exit` of a script that catches SystemExit.
     """
 
     def __init__(self, wanted: int, ended: Callable[[], None]) -> None:
@@ -68,10 +68,10 @@ class StepMemoryProbe:
         self._pid = os.getpid()
         self._torch: Any = None
         self._optimizers: list[Any] = []
-        """Those that were stepped; held, so that none takes another's place."""
+        """The optimizers that have stepped; held, so that their `id`s are unique."""
 
     def start(self) -> None:
-        """Begin with the next import of torch."""
+        """Install the hooks at the import of torch."""
         PostImportHook("torch", self._attach).start()
 
     def _attach(self, torch: ModuleType) -> None:
@@ -81,18 +81,18 @@ class StepMemoryProbe:
         module.register_optimizer_step_post_hook(self._guarded(self._after_step))
 
     def _guarded(self, measure: Callable[[Any], None]) -> Callable[..., None]:
-        """Let no failure of ours reach the script: the first one is the reason, and its end."""
+        """Wrap a hook: its first failure becomes `refused`, and ends the script."""
 
         def hook(optimizer: Any, *_: Any) -> None:
             if os.getpid() != self._pid:  # a forked child
                 return
-            if self._over:  # the script caught what should have ended it
+            if self._over:  # the script caught SystemExit
                 self._end()
             try:
                 measure(optimizer)
             except _CannotBeMeasured as error:
                 self.refused = str(error)
-            except Exception as error:  # the script must not see ours
+            except Exception as error:  # must not reach the script
                 self.refused = f"The steps could not be measured ({type(error).__name__}: {error})."
                 log.debug("stepscope: %s", self.refused, exc_info=True)
             if self._over:
@@ -136,7 +136,7 @@ class StepMemoryProbe:
         )
 
     def _number(self, optimizer: Any) -> int:
-        """Return the place of this very optimizer among those that were stepped."""
+        """Return the index of this optimizer in the order of first steps."""
         for number, known in enumerate(self._optimizers):
             if known is optimizer:
                 return number
@@ -144,9 +144,9 @@ class StepMemoryProbe:
         return len(self._optimizers) - 1
 
     def _amounts(self, index: int | None) -> tuple[int, int, int | None, int | None]:
-        """Return what is there now, the peaks since the step before, and what is reserved now.
+        """Return bytes now, peak allocated and reserved since the last step, and reserved now.
 
-        On a CPU they are of the process, and nothing is reserved.
+        On a CPU the bytes are of the process, and those reserved are None.
         """
         if index is not None:
             stats = self._torch.cuda.memory_stats_as_nested_dict(index)
@@ -156,7 +156,7 @@ class StepMemoryProbe:
             now = int(stats["allocated_bytes"]["all"]["current"])
             return now, peak, reserved, int(stats["reserved_bytes"]["all"]["current"])
         peak = process_peak()
-        give_back()
+        trim_heap()
         now = int(psutil.Process().memory_info().rss)
         with contextlib.suppress(OSError):
             _CLEAR.write_text(_PEAK_ONLY)
@@ -171,7 +171,7 @@ class StepMemoryProbe:
 
     def _end(self) -> NoReturn:
         if threading.current_thread() is not threading.main_thread() or self._raised:
-            # In a thread of its own SystemExit ends that thread alone.
+            # In another thread SystemExit ends only that thread.
             self._raised += 1
             if self._raised > RAISED_LIMIT:
                 self._ended()
@@ -182,31 +182,31 @@ class StepMemoryProbe:
 
 
 def cuda_index(parameters: list[Any]) -> int | None:
-    """Return the CUDA device that all of these lie on, None for the host."""
+    """Return the index of the CUDA device of all parameters, None for the host."""
     devices = {str(one.device) for one in parameters}
     kinds = {one.device.type for one in parameters}
     if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
         raise _CannotBeMeasured(
-            f"The model lies on {', '.join(sorted(devices))}, and one device is judged at a "
-            "time. Fit a part of it alone."
+            f"The model lies on {', '.join(sorted(devices))}, and one device is measured at a "
+            "time. Measure a part of the model alone."
         )
     return int(parameters[0].device.index) if kinds == {"cuda"} else None
 
 
 def waiting_optimizers(stepped: list[Any]) -> int:
-    """Return how many optimizers of other parameters there are that were not stepped yet."""
+    """Return the number of optimizers of other parameters without a step so far."""
     known = {id(one) for one in optimizer_parameters(stepped)}
     made, _models = model_states.search()
     return sum(known.isdisjoint(map(id, optimizer_parameters([one]))) for one in made)
 
 
 def host_free() -> int:
-    """Return the bytes that the host can give without swapping."""
+    """Return the bytes of the host that are available without swapping."""
     return int(psutil.virtual_memory().available)
 
 
 def process_peak(status: Path = _STATUS) -> int:
-    """Return the peak of the process's resident memory since it was last set back."""
+    """Return the peak of the process's resident bytes since the last reset."""
     with contextlib.suppress(OSError, ValueError):
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -214,7 +214,7 @@ def process_peak(status: Path = _STATUS) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def give_back() -> None:
-    """Have the C library return what is free to the system: it keeps freed tensors for itself."""
-    with contextlib.suppress(OSError, AttributeError):  # a C library other than GNU's
+def trim_heap() -> None:
+    """Return the free memory of the C library to the system; it caches freed tensors."""
+    with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,8 +1,8 @@
-"""Keeps what a script prints, in `output.log` of its run folder, without changing what is printed.
+"""Tee the output of a script to `output.log` in its run folder.
 
-`sys.stdout` and `sys.stderr` stay the objects they are, with their encoding, buffering and file
-descriptor; only the `write` of the raw file at their bottom is replaced, on that one object. What C
-code and child processes write goes past it, to the terminal only.
+`sys.stdout` and `sys.stderr` remain the same objects, with their encoding, buffering and file
+descriptor. Only `write` and `flush` of the raw file object below are replaced. Output of C code and
+child processes is not in the log.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any
 from stepscope.run import rank_file
 
 LIMIT_BYTES = 8 * 2**20
-"""When `output.log` is full it becomes `output.1.log`: the last 8 to 16 MiB are kept."""
+"""Size at which `output.log` is rotated to `output.1.log`: the last 8 to 16 MiB are kept."""
 
-BEGUN_S = 0.5
+BEGUN_S = 0.5  # Maximum delay of an incomplete line.
 
 
 class OutputLog:
-    """The log of one process; written at once, so that a killed process loses nothing.
+    """The log of one process, written immediately, so that a killed process loses nothing.
 
-    Only the begun line of an unbuffered stream waits, for its end, a flush or BEGUN_S: `print`
-    writes a line in two parts there, and a write of ours between them would let lines of several
-    ranks that share a pipe merge more often. `failed` is told once when the log cannot be written;
-    it ends there, and the script goes on. Raises OSError where the file cannot be made.
+    Only an incomplete line of an unbuffered stream is delayed, to its end, a flush or BEGUN_S.
+    There `print` writes a line in two parts, and a write to the log between them would merge lines
+    of ranks that share a pipe more often. If a write fails, `failed` is called once, and the log
+    ends. Raises OSError if the file cannot be created.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class OutputLog:
         os.register_at_fork(after_in_child=self._leave)
 
     def keep(self, stream: Any) -> str | None:
-        """Keep from now on what this text stream writes; return why it cannot be kept, or None."""
+        """Tee this text stream; return None, or the reason why it is not supported."""
         buffer = getattr(stream, "buffer", None)
         raw = getattr(buffer, "raw", buffer)  # none below an unbuffered stream (python -u)
         if not isinstance(raw, io.FileIO):
-            return f"it is no file of this process but {type(stream).__name__}"
+            return f"it is not a file but {type(stream).__name__}"
         write, in_parts = raw.write, raw is buffer
 
         def kept(data: Any, /) -> int | None:
@@ -82,8 +82,8 @@ class OutputLog:
         return None
 
     def flush(self) -> None:
-        """Write what waits; where another thread is writing, it takes that along."""
-        # Never waited for: a signal handler of this thread may print in the middle of it.
+        """Write the pending bytes, unless another thread is writing and so includes them."""
+        # Never blocks, because a signal handler may print during a write of this thread.
         while self._waiting and self._writing.acquire(blocking=False):
             try:
                 self._write(b"".join(self._waiting.popleft() for _ in range(len(self._waiting))))
@@ -91,7 +91,7 @@ class OutputLog:
                 self._writing.release()
 
     def close(self) -> None:
-        """Write the begun line; what comes after it is written at once."""
+        """Write the incomplete line, and write later output immediately."""
         self._closed.set()
         if self._begun is not None:
             self._begun.join()
@@ -107,7 +107,7 @@ class OutputLog:
     def _write(self, data: bytes) -> None:
         try:
             left = memoryview(data)
-            while left:  # a disk that fills up takes a part first
+            while left:  # a disk that becomes full writes a part first
                 left = left[os.write(self._file, left) :]
             self._size += len(data)
             if self._size >= self._limit:
@@ -120,14 +120,14 @@ class OutputLog:
             self._failed(error)
 
     def _leave(self) -> None:
-        """In a forked child, which has no thread but its own: two cannot rotate one file."""
+        """Detach after a fork, in the child: two processes cannot rotate one file."""
         self._on, self._begun = False, None
         self._waiting.clear()
         self._closed, self._writing = threading.Event(), threading.Lock()
 
 
 def keep_output(folder: Path, rank: int, failed: Callable[[str], None]) -> None:
-    """Keep stdout and stderr of this process in `folder`; `failed` is told what cannot be kept."""
+    """Tee stdout and stderr to `folder`; calls `failed` with a message for each failure."""
     try:
         log = OutputLog(
             folder / rank_file("output.log", rank),

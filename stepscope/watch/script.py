@@ -1,4 +1,4 @@
-"""Makes a script, or a module, the `__main__` of this process, as `python script.py` does."""
+"""Run a script or module as the `__main__` of this process, like `python script.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class ScriptNotFoundError(Exception):
-    """There is nothing to run; the message and the exit code are those of python."""
+    """The script was not found; message and exit code are those of python."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(f"{sys.executable}: {message}")
@@ -24,7 +24,7 @@ class ScriptNotFoundError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Code, ready to be run as `__main__`; `path` is absolute."""
+    """Compiled code of a script; `path` is absolute."""
 
     name: str
     path: str
@@ -32,7 +32,7 @@ class Script:
     main_globals: dict[str, Any]
 
     def run(self) -> None:
-        """Run it in a new `__main__`. Raises what it raises."""
+        """Run the code in a new `__main__`. Raises the script's exceptions."""
         module = ModuleType("__main__")
         module.__dict__.update(self.main_globals)
         sys.modules["__main__"] = module
@@ -50,7 +50,7 @@ def from_file(path: str, arguments: Sequence[str]) -> Script:
     except OSError as error:
         text = f"can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}"
         raise ScriptNotFoundError(text, 2) from error
-    # Without dont_inherit the script would get this file's __future__ imports.
+    # Without dont_inherit the script would inherit this file's __future__ imports.
     code = compile(source, absolute, "exec", dont_inherit=True)
     loader = SourceFileLoader("__main__", absolute)
     name = os.path.splitext(os.path.basename(absolute))[0]
@@ -58,9 +58,9 @@ def from_file(path: str, arguments: Sequence[str]) -> Script:
 
 
 def from_module(name: str, arguments: Sequence[str]) -> Script:
-    """Load a module by its name, as `python -m` does, with `sys.argv` and `sys.path`.
+    """Load a module by its name, like `python -m`; set `sys.argv` and `sys.path`.
 
-    Raises ScriptNotFoundError, and what importing its packages raises.
+    Raises ScriptNotFoundError, and the exceptions of importing its packages.
     """
     _set_first_path(os.getcwd())
     sys.argv = ["-m", *arguments]
@@ -94,7 +94,7 @@ def _find(name: str) -> tuple[ModuleSpec, CodeType]:
 
 
 def _set_first_path(folder: str) -> None:
-    """Replace what python put first for us (its rules: nothing under -P and PYTHONSAFEPATH)."""
+    """Replace the first entry of `sys.path`, which python omits with -P and PYTHONSAFEPATH."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
@@ -102,7 +102,7 @@ def _set_first_path(folder: str) -> None:
 def _main_globals(
     package: str | None, loader: Any, spec: ModuleSpec | None, path: str, cached: str | None
 ) -> dict[str, Any]:
-    """Return what python itself puts into a `__main__`, in its order."""
+    """Return the globals of python's `__main__`, in the same order."""
     entries: dict[str, Any] = {"__package__": package, "__loader__": loader, "__spec__": spec}
     if sys.version_info < (3, 14):
         entries["__annotations__"] = {}

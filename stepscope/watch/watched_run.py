@@ -1,4 +1,4 @@
-"""The run of a watched script in one process, and in the processes that it starts."""
+"""Record a watched script in one process, and in the processes that it starts."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class WatchedRun:
-    """What is recorded of the script, if anything could be; it ends with the process."""
+    """The recording of the script, from `begin` to the exit of the process, or none."""
 
     session: ScriptSession | None
     hooks: TorchHooks | None = None
-    tells: bool = True  # Of several ranks of a machine one talks on the terminal.
+    prints: bool = True  # False for all but one rank of a machine.
     outcome: RunOutcome = field(default_factory=RunOutcome)
     given_away: bool = False
-    """True once the processes that the script has started record in its place."""
+    """True once the ranks are the processes that the script has started."""
     pid: int = field(default_factory=os.getpid)
 
     def ended_by(self, error: BaseException) -> None:
-        """Keep what ended the script; `close` has still to be called."""
+        """Record the exception that ended the script, before `close`."""
         if self.given_away:
             return
         self.outcome = outcome(error)
@@ -53,22 +53,22 @@ class WatchedRun:
             self.outcome = self.session.failed(self.outcome, error)
 
     def close(self) -> None:
-        """End the run; one of which nothing could be recorded says why. Not in a forked child."""
+        """End the run, with a reason if no step was recorded. Does nothing in a forked child."""
         if self.session is None or self.given_away or os.getpid() != self.pid:
             return
-        nothing = self.hooks.end() if self.hooks is not None else None
-        if nothing is not None and self.outcome.status is RunStatus.FINISHED:
-            self.outcome = replace(self.outcome, reason=nothing)
-            if self.tells:
-                say(f"stepscope: {nothing}")
+        reason = self.hooks.end() if self.hooks is not None else None
+        if reason is not None and self.outcome.status is RunStatus.FINISHED:
+            self.outcome = replace(self.outcome, reason=reason)
+            if self.prints:
+                say(f"stepscope: {reason}")
         self.session.close(self.outcome.status, self.outcome.reason)
 
 
 def begin(name: str, path: str, runs: Path | None, place: RankContext | None = None) -> WatchedRun:
-    """Make the run of the script at `path`; where that fails the script runs unwatched.
+    """Start the recording of the script at `path`; without a session if that fails.
 
-    `runs` is the folder of all runs, where the user has named it. `place` is known to a process
-    that another watched one has started.
+    `runs` is the folder of all runs, if the user has named one. `place` is the rank context of a
+    process that another watched process has started.
     """
     joins = place is not None
     try:
@@ -81,7 +81,7 @@ def begin(name: str, path: str, runs: Path | None, place: RankContext | None = N
     except (OSError, StoreError, RankEnvironmentError) as error:
         say(f"stepscope: not watched, no run folder could be made: {error}")
         return WatchedRun(None)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with us, the script has to run
+    except Exception as error:  # noqa: BLE001 - no error of Stepscope may end the script
         say(f"stepscope: not watched: {type(error).__name__}: {error}")
         return WatchedRun(None)
     if not joins:
@@ -93,14 +93,14 @@ def begin(name: str, path: str, runs: Path | None, place: RankContext | None = N
             lambda text: session.recorder.event("output_lost", text),
         )
     except Exception as error:  # noqa: BLE001 - as above
-        session.recorder.event("output_lost", f"What the script prints is not kept: {error}")
-    run = WatchedRun(session, tells=place.local_rank == 0)
+        session.recorder.event("output_lost", f"The script's output is not recorded: {error}")
+    run = WatchedRun(session, prints=place.local_rank == 0)
     try:
         tracker.attach(session)
         run.hooks = hooks.install(session)
     except Exception as error:  # as above
         log.warning("stepscope: the script's steps will not be recorded", exc_info=True)
-        session.recorder.event("hook_failed", f"Nothing of the script's steps is recorded: {error}")
+        session.recorder.event("hook_failed", f"The script's steps are not recorded: {error}")
     return run
 
 
@@ -110,11 +110,11 @@ LAUNCHERS = tuple(
     for package in ("lightning.fabric", "lightning_fabric")
 )
 PARENTS_LOG = "output.parent.log"
-"""What the script's own process prints, where the processes that it spawned are the ranks."""
+"""Output of the script's process, if the ranks are the processes that it spawned."""
 
 
 def follow(run: WatchedRun) -> None:
-    """Have the ranks that the script of this run starts recorded into its folder."""
+    """Record the ranks that the script starts into the folder of this run."""
     if run.session is None:
         return
     PostImportHook(SPAWN, lambda module: _follow(module, "start_processes", run, _spawning)).start()
@@ -135,21 +135,21 @@ def _follow(
 
 
 def _rerunning(command: Callable[[], Sequence[str]], run: WatchedRun) -> Callable[..., Any]:
-    """Wrap Lightning's function that returns the command of a further process of this machine."""
+    """Wrap Lightning's function that returns the command of a further rank of this machine."""
 
-    started = 1  # this process is the first of its machine
+    started = 1  # This process is the first rank of its machine.
 
     def watched() -> Sequence[str]:
         nonlocal started
         words = list(command())
         session = run.session
-        # The number of a process of another node cannot be told before it has started.
+        # The rank of a process of another node is unknown before its start.
         if session is None or os.getpid() != run.pid or os.environ.get("NODE_RANK", "0") != "0":
             return words
         started += 1
         try:
             _join(session, started)
-        except Exception as error:  # noqa: BLE001 - the script has to start it all the same
+        except Exception as error:  # noqa: BLE001 - the script must still start the rank
             log.warning("stepscope: a rank that Lightning starts is not recorded: %s", error)
             return words
         join = ["-m", "stepscope.watch", "--rank-of", str(session.recorder.folder)]
@@ -159,16 +159,16 @@ def _rerunning(command: Callable[[], Sequence[str]], run: WatchedRun) -> Callabl
 
 
 def _join(session: ScriptSession, started: int) -> None:
-    """Make this process rank 0 of its job, once all `started` processes of it are known."""
+    """Make this process rank 0 of its job, once all ranks of this machine are `started`."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if started == world_size:  # all of them run on this machine
+    if started == world_size:  # all ranks run on this machine
         session.join_job(RankContext(session.recorder.folder, 0, 0, 0, world_size, started))
     else:
         session.recorder.describe(rank=0, local_rank=0, world_size=world_size)
 
 
 def _spawning(start: Callable[..., Any], run: WatchedRun) -> Callable[..., Any]:
-    """Wrap `start_processes`: in place of this process, those that it starts are the ranks."""
+    """Wrap `start_processes`, so that the ranks are the new processes instead of this one."""
 
     def watched(
         fn: Callable[..., Any],
@@ -182,7 +182,7 @@ def _spawning(start: Callable[..., Any], run: WatchedRun) -> Callable[..., Any]:
         if start_method != "fork" and os.getpid() == run.pid and _is_idle(run):
             try:
                 fn = _give_away(run, fn, nprocs)
-            except Exception as error:  # noqa: BLE001 - the script has to start them all the same
+            except Exception as error:  # noqa: BLE001 - the script must still start them
                 log.warning("stepscope: spawned processes are not recorded: %s", error)
         return start(fn, args, nprocs, join, daemon, start_method, **more)
 
@@ -190,17 +190,17 @@ def _spawning(start: Callable[..., Any], run: WatchedRun) -> Callable[..., Any]:
 
 
 def _is_idle(run: WatchedRun) -> bool:
-    """Say whether this process has trained nothing itself, and its run is still its own."""
+    """Return True if this process has recorded no step and is still a rank."""
     return run.session is not None and not run.given_away and run.session.recorder.step == 0
 
 
 def _give_away(run: WatchedRun, fn: Callable[..., Any], count: int) -> SpawnedRank:
-    """Stop recording this process; its number in the folder is that of the first one it starts."""
+    """Stop recording this process, whose folder rank the first new process takes."""
     assert run.session is not None
     recorder = run.session.recorder
     described, folder = recorder.described(), recorder.folder
     run.given_away = True
-    run.session.close(RunStatus.PENDING)  # as which it stays until the first one has started
+    run.session.close(RunStatus.PENDING)  # until the first new process has started
     parents_log = folder / "output.log"
     if parents_log.exists():
         parents_log.replace(folder / PARENTS_LOG)
@@ -209,9 +209,9 @@ def _give_away(run: WatchedRun, fn: Callable[..., Any], count: int) -> SpawnedRa
 
 @dataclass(frozen=True, slots=True)
 class SpawnedRank:
-    """What a spawned process runs in place of the script's function, which gets its number first.
+    """Function of a spawned process, which records the script's function.
 
-    Such a process ends without its atexit handlers: its run is closed with the function.
+    The process exits without atexit handlers, so its run is closed after the function.
     """
 
     function: Callable[..., Any]
@@ -221,8 +221,8 @@ class SpawnedRank:
     path: str
 
     def __call__(self, number: int, *args: Any) -> Any:
-        """Call the function, recorded."""
-        if number == 0:  # the parent's own, in which is nothing
+        """Call the script's function with the rank as its first argument, and record it."""
+        if number == 0:  # remove the parent's empty store
             for ending in ("", "-wal", "-shm"):
                 (self.folder / f"{store_name(0)}{ending}").unlink(missing_ok=True)
         place = RankContext(self.folder, number, number, number, self.count, self.count)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +17,6 @@ from tests.cudasim.programs import child
 
 pynvml = pytest.importorskip("pynvml")
 MIB = 2**20
-WATCHED_S = 0.3
 LATE_CYCLES = 200_000_000  # some 100 ms at 2 GHz
 
 
@@ -30,55 +27,6 @@ def nvml() -> Iterator[ModuleType]:
     pynvml.nvmlShutdown()
 
 
-# ---- memory
-
-
-def test_allocated_rises_by_the_rounded_bytes() -> None:
-    before = torch.cuda.memory_allocated()
-    x = torch.empty(1000, 1000, device="cuda")  # 4,000,000 bytes, in blocks of 512
-    assert torch.cuda.memory_allocated() - before == 4_000_256
-    y = torch.empty(1, device="cuda")
-    assert torch.cuda.memory_allocated() - before == 4_000_256 + 512
-    del x, y
-    assert torch.cuda.memory_allocated() == before
-
-
-def test_reserved_comes_in_2_and_20_mib() -> None:
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
-    small = torch.empty(10, device="cuda")
-    middle = torch.cuda.memory_reserved()
-    big = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
-    after = torch.cuda.memory_reserved()
-    free, _ = torch.cuda.mem_get_info()
-    assert middle - before in (0, 2 * MIB)
-    assert after - middle == 20 * MIB
-    del small, big
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() < after
-    assert torch.cuda.mem_get_info()[0] > free
-
-
-def test_peaks_are_kept_and_reset() -> None:
-    x = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
-    del x
-    torch.cuda.reset_peak_memory_stats()
-    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
-    x = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
-    low = torch.cuda.memory_allocated()
-    del x
-    assert torch.cuda.max_memory_allocated() == low
-
-
-def test_out_of_memory_is_torchs_own_and_passes() -> None:
-    total = torch.cuda.mem_get_info()[1]
-    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\. Tried") as caught:
-        torch.empty(2 * total, dtype=torch.uint8, device="cuda")
-    assert "this process has" in str(caught.value)  # torch read it from NVML
-    assert torch.cuda.memory_stats()["num_ooms"] >= 1
-    assert float(torch.ones(10, device="cuda").sum()) == 10
-
-
 def test_a_fault_can_be_put_into_malloc(cudasim: ModuleType) -> None:
     torch.cuda.empty_cache()
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
@@ -86,29 +34,6 @@ def test_a_fault_can_be_put_into_malloc(cudasim: ModuleType) -> None:
     x = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")  # the allocator tries again
     assert torch.cuda.memory_stats()["num_alloc_retries"] == retries + 1
     del x
-
-
-def test_a_fault_can_be_put_into_pinning(cudasim: ModuleType) -> None:
-    cudasim.fault("host:1")
-    with pytest.raises(RuntimeError, match="out of memory"):
-        torch.empty(77 * MIB, dtype=torch.uint8, pin_memory=True)
-    assert torch.empty(77 * MIB, dtype=torch.uint8, pin_memory=True).is_pinned()
-
-
-def test_a_fault_not_understood_is_refused(cudasim: ModuleType) -> None:
-    with pytest.raises(ValueError, match="sticky:rust"):
-        cudasim.fault("sticky:rust")
-
-
-def test_a_snapshot_has_stacks(tmp_path: Path) -> None:
-    torch.cuda.memory._record_memory_history(max_entries=1000)
-    x = torch.empty(12345, device="cuda")
-    torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot.pickle"))
-    torch.cuda.memory._record_memory_history(enabled=None)
-    del x
-    found = pickle.loads((tmp_path / "snapshot.pickle").read_bytes())
-    entry = next(e for t in found["device_traces"] for e in t if e["action"] == "alloc")
-    assert "test_a_snapshot_has_stacks" in [frame["name"] for frame in entry["frames"]]
 
 
 def test_nvml_and_torch_agree(nvml: ModuleType) -> None:
@@ -130,36 +55,6 @@ def test_nvml_and_torch_agree(nvml: ModuleType) -> None:
     assert nvml.nvmlDeviceGetName(handle) == torch.cuda.get_device_name()
 
 
-def watched(nvml: ModuleType) -> tuple[float, float, float, float]:
-    """Return the power (W) and the energy (J) of a while, and the least and most seconds of it."""
-    handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    nvml.nvmlDeviceGetPowerUsage(handle)  # it looks back to the last look
-    before = time.monotonic()
-    begun = nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    least = time.monotonic()
-    time.sleep(WATCHED_S)
-    power = nvml.nvmlDeviceGetPowerUsage(handle) / 1e3
-    least = time.monotonic() - least
-    joules = (nvml.nvmlDeviceGetTotalEnergyConsumption(handle) - begun) / 1e3
-    return power, joules, least, time.monotonic() - before
-
-
-def test_energy_is_the_integral_of_power(nvml: ModuleType) -> None:
-    torch.cuda.synchronize()
-    time.sleep(WATCHED_S)  # power lags by the driver's window
-    idle, *found = watched(nvml)
-    torch.cuda._sleep(20 * LATE_CYCLES)
-    time.sleep(WATCHED_S)
-    busy, *others = watched(nvml)
-    assert nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByIndex(0)).gpu == 100
-    for watts, (joules, least, most) in ((idle, found), (busy, others)):
-        assert 0.99 * watts * least < joules < 1.01 * watts * most
-    assert busy > 5 * idle
-
-
-# ---- order and waiting
-
-
 def test_a_pinned_buffer_that_is_filled_too_early_gives_wrong_data() -> None:
     """As on a GPU: the copy comes when the stream comes to it."""
     x = torch.arange(1000, dtype=torch.float32).pin_memory()
@@ -172,23 +67,6 @@ def test_a_pinned_buffer_that_is_filled_too_early_gives_wrong_data() -> None:
     x.fill_(-1)
     event.synchronize()
     assert float(y[0]) == -1
-
-
-def test_events_measure_and_streams_order() -> None:
-    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    side = torch.cuda.Stream()
-    x = torch.zeros(10, device="cuda")
-    torch.cuda.synchronize()
-    a.record()
-    torch.cuda._sleep(LATE_CYCLES // 2)
-    b.record()
-    x.add_(1)
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        y = x * 2
-    side.synchronize()
-    assert float(y.sum()) == 20
-    assert a.elapsed_time(b) > 45  # ms
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -213,44 +91,6 @@ def test_synchronizations_are_counted(cudasim: ModuleType) -> None:
             y.item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_graphs_replay() -> None:
-    x = torch.ones(8, device="cuda")
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        (x * 2).sum()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = (x * 2).sum()
-    found = []
-    for value in (1.0, 5.0):
-        x.fill_(value)
-        graph.replay()
-        found.append(float(y))
-    assert found == [16.0, 80.0]
-
-
-CAPTURE = """
-import os, torch
-x = torch.ones(8, device="cuda")
-(x * 2).sum().item()
-try:
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        (x * 2).sum().item()
-except RuntimeError as error:
-    print(error.__context__, flush=True)
-os._exit(0)
-"""
-
-
-def test_a_wait_ends_a_capture() -> None:
-    done = child(CAPTURE)
-    assert "capturing" in done.stdout, done
-
-
-# ---- numbers
 
 
 def net(kind: str) -> tuple[nn.Module, torch.Tensor]:
@@ -309,175 +149,6 @@ def test_training_matches_the_cpu(kind: str) -> None:
             got = losses("cuda", kind, dtype, fused)
             error = max(abs(a - b) for a, b in zip(true, got, strict=True))
             assert error < limit, (dtype, fused)
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_nets_match_the_cpu(kind: type[nn.RNNBase]) -> None:
-    torch.manual_seed(0)
-    model, x = kind(8, 16, 2, batch_first=True, bidirectional=True), torch.randn(4, 5, 8)
-    found = []
-    for device in ("cpu", "cuda"):
-        model.to(device).zero_grad()
-        model(x.to(device))[0].square().sum().backward()
-        found.append(model.weight_ih_l0.grad.cpu().clone())
-    assert (found[0] - found[1]).abs().max() < 1e-4
-
-
-def test_random_numbers_follow_the_cuda_generator() -> None:
-    state = torch.cuda.get_rng_state()
-    a = torch.rand(5, device="cuda"), nn.functional.dropout(torch.ones(20, device="cuda"))
-    torch.cuda.set_rng_state(state)
-    b = torch.rand(5, device="cuda"), nn.functional.dropout(torch.ones(20, device="cuda"))
-    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    cpu = torch.get_rng_state()
-    torch.rand(5, device="cuda")
-    assert torch.equal(cpu, torch.get_rng_state())
-
-
-def test_tf32_is_less_exact() -> None:
-    a, b = torch.randn(256, 256, device="cuda"), torch.randn(256, 256, device="cuda")
-    true = a.double() @ b.double()
-    error = {}
-    for precision in ("tf32", "ieee"):
-        torch.backends.cuda.matmul.fp32_precision = precision
-        error[precision] = float((a @ b - true).norm() / true.norm())
-    assert error["ieee"] < 1e-5 < error["tf32"]
-
-
-# ---- processes of their own
-
-
-ASSERTION = """
-import torch, os
-weight = torch.randn(10, 4, device="cuda")
-bad = torch.nn.functional.embedding(torch.tensor([99], device="cuda"), weight)
-for call in (torch.cuda.synchronize, lambda: torch.ones(1, device="cuda")):
-    try:
-        call()
-    except RuntimeError as error:
-        print(str(error).splitlines()[0], flush=True)
-os._exit(0)
-"""
-
-
-def test_an_assertion_on_the_device_stays() -> None:
-    done = child(ASSERTION)
-    late, again = done.stdout.splitlines()
-    assert "device-side assert" in late, done
-    assert "device-side assert" in again, done
-
-
-LAUNCHES = """
-import torch, os
-x = torch.ones(4, device="cuda")
-for i in range(100):
-    try:
-        x.add_(1)
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        print(i, str(error).splitlines()[0], flush=True)
-        break
-os._exit(0)
-"""
-
-
-def test_a_sticky_error_comes_at_the_launch_asked_for() -> None:
-    done = child(LAUNCHES, CUDASIM_FAULT="launch:11:illegal")
-    assert done.stdout.startswith("9 "), done
-    assert "illegal memory access" in done.stdout
-
-
-LOST = """
-import os, pynvml, torch, cudasim
-pynvml.nvmlInit()
-handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-x = torch.ones(4, device="cuda")
-assert pynvml.nvmlDeviceGetMemoryInfo(handle).used > 0
-cudasim.fault(os.environ["FAULT"])
-for _ in range(2):
-    try:
-        for _ in range(10):
-            x.add_(1)
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        print(str(error).splitlines()[0], flush=True)
-for call in (lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),
-             lambda: pynvml.nvmlDeviceGetHandleByIndex(0)):
-    try:
-        call()
-    except pynvml.NVMLError as error:
-        print(error, flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.parametrize("fault", ["sticky:lost", "launch:5:lost"])
-def test_a_device_is_lost_mid_run(fault: str, tmp_path: Path) -> None:
-    """To CUDA and to NVML, also of another process; the state file of its own ends with it."""
-    own = {"CUDASIM_SHM": str(tmp_path / "shared"), "FAULT": fault}
-    *cuda, memory, handle = child(LOST, **own).stdout.splitlines()
-    assert len(cuda) == 2
-    assert all("unavailable" in line for line in cuda)
-    assert (memory, handle) == ("GPU is lost", "GPU is lost")
-    look = "import pynvml; pynvml.nvmlInit(); pynvml.nvmlDeviceGetHandleByIndex(0)"
-    assert "GPU is lost" in child(look, **own).stderr
-
-
-TWO = """
-import torch, pynvml
-assert torch.cuda.device_count() == 2
-a, b = (torch.cuda.get_device_properties(i) for i in range(2))
-assert a.uuid != b.uuid and (a.total_memory, b.total_memory) == (2**31, 2**30)
-x = torch.arange(10., device="cuda:0")
-y = x.to("cuda:1") * 2
-assert float(y.sum()) == 90 and y.device.index == 1
-assert torch.cuda.memory_allocated(1) > 0
-try:
-    x + y
-except RuntimeError as error:
-    print("same device" in str(error))
-pynvml.nvmlInit()
-seen = [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(2)]
-print(seen == [f"GPU-{p.uuid}" for p in (a, b)])
-"""
-
-
-def test_two_devices() -> None:
-    done = child(TWO, CUDASIM_DEVICES="2", CUDASIM_MEMORY="2G,1G")
-    assert done.stdout.split() == ["True", "True"], done
-
-
-@pytest.mark.parametrize(
-    ("env", "seen"),
-    [
-        ({"CUDASIM_DEVICES": "0"}, "False 0"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, "False 0"),
-        ({"CUDASIM_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "2"}, "True 1"),
-    ],
-)
-def test_no_device_and_hidden_devices(env: dict[str, str], seen: str) -> None:
-    done = child("import torch; print(torch.cuda.is_available(), torch.cuda.device_count())", **env)
-    assert done.stdout.strip() == seen, done
-
-
-FORK = """
-import os, torch
-x = torch.ones(1, device="cuda")
-if os.fork() == 0:
-    try:
-        x + 1
-    except RuntimeError as error:
-        print(str(error).splitlines()[0], flush=True)
-    os._exit(0)
-os.wait()
-print(float(x + 1))
-"""
-
-
-def test_a_forked_child_may_not_use_cuda() -> None:
-    done = child(FORK)
-    assert done.stdout.splitlines()[-1] == "2.0", done
-    assert "initialization" in done.stdout
 
 
 def test_a_program_that_ends_writes_its_counts(tmp_path: Path) -> None:

@@ -9,36 +9,27 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from stepscope.gpu.gpm import NOT_ARMED, SHARES
-from stepscope.gpu.nvml_queries import SamplingTier
-from stepscope.gpu.process_memory import HIDDEN, OTHERS, OWN, shares
+from stepscope.gpu.process_memory import OTHERS, OWN
 from stepscope.gpu.source import DeviceSource, open_source
 from stepscope.metrics import Stream
-from stepscope.run import RunKind, RunStatus, read_run, run_folders
+from stepscope.run import RunKind, RunStatus
 from stepscope.session.session import Session
 from stepscope.store.reader import StoreReader
-from tests.cudasim.nvml_library import INCLUDE, build
-from tests.gpu.conftest import SIMULATED, simulator_only
-from tests.support.run_values import events, run_json
+from tests.gpu.conftest import SIMULATED
+from tests.support.run_values import run_json
 from trainer.devices import gpu_uuid
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 HELD = 256 * MIB
 CYCLES_A_SECOND = 2_000_000_000
-
-NEIGHBOR = f"""
-import sys, torch
-held = torch.ones({HELD}, dtype=torch.uint8, device="cuda")
-torch.cuda.synchronize()
-print("ready", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -47,21 +38,6 @@ def source(need: Callable[[str | None], None]) -> DeviceSource:
     source = open_source(reader="test")
     need(source.reason)
     return source
-
-
-@pytest.fixture
-def neighbor() -> Iterator[int]:
-    """Another process that holds memory of the first GPU; its number."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", NEIGHBOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    assert process.stdout.readline() == "ready\n"
-    yield process.pid
-    process.stdin.close()
-    process.wait(60)
-    process.stdout.close()
 
 
 def device_values(folder: Path, key: str, stream: str = Stream.DEVICES) -> tuple[np.ndarray, ...]:
@@ -80,38 +56,6 @@ def both_listed(neighbor: int, listed: Collection[int]) -> None:
     if not both and not SIMULATED:
         pytest.skip("this driver does not list these processes by their numbers (a container)")
     assert both
-
-
-def test_another_processs_memory_shows_as_such(source: DeviceSource, neighbor: int) -> None:
-    uuid = gpu_uuid(0)
-    mine = torch.ones(HELD, dtype=torch.uint8, device="cuda")
-    processes = source.processes(uuid) or ()
-    found = {one.pid: one for one in processes}
-    both_listed(neighbor, found)
-    assert (found[neighbor].memory or 0) >= HELD
-    assert (found[os.getpid()].memory or 0) >= torch.cuda.memory_reserved()
-    assert (found[neighbor].yours, found[neighbor].state) == (True, "running")
-    assert "python" in found[neighbor].name
-    values = source.read(uuid, *SamplingTier)
-    used, total = values["gpu/mem_used"], values["gpu/mem_total"]
-    own, others, reasons = shares(processes, os.getpid(), used=used, total=total)
-    assert reasons == {} or (not SIMULATED and reasons == {OTHERS: HIDDEN})
-    assert own is not None
-    if others is not None:
-        assert others >= HELD
-        assert own + others <= used
-    del mine
-
-
-def test_a_process_that_ends_gives_its_memory_back(source: DeviceSource) -> None:
-    uuid = gpu_uuid(0)
-    before = source.read(uuid, SamplingTier.FAST)["gpu/mem_used"]
-    done = subprocess.run(
-        [sys.executable, "-c", NEIGHBOR], stdin=subprocess.DEVNULL, capture_output=True, timeout=90
-    )
-    assert done.returncode == 0, done.stderr
-    after = source.read(uuid, SamplingTier.FAST)["gpu/mem_used"]
-    assert abs(after - before) < HELD / 2
 
 
 def record(folder: Path, seconds: float, work: Callable[[], None]) -> Path:
@@ -152,12 +96,12 @@ def test_energy_is_the_integral_of_power(source: DeviceSource, tmp_path: Path) -
 
 
 def test_a_run_records_its_share_of_the_memory_and_its_neighbors(
-    source: DeviceSource, neighbor: int, tmp_path: Path
+    source: DeviceSource, other: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     tensor = torch.ones(HELD, dtype=torch.uint8, device="cuda")
     folder = record(tmp_path / "run", 2.5, lambda: time.sleep(0.05))
     listed = run_json(folder).get("gpu_processes", {}).get(gpu_uuid(0), [])
-    both_listed(neighbor, {one["pid"] for one in listed})
+    both_listed(other.pid, {one["pid"] for one in listed})
     assert set(listed[0]) == {*("pid", "user", "name", "command", "memory", "sm", "yours", "state")}
     _, own = device_values(folder, OWN, Stream.SAMPLES)
     assert len(own) >= 2
@@ -180,104 +124,72 @@ def test_activity_is_recorded_or_has_a_reason(source: DeviceSource, tmp_path: Pa
         assert 0 <= values.min() <= values.max() <= 100
 
 
-def test_copies_show_as_traffic_over_pcie(source: DeviceSource) -> None:
-    uuid = gpu_uuid(0)
-    host = torch.ones(HELD // 8, dtype=torch.uint8)
-    source.read(uuid, *SamplingTier)
-    for _ in range(10):
-        host.cuda()
-        torch.cuda.synchronize()
-        source.read(uuid, SamplingTier.FAST)
-    values = source.read(uuid, *SamplingTier)
-    if "gpu/pcie_rx" not in values:
-        assert source.reasons(uuid)["gpu/pcie_rx"]
-        pytest.skip(f"gpu/pcie_rx: {source.reasons(uuid)['gpu/pcie_rx']}")
-    assert values["gpu/pcie_rx"] > 10 * MIB
-
-
-def test_facts_agree_with_torch(source: DeviceSource) -> None:
-    facts = source.facts(gpu_uuid(0))
-    assert facts is not None
-    properties = torch.cuda.get_device_properties(0)
-    if facts.pci_bus_id is not None:
-        assert int(facts.pci_bus_id.split(":")[1], 16) == properties.pci_bus_id
-    assert facts.memory_total == pytest.approx(properties.total_memory, rel=0.1)
-    assert facts.power_limit is None or facts.power_limit > 0
-    assert facts.driver_version
-
-
-SCRIPT = """
-import time
-import torch
-net = torch.nn.Linear(8, 1).cuda()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-held = torch.ones(64 * 2**20, dtype=torch.uint8, device="cuda")
-for _ in range(60):
-    optimizer.zero_grad()
-    net(torch.randn(4, 8).cuda()).square().mean().backward()
-    optimizer.step()
-    time.sleep(0.05)
+LARGE = 512 * MIB
+OTHER = f"""
+import sys, torch
+held = torch.zeros({LARGE}, dtype=torch.uint8, device="cuda:0")
+small = torch.randn(256, 256, device="cuda:0")
+torch.cuda.synchronize()
+print("ready", flush=True)
+for _ in range(10_000_000):
+    small = (small @ small).clamp(-1, 1)
 """
 
 
-@simulator_only
-def test_a_script_that_trains_on_an_instance_records_the_instance(
-    tmp_path: Path, need: Callable[[str | None], None]
-) -> None:
-    need(None if (INCLUDE / "nvml.h").exists() else f"nvml.h is not in {INCLUDE}")
-    library = build(tmp_path)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    steering = tmp_path / "steering"
-    steering.write_text("")
-    own = {
-        "CUDASIM_SHM": str(tmp_path / "shared"),
-        "CUDASIM_MIG": "1",
-        "CUDASIM_DEVICES": "2",
-        "CUDASIM_NAME": "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "CUDASIM_NVML": str(steering),
-        "CUDA_VISIBLE_DEVICES": "1",
-        "LD_PRELOAD": str(library),
-        "STEPSCOPE_RUNS": str(tmp_path / "runs"),
-        "PYTHONPATH": str(ROOT),
-    }
-    watched = subprocess.Popen(
-        [sys.executable, "-m", "stepscope.watch", str(script)],
-        cwd=tmp_path,
-        env={**os.environ, **own},
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[str]]:
+    """A program of this user that holds memory and computes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OTHER, "--api-token", "s3cr3t"],
         text=True,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-    deadline = time.monotonic() + 60
-    folders: list[Path] = []
-    while time.monotonic() < deadline and not any("MIG-" in _text(one) for one in folders):
-        folders = list(run_folders(tmp_path / "runs"))
-        time.sleep(0.05)
-    steering.write_text("xid 94 2\n")
-    said, _ = watched.communicate(timeout=90)
-    assert watched.returncode == 0, said
-    (folder,) = run_folders(tmp_path / "runs")
-    described = run_json(folder)
-    (gpu,) = described["devices"]
-    assert gpu["uuid"] == described["device"]
-    assert gpu["uuid"].startswith("MIG-")
-    assert read_run(folder).status is RunStatus.FINISHED
-    _, own_memory = device_values(folder, OWN, Stream.SAMPLES)
-    assert own_memory[-1] > 64 * MIB
-    _, used = device_values(folder, "gpu/mem_used")
-    assert used[-1] >= own_memory[-1]
-    _, others = device_values(folder, OTHERS)
-    assert others[-1] == 0
-    assert [one.data["code"] for one in events(folder) if one.kind == "xid"] == [94]
-    _, active = device_values(folder, "gpu/sm_active")
-    assert len(active) > 0
-    missing = described["capabilities"]["missing"][gpu["uuid"]]
-    assert missing["gpu/util"] == "not supported on this GPU"
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "ready"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
 
 
-def _text(folder: Path) -> str:
-    try:
-        return json.dumps(run_json(folder))
-    except (OSError, ValueError):  # being written
-        return ""
+def stepscope(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope.cli", "devices", *words],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def this_gpu(found: dict[str, Any]) -> dict[str, Any]:
+    uuid = gpu_uuid(0)
+    (device,) = [device for device in found["devices"] if device["uuid"] == uuid]
+    return dict(device)
+
+
+def test_devices_as_json_show_another_process_and_its_memory(
+    other: subprocess.Popen[str], need: Callable[[str | None], None]
+) -> None:
+    need(open_source().reason)
+    device = this_gpu(json.loads(stepscope("--json")))
+    values, health = device["values"], device["health"]
+    total = torch.cuda.get_device_properties(0).total_memory
+    assert values["gpu/mem_total"] == pytest.approx(total, rel=0.1)
+    assert LARGE <= values["gpu/mem_used"] <= values["gpu/mem_total"]
+    assert values["gpu/util"] > 0
+    assert health["level"] in ("ok", "notice", "warning")
+    assert device["name"] == torch.cuda.get_device_name(0)
+    missing = device["missing"]
+    assert not missing.keys() & values.keys()
+    assert all(missing.values()), "each gap has its reason"
+    if device["processes"] is None:  # a container that hides them says so
+        assert missing["processes"]
+        return
+    (found,) = [process for process in device["processes"] if process["pid"] == other.pid]
+    assert (found["yours"], found["state"], found["kind"]) == (True, "running", "compute")
+    assert found["memory"] is None or found["memory"] >= LARGE
+    assert "s3cr3t" not in found["command"]

@@ -1,38 +1,30 @@
-"""A CUDA script under the hooks: nothing waits for the device, nothing changes, all is recorded.
-
-What was measured is written as JSON to the path in STEPSCOPE_GPU_WATCH_REPORT, if that is set.
-"""
+"""A CUDA script under the hooks: nothing waits for the device, nothing changes, all is recorded."""
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from stepscope import tracker
 from stepscope.distributed.rendezvous import find_place
-from stepscope.recorder.recorder import CommandName
-from stepscope.run import RunKind, RunStatus, read_run, run_folders
+from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.script_session import ScriptSession
-from stepscope.store.reader import send_command
+from stepscope.tracker import Tracker
 from stepscope.watch import hooks
+from stepscope.watch.hooks.state import HELD
 from tests.gpu.conftest import waiting_raises
-from tests.support.run_values import events, metric
+from tests.support.fake_live import hooked
+from tests.support.run_values import metric
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 60
 LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
-BLOCKS = 8
 INITIAL_SCALE = 2.0**10  # torch's own, 2**16, overflows in the first step
 
 
@@ -149,35 +141,6 @@ def test_copies_allocator_and_device_are_recorded(live: ScriptSession) -> None:
     assert read_run(folder).run_json["device"].startswith(("GPU-", "MIG-"))
 
 
-def test_torchs_methods_stay_the_same_objects(live: ScriptSession) -> None:
-    """Scripts have them as keys, and compare `func` with them in `__torch_function__`."""
-    before: Any = torch.Tensor.to, torch.Tensor.cuda
-    Script().epoch()
-    assert {"to", "cuda"} <= vars(torch.Tensor).keys(), "copies are timed"
-    assert (torch.Tensor.to, torch.Tensor.cuda) == before
-    tensor = torch.ones(2)
-    convert = torch.compile(lambda x: x.to("cuda") + 1, backend="eager", fullgraph=True)
-    assert convert(tensor).tolist() == [2.0, 2.0]
-
-
-def test_a_skipped_step_is_seen(live: ScriptSession) -> None:
-    script = Script(amp=True)
-    w = next(script.net.parameters())
-    for factor in (1.0, float("inf"), 1.0):
-        script.optimizer.zero_grad()
-        script.scaler.scale(w.sum() * factor).backward()
-        script.scaler.step(script.optimizer)
-        script.scaler.update()
-    live.close(RunStatus.FINISHED)
-    folder = live.recorder.folder
-    assert metric(folder, "train/amp_skipped").tolist() == [0.0, 1.0, 1.0]
-    assert metric(folder, "train/amp_scale").tolist() == [
-        INITIAL_SCALE,
-        INITIAL_SCALE,
-        INITIAL_SCALE / 2,
-    ]
-
-
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
 def test_a_captured_graph_is_not_disturbed(live: ScriptSession, mode: str) -> None:
     """`global` forbids every thread of the process what the capturing one may not do."""
@@ -211,81 +174,66 @@ def test_a_captured_graph_is_not_disturbed(live: ScriptSession, mode: str) -> No
     assert loss.item() < before
 
 
-SNAPSHOT = """
-import sys, time
-import torch
-w = torch.nn.Parameter(torch.ones(1024, 1024, device="cuda"))
-optimizer = torch.optim.SGD([w], lr=0.1)
-until = time.monotonic() + 60
-while time.monotonic() < until and not sys.stdin.isatty():
-    optimizer.zero_grad()
-    (w * 2).mean().backward()
-    optimizer.step()
-    time.sleep(0.01)
-"""
+AMOUNTS = 5
 
 
-def test_stop_and_memory_snapshot_act_on_a_watched_script(tmp_path: Path) -> None:
-    script = tmp_path / "endless.py"
-    script.write_text(SNAPSHOT)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "stepscope.watch", str(script)],
-        cwd=ROOT,
-        env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path / "runs")},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not (found := list(run_folders(tmp_path / "runs"))) or (
-            read_run(found[0]).status is not RunStatus.RUNNING
-        ):
-            assert time.monotonic() < deadline
-            assert child.poll() is None, child.stderr.read() if child.stderr else ""
-            time.sleep(0.05)
-        [folder] = found
-        send_command(folder, CommandName.MEMORY_SNAPSHOT, {})
-        while not any(event.kind == CommandName.MEMORY_SNAPSHOT for event in events(folder)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        send_command(folder, CommandName.STOP, {})
-        child.communicate(timeout=30)
-    finally:
-        child.kill()
-    assert read_run(folder).status is RunStatus.STOPPED
-    event = next(e for e in events(folder) if e.kind == CommandName.MEMORY_SNAPSHOT)
-    assert event.data["ok"], event.text
-    assert any(path.suffix in {".pickle", ".pkl"} for path in folder.rglob("*")), event.text
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptSession]:
+    monkeypatch.setattr(tracker, "_current", None)
+    bare = ScriptSession(find_place(tmp_path, "amounts", {}), name="amounts", kind=RunKind.WATCH)
+    yield bare
+    bare.close(RunStatus.FINISHED)
 
 
-@pytest.mark.alone
-def test_the_cost_of_a_step(tmp_path: Path) -> None:
-    """Blocks with and without hooks in turn; reported, as a limit would fail on a busy machine."""
-    live = ScriptSession(find_place(tmp_path, "cost", {}), name="cost", kind=RunKind.WATCH)
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    script = Script(width=1024)
-    script.epoch()
-    for block in range(2 * BLOCKS):
-        on = bool(block % 2)
-        attached = hooks.install(live) if on else None
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        script.epoch()
-        torch.cuda.synchronize()
-        seconds[on].append((time.perf_counter() - began) / STEPS)
-        if attached is not None:
-            attached.remove()
-    live.close(RunStatus.FINISHED)
-    bare, watched = (1e6 * statistics.median(seconds[on]) for on in (False, True))
-    report: dict[str, Any] = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
-        "bare_us": bare,
-        "watched_us": watched,
-        "added_us": watched - bare,
-    }
-    path = os.environ.get("STEPSCOPE_GPU_WATCH_REPORT")
-    if path:
-        Path(path).write_text(json.dumps(report, indent=1), encoding="utf-8")
-    assert len(metric(live.recorder.folder, "train/loss")) == BLOCKS * STEPS
+def amounts(folder: Path, key: str) -> list[float]:
+    """What was given, worked out from the rate."""
+    rates, times = metric(folder, f"perf/{key}_per_sec"), metric(folder, "perf/step_time")
+    found: list[float] = np.round(rates * times[-len(rates) :]).tolist()
+    return found
+
+
+def test_a_step_waits_for_no_amount(bare: ScriptSession) -> None:
+    rec, number = Tracker(bare), torch.full((), 128, device="cuda")
+    rec.step(loss=1.0, tokens=number)
+    with waiting_raises():
+        for _ in range(AMOUNTS):
+            rec.step(loss=1.0, tokens=number)
+        for _ in range(AMOUNTS):
+            rec.log(tokens=number)
+            rec.log(tokens=2)
+            number += 1  # in place: what was logged before stays
+            rec.step(loss=1.0, tokens=number)
+    bare.close(RunStatus.FINISHED)
+    assert amounts(bare.recorder.folder, "tokens") == [128] * AMOUNTS + [
+        2 * number + 3 for number in range(128, 128 + AMOUNTS)
+    ]
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_the_device_is_that_of_the_loss(as_list: bool) -> None:
+    w = torch.nn.Parameter(torch.ones(3, device="cuda"))
+    with hooked() as live:
+        for _ in range(HELD):
+            loss = w.square().sum()
+            torch.autograd.backward([loss] if as_list else loss)
+    assert live.devices == [0]
+
+
+@pytest.mark.parametrize("first", ["cpu", "cuda"])
+def test_copies_are_timed_once_where_an_optimizer_follows(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudasim = pytest.importorskip("cudasim", reason="only the simulator counts its calls")
+    monkeypatch.setattr("stepscope.watch.hooks.h2d_copies.LEAST_S", 0.0)  # each step is measured
+    with hooked() as live:
+        w = torch.nn.Parameter(torch.ones(3, device=first))
+        for _ in range(HELD):
+            w.square().sum().backward()
+        w = torch.nn.Parameter(torch.ones(3, device="cuda"))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        w.square().sum().backward()
+        optimizer.step()
+        with cudasim.counted() as calls:
+            torch.ones(3).to("cuda")
+    assert live.devices == ([0] if first == "cuda" else [None, 0])
+    assert sum(number for name, number in calls.items() if "EventRecord" in name) == 2

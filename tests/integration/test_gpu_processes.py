@@ -39,20 +39,3 @@ def test_a_process_from_before_may_stay(left: subprocess.Popen[str]) -> None:
     with gpu_processes.none_left():
         assert left.pid in gpu_processes.started()
     assert left.poll() is None
-
-
-def test_the_child_of_a_process_that_has_ended_is_found() -> None:
-    """As a rank is whose torchrun was killed."""
-    program = (
-        "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', sys.argv[1]],\n"
-        "    stdin=sys.stdin, stdout=subprocess.DEVNULL)\n"
-        "print(child.pid, flush=True)\n"
-    )
-    command = [sys.executable, "-c", program, LEFT]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as parent:
-        assert parent.stdout is not None
-        orphan = int(parent.stdout.readline())
-        parent.wait(20)
-        assert orphan in gpu_processes.started()

@@ -20,6 +20,7 @@ from stepscope.run import RunKind, RunStatus
 from stepscope.session.script_session import ScriptSession
 from stepscope.store import StoreReader
 from stepscope.tracker import Tracker
+from tests.support.run_values import metric
 
 
 class Raises:
@@ -51,65 +52,15 @@ def cycle() -> list[Any]:
     return found
 
 
-HOSTILE = [
-    None,
-    True,
-    -1,
-    2**31,
-    2**53,
-    2**63,
-    -(2**63),
-    2**64,
-    -(2**64),
-    10**400,
-    10**5000,
-    math.nan,
-    math.inf,
-    -math.inf,
-    1e300,
-    5e-324,
-    1j,
-    "",
-    "nan",
-    "x",
-    "\ud800",
-    "\0",
-    b"\xff",
-    [],
-    [1.0],
-    {},
-    {"a": 1},
-    {1: 2},
-    (),
-    object(),
-    Raises(),
-    Item(),
-    cycle(),
-    type,
-    np.float32(1),
-    np.int64(3),
-    np.zeros(2),
-    np.array("x"),
-    np.datetime64("NaT"),
-    torch.tensor(1.0),
-    torch.zeros(2),
-    torch.tensor(1j),
-    torch.zeros((), requires_grad=True),
-    torch.empty(0),
-    torch.tensor(1.0).to_sparse(),
-    torch.empty((), device="meta"),
-    "k" * 100_000,
-]
+INTEGERS = [True, -1, 2**31, 2**53, 2**63, -(2**63), 2**64, -(2**64), 10**400, 10**5000]
+FLOATS = [math.nan, math.inf, -math.inf, 1e300, 5e-324, 1j]
+TEXTS = ["", "nan", "x", "\ud800", "\0", b"\xff", "k" * 100_000]
+OBJECTS = [None, [], [1.0], {}, {"a": 1}, {1: 2}, (), object(), Raises(), Item(), cycle(), type]
+ARRAYS = [np.float32(1), np.int64(3), np.zeros(2), np.array("x"), np.datetime64("NaT")]
+TENSORS = [torch.tensor(1.0), torch.zeros(2), torch.tensor(1j), torch.zeros((), requires_grad=True)]
+TENSORS += [torch.empty(0), torch.tensor(1.0).to_sparse(), torch.empty((), device="meta")]
+HOSTILE: list[Any] = [*INTEGERS, *FLOATS, *TEXTS, *OBJECTS, *ARRAYS, *TENSORS]
 NAMES = ["", "train/loss", "\ud800", "\0\n", "k" * 100_000, "ü" * 300, 1, None, (), math.nan]
-
-
-def numbers(folder: Path, key: str) -> list[float]:
-    with StoreReader(folder) as reader:
-        (info,) = (info for info in reader.series() if info.stream == "steps")
-        block = reader.read(info.id, 0, info.rows, 1)
-    line = block.keys.index(key)
-    found: list[float] = block.mean[line][block.count[line] > 0].tolist()
-    return found
 
 
 def texts(folder: Path) -> list[str]:
@@ -154,12 +105,8 @@ def test_no_call_of_a_recorder_raises(
     raised = []
     for place, value in enumerate(HOSTILE):
         raised += [(place, said) for said in attempt(recorder_calls(recorder, value))]
-    raised += attempt(
-        [
-            lambda name=name: recorder.log(recorder.step, {name: 1.0})  # type: ignore[misc]
-            for name in NAMES
-        ]
-    )
+    for name in NAMES:
+        raised += attempt([lambda name=name: recorder.log(recorder.step, {name: 1.0})])  # type: ignore[misc]
     assert raised == []
     recorder.step = 1000
     recorder.log(2**62, {"sane": 1.0})
@@ -167,7 +114,7 @@ def test_no_call_of_a_recorder_raises(
     recorder.event("mark", "sane")
     recorder.sample({"sane": 1.0})
     recorder.close(RunStatus.FINISHED)
-    assert numbers(tmp_path, "sane") == [2.0]
+    assert metric(tmp_path, "sane").tolist() == [2.0]
     assert texts(tmp_path)[-1] == "sane"
     assert max(len(record.message) for record in caplog.records) < 500
     assert [record for record in caplog.records if record.levelno > logging.WARNING] == []
@@ -184,6 +131,8 @@ def tracker_calls(rec: Tracker, value: Any) -> list[Callable[[], object]]:
         lambda: rec.log(samples=value, tokens=value),
         lambda: rec.step(loss=0.5, tokens=value),
         lambda: rec.event(value, data=value),
+        lambda: rec.event("x", kind=value, text=value),
+        lambda: rec.log({b"x": value, 3: value}),
         lambda: setattr(rec, "epoch", value),
         lambda: list(rec.batches([value, (value,), {"x": value}], count=True)),
     ]
@@ -207,10 +156,12 @@ def test_no_call_of_a_tracker_raises(
     for place, value in enumerate(HOSTILE):
         raised += [(place, said) for said in attempt(tracker_calls(rec, value))]
     assert raised == []
-    rec.step(loss=0.25)
+    for epoch in (None, math.nan, "3/10", 2**70, 7.0):
+        rec.step(loss=0.25, epoch=epoch)
+    assert rec.epoch == 7
     rec.event("sane")
     rec.close()
-    assert numbers(live.recorder.folder, "train/loss")[-1] == 0.25
+    assert metric(live.recorder.folder, "train/loss")[-1] == 0.25
     assert "sane" in texts(live.recorder.folder)  # before the alert of a loss that is NaN
     tracebacks = [record for record in caplog.records if record.exc_info]
     assert len(list(itertools.islice(tracebacks, 2))) <= 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from dashboard.machine.machine_poller import MachinePoller
 from stepscope.gpu.source import NullSource
 from tests.support.fake_machine import FakeErrors, FakeSource, gpus, info, machine
+from tests.support.waiting import wait_until
 
 NAME = "stepscope-machine"
 Make = Callable[..., MachinePoller]
@@ -22,7 +24,7 @@ def watching() -> Iterator[Make]:
     FakeErrors.begun = []
     made: list[MachinePoller] = []
 
-    def make(source: object, **options: float) -> MachinePoller:
+    def make(source: object, **options: Any) -> MachinePoller:
         watch = MachinePoller(
             machine(source),
             watch_errors=FakeErrors,  # type: ignore[arg-type]
@@ -40,30 +42,10 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == NAME]
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_nobody_looks_nothing_runs(watching: Make) -> None:
-    source = FakeSource(gpus(1))
-    watching(source)
-    assert threads() == []
-    assert source.reads == []
-
-
-def test_the_first_question_waits_for_the_first_look(watching: Make) -> None:
-    seen = watching(FakeSource(gpus(2))).look()
-    assert seen.trouble is None
-    assert seen.view is not None
-    assert len(seen.view.devices) == 2
-
-
 def test_many_tabs_share_one_thread_and_its_looks(watching: Make) -> None:
     source = FakeSource(gpus(1))
     watch = watching(source, period_s=3600.0)
+    assert threads() == source.reads == [], "nothing runs where nobody looks"
     tabs = [threading.Thread(target=watch.look) for _ in range(16)]
     for tab in tabs:
         tab.start()
@@ -133,35 +115,21 @@ def test_a_look_that_fails_is_told_and_the_next_may_succeed(watching: Make) -> N
     assert watch.look().trouble == "The GPUs could not be read: RuntimeError: broken"
     source.before_read = lambda: None
     wait_until(lambda: watch.look().trouble is None)
-
-
-def test_after_the_end_nothing_begins_again(watching: Make) -> None:
-    watch = watching(FakeSource(gpus(1)))
-    watch.look()
     watch.close()
     watch.look()
-    assert threads() == []
+    assert threads() == [], "after the end nothing begins again"
 
 
-def test_a_driver_that_falls_silent_is_said_with_what_was_seen_last() -> None:
+def test_a_driver_that_falls_silent_is_said_with_what_was_seen_last(watching: Make) -> None:
     source, release, late = FakeSource(gpus(1)), threading.Event(), [0.0]
-    watch = MachinePoller(
-        machine(source),
-        watch_errors=FakeErrors,  # type: ignore[arg-type]
-        clock=lambda: time.monotonic() + late[0],
-        period_s=0.02,
-        idle_s=3600.0,
-    )
-    FakeErrors.begun = []
-    try:
-        assert watch.look().trouble is None
-        source.before_read = lambda: release.wait(20) and None
-        time.sleep(0.1)  # the thread is in the call now
-        late[0] = 30.0
-        seen = watch.look()
-        assert seen.view is not None
-        assert seen.trouble is not None
-        assert seen.trouble.startswith("No response from the NVIDIA driver for 30 s;")
-    finally:
-        release.set()
-        watch.close()
+    clock: Any = lambda: time.monotonic() + late[0]  # noqa: E731
+    watch = watching(source, clock=clock, idle_s=3600.0)
+    assert watch.look().trouble is None
+    source.before_read = lambda: release.wait(20) and None
+    time.sleep(0.1)  # the thread is in the call now
+    late[0] = 30.0
+    seen = watch.look()
+    release.set()
+    assert seen.view is not None
+    assert seen.trouble is not None
+    assert seen.trouble.startswith("No response from the NVIDIA driver for 30 s;")

@@ -1,11 +1,15 @@
-"""Hugging Face's Trainer and Lightning under watch: their own loops, none of ours, no callback."""
+"""What `stepscope watch` records of scripts that print the truth: loops, frameworks, compiled."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from tests.support.child_process import child
+from tests.support.fake_live import hooked
 from tests.support.watched_scripts import Captured, watch
 
 
@@ -15,22 +19,11 @@ def micro_sums(captured: Captured) -> list[float]:
     return [first + second for first, second in zip(losses[::2], losses[1::2], strict=True)]
 
 
-@pytest.fixture(scope="module")
-def huggingface(tmp_path_factory: pytest.TempPathFactory) -> Captured:
-    pytest.importorskip("transformers")
-    output = tmp_path_factory.mktemp("output")
-    return watch(tmp_path_factory.mktemp("runs"), "capture_huggingface.py", str(output))
-
-
-@pytest.fixture(scope="module")
-def lightning(tmp_path_factory: pytest.TempPathFactory) -> Captured:
-    pytest.importorskip("lightning")
-    return watch(tmp_path_factory.mktemp("runs"), "capture_lightning.py")
-
-
 @pytest.mark.parametrize("framework", ["huggingface", "lightning"])
-def test_loss_steps_epochs_and_samples(framework: str, request: pytest.FixtureRequest) -> None:
-    captured: Captured = request.getfixturevalue(framework)
+def test_loss_steps_epochs_samples_rates_and_norms(framework: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers" if framework == "huggingface" else framework)
+    output = [str(tmp_path / "output")] if framework == "huggingface" else []
+    captured = watch(tmp_path / "runs", f"capture_{framework}.py", *output)
     assert captured.recorded("train/loss") == micro_sums(captured)
     assert captured.recorded("step") == [1, 2, 3, 4, 5, 6]
     assert captured.recorded("train/backwards") == [2.0] * 6
@@ -40,22 +33,14 @@ def test_loss_steps_epochs_and_samples(framework: str, request: pytest.FixtureRe
     samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in timed]
     assert sum(samples) <= 48 - 8, "evaluation's batches are not among them"
     assert all(row["perf/data_wait"] < row["perf/step_time"] for row in timed)
-
-
-def test_huggingface_rates_and_norms(huggingface: Captured) -> None:
-    assert huggingface.recorded("train/lr") == huggingface.spoken("lr")
-    assert huggingface.recorded("train/grad_norm") == pytest.approx(huggingface.spoken("norm"))
-    assert huggingface.run_json["optimizers"] == ["AdamW"]
-
-
-def test_lightning_rates_and_norms(lightning: Captured) -> None:
-    assert lightning.recorded("train/lr") == [0.1] * 3 + [0.05] * 3
-    assert len(lightning.recorded("train/grad_norm")) == 6
-    assert lightning.run_json["optimizers"] == ["Adam"]
-
-
-def test_the_scripts_folder_is_not_touched(lightning: Captured) -> None:
-    assert not list(Path(__file__).parents[1].joinpath("scripts").glob("lightning_logs"))
+    rates, norms = captured.recorded("train/lr"), captured.recorded("train/grad_norm")
+    if framework == "huggingface":
+        assert (rates, captured.run_json["optimizers"]) == (captured.spoken("lr"), ["AdamW"])
+        assert norms == pytest.approx(captured.spoken("norm"))
+    else:
+        assert (rates, captured.run_json["optimizers"]) == ([0.1] * 3 + [0.05] * 3, ["Adam"])
+        assert len(norms) == 6
+        assert not list(Path(__file__).parents[1].joinpath("scripts").glob("lightning_logs"))
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "huggingface", "lightning"])
@@ -67,3 +52,86 @@ def test_epochs_and_samples_of_every_step(framework: str, tmp_path: Path) -> Non
     assert captured.run_json["epoch"] == captured.spoken("epoch")[-1]
     samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in captured.rows[1:]]
     assert samples == pytest.approx(captured.spoken("samples")[1:])
+
+
+def test_the_values_are_the_scripts_own(tmp_path: Path) -> None:
+    loops = watch(tmp_path, "capture_loops.py")
+    assert loops.recorded("train/loss") == loops.spoken("loss"), "to the last bit"
+    with_loss = [row["step"] for row in loops.rows if "train/loss" in row]
+    assert with_loss == [float(step) for step in range(1, len(loops.said) + 1)]
+    assert loops.run_json["optimizers"] == ["LBFGS"], "each took the place of the one before"
+    assert loops.run_json["device"] == "cpu"
+
+    first = loops.rows[: len(loops.spoken("norm"))]
+    keys = {"grad_norm": "norm", "lr": "lr", "lr.group1": "bias_lr", "epoch": "epoch"}
+    for key, name in keys.items():
+        assert [row[f"train/{key}"] for row in first] == loops.spoken(name)
+    first = loops.rows[1 : len(loops.spoken("samples"))]
+    samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in first]
+    assert samples == pytest.approx(loops.spoken("samples")[1:]), "those of training alone"
+    assert all(0 < row["perf/data_wait"] < row["perf/step_time"] for row in first)
+
+    scaled = [row for row in loops.rows if "train/amp_scale" in row]
+    skips = [row for row in scaled if "train/loss" not in row]
+    assert [row["train/amp_skipped"] for row in skips] == [1.0, 2.0]
+    steps = [row["train/amp_scale"] for row in scaled if "train/loss" in row]
+    assert steps[: len(loops.spoken("scale"))] == loops.spoken("scale")
+    assert [event.kind for event in loops.events].count("amp_skipped") == 1
+    told = [event.text.partition(",")[0] for event in loops.events if event.kind == "epoch"]
+    assert told == ["Epoch 1: 3 batches", "Epoch 2: 3 batches"]
+
+
+IMPORT = """
+import os, sys
+from stepscope.watch import hooks
+from tests.support.fake_live import FakeLive
+live = FakeLive()
+finders = list(sys.meta_path)
+hooks.install(live)
+assert "torch" not in sys.modules, "torch must not be imported by us"
+os.environ["OMP_NUM_THREADS"] = "1"  # counts only before the import
+import importlib.util
+import torch
+assert torch.get_num_threads() == 1
+assert type(torch.__spec__.loader).__name__ == "SourceFileLoader"
+assert sys.meta_path == finders
+assert "torch._dynamo" not in sys.modules, "a second of import time that nobody asked for"
+w = torch.nn.Parameter(torch.ones(()))
+optimizer = torch.optim.SGD([w], lr=0.1)
+(w * 1).backward()
+optimizer.step()
+print(live.rows)
+"""
+
+
+def test_the_hooks_wait_for_the_scripts_own_import() -> None:
+    assert child(IMPORT) == "[(1, {'train/loss': 1.0, 'train/lr': 0.1})]\n"
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler provokes warnings of torch itself
+@pytest.mark.parametrize("what", ["model", "step"])
+def test_a_compiled_script_computes_the_same_and_is_seen(what: str) -> None:
+    def run() -> list[float]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        forward = torch.compile(model, backend="aot_eager") if what == "model" else model
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = forward(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return loss.detach()
+
+        run_step = torch.compile(step, backend="aot_eager") if what == "step" else step
+        return [run_step(torch.randn(8, 4)).item() for _ in range(5)]
+
+    bare, graphs = run(), dict(torch._dynamo.utils.counters["stats"])
+    with hooked() as live:
+        assert run() == bare
+    assert live.values("train/loss") == bare
+    assert dict(torch._dynamo.utils.counters["stats"]) == graphs

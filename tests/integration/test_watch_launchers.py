@@ -7,8 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,8 @@ from stepscope.run.rank_info import RankMetadata, read_rank_file
 from stepscope.run.rank_status import rank_states
 from stepscope.store import StoreReader
 from stepscope.store.reader import send_command
+from tests.support.run_values import steps_of
+from tests.support.waiting import wait_until
 from tests.support.watched_scripts import SCRIPTS
 
 STEPS = 6
@@ -87,24 +87,17 @@ def test_frameworks_under_torchrun(tmp_path: Path, framework: str) -> None:
     the_run(tmp_path)
 
 
-def test_lightnings_own_launcher(tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
-    ended(begin(tmp_path, [*PYTHON, "stepscope.watch", "launched.py", "lightning"]))
-    the_run(tmp_path)
-
-
-def test_spawned_processes_take_the_place_of_the_script(tmp_path: Path) -> None:
-    words = ["launched.py", "spawn", str(STEPS), free_port()]
-    process = begin(tmp_path, [*PYTHON, "stepscope.watch", *words])
+@pytest.mark.parametrize("how", ["lightning", "spawn", "spawn-init"])
+def test_processes_that_the_script_starts(tmp_path: Path, how: str) -> None:
+    """Lightning's own launcher; spawned ranks in place of the script; `init` in each of them."""
+    if how == "lightning":
+        pytest.importorskip("lightning")
+    watch = [sys.executable] if how == "spawn-init" else [*PYTHON, "stepscope.watch"]
+    more = [] if how == "lightning" else [str(STEPS), free_port()]
+    process = begin(tmp_path, [*watch, "launched.py", how, *more])
     ended(process)
     ranks = the_run(tmp_path)
-    assert process.pid not in [rank["pid"] for rank in ranks]
-
-
-def test_init_in_each_spawned_process(tmp_path: Path) -> None:
-    """They tell torch alone which rank they are."""
-    ended(begin(tmp_path, [sys.executable, "launched.py", "spawn-init", str(STEPS), free_port()]))
-    the_run(tmp_path)
+    assert (process.pid in [rank["pid"] for rank in ranks]) == (how == "lightning")
 
 
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
@@ -145,10 +138,10 @@ def test_stop_ends_all_ranks_at_the_same_step(tmp_path: Path, how: str) -> None:
         pytest.importorskip(how)
     process = begin(tmp_path, [*STOPPED[how](), LONG, free_port()])
     try:
-        wait_until(lambda: min(steps(tmp_path), default=0) > 5)
+        wait_until(lambda: min(steps(tmp_path), default=0) > 5, 240)
         [folder] = run_folders(tmp_path)
         send_command(folder, "stop", {})
-        wait_until(lambda: not any(rank.status.live for rank in files(folder)))
+        wait_until(lambda: not any(rank.status.live for rank in files(folder)), 240)
         assert [rank.status for rank in files(folder)] == [RunStatus.STOPPED] * 2
         assert len(set(steps(tmp_path))) == 1
         process.communicate(timeout=120)
@@ -169,8 +162,24 @@ def steps(root: Path) -> list[int]:
         return []
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 240
-    while not true():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.05)
+def node(number: int, root: Path, port: str) -> subprocess.Popen[bytes]:
+    """Start the agent of one node, of one process, on its own made-up host."""
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-id", "sweep", "--local-addr", "127.0.0.1"]
+    place = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--nproc-per-node", "1"]
+    script = ["-m", "stepscope.watch", "ranks.py"]
+    path = os.pathsep.join([str(SCRIPTS / "host_name"), os.environ.get("PYTHONPATH", "")])
+    command = [*PYTHON, "torch.distributed.run", *rendezvous, *place, *script]
+    return begin(root, command, PYTHONPATH=path, STAND_IN_HOST=f"node{number}")
+
+
+def test_two_hosts_with_a_shared_disk_are_one_run(tmp_path: Path) -> None:
+    """Two nodes of torchrun on one machine that believe to be two hosts."""
+    port = free_port()
+    ended(node(0, tmp_path, port), node(1, tmp_path, port))
+    [first] = run_folders(tmp_path)
+    assert [steps_of(first, number) for number in (0, 1)] == [20, 20]
+    found = [json.loads((first / name).read_text()) for name in ("run.json", "rank1.json")]
+    assert [(one["rank"], one["world_size"]) for one in found] == [(0, 2), (1, 2)]
+    assert {one["host"] for one in found} == {"node0", "node1"}
+    assert read_run(first).status is RunStatus.FINISHED
+    assert [standing.state.value for standing in rank_states(first)] == ["finished"] * 2

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pty
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import stepscope
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.session import stop
-from stepscope.store import EventRow, StoreError, StoreReader
+from stepscope.store import EventRow
 from stepscope.store.reader import send_command
-from tests.support.run_values import steps_of
+from tests.support.run_values import events, metric
+from tests.support.waiting import wait_for, wait_until
 from tests.support.watched_scripts import AS_MODULE, SCRIPTS, run, watched_like_bare
 
 WATCH = [sys.executable, "-c", "from stepscope.cli import main; raise SystemExit(main())", "watch"]
@@ -69,15 +68,12 @@ def test_a_script_sees_what_it_would_see_bare(tmp_path: Path, watch: list[str]) 
     found = watched_like_bare(tmp_path, "beside/script.py", "--name", "x", "-m", watch=watch)
     assert found.run_json["script"]["arguments"] == ["--name", "x", "-m"]
     assert found.run_json["name"] == "script"
-
-
-def test_a_module_sees_what_it_would_see_bare(tmp_path: Path) -> None:
-    beside = str(SCRIPTS / "beside")
-    watched_like_bare(tmp_path, "-m", "beside.script", "--runs", "x", PYTHONPATH=beside)
-
-
-def test_an_unbuffered_script_is_kept_too(tmp_path: Path) -> None:
-    watched_like_bare(tmp_path, "endings.py", "exception", PYTHONUNBUFFERED="1")
+    if watch is AS_MODULE:
+        beside = str(SCRIPTS / "beside")
+        module = ("-m", "beside.script", "--runs", "x")
+        watched_like_bare(tmp_path / "module", *module, PYTHONPATH=beside)
+        unbuffered = ("endings.py", "exception")
+        watched_like_bare(tmp_path / "unbuffered", *unbuffered, PYTHONUNBUFFERED="1")
 
 
 def through_a_terminal(command: list[str], tmp_path: Path) -> bytes:
@@ -137,32 +133,30 @@ def test_a_safe_path_stays_safe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("script", "code"),
-    [(["missing.py"], 2), (["-m", "missing"], 1), (["-m", "missing.part"], 1), (["-m", "json"], 1)],
+    [
+        (["missing.py"], 2),
+        (["-m", "missing"], 1),
+        (["-m", "missing.part"], 1),
+        (["-m", "json"], 1),
+        (["{tmp}/broken.py"], 1),  # a syntax error
+    ],
 )
-def test_what_cannot_be_found_is_told_as_python_does(
+def test_what_cannot_run_is_told_as_python_does(
     tmp_path: Path, script: list[str], code: int
 ) -> None:
+    (tmp_path / "broken.py").write_text("print('so far')\nx = = 1\n")
+    script = [word.format(tmp=tmp_path) for word in script]
     bare, seen = run([sys.executable, *script], tmp_path), run([*AS_MODULE, *script], tmp_path)
     assert (seen.returncode, seen.stderr) == (code, bare.stderr)
     assert list(run_folders(tmp_path)) == []
 
 
-def test_a_syntax_error_is_told_as_python_does(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("print('so far')\nx = = 1\n")
-    script = str(tmp_path / "broken.py")
-    bare, seen = run([sys.executable, script], tmp_path), run([*AS_MODULE, script], tmp_path)
-    assert (seen.returncode, seen.stderr) == (bare.returncode, bare.stderr)
-
-
-def test_without_a_run_folder_the_script_runs_all_the_same(tmp_path: Path) -> None:
+def test_without_a_run_folder_or_a_stderr_the_script_runs_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     seen = run([*AS_MODULE, "--runs", str(tmp_path / "file"), "endings.py", "exit 3"], tmp_path)
     assert (seen.returncode, seen.stdout) == (3, b"begins exit 3\n")
     assert b"stepscope: not watched" in seen.stderr
-
-
-def test_a_script_without_a_stderr_runs_all_the_same(tmp_path: Path) -> None:
-    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh"]
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh"]  # without a stderr
     bare = run([*closed, sys.executable, "endings.py", "exit 3"], tmp_path)
     seen = run([*closed, *AS_MODULE, "endings.py", "exit 3"], tmp_path)
     assert (seen.returncode, seen.stdout) == (bare.returncode, bare.stdout) == (3, bare.stdout)
@@ -193,48 +187,16 @@ def test_training_gives_the_same_losses_to_the_last_bit(tmp_path: Path) -> None:
     assert found.run_json["device"] == "cpu"
     # Plain 8, accumulation 4, GAN 8 of both optimizers, workers 8; of two threads one is recorded.
     assert found.run_json["step"] == 28
-    with StoreReader(found.folder) as reader:
-        [steps] = [info for info in reader.series() if info.stream == "steps"]
-        keys = reader.keys(steps.id)
-    assert {"train/loss", "train/lr", "train/grad_norm", "train/loss.optimizer1"} <= set(keys)
-
-
-def test_every_rank_of_torchrun_has_a_store(tmp_path: Path) -> None:
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
-    bare = run([*torchrun, "ranks.py"], tmp_path, OMP_NUM_THREADS="1")
-    seen = run([*torchrun, "-m", "stepscope.watch", "ranks.py"], tmp_path, OMP_NUM_THREADS="1")
-    assert bare.returncode == 0, bare.stderr.decode()
-    assert seen.returncode == 0, seen.stderr.decode()
-    assert sorted(seen.stdout.splitlines()) == sorted(bare.stdout.splitlines())
-    [folder] = run_folders(tmp_path)
-    assert [steps_of(folder, rank) for rank in (0, 1)] == [20, 20]
-    ranks = [json.loads((folder / name).read_text()) for name in ("run.json", "rank1.json")]
-    assert [(run_json["rank"], run_json["world_size"]) for run_json in ranks] == [(0, 2), (1, 2)]
-    assert [run_json["status"] for run_json in ranks] == ["finished", "finished"]
-    assert (folder / "output.rank1.log").read_bytes().startswith(b"1 ")
+    keys = {"train/loss", "train/lr", "train/grad_norm", "train/loss.optimizer1"}
+    assert keys <= set(stepscope.open(found.folder).metrics)
 
 
 def test_a_job_tells_what_ended_it_first(tmp_path: Path) -> None:
     found = {}
     for how in ("raise", "kill"):
-        torchrun = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            "-m",
-            "stepscope.watch",
-        ]
-        run([*torchrun, "rank_failure.py", how], tmp_path / how, OMP_NUM_THREADS="1")
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        watched = ["--nproc-per-node", "2", "-m", "stepscope.watch", "rank_failure.py", how]
+        run([*torchrun, *watched], tmp_path / how, OMP_NUM_THREADS="1")
         [folder] = run_folders(tmp_path / how)
         found[how] = read_run(folder)
     assert (found["raise"].status, found["raise"].reason, found["raise"].cause) == (
@@ -259,39 +221,23 @@ class Endless:
             stdout=subprocess.PIPE,
             env={**os.environ, "STEPSCOPE_RUNS": str(tmp_path)},
         )
-        self.wait(lambda: any(run_folders(tmp_path)))
+        wait_until(lambda: any(run_folders(tmp_path)))
         [self.folder] = run_folders(tmp_path)
         if "--no-torch" in arguments or "--hold-gil" in arguments:
             assert self.process.stdout is not None
             self.process.stdout.readline()
         else:
-            self.wait(lambda: read_run(self.folder).status is RunStatus.RUNNING)
-
-    def wait(self, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 40
-        while not true():
-            assert time.monotonic() < deadline, "timed out"
-            time.sleep(0.01)
+            wait_until(lambda: read_run(self.folder).status is RunStatus.RUNNING)
 
     def ask(self, name: str, **args: str) -> EventRow:
         """Ask for something and wait until it is done or refused."""
         command_id = send_command(self.folder, name, args)
-        found: list[EventRow] = []
 
-        def answered() -> bool:
-            try:
-                with StoreReader(self.folder) as reader:
-                    found[:] = [
-                        event
-                        for event in reader.events()
-                        if event.data.get("command_id") == command_id
-                    ]
-            except StoreError:
-                return False
-            return bool(found)
+        def answer() -> EventRow | None:
+            found = (event for event in events(self.folder))
+            return next((one for one in found if one.data.get("command_id") == command_id), None)
 
-        self.wait(answered)
-        return found[0]
+        return wait_for(answer, 40)  # type: ignore[no-any-return]
 
     def end(self) -> tuple[int, bytes]:
         output, _ = self.process.communicate(timeout=40)
@@ -302,7 +248,7 @@ def test_the_pages_buttons_act_on_a_script(tmp_path: Path) -> None:
     script = Endless(tmp_path)
     assert script.ask("mark", text="here").text == "here"
     assert script.ask("pause").text.startswith("Pause: after step ")
-    script.wait(lambda: read_run(script.folder).status is RunStatus.PAUSED)
+    wait_until(lambda: read_run(script.folder).status is RunStatus.PAUSED)
     assert "process memory" in script.ask("empty_cache").text
     assert "objects freed" in script.ask("collect_garbage").text
     assert script.ask("reset_peaks").data["after"]["process/peak_rss"] > 0
@@ -312,7 +258,7 @@ def test_the_pages_buttons_act_on_a_script(tmp_path: Path) -> None:
     paused = read_run(script.folder).run_json["step"]
     assert script.ask("mark").step == paused
     script.ask("resume")
-    script.wait(lambda: read_run(script.folder).run_json["step"] > paused)
+    wait_until(lambda: read_run(script.folder).run_json["step"] > paused)
     assert script.ask("pause").data["ok"]
     assert "SIGINT sent" in script.ask("stop").text
     assert script.end() == (-2, b"cleaned up\n")
@@ -324,18 +270,15 @@ def test_a_second_stop_ends_a_script_that_ignores_the_first(tmp_path: Path) -> N
     script = Endless(tmp_path, "--ignore")
     assert "which ignores it" in script.ask("stop").text
     step = read_run(script.folder).run_json["step"]
-    script.wait(lambda: read_run(script.folder).run_json["step"] > step)
-    said = "Stop asked: SIGINT sent; the script ignores it and goes on."
+    wait_until(lambda: read_run(script.folder).run_json["step"] > step)
+    said = "Stop requested: SIGINT sent; the script ignores it and continues."
     assert read_run(script.folder).reason == said
     send_command(script.folder, "stop", {})
     assert script.end() == (-15, b"")
     found = read_run(script.folder)
     assert (found.status, found.reason) == (RunStatus.STOPPED, "Stopped from the page (SIGTERM).")
-    with StoreReader(script.folder) as reader:
-        assert [event.data["signal"] for event in reader.events() if event.kind == "stop"] == [
-            "SIGINT",
-            "SIGTERM",
-        ]
+    stops = [event.data["signal"] for event in events(script.folder) if event.kind == "stop"]
+    assert stops == ["SIGINT", "SIGTERM"]
 
 
 def test_a_script_that_hears_nothing_is_ended_from_the_page(
@@ -345,7 +288,7 @@ def test_a_script_that_hears_nothing_is_ended_from_the_page(
     send_command(script.folder, "stop", {})
     assert stop.kill_unheard(read_run(script.folder)) is None  # it may only be slow
     monkeypatch.setattr(stop, "STALE_S", 2.0)
-    script.wait(lambda: read_run(script.folder).heartbeat_age_s > 2.0)
+    wait_until(lambda: read_run(script.folder).heartbeat_age_s > 2.0)
     assert script.process.poll() is None  # no thread of its own heard the Stop
     said = stop.kill_unheard(read_run(script.folder))
     assert said is not None
@@ -362,3 +305,34 @@ def test_an_impatient_stop_reaches_a_script_that_never_steps(tmp_path: Path) -> 
     assert "SIGINT sent" in script.ask("stop").text
     assert script.end()[0] == -2
     assert read_run(script.folder).status is RunStatus.STOPPED
+
+
+def test_updates_by_hand_are_steps(tmp_path: Path) -> None:
+    found = watched_like_bare(tmp_path, "without_optimizer.py", "by_hand")
+    [folder] = run_folders(tmp_path)
+    losses = [line for line in (folder / "output.log").read_text().splitlines() if line]
+    assert [loss.hex() for loss in metric(folder, "train/loss").tolist()] == losses
+    assert found.run_json["step"] == len(losses)
+    assert found.reason is None
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("functions", "never called backward()"),
+        ("never_stepped", "never stepped one"),
+        ("children", "Training in the processes that it started is not recorded"),
+    ],
+)
+def test_what_could_not_be_captured_is_said(tmp_path: Path, way: str, why: str) -> None:
+    found = watched_like_bare(tmp_path, "without_optimizer.py", way, last_line=why)
+    assert found.status is RunStatus.FINISHED
+    assert why in str(found.reason)
+
+
+def test_a_forked_child_says_nothing_at_its_end(tmp_path: Path) -> None:
+    seen = run([*AS_MODULE, "without_optimizer.py", "forked"], tmp_path)
+    [folder] = run_folders(tmp_path)
+    found = read_run(folder)
+    assert (found.status, found.run_json["step"], found.reason) == (RunStatus.FINISHED, 1, None)
+    assert [line[:25] for line in seen.stderr.splitlines()] == [b"stepscope: recording into"]

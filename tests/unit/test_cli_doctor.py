@@ -42,27 +42,13 @@ H100 = GpuProbe(
 )
 NO_DRIVER = "No NVIDIA driver library was found."
 
-BARE = MachineProbe(
-    python="3.11.7",
-    executable="/usr/bin/python",
-    version="0.1.0",
-    runs="/data/runs",
-    recording_error=None,
-    free=50 * GIB,
-    sqlite="3.40.1",
-    nvml_reason=NO_DRIVER,
-    nvml_broken=False,
-    device_nodes=False,
-    driver=None,
-    gpus=(),
-    torch=CPU_TORCH,
-    visible_devices=None,
-    page=None,
-    packages={"streamlit": "1.67", "plotly": "7.1", "pyarrow": "26", "tensorboard": "2.21"},
-    memory_limit=None,
-    cpu_limit=None,
-    shared_memory=8 * GIB,
-)
+PACKAGES = {"streamlit": "1.67", "plotly": "7.1", "pyarrow": "26", "tensorboard": "2.21"}
+SOFTWARE: dict[str, Any] = {"python": "3.11.7", "executable": "/usr/bin/python", "sqlite": "3.40.1"}
+SOFTWARE |= {"version": "0.1.0", "packages": PACKAGES, "torch": CPU_TORCH}
+HOST: dict[str, Any] = {"runs": "/data/runs", "free": 50 * GIB, "shared_memory": 8 * GIB}
+NO_GPU: dict[str, Any] = {"nvml_reason": NO_DRIVER, "nvml_broken": False, "device_nodes": False}
+UNSET = ["recording_error", "driver", "visible_devices", "page", "memory_limit", "cpu_limit"]
+BARE = MachineProbe(**dict.fromkeys(UNSET), **SOFTWARE, **HOST, **NO_GPU, gpus=())
 WITH_GPU = dataclasses.replace(
     BARE, nvml_reason=None, driver="580.95", gpus=(H100,), torch=CUDA_TORCH, device_nodes=True
 )
@@ -80,6 +66,7 @@ def marks(machine: MachineProbe) -> set[CheckStatus]:
 
 def test_a_machine_without_a_gpu_is_in_order() -> None:
     assert marks(BARE) == {CheckStatus.OK, CheckStatus.MISSING}
+    assert judged(BARE, "torch", torch=BLIND_TORCH).mark is CheckStatus.MISSING, "a CUDA build"
     driver = judged(BARE, "NVIDIA driver")
     assert (driver.mark, str(driver)[:16]) == (CheckStatus.MISSING, "–   NVIDIA drive")
     assert NO_DRIVER.rstrip(".") in driver.detail
@@ -92,21 +79,17 @@ def test_a_machine_with_all_parts_has_nothing_to_say_against() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "tested"),
-    [
-        ("2.10.1", False),
-        ("2.11.0", True),
-        ("2.15.3+cu132", True),
-        ("2.16.0a0", False),
-        ("3.0", False),
-        ("strange", True),
-    ],
+    ("versions", "tested"),
+    [(("2.10.1", "2.16.0a0", "3.0"), False), (("2.11.0", "2.15.3+cu132", "strange"), True)],
 )
-def test_a_version_of_torch_that_nobody_tried_is_named(version: str, tested: bool) -> None:
-    machine = dataclasses.replace(BARE, torch={**CPU_TORCH, "version": version})
-    said = [str(one) for one in findings(machine) if one.what == "torch's version"]
-    assert bool(said) != tested
-    assert all("tested with 2.11 to 2.15" in line for line in said)
+def test_a_version_of_torch_that_nobody_tried_is_named(
+    versions: tuple[str, ...], tested: bool
+) -> None:
+    for version in versions:
+        machine = dataclasses.replace(BARE, torch={**CPU_TORCH, "version": version})
+        said = [str(one) for one in findings(machine) if one.what == "torch's version"]
+        assert bool(said) != tested
+        assert all("tested with 2.11 to 2.15" in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +119,7 @@ def test_what_should_work_and_does_not_is_broken(
         (
             {"torch": BLIND_TORCH, "visible_devices": ""},
             CheckStatus.MISSING,
-            "hides every GPU",
+            "hides every",
             "Unset",
         ),
         ({"torch": BLIND_TORCH, "visible_devices": "-1"}, CheckStatus.MISSING, "hides", "Unset"),
@@ -153,10 +136,6 @@ def test_torch_is_judged_against_the_driver(
     assert remedy in found.remedy
 
 
-def test_a_cuda_build_on_a_machine_without_a_gpu_is_in_order() -> None:
-    assert judged(BARE, "torch", torch=BLIND_TORCH).mark is CheckStatus.MISSING
-
-
 def test_each_missing_metric_is_said_with_its_reason() -> None:
     missing = {"gpu/power": "permission", "gpu/energy": "not supported on this GPU"}
     gpu = dataclasses.replace(H100, missing=missing)
@@ -170,22 +149,9 @@ def test_each_missing_metric_is_said_with_its_reason() -> None:
     assert "MIG is on" in judged(WITH_GPU, "GPU 0", gpus=(mig,)).detail
 
 
-def test_the_limit_of_memory_is_that_of_the_process_as_the_sampler_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "memory.max").write_text(f"{GIB}")
-    (tmp_path / "memory.current").write_text(f"{GIB // 2}")
-    monkeypatch.setattr("stepscope.host.usage._own_folder", lambda: tmp_path)
-    assert survey._memory_limit() == GIB
-    (tmp_path / "memory.max").write_text("max")
-    assert survey._memory_limit() is None
-
-
 def test_what_limits_the_machine_is_noted() -> None:
-    assert (
-        "8.00 GiB of memory and 2 CPUs"
-        in judged(BARE, "container", memory_limit=8 * GIB, cpu_limit=2.0).detail
-    )
+    container = judged(BARE, "container", memory_limit=8 * GIB, cpu_limit=2.0)
+    assert "8.00 GiB of memory and 2 CPUs" in container.detail
     assert judged(BARE, "/dev/shm", shared_memory=64 * 2**20).mark is CheckStatus.MISSING
     assert "'0,1'" in judged(WITH_GPU, "CUDA_VISIBLE_DEVICES", visible_devices="0,1").detail
 
@@ -197,14 +163,11 @@ def test_optional_parts_are_missing_with_their_remedy() -> None:
     assert judged(BARE, "page", page="streamlit is not installed.").mark is CheckStatus.MISSING
 
 
-@pytest.mark.parametrize(("error", "code"), [(None, 0), ("Read-only file system", 1)])
+@pytest.mark.parametrize("code", [0, 1])
 def test_the_exit_code_and_the_json_follow_the_findings(
-    error: str | None,
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine = dataclasses.replace(BARE, recording_error=error)
+    machine = dataclasses.replace(BARE, recording_error="Read-only file system" if code else None)
     monkeypatch.setattr(doctor, "survey", lambda root: machine)
     assert main(["doctor"]) == code
     assert ("✗   run folder" in capsys.readouterr().out) == (code == 1)
@@ -212,12 +175,8 @@ def test_the_exit_code_and_the_json_follow_the_findings(
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] == (code == 0)
     assert report["facts"]["sqlite"] == "3.40.1"
-    assert report["findings"][0] == {
-        "mark": "ok",
-        "what": "Python",
-        "detail": "3.11.7 (/usr/bin/python)",
-        "remedy": "",
-    }
+    python = {"mark": "ok", "what": "Python", "detail": "3.11.7 (/usr/bin/python)", "remedy": ""}
+    assert report["findings"][0] == python
 
 
 # --- looking ------------------------------------------------------------------------------------
@@ -226,10 +185,7 @@ def test_the_exit_code_and_the_json_follow_the_findings(
 def test_recording_is_tried_and_leaves_nothing(tmp_path: Path) -> None:
     assert try_recording(tmp_path / "not" / "yet") is None
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_takes_no_run_is_said() -> None:
-    assert try_recording(Path("/proc/stepscope"))
+    assert try_recording(Path("/proc/stepscope")), "a folder that takes no run"
 
 
 def test_nvml_is_asked_for_every_metric_and_why_one_is_missing(
@@ -248,38 +204,26 @@ def test_nvml_is_asked_for_every_metric_and_why_one_is_missing(
     answer = ask_nvml(open_source(clock))
     assert (answer["nvml_reason"], answer["driver"]) == (None, "580.95.05")
     (found,) = answer["gpus"]
-    assert found.missing == {
-        "gpu/energy": "not supported on this GPU",
-        "gpu/power_limit": "permission",
-    }
+    reasons = {"gpu/energy": "not supported on this GPU", "gpu/power_limit": "permission"}
+    assert found.missing == reasons
     assert found.read > 5
 
 
-def test_a_reason_that_will_not_pass_counts_as_broken() -> None:
-    assert ask_nvml(NullSource("restart"))["nvml_broken"] is True
-    assert ask_nvml(NullSource("no driver", retry_at=5.0))["nvml_broken"] is False
-
-
 def test_an_error_of_the_drivers_library_leaves_the_other_checks() -> None:
-    class Broken(NullSource):
-        def devices(self) -> list[Any]:
-            raise RuntimeError("bad build")
-
-    answer = ask_nvml(Broken("never"))
+    assert ask_nvml(NullSource("restart"))["nvml_broken"] is True, "it will not pass"
+    assert ask_nvml(NullSource("no driver", retry_at=5.0))["nvml_broken"] is False
+    broken = NullSource("never")
+    broken.devices = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    answer = ask_nvml(broken)
     assert (answer["nvml_broken"], answer["gpus"]) == (True, ())
-    assert "RuntimeError: bad build" in answer["nvml_reason"]
+    assert "ZeroDivisionError" in answer["nvml_reason"]
 
 
 def test_a_driver_that_hangs_does_not_hang_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
-
-    class Stuck(NullSource):
-        def devices(self) -> list[Any]:
-            release.wait()
-            return []
-
+    release, stuck = threading.Event(), NullSource("never")
+    stuck.devices = release.wait  # type: ignore[assignment, method-assign]
     monkeypatch.setattr(survey, "NVML_TIMEOUT_S", 0.01)
-    answer = ask_nvml(Stuck("never"))
+    answer = ask_nvml(stuck)
     release.set()
     assert answer["nvml_broken"] is True
     assert "did not answer" in answer["nvml_reason"]
@@ -294,15 +238,12 @@ def test_a_torch_that_cannot_be_imported_is_told_by_its_error(tmp_path: Path) ->
     assert found["error"] == "ImportError: libcudnn.so.9 is missing"
 
 
-def test_a_torch_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_takes_for_ever_or_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "TORCH_TIMEOUT_S", 0.1)
     monkeypatch.setattr(survey, "_ASK_TORCH", "import time; time.sleep(60)")
     found = ask_torch(sys.executable)
     assert found is not None
     assert "no answer within" in found["error"]
-
-
-def test_a_package_that_is_not_installed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "_installed", lambda name: None)
     assert ask_torch() is None
 

@@ -82,25 +82,19 @@ class Script:
                 break
 
 
-def test_waiting_and_samples_of_every_step(live: FakeLive, clock: FakeClock) -> None:
-    script = Script(clock)
-    for batch in script.loader:
-        script.step(batch)
-    assert live.values("perf/data_wait") == [2.0, 1.0]
-    assert live.values("perf/step_time") == [12.0, 11.0]
-    assert live.values("perf/samples_per_sec") == [2 / 12, 1 / 11]
-
-
-def test_epochs_are_counted_and_told(live: FakeLive, clock: FakeClock) -> None:
+def test_waiting_samples_and_epoch_of_every_step(live: FakeLive, clock: FakeClock) -> None:
     script = Script(clock)
     for _ in range(2):
         for batch in script.loader:
             script.step(batch)
+    assert live.values("perf/data_wait") == [2.0, 1.0, 2.0, 2.0, 1.0]
+    assert live.values("perf/step_time") == [12.0, 11.0, 12.0, 12.0, 11.0]
+    assert live.values("perf/samples_per_sec")[:2] == [2 / 12, 1 / 11]
     assert live.values("train/epoch") == [1.0] * 3 + [2.0] * 3
     assert live.recorder.epoch == 2
     assert live.recorder.events == [
-        ("epoch", "Epoch 1: 3 batches, 35 s", {"seconds": 35.0, "batches": 3}),
-        ("epoch", "Epoch 2: 3 batches, 35 s", {"seconds": 35.0, "batches": 3}),
+        ("epoch", f"Epoch {number}: 3 batches, 35 s", {"seconds": 35.0, "batches": 3})
+        for number in (1, 2)
     ]
 
 
@@ -158,29 +152,6 @@ def test_an_evaluation_with_gradients_off_inside_that_is_left(
     assert live.values("perf/data_wait")[1:] == [2.0] * (steps - 1)
 
 
-def read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
-    """As accelerate does: the last batch is known to be the last when it is given out."""
-    iterator = iter(loader)
-    current = next(iterator)
-    for following in iterator:
-        yield current
-        current = following
-    yield current
-
-
-@pytest.mark.parametrize("length", [6, 2])
-def test_a_loader_that_reads_ahead_keeps_its_last_step_in_its_epoch(
-    live: FakeLive, clock: FakeClock, length: int
-) -> None:
-    script = Script(clock, length)
-    for _ in range(2):
-        for batch in read_ahead(script.loader):
-            script.step(batch)
-    each = length // 2
-    assert live.values("train/epoch") == [1.0] * each + [2.0] * each
-    assert sum(filter(None, live.values("perf/data_wait"))) == 2 * length - 2 * min(2, each)
-
-
 def test_a_loop_that_counts_and_never_asks_for_the_end(live: FakeLive, clock: FakeClock) -> None:
     """As Lightning does; an evaluation of the same data lies between."""
     script = Script(clock, 4)
@@ -194,18 +165,6 @@ def test_a_loop_that_counts_and_never_asks_for_the_end(live: FakeLive, clock: Fa
     assert live.values("perf/step_time") == [12.0] * 5
 
 
-def test_a_sampler_without_a_length(live: FakeLive, clock: FakeClock) -> None:
-    class Endless(torch.utils.data.Sampler[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter([0, 1, 2, 0])
-
-    script = Script(clock)
-    for batch in DataLoader(Slow(clock, 3), batch_size=2, sampler=Endless()):
-        script.step(batch)
-    assert live.values("perf/samples_per_sec") == [2 / 12]
-    assert [text for _, text, _ in live.recorder.events] == ["Epoch 1: 2 batches, 24 s"]
-
-
 def test_a_loader_inside_a_loader_is_waited_for_once(live: FakeLive, clock: FakeClock) -> None:
     class Outer(IterableDataset[Tensor]):
         def __iter__(self) -> Iterator[Tensor]:
@@ -217,15 +176,6 @@ def test_a_loader_inside_a_loader_is_waited_for_once(live: FakeLive, clock: Fake
     assert live.values("perf/data_wait") == [2.0]
     assert live.values("perf/samples_per_sec") == [2 / 12]
     assert live.values("train/epoch") == [], "such a stream may never end"
-
-
-def test_a_script_without_a_loader_has_neither_wait_nor_epoch(
-    live: FakeLive, clock: FakeClock
-) -> None:
-    script = Script(clock)
-    for _ in range(2):
-        script.step(torch.ones(2, 3))
-    assert live.rows[1][1].keys() == {"train/loss", "train/lr", "perf/step_time"}
 
 
 class Sample:
@@ -247,7 +197,6 @@ class Sample:
         ([], None),
         (["only", "words"], None),
     ],
-    ids=["tuple", "dict", "nested", "object", "scalar first", "empty", "no tensor"],
 )
 def test_the_samples_of_a_batch_are_its_first_tensors_length(
     live: FakeLive, clock: FakeClock, batch: Any, samples: int | None

@@ -108,19 +108,6 @@ class OneIterator(DataLoader[Any]):
             yield next(self.iterator)
 
 
-def test_a_loop_left_with_break_after_several_steps_is_an_epoch(live: FakeLive) -> None:
-    script = Script()
-    for _ in range(3):
-        for number, batch in enumerate(script.loader):
-            if number == 2:
-                break
-            script.step(batch)
-    assert epochs(live) == [1, 1, 2, 2, 3, 3]
-    assert live.recorder.epoch == 3
-    told = [text.partition(",")[0] for kind, text, _ in live.recorder.events if kind == "epoch"]
-    assert told == ["Epoch 1: 3 batches", "Epoch 2: 3 batches"]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_all_passes_from_one_iterator(live: FakeLive, workers: int) -> None:
     script = Script()
@@ -136,73 +123,88 @@ def test_all_passes_from_one_iterator(live: FakeLive, workers: int) -> None:
     ]
 
 
-def test_a_loader_begun_anew_for_each_step_has_no_epochs(live: FakeLive) -> None:
-    script = Script()
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([torch.ones(3)] * 4)
+
+
+def twice_a_stream(batches: DataLoader[Any]) -> Iterator[Any]:
+    stream: DataLoader[Any] = DataLoader(Stream(), batch_size=2)
+    for _ in range(2):
+        yield from stream
+
+
+def left_with_break(batches: DataLoader[Any]) -> Iterator[Any]:
+    for _ in range(3):
+        for number, batch in enumerate(batches):
+            if number == 2:
+                break
+            yield batch
+
+
+def one_at_a_time(batches: DataLoader[Any]) -> Iterator[Any]:
     for _ in range(4):
-        script.step(next(iter(script.loader)))
-    assert epochs(live)[1:] == [None] * 3
-    assert live.recorder.epoch == 0
-    assert live.recorder.events == []
+        yield next(iter(batches))
 
 
-def test_a_stream_without_a_length_has_none_until_it_ends(live: FakeLive) -> None:
-    class Stream(IterableDataset[Tensor]):
-        def __iter__(self) -> Iterator[Tensor]:
-            return iter([torch.ones(3)] * 4)
-
-    script = Script()
-    script.loader = DataLoader(Stream(), batch_size=2)
-    for _ in range(2):
-        for batch in script.loader:
-            script.step(batch)
-    assert epochs(live) == [None, None, 2, 2]
-
-
-def test_batches_that_are_kept_and_used_again_have_no_epoch(live: FakeLive) -> None:
-    script = Script()
-    for batch in itertools.islice(itertools.cycle(script.loader), 6):
-        script.step(batch)
-    assert epochs(live) == [1] * 4 + [None] * 2
-
-
-def test_two_loaders_side_by_side_make_one_epoch(live: FakeLive) -> None:
-    script, second = Script(), loader(9)
-    for _ in range(2):
-        for first, other in zip(script.loader, second, strict=False):
-            script.step(torch.cat([first, other]))
-    assert epochs(live) == [1] * 4 + [2] * 4
-
-
-def test_one_of_two_loaders_begun_again_alone_leaves_none_certain(live: FakeLive) -> None:
-    script = Script()
-    short, long = endlessly(loader(4)), iter(loader(40))
-    for _ in range(5):
-        script.step(torch.cat([next(short), next(long)]))
-    assert epochs(live) == [1, 1, None, None, None]
-
-
-def test_the_shorter_loader_may_be_kept_in_memory(live: FakeLive) -> None:
-    script = Script()
-    for _ in range(2):
-        for long, short in zip(script.loader, itertools.cycle(loader(4)), strict=False):
-            script.step(torch.cat([long, short]))
-    assert epochs(live) == [1] * 4 + [2] * 4
-
-
-def test_loaders_in_turn_have_no_epoch(live: FakeLive) -> None:
-    script = Script()
+def in_turn(batches: DataLoader[Any]) -> Iterator[Any]:
     sources = [iter(loader(40)), iter(loader(40))]
     for number in range(6):
-        script.step(next(sources[number % 2]))
-    assert epochs(live)[1:] == [None] * 5
+        yield next(sources[number % 2])
 
 
-def test_a_look_at_one_batch_before_training_is_no_epoch(live: FakeLive) -> None:
+def one_restarted(batches: DataLoader[Any]) -> Iterator[Any]:
+    short, long = endlessly(loader(4)), iter(loader(40))
+    for _ in range(5):
+        yield torch.cat([next(short), next(long)])
+
+
+def looked_at_before(batches: DataLoader[Any]) -> Iterator[Any]:
+    next(iter(batches))
+    yield from batches
+
+
+def twice_beside_a_longer(batches: DataLoader[Any]) -> Iterator[Any]:
+    second = loader(9)
+    for _ in range(2):
+        yield from map(torch.cat, zip(batches, second, strict=False))
+
+
+def twice_beside_a_kept_shorter(batches: DataLoader[Any]) -> Iterator[Any]:
+    for _ in range(2):
+        yield from map(torch.cat, zip(batches, itertools.cycle(loader(4)), strict=False))
+
+
+READ_AHEAD = [1] * 4 + [2] * 4 + [3] * 3
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda batches: itertools.islice(itertools.cycle(batches), 6), [1] * 4 + [None] * 2),
+        (left_with_break, [1, 1, 2, 2, 3, 3]),
+        (lambda batches: itertools.islice(read_ahead(endlessly(batches)), 11), READ_AHEAD),
+        (twice_a_stream, [None, None, 2, 2]),  # without a length
+        (one_at_a_time, [1] + [None] * 3),
+        (in_turn, [1] + [None] * 5),
+        (one_restarted, [1, 1, None, None, None]),
+        (looked_at_before, [1] * 4),
+        (twice_beside_a_longer, [1] * 4 + [2] * 4),
+        (twice_beside_a_kept_shorter, [1] * 4 + [2] * 4),
+    ],
+)
+def test_the_epoch_of_each_step(
+    live: FakeLive, read: Callable[[Any], Iterable[Any]], expected: list[int | None]
+) -> None:
     script = Script()
-    next(iter(script.loader))
-    for batch in script.loader:
+    for batch in read(script.loader):
         script.step(batch)
-    assert epochs(live) == [1] * 4
+    assert epochs(live) == expected
+    assert live.recorder.epoch == (expected[-1] or 0)
+    assert expected != READ_AHEAD or samples(live) == script.used[1:]
+    if read is left_with_break:
+        told = [text.partition(",")[0] for _, text, _ in live.recorder.events]
+        assert told == ["Epoch 1: 3 batches", "Epoch 2: 3 batches"]
 
 
 def evaluate(script: Script, wrap: Callable[[Any], Iterable[Any]]) -> None:
@@ -233,28 +235,12 @@ def test_samples_belong_to_the_step_that_uses_them(
             script.optimizer.step()
             script.used.append(sum(map(len, group)))
             expected.append(epoch)
-        evaluate(script, read_ahead)
+        evaluate(script, read_ahead)  # also at the very end, with gradients on
     assert samples(live) == script.used[1:]
     assert epochs(live) == expected
-
-
-def test_reading_ahead_over_the_end_of_a_pass(live: FakeLive) -> None:
-    script = Script()
-    for batch in itertools.islice(read_ahead(endlessly(script.loader)), 11):
-        script.step(batch)
-    assert samples(live) == script.used[1:]
-    assert epochs(live) == [1] * 4 + [2] * 4 + [3] * 3
-
-
-def test_evaluation_at_the_very_end_is_no_epoch(live: FakeLive) -> None:
-    """Fetched with gradients on, as accelerate and Hugging Face's Trainer do."""
-    script = Script()
-    for _ in range(2):
-        for batch in read_ahead(script.loader):
-            script.step(batch)
-        evaluate(script, read_ahead)
-    assert live.recorder.epoch == 2
-    assert [kind for kind, _, _ in live.recorder.events] == ["epoch"] * 2
+    assert live.recorder.epoch == 3
+    if (rows, accumulate) == (7, 1):
+        assert [kind for kind, _, _ in live.recorder.events] == ["epoch"] * 3
 
 
 def test_no_batch_that_is_read_ahead_of_two_loaders_is_lost(live: FakeLive) -> None:

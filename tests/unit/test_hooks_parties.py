@@ -1,8 +1,7 @@
-"""Several optimizers at a time: whose loss it is, whose gradients were clipped."""
+"""Several optimizers at a time, and mixed precision: losses, norms, scales and skipped steps."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 
@@ -33,29 +32,21 @@ class Pair:
         self.critic_optimizer.step()
 
 
-def test_zero_grad_of_one_keeps_the_loss_of_the_other(live: FakeLive) -> None:
+@pytest.mark.parametrize("zero_first", [False, True])
+def test_zero_grad_of_one_keeps_the_loss_of_the_other(live: FakeLive, zero_first: bool) -> None:
     pair = Pair()
     for _ in range(3):
         pair.actor_optimizer.zero_grad()
+        if zero_first:
+            pair.critic_optimizer.zero_grad()
         (pair.actor * 1).backward()
-        pair.critic_optimizer.zero_grad()
+        if not zero_first:
+            pair.critic_optimizer.zero_grad()
         (pair.critic * 1).backward()
         pair.step()
     assert live.values("train/loss") == [2.0] * 3
     assert live.values("train/loss.optimizer1") == [5.0] * 3
     assert live.values("train/backwards") == []
-
-
-def test_both_backwards_before_both_steps(live: FakeLive) -> None:
-    pair = Pair()
-    for _ in range(2):
-        for optimizer in (pair.actor_optimizer, pair.critic_optimizer):
-            optimizer.zero_grad()
-        (pair.actor * 1).backward()
-        (pair.critic * 1).backward()
-        pair.step()
-    assert live.values("train/loss") == [2.0] * 2
-    assert live.values("train/loss.optimizer1") == [5.0] * 2
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -113,13 +104,6 @@ def test_a_skipped_step_of_one_keeps_the_loss_of_the_other(live: FakeLive) -> No
     assert live.values("train/loss") == [5.0]
 
 
-def test_a_copied_optimizer_counts_too(live: FakeLive) -> None:
-    pair = Pair()
-    optimizer = copy.deepcopy(pair.actor_optimizer)
-    optimizer.step()
-    assert [step for step, _ in live.rows] == [1]
-
-
 def parts(*values: float) -> list[nn.Parameter]:
     parameters = [nn.Parameter(torch.ones(())) for _ in values]
     for parameter, value in zip(parameters, values, strict=True):
@@ -154,16 +138,10 @@ def test_clipping_the_same_again_takes_its_place(live: FakeLive) -> None:
     norm = nn.utils.clip_grad_norm_([first, second], 0.1)
     optimizer.step()
     assert live.values("train/grad_norm") == [norm.item()]
-
-
-def test_norms_of_different_kinds_have_no_total(live: FakeLive) -> None:
-    first, second = parts(3.0, 4.0)
-    optimizer = torch.optim.SGD([first, second], lr=0.0)
-    (first * 0).backward()
     nn.utils.clip_grad_norm_(first, 1.0)
     nn.utils.clip_grad_norm_(second, 1.0, 1.0)
     optimizer.step()
-    assert live.values("train/grad_norm") == []
+    assert len(live.values("train/grad_norm")) == 1, "norms of different kinds have no total"
 
 
 def test_each_optimizer_has_the_norm_of_its_own(live: FakeLive) -> None:
@@ -196,3 +174,73 @@ def test_thousands_of_optimizers_are_met_in_linear_time(
     assert len(looked_at) <= number * (attribution.LIMIT + 1)
     assert len(made) == number
     assert live.rows == []
+
+
+SCALE = 1024.0
+
+
+def scaler(kind: type[torch.amp.GradScaler] = torch.amp.GradScaler) -> torch.amp.GradScaler:
+    return kind("cpu", init_scale=SCALE)
+
+
+def train(optimizer: torch.optim.Optimizer, loss: Tensor, scaler: torch.amp.GradScaler) -> None:
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def test_a_skipped_step_leaves_a_row_but_counts_no_step(live: FakeLive) -> None:
+    w = nn.Parameter(torch.tensor(0.3))
+    optimizer, scaling = torch.optim.SGD([w], lr=0.1), scaler()
+    for factor in (1.0, float("inf"), 1.0):
+        train(optimizer, w * factor, scaling)
+    assert [step for step, _ in live.rows] == [1, 1, 2]
+    assert live.rows[1][1] == {"train/amp_scale": SCALE, "train/amp_skipped": 1.0}
+    assert live.values("train/amp_skipped") == [0.0, 1.0, 1.0]
+    assert live.values("train/amp_scale") == [SCALE, SCALE, SCALE / 2]
+    assert live.values("train/loss") == pytest.approx([0.3, 0.2]), "unscaled, without the skipped"
+    assert live.boundaries == 3, "commands act at a skipped step too"
+    for _ in range(11):
+        train(optimizer, w * float("inf"), scaling)
+    told = [data["skipped"] for kind, _, data in live.recorder.events if kind == "amp_skipped"]
+    assert told == [1, 10], "a model that skips for ever makes few events"
+
+
+def test_a_disabled_scaler_is_nothing_and_two_losses_are_one(live: FakeLive) -> None:
+    w = nn.Parameter(torch.tensor(2.0))
+    optimizer, scaling = torch.optim.SGD([w], lr=0.0), scaler()
+    train(optimizer, w * 1, torch.amp.GradScaler("cpu", enabled=False))
+    assert live.values("train/amp_scale") == []
+    for loss in scaling.scale([w * 1, w * 2]):
+        loss.backward()
+    scaling.step(optimizer)
+    assert live.values("train/loss") == [2.0, 6.0]
+
+
+def test_a_scaler_that_scales_by_itself_gives_no_loss_rather_than_a_wrong_one(
+    live: FakeLive,
+) -> None:
+    class Sharded(torch.amp.GradScaler):
+        def scale(self, outputs: Tensor) -> Tensor:  # type: ignore[override]
+            self._lazy_init_scale_growth_tracker(outputs.device)
+            return outputs * self._scale
+
+    w = nn.Parameter(torch.tensor(2.0))
+    train(torch.optim.SGD([w], lr=0.1), w * 1, scaler(Sharded))
+    assert live.values("train/loss") == []
+    assert live.values("train/amp_scale") == [SCALE]
+
+
+def test_training_is_the_same_with_and_without() -> None:
+    def run() -> list[float]:
+        w = nn.Parameter(torch.tensor(0.3))
+        optimizer, scaling = torch.optim.Adam([w]), scaler()
+        for factor in (1.0, float("inf"), 3.0):
+            train(optimizer, w * factor, scaling)
+        return [w.item(), scaling.get_scale()]
+
+    bare = run()
+    with hooked() as live:
+        assert run() == bare
+    assert len(live.rows) == 3

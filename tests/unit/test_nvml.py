@@ -1,10 +1,13 @@
-"""The NVML source over the real pynvml and a fake library: values and the error policy."""
+"""The NVML source over the real pynvml and a fake library: opening, values, error policy."""
 
 from __future__ import annotations
+
+import os
 
 import pynvml
 import pytest
 
+from stepscope.gpu import source as nvml
 from stepscope.gpu.gpm import NOT_ARMED, SHARES
 from stepscope.gpu.nvml_queries import (
     COUNTERS,
@@ -16,7 +19,7 @@ from stepscope.gpu.nvml_queries import (
 )
 from stepscope.gpu.nvml_reader import ONE_READING
 from stepscope.gpu.process_memory import OTHERS
-from stepscope.gpu.source import NvmlSource
+from stepscope.gpu.source import NullSource, NvmlSource, open_source
 from stepscope.metrics import METRICS, Stream
 from tests.support.fake_nvml import GIB, FakeClock, FakeGpu, FakeNvml, install
 
@@ -68,34 +71,19 @@ def test_a_field_value_never_comes_after_a_call() -> None:
         assert kinds == sorted(kinds, reverse=True), entry.keys
 
 
+STORED = """
+util 37 mem_util 12 power 312.5 power_limit 700 energy 9000 sm_clock 1980 mem_clock 3201 temp 51
+throttle_reasons 0 temp_mem 47 temp_margin 36 throttle_power 5 throttle_sw_thermal 4
+throttle_hw_thermal 3 throttle_brake 2 fan 30 ecc_corrected 7 ecc_uncorrected 0 remapped_rows 3
+remap_pending 1 remap_failed 0 pcie_replays 4
+"""
+
+
 def test_values_arrive_in_stored_units(source: NvmlSource) -> None:
-    assert source.read(A, *ALL) == {
-        "gpu/util": 37.0,
-        "gpu/mem_util": 12.0,
-        "gpu/mem_used": 3.0 * GIB,
-        "gpu/mem_total": 80.0 * GIB,
-        "gpu/power": 312.5,
-        "gpu/power_limit": 700.0,
-        "gpu/energy": 9000.0,
-        "gpu/sm_clock": 1980.0,
-        "gpu/mem_clock": 3201.0,
-        "gpu/temp": 51.0,
-        "gpu/throttle_reasons": 0.0,
-        "gpu/mem_reserved": GIB / 2,
-        "gpu/temp_mem": 47.0,
-        "gpu/temp_margin": 36.0,
-        "gpu/throttle_power": 5.0,
-        "gpu/throttle_sw_thermal": 4.0,
-        "gpu/throttle_hw_thermal": 3.0,
-        "gpu/throttle_brake": 2.0,
-        "gpu/fan": 30.0,
-        "gpu/ecc_corrected": 7.0,
-        "gpu/ecc_uncorrected": 0.0,
-        "gpu/remapped_rows": 3.0,
-        "gpu/remap_pending": 1.0,
-        "gpu/remap_failed": 0.0,
-        "gpu/pcie_replays": 4.0,
-    }
+    words = STORED.split()
+    stored = {f"gpu/{key}": float(words[i + 1]) for i, key in enumerate(words) if i % 2 == 0}
+    memory = {"gpu/mem_used": 3.0 * GIB, "gpu/mem_total": 80.0 * GIB, "gpu/mem_reserved": GIB / 2}
+    assert source.read(A, *ALL) == stored | memory
     assert source.reasons(A) == LATER
 
 
@@ -108,16 +96,9 @@ def test_a_tier_reads_only_its_own_calls(source: NvmlSource, library: FakeNvml) 
     assert library.calls["nvmlDeviceGetUtilizationRates"] == 0
 
 
-def test_a_real_zero_is_kept(source: NvmlSource, gpu: FakeGpu) -> None:
-    gpu.util = gpu.mem_util = gpu.used = gpu.power_mw = gpu.energy_mj = gpu.temp = 0
-    gpu.sm_clock = gpu.mem_clock = 0
-    values = source.read(A, *ALL)
-    for key in ("util", "mem_util", "mem_used", "power", "energy", "temp", "sm_clock", "mem_clock"):
-        assert values[f"gpu/{key}"] == 0.0
-    assert lacks(source) == {}
-
-
-def test_sentinels_and_garbage_are_dropped_with_a_reason(source: NvmlSource, gpu: FakeGpu) -> None:
+def test_sentinels_and_garbage_are_dropped_with_a_reason(
+    source: NvmlSource, gpu: FakeGpu, clock: FakeClock
+) -> None:
     gpu.util, gpu.used, gpu.power_mw, gpu.reasons = 2**32 - 1, 2**64 - 1, 2**32 - 1, 2**64 - 1
     gpu.sm_clock, gpu.temp, gpu.energy_mj = 2**32 - 1, 2**31 - 1, 2**64 - 1
     values = source.read(A, *ALL)
@@ -126,8 +107,12 @@ def test_sentinels_and_garbage_are_dropped_with_a_reason(source: NvmlSource, gpu
     assert set(lacks(source)) == {f"gpu/{key}" for key in garbage}
     assert not set(lacks(source)) & set(values)
     assert source.reasons(A)["gpu/mem_used"] == "implausible value dropped"
-    gpu.used = 5
-    assert source.read(A, SamplingTier.FAST)["gpu/mem_used"] == 5.0
+    gpu.util = gpu.mem_util = gpu.used = gpu.power_mw = gpu.energy_mj = gpu.temp = 0
+    gpu.sm_clock = gpu.mem_clock = gpu.reasons = 0
+    clock.now += SELDOM_S
+    values = source.read(A, *ALL)
+    for key in ("util", "mem_util", "mem_used", "power", "temp", "sm_clock", "mem_clock"):
+        assert values[f"gpu/{key}"] == 0.0, "a real zero is kept"
 
 
 def test_a_falling_energy_counter_is_a_new_baseline(
@@ -141,47 +126,44 @@ def test_a_falling_energy_counter_is_a_new_baseline(
     assert seen == [5.0, 5.0, None, 2.0]
 
 
-def test_devices_say_what_is_known(source: NvmlSource, gpu: FakeGpu) -> None:
+def test_devices_are_listed_with_what_is_known(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
+) -> None:
     first, second = source.devices()
     assert (first.uuid, first.nvml_index, first.name) == (A, 0, "NVIDIA Test 80GB")
     assert first.memory_total == 80 * GIB
     assert (first.driver_version, first.mig) == ("580.95.05", False)
     assert (second.uuid, second.nvml_index) == (B, 1)
-
-
-def test_what_a_driver_does_not_tell_is_none(
-    library: FakeNvml, gpu: FakeGpu, clock: FakeClock
-) -> None:
     library.missing = {"nvmlDeviceGetMigMode"}
     gpu.errors = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED}
     info = NvmlSource(clock).devices()[0]
     assert (info.memory_total, info.mig) == (None, False)
-
-
-def test_a_gpu_lost_at_opening_is_left_out(
-    library: FakeNvml, gpu: FakeGpu, clock: FakeClock
-) -> None:
     gpu.errors = {"nvmlDeviceGetHandleByIndex_v2": 15}
-    assert [info.uuid for info in NvmlSource(clock).devices()] == [B]
+    assert [info.uuid for info in NvmlSource(clock).devices()] == [B], "a lost one is left out"
 
 
-def test_gpus_are_told_apart_by_uuid_alone(source: NvmlSource, library: FakeNvml) -> None:
-    library.calls.clear()
-    assert source.read(B, SamplingTier.FAST)["gpu/util"] == 99.0
-    assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
-    assert library.calls["nvmlDeviceGetHandleByIndex_v2"] == 0
-
-
-@pytest.mark.parametrize("code", [3, 13, 25, 26])
-def test_an_unsupported_call_is_asked_once(
-    source: NvmlSource, gpu: FakeGpu, library: FakeNvml, code: int
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (3, "not supported on this GPU"),
+        (4, "permission"),
+        (13, "not offered by this driver"),
+        (25, "not offered by this driver"),
+        (26, "not offered by this driver"),
+    ],
+)
+def test_a_refused_call_or_field_is_asked_once(
+    source: NvmlSource, gpu: FakeGpu, library: FakeNvml, code: int, reason: str
 ) -> None:
-    gpu.errors = {"nvmlDeviceGetUtilizationRates": code}
+    gpu.errors, gpu.field_errors = {"nvmlDeviceGetUtilizationRates": code}, {82: code, 186: 3}
     for _ in range(3):
-        assert "gpu/util" not in source.read(A, SamplingTier.FAST)
+        values = source.read(A, SamplingTier.FAST, SamplingTier.MEDIUM)
+        assert "gpu/util" not in values
+        assert values["gpu/power"] == 300.0, "the average, by the older call"
+    assert library.asked_fields.count(186) == 1
     assert library.calls["nvmlDeviceGetUtilizationRates"] == 1
-    reason = "not supported on this GPU" if code == 3 else "not offered by this driver"
-    assert lacks(source) == {"gpu/util": reason, "gpu/mem_util": reason}
+    assert library.asked_fields.count(82) == 1
+    assert lacks(source) == dict.fromkeys(("gpu/util", "gpu/mem_util", "gpu/temp_mem"), reason)
 
 
 def test_the_older_call_answers_where_the_newer_is_missing(
@@ -205,50 +187,24 @@ def test_the_older_call_answers_where_the_newer_is_missing(
     assert lacks(source) == {f"gpu/{key}": "not offered by this driver" for key in old}
 
 
-@pytest.mark.parametrize("code", [2, 3])
-def test_an_unknown_power_field_falls_back_to_the_average(
+@pytest.mark.parametrize("code", [6, 7, 10, 21])
+def test_no_data_is_asked_again_next_time(
     source: NvmlSource, gpu: FakeGpu, library: FakeNvml, code: int
 ) -> None:
-    gpu.field_errors = {186: code}
-    assert source.read(A, SamplingTier.FAST)["gpu/power"] == 300.0
-    assert source.read(A, SamplingTier.FAST)["gpu/power"] == 300.0
-    assert library.asked_fields.count(186) == 1
-    assert source.lost(A) is None
-
-
-def test_permission_is_told(source: NvmlSource, gpu: FakeGpu, library: FakeNvml) -> None:
-    gpu.errors = {"nvmlDeviceGetFanSpeed": 4}
-    gpu.field_errors = {83: 4}
-    for _ in range(2):
-        source.read(A, SamplingTier.MEDIUM, SamplingTier.SLOW)
-    assert lacks(source) == {"gpu/fan": "permission", "gpu/energy": "permission"}
-    assert library.calls["nvmlDeviceGetFanSpeed"] == 1
-    assert library.asked_fields.count(83) == 1
-
-
-@pytest.mark.parametrize("code", [6, 10, 21])
-def test_no_data_is_asked_again_next_time(source: NvmlSource, gpu: FakeGpu, code: int) -> None:
     gpu.errors = {"nvmlDeviceGetUtilizationRates": code}
     assert "gpu/util" not in source.read(A, SamplingTier.FAST)
+    assert library.calls["nvmlDeviceGetUtilizationRates"] == (2 if code == 7 else 1)
     assert source.reasons(A)["gpu/util"] == "no data"
     gpu.errors = {}
     assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
     assert lacks(source) == {}
 
 
-def test_insufficient_size_is_repeated_once(
-    source: NvmlSource, gpu: FakeGpu, library: FakeNvml
-) -> None:
-    gpu.errors = {"nvmlDeviceGetUtilizationRates": 7}
-    source.read(A, SamplingTier.FAST)
-    assert library.calls["nvmlDeviceGetUtilizationRates"] == 2
-
-
 @pytest.mark.parametrize("code", [11, 17, 19, 20, 27, 999])
 def test_other_errors_back_off_from_half_a_second_to_thirty(
     source: NvmlSource, gpu: FakeGpu, library: FakeNvml, clock: FakeClock, code: int
 ) -> None:
-    gpu.errors = {"nvmlDeviceGetUtilizationRates": code}
+    gpu.errors, gpu.field_errors = {"nvmlDeviceGetUtilizationRates": code}, {82: code}
     asked_at: list[float] = []
     for _ in range(1000):
         before = library.calls["nvmlDeviceGetUtilizationRates"]
@@ -258,36 +214,13 @@ def test_other_errors_back_off_from_half_a_second_to_thirty(
         clock.now += 0.125
     pauses = [later - earlier for earlier, later in zip(asked_at, asked_at[1:], strict=False)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    clock.now += 30
+    assert "gpu/energy" in source.read(A, SamplingTier.MEDIUM), "a field backs off alone"
+    assert source.reasons(A)["gpu/temp_mem"].startswith("error: ")
     assert source.reasons(A)["gpu/util"].startswith("error: ")
     gpu.errors = {}
     clock.now += 30
     assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
-
-
-@pytest.mark.parametrize("error", [AttributeError("x"), OSError("x"), ValueError("x")])
-def test_an_error_of_the_binding_backs_off(
-    source: NvmlSource, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def fail(handle: object) -> None:
-        raise error
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", fail)
-    values = source.read(A, SamplingTier.FAST)
-    assert "gpu/util" not in values
-    assert values["gpu/power"] == 312.5
-
-
-def test_a_library_mismatch_takes_the_alternative(
-    source: NvmlSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(handle: object, sensor: int) -> None:
-        raise pynvml.NVMLLibraryMismatchError("not an NVMLError")
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperatureV", fail)
-    assert source.read(A, SamplingTier.MEDIUM)["gpu/temp"] == 51.0
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", fail)
-    source.read(A, SamplingTier.MEDIUM)
-    assert lacks(source) == {"gpu/temp": "not offered by this driver"}
 
 
 @pytest.mark.parametrize("code", [2, 9, 15, 16, 28])
@@ -336,42 +269,84 @@ def test_a_gpu_with_a_handle_but_no_answer_stays_lost(
         assert source.read(A, *ALL) == {}
         assert source.lost(A) is not None
         clock.now += 6
-
-
-def test_an_unknown_uuid_is_not_found(source: NvmlSource) -> None:
     assert source.read("GPU-cccc", *ALL) == {}
     assert (source.lost("GPU-cccc") or "").startswith("not found")
 
 
-def test_a_foreign_shutdown_is_healed_by_one_init(
-    source: NvmlSource, library: FakeNvml, clock: FakeClock
+def test_a_foreign_shutdown_is_healed_by_one_init_as_soon_as_that_succeeds(
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:
     source.read(A, SamplingTier.FAST)
     source.read(B, SamplingTier.FAST)
     clock.now += 10
     library.calls.clear()
-    library.gpus[0].errors = {"nvmlDeviceGetUtilizationRates": 1}
-    assert source.read(A, SamplingTier.FAST) == {}
-    library.gpus[0].errors = {}
+    gpu.errors = {"nvmlDeviceGetUtilizationRates": 1}
+    library.errors = {"nvmlInitWithFlags": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}
+    for _ in range(3):
+        assert source.read(A, SamplingTier.FAST) == {}
+        clock.now += 10
+    assert library.calls["nvmlInitWithFlags"] == 2, "each time that it is looked for"
+    library.errors, gpu.errors = {}, {}
     assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
     assert source.read(B, SamplingTier.FAST)["gpu/util"] == 99.0
-    assert library.calls["nvmlInitWithFlags"] == 1
+    assert library.calls["nvmlInitWithFlags"] == 3
     assert library.calls["nvmlDeviceGetHandleByUUID"] == 2  # handles do not outlive a shutdown
     assert source.lost(A) is None
 
 
-def test_an_init_that_fails_is_tried_again(
-    source: NvmlSource, library: FakeNvml, clock: FakeClock
+def test_opening_happens_once_per_process(
+    library: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source.read(A, SamplingTier.FAST)
-    library.gpus[0].errors = {"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_UNINITIALIZED}
-    library.errors = {"nvmlInitWithFlags": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}
-    source.read(A, SamplingTier.FAST)
-    library.calls.clear()
-    for _ in range(2):
-        clock.now += 10
-        assert source.read(A, SamplingTier.FAST) == {}
-    library.errors, library.gpus[0].errors = {}, {}
-    clock.now += 10
-    assert source.read(A, SamplingTier.FAST)["gpu/util"] == 37.0
-    assert library.calls["nvmlInitWithFlags"] == 3
+    first = open_source()
+    assert isinstance(first, NvmlSource)
+    assert open_source() is first
+    assert library.calls["nvmlInitWithFlags"] == 1
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as after a fork
+    assert open_source() is not first
+    assert library.calls["nvmlInitWithFlags"] == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "opens"),
+    [
+        (9, "not loaded", True),
+        (12, "libnvidia-ml", True),
+        (18, "restart", False),
+        (999, "Unknown Error", True),
+    ],
+)
+def test_no_driver_is_one_sentence_and_looked_for_again_after_30_s(
+    library: FakeNvml, clock: FakeClock, code: int, words: str, opens: bool
+) -> None:
+    library.errors = {"nvmlInitWithFlags": code}
+    source = open_source(clock)
+    assert isinstance(source, NullSource)
+    assert words in source.reason
+    assert source.reason.endswith(".")
+    assert (source.devices(), source.read(A, *ALL), source.reasons(A)) == ([], {}, {})
+    assert source.lost(A) is None
+    library.errors = {}
+    clock.now += 29
+    assert isinstance(open_source(clock), NullSource)
+    clock.now += 2
+    assert isinstance(open_source(clock), NvmlSource) is opens
+
+
+def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "CDLL", no_library)
+    monkeypatch.setattr(nvml, "_opened", {})
+    assert "libnvidia-ml" in (open_source().reason or "")
+
+
+def test_a_foreign_pynvml_package_and_a_driver_without_gpus_are_told(
+    library: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as foreign:
+        foreign.delattr(pynvml, "_nvmlGetFunctionPointer")
+        assert "nvidia-ml-py" in (open_source().reason or "")
+    install(monkeypatch, FakeNvml())
+    assert open_source().reason == "The NVIDIA driver reports no GPU."

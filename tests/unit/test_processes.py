@@ -1,4 +1,4 @@
-"""Processes on a GPU: whose they are, what is kept of a command, and shares of time."""
+"""Processes on a GPU: names, commands, users, and the shares of its time and memory."""
 
 from __future__ import annotations
 
@@ -7,19 +7,34 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import psutil
 import pytest
 
+from stepscope.gpu.process_memory import (
+    DESCRIBED_S,
+    HIDDEN,
+    MOVED,
+    NO_MEMORY,
+    NOT_LISTED,
+    OTHERS,
+    OWN,
+    ProcessMemoryTracker,
+    shares,
+)
 from stepscope.gpu.processes import (
     COMMAND_LIMIT,
     LOOK_AGAIN_S,
+    GpuProcess,
     ProcessInfo,
     ProcessInfoCache,
     program_of,
     sm_shares,
 )
+from stepscope.gpu.source import DeviceSource
+from tests.support.fake_machine import process as fake_process
 from tests.support.fake_nvml import FakeClock
 
 
@@ -39,11 +54,15 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_process_has_a_name_a_command_and_a_user(child: subprocess.Popen[bytes]) -> None:
+def test_a_process_has_a_name_a_command_and_a_user(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = ProcessInfoCache().look(child.pid)
     assert found.command.endswith("-c input() --lr 0.1")
     assert found.user == pwd.getpwuid(os.getuid()).pw_name
     assert (found.yours, found.state) == (True, "running")
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    assert not ProcessInfoCache().look(os.getpid()).yours
 
 
 def test_a_command_that_was_empty_at_the_start_is_read_again(
@@ -57,11 +76,6 @@ def test_a_command_that_was_empty_at_the_start_is_read_again(
     assert table.look(child.pid).command.endswith("-c input() --lr 0.1")
 
 
-def test_another_users_process_is_not_yours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: 54321)
-    assert not ProcessInfoCache().look(os.getpid()).yours
-
-
 def test_what_has_ended_keeps_its_name(child: subprocess.Popen[bytes], clock: FakeClock) -> None:
     table = ProcessInfoCache(clock)
     before = table.look(child.pid)
@@ -71,21 +85,13 @@ def test_what_has_ended_keeps_its_name(child: subprocess.Popen[bytes], clock: Fa
     clock.now += LOOK_AGAIN_S
     zombie = table.look(child.pid)
     assert (zombie.state, zombie.command) == ("zombie", before.command)
+    unseen = ProcessInfoCache().look(child.pid)
+    assert (unseen.state, unseen.name[:6]) == ("zombie", "python")
     child.wait()
     clock.now += LOOK_AGAIN_S
     gone = table.look(child.pid)
     assert (gone.state, gone.command, gone.yours) == ("gone", before.command, True)
-
-
-def test_a_zombie_that_was_never_seen_has_its_name(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    found = ProcessInfoCache().look(child.pid)
-    assert (found.state, found.name[:6]) == ("zombie", "python")
-
-
-def test_what_was_never_seen_is_a_number() -> None:
-    assert ProcessInfoCache().look(2**22 + 1) == ProcessInfo("process 4194305")
+    assert table.look(2**22 + 1) == ProcessInfo("process 4194305"), "never seen"
 
 
 def test_a_number_that_is_used_again_is_another_process(
@@ -136,9 +142,121 @@ def test_shares_are_the_newest_of_listed_processes() -> None:
     samples = [Sample(1, 5, 20), Sample(1, 9, 30), Sample(2, 8, 101), Sample(3, 3, 50)]
     samples += [Sample(77, 12, 40), Sample(1, 7, 99)]
     assert sm_shares(samples, {1, 2, 3, 4}, 4) == ({1: 30.0, 2: 0.0, 3: 0.0, 4: 0.0}, 12)
+    for stale in ([Sample(1, 4, 20)], [Sample(1, 5, 4_000_000_000)], []):
+        assert sm_shares(stale, {1}, 4) == ({}, 4), "without a fresh sample nothing is known"
 
 
-def test_without_a_fresh_sample_nothing_is_known() -> None:
-    assert sm_shares([Sample(1, 4, 20)], {1}, 4) == ({}, 4)
-    assert sm_shares([Sample(1, 5, 4_000_000_000)], {1}, 4) == ({}, 4)
-    assert sm_shares([], {1}, 4) == ({}, 4)
+A, B = "GPU-aaaa", "GPU-bbbb"
+GIB = 2**30
+ME = os.getpid()
+
+
+def process(pid: int, memory: int | None = GIB, **changes: Any) -> GpuProcess:
+    return fake_process(
+        pid, **{"memory": memory, "sm": None, "command": "python train.py"} | changes
+    )
+
+
+@pytest.mark.parametrize(
+    ("processes", "used", "expected"),
+    [
+        ([process(ME), process(5, 2 * GIB)], 3.1 * GIB, (GIB, 2 * GIB, {})),
+        ([process(ME)], GIB, (GIB, 0, {})),
+        ([], 0.0, (None, 0, {OWN: NOT_LISTED})),
+        ([process(5)], GIB, (None, GIB, {OWN: NOT_LISTED})),
+        ([process(5)], None, (None, GIB, {OWN: NOT_LISTED})),
+        ([process(ME), process(5, None)], 2 * GIB, (GIB, None, {OTHERS: NO_MEMORY})),
+        ([process(ME, None)], 2 * GIB, (None, None, {OWN: NO_MEMORY, OTHERS: NO_MEMORY})),
+        # In a container the driver may leave out processes of others; 2 % are the driver's.
+        ([process(ME)], 2.5 * GIB, (GIB, 0, {})),
+        ([process(ME)], 2.7 * GIB, (GIB, None, {OTHERS: HIDDEN})),
+        ([process(ME)], 70 * GIB, (GIB, None, {OTHERS: HIDDEN})),
+    ],
+)
+def test_memory_is_divided_between_this_process_and_the_others(
+    processes: list[GpuProcess], used: float | None, expected: tuple[Any, ...]
+) -> None:
+    assert shares(processes, ME, used=used, total=80 * GIB) == expected
+
+
+class Source:
+    """Lists what a test sets."""
+
+    def __init__(self) -> None:
+        self.listed: dict[str, tuple[GpuProcess, ...] | None] = {}
+        self.why: dict[str, str] = {}
+        self.processes, self.reasons = self.listed.__getitem__, lambda uuid: self.why
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def sharing(source: Source, clock: FakeClock) -> ProcessMemoryTracker:
+    return ProcessMemoryTracker(cast(DeviceSource, source), clock)
+
+
+def test_this_processs_memory_is_that_on_the_gpu_it_trains_on(
+    sharing: ProcessMemoryTracker, source: Source
+) -> None:
+    source.listed |= {A: (process(ME, GIB),), B: (process(ME, 2 * GIB), process(5, 7))}
+    sharing.training = B
+    assert sharing.look(A, {}) == {OTHERS: 0.0}
+    assert sharing.look(B, {}) == {OTHERS: 7.0}
+    assert sharing.take_own() == {OWN: 2.0 * GIB}
+    assert sharing.take_own() == {}, "once for each look"
+
+
+def test_reasons_follow_the_training_gpu_and_the_driver(
+    sharing: ProcessMemoryTracker, source: Source
+) -> None:
+    source.listed[A] = (process(5),)
+    sharing.look(A, {})
+    assert sharing.take_own() == sharing.reasons(A) == {}
+    sharing.training = A
+    assert sharing.reasons(A) == {OWN: NOT_LISTED}
+    source.listed[A], source.why = None, {"processes": "permission"}
+    assert sharing.look(A, {"gpu/mem_used": GIB}) == {}
+    assert sharing.reasons(A) == {OTHERS: "permission", OWN: "permission"}
+    assert sharing.reasons(B) == {}
+
+
+def test_the_list_is_told_when_it_changes_and_not_more_often_than_every_five_seconds(
+    sharing: ProcessMemoryTracker, source: Source, clock: FakeClock
+) -> None:
+    bobs = process(5, command="a.py --lr 1", user="bob", yours=False)
+    source.listed[A] = (process(ME, sm=4.0), bobs)
+    sharing.look(A, {})
+    told = sharing.changed()
+    assert told is not None
+    mine = {"pid": ME, "user": "ada", "name": "python", "command": "python train.py"}
+    mine |= {"memory": GIB, "sm": 4.0, "yours": True, "state": "running"}
+    assert told[A][0] == mine
+    assert told[A][1]["command"] == "python", "of another user no arguments"
+    source.listed[A] = (process(ME), process(6))
+    sharing.look(A, {})
+    assert sharing.changed() is None
+    clock.now += DESCRIBED_S
+    told = sharing.changed()
+    assert told is not None
+    assert [one["pid"] for one in told[A]] == [ME, 6]
+    clock.now += DESCRIBED_S
+    assert sharing.changed() is None, "nothing new"
+    source.listed[A] = None
+    sharing.look(A, {})
+    assert sharing.changed() == {}
+
+
+def test_small_changes_are_not_written(
+    sharing: ProcessMemoryTracker, source: Source, clock: FakeClock
+) -> None:
+    small: list[dict[str, Any]] = [{}, {"sm": 50.0}, {"memory": GIB + 2**20}]
+    large: list[dict[str, Any]] = [{"memory": GIB + MOVED}, {"memory": None}]
+    large += [{"state": "zombie"}, {"pid": 6}]
+    for changes in (*small, *large):
+        source.listed[A] = (replace(process(5), **changes),)
+        sharing.look(A, {})
+        clock.now += DESCRIBED_S
+        assert (sharing.changed() is None) == (changes in small[1:])

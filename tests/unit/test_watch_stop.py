@@ -17,13 +17,13 @@ import pytest
 
 from stepscope.distributed.rendezvous import find_place
 from stepscope.recorder.recorder import Command, CommandName, Recorder
-from stepscope.run import RunKind, RunStatus, read_run, run_folders
+from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
-from stepscope.session.stop import StopEscalator
-from stepscope.store import StoreReader
+from stepscope.session.stop import StopEscalator, handlers_wait, starts_ranks
 from tests.support.fake_nvml import GIB, FakeGpu, FakeNvml, install
 from tests.support.fake_recorder import FakeRecorder
+from tests.support.run_values import events, metric
 
 
 class WritingRecorder(FakeRecorder):
@@ -55,7 +55,7 @@ class Bench:
 
     def ask(self, number: int) -> Command:
         command = Command(number, CommandName.STOP, {})
-        self.stopper.heard(cast("Recorder", self.recorder), command)
+        self.stopper.on_command(cast("Recorder", self.recorder), command)
         return command
 
     def boundary(self, command: Command) -> None:
@@ -72,11 +72,8 @@ def test_without_a_boundary_each_stop_is_harder(bench: Bench) -> None:
         bench.ask(number)
         assert bench.came.acquire(timeout=10)
     assert bench.sent == [("process", "SIGINT"), ("process", "SIGTERM"), ("process", "SIGKILL")]
-    assert [data["signal"] for _, _, data in bench.recorder.events] == [
-        "SIGINT",
-        "SIGTERM",
-        "SIGKILL",
-    ]
+    signals = [data["signal"] for _, _, data in bench.recorder.events]
+    assert signals == ["SIGINT", "SIGTERM", "SIGKILL"]
     # Python has a handler for SIGINT; the other two end the process for certain.
     assert bench.recorder.statuses == [RunStatus.STOPPED, RunStatus.STOPPED]
     assert bench.stopper.asked
@@ -97,24 +94,16 @@ def test_a_boundary_is_first_and_the_timer_then_does_nothing(bench: Bench) -> No
     assert len(bench.sent) == 1
 
 
-def test_nothing_is_sent_after_the_end(bench: Bench) -> None:
-    bench.stopper.grace_s = 60.0
-    command = bench.ask(1)
-    bench.stopper.close()
-    bench.boundary(command)
-    assert bench.sent == []
-
-
 def test_a_second_click_does_not_wait_for_a_boundary(bench: Bench) -> None:
     bench.stopper.grace_s = 60.0
     bench.ask(1)
-    [timer] = [one for one in threading.enumerate() if one.name == "stepscope-stop"]
     bench.ask(2)
     assert bench.came.acquire(timeout=10)
     assert bench.sent == [("process", "SIGINT")]
     assert len(bench.recorder.events) == 2  # both are answered
-    assert isinstance(timer, threading.Timer)
-    timer.cancel()
+    bench.stopper.close()
+    bench.boundary(bench.ask(3))
+    assert len(bench.sent) == 1, "nothing is sent after the end"
 
 
 @pytest.fixture
@@ -138,40 +127,32 @@ def test_a_stop_raises_in_the_training_thread(live: ScriptSession) -> None:
     live.close(RunStatus.FAILED, "the script's own way to end")
     found = read_run(live.recorder.folder)
     assert (found.status, found.reason) == (RunStatus.STOPPED, "Stopped from the page.")
-    with StoreReader(live.recorder.folder) as reader:
-        kinds = [event.kind for event in reader.events()]
-    assert kinds == ["pause", "stop", "mark"]
-
-
-def test_a_run_tells_what_it_runs_on(live: ScriptSession) -> None:
-    live.train_on(None)
-    live.close(RunStatus.FINISHED)
-    run_json = read_run(live.recorder.folder).run_json
+    assert [event.kind for event in events(live.recorder.folder)] == ["pause", "stop", "mark"]
+    run_json = found.run_json
     assert (run_json["device"], run_json["devices"], run_json["world_size"]) == ("cpu", [], 1)
     assert run_json["environment"]["python"].startswith("3.")
-    assert CommandName.MEMORY_SNAPSHOT not in run_json["commands"]
-    assert CommandName.SAVE_CHECKPOINT not in run_json["commands"]
+    unsupported = {CommandName.MEMORY_SNAPSHOT, CommandName.SAVE_CHECKPOINT}
+    assert not unsupported & set(run_json["commands"])
 
 
-def test_a_failed_memory_reading_does_not_hide_the_failure(
+def test_a_failure_keeps_its_traceback_also_without_a_memory_reading(
     live: ScriptSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost() -> dict[str, float]:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     monkeypatch.setattr(live._commands, "read_memory", lost)
-    error = ValueError("the script's own")
+    error = ValueError("\x1b[31mé\x1b[0m")
     live.failed(outcome(error), error)
-    live.close(RunStatus.FAILED, "ValueError: the script's own")
-    with StoreReader(live.recorder.folder) as reader:
-        [event] = [event for event in reader.events() if event.kind != "alert"]
-
-        event, _ = reader.events()
-    assert (event.text, event.data["after"]) == ("ValueError: the script's own", {})
+    live.close(RunStatus.FAILED, "ValueError: é")
+    assert (live.recorder.folder / "traceback.txt").read_text() == "ValueError: é\n"
+    event, alert = events(live.recorder.folder)
+    assert (event.kind, event.text, event.data["after"]) == ("error", "ValueError: é", {})
+    assert (alert.kind, alert.data["rule"]) == ("alert", "run_failed")
 
 
 def test_an_unknown_environment_does_not_stop_the_script(
-    live: ScriptSession, monkeypatch: pytest.MonkeyPatch
+    live: ScriptSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError("no such thing")
@@ -179,21 +160,10 @@ def test_an_unknown_environment_does_not_stop_the_script(
     monkeypatch.setattr(platform, "platform", fail)
     live.train_on(None)
     live.close(RunStatus.FINISHED)
-
-
-def test_a_run_that_cannot_be_set_up_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("no such thing")
-
-    monkeypatch.setattr(platform, "platform", fail)
+    place = find_place(tmp_path / "new", "test", {})
     with pytest.raises(OSError, match="no such thing"):
-        ScriptSession(
-            find_place(tmp_path, "test", {}), name="test", kind=RunKind.WATCH, sample=False
-        )
-    [folder] = run_folders(tmp_path)
-    assert read_run(folder).status is RunStatus.FAILED
+        ScriptSession(place, name="test", kind=RunKind.WATCH, sample=False)
+    assert read_run(place.folder).status is RunStatus.FAILED
 
 
 def test_the_mig_instance_that_the_script_trains_on_is_sampled(
@@ -216,26 +186,79 @@ def test_the_mig_instance_that_the_script_trains_on_is_sampled(
         {"uuid": "MIG-b", "name": properties.name, "memory_total": 17 * GIB}
     ]
     assert (run_json["device"], run_json["environment"]["driver"]) == ("MIG-b", "580.95.05")
-    with StoreReader(live.recorder.folder) as reader:
-        [series] = [info for info in reader.series() if info.stream == "devices"]
-        used = dict(
-            zip(
-                reader.read(series.id, 0, 1, 1).keys,
-                reader.read(series.id, 0, 1, 1).mean,
-                strict=True,
-            )
-        )
-    assert (series.source, used["gpu/mem_used"]) == ("MIG-b", 2 * GIB)
+    assert set(metric(live.recorder.folder, "gpu/mem_used", "devices")) == {2 * GIB}
 
 
-def test_a_failure_keeps_its_traceback(live: ScriptSession) -> None:
-    error = ValueError("\x1b[31mé\x1b[0m")
-    live.failed(outcome(error), error)
-    live.close(RunStatus.FAILED, "ValueError: é")
-    assert (live.recorder.folder / "traceback.txt").read_text() == "ValueError: é\n"
-    with StoreReader(live.recorder.folder) as reader:
-        [event] = [event for event in reader.events() if event.kind != "alert"]
+LAUNCHERS = """
+/opt/env/bin/python3.11 /opt/env/bin/torchrun --nproc-per-node 2 train.py
+torchrun train.py
+python -u -m torch.distributed.run train.py
+python -m trainer.runners.agent --nnodes 1
+/usr/bin/python3 /usr/bin/accelerate launch train.py
+python -m accelerate.commands.launch train.py
+"""
+OTHERS = """
+bash -c torchrun train.py
+/bin/bash /home/torchrun-me/accelerate/start.sh
+vim torchrun
+python notebook.py --with torchrun
+python -c torchrun
+python /home/accelerate/train.py -m torch.distributed.run
+tmux new -s torchrun
+python
+"""
 
-        event, alert = reader.events()
-    assert (event.kind, event.text) == ("error", "ValueError: é")
-    assert (alert.kind, alert.data["rule"]) == ("alert", "run_failed")
+
+def test_programs_that_start_ranks_and_programs_that_only_name_one() -> None:
+    assert all(map(starts_ranks, LAUNCHERS.strip().splitlines()))
+    assert not any(map(starts_ranks, OTHERS.splitlines()))
+
+
+class Handled(Exception):
+    """Raised by the handler of the test, as the DataLoader's does for a killed worker."""
+
+
+@pytest.fixture
+def handler() -> Iterator[object]:
+    def handle(*_: object) -> None:
+        raise Handled
+
+    former = signal.signal(signal.SIGUSR1, handle)
+    yield handle
+    signal.signal(signal.SIGUSR1, former)
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "written"),
+    [(signal.SIGUSR1, Handled, ["all"]), (signal.SIGINT, KeyboardInterrupt, [])],
+)
+def test_a_handler_raises_after_the_block_but_ctrl_c_does_not_wait(
+    handler: object, number: signal.Signals, error: type[BaseException], written: list[str]
+) -> None:
+    lines = []
+
+    @handlers_wait()
+    def write() -> None:
+        signal.raise_signal(number)
+        lines.append("all")
+
+    with pytest.raises(error):
+        write()
+    assert lines == written
+    assert signal.getsignal(signal.SIGUSR1) is handler
+
+
+def test_the_handlers_are_back_where_the_block_fails_and_in_threads(handler: object) -> None:
+    with pytest.raises(ZeroDivisionError), handlers_wait():
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGUSR1) is handler
+    seen = []
+
+    def work() -> None:
+        with handlers_wait():
+            seen.append(signal.getsignal(signal.SIGUSR1))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [handler], "another thread leaves them alone"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pynvml
@@ -15,6 +14,7 @@ from stepscope.gpu import xid
 from stepscope.gpu.source import NvmlSource
 from stepscope.gpu.xid import NO_INSTANCE, VENDOR, XidEvent, XidWatcher, xid_event
 from tests.support.fake_nvml import FakeClock, FakeGpu, FakeNvml, install
+from tests.support.waiting import wait_until
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 XID, OTHER = 8, 1
@@ -50,15 +50,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         assert watch.stop()
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert condition()
-
-
 def until_it_ends(watch: XidWatcher) -> str | None:
-    until(lambda: watch.reason is not None)
+    wait_until(lambda: watch.reason is not None)
     return watch.reason
 
 
@@ -76,7 +69,7 @@ def test_a_gpu_that_fell_off_the_bus_is_registered_again(bench: Bench) -> None:
     bench.library.xids = [(A, 79, XID)]
     bench.watch(uuids={A})
     bench.next()
-    until(lambda: bench.library.registered.count(A) >= 2)
+    wait_until(lambda: bench.library.registered.count(A) >= 2)
     assert set(bench.library.registered) == {A}
 
 
@@ -91,22 +84,18 @@ def test_a_set_that_fails_is_made_anew(bench: Bench) -> None:
 def test_a_gpu_that_is_lost_at_first_is_registered_later(bench: Bench) -> None:
     bench.library.gpus[0].errors = {"nvmlDeviceRegisterEvents": 15}
     bench.watch()
-    until(lambda: bench.library.registered == [B])
+    wait_until(lambda: bench.library.registered == [B])
     bench.library.gpus[0].errors = {}
-    until(lambda: bench.library.registered == [B, A])
+    wait_until(lambda: bench.library.registered == [B, A])
     assert bench.library.calls["nvmlEventSetCreate"] == 1
 
 
 @pytest.mark.parametrize("code", [3, 4, 13])
 def test_a_refusal_ends_the_watch_and_says_why(bench: Bench, code: int) -> None:
-    for gpu in bench.library.gpus:
-        gpu.errors = {"nvmlDeviceRegisterEvents": code}
+    bench.library.errors = {"nvmlDeviceRegisterEvents": code}
     assert until_it_ends(bench.watch())
     assert bench.library.calls["nvmlDeviceRegisterEvents"] == 2
     assert bench.library.calls["nvmlEventSetWait_v2"] == 0
-
-
-def test_without_a_gpu_the_watch_ends(bench: Bench) -> None:
     assert until_it_ends(bench.watch(uuids=())) == "no GPU"
 
 
@@ -139,32 +128,20 @@ def test_gpus_in_mig_mode_are_watched_for_their_instances(bench: Bench) -> None:
     bench.watch(uuids={"MIG-1"})
     assert bench.next().uuid == B
     assert bench.library.registered == [B]
+    bench.watches[0].stop(timeout_s=0.0)
+    bench.library.xids.append((B, 31, XID))
+    assert bench.watches[0].stop()
+    assert bench.events.empty(), "what comes after the stop is not told"
 
 
-def test_what_comes_after_the_stop_is_not_told(bench: Bench) -> None:
-    bench.library.xids = [10]
-    watch = bench.watch()
-    until(lambda: not bench.library.xids)
-    watch.stop(timeout_s=0.0)
-    bench.library.xids.append((A, 31, XID))
-    assert watch.stop()
-    assert bench.events.empty()
-
-
-def test_an_error_that_the_driver_cannot_name_is_called_so() -> None:
-    event = xid_event(A, 999, 3)
-    assert event.text == "Xid 999: the driver cannot name the error"
-    assert (event.gpu_instance, event.advice) == (3, VENDOR)
-
-
-@pytest.mark.parametrize("code", [13, 31, 48, 63, 74, 79, 94, 95, 119, 131, 100, 147, 154])
-def test_known_errors_have_a_text_and_advice(code: int) -> None:
-    known = xid_event(A, code, NO_INSTANCE)
-    assert "does not explain" not in known.text
-    assert known.advice.endswith(".")
-    assert not known.text.endswith(".")
-
-
-@pytest.mark.parametrize("code", [7, 10_000])
-def test_an_unknown_error_has_a_text(code: int) -> None:
-    assert "does not explain" in xid_event(A, code, NO_INSTANCE).text
+def test_what_an_error_means() -> None:
+    unnamed = xid_event(A, 999, 3)
+    assert unnamed.text == "Xid 999: the driver cannot name the error"
+    assert (unnamed.gpu_instance, unnamed.advice) == (3, VENDOR)
+    for code in (7, 10_000):
+        assert "does not explain" in xid_event(A, code, NO_INSTANCE).text
+    for code in (13, 31, 48, 63, 74, 79, 94, 95, 119, 131, 100, 147, 154):
+        known = xid_event(A, code, NO_INSTANCE)
+        assert "does not explain" not in known.text
+        assert known.advice.endswith(".")
+        assert not known.text.endswith(".")

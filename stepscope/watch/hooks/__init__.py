@@ -1,8 +1,8 @@
-"""Zero-code capture: what `stepscope watch` records of a script without calls of Stepscope.
+"""Zero-code capture: record the training of a script that does not call Stepscope.
 
-`install(session)` is called before the script runs. It imports nothing: an import hook waits until
-the script has imported torch, so that environment variables set before it still count, and then
-wraps a handful of torch's functions:
+`install(session)` is called before the script runs. It does not import torch, so that environment
+variables that the script sets before its import still take effect. An import hook then wraps
+several functions of torch:
 
 | file             | wraps                                    | metrics                            |
 |------------------|------------------------------------------|------------------------------------|
@@ -16,12 +16,12 @@ wraps a handful of torch's functions:
 | `h2d_copies.py`  | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                         |
 
 `state.py` has the shared state, and the steps of scripts without an optimizer. `step_timing.py`
-also measures a step's times, `epochs.py` counts batches and epochs, `attribution.py` finds the
+also measures the times of a step, `epochs.py` counts batches and epochs, `attribution.py` finds the
 optimizer of a loss.
 
-No wrapper waits for a GPU or changes a result. One that fails is logged once and disabled. They
-work in the thread that steps the optimizers, not in forked children and DataLoader workers.
-docs/watch.md lists the limits.
+No wrapper waits for a GPU or changes a result. A wrapper that fails is logged once and disabled.
+Wrappers work in the thread that steps the optimizers, not in forked children and DataLoader
+workers. docs/watch.md lists the limits.
 """
 
 from __future__ import annotations
@@ -43,16 +43,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHILDREN_S = 0.5  # CPU time of child processes that may have been spent on training.
+CHILDREN_S = 0.5  # Minimum CPU time of child processes that may have been spent on training.
 
 Attach = Callable[[ModuleType, HookState, PatchSet], None]
 
 
-def _failed_allocations(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
-    state.session.oom.attach()
-
-
-# Each capture with what is missing where it cannot attach.
+# The metrics that are missing if a hook cannot be attached, and the hook.
 CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("all training metrics", optimizer.attach),
     ("train/loss", loss.attach),
@@ -60,12 +56,12 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
     ("train/amp_scale and train/amp_skipped", loss.attach_grad_scaler),
     ("perf/data_wait, perf/samples_per_sec and train/epoch", dataloader.attach),
     (DDP_METRICS, step_timing.attach),
-    ("details of failed allocations", _failed_allocations),
+    ("details of failed allocations", lambda torch, state, patches: state.session.oom.attach()),
 )
 
 
 class TorchHooks:
-    """The hooks of one run, waiting for torch or installed in it."""
+    """The hooks of one run, installed when torch is imported."""
 
     def __init__(self, session: ScriptSession) -> None:
         self._state = HookState(session)
@@ -75,21 +71,21 @@ class TorchHooks:
         self._import.start()
 
     def end(self) -> str | None:
-        """Record the held rows at the script's end; without steps return the reason."""
+        """Record the pending rows at the script's exit; return the reason if there are no steps."""
         state = self._state
         HookGuard("the steps of a script without an optimizer").call(state.by_hand.release)
         if state.recorder.step or state.amp_skipped:
             return None
-        return why_nothing(state, has_torch=self._has_torch)
+        return no_steps_reason(state, has_torch=self._has_torch)
 
     def remove(self) -> None:
-        """Restore torch's functions; nothing more is recorded."""
+        """Restore torch's functions, and stop recording."""
         self.leave()
         _installed[:] = [hooks for hooks in _installed if hooks is not self]
         self._patches.undo()
 
     def leave(self) -> None:
-        """In a forked child: record nothing."""
+        """Detach after a fork, in the child."""
         self._import.stop()
         self._state.close()
 
@@ -98,32 +94,28 @@ class TorchHooks:
         for metrics, attach in CAPTURES:
             try:
                 attach(torch, self._state, self._patches)
-            except Exception as error:  # noqa: BLE001 - another torch; the script must run on
-                log.warning(
-                    "stepscope: %s will be missing, torch %s has no place for it (%s)",
-                    metrics,
-                    getattr(torch, "__version__", "?"),
-                    error,
-                )
+            except Exception as error:  # noqa: BLE001 - another torch must not break the script
+                text = "stepscope: %s will be missing, torch %s is not supported (%s)"
+                log.warning(text, metrics, getattr(torch, "__version__", "?"), error)
 
 
-def why_nothing(state: HookState, *, has_torch: bool) -> str:
-    """Return why no step was recorded of a script that has ended."""
+def no_steps_reason(state: HookState, *, has_torch: bool) -> str:
+    """Return the reason why a script has ended without a recorded step."""
     if not has_torch:
-        why = "the script did not import torch"
+        reason = "the script did not import torch"
     elif state.parties.made:
-        why = "the script made an optimizer of torch, but its training thread never stepped one"
+        reason = "the script made an optimizer of torch, but its training thread never stepped one"
     else:
-        why = "the script never called backward() in its training thread"
-    text = f"No training step was seen: {why}."
-    # Time of children that the script has waited for; the recorder starts none.
+        reason = "the script never called backward() in its training thread"
+    text = f"No training step was seen: {reason}."
+    # CPU time of children that the script has waited for; the recorder starts none.
     if resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > CHILDREN_S:
-        text += " What the processes that it started train is not recorded (docs/watch.md)."
+        text += " Training in the processes that it started is not recorded (docs/watch.md)."
     return text
 
 
 def install(session: ScriptSession) -> TorchHooks:
-    """Record the training of the script, once it imports torch."""
+    """Record the training of the script from its import of torch on."""
     hooks = TorchHooks(session)
     _installed.append(hooks)
     return hooks

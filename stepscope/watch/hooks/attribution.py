@@ -1,7 +1,7 @@
-"""Find the optimizer that a loss belongs to; record clipped gradient norms.
+"""Attribute losses and clipped gradient norms to optimizers.
 
-A loss belongs to the optimizers whose gradients its `backward()` changed, until one of them steps
-or calls `zero_grad()`. A few gradients of each of several optimizers are compared for this.
+A loss is attributed to the optimizers whose gradients its `backward()` changed, until one of them
+steps or calls `zero_grad()`. With several optimizers some gradients of each are compared.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ScalarValue = Any  # A float, or a 0-d CUDA tensor that the recorder reads later
 LIMIT = 8  # Maximum number of optimizers with separate losses.
 
 OptimizerKeys = frozenset[int] | None
-"""Keys of optimizers; None if unknown: the loss counts for all of them."""
+"""Keys of optimizers; None if unknown, when a loss counts for all of them."""
 GradSnapshot = dict[int, list[tuple[Any, Any, int]]]
 
 
 class LossAttribution:
-    """The live optimizers, and the losses that wait for their steps.
+    """Tracks the live optimizers, and the losses since their last steps.
 
-    An optimizer and the one that it wraps have the same first parameter, and so one key.
+    An optimizer and its wrapper have the same first parameter, and so the same key.
     """
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class LossAttribution:
         """Optimizers constructed so far."""
         self.are_several = False
         self.sums: dict[OptimizerKeys, tuple[ScalarValue, int]] = {}
-        """Losses, and the number of `backward()` calls in each sum."""
+        """Sum of losses, and its number of `backward()` calls, by optimizers."""
         self._alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        """By their identities."""
+        """The optimizers by `id`."""
         self._counted = 0
-        """Number of live optimizers when their keys were counted."""
+        """Number of live optimizers at the last `_count`."""
 
-    def meet(self, optimizer: Any) -> None:
-        """Add an optimizer that was constructed, or that steps, such as a copied one."""
+    def register(self, optimizer: Any) -> None:
+        """Add an optimizer at its construction, or, such as a copy, at its first step."""
         if id(optimizer) in self._alive:
             return
         self.made += 1
@@ -76,7 +76,7 @@ class LossAttribution:
         self.put(owners or None, value, 1)
 
     def put(self, owners: OptimizerKeys, value: ScalarValue, terms: int) -> None:
-        """Add a loss to those of the same owners."""
+        """Add a loss to the sum of the same owners."""
         if owners in self.sums:
             total, count = self.sums[owners]
             value, terms = summed(total, value), count + terms
@@ -91,7 +91,7 @@ class LossAttribution:
         return total, terms
 
     def clear(self, optimizer: Any) -> None:
-        """Remove the losses of this optimizer alone: its gradients were cleared."""
+        """Remove the losses of this optimizer, whose gradients were cleared."""
         mine, before, self.sums = key(optimizer), self.sums, {}
         for owners, (value, terms) in before.items():
             left = owners - {mine} if owners else None
@@ -102,16 +102,16 @@ class LossAttribution:
         self._counted, keys = len(self._alive), set()
         for optimizer in self._alive.values():
             keys.add(key(optimizer))
-            if len(keys) > LIMIT:  # to look at all for each new one would be quadratic
+            if len(keys) > LIMIT:  # counting all for each new optimizer would be quadratic
                 break
         self.are_several = 1 < len(keys) <= LIMIT
 
 
 def reading(tensor: Any) -> ScalarValue:
-    """Return the value of a one-element tensor on the CPU, else the detached tensor.
+    """Return the value of a one-element CPU tensor, or a detached CUDA tensor. Never blocks.
 
-    Never waits. A CPU value is read at once because the script may change it in place. None for a
-    CUDA tensor in a graph's capture, and on any other device.
+    A CPU value is read immediately because the script may change it in place. Returns None during
+    the capture of a CUDA graph, and on any other device.
     """
     if tensor.is_cpu:
         return float(tensor.item())
@@ -121,12 +121,12 @@ def reading(tensor: Any) -> ScalarValue:
 
 
 def key(optimizer: Any) -> int:
-    """Return the identity of its first parameter."""
+    """Return the `id` of the optimizer's first parameter."""
     return next(members(optimizer), id(optimizer))
 
 
 def members(optimizer: Any) -> Iterator[int]:
-    """Yield the identities of all its parameters."""
+    """Yield the `id`s of the optimizer's parameters."""
     return (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -138,7 +138,7 @@ def summed(total: ScalarValue, value: ScalarValue) -> ScalarValue:
 
 
 def _some_parameters(optimizer: Any) -> list[Any]:
-    """Return the first, the middle and the last parameters: a loss rarely misses all of them."""
+    """Return the first, the middle and the last parameters, as most losses use one of them."""
     groups = [group["params"] for group in optimizer.param_groups if group["params"]]
     if not groups:
         return []
@@ -150,11 +150,10 @@ def _version(gradient: Any) -> int:
     return -1 if gradient is None else int(gradient._version)
 
 
-NAME = "clip_grad_norm_"
-MAX_CALLS = 1024  # Maximum number of calls before a step that are kept.
+MAX_CALLS = 1024  # Maximum number of calls kept before a step.
 
 ClipGradCall = tuple[ScalarValue, float, frozenset[int]]
-"""The returned norm, its type, and the ids of the parameters, which it must not keep alive."""
+"""The returned norm, its type, and the `id`s of the parameters, to hold no reference to them."""
 
 
 class ClipGradCalls:
@@ -163,7 +162,7 @@ class ClipGradCalls:
     def __init__(self) -> None:
         self.calls: list[ClipGradCall] = []
         self._seen: set[int] = set()
-        """Ids of their parameters, from the second call on."""
+        """The `id`s of the calls' parameters, from the second call on."""
 
     def add(self, norm: ScalarValue, kind: float, parameters: list[Any]) -> None:
         now = frozenset(map(id, parameters))
@@ -208,7 +207,7 @@ class ClipGradHook:
             if is_compiling() or get_ident() != state.thread or not guard.works:
                 return original(parameters, *args, **kwargs)
             listed = self._listed(parameters)
-            # A generator can be read only once; torch warns of an empty one.
+            # A generator can be read only once; torch warns of an empty list.
             norm = original(listed or parameters, *args, **kwargs)
             kind = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
             if listed:
@@ -221,22 +220,22 @@ class ClipGradHook:
         return [parameters] if isinstance(parameters, self._tensor) else list(parameters)
 
     def _add(self, norm: Any, kind: Any, parameters: list[Any]) -> None:
-        # A DTensor would have to be gathered from all ranks.
+        # A DTensor would need a gather from all ranks.
         value = reading(norm) if type(norm) is self._tensor else None
         self._state.clips.add(value, float(kind), parameters)
 
 
 def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
-    """Wrap the function under both names by which it is imported."""
+    """Wrap the function in both modules from which scripts import it."""
     clipping = ClipGradHook(torch, state)
-    module = import_module("torch.nn.utils.clip_grad")
-    patches.replace(module, NAME, clipping.around, traced=True)
+    module, name = import_module("torch.nn.utils.clip_grad"), "clip_grad_norm_"
+    patches.replace(module, name, clipping.around, traced=True)
     package = import_module("torch.nn.utils")
-    patches.replace(package, NAME, lambda _: getattr(module, NAME), traced=True)
+    patches.replace(package, name, lambda _: getattr(module, name), traced=True)
 
 
 def _total(norms: list[ScalarValue], kinds: set[float]) -> ScalarValue:
-    """Return the p-norm of p-norms, which is the p-norm of all; None for different kinds."""
+    """Return the p-norm of p-norms, which equals the p-norm of all; None for mixed kinds."""
     kind = kinds.pop()
     if kinds or kind <= 0 or any(norm is None for norm in norms):
         return None
@@ -245,7 +244,7 @@ def _total(norms: list[ScalarValue], kinds: set[float]) -> ScalarValue:
         return max(norms) if kind == math.inf else sum(norm**kind for norm in norms) ** (1 / kind)
     torch = import_module("torch")
     first = tensors[0].float()
-    # Nothing here waits for a GPU: a number is filled in by a kernel, not copied.
+    # Never waits for a GPU: a number is filled in by a kernel, not copied.
     same = [
         first.new_full((), norm) if type(norm) is float else norm.to(first, non_blocking=True)
         for norm in norms

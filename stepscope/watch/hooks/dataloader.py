@@ -1,8 +1,8 @@
-"""The DataLoader: data wait, samples, passes over the data, and evaluation.
+"""Hook the DataLoader: data wait, samples, passes over the data, and evaluation.
 
-Batches fetched without gradients are evaluation. So is a whole pass without a `backward()`: many
-loops fetch outside of `torch.no_grad()`. This is corrected at its end, or when training data
-follow. A pass of one batch is judged at the next batch: a loader may read one batch ahead.
+Batches fetched with gradients disabled are evaluation. So is a complete pass without a
+`backward()`: many loops fetch outside of `torch.no_grad()`. Such a pass is reclassified at its end,
+or before training data; a pass of one batch, which may be read ahead, at the next batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepscope.watch.hooks.state import HookState
 PASS = "_stepscope_pass"
 LOADER = "_stepscope_loader"
 EVENTS_AT_ONCE, EVENT_EVERY_S = 50, 1.0
-"""Epochs that all get an event; later ones at most one event in this time."""
+"""Number of epochs that all have an event, and minimum interval between later events."""
 
 
 class DataLoaderHook:
@@ -37,10 +37,10 @@ class DataLoaderHook:
         self._grad_enabled = torch.is_grad_enabled
         self._fetching = False
         self._last = 0
-        """Id of the last iterator."""
+        """The `id` of the last iterator."""
         self._pass: DataPass | None = None
         self._undecided: DataPass | None = None
-        """A pass that has read all batches and may be training or evaluation."""
+        """A complete pass that may be training or evaluation."""
         self._passes = 0
         self._event_s = 0.0
         for function in (self._fetched, self._ended):
@@ -51,7 +51,7 @@ class DataLoaderHook:
         state, guard, clock, fetched = self._state, self._guard, time.perf_counter, self._fetched
 
         def __next__(iterator: Any) -> Any:
-            # While fetching, it is a dataset that reads from a loader of its own.
+            # A nested call is of a dataset that reads from another loader.
             if self._fetching or (get_ident() != state.thread and not state.claim()):
                 return original(iterator)
             began_s = clock()
@@ -73,7 +73,7 @@ class DataLoaderHook:
         state, number, current = self._state, iterator._num_yielded, self._pass
         state.recorder.signs += 1
         state.session.readings.look()
-        # The workers' iterator may serve the next pass after one that was left with `break`.
+        # The workers' iterator may continue with the next pass after a `break`.
         if current is None or id(iterator) != self._last or number == 1 or number > current.until:
             current = self._turn_to(iterator, began_s)
         now_s = time.perf_counter()
@@ -97,7 +97,7 @@ class DataLoaderHook:
             state.feed.put(current, batch_length(batch) or 0)
 
     def _turn_to(self, iterator: Any, began_s: float) -> DataPass:
-        """Return the pass of another iterator, or the next one of the same."""
+        """Return the pass of another iterator, or the next pass of the same iterator."""
         state, waiting, number = self._state, self._undecided, iterator._num_yielded
         left = self._pass
         self._last = id(iterator)
@@ -105,7 +105,7 @@ class DataLoaderHook:
         if current is None or number == 1 or number > current.until:
             dataset = id(iterator._dataset)
             if waiting is not None and (waiting.ended or waiting.dataset == dataset):
-                self._judge(waiting)
+                self._classify(waiting)
             length, is_finite = _length_of_pass(iterator)
             self._passes += 1
             current = DataPass(
@@ -124,14 +124,14 @@ class DataLoaderHook:
         self._pass = current
         if left is not None and left is not current and self._was_evaluation(left, current):
             left.ended_s = began_s
-            self._judge(left)
+            self._classify(left)
         return current
 
     def _was_evaluation(self, left: DataPass, current: DataPass) -> bool:
-        """Return True if a pass was left before its end for the data of training.
+        """Return True for an evaluation pass that was left before its end for training data.
 
-        One batch may be half of a pair from two loaders; batches read ahead of the first steps have
-        had no `backward()` either.
+        A single batch may be one of a pair from two loaders. Batches read ahead of the first steps
+        have no `backward()` either.
         """
         trained = self._state.feed.trained
         return (
@@ -155,14 +155,14 @@ class DataLoaderHook:
         current.ended, current.ended_s = True, now_s
         waiting = self._undecided
         if waiting is not None and waiting.ended and waiting is not current:
-            self._judge(waiting)
+            self._classify(waiting)
         if current.batches > 1 or state.backwards > current.backwards:
-            self._judge(current)
+            self._classify(current)
         else:
             self._undecided = current
 
-    def _judge(self, whole: DataPass) -> None:
-        """Count a complete pass as training or evaluation."""
+    def _classify(self, whole: DataPass) -> None:
+        """Classify a complete pass as training or evaluation."""
         state = self._state
         if self._undecided is whole:
             self._undecided = None
@@ -178,7 +178,7 @@ class DataLoaderHook:
         whole.judged = True
 
     def report(self, ended: DataPass, number: int, ended_s: float) -> None:
-        """Add the event of an epoch, unless epochs take milliseconds."""
+        """Add the event of an epoch, unless epochs last milliseconds."""
         if number > EVENTS_AT_ONCE and ended_s < self._event_s + EVENT_EVERY_S:
             return
         self._event_s = ended_s
@@ -188,10 +188,10 @@ class DataLoaderHook:
 
 
 def _length_of_pass(iterator: Any) -> tuple[float, bool]:
-    """Return the batches of a pass, infinite if unknown, and whether it will end.
+    """Return the number of batches of a pass, infinite if unknown, and True if the pass ends.
 
-    A loader may use one iterator for ever (ultralytics, timm): its own length is that of a pass.
-    `len` of a stream's loader would warn.
+    The pass of a loader with an endless iterator (ultralytics, timm) has the length of the loader.
+    `len` of a loader with an iterable dataset would warn.
     """
     loader = getattr(iterator, LOADER, lambda: None)()
     for owner in (iterator._index_sampler, loader if iterator._auto_collation else None):
@@ -203,7 +203,7 @@ def _length_of_pass(iterator: Any) -> tuple[float, bool]:
 
 
 def _remember_loader(original: Function) -> Function:
-    """Wrap `DataLoader._get_iterator`: its iterators have no reference to their loader."""
+    """Wrap `DataLoader._get_iterator`, whose iterators have no reference to their loader."""
 
     def _get_iterator(loader: Any) -> Any:
         iterator = original(loader)
@@ -216,7 +216,7 @@ def _remember_loader(original: Function) -> Function:
 
 
 def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
-    """Wrap the iterators' common `__next__`."""
+    """Wrap the `__next__` that all iterators share."""
     module = import_module("torch.utils.data.dataloader")
     batches = DataLoaderHook(torch, state)
     state.feed = BatchTracker(batches.report)

@@ -1,12 +1,12 @@
-"""Which batches a step used, and which epoch the step belongs to.
+"""Track the batches and the epoch of each step.
 
-A fetched batch waits until a step uses it. A loop that reads ahead (accelerate's, Hugging Face's)
+A fetched batch is queued until a step uses it. A loop that reads ahead (accelerate, Hugging Face)
 fetches more before the first step of a pass than before its second; the difference is read ahead.
 
-An epoch is a pass of the loader that training reads. The next one begins after that loader was read
-to its end, or is restarted after several steps (`break`). In all other cases the epoch is None for
-good, such as for a loader restarted for each step, or several loaders in turn. It is None in the
-first pass of a loader without a length, which may never end.
+An epoch is a pass over the training loader. The next epoch begins after the end of that loader, or
+after a restart that follows several steps (`break`). In other cases, such as several loaders in
+turn, the epoch is None for the rest of the run. It is None in the first pass of a loader without a
+length, which may be endless.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 WAITING_LIMIT = 4096
-"""Maximum number of unused batches: more belong to a script that trains nothing."""
+"""Maximum number of unused batches; a script with more does not train."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -27,16 +27,16 @@ class DataPass:
     order: int
     dataset: int
     began_s: float
-    length: float = math.inf  # Number of its batches; infinite if unknown.
+    length: float = math.inf  # Number of batches; infinite if unknown.
     is_finite: bool = True
-    until: float = math.inf  # Number of its last batch, as its iterator counts them.
+    until: float = math.inf  # The iterator's number of the last batch.
     ended_s: float = 0.0
     batches: int = 0
-    ended: bool = False  # The loader has raised StopIteration, or has been restarted.
+    ended: bool = False  # True after StopIteration or a restart of the loader.
     judged: bool = False
     steps: int = 0
-    first_step: tuple[int, int] = (0, 0)  # Batches and calls of `backward()` up to its first step.
-    teaches: bool = True  # Its first two steps may still show what is read ahead.
+    first_step: tuple[int, int] = (0, 0)  # Batches and `backward()` calls up to the first step.
+    teaches: bool = True  # True until two steps have shown the number of batches read ahead.
     backwards: int = 0
     stepped: int = 0
     data_wait_s: float = 0.0
@@ -48,20 +48,20 @@ class DataPass:
 
 
 class BatchTracker:
-    """The batches between the loaders and the steps."""
+    """Queue of the batches between the loaders and the steps."""
 
     def __init__(self, report: Callable[[DataPass, int, float], None]) -> None:
         self._report = report
         self.epoch: int | None = None
-        """Epoch of the last step, counted from 1; None if not certain."""
+        """Epoch of the last step, counted from 1; None if uncertain."""
         self.is_read = False
         """True once a step has used a batch of a loader."""
         self.trained: set[int] = set()
-        """The datasets of which a step has used a batch."""
+        """The `id`s of datasets of which a step has used a batch."""
         self._waiting: deque[tuple[DataPass, int]] = deque(maxlen=WAITING_LIMIT)
         self._used: list[tuple[DataPass, int]] = []
         self._partners: dict[int, DataPass] = {}
-        """By dataset, the other passes of the last step."""
+        """The other passes of the last step, by dataset."""
         self._ahead = 0
         self._current: DataPass | None = None
         self._number = 0
@@ -79,7 +79,7 @@ class BatchTracker:
         self._waiting.extend(kept)
 
     def take(self, backwards: int, now_s: float) -> int:
-        """Return the samples of a step, after so many calls of `backward()`."""
+        """Return the number of samples of a step with `backwards` calls of `backward()`."""
         waiting = self._waiting
         newest = waiting[-1][0] if waiting else self._current
         if newest is None:
@@ -97,7 +97,7 @@ class BatchTracker:
             if newest.ended or (count < 1 and newest.is_whole):
                 count = max(1, backwards)
             self._used = [waiting.popleft() for _ in range(min(count, len(waiting)))]
-        elif newest.ended:  # batches that are kept and used again, such as by itertools.cycle
+        elif newest.ended:  # batches that are used again, such as by itertools.cycle
             self.epoch = None
         if self._used:
             self._use()
@@ -117,12 +117,12 @@ class BatchTracker:
         newest.teaches = False
         first, same = newest.first_step
         each = newest.batches - first
-        if newest.is_whole:  # there may have been no more to read
+        if newest.is_whole:  # the pass may have ended during the reading ahead
             each = max(each, same)
         elif backwards != same or not each:
             return
         ahead = max(0, first - each)
-        if ahead > self._ahead:  # what the first step was thought to use is used now
+        if ahead > self._ahead:  # batches attributed to the first step are used by this step
             self._waiting.extendleft(reversed(self._used[self._ahead - ahead :]))
         self._ahead = ahead
 
@@ -143,7 +143,7 @@ class BatchTracker:
         before, self._current = self._current, source
         if before is None:
             self._number = 1
-        elif source.order < before.order:  # as by zip(long, cycle(short)), or in turn
+        elif source.order < before.order:  # such as zip(long, cycle(short)), or in turn
             self._is_certain = self._is_certain and not source.steps
         elif before.is_whole or (source.dataset == before.dataset and before.steps > 1):
             if self._is_certain and not before.judged:

@@ -1,9 +1,9 @@
-"""Copies to the GPU: the time that `.to()` and `.cuda()` of a CPU tensor take on the device.
+"""Measure the device time of copies to the GPU by `.to()` and `.cuda()` of a CPU tensor.
 
-Two CUDA events bracket a copy and are read once the device has passed them; nothing waits. A pair
-costs the host about 20 us, so of short steps only one in 10 ms is measured. The wrappers are
-installed at the first optimizer step on a CUDA device. Only calls through a tensor are wrapped:
-`__torch_function__` gets `torch.Tensor.to` as `func`, and scripts compare it.
+Two CUDA events bracket a copy and are read once the device has completed them, without waiting. A
+pair costs the host about 20 us, so only one step in 10 ms is measured. The wrappers are installed
+at the first optimizer step on a CUDA device. Only calls through a tensor are wrapped, because
+`__torch_function__` receives `torch.Tensor.to` as `func`, and scripts compare it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ LEAST_S = 0.01  # Minimum time between the starts of two measured steps.
 
 
 class CopyTimer:
-    """The copies of one step, reported once the device has completed them.
-
-    `measuring` is True while the current step is measured.
-    """
+    """Times the copies of one step; `measuring` is True during a measured step."""
 
     def __init__(self, new_event: Callable[[], Any]) -> None:
         self._pairs = CudaEventTimerPool(new_event, PAIRS)
@@ -37,7 +34,7 @@ class CopyTimer:
         self._begun = time.perf_counter()
 
     def begin(self) -> CudaEventPair | None:
-        """Record the first event of a pair; None if all are in use."""
+        """Record the first event of a pair; return None if all pairs are in use."""
         pair = self._pairs.begin()
         self._missed = self._missed or pair is None
         return pair
@@ -48,19 +45,19 @@ class CopyTimer:
         self._under_way.append(pair)
 
     def harvest(self) -> float | None:
-        """Return the seconds of a measured step's copies, once, when all have ended.
+        """Return the seconds of a measured step's copies, once, after all have completed.
 
-        Called at each end of a step. None for the other steps, and if a copy could not be measured.
+        Called at the end of each step. Returns None for other steps, and if a copy was not timed.
         """
         now, ended, self.measuring = time.perf_counter(), self.measuring, False
-        found = None
+        copy_s = None
         if (ended or self._under_way) and all(map(self._pairs.has_ended, self._under_way)):
             pairs, self._under_way = self._under_way, []
             total_s = sum(map(self._pairs.seconds, pairs))
-            found, self._missed = None if self._missed else total_s, False
+            copy_s, self._missed = None if self._missed else total_s, False
         if not self._under_way and now - self._begun >= LEAST_S:
             self.measuring, self._begun = True, now
-        return found
+        return copy_s
 
 
 class H2DCopyHook:
@@ -75,11 +72,11 @@ class H2DCopyHook:
         self._device: type[Any] = torch.device
         self._tensor: type[Any] = torch.Tensor
         self._plainly = torch._C.DisableTorchFunction
-        """A mode, or a subclass, must not see the properties that are read here."""
+        """Hides the reading of properties from torch-function modes and subclasses."""
         self._is_copying = False
 
     def around(self, original: Function, *, default: Any) -> Callable[[Any], Function | None]:
-        """Return a function that binds a method of Tensor with a default target."""
+        """Return a function that binds a Tensor method; `default` is its default target device."""
         state, is_compiling, guard = self._state, self._is_compiling, HookGuard("perf/h2d")
         transfers = self._transfers
 
@@ -97,7 +94,7 @@ class H2DCopyHook:
                 guard.call(transfers.end, pair)
 
         def bind(tensor: Any) -> Function | None:
-            # What a subclass does within a copy is a part of it.
+            # A nested call, as of a subclass, is part of the copy.
             if not transfers.measuring or self._is_copying or is_compiling():
                 return None
             return MethodType(copy, tensor) if get_ident() == state.thread else None
@@ -124,7 +121,7 @@ class H2DCopyHook:
 
 
 def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> CopyTimer:
-    """Wrap `to` and `cuda` of tensors; CUDA is in use already."""
+    """Wrap `to` and `cuda` of tensors, after the initialization of CUDA."""
     transfers = CopyTimer(lambda: torch.cuda.Event(enable_timing=True))
     times, owner = H2DCopyHook(torch, state, transfers), torch.Tensor
     patches.replace_bound(owner, "to", times.around(owner.to, default=None))

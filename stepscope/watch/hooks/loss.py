@@ -1,7 +1,7 @@
-"""The loss: the sum of all scalars on which `backward()` is called before the optimizer step.
+"""Record the loss: the sum of all scalars with a `backward()` call before the optimizer step.
 
-The step uses the gradient of that sum. `zero_grad()` resets it, so the closures of LBFGS and the
-two passes of SAM count once. Each of several optimizers has its own sum (`attribution.py`).
+The step uses the gradient of that sum. `zero_grad()` resets the sum, so the closures of LBFGS and
+the two passes of SAM count once. Several optimizers have separate sums (`attribution.py`).
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from stepscope.watch.hooks.attribution import GradSnapshot, reading
 from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
 from stepscope.watch.hooks.state import HookState
 
-LATE_STEPS = 10  # Steps after which a new optimizer is no partner of an earlier one, as in a GAN.
+LATE_STEPS = 10  # Steps after which a new optimizer replaces earlier ones, unlike in a GAN.
 UNSCALED = "_stepscope_unscaled"
 """Attribute of a loss that a GradScaler has scaled: the unscaled loss, detached."""
 
 
 class LossHook:
-    """Adds up the losses of `backward()`."""
+    """Sums the losses of `backward()`."""
 
     def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._state = state
         self._guard = HookGuard("train/loss")
         self._tensor: type[Any] = torch.Tensor
         self._made_late = False
-        """True from the construction of a late optimizer to the next `backward()`."""
+        """True between the construction of a late optimizer and the next `backward()`."""
         self._disabled = torch._C._disabled_torch_dispatch_impl
         opaque(self._add, with_callees=True)
 
     def around_backward(self, original: Function) -> Function:
-        """Wrap `torch.autograd.backward`, which `Tensor.backward` calls too."""
+        """Wrap `torch.autograd.backward`, which `Tensor.backward` also calls."""
         state, guard, add = self._state, self._guard, self._add
         parties, by_hand, clock = state.parties, state.by_hand, time.perf_counter
         readings = state.session.readings
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            # Inside another backward it is reentrant checkpointing.
+            # A nested call is reentrant checkpointing.
             if state.in_backward or (get_ident() != state.thread and not state.claim()):
                 return original(tensors, grad_tensors, *args, **kwargs)
             if self._made_late:
-                # In k-fold training it replaces one that its scheduler keeps alive: 0.1 s, once.
+                # In k-fold training a scheduler keeps the replaced optimizer alive. 0.1 s, once.
                 self._made_late = False
                 gc.collect()
             if readings.wanted:
@@ -77,8 +77,8 @@ class LossHook:
         state, guard = self._state, self._guard
 
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not state.parties.made:  # one that was copied, or made before we looked
-                guard.call(self._meet, optimizer)
+            if not state.parties.made:  # one that was copied, or made before the hooks
+                guard.call(self._register, optimizer)
             if get_ident() == state.thread:
                 if state.parties.sums:
                     guard.call(state.drop_loss, optimizer)
@@ -94,13 +94,13 @@ class LossHook:
 
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
-            guard.call(self._meet, optimizer)
+            guard.call(self._register, optimizer)
             self._made_late = self._state.step > LATE_STEPS
 
         return __init__
 
-    def _meet(self, optimizer: Any) -> None:
-        self._state.parties.meet(optimizer)
+    def _register(self, optimizer: Any) -> None:
+        self._state.parties.register(optimizer)
         self._state.by_hand.drop()
 
     def _add(self, tensors: Any, factor: Any, before: GradSnapshot | None) -> None:
@@ -120,7 +120,7 @@ class LossHook:
         if isinstance(factor, (list, tuple)) and len(factor) == 1:
             factor = factor[0]
         if type(value) is not float:
-            value = value.clone()  # a CUDA graph's next replay would overwrite it
+            value = value.clone()  # the next replay of a CUDA graph overwrites the loss
         if factor is not None:  # such as the -1 of a Wasserstein GAN
             value = value * reading(factor)
         if before is not None:
@@ -129,7 +129,7 @@ class LossHook:
             state.add_loss(value)
 
     def _is_plain(self, tensor: Any) -> bool:
-        """Return True for a tensor with its own data: no DTensor, no fake tensor."""
+        """Return True for a tensor with local data, unlike a DTensor or a fake tensor."""
         if type(tensor) is self._tensor:
             return True
         if not isinstance(tensor, self._tensor):
@@ -146,7 +146,7 @@ def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
 
 
 class GradScalerHook:
-    """Wraps `GradScaler.scale` and `GradScaler.step`; torch.cuda.amp's is a subclass."""
+    """Wraps `GradScaler.scale` and `GradScaler.step`, also of the subclass in torch.cuda.amp."""
 
     def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._state = state
@@ -158,7 +158,7 @@ class GradScalerHook:
             opaque(function, with_callees=True)
 
     def around_scale(self, original: Function) -> Function:
-        """Keep the unscaled loss on the scaled one."""
+        """Attach the unscaled loss to the scaled loss."""
         is_compiling, guard = self._is_compiling, HookGuard("train/loss")
 
         def scale(scaler: Any, outputs: Any) -> Any:
@@ -201,7 +201,7 @@ class GradScalerHook:
     def _before(self, scaler: Any, optimizer: Any) -> None:
         state = self._state
         if type(scaler).scale is not self._scaler.scale:
-            # FSDP's scales by code of its own: what we have is not the loss.
+            # FSDP's subclass overrides `scale`, so the sum is of scaled losses.
             state.take_loss(optimizer)
         state.amp_scale, state.uses_amp = scaler._scale, True
 

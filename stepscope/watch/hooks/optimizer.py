@@ -1,4 +1,4 @@
-"""Record a row for every `optimizer.step()`: the values since the last one, and its times."""
+"""Record a row for every `optimizer.step()`: the values and times since the last step."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stepscope.watch.hooks.state import HookState
 log = logging.getLogger(__name__)
 
 OPTIMIZERS_LIMIT = 8
-"""Maximum number of recorded optimizers: one for each parameter would make thousands of keys."""
+"""Maximum number of recorded optimizers; one per parameter would make thousands of keys."""
 GROUPS_LIMIT = 8  # Maximum number of parameter groups whose learning rate is recorded.
 
 
 class OptimizerRecord:
-    """One optimizer: its index by first step, its steps, its metric keys.
+    """Index (in the order of first steps), number of steps and metric keys of one optimizer.
 
-    Optimizer 0 has the plain keys, optimizer i the same with `.optimizer<i>`; the learning rate of
-    group 0 has the plain key, that of group j the same with `.group<j>`.
+    Optimizer i > 0 has keys with the suffix `.optimizer<i>`, the learning rate of parameter group
+    j > 0 a key with the suffix `.group<j>`.
     """
 
     def __init__(self, optimizer: Any, index: int, count: int) -> None:
@@ -46,26 +46,26 @@ UNKNOWN = OptimizerRecord.__new__(OptimizerRecord)
 
 
 class OptimizerStepHook:
-    """The post hook of all optimizers."""
+    """Post hook of all optimizers' `step`."""
 
     def __init__(self, torch: ModuleType, state: HookState) -> None:
         self._is_capturing = torch.cuda.is_current_stream_capturing
         self._state = state
         self._guard = HookGuard("all training metrics")
         self._tracks: dict[int, OptimizerRecord | None] = {}
-        """By the id of a live optimizer; None for one that is not recorded."""
+        """By the `id` of a live optimizer; None for an optimizer that is not recorded."""
         self._slots: list[OptimizerRecord] = []
-        self._told_of_more = False
+        self._has_logged_limit = False
         self._boundary = state.session.boundary
         self._log = state.recorder.log
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Record a row, then execute commands; raises only what stops the script."""
+        """Record a row, then execute commands. Raises only for a Stop."""
         state = self._state
         if get_ident() != state.thread and not state.claim(by_step=True):
             return
         if state.times.on_cuda and self._is_capturing():
-            return  # recorded into a CUDA graph, not run; and asking for events would break it
+            return  # captured, not executed; and a query of events would break the capture
         state.stepped += 1
         self._guard.call(self._record, optimizer, time.perf_counter())
         idle_s = self._boundary()
@@ -78,7 +78,7 @@ class OptimizerStepHook:
         state = self._state
         track = self._tracks.get(id(optimizer), UNKNOWN)
         if track is UNKNOWN:
-            track = self._meet(optimizer)
+            track = self._register(optimizer)
         if track is None:
             return
         row: dict[str, Any] = {}
@@ -104,26 +104,24 @@ class OptimizerStepHook:
             row["train/amp_skipped"] = float(state.amp_skipped)
         self._log(state.step, row)
 
-    def _meet(self, optimizer: Any) -> OptimizerRecord | None:
-        """Give a new optimizer the first free index."""
-        self._state.parties.meet(optimizer)
+    def _register(self, optimizer: Any) -> OptimizerRecord | None:
+        """Assign the first free index to a new optimizer."""
+        self._state.parties.register(optimizer)
         self._state.session.parts.add_optimizer(optimizer)
-        self._state.by_hand.give_back()
+        self._state.by_hand.restore_losses()
         if _steps_inside_another(optimizer):
             return self._remember(optimizer, None)
         # It may replace a deleted optimizer, as in k-fold training.
         places = [i for i, track in enumerate(self._slots) if track.optimizer() is None]
         index = places[0] if places else len(self._slots)
         if index >= OPTIMIZERS_LIMIT:
-            if not self._told_of_more:
-                log.warning(
-                    "stepscope: more than %d optimizers at a time: the others are not recorded",
-                    OPTIMIZERS_LIMIT,
-                )
-            self._told_of_more = True
+            if not self._has_logged_limit:
+                text = "stepscope: more than %d optimizers: the others are not recorded"
+                log.warning(text, OPTIMIZERS_LIMIT)
+            self._has_logged_limit = True
             return self._remember(optimizer, None)
-        # A replacement continues the count of the deleted one. The second optimizer of a
-        # pair, as in a GAN, takes the step that the first has just taken.
+        # A replacement continues the count of the deleted optimizer. The first step of the second
+        # optimizer of a pair, as in a GAN, is the current step of the first.
         count = self._state.step - (0 if places or not self._slots else 1)
         track = OptimizerRecord(optimizer, index, count)
         if not self._slots:
@@ -143,7 +141,7 @@ class OptimizerStepHook:
 def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
     """Register the post hook that all optimizers share."""
     steps = OptimizerStepHook(torch, state)
-    # A frame that torch.compile traces calls the hook as it is, between two graphs.
+    # A frame that torch.compile traces calls the unmodified hook, between two graphs.
     OptimizerStepHook.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
     opaque(steps.after_step, with_callees=True)
     state.times.time_copies = lambda: HookGuard("perf/h2d").call(
@@ -154,16 +152,14 @@ def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
 
 
 def _steps_inside_another(optimizer: Any) -> bool:
-    """Return True if the `step` of another optimizer, which wraps this one, calls its `step`."""
+    """Return True if the `step` of a wrapping optimizer calls the `step` of this one."""
     frame: FrameType | None = sys._getframe(1)
     wrapper = None
     while frame is not None:
-        if frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == _OPTIMIZER:
+        module = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == "wrapper" and module == "torch.optim.optimizer":
             if wrapper is not None and frame.f_locals.get("self") is not optimizer:
                 return True
             wrapper = frame
         frame = frame.f_back
     return False
-
-
-_OPTIMIZER = "torch.optim.optimizer"

@@ -1,7 +1,7 @@
 """Wrap functions of torch reversibly, once the script has imported torch.
 
-A wrapper never raises, and is invisible to torch.compile: a compiler that traces the original
-removes it by `is_compiling()`, and between two graphs `opaque` prevents its compilation.
+A wrapper never raises, and does not affect torch.compile. Where the compiler traces the original,
+`is_compiling()` removes the wrapper; between two graphs `opaque` prevents its compilation.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -21,10 +22,11 @@ Function = Callable[..., Any]
 
 
 class PatchSet:
-    """The replaced functions, in order, with their originals."""
+    """The replaced functions; `undo` restores them in reverse order."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        undo = ExitStack()
+        self.on_undo, self.undo = undo.callback, undo.close
 
     def replace(
         self, owner: Any, name: str, make: Callable[[Function], Function], *, traced: bool
@@ -32,7 +34,7 @@ class PatchSet:
         """Replace `owner.name` by `make(original)`.
 
         `traced`: torch.compile can trace the original into a graph, and the wrapper calls
-        `is_compiling()`. Else it runs between two graphs, like the original.
+        `is_compiling()`. Otherwise the wrapper runs between two graphs, like the original.
         """
         original = getattr(owner, name)
         wrapper = functools.wraps(original)(opaque(make(original)))
@@ -41,34 +43,25 @@ class PatchSet:
         self._set(owner, name, wrapper)
 
     def replace_bound(self, owner: type, name: str, bind: Callable[[Any], Function | None]) -> None:
-        """Let `instance.name` be the result of `bind(instance)`, unless that is None.
+        """Replace `instance.name` by `bind(instance)`, unless that returns None.
 
-        `owner.name` stays the original, which scripts use as a key and compare by identity.
+        `owner.name` remains the original, which scripts use as a key and compare by identity.
         """
         self._set(owner, name, _Bound(getattr(owner, name), bind))
 
     def _set(self, owner: Any, name: str, wrapper: object) -> None:
-        own = vars(owner).get(name)  # None: inherited
+        original = vars(owner).get(name)  # None: inherited
         setattr(owner, name, wrapper)
 
         def undo() -> None:
             if vars(owner).get(name) is not wrapper:
-                return  # wrapped again by the script, whose wrapper calls ours
-            if own is None:
+                return  # wrapped again by the script, whose wrapper calls this wrapper
+            if original is None:
                 delattr(owner, name)
             else:
-                setattr(owner, name, own)
+                setattr(owner, name, original)
 
-        self._undo.append(undo)
-
-    def on_undo(self, undo: Callable[[], None]) -> None:
-        """Add a function for `undo`."""
-        self._undo.append(undo)
-
-    def undo(self) -> None:
-        """Restore everything, last first."""
-        while self._undo:
-            self._undo.pop()()
+        self.on_undo(undo)
 
 
 class _Bound:
@@ -95,59 +88,52 @@ class HookGuard:
 
     def __init__(self, metrics: str) -> None:
         self.metrics = metrics
-        """Missing after a failure."""
+        """The metrics that are missing after a failure."""
         self.works = True
 
-    def failed(self, error: Exception) -> None:
-        self.works = False
-        log.warning(
-            "stepscope: %s will be missing from here on (%s: %s)",
-            self.metrics,
-            type(error).__name__,
-            error,
-        )
-
     def call(self, function: Function, *args: Any) -> Any:
-        """Return the function's result; None if it fails or is disabled."""
+        """Return the function's result; None if it fails or the hook is disabled."""
         if self.works:
             try:
                 return function(*args)
-            except Exception as error:  # noqa: BLE001 - a metric is never worth a training run
-                self.failed(error)
+            except Exception as error:  # noqa: BLE001 - a metric must not end a training
+                self.works = False
+                text = "stepscope: %s will be missing from here on (%s: %s)"
+                log.warning(text, self.metrics, type(error).__name__, error)
         return None
 
 
 def opaque(function: Function, *, with_callees: bool = False) -> Function:
-    """Prevent torch.compile from compiling the function, and on request what it calls."""
+    """Prevent torch.compile from compiling the function, and on request its callees."""
     function = getattr(function, "__func__", function)
     torch = sys.modules.get("torch")
     if torch is not None:
         try:
-            # What torch._dynamo.disable does, without importing torch._dynamo: that takes a second.
+            # Like torch._dynamo.disable, without the import of torch._dynamo, which takes 1 s.
             frames = torch._C._dynamo.eval_frame
             action, strategy = frames._FrameAction, frames._FrameExecStrategy
             callees = action.SKIP if with_callees else action.DEFAULT
             frames.set_code_exec_strategy(function.__code__, strategy(action.SKIP, callees))
         except (AttributeError, TypeError) as error:
-            _no_place(torch.__version__, str(error))
+            _log_unsupported(torch.__version__, str(error))
     return function
 
 
 @functools.cache
-def _no_place(version: str, error: str) -> None:
+def _log_unsupported(version: str, error: str) -> None:
     log.warning(
         "stepscope: torch %s cannot keep its compiler off our code (%s): under "
-        "torch.compile steps may be slower than bare",
+        "torch.compile steps may be slower",
         version,
         error,
     )
 
 
 class PostImportHook(MetaPathFinder):
-    """First in `sys.meta_path` until the module `name` has been executed.
+    """Calls `then` after the import of the module `name`; first in `sys.meta_path` until then.
 
-    The real finders find the module; only its loader's `exec_module` is wrapped, on the instance,
-    so that `module.__loader__`, `inspect` and `importlib.resources` do not change.
+    The other finders find the module. Only `exec_module` of its loader instance is wrapped, so that
+    `module.__loader__`, `inspect` and `importlib.resources` do not change.
     """
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
@@ -155,7 +141,7 @@ class PostImportHook(MetaPathFinder):
         self._then = then
 
     def start(self) -> None:
-        """Wait for the import; call the function now if the module is imported."""
+        """Wait for the import; call the function immediately if the module is imported."""
         module = sys.modules.get(self._name)
         if module is not None:
             self._then(module)
@@ -169,7 +155,7 @@ class PostImportHook(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the other finders find, with a wrapped loader."""
+        """Return the spec of the other finders, with a wrapped loader."""
         if fullname != self._name:
             return None
         for finder in [finder for finder in sys.meta_path if finder is not self]:
@@ -193,8 +179,5 @@ class PostImportHook(MetaPathFinder):
         try:
             loader.exec_module = exec_module  # type: ignore[method-assign]
         except AttributeError:
-            log.warning(
-                "stepscope: %s is loaded in a way that cannot be watched; "
-                "no training metrics will be recorded",
-                self._name,
-            )
+            text = "stepscope: the loader of %s is not supported: no training metrics are recorded"
+            log.warning(text, self._name)

@@ -1,4 +1,4 @@
-"""State shared by all hooks, and the steps of scripts without an optimizer."""
+"""State that all hooks share, and the steps of scripts without an optimizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stepscope.watch.hooks.step_timing import StepPhaseTimer
 
 
-HELD = 8  # Calls of `backward()` without an optimizer after which each is a step.
+HELD = 8  # Number of `backward()` calls without an optimizer after which each call is a step.
 
 
 class ManualSteps:
@@ -29,10 +29,10 @@ class ManualSteps:
         self._is_certain = False
 
     def after_backward(self, root: Any) -> None:
-        """Record a step; `root` is what `backward()` was called on."""
+        """Record a step after `root.backward()`."""
         row: dict[str, Any] = {}
         state = self._state
-        if state.recorder.step != state.step:  # the script counts its steps itself
+        if state.recorder.step != state.step:  # the script calls `Tracker.step`
             self._held = []
             state.clips.take(None, state.parties)
             state.loss = None
@@ -52,11 +52,11 @@ class ManualSteps:
             self.release()
 
     def boundary(self) -> float:
-        """Execute commands if it is certain that this is a step."""
+        """Execute commands if this is certainly a step."""
         return self._state.session.boundary() if self._is_certain else 0.0
 
     def release(self) -> None:
-        """Record the held rows: no optimizer is expected any more."""
+        """Record the held rows, because no optimizer is expected."""
         state = self._state
         if state.parties.made or state.recorder.step != state.step:
             self._held = []
@@ -71,7 +71,7 @@ class ManualSteps:
             state.recorder.log(state.step, row, ts)
 
     def _add_norm(self) -> None:
-        """Add the norm to the row of the last `backward()`, which may be recorded already."""
+        """Add the norm to the row of the last `backward()`, held or recorded."""
         state = self._state
         norm = state.clips.take(None, state.parties)
         if norm is None:
@@ -82,13 +82,13 @@ class ManualSteps:
             state.recorder.log(state.step, {"train/grad_norm": norm})
 
     def drop(self) -> None:
-        """Discard the held rows: an optimizer was made, so these were no steps."""
+        """Discard the held rows, which an optimizer's construction showed to be no steps."""
         if self._held:
             self._state.times.forget()
         self._held = []
 
-    def give_back(self) -> None:
-        """Add the held losses to the first step of an optimizer whose construction was not seen."""
+    def restore_losses(self) -> None:
+        """Add the held losses to the first step of an optimizer without observed construction."""
         for _, row in self._held:
             if "train/loss" in row:
                 self._state.add_loss(row["train/loss"])
@@ -96,10 +96,10 @@ class ManualSteps:
 
 
 class HookState:
-    """Written only by the training thread, the one that steps the optimizers.
+    """State that only the training thread writes, which steps the optimizers.
 
-    Before the first optimizer step it is the first thread that fetches a batch or calls
-    `backward()`. After the training thread has ended, another one may replace it.
+    Before the first optimizer step the training thread is the first thread that fetches a batch or
+    calls `backward()`. After its end another thread may replace it.
     """
 
     def __init__(self, session: ScriptSession) -> None:
@@ -111,7 +111,7 @@ class HookState:
         self._closed = False
 
         self.step = 0
-        """The step counter: the largest count of steps among the optimizers."""
+        """The step counter: the maximum count of steps of an optimizer."""
         self.stepped = 0
         """Calls of the optimizer hook."""
         self.backwards = 0
@@ -122,26 +122,26 @@ class HookState:
         """Sum of the losses for the next step."""
         self.loss_terms = 0
         self.parties = LossAttribution()
-        """The optimizers; several have one loss each."""
+        """The optimizers; several optimizers have separate losses."""
         self.clips = ClipGradCalls()
         self.amp_scale: ScalarValue = None
         """Set while a GradScaler steps an optimizer."""
         self.amp_skipped = 0
         self.uses_amp = False
         self.feed = BatchTracker(lambda ended, number, ended_s: None)
-        """The batches of DataLoaders."""
+        """Batches of the DataLoaders."""
         self.times = StepTimer(self)
         self.phases: StepPhaseTimer | None = None
-        """None in a process that trains alone."""
+        """None outside a distributed job."""
         self.by_hand = ManualSteps(self)
         self.data_wait_s = 0.0
         self.idle_s = 0.0
-        """Time since the last step that is not step time: commands, pauses, evaluation."""
+        """Time since the last step that the step time excludes: commands, pauses, evaluation."""
         self.evaluation: tuple[float, float, int] | None = None
         """Start, end so far, and `backwards` of an evaluation not yet in `idle_s`."""
 
     def claim(self, *, by_step: bool = False) -> bool:
-        """Try to make the calling thread the training thread; return True on success."""
+        """Make the calling thread the training thread if possible; return True on success."""
         if self._closed or (by_step and self.in_backward):
             return False
         moves = by_step and self.stepped == 0
@@ -159,7 +159,7 @@ class HookState:
         self.evaluation = began_s, ended_s, self.backwards
 
     def end_evaluation(self, now_s: float) -> None:
-        """Exclude also the time from the evaluation's last batch to this one of training."""
+        """Also exclude the time from the evaluation's last batch to this training batch."""
         if self.evaluation is not None and self.evaluation[2] == self.backwards:
             self.evaluation = self.evaluation[0], now_s, self.backwards
         self.close_evaluation()
@@ -180,7 +180,7 @@ class HookState:
             self.loss, self.loss_terms = summed(self.loss, value), self.loss_terms + 1
 
     def take_loss(self, optimizer: Any) -> tuple[ScalarValue, int]:
-        """Return and reset the loss of the optimizer's gradients and the number of its terms."""
+        """Return and reset the optimizer's loss and the number of its terms."""
         loss, terms = self.loss, self.loss_terms
         self.loss = None
         if self.parties.sums:

@@ -1,4 +1,4 @@
-"""Measure what belongs to a whole step: its times, samples, epoch and DDP phases."""
+"""Measure the times, samples, epoch and DDP phases of a step."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class StepTimer:
         self._state = state
         self.on_cuda = self._has_begun = False
         self.time_copies: Callable[[], CopyTimer | None] = lambda: None
-        """Starts the timing of copies to the GPU; set by `optimizer.attach`."""
+        """Starts the timing of copies to the GPU. Set by `optimizer.attach`."""
         self._last_s: float | None = None
         self._backwards = 0
-        """Calls of `backward()` up to the last step."""
+        """Number of `backward()` calls up to the last step."""
         self._epoch: int | None = None
         self._transfers: CopyTimer | None = None
 
     def begin(self, device: Any) -> None:
         """Set the device of the run (None: the CPU) at the first step.
 
-        Called again if an optimizer follows steps without one; a GPU, once known, stays.
+        Called again if an optimizer follows steps without one. A known GPU remains.
         """
         cuda_index = device.index if device is not None and device.type == "cuda" else None
         if self.on_cuda or (self._has_begun and cuda_index is None):
@@ -44,7 +44,7 @@ class StepTimer:
             self._transfers = self.time_copies()
 
     def forget(self) -> None:
-        """Discard the last step: the next one has no step time."""
+        """Discard the last step, so that the next step has no step time."""
         self._last_s = None
 
     def add(self, row: dict[str, Any], now_s: float) -> None:
@@ -63,7 +63,7 @@ class StepTimer:
                 row["perf/data_wait"] = state.data_wait_s
             if samples:
                 row[RATES[SAMPLES]] = samples / elapsed_s
-        if state.recorder.counts:  # counts of the script replace these
+        if state.recorder.counts:  # counts of the script replace the measured rates
             for key, number in state.recorder.take_counts().items():
                 if elapsed_s > 0:
                     row[RATES[key]] = number / elapsed_s
@@ -76,10 +76,10 @@ class StepTimer:
 
 
 class StepPhaseTimer:
-    """Adds up a step's phases between its batches; used by the training thread alone.
+    """Sums the phases of a step. Training thread only.
 
-    `mark_s` is the end of the last batch, backward() or step. The time from a step to the next
-    batch belongs to no phase.
+    `mark_s` is the end of the last batch, `backward()` or step. The time from a step to the next
+    batch is in no phase.
     """
 
     __slots__ = ("_backward_s", "_ddp", "_forward_s", "_guard", "mark_s")
@@ -108,7 +108,7 @@ class StepPhaseTimer:
     def around_making(self, original: Function) -> Function:
         """Wrap `DistributedDataParallel.__init__`."""
 
-        # By position only: Lightning gives the model by its name, `module`.
+        # Positional only, because Lightning passes the model as `module=`.
         def __init__(ddp: Any, /, *args: Any, **kwargs: Any) -> None:
             original(ddp, *args, **kwargs)
             self._guard.call(self._ddp.meet, ddp)
@@ -117,7 +117,7 @@ class StepPhaseTimer:
 
 
 def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> None:
-    """Measure the times from now on, in a job of several processes."""
+    """Measure the phases, in a distributed job only."""
     if state.session.world_size < 2:
         return
     state.phases = phases = StepPhaseTimer()
