@@ -52,9 +52,9 @@ def run(options: argparse.Namespace, root: Path) -> int:
         return 2
     recover_ended(read_run(folder))
     try:
-        wanted = ExportRequest(options.format, options.stream, options.rank)
-        written = export(folder, wanted, options.output)
-    except BrokenPipeError:  # an OSError too, but caused by the reader of the output
+        request = ExportRequest(options.format, options.stream, options.rank)
+        written = export(folder, request, options.output)
+    except BrokenPipeError:  # an OSError too, but not of --output
         raise
     except StoreError as error:
         problem = str(error)

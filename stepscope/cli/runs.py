@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 
 def line(run: RunInfo, width: int) -> str:
-    """Return a run's line: id, kind, status, step, start, duration, and an owner who is not us."""
+    """Return a run's line: id, kind, status, step, start, duration, and another owner."""
     values = json_values(run)
     cells = [
         f"{run.id:<{width}}",

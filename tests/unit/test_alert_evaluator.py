@@ -72,7 +72,7 @@ def test_full_memory_with_retries_is_told_once_and_is_over_when_both_are() -> No
     looks += [facts(now, values=memory(71, 3)) for now in (20, 38, 39)]
     found = told(looks)
     assert states(found) == [(2, MEMORY_FULL, "raised"), (38, MEMORY_FULL, "cleared")]
-    assert found[0][1].text.startswith("NVIDIA A100: 98 % of the memory is in use")
+    assert found[0][1].text.startswith("NVIDIA A100 is about to run out of memory: 98% is in use")
     assert found[0][1].value == pytest.approx(97.5)
     assert found[0][1].source == GPU
     assert found[1][1].text == "Memory full (NVIDIA A100): cleared after 36 s"
@@ -252,7 +252,7 @@ def test_an_idle_gpu_is_told_after_a_minute_of_training_on_it() -> None:
     found = told([*steps(5), *idle(0, 5, 100), *idle(80, 100, 120)])
     assert states(found) == [(65, GPU_IDLE, "raised"), (110, GPU_IDLE, "cleared")]
     assert found[0][1].text == (
-        "NVIDIA A100 is idle: utilization below 5 % for 1 min 00 s, while the run trains on it"
+        "NVIDIA A100 is idle: utilization below 5% for 1 min 00 s, while the run trains on it"
     )
 
 

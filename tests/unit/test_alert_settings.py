@@ -133,11 +133,11 @@ INVALID = [
     (f'{OWN}above = 1\ntext = "{{run}}"', "rules.hot.text: may have in braces only"),
     (f"{OWN}above = 1\ntreshold = 1", "rules.hot: has no field 'treshold'"),
     (f'{OWN}above = 1\nname = "x"', "rules.hot: has no field 'name'"),
-    ("[rules.Hot]\nabove = 1", "small letters"),
-    ('[rules."../x"]\nabove = 1', "small letters"),
+    ("[rules.Hot]\nabove = 1", "lowercase letters"),
+    ('[rules."../x"]\nabove = 1', "lowercase letters"),
     ("[rules]\nhot = 3", "rules.hot: Expected `object`, got `int`."),
     ("rules = 3", "rules: must be tables"),
-    ("[rules.memory_full]\nabove = 120", "rules.memory_full.above: must be between 0 and 100 %."),
+    ("[rules.memory_full]\nabove = 120", "rules.memory_full.above: must be between 0 and 100%."),
     ("[rules.memory_full]\nfor_s = 3", "rules.memory_full: has no field 'for_s'"),
     ("[rules.run_failed]\nfor_s = 3", "rules.run_failed: has no field 'for_s'"),
     ('[rules.run_failed]\ntext = "{value} of {device}"', "only step, value."),
@@ -191,14 +191,14 @@ def test_invalid_entries_are_skipped_and_reported(
 def test_a_file_that_is_no_toml_leaves_the_defaults(tmp_path: Path, text: str) -> None:
     settings = read(tmp_path, text)
     assert settings.rules == DEFAULTS
-    assert "is no valid TOML" in settings.problems[0]
+    assert "is not valid TOML" in settings.problems[0]
 
 
 def test_bytes_that_are_no_text_and_too_many_of_them_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "alerts.toml"
     path.write_bytes(b"\xff\xfe")
     path.chmod(0o600)
-    assert "is no valid TOML" in load({"STEPSCOPE_ALERTS": str(path)}).problems[0]
+    assert "is not valid TOML" in load({"STEPSCOPE_ALERTS": str(path)}).problems[0]
     path.write_bytes(b"#" * (SIZE_LIMIT + 1))
     assert "is larger than 64 KiB" in load({"STEPSCOPE_ALERTS": str(path)}).problems[0]
 

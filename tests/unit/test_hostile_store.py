@@ -228,7 +228,7 @@ def test_a_damaged_frame_costs_its_values_alone(
     assert np.flatnonzero(np.isnan(values)).tolist() == list(range(512, 1024))
     assert values[-1] == ROWS - 1
     assert (len(buckets), buckets.count.sum()) == (96, 0)
-    assert caplog.text.count("left out") == 1
+    assert caplog.text.count("omitted") == 1
 
 
 def test_a_layout_that_is_damaged_in_the_last_frame_hides_no_metric(folder: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_damaged_event_costs_itself(
             assert [event.id for event in reader.events()] == [1, 3]
             assert [event.id for event in reader.events(limit=2)] == [3]
             assert [event.id for event in reader.events(limit=-1)] == [1, 3]
-    assert caplog.text.count("left out") == 1
+    assert caplog.text.count("omitted") == 1
 
 
 def test_an_event_larger_than_any_value_costs_the_older_ones(folder: Path) -> None:

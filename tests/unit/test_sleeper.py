@@ -98,5 +98,5 @@ def test_the_thread_gives_its_inotify_instance_back_without_garbage_collection(
 
 def test_a_wake_without_its_file_raises_nothing(folder: Path) -> None:
     sleeper = WakeableSleep(folder)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), sleeper._asked)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), sleeper._event)
     sleeper.wake()
