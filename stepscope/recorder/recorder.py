@@ -54,6 +54,7 @@ class Recorder:
         ranks: int = 1,
         lead: int = 1,
     ) -> None:
+        self._closed = False
         if all(recorder._closed for recorder in list(_open_recorders)):
             clock.restart()  # in a server the wall clock may have been set since its last run
         self.folder = folder
@@ -77,7 +78,6 @@ class Recorder:
         """Samples and tokens of the current step by key; see `count`."""
         self.also_dropped: Callable[[], int] = int
         """Returns the number of rows with missing values in the owner's own GPU readback."""
-        self._closed = False
         self._rows = RowWriter(self._open_gate)
         self._writer = WriterThread(
             folder, rank, run_json, progress=self._progress, offer=self._offer

@@ -187,10 +187,10 @@ def _end_of_all(
     if text is None:
         killed_by = fatal_signal(folder, first.number)
         gone = sorted(by_number[end.number].rank for end in causes)
-        end = f"{names(gone, len(ranks))} {GONE}"
+        reason = f"{names(gone, len(ranks))} {GONE}"
         if killed_by is not None:
-            end = f"Rank {first.rank} was killed by {killed_by}. {_KEPT}"
-        return RunStatus.CRASHED, f"{end}{_waited(ranks, killed_by)}", first
+            reason = f"Rank {first.rank} was killed by {killed_by}. {_KEPT}"
+        return RunStatus.CRASHED, f"{reason}{_waited(ranks, killed_by)}", first
     if first.status is RunStatus.STOPPED:
         return RunStatus.STOPPED, text, first
     left = left_early(causes[0], [end for rank in ranks if (end := rank.finish())])

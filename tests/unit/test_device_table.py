@@ -85,9 +85,7 @@ def test_zombies_are_named_and_foreign_processes_not_marked() -> None:
 def test_instances_stand_indented_under_their_parent() -> None:
     lines = text(divided(), columns=120).splitlines()
     at = next(number for number, line in enumerate(lines) if "MIG 1g.10gb" in line)
-    assert lines[at].startswith(
-        "   MIG 1g.10gb · MIG-00000001 · Memory 3.00 GiB of 10.0 GiB (30%)"
-    )
+    assert lines[at].startswith("   MIG 1g.10gb · MIG-00000001 · Memory 3.00 GiB of 10.0 GiB (30%)")
     assert lines[at + 1].startswith("           5001 bob")
     assert "MIG 3g.40gb" in lines[at + 2]
 
