@@ -70,41 +70,6 @@ def test_an_instance_changes_after_its_time(
     assert alarm.raised == (len(changes) % 2 == 1)
 
 
-LOOKS = st.lists(
-    st.tuples(st.floats(0.01, 30), st.sampled_from(list(RuleCondition))), min_size=1, max_size=200
-)
-TIMES = st.floats(0, 60)
-
-
-@given(LOOKS, TIMES, TIMES)
-def test_changes_alternate_and_never_come_before_their_time(
-    looks: list[tuple[float, RuleCondition]], for_s: float, clear_s: float
-) -> None:
-    alarm, now = AlertInstance(for_s, clear_s), 0.0
-    history: list[tuple[float, RuleCondition]] = []
-    changes: list[tuple[float, AlertState]] = []
-    for wait_s, condition in looks:
-        now += wait_s
-        history.append((now, condition))
-        state = alarm.update(now, condition)
-        if state is None:
-            continue
-        is_raised = state is AlertState.RAISED
-        expected = RuleCondition.HOLDS if is_raised else RuleCondition.OVER
-        needed_s = for_s if is_raised else clear_s
-        # All conditions up to the change are equal, for long enough.
-        since = now
-        for at, seen in reversed(history):
-            if seen is not expected:
-                break
-            since = at
-        assert now - since >= needed_s
-        assert not changes or now - changes[-1][0] >= needed_s
-        assert is_raised == (len(changes) % 2 == 0)
-        changes.append((now, state))
-    assert alarm.raised == bool(len(changes) % 2)
-
-
 @given(st.lists(st.floats(60, 100), min_size=2, max_size=300))
 def test_values_between_the_thresholds_never_flap(temperatures: list[float]) -> None:
     """Between two changes the value has been beyond the other threshold."""

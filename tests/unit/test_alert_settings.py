@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from stepscope.alerts.notifier import Alert
 from stepscope.alerts.rules import (
@@ -32,12 +28,7 @@ from stepscope.alerts.settings import (
     RULES_LIMIT,
     SIZE_LIMIT,
     AlertSettings,
-    CommandChannel,
-    InvalidEntry,
-    WebhookChannel,
     load,
-    parse_entry,
-    parse_rule,
 )
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "alerts.md"
@@ -104,53 +95,39 @@ def test_the_document_has_a_valid_example_all_default_rules_and_all_fields(tmp_p
 
 OWN = '[rules.hot]\nmetric = "a"\n'
 INVALID = [
-    ("[rules.hot]\nabove = 1", "rules.hot: must have a metric"),
     ('[rules.hot]\nmetric = ""\nabove = 1', "rules.hot.metric: Expected `str` of length >= 1"),
     ('[rules.hot]\nmetric = "a\\u0007"\nabove = 1', "one line of printable characters"),
     (OWN, "exactly one of above, below, not_finite"),
     (f"{OWN}above = 1\nbelow = 2", "exactly one of above, below, not_finite"),
     (f"{OWN}not_finite = false", "exactly one of above, below, not_finite"),
     (f'{OWN}above = "1"', "rules.hot.above: Expected `float | null`, got `str`."),
-    (f"{OWN}above = true", "rules.hot.above: Expected `float | null`, got `bool`."),
-    (f"{OWN}above = nan", "rules.hot.above: Expected `float`"),
     (f"{OWN}above = {10**400}", "rules.hot.above: Number out of range."),
     (f"{OWN}above = inf", "rules.hot.above: Expected `float`"),
     (f"{OWN}above = 1\nclear = 2", "rules.hot.clear: must be on the good side"),
-    (f"{OWN}below = 1\nclear = 0", "rules.hot.clear: must be on the good side"),
     (f"{OWN}not_finite = true\nclear = 0", "rules.hot.clear: must be on the good side"),
-    (f"{OWN}above = 1\nfor_s = -1", "rules.hot.for_s: Expected `float` >= 0"),
     (f"{OWN}above = 1\nfor_s = 1e9", "rules.hot.for_s: Expected `float` <= 86400"),
     (f'{OWN}above = 1\nlevel = "bad"', "rules.hot.level: Invalid enum value 'bad'."),
-    (f"{OWN}above = 1\nlevel = []", "rules.hot.level: Expected `str`"),
-    (f"{OWN}above = 1\nenabled = 1", "rules.hot.enabled: Expected `bool`, got `int`."),
     (f'{OWN}above = 1\ntext = "{{run}}"', "rules.hot.text: may have in braces only"),
     (f"{OWN}above = 1\ntreshold = 1", "rules.hot: has no field 'treshold'"),
-    (f'{OWN}above = 1\nname = "x"', "rules.hot: has no field 'name'"),
     ("[rules.Hot]\nabove = 1", "lowercase letters"),
     ('[rules."../x"]\nabove = 1', "lowercase letters"),
     ("[rules]\nhot = 3", "rules.hot: Expected `object`, got `int`."),
     ("rules = 3", "rules: must be tables"),
     ("[rules.memory_full]\nabove = 120", "rules.memory_full.above: must be between 0 and 100%."),
     ("[rules.memory_full]\nfor_s = 3", "rules.memory_full: has no field 'for_s'"),
-    ("[rules.run_failed]\nfor_s = 3", "rules.run_failed: has no field 'for_s'"),
     ('[rules.run_failed]\ntext = "{value} of {device}"', "only step, value."),
-    ("[rules.throttling]\nabove = 3", "rules.throttling: has no field 'above'"),
     ('[rules.no_step]\nmetric = "a"', "rules.no_step: has no field 'metric'"),
     ("[commands]\nargv = []", "'commands': is no known table"),
     ("[command]\nargv = []", "command.argv: Expected `array` of length >= 1."),
     ('[command]\nargv = "rm -rf /"', "command.argv: Expected `array`, got `str`."),
-    ("[command]\nargv = [1]", "command.argv[0]: Expected `str`, got `int`."),
     ('[command]\nargv = ["a\\u0000"]', "command: argv must not contain null characters."),
     ('[command]\nargv = [""]', "a name on the PATH or an absolute path"),
     ('[command]\nargv = ["./x"]', "a name on the PATH or an absolute path"),
     ('[command]\nargv = ["x"]\nshell = true', "command: Object contains unknown field `shell`."),
-    ('[command]\nargv = ["x"]\ntimeout_s = 0', "command.timeout_s: Expected `float` >= 0.1."),
     ("[webhook]", "webhook: Object missing required field `url`."),
-    ("[webhook]\nurl = 3", "webhook.url: Expected `str`, got `int`."),
     ('[webhook]\nurl = "file:///etc/passwd"', "webhook: url must begin with https:// or http://."),
     ('[webhook]\nurl = "hooks.example.com/T0KEN"', "must begin with https:// or http://"),
     ('[webhook]\nurl = "https:///T0KEN"', "must have a host"),
-    ('[webhook]\nurl = "https://a b/T0KEN"', "must have a host"),
     ('[webhook]\nurl = "https://x/T0KEN\\r\\nX: 1"', "must have a host"),
     ('[webhook]\nurl = "https://[::1/T0KEN"', "webhook: url is not a valid address."),
     ('[webhook]\nurl = "https://x:99999/T0KEN"', "webhook: url is not a valid address."),
@@ -248,68 +225,3 @@ def test_custom_rules_have_a_text_and_a_maximum_number(tmp_path: Path) -> None:
     settings = read(tmp_path, many)
     assert len(settings.rules) == len(DEFAULTS) + RULES_LIMIT
     assert "at most 50, got 60" in settings.problems[0]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
-    ),
-    max_leaves=10,
-)
-RIGHT = {
-    "metric": "a",
-    "above": 90,
-    "below": 0.5,
-    "clear": 2,
-    "for_s": 3,
-    "level": "info",
-    "text": "{value}",
-    "enabled": False,
-    "argv": ["tell"],
-    "url": "https://x/y",
-}
-NEEDED = [("metric", "above"), ("argv",), ("url",), ()]
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> Any:
-    """Return a valid table, a table with one changed value, or any JSON value."""
-    also = draw(st.lists(st.sampled_from(list(RIGHT)), min_size=1, max_size=2))
-    table = {name: RIGHT[name] for name in (*draw(st.sampled_from(NEEDED)), *also)}
-    if draw(st.booleans()):
-        table |= draw(st.dictionaries(st.sampled_from(list(RIGHT)), JSON, max_size=1))
-    return table if draw(st.integers(0, 5)) else draw(JSON)
-
-
-def outcome(parse: Callable[[], object]) -> Any:
-    try:
-        return parse()
-    except InvalidEntry as error:
-        return error
-
-
-def test_any_entry_is_converted_or_refused_by_its_name() -> None:
-    taken: set[type] = set()
-
-    @example("own", {"metric": "a", "above": 90})
-    @example("own", {"argv": ["tell"], "level": "info"})
-    @example("own", {"url": "https://x/y", "cleared": False})
-    @given(st.just("own") | st.sampled_from([rule.name for rule in DEFAULTS]), tables())
-    def check(name: str, table: Any) -> None:
-        for where, parse in (
-            (f"rules.{name}", lambda: parse_rule(name, table)),
-            ("command", lambda: parse_entry("command", table, CommandChannel)),
-            ("webhook", lambda: parse_entry("webhook", table, WebhookChannel)),
-        ):
-            found = outcome(parse)
-            if isinstance(found, InvalidEntry):
-                assert str(found).startswith((f"{where}.", f"{where}:"))
-                continue
-            taken.add(type(found))
-            for field, value in table.items():
-                held = getattr(found, field)
-                assert (list(held) if field == "argv" else held) == value
-
-    check()
-    assert taken == {AlertRule, CommandChannel, WebhookChannel}
