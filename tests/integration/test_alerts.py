@@ -470,9 +470,9 @@ def test_the_server_reports_a_killed_run_once(
         assert watch.look() == []
         watch._known.clear()
         assert watch.look() == []
+        assert caplog.text.count("lowercase letters") == 1
         assert CrashWatch(RunIndex(folder.parent)).look() == []
         assert len(alerts(folder)) == 1
-        assert caplog.text.count("lowercase letters") == 1
         assert file.lines()[0]["run"] == folder.name
 
 
