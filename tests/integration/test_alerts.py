@@ -26,7 +26,7 @@ from stepscope.alerts.crash import MARKER
 from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.rules import AlertLevel, AlertState
 from stepscope.alerts.settings import AlertSettings, CommandChannel, WebhookChannel
-from stepscope.run import RunKind, RunStatus, read_run, run_folders
+from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.session import Session
 from stepscope.store import StoreReader
 from tests.support.killed_runs import killed
@@ -146,35 +146,6 @@ def test_the_end_of_a_run_alerts_by_its_status(tmp_path: Path, file: File) -> No
     assert said(tmp_path / "stopped") == []
 
 
-STALLED = """
-import sys, time
-import torch
-
-model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(60):
-    optimizer.zero_grad()
-    model(torch.ones(4, 2)).sum().backward()
-    optimizer.step()
-    time.sleep(0.1)
-    if step == 45:
-        time.sleep(4.5)
-"""
-
-
-def test_a_watched_script_that_stalls_alerts_and_its_next_step_clears_it(
-    tmp_path: Path, file: File
-) -> None:
-    file.write("[rules.no_step]\nfor_s = 2\n")
-    (tmp_path / "train.py").write_text(STALLED)
-    python(tmp_path, "-m", "stepscope.watch", "--runs", str(tmp_path / "runs"), "train.py")
-    (folder,) = run_folders(tmp_path / "runs")
-    assert said(folder) == [("no_step", "raised", "critical"), ("no_step", "cleared", "critical")]
-    raised, cleared = alerts(folder)
-    assert raised.step == 46 < cleared.step
-    assert [line["state"] for line in file.lines()] == ["raised", "cleared"]
-
-
 def test_a_custom_rule_over_recorded_metrics(tmp_path: Path, file: File) -> None:
     text = '[rules.big]\nmetric = "process/rss"\nabove = 1e6\ntext = "{value} is big"\n'
     text += '[rules.low]\nmetric = "my/score"\nbelow = 5\nclear = 6\nclear_s = 0\n'
@@ -277,14 +248,6 @@ def test_a_timeout_kills_the_children_of_a_command(tmp_path: Path) -> None:
         wait_until(lambda: file.exists() and bool(file.read_text()))
     process = Path(f"/proc/{file.read_text()}/cmdline")
     wait_until(lambda: not process.exists() or not process.read_bytes())
-
-
-def test_a_slow_command_delays_neither_the_run_nor_its_end(tmp_path: Path, file: File) -> None:
-    file.write('[command]\nargv = ["sleep", "30"]\ntimeout_s = 2\n', command=False)
-    session = Session(tmp_path, name="x", kind=RunKind.INIT)
-    session.close(RunStatus.FAILED, "It broke.")
-    assert read_run(tmp_path).status is RunStatus.FAILED
-    assert any(thread.name == "stepscope-alerts" for thread in threading.enumerate())
 
 
 FAILS = """

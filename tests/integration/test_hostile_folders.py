@@ -23,10 +23,8 @@ from tests.support.hostile_folders import (
     FILES,
     FOLDERS,
     JSON_FILES,
-    KINDS,
     ROOT,
     RUN,
-    SCHEMAS,
     STORES,
     SWEEP,
     Change,
@@ -196,21 +194,6 @@ def test_a_hostile_folder_costs_itself_only(
         process.restart(f"the process has grown by {growth} bytes")
 
 
-def test_every_mutation_changes_the_folder(template: Path, tmp_path: Path) -> None:
-    canary = tmp_path / "canary"
-    canary.write_text("x")
-    for kind in KINDS:
-        name = STORES[0] if kind in ("schema", "frame_bomb") else f"{RUN}/run.json"
-        name = RUN if kind == "temporary_links" else name
-        for number in range(len(SCHEMAS) if kind == "schema" else 1):
-            root = tmp_path / f"{kind}-{number}"
-            shutil.copytree(template, root)
-            before = _states(root)
-            Change(kind, name, number).apply(root, canary)
-            if kind != "owner" or os.geteuid() == 0:
-                assert _states(root) != before, (kind, number)
-
-
 def _delete(path: Path) -> None:
     if not path.exists():
         return
@@ -235,11 +218,3 @@ def _content(root: Path, not_of: int | None = None) -> dict[str, str]:
             else hashlib.sha256(path.read_bytes()).hexdigest()
         )
     return found
-
-
-def _states(root: Path) -> dict[str, tuple[int, ...]]:
-    found = {path: path.lstat() for path in root.rglob("*")}
-    return {
-        str(path): (status.st_mode, status.st_uid, status.st_size, status.st_mtime_ns)
-        for path, status in found.items()
-    }

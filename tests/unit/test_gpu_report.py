@@ -103,13 +103,6 @@ def test_the_tests_that_ended_are_kept_when_their_time_is_over(
     assert "| all | 1 |" in report.document({"tests": found})
 
 
-def test_the_most_valuable_parts_come_first_and_one_fits_into_each_call() -> None:
-    plan = report.parts(short=False)
-    assert list(plan)[:2] == ["tests", "overhead"]
-    assert set(plan) == {"tests", *report.TABLES}
-    assert all(report.limit_s(step, 9 * 60) for steps in plan.values() for step in steps)
-
-
 def test_a_child_that_fails_or_takes_too_long_says_so(tmp_path: Path) -> None:
     failed = report.run_step(Step("a", 1, ["benchmarks.gpu_parts", "no such part"]), tmp_path, 60)
     assert (failed["status"], failed["reason"]) == (FAILED, "exit code 1")
