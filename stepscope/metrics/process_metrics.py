@@ -163,7 +163,7 @@ SAMPLES: tuple[Metric, ...] = (
         Unit.BYTES,
         "collective bytes per step",
         "Flight Recorder: input sizes",
-        "Bytes of the tensors that this rank passed to collectives in a step: the mean of the steps "
+        "Bytes of the tensors that this rank passed to collectives per step: mean of the steps "
         "since the previous sample, 1 to 64 s ago. Only in jobs of several processes. Overwritten "
         "entries count with the mean size; run.json has their number.",
     ),
