@@ -108,9 +108,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> File:
     return File(path, folder / "noted")
 
 
-def test_a_loss_that_becomes_nan_alerts_once_and_runs_the_command(
-    tmp_path: Path, file: File
-) -> None:
+def test_a_nan_loss_alerts_once_and_runs_the_command(tmp_path: Path, file: File) -> None:
     file.write()
     folder = tmp_path / "run"
     folder.mkdir()
@@ -258,9 +256,7 @@ with stepscope.init("x", runs=sys.argv[1], sample=False) as rec:
 """
 
 
-def test_the_exit_of_the_process_waits_for_a_delivery_for_some_seconds(
-    tmp_path: Path, file: File
-) -> None:
+def test_the_exit_waits_some_seconds_for_a_delivery(tmp_path: Path, file: File) -> None:
     """A slower command outlives the process, and may still print."""
     file.write()
     (tmp_path / "train.py").write_text(FAILS)
@@ -395,9 +391,7 @@ def test_a_temporary_problem_is_retried_and_a_redirect_is_not_followed(
     assert "elsewhere" not in caplog.text
 
 
-def test_a_webhook_that_does_not_answer_delays_no_command(
-    tmp_path: Path, file: File, receiver: Receiver
-) -> None:
+def test_a_slow_webhook_delays_no_command(tmp_path: Path, file: File, receiver: Receiver) -> None:
     receiver.held = threading.Event()
     slow = WebhookChannel(url=f"{receiver.url}/T0KEN", timeout_s=30)
     with notified(AlertSettings(command=CommandChannel(argv=file.argv), webhook=slow)) as found:

@@ -36,9 +36,7 @@ sys.exit(main(["record", "--host", "--period", "0.05"]))
 """
 
 
-def test_without_a_gpu_or_a_writable_folder_it_prints_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refusal_prints_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert record(tmp_path / "runs", source=NO_GPU) == 0
     out = capsys.readouterr().out
     assert "There is no driver." in out
@@ -49,9 +47,7 @@ def test_without_a_gpu_or_a_writable_folder_it_prints_the_reason(
     assert "STEPSCOPE_RUNS" in capsys.readouterr().err
 
 
-def test_it_records_every_gpu_and_the_host_without_any_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_records_every_gpu_and_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml(FakeGpu("GPU-a", util=40), FakeGpu("GPU-b", util=60)))
     assert record(tmp_path, name="rack 4", seconds=0.5, period_s=0.02, source=open_source()) == 0
     (folder,) = run_folders(tmp_path)
@@ -67,9 +63,7 @@ def test_it_records_every_gpu_and_the_host_without_any_training(
     assert steps_of(folder) == 0
 
 
-def test_the_page_can_mark_and_stop_it_and_no_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_can_mark_and_stop_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def page() -> None:
         while not list(run_folders(tmp_path)):
             time.sleep(0.01)

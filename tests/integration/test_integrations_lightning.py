@@ -144,9 +144,7 @@ def test_a_step_is_an_optimizer_step_under_accumulation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_a_module_that_logs_nothing_has_its_loss_and_no_empty_rows(
-    tmp_path: Path, watched: bool
-) -> None:
+def test_a_silent_module_has_its_loss_and_no_empty_rows(tmp_path: Path, watched: bool) -> None:
     run = train(tmp_path, "silent", watched=watched)
     assert len(values(run)["train/loss"]) == 12
     assert (~np.isnan(block_of(run.folder).mean)).any(axis=0).all()

@@ -49,9 +49,7 @@ def test_rows_events_and_status_reach_the_folder(tmp_path: Path) -> None:
     assert event.data == {"before": {"a": 1}}
 
 
-def test_commands_of_another_process_wake_the_writer_and_are_acknowledged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_wake_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FLUSH_S", "HEARTBEAT_S", "COMMAND_POLL_S"):
         monkeypatch.setattr(writer_thread, name, 60.0)
     recorder = Recorder(tmp_path, name="test")
@@ -96,7 +94,7 @@ def test_the_store_has_the_result_of_each_command(tmp_path: Path) -> None:
     ]
 
 
-def test_nothing_changes_the_status_of_a_closed_run(
+def test_the_status_of_a_closed_run_is_final(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run may leave a pause while another thread writes its end."""

@@ -136,9 +136,7 @@ def test_a_broken_loss_in_the_last_rows_becomes_its_event(tmp_path: Path) -> Non
     assert json.loads((folder / "run.json").read_text()) == {"step": 10}
 
 
-def test_a_live_and_a_damaged_ring_are_not_touched(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_live_and_damaged_rings_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(tmp_path, name="test")
     recorder.set_status(RunStatus.RUNNING)
     recorder.log(1, {"train/loss": 1.0})

@@ -93,9 +93,7 @@ def test_more_than_two_reruns_fail_the_run(tests: int, code: int, tmp_path: Path
 
 
 @pytest.mark.parametrize(("pattern", "code"), [("test_skip.py::*", 0), ("test_other.py::*", 1)])
-def test_a_skip_that_no_pattern_allows_fails_the_run(
-    pattern: str, code: int, tmp_path: Path
-) -> None:
+def test_a_skip_without_a_pattern_fails_the_run(pattern: str, code: int, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     allowed.write_text(f"# comment\n{pattern}  # why\n")
     skip = "import pytest\ndef test_skips(): pytest.skip('no such machine')\n"

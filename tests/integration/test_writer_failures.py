@@ -131,7 +131,7 @@ def test_an_internal_error_is_logged_once_and_retried_after_a_pause(
     assert errors == ["stepscope: the writer failed and retries: RuntimeError: a mistake"]
 
 
-def test_a_command_that_cannot_be_announced_is_still_offered(
+def test_a_failing_callback_loses_no_command(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_command: object) -> None:

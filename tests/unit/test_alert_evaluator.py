@@ -98,9 +98,7 @@ def test_full_memory_with_retries_is_raised_once_and_cleared_when_both_are_over(
         ),
     ],
 )
-def test_memory_is_full_above_the_threshold_with_new_retries(
-    looks: list[AlertFacts], raised: bool
-) -> None:
+def test_memory_is_full_above_the_threshold(looks: list[AlertFacts], raised: bool) -> None:
     assert [change.rule.name for change in changes(*looks)] == [MEMORY_FULL] * raised
 
 

@@ -136,9 +136,7 @@ def test_a_step_is_due_while_the_run_trains(
     assert bench.looks(70, 5) == ["no_step raised"] * is_due
 
 
-def test_a_job_that_hangs_is_delivered_once_and_is_an_event_of_each_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hang_of_a_job_is_delivered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     delivered = []
     monkeypatch.setattr(AlertNotifier, "deliver", lambda self, alert: delivered.append(alert))
     for rank in range(3):

@@ -40,9 +40,7 @@ def test_runs_omits_unreadable_folders(runs: Path, capsys: pytest.CaptureFixture
     assert "not a Stepscope run" in err
 
 
-def test_runs_lists_live_runs_first_then_the_newest(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_lists_live_runs_first(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     past = {"created": 1e9, "ended": 1e9 + 125}
     for name, about in {
         "a": {"status": "running"},

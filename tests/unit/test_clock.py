@@ -49,7 +49,7 @@ def test_the_clock_ignores_changes_of_the_wall_clock(set_clock: SetClock) -> Non
 
 
 @pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])
-def test_rows_and_events_of_a_run_have_rising_times(
+def test_rows_and_events_have_rising_times(
     tmp_path: Path, set_clock: SetClock, set_by_s: float
 ) -> None:
     recorder = Recorder(tmp_path, name="digits")
@@ -76,9 +76,7 @@ def test_rows_and_events_of_a_run_have_rising_times(
 
 
 @pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])
-def test_a_live_run_stays_alive_for_other_processes(
-    tmp_path: Path, set_clock: SetClock, set_by_s: float
-) -> None:
+def test_a_live_run_stays_alive(tmp_path: Path, set_clock: SetClock, set_by_s: float) -> None:
     """As a page reads it: the process that writes, here the test's parent, is another one."""
     parent = psutil.Process(os.getppid())
     ticks = Path(f"/proc/{parent.pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -114,9 +112,7 @@ def test_the_heartbeat_of_another_host_is_by_its_wall_clock(
     assert rank.beat == pytest.approx(beat - set_by_s, abs=0.01)
 
 
-def test_collectives_are_read_after_the_clock_was_set_back(
-    monkeypatch: pytest.MonkeyPatch, set_clock: SetClock
-) -> None:
+def test_collectives_stay_due(monkeypatch: pytest.MonkeyPatch, set_clock: SetClock) -> None:
     monkeypatch.setattr(collective_metrics, "rank_and_size", lambda: (0, 2))
     monkeypatch.setattr(collective_metrics, "dumps", dict)
     metrics = CollectiveMetrics()

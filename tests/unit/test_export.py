@@ -49,9 +49,7 @@ def replace_store(run: Path, *batches: list[Row]) -> None:
     writer.close()
 
 
-def test_a_missing_value_is_an_empty_cell_or_null(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_value_is_empty_or_null(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", run.name, "--format", "csv"]) == 0
     assert list(csv.reader(capsys.readouterr().out.splitlines())) == [
         ["ts", "step", "train/loss", "'=cmd()"],
@@ -151,9 +149,7 @@ def test_another_rank_is_another_store(run: Path, capsys: pytest.CaptureFixture[
     assert "rank0.sqlite: missing" in capsys.readouterr().err
 
 
-def test_a_metric_with_the_name_of_a_column_has_its_own_column(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_metric_named_as_a_column(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     replace_store(run, [(1.0, 7, {"step": 0.5, "ts": 0.25})])
     assert table(run, capsys) == [{"ts": 1.0, "step": 7, "step_": 0.5, "ts_": 0.25}]
 

@@ -64,9 +64,7 @@ def test_a_replaced_file_is_complete_or_the_previous_one(tmp_path: Path) -> None
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("file", "new")]
 
 
-def test_a_link_in_the_folder_receives_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_link_receives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the name was `.run.json.PID.part`: a copied folder could hold a link of each PID."""
     victim, folder = tmp_path / "victim", tmp_path / "run"
     victim.write_text("keep me")
@@ -121,9 +119,7 @@ def test_two_threads_replace_a_file_without_mixing(tmp_path: Path) -> None:
         (f"[{10**400}, {-(10**400)}, {2**63}, 1]".encode(), [math.inf, -math.inf, 2**63, 1]),
     ],
 )
-def test_json_is_refused_or_can_be_encoded_and_converted(
-    tmp_path: Path, content: bytes, value: object
-) -> None:
+def test_json_is_refused_or_encodable(tmp_path: Path, content: bytes, value: object) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     if value is not None:
@@ -150,9 +146,7 @@ def test_nothing_is_appended_to_the_target_of_a_link(tmp_path: Path) -> None:
     assert target.read_text() == ""
 
 
-def test_a_folder_of_another_user_is_not_our_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_own_folder(tmp_path)
     assert not is_own_folder(tmp_path / "none")
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
@@ -179,7 +173,7 @@ def mount_table(
     monkeypatch.setattr(files, "MOUNTS", table)
 
 
-def test_a_file_system_not_known_as_local_counts_as_network(
+def test_an_unknown_file_system_is_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kind in (*LOCAL, *NETWORK):
@@ -191,9 +185,7 @@ def test_a_file_system_not_known_as_local_counts_as_network(
     assert not is_network_filesystem(tmp_path)
 
 
-def test_the_visible_mount_counts_in_any_order_of_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_visible_mount_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount_table(
         monkeypatch,
         tmp_path,

@@ -73,9 +73,7 @@ def run_all(
     return started
 
 
-def test_a_second_call_runs_what_the_first_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_second_call_runs_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     budget = (25 + report.GRACE_S) / 60
     assert run_all(monkeypatch, tmp_path, budget, {"a": FAILED}) == ["a", "b"]
     first = json.loads((tmp_path / "two.json").read_text())
@@ -91,7 +89,7 @@ def test_a_second_call_runs_what_the_first_left(
     assert found["one"]["steps"]["a"]["runs"] == 2
 
 
-def test_the_tests_that_ended_are_kept_when_their_time_is_over(
+def test_results_before_the_timeout_are_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one = {"test": "t::a", "outcome": "passed"}
@@ -113,9 +111,7 @@ def test_a_child_that_fails_or_takes_too_long_says_so(tmp_path: Path) -> None:
     assert report.last_json('{"a": 1}\n{"b": 2}\nwarning\n{broken\n') == {"b": 2}
 
 
-def test_modules_that_need_a_missing_package_are_found_through_other_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_packages_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_parts, "ROOT", tmp_path)
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages/__init__.py").write_text("")

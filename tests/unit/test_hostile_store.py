@@ -123,9 +123,7 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
         ("PRAGMA user_version = 1",),
     ],
 )
-def test_another_schema_is_refused_before_anything_is_read_or_written(
-    folder: Path, statements: tuple[str, ...]
-) -> None:
+def test_another_schema_is_refused(folder: Path, statements: tuple[str, ...]) -> None:
     change(folder, *statements)
     fails_everywhere(folder)
 
@@ -158,9 +156,7 @@ def test_a_journal_cannot_have_a_file_deleted(folder: Path, tmp_path: Path) -> N
     read(folder)
 
 
-def test_the_transaction_of_a_killed_process_is_rolled_back_by_recovery(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_recovery_rolls_a_transaction_back(folder: Path, tmp_path: Path) -> None:
     """On a network disk there is no log, but a journal; readers may not write and leave it."""
     copy = make_run(tmp_path / "copy", pid=2**22 + 1)
     connection = half_written(folder)
@@ -177,9 +173,7 @@ def test_the_transaction_of_a_killed_process_is_rolled_back_by_recovery(
 
 
 @pytest.mark.parametrize("host", [{}, {"host": "far", "old": True}], ids=["this host", "another"])
-def test_the_transaction_of_a_process_that_may_live_is_not_rolled_back(
-    folder: Path, tmp_path: Path, host: dict[str, Any]
-) -> None:
+def test_a_live_transaction_is_kept(folder: Path, tmp_path: Path, host: dict[str, Any]) -> None:
     """Rank 0 has ended, this one has not; many network disks have no locks between hosts."""
     run = make_run(tmp_path / "live", **host)
     shutil.copytree(folder, run, dirs_exist_ok=True)
@@ -272,17 +266,13 @@ def test_a_damaged_event_costs_itself(
         ("CAST(x'41ff42' AS TEXT)", {1: "event 0", 2: "A\ufffdB", 3: "event 2"}),  # not UTF-8
     ],
 )
-def test_the_text_of_an_event_may_be_damaged(
-    folder: Path, text: str, events: dict[int, str]
-) -> None:
+def test_a_damaged_text_of_an_event(folder: Path, text: str, events: dict[int, str]) -> None:
     change(folder, f"UPDATE events SET text = {text} WHERE id = 2")
     with StoreReader(folder) as reader:
         assert {event.id: event.text for event in reader.events()} == events
 
 
-def test_events_beyond_a_limit_are_the_newest(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_keep_the_newest_events(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time limit of a query includes the processing of its events."""
     with monkeypatch.context() as patch:
         patch.setattr("stepscope.store.reader.MAX_EVENTS_LENGTH", 20)
@@ -314,9 +304,7 @@ def test_events_beyond_a_limit_are_the_newest(
         ("UPDATE ring SET stored = 'x'",),
     ],
 )
-def test_no_value_of_a_store_raises_anything_but_store_error(
-    folder: Path, statements: tuple[str, ...]
-) -> None:
+def test_any_value_raises_only_store_errors(folder: Path, statements: tuple[str, ...]) -> None:
     change(folder, *statements)
     calls: list[Callable[[StoreReader], object]] = [
         lambda reader: reader.series(),
@@ -338,9 +326,7 @@ def test_no_value_of_a_store_raises_anything_but_store_error(
     assert len(failed) < len(calls)
 
 
-def test_a_query_is_interrupted_when_its_time_is_up(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_is_interrupted_in_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "MAX_QUERY_S", 0.05)
     with StoreReader(folder) as reader, pytest.raises(StoreError), reader._reading():
         reader._connection.execute(f"SELECT count(*) FROM ({ENDLESS})").fetchall()

@@ -69,9 +69,7 @@ def test_a_live_run_can_be_read_again_and_again(recorder: Recorder) -> None:
         )
 
 
-def test_a_long_run_is_read_slice_by_slice(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_run_is_read_in_slices(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(1, 2001):
         recorder.log(step, {"train/loss": step / 2})
     recorder.close(RunStatus.FINISHED)
@@ -107,9 +105,7 @@ def test_an_unknown_metric_is_answered_with_those_of_near_names(recorder: Record
         run.series("xyz")
 
 
-def test_an_unknown_run_or_store_is_an_error_with_a_sentence(
-    tmp_path: Path, recorder: Recorder
-) -> None:
+def test_an_unknown_run_or_store_is_an_error(tmp_path: Path, recorder: Recorder) -> None:
     for name, problem in (
         ("second", "no run 'second' in"),
         ("../first", "must be the name of a run folder"),

@@ -84,7 +84,7 @@ def test_it_wraps_around_and_a_full_ring_drops_new_rows(ring: RingBuffer) -> Non
     assert steps(ring) == [7]
 
 
-def test_a_claimed_slot_holds_the_rows_behind_it_for_a_second(
+def test_a_claimed_slot_blocks_for_a_second(
     ring: RingBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 50.0
@@ -172,9 +172,7 @@ def test_a_foreign_file_is_refused_without_waiting_or_memory(tmp_path: Path, kin
         left_by(path)
 
 
-def test_without_a_file_it_works_in_memory_for_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_file_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rings = {"no file for the ring": RingBuffer(tmp_path / "missing" / "rank0.ring")}
     monkeypatch.setattr(ring_module, "is_network_filesystem", lambda _path: True)
     rings["network"] = RingBuffer(tmp_path / "rank0.ring")
@@ -212,9 +210,7 @@ def test_a_forked_child_writes_no_layout_over_the_parents(ring: RingBuffer, tmp_
     assert (tmp_path / "rank0.ring").read_bytes()[:HEADER_BYTES] == before
 
 
-def test_writer_and_recovery_hold_the_lock_on_nfs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS implements flock as a range lock, which needs a file that is open for writing."""
     flock = fcntl.flock
 

@@ -25,9 +25,7 @@ from stepscope.run import (
 from tests.support.run_folders import make_run
 
 
-def test_runs_of_one_name_and_second_get_distinct_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_folders_are_distinct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "strftime", lambda *_: "20260101-000000")
     with ThreadPoolExecutor(8) as pool:
         folders = list(pool.map(lambda _: new_run_folder(tmp_path / "runs", "sweep"), range(200)))

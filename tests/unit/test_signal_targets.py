@@ -125,9 +125,7 @@ def test_a_job_is_killed_except_for_a_foreign_process(
     assert read_run(folder).status is RunStatus.STOPPED
 
 
-def test_the_lab_stops_only_the_process_that_holds_the_lock(
-    tmp_path: Path, innocent: subprocess.Popen[bytes]
-) -> None:
+def test_the_lab_stops_the_lock_holder(tmp_path: Path, innocent: subprocess.Popen[bytes]) -> None:
     folder = make_sweep(tmp_path, innocent)
     (folder / LOCK).write_bytes(b"")
     with pytest.raises(SweepError, match=f"kill -9 {innocent.pid}"):
@@ -165,9 +163,7 @@ def test_the_recorder_has_the_file_open_for_writing(
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
-def test_a_signal_reaches_no_later_process_of_the_same_pid(
-    monkeypatch: pytest.MonkeyPatch, pidfd: bool
-) -> None:
+def test_a_signal_reaches_no_later_process(monkeypatch: pytest.MonkeyPatch, pidfd: bool) -> None:
     if not pidfd:  # Linux before 5.3, or a Python that was built for it
         monkeypatch.delattr(os, "pidfd_open")
     with holding("/dev/null", "wb") as process:

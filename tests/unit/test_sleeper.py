@@ -57,9 +57,7 @@ def test_a_touch_of_the_folder_ends_the_sleep_until_it_is_forgotten(folder: Path
     assert time.monotonic() - began >= 0.05
 
 
-def test_without_inotify_only_wake_ends_the_sleep(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_inotify_wake_ends_the_sleep(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     libc = SimpleNamespace(inotify_init1=lambda _flags: -1)
     monkeypatch.setattr(sleeper_module.ctypes, "CDLL", lambda _name: libc)
     sleeper = WakeableSleep(folder)

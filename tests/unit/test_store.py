@@ -84,9 +84,7 @@ def frames(tmp_path: Path, level: int) -> list[tuple[int, int]]:
         return connection.execute(query, (level,)).fetchall()
 
 
-def test_a_run_of_small_commits_is_read_from_few_frames(
-    tmp_path: Path, writer: StoreWriter
-) -> None:
+def test_small_commits_are_read_from_few_frames(tmp_path: Path, writer: StoreWriter) -> None:
     write(writer, 500, batch=5)
     rows = [count for _, count in frames(tmp_path, 0)]
     assert sum(rows) == 500
@@ -133,9 +131,7 @@ def test_rows_between_is_exact(
         assert reader.rows_between(1, axis, -5, 1e12) == (0, 2000)  # type: ignore[arg-type]
 
 
-def test_a_failed_transaction_leaves_nothing_and_can_be_repeated(
-    tmp_path: Path, writer: StoreWriter
-) -> None:
+def test_a_failed_transaction_can_be_repeated(tmp_path: Path, writer: StoreWriter) -> None:
     write(writer, 600)
     with suppress(OSError), writer.transaction():
         writer.append("steps", "", make_rows(600, 700))
@@ -167,9 +163,7 @@ def test_events_come_after_an_id_newest_kept(tmp_path: Path, writer: StoreWriter
         assert reader.events()[0].data == {"before": {"a": 0}}
 
 
-def test_commands_are_taken_once_and_a_store_is_one_file(
-    tmp_path: Path, writer: StoreWriter
-) -> None:
+def test_commands_are_taken_once(tmp_path: Path, writer: StoreWriter) -> None:
     first = send_command(tmp_path, "empty_cache", {})
     assert writer.take_commands() == [(first, "empty_cache", "{}")]
     assert writer.take_commands() == []
@@ -182,9 +176,7 @@ def test_commands_are_taken_once_and_a_store_is_one_file(
     assert rows == [("done", "freed")]
 
 
-def test_a_network_file_system_gets_a_rollback_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_disk_has_a_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "is_network_filesystem", lambda _path: True)
     writer = StoreWriter(tmp_path / STORE_NAME)
     write(writer, 50)
