@@ -247,10 +247,7 @@ def test_a_rule_over_a_device_metric_has_an_alert_for_each_gpu() -> None:
     second = facts(1, values={(GPU, "gpu/temp"): 90.0, (OTHER, "gpu/temp"): 86.0})
     assert [
         (change.source, change.text) for change in changes(first, first, second, rules=[rule])
-    ] == [
-        (GPU, "NVIDIA A100 has 90 °C > 85 °C"),
-        (OTHER, "NVIDIA T4 has 86 °C > 85 °C"),
-    ]
+    ] == [(GPU, "NVIDIA A100 has 90 °C > 85 °C"), (OTHER, "NVIDIA T4 has 86 °C > 85 °C")]
 
 
 @pytest.mark.parametrize(

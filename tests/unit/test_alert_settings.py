@@ -24,12 +24,7 @@ from stepscope.alerts.rules import (
     RuleCondition,
     condition_of,
 )
-from stepscope.alerts.settings import (
-    RULES_LIMIT,
-    SIZE_LIMIT,
-    AlertSettings,
-    load,
-)
+from stepscope.alerts.settings import RULES_LIMIT, SIZE_LIMIT, AlertSettings, load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "alerts.md"
 SECRET = "T0KEN"

@@ -18,6 +18,7 @@ from stepscope.run import RunStatus, process_identity, process_of, read_run, wri
 from stepscope.run.folder import folder_name
 from stepscope.run.rank_info import now_of, read_rank_file
 from stepscope.store import StoreReader
+from tests.support.run_values import metric
 
 HOUR_S = 3600.0
 SetClock = Callable[[float], None]
@@ -54,7 +55,7 @@ def test_rows_and_events_have_rising_times(
 ) -> None:
     recorder = Recorder(tmp_path, name="digits")
     for step in range(1, 41):
-        recorder.log(step, {"train/loss": 1.0})
+        recorder.log_step({"train/loss": 1.0})
         recorder.sample({"process/rss": 1.0})
         if step == 20:
             set_clock(set_by_s)
@@ -62,6 +63,7 @@ def test_rows_and_events_have_rising_times(
     recorder.close(RunStatus.FINISHED)
     run = read_run(tmp_path)
     assert run.ended is not None
+    assert 0 < metric(tmp_path, "perf/step_time").sum() <= run.ended - run.created
     with StoreReader(tmp_path) as reader:
         for series in reader.series():
             ts = reader.read(series.id, 0, series.rows, 1).ts

@@ -89,18 +89,6 @@ def test_a_second_call_runs_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert found["one"]["steps"]["a"]["runs"] == 2
 
 
-def test_results_before_the_timeout_are_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    one = {"test": "t::a", "outcome": "passed"}
-    (tmp_path / report.TESTS_FILE).write_text(json.dumps(one) + "\n")
-    monkeypatch.setitem(PLAN, "tests", [Step("all", 5, [])])
-    run_all(monkeypatch, tmp_path, 1, {"all": OUT_OF_TIME})
-    found = json.loads((tmp_path / "tests.json").read_text())
-    assert (found["status"], found["tests"]) == (OUT_OF_TIME, [one])
-    assert "| all | 1 |" in report.document({"tests": found})
-
-
 def test_a_child_that_fails_or_takes_too_long_says_so(tmp_path: Path) -> None:
     failed = report.run_step(Step("a", 1, ["benchmarks.gpu_parts", "no such part"]), tmp_path, 60)
     assert (failed["status"], failed["reason"]) == (FAILED, "exit code 1")
@@ -109,19 +97,6 @@ def test_a_child_that_fails_or_takes_too_long_says_so(tmp_path: Path) -> None:
     assert late["status"] == OUT_OF_TIME
     assert late["result"] is None
     assert report.last_json('{"a": 1}\n{"b": 2}\nwarning\n{broken\n') == {"b": 2}
-
-
-def test_missing_packages_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_parts, "ROOT", tmp_path)
-    (tmp_path / "pages").mkdir()
-    (tmp_path / "pages/__init__.py").write_text("")
-    (tmp_path / "pages/shown.py").write_text("def show():\n    import streamlit.web\n")
-    (tmp_path / "a.py").write_text("import json\nfrom pages import shown\n")
-    (tmp_path / "b.py").write_text("from plotly.graph_objects import Figure\nimport a\n")
-    packages = ["streamlit", "plotly"]
-    assert gpu_parts.needed(tmp_path / "a.py", packages) == ["streamlit"]
-    assert gpu_parts.needed(tmp_path / "b.py", packages) == ["plotly", "streamlit"]
-    assert gpu_parts.needed(tmp_path / "b.py", ["numpy"]) == []
 
 
 def test_a_failed_test_runs_once_more_unless_gpus_are_missing(tmp_path: Path) -> None:
