@@ -288,7 +288,7 @@ HOME, CLEAR, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[2J", "\x1b[K", "\x1b[J"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument(
         "--watch",
         nargs="?",

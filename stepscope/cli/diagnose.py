@@ -72,7 +72,7 @@ _NAMES_RANKS = re.compile(r"(Ranks?|All) \d")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument(
         "id", metavar="RUN", help="name of the run folder ('stepscope runs'), or its path"
     )

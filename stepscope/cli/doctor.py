@@ -267,7 +267,7 @@ class CheckResult:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument("--json", action="store_true", help="findings and facts as JSON")
 
 

@@ -21,7 +21,7 @@ EXAMPLES = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     formats, streams = ("csv", "json", "parquet", "tensorboard"), (*map(str, Stream), "events")
     parser.add_argument("id", metavar="RUN", help="name of the run folder ('stepscope runs')")
     parser.add_argument("--format", required=True, choices=formats)

@@ -38,7 +38,7 @@ EXAMPLES = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument(
         "--seconds",
         type=number_type(0.001, 1e9, float),

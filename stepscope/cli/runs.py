@@ -17,7 +17,7 @@ EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument("--json", action="store_true", help="print a JSON array with more fields")
 
 

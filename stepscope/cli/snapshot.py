@@ -33,7 +33,7 @@ PLACES = 12  # maximum number of listed streams and pools
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument("file", type=Path, metavar="FILE", help="PyTorch memory snapshot (.pickle)")
     parser.add_argument(
         "other",

@@ -15,7 +15,7 @@ EXAMPLES = ("stepscope ui", "stepscope ui -- --server.port 8600 --server.headles
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument(
         "arguments", nargs="*", metavar="-- ARGUMENT", help="arguments for 'streamlit run'"
     )
