@@ -15,7 +15,7 @@ DIALECT = re.compile(
     r"anybody|stands?|so many|belong into|of anybody|number 0)\b"
 )
 """Words that docstrings do not use: functions return, raise, log and store."""
-MAX_DIALECT = 490
+MAX_DIALECT = 265
 CALLBACKS = {"StepscopeCallback"}
 """Each framework's integration has its own class of this name."""
 
