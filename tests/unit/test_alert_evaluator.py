@@ -158,24 +158,30 @@ WARM = [(float(step), step, True, 0) for step in range(4)]
 
 
 @pytest.mark.parametrize(
-    ("course", "waits"),
+    ("course", "waits", "longest_s"),
     [
         (
             [(0, 0, True, 0), (100, 1, True, 0), (160, 2, True, 0), (161, 3, True, 0)]
             + [(162, 3, True, 0), (200, 3, True, 0), (201, 4, True, 0)],
             [None, None, None, 0, 1, 39, 0],
+            40,
         ),
-        ([*WARM, (60, 3, False, 0), (61, 3, True, 0), (90, 3, True, 0)], [None, 1, 30]),
-        ([*WARM, (60, 3, True, 1), (80, 3, True, 1), (81, 3, True, 2)], [0, 20, 0]),
+        (
+            [*WARM, (60, 3, False, 0), (61, 3, True, 0), (90, 3, True, 0), (91, 4, True, 0)],
+            [None, 1, 30, 0],
+            0,
+        ),
+        ([*WARM, (60, 3, True, 1), (80, 3, True, 1), (81, 3, True, 2)], [0, 20, 0], 0),
     ],
     ids=["only once warm", "a pause restarts it", "other work restarts it"],
 )
 def test_the_wait_for_a_step(
-    course: list[tuple[float, int, bool, int]], waits: list[float | None]
+    course: list[tuple[float, int, bool, int]], waits: list[float | None], longest_s: float
 ) -> None:
     clock = StallDetector()
     found = [clock.update(now, step, due=due, sign=sign) for now, step, due, sign in course]
     assert found[-len(waits) :] == waits
+    assert clock.longest_s == longest_s
 
 
 def stalled(from_s: int, to_s: int, step: int = 9, **known: Any) -> list[AlertFacts]:
