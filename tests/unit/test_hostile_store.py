@@ -18,6 +18,7 @@ import pytest
 
 from stepscope.recorder.recovery import recover
 from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter, schema
+from stepscope.store.blocks import encode
 from stepscope.store.reader import EVERY, send_command
 from tests.support.run_folders import make_run
 
@@ -184,12 +185,17 @@ def test_a_live_transaction_is_kept(folder: Path, tmp_path: Path, host: dict[str
     connection.close()
 
 
+LATE = np.full(512, 1e300)
+"""Times that no library formats."""
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         "data = x'00ff00'",
         "data = zeroblob(70000000)",
         "data = 'text'",
+        f"data = x'{encode(SeriesBlock.raw(('a',), LATE, LATE, LATE[None]), 0).hex()}'",
         "layout = 77",
         "layout = 2",
         "layout = 3",
