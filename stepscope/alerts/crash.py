@@ -1,4 +1,4 @@
-"""The alert of a crashed run, sent once by the dashboard's server in place of the killed process.
+"""Report the crash of a killed run once, by the dashboard's server.
 
 Only runs of this host and user with a recent heartbeat are reported.
 """
@@ -21,72 +21,60 @@ from stepscope.store import StoreError, StoreWriter, store_name
 
 log = logging.getLogger(__name__)
 
-MARKER = "crash-told"  # File in the run folder after the alert.
+MARKER = "crash-told"  # file in the run folder after the alert
 YOUNG_S = 600.0
 """Age of the last heartbeat up to which a crash is reported; a server may restart meanwhile."""
 
 
 def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
-    """Write the alert's event and deliver it; return None if there is nothing to report.
+    """Write the alert's event and deliver it; return the notifier, which the caller closes.
 
-    The caller closes what is returned. Of several servers, and several calls, one reports.
+    Returns None without a new crash to report. Of several servers, and several calls, one reports.
     """
     rule = next((rule for rule in settings.rules if rule.name == RUN_FAILED), None)
-    if rule is None or not rule.enabled or settings.path is None or not _is_news(run):
+    is_new = run.status is RunStatus.CRASHED and run.heartbeat_age_s < YOUNG_S
+    if rule is None or not rule.enabled or settings.path is None or not is_new:
         return None
-    if not _claim(run):
+    if read_only_reason(run) is not None or not _claim(run):
         return None
     step = _step(run)
     change = AlarmChange(rule, AlertState.RAISED, "", ending(rule, run.reason, step), None)
     alert = make_alert(change, run.run_json, run.folder.absolute(), run.cause_rank, step)
-    _note(run, alert)
+    _store_event(run, alert)
     notifier = AlertNotifier(settings)
     notifier.deliver(alert)
     return notifier
 
 
-def _is_news(run: RunInfo) -> bool:
-    return (
-        run.status is RunStatus.CRASHED
-        and run.heartbeat_age_s < YOUNG_S
-        and read_only_reason(run) is None
-    )
-
-
 def _claim(run: RunInfo) -> bool:
-    """Return whether this call is the first, by creating MARKER."""
+    """Return True if this call creates MARKER, or if the folder is read-only."""
     try:
         os.close(os.open(run.folder / MARKER, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
     except FileExistsError:
         return False
-    except OSError as error:  # read-only: the caller asks of a run once
-        log.info("%s: cannot be marked as told: %s", run.id, error)
+    except OSError as error:  # the caller reports a run once
+        log.info("%s: cannot be marked as reported: %s", run.id, error)
     return True
 
 
-def _note(run: RunInfo, alert: Alert) -> None:
-    """Put the event into the store, behind the last rows that the process had recorded."""
+def _store_event(run: RunInfo, alert: Alert) -> None:
+    """Store the event after the last rows that the process had recorded."""
     try:
         if recover_ended(run):
-            run = read_run(run.folder)  # it has got further than it could say
-        if os.path.lexists(run.folder / "rank0.ring"):  # it cannot be read, and is kept as it is
+            run = read_run(run.folder)  # its ring may hold later steps than its run.json
+        if os.path.lexists(run.folder / "rank0.ring"):  # an unreadable ring is kept
             return
+        epoch = run.run_json.get("epoch")
+        epoch = epoch if type(epoch) is int else 0
         writer = StoreWriter(run.folder / store_name(0), reopen=True)
         try:
             with writer.transaction():
-                epoch = run.run_json.get("epoch")
-                writer.add_event(
-                    now_of(run.run_json),
-                    _step(run),
-                    epoch if type(epoch) is int else 0,
-                    KIND,
-                    alert.text,
-                    event_data(alert),
-                )
+                ts, step = now_of(run.run_json), _step(run)
+                writer.add_event(ts, step, epoch, KIND, alert.text, event_data(alert))
         finally:
             writer.close()
     except (RunError, StoreError, OSError, sqlite3.Error) as error:
-        log.warning("%s: the alert of its crash is not among its events: %s", run.id, error)
+        log.warning("%s: the event of its crash could not be stored: %s", run.id, error)
 
 
 def _step(run: RunInfo) -> int:

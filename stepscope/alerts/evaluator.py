@@ -1,7 +1,7 @@
-"""Evaluate all alert rules once a second. Pure.
+"""Evaluate all alert rules once a second; pure, no I/O.
 
-A rule has an alarm for each source: "" for the process, a UUID for a GPU, a key for a loss. Each
-default rule has a method here that computes its values; all rules share `condition_of`.
+A rule has one alert instance per source: "" for the process, a UUID for a GPU, a key for a loss.
+Each default rule has a method that returns its readings; `condition_of` applies to all rules.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from stepscope.common.formatting import format_bytes, format_duration
 from stepscope.gpu.device_events import throttle_words
 from stepscope.metrics import BY_KEY, Stream, Unit
 
-RETRIED_S = 60.0  # Time for which a retry of an allocation counts.
-WARM_STEPS = 3  # Steps after which a run is warm: the first ones compile and allocate.
-PATIENCE = 2.0  # A run is stuck after this many times its longest wait for a step so far.
+RETRIED_S = 60.0  # time for which a retried allocation counts
+WARM_STEPS = 3  # steps before a run counts as warm: the first ones compile and allocate
+PATIENCE = 2.0  # factor on the longest wait for a step so far, after which a run is stuck
 LOSSES = ("train/loss", "val/loss")
 FIELDS = frozenset({"value", "threshold", "metric", "device", "seconds", "step"})
 """Fields in the text of a rule."""
@@ -42,9 +42,9 @@ FIELDS_OF_ENDINGS = frozenset({"value", "step"})
 
 @dataclass(slots=True)
 class StallDetector:
-    """Measures the time without a step while one was due, and the longest that ended by itself.
+    """Measures the time without a due step, and the longest such time that a step ended.
 
-    Some trainings validate for minutes without a recorded sign of it.
+    Some trainings validate for minutes without any recorded metric.
     """
 
     longest_s: float = 0.0
@@ -52,17 +52,17 @@ class StallDetector:
     _step: int | None = None
     _sign: int = 0
     _since: float = 0.0
-    _whole: bool = False  # A step was due all the time since `_since`.
+    _whole: bool = False  # a step has been due ever since `_since`
 
     @property
     def is_warm(self) -> bool:
-        """Whether the run is past its first steps."""
+        """True after the run's first steps."""
         return self._changes >= WARM_STEPS
 
     def update(self, now: float, step: int, *, due: bool, sign: int) -> float | None:
-        """Return the seconds without a step, None where none is due.
+        """Return the seconds without a step; None if no step is due.
 
-        `sign` is a number that changes with other work of the training, such as validation.
+        `sign` changes with other work of the training, such as validation.
         """
         moved = self._step is not None and step != self._step
         if moved:
@@ -77,13 +77,12 @@ class StallDetector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertFacts:
-    """The input of one evaluation.
+    """Input of one evaluation.
 
-    `values` are those since the last one by source and metric, the newest last; `odd_steps` have
-    the step of the first that was not finite. `lost` has the reason for each GPU that is gone,
-    `labels` the names of GPUs. `trains_on` are the GPUs that processes of this run train on, `own`
-    is that of this process and `own_total` its memory in bytes, if the driver is not asked.
-    `step_due`: the run trains, and Stepscope does not hold it up. `sign` changes with other work.
+    `values`: since the last evaluation, by source and metric, newest last; `odd_steps`: step of the
+    first non-finite value. `lost`: reason by UUID of each lost GPU; `labels`: names of GPUs.
+    `trains_on`: GPUs of all processes of the run; `own`: the GPU of this process; `own_total`: its
+    memory in bytes, used without NVML. `step_due`: the run trains, and no command holds it up.
     """
 
     now: float
@@ -99,17 +98,17 @@ class AlertFacts:
     own_total: float | None = None
 
     def label(self, source: str) -> str:
-        """Return the name of a GPU; the process has none."""
+        """Return the name of a GPU, or "The process"."""
         return self.labels.get(source, source) or "The process"
 
     def of_metric(self, metric: str) -> Iterator[tuple[str, Sequence[float]]]:
-        """Yield the values of a metric by source."""
+        """Yield source and values of a metric."""
         return ((source, found) for (source, key), found in self.values.items() if key == metric)
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmChange:
-    """An alarm that was raised or cleared; `value` is what was measured, None for no number."""
+    """An alert instance that was raised or cleared; `value` is the measured number, if any."""
 
     rule: AlertRule
     state: AlertState
@@ -120,7 +119,7 @@ class AlarmChange:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The values of a rule for one source; `value` and `shown` are for its text."""
+    """Values of a rule for one source; `value`, `shown` and `metric` are for its text."""
 
     source: str
     values: Sequence[float]
@@ -131,7 +130,7 @@ class Reading:
 
 
 class AlertEvaluator:
-    """The alarms of one process's run; one thread calls `evaluate` about once a second."""
+    """Alert instances of one process's run. Not thread-safe."""
 
     def __init__(self, rules: Sequence[AlertRule]) -> None:
         self._rules = [rule for rule in rules if rule.enabled and rule.name not in ENDINGS]
@@ -150,7 +149,7 @@ class AlertEvaluator:
         }
 
     def evaluate(self, facts: AlertFacts) -> list[AlarmChange]:
-        """Return the alarms that changed."""
+        """Return the alert instances that changed; call it about once a second."""
         self._silent_s = self._clock.update(
             facts.now, facts.step, due=facts.step_due, sign=facts.sign
         )
@@ -168,22 +167,20 @@ class AlertEvaluator:
         source = reading.source
         alarm = self._alarms.get((rule.name, source))
         if alarm is None:
-            # StallDetector has waited already.
-            for_s = 0.0 if rule.name == NO_STEP else rule.for_s
+            for_s = 0.0 if rule.name == NO_STEP else rule.for_s  # StallDetector has waited already
             alarm = self._alarms[rule.name, source] = AlertInstance(for_s, rule.clear_s)
         state = alarm.update(facts.now, condition_of(rule, reading.values))
         if state is None:
             return None
+        text = _text(rule, reading, facts)
         if state is AlertState.CLEARED:
             lasted = format_duration(facts.now - alarm.raised_at)
             about = facts.label(source) if source else reading.metric
             text = f"{title(rule.name)}{f' ({about})' if about else ''}: cleared after {lasted}"
-        else:
-            text = _text(rule, reading, facts)
         return AlarmChange(rule, state, source, text, reading.value)
 
     def _memory(self, facts: AlertFacts) -> Iterator[Reading]:
-        """Yield the used share of the memory in percent, or 0 if no allocation was retried."""
+        """Yield the used memory in percent, or 0 if no allocation was retried."""
         values, own = facts.values, facts.own
         retries = values.get(("", "memory/alloc_retries"))
         if retries:
@@ -192,15 +189,15 @@ class AlertEvaluator:
             self._retries = retries[-1]
         if own is None:
             return
-        # The driver counts all processes; if it is not asked, this process's cache is known.
+        # NVML counts all processes; without NVML only this process's cache is known.
         used = values.get((own, "gpu/mem_used")) or values.get(("", "memory/reserved"))
         total = values.get((own, "gpu/mem_total"), (facts.own_total or 0.0,))[-1]
         if not used or not total or self._retries is None:
             yield Reading(own, ())
             return
-        shares = [100 * value / total for value in used]
+        percent = [100 * value / total for value in used]
         retried = facts.now - self._retried_at < RETRIED_S
-        yield Reading(own, shares if retried else (0.0,), shares[-1], f"{shares[-1]:.0f} %")
+        yield Reading(own, percent if retried else (0.0,), percent[-1], f"{percent[-1]:.0f}%")
 
     def _throttling(self, facts: AlertFacts) -> Iterator[Reading]:
         """Yield 1 for a GPU with a thermal reason in any sample: the bit may flicker."""
@@ -236,12 +233,10 @@ class AlertEvaluator:
                 yield Reading(uuid, values if works else (), values[-1], shown)
 
     def _lost(self, facts: AlertFacts) -> Iterator[Reading]:
-        """Yield 1 for a GPU that is lost, 0 for one that is back."""
-        for uuid in {
-            source for name, source in self._alarms if name == GPU_LOST
-        } | facts.lost.keys():
-            reason = facts.lost.get(uuid, "")
-            yield Reading(uuid, (float(uuid in facts.lost),), None, reason)
+        """Yield 1 for each lost GPU, 0 for a recovered GPU."""
+        before = {source for name, source in self._alarms if name == GPU_LOST}
+        for uuid in before | facts.lost.keys():
+            yield Reading(uuid, (float(uuid in facts.lost),), None, facts.lost.get(uuid, ""))
 
 
 def _read_metric(facts: AlertFacts, metric: str, *, not_finite: bool) -> Iterator[Reading]:
@@ -253,7 +248,7 @@ def _read_metric(facts: AlertFacts, metric: str, *, not_finite: bool) -> Iterato
 
 
 def title(name: str) -> str:
-    """Return a rule's name as the words that begin a sentence.
+    """Return a rule's name as the beginning of a sentence.
 
     >>> title("gpu_idle")
     'GPU idle'
@@ -263,18 +258,20 @@ def title(name: str) -> str:
 
 
 def is_device_metric(metric: str) -> bool:
-    """Return whether each GPU has the metric."""
+    """Return True if each GPU has the metric."""
     return metric in BY_KEY and BY_KEY[metric].stream is Stream.DEVICES
 
 
 def _with_unit(metric: str, value: float) -> str:
     unit = BY_KEY[metric].unit if metric in BY_KEY else Unit.NONE
-    if math.isfinite(value):
-        if unit is Unit.BYTES:
-            return format_bytes(value)
-        number = f"{value:.4g}"
-        return number if unit in (Unit.NONE, Unit.COUNT, Unit.MASK) else f"{number} {unit}"
-    return "NaN" if math.isnan(value) else "infinite"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "infinite"
+    if unit is Unit.BYTES:
+        return format_bytes(value)
+    number = f"{value:.4g}"
+    if unit in (Unit.NONE, Unit.COUNT, Unit.MASK):
+        return number
+    return f"{number}{unit}" if unit is Unit.PERCENT else f"{number} {unit}"
 
 
 def _text(rule: AlertRule, reading: Reading, facts: AlertFacts) -> str:

@@ -1,8 +1,8 @@
-"""Deliver alerts to the user's command and webhook, each in a thread of its own.
+"""Deliver alerts to the user's command and webhook, each in its own thread.
 
-The threads start with the run, because a process that is ending cannot start one. They end after
-the run is closed and its alerts are delivered. The training never waits for them; the end of the
-process waits at most EXIT_WAIT_S.
+The threads start with the run, because a process that is ending cannot start any. They end after
+the run is closed and its alerts are delivered. The training never waits for a delivery; the exit of
+the process waits at most EXIT_WAIT_S.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
 from tempfile import TemporaryFile
-from typing import IO
 
 import msgspec
 
@@ -33,17 +32,17 @@ from stepscope.common.formatting import terminal_text
 
 log = logging.getLogger(__name__)
 
-QUEUE_LIMIT = 50  # Alerts that wait at most for each channel; more are dropped, with a warning.
-EXIT_WAIT_S = 3.0  # Time for which the end of the process waits for deliveries.
-OUTPUT_KEPT = 4096  # Bytes kept of the beginning of a command's output.
-OUTPUT_LIMIT = 2**20  # Size of the output at which it is cut to OUTPUT_KEPT.
+QUEUE_LIMIT = 50  # maximum number of alerts queued for a channel; more are dropped with a warning
+EXIT_WAIT_S = 3.0  # timeout for deliveries at the exit of the process
+OUTPUT_KEPT = 4096  # bytes kept of the beginning of a command's output
+OUTPUT_LIMIT = 2**20  # size of the output at which it is cut to OUTPUT_KEPT
 POLL_S = 0.1
-PAUSES_S = (1.0, 4.0)  # Pauses before the second and third request to the webhook.
-TEMPORARY_CODES = (408, 425, 429)  # Client errors after which the request is repeated.
+PAUSES_S = (1.0, 4.0)  # pauses before the second and third request to the webhook
+TEMPORARY_CODES = (408, 425, 429)  # client errors after which the request is repeated
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """One alert as commands and webhooks get it; `value` has NaN and infinities as their names.
+    """One alert, as commands and webhooks receive it; non-finite values are names.
 
     `device` is the UUID of its GPU, `metric` that of a rule over a metric.
     """
@@ -69,26 +68,25 @@ def _encode(alert: Alert) -> bytes:
     return json.dumps(msgspec.to_builtins(alert)).encode()
 
 
-def run_command(channel: CommandChannel, alert: Alert, wait_s: float | None = None) -> str | None:
-    """Run the command; return the problem, or None.
+def run_command(channel: CommandChannel, alert: Alert) -> str | None:
+    """Run the command until it exits or times out; return the problem, or None.
 
-    It is a session of its own, so Ctrl-C does not reach it, and it is killed with its children
-    after its timeout. After `wait_s` it is left running. Its output goes to an unnamed file: unlike
-    a pipe, this does not end a command that prints after this process has ended.
+    The command has its own session, so Ctrl-C does not reach it; a timeout kills its children as
+    well. Its output goes to an unnamed file: unlike a pipe, the file does not end a command that
+    prints after this process has exited.
     """
     name = os.path.expanduser(channel.argv[0])
-    limit_s = channel.timeout_s if wait_s is None else min(channel.timeout_s, wait_s)
     variables = {
         f"STEPSCOPE_ALERT_{key.upper()}": "" if value is None else str(value).replace("\0", "")
         for key, value in msgspec.structs.asdict(alert).items()
     }
-    with TemporaryFile() as given, TemporaryFile("a+b") as output:
-        given.write(_encode(alert))
-        given.seek(0)
+    with TemporaryFile() as payload, TemporaryFile("a+b") as output:
+        payload.write(_encode(alert))
+        payload.seek(0)
         try:
             process = subprocess.Popen(
                 (name, *channel.argv[1:]),
-                stdin=given,
+                stdin=payload,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | variables,
@@ -96,13 +94,18 @@ def run_command(channel: CommandChannel, alert: Alert, wait_s: float | None = No
             )
         except (OSError, ValueError) as error:
             return f"{name} cannot be started ({getattr(error, 'strerror', None) or error})"
-        if not _has_ended(process, output, limit_s):
-            if limit_s < channel.timeout_s:
-                return f"{name} did not end within {limit_s:.1f} s, and continues"
+        deadline = time.monotonic() + channel.timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(POLL_S, left_s))
+                break
+            if os.fstat(output.fileno()).st_size > OUTPUT_LIMIT:
+                os.ftruncate(output.fileno(), OUTPUT_KEPT)
+        else:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return f"{name} did not end within {limit_s:g} s and was killed"
+            return f"{name} did not end within {channel.timeout_s:g} s and was killed"
         if process.returncode == 0:
             return None
         output.seek(0)
@@ -113,38 +116,20 @@ def run_command(channel: CommandChannel, alert: Alert, wait_s: float | None = No
     )
 
 
-def _has_ended(process: subprocess.Popen[bytes], output: IO[bytes], wait_s: float) -> bool:
-    """Wait for a command, at most `wait_s`, and bound its output; return whether it has ended."""
-    deadline = time.monotonic() + wait_s
-    while True:
-        left_s = deadline - time.monotonic()
-        try:
-            process.wait(max(0.0, min(POLL_S, left_s)))
-            return True
-        except subprocess.TimeoutExpired:
-            if os.fstat(output.fileno()).st_size > OUTPUT_LIMIT:
-                os.ftruncate(output.fileno(), OUTPUT_KEPT)
-            if left_s <= 0:
-                return False
-
-
-def post(
-    channel: WebhookChannel, stopping: threading.Event, alert: Alert, wait_s: float | None = None
-) -> str | None:
+def post(channel: WebhookChannel, stopping: threading.Event, alert: Alert) -> str | None:
     """Post the alert as JSON; return the problem without the address, or None.
 
-    Repeats the request if the problem may be temporary, but not if `wait_s` is given or `stopping`
-    is set. `timeout_s` limits the connection and each wait for bytes of the answer.
+    Repeats the request if the problem may be temporary and `stopping` is not set. `timeout_s`
+    limits the connection and each wait for bytes of the answer.
     """
-    timeout_s = channel.timeout_s if wait_s is None else min(channel.timeout_s, wait_s)
-    problem, is_temporary = _post_once(channel, alert, timeout_s)
-    for pause_s in PAUSES_S if wait_s is None else ():
+    problem, is_temporary = _post_once(channel, alert)
+    for pause_s in PAUSES_S:
         if is_temporary and not stopping.wait(pause_s):
-            problem, is_temporary = _post_once(channel, alert, timeout_s)
+            problem, is_temporary = _post_once(channel, alert)
     return problem
 
 
-def _post_once(channel: WebhookChannel, alert: Alert, timeout_s: float) -> tuple[str | None, bool]:
+def _post_once(channel: WebhookChannel, alert: Alert) -> tuple[str | None, bool]:
     """Return the problem and whether it may be temporary."""
     # Imported here: TLS and HTTP take 30 ms, which every script would pay.
     request = import_module("urllib.request")
@@ -152,15 +137,14 @@ def _post_once(channel: WebhookChannel, alert: Alert, timeout_s: float) -> tuple
     for handler in (request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler):
         opener.add_handler(handler())
     headers = {"Content-Type": "application/json", "User-Agent": f"stepscope/{__version__}"}
-    body = _encode(alert)
     try:
-        to_send = request.Request(channel.url, body, headers, method="POST")
-        with opener.open(to_send, timeout=timeout_s) as response:
+        to_send = request.Request(channel.url, _encode(alert), headers, method="POST")
+        with opener.open(to_send, timeout=channel.timeout_s) as response:
             code = response.status
     except Exception as error:  # noqa: BLE001 - of several libraries; their texts may have the URL
         reason = getattr(error, "reason", error)
         if isinstance(reason, TimeoutError):
-            return f"no answer within {timeout_s:.3g} s", True
+            return f"no answer within {channel.timeout_s:.3g} s", True
         return f"no connection ({getattr(reason, 'strerror', None) or type(reason).__name__})", True
     if 300 <= code < 400:
         return f"it redirects (code {code}), which is not followed: use its new address", False
@@ -170,7 +154,7 @@ def _post_once(channel: WebhookChannel, alert: Alert, timeout_s: float) -> tuple
 
 
 class AlertNotifier:
-    """Delivers the alerts of one run; `deliver` and `close` may be called by any thread."""
+    """Delivers the alerts of one run. Thread-safe."""
 
     def __init__(self, settings: AlertSettings) -> None:
         self._stopping = threading.Event()
@@ -184,18 +168,13 @@ class AlertNotifier:
             self._add(name, webhook, partial(post, webhook, self._stopping))
 
     def deliver(self, alert: Alert) -> None:
-        """Queue an alert; a process that is ending and has no thread delivers it now."""
-        deadline = time.monotonic() + EXIT_WAIT_S
+        """Queue an alert for each channel that accepts it. Never blocks."""
         for thread in self._threads:
-            if self._closed or not thread.channel.accepts(alert.level, alert.state):
-                continue
-            if thread.ident is not None:
+            if not self._closed and thread.channel.accepts(alert.level, alert.state):
                 thread.put(alert)
-            elif (left_s := deadline - time.monotonic()) > 0:
-                thread.send(alert, left_s)
 
     def close(self) -> None:
-        """Accept no more alerts; does not wait."""
+        """Accept no more alerts. Never blocks."""
         if not self._closed:
             self._closed = True
             for thread in self._threads:
@@ -216,31 +195,30 @@ class AlertNotifier:
             return False
         return True
 
-    def _add(self, name: str, channel: Channel, deliver: SendAlert) -> None:
-        thread = _ChannelThread(name, channel, deliver, self._stopping)
+    def _add(self, name: str, channel: Channel, send: Callable[[Alert], str | None]) -> None:
+        thread = _ChannelThread(name, channel, send, self._stopping)
         self._threads.append(thread)
         _open.add(self)
-        try:
+        # The process may be exiting, or have too many threads: see `_ChannelThread.put`.
+        with contextlib.suppress(RuntimeError):
             thread.start()
-        except RuntimeError as error:  # the process is ending, or has too many threads
-            log.info("stepscope: alerts: no thread for %s: %s", name, error)
-
-
-SendAlert = Callable[[Alert, float | None], str | None]
-"""Delivers an alert within a number of seconds, if given; returns the problem without secrets."""
 
 
 class _ChannelThread(threading.Thread):
-    """The deliveries of one channel."""
+    """Deliveries of one channel; `send` returns the problem without secrets, or None."""
 
     def __init__(
-        self, what: str, channel: Channel, deliver: SendAlert, stopping: threading.Event
+        self,
+        what: str,
+        channel: Channel,
+        send: Callable[[Alert], str | None],
+        stopping: threading.Event,
     ) -> None:
         super().__init__(name="stepscope-alerts", daemon=True)
         self.channel = channel
         self.alerts: SimpleQueue[Alert | None] = SimpleQueue()
         self._what = what
-        self._deliver = deliver
+        self._send = send
         self._stopping = stopping
         self._warned: set[str] = set()
 
@@ -248,28 +226,28 @@ class _ChannelThread(threading.Thread):
         for alert in iter(self.alerts.get, None):
             if self._stopping.is_set():
                 return
-            self.send(alert)
+            try:
+                problem = self._send(alert)
+            except Exception as error:  # noqa: BLE001 - the next alert must still be tried
+                problem = type(error).__name__
+            if problem is None:
+                self._warned.discard("delivery")
+            else:
+                self._warn("delivery", f"{self._what} failed: {problem}")
 
     def put(self, alert: Alert) -> None:
-        """Have the thread send an alert."""
-        if self.alerts.qsize() < QUEUE_LIMIT:
+        """Queue an alert; drop it, with one warning, without a thread or in a full queue."""
+        if self.ident is None:
+            self._warn("thread", f"no thread can be started for {self._what}; alerts are dropped")
+        elif self.alerts.qsize() < QUEUE_LIMIT:
             self.alerts.put(alert)
         else:
-            self._warn("queue", f"more than {QUEUE_LIMIT} alerts wait; later ones are left out")
-
-    def send(self, alert: Alert, wait_s: float | None = None) -> None:
-        """Deliver an alert; log a failure."""
-        try:
-            problem = self._deliver(alert, wait_s)
-        except Exception as error:  # noqa: BLE001 - the next one must still be tried
-            problem = type(error).__name__
-        if problem is None:
-            self._warned.discard("delivery")
-        else:
-            self._warn("delivery", f"{self._what} failed: {problem}")
+            self._warn(
+                "queue", f"more than {QUEUE_LIMIT} alerts are queued; later ones are dropped"
+            )
 
     def _warn(self, kind: str, text: str) -> None:
-        """Log a failure, and the next one only after a success."""
+        """Log a failure once, and again only after a success."""
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning("stepscope: alerts: %s", text)
@@ -284,5 +262,5 @@ def _finish_all() -> None:
         notifier.finish(max(0.0, deadline - time.monotonic()))
 
 
-# Registered at import, so that it runs after what closes the runs.
+# Registered at import, so that it runs after the functions that close the runs.
 atexit.register(_finish_all)

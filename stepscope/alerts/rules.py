@@ -1,7 +1,7 @@
-"""Alert rules and alarms. Pure.
+"""Alert rules and alert instances; pure, no I/O.
 
-An alarm is the state of a rule for one GPU or process. It is raised after the rule has held for
-`for_s`, and cleared after the rule has been over for `clear_s`.
+An alert instance is the state of a rule for one GPU or process. It is raised after the rule has
+held for `for_s`, and cleared after the rule has been over for `clear_s`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 
 
 class AlertLevel(StrEnum):
-    """The severity of an alert; `rank` orders them."""
+    """Severity of an alert."""
 
     INFO = "info"
     WARNING = "warning"
@@ -29,21 +29,21 @@ class AlertLevel(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for the lowest."""
+        """Position in the order of severities; 0 for the lowest."""
         return list(AlertLevel).index(self)
 
 
 class RuleCondition(StrEnum):
-    """The result of one evaluation of a rule."""
+    """Result of one evaluation of a rule."""
 
     HOLDS = "holds"
-    BETWEEN = "between"  # Between the threshold and the value at which the alert is over.
+    BETWEEN = "between"  # between the threshold and the value that clears the alert
     OVER = "over"
-    UNKNOWN = "unknown"  # There is no value, or the rule does not apply now.
+    UNKNOWN = "unknown"  # no value, or the rule does not apply at present
 
 
 class AlertState(StrEnum):
-    """The change that an alert reports."""
+    """Change that an alert reports."""
 
     RAISED = "raised"
     CLEARED = "cleared"
@@ -76,9 +76,9 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def condition_of(rule: AlertRule, values: Sequence[float]) -> RuleCondition:
-    """Return the condition for the values since the last evaluation, the newest one last.
+    """Return the condition for the values since the last evaluation, newest last.
 
-    A rule without `for_s` holds if one value is bad; others only if all are.
+    A rule without `for_s` holds if any value is bad; other rules hold only if all values are.
     """
     if rule.not_finite and values:
         is_bad = not all(map(math.isfinite, values))
@@ -97,7 +97,7 @@ def condition_of(rule: AlertRule, values: Sequence[float]) -> RuleCondition:
 
 @dataclass(slots=True)
 class AlertInstance:
-    """The state of one rule for one GPU or process."""
+    """State of one rule for one GPU or process."""
 
     for_s: float
     clear_s: float
@@ -106,10 +106,7 @@ class AlertInstance:
     _since: float | None = None
 
     def update(self, now: float, condition: RuleCondition) -> AlertState | None:
-        """Return the change at `now` (s), or None.
-
-        Any condition but the expected one restarts the waiting time.
-        """
+        """Return the change at `now` (s); any unexpected condition restarts the waiting time."""
         expected = RuleCondition.OVER if self.raised else RuleCondition.HOLDS
         if condition is not expected:
             self._since = None
@@ -133,8 +130,8 @@ DEFAULTS: tuple[AlertRule, ...] = (
         above=95,
         clear=90,
         clear_s=30,
-        text="{device}: {value} of the memory is in use, and allocations had to be tried again "
-        "after the cache was emptied: it is about to run out",
+        text="{device} is about to run out of memory: {value} is in use, and allocations were "
+        "retried after the cache was emptied",
     ),
     AlertRule(
         name=THROTTLING,
@@ -173,4 +170,4 @@ DEFAULTS: tuple[AlertRule, ...] = (
 )
 """The rules without a file; `evaluator.py` computes their values."""
 
-ENDINGS = (RUN_FAILED, RUN_FINISHED)  # Evaluated once, at the end of the run.
+ENDINGS = (RUN_FAILED, RUN_FINISHED)  # evaluated once, at the end of the run

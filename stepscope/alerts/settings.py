@@ -1,7 +1,7 @@
 """Read alerts.toml: rules, command and webhook.
 
 The file contains a command that Stepscope runs as the user. So it must belong to this user or root,
-and only the owner may write it. An invalid entry is skipped and reported; the others apply.
+and only the owner may write it. An invalid entry is skipped and reported; the other entries apply.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from stepscope.alerts.rules import (
     AlertRule,
     AlertState,
 )
+from stepscope.common.files import open_regular_file
 from stepscope.metrics import BY_KEY
 
-VARIABLE = "STEPSCOPE_ALERTS"  # Path of the file, or "off" to disable alerts.
+VARIABLE = "STEPSCOPE_ALERTS"  # path of the file, or "off" to disable alerts
 SIZE_LIMIT = 64 * 1024
 RULES_LIMIT = 50
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
@@ -43,27 +44,27 @@ _FIELDS_BY_RULE: dict[str, tuple[str, ...]] = {
     GPU_IDLE: ("below", "clear", *_DEFAULT_FIELDS),
 }
 _BOUNDS = ("above", "below", "not_finite")
-_OWN_FIELDS = ("metric", *_BOUNDS, "clear", *_DEFAULT_FIELDS)
+_CUSTOM_FIELDS = ("metric", *_BOUNDS, "clear", *_DEFAULT_FIELDS)
 T = TypeVar("T")
 
 
 class InvalidEntry(ValueError):
-    """An entry that is not applied; the message is one sentence without secrets."""
+    """Invalid entry of the file; the message is one sentence without secrets."""
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A delivery of alerts of `level` or worse, and of their end if `cleared`."""
+    """Where alerts of `level` or worse are delivered; resolved alerts only if `cleared`."""
 
     level: AlertLevel = AlertLevel.INFO
     cleared: bool = True
 
     def accepts(self, level: AlertLevel, state: AlertState) -> bool:
-        """Return whether an alert is delivered here."""
+        """Return True if the channel delivers such an alert."""
         return level.rank >= self.level.rank and (self.cleared or state is AlertState.RAISED)
 
 
 class CommandChannel(Channel, frozen=True, kw_only=True):
-    """The user's command, which runs without a shell."""
+    """User's command, which runs without a shell."""
 
     argv: Annotated[
         tuple[Annotated[str, Meta(max_length=4000)], ...], Meta(min_length=1, max_length=50)
@@ -79,7 +80,7 @@ class CommandChannel(Channel, frozen=True, kw_only=True):
 
 
 class WebhookChannel(Channel, frozen=True, kw_only=True):
-    """The user's webhook; `url` is a secret."""
+    """User's webhook; `url` is a secret."""
 
     url: Annotated[str, Meta(max_length=2000)]
     timeout_s: Annotated[float, Meta(ge=0.1, le=30)] = 5.0
@@ -107,59 +108,48 @@ class WebhookChannel(Channel, frozen=True, kw_only=True):
         return f"WebhookChannel({self.shown})"
 
 
-def parse_entry(where: str, given: object, type_: type[T]) -> T:
+def parse_entry(where: str, raw: object, type_: type[T]) -> T:
     """Convert a table of the file. Raises InvalidEntry, which names the field."""
     try:
-        return msgspec.convert(given, type_)
+        return msgspec.convert(raw, type_)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
         raise InvalidEntry(f"{where}{path.rstrip('`')}: {text}.") from None
 
 
-def parse_rule(name: str, given: Any) -> AlertRule:
-    """Return the rule of `[rules.NAME]`: a changed default rule, or a new one.
-
-    Raises InvalidEntry.
-    """
-    where = f"rules.{name}"
+def parse_rule(name: str, raw: Any) -> AlertRule:
+    """Return the changed default rule, or the new rule, of `[rules.NAME]`. Raises InvalidEntry."""
+    where, shown = f"rules.{name}", ascii(name)[:60]
     if not _NAME.fullmatch(name):
-        raise InvalidEntry(
-            f"rules: a name must be 1 to 40 small letters, digits, '_' and '-', got "
-            f"{ascii(name)[:60]}."
-        )
-    rule = parse_entry(
-        where, given | {"name": name} if isinstance(given, dict) else given, AlertRule
-    )
-    default = next((known for known in DEFAULTS if known.name == name), None)
-    allowed = _FIELDS_BY_RULE.get(name, _OWN_FIELDS)
-    for field in given:
-        if field not in allowed:
-            raise InvalidEntry(
-                f"{where}: has no field {ascii(field)[:60]}. Its fields are {', '.join(allowed)}."
-            )
+        form = "a name must be 1 to 40 lowercase letters, digits, '_' and '-'"
+        raise InvalidEntry(f"rules: {form}, got {shown}.")
+    rule = parse_entry(where, raw | {"name": name} if isinstance(raw, dict) else raw, AlertRule)
+    default = next((rule for rule in DEFAULTS if rule.name == name), None)
+    allowed = _FIELDS_BY_RULE.get(name, _CUSTOM_FIELDS)
+    for field in raw.keys() - set(allowed):
+        text = f"has no field {ascii(field)[:60]}. Its fields are {', '.join(allowed)}."
+        raise InvalidEntry(f"{where}: {text}")
+    bounds = [bound for bound in _BOUNDS if getattr(rule, bound) not in (None, False)]
     if default is not None:
-        rule = msgspec.structs.replace(default, **{field: getattr(rule, field) for field in given})
-    elif (
-        not rule.metric
-        or len([None for name in _BOUNDS if getattr(rule, name) not in (None, False)]) != 1
-    ):
+        rule = msgspec.structs.replace(default, **{field: getattr(rule, field) for field in raw})
+    elif not rule.metric or len(bounds) != 1:
         raise InvalidEntry(f"{where}: must have a metric and exactly one of {', '.join(_BOUNDS)}.")
     if name == MEMORY_FULL and not 0 < (rule.above or 0) < 100:
-        raise InvalidEntry(f"{where}.above: must be between 0 and 100 %.")
-    if "clear" in given and not _may_clear(rule):
+        raise InvalidEntry(f"{where}.above: must be between 0 and 100%.")
+    if "clear" in raw and not _may_clear(rule):
         raise InvalidEntry(f"{where}.clear: must be on the good side of the threshold, or equal.")
     if not rule.text:
         rule = msgspec.structs.replace(rule, text=_default_text(rule))
-    known = FIELDS_OF_ENDINGS if name in ENDINGS else FIELDS
-    if set(re.findall(r"\{(\w*)\}", rule.text)) - known:
-        raise InvalidEntry(f"{where}.text: may have in braces only {', '.join(sorted(known))}.")
+    fields = FIELDS_OF_ENDINGS if name in ENDINGS else FIELDS
+    if set(re.findall(r"\{(\w*)\}", rule.text)) - fields:
+        raise InvalidEntry(f"{where}.text: may have in braces only {', '.join(sorted(fields))}.")
     if not rule.metric.isprintable() or not rule.text.isprintable():
         raise InvalidEntry(f"{where}: metric and text must be one line of printable characters.")
     return rule
 
 
 def _may_clear(rule: AlertRule) -> bool:
-    """Return whether `clear` is the threshold, or on its good side."""
+    """Return True if `clear` equals the threshold or lies on its good side."""
     if rule.clear is None or rule.threshold is None:
         return False
     return rule.clear <= rule.threshold if rule.below is None else rule.clear >= rule.threshold
@@ -174,9 +164,10 @@ def _default_text(rule: AlertRule) -> str:
 
 
 class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules and channels; `path` is None where alerts are off.
+    """Rules and channels.
 
-    `found` is whether the file exists. `problems` describe its invalid entries, a sentence each.
+    `path` is None if alerts are off, `found` is True if the file exists, and `problems` has one
+    sentence per invalid entry.
     """
 
     rules: tuple[AlertRule, ...] = DEFAULTS
@@ -188,7 +179,7 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(environ: Mapping[str, str] = os.environ) -> AlertSettings:
-    """Read the file, if there is one; raises nothing."""
+    """Read the file, if it exists; an error is one of the `problems`."""
     named = environ.get(VARIABLE)
     if named == "off":
         return AlertSettings()
@@ -197,7 +188,7 @@ def load(environ: Mapping[str, str] = os.environ) -> AlertSettings:
     except RuntimeError:  # a user without a home folder
         return AlertSettings()
     try:
-        given = tomllib.loads(_read(path))
+        return _parse(path, tomllib.loads(_read(path)))
     except FileNotFoundError:
         problems = (f"{path}: there is no such file. Correct {VARIABLE}.",) if named else ()
         return AlertSettings(path=path, problems=problems)
@@ -205,46 +196,37 @@ def load(environ: Mapping[str, str] = os.environ) -> AlertSettings:
         problem = f"cannot be read ({error.strerror or error})."
     except InvalidEntry as error:
         problem = str(error)
-    except tomllib.TOMLDecodeError as error:
-        problem = f"is no valid TOML ({str(error)[:120]})."
-    except (UnicodeDecodeError, RecursionError) as error:
-        problem = f"is no valid TOML ({type(error).__name__})."
-    else:
-        return _parse(path, given)
+    except (ValueError, RecursionError) as error:
+        problem = f"is not valid TOML ({str(error)[:120]})."
     problem = f"{path}: {problem} Only the default rules apply, and nothing is delivered."
     return AlertSettings(path=path, found=True, problems=(problem,))
 
 
 def _read(path: Path) -> str:
-    """Return the content. Raises OSError and UnicodeDecodeError; InvalidEntry if it is unsafe."""
-    # A named pipe must not block the training.
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(file, "rb") as opened:
-        state = os.fstat(file)
-        if not stat.S_ISREG(state.st_mode):
-            raise InvalidEntry("is no regular file.")
+    """Return the content. Raises OSError, UnicodeDecodeError, or InvalidEntry if it is unsafe."""
+    with open(open_regular_file(path, follow_links=True), "rb") as file:
+        state = os.fstat(file.fileno())
         if state.st_uid not in (os.geteuid(), 0):
             raise InvalidEntry(f"belongs to another user (number {state.st_uid}). Copy it.")
         if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             mode = stat.S_IMODE(state.st_mode)
-            raise InvalidEntry(
-                f"can be written by others (mode {mode:03o}). Run: chmod go-w '{path}'."
-            )
-        data = opened.read(SIZE_LIMIT + 1)
+            text = f"can be written by others (mode {mode:03o}). Run: chmod go-w '{path}'."
+            raise InvalidEntry(text)
+        data = file.read(SIZE_LIMIT + 1)
     if len(data) > SIZE_LIMIT:
         raise InvalidEntry(f"is larger than {SIZE_LIMIT // 1024} KiB.")
     return data.decode()
 
 
-def _parse(path: Path, given: dict[str, Any]) -> AlertSettings:
+def _parse(path: Path, raw: dict[str, Any]) -> AlertSettings:
     """Apply the valid entries and report the others."""
     problems = [
         f"{path}: {ascii(name)[:60]}: is no known table. Known are rules, command and webhook."
-        for name in sorted(given.keys() - {"rules", "command", "webhook"})
+        for name in sorted(raw.keys() - {"rules", "command", "webhook"})
     ]
     rules = {rule.name: rule for rule in DEFAULTS}
     channels: dict[str, Any] = {}
-    tables = given.get("rules", {})
+    tables = raw.get("rules", {})
     if not isinstance(tables, dict):
         problems.append(f"{path}: rules: must be tables. Write [rules.NAME].")
         tables = {}
@@ -257,8 +239,8 @@ def _parse(path: Path, given: dict[str, Any]) -> AlertSettings:
             problems.append(f"{path}: {error}")
     for name, type_ in (("command", CommandChannel), ("webhook", WebhookChannel)):
         try:
-            if name in given:
-                channels[name] = parse_entry(name, given[name], type_)
+            if name in raw:
+                channels[name] = parse_entry(name, raw[name], type_)
         except InvalidEntry as error:
             problems.append(f"{path}: {error}")
     return AlertSettings(

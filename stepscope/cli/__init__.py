@@ -1,8 +1,7 @@
-"""The console command `stepscope`: one module a command, imported only when that command runs.
+"""Console command `stepscope`: one module per command, imported only when that command runs.
 
-So `--version` and `runs` start in 0.1 s. Exit codes: 0 done, 1 something failed or does not work,
-2 wrong usage or an unknown run. `docs/cli.md` describes every command and option; a test compares
-the two.
+So `--version` and `runs` start in 0.1 s. Exit codes: 0 done, 1 failed or broken, 2 wrong usage or
+an unknown run. A test compares commands and options to `docs/cli.md`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TypeVar
 from stepscope import __version__
 from stepscope.run import RunError, runs_root
 
-BROKEN_PIPE = 141  # Exit code of a command ended by SIGPIPE, as in `stepscope runs | head -1`.
+BROKEN_PIPE = 141  # exit code of a command ended by SIGPIPE, as in `stepscope runs | head -1`
 INTERRUPTED = 130
 T = TypeVar("T")
 
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if argv[:1] == ["watch"]:
-        # Not through argparse: all that follows belongs to the watched script.
+        # Not through argparse: the other arguments belong to the watched script.
         return int(importlib.import_module("stepscope.watch.main").main(argv[1:]) or 0)
     if argv[:1] == ["fit"]:
         return int(importlib.import_module("stepscope.cli.fit").main(argv[1:]))
@@ -92,7 +91,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
 
 
 def number_type(low: float, high: float, kind: Callable[[str], T]) -> Callable[[str], T]:
-    """Return the type of an option that is a number from `low` to `high`."""
+    """Return an argparse type for numbers from `low` to `high`."""
 
     def parse(text: str) -> T:
         try:
@@ -107,9 +106,9 @@ def number_type(low: float, high: float, kind: Callable[[str], T]) -> Callable[[
 
 
 def call_driver(function: Callable[[], T], timeout_s: float) -> T:
-    """Call a function in a thread that may be left behind; raise TimeoutError after `timeout_s`.
+    """Call a function in a daemon thread. Raises TimeoutError after `timeout_s`.
 
-    A broken GPU can block a call of the driver for ever; a daemon thread lets the process end.
+    A broken GPU can block a driver call for ever; the daemon thread does not block the exit.
     """
     answers: queue.SimpleQueue[T | Exception] = queue.SimpleQueue()
 

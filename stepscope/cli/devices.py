@@ -1,4 +1,4 @@
-"""`stepscope devices`: print every GPU of this machine once, or refresh the table."""
+"""`stepscope devices`: print every GPU of this host once, or refresh the table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stepscope.gpu.source import open_source
 
 NARROWEST, WIDEST_BAR = 40, 24
 WATCHED_S = 5.0
-"""Time from which throttling is reported for it, and not since the driver was loaded."""
+"""Minimum window of throttling times; a shorter window reports times since driver load."""
 INDENT = "   "
 MARKS = {
     HealthStatus.OK: "ok",
@@ -34,7 +34,7 @@ SEPARATOR = " · "
 
 
 def table(view: MachineState, columns: int) -> list[str]:
-    """Return the lines for a terminal of so many columns."""
+    """Return the lines for a terminal of this width."""
     width = max(NARROWEST, columns)
     lines = [*wrapped(_machine(view), width), *wrapped(_load(view.host), width)]
     if view.reason is not None:
@@ -47,28 +47,28 @@ def table(view: MachineState, columns: int) -> list[str]:
 
 
 def brief(view: MachineState, columns: int) -> list[str]:
-    """Return the machine with one line a GPU, for a terminal of too few lines for `table`."""
+    """Return the host and one line per GPU, for a terminal with too few lines for `table`."""
     width = max(NARROWEST, columns)
     lines = [*wrapped(_machine(view), width), *wrapped(_load(view.host), width), ""]
     return [*lines, *(cut(printable(_short_line(device)), width) for device in view.devices)]
 
 
 def _short_line(device: DeviceState) -> str:
-    """Return index, health, utilization, memory, temperature and power in columns, then words."""
+    """Return index, health mark, utilization, memory, temperature, power and health text."""
     used, total = device.values.get("gpu/mem_used"), device.values.get("gpu/mem_total")
     cells = [
         f"{device.info.nvml_index:>2}  {MARKS[device.health.level]:<2}",
-        f"{_short(device, 'gpu/util', '%'):>5}",
+        f"{_short(device, 'gpu/util', '%'):>4}",
         f"{'n/a' if used is None else format_bytes(used):>9} of {format_bytes(total):>8}",
-        f"{_short(device, 'gpu/temp', '°C'):>6}",
-        f"{_short(device, 'gpu/power', 'W'):>5}",
+        f"{_short(device, 'gpu/temp', ' °C'):>6}",
+        f"{_short(device, 'gpu/power', ' W'):>5}",
     ]
     return "  ".join([*cells, device.health.text])
 
 
 def _short(device: DeviceState, key: str, unit: str) -> str:
     value = device.values.get(key)
-    return "n/a" if value is None else f"{value:.0f} {unit}"
+    return "n/a" if value is None else f"{value:.0f}{unit}"
 
 
 def block(device: DeviceState, width: int) -> list[str]:
@@ -90,7 +90,7 @@ def block(device: DeviceState, width: int) -> list[str]:
 def wrapped(
     parts: Iterable[str], width: int, indent: str = "", separator: str = SEPARATOR
 ) -> list[str]:
-    """Put parts side by side as far as they fit; a part that is too long itself is cut."""
+    """Join parts into lines of at most `width` characters; longer parts are cut."""
     lines: list[str] = []
     line = ""
     for part in map(printable, parts):
@@ -103,7 +103,7 @@ def wrapped(
 
 
 def cut(text: str, width: int) -> str:
-    """Return the text, or what fits of it.
+    """Return the text, cut to `width` characters.
 
     >>> cut("python train.py", 8)
     'python …'
@@ -121,7 +121,7 @@ def _machine(view: MachineState) -> list[str]:
 
 
 def _load(host: HostState) -> list[str]:
-    cpu = "n/a" if host.cpu_percent is None else f"{host.cpu_percent:.0f} %"
+    cpu = "n/a" if host.cpu_percent is None else f"{host.cpu_percent:.0f}%"
     return [
         f"CPU {cpu} of {host.cores or '?'} cores",
         f"memory {_of(host.memory_used, host.memory_total)}",
@@ -134,12 +134,14 @@ def _head(device: DeviceState, width: int) -> str:
     right = short_uuid(device.info.uuid)
     if device.facts is not None and device.facts.pci_bus_id:
         right += f"  {printable(device.facts.pci_bus_id)}"
-    room = width - len(right) - 2
-    return f"{cut(left, room):<{room}}  {right}" if room > 12 else cut(left, width)
+    left_width = width - len(right) - 2
+    if left_width <= 12:
+        return cut(left, width)
+    return f"{cut(left, left_width):<{left_width}}  {right}"
 
 
 def short_uuid(uuid: str) -> str:
-    """Return the first part of a UUID, by which one tells GPUs apart.
+    """Return the first part of a UUID, which distinguishes GPUs.
 
     >>> short_uuid("GPU-c0da5130-0000-4000-8000-000000000001")
     'GPU-c0da5130'
@@ -148,7 +150,7 @@ def short_uuid(uuid: str) -> str:
 
 
 def _value(device: DeviceState, key: str, text: str = "{:.0f}", label: str = "") -> str:
-    """Return a value in words, or why there is none."""
+    """Return a value as text, or the reason why it is missing."""
     value = device.values.get(key)
     before = f"{label} " if label else ""
     if value is not None:
@@ -157,15 +159,13 @@ def _value(device: DeviceState, key: str, text: str = "{:.0f}", label: str = "")
 
 
 def _activity(device: DeviceState) -> Iterator[str]:
-    yield _value(device, "gpu/util", "{:.0f} %", "Utilization") + _bar(
-        device.values.get("gpu/util")
-    )
-    shares = {"gpu/sm_active": "SM", "gpu/tensor_active": "tensor", "gpu/dram_active": "DRAM"}
-    known = [
-        f"{word} {device.values[key]:.0f} %" for key, word in shares.items() if key in device.values
-    ]
-    if known:
-        yield f"active: {', '.join(known)}"
+    bar = _bar(device.values.get("gpu/util"))
+    yield _value(device, "gpu/util", "{:.0f}%", "Utilization") + bar
+    units = {"gpu/sm_active": "SM", "gpu/tensor_active": "tensor", "gpu/dram_active": "DRAM"}
+    values = device.values
+    active = [f"{unit} {values[key]:.0f}%" for key, unit in units.items() if key in values]
+    if active:
+        yield f"active: {', '.join(active)}"
 
 
 def _memory(device: DeviceState) -> Iterator[str]:
@@ -174,15 +174,14 @@ def _memory(device: DeviceState) -> Iterator[str]:
     if used is None:
         yield _value(device, "gpu/mem_used", label="Memory")
     else:
-        share = None if not total else 100 * used / total
-        yield f"Memory {_of(used, total)}{_bar(share)}"
+        yield f"Memory {_of(used, total)}{_bar(100 * used / total if total else None)}"
 
 
-def _bar(share: float | None) -> str:
-    """Return a share in percent as a bar; nothing where it is not known."""
-    if share is None:
+def _bar(percent: float | None) -> str:
+    """Return a bar; "" for None."""
+    if percent is None:
         return ""
-    full = round(min(100.0, max(0.0, share)) / 100 * WIDEST_BAR)
+    full = round(min(100.0, max(0.0, percent)) / 100 * WIDEST_BAR)
     return f"  {'█' * full}{'░' * (WIDEST_BAR - full)}"
 
 
@@ -200,7 +199,7 @@ def _heat(device: DeviceState) -> Iterator[str]:
     of = "" if limit is None else f" of {limit:.0f} W"
     yield _value(device, "gpu/power", "{:.0f} W" if limit is None else "{:.0f}", "power") + of
     if "gpu/fan" in device.values:
-        yield f"fan {device.values['gpu/fan']:.0f} %"
+        yield f"fan {device.values['gpu/fan']:.0f}%"
 
 
 def _clocks(device: DeviceState) -> Iterator[str]:
@@ -219,7 +218,7 @@ def _clocks(device: DeviceState) -> Iterator[str]:
 
 
 def _health(device: DeviceState, width: int) -> list[str]:
-    """Return the line of health, and below it what else is worth knowing."""
+    """Return the health text and the other signs."""
     others = [sign.text for sign in device.health.signs if sign.text not in device.health.text]
     lines = []
     for text in (device.health.text, *others):
@@ -240,20 +239,20 @@ def _instance(instance: DeviceState, width: int) -> list[str]:
 def _processes(device: DeviceState, width: int, indent: str) -> list[str]:
     processes = device.own_processes
     if processes is None:
-        why = device.missing.get("processes", "the driver does not tell")
-        return wrapped([f"Processes n/a ({why})"], width, indent)
+        reason = device.missing.get("processes", "the driver gives no reason")
+        return wrapped([f"Processes n/a ({reason})"], width, indent)
     if not processes and not device.instances:
-        return [f"{indent}Nobody is on it."]
+        return [f"{indent}No process uses it."]
     return [_process(process, width, indent) for process in processes]
 
 
 def _process(process: GpuProcess, width: int, indent: str) -> str:
     memory = "n/a" if process.memory is None else format_bytes(process.memory)
-    share = "" if process.sm is None else f"{process.sm:.0f} %"
+    load = "" if process.sm is None else f"{process.sm:.0f}%"
     state = "" if process.state == "running" else f"[{process.state}] "
     who = f"{'*' if process.yours else ' '}{process.pid:>8} {cut(process.user or '?', 10):<10}"
     name = briefly(process.command) or process.name
-    return cut(printable(f"{indent}{who} {memory:>9} {share:>6}  {state}{name}"), width)
+    return cut(printable(f"{indent}{who} {memory:>9} {load:>5}  {state}{name}"), width)
 
 
 def briefly(command: str) -> str:
@@ -267,10 +266,10 @@ def briefly(command: str) -> str:
 
 
 def _of(used: float, total: float | None) -> str:
-    """Return bytes of a total, with the percentage beside."""
+    """Return bytes of a total, with the percentage."""
     if not total:
         return format_bytes(used)
-    return f"{format_bytes(used)} of {format_bytes(total)} ({100 * used / total:.0f} %)"
+    return f"{format_bytes(used)} of {format_bytes(total)} ({100 * used / total:.0f}%)"
 
 
 EXAMPLES = (
@@ -281,15 +280,15 @@ EXAMPLES = (
 )
 
 FIRST_WAIT_S = 0.3
-"""Pause between the first two looks: shares of processes and activity take two readings."""
-SILENT_S = 15.0  # Longest wait for an answer of the driver.
+"""Pause between the first two samples, from which process loads and activity are computed."""
+SILENT_S = 15.0  # timeout of a driver call
 END_S = 1.0
 
 HOME, CLEAR, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[2J", "\x1b[K", "\x1b[J"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument(
         "--watch",
         nargs="?",
@@ -315,10 +314,7 @@ def show(
     as_json: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Look once, or every `watch_s` seconds, and print; return the exit code.
-
-    1 means that the driver does not answer.
-    """
+    """Print the devices once, or every `watch_s` seconds; return 1 if the driver is silent."""
     write = _writer(watch_s is not None, as_json)
     try:
         call_driver(lambda: machine.arm(True), SILENT_S)
@@ -339,7 +335,7 @@ def show(
 
 
 def _writer(again: bool, as_json: bool) -> Callable[[MachineState], None]:
-    """Return a function that prints a view: as JSON, over the one before, or below it."""
+    """Return a function that prints a state as JSON, in place, or below the previous one."""
     if as_json:
         indent = None if again else 1
         return lambda view: print(json.dumps(machine_json(view), indent=indent), flush=True)
@@ -353,14 +349,11 @@ def _writer(again: bool, as_json: bool) -> Callable[[MachineState], None]:
 
 
 def in_place(view: MachineState) -> str:
-    """Return what draws over the picture before; no line is empty in between.
-
-    Where the blocks of all GPUs are too long for the terminal, each GPU has a line.
-    """
+    """Return the terminal sequence that redraws the table, or `brief` if it is too long."""
     size = shutil.get_terminal_size()
     lines = table(view, size.columns)
     if len(lines) >= size.lines:
         note = "Enlarge the window or use --json to see everything."
-        room = max(0, size.lines - 2)
-        lines = [*brief(view, size.columns)[:room], note[: size.columns]]
+        rest = max(0, size.lines - 2)
+        lines = [*brief(view, size.columns)[:rest], note[: size.columns]]
     return HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW

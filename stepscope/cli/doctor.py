@@ -1,13 +1,12 @@
-"""`stepscope doctor`: check this machine, and print what is missing and why.
+"""`stepscope doctor`: check this host, and print missing and broken parts with their reasons.
 
-`survey` measures, `findings` is pure. "broken" is what should work and does not; "missing" is what
-is not there, such as a GPU on many machines.
+`survey` measures, `findings` is pure. "broken" parts should work and do not; "missing" parts are
+optional, such as a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.metadata
 import json
 import math
@@ -43,8 +42,8 @@ from stepscope.store import StoreError, StoreReader
 
 NVML_TIMEOUT_S = 15.0
 BETWEEN_S = 0.15
-"""Between two readings: rates need two, and the first of a GPU that slept may give nothing."""
-TORCH_TIMEOUT_S = 120.0  # `import torch` from a cold network disk has been seen to take a minute.
+"""Pause between two samples: rates need two, and a sleeping GPU may not answer the first."""
+TORCH_TIMEOUT_S = 120.0  # `import torch` from a cold network disk can take a minute
 
 PACKAGES = ("nvidia-ml-py", "streamlit", "plotly", "pyarrow", "tensorboard")
 
@@ -64,7 +63,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProbe(DeviceInfo):
-    """One GPU as NVML shows it: `read` metrics have a value, `missing` has the others' reasons."""
+    """One GPU in NVML: `read` counts metrics with a value, `missing` has reasons of the others."""
 
     lost: str | None = None
     read: int = 0
@@ -73,7 +72,7 @@ class GpuProbe(DeviceInfo):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineProbe:
-    """What was found; sizes in bytes, None for what does not apply or cannot be found out."""
+    """Facts about the host; sizes in bytes, None if unknown or not applicable."""
 
     python: str
     executable: str
@@ -85,22 +84,22 @@ class MachineProbe:
     nvml_reason: str | None
     nvml_broken: bool
     """The reason needs a repair: a wrong package, a driver that was updated while loaded."""
-    device_nodes: bool  # /dev/nvidiactl exists, so this process was meant to have a GPU.
+    device_nodes: bool  # /dev/nvidiactl exists, so this process should have a GPU
     driver: str | None
     gpus: tuple[GpuProbe, ...]
     torch: dict[str, Any] | None
-    """The answer of `_ASK_TORCH`, or its version and "error"; None: not installed."""
+    """The output of `_ASK_TORCH`, or its version and "error"; None if not installed."""
     visible_devices: str | None
-    page: str | None  # Why the page cannot be opened.
+    page: str | None  # why the page cannot be opened
     packages: dict[str, str | None]
-    memory_limit: float | None  # What the container may use.
+    memory_limit: float | None  # of the container, as is cpu_limit
     cpu_limit: float | None
     shared_memory: int | None
-    alerts: dict[str, Any] = field(default_factory=dict)  # See `alerts_file`.
+    alerts: dict[str, Any] = field(default_factory=dict)  # see `alerts_file`
 
 
 def survey(root: Path) -> MachineProbe:
-    """Look at everything; takes as long as `import torch` (seconds)."""
+    """Measure all parts; takes as long as `import torch` (seconds)."""
     return MachineProbe(
         python=platform.python_version(),
         executable=sys.executable,
@@ -123,9 +122,9 @@ def survey(root: Path) -> MachineProbe:
 
 
 def alerts_file() -> dict[str, Any]:
-    """Return the content of alerts.toml without the webhook's address, which is a secret.
+    """Return facts about alerts.toml without the webhook's secret address.
 
-    `path` is None if alerts are off; `rules` counts those that are on.
+    `path` is None if alerts are off; `rules` counts the enabled rules.
     """
     settings = load()
     return {
@@ -139,10 +138,7 @@ def alerts_file() -> dict[str, Any]:
 
 
 def try_recording(root: Path) -> str | None:
-    """Record and read one row in a hidden folder, which is removed; return what failed.
-
-    The folder is made where `root` is, or in the nearest parent that exists.
-    """
+    """Record and read one row in a temporary folder in `root`; return the error, or None."""
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=_existing(root)) as folder:
             recorder = Recorder(Path(folder), name="doctor", kind=RunKind.RECORD)
@@ -157,23 +153,25 @@ def try_recording(root: Path) -> str | None:
 
 
 def ask_nvml(source: DeviceSource | None = None) -> dict[str, Any]:
-    """Return what NVML gives of every GPU, waiting NVML_TIMEOUT_S at most."""
+    """Return NVML's values of every GPU, within NVML_TIMEOUT_S."""
 
-    def ask() -> tuple[str | None, bool, str | None, tuple[GpuProbe, ...]]:
-        found = source or open_source()
-        infos = found.devices()
-        gpus = tuple(_survey_gpu(found, info) for info in infos)
-        broken = isinstance(found, NullSource) and math.isinf(found.retry_at)
-        return found.reason, broken, infos[0].driver_version if infos else None, gpus
+    def query() -> dict[str, Any]:
+        opened = source or open_source()
+        infos = opened.devices()
+        return {
+            "nvml_reason": opened.reason,
+            "nvml_broken": isinstance(opened, NullSource) and math.isinf(opened.retry_at),
+            "driver": infos[0].driver_version if infos else None,
+            "gpus": tuple(_survey_gpu(opened, info) for info in infos),
+        }
 
     try:
-        answer = call_driver(ask, NVML_TIMEOUT_S)
+        return call_driver(query, NVML_TIMEOUT_S)
     except TimeoutError:
-        silent = f"The NVIDIA driver did not answer within {NVML_TIMEOUT_S:g} s."
-        answer = silent, True, None, ()
+        reason = f"The NVIDIA driver did not answer within {NVML_TIMEOUT_S:g} s."
     except Exception as error:  # noqa: BLE001 - the other checks still apply
-        answer = f"NVML failed: {type(error).__name__}: {str(error)[:100]}.", True, None, ()
-    return dict(zip(("nvml_reason", "nvml_broken", "driver", "gpus"), answer, strict=True))
+        reason = f"NVML failed: {type(error).__name__}: {str(error)[:100]}."
+    return {"nvml_reason": reason, "nvml_broken": True, "driver": None, "gpus": ()}
 
 
 def _survey_gpu(source: DeviceSource, info: DeviceInfo) -> GpuProbe:
@@ -188,7 +186,7 @@ def _survey_gpu(source: DeviceSource, info: DeviceInfo) -> GpuProbe:
 
 
 def ask_torch(python: str = sys.executable) -> dict[str, Any] | None:
-    """Return what torch says of itself in a process of its own; None where it is not installed."""
+    """Import torch in a child process and return its properties; None if not installed."""
     version, command = _installed("torch"), [python, "-c", _ASK_TORCH]
     if version is None:
         return None
@@ -209,7 +207,7 @@ def _installed(name: str) -> str | None:
 
 
 def _existing(path: Path) -> Path:
-    """Return the path, or its nearest parent that exists."""
+    """Return the path, or its nearest existing parent."""
     path = path.resolve()
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
@@ -221,13 +219,13 @@ def _disk(folder: Path, what: str) -> int | None:
 
 
 def _memory_limit() -> float | None:
-    """Return the host memory that the sampler records where it is less than the host has."""
+    """Return the memory limit of the container in bytes; None without one."""
     total = HostSampler().host()["host/mem_total"]
     return total if total < psutil.virtual_memory().total else None
 
 
 def _cpu_limit() -> float | None:
-    """Return how many CPUs this container (cgroup v2) may use at once."""
+    """Return the CPU limit of the container (cgroup v2); None without one."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return int(limit) / int(period)
@@ -236,16 +234,15 @@ def _cpu_limit() -> float | None:
 
 
 TORCH_TESTED = ((2, 11), (2, 15))
-"""Oldest and newest version of torch that `watch`, `init` and the hooks are tested with."""
+"""Oldest and newest version of torch in the tests of `watch`, `init` and the hooks."""
 GET_TORCH = "Install a CUDA build for this driver: https://pytorch.org/get-started."
-LOW_SPACE = 2**30
-SMALL_SHARED_MEMORY = 2**30
+MIN_FREE_BYTES = MIN_SHARED_MEMORY_BYTES = 2**30
 
 EXAMPLES = ("stepscope doctor", "stepscope doctor --json")
 
 
 class CheckStatus(StrEnum):
-    """How a part stands."""
+    """Status of a part."""
 
     OK = "ok"
     MISSING = "missing"
@@ -257,7 +254,7 @@ _SIGNS = {CheckStatus.OK: "ok", CheckStatus.MISSING: "–", CheckStatus.BROKEN: 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of the report; `remedy` is a sentence, or empty."""
+    """Line of the report; `remedy` is a sentence, or empty."""
 
     mark: CheckStatus
     what: str
@@ -270,31 +267,31 @@ class CheckResult:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument("--json", action="store_true", help="findings and facts as JSON")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Print the report; return 1 where something that should work does not."""
+    """Print the report; return 1 if any part is broken."""
     machine = survey(root)
-    found = list(findings(machine))
-    broken = sum(finding.mark is CheckStatus.BROKEN for finding in found)
+    results = list(findings(machine))
+    broken = sum(finding.mark is CheckStatus.BROKEN for finding in results)
     if options.json:
         report = {
             "ok": not broken,
-            "findings": [dataclasses.asdict(one) for one in found],
-            "facts": dataclasses.asdict(machine),
+            "findings": [asdict(finding) for finding in results],
+            "facts": asdict(machine),
         }
         print(json.dumps(report, indent=1))
     else:
-        print(*found, "", sep="\n")
+        print(*results, "", sep="\n")
         does = "thing does" if broken == 1 else "things do"
         print(f"{broken} {does} not work; see ✗ above." if broken else "Recording works here.")
     return 1 if broken else 0
 
 
 def findings(machine: MachineProbe) -> Iterator[CheckResult]:
-    """Judge the machine, one part after another."""
+    """Yield the status of each part."""
     yield CheckResult(CheckStatus.OK, "Python", f"{machine.python} ({machine.executable})")
     yield CheckResult(CheckStatus.OK, "stepscope", machine.version)
     yield _run_folder(machine)
@@ -328,7 +325,7 @@ def _run_folder(machine: MachineProbe) -> CheckResult:
         remedy = "Set STEPSCOPE_RUNS to a writable folder."
         return CheckResult(CheckStatus.BROKEN, "run folder", detail, remedy)
     detail = f"{machine.runs}, {format_bytes(machine.free)} free"
-    if machine.free is not None and machine.free < LOW_SPACE:
+    if machine.free is not None and machine.free < MIN_FREE_BYTES:
         remedy = "A run takes about 200 MB per day; free disk space or set STEPSCOPE_RUNS."
         return CheckResult(CheckStatus.BROKEN, "run folder", detail, remedy)
     return CheckResult(CheckStatus.OK, "run folder", detail)
@@ -392,13 +389,12 @@ def _torch(machine: MachineProbe) -> Iterator[CheckResult]:
 
 
 def _torch_devices(machine: MachineProbe, torch: dict[str, Any], built: str) -> CheckResult:
-    """Compare what a CUDA build of torch sees with what the driver has."""
+    """Compare the GPUs of a CUDA build of torch with the driver's."""
     have, visible = len(machine.gpus), machine.visible_devices
     if torch["available"]:
         seen = len(torch["devices"])
-        return CheckResult(
-            CheckStatus.OK, "torch", f"{built}; sees {seen} of {_count(max(seen, have))}"
-        )
+        detail = f"{built}; sees {seen} of {_count(max(seen, have))}"
+        return CheckResult(CheckStatus.OK, "torch", detail)
     if not have:
         return CheckResult(CheckStatus.MISSING, "torch", f"{built}; there is no GPU for it here")
     if visible is not None and visible.strip() in ("", "-1"):
@@ -415,7 +411,7 @@ def _limits(machine: MachineProbe) -> Iterator[CheckResult]:
     if limits:
         detail = f"limited to {' and '.join(limits)}; host/cpu is that of the whole host"
         yield CheckResult(CheckStatus.OK, "container", detail)
-    if machine.shared_memory is not None and machine.shared_memory < SMALL_SHARED_MEMORY:
+    if machine.shared_memory is not None and machine.shared_memory < MIN_SHARED_MEMORY_BYTES:
         detail = f"only {format_bytes(machine.shared_memory)}: DataLoader workers need more"
         remedy = "In a container, start it with --shm-size=8g."
         yield CheckResult(CheckStatus.MISSING, "/dev/shm", detail, remedy)
@@ -427,8 +423,8 @@ def _alerts(file: dict[str, Any]) -> Iterator[CheckResult]:
         return
     channels = [f"the {kind} {file[kind]}" for kind in ("command", "webhook") if file[kind]]
     where = file["path"] if file["found"] else f"no file {file['path']}"
-    told = f"told to {' and '.join(channels)}" if channels else "shown on the page only"
-    yield CheckResult(CheckStatus.OK, "alerts", f"{where}; {file['rules']} rules, {told}")
+    target = f"delivered to {' and '.join(channels)}" if channels else "shown on the page only"
+    yield CheckResult(CheckStatus.OK, "alerts", f"{where}; {file['rules']} rules, {target}")
     for problem in file["problems"]:
         yield CheckResult(CheckStatus.BROKEN, "alerts", problem)
 

@@ -21,7 +21,7 @@ EXAMPLES = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     formats, streams = ("csv", "json", "parquet", "tensorboard"), (*map(str, Stream), "events")
     parser.add_argument("id", metavar="RUN", help="name of the run folder ('stepscope runs')")
     parser.add_argument("--format", required=True, choices=formats)
@@ -52,9 +52,9 @@ def run(options: argparse.Namespace, root: Path) -> int:
         return 2
     recover_ended(read_run(folder))
     try:
-        wanted = ExportRequest(options.format, options.stream, options.rank)
-        written = export(folder, wanted, options.output)
-    except BrokenPipeError:  # an OSError too, but caused by the reader of the output
+        request = ExportRequest(options.format, options.stream, options.rank)
+        written = export(folder, request, options.output)
+    except BrokenPipeError:  # an OSError too, but not of --output
         raise
     except StoreError as error:
         problem = str(error)

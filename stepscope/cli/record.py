@@ -1,7 +1,7 @@
-"""`stepscope record`: a flight recorder of this machine's GPUs and host, without any training.
+"""`stepscope record`: flight recorder of this host and its GPUs, without any training.
 
-It writes an ordinary run folder of kind `record`: every page shows it, and `stepscope export` reads
-it. At 10 Hz the host takes about 40 MB a day and each GPU 170; with a `period_s` of 1, a tenth.
+Writes an ordinary run folder of kind `record`. At 10 Hz the host takes about 40 MB a day and each
+GPU 170 MB; with a `period_s` of 1, a tenth.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepscope.session.session import Session, listed
 from stepscope.store import StoreError
 
 POLL_S = 0.2
-"""How late a signal is noticed: Python runs its handler only once the wait for a lock is over."""
+"""Maximum delay of a signal: Python runs its handler only after the wait for a lock."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -38,7 +38,7 @@ EXAMPLES = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument(
         "--seconds",
         type=number_type(0.001, 1e9, float),
@@ -78,7 +78,7 @@ def record(
 ) -> int:
     """Record until `seconds` have passed, a signal, or Stop on the page; return the exit code.
 
-    Without a GPU it says why and makes no run, unless `host_alone` asks for the host's values.
+    Without a GPU it prints the reason and creates no run, unless `host_alone`.
     """
     source = open_source() if source is None else source
     if source.reason is not None and not host_alone:
@@ -94,8 +94,7 @@ def record(
     what = f"{len(devices)} GPU{'s' if len(devices) != 1 else ''} and this host"
     until = "until Ctrl-C" if seconds is None else f"for {seconds:g} s; Ctrl-C ends it"
     print(f"Recording {'this host' if host_alone else what} {until}: {folder}", flush=True)
-    reasons: list[str] = []
-    """Why the recording was stopped; the first one counts."""
+    reasons: list[str] = []  # why the recording was stopped; the first one counts
 
     def stop(command: Command) -> None:
         session.recorder.finish(command, "Stop")
@@ -114,7 +113,7 @@ def record(
 
 
 def _serve(commands: CommandServer, reasons: list[str], seconds: float | None) -> float:
-    """Answer the page until the recording ends; return how long that took."""
+    """Execute the page's commands until the recording ends; return its duration."""
     began = time.monotonic()
     while not reasons:
         left_s = POLL_S if seconds is None else began + seconds - time.monotonic()
@@ -126,7 +125,7 @@ def _serve(commands: CommandServer, reasons: list[str], seconds: float | None) -
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """Turn the first Ctrl-C, SIGTERM or lost terminal into `stop`; a second one acts as ever.
+    """Call `stop` at the first SIGINT, SIGTERM or SIGHUP; a second signal has its usual effect.
 
     A signal that the caller ignores (nohup) stays ignored.
     """
@@ -134,8 +133,8 @@ def _signals(stop: Callable[[str], None]) -> Iterator[None]:
     taken = [number for number in _SIGNALS if former[number] is not signal.SIG_IGN]
 
     def handle(number: int, _frame: object) -> None:
-        for one in taken:
-            signal.signal(one, former[one])
+        for other in taken:
+            signal.signal(other, former[other])
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         stop(f"Stopped by {name}.")
 

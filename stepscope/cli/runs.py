@@ -17,7 +17,7 @@ EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument("--json", action="store_true", help="print a JSON array with more fields")
 
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 
 def line(run: RunInfo, width: int) -> str:
-    """Return a run's line: id, kind, status, step, start, duration, and an owner who is not us."""
+    """Return a run's line: id, kind, status, step, start, duration, and another owner."""
     values = json_values(run)
     cells = [
         f"{run.id:<{width}}",

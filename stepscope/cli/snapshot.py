@@ -1,4 +1,4 @@
-"""`stepscope snapshot`: what a memory snapshot of PyTorch holds, and how two of them differ."""
+"""`stepscope snapshot`: summarize a PyTorch memory snapshot, or compare two."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EXAMPLES = (
     "stepscope snapshot FILE --json | jq '.allocations[0]'",
 )
 TOP = 15
-QUIET_S = 1.0  # Time after which the progress is shown.
-MODULES = 8  # Modules listed.
-PLACES = 12  # Streams and pools listed.
+QUIET_S = 1.0  # time after which the progress is shown
+MODULES = 8  # maximum number of listed modules
+PLACES = 12  # maximum number of listed streams and pools
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument("file", type=Path, metavar="FILE", help="PyTorch memory snapshot (.pickle)")
     parser.add_argument(
         "other",
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Print what the files hold; return 1 where one cannot be opened."""
+    """Print the summary or the comparison; return 1 if a file cannot be opened."""
     paths = [path for path in (options.file, options.other) if path is not None]
     if nameless := [path for path in paths if not path.name]:
         return _refuse(f"FILE: must be a snapshot, got the folder {nameless[0].absolute()}.")
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 
 def as_json(summary: SnapshotSummary, changes: SnapshotDiff | None, top: int) -> dict[str, Any]:
-    """Return what is printed, with whole stacks; sizes in bytes."""
+    """Return the printed values as JSON, with whole stacks; sizes in bytes."""
     return {
         "name": summary.name,
         "file_size": summary.file_size,
@@ -115,7 +115,7 @@ def _text(summary: SnapshotSummary, top: int) -> Iterator[str]:
         yield f"GPU {one.device}: {parts_sentence(one.parts)}"
         yield (
             f"  {one.live_blocks:,} live blocks in {one.segments:,} segments; "
-            f"{format_bytes(one.requested)} of them were asked for"
+            f"{format_bytes(one.requested)} of them were requested"
         )
     if len(summary.places) > 1:
         yield "By stream and pool:"
@@ -139,11 +139,12 @@ def _history_lines(summary: SnapshotSummary) -> Iterator[str]:
         lasted = f" in {lasting(one.seconds[-1])}" if one.seconds else ""
         yield (
             f"History of GPU {one.device}: {one.actions:,} actions{lasted}, peak "
-            f"{format_bytes(one.peak)} asked for, {format_bytes(one.end)} at its end"
+            f"{format_bytes(one.peak)} requested, {format_bytes(one.end)} at its end"
         )
     for failed in summary.failed:
         free = "" if failed.device_free is None else f", {format_bytes(failed.device_free)} free"
-        yield f"Out of memory on GPU {failed.device}: {format_bytes(failed.requested)} asked{free}"
+        size = format_bytes(failed.requested)
+        yield f"Out of memory on GPU {failed.device}: {size} requested{free}"
     if not summary.histories:
         yield "No history: it was taken without _record_memory_history."
 
@@ -202,14 +203,14 @@ def _signed(size: int) -> str:
 
 
 def _opened(path: Path, spare: Path) -> SnapshotSummary:
-    """Open a file; on a terminal say how far it is where that takes longer, in a line that goes."""
+    """Open a file; on a terminal show the progress in a temporary line."""
     begun, drawn = time.monotonic(), False
 
-    def show(share: float) -> None:
+    def show(fraction: float) -> None:
         nonlocal drawn
         if sys.stderr.isatty() and time.monotonic() - begun >= QUIET_S:
             drawn = True
-            print(f"\r{printable(path.name)}: {share:.0%} ", end="", file=sys.stderr, flush=True)
+            print(f"\r{printable(path.name)}: {fraction:.0%} ", end="", file=sys.stderr, flush=True)
 
     try:
         return open_snapshot(path, spare, show)

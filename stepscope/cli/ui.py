@@ -15,20 +15,20 @@ EXAMPLES = ("stepscope ui", "stepscope ui -- --server.port 8600 --server.headles
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` reads."""
+    """Add the options of `run`."""
     parser.add_argument(
         "arguments", nargs="*", metavar="-- ARGUMENT", help="arguments for 'streamlit run'"
     )
 
 
 def run(options: argparse.Namespace, root: Path, project: Path = PROJECT) -> int:
-    """Become `streamlit run app.py` for the runs under `root`; return 1 where there is no page.
+    """Replace this process by `streamlit run app.py`; return 1 without the dashboard.
 
-    No process is left in between, so signals and the exit code are Streamlit's own.
+    So signals and the exit code are Streamlit's.
     """
     missing = page_missing(project)
     if missing is None:
-        # The page runs in the project's folder, where the caller's relative path would be wrong.
+        # The page runs in the project's folder, where a relative path would be wrong.
         environment = {**os.environ, "STEPSCOPE_RUNS": str(root.resolve())}
         command = [sys.executable, "-m", "streamlit", "run", "app.py", *options.arguments]
         sys.stdout.flush()
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace, root: Path, project: Path = PROJECT) -> int
 
 
 def page_missing(project: Path = PROJECT) -> str | None:
-    """Say why the page cannot be opened; None when it can."""
+    """Return why the page cannot be opened, or None."""
     if not (project / "app.py").is_file() or not (project / "dashboard").is_dir():
         return (
             "The dashboard is not part of this installation. Clone the repository and run "

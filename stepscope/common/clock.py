@@ -1,27 +1,22 @@
-"""Epoch seconds that neither jump nor fall: wall time at the start plus elapsed boot time."""
+"""Monotonic epoch seconds: wall time at the start plus elapsed boot time."""
 
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable
 
+MIN_OFFSET_S = 1.0  # smaller corrections, such as NTP's, do not affect the age of a heartbeat
 
-def _elapsed() -> Callable[[], float]:
-    try:
-        time.clock_gettime(time.CLOCK_BOOTTIME)
-    except (AttributeError, OSError):  # not Linux
-        return time.monotonic
-    return functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # no Python frame a call
-
-
-MIN_OFFSET_S = 1.0  # what NTP sets a clock by in smaller steps changes no age of a heartbeat
-
-elapsed = _elapsed()  # seconds since the system's start
+elapsed: Callable[[], float] = time.monotonic
+"""Returns the seconds since the system's start."""
+if sys.platform == "linux":  # partial: no Python frame in a call
+    elapsed = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
 class Clock:
-    """The time of one process; `elapsed() + offset` is `now()` where a call is too slow."""
+    """Clock of one process; inline `elapsed() + offset` where a call of `now` is too slow."""
 
     __slots__ = ("offset",)
 
@@ -29,7 +24,7 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        """Take over the wall time: before a run's first timestamp only."""
+        """Adopt the wall time; only before a run's first timestamp."""
         self.offset = time.time() - elapsed()
 
     def now(self) -> float:
@@ -37,7 +32,7 @@ class Clock:
         return elapsed() + self.offset
 
     def wall_offset(self) -> float:
-        """Return the seconds by which the wall clock was set; 0 below MIN_OFFSET_S."""
+        """Return the seconds by which the wall clock was set, or 0 below MIN_OFFSET_S."""
         offset_s = time.time() - self.now()
         return offset_s if abs(offset_s) >= MIN_OFFSET_S else 0.0
 

@@ -1,7 +1,7 @@
 """Open, read and replace files in folders whose content is untrusted.
 
 Any name in a copied run folder can be a symbolic link, a FIFO, a device, or a file of any size.
-Only the recorder writes into a folder of another user: all others check `is_own_folder` first.
+Only the recorder writes into a folder of another user: other code checks `is_own_folder`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOCAL_FILE_SYSTEMS = frozenset(
     | {"jfs", "msdos", "nilfs2", "ntfs", "ntfs3", "overlay", "ramfs", "reiserfs", "rootfs"}
     | {"squashfs", "tmpfs", "udf", "vfat", "xfs", "zfs"}
 )
-"""Types that one host alone can mount. A FUSE type (`fuse.NAME`) may be a network's: not here."""
+"""Types that only one host can mount. A FUSE type (`fuse.NAME`) may be a network's."""
 WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
@@ -105,7 +105,7 @@ def read_json(path: Path, max_bytes: int, *, follow_links: bool = False) -> Any:
 
 
 def _parse_int(digits: str) -> int | float:
-    """Return an int of 64 bits, or the next float: those of 400 digits overflow in a division."""
+    """Return an int of at most 64 bits, or a float: long integers overflow in a division."""
     return int(digits) if len(digits) < 20 else float(digits)
 
 
@@ -130,7 +130,7 @@ def is_deeper(value: Any, levels: int) -> bool:
 def atomic_replace(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Yield a new file in the folder of `path`; it replaces `path` when the block ends.
 
-    After an exception the previous file is unchanged. The new one has a random name and is created
+    After an exception the previous file is unchanged. The new file has a random name and is created
     exclusively: no planted link receives the data. `durable` waits for the disk (5 ms): a power
     failure leaves no empty file. Raises OSError.
     """
@@ -173,7 +173,7 @@ def try_lock(descriptor: int) -> bool | None:
 def is_network_filesystem(path: Path) -> bool:
     """Return True if other hosts may write to the file system of `path`.
 
-    True for every type that is not known as local; False if there is no mount table (not Linux).
+    True for every type but LOCAL_FILE_SYSTEMS; False without a mount table (not Linux).
     """
     kind = _file_system_type(path)
     return kind is not None and kind not in LOCAL_FILE_SYSTEMS
@@ -182,8 +182,8 @@ def is_network_filesystem(path: Path) -> bool:
 def _file_system_type(path: Path) -> str | None:
     """Return the type of the file system that holds `path`, which need not exist.
 
-    The mounts are walked as the kernel does: from the root to the mounts on top of it. So a mount
-    that a later one covers is not found, whatever the order of the table.
+    Follows the mounts from the root as the kernel does, so a covered mount is not found, in any
+    order of the table.
     """
     try:
         lines = MOUNTS.read_bytes().splitlines()
@@ -212,57 +212,57 @@ def _unescaped(point: bytes) -> Path:
 
 
 TOUCHED, REPLACED = 0x4, 0x80
-"""IN_ATTRIB and IN_MOVED_TO of <sys/inotify.h>: what of a folder may end a sleep."""
+"""IN_ATTRIB and IN_MOVED_TO of <sys/inotify.h>: folder changes that may end a sleep."""
 
 
 class WakeableSleep:
-    """Lets one thread sleep until `wake`, which any thread may call at any time.
+    """Sleep of one thread that any thread ends by `wake`.
 
-    `sees_touches`: `os.utime(folder)`, or with REPLACED a file moved into it, ends the sleep; False
-    without inotify instances (128 a user by default). Raises OSError.
+    With `sees_touches`, `os.utime(folder)`, or with REPLACED a file moved into it, also ends the
+    sleep; False without inotify instances (128 a user by default). Raises OSError.
     """
 
     def __init__(self, folder: Path, change: int = TOUCHED) -> None:
-        self._asked = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Closed only with the object: a late `wake` must not write into somebody else's file.
-        weakref.finalize(self, os.close, self._asked).atexit = False
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Closed only with the object: a late `wake` must not write into a file that reuses it.
+        weakref.finalize(self, os.close, self._event).atexit = False
         self._touches = _inotify(folder, change)
         self.sees_touches = self._touches is not None
         self._poll = select.poll()
-        self._poll.register(self._asked, select.POLLIN)
+        self._poll.register(self._event, select.POLLIN)
         if self._touches is not None:
             self._close_touches = weakref.finalize(self, os.close, self._touches)
             self._close_touches.atexit = False
             self._poll.register(self._touches, select.POLLIN)
 
     def wake(self) -> None:
-        """End the sleep under way, or the next one."""
+        """End the present or the next sleep. Thread-safe."""
         with contextlib.suppress(OSError):  # a script that becomes a daemon closes all files
-            os.eventfd_write(self._asked, 1)
+            os.eventfd_write(self._event, 1)
 
     def sleep(self, timeout_s: float) -> bool:
         """Sleep for `timeout_s`, until `wake`, or until a touch; return True only for `wake`."""
         ready = dict(self._poll.poll(max(0.0, 1e3 * timeout_s)))
-        if self._asked not in ready:
+        if self._event not in ready:
             return False
-        os.eventfd_read(self._asked)
+        os.eventfd_read(self._event)
         return True
 
     def forget_touches(self) -> None:
-        """Let what touched the folder up to now not end the next sleep."""
+        """Discard past touches, so that they do not end the next sleep."""
         if self._touches is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._touches, 4096)
 
     def close(self) -> None:
-        """Close the inotify instance, in the thread that sleeps: garbage collection may be off."""
+        """Close the inotify instance; call it in the thread that sleeps."""
         if self._touches is not None:
             self._close_touches()
             self._touches = None
 
 
 def _inotify(folder: Path, change: int) -> int | None:
-    """Return a descriptor that is readable after this change of the folder; None without one."""
+    """Return an inotify descriptor for this change of the folder; None without one."""
     libc = ctypes.CDLL(None)
     descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:

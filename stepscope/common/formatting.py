@@ -28,7 +28,7 @@ def format_bytes(size: float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Return a duration in its two largest units, "?" where it is not known.
+    """Return a duration in its two largest units, "?" if unknown.
 
     >>> format_duration(125), format_duration(12_000)
     ('2 min 05 s', '3 h 20 min')
@@ -43,7 +43,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_short_time(seconds: float) -> str:
-    """Return a short time in the unit that suits it, with three digits.
+    """Return a short time in µs, ms or s with three digits.
 
     >>> format_short_time(8.1e-6), format_short_time(0.0670033), format_short_time(1.5)
     ('8.10 µs', '67.0 ms', '1.50 s')
@@ -55,7 +55,7 @@ def format_short_time(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number without exponent, with three digits or all before the point.
+    """Return a number with three significant digits or more, without exponent.
 
     >>> three_digits(12_345), three_digits(9.996), three_digits(0.0125), three_digits(0)
     ('12,345', '10.0', '0.0125', '0')
@@ -80,17 +80,17 @@ def format_energy(joules: float) -> str:
 
 
 def number_name(value: float) -> str:
-    """Return the name of a number that JSON does not have, as JavaScript writes it."""
+    """Return the JavaScript name of a non-finite number."""
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
 def printable(text: str) -> str:
-    """Return the text with its control characters replaced: run folders may be foreign."""
+    """Replace control characters in untrusted text."""
     return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def terminal_text(text: str) -> str:
-    """Return what a terminal shows after this text: progress bars overwrite their line."""
+    """Return the text as a terminal shows it: progress bars overwrite their line."""
     lines = _ESCAPES.sub("", text.replace("\r\n", "\n")).split("\n")
     kept = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
     return "\n".join(_CONTROLS.sub("", line) for line in kept)

@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-TEXT_LIMIT = 1000  # characters kept of what JSON cannot hold
+TEXT_LIMIT = 1000  # maximum number of characters of a value that JSON cannot represent
 LINE_LIMIT = 200
 
 
 def to_json(value: Any) -> Any:
-    """Return a copy of what JSON can hold of a value; of another value its text."""
+    """Return a copy of a value as JSON; the text of a value that JSON cannot represent."""
     try:
         text = json.dumps(value, default=str, skipkeys=True)
-        return json.loads(text, parse_constant=str)  # the page's JSON has no word for NaN
+        return json.loads(text, parse_constant=str)  # the page's JSON has no NaN
     except Exception:  # noqa: BLE001 - a cycle, changed by another thread, the script's own methods
         return to_text(value)[:TEXT_LIMIT]
 
@@ -35,12 +35,12 @@ def first_line(error: BaseException) -> str:
     return line[:LINE_LIMIT] or type(error).__name__
 
 
-MAX_TEXT = 2000  # characters of one text that are kept
+MAX_TEXT = 2000  # characters of one text
 MAX_ENTRIES = 2000  # entries of one list or object
 
 
 def parsed(kind: Any, text: str | bytes, schema: int, where: str) -> Any:
-    """Return a dataclass from the text of a file of a schema. Raises ValueError for another one."""
+    """Decode a JSON object of this schema into a dataclass. Raises ValueError."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -51,7 +51,7 @@ def parsed(kind: Any, text: str | bytes, schema: int, where: str) -> Any:
 
 
 def object_of(kind: Any, value: Any, where: str) -> Any:
-    """Return a dataclass from its JSON form. Raises ValueError, with `where`, for another form."""
+    """Convert a JSON value into a dataclass. Raises ValueError, which names `where`."""
     try:
         return msgspec.convert(_bounded(value), kind)
     except (ValueError, RecursionError) as error:
@@ -59,7 +59,7 @@ def object_of(kind: Any, value: Any, where: str) -> Any:
 
 
 def _bounded(value: Any) -> Any:
-    """Return a JSON value with shortened texts. Raises ValueError for what is too large."""
+    """Return a JSON value with shortened texts. Raises ValueError if it is too large."""
     if isinstance(value, str):
         return value[:MAX_TEXT]
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,7 +1,7 @@
 """Export the rows of a run as CSV, JSON, Parquet or TensorBoard events.
 
-Reads 64 frames at a time, whatever the length of the run. The rows are those that the run had when
-the export began.
+Reads 64 frames at a time, independent of the run's length. Rows that arrive during the export are
+omitted.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Table:
     batches: Iterator[Sequence[Column]]
 
     def converted(self, convert: Callable[[ColumnType, Column], T]) -> Iterator[list[T]]:
-        """Yield the columns of each batch as `convert` makes them."""
+        """Yield the converted columns of each batch."""
         for batch in self.batches:
             pairs = zip(self.columns.values(), batch, strict=True)
             yield [convert(kind, column) for kind, column in pairs]
 
 
 def write_csv(out: IO[str], table: Table) -> int:
-    """Write CSV with a header; return the rows written."""
+    """Write CSV with a header; return the number of rows."""
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_cell(name) for name in table.columns])
     count = 0
@@ -56,7 +56,7 @@ def write_csv(out: IO[str], table: Table) -> int:
 
 
 def write_json(out: IO[str], table: Table) -> int:
-    """Write one array with an object a row and line; return the rows written."""
+    """Write an array with one object per row and line; return the number of rows."""
     encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
     names = list(table.columns)
     count = 0
@@ -70,7 +70,7 @@ def write_json(out: IO[str], table: Table) -> int:
 
 
 def write_parquet(path: Path, table: Table) -> int:
-    """Write a Parquet file, a row group a batch; return the rows written."""
+    """Write a Parquet file with one row group per batch; return the number of rows."""
     import pyarrow as pa  # noqa: PLC0415 - 0.15 s, and only this format needs it
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -115,14 +115,14 @@ def _text_column(kind: ColumnType, column: Column) -> list[str]:
 
 
 def _with_none(values: Floats) -> list[Any]:
-    """Return Python floats, None for what is missing."""
+    """Return Python floats, None for missing values."""
     cells = values.astype(object)
     cells[missing(values)] = None
     return list(cells)
 
 
 def _valid_json(value: Any) -> Any:
-    """Replace NaN and infinities, for which JSON has no number, by their names."""
+    """Replace non-finite numbers, which JSON lacks, by their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return number_name(value)
     if isinstance(value, dict):
@@ -133,18 +133,18 @@ def _valid_json(value: Any) -> Any:
 
 
 def _cell(text: str) -> str:
-    """Return text that a spreadsheet does not run as a formula: names come from users."""
+    """Return text that a spreadsheet does not execute as a formula: names are untrusted."""
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _utf8(text: str) -> str:
-    """Return text that UTF-8 can hold: a lone surrogate becomes its escape sequence."""
+    """Return text in valid UTF-8: a lone surrogate becomes its escape sequence."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @contextmanager
 def opened(output: Path | None) -> Iterator[IO[str]]:
-    """Give a text file for the export: standard output, or `output` once it is complete."""
+    """Yield a text file: standard output, or a new file that replaces `output` at the end."""
     if output is None:
         yield sys.stdout
         return
@@ -157,9 +157,9 @@ def opened(output: Path | None) -> Iterator[IO[str]]:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Path]:
-    """Give a path to write to that replaces `path` at the end; after an error `path` is unchanged.
+    """Yield a path that replaces `path` at the end; after an error `path` is unchanged.
 
-    What is not a regular file, such as /dev/null or a pipe, is written directly.
+    A device or a pipe, such as /dev/null, is written directly.
     """
     path = path.resolve()  # a link stays a link
     if path.is_dir():
@@ -173,7 +173,7 @@ def output_file(path: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What to export: a format, a stream, a rank."""
+    """Format, stream and rank of an export."""
 
     format: str
     stream: str
@@ -181,10 +181,10 @@ class ExportRequest:
 
 
 def export(folder: Path, wanted: ExportRequest, output: Path | None) -> str:
-    """Write the export, to standard output without `output`; return a sentence that says so.
+    """Write the export, without `output` to standard output; return a sentence for the user.
 
-    Raises StoreError for a store that cannot be read, OSError for a file that cannot be written,
-    ModuleNotFoundError where the format needs a package that is not installed.
+    Raises StoreError if the store cannot be read, OSError if the file cannot be written,
+    ModuleNotFoundError if a package for the format is missing.
     """
     rows = StreamRows(folder, wanted.stream, wanted.rank)
     if wanted.format == "tensorboard" and output is not None:
@@ -224,7 +224,7 @@ def series_table(rows: StreamRows) -> Table:
 
 
 def _free_name(key: str, taken: Mapping[str, ColumnType]) -> str:
-    """Return a metric's column name: its key, with "_" appended where another column has it."""
+    """Return a metric's column name: its key, with "_" appended while it is taken."""
     while key in taken:
         key += "_"
     return key

@@ -1,10 +1,10 @@
-"""A run as event files that TensorBoard reads: `stepscope export RUN --format tensorboard`.
+"""TensorBoard event files of a run: `stepscope export RUN --format tensorboard`.
 
 Each metric is a scalar, with the time and step of its row; TensorBoard keeps values as float32.
-In the log directory a run has a folder of its name, with a further folder for the samples and for
-each GPU, so that TensorBoard lists these as separate runs. Rows of `samples` and `devices` have the
-step that training had reached, so several rows share one: show them over time ("Wall" or "Relative"
-in TensorBoard). About 75 us a row of four metrics.
+In the log directory a run has a folder of its name, with a subfolder for the samples and for each
+GPU, so that TensorBoard lists these as separate runs. Rows of `samples` and `devices` have the step
+that training had reached, so several rows share a step: plot them over time ("Wall" or "Relative"
+in TensorBoard). About 75 µs per row of four metrics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stepscope.store import SeriesBlock
 from stepscope.store.blocks import missing
 from stepscope.store.reader import StreamRows
 
-SUFFIX = ".stepscope"  # Ending of our event files: a later export of the run replaces only these.
+SUFFIX = ".stepscope"  # suffix of our event files: a later export replaces only these
 
 
 def write_events(rows: StreamRows, run_id: str, logdir: Path, *, rank: int = 0) -> Path:
@@ -40,7 +40,7 @@ def write_events(rows: StreamRows, run_id: str, logdir: Path, *, rank: int = 0) 
     pending = next(blocks, None)
     while pending is not None:
         source = pending[0]
-        # A store may be foreign: the name of a source must not lead out of the folder.
+        # An untrusted source name must not lead out of the folder.
         name = re.sub(r"[^A-Za-z0-9-]", "_", source or rows.stream)
         folder = place if rows.stream == "steps" else place / name
         with _new_file(folder, logdir) as writer:
@@ -68,7 +68,7 @@ def _add(writer: EventFileWriter, block: SeriesBlock) -> None:
 
 @contextmanager
 def _new_file(folder: Path, logdir: Path) -> Iterator[EventFileWriter]:
-    """Give a writer; at the end its file replaces that of an earlier export in `folder`."""
+    """Yield a writer; at the end its file replaces an earlier export in `folder`."""
     scratch = Path(tempfile.mkdtemp(prefix=".stepscope-", dir=logdir))
     try:
         writer = EventFileWriter(str(scratch), max_queue_size=1000, filename_suffix=SUFFIX)

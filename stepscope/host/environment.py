@@ -1,4 +1,4 @@
-"""Describe what a run runs on, for run.json: program, versions, driver, host, commit."""
+"""Environment of a run for run.json: program, versions, driver, host, commit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 
 
 def environment(driver: str | None, gpu: str | None, code: Path | None) -> dict[str, Any]:
-    """Return JSON values; None for what does not exist here, or is not known yet.
+    """Return JSON values; None for missing or unknown entries.
 
-    `gpu` is the name of the GPU that trains, `code` a folder whose git commit is recorded. torch is
+    `gpu` is the name of the training GPU, `code` a folder whose git commit is recorded. torch is
     used only if the program has imported it.
     """
     torch = sys.modules.get("torch")
@@ -25,21 +25,21 @@ def environment(driver: str | None, gpu: str | None, code: Path | None) -> dict[
         "python": platform.python_version(),
         "torch": getattr(torch, "__version__", None),
         "cuda": getattr(getattr(torch, "version", None), "cuda", None),
-        "cudnn": _asked(torch, "backends.cudnn.version") if gpu else None,
+        "cudnn": _query(torch, "backends.cudnn.version") if gpu else None,
         "driver": driver,
         "gpu": gpu,
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "threads": _asked(torch, "get_num_threads"),
+        "threads": _query(torch, "get_num_threads"),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "commit": None if code is None else _commit(code),
     }
 
 
-@functools.cache  # on a machine of many cores the kernel takes some 10 ms to write this file
+@functools.cache  # on a host of many cores the kernel takes some 10 ms to write this file
 def cpu_name() -> str:
-    """Return the CPU's model as the kernel names it; "CPU" where there is no /proc/cpuinfo."""
+    """Return the CPU's model name; "CPU" without /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -48,8 +48,8 @@ def cpu_name() -> str:
     return names[0] if names else "CPU"
 
 
-def _asked(torch: Any, function: str) -> Any:
-    """Call a function of torch; None where this torch has none, or it fails."""
+def _query(torch: Any, function: str) -> Any:
+    """Call a function of torch; return None if it is missing or fails."""
     try:
         call: Callable[[], Any] = operator.attrgetter(function)(torch)
         return call()
@@ -58,7 +58,7 @@ def _asked(torch: Any, function: str) -> Any:
 
 
 def _commit(code: Path) -> str | None:
-    """Return the git commit that the folder is at; None for a copy without git."""
+    """Return the git commit of the folder; None for a copy without git."""
     try:
         answer = subprocess.run(
             ["git", "rev-parse", "HEAD"],
@@ -74,7 +74,7 @@ def _commit(code: Path) -> str | None:
 
 
 def running_name() -> str:
-    """Return the name of the script that this process runs, or of its notebook where known."""
+    """Return the name of this process's script, or of its notebook if known."""
     if not in_notebook():
         return os.path.splitext(_program())[0] or "python"
     # VS Code puts the path into the notebook's namespace, Jupyter into the environment.

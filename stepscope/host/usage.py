@@ -15,14 +15,14 @@ from typing import Any
 import psutil
 
 ROOT = Path("/sys/fs/cgroup")
-_NO_LIMIT = 2**60  # version 1 writes a number of pages near 2**63 where there is no limit
+_NO_LIMIT = 2**60  # cgroup v1 writes a number of pages near 2**63 without a limit
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupMemory:
-    """The memory of a cgroup; bytes. None is no limit, or not known.
+    """Memory of a cgroup in bytes; None for no limit, or unknown.
 
-    `idle_cache` is the part of `used` that the kernel gives up first: files not read lately.
+    `idle_cache` is the part of `used` that the kernel reclaims first: inactive files.
     """
 
     limit: int | None = None
@@ -31,7 +31,7 @@ class CgroupMemory:
     idle_cache: int | None = None
 
     def within(self, free: int) -> int:
-        """Return how many of the host's free bytes a process in this container can have."""
+        """Return the bytes available in this container, of `free` bytes of the host."""
         if self.limit is None or self.used is None:
             return free
         return min(free, max(0, self.limit - self.used + (self.idle_cache or 0)))
@@ -46,15 +46,15 @@ def container(folder: Path | None = None) -> CgroupMemory:
     used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
     kills = _counter("oom_kill", folder / "memory.events", folder / "memory.oom_control")
     stat = folder / "memory.stat"
-    cache = _counter("total_inactive_file", stat)  # version 1 has the folders below in this one
+    cache = _counter("total_inactive_file", stat)  # cgroup v1 includes subfolders in this entry
     idle = cache if cache is not None else _counter("inactive_file", stat)
     return CgroupMemory(None if limit is None or limit >= _NO_LIMIT else limit, used, kills, idle)
 
 
-def own_folder(root: Path = ROOT, told: Path = Path("/proc/self/cgroup")) -> Path | None:
-    """Return the folder of this process's memory cgroup; None where there is none to see."""
+def own_folder(root: Path = ROOT, table: Path = Path("/proc/self/cgroup")) -> Path | None:
+    """Return the folder of this process's memory cgroup; None if it is not visible."""
     try:
-        lines = told.read_text(encoding="utf-8").splitlines()
+        lines = table.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return None
     for line in lines:
@@ -63,7 +63,7 @@ def own_folder(root: Path = ROOT, told: Path = Path("/proc/self/cgroup")) -> Pat
         if controllers and "memory" not in controllers.split(","):
             continue
         base = root / "memory" if controllers else root
-        # In a container the path may be the host's: the container's own lies at the root then.
+        # In a container the path may be the host's: then the container's cgroup is the root.
         for folder in (base / path.lstrip("/"), base):
             if any((folder / name).is_file() for name in ("memory.events", "memory.oom_control")):
                 return folder
@@ -71,16 +71,14 @@ def own_folder(root: Path = ROOT, told: Path = Path("/proc/self/cgroup")) -> Pat
 
 
 def first_count() -> dict[str, Any] | None:
-    """Return what run.json keeps of the counter at a run's start; None where it is not known."""
+    """Return the OOM kill counter at a run's start for run.json; None if unknown."""
     folder = own_folder()
-    found = container(folder) if folder is not None else CgroupMemory()
-    if found.kills is None:
-        return None
-    return {"folder": str(folder), "count": found.kills, "booted": _booted()}
+    kills = container(folder).kills if folder is not None else None
+    return None if kills is None else {"folder": str(folder), "count": kills, "booted": _booted()}
 
 
 def kills_since(first: Any) -> int | None:
-    """Return the kills since `first_count` gave this, on the same machine; None if not known."""
+    """Return the OOM kills since `first_count` on the same host; None if unknown."""
     if not isinstance(first, dict):
         return None
     folder, count = first.get("folder"), first.get("count")
@@ -94,7 +92,7 @@ def kills_since(first: Any) -> int | None:
 
 
 def _booted() -> str | None:
-    """Return the id of this boot of the machine: counters start at 0 with each."""
+    """Return the boot id of the host: counters start at 0 with each boot."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return None
@@ -108,11 +106,11 @@ def _number(*paths: Path) -> int | None:
     return None
 
 
-def _counter(wanted: str, *paths: Path) -> int | None:
+def _counter(key: str, *paths: Path) -> int | None:
     for path in paths:
         for line in _text(path).splitlines():
             name, _, value = line.partition(" ")
-            if name == wanted and value.strip().isdecimal():
+            if name == key and value.strip().isdecimal():
                 return int(value)
     return None
 
@@ -125,13 +123,13 @@ def _text(path: Path) -> str:
     return ""
 
 
-DEPTH = 4  # generations that are followed: workers of a fork server are the second
-MOST = 512  # children that are read: a script may start any number
-REST = 200  # pause after a reading, in multiples of its time: 0.5% of the sampler's thread
+MAX_GENERATIONS = 4  # workers of a fork server are the second generation
+MAX_CHILDREN = 512  # a script may start any number
+REST = 200  # cooldown in multiples of a sample's duration: 0.5% of the sampler's thread
 
 
 class ChildProcessMemory:
-    """Reads the memory of this process's children; {} while it rests, or if none are listed."""
+    """Samples the memory of this process's children, with a cooldown."""
 
     def __init__(
         self,
@@ -141,23 +139,23 @@ class ChildProcessMemory:
     ) -> None:
         self._clock = clock
         self._read = resident if read is None else read
-        self._rests_until = clock()
+        self._next_sample = clock()
 
     def values(self) -> dict[str, float]:
-        """Return the bytes by metric key."""
+        """Return the bytes by metric key; {} during the cooldown, or if unknown."""
         began = self._clock()
-        if began < self._rests_until:
+        if began < self._next_sample:
             return {}
         total = self._read()
         ended = self._clock()
-        self._rests_until = ended + REST * (ended - began)
+        self._next_sample = ended + REST * (ended - began)
         return {} if total is None else {"process/children_rss": float(total)}
 
 
 def resident() -> int | None:
-    """Return the resident bytes of this process's children, and of theirs; 0 where it has none.
+    """Return the resident bytes of this process's descendants; 0 without any.
 
-    Returns None where the kernel does not list them (CONFIG_PROC_CHILDREN). Children of a native
+    Returns None if the kernel does not list them (CONFIG_PROC_CHILDREN). Children of a native
     thread do not count until the thread ends.
     """
     pid = os.getpid()
@@ -165,19 +163,18 @@ def resident() -> int | None:
         return None
     threads = {thread.native_id for thread in threading.enumerate() if thread.native_id}
     family = _children((pid, thread) for thread in threads | {pid})
-    met, generation = set(family), family
-    for _ in range(DEPTH - 1):
-        generation = [
-            pid for pid in _children((pid, pid) for pid in generation[:MOST]) if pid not in met
-        ]
-        if not generation or len(met) > MOST:
+    pids, generation = set(family), family
+    for _ in range(MAX_GENERATIONS - 1):
+        children = _children((pid, pid) for pid in generation[:MAX_CHILDREN])
+        generation = [pid for pid in children if pid not in pids]
+        if not generation or len(pids) > MAX_CHILDREN:
             break
-        met.update(generation)
-    return sum(map(_pages, met)) * os.sysconf("SC_PAGE_SIZE")
+        pids.update(generation)
+    return sum(map(_pages, pids)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _children(threads: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the processes that these threads, of (process, thread), have started."""
+    """Return the child processes of these (process, thread) pairs."""
     lists = (_read(f"/proc/{pid}/task/{thread}/children") for pid, thread in threads)
     return [int(pid) for listed in lists for pid in listed.split()]
 
@@ -188,14 +185,14 @@ def _pages(pid: int) -> int:
 
 
 def _read(path: str) -> bytes:
-    """Return the content of a file of /proc; b"" if its process has ended."""
+    """Return the content of a file of /proc; b"" if its process has exited."""
     with contextlib.suppress(OSError):
         return Path(path).read_bytes()
     return b""
 
 
 def own_container() -> CgroupMemory:
-    """Return the memory of this process's cgroup; nothing is known where there is none to see."""
+    """Return the memory of this process's cgroup; all None if it is not visible."""
     folder = _own_folder()
     return CgroupMemory() if folder is None else container(folder)
 
@@ -204,14 +201,14 @@ _own_folder = functools.cache(own_folder)
 
 
 MIN_CPU_INTERVAL_S = 0.05
-"""Minimum interval of a CPU share: the two clocks are read one after the other, and a thread switch
-between them gave 420% on two cores."""
+"""Minimum interval of CPU usage: a thread switch between reading the two clocks gave 420% on two
+cores."""
 
 
 class HostSampler:
-    """Reads this process (about 10 us) and its host (about 100 us: ask once a second).
+    """Samples this process (about 10 µs) and its host (about 100 µs: once a second).
 
-    CPU shares are means since the previous reading, so the first one has none. The CPU time of
+    CPU usage is the mean since the previous sample, so the first sample lacks it. The CPU time of
     worker processes counts for the host only, their memory in `children`.
     """
 
@@ -246,18 +243,18 @@ class HostSampler:
         return values
 
     def resident(self) -> float:
-        """Read memory (bytes) of this process, also for its peak; from any thread."""
+        """Read memory (bytes) of this process, also for its peak. Thread-safe."""
         with self._peak_lock:
             rss = float(self._rss())
             self._peak = max(self._peak, rss)
             return rss
 
     def children(self) -> dict[str, float]:
-        """Read memory (bytes) of this process's children, once a second; {} where not known."""
+        """Read memory (bytes) of this process's children, once a second; {} if unknown."""
         return self._children.values()
 
     def host(self) -> dict[str, float]:
-        """Read memory (bytes; of a smaller container) and CPU (%) of the host; in one thread."""
+        """Read memory (bytes; of a smaller container) and CPU (%) of the host. Not thread-safe."""
         cpu, (used, total) = psutil.cpu_percent(), self._memory()
         values = {"host/mem_used": float(used), "host/mem_total": float(total)}
         if self._host_cpu_begun:  # the first value of psutil in a thread is always 0
@@ -266,7 +263,7 @@ class HostSampler:
         return values
 
     def _memory(self) -> tuple[int, int]:
-        """Return the memory that cannot be had at once, and all that there is to have."""
+        """Return used (not available) and total memory in bytes."""
         host, own = psutil.virtual_memory(), self._container()
         if own.limit is None or own.used is None or own.limit >= host.total:
             return host.total - host.available, host.total
@@ -274,7 +271,7 @@ class HostSampler:
         return min(used, own.limit), own.limit
 
     def reset_peak(self) -> tuple[float, float]:
-        """Set the peak to the memory in use now; return the peak (before, after)."""
+        """Set the peak to the present memory; return the peak (before, after)."""
         with self._peak_lock:
             before = self._peak
             self._peak = float(self._rss())
@@ -284,8 +281,8 @@ class HostSampler:
 def _process_rss() -> Callable[[], int]:
     """Return a reader of this process's resident bytes.
 
-    The file stays open: each of open, read and close gives the GIL away, and beside a training
-    the three take 90 us, one read 20.
+    The file stays open: open, read and close each release the GIL, and next to a training all
+    three take 90 µs, one read 20 µs.
     """
     page = os.sysconf("SC_PAGE_SIZE")
     statm = _statm(os.getpid())
@@ -298,5 +295,5 @@ def _process_rss() -> Callable[[], int]:
 
 @functools.cache
 def _statm(pid: int) -> int:
-    """Open the file of this process once; a forked child's `pid` is another."""
+    """Open the file of this process once; a forked child has another `pid`."""
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)

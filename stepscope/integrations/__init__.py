@@ -1,1 +1,1 @@
-"""Bridges to other libraries, one a file: each imports its library, and nothing else does."""
+"""Callbacks for other libraries; only these modules import the libraries."""

@@ -1,8 +1,8 @@
-"""The run behind a trainer's callback: it begins and ends with the training, or is joined.
+"""Run of a trainer's callback: begins and ends with the training, or joins an open run.
 
-Under `stepscope watch`, or where the script has called `stepscope.init` itself, the callback adds
-its values to that run and leaves it open. A watched run has loss, learning rate and gradient norm
-of every step already: a trainer's means over several steps do not go among them.
+Under `stepscope watch`, or after `stepscope.init` in the script, the callback adds its values to
+that run and leaves it open. A watched run has loss, learning rate and gradient norm of every step:
+a trainer's means over several steps are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HOOKED = ("train/loss", "train/lr", "train/grad_norm")
 
 
 class CallbackRun:
-    """One training of a trainer's; every call before `begin` and after `end` does nothing."""
+    """One training of a trainer; calls before `begin` and after `end` do nothing."""
 
     def __init__(self, name: str | None, runs: Path | str | None) -> None:
         self._name = name
@@ -30,7 +30,7 @@ class CallbackRun:
         self._stopped = False
 
     def begin(self, config: Mapping[str, Any], step: int, **run_info: Any) -> None:
-        """Start or join a run that goes on after `step`; `run_info` goes into run.json."""
+        """Start or join a run that continues after `step`; `run_info` goes into run.json."""
         self.end(RunStatus.FAILED, "Training ended early: an exception left the trainer.")
         before = tracker.current()
         self._tracker = tracker.init(self._name, runs=self._runs, config=config)
@@ -44,10 +44,10 @@ class CallbackRun:
                 session.recorder.describe(first_step=step)
 
     def step(self, values: Mapping[str, Any], *, may_catch: bool) -> bool:
-        """Record one optimizer step and serve the page's buttons; True asks the trainer to stop.
+        """Record one optimizer step and execute commands; return True if the trainer must stop.
 
-        Stop comes as KeyboardInterrupt. Without `may_catch` it passes on, as Ctrl-C does: one rank
-        of several that stopped by itself would leave the others waiting for ever.
+        A stop command raises KeyboardInterrupt, which is caught only with `may_catch`: a single
+        rank that stops would leave the other ranks blocked for ever.
         """
         if self._tracker is not None:
             try:
@@ -59,23 +59,23 @@ class CallbackRun:
         return self._stopped
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Record values beside the last step."""
+        """Add values to the last step."""
         values = self._ours(values)
         if self._tracker is not None and values:
             self._tracker.log(values)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch is under way, counted from 1."""
+        """Set the current epoch, counted from 1."""
         if self._tracker is not None:
             self._tracker.epoch = epoch
 
     def pass_over(self) -> None:
-        """Leave the time since the last step out of the next one's: it went into validation."""
+        """Exclude the time since the last step, such as a validation, from the step time."""
         if self._tracker is not None and self._tracker.session is not None:
             self._tracker.session.recorder.restart_clock()
 
     def work(self) -> None:
-        """Say that training goes on without a step, as in a batch of validation."""
+        """Record work without a step, such as a validation batch."""
         if self._tracker is not None and self._tracker.session is not None:
             self._tracker.session.recorder.signs += 1
 
@@ -89,14 +89,14 @@ class CallbackRun:
 
     @handlers_wait()
     def fail(self, error: BaseException) -> None:
-        """End the run with what ended the training; keep its traceback."""
+        """End the run with the exception of the training; keep its traceback."""
         ended = outcome(error)
         if self._owned and self._tracker is not None and self._tracker.session is not None:
             ended = self._tracker.session.failed(ended, error)
         self.end(ended.status, ended.reason)
 
     def _ours(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values that the run does not have from elsewhere."""
+        """Return the values without those that a watched run records itself."""
         if self._tracker is None or not self._tracker.watched:
             return values
         return {key: value for key, value in values.items() if key not in _HOOKED}

@@ -1,12 +1,12 @@
-"""A callback for the Hugging Face Trainer: its log on the page, and the page's buttons.
+"""Callback for the Hugging Face Trainer: its logs on the page, and the page's buttons.
 
     from stepscope.integrations.huggingface import StepscopeCallback
 
     trainer = Trainer(..., callbacks=[StepscopeCallback()])
 
-What the Trainer logs is recorded as it is, every `logging_steps` steps (500 by default: take 1 or
-10). Step time, memory and GPUs come without that. Only the main process records. `stepscope watch`
-sees more (loss of every step, data wait, samples per second); both may be used at once.
+The Trainer's logs are recorded unchanged, every `logging_steps` steps (default 500: set 1 or 10).
+Step time, memory and GPUs do not depend on it. Only the main process records. `stepscope watch`
+records more (loss of every step, data wait, samples per second); both may be combined.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMES = {
     "eval_loss": "val/loss",
 }
 _EPOCHS = "train/epochs_done"
-"""The Trainer's `epoch`, with a fraction; train/epoch is the number of the epoch under way."""
+"""The Trainer's fractional `epoch`; train/epoch is the number of the current epoch."""
 
 
 class StepscopeCallback(TrainerCallback):
@@ -57,7 +57,7 @@ class StepscopeCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Record the step; the Trainer logs and saves as after any last step if it was the last."""
+        """Record the step; a stop lets the Trainer log and save as after the last step."""
         if self._run.step({_EPOCHS: state.epoch}, may_catch=args.world_size == 1):
             control.should_training_stop = True
 
@@ -69,31 +69,31 @@ class StepscopeCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Record what the Trainer logs, with the step that it belongs to; it has the epoch."""
+        """Record the Trainer's logs with their step."""
         self._run.log(metrics(logs or {}))
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the evaluation out of the step time."""
+        """Exclude the evaluation from the step time."""
         self._run.pass_over()
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A batch of the evaluation is done: no step is missing."""
+        """Record a batch of the evaluation as work without a step."""
         self._run.work()
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the saving out of the step time."""
+        """Exclude the checkpoint from the step time."""
         self._run.pass_over()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End the run; after an exception the end of the script does it."""
+        """End the run; after an exception the exit of the script ends it."""
         self._run.end()
 
 

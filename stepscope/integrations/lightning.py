@@ -1,10 +1,10 @@
-"""A callback for Lightning's Trainer: what a module logs on the page, and the page's buttons.
+"""Callback for Lightning's Trainer: a module's logs on the page, and the page's buttons.
 
     from stepscope.integrations.lightning import StepscopeCallback
 
     trainer = Trainer(..., callbacks=[StepscopeCallback()])
 
-It is a callback of `lightning`, or of `pytorch_lightning` if the script has imported only that one:
+A callback of `lightning`, or of `pytorch_lightning` if the script has imported only that package:
 import it after Lightning. Values logged with `self.log` are recorded at every optimizer step, not
 only at every `log_every_n_steps`-th. Only the main process records.
 """
@@ -55,24 +55,24 @@ class StepscopeCallback(Callback):
             )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Count the epoch, and record what Lightning worked out at the end of the one before."""
+        """Count the epoch, and record the values at the end of the previous epoch."""
         if self._active:
             self._run.log(self._fresh(trainer))
             self._run.set_epoch(trainer.current_epoch + 1)
-            if trainer.current_epoch:  # the end of an epoch, checkpoints and all, is no step time
+            if trainer.current_epoch:  # the end of an epoch, with checkpoints, is no step time
                 self._run.pass_over()
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note the learning rate before a scheduler changes it."""
+        """Read the learning rate before a scheduler changes it."""
         if self._active and trainer.optimizers:
             self._lr = trainer.optimizers[0].param_groups[0]["lr"]
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Record the optimizer step, if the batch ended one."""
+        """Record the optimizer step, if the batch completes a step."""
         if not self._active or trainer.global_step == self._step:
             self._run.work()
             return  # gradients are being accumulated
@@ -94,11 +94,11 @@ class StepscopeCallback(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """A batch of the validation is done: no step is missing."""
+        """Record a batch of the validation as work without a step."""
         self._run.work()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Record the validation's values, and leave its time out of the step time."""
+        """Record the validation's values, and exclude its time from the step time."""
         if self._active and not trainer.sanity_checking:
             self._run.log(self._fresh(trainer))
             self._run.pass_over()
@@ -110,30 +110,30 @@ class StepscopeCallback(Callback):
             self._run.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the run with what ended the training."""
+        """End the run with the exception of the training."""
         self._run.fail(exception)
 
     def _fresh(self, trainer: Any, *, of_step: bool = False) -> LoggedMetrics:
-        """Return what was logged since the last look, by metric key; tensors as they are.
+        """Return the values logged since the last call, by metric key; tensors unchanged.
 
-        `logged_metrics` keeps the values of earlier phases: new ones are new objects. It reads
-        metrics shown in the progress bar from the GPU, as Lightning itself does after every batch;
-        of the others nobody waits for the GPU here.
+        `logged_metrics` keeps the values of earlier phases: new values are new objects. It reads
+        metrics of the progress bar from the GPU, as Lightning does after every batch; other metrics
+        cause no synchronization.
         """
         logged = dict(trainer.logged_metrics)
         fresh = {name: value for name, value in logged.items() if value is not self._seen.get(name)}
         self._seen = logged
         if of_step:
             self._of_steps.update(fresh)
-        else:  # Lightning puts a step's values there again once the callbacks have seen them
+        else:  # Lightning adds a step's values again after its callbacks
             fresh = {name: fresh[name] for name in fresh if name not in self._of_steps}
         return {metric_key(name): value for name, value in fresh.items()}
 
 
 def metric_key(name: str) -> str:
-    """Return the key of a name given to `self.log`: train_loss and val_loss are the page's own.
+    """Return the metric key of a name in `self.log`; train_loss and val_loss are standard keys.
 
-    Other values of a validation go to `eval/…`: val/accuracy is in percent, a module's may not be.
+    Other validation values get `eval/…`: val/accuracy is in percent, a module's may not be.
     """
     if name in ("loss", "train_loss", "loss_step", "train_loss_step", "train/loss_step"):
         return "train/loss"
@@ -146,11 +146,11 @@ def metric_key(name: str) -> str:
 
 
 def _may_stop_early(trainer: Any) -> bool:
-    """Say whether Lightning would heed `should_stop` now: not before its minimum is reached."""
+    """Return True if Lightning obeys `should_stop`: after its minimum of epochs and steps."""
     epochs, steps = trainer.min_epochs or 0, trainer.min_steps or 0
     return bool(trainer.current_epoch >= epochs and trainer.global_step >= steps)
 
 
 def _finite(count: float | None) -> int | None:
-    """A number of steps or epochs; None where it is unlimited (-1, infinite)."""
+    """Return a number of steps or epochs; None if unlimited (-1, infinite)."""
     return int(count) if count is not None and 0 < count < float("inf") else None

@@ -1,4 +1,4 @@
-"""Every metric Stepscope records, in one table a stream; docs/metrics.md is written from them."""
+"""All recorded metrics, in one table per stream; the source of docs/metrics.md."""
 
 from stepscope.metrics.device_metrics import DEVICES
 from stepscope.metrics.metric import Metric, Stream, Unit

@@ -1,4 +1,4 @@
-"""What is recorded of each GPU, once per tick of the sampler."""
+"""Metrics of each GPU, one row per tick of the sampler."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ DEVICES: tuple[Metric, ...] = (
         Unit.PERCENT,
         "fan",
         "nvmlDeviceGetFanSpeed",
-        "Speed that the fan is asked for, as a share of its maximum; may exceed 100.",
+        "Requested fan speed, as a share of its maximum; may exceed 100.",
     ),
     _device(
         "gpu/pcie_tx",
@@ -226,27 +226,27 @@ DEVICES: tuple[Metric, ...] = (
         Unit.COUNT,
         "remapped rows",
         "nvmlDeviceGetRemappedRows",
-        "Memory rows replaced by spare ones, over the GPU's life; Ampere and newer, not with MIG.",
+        "Memory rows replaced by spare rows, over the GPU's life; Ampere and newer, not with MIG.",
     ),
     _device(
         "gpu/remap_pending",
         Unit.COUNT,
         "remap pending",
         "nvmlDeviceGetRemappedRows",
-        "1 if rows are to be replaced at the next reset of the GPU, else 0.",
+        "1 if rows will be replaced at the next reset of the GPU, else 0.",
     ),
     _device(
         "gpu/remap_failed",
         Unit.COUNT,
         "remap failed",
         "nvmlDeviceGetRemappedRows",
-        "1 if a row could once not be replaced, for lack of spare ones, else 0.",
+        "1 if a row could not be replaced for lack of spare rows, else 0.",
     ),
     _device(
         "gpu/pcie_replays",
         Unit.COUNT,
         "PCIe replays",
         "nvmlDeviceGetPcieReplayCounter",
-        "Packets that had to be sent again over PCIe; a number that rises means a bad link.",
+        "Packets retransmitted over PCIe; a rising number means a bad link.",
     ),
 )

@@ -1,7 +1,7 @@
-"""What a metric is: its key, stream, unit, source and meaning.
+"""Metric: key, stream, unit, source and meaning.
 
-Keys have no unit: values are stored in the unit given here (SI and bytes), and only the page
-formats them.
+Keys have no unit: values are stored in the metric's unit (SI and bytes), and only the page formats
+them.
 """
 
 from __future__ import annotations

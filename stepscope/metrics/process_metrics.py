@@ -1,4 +1,4 @@
-"""What is recorded of the process and its host, once per tick of the sampler."""
+"""Metrics of the process and its host, one row per tick of the sampler."""
 
 from __future__ import annotations
 
@@ -163,17 +163,17 @@ SAMPLES: tuple[Metric, ...] = (
         Unit.BYTES,
         "collective bytes per step",
         "Flight Recorder: input sizes",
-        "Bytes of the tensors that this rank gave to collectives in a step: the mean of the steps "
-        "since the reading before, 1 to 64 s ago. Only in jobs of several processes. What was "
-        "overwritten before it was read counts as large as the rest; run.json says how much.",
+        "Bytes of the tensors that this rank passed to collectives per step: mean of the steps "
+        "since the previous sample, 1 to 64 s ago. Only in jobs of several processes. Overwritten "
+        "entries count with the mean size; run.json has their number.",
     ),
     _sample(
         "comm/rate",
         Unit.BYTES_PER_SECOND,
         "collective throughput",
         "Flight Recorder: input sizes",
-        "Bytes that this rank gave to collectives a second, over the time since the reading "
-        "before; not what goes over the link, which is up to twice as much.",
+        "Bytes per second that this rank passed to collectives since the previous sample; the "
+        "traffic on the link is up to twice as much.",
     ),
     _sample(
         "comm/time",
@@ -181,16 +181,16 @@ SAMPLES: tuple[Metric, ...] = (
         "collective time per step",
         "Flight Recorder: duration_ms; NCCL with TORCH_NCCL_ENABLE_TIMING=1",
         "Time that the device spent in collectives in a step, waiting for other ranks included: "
-        "the mean of the steps since the reading before. Collectives of several groups at the "
-        "same time count each. Only with the switch that times collectives.",
+        "the mean of the steps since the previous sample. Concurrent collectives of several groups "
+        "count each. Only with the switch that times collectives.",
     ),
     _sample(
         "comm/share",
         Unit.PERCENT,
         "share of time in collectives",
         "comm/time",
-        "Time in collectives as a share of the time since the reading before; other kernels may "
-        "run meanwhile, so it is no loss by itself.",
+        "Time in collectives as a share of the time since the previous sample; other kernels may "
+        "run concurrently, so it need not be lost time.",
     ),
     _sample(
         "comm/bus_bandwidth",

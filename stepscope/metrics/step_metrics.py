@@ -1,4 +1,4 @@
-"""What is recorded once per optimizer step."""
+"""Metrics of one optimizer step."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ STEPS: tuple[Metric, ...] = (
         "epoch",
         "training loop",
         "Epoch that the step belongs to, counted from 1. In a watched script: passes over the "
-        "DataLoader of the training; missing where it is not clear what an epoch is.",
+        "DataLoader of the training; missing if an epoch is undefined.",
     ),
     _step(
         "val/loss",
@@ -98,7 +98,7 @@ STEPS: tuple[Metric, ...] = (
         Unit.SECOND,
         "step time",
         "host clock",
-        "Wall time from one step boundary to the next; pauses and validation are left out.",
+        "Wall time from one step boundary to the next, without pauses and validation.",
     ),
     _step(
         "perf/samples_per_sec",
@@ -168,8 +168,7 @@ STEPS: tuple[Metric, ...] = (
         "wait for other ranks",
         "DistributedDataParallel's logging data",
         "Time that backward() waited for averaged gradients after its own computing was done. Of "
-        "sampled steps, in the row of the step after. The rank that the others wait for waits "
-        "least.",
+        "sampled steps, in the row of the step after. The straggler waits least.",
     ),
     _step(
         "perf/ddp_iteration",
@@ -184,8 +183,8 @@ STEPS: tuple[Metric, ...] = (
         Unit.COUNT,
         "models in DDP",
         "DistributedDataParallel's logging data",
-        "Models in DistributedDataParallel that are trained; recorded if more than one. Of these "
-        "no waiting is recorded: they meet the other ranks apart.",
+        "Models in DistributedDataParallel that are trained; recorded if more than one. Their "
+        "waiting is not recorded: they synchronize separately.",
     ),
     _step(
         "perf/h2d",
@@ -202,9 +201,9 @@ STEPS: tuple[Metric, ...] = (
         "GPU time",
         "CUDA events around the step",
         "Time on the device from the begin of the forward pass to the end of the optimizer's "
-        "update, copies of the batch left out. Where the host launches too slowly it contains the "
-        "gaps between kernels: perf/gpu_wait tells. Built-in loop only: where the forward pass of "
-        "a watched script begins is not known.",
+        "update, without copies of the batch. If the host launches too slowly it contains the gaps "
+        "between kernels: see perf/gpu_wait. Built-in loop only: the begin of the forward pass of "
+        "a watched script is unknown.",
     ),
     _step(
         "perf/gpu_wait",
@@ -229,7 +228,7 @@ STEPS: tuple[Metric, ...] = (
         "model FLOPs utilization",
         "perf/tflops and the GPU's data sheet",
         "Share of the GPU's dense peak for the run's precision that perf/tflops is (MFU); with "
-        "DataParallel of the peak of all its GPUs. Missing on a CPU and where no peak is known; "
-        "peak_reason in run.json says why.",
+        "DataParallel of the peak of all its GPUs. Missing on a CPU and without a known peak; "
+        "peak_reason in run.json has the reason.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Bring a step's scalars (loss, gradient norm, …) to the host without stopping the device.
+"""Read a step's CUDA scalars (loss, gradient norm, …) asynchronously, without a device sync.
 
 `CudaScalarReadback` copies scalars on their device at each step, and all of them into pinned memory
 every PERIOD_S; rows are recorded, in order, at a later step. Stream order protects a copied value
@@ -24,24 +24,24 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.005
 SLOTS = 1024
-"""Maximum number of pending copies: as many launches as CUDA queues ahead of the device."""
+"""Maximum number of pending copies: the number of launches that CUDA queues."""
 CELLS = 256  # maximum number of scalars in one copy to the host
 PERIOD_S = 0.01  # minimum time between two copies to the host that are not full
 
 MetricRow = dict[str, float | None]
 RowSink = Callable[[int, float, MetricRow], None]
-"""Takes (step, epoch seconds of the step boundary, values); called in order of the steps."""
+"""Called with (step, epoch seconds of the step boundary, values), in order of the steps."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Slot:
-    """Pinned memory for one copy of the scalars of some rows, and the events after it."""
+    """Pinned memory for one copy of the scalars of some rows, and the CUDA events after it."""
 
-    host: Any  # A tensor of CELLS elements, float64.
-    values: Any  # The same memory as an array.
+    host: Any  # tensor of CELLS elements, float64
+    values: Any  # the same memory as an array
     home: list[_Slot]
     events: dict[int, Any] = field(default_factory=dict)
-    """By device index: an event belongs to the device that recorded it first."""
+    """By device index: an event belongs to the device that first recorded it."""
     landed: Any = None  # the event after the copy; None before the copy is queued
     cells: int = 0  # number of scalars in the copy; 0 after a copy that failed
     rows: int = 0  # number of rows that use the slot
@@ -70,10 +70,10 @@ class _Waiting:
 
 
 class CudaScalarReadback:
-    """The rows of one recorder whose scalars are being copied.
+    """Rows of one recorder whose scalars are being copied.
 
-    Only `put`, `poll` and `flush` call CUDA. Raises no errors of CUDA: if the device fails, or
-    without a free slot, rows are recorded without their scalars.
+    Only `put`, `poll` and `flush` call CUDA. Raises no CUDA error: if the device fails, or without
+    a free slot, rows are recorded without their scalars.
     """
 
     def __init__(self, sink: RowSink) -> None:
@@ -92,7 +92,7 @@ class CudaScalarReadback:
         return len(self._waiting)
 
     def put(self, step: int, ts: float, row: MetricRow, scalars: Mapping[str, Any]) -> None:
-        """Queue the copy of the scalars (CUDA tensors of one element); never waits."""
+        """Queue the copy of the scalars (CUDA tensors of one element). Never blocks."""
         keys = tuple(scalars)[:WIDTH]
         slot, first = self._start([scalars[key] for key in keys]) if keys else _NOTHING
         if scalars and (slot is None or len(keys) < len(scalars)):
@@ -100,15 +100,15 @@ class CudaScalarReadback:
         self._waiting.append(_Waiting(step, ts, row, keys, slot, first))
 
     def poll(self) -> None:
-        """Record the rows whose scalars have been copied. Raises what the sink raises."""
+        """Record the rows whose scalars have been copied. Raises errors of the sink."""
         for _ in range(self._landed()):
-            self._hand_on(self._waiting.popleft())
+            self._record_row(self._waiting.popleft())
 
     def _landed(self) -> int:
         """Return the number of rows whose scalars have been copied; 0 if the device fails."""
         count = 0
         try:
-            if self._waiting and not _is_capturing():  # else the question would end the capture
+            if self._waiting and not _is_capturing():  # a query would end the capture
                 if time.monotonic() >= self._due:
                     self._send()
                 landed = None
@@ -144,11 +144,11 @@ class CudaScalarReadback:
             self._give_up(TimeoutError("the GPU does not answer"))
 
     def _start(self, scalars: list[Any]) -> _Started:
-        """Begin the copies; return their slot, None on failure, and the first element there."""
+        """Begin the copies; return their slot, None on failure, and its first element."""
         slot = None
         try:
             device = scalars[0].device
-            with _ordinary_mode(), _current(device):  # an event belongs to its copy's device
+            with _ordinary_mode(), _current(device):  # an event belongs to the device of its copy
                 if _is_capturing():
                     return _NOTHING
                 plain = sys.modules["torch"].Tensor
@@ -159,7 +159,10 @@ class CudaScalarReadback:
                 slot = _take_slot()
                 if slot is None:
                     return _NOTHING
-                _copy(scalars, slot, device)
+                for cell, scalar in enumerate(scalars):  # of any tensor type
+                    value = scalar.detach().reshape(())
+                    value = value.to(device, slot.host.dtype, non_blocking=True)
+                    slot.host[cell].copy_(value, non_blocking=True)
                 slot.record(device)
                 slot.cells, slot.rows = len(scalars), 1
                 return slot, 0
@@ -217,7 +220,7 @@ class CudaScalarReadback:
                 self._warn_once(error)
                 slot.cells = 0
 
-    def _hand_on(self, waiting: _Waiting) -> None:
+    def _record_row(self, waiting: _Waiting) -> None:
         slot, last = waiting.slot, waiting.first + len(waiting.keys)
         if slot is not None:
             if last <= slot.cells:
@@ -231,7 +234,7 @@ class CudaScalarReadback:
         self._sink(waiting.step, waiting.ts, waiting.row)
 
     def _give_up(self, error: Exception) -> None:
-        """Record every row without scalars; their slots are not free, copies may still arrive."""
+        """Record every row without scalars; their slots stay in use, copies may still arrive."""
         global _free
         self._warn_once(error)
         _free = None
@@ -254,7 +257,7 @@ _free: list[_Slot] | None = None
 
 
 def _take_slot() -> _Slot | None:
-    """Return the slot that was freed last, which has an event already; None if all are in use."""
+    """Return the most recently freed slot, which has an event; None if all are in use."""
     global _free
     if _free is None:
         _free = _new_slots(SLOTS)
@@ -276,12 +279,12 @@ def _new_slots(count: int) -> list[_Slot]:
 
 
 def keep_for_good(kept: object) -> None:
-    """Never free an object: torch's deleters end a forked process, or one after a sticky error."""
+    """Never free an object: torch's deleters abort after a fork or a sticky CUDA error."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def _ordinary_mode() -> AbstractContextManager[Any]:
-    """Leave the script's dispatch and inference modes, which would see or change our tensors."""
+    """Exit the script's dispatch and inference modes, which would intercept our tensors."""
     torch = sys.modules["torch"]
     dispatched, inference = torch._C._len_torch_dispatch_stack(), torch.is_inference_mode_enabled()
     if not dispatched and not inference:
@@ -307,15 +310,8 @@ def _current(device: Any) -> AbstractContextManager[Any]:
     return guard
 
 
-def _copy(scalars: list[Any], slot: _Slot, device: Any) -> None:
-    """Queue a copy to the host of each scalar, of any tensor type."""
-    for place, scalar in enumerate(scalars):
-        value = scalar.detach().reshape(()).to(device, slot.host.dtype, non_blocking=True)
-        slot.host[place].copy_(value, non_blocking=True)
-
-
 def _pinned(slots: int, width: int) -> Any:
-    """Return pinned memory, whatever defaults the script has set."""
+    """Return pinned memory, independent of the script's defaults."""
     torch = sys.modules["torch"]
     return torch.empty((slots, width), dtype=torch.float64, device="cpu", pin_memory=True)
 
@@ -325,7 +321,7 @@ def _event() -> Any:
 
 
 def _is_capturing() -> bool:
-    """Return True in a CUDA graph's capture, which a copy or an event would change."""
+    """Return True during a CUDA graph capture, which a copy or an event would change."""
     return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
@@ -333,7 +329,7 @@ CudaEventPair = tuple[Any, Any]  # two `torch.cuda.Event` with timing
 
 
 class CudaEventTimerPool:
-    """Reusable event pairs of one device, at most `limit`, created on demand and never freed."""
+    """At most `limit` reusable event pairs of one device, created on demand, never freed."""
 
     def __init__(self, new_event: Callable[[], Any], limit: int) -> None:
         self._new_event = new_event
@@ -362,7 +358,7 @@ class CudaEventTimerPool:
         return bool(pair[1].query())
 
     def seconds(self, pair: CudaEventPair) -> float:
-        """Return the time between the events of a pair, and free it; not if torch raises."""
+        """Return the time between the events of a pair, and free the pair unless torch raises."""
         seconds: float = pair[0].elapsed_time(pair[1]) / 1e3  # milliseconds
         self._free.append(pair)
         return seconds

@@ -1,7 +1,7 @@
-"""The interface of a training loop to a run folder: log steps, add events, take commands.
+"""Recorder: the interface of a training loop to a run folder for rows, events and commands.
 
-Rows of steps go into a mapped ring, samples and events into a queue; a writer thread moves both
-into the run folder. Only the constructor raises; only `close` waits for the disk.
+Rows of steps go into a memory-mapped ring, samples and events into a queue; a writer thread moves
+both into the run folder. Only the constructor raises; only `close` waits for the disk.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from stepscope.store.blocks import CommandResult, Event, MetricValues, QueueItem
 
 log = logging.getLogger(__name__)
 
-STEP_LIMIT = 2**53  # steps beyond are no longer whole in the store, where they are 64-bit floats
-RECENT_S = 30.0  # age up to which samples are kept in memory, for the analysis of a failure
-SETTLE_S = 2.0  # timeout for values on a GPU when a run is closed
+STEP_LIMIT = 2**53  # larger steps are inexact in the store, which has 64-bit floats
+RECENT_S = 30.0  # maximum age of samples kept in memory, for the analysis of a failure
+SETTLE_S = 2.0  # timeout for values on a GPU at the end of a run
 
 
 class Recorder:
-    """Records one rank of one run into `folder`; thread-safe. Does nothing in a forked child.
+    """Records one rank of one run into `folder`; does nothing in a forked child. Thread-safe.
 
-    `on_command` gets each command in the writer thread, before the loop. If several `ranks` share
-    the folder, all serve a command at the same step; `lead` is that of `consensus.Member`. Raises
-    StoreError or OSError if the folder cannot be set up; no later call raises.
+    `on_command` is called with each command in the writer thread, before the loop takes it. If
+    several `ranks` share the folder, all take a command at the same step, at least `lead` steps
+    ahead. Raises StoreError or OSError if the folder cannot be set up; no later call raises.
     """
 
     def __init__(
@@ -54,37 +54,37 @@ class Recorder:
         ranks: int = 1,
         lead: int = 1,
     ) -> None:
-        if not _any_open():
+        self._closed = False
+        if all(recorder._closed for recorder in list(_open_recorders)):
             clock.restart()  # in a server the wall clock may have been set since its last run
         self.folder = folder
-        self.number = rank  # number of this process in the folder
+        self.number = rank  # folder rank
         self.step = 0
         self.epoch = 0
         run_json = _first_run_json(name, kind, config, rank)
         if ranks > 1:  # the status of a rank killed early depends on it
             run_json["world_size"] = ranks
-        self.signs = 0  # rises with work that need not be a step, such as a validation batch
+        self.signs = 0  # rises with work other than steps, such as a validation batch
         self._on_command = on_command
         self.commands: LocalCommandQueue | JobCommands = LocalCommandQueue(
             self.want_boundary, self._open_gate
         )
-        # Read in every step of a script, where a property would cost as much as the rest.
+        # Read in every step of a script, where a property would double the cost.
         self.command_waiting: Collection[object] = self.commands.waiting
-        """Not empty when a boundary has to take the `commands`."""
+        """Non-empty while `commands` wait for a step boundary."""
         self.recent: deque[Sample] = deque()
-        """The samples of the last RECENT_S seconds, oldest first; copy it before iterating."""
+        """Samples of the last RECENT_S seconds, oldest first; copy before iterating."""
         self.counts: dict[str, Any] = {}
-        """Samples and tokens of the current step, by their keys; see `count`."""
+        """Samples and tokens of the current step by key; see `count`."""
         self.also_dropped: Callable[[], int] = int
-        """Returns the rows without some of the values that the owner reads from a GPU itself."""
-        self._closed = False
+        """Returns the number of rows with missing values in the owner's own GPU readback."""
         self._rows = RowWriter(self._open_gate)
         self._writer = WriterThread(
             folder, rank, run_json, progress=self._progress, offer=self._offer
         )
         self.ring = self._rows.ring = self._writer.ring
         self.job: JobCommands | None = None
-        """The commands of a job of several ranks."""
+        """Commands of a job of several ranks."""
         if ranks > 1:
             self.join_job(rank, ranks, lead=lead)
         _open_recorders.add(self)
@@ -93,25 +93,25 @@ class Recorder:
         return f"Recorder({str(self.folder)!r}, step={self.step})"
 
     def join_job(self, rank: int, ranks: int, *, lead: int) -> None:
-        """Serve commands with all `ranks` of a job; before the first step only. Raises OSError."""
+        """Take commands in step with all `ranks`; only before the first step. Raises OSError."""
         self.job = JobCommands(self, rank, ranks, lead=lead, on_command=self._on_command)
         self.commands = self.job
         self.command_waiting = self.job.waiting
 
     @property
     def dropped(self) -> int:
-        """Rows and events lost because too many waited, or the writer thread failed."""
+        """Rows and events lost to full queues or errors of the writer thread."""
         return self._writer.dropped
 
     @property
     def dropped_values(self) -> int:
-        """Rows recorded without some of their values on a GPU."""
+        """Rows recorded without all of their values on a GPU."""
         late = self._rows.late
         own = late.dropped if late is not None else 0
         return own + self.also_dropped()
 
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
-        """Record a step's metrics; `step` must not fall.
+        """Record a step's metrics; `step` must not decrease.
 
         Values are numbers, tensors of one element, or None. Never waits for a tensor on a GPU: its
         row is recorded some steps later.
@@ -129,7 +129,7 @@ class Recorder:
                 for value in values.values():
                     if type(value) is not float:
                         break
-                else:  # the common row, worth a shorter way: watched scripts log at every step
+                else:  # fast path for the common row: watched scripts log at every step
                     layout = ring.layout(tuple(values), False)
                     if layout is not None:
                         ring.put(layout, now, step, values.values())
@@ -140,7 +140,7 @@ class Recorder:
             self._rows.refuse("step", error)
 
     def log_step(self, values: Mapping[str, Any]) -> None:
-        """Count a step and record its metrics; the writer computes step time and rates."""
+        """Increment the step and record its metrics, with step time and rates."""
         self.step += 1
         try:
             if not self._closed:
@@ -160,28 +160,28 @@ class Recorder:
             self._rows.refuse(key, error)
 
     def take_counts(self) -> dict[str, Any]:
-        """Return and reset the counts of the step that ends now."""
+        """Return and reset the counts of the current step."""
         taken, self.counts = self.counts, {}
         return taken
 
     def restart_clock(self) -> None:
-        """Exclude the time since the last `log_step` from the step time: after a pause."""
+        """Exclude the time since the last `log_step`, such as a pause, from the step time."""
         self._rows.record(self.step, clock.now(), {RESTART: 0.0}, TimedRow())
 
     def settle(self, timeout_s: float | None = None) -> None:
-        """Wait for pending tensors and record their rows; after `timeout_s` without them."""
+        """Wait for pending tensors and record their rows; after `timeout_s`, without values."""
         self._rows.settle(timeout_s)
 
     def sample(self, values: MetricValues) -> None:
-        """Record one reading of process, host and allocator."""
+        """Record one sample of process, host and allocator."""
         self._put_sample(Stream.SAMPLES, "", values)
 
     def device(self, uuid: str, values: MetricValues) -> None:
-        """Record one reading of a GPU."""
+        """Record one sample of a GPU."""
         self._put_sample(Stream.DEVICES, to_text(uuid), values)
 
     def event(self, kind: str, text: str, /, **data: Any) -> None:
-        """Add an event now; keeps of `data` what JSON can represent."""
+        """Add an event; `data` is converted to JSON."""
         self._put(self._event(kind, text, data))
         self._writer.wake()
 
@@ -193,17 +193,17 @@ class Recorder:
         self._writer.wake()
 
     def described(self) -> dict[str, Any]:
-        """Return a copy of the present run.json."""
+        """Return a copy of run.json."""
         with self._writer.run_json_lock:
             return dict(self._writer.run_json)
 
     def want_boundary(self) -> None:
-        """Make the next step check for commands; from any thread."""
+        """Force the slow path at the next step boundary. Thread-safe."""
         if self.ring.gate >= 0:
             self.ring.gate = -1
 
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
-        """Acknowledge a command and add its event, such as with before={...} and after={...}."""
+        """Acknowledge a command and add its event; `data` such as before={...}, after={...}."""
         ended = CommandResult(command.id, "done" if ok else "refused", clock.now(), text)
         event = self._event(command.name, text, {"ok": ok, "command_id": command.id, **data})
         if self.job is None:
@@ -212,40 +212,40 @@ class Recorder:
             self.job.ended(command, ok, ended, event)
 
     def put_ended(self, ended: CommandResult, event: Event) -> None:
-        """Store the end of a command and its event."""
+        """Store the result of a command and its event."""
         self._put(ended)
         self._put(event)
         self._writer.wake()
 
     def observe(self, saw: Saw, look: Look) -> None:
-        """Call these in the writer's thread from now on."""
+        """Register the observer, which the writer thread calls."""
         self._writer.observer = saw, look
 
     @property
     def run_json(self) -> Mapping[str, Any]:
-        """The present run.json; other threads may change it."""
+        """Content of run.json; other threads may change it."""
         return self._writer.run_json
 
     def set_status(self, status: RunStatus, reason: str | None = None) -> None:
-        """Change the run's status; `reason` is one sentence for the page."""
+        """Set the run's status; `reason` is one sentence for the page."""
         self.describe(status=status, reason=reason)
 
     def close(self, status: RunStatus, reason: str | None = None, timeout_s: float = 4.0) -> None:
-        """Write the waiting rows and the final status; a second call does nothing."""
+        """Write the pending rows and the final status; idempotent."""
         if self.job is not None and not self._closed:
             self.job.close()
-        with self._writer.run_json_lock:  # what others describe comes before, or not at all
+        with self._writer.run_json_lock:  # other threads' entries come before, or are dropped
             if self._closed:
                 return
             self._closed = True
-        self.settle(SETTLE_S)  # a GPU that hangs must not hang the end too
+        self.settle(SETTLE_S)  # a hanging GPU must not block the exit
         with self._writer.run_json_lock:
             self._describe({"status": status, "reason": reason, "ended": clock.now()})
         self._writer.close(timeout_s)
         self._writer.observer = None
 
     def leave(self) -> None:
-        """In a forked child: record nothing more, and leave the parent's files alone."""
+        """Detach a forked child from the parent's files."""
         self._closed = True
         keep_for_good(self._rows.late)  # its memory on a GPU belongs to the parent
         self._rows.late = None
@@ -263,7 +263,7 @@ class Recorder:
     def _open_gate(self) -> None:
         if not self.command_waiting and not self._rows.late:
             self.ring.gate = self.ring.limit
-            if self.command_waiting:  # one came since they were looked at
+            if self.command_waiting:  # a command has arrived since the check
                 self.ring.gate = -1
 
     def _put_sample(self, stream: str, source: str, values: MetricValues) -> None:
@@ -307,10 +307,6 @@ class Recorder:
 _open_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
-def _any_open() -> bool:
-    return any(not recorder._closed for recorder in list(_open_recorders))
-
-
 def _leave_all() -> None:
     for recorder in list(_open_recorders):
         recorder.leave()
@@ -322,7 +318,7 @@ os.register_at_fork(after_in_child=_leave_all)
 def _first_run_json(
     name: str, kind: RunKind, config: Mapping[str, Any] | None, rank: int
 ) -> dict[str, Any]:
-    """Return the content of run.json before the first step."""
+    """Return run.json before the first step."""
     now = clock.now()
     return {
         "schema": 1,

@@ -1,4 +1,4 @@
-"""Write the last rows of a killed process, and its end."""
+"""Store the last rows of a killed process, and its outcome."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def recover_ended(run: RunInfo) -> int:
         try:
             gained += recover(run.folder, number)
         except (RingError, StoreError, OSError, sqlite3.Error) as error:
-            if (run.folder, number) not in _logged:  # a page asks twice a second
+            if (run.folder, number) not in _logged:  # a page calls this twice a second
                 log.warning("%s: the last rows could not be stored: %s", run.id, error)
             _logged.add((run.folder, number))
     return gained
@@ -57,22 +57,22 @@ def recover(folder: Path, rank: int = 0) -> int:
     """
     path = folder / f"rank{rank}.ring"
     if not os.path.lexists(path):
-        # A journal lies on a network disk, where SQLite may not see the writer's locks.
+        # A journal is on a network disk, where SQLite may not see the writer's locks.
         if os.path.lexists(folder / f"{store_name(rank)}-journal") and not _may_run(folder, rank):
             StoreWriter(folder / store_name(rank), reopen=True).close()  # SQLite does it
         return 0
-    with abandoned(path, alive=lambda: _may_run(folder, rank)) as remains:
+    with abandoned(path, alive=lambda: _may_run(folder, rank)) as read_rows:
         writer = StoreWriter(folder / store_name(rank), reopen=True)
         try:
-            left = remains(writer.stored_slots())
+            rows = read_rows(writer.stored_slots())
             steps = StepBlockBuilder()
-            block = steps.block(left.slots, left.layouts)
+            block = steps.block(rows.slots, rows.layouts)
             with writer.transaction():
                 if len(block):
                     writer.append(Stream.STEPS, "", block)
                 for broken in steps.broken:
                     writer.add_event(broken.ts, broken.step, 0, "nan", broken.text, {})
-                writer.store_slots(left.end)
+                writer.store_slots(rows.end)
             path.unlink()
         finally:
             writer.close()
@@ -84,26 +84,26 @@ def recover(folder: Path, rank: int = 0) -> int:
 def note_end(
     folder: Path, status: RunStatus, reason: str, instead_of: Collection[str] = LIVE
 ) -> None:
-    """Write the end of a run of this user; only over one of these statuses."""
+    """Write the outcome of a run of this user if it has one of the statuses `instead_of`."""
     try:
         run_json = read_run(folder).run_json
         if run_json["status"] in instead_of and is_own_folder(folder):
             ended = {"status": status, "reason": reason, "ended": now_of(run_json)}
             write_run_json(folder, run_json | ended)
     except (RunError, OSError) as error:
-        log.warning("stepscope: %s: its end could not be noted: %s", folder.name, error)
+        log.warning("stepscope: %s: its outcome could not be written: %s", folder.name, error)
 
 
 def _may_run(folder: Path, rank: int) -> bool:
-    """Return False if the process of a rank was on this host and has ended."""
-    found = find_rank(folder, rank)
-    if found is None or found.status.live or found.run_json.get("host") != socket.gethostname():
+    """Return False if the process of a rank was on this host and has exited."""
+    info = find_rank(folder, rank)
+    if info is None or info.status.live or info.run_json.get("host") != socket.gethostname():
         return True
-    return process_of(found.run_json) is not None
+    return process_of(info.run_json) is not None
 
 
 def _note_step(folder: Path, rank: int, step: int) -> None:
-    """Write the last step of the store into run.json; keep its time of change, a sign of life."""
+    """Write the last stored step into run.json; keep its mtime, which is a heartbeat."""
     path = folder / rank_json(rank)
     try:
         run_json, times = read_run_json(folder, rank), path.stat()

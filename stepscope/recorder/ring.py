@@ -1,8 +1,8 @@
-"""The ring in front of the store: a file mapped into memory, one fixed slot a row.
+"""Ring buffer in front of the store: a memory-mapped file with one slot of fixed size per row.
 
 The training thread packs a row into the next slot: no lock, no allocation, no system call. The
 kernel keeps the pages of a killed process. The file has a header of 64 KiB (the magic word, then
-one JSON line a layout) and SLOTS slots of 128 bytes: layout, epoch seconds, step, up to 12 values
+one JSON line per layout) and SLOTS slots of 128 bytes: layout, epoch seconds, step, up to 12 values
 and, written last, the row's number plus one. A slot with another number is unwritten or torn.
 """
 
@@ -31,12 +31,12 @@ HEADER_BYTES = 64 * 1024
 SLOTS = 1 << 17
 SLOT_BYTES = 128
 FILE_BYTES = HEADER_BYTES + SLOTS * SLOT_BYTES
-WIDTH = 12  # values of a slot; a wider row takes several slots with the same time and step
-CROWDED = SLOTS // 4  # waiting rows from which the writer is woken
-MARGIN = 64  # slots never filled: as many threads may pass the check for room at the same time
+WIDTH = 12  # maximum number of values in a slot; a wider row takes several slots
+CROWDED = SLOTS // 4  # number of pending rows at which the writer is woken
+MARGIN = 64  # slots never filled: up to 64 threads may pass the capacity check concurrently
 HOLE_S = 1.0
 """Age at which a claimed slot counts as lost: its thread was interrupted before writing."""
-SETTLE_S = 0.05  # time that a thread may need from claiming to writing
+SETTLE_S = 0.05  # maximum time of a thread from claiming to writing
 
 SLOT = np.dtype(
     [("layout", "<i8"), ("ts", "<f8"), ("step", "<i8"), ("values", "<f8", WIDTH), ("number", "<i8")]
@@ -46,7 +46,7 @@ Slots = NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Number of a list of metrics, and the function that packs a row of them into a slot."""
+    """Number of a list of metrics, and the function that packs its rows into a slot."""
 
     number: int
     pack: Callable[..., None]
@@ -54,7 +54,7 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class PendingRows:
-    """Rows that wait for the writer, the number after them, and the count of unwritten slots."""
+    """Rows pending for the writer, the number after them, and the count of unwritten slots."""
 
     slots: Slots
     upto: int
@@ -66,10 +66,10 @@ class RingError(Exception):
 
 
 class RingBuffer:
-    """The ring of one process; `put` from any thread, `pending` and `release` from one.
+    """Ring of one process; `put` is thread-safe, `pending` and `release` are for one thread.
 
-    In memory, for the `reason`, without a file and on a network file system, which could block the
-    training. `crowded` is called once when many rows wait.
+    Anonymous memory, with a `reason`, if a file fails or a network file system could block the
+    training. `crowded` is called once when CROWDED rows are pending.
     """
 
     def __init__(self, path: Path, *, crowded: Callable[[], None] = lambda: None) -> None:
@@ -77,15 +77,15 @@ class RingBuffer:
         self.reason: str | None = None
         self.dropped = 0  # rows refused because the ring was full
         self.lost = 0  # slots that were claimed and never written
-        self.last = -1  # number of the newest row; an estimate while several threads write
-        self.end = SLOTS - MARGIN  # first row for which there is no room
+        self.last = -1  # number of the newest row; approximate while several threads write
+        self.end = SLOTS - MARGIN  # first row without a free slot
         self.gate = self.limit = CROWDED
-        """`put` checks for room from row `limit` on. `gate` is `limit`, or -1 while a command, a
-        tensor on a GPU or the end needs more than a `put`."""
+        """`put` checks the capacity from row `limit` on. `gate` is `limit`, or -1 while a command,
+        a tensor on a GPU or the end of the run needs the slow path."""
         self._on_crowded = crowded
         self.drained = 0  # rows before this number are in the store
         self._final: int | None = None
-        """The exact end, once there is one: `last` may fall when two threads race."""
+        """The exact end after `stop`: `last` may fall in a race of two threads."""
         self._hole: tuple[int, float] | None = None
         self._layouts: dict[tuple[tuple[str, ...], bool], RowLayout] = {}
         self._layout_lock = threading.Lock()
@@ -95,8 +95,7 @@ class RingBuffer:
         try:
             if is_network_filesystem(path):
                 raise OSError("the folder is on a network file system")
-            self.memory = _map_file(path)
-            self._lock = _locked(path)
+            self.memory, self._lock = _create_file(path)
         except OSError as error:
             self.reason = f"no file for the ring: {error.strerror or error}"
             self.memory = mmap.mmap(-1, FILE_BYTES)
@@ -105,15 +104,15 @@ class RingBuffer:
 
     def layout(self, keys: tuple[str, ...], timed: bool) -> RowLayout | None:
         """Return the layout of these keys (WIDTH at most); None if the header is full."""
-        found = self._layouts.get((keys, timed))
-        return found if found is not None else self._new_layout(keys, timed)
+        layout = self._layouts.get((keys, timed))
+        return layout if layout is not None else self._new_layout(keys, timed)
 
     def put(self, layout: RowLayout, ts: float, step: int, values: Iterable[float | None]) -> None:
         """Write one row; a full ring counts it in `dropped` instead."""
         if self.last >= self.limit and not self._has_room():
             return
         self.last = number = self.claim()
-        slot = HEADER_BYTES + number % SLOTS * SLOT_BYTES  # no call: every recorded step pays it
+        slot = HEADER_BYTES + number % SLOTS * SLOT_BYTES  # inline: each recorded step pays a call
         layout.pack(self.memory, slot, layout.number, ts, step, *values, number + 1)
 
     def _has_room(self) -> bool:
@@ -130,11 +129,11 @@ class RingBuffer:
             self.gate = limit
 
     def waiting(self) -> int:
-        """Return the approximate number of rows that wait for the writer."""
+        """Return the approximate number of rows pending for the writer."""
         return (self.last + 1 if self._final is None else self._final) - self.drained
 
     def pending(self, *, everything: bool = False) -> PendingRows:
-        """Return a copy of the written rows before the first hole; with `everything` skip holes."""
+        """Return a copy of the rows before the first hole; with `everything`, skip holes."""
         numbers = np.arange(self.drained, self.drained + self.waiting())
         taken = self._slots[numbers % SLOTS]
         written = taken["number"] == numbers + 1
@@ -152,7 +151,7 @@ class RingBuffer:
         return self._at_hole(taken, written)
 
     def release(self, pending: PendingRows) -> None:
-        """Free the slots of these rows, which are stored."""
+        """Free the slots of stored rows."""
         self.drained = pending.upto
         self.lost += pending.lost
         if self._final is None:
@@ -170,7 +169,7 @@ class RingBuffer:
             self._final = self.claim()
 
     def leave(self) -> None:
-        """In a forked child: leave the parent's ring and its lock alone."""
+        """Detach a forked child from the parent's ring and its lock."""
         self.gate = self.limit = self.end = -1
         self._header_used = HEADER_BYTES  # a new layout would be written over the parent's
         if self._lock is not None:
@@ -186,7 +185,7 @@ class RingBuffer:
                 self.path.unlink()
 
     def _at_hole(self, taken: Slots, written: NDArray[np.bool_]) -> PendingRows:
-        """Wait for the slot that the first row claimed; after HOLE_S skip it."""
+        """Wait for the first claimed and unwritten slot; skip it after HOLE_S."""
         now = time.monotonic()
         if self._hole is None or self._hole[0] != self.drained:
             self._hole = self.drained, now
@@ -200,13 +199,12 @@ class RingBuffer:
             return None
         line = json.dumps({"keys": keys, "timed": timed}).encode() + b"\n"
         with self._layout_lock:
-            known = self._layouts.get((keys, timed))
-            if known is not None:
-                return known
+            if (layout := self._layouts.get((keys, timed))) is not None:
+                return layout
             begin, end = self._header_used, self._header_used + len(line)
-            # Half is kept for metrics by themselves: of those there are fewer than combinations.
-            room = HEADER_BYTES if len(keys) <= 1 else HEADER_BYTES // 2
-            if end >= room or len(keys) > WIDTH:
+            # Half is reserved for single metrics, which are fewer than combinations.
+            capacity = HEADER_BYTES if len(keys) <= 1 else HEADER_BYTES // 2
+            if end >= capacity or len(keys) > WIDTH:
                 return None
             # In the file before any row that needs it.
             self.memory[begin:end] = line
@@ -220,7 +218,7 @@ class RingBuffer:
 
 @dataclass(frozen=True, slots=True)
 class OrphanedRows:
-    """The unstored slots of a killed process, the number after them, and their layouts."""
+    """Unstored slots of a killed process, the number after them, and their layouts."""
 
     slots: Slots
     end: int
@@ -231,14 +229,14 @@ class OrphanedRows:
 def abandoned(
     path: Path, *, look_only: bool = False, alive: Callable[[], bool] = lambda: False
 ) -> Iterator[Callable[[int], OrphanedRows]]:
-    """Yield a function from the stored rows of a dead process to its OrphanedRows.
+    """Yield a function from the number of stored rows to the OrphanedRows of a dead process.
 
-    `alive` returns whether the process runs, for a file system without locks. `look_only` reads a
+    `alive` returns True if the process runs, for a file system without locks. `look_only` reads a
     ring without write permission without a lock. Raises RingError if the file is no ring or in use,
     OSError if it cannot be opened.
     """
     try:
-        descriptor = open_regular_file(path, writable=True)  # NFS locks no other
+        descriptor = open_regular_file(path, writable=True)  # NFS locks only writable files
     except OSError as error:
         if not look_only or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -250,15 +248,15 @@ def abandoned(
             raise RingError(f"{path.name}: not a ring of this version.")
         if locked is False or (locked is None and alive()):
             raise RingError(f"{path.name}: in use by another process.")
-        yield lambda stored: _remains(path.name, file.read(FILE_BYTES), stored)
+        yield lambda stored: _unstored_rows(path.name, file.read(FILE_BYTES), stored)
 
 
-def _remains(name: str, data: bytes, stored: int) -> OrphanedRows:
+def _unstored_rows(name: str, data: bytes, stored: int) -> OrphanedRows:
     if len(data) != FILE_BYTES or not data.startswith(MAGIC):
         raise RingError(f"{name}: not a ring of this version.")
     layouts = _read_layouts(data[len(MAGIC) : HEADER_BYTES])
     slots = np.frombuffer(data, SLOT, SLOTS, HEADER_BYTES)
-    # A number belongs to one slot; in another slot it is damage.
+    # Each number has one slot; a number in another slot is damage.
     number = slots["number"] - 1
     good = (
         (number >= stored)
@@ -277,30 +275,25 @@ def _read_layouts(header: bytes) -> list[tuple[tuple[str, ...], bool]]:
             entry = json.loads(line)
             layouts.append((tuple(map(str, entry["keys"]))[:WIDTH], bool(entry["timed"])))
         except (ValueError, KeyError, TypeError, RecursionError):
-            break  # half written by a process killed there: no row of this layout exists
+            break  # written in part when the process was killed: no row has this layout
     return layouts
 
 
-def _map_file(path: Path) -> mmap.mmap:
-    """Create and map the file. Raises OSError, and leaves no file then."""
+def _create_file(path: Path) -> tuple[mmap.mmap, int]:
+    """Create, map and lock the file; return the map and the descriptor that holds the lock.
+
+    Raises OSError, and leaves no file then. The lock has its own descriptor, which a forked child
+    can close: the map keeps the first descriptor open.
+    """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         os.posix_fallocate(file, 0, FILE_BYTES)
-        return mmap.mmap(file, FILE_BYTES)
-    except OSError:
+        memory, lock = mmap.mmap(file, FILE_BYTES), open_regular_file(path, writable=True)
+    except OSError:  # such as too many open files
         path.unlink()
         raise
     finally:
         os.close(file)
-
-
-def _locked(path: Path) -> int:
-    """Open the file again and lock it; a forked child closes this descriptor alone."""
-    try:
-        file = open_regular_file(path, writable=True)
-    except OSError:  # too many open files
-        path.unlink()
-        raise
     with contextlib.suppress(OSError):  # without locks, host and pid identify the owner
-        try_lock(file)
-    return file
+        try_lock(lock)
+    return memory, lock

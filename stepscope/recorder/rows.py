@@ -17,13 +17,16 @@ from stepscope.recorder.ring import WIDTH, RingBuffer, Slots
 from stepscope.store import SeriesBlock
 from stepscope.store.blocks import Floats, missing, recorded
 
+log = logging.getLogger(__name__)
+
+NAME_LIMIT = 500  # maximum number of characters kept of a metric's name
 STEP_TIME = "perf/step_time"
 SAMPLES = "perf/samples"
 RATE = "perf/samples_per_sec"
 RATES = {SAMPLES: RATE, "perf/tokens": "perf/tokens_per_sec"}
-"""Amounts of a step that are recorded as rates: divided by its step time."""
+"""Counts of a step that are recorded as rates: divided by its step time."""
 RESTART = "perf/restart"
-"""The only key of a row that restarts the clock: time so far is no step time."""
+"""The only key of a row that restarts the step clock."""
 LOSS = "train/loss"
 
 Layouts = Sequence[tuple[tuple[str, ...], bool]]
@@ -32,7 +35,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteLoss:
-    """The first step at which the loss was NaN or infinite."""
+    """First step at which the loss was NaN or infinite."""
 
     ts: float
     step: int
@@ -42,24 +45,23 @@ class NonFiniteLoss:
     @property
     def text(self) -> str:
         """Text of the event."""
-        whose = self.key.removeprefix(LOSS)
-        return f"The loss {f'({self.key}) ' if whose else ''}is {self.loss} at step {self.step}"
+        name = "" if self.key == LOSS else f"({self.key}) "
+        return f"The loss {name}is {self.loss} at step {self.step}"
 
 
 @dataclass(slots=True)
 class StepBlockBuilder:
-    """Turns slots into blocks, batch after batch, for one store.
+    """Converts slots into blocks, batch after batch, for one store.
 
     A timed row is one step; its step time begins at the timed row, or the RESTART, before it.
+    `broken` is cleared by the caller.
     """
 
-    broken: list[NonFiniteLoss] = field(
-        default_factory=list
-    )  # found since the list was last cleared
+    broken: list[NonFiniteLoss] = field(default_factory=list)
     _timed_before: float = np.nan
     _ts: float = -np.inf
     _step: float = -np.inf
-    _broken_now: frozenset[str] = frozenset()  # the losses whose last value was not finite
+    _broken_now: frozenset[str] = frozenset()  # losses whose last value was not finite
 
     def block(self, slots: Slots, layouts: Layouts) -> SeriesBlock:
         """Return the rows of these slots, in order."""
@@ -92,7 +94,7 @@ class StepBlockBuilder:
     def _with_times(
         self, keys: tuple[str, ...], values: Floats, ts: Floats, timed: Flags, bare: Flags
     ) -> tuple[tuple[str, ...], Floats]:
-        """Add step time and the rates of amounts."""
+        """Add step time and rates."""
         elapsed = np.full(len(ts), np.nan)
         elapsed[timed] = np.diff(ts[timed], prepend=self._timed_before)
         self._timed_before = float(ts[timed][-1])
@@ -109,7 +111,7 @@ class StepBlockBuilder:
         return tuple(columns), np.array(list(columns.values())).reshape(len(columns), len(ts))
 
     def _rising(self, ts: Floats, step: Floats) -> tuple[Floats, Floats]:
-        """Make both axes monotonic: two threads may write in another order than they began."""
+        """Make both axes monotonic: two threads may write in another order than they claimed."""
         if len(ts):
             ts = np.maximum.accumulate(np.maximum(ts, self._ts))
             step = np.maximum.accumulate(np.maximum(step, self._step))
@@ -132,29 +134,24 @@ class StepBlockBuilder:
 
 
 def _fill(columns: dict[str, Floats], key: str, values: Floats) -> None:
-    """Add a column; values that rows have of it stay."""
+    """Add a column; recorded values are kept."""
     given = columns.get(key)
     columns[key] = values if given is None else np.where(missing(given), values, given)
 
 
-log = logging.getLogger(__name__)
-
-NAME_LIMIT = 500  # characters of a metric's name that are kept
-
-
 class TimedRow(MetricRow):
-    """A row that is one step: the writer computes its step time."""
+    """Row of one step: the writer computes its step time."""
 
 
 class RowWriter:
-    """Puts rows into the ring; leaves out what is no number, and logs each such name once."""
+    """Puts rows into the ring; omits values that are no numbers, and logs each such name once."""
 
-    ring: RingBuffer  # Set by the owner before the first row, as the writer thread creates it.
+    ring: RingBuffer  # set by the owner before the first row; the writer thread creates it
 
     def __init__(self, open_gate: Callable[[], None]) -> None:
         self._open_gate = open_gate
         self.late: CudaScalarReadback | None = None
-        """Rows that wait for values on a GPU; None before the first."""
+        """Rows pending for values on a GPU; None before the first."""
         self._late_lock = threading.RLock()  # a signal handler may come in the middle
         self._refused: set[str] = set()
 
@@ -178,7 +175,7 @@ class RowWriter:
                 self.late = CudaScalarReadback(self.put)
             self.late.poll()
             self.late.put(step, ts, row, tensors)
-        # What writes without a check of its own must not overtake the rows that wait.
+        # The fast path must not overtake the pending rows.
         self.ring.gate = -1
 
     def read(self, key: str, value: Any, row: MetricRow, tensors: dict[str, Any]) -> None:
@@ -196,8 +193,8 @@ class RowWriter:
         if key not in self._refused:
             self._refused.add(key)
             log.warning(
-                "stepscope: %s: must be a number or a tensor of one element (%s); "
-                "left out from here on without another word",
+                "stepscope: %s: must be a number or a tensor of one element (%s); omitted from now "
+                "on, without another warning",
                 key[:100],
                 first_line(error),
             )
@@ -206,13 +203,13 @@ class RowWriter:
         """Put a row of plain numbers into the ring."""
         timed = isinstance(row, TimedRow)
         if not row and not timed:
-            return  # nothing was known of it
+            return
         keys = tuple(row)
         layout = self.ring.layout(keys, timed) if len(keys) <= WIDTH else None
         if layout is not None:
             self.ring.put(layout, ts, step, row.values())
             return
-        # Several slots for a wide row; one a metric where the header holds no more combinations.
+        # Several slots for a wide row; one per metric if the header is full of combinations.
         size = WIDTH if len(keys) > WIDTH else 1
         if size >= len(keys):
             self.refuse(", ".join(keys), ValueError("too many different names"))
@@ -222,7 +219,7 @@ class RowWriter:
             self.put(step, ts, type(row)(part))
 
     def settle(self, timeout_s: float | None) -> None:
-        """Wait for the values on GPUs and put their rows; after `timeout_s` without them."""
+        """Wait for the values on GPUs and put their rows; after `timeout_s`, without values."""
         late = self.late
         if late is not None and self._late_lock.acquire(timeout=timeout_s or -1):
             try:

@@ -1,4 +1,4 @@
-"""The thread that writes a run folder (rows, events, run.json), and takes commands from it."""
+"""Writer thread of a run folder: rows, events, run.json, and incoming commands."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from stepscope.store.blocks import Event, MetricValues, QueueItem, Sample
 log = logging.getLogger(__name__)
 
 COMMAND_POLL_S = 0.05
-"""Period of looking for commands without inotify, which ends the sleep otherwise."""
+"""Interval of polling for commands without inotify."""
 FLUSH_S = 0.5
-"""Period of commits; half of it without a mapped ring, where rows of a killed process are lost."""
+"""Interval of commits; half of it without a mapped ring, which loses rows of a killed process."""
 RETRY_S = 2.0  # pause after a failed write
-QUEUE_LIMIT = 100_000  # maximum number of samples and events in memory (about 400 B each)
+QUEUE_LIMIT = 100_000  # maximum number of queued samples and events (about 400 B each)
 BATCH_LIMIT = 50_000
 BALLAST = "ballast"
 BALLAST_BYTES = 256 * 1024  # freed when the disk is full, so that run.json can be written
 CUSTOM_LISTED = 64
 _NUMBERED = re.compile(r"\.optimizer|\.group")
-TOLD_LIMIT = 20  # maximum number of different errors that are logged
+MAX_LOGGED = 20  # maximum number of different errors that are logged
 
 OnCommand = Callable[[int, str, str], None]
-"""Takes a command's id, name and arguments (JSON), in the writer thread."""
+"""Called with a command's id, name and arguments (JSON), in the writer thread."""
 Saw = Callable[[SeriesBlock, Sequence[QueueItem]], None]
-"""Takes rows of steps and other items that were stored."""
+"""Called with the stored rows of steps and other items."""
 Look = Callable[[Mapping[str, Any], int], Sequence[tuple[str, str, dict[str, Any]]]]
 """Returns new events (kind, text, data) from run.json and the step, about once a second."""
 
 
 class WriterThread:
-    """Writes one rank's part of a run folder until `close`.
+    """Writes one rank's files of a run folder until `close`.
 
     The owner changes `run_json` under `run_json_lock`. `progress` returns the entries that change
     at every step. Raises StoreError or OSError if the folder cannot be set up.
@@ -81,7 +81,7 @@ class WriterThread:
         self._custom: list[str] = []
         self._logged: set[str] = set()
         self._wall_offset_s = 0.0
-        with contextlib.ExitStack() as undo:  # a run that cannot begin leaves nothing behind
+        with contextlib.ExitStack() as undo:  # a failed start leaves no files
             self._store = StoreWriter(folder / store_name(rank))
             undo.callback((folder / store_name(rank)).unlink, missing_ok=True)
             undo.callback(self._store.close)
@@ -106,18 +106,18 @@ class WriterThread:
 
     @property
     def dropped(self) -> int:
-        """Rows and events lost because too many waited, or this thread failed."""
+        """Rows and events lost to full queues or errors of this thread."""
         return self._lost + self.ring.dropped + self.ring.lost
 
     def put(self, item: QueueItem) -> None:
-        """Queue an item; count it as dropped if too many wait."""
+        """Queue an item; count it as dropped if the queue is full."""
         if len(self._queue) >= QUEUE_LIMIT:
             self._lost += 1
         else:
             self._queue.append(item)
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits and end; a second call does nothing."""
+        """Write the pending rows and items, and end the thread; idempotent."""
         self.ring.stop()
         self._closing.set()
         self.wake()
@@ -126,7 +126,7 @@ class WriterThread:
             log.warning("stepscope-writer did not end within %.1f s", timeout_s)
 
     def leave(self) -> None:
-        """In a forked child, where this thread does not exist and its locks may be held."""
+        """Detach a forked child, which has no such thread and whose locks may be held."""
         self.run_json_lock = threading.RLock()
         self.wake = lambda: None  # the child must not wake the parent's thread
         self.ring.leave()
@@ -142,7 +142,7 @@ class WriterThread:
                 self._closing.wait(RETRY_S)
         self._store.close()
         self._sleeper.close()
-        if self.ring.waiting() <= 0:  # what could not be stored stays in the ring's file
+        if self.ring.waiting() <= 0:  # rows that could not be stored stay in the ring's file
             self.ring.close()
         (self.folder / BALLAST).unlink(missing_ok=True)
 
@@ -166,7 +166,7 @@ class WriterThread:
                 failed = self._flush(closing)
                 next_flush = now + (RETRY_S if failed else flush_s)
             if closing or now >= next_look:
-                self._ask_observer(closing)
+                self._poll_observer(closing)
                 next_look = now + HEARTBEAT_S
             if woken or closing or now >= next_beat:
                 self._beat(durable=closing)
@@ -174,21 +174,21 @@ class WriterThread:
             if closing:
                 self._ended = True
                 return
-            self._sleeper.forget_touches()  # a later one comes with a command not looked for yet
+            self._sleeper.forget_touches()  # before the poll: a later touch has a later command
             version = self._poll_commands(version)
 
     def _flush(self, everything: bool) -> bool:
-        """Write what waits, with `everything` also what comes meanwhile; return True on failure."""
+        """Commit pending rows and items, with `everything` also new ones; True on failure."""
         while self.ring.waiting() > 0 or self._queue:
             rows = self.ring.pending(everything=everything)
             batch = list(itertools.islice(self._queue, BATCH_LIMIT))
             if rows.upto == self.ring.drained and not batch:
-                break  # a slot is claimed and not written yet
+                break  # the next slot is claimed and not written yet
             if not self._store_valid(rows, batch):
                 return True
             self._note_recovery()
             if not everything and len(self._queue) < BATCH_LIMIT:
-                break  # each commit costs a millisecond of a core that the training may want
+                break  # each commit costs a millisecond of a core that the training may need
         return False
 
     def _store_rows(self, rows: PendingRows, batch: Sequence[QueueItem]) -> None:
@@ -205,11 +205,11 @@ class WriterThread:
             self.observer[0](block, batch)
 
     def _store_valid(self, rows: PendingRows, batch: Sequence[QueueItem]) -> bool:
-        """Store rows and items except those that the store refuses; return False to retry later."""
+        """Store rows and items except invalid ones; return False to retry later."""
         try:
             self._store_rows(rows, batch)
-        except Exception as error:  # noqa: BLE001 - the other rows must not wait
-            if _is_held_up(error):
+        except Exception as error:  # noqa: BLE001 - the other rows must be stored
+            if _is_temporary(error):
                 self._note_problem(error)
                 return False
             parts = _halves(rows, batch)
@@ -248,7 +248,7 @@ class WriterThread:
         for (stream, source), series in rows.items():
             self._store.append(stream, source, SeriesBlock.from_rows(series))
 
-    def _ask_observer(self, closing: bool) -> None:
+    def _poll_observer(self, closing: bool) -> None:
         """Write the events of the observer."""
         if self.observer is None:
             return
@@ -265,7 +265,7 @@ class WriterThread:
         self.put(Event(clock.now(), progress["step"], progress["epoch"], kind, text, data))
 
     def _note_clock(self) -> None:
-        """Add an event if the wall clock was set; the run's own times do not change."""
+        """Add an event if the wall clock was set; the run's times do not change."""
         offset_s = clock.wall_offset()
         set_by_s = offset_s - self._wall_offset_s
         if abs(set_by_s) < MIN_OFFSET_S:
@@ -273,12 +273,12 @@ class WriterThread:
         self._wall_offset_s = offset_s
         with self.run_json_lock:
             self.run_json["wall_offset_s"] = offset_s
-        way = "forward" if set_by_s > 0 else "back"
-        text = f"The system clock was set {way} by {format_duration(round(abs(set_by_s)))}"
+        direction = "forward" if set_by_s > 0 else "back"
+        text = f"The system clock was set {direction} by {format_duration(round(abs(set_by_s)))}"
         self._put_event("clock_set", text, {"set_by_s": set_by_s, "wall_offset_s": offset_s})
 
     def _note_custom(self, keys: tuple[str, ...]) -> None:
-        """List the metrics that only this run has, for the page."""
+        """List the run's custom metrics in run.json, for the page."""
         own = (key for key in keys if key not in BY_KEY and not _NUMBERED.search(key))
         custom = list(dict.fromkeys((*self._custom, *own)))[:CUSTOM_LISTED]
         if custom != self._custom:
@@ -287,10 +287,10 @@ class WriterThread:
                 self.run_json["custom"] = custom
 
     def _note_problem(self, error: Exception) -> None:
-        problem = (
-            f"Recording is delayed: {first_line(error)}. Training continues and rows wait in "
-            "memory; free disk space or repair the folder."
+        remedy = (
+            "Training continues, and rows stay in memory; free disk space or repair the folder."
         )
+        problem = f"Recording is delayed: {first_line(error)}. {remedy}"
         if self.run_json["problem"] is None:
             log.warning("stepscope: %s", problem)
             with contextlib.suppress(OSError):
@@ -299,7 +299,7 @@ class WriterThread:
 
     def _log_once(self, what: str, error: Exception, *, traceback: bool = False) -> None:
         text = f"{what}: {type(error).__name__}: {first_line(error)}"
-        if text not in self._logged and len(self._logged) < TOLD_LIMIT:
+        if text not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(text)
             log.error("stepscope: %s", text, exc_info=error if traceback else None)
 
@@ -310,7 +310,7 @@ class WriterThread:
             self._fill_ballast()
 
     def _beat(self, *, durable: bool) -> None:
-        """Write run.json; on a full disk, touch the old one as a sign of life."""
+        """Write run.json; on a full disk, touch the old file as a heartbeat."""
         with self.run_json_lock:
             self.run_json["heartbeat"] = time.time()
             self.run_json.update(self._progress(), dropped=self.dropped)
@@ -340,19 +340,19 @@ class WriterThread:
             atomic_write(self.folder / BALLAST, bytes(BALLAST_BYTES), durable=False)
 
 
-def _is_held_up(error: Exception) -> bool:
+def _is_temporary(error: Exception) -> bool:
     """Return True if the same rows may be stored later; False if they are invalid."""
-    of_the_row = (sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError)
-    if isinstance(error, of_the_row):
-        return False
-    return isinstance(error, sqlite3.Error | OSError | MemoryError)
+    invalid = sqlite3.InterfaceError | sqlite3.ProgrammingError | sqlite3.DataError
+    return isinstance(error, sqlite3.Error | OSError | MemoryError) and not isinstance(
+        error, invalid
+    )
 
 
 def _halves(
     rows: PendingRows, batch: Sequence[QueueItem]
 ) -> list[tuple[PendingRows, Sequence[QueueItem]]]:
-    """Return steps and other rows apart, then each in halves; a single one unchanged."""
-    behind = PendingRows(rows.slots[:0], rows.upto, 0)  # what is lost counts once, with `rows`
+    """Split steps from items, then each into halves; return a single row or item unchanged."""
+    behind = PendingRows(rows.slots[:0], rows.upto, 0)  # lost slots count once, with `rows`
     if len(rows.slots) and batch:
         return [(rows, ()), (behind, batch)]
     half = max(len(rows.slots), len(batch)) // 2

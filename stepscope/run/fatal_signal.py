@@ -17,7 +17,7 @@ from stepscope.run.folder import rank_file
 log = logging.getLogger(__name__)
 
 TRACEBACK_FILE = "traceback.txt"
-_READ_BYTES = 512 * 1024  # faulthandler writes 100 threads at most, each with some kilobytes
+MAX_READ_BYTES = 512 * 1024  # faulthandler writes at most 100 threads of some kilobytes
 _SIGNALS = {
     "Aborted": "SIGABRT",
     "Bus error": "SIGBUS",
@@ -34,7 +34,7 @@ _FRAME = re.compile(
 
 @contextmanager
 def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
-    """Let faulthandler, unless it is in use, write tracebacks of fatal signals into the folder."""
+    """Write tracebacks of fatal signals into the folder, unless faulthandler is in use."""
     path = folder / rank_file(TRACEBACK_FILE, rank)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -60,7 +60,7 @@ def fatal_signal(folder: Path, rank: int) -> str | None:
     """Return "SIGABRT in nn/conv.py:5 (forward)" for a fatal signal; None without one."""
     try:
         with open(open_regular_file(folder / rank_file(TRACEBACK_FILE, rank)), "rb") as file:
-            text = file.read(_READ_BYTES).decode(errors="replace")
+            text = file.read(MAX_READ_BYTES).decode(errors="replace")
     except OSError:
         return None
     error, frame = _ERROR.search(text), _FRAME.search(text)

@@ -45,12 +45,12 @@ def folder_name(started: float, name: str, tail: str) -> str:
 
 
 def is_run_id(text: str) -> bool:
-    """Return True if this can be the name of a run's folder."""
+    """Return True if `text` has the form of a run folder's name."""
     return _RUN_ID.fullmatch(text) is not None
 
 
 def run_folder(root: Path, run_id: str) -> Path:
-    """Return the folder of a run. Raises RunError if `root` has no such run, or for a path."""
+    """Return the folder of a run. Raises RunError for a path or an unknown run."""
     folder = root / run_id
     if not _RUN_ID.fullmatch(run_id) or not is_in(folder, root):
         raise RunError(f"run: must be the name of a run folder, got {run_id[:120]!r}.")
@@ -62,7 +62,7 @@ def run_folder(root: Path, run_id: str) -> Path:
 
 
 def is_in(folder: Path, root: Path) -> bool:
-    """Return True if a folder lies directly in `root`, links followed."""
+    """Return True if `folder` is a child of `root`, links followed."""
     return os.path.dirname(os.path.realpath(folder)) == os.path.realpath(root)
 
 
@@ -72,9 +72,9 @@ def run_folders(root: Path, name: str = RUN_JSON) -> Iterator[Path]:
         names = sorted(filter(is_run_id, os.listdir(root)), reverse=True)
     except OSError:
         return
-    for found in names:
-        if os.path.isfile(root / found / name):  # False where it cannot be read
-            yield root / found
+    for folder in names:
+        if os.path.isfile(root / folder / name):  # False where it cannot be read
+            yield root / folder
 
 
 def runs_root(runs: Path | None = None) -> Path:
@@ -90,7 +90,7 @@ def write_run_json(
 
 
 def rank_json(rank: int) -> str:
-    """Return the name of the file in which a rank keeps its own run.json."""
+    """Return the name of a rank's run metadata file."""
     return RUN_JSON if rank == 0 else f"rank{rank}.json"
 
 
@@ -114,7 +114,7 @@ def process_identity() -> dict[str, Any]:
 
 @functools.cache
 def pid_namespace() -> str | None:
-    """Return a name of this process's pid namespace, unique among all machines; None if unknown."""
+    """Return a name of this pid namespace, unique among all hosts; None if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -132,7 +132,7 @@ def user_name() -> str:
 
 
 def own_start() -> float:
-    """Return when this process began, in epoch seconds."""
+    """Return the start time of this process in epoch seconds."""
     return _start_of(os.getpid())
 
 
@@ -142,7 +142,7 @@ def _start_of(pid: int) -> float:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process began in clock ticks since the boot; None if unknown."""
+    """Return the start time of a process in clock ticks since the boot; None if unknown."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):  # not Linux, gone, or a /proc that is hidden
@@ -150,7 +150,10 @@ def start_ticks(pid: int) -> int | None:
 
 
 def start_above(mark: str) -> float | None:
-    """Return the start, in epoch seconds, of the nearest ancestor without a variable; or None."""
+    """Return the start time of the nearest ancestor without an environment variable.
+
+    In epoch seconds; None if unknown.
+    """
     with contextlib.suppress(psutil.Error, OSError):
         for process in psutil.Process().parents():
             if mark not in process.environ():
@@ -159,10 +162,10 @@ def start_above(mark: str) -> float | None:
 
 
 def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
-    """Return the process that writes a run of this host; None if it has ended."""
+    """Return the process that writes a run of this host; None if it has exited."""
     try:
         process = psutil.Process(int(run_json["pid"]))
-        # Pids are used again. The same start time (10 ms clock) is the same process; its epoch
+        # Pids are reused. An equal start time (10 ms clock) identifies the process; its epoch
         # seconds change when the clock is set.
         same = abs(process.create_time() - float(run_json["pid_started"])) < 1.0 or (
             run_json.get("pid_namespace") == pid_namespace() is not None
@@ -174,21 +177,21 @@ def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
 
 
 def recorder_of(run_json: dict[str, Any], file: Path) -> psutil.Process | None:
-    """Return this user's process that run.json names, if it has `file` open for writing."""
+    """Return the process of run.json if it is this user's and writes to `file`, or None."""
     process = process_of(run_json)
     with contextlib.suppress(psutil.Error):
         if (
             process is not None
             and process.uids().real == os.getuid()
             and _writes(process.pid, file)
-            and process.is_running()  # the pid was this process's at each check
+            and process.is_running()  # the pid belonged to this process at each check
         ):
             return process
     return None
 
 
 def not_signaled(process: psutil.Process, file: Path) -> str:
-    """Return why a process was sent no signal, and what the user can do instead."""
+    """Return why a process was sent no signal, and the command that ends it."""
     return (
         f"Process {process.pid} was sent no signal: it does not have {file.name} of this folder "
         f"open for writing. If it is the right one, end it by: kill -9 {process.pid}."
@@ -196,7 +199,7 @@ def not_signaled(process: psutil.Process, file: Path) -> str:
 
 
 def send_signal(process: psutil.Process, number: signal.Signals) -> None:
-    """Send a signal to this process, never to a later one of its pid; raises if it has ended."""
+    """Signal this process, never a later one of its pid. Raises psutil.Error if it has exited."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # Linux before 5.3, a Python built for it, or gone
@@ -211,18 +214,18 @@ def send_signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def _writes(pid: int, file: Path) -> bool:
-    """Return True if a process has a file, not a link, open for writing, by device and inode."""
+    """Return True if a process has this regular file (device, inode) open for writing."""
     try:
-        wanted = file.lstat()
+        status = file.lstat()
         descriptors = os.listdir(f"/proc/{pid}/fd")
     except OSError:
         return False
-    if not stat.S_ISREG(wanted.st_mode) or wanted.st_nlink != 1:
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         return False
-    for one in descriptors:
+    for descriptor in descriptors:
         with contextlib.suppress(OSError, IndexError, ValueError):  # closed meanwhile
-            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{one}"), wanted):
-                info = Path(f"/proc/{pid}/fdinfo/{one}").read_text()
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{descriptor}"), status):
+                info = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
                 flags = int(info.partition("flags:")[2].split()[0], 8)
                 if flags & os.O_ACCMODE != os.O_RDONLY:
                     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,24 +28,7 @@ from stepscope.run.rank_info import (
 from stepscope.run.rank_status import absence, absences
 from stepscope.run.status import HEARTBEAT_S, RunStatus
 
-BYTES_LIMIT = 2**20
-FILES_LIMIT = 64
-TEXT_LIMIT = 500
-
-
-def hung_in(folder: Path) -> str | None:
-    """Return the cause of the hang in which a run ended, by the first rank that hung, or None."""
-    try:
-        files = [name for name in os.listdir(folder) if name.startswith("hang-rank")]
-    except OSError:
-        return None
-    for name in sorted(files, key=lambda name: (len(name), name))[:FILES_LIMIT]:  # by number
-        with contextlib.suppress(*UNREADABLE):
-            what = read_json(folder / name, BYTES_LIMIT)["named"]["what"]
-            if isinstance(what, str):
-                return what[:TEXT_LIMIT]
-    return None
-
+MAX_HANG_BYTES, MAX_HANG_FILES, MAX_HANG_TEXT = 2**20, 64, 500
 
 _KEPT = "What was recorded is shown; resume from the last checkpoint."
 GONE = f"gone without a word (killed, or the machine went down). {_KEPT}"
@@ -69,8 +52,8 @@ class RunInfo:
     reason: str | None
     heartbeat_age_s: float
     run_json: dict[str, Any]
-    cause: int = 0  # number in the folder of the rank that `reason` is about
-    cause_rank: int = 0  # torch's number of that rank
+    cause: int = 0  # folder rank that `reason` is about
+    cause_rank: int = 0  # global rank of `cause`
 
     @property
     def id(self) -> str:
@@ -92,7 +75,7 @@ class RunInfo:
 
 
 def read_only_reason(run: RunInfo) -> str | None:
-    """Return why this process must not change a run; None for one of its own host and user."""
+    """Return why this process must not change a run; None for a run of its host and user."""
     host, user = run.run_json.get("host"), run.run_json.get("user", user_name())
     if host != socket.gethostname():
         return f"This run belongs to the host {host}: read-only. Its buttons work on a page there."
@@ -104,7 +87,7 @@ def read_only_reason(run: RunInfo) -> str | None:
 
 
 def read_run(folder: Path) -> RunInfo:
-    """Return a run's run_json and its present status. Raises RunError for a corrupt file.
+    """Return run metadata and the present status. Raises RunError for a corrupt file.
 
     A run of several ranks is live as long as rank 0, and has the status of the rank that caused its
     end. Its reason names absent ranks, and the hang before a failure.
@@ -119,9 +102,13 @@ def read_run(folder: Path) -> RunInfo:
         raise RunError(f"{folder.name}: {text}") from error
     status, reason, number, rank = own.status, own.run_json.get("reason"), own.number, own.rank
     if status is RunStatus.CRASHED:
-        reason = _crash(folder, own.run_json)
+        reason = f"The training process is {GONE}"
+        if (killed_by := fatal_signal(folder, 0)) is not None:
+            in_server = (own.run_json.get("config") or {}).get("runner") == "thread"
+            advice = f" {_OTHER_RUNNER}" if in_server else ""
+            reason = f"The training process was killed by {killed_by}. {_KEPT}{advice}"
     if (own.run_json.get("world_size") or 1) != 1:
-        end = own.run_json.get("job_end")  # written by the process that started the ranks
+        end = own.run_json.get("job_end")  # written by the launcher of the ranks
         if end is not None and not status.live:
             status, reason, number = RunStatus(end["status"]), end["reason"], end["rank"]
             rank = number
@@ -136,8 +123,23 @@ def read_run(folder: Path) -> RunInfo:
     return RunInfo(folder, status, reason, own.age_s, own.run_json, number, rank)
 
 
+def hung_in(folder: Path) -> str | None:
+    """Return the cause of a run's hang by the first rank that hung; None without a hang."""
+    try:
+        files = [name for name in os.listdir(folder) if name.startswith("hang-rank")]
+    except OSError:
+        return None
+    files.sort(key=lambda name: (len(name), name))  # by number
+    for name in files[:MAX_HANG_FILES]:
+        with contextlib.suppress(*UNREADABLE):
+            what = read_json(folder / name, MAX_HANG_BYTES)["named"]["what"]
+            if isinstance(what, str):
+                return what[:MAX_HANG_TEXT]
+    return None
+
+
 def run_json_of(run: RunInfo, number: int) -> dict[str, Any]:
-    """Return the file of a rank, with what only run.json has, such as settings."""
+    """Return the metadata of a rank, with the entries that only run.json has, such as settings."""
     if number == 0:
         return run.run_json
     try:
@@ -148,11 +150,10 @@ def run_json_of(run: RunInfo, number: int) -> dict[str, Any]:
 
 
 def restart_expected(run: RunInfo) -> bool:
-    """Return True if torchrun, of this host and user, will start all ranks of a run again."""
+    """Return True if torchrun, of this host and user, will restart all ranks of a run."""
     torchrun = run.run_json.get("torchrun")
-    ended = run.status in (RunStatus.FAILED, RunStatus.CRASHED)
     return (
-        ended
+        run.status in (RunStatus.FAILED, RunStatus.CRASHED)
         and torchrun is not None
         and read_only_reason(run) is None
         and torchrun.get("max_restarts", 0) > torchrun.get("restarts", 0)
@@ -162,52 +163,37 @@ def restart_expected(run: RunInfo) -> bool:
 
 
 def rank_pids(run: RunInfo) -> Iterator[int]:
-    """Yield the pids of the live processes of a run that are of this host and user."""
+    """Yield the pids of the live processes of a run on this host and of this user."""
     several = (run.run_json.get("world_size") or 1) != 1
     others = (
         RunInfo(run.folder, rank.status, None, rank.age_s, rank.run_json)
         for rank in (other_ranks(run.folder) if several else ())
     )
-    for one in (*others, run):
-        pid = one.run_json.get("pid")
-        if one.status.live and read_only_reason(one) is None and pid is not None:
+    for info in (*others, run):
+        pid = info.run_json.get("pid")
+        if info.status.live and read_only_reason(info) is None and pid is not None:
             yield pid
-
-
-def _crash(folder: Path, run_json: Mapping[str, Any]) -> str:
-    """Return why the only process of a run has exited."""
-    killed_by = fatal_signal(folder, 0)
-    if killed_by is None:
-        return f"The training process is {GONE}"
-    in_server = (run_json.get("config") or {}).get("runner") == "thread"
-    reason = f"The training process was killed by {killed_by}. {_KEPT}"
-    return f"{reason} {_OTHER_RUNNER}" if in_server else reason
 
 
 def _end_of_all(
     folder: Path, ranks: list[RankMetadata], reason: str | None
 ) -> tuple[RunStatus, str | None, RankMetadata]:
-    """Return the status and the reason of a run of several ranks, and the rank that caused it."""
-    ends = [end for end in (rank.end() for rank in ranks) if end is not None]
-    causes = first_cause(ends, together_s=HEARTBEAT_S)
+    """Return status, reason, and the rank that caused the end, of a run of several ranks."""
+    causes = first_cause([end for rank in ranks if (end := rank.end())], together_s=HEARTBEAT_S)
     if not causes:
         return ranks[0].status, reason, ranks[0]
     by_number = {rank.number: rank for rank in ranks}
-    first = by_number[causes[0].number]
-    numbers = sorted(by_number[end.number].rank for end in causes)
-    if causes[0].reason is None:
+    first, text = by_number[causes[0].number], causes[0].reason
+    if text is None:
         killed_by = fatal_signal(folder, first.number)
-        end = f"{names(numbers, len(ranks))} {GONE}"
+        gone = sorted(by_number[end.number].rank for end in causes)
+        reason = f"{names(gone, len(ranks))} {GONE}"
         if killed_by is not None:
-            end = f"Rank {first.rank} was killed by {killed_by}. {_KEPT}"
-        return RunStatus.CRASHED, f"{end}{_waited(ranks, killed_by)}", first
+            reason = f"Rank {first.rank} was killed by {killed_by}. {_KEPT}"
+        return RunStatus.CRASHED, f"{reason}{_waited(ranks, killed_by)}", first
     if first.status is RunStatus.STOPPED:
-        return RunStatus.STOPPED, causes[0].reason, first
-    hosts = {str(rank.run_json.get("host")) for rank in ranks}
-    text = causes[0].reason
-    left = left_early(
-        causes[0], [end for end in map(RankMetadata.finish, ranks) if end is not None]
-    )
+        return RunStatus.STOPPED, text, first
+    left = left_early(causes[0], [end for rank in ranks if (end := rank.finish())])
     if left is not None:
         waiting, first = first, by_number[left.number]
         after = format_short_time(max(0.0, causes[0].earliest - left.earliest))
@@ -215,15 +201,16 @@ def _end_of_all(
             f"returned without an error after step {first.run_json.get('step') or 0:,}, "
             f"{after} before rank {waiting.rank} failed{waiting.failed_in}: {text}"
         )
+    hosts = {str(rank.run_json.get("host")) for rank in ranks}
     where = f" ({first.run_json.get('host')})" if len(hosts) > 1 else ""
     return RunStatus.FAILED, f"Rank {first.rank}{where}: {text}", first
 
 
 def _waited(ranks: list[RankMetadata], killed_by: str | None) -> str:
-    """Return a sentence on the collective that another rank failed in; "" if none did."""
-    found = next((rank for rank in ranks if rank.failed_in), None)
-    if found is None:
+    """Return a sentence on the collective that another rank failed in; "" without one."""
+    rank = next((rank for rank in ranks if rank.failed_in), None)
+    if rank is None:
         return ""
-    is_nccl = "NCCL" in str(found.run_json.get("reason")).upper()
+    is_nccl = "NCCL" in str(rank.run_json.get("reason")).upper()
     is_mismatch = (killed_by or "").startswith("SIGABRT") and not is_nccl
-    return f" Rank {found.rank} failed{found.failed_in}.{_MISMATCH if is_mismatch else ''}"
+    return f" Rank {rank.rank} failed{rank.failed_in}.{_MISMATCH if is_mismatch else ''}"

@@ -1,4 +1,4 @@
-"""Read what each rank wrote in the run folder, and which rank failed first."""
+"""Read the metadata of each rank, and find the rank that failed first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepscope.run.folder import own_start, pid_namespace, process_of, rank_json
 from stepscope.run.setting_names import current_settings
 from stepscope.run.status import FRESH_S, STALE_S, RunKind, RunStatus
 
-NAMED = 8  # maximum number of ranks that a sentence lists
+NAMED = 8  # maximum number of ranks in a sentence
 
 _OF_A_PEER = re.compile(
     r"closed by peer|reset by peer|Broken pipe|Connection refused|pair closure|Socket Timeout"
@@ -26,16 +26,16 @@ _OF_A_PEER = re.compile(
     r"|collective operation timeout|[Tt]imed out waiting \w+ for \w+ operation|wait timeout after"
     r"|another rank had failed"
 )
-"""Messages of gloo, NCCL, TCPStore and Stepscope when another rank is lost or late."""
+"""Messages of gloo, NCCL, TCPStore and Stepscope about another rank that is lost or late."""
 _LOST_PEER = re.compile(
     r"closed by peer|reset by peer|Broken pipe|pair closure|remote process exited|ncclRemoteError"
 )
-"""The messages among them that a process which has exited causes, and a late one does not."""
+"""The subset that only the exit of another process causes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """The end of one rank between two epoch seconds, and the `reason` that it wrote, or None."""
+    """End of one rank between two epoch seconds, and the `reason` that it wrote, or None."""
 
     number: int
     earliest: float
@@ -44,21 +44,21 @@ class RankExit:
 
     @property
     def of_a_peer(self) -> bool:
-        """True if the rank ended because another rank had."""
+        """True if the rank ended because another rank had ended."""
         return self.reason is not None and _OF_A_PEER.search(self.reason) is not None
 
     @property
     def lost_peer(self) -> bool:
-        """True if the rank ended because the process of another rank had exited."""
+        """True if the rank ended because another rank's process had exited."""
         return self.reason is not None and _LOST_PEER.search(self.reason) is not None
 
 
 def first_cause(ends: Sequence[RankExit], *, together_s: float) -> list[RankExit]:
-    """Return the end that caused the others; empty without ends.
+    """Return the ends that caused the others; empty without ends.
 
-    An error about the connection to another rank counts only without another error; among the rest
-    the earliest end counts. A rank that exited without a reason precedes one that lost the
-    connection to it by up to STALE_S. All ranks that did so within `together_s` are returned.
+    Connection errors are ignored if a rank has another error; then the earliest end counts. A rank
+    that exited without a reason may precede lost connections by up to STALE_S. All ranks that
+    exited without a reason within `together_s` are returned.
     """
     spoken = sorted((end for end in ends if end.reason is not None), key=lambda end: end.earliest)
     gone = sorted((end for end in ends if end.reason is None), key=lambda end: end.earliest)
@@ -72,7 +72,7 @@ def first_cause(ends: Sequence[RankExit], *, together_s: float) -> list[RankExit
 
 
 def left_early(cause: RankExit, finished: Sequence[RankExit]) -> RankExit | None:
-    """Return the rank that finished while `cause` still needed it; None if no rank did."""
+    """Return the first rank that finished before `cause` lost it; None without such a rank."""
     if not cause.of_a_peer:
         return None
     margin_s = STALE_S if cause.lost_peer else 0.0
@@ -91,10 +91,10 @@ def names(numbers: Sequence[int], world_size: int = 0, where: str = "") -> str:
 
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
-"""What reading a damaged or foreign file of a run raises."""
-RANKS_LIMIT = 4096  # maximum number of ranks of a folder
+"""Exceptions of reading a damaged or untrusted file of a run."""
+RANKS_LIMIT = 4096  # maximum number of ranks in a folder
 BYTES_LIMIT = 16 * 2**20
-"""Maximum size of a rank's file: it has some 10 kB, and the settings of the script."""
+"""Maximum size of a rank's file: about 10 kB, plus the settings of the script."""
 _LAST_S = 4_102_444_800.0  # 2100-01-01 in epoch seconds. Tables end in 2262, `datetime` in 9999.
 _AHEAD_S = 3600.0
 """Maximum difference of a heartbeat to the present: clocks are set, and differ by time zones."""
@@ -137,35 +137,35 @@ def _types() -> Mapping[str, Any]:
 
 
 def rank_numbers(folder: Path) -> list[int]:
-    """Return the numbers of the ranks that have a run.json of their own in a folder, 0 always."""
+    """Return the folder ranks that have a metadata file, always including 0."""
     return [0, *(number for number in numbers_with(folder, "json") if number)]
 
 
 def numbers_with(folder: Path, ending: str) -> list[int]:
-    """Return the numbers K, in order, of the first RANKS_LIMIT files rankK.`ending`, a pattern."""
+    """Return K of each file rankK.`ending` (a pattern), sorted, at most RANKS_LIMIT."""
     try:
         names = "/".join(os.listdir(folder))  # no name has a slash
     except OSError:
         return []
     # One search in all names: this runs at every poll, and each of 64 ranks has some files.
-    found = re.findall(rf"(?<![^/])rank(0|[1-9][0-9]{{0,5}})\.{ending}(?![^/])", names)
-    return sorted(map(int, found))[:RANKS_LIMIT]
+    numbers = re.findall(rf"(?<![^/])rank(0|[1-9][0-9]{{0,5}})\.{ending}(?![^/])", names)
+    return sorted(map(int, numbers))[:RANKS_LIMIT]
 
 
 def read_run_json(folder: Path, number: int) -> dict[str, Any]:
-    """Return a rank's file without invalid optional fields; follows a link. Raises UNREADABLE."""
+    """Return a rank's metadata without invalid optional fields. Raises UNREADABLE."""
     content = read_json(folder / rank_json(number), BYTES_LIMIT, follow_links=True)
     if not isinstance(content, dict):
         raise TypeError(f"must be an object, got a {type(content).__name__}")
-    found = {name: value for name, value in content.items() if _is_valid(name, value)}
-    config = found.get("config")
-    if isinstance(config, dict) and found.get("kind", RunKind.TRAINER) == RunKind.TRAINER:
-        found["config"] = current_settings(config)
-    return found
+    run_json = {name: value for name, value in content.items() if _is_valid(name, value)}
+    config = run_json.get("config")
+    if isinstance(config, dict) and run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER:
+        run_json["config"] = current_settings(config)
+    return run_json
 
 
 def _is_valid(name: str, value: Any) -> bool:
-    """Return True if a field can have this value. Raises ValueError for a required field."""
+    """Return True if a field may have this value. Raises ValueError for a required field."""
     import msgspec  # noqa: PLC0415 - see _types
 
     kind = _types().get(name)
@@ -181,7 +181,7 @@ def _is_valid(name: str, value: Any) -> bool:
 
 
 def required(run_json: Mapping[str, Any], name: str) -> Any:
-    """Return a field that each run has. Raises ValueError without it."""
+    """Return a required field. Raises ValueError if it is missing."""
     if run_json.get(name) is None:
         raise ValueError(f"{name}: must be set, got nothing")
     return run_json[name]
@@ -193,22 +193,22 @@ def wall_offset_of(run_json: Mapping[str, Any]) -> float:
 
 
 def now_of(run_json: Mapping[str, Any]) -> float:
-    """Return the present by a rank's own clock, whose times are those of its rows."""
+    """Return the present time by a rank's clock, as its rows have it."""
     return time.time() - wall_offset_of(run_json)
 
 
 def torch_rank(run_json: Mapping[str, Any], number: int) -> int:
-    """Return torch's number of a rank; `number`, that in the folder, if its file has none."""
+    """Return the global rank of a metadata file; the folder rank `number` without it."""
     rank: int | None = run_json.get("rank")
     return number if rank is None else rank
 
 
 @dataclass(frozen=True, slots=True)
 class RankMetadata:
-    """One rank's run_json and its present status.
+    """Metadata and present status of one rank.
 
-    `beat` is the last sign of life by the clock of the process, as are its rows; `age_s` is the age
-    of `beat` by the wall clock.
+    `beat` is the last heartbeat by the clock of the process, as its rows; `age_s` is its age by the
+    wall clock.
     """
 
     number: int
@@ -219,11 +219,11 @@ class RankMetadata:
 
     @property
     def rank(self) -> int:
-        """torch's number of the rank."""
+        """Global rank."""
         return torch_rank(self.run_json, self.number)
 
     def end(self) -> RankExit | None:
-        """Return how the rank ended; None if it is live or has finished."""
+        """Return the failure of the rank; None if it is live or has finished."""
         failure = self.run_json.get("failure")
         if failure is not None and self.status is not RunStatus.STOPPED:
             return self._end_at(failure["ts"], failure.get("reason"))
@@ -234,14 +234,14 @@ class RankMetadata:
         return None
 
     def finish(self) -> RankExit | None:
-        """Return when the rank finished without an error; None if it did not."""
+        """Return the end of a rank that finished without an error, or None."""
         if self.status is not RunStatus.FINISHED or self.end() is not None:
             return None
         return self._end_at(self.run_json.get("ended"), None)
 
     @property
     def failed_in(self) -> str:
-        """The collective in which the rank failed, as the end of a clause; "" if unknown."""
+        """Collective in which the rank failed, as the end of a clause; "" if unknown."""
         return f" in {name[:200]}" if (name := self.run_json.get("waited_in")) else ""
 
     def _end_at(self, ts: float | None, reason: str | None) -> RankExit:
@@ -252,22 +252,22 @@ class RankMetadata:
 def read_rank_file(folder: Path, number: int) -> RankMetadata:
     """Read the file of one rank and determine its status. Raises UNREADABLE."""
     run_json = read_run_json(folder, number)
-    # A full disk keeps the old text, but the writer still touches the file.
+    # On a full disk the file keeps its content, but the writer still touches it.
     touched = os.stat(folder / rank_json(number)).st_mtime
-    signs, now = [float(required(run_json, "heartbeat")), touched], time.time()
-    # One far in the future would be a sign of life for ever; the disk may have the right time.
-    beat = max([sign for sign in signs if sign < now + _AHEAD_S] or signs)
+    beats, now = [float(required(run_json, "heartbeat")), touched], time.time()
+    # A heartbeat far in the future would never be stale; the disk may have the right time.
+    beat = max([beat for beat in beats if beat < now + _AHEAD_S] or beats)
     status, age_s = RunStatus(required(run_json, "status")), now - beat
     if age_s < 0:
         age_s = 0.0 if age_s > -_AHEAD_S else -age_s
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED
-    # Heartbeats and times of files are by the wall clock, all else by that of the process.
+    # Heartbeats and times of files are by the wall clock, all others by the process's clock.
     return RankMetadata(number, run_json, status, beat - wall_offset_of(run_json), age_s)
 
 
 def find_rank(folder: Path, number: int) -> RankMetadata | None:
-    """Return the file of a rank; None if it is missing or cannot be read."""
+    """Return the metadata of a rank; None if it is missing or unreadable."""
     try:
         return read_rank_file(folder, number)
     except UNREADABLE:
@@ -275,7 +275,7 @@ def find_rank(folder: Path, number: int) -> RankMetadata | None:
 
 
 def other_ranks(folder: Path) -> Iterator[RankMetadata]:
-    """Yield the files of all ranks but number 0 that can be read."""
+    """Yield the readable metadata of all ranks but folder rank 0."""
     for number in rank_numbers(folder)[1:]:
         if (rank := find_rank(folder, number)) is not None:
             yield rank
@@ -286,6 +286,6 @@ def _alive(run_json: dict[str, Any], heartbeat_age_s: float) -> bool:
     if run_json.get("host") != socket.gethostname() or namespace not in (None, pid_namespace()):
         return heartbeat_age_s < STALE_S
     if run_json.get("pid") == os.getpid() and run_json.get("pid_started") == own_start():
-        return True  # checked at every poll and click; looking into /proc would cost more
+        return True  # checked at every poll and click; reading /proc would cost more
     unsure = namespace is None and heartbeat_age_s < FRESH_S
     return process_of(run_json) is not None or unsure

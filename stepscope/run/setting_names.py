@@ -1,4 +1,4 @@
-"""Earlier names of settings and workloads: run folders, checkpoints, links and plans have them."""
+"""Earlier names of settings and workloads, as in run folders, checkpoints, links and plans."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EARLIER_FIELDS = {
 }
 EARLIER_WORKLOADS = {"fill": "memory_stress", "user": "custom"}
 EARLIER_IMPLS = ("fused", "foreach")
-"""Earlier switches, now values of optimizer_impl; with both off it was a for-loop."""
+"""Earlier switches, now values of optimizer_impl; with both off its value is for-loop."""
 _IMPL = re.compile(r"(?<![\w=.])(fused|foreach)(?:=(true|false))?(?![\w=])")
 _NAME = re.compile(r"(?<![\w=.])[a-z_]+(?![\w])")
 
@@ -48,17 +48,17 @@ def current_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     ({'optimizer_impl': 'foreach'}, {'optimizer_impl': 'for-loop'})
     """
     given = {name: value for name, value in values.items() if name not in EARLIER_IMPLS}
-    found = {EARLIER_FIELDS.get(name, name): value for name, value in given.items()}
-    found |= {name: value for name, value in given.items() if name not in EARLIER_FIELDS}
-    if "optimizer_impl" not in found and len(given) < len(values):
-        found["optimizer_impl"] = _optimizer_impl(values)
-    if isinstance(workload := found.get("workload"), str):
-        found["workload"] = EARLIER_WORKLOADS.get(workload, workload)
-    return found
+    settings = {EARLIER_FIELDS.get(name, name): value for name, value in given.items()}
+    settings |= {name: value for name, value in given.items() if name not in EARLIER_FIELDS}
+    if "optimizer_impl" not in settings and len(given) < len(values):
+        settings["optimizer_impl"] = _optimizer_impl(values)
+    if isinstance(workload := settings.get("workload"), str):
+        settings["workload"] = EARLIER_WORKLOADS.get(workload, workload)
+    return settings
 
 
 def _optimizer_impl(values: Mapping[str, Any]) -> Any:
-    """Return the value of the earlier switches; one that is no truth value is returned itself."""
+    """Return optimizer_impl for the earlier switches; an invalid switch is returned unchanged."""
     for name in EARLIER_IMPLS:
         value = values.get(name, False)
         text = value.lower() if isinstance(value, str) else value

@@ -13,7 +13,7 @@ from stepscope.common.formatting import terminal_text
 HEARTBEAT_S = 1.0
 STALE_S = 10.0  # age of a heartbeat from which a run of another host counts as crashed
 FRESH_S = 3 * HEARTBEAT_S
-"""Age of a heartbeat up to which a run without a process of its pid, as in a container, is live."""
+"""Age of a heartbeat up to which a run counts as live without a visible process (container)."""
 
 
 class RunStatus(StrEnum):
@@ -34,7 +34,7 @@ class RunStatus(StrEnum):
 
 
 class RunKind(StrEnum):
-    """Program that writes a run: determines the content and the buttons of its page."""
+    """Program that writes a run; determines content and buttons of its page."""
 
     TRAINER = "trainer"  # the built-in workloads
     WATCH = "watch"  # a script under `stepscope watch`
@@ -52,7 +52,7 @@ _OUT_OF_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Cannot alloc
 
 
 class MemoryShortage(StrEnum):
-    """Which memory was not enough; the value begins the sentence about it."""
+    """Memory that was exhausted; the value begins its sentence."""
 
     GPU = "The GPU ran out of memory"
     HOST = "The host ran out of memory"
@@ -68,10 +68,10 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended; `reason` is the sentence shown on the page.
+    """Outcome of a run; `reason` is the sentence shown on the page.
 
-    `failure` is the kind of its event: "oom", "error", or None. After a `fatal` one this process
-    can no longer use the GPU.
+    `failure` is the kind of its event: "oom", "error", or None. After a `fatal` failure this
+    process can no longer use the GPU.
     """
 
     status: RunStatus = RunStatus.FINISHED
@@ -81,21 +81,19 @@ class RunOutcome:
 
 
 def outcome(error: BaseException | None) -> RunOutcome:
-    """Return the outcome of a script that ended with this exception, or without one."""
+    """Return the outcome of a script by its exception; None for a normal exit."""
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return RunOutcome()
     if isinstance(error, KeyboardInterrupt):
         return RunOutcome(RunStatus.STOPPED, "Interrupted (Ctrl-C).")
     if isinstance(error, SystemExit):
-        if isinstance(error.code, int):
-            return RunOutcome(
-                RunStatus.FAILED, f"The script ended with exit code {int(error.code)}."
-            )
-        return RunOutcome(RunStatus.FAILED, f"The script ended: {_said_by(error.code)[:300]}")
-    short = shortage(error)
-    if short is not None:
-        return out_of_memory(short, error, _REMEDIES[short])
-    first = _said_by(error).strip().split("\n")[0][:300]
+        code, text = error.code, f": {_text_of(error.code)[:300]}"
+        end = f" with exit code {int(code)}." if isinstance(code, int) else text
+        return RunOutcome(RunStatus.FAILED, f"The script ended{end}")
+    memory = shortage(error)
+    if memory is not None:
+        return out_of_memory(memory, error, _REMEDIES[memory])
+    first = _text_of(error).strip().split("\n")[0][:300]
     return failed(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
@@ -105,22 +103,22 @@ def failed(reason: str) -> RunOutcome:
 
 
 def out_of_memory(short: MemoryShortage, error: BaseException, remedy: str) -> RunOutcome:
-    """Return the outcome of a run that ran out of memory, with the size if the error has it."""
-    found = re.search(r"[Tt](ried to allocate [0-9.]+ (bytes|[KMGT]?i?B))", _said_by(error))
-    asked = f" (t{found.group(1)})" if found else ""
-    return RunOutcome(RunStatus.FAILED, f"{short}{asked}. {remedy}", failure="oom")
+    """Return the outcome of an out-of-memory error, with the requested size if known."""
+    match = re.search(r"[Tt](ried to allocate [0-9.]+ (bytes|[KMGT]?i?B))", _text_of(error))
+    size = f" (t{match[1]})" if match else ""
+    return RunOutcome(RunStatus.FAILED, f"{short}{size}. {remedy}", failure="oom")
 
 
 def with_case(ended: RunOutcome, case: str | None, remedy: str | None = None) -> RunOutcome:
-    """Add a case of `out_of_memory` to its reason, and replace the remedy if the case has one."""
+    """Add an OOM cause to the reason of `out_of_memory`, and its remedy if any."""
     first, _, rest = (ended.reason or "").partition(". ")
     named = f"{first}: {case}" if case else first
     return replace(ended, reason=f"{named}. {remedy or rest}")
 
 
 def killed_worker(error: BaseException) -> bool:
-    """Return True if a DataLoader lost a worker, such as one that the kernel killed."""
-    text = _said_by(error)
+    """Return True if a DataLoader lost a worker, such as by the kernel's OOM killer."""
+    text = _text_of(error)
     if isinstance(error, ConnectionError | EOFError):  # closed before the process has ended
         files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
         return any("torch/utils/data" in file.replace("\\", "/") for file in files)
@@ -128,7 +126,7 @@ def killed_worker(error: BaseException) -> bool:
 
 
 def with_lost_worker(ended: RunOutcome, kills: int | None) -> RunOutcome:
-    """Return the outcome of a run that lost a worker, by the kernel's count of OOM kills."""
+    """Return the outcome after a lost worker; `kills` counts OOM kills, None if unknown."""
     if kills is None:
         reason = (ended.reason or "").rstrip(". ")
         return replace(ended, reason=f"{reason}. Host memory may have run out: unknown here.")
@@ -139,7 +137,7 @@ def with_lost_worker(ended: RunOutcome, kills: int | None) -> RunOutcome:
     return RunOutcome(RunStatus.FAILED, reason, failure="oom")
 
 
-def _said_by(value: object) -> str:
+def _text_of(value: object) -> str:
     """Return an exception's text without colors."""
     try:
         return terminal_text(str(value))
@@ -148,8 +146,8 @@ def _said_by(value: object) -> str:
 
 
 def shortage(error: BaseException) -> MemoryShortage | None:
-    """Return the memory that ran out by this exception; None for another error."""
-    text = _said_by(error)
+    """Return the memory that this exception reports as exhausted, or None."""
+    text = _text_of(error)
     if _OUT_OF_CUDA_MEMORY in text:
         return MemoryShortage.PINNED if _was_pinning(error) else MemoryShortage.GPU
     if type(error).__name__ == "OutOfMemoryError" or any(w in text for w in _OUT_OF_GPU_MEMORY):
@@ -160,8 +158,8 @@ def shortage(error: BaseException) -> MemoryShortage | None:
 
 
 def _was_pinning(error: BaseException) -> bool:
-    """Return True if the call that raised this pins memory: CUDA has one error for both."""
-    if "in pin memory thread" in _said_by(error):  # the DataLoader's, with its own traceback
+    """Return True if the failed call pins memory: CUDA has one error for both."""
+    if "in pin memory thread" in _text_of(error):  # the DataLoader's, with its own traceback
         return True
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].lineno is None:

@@ -1,8 +1,8 @@
 """Blocks of a series: rows, or buckets of several rows, and their bytes on disk.
 
 A *row* has a time, a step and a value per metric. A *bucket* of rows has the last time, the highest
-step, and per metric minimum, maximum, mean and count of the finite values, and the number of others
-(NaN and infinities). In an array NaN is a missing value; a recorded NaN has RECORDED_NAN's bits.
+step, and per metric minimum, maximum, mean and count of the finite values, and the number of
+non-finite values. In an array NaN is a missing value; a recorded NaN has RECORDED_NAN's bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FACTOR = 16  # rows of a level that make one bucket of the next
 FRAME_ROWS = 512  # rows of a full frame; a multiple of FACTOR, so no bucket crosses two frames
 AXES = 2  # matrix rows before the metrics: time and step
 MAX_KEYS, MAX_KEYS_LENGTH = 4096, 2**20
-"""Maximum number of metrics of a frame that is read, and characters of their list."""
+"""Maximum number of metrics in a frame, and of characters in their list."""
 MAX_TIME_S = 253_402_300_799.0  # the last second of the year 9999: no library formats a later one
 MAX_STEP = 2.0**63
 _AXIS_LIMITS = np.array([[MAX_TIME_S], [MAX_STEP]])
@@ -34,13 +34,13 @@ RECORDED_NAN = float(np.array(_NAN_BITS, dtype=np.uint64).view(np.float64))
 
 
 def missing(values: Floats) -> NDArray[np.bool_]:
-    """Return a mask of the missing values: NaN, but not a recorded one."""
+    """Return a mask of the missing values: every NaN but RECORDED_NAN."""
     other: NDArray[np.bool_] = values.view(np.uint64) != _NAN_BITS
     return np.isnan(values) & other
 
 
 def recorded(values: Floats) -> Floats:
-    """Return the values with each NaN marked as a recorded one."""
+    """Return the values with each NaN replaced by RECORDED_NAN."""
     return np.where(np.isnan(values), RECORDED_NAN, values)
 
 
@@ -48,9 +48,9 @@ def recorded(values: Floats) -> Floats:
 class SeriesBlock:
     """`n` consecutive buckets of a series; raw rows are buckets of one.
 
-    `ts` (n,) is in epoch seconds, `step` is (n,), the others are (len(keys), n). `count` is the
-    number of finite values, `odd` that of the others. Where `count` is 0, `low`, `high` and `mean`
-    are NaN; in a raw row, the odd value itself.
+    `ts` (n,) is in epoch seconds, `step` is (n,), the other arrays are (len(keys), n). `count` is
+    the number of finite values, `odd` the number of non-finite values. Where `count` is 0, `low`,
+    `high` and `mean` are NaN; in a raw row, the non-finite value.
     """
 
     keys: tuple[str, ...]
@@ -66,7 +66,7 @@ class SeriesBlock:
         return len(self.ts)
 
     def arrays(self) -> tuple[Floats, ...]:
-        """Return the seven arrays in the order of the fields."""
+        """Return the seven arrays in field order."""
         return self.ts, self.step, self.low, self.high, self.mean, self.count, self.odd
 
     @classmethod
@@ -91,13 +91,13 @@ class SeriesBlock:
         return cls.raw(keys, ts, np.array([row[1] for row in rows], dtype=float), values)
 
     def slice(self, start: int, stop: int) -> SeriesBlock:
-        """Return buckets start to stop."""
+        """Return the buckets [start, stop)."""
         if start == 0 and stop >= len(self):
             return self
         return SeriesBlock(self.keys, *(part[..., start:stop] for part in self.arrays()))
 
     def with_keys(self, keys: Sequence[str]) -> SeriesBlock:
-        """Return the block with exactly these metrics, in this order; new ones are missing."""
+        """Return the block with exactly these metrics; new metrics have missing values."""
         keys = tuple(keys)
         if keys == self.keys:
             return self
@@ -113,7 +113,7 @@ class SeriesBlock:
 
 
 def join(blocks: Iterable[SeriesBlock]) -> SeriesBlock:
-    """Return one block of all blocks in order, with the union of their metrics."""
+    """Concatenate blocks, with the union of their metrics."""
     blocks = [block for block in blocks if len(block)]
     keys = tuple(dict.fromkeys(key for block in blocks for key in block.keys))
     aligned = [block.with_keys(keys).arrays() for block in blocks]
@@ -125,7 +125,7 @@ def join(blocks: Iterable[SeriesBlock]) -> SeriesBlock:
 
 
 def merge(block: SeriesBlock, starts: NDArray[np.intp]) -> SeriesBlock:
-    """Return a bucket for each group of buckets; group i begins at `starts[i]` (rising from 0)."""
+    """Merge groups of buckets into one bucket each; group i begins at `starts[i]`."""
     if len(block) == 0 or len(starts) == len(block):
         return block
     count = np.add.reduceat(block.count, starts, axis=1)
@@ -143,10 +143,9 @@ def merge(block: SeriesBlock, starts: NDArray[np.intp]) -> SeriesBlock:
 
 
 def encode(block: SeriesBlock, level: int) -> bytes:
-    """Return a block's bytes: the values at level 0; above it four statistics, and `odd` if any.
+    """Return a block's bytes: values at level 0, else four statistics, and `odd` if not 0.
 
-    The first bytes of all floats come first, then all second bytes, and so on, deflated: neighbors
-    share their exponent bytes.
+    Bytes are grouped by their position in the float and deflated: neighbors share exponent bytes.
     """
     parts = [block.mean] if level == 0 else [block.low, block.high, block.mean, block.count]
     if level > 0 and block.odd.any():
@@ -159,15 +158,15 @@ def encode(block: SeriesBlock, level: int) -> bytes:
 def decode(data: object, keys: Sequence[str], rows: int, level: int) -> SeriesBlock:
     """Return the block that `encode` wrote. Raises ValueError for damaged bytes."""
     size = len(keys)
-    smaller, larger = (1, 1) if level == 0 else (4, 5)  # lines of a metric
-    most = 8 * (AXES + larger * size) * rows
+    smaller, larger = (1, 1) if level == 0 else (4, 5)  # matrix rows of a metric
+    max_bytes = 8 * (AXES + larger * size) * rows
     if not isinstance(data, bytes) or not 0 < rows <= FRAME_ROWS:
         raise ValueError(f"must be bytes of {FRAME_ROWS} rows at most, got {rows} rows")
     try:
-        inflated = np.frombuffer(zlib.decompressobj().decompress(data, most + 1), np.uint8)
+        inflated = np.frombuffer(zlib.decompressobj().decompress(data, max_bytes + 1), np.uint8)
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    with_odd = level > 0 and len(inflated) == most
+    with_odd = level > 0 and len(inflated) == max_bytes
     height = AXES + (larger if with_odd else smaller) * size
     planes = inflated.reshape(8, height * rows)
     matrix = np.ascontiguousarray(planes.T).view(np.float64).reshape(height, rows)
@@ -204,7 +203,7 @@ MetricValues = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A row of the samples or devices stream."""
+    """Row of the samples or devices stream."""
 
     stream: str
     source: str
@@ -215,7 +214,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A marker."""
+    """Event marker."""
 
     ts: float
     step: int
@@ -227,7 +226,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended."""
+    """Result of a command."""
 
     command_id: int
     state: str

@@ -39,16 +39,16 @@ Axis = Literal["step", "time"]
 EVERY = -1  # limit for reading all events
 MAX_ROWS = 2**40
 MAX_HELD_VALUES = 2**20
-"""Values from which a read merges what it has into buckets, before it decodes more."""
+"""Number of values at which a read merges rows into buckets, before it decodes more."""
 MAX_EVENT_LENGTH, MAX_EVENTS_LENGTH = 2**20, 2**25
-"""Characters of a text of an event, and of all events that one call returns."""
+"""Maximum number of characters in one text of an event, and in all events of one call."""
 
 _logged: set[tuple[Path, int, str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesInfo:
-    """One series: its stream, its source ("" or a GPU's UUID) and the rows it has."""
+    """Series: its stream, its source ("" or a GPU's UUID) and its number of rows."""
 
     id: int
     stream: str
@@ -58,7 +58,7 @@ class SeriesInfo:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """One event marker; `ts` in epoch seconds, `data` such as values before and after."""
+    """Event marker; `ts` in epoch seconds, `data` such as values before and after."""
 
     id: int
     ts: float
@@ -70,10 +70,9 @@ class EventRow:
 
 
 class StoreReader:
-    """A read-only view of one store, as a context manager: one read transaction.
+    """Context manager of one read transaction of a store. Raises StoreError if unreadable.
 
-    Keep it short: while it is open the writer's WAL grows. Raises StoreError for a file that cannot
-    be read.
+    Keep the transaction short: while it is open, the writer's WAL grows.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
@@ -102,9 +101,9 @@ class StoreReader:
             ]
 
     def keys(self, series: int) -> tuple[str, ...]:
-        """Return every metric of a series, in the order in which they appeared."""
+        """Return every metric of a series in order of appearance."""
         with self._reading():
-            # A frame has all metrics of those before it.
+            # A frame has all metrics of earlier frames.
             newest = self._connection.execute(
                 "SELECT l.keys FROM frames f JOIN layouts l ON l.id = f.layout "
                 "WHERE f.series = ? AND f.level = 0 ORDER BY f.first DESC",
@@ -117,10 +116,10 @@ class StoreReader:
             return ()
 
     def read(self, series: int, start: int, stop: int, bucket: int) -> SeriesBlock:
-        """Return rows start to stop, grouped in buckets of `bucket` rows aligned to its multiples.
+        """Return rows [start, stop) in buckets of `bucket` rows (a power of two), aligned.
 
-        `bucket` is a power of two. The coarsest level that fits is read first, then the levels
-        below it for the rest: at most FACTOR rows a bucket.
+        The coarsest level that fits is read first, then the levels below it for the rest: at most
+        FACTOR rows a bucket.
         """
         start -= start % bucket
         level = (bucket.bit_length() - 1) // 4
@@ -148,13 +147,13 @@ class StoreReader:
     def events(self, after: int = 0, limit: int = 200) -> list[EventRow]:
         """Return the newest `limit` events with an id above `after`, oldest first.
 
-        Damaged events are left out, and all older ones if the events have too many characters.
+        Omits damaged events, and the oldest events beyond MAX_EVENTS_LENGTH characters.
         """
         newest = (
             "SELECT id, ts, step, epoch, kind, text, data FROM events WHERE id > ? "
             "ORDER BY id DESC LIMIT ?"
         )
-        found, room = list[EventRow](), MAX_EVENTS_LENGTH
+        events, left = list[EventRow](), MAX_EVENTS_LENGTH
         with self._reading():
             try:
                 for row in self._connection.execute(newest, (after, limit)):
@@ -162,19 +161,19 @@ class StoreReader:
                     if event is None:
                         self._is_whole("an event", False)
                         continue
-                    room -= len(event.text) + len(row[-1])
-                    if room < 0:
+                    left -= len(event.text) + len(row[-1])
+                    if left < 0:
                         self._is_whole("older events", False)
                         break
-                    found.append(event)
+                    events.append(event)
             except (sqlite3.DataError, sqlite3.OperationalError) as error:
                 if error.sqlite_errorcode not in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_INTERRUPT):
                     raise
                 self._is_whole("older events", False)
-        return found[::-1]
+        return events[::-1]
 
     def stored_slots(self) -> int:
-        """Return how many rows of the ring are in this store."""
+        """Return the number of ring rows in this store."""
         with self._reading():
             (stored,) = self._connection.execute("SELECT stored FROM ring").fetchone()
             return int(stored)
@@ -205,7 +204,7 @@ class StoreReader:
     def _blocks(
         self, series: int, level: int, start: int, stop: int
     ) -> Iterator[tuple[SeriesBlock, int]]:
-        """Yield the rows of a level by frame, with the first index; damaged values are missing."""
+        """Yield a level's rows by frame with the first index; damaged values are missing."""
         if stop <= start:
             return
         rows = self._connection.execute(
@@ -234,12 +233,12 @@ class StoreReader:
             yield block.slice(begin - first, stop - first), begin
 
     def _is_whole(self, what: str, whole: bool) -> bool:
-        """Return `whole`; if False, log once for each store that `what` is left out."""
+        """Return `whole`; if False, log once per store that `what` is omitted."""
         key = self._folder, self._rank, what
         if not whole and key not in _logged:
             _logged.add(key)
             name = f"{self._folder.name}/{schema.store_name(self._rank)}"
-            log.warning("%s: %s left out: damaged or too large", name, what)
+            log.warning("%s: %s omitted: damaged or too large", name, what)
         return whole
 
     @contextmanager
@@ -256,7 +255,7 @@ class StoreReader:
 def _grouped(
     parts: list[SeriesBlock], buckets: list[NDArray[np.intp]]
 ) -> tuple[SeriesBlock, NDArray[np.intp]]:
-    """Return one block with one row for each bucket, and the bucket numbers."""
+    """Return a block with one row per bucket, and the bucket numbers."""
     if not parts:
         return join([]), np.empty(0, np.intp)
     numbers = np.concatenate(buckets)
@@ -282,18 +281,18 @@ def _event(
     if not (texts and _is_within(ts, MAX_TIME_S) and type(step) is type(epoch) is int):
         return None
     try:
-        found = json.loads(data) if _is_text(data, MAX_EVENT_LENGTH) else None
+        parsed = json.loads(data) if _is_text(data, MAX_EVENT_LENGTH) else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or is_deeper(found, MAX_JSON_DEPTH):
+    if not isinstance(parsed, dict) or is_deeper(parsed, MAX_JSON_DEPTH):
         return None
-    return EventRow(number, ts, step, epoch, kind, text, found)
+    return EventRow(number, ts, step, epoch, kind, text, parsed)
 
 
 def send_command(
     folder: Path, name: str, args: dict[str, Any], command_id: int | None = None
 ) -> int:
-    """Send a command to a run for its next step boundary; return its id. Raises StoreError."""
+    """Submit a command for the run's next step boundary; return its id. Raises StoreError."""
     path = folder / schema.STORE_NAME
     if not os.path.isfile(path):
         raise StoreError(f"{folder.name}: has no store. Start a run first.")
@@ -311,11 +310,11 @@ def send_command(
     return command_id
 
 
-SLICE_ROWS, SLICE_VALUES = 64 * FRAME_ROWS, 2**21  # Rows of a slice; fewer of many metrics.
+SLICE_ROWS, SLICE_VALUES = 64 * FRAME_ROWS, 2**21  # maximum rows and values of a slice
 
 
 class StreamRows:
-    """The present rows of a stream. `keys` are its metrics, `sources` "" or UUIDs of GPUs."""
+    """Present rows of a stream. `keys` are its metrics, `sources` "" or UUIDs of GPUs."""
 
     def __init__(self, folder: Path, stream: str, rank: int) -> None:
         self.folder, self.stream, self._rank = folder, stream, rank
@@ -331,13 +330,12 @@ class StreamRows:
     def slices(
         self, keys: Sequence[str] | None = None, source: str | None = None
     ) -> Iterator[tuple[str, SeriesBlock]]:
-        """Yield source and rows by source, in slices; None means all keys, or all sources."""
+        """Yield (source, rows) in slices; None means all keys, or all sources."""
         rows = min(SLICE_ROWS, max(FRAME_ROWS, SLICE_VALUES // (len(self.keys) + 1)))
         rows -= rows % FRAME_ROWS
         for series in self._series:
             start = 0
             while source in (None, series.source) and start < series.rows:
-                # Not longer: while a reader is open the WAL grows.
                 with StoreReader(self.folder, self._rank) as reader:
                     block = reader.read(series.id, start, min(start + rows, series.rows), 1)
                 if not len(block):

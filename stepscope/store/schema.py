@@ -1,4 +1,4 @@
-"""The tables of a store file and the ways to open one, which may come from another person."""
+"""Tables of a store file, and functions that open an untrusted store."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from stepscope.common.files import is_network_filesystem, open_regular_file
 
 SCHEMA_VERSION = 3
-"""2 added the table `ring`, 3 values that are not finite. Older stores can be read."""
+"""2 added the table `ring`, 3 non-finite values. Older stores can be read."""
 FIRST_WITH_RING = 2
 BUSY_TIMEOUT_S = 5.0
 
 
 def store_name(rank: int) -> str:
-    """Return the name of a rank's file in the run folder: each file has one process that writes."""
+    """Return the name of a rank's store in the run folder; each store has one writer."""
     return f"rank{rank}.sqlite"
 
 
@@ -50,23 +50,23 @@ INSERT INTO ring VALUES (0);
 """
 
 CREATED = sorted(" ".join(text.split()) for text in TABLES.split(";") if "CREATE" in text)
-"""The text of every object of a store; version 1 has no table `ring`."""
+"""SQL of every object of a store; version 1 has no table `ring`."""
 
 MAX_VALUE_BYTES = 64 * 2**20
-"""Longest value that is read: a full frame of 3,000 metrics has as much before it is deflated."""
+"""Maximum size of a value: a full, inflated frame of 3,000 metrics."""
 MAX_QUERY_S = 2.0
-"""CPU time of one query, checked each CHECK_EVERY instructions; those of long runs take 0.1 s."""
+"""Maximum CPU time of a query, checked every CHECK_EVERY instructions; long runs take 0.1 s."""
 CHECK_EVERY = 20_000
 MAX_BYTES = {"": 2**40, "-wal": 2**32, "-shm": 2**26, "-journal": 2**32}
-"""Largest files: the log of a writer whose checkpoints fail for an hour has less than 4 GiB."""
+"""Maximum file sizes: if checkpoints fail for an hour, the WAL has less than 4 GiB."""
 MAX_SERIES = 1000
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 NO_WAIT = "PRAGMA synchronous = NORMAL"
-"""No commit waits for the disk: a power cut may lose the last ones, a killed process none."""
+"""No commit waits for the disk: a power failure may lose the last commits, a kill none."""
 
 
 class StoreError(Exception):
-    """A store that cannot be used; the message is one sentence with a remedy."""
+    """Unusable store; the message is one sentence with a remedy."""
 
 
 def create(path: Path) -> sqlite3.Connection:
@@ -84,9 +84,9 @@ def create(path: Path) -> sqlite3.Connection:
         connection.execute(NO_WAIT)
         mode = "DELETE" if is_network_filesystem(path) else "WAL"
         connection.execute(f"PRAGMA journal_mode = {mode}")
-        # The writer thread makes the checkpoints: an automatic one would make a commit slower.
+        # The writer thread makes the checkpoints: automatic checkpoints would slow commits down.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
-        # In one transaction: a reader finds all of it or none.
+        # In one transaction: a reader finds all tables or none.
         connection.executescript(f"BEGIN;{TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
     except sqlite3.Error as error:
         if connection is not None:
@@ -98,7 +98,7 @@ def create(path: Path) -> sqlite3.Connection:
 
 
 def reopen(path: Path) -> sqlite3.Connection:
-    """Return a writer's connection to the store of an ended process. Raises StoreError."""
+    """Return a writer's connection to the store of an exited process. Raises StoreError."""
     connection = open_writable(path)
     try:
         with _closed_on_error(connection):
@@ -106,7 +106,7 @@ def reopen(path: Path) -> sqlite3.Connection:
             if version < FIRST_WITH_RING:
                 text = f"version {version} had no ring: nothing is left to store."
                 raise StoreError(f"{path}: {text}")
-            # Rows added now have the newer form. The transaction also deletes a hot journal.
+            # Added rows have the newer form. The transaction also deletes a hot journal.
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except sqlite3.Error as error:
         raise StoreError(f"{path}: cannot be written ({error}).") from error
@@ -114,7 +114,7 @@ def reopen(path: Path) -> sqlite3.Connection:
 
 
 def open_writable(path: Path) -> sqlite3.Connection:
-    """Return an autocommit connection to a store, no link, for one thread. Raises StoreError."""
+    """Return an autocommit connection to a store that is no link. Raises StoreError."""
     _check_files(path)
     try:
         _check_journal(path.with_name(f"{path.name}-journal"))
@@ -145,7 +145,7 @@ def open_readonly(path: Path) -> sqlite3.Connection:
 
 
 def limit_time(connection: sqlite3.Connection) -> None:
-    """Interrupt queries of this connection after MAX_QUERY_S of CPU time of this thread."""
+    """Interrupt queries after MAX_QUERY_S of CPU time of this thread."""
     end_s = time.thread_time() + MAX_QUERY_S
     connection.set_progress_handler(lambda: time.thread_time() > end_s, CHECK_EVERY)
 
@@ -184,7 +184,7 @@ def _check_files(path: Path) -> None:
 
 
 def _check_journal(path: Path) -> None:
-    """Refuse a journal that names a file, which SQLite would delete. Raises StoreError, OSError."""
+    """Raise StoreError for a journal that names a file, which SQLite would delete."""
     with suppress(FileNotFoundError), open(open_regular_file(path), "rb") as journal:
         size = os.fstat(journal.fileno()).st_size
         journal.seek(max(0, size - len(JOURNAL_MAGIC)))
@@ -193,7 +193,7 @@ def _check_journal(path: Path) -> None:
 
 
 def _check_content(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise StoreError for another schema: views, triggers and indexes may compute anything."""
+    """Raise StoreError for another schema: views, triggers and indexes may run any SQL."""
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
     limit_time(connection)
     connection.execute("PRAGMA trusted_schema = OFF")
@@ -202,7 +202,7 @@ def _check_content(connection: sqlite3.Connection, path: Path) -> None:
     if version > SCHEMA_VERSION:
         text = f"store version {version} is newer than this program's {SCHEMA_VERSION}"
         raise StoreError(f"{path.parent.name}: {text}. Update Stepscope to open it.")
-    # SQLite itself makes the index of a UNIQUE column; it has no text.
+    # SQLite creates the index of a UNIQUE column without SQL text.
     objects = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql NOT NULL")
     names = {" ".join(str(sql).split()): str(name) for name, sql in objects.fetchall()}
     expected = [sql for sql in CREATED if version >= FIRST_WITH_RING or " ring " not in sql]

@@ -1,4 +1,4 @@
-"""Appends rows, events and results of commands to a store, and summarizes rows into buckets."""
+"""Append rows, events and command results to a store, and roll rows up into buckets."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from stepscope.store.schema import StoreError
 
 CHECKPOINT_COMMITS = 20
 PART_ROWS = 64
-"""Rows from which a small frame is not extended: a reader decodes few frames, a commit few rows."""
+"""Rows at which a small frame is complete: limits frames per read and rows per commit."""
 LEVELS = 12  # FACTOR**12 rows: more than 2**47
-CLOSE_BUSY_MS = 500  # longest wait for a reader when closing; the file is complete without the wait
+CLOSE_BUSY_MS = 500  # timeout for readers at `close`; the file is complete without them
 
 
 @dataclass(slots=True)
 class _Level:
-    """The unfinished frame of a level, from row `first`; `part` begins its newest small frame."""
+    """Unfinished frame of a level, from row `first`; `part` begins its newest small frame."""
 
     first: int = 0
     part: int = 0
@@ -49,10 +49,10 @@ class _Series:
 
 
 class StoreWriter:
-    """The only writer of a store, in one thread; a failed transaction may be repeated."""
+    """Only writer of a store; a failed transaction may be repeated. Not thread-safe."""
 
     def __init__(self, path: Path, *, reopen: bool = False) -> None:
-        """Create the store, or `reopen` the one that a killed process left. Raises StoreError."""
+        """Create a store, or `reopen` the store of a killed process. Raises StoreError."""
         self._series: dict[tuple[str, str], _Series] = {}
         self._layouts: dict[tuple[str, ...], int] = {}
         self._statements: list[tuple[str, tuple[Any, ...]]] = []
@@ -68,7 +68,7 @@ class StoreWriter:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit what is appended inside, all or nothing. Raises sqlite3.Error."""
+        """Commit the appended rows atomically. Raises sqlite3.Error."""
         series = {
             name: _Series(old.id, old.keys, [replace(level) for level in old.levels])
             for name, old in self._series.items()
@@ -118,26 +118,26 @@ class StoreWriter:
         return rows
 
     def end_command(self, command_id: int, state: str, ts: float, result: str) -> None:
-        """Store that a command ended as `state` ("done" or "refused")."""
+        """Store the result of a command; `state` is "done" or "refused"."""
         self._add(
             "UPDATE commands SET state = ?, done_ts = ?, result = ? WHERE id = ?",
             (state, ts, result, command_id),
         )
 
     def stored_slots(self) -> int:
-        """Return how many rows of the ring are in this store."""
+        """Return the number of ring rows in this store."""
         return int(self._connection.execute("SELECT stored FROM ring").fetchone()[0])
 
     def store_slots(self, stored: int) -> None:
-        """Store how many rows of the ring are in this store, in the transaction that adds them."""
+        """Store the number of ring rows in this store, in the transaction that adds them."""
         self._add("UPDATE ring SET stored = ?", (stored,))
 
     def data_version(self) -> int:
-        """Return a number that changes when another connection has written (about 2 us)."""
+        """Return a number that changes after writes of other connections (about 2 µs)."""
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
     def close(self) -> None:
-        """Fold the WAL into the file, so that the folder can be copied, and close."""
+        """Merge the WAL into the file, so that the folder can be copied, and close."""
         try:
             self._connection.execute(f"PRAGMA busy_timeout = {CLOSE_BUSY_MS}")
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -149,24 +149,24 @@ class StoreWriter:
 
     def _load(self) -> None:
         """Load the unfinished frame of every level. Raises sqlite3.Error, ValueError, TypeError."""
-        ask = self._connection.execute
-        for number, text in ask("SELECT id, keys FROM layouts").fetchall():
+        query = self._connection.execute
+        for number, text in query("SELECT id, keys FROM layouts").fetchall():
             self._layouts[decode_keys(text)] = number
         keys_of = {number: keys for keys, number in self._layouts.items()}
         last = "FROM frames WHERE series = ? AND level = ? ORDER BY first DESC LIMIT 1"
-        for number, stream, source in ask("SELECT id, stream, source FROM series").fetchmany(
+        for number, stream, source in query("SELECT id, stream, source FROM series").fetchmany(
             schema.MAX_SERIES
         ):
             series = self._series[stream, source] = _Series(number)
             for level in range(LEVELS):
-                newest = ask(f"SELECT first + rows, layout {last}", (number, level)).fetchone()
+                newest = query(f"SELECT first + rows, layout {last}", (number, level)).fetchone()
                 if newest is None:
                     break
                 end = int(newest[0])
-                if level == 0:  # a frame has all metrics of those before it
+                if level == 0:  # a frame has all metrics of earlier frames
                     series.keys = keys_of[newest[1]]
                 first = end - end % FRAME_ROWS
-                rows = ask(
+                rows = query(
                     "SELECT rows, layout, data FROM frames WHERE series = ? AND level = ? "
                     "AND first >= ? ORDER BY first LIMIT ?",
                     (number, level, first, FRAME_ROWS),
@@ -182,7 +182,7 @@ class StoreWriter:
         level = series.levels[number]
         before = len(level.tail)
         held = level.tail = join([level.tail, rows]).with_keys(series.keys)
-        # Each FACTOR rows that are complete now become one bucket of the next level.
+        # Each FACTOR complete rows become one bucket of the next level.
         fresh = held.slice(before - before % FACTOR, len(held) - len(held) % FACTOR)
         self._store_tail(series, number, held, before)
         if len(fresh):

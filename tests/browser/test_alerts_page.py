@@ -19,7 +19,6 @@ from tests.support.server import ROOT, Server, start_server, stop_server
 from tests.support.waiting import wait_until
 
 SLOW_MS = 20_000
-"""For what needs the page's script: its first run imports torch."""
 SCRIPT = """
 import pathlib, sys, time
 import stepscope
@@ -76,9 +75,8 @@ def test_an_alert_is_a_toast_a_count_and_an_event(
 
         (tmp_path / "low").touch()
         low = toasts.locator("[aria-live=polite] .ss-toast")
-        expect(low).to_have_text(
-            "WarningThe score is 1 <b>×", timeout=SLOW_MS
-        )  # text, never markup
+        # Text, never markup.
+        expect(low).to_have_text("WarningThe score is 1 <b>×", timeout=SLOW_MS)
         expect(count).to_have_text("1 alert", timeout=SLOW_MS)
         expect(count).to_have_attribute("title", "The score is 1 <b>")
         (tmp_path / "broken").touch()

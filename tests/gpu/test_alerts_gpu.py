@@ -94,7 +94,7 @@ def test_full_memory_with_retries_is_told(tmp_path: Path) -> None:
     assert (raised.data["rule"], raised.data["state"]) == ("memory_full", "raised")
     assert raised.data["value"] > 95
     assert raised.data["uuid"].startswith("GPU-")
-    assert "allocations had to be tried again" in raised.text
+    assert "about to run out of memory" in raised.text
     assert (cleared.data["rule"], cleared.data["state"]) == ("memory_full", "cleared")
 
 

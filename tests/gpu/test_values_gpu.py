@@ -1,7 +1,7 @@
-"""Values on their way from the GPU: none is lost to the script's modes, or to a loop far ahead.
+"""Asynchronous readback: no value is lost to the script's modes, or to a loop far ahead.
 
-A value is that of its step, whatever happens to the tensor afterwards. The simulator counts the
-copies to the host.
+Later changes of a tensor do not change the value of a step. The simulator counts the copies to the
+host.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ LATE_CYCLES = 200_000_000  # some 100 ms at 2 GHz
 
 @pytest.fixture
 def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    monkeypatch.setattr(
-        cuda_readback, "_free", None
-    )  # as in a process that has recorded nothing yet
+    monkeypatch.setattr(cuda_readback, "_free", None)  # as in a new process
     recorder = Recorder(tmp_path, name="values")
     yield recorder
     recorder.close(RunStatus.FINISHED)
@@ -289,71 +287,50 @@ def test_nothing_that_is_gathered_enters_a_graph(clock: Clock) -> None:
     assert reader.dropped == 1
 
 
-def test_a_copy_to_the_host_that_fails_costs_values_and_no_row(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "failing", "advancing", "lost"),
+    [
+        ("copy to the host", {2}, {1}, {1, 2}),
+        ("copy on the device", {0, 1}, {0, 1}, {0, 1}),
+        ("interrupted", {2}, set(), {2}),
+    ],
+)
+def test_a_failed_or_interrupted_copy_costs_values_and_no_row(
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    failing: set[int],
+    advancing: set[int],
+    lost: set[int],
 ) -> None:
     def refuse(*_args: object) -> None:
         raise RuntimeError("CUDA error: out of memory")
 
-    reader, losses = Reader(), numbers(4)
-    reader.log(0, losses[0])
-    reader.log(1, losses[1])
-    clock.now += cuda_readback.PERIOD_S
-    with monkeypatch.context() as patch:
-        patch.setattr(cuda_readback._Slot, "record", refuse)
-        reader.log(2, losses[2])
-    reader.log(3, losses[3])
-    reader.flush()
-    assert reader.rows == [(0, {"train/loss": 0.0}), (1, {}), (2, {}), (3, {"train/loss": 3.0})]
-    assert reader.dropped == 2
-
-
-def test_a_copy_on_the_device_that_fails_gives_its_slot_back(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_args: object) -> None:
-        raise RuntimeError("CUDA out of memory")
-
-    monkeypatch.setattr(cuda_readback, "_free", None)
-    reader, losses = Reader(), numbers(4)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "_foreach_copy_", refuse)
-        for step in range(2):
-            reader.log(step, losses[step])
-            clock.now += cuda_readback.PERIOD_S
-    for step in range(2, 4):
-        reader.log(step, losses[step])
-    reader.flush()
-    wanted = [{}, {}, {"train/loss": 2.0}, {"train/loss": 3.0}]
-    assert [row for _, row in reader.rows] == wanted
-    assert reader.dropped == 2
-    assert cuda_readback._free is not None
-    assert len(set(map(id, cuda_readback._free))) == len(cuda_readback._free) == SLOTS
-
-
-def test_a_signal_handler_may_flush_in_the_middle(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda_readback, "_free", None)
-    reader, losses = Reader(), numbers(4)
-    reader.log(0, losses[0])
-    reader.log(1, losses[1])
     copy = torch._foreach_copy_
 
     def interrupted(*args: Any) -> None:
-        reader.flush()
+        reader.flush()  # as a signal handler does
         copy(*args)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "_foreach_copy_", interrupted)
-        reader.log(2, losses[2])
-    reader.log(3, losses[3])
+    monkeypatch.setattr(cuda_readback, "_free", None)
+    reader = Reader()
+    for step, loss in enumerate(numbers(4)):
+        with monkeypatch.context() as patch:
+            if step in failing and name == "copy to the host":
+                patch.setattr(cuda_readback._Slot, "record", refuse)
+            elif step in failing:
+                patch.setattr(
+                    torch, "_foreach_copy_", interrupted if name == "interrupted" else refuse
+                )
+            reader.log(step, loss)
+        clock.now += cuda_readback.PERIOD_S * (step in advancing)
     reader.flush()
-    wanted = [{"train/loss": 0.0}, {"train/loss": 1.0}, {}, {"train/loss": 3.0}]
-    assert [row for _, row in reader.rows] == wanted
-    assert reader.dropped == 1
+    rows = [(step, {} if step in lost else {"train/loss": float(step)}) for step in range(4)]
+    assert reader.rows == rows
+    assert reader.dropped == len(lost)
     assert cuda_readback._free is not None
-    assert len(set(map(id, cuda_readback._free))) == len(cuda_readback._free) == SLOTS
+    if name != "copy to the host":
+        assert len(set(map(id, cuda_readback._free))) == len(cuda_readback._free) == SLOTS
 
 
 def test_values_of_a_side_stream_are_waited_for_from_another(clock: Clock) -> None:

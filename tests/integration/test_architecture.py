@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.child_process import child
+
 ROOT = Path(__file__).resolve().parents[2]
 PROBE = """
 import importlib, pkgutil, sys
@@ -25,26 +27,12 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
 
+ABOVE = {"streamlit", "plotly", "dashboard"}
+LIBRARIES = {"torch", "pandas", "transformers", "lightning", "tensorboard", "pyarrow"}
+
+
 @pytest.mark.parametrize(
-    ("package", "banned"),
-    [
-        (
-            "stepscope",
-            {
-                "torch",
-                "streamlit",
-                "plotly",
-                "pandas",
-                "trainer",
-                "dashboard",
-                "transformers",
-                "lightning",
-                "tensorboard",
-                "pyarrow",
-            },
-        ),
-        ("trainer", {"streamlit", "plotly", "dashboard"}),
-    ],
+    ("package", "banned"), [("stepscope", ABOVE | LIBRARIES | {"trainer"}), ("trainer", ABOVE)]
 )
 def test_a_package_loads_nothing_from_above(package: str, banned: set[str]) -> None:
     found = subprocess.run(
@@ -54,31 +42,26 @@ def test_a_package_loads_nothing_from_above(package: str, banned: set[str]) -> N
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Yield each name that a file of the tests imports from them, as a path of modules."""
+    """Yield each name that a file imports from the tests, as a path of modules."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names if name.name.startswith("tests."))
+            yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = ("tests." if node.level else "") + (node.module or "")
-            if module.partition(".")[0] == "tests":
-                yield from (f"{module}.{name.name}" for name in node.names)
+            yield from (f"{module}.{name.name}" for name in node.names)
 
 
-def test_what_tests_share_lies_in_support() -> None:
-    """A test's module is imported by pytest alone: what others need of it is in tests/support."""
+def test_shared_code_of_tests_is_in_support() -> None:
+    """Only pytest imports the module of a test."""
     found = [
         f"{file.relative_to(ROOT)}: {name}"
         for file in sorted((ROOT / "tests").rglob("*.py"))
         for name in imported(file)
-        if ".test_" in name
+        if name.startswith("tests.") and ".test_" in name
     ]
     assert found == []
 
 
 def test_the_page_starts_without_waiting_for_torch() -> None:
     modules = "dashboard.api.routes, dashboard.controls.sidebar"
-    code = f"import {modules}, sys; print('torch' in sys.modules)"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "False"
+    assert child(f"import {modules}, sys; print('torch' in sys.modules)").strip() == "False"

@@ -1,4 +1,4 @@
-"""`stepscope record` with signals and a page's commands, and `stepscope ui`, as they are."""
+"""`stepscope record` with signals and a page's commands, and `stepscope ui`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ import pytest
 from stepscope.cli.record import record
 from stepscope.gpu.source import NullSource, open_source
 from stepscope.run import RunStatus, read_run, run_folders
-from stepscope.store import SeriesBlock, StoreReader
+from stepscope.store import StoreReader
 from stepscope.store.reader import send_command
 from tests.support.fake_nvml import FakeGpu, FakeNvml, install
+from tests.support.run_values import block_of, steps_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_GPU = NullSource("There is no driver.")
@@ -35,29 +36,18 @@ sys.exit(main(["record", "--host", "--period", "0.05"]))
 """
 
 
-def rows(run: Path, stream: str) -> dict[str, SeriesBlock]:
-    """Return all rows of a stream by source."""
-    with StoreReader(run) as reader:
-        return {
-            series.source: reader.read(series.id, 0, series.rows, 1)
-            for series in reader.series()
-            if series.stream == stream
-        }
-
-
-def test_without_a_gpu_it_says_why_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refusal_prints_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert record(tmp_path / "runs", source=NO_GPU) == 0
     out = capsys.readouterr().out
     assert "There is no driver." in out
     assert len(out.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    assert record(tmp_path / "file", seconds=1, host_alone=True, source=NO_GPU) == 1
+    assert "STEPSCOPE_RUNS" in capsys.readouterr().err
 
 
-def test_it_records_every_gpu_and_the_host_without_any_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_records_every_gpu_and_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml(FakeGpu("GPU-a", util=40), FakeGpu("GPU-b", util=60)))
     assert record(tmp_path, name="rack 4", seconds=0.5, period_s=0.02, source=open_source()) == 0
     (folder,) = run_folders(tmp_path)
@@ -66,17 +56,14 @@ def test_it_records_every_gpu_and_the_host_without_any_training(
     assert (run.run_json["kind"], run.run_json["name"]) == ("record", "rack 4")
     assert sorted(run.run_json["commands"]) == ["mark", "stop"]
     assert [device["uuid"] for device in run.run_json["devices"]] == ["GPU-a", "GPU-b"]
-    devices = rows(folder, "devices")
-    assert {
-        uuid: set(block.mean[block.keys.index("gpu/util")]) for uuid, block in devices.items()
-    } == {"GPU-a": {40.0}, "GPU-b": {60.0}}
-    assert "host/mem_used" in rows(folder, "samples")[""].keys
-    assert rows(folder, "steps") == {}
+    for uuid, util in (("GPU-a", 40.0), ("GPU-b", 60.0)):
+        block = block_of(folder, "devices", uuid)
+        assert set(block.mean[block.keys.index("gpu/util")]) == {util}
+    assert "host/mem_used" in block_of(folder, "samples").keys
+    assert steps_of(folder) == 0
 
 
-def test_the_page_can_mark_and_stop_it_and_is_told_what_it_cannot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_can_mark_and_stop_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def page() -> None:
         while not list(run_folders(tmp_path)):
             time.sleep(0.01)
@@ -129,7 +116,7 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int, reason: str) -> N
     assert out.startswith("Stopped after ")
     run = read_run(folder)
     assert (run.status, run.reason) == (RunStatus.STOPPED, reason)
-    assert len(rows(folder, "samples")[""]) > 0
+    assert len(block_of(folder, "samples")) > 0
 
 
 def test_a_signal_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
@@ -145,14 +132,6 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, former)
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert record(tmp_path / "file", seconds=1, host_alone=True, source=NO_GPU) == 1
-    assert "STEPSCOPE_RUNS" in capsys.readouterr().err
-
-
 def test_ui_serves_the_runs_of_the_caller_until_sigterm(tmp_path: Path) -> None:
     assert record(tmp_path / "mine", seconds=0.2, host_alone=True, source=NO_GPU) == 0
     (folder,) = run_folders(tmp_path / "mine")
@@ -161,17 +140,8 @@ def test_ui_serves_the_runs_of_the_caller_until_sigterm(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     with (tmp_path / "log").open("w+") as log:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "stepscope.cli",
-                "ui",
-                "--",
-                "--server.port",
-                str(port),
-                "--server.headless",
-                "true",
-            ],
+            [sys.executable, "-m", "stepscope.cli", "ui", "--", f"--server.port={port}"]
+            + ["--server.headless=true"],
             cwd=tmp_path,
             stdout=log,
             stderr=log,

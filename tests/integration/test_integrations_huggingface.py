@@ -1,8 +1,4 @@
-"""The callback against the real Trainer of transformers: a tiny GPT-2 made from its configuration.
-
-Each training runs in a process of its own: nothing is downloaded, and the library's warnings are
-not ours.
-"""
+"""The callback with the Trainer of transformers, on a tiny GPT-2 in a child process, offline."""
 
 from __future__ import annotations
 
@@ -62,7 +58,7 @@ arguments = TrainingArguments(
     gradient_accumulation_steps=2 if what == "accumulates" else 1, learning_rate=1e-3,
 )
 callback = StepscopeCallback("tiny gpt2", runs="runs")
-# A batch of the validation says that no step is missing.
+# A batch of the validation counts as work.
 worked, work = [], callback._run.work
 callback._run.work = lambda: worked.append(work())
 trainer = Trainer(
@@ -80,19 +76,12 @@ def train(
     folder: Path, what: str, *, watched: bool = False
 ) -> tuple[RunInfo, list[dict[str, float]], str]:
     """Train in `folder`; return the one run, the Trainer's log and stderr."""
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "STEPSCOPE_RUNS": str(folder / "runs"),
-        "PYTHONPATH": str(ROOT),
-    }
+    (folder / "script.py").write_text(SCRIPT)
+    variables = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *(["-m", "stepscope.watch"] if watched else []), str(script), what],
+        [sys.executable, *(["-m", "stepscope.watch"] if watched else []), "script.py", what],
         cwd=folder,
-        env=environment,
+        env={**os.environ, **variables, "STEPSCOPE_RUNS": str(folder / "runs")},
         text=True,
         capture_output=True,
         check=False,
@@ -113,60 +102,55 @@ def test_the_run_holds_what_the_trainer_logged(tmp_path: Path) -> None:
     run, history, _ = train(tmp_path, "plain")
     assert (run.status, run.reason) == (RunStatus.FINISHED, None)
     assert (run.run_json["kind"], run.run_json["name"]) == ("init", "tiny gpt2")
-    assert (run.run_json["total_steps"], run.run_json["epochs"], run.run_json["step"]) == (
-        12,
-        2,
-        12,
-    )
+    counts = [run.run_json[name] for name in ("total_steps", "epochs", "step")]
+    assert counts == [12, 2, 12]
     assert run.run_json["config"]["learning_rate"] == 1e-3
     found = values(run)
-    for name, key in [
-        ("loss", "train/loss"),
-        ("learning_rate", "train/lr"),
-        ("grad_norm", "train/grad_norm"),
-        ("eval_loss", "val/loss"),
-        ("train_loss", "summary/train_loss"),
-    ]:
-        assert logged(history, name), name
-        assert found[key] == logged(history, name)
+    for name, key in {
+        "loss": "train/loss",
+        "learning_rate": "train/lr",
+        "grad_norm": "train/grad_norm",
+        "eval_loss": "val/loss",
+        "train_loss": "summary/train_loss",
+    }.items():
+        assert found[key] == logged(history, name) != []
     epochs = dict(found["train/epochs_done"])
     assert len(epochs) == 12
-    assert all(
-        epochs[step] == pytest.approx(epoch, abs=1e-4) for step, epoch in logged(history, "epoch")
-    )
+    for step, epoch in logged(history, "epoch"):
+        assert epochs[step] == pytest.approx(epoch, abs=1e-4)
     # Step 7 follows an evaluation of 1000 s by the script's clock, which is not its step time.
     assert [step for step, _ in found["perf/step_time"]] == list(range(2, 13))
     assert max(value for _, value in found["perf/step_time"]) < 1000
 
 
-def test_a_step_is_an_optimizer_step_under_accumulation(tmp_path: Path) -> None:
-    run, history, _ = train(tmp_path, "accumulates")
-    assert [step for step, _ in values(run)["train/epochs_done"]] == [1, 2, 3, 4, 5, 6]
-    assert values(run)["train/loss"] == logged(history, "loss")
+@pytest.mark.parametrize(
+    ("what", "status", "reason", "steps"),
+    [
+        ("accumulates", RunStatus.FINISHED, None, 6),
+        ("stop", RunStatus.STOPPED, "Stopped from the page.", 2),
+        ("joins", RunStatus.FINISHED, None, 12),
+        ("fails", RunStatus.FAILED, "data ran out", None),
+    ],
+)
+def test_steps_and_end_of_a_run(
+    tmp_path: Path, what: str, status: RunStatus, reason: str | None, steps: int | None
+) -> None:
+    run, history, stderr = train(tmp_path, what)
+    assert run.status is status
+    assert (reason or "") in str(run.reason)
+    if steps is None:
+        assert "data ran out" in stderr
+        return
+    assert run.run_json["step"] == steps
+    found = values(run)
+    assert [step for step, _ in found["train/epochs_done"]] == list(range(1, steps + 1))
+    assert found["train/loss"] == logged(history, "loss")
+    if what == "joins":  # the script's own run is left open
+        assert run.run_json["name"] == "mine"
+        assert found["val/after"] == [(12, 1.0)]
 
 
-def test_stop_ends_the_training_after_the_step_and_the_script_goes_on(tmp_path: Path) -> None:
-    run, history, _ = train(tmp_path, "stop")
-    assert (run.status, run.reason) == (RunStatus.STOPPED, "Stopped from the page.")
-    assert run.run_json["step"] == 2
-    assert values(run)["train/loss"] == logged(history, "loss")
-
-
-def test_an_exception_fails_the_run(tmp_path: Path) -> None:
-    run, _, stderr = train(tmp_path, "fails")
-    assert run.status is RunStatus.FAILED
-    assert "data ran out" in str(run.reason)
-    assert "data ran out" in stderr
-
-
-def test_a_run_of_the_script_is_joined_and_left_open(tmp_path: Path) -> None:
-    run, history, _ = train(tmp_path, "joins")
-    assert (run.status, run.run_json["name"]) == (RunStatus.FINISHED, "mine")
-    assert values(run)["train/loss"] == logged(history, "loss")
-    assert values(run)["val/after"] == [(12, 1.0)]
-
-
-def test_a_watched_run_keeps_the_loss_of_every_step_to_itself(tmp_path: Path) -> None:
+def test_a_watched_run_has_its_own_loss_of_every_step(tmp_path: Path) -> None:
     run, history, _ = train(tmp_path, "plain", watched=True)
     assert (run.status, run.run_json["kind"]) == (RunStatus.FINISHED, "watch")
     found = values(run)

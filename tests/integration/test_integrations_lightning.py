@@ -1,7 +1,4 @@
-"""The callback against the real Lightning, under both of its names, on a model of a few numbers.
-
-Each training runs in a process of its own: the library's warnings are not ours.
-"""
+"""The callback with Lightning, under both of its package names, in a child process."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ import numpy as np
 import pytest
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
-from stepscope.store import StoreReader
-from tests.support.run_values import values
+from tests.support.run_values import block_of, values
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,7 +66,7 @@ class Ask(pl.Callback):
                 pass
 
 callback = StepscopeCallback("tiny", runs="runs")
-# A batch of the validation says that no step is missing.
+# A batch of the validation counts as work.
 worked, work = [], callback._run.work
 callback._run.work = lambda: worked.append(work())
 torch.manual_seed(0)
@@ -90,19 +86,12 @@ print("STEPS", trainer.global_step)
 def train(folder: Path, what: str, package: str = "lightning", *, watched: bool = False) -> RunInfo:
     """Train in `folder` and return the one run."""
     pytest.importorskip(package)
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    (folder / "script.py").write_text(SCRIPT)
+    way = ["-m", "stepscope.watch"] if watched else []
     done = subprocess.run(
-        [
-            sys.executable,
-            *(["-m", "stepscope.watch"] if watched else []),
-            str(script),
-            package,
-            what,
-        ],
+        [sys.executable, *way, "script.py", package, what],
         cwd=folder,
-        env=environment,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)},
         text=True,
         capture_output=True,
         check=False,
@@ -128,11 +117,8 @@ def numbers(found: dict[str, list[tuple[int, float]]], key: str) -> list[float]:
 def test_the_run_holds_what_lightning_logged(tmp_path: Path, package: str) -> None:
     run = train(tmp_path, "plain", package)
     assert (run.status, run.reason) == (RunStatus.FINISHED, None)
-    assert (run.run_json["total_steps"], run.run_json["epochs"], run.run_json["step"]) == (
-        12,
-        2,
-        12,
-    )
+    counts = [run.run_json[name] for name in ("total_steps", "epochs", "step")]
+    assert counts == [12, 2, 12]
     assert (run.run_json["epoch"], run.run_json["config"]) == (2, {"width": "3"})
     found = values(run)
     assert [step for step, _ in found["train/loss"]] == list(range(1, 13))
@@ -157,27 +143,24 @@ def test_a_step_is_an_optimizer_step_under_accumulation(tmp_path: Path) -> None:
     assert numbers(found, "train/loss") == pytest.approx(logged(tmp_path, "train_loss_step"))
 
 
-def test_a_module_that_logs_nothing_still_has_its_loss(tmp_path: Path) -> None:
-    assert len(values(train(tmp_path, "silent"))["train/loss"]) == 12
-
-
-def test_a_watched_run_gets_no_rows_without_values(tmp_path: Path) -> None:
-    run = train(tmp_path, "silent", watched=True)
-    with StoreReader(run.folder) as reader:
-        (steps,) = (info for info in reader.series() if info.stream == "steps")
-        rows = reader.read(steps.id, 0, steps.rows, 1)
-    assert (~np.isnan(rows.mean)).any(axis=0).all()
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_silent_module_has_its_loss_and_no_empty_rows(tmp_path: Path, watched: bool) -> None:
+    run = train(tmp_path, "silent", watched=watched)
     assert len(values(run)["train/loss"]) == 12
+    assert (~np.isnan(block_of(run.folder).mean)).any(axis=0).all()
 
 
-def test_stop_ends_the_training_after_the_step(tmp_path: Path) -> None:
-    run = train(tmp_path, "stop")
-    assert (run.status, run.reason) == (RunStatus.STOPPED, "Stopped from the page.")
-    assert run.run_json["step"] == 2
-
-
-def test_an_exception_fails_the_run(tmp_path: Path) -> None:
-    run = train(tmp_path, "fails")
-    assert (run.status, run.reason) == (RunStatus.FAILED, "ValueError: data ran out")
-    assert run.run_json["step"] == 3
-    assert "data ran out" in (run.folder / "traceback.txt").read_text()
+@pytest.mark.parametrize(
+    ("what", "status", "reason", "step"),
+    [
+        ("stop", RunStatus.STOPPED, "Stopped from the page.", 2),
+        ("fails", RunStatus.FAILED, "ValueError: data ran out", 3),
+    ],
+)
+def test_stop_and_an_exception_end_the_run(
+    tmp_path: Path, what: str, status: RunStatus, reason: str, step: int
+) -> None:
+    run = train(tmp_path, what)
+    assert (run.status, run.reason, run.run_json["step"]) == (status, reason, step)
+    if what == "fails":
+        assert "data ran out" in (run.folder / "traceback.txt").read_text()

@@ -41,19 +41,16 @@ def read(folder: Path) -> Scalars:
 
 
 def export(run: Path, logdir: Path, *arguments: str) -> int:
-    command = [
-        sys.executable,
-        "-m",
-        "stepscope.cli",
-        "export",
-        run.name,
-        "--format",
-        "tensorboard",
-        "--output",
-        str(logdir),
-        *arguments,
-    ]
+    command = [sys.executable, "-m", "stepscope.cli", "export", run.name, "--format=tensorboard"]
+    command += [f"--output={logdir}", *arguments]
     return subprocess.run(command, check=False, capture_output=True).returncode
+
+
+def store(run: Path, stream: str, source: str, rows: list[Row]) -> None:
+    writer = StoreWriter(run / store_name(0))
+    with writer.transaction():
+        writer.append(stream, source, SeriesBlock.from_rows(rows))
+    writer.close()
 
 
 @pytest.fixture
@@ -63,39 +60,26 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_tensorboard_reads_the_same_steps_times_and_values(run: Path, tmp_path: Path) -> None:
-    writer = StoreWriter(run / store_name(0))
-    rng = np.random.default_rng(0)
-    losses = rng.lognormal(size=3000)
+    losses: list[float] = np.random.default_rng(0).lognormal(size=3000).tolist()
     rows: list[Row] = [
         (1.7e9 + step / 8, step, {"train/loss": loss, "val/loss": loss / 3 if step % 7 else None})
-        for step, loss in enumerate(losses.tolist())
+        for step, loss in enumerate(losses)
     ]
-    with writer.transaction():
-        writer.append("steps", "", SeriesBlock.from_rows(rows))
-    writer.close()
+    late = {3000: math.nan, 3001: None, 3002: math.inf}
+    rows += [(1.7e9 + step / 8, step, {"train/loss": loss}) for step, loss in late.items()]
+    store(run, "steps", "", rows)
     assert export(run, tmp_path / "logs") == 0
     found = read(tmp_path / "logs" / run.name)
-    assert found["train/loss"] == [
-        [ts, step, float(np.float32(values["train/loss"]))] for ts, step, values in rows
+    assert found["train/loss"][:3000] == [
+        [ts, step, float(np.float32(loss))]
+        for (ts, step, _), loss in zip(rows, losses, strict=False)
     ]
+    last = [(step, str(value)) for _, step, value in found["train/loss"][3000:]]
+    assert last == [(3000, "nan"), (3002, "inf")]
     assert [step for _, step, _ in found["val/loss"]] == [n for n in range(3000) if n % 7]
 
 
-def test_tensorboard_gets_what_is_not_finite(run: Path, tmp_path: Path) -> None:
-    writer = StoreWriter(run / store_name(0))
-    losses: list[float | None] = [1.0, math.nan, None, math.inf]
-    with writer.transaction():
-        rows: list[Row] = [(1.7e9 + i, i, {"train/loss": loss}) for i, loss in enumerate(losses)]
-        writer.append("steps", "", SeriesBlock.from_rows(rows))
-    writer.close()
-    assert export(run, tmp_path / "logs") == 0
-    found = read(tmp_path / "logs" / run.name)["train/loss"]
-    assert [(step, str(value)) for _, step, value in found] == [(0, "1.0"), (1, "nan"), (3, "inf")]
-
-
-def test_each_gpu_is_a_run_of_its_own_and_a_second_export_replaces_the_first(
-    run: Path, tmp_path: Path
-) -> None:
+def test_each_gpu_is_a_run_that_a_second_export_replaces(run: Path, tmp_path: Path) -> None:
     make_store(run)
     logs = tmp_path / "logs"
     for _ in range(2):
@@ -107,14 +91,8 @@ def test_each_gpu_is_a_run_of_its_own_and_a_second_export_replaces_the_first(
     assert not [path for path in logs.iterdir() if path.name.startswith(".")]
 
 
-def test_a_source_from_a_foreign_store_stays_below_the_log_directory(
-    run: Path, tmp_path: Path
-) -> None:
-    writer = StoreWriter(run / store_name(0))
-    rows: list[Row] = [(1.0, 1, {"gpu/util": 1.0})]
-    with writer.transaction():
-        writer.append("devices", "../../../out", SeriesBlock.from_rows(rows))
-    writer.close()
+def test_an_untrusted_source_stays_in_the_log_directory(run: Path, tmp_path: Path) -> None:
+    store(run, "devices", "../../../out", [(1.0, 1, {"gpu/util": 1.0})])
     assert export(run, tmp_path / "a" / "logs", "--stream", "devices") == 0
     (file,) = tmp_path.rglob("events.out.tfevents.*")
     assert file.is_relative_to(tmp_path / "a" / "logs" / run.name)

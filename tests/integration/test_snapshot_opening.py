@@ -150,7 +150,7 @@ def test_the_command_prints_totals_history_and_allocations(
     out, err = capsys.readouterr()
     assert err == ""
     assert "GPU 0: reserved 36.0 MiB = allocated 33.2 MiB + cached 2.00 MiB + split" in out
-    assert "peak 34.0 MiB asked for, 33.2 MiB at its end" in out
+    assert "peak 34.0 MiB requested, 33.2 MiB at its end" in out
     assert "record_snapshot.py:31 in forward, by linear.py:134 in forward" in out
     assert "torch.nn.modules.linear, called at record_snapshot.py:31" in out
     assert "further stacks" in out

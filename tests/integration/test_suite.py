@@ -1,4 +1,4 @@
-"""What ends a run of the suite, and what fails it: pytest as a process, on tests made for it."""
+"""The suite's plugin: pytest as a process, on tests that abort, hang, wait, flake and skip."""
 
 from __future__ import annotations
 
@@ -40,16 +40,7 @@ def run(
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text)
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            *PLUGINS,
-            "--rootdir",
-            str(folder),
-            *arguments,
-            str(folder),
-        ],
+        [sys.executable, "-m", "pytest", *PLUGINS, f"--rootdir={folder}", *arguments, str(folder)],
         cwd=ROOT,
         input=typed,
         capture_output=True,
@@ -77,9 +68,7 @@ def test_a_hang_in_c_ends_with_the_stack_of_its_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_run_that_stands_still_ends_with_a_list_of_what_runs(
-    workers: str, tmp_path: Path
-) -> None:
+def test_a_stalled_run_ends_with_a_list_of_running_tests(workers: str, tmp_path: Path) -> None:
     done = run(tmp_path, "-n", workers, "--stall-limit", "5", wait=WAIT_FOR_EVER, fine=FINE)
     assert done.returncode == 70
     listed = done.stderr[done.stderr.index("running:") :]
@@ -87,7 +76,7 @@ def test_a_run_that_stands_still_ends_with_a_list_of_what_runs(
     assert "test_fine" not in listed
 
 
-def test_a_run_that_waits_in_the_debugger_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_waits_in_the_debugger_continues(tmp_path: Path) -> None:
     typed = "import time; time.sleep(4)\nc\n"
     stop = "def test_stop(): breakpoint()\n"
     done = run(tmp_path, "-n", "0", "--stall-limit", "1", typed=typed, stop=stop)
@@ -104,9 +93,7 @@ def test_more_than_two_reruns_fail_the_run(tests: int, code: int, tmp_path: Path
 
 
 @pytest.mark.parametrize(("pattern", "code"), [("test_skip.py::*", 0), ("test_other.py::*", 1)])
-def test_a_skip_that_no_pattern_allows_fails_the_run(
-    pattern: str, code: int, tmp_path: Path
-) -> None:
+def test_a_skip_without_a_pattern_fails_the_run(pattern: str, code: int, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     allowed.write_text(f"# comment\n{pattern}  # why\n")
     skip = "import pytest\ndef test_skips(): pytest.skip('no such machine')\n"

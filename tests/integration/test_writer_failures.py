@@ -1,4 +1,4 @@
-"""The writer thread where it is refused: by one bad row, by an error of our own, at its start."""
+"""Failures of the writer thread: an invalid row, an internal error, and a failed start."""
 
 from __future__ import annotations
 
@@ -12,24 +12,17 @@ import numpy as np
 import pytest
 
 from stepscope.recorder import ring, writer_thread
-from stepscope.recorder.recorder import CommandName, Recorder
+from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.rows import StepBlockBuilder
 from stepscope.recorder.writer_thread import WriterThread
 from stepscope.run import RunStatus
-from stepscope.store import SeriesBlock, StoreError, StoreReader, StoreWriter
+from stepscope.store import SeriesBlock, StoreError, StoreReader, schema
 from stepscope.store.blocks import Sample
 from stepscope.store.reader import send_command
+from tests.support.run_values import block_of, steps_and_losses
 from tests.support.waiting import wait_until
 
-BAD_STEP = 13
-STEPS = 100
-
-
-def steps(folder: Path) -> list[float]:
-    with StoreReader(folder) as reader:
-        (info,) = (info for info in reader.series() if info.stream == "steps")
-        found: list[float] = reader.read(info.id, 0, info.rows, 1).step.tolist()
-    return found
+INVALID = Sample("samples", "", 1.0, 1, {"host/cpu": "no number"})  # type: ignore[dict-item]
 
 
 def texts(folder: Path) -> list[str]:
@@ -38,47 +31,43 @@ def texts(folder: Path) -> list[str]:
 
 
 def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Keep the writer from flushing until told, so that all that comes is one batch."""
+    """Delay the flushes until the returned function is called, so that all items are one batch."""
     go = threading.Event()
     flush = WriterThread._flush
 
-    def when_told(self: WriterThread, everything: bool) -> bool:
+    def when_released(self: WriterThread, everything: bool) -> bool:
         return flush(self, everything) if go.is_set() else False
 
-    monkeypatch.setattr(WriterThread, "_flush", when_told)
+    monkeypatch.setattr(WriterThread, "_flush", when_released)
     return go.set
 
 
-def test_a_bad_row_costs_no_event_and_no_answer(
+def test_an_invalid_row_costs_no_event_and_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     go = hold(monkeypatch)
     recorder = Recorder(tmp_path, name="test")
-    asked = send_command(tmp_path, "mark", {})
+    sent = send_command(tmp_path, "mark", {})
     wait_until(lambda: bool(recorder.command_waiting))
     (command,) = recorder.commands.take()
     for number in range(10):
         recorder.event("mark", f"before {number}")
-        recorder._writer.put(Sample("samples", "", 1.0, 1, {"host/cpu": "no number"}))  # type: ignore[dict-item]
+        recorder._writer.put(INVALID)
         recorder.sample({"host/cpu": 1.0})
         recorder.log_step({"train/loss": 1.0})
     recorder.finish(command, "marked")
     go()
     recorder.close(RunStatus.FINISHED)
-    assert command.name is CommandName.MARK
     assert texts(tmp_path) == [*(f"before {number}" for number in range(10)), "marked"]
-    assert steps(tmp_path) == list(range(1, 11))
-    assert recorder.dropped == 10
+    assert steps_and_losses(tmp_path)[0] == list(range(1, 11))
+    assert len(block_of(tmp_path, "samples")) == recorder.dropped == 10
     with StoreReader(tmp_path) as reader:
-        state = reader._connection.execute("SELECT state FROM commands WHERE id = ?", (asked,))
+        state = reader._connection.execute("SELECT state FROM commands WHERE id = ?", (sent,))
         assert state.fetchone() == ("done",)
-        assert [info.rows for info in reader.series() if info.stream == "samples"] == [10]
     assert len(caplog.records) == 1
 
 
-def test_a_lost_slot_counts_once_whatever_came_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_slot_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = hold(monkeypatch)
     monkeypatch.setattr(ring, "HOLE_S", 0.0)
     recorder = Recorder(tmp_path, name="test")
@@ -86,13 +75,12 @@ def test_a_lost_slot_counts_once_whatever_came_with_it(
     recorder.log_step({"train/loss": 1.0})
     for number in range(4):
         recorder.event("mark", f"before {number}")
-    recorder._writer.put(Sample("samples", "", 1.0, 1, {"host/cpu": "no number"}))  # type: ignore[dict-item]
+    recorder._writer.put(INVALID)
     go()
     recorder.close(RunStatus.FINISHED)
     assert texts(tmp_path) == [f"before {number}" for number in range(4)]
-    assert steps(tmp_path) == [1]
-    assert recorder.ring.lost == 1
-    assert recorder.dropped == 2, "the slot and the sample"
+    assert steps_and_losses(tmp_path)[0] == [1]
+    assert (recorder.ring.lost, recorder.dropped) == (1, 2), "the slot, and also the sample"
 
 
 def test_a_step_that_cannot_be_stored_costs_only_itself(
@@ -101,27 +89,27 @@ def test_a_step_that_cannot_be_stored_costs_only_itself(
     go, block = hold(monkeypatch), StepBlockBuilder.block
 
     def refuse(self: StepBlockBuilder, slots: Any, layouts: Any) -> SeriesBlock:
-        if np.any(slots["step"] == BAD_STEP):
-            raise LookupError("nobody thought of this")
+        if np.any(slots["step"] == 13):
+            raise LookupError("unexpected")
         return block(self, slots, layouts)
 
     monkeypatch.setattr(StepBlockBuilder, "block", refuse)
     recorder = Recorder(tmp_path, name="test")
-    for _ in range(STEPS):
+    for _ in range(100):
         recorder.log_step({"train/loss": 1.0})
     recorder.event("mark", "here")
     go()
     recorder.close(RunStatus.FINISHED)
-    assert steps(tmp_path) == [step for step in range(1, STEPS + 1) if step != BAD_STEP]
+    assert steps_and_losses(tmp_path)[0] == [step for step in range(1, 101) if step != 13]
     assert texts(tmp_path) == ["here"]
     assert recorder.dropped == 1
     assert not (tmp_path / "rank0.ring").exists()
     assert [record.message for record in caplog.records] == [
-        "stepscope: a row could not be stored and is lost: LookupError: nobody thought of this"
+        "stepscope: a row could not be stored and is lost: LookupError: unexpected"
     ]
 
 
-def test_an_error_of_our_own_is_said_once_and_not_repeated_without_a_pause(
+def test_an_internal_error_is_logged_once_and_retried_after_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(writer_thread, "RETRY_S", 3600.0)
@@ -139,13 +127,11 @@ def test_an_error_of_our_own_is_said_once_and_not_repeated_without_a_pause(
         recorder.close(RunStatus.FINISHED)
     assert len(beats) == 2  # the pause ended by the close
     assert texts(tmp_path) == ["here"]
-    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert [record.message for record in errors] == [
-        "stepscope: the writer failed and retries: RuntimeError: a mistake"
-    ]
+    errors = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
+    assert errors == ["stepscope: the writer failed and retries: RuntimeError: a mistake"]
 
 
-def test_a_command_that_cannot_be_announced_is_still_offered(
+def test_a_failing_callback_loses_no_command(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_command: object) -> None:
@@ -173,32 +159,19 @@ def no_file(*_: Any, **__: Any) -> None:
         (threading.Thread, "start", no_thread),
         (writer_thread, "write_run_json", no_file),
         (writer_thread, "RingBuffer", no_file),
+        (schema, "TABLES", "CREATE TABLE half (x); NONSENSE"),
     ],
-    ids=["thread", "run.json", "ring"],
+    ids=["thread", "run.json", "ring", "store"],
 )
-def test_a_recorder_that_cannot_begin_leaves_nothing_behind(
+def test_a_recorder_that_cannot_start_leaves_no_file_and_changes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, failing: Any
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, failing)
-        with pytest.raises(OSError, match="thread|space"):
+        with pytest.raises((OSError, StoreError), match="thread|space|cannot create"):
             Recorder(tmp_path, name="test")
     assert list(tmp_path.iterdir()) == []
     Recorder(tmp_path, name="test").close(RunStatus.FINISHED)
-
-
-def test_a_store_that_cannot_be_made_whole_is_taken_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stepscope.store.schema.TABLES", "CREATE TABLE half (x); NONSENSE")
-    with pytest.raises(StoreError, match="cannot create"):
-        StoreWriter(tmp_path / "rank0.sqlite")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
-    first = Recorder(tmp_path, name="first")
-    first.close(RunStatus.FINISHED)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(StoreError, match="existing file"):
         Recorder(tmp_path, name="second")

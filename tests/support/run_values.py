@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.run import RunInfo
-from stepscope.store import EventRow, StoreReader
+from stepscope.store import EventRow, SeriesBlock, StoreReader
 from tests.support.waiting import wait_for
 
 
@@ -74,3 +74,16 @@ def steps_of(folder: Path, rank: int = 0) -> int:
 def alerts(folder: Path) -> list[EventRow]:
     with StoreReader(folder) as reader:
         return [event for event in reader.events(0, 10_000) if event.kind == "alert"]
+
+
+def block_of(folder: Path, stream: str = "steps", source: str = "", rank: int = 0) -> SeriesBlock:
+    """All rows of a series."""
+    with StoreReader(folder, rank) as reader:
+        place = stream, source
+        (info,) = (one for one in reader.series() if (one.stream, one.source) == place)
+        return reader.read(info.id, 0, info.rows, 1)
+
+
+def steps_and_losses(folder: Path, rank: int = 0) -> tuple[list[float], list[float]]:
+    block = block_of(folder, rank=rank)
+    return block.step.tolist(), block.mean[block.keys.index("train/loss")].tolist()

@@ -1,18 +1,13 @@
-"""alerts.toml: what is right in it counts, what is wrong is said, and no secret is in a message."""
+"""alerts.toml: valid entries apply, invalid ones are reported, and no message has a secret."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from stepscope.alerts.notifier import Alert
 from stepscope.alerts.rules import (
@@ -29,17 +24,7 @@ from stepscope.alerts.rules import (
     RuleCondition,
     condition_of,
 )
-from stepscope.alerts.settings import (
-    RULES_LIMIT,
-    SIZE_LIMIT,
-    AlertSettings,
-    CommandChannel,
-    InvalidEntry,
-    WebhookChannel,
-    load,
-    parse_entry,
-    parse_rule,
-)
+from stepscope.alerts.settings import RULES_LIMIT, SIZE_LIMIT, AlertSettings, load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "alerts.md"
 SECRET = "T0KEN"
@@ -57,7 +42,7 @@ def rule_of(settings: AlertSettings, name: str) -> AlertRule:
     return found
 
 
-def test_without_a_file_the_defaults_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_the_defaults_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     expected = tmp_path / ".config" / "stepscope" / "alerts.toml"
     assert load({}) == AlertSettings(path=expected)
@@ -70,18 +55,20 @@ def test_without_a_file_the_defaults_count(tmp_path: Path, monkeypatch: pytest.M
     assert rule_of(load({}), NO_STEP).for_s == 5
 
 
-def test_alerts_can_be_switched_off() -> None:
+def test_alerts_can_be_disabled_and_a_named_file_must_exist(tmp_path: Path) -> None:
     assert load({"STEPSCOPE_ALERTS": "off"}).path is None
-
-
-def test_a_file_that_was_named_and_is_not_there_is_said(tmp_path: Path) -> None:
     settings = load({"STEPSCOPE_ALERTS": str(tmp_path / "none.toml")})
     assert settings.rules == DEFAULTS
     assert "there is no such file" in settings.problems[0]
 
 
-def test_the_example_of_the_docs_is_taken_as_it_stands(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+def test_the_document_has_a_valid_example_all_default_rules_and_all_fields(tmp_path: Path) -> None:
+    document = DOCS.read_text()
+    listed = re.findall(r"^\| `(\w+)` \| (\w+) \|", document, re.MULTILINE)
+    assert listed == [(rule.name, str(rule.level)) for rule in DEFAULTS]
+    (alert,) = re.findall(r"```json\n(.*?)```", document, re.DOTALL)
+    assert list(json.loads(alert)) == list(Alert.__struct_fields__)
+    (example,) = re.findall(r"```toml\n(.*?)```", document, re.DOTALL)
     settings = read(tmp_path, example)
     assert settings.problems == ()
     assert rule_of(settings, NO_STEP).for_s == 300
@@ -89,75 +76,53 @@ def test_the_example_of_the_docs_is_taken_as_it_stands(tmp_path: Path) -> None:
     assert rule_of(settings, RUN_FINISHED).enabled
     hot = rule_of(settings, "hot")
     assert (hot.above, hot.clear, hot.for_s, hot.clear_s) == (85, 80, 30, 30)
-    assert (hot.metric, hot.level, hot.text) == (
-        "gpu/temp",
-        AlertLevel.CRITICAL,
-        "{device} has {value}",
-    )
-    assert settings.command is not None
-    assert settings.command.argv[0] == "/usr/bin/logger"
-    assert not settings.command.accepts(AlertLevel.WARNING, AlertState.RAISED)
-    assert settings.command.accepts(AlertLevel.CRITICAL, AlertState.RAISED)
-    assert not settings.command.accepts(AlertLevel.CRITICAL, AlertState.CLEARED)
-    assert settings.webhook is not None
-    assert settings.webhook.shown == "https://hooks.example.com/…"
+    assert (hot.metric, hot.level) == ("gpu/temp", AlertLevel.CRITICAL)
+    command, webhook = settings.command, settings.webhook
+    assert command is not None
+    assert command.argv[0] == "/usr/bin/logger"
+    assert not command.accepts(AlertLevel.WARNING, AlertState.RAISED)
+    assert command.accepts(AlertLevel.CRITICAL, AlertState.RAISED)
+    assert not command.accepts(AlertLevel.CRITICAL, AlertState.CLEARED)
+    assert webhook is not None
+    assert webhook.shown == "https://hooks.example.com/…"
     assert "secret" not in repr(settings)
-
-
-def test_the_docs_list_each_default_rule_and_what_it_takes() -> None:
-    listed = re.findall(r"^\| `(\w+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE)
-    assert listed == [(rule.name, str(rule.level)) for rule in DEFAULTS]
 
 
 OWN = '[rules.hot]\nmetric = "a"\n'
 INVALID = [
-    ("[rules.hot]\nabove = 1", "rules.hot: must have a metric"),
     ('[rules.hot]\nmetric = ""\nabove = 1', "rules.hot.metric: Expected `str` of length >= 1"),
     ('[rules.hot]\nmetric = "a\\u0007"\nabove = 1', "one line of printable characters"),
     (OWN, "exactly one of above, below, not_finite"),
     (f"{OWN}above = 1\nbelow = 2", "exactly one of above, below, not_finite"),
     (f"{OWN}not_finite = false", "exactly one of above, below, not_finite"),
     (f'{OWN}above = "1"', "rules.hot.above: Expected `float | null`, got `str`."),
-    (f"{OWN}above = true", "rules.hot.above: Expected `float | null`, got `bool`."),
-    (f"{OWN}above = nan", "rules.hot.above: Expected `float`"),
     (f"{OWN}above = {10**400}", "rules.hot.above: Number out of range."),
     (f"{OWN}above = inf", "rules.hot.above: Expected `float`"),
     (f"{OWN}above = 1\nclear = 2", "rules.hot.clear: must be on the good side"),
-    (f"{OWN}below = 1\nclear = 0", "rules.hot.clear: must be on the good side"),
     (f"{OWN}not_finite = true\nclear = 0", "rules.hot.clear: must be on the good side"),
-    (f"{OWN}above = 1\nfor_s = -1", "rules.hot.for_s: Expected `float` >= 0"),
     (f"{OWN}above = 1\nfor_s = 1e9", "rules.hot.for_s: Expected `float` <= 86400"),
     (f'{OWN}above = 1\nlevel = "bad"', "rules.hot.level: Invalid enum value 'bad'."),
-    (f"{OWN}above = 1\nlevel = []", "rules.hot.level: Expected `str`"),
-    (f"{OWN}above = 1\nenabled = 1", "rules.hot.enabled: Expected `bool`, got `int`."),
     (f'{OWN}above = 1\ntext = "{{run}}"', "rules.hot.text: may have in braces only"),
     (f"{OWN}above = 1\ntreshold = 1", "rules.hot: has no field 'treshold'"),
-    (f'{OWN}above = 1\nname = "x"', "rules.hot: has no field 'name'"),
-    ("[rules.Hot]\nabove = 1", "small letters"),
-    ('[rules."../x"]\nabove = 1', "small letters"),
+    ("[rules.Hot]\nabove = 1", "lowercase letters"),
+    ('[rules."../x"]\nabove = 1', "lowercase letters"),
     ("[rules]\nhot = 3", "rules.hot: Expected `object`, got `int`."),
     ("rules = 3", "rules: must be tables"),
-    ("[rules.memory_full]\nabove = 120", "rules.memory_full.above: must be between 0 and 100 %."),
+    ("[rules.memory_full]\nabove = 120", "rules.memory_full.above: must be between 0 and 100%."),
     ("[rules.memory_full]\nfor_s = 3", "rules.memory_full: has no field 'for_s'"),
-    ("[rules.run_failed]\nfor_s = 3", "rules.run_failed: has no field 'for_s'"),
     ('[rules.run_failed]\ntext = "{value} of {device}"', "only step, value."),
-    ("[rules.throttling]\nabove = 3", "rules.throttling: has no field 'above'"),
     ('[rules.no_step]\nmetric = "a"', "rules.no_step: has no field 'metric'"),
     ("[commands]\nargv = []", "'commands': is no known table"),
     ("[command]\nargv = []", "command.argv: Expected `array` of length >= 1."),
     ('[command]\nargv = "rm -rf /"', "command.argv: Expected `array`, got `str`."),
-    ("[command]\nargv = [1]", "command.argv[0]: Expected `str`, got `int`."),
     ('[command]\nargv = ["a\\u0000"]', "command: argv must not contain null characters."),
     ('[command]\nargv = [""]', "a name on the PATH or an absolute path"),
     ('[command]\nargv = ["./x"]', "a name on the PATH or an absolute path"),
     ('[command]\nargv = ["x"]\nshell = true', "command: Object contains unknown field `shell`."),
-    ('[command]\nargv = ["x"]\ntimeout_s = 0', "command.timeout_s: Expected `float` >= 0.1."),
     ("[webhook]", "webhook: Object missing required field `url`."),
-    ("[webhook]\nurl = 3", "webhook.url: Expected `str`, got `int`."),
     ('[webhook]\nurl = "file:///etc/passwd"', "webhook: url must begin with https:// or http://."),
     ('[webhook]\nurl = "hooks.example.com/T0KEN"', "must begin with https:// or http://"),
     ('[webhook]\nurl = "https:///T0KEN"', "must have a host"),
-    ('[webhook]\nurl = "https://a b/T0KEN"', "must have a host"),
     ('[webhook]\nurl = "https://x/T0KEN\\r\\nX: 1"', "must have a host"),
     ('[webhook]\nurl = "https://[::1/T0KEN"', "webhook: url is not a valid address."),
     ('[webhook]\nurl = "https://x:99999/T0KEN"', "webhook: url is not a valid address."),
@@ -169,9 +134,7 @@ INVALID = [
 ]
 
 
-def test_invalid_entries_are_skipped_and_reported(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_invalid_entries_are_reported(tmp_path: Path, subtests: pytest.Subtests) -> None:
     for text, problem in INVALID:
         with subtests.test(text[:60]):
             other = "" if text == "rules = 3" else '\n[rules.fine]\nmetric = "x"\nbelow = 1\n'
@@ -187,20 +150,21 @@ def test_invalid_entries_are_skipped_and_reported(
             assert settings.rules[: len(DEFAULTS)] == DEFAULTS
 
 
-@pytest.mark.parametrize("text", ["[rules", "a = 1\na = 2", "x = " + "[" * 3000, "=" * 99])
-def test_a_file_that_is_no_toml_leaves_the_defaults(tmp_path: Path, text: str) -> None:
-    settings = read(tmp_path, text)
-    assert settings.rules == DEFAULTS
-    assert "is no valid TOML" in settings.problems[0]
-
-
-def test_bytes_that_are_no_text_and_too_many_of_them_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        *((text, "is not valid TOML") for text in (b"[rules", b"a = 1\na = 2", b"\xff\xfe")),
+        (b"x = " + b"[" * 3000, "is not valid TOML"),
+        (b"#" * (SIZE_LIMIT + 1), "is larger than 64 KiB"),
+    ],
+)
+def test_an_invalid_file_leaves_the_defaults(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "alerts.toml"
-    path.write_bytes(b"\xff\xfe")
+    path.write_bytes(content)
     path.chmod(0o600)
-    assert "is no valid TOML" in load({"STEPSCOPE_ALERTS": str(path)}).problems[0]
-    path.write_bytes(b"#" * (SIZE_LIMIT + 1))
-    assert "is larger than 64 KiB" in load({"STEPSCOPE_ALERTS": str(path)}).problems[0]
+    settings = load({"STEPSCOPE_ALERTS": str(path)})
+    assert settings.rules == DEFAULTS
+    assert problem in settings.problems[0]
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o664])
@@ -212,32 +176,26 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> N
 
 
 def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: real + 4711)
     path = tmp_path / "alerts.toml"
     path.write_text('[command]\nargv = ["x"]\n')
     path.chmod(0o600)
-    real = os.fstat
-
-    def of_another(file: int) -> os.stat_result:
-        state = list(real(file))
-        state[stat.ST_UID] += 4711
-        return os.stat_result(state)
-
-    monkeypatch.setattr("stepscope.alerts.settings.os.fstat", of_another)
+    if real == 0:  # a file of root is trusted
+        os.chown(path, 4712, -1)
     settings = load({"STEPSCOPE_ALERTS": str(path)})
     assert settings.command is None
     assert "belongs to another user" in settings.problems[0]
 
 
-def test_a_pipe_or_a_folder_in_its_place_hangs_nothing(tmp_path: Path) -> None:
+def test_a_pipe_or_a_folder_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     for name in ("pipe", "."):
-        settings = load({"STEPSCOPE_ALERTS": str(tmp_path / name)})
-        assert (
-            "is no regular file" in settings.problems[0] or "cannot be read" in settings.problems[0]
-        )
+        (problem,) = load({"STEPSCOPE_ALERTS": str(tmp_path / name)}).problems
+        assert "cannot be read" in problem
 
 
-def test_a_changed_threshold_takes_the_clearing_one_with_it(tmp_path: Path) -> None:
+def test_a_changed_threshold_changes_the_clearing_threshold(tmp_path: Path) -> None:
     text = "[rules.memory_full]\nabove = 80\n[rules.gpu_idle]\nbelow = 20\n"
     settings = read(tmp_path, text)
     assert settings.problems == ()
@@ -249,7 +207,7 @@ def test_a_changed_threshold_takes_the_clearing_one_with_it(tmp_path: Path) -> N
     assert rule_of(settings, RUN_FAILED).text == "Oh: {value}"
 
 
-def test_own_rules_have_a_text_and_are_not_endless(tmp_path: Path) -> None:
+def test_custom_rules_have_a_text_and_a_maximum_number(tmp_path: Path) -> None:
     text = '[rules.a]\nmetric = "gpu/temp"\nabove = 85\nfor_s = 5\n'
     text += '[rules.b]\nmetric = "x"\nnot_finite = true'
     settings = read(tmp_path, text)
@@ -260,73 +218,3 @@ def test_own_rules_have_a_text_and_are_not_endless(tmp_path: Path) -> None:
     settings = read(tmp_path, many)
     assert len(settings.rules) == len(DEFAULTS) + RULES_LIMIT
     assert "at most 50, got 60" in settings.problems[0]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
-    ),
-    max_leaves=10,
-)
-RIGHT = {
-    "metric": "a",
-    "above": 90,
-    "below": 0.5,
-    "clear": 2,
-    "for_s": 3,
-    "level": "info",
-    "text": "{value}",
-    "enabled": False,
-    "argv": ["tell"],
-    "url": "https://x/y",
-}
-NEEDED = [("metric", "above"), ("argv",), ("url",), ()]
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> Any:
-    """Return what is right, what is right but for one value, or anything."""
-    also = draw(st.lists(st.sampled_from(list(RIGHT)), min_size=1, max_size=2))
-    table = {name: RIGHT[name] for name in (*draw(st.sampled_from(NEEDED)), *also)}
-    if draw(st.booleans()):
-        table |= draw(st.dictionaries(st.sampled_from(list(RIGHT)), JSON, max_size=1))
-    return table if draw(st.integers(0, 5)) else draw(JSON)
-
-
-def outcome(parse: Callable[[], object]) -> Any:
-    try:
-        return parse()
-    except InvalidEntry as error:
-        return error
-
-
-def test_any_entry_is_converted_or_refused_by_its_name() -> None:
-    taken: set[type] = set()
-
-    @example("own", {"metric": "a", "above": 90})
-    @example("own", {"argv": ["tell"], "level": "info"})
-    @example("own", {"url": "https://x/y", "cleared": False})
-    @given(st.just("own") | st.sampled_from([rule.name for rule in DEFAULTS]), tables())
-    def check(name: str, table: Any) -> None:
-        for where, parse in (
-            (f"rules.{name}", lambda: parse_rule(name, table)),
-            ("command", lambda: parse_entry("command", table, CommandChannel)),
-            ("webhook", lambda: parse_entry("webhook", table, WebhookChannel)),
-        ):
-            found = outcome(parse)
-            if isinstance(found, InvalidEntry):
-                assert str(found).startswith((f"{where}.", f"{where}:"))
-                continue
-            taken.add(type(found))
-            for field, value in table.items():
-                held = getattr(found, field)
-                assert (list(held) if field == "argv" else held) == value
-
-    check()
-    assert taken == {AlertRule, CommandChannel, WebhookChannel}
-
-
-def test_the_docs_json_has_the_fields_of_an_alert() -> None:
-    (example,) = re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert list(json.loads(example)) == list(Alert.__struct_fields__)

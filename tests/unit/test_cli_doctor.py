@@ -256,7 +256,7 @@ def test_the_alerts_file_is_said_with_what_is_wrong_and_without_its_secret(
     path.chmod(0o600)
     monkeypatch.setenv("STEPSCOPE_ALERTS", str(path))
     found = judged(BARE, "alerts", alerts=survey.alerts_file())
-    told = "told to the command logger and the webhook https://example.com/…"
+    told = "delivered to the command logger and the webhook https://example.com/…"
     assert (found.mark, found.detail) == (CheckStatus.OK, f"{path}; 7 rules, {told}")
     assert "T0KEN" not in json.dumps(survey.alerts_file())
     path.chmod(0o666)

@@ -36,15 +36,15 @@ def test_a_block_has_all_that_is_known_of_a_gpu() -> None:
         "1 GPU · driver 580.95.05 · CUDA 13.0",
         "0  NVIDIA H100 80GB HBM3",
         "GPU-00000000  00000000:17:00.0",
-        "Utilization 97 %",
-        "active: SM 71 %, tensor 33 %, DRAM 45 %",
-        "Memory 40.0 GiB of 80.0 GiB (50 %)",
+        "Utilization 97%",
+        "active: SM 71%, tensor 33%, DRAM 45%",
+        "Memory 40.0 GiB of 80.0 GiB (50%)",
         "Temperature 61 °C (slows down at 92, off at 95) · memory 68 °C · power 553 of 700 W",
         "SM clock 1755 of 1980 MHz · memory clock 2619 MHz · PCIe gen 5 ×16",
         "PCIe out 1.50 GiB/s in 256 MiB/s · NVLink out 0 B/s in 0 B/s",
         "   Clocks since the driver was loaded: 10 s power-limited, normal",
         "ok Working.",
-        "*    4000 ada         38.0 GiB   96 %  python train.py --epochs 3",
+        "*    4000 ada         38.0 GiB   96%  python train.py --epochs 3",
         "* your process",
     ):
         assert words in said
@@ -85,9 +85,7 @@ def test_zombies_are_named_and_foreign_processes_not_marked() -> None:
 def test_instances_stand_indented_under_their_parent() -> None:
     lines = text(divided(), columns=120).splitlines()
     at = next(number for number, line in enumerate(lines) if "MIG 1g.10gb" in line)
-    assert lines[at].startswith(
-        "   MIG 1g.10gb · MIG-00000001 · Memory 3.00 GiB of 10.0 GiB (30 %)"
-    )
+    assert lines[at].startswith("   MIG 1g.10gb · MIG-00000001 · Memory 3.00 GiB of 10.0 GiB (30%)")
     assert lines[at + 1].startswith("           5001 bob")
     assert "MIG 3g.40gb" in lines[at + 2]
 
@@ -98,8 +96,8 @@ def test_in_brief_a_gpu_is_a_line() -> None:
     second.lost = "lost: GPU is lost"
     lines = brief(machine(FakeSource([first, second])).look(), 100)
     assert lines[-2:] == [
-        " 0  ok   97 %   40.0 GiB of 80.0 GiB   61 °C  553 W  Working.",
-        " 1  ✗     n/a        n/a of      n/a     n/a    n/a  Lost: GPU is lost. Retrying.",
+        " 0  ok   97%   40.0 GiB of 80.0 GiB   61 °C  553 W  Working.",
+        " 1  ✗    n/a        n/a of      n/a     n/a    n/a  Lost: GPU is lost. Retrying.",
     ]
     assert max(map(len, brief(machine(FakeSource(gpus(16))).look(), 40))) <= 40
 

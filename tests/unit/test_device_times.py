@@ -17,7 +17,7 @@ from trainer.training.cuda_timing import CudaStepTimer, TimedScalars
 
 @dataclass
 class Device:
-    """Runs what is queued only as far as a test lets it; one tick a piece of work."""
+    """Runs queued work only up to `finish`; one tick per piece of work."""
 
     queued_ms: float = 0.0
     reached: int = 0
@@ -71,7 +71,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 class Steps:
-    """Steps of a loop: a copy of 2 ms and computing of 5 ms for each batch."""
+    """Steps of a loop: a copy and computation for each batch."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -89,6 +89,11 @@ class Steps:
 
     def close(self, step: int) -> None:
         self.reader.put(step, 0.0, {}, {"train/loss": torch.tensor(0.5)})
+
+    def row(self, step: int) -> MetricRow:
+        self.close(step)
+        self.reader.flush()
+        return self.rows[-1][1]
 
 
 def test_a_step_gets_its_own_times_some_steps_later(device: Device) -> None:
@@ -109,14 +114,15 @@ def test_a_step_gets_its_own_times_some_steps_later(device: Device) -> None:
 
 def test_the_batches_of_an_accumulated_step_are_added_up(device: Device) -> None:
     steps = Steps(device)
+    steps.times.waited(7.0)  # of the validation
     for _ in range(4):
         steps.batch()
-        device.queued_ms += 100.0  # between the batches nothing of ours is running
-    steps.close(1)
-    steps.reader.flush()
-    [(_, row)] = steps.rows
+        device.queued_ms += 100.0  # idle between the batches
+    steps.times.waited(0.25)
+    row = steps.row(1)
     assert row["perf/h2d"] == pytest.approx(0.008)
     assert row["perf/gpu_time"] == pytest.approx(0.020)
+    assert row["perf/gpu_wait"] == 0.25
 
 
 def test_events_are_used_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +137,7 @@ def test_events_are_used_again(device: Device, monkeypatch: pytest.MonkeyPatch) 
     assert len(device.events) == 5  # two pairs, and that of the loss
 
 
-def test_rows_and_a_step_that_a_failure_cut_off_give_their_events_back(device: Device) -> None:
+def test_the_events_of_a_failed_run_are_used_again(device: Device) -> None:
     steps = Steps(device)
     for _ in range(2):
         steps.batch()
@@ -147,32 +153,20 @@ def test_rows_and_a_step_that_a_failure_cut_off_give_their_events_back(device: D
     assert len(cuda_readback._free) == cuda_readback.SLOTS
 
 
-def test_more_than_the_limit_is_missing_and_not_less(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_beyond_limits_are_missing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_timing, "PAIRS_LIMIT", 3)
     steps = Steps(device)
     steps.batch()
     steps.batch()
-    steps.close(1)
-    steps.reader.flush()
-    assert steps.rows[-1][1].keys() == {"perf/h2d", "train/loss"}
+    assert steps.row(1).keys() == {"perf/h2d", "train/loss"}
     steps.batch()
-    steps.close(2)
-    steps.reader.flush()
-    assert steps.rows[-1][1]["perf/gpu_time"] == pytest.approx(0.005)
-
-
-def test_a_device_that_fails_gives_rows_without_times(device: Device) -> None:
-    steps = Steps(device)
+    assert steps.row(2)["perf/gpu_time"] == pytest.approx(0.005)
     steps.batch()
-    steps.close(1)
     device.broken = True
-    steps.reader.flush()
-    assert steps.rows == [(1, {})]
+    assert steps.row(3) == {}
 
 
-def test_a_row_that_goes_on_early_has_no_times_and_its_pairs_come_back(
+def test_a_row_without_a_copy_frees_its_pairs(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_readback, "_is_capturing", lambda: True)  # the loss is not copied
@@ -186,17 +180,7 @@ def test_a_row_that_goes_on_early_has_no_times_and_its_pairs_come_back(
     assert len(device.events) == 4
 
 
-def test_only_waits_of_training_steps_count(device: Device) -> None:
-    steps = Steps(device)
-    steps.times.waited(7.0)  # of the validation
-    steps.batch()
-    steps.times.waited(0.25)
-    steps.close(1)
-    steps.reader.flush()
-    assert steps.rows[0][1]["perf/gpu_wait"] == 0.25
-
-
-def test_a_pair_limit_is_kept_and_a_freed_pair_serves_again(device: Device) -> None:
+def test_pairs_are_limited_and_a_freed_pair_is_used_again(device: Device) -> None:
     pairs = CudaEventTimerPool(device.event, limit=1)
     pair = pairs.begin()
     assert pair is not None

@@ -1,4 +1,4 @@
-"""An export holds every row of a run, in a form that its readers take, and nothing half written."""
+"""An export has every row of a run, in a valid form, and replaces its file atomically."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stepscope.cli import main
 from stepscope.export.tables import Column, Table, opened, write_csv
-from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter, store_name
+from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from stepscope.store import reader as store_rows
 from tests.support.run_folders import Row, make_run, make_store
 
@@ -32,48 +33,49 @@ def exported(run: Path, output: Path, *arguments: str) -> int:
     return main(["export", run.name, "--output", str(output), *arguments])
 
 
-def test_csv_has_a_column_a_metric_and_an_empty_cell_for_a_missing_value(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def table(run: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    """Return the rows of an export as JSON."""
+    assert main(["export", run.name, "--format", "json", *arguments]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    return rows
+
+
+def replace_store(run: Path, *batches: list[Row]) -> None:
+    (run / STORE_NAME).unlink()
+    writer = StoreWriter(run / STORE_NAME)
+    for rows in batches:
+        with writer.transaction():
+            writer.append("steps", "", SeriesBlock.from_rows(rows))
+    writer.close()
+
+
+def test_a_missing_value_is_empty_or_null(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", run.name, "--format", "csv"]) == 0
-    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
-    assert rows == [
+    assert list(csv.reader(capsys.readouterr().out.splitlines())) == [
         ["ts", "step", "train/loss", "'=cmd()"],
         ["10.5", "1", "0.1", ""],
         ["11.0", "2", "", ""],
         ["12.0", "3", "0.3", "inf"],
     ]
-
-
-def test_json_is_valid_and_says_null_and_infinity(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", run.name, "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    rows = table(run, capsys)
     assert rows[0] == {"ts": 10.5, "step": 1, "train/loss": 0.1, "=cmd()": None}
     assert [row["train/loss"] for row in rows] == [0.1, None, 0.3]
     assert rows[2]["=cmd()"] == "Infinity"
 
 
-def test_what_is_not_finite_is_exported_as_it_is(
+def test_non_finite_values_are_kept(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     losses: list[float | None] = [1.0, math.nan, math.inf, -math.inf, None]
-    writer = StoreWriter(run / store_name(0), reopen=True)
-    with writer.transaction():
-        rows = [(20.0 + i, i, {"train/loss": loss}) for i, loss in enumerate(losses)]
-        writer.append("steps", "", SeriesBlock.from_rows(rows))
-    writer.close()
+    replace_store(run, [(20.0 + i, i, {"train/loss": loss}) for i, loss in enumerate(losses)])
     assert main(["export", run.name, "--format", "csv"]) == 0
-    table = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert [row["train/loss"] for row in table[3:]] == ["1.0", "nan", "inf", "-inf", ""]
-    assert main(["export", run.name, "--format", "json"]) == 0
-    table = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    rows = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert [row["train/loss"] for row in rows] == ["1.0", "nan", "inf", "-inf", ""]
     named = [1.0, "NaN", "Infinity", "-Infinity", None]
-    assert [row["train/loss"] for row in table[3:]] == named
+    assert [row["train/loss"] for row in table(run, capsys)] == named
     assert exported(run, tmp_path / "steps.parquet", "--format", "parquet") == 0
-    found = parquet.read_table(tmp_path / "steps.parquet").to_pydict()["train/loss"][3:]
+    found = parquet.read_table(tmp_path / "steps.parquet").to_pydict()["train/loss"]
     assert list(map(str, found)) == ["1.0", "nan", "inf", "-inf", "None"]
 
 
@@ -82,8 +84,7 @@ def test_parquet_keeps_numbers_texts_and_nulls(
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     assert exported(run, tmp_path / "steps.parquet", "--format", "parquet") == 0
-    said = f"3 rows of steps written to {tmp_path / 'steps.parquet'}.\n"
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out.startswith("3 rows of steps written to ")
     found = parquet.read_table(tmp_path / "steps.parquet").to_pydict()
     assert found == {
         "ts": [10.5, 11.0, 12.0],
@@ -98,43 +99,32 @@ def test_parquet_keeps_numbers_texts_and_nulls(
     assert json.loads(event["data"]) == {"after": "Infinity", "list": [1]}
 
 
-def test_devices_tell_the_gpu_of_every_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", run.name, "--format", "json", "--stream", "devices"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+def test_devices_have_a_uuid_and_events_are_quoted_and_never_a_formula(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = table(run, capsys, "--stream", "devices")
     assert [(row["uuid"], row["gpu/util"]) for row in rows] == [("GPU-a", 50.0), ("GPU-b", 50.0)]
-
-
-def test_events_are_quoted_and_never_a_formula(run: Path, tmp_path: Path) -> None:
     output = tmp_path / "events.csv"
     assert exported(run, output, "--format", "csv", "--stream", "events") == 0
     with output.open(newline="") as file:
         (event,) = csv.DictReader(file)
     assert (event["step"], event["epoch"], event["text"]) == ("0", "1", "'=1+1,\"\nü")
-    assert json.loads(event["data"]) == {"after": "Infinity", "list": [1]}
-    assert exported(run, output, "--format", "json", "--stream", "events") == 0
-    (event,) = json.loads(output.read_text(), parse_constant=pytest.fail)
-    assert (event["text"], event["data"]) == ('=1+1,"\nü', {"after": "Infinity", "list": [1]})
-
-
-def test_a_stream_without_rows_is_an_empty_table(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    data = {"after": "Infinity", "list": [1]}
+    assert json.loads(event["data"]) == data
+    capsys.readouterr()
+    (event,) = table(run, capsys, "--stream", "events")
+    assert (event["text"], event["data"]) == ('=1+1,"\nü', data)
+    assert table(run, capsys, "--stream", "samples") == []
     assert main(["export", run.name, "--format", "csv", "--stream", "samples"]) == 0
     assert capsys.readouterr().out == "ts,step\n"
-    assert main(["export", run.name, "--format", "json", "--stream", "samples"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
 
 
 def test_a_long_run_comes_in_slices_with_every_row_once(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (run / STORE_NAME).unlink()
-    writer = StoreWriter(run / STORE_NAME)
-    for start in range(0, 3000, 700):  # full frames and small ones
-        rows: list[Row] = [(float(i), i, {"train/loss": i / 2}) for i in range(start, start + 700)]
-        with writer.transaction():
-            writer.append("steps", "", SeriesBlock.from_rows(rows))
-    writer.close()
+    # Full frames and small ones.
+    batches = [range(start, start + 700) for start in range(0, 3000, 700)]
+    replace_store(run, *([(float(i), i, {"train/loss": i / 2}) for i in ids] for ids in batches))
     monkeypatch.setattr(store_rows, "SLICE_ROWS", 1024)
     opened_stores: list[StoreReader] = []
     enter = StoreReader.__enter__
@@ -159,43 +149,30 @@ def test_another_rank_is_another_store(run: Path, capsys: pytest.CaptureFixture[
     assert "rank0.sqlite: missing" in capsys.readouterr().err
 
 
-def test_a_metric_named_like_a_column_keeps_a_column_of_its_own(run: Path, tmp_path: Path) -> None:
-    (run / STORE_NAME).unlink()
-    writer = StoreWriter(run / STORE_NAME)
-    with writer.transaction():
-        rows: list[Row] = [(1.0, 7, {"step": 0.5, "ts": 0.25})]
-        writer.append("steps", "", SeriesBlock.from_rows(rows))
-    writer.close()
-    assert exported(run, tmp_path / "out.json", "--format", "json") == 0
-    (row,) = json.loads((tmp_path / "out.json").read_text())
-    assert row == {"ts": 1.0, "step": 7, "step_": 0.5, "ts_": 0.25}
+def test_a_metric_named_as_a_column(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replace_store(run, [(1.0, 7, {"step": 0.5, "ts": 0.25})])
+    assert table(run, capsys) == [{"ts": 1.0, "step": 7, "step_": 0.5, "ts_": 0.25}]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
-        (["--format", "parquet"], "--output"),
-        (["--format", "tensorboard"], "--output"),
-        (["--format", "tensorboard", "--stream", "events", "--output", "x"], "--stream"),
+        ("r --format parquet", "--output: "),
+        ("r --format tensorboard", "--output: "),
+        ("r --format tensorboard --stream events --output x", "--stream: "),
+        ("nope --format csv", "run: "),
+        ("../nope --format csv", "run: "),
+        ("/etc --format csv", "run: "),
     ],
 )
-def test_wrong_usage_is_said_in_a_sentence(
-    run: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_usage_is_one_sentence_and_exit_code_2(
+    run: Path, arguments: str, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["export", run.name, *arguments]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"{said}: ")
-    assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize("run_id", ["nope", "../nope", "/etc"])
-def test_an_unknown_run_is_one_sentence_and_exit_code_2(
-    run: Path, run_id: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", run_id, "--format", "csv"]) == 2
+    words = [run.name if word == "r" else word for word in arguments.split()]
+    assert main(["export", *words]) == 2
     out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 1
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert err.startswith(problem)
 
 
 @pytest.mark.parametrize(("form", "package"), [("parquet", "pyarrow"), ("tensorboard",) * 2])

@@ -1,4 +1,4 @@
-"""What the report of a GPU runs next, for how long, what it keeps, and the document of it."""
+"""The GPU report: order and time limits of its steps, kept results, and its document."""
 
 from __future__ import annotations
 
@@ -12,17 +12,9 @@ from benchmarks import gpu_parts
 from benchmarks import gpu_report as report
 from benchmarks.gpu_report import FAILED, FINISHED, NOT_STARTED, OUT_OF_TIME, Step
 
-RUN = {
-    "date": "2026-01-02T03:04:05+00:00",
-    "commit": "abc",
-    "simulated": False,
-    "gpus": ["NVIDIA X"],
-    "driver": "1.2",
-    "torch": "2.11.0",
-    "cuda": "13.0",
-    "python": "3.12.3",
-    "cores": 16,
-}
+KEYS = ["date", "commit", "simulated", "gpus", "driver", "torch", "cuda", "python", "cores"]
+VALUES = ("2026-01-02", "abc", False, ["NVIDIA X"], "1.2", "2.11.0", "13.0", "3.12.3", 16)
+RUN = dict(zip(KEYS, VALUES, strict=True))
 PLAN = {"one": [Step("a", 10, []), Step("b", 10, [])], "two": [Step("c", 10, [])]}
 
 
@@ -49,20 +41,16 @@ def test_a_step_has_twice_its_time_or_what_is_left_and_is_else_not_started() -> 
     assert report.limit_s(step, 9 + report.GRACE_S) is None
 
 
-def test_a_step_that_was_not_started_keeps_what_an_earlier_run_left() -> None:
+def test_a_step_that_was_not_started_keeps_its_earlier_result() -> None:
     record = report.add({}, "a", ran(FAILED, reason="exit code 1", tail="the end"))
     record = report.add(record, "a", ran(NOT_STARTED))
     assert record["steps"]["a"] | {"run": None} == ran(
         FAILED, reason="exit code 1", tail="the end", run=None, runs=1
     )
     assert report.add({}, "b", ran(NOT_STARTED))["steps"]["b"]["runs"] == 0
-
-
-def test_a_part_is_finished_when_all_its_steps_are() -> None:
-    record = report.add({}, "a", ran(FINISHED))
-    assert report.part_status(record, PLAN["one"]) == NOT_STARTED
-    assert report.part_status(report.add(record, "b", ran(FAILED)), PLAN["one"]) == FAILED
-    assert report.part_status(report.add(record, "b", ran(FINISHED)), PLAN["one"]) == FINISHED
+    for status, part in ((NOT_STARTED, NOT_STARTED), (FAILED, FAILED), (FINISHED, FINISHED)):
+        record = report.add(report.add({}, "a", ran(FINISHED)), "b", ran(status))
+        assert report.part_status(record, PLAN["one"]) == part
 
 
 def run_all(
@@ -85,9 +73,7 @@ def run_all(
     return started
 
 
-def test_a_second_call_runs_what_the_first_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_second_call_runs_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     budget = (25 + report.GRACE_S) / 60
     assert run_all(monkeypatch, tmp_path, budget, {"a": FAILED}) == ["a", "b"]
     first = json.loads((tmp_path / "two.json").read_text())
@@ -103,25 +89,6 @@ def test_a_second_call_runs_what_the_first_left(
     assert found["one"]["steps"]["a"]["runs"] == 2
 
 
-def test_the_tests_that_ended_are_kept_when_their_time_is_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    one = {"test": "t::a", "outcome": "passed"}
-    (tmp_path / report.TESTS_FILE).write_text(json.dumps(one) + "\n")
-    monkeypatch.setitem(PLAN, "tests", [Step("all", 5, [])])
-    run_all(monkeypatch, tmp_path, 1, {"all": OUT_OF_TIME})
-    found = json.loads((tmp_path / "tests.json").read_text())
-    assert (found["status"], found["tests"]) == (OUT_OF_TIME, [one])
-    assert "| all | 1 |" in report.document({"tests": found})
-
-
-def test_the_most_valuable_parts_come_first_and_one_fits_into_each_call() -> None:
-    plan = report.parts(short=False)
-    assert list(plan)[:2] == ["tests", "overhead"]
-    assert set(plan) == {"tests", *report.TABLES}
-    assert all(report.limit_s(step, 9 * 60) for steps in plan.values() for step in steps)
-
-
 def test_a_child_that_fails_or_takes_too_long_says_so(tmp_path: Path) -> None:
     failed = report.run_step(Step("a", 1, ["benchmarks.gpu_parts", "no such part"]), tmp_path, 60)
     assert (failed["status"], failed["reason"]) == (FAILED, "exit code 1")
@@ -129,26 +96,7 @@ def test_a_child_that_fails_or_takes_too_long_says_so(tmp_path: Path) -> None:
     late = report.run_step(Step("a", 1, ["benchmarks.gpu_parts", "facts"]), tmp_path, 0.001)
     assert late["status"] == OUT_OF_TIME
     assert late["result"] is None
-
-
-def test_the_result_is_the_last_object_of_the_output() -> None:
     assert report.last_json('{"a": 1}\n{"b": 2}\nwarning\n{broken\n') == {"b": 2}
-    assert report.last_json("nothing\n") is None
-
-
-def test_modules_that_need_a_missing_package_are_found_through_other_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_parts, "ROOT", tmp_path)
-    (tmp_path / "pages").mkdir()
-    (tmp_path / "pages/__init__.py").write_text("")
-    (tmp_path / "pages/shown.py").write_text("def show():\n    import streamlit.web\n")
-    (tmp_path / "a.py").write_text("import json\nfrom pages import shown\n")
-    (tmp_path / "b.py").write_text("from plotly.graph_objects import Figure\nimport a\n")
-    packages = ["streamlit", "plotly"]
-    assert gpu_parts.needed(tmp_path / "a.py", packages) == ["streamlit"]
-    assert gpu_parts.needed(tmp_path / "b.py", packages) == ["plotly", "streamlit"]
-    assert gpu_parts.needed(tmp_path / "b.py", ["numpy"]) == []
 
 
 def test_a_failed_test_runs_once_more_unless_gpus_are_missing(tmp_path: Path) -> None:
@@ -168,10 +116,13 @@ def test_a_failed_test_runs_once_more_unless_gpus_are_missing(tmp_path: Path) ->
 
 def test_the_document_has_the_machine_each_steps_state_and_the_figures() -> None:
     tests = [
-        {"test": "tests/gpu/test_x.py::a", "outcome": "passed"},
-        {"test": "tests/gpu/test_x.py::b", "outcome": "passed", "again": True},
-        {"test": "tests/gpu/test_x.py::c", "outcome": "failed", "reason": "1 | 2\n3"},
-        {"test": "tests/gpu/test_y.py::d", "outcome": "failed", "reason": "only one GPU here"},
+        {"test": f"tests/gpu/test_{name}.py::a", "outcome": outcome, **more}
+        for name, outcome, more in (
+            ("x", "passed", {}),
+            ("x", "passed", {"again": True}),
+            ("x", "failed", {"reason": "1 | 2\n3"}),
+            ("y", "failed", {"reason": "only one GPU here"}),
+        )
     ]
     way = {"median": 1.004, "interval_95": [1.001, 1.007], "pairs": 32}
     free = {"valid": False, "step_ms": {"init": 1.1}, "seconds_to_bare": {"init": way}}
@@ -184,7 +135,6 @@ def test_the_document_has_the_machine_each_steps_state_and_the_figures() -> None
     assert "Commit `abc`, NVIDIA X, driver 1.2, torch 2.11.0 (CUDA 13.0)" in text
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert ["loop", "digits_cnn", "failed", "exit code 1", "1", "abc"] in rows
-    assert ["File", "passed", "passed alone", "failed", "needs more GPUs"] in rows
     assert ["all", "1", "1", "1", "1"] in rows
     assert "1 \\| 2 3" in text
     (overhead,) = (row for row in rows if row[:2] == ["1 ms", "init"])

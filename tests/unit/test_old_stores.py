@@ -1,4 +1,4 @@
-"""Stores that earlier versions wrote, as files: read exactly, asked for, and completed or left.
+"""Stores of earlier versions, as files: read exactly, sent commands, and completed or left.
 
 `tests/data/stores/version-N/rank0.sqlite` was written by the code of that version: 600 steps in
 batches of 37, among them a missing loss (step 18), a NaN (41, missing in those versions) and an
@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from stepscope.recorder.recovery import recover
 from stepscope.recorder.ring import RingBuffer
 from stepscope.store import STORE_NAME, StoreError, StoreReader, schema
 from stepscope.store.reader import send_command
+from tests.support.run_values import block_of
 
 STORES = Path(__file__).parents[1] / "data" / "stores"
 LOSSES = [{17: math.nan, 40: math.nan, 50: math.inf}.get(i, i / 2) for i in range(600)]
@@ -38,18 +41,13 @@ def folder(tmp_path: Path, version: int) -> Path:
     return Path(shutil.copytree(STORES / f"version-{version}", tmp_path / "run"))
 
 
-def commands(folder: Path) -> list[tuple[str, str, str | None]]:
-    connection = sqlite3.connect(folder / STORE_NAME)
-    found = connection.execute("SELECT name, state, result FROM commands ORDER BY id").fetchall()
-    connection.close()
-    return found
+def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(folder / STORE_NAME)) as connection:
+        return connection.execute(sql).fetchall()
 
 
 def user_version(folder: Path) -> int:
-    connection = sqlite3.connect(folder / STORE_NAME)
-    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    connection.close()
-    return found
+    return int(query(folder, "PRAGMA user_version")[0][0])
 
 
 def put_ring(folder: Path, tmp_path: Path) -> None:
@@ -66,17 +64,12 @@ def put_ring(folder: Path, tmp_path: Path) -> None:
 def test_every_row_is_read_as_it_was_written(folder: Path, version: int) -> None:
     assert user_version(folder) == version
     with StoreReader(folder) as reader:
-        found = {(info.stream, info.source): info for info in reader.series()}
-        assert {name: info.rows for name, info in found.items()} == {
-            ("steps", ""): 600,
-            ("samples", ""): 20,
-            ("devices", "GPU-1"): 20,
-        }
-        steps = reader.read(found["steps", ""].id, 0, 600, 1)
-        window = reader.rows_between(found["steps", ""].id, "step", 101, 200)
-        devices = reader.read(found["devices", "GPU-1"].id, 0, 20, 1)
-        assert reader.keys(found["steps", ""].id) == ("train/loss", "custom/late")
+        rows = {(info.stream, info.source): info.rows for info in reader.series()}
+        window = reader.rows_between(1, "step", 101, 200)
+        assert reader.keys(1) == ("train/loss", "custom/late")
+    assert rows == {("steps", ""): 600, ("samples", ""): 20, ("devices", "GPU-1"): 20}
     assert window == (100, 200)
+    steps, devices = block_of(folder), block_of(folder, "devices", "GPU-1")
     assert steps.step.tolist() == list(range(1, 601))
     assert steps.ts.tolist() == [1000.0 + i / 10 for i in range(600)]
     assert steps.keys == ("train/loss", "custom/late")
@@ -86,7 +79,7 @@ def test_every_row_is_read_as_it_was_written(folder: Path, version: int) -> None
 
 
 def test_buckets_count_what_those_versions_counted(folder: Path) -> None:
-    """They took an infinite value for one that counts, and had none of `odd`."""
+    """Earlier versions counted infinite values, and had no `odd`."""
     with StoreReader(folder) as reader:
         block = reader.read(1, 0, 600, 16)
     assert block.count.sum(axis=1).tolist() == [598, 300]
@@ -104,9 +97,9 @@ def test_events_and_commands_are_kept_and_commands_can_be_sent(folder: Path) -> 
         (25, "nan", "train/loss is nan", {}),
     ]
     before = [("pause", "done", "Pause: after step 30"), ("mark", "asked", None)]
-    assert commands(folder) == before
     send_command(folder, "stop", {})
-    assert commands(folder) == [*before, ("stop", "asked", None)]
+    commands = query(folder, "SELECT name, state, result FROM commands ORDER BY id")
+    assert commands == [*before, ("stop", "asked", None)]
 
 
 @pytest.mark.parametrize("version", [1])

@@ -1,10 +1,11 @@
-"""`stepscope.open` gives a run's values in numpy, live or ended, and says what it does not find."""
+"""`stepscope.open` returns a run's values in numpy, live, ended or killed."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,14 @@ import pytest
 import stepscope
 from stepscope import RunError
 from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.recovery import recover
+from stepscope.recorder.ring import abandoned
 from stepscope.run import RunStatus, read_run
 from stepscope.store import StoreError, StoreReader
 from stepscope.store import reader as store_rows
+from tests.support.killed_runs import killed_run
 from tests.support.run_folders import make_run
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -57,15 +62,14 @@ def test_a_live_run_can_be_read_again_and_again(recorder: Recorder) -> None:
         run.series("train/loss")
     for expected in (1, 2):
         recorder.log(expected, {"train/loss": 0.0})
-        deadline = time.monotonic() + 10
-        while "train/loss" not in run.metrics or len(run.series("train/loss").step) < expected:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(
+            lambda count=expected: (
+                "train/loss" in run.metrics and len(run.series("train/loss").step) == count
+            )
+        )
 
 
-def test_a_long_run_is_read_slice_by_slice(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_run_is_read_in_slices(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(1, 2001):
         recorder.log(step, {"train/loss": step / 2})
     recorder.close(RunStatus.FINISHED)
@@ -75,20 +79,15 @@ def test_a_long_run_is_read_slice_by_slice(
     np.testing.assert_array_equal(loss, steps / 2)
 
 
-def test_a_gpu_is_chosen_by_its_uuid(recorder: Recorder) -> None:
+def test_one_gpu_is_the_default_and_one_of_several_must_be_named(recorder: Recorder) -> None:
     recorder.device("GPU-a", {"gpu/util": 40.0})
     recorder.sample({"host/cpu": 5.0})
-    recorder.close(RunStatus.FINISHED)
     run = stepscope.open("first")
+    wait_until(lambda: {"gpu/util", "host/cpu"} <= set(run.metrics))
     assert run.series("gpu/util").value.tolist() == [40.0]
     assert run.series("host/cpu").value.tolist() == [5.0]
-
-
-def test_of_several_gpus_one_has_to_be_named(recorder: Recorder) -> None:
-    for uuid, value in (("GPU-a", 40.0), ("GPU-b", 60.0)):
-        recorder.device(uuid, {"gpu/util": value})
+    recorder.device("GPU-b", {"gpu/util": 60.0})
     recorder.close(RunStatus.FINISHED)
-    run = stepscope.open("first")
     assert run.gpus == ("GPU-a", "GPU-b")
     assert run.series("gpu/util", gpu="GPU-b").value.tolist() == [60.0]
     for gpu in (None, "GPU-c"):
@@ -106,11 +105,14 @@ def test_an_unknown_metric_is_answered_with_those_of_near_names(recorder: Record
         run.series("xyz")
 
 
-def test_what_is_no_run_is_a_sentence(tmp_path: Path, recorder: Recorder) -> None:
-    with pytest.raises(RunError, match="no run 'second' in"):
-        stepscope.open("second")
-    with pytest.raises(RunError, match="must be the name of a run folder"):
-        stepscope.open("../first")
+def test_an_unknown_run_or_store_is_an_error(tmp_path: Path, recorder: Recorder) -> None:
+    for name, problem in (
+        ("second", "no run 'second' in"),
+        ("../first", "must be the name of a run folder"),
+        ("a" * 300, "must be the name of a run folder"),
+    ):
+        with pytest.raises(RunError, match=problem):
+            stepscope.open(name)
     with pytest.raises(RunError, match="no run 'first' in .*elsewhere"):
         stepscope.open("first", runs=tmp_path / "elsewhere")
     empty = make_run(tmp_path, "empty")
@@ -120,12 +122,12 @@ def test_what_is_no_run_is_a_sentence(tmp_path: Path, recorder: Recorder) -> Non
         stepscope.open("first", rank=1).events()
 
 
-def test_a_shell_can_complete_the_public_names() -> None:
+def test_names_and_representations_in_a_shell(recorder: Recorder) -> None:
+    names: dict[str, object] = {}
+    exec("from stepscope import *", names)
+    assert "open" not in names  # the built-in function
     assert {"init", "log", "open"} <= set(dir(stepscope))
     assert all(hasattr(stepscope, name) for name in dir(stepscope))
-
-
-def test_it_reads_as_what_it_is_in_a_shell(recorder: Recorder) -> None:
     recorder.log(7, {"train/loss": 2.0})
     recorder.close(RunStatus.FINISHED)
     run = stepscope.open("first")
@@ -134,19 +136,6 @@ def test_it_reads_as_what_it_is_in_a_shell(recorder: Recorder) -> None:
     assert repr(StoreReader(recorder.folder)) == "StoreReader('first', rank=0)"
     (recorder.folder / "run.json").unlink()
     assert repr(run) == "Run('first', cannot be read)"
-
-
-def test_a_star_import_leaves_the_builtin_open_alone() -> None:
-    names: dict[str, object] = {}
-    exec("from stepscope import *", names)
-    assert "open" not in names
-    assert "init" in names
-    assert "open" in dir(stepscope)
-
-
-def test_a_name_that_no_file_system_takes_is_an_unknown_run() -> None:
-    with pytest.raises(RunError, match="must be the name of a run folder"):
-        stepscope.open("a" * 300)
 
 
 def test_the_ranks_of_a_job_are_listed(recorder: Recorder) -> None:
@@ -158,3 +147,30 @@ def test_the_ranks_of_a_job_are_listed(recorder: Recorder) -> None:
     (folder / "rank07.sqlite").touch()
     assert stepscope.open("first").ranks == (0, 2, 10)
     assert stepscope.open("first", rank=10).rank == 10
+
+
+def stored_steps(run: stepscope.Run) -> int:
+    """Count the visible steps; a run killed in its first half second has stored none."""
+    with suppress(RunError):
+        return len(run.series("train/loss").step)
+    return 0
+
+
+def test_the_last_steps_of_a_killed_run_are_read_and_not_moved(tmp_path: Path) -> None:
+    def files() -> dict[str, bytes]:  # without the index that SQLite rebuilds for a reader
+        paths = (path for path in tmp_path.iterdir() if not path.name.endswith("-shm"))
+        return {path.name: path.read_bytes() for path in paths}
+
+    last = killed_run(tmp_path)
+    before, run = files(), stepscope.open(tmp_path)
+    found = run.series("train/loss")
+    assert run.status is RunStatus.CRASHED
+    assert found.step[-1] >= last
+    np.testing.assert_array_equal(found.step, np.arange(1, len(found.step) + 1))
+    np.testing.assert_array_equal(found.value, found.step / 2)
+    assert files() == before
+    with abandoned(tmp_path / "rank0.ring"):  # another reader moves the rows at this moment
+        assert stored_steps(run) < len(found.step)
+    assert recover(tmp_path) > 0
+    for one, other in zip(found, run.series("train/loss"), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,4 +1,4 @@
-"""The ring: rows in order, room counted, holes passed, layouts kept, remains of a dead process."""
+"""The ring: order, capacity, holes, layouts, and the rows of a dead process."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from stepscope.recorder.ring import (
     SLOT_BYTES,
     SLOTS,
     WIDTH,
+    OrphanedRows,
     RingBuffer,
     RingError,
     RowLayout,
@@ -51,6 +52,11 @@ def steps(ring: RingBuffer) -> list[int]:
     return found
 
 
+def left_by(path: Path, stored: int = 0, **options: bool) -> OrphanedRows:
+    with abandoned(path, **options) as read_rows:  # type: ignore[arg-type]
+        return read_rows(stored)
+
+
 def test_rows_come_out_in_order_and_only_once(ring: RingBuffer) -> None:
     fill(ring, 1, 4)
     rows = ring.pending()
@@ -63,25 +69,22 @@ def test_rows_come_out_in_order_and_only_once(ring: RingBuffer) -> None:
     assert steps(ring) == [4]
 
 
-def test_it_goes_round(ring: RingBuffer) -> None:
+def test_it_wraps_around_and_a_full_ring_drops_new_rows(ring: RingBuffer) -> None:
     for lap in range(3):
         fill(ring, lap * 60_000, (lap + 1) * 60_000)
         assert steps(ring) == list(range(lap * 60_000, (lap + 1) * 60_000))
         ring.release(ring.pending())
     assert ring.dropped == 0
-
-
-def test_a_full_ring_keeps_the_old_rows_and_counts_the_new(ring: RingBuffer) -> None:
     fill(ring, 0, SLOTS + 5)
-    room = SLOTS - MARGIN + 1
-    assert steps(ring) == list(range(room))
-    assert ring.dropped == SLOTS + 5 - room
+    capacity = SLOTS - MARGIN + 1
+    assert steps(ring) == list(range(capacity))
+    assert ring.dropped == SLOTS + 5 - capacity
     ring.release(ring.pending())
     fill(ring, 7, 8)
     assert steps(ring) == [7]
 
 
-def test_a_claimed_slot_holds_the_rows_behind_it_for_a_second(
+def test_a_claimed_slot_blocks_for_a_second(
     ring: RingBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 50.0
@@ -100,33 +103,24 @@ def test_a_claimed_slot_holds_the_rows_behind_it_for_a_second(
     assert steps(ring) == [3, 4]
 
 
-def test_the_end_goes_behind_every_hole_at_once(ring: RingBuffer) -> None:
-    fill(ring, 1, 2)
-    ring.claim()
-    fill(ring, 3, 4)
-    ring.claim()
-    fill(ring, 5, 6)
-    ring.stop()
-    rows = ring.pending(everything=True)
-    ring.release(rows)
-    assert rows.slots["step"].tolist() == [1, 3, 5]
-    assert (ring.waiting(), ring.lost) == (0, 2)
-
-
-def test_stop_finds_every_claimed_row_and_takes_no_more(ring: RingBuffer) -> None:
+def test_stop_finds_every_claimed_row_and_accepts_no_more(ring: RingBuffer) -> None:
     fill(ring, 1, 3)
+    ring.claim()
+    fill(ring, 4, 5)
+    ring.claim()
     ring.last = 0  # as after a race of two threads
     ring.stop()
-    ring.last = 0  # and again after it
-    assert steps(ring) == [1, 2]
-    fill(ring, 3, 4)
-    assert steps(ring) == [1, 2]
-    ring.release(ring.pending())
-    fill(ring, 3, 4)
+    ring.last = 0
+    fill(ring, 6, 7)
+    rows = ring.pending(everything=True)
+    ring.release(rows)
+    assert rows.slots["step"].tolist() == [1, 2, 4]
+    assert (ring.waiting(), ring.lost) == (0, 2)
+    fill(ring, 8, 9)
     assert ring.waiting() == 0, "a stopped ring stays stopped"
 
 
-def test_layouts_are_told_apart_and_limited(ring: RingBuffer) -> None:
+def test_layouts_are_distinct_and_limited(ring: RingBuffer) -> None:
     assert layout(ring, "a") is layout(ring, "a")
     assert layout(ring, "a", timed=True) is not layout(ring, "a")
     assert ring.layout(tuple(map(str, range(WIDTH + 1))), False) is None
@@ -134,92 +128,74 @@ def test_layouts_are_told_apart_and_limited(ring: RingBuffer) -> None:
     while ring.layout((f"metric/{names}", f"other/{names}"), False):
         names += 1
     assert 500 < names < HEADER_BYTES
-    assert ring.layout(("single",), False) is not None, "room is kept for metrics by themselves"
+    assert ring.layout(("single",), False) is not None, "space is reserved for single metrics"
 
 
-def test_what_a_dead_process_left_is_read_from_the_file(tmp_path: Path) -> None:
+def test_the_rows_of_a_dead_process_are_read_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "rank0.ring"
     ring = RingBuffer(path)
     fill(ring, 0, 10)
     ring.claim()
     fill(ring, 11, 13)
-    with pytest.raises(RingError, match="in use"), abandoned(path):
-        pytest.fail("a live ring was opened")
-    ring.leave()  # gives up the lock as a killed process does
-    with abandoned(path) as remains:
-        left = remains(4)
+    with pytest.raises(RingError, match="in use"):
+        left_by(path)
+    ring.leave()  # releases the lock as a killed process does
+    left = left_by(path, 4)
     assert left.slots["step"].tolist() == [4, 5, 6, 7, 8, 9, 11, 12]
-    assert left.end == 13
-    assert left.layouts == [(("train/loss",), False)]
-
-
-def test_a_slot_torn_by_the_kill_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.ring"
-    ring = RingBuffer(path)
-    fill(ring, 0, 3)
-    ring.leave()
+    assert (left.end, left.layouts) == (13, [(("train/loss",), False)])
     data = bytearray(path.read_bytes())
-    number_of_last = HEADER_BYTES + 3 * ring_module.SLOT_BYTES - 8
-    data[number_of_last : number_of_last + 8] = bytes(8)
+    last = HEADER_BYTES + 13 * SLOT_BYTES
+    data[last - 8 : last] = bytes(8)  # torn by the kill
     header_end = data.index(b"\0")
-    data[header_end : header_end + 12] = b'{"keys": ["x'  # and a layout half written
+    data[header_end : header_end + 12] = b'{"keys": ["x'  # and a layout written in part
     path.write_bytes(data)
-    with abandoned(path) as remains:
-        left = remains(0)
-    assert left.slots["step"].tolist() == [0, 1]
-    assert len(left.layouts) == 1
+    left = left_by(path, 11)
+    assert (left.slots["step"].tolist(), len(left.layouts)) == ([11], 1)
 
 
-@pytest.mark.parametrize("content", [b"", b"stepscope ring 1\n", b"\0" * 100])
-def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "rank0.ring"
-    path.write_bytes(content)
-    with pytest.raises(RingError, match="not a ring"), abandoned(path):
-        pytest.fail("a foreign file was opened")
-
-
-@pytest.mark.parametrize("kind", ["fifo", "link", "sparse"])
-def test_a_special_file_is_refused_without_waiting_or_memory(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["empty", "cut", "zeros", "fifo", "link", "sparse", "nested"])
+def test_a_foreign_file_is_refused_without_waiting_or_memory(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "rank0.ring"
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "link":
         path.symlink_to("/dev/zero")
     else:
-        with path.open("wb") as file:
-            file.write(MAGIC)
-            file.truncate(30 * 2**30)
-    with pytest.raises((RingError, OSError)), abandoned(path):
-        pytest.fail("a special file was opened")
+        path.write_bytes({"cut": MAGIC, "sparse": MAGIC, "zeros": bytes(100)}.get(kind, b""))
+    if kind == "sparse":
+        os.truncate(path, 30 * 2**30)
+    if kind == "nested":
+        path.write_bytes((MAGIC + b"[" * 60_000).ljust(HEADER_BYTES + SLOTS * SLOT_BYTES, b"\0"))
+        assert left_by(path).layouts == []
+        return
+    with pytest.raises((RingError, OSError)):
+        left_by(path)
 
 
-def test_nested_brackets_in_the_header_are_no_layout(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.ring"
-    path.write_bytes((MAGIC + b"[" * 60_000).ljust(HEADER_BYTES + SLOTS * SLOT_BYTES, b"\0"))
-    with abandoned(path) as remains:
-        assert remains(0).layouts == []
+def test_without_a_file_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rings = {"no file for the ring": RingBuffer(tmp_path / "missing" / "rank0.ring")}
+    monkeypatch.setattr(ring_module, "is_network_filesystem", lambda _path: True)
+    rings["network"] = RingBuffer(tmp_path / "rank0.ring")
+    for reason, ring in rings.items():
+        assert reason in str(ring.reason)
+        fill(ring, 1, 3)
+        assert steps(ring) == [1, 2]
+        ring.close()
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_file_it_works_in_memory_and_says_why(tmp_path: Path) -> None:
-    ring = RingBuffer(tmp_path / "missing" / "rank0.ring")
-    assert ring.reason is not None
-    assert "no file for the ring" in ring.reason
-    fill(ring, 1, 3)
-    assert steps(ring) == [1, 2]
-
-
-def test_it_tells_the_writer_once_that_many_rows_wait(tmp_path: Path) -> None:
-    told: list[int] = []
-    ring = RingBuffer(tmp_path / "rank0.ring", crowded=lambda: told.append(ring.waiting()))
+def test_it_wakes_the_writer_once_when_many_rows_wait(tmp_path: Path) -> None:
+    calls: list[int] = []
+    ring = RingBuffer(tmp_path / "rank0.ring", crowded=lambda: calls.append(ring.waiting()))
     fill(ring, 0, CROWDED + 1)
-    assert told == []
-    assert ring.last >= ring.gate, "a writer without a check of its own goes the long way now"
+    assert calls == []
+    assert ring.last >= ring.gate, "the fast path ends here"
     fill(ring, CROWDED + 1, CROWDED + 50)
-    assert told == [CROWDED + 1]
+    assert calls == [CROWDED + 1]
     assert ring.gate == ring.end
     ring.release(ring.pending())
     fill(ring, 0, CROWDED + 10)
-    assert len(told) == 2
+    assert len(calls) == 2
     assert ring.dropped == 0
     ring.close()
 
@@ -234,9 +210,8 @@ def test_a_forked_child_writes_no_layout_over_the_parents(ring: RingBuffer, tmp_
     assert (tmp_path / "rank0.ring").read_bytes()[:HEADER_BYTES] == before
 
 
-@pytest.fixture
-def locks_of_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS makes of flock a lock of a range, which a file open for reading cannot hold."""
+def test_the_lock_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS implements flock as a range lock, which needs a file that is open for writing."""
     flock = fcntl.flock
 
     def of_nfs(file: int, operation: int) -> None:
@@ -245,19 +220,15 @@ def locks_of_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
         flock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", of_nfs)
-
-
-@pytest.mark.usefixtures("locks_of_nfs")
-def test_writer_and_recovery_hold_the_lock_on_nfs(tmp_path: Path) -> None:
     ring = RingBuffer(tmp_path / "rank0.ring")
     fill(ring, 1, 3)
-    with pytest.raises(RingError, match="in use"), abandoned(ring.path):
-        pass
-    ring.leave()  # the lock is gone, as with its process
-    with abandoned(ring.path) as remains:
-        assert remains(0).slots["step"].tolist() == [1, 2]
-        with pytest.raises(RingError, match="in use"), abandoned(ring.path, look_only=True):
-            pass
+    with pytest.raises(RingError, match="in use"):
+        left_by(ring.path)
+    ring.leave()  # releases the lock, as the exit of its process does
+    with abandoned(ring.path) as read_rows:
+        assert read_rows(0).slots["step"].tolist() == [1, 2]
+        with pytest.raises(RingError, match="in use"):
+            left_by(ring.path, look_only=True)
 
 
 def test_without_locks_the_process_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,12 +241,11 @@ def test_without_locks_the_process_decides(tmp_path: Path, monkeypatch: pytest.M
     fill(ring, 1, 3)
     with pytest.raises(RingError, match="in use"), abandoned(ring.path, alive=lambda: True):
         pass
-    with abandoned(ring.path, alive=lambda: False) as remains:
-        assert remains(0).slots["step"].tolist() == [1, 2]
+    assert left_by(ring.path).slots["step"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
-def test_a_ring_that_may_not_be_written_can_be_looked_at(
+def test_a_read_only_ring_can_be_inspected(
     ring: RingBuffer, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     fill(ring, 1, 3)
@@ -287,19 +257,6 @@ def test_a_ring_that_may_not_be_written_can_be_looked_at(
         return os_open(path, flags, *more)
 
     monkeypatch.setattr(os, "open", read_only)
-    with pytest.raises(OSError, match=os.strerror(code)), abandoned(ring.path):
-        pass
-    with abandoned(ring.path, look_only=True) as remains:
-        assert remains(0).slots["step"].tolist() == [1, 2]
-
-
-def test_on_a_network_file_system_the_ring_is_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ring_module, "is_network_filesystem", lambda _path: True)
-    ring = RingBuffer(tmp_path / "rank0.ring")
-    fill(ring, 1, 4)
-    assert steps(ring) == [1, 2, 3]
-    assert "network" in str(ring.reason)
-    ring.close()
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match=os.strerror(code)):
+        left_by(ring.path)
+    assert left_by(ring.path, look_only=True).slots["step"].tolist() == [1, 2]

@@ -1,4 +1,4 @@
-"""Which process is sent a signal: one that has a file of this very folder open for writing."""
+"""Only a process that has a file of the run folder open for writing is sent a signal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SWEEP = "20261122-061500-digits-mlp-ab12"
 
 @pytest.fixture
 def innocent() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ours that records nothing, but has a file of its own open for writing."""
+    """A process that records nothing, but has another file open for writing."""
     with holding("/dev/null", "wb") as process:
         yield process
 
@@ -112,7 +112,7 @@ def test_a_copied_folder_that_names_another_process_signals_nothing(
     assert read_run(folder).run_json == before
 
 
-def test_a_job_ends_by_force_but_for_a_process_that_is_not_its_own(
+def test_a_job_is_killed_except_for_a_foreign_process(
     tmp_path: Path, script: subprocess.Popen[bytes], innocent: subprocess.Popen[bytes]
 ) -> None:
     folder = run_that_names(tmp_path, **facts_of(script), world_size=2, rank=0)
@@ -125,24 +125,24 @@ def test_a_job_ends_by_force_but_for_a_process_that_is_not_its_own(
     assert read_run(folder).status is RunStatus.STOPPED
 
 
-def test_the_lab_stops_the_process_that_holds_the_lock(tmp_path: Path) -> None:
-    (tmp_path / "lab" / SWEEP).mkdir(parents=True)
-    with holding(tmp_path / "lab" / SWEEP / LOCK) as process:
-        make_sweep(tmp_path, process)
-        Sweeps(tmp_path, tmp_path / "examples").stop(SWEEP)
-        assert not psutil.pid_exists(process.pid)
-
-
-def test_the_lab_stops_no_other_process(tmp_path: Path, innocent: subprocess.Popen[bytes]) -> None:
+def test_the_lab_stops_the_lock_holder(tmp_path: Path, innocent: subprocess.Popen[bytes]) -> None:
     folder = make_sweep(tmp_path, innocent)
     (folder / LOCK).write_bytes(b"")
     with pytest.raises(SweepError, match=f"kill -9 {innocent.pid}"):
         Sweeps(tmp_path, tmp_path / "examples").stop(SWEEP, timeout_s=0.1)
     assert innocent.poll() is None
+    with holding(folder / LOCK) as process:
+        make_sweep(tmp_path, process)
+        Sweeps(tmp_path, tmp_path / "examples").stop(SWEEP)
+        assert not psutil.pid_exists(process.pid)
 
 
-@pytest.mark.parametrize("made", ["missing", "link", "second name", "FIFO", "only read"])
-def test_what_proves_nothing(tmp_path: Path, made: str) -> None:
+@pytest.mark.parametrize(
+    "made", ["missing", "link", "second name", "FIFO", "only read", "another user", "its own"]
+)
+def test_the_recorder_has_the_file_open_for_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
     file, log = tmp_path / "rank0.sqlite", tmp_path / "log"
     log.write_bytes(b"")
     if made == "link":
@@ -151,39 +151,28 @@ def test_what_proves_nothing(tmp_path: Path, made: str) -> None:
         file.hardlink_to(log)
     elif made == "FIFO":
         os.mkfifo(file)
-    elif made == "only read":
+    elif made != "missing":
         file.write_bytes(b"")
-    modes = {"FIFO": "r+b", "only read": "rb"}
-    with holding(file if made in modes else log, modes.get(made, "ab")) as process:
-        assert recorder_of(facts_of(process), file) is None
-
-
-def test_a_process_of_another_user_is_none_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "rank0.sqlite"
-    with holding(file) as process:
-        assert recorder_of(facts_of(process), file) == psutil.Process(process.pid)
-        monkeypatch.setattr(os, "getuid", lambda: 12345)
-        assert recorder_of(facts_of(process), file) is None
-
-
-def test_a_signal_reaches_no_later_process_of_the_same_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with holding("/dev/null", "wb") as process:
-        monkeypatch.setattr(psutil.Process, "is_running", lambda _: False)
-        with pytest.raises(psutil.NoSuchProcess):
-            send_signal(psutil.Process(process.pid), signal.SIGKILL)
-        assert process.poll() is None
+    other = made in ("missing", "link", "second name")
+    mode = {"FIFO": "r+b", "only read": "rb"}.get(made, "ab")
+    with holding(log if other else file, mode) as process:
+        if made == "another user":
+            monkeypatch.setattr(os, "getuid", lambda: 12345)
+        recorder = recorder_of(facts_of(process), file)
+        assert recorder == (psutil.Process(process.pid) if made == "its own" else None)
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
-def test_a_signal_is_sent_with_and_without_a_descriptor_of_the_process(
-    monkeypatch: pytest.MonkeyPatch, pidfd: bool
-) -> None:
+def test_a_signal_reaches_no_later_process(monkeypatch: pytest.MonkeyPatch, pidfd: bool) -> None:
     if not pidfd:  # Linux before 5.3, or a Python that was built for it
         monkeypatch.delattr(os, "pidfd_open")
     with holding("/dev/null", "wb") as process:
-        send_signal(psutil.Process(process.pid), signal.SIGKILL)
+        target = psutil.Process(process.pid)
+        if pidfd:
+            with monkeypatch.context() as patch:
+                patch.setattr(psutil.Process, "is_running", lambda _: False)
+                with pytest.raises(psutil.NoSuchProcess):
+                    send_signal(target, signal.SIGKILL)
+            assert process.poll() is None
+        send_signal(target, signal.SIGKILL)
         assert process.wait(10) == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The writer thread's sleep: it ends by `wake`, by a touch of the folder, or by time."""
+"""The writer thread's sleep ends by `wake`, by a touch of the folder, or by time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +14,6 @@ from stepscope.common import files as sleeper_module
 from stepscope.common.files import WakeableSleep
 
 LONG_S = 20.0
-"""Longer than a test may take."""
 
 
 @pytest.fixture
@@ -23,7 +22,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_wake_ends_the_sleep_also_when_it_came_before(folder: Path) -> None:
+def open_files() -> list[str]:
+    return [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+
+
+def test_wake_ends_the_sleep_also_in_advance(folder: Path) -> None:
     sleeper = WakeableSleep(folder)
     sleeper.wake()
     assert sleeper.sleep(LONG_S)
@@ -32,6 +35,8 @@ def test_wake_ends_the_sleep_also_when_it_came_before(folder: Path) -> None:
     assert sleeper.sleep(LONG_S)
     assert time.monotonic() - began < LONG_S / 2
     assert not sleeper.sleep(0.0), "one wake ends one sleep"
+    os.dup2(os.open(os.devnull, os.O_RDONLY), sleeper._event)
+    sleeper.wake()  # without its file
 
 
 def test_a_touch_of_the_folder_ends_the_sleep_until_it_is_forgotten(folder: Path) -> None:
@@ -52,20 +57,9 @@ def test_a_touch_of_the_folder_ends_the_sleep_until_it_is_forgotten(folder: Path
     assert time.monotonic() - began >= 0.05
 
 
-class NoInotify:
-    """Stands for libc on a machine that has given out all its inotify instances."""
-
-    def inotify_init1(self, flags: int) -> int:
-        return -1
-
-
-def test_without_inotify_it_says_so_and_wakes_all_the_same(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def libc(name: Any) -> NoInotify:
-        return NoInotify()
-
-    monkeypatch.setattr(sleeper_module.ctypes, "CDLL", libc)
+def test_without_inotify_wake_ends_the_sleep(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = SimpleNamespace(inotify_init1=lambda _flags: -1)
+    monkeypatch.setattr(sleeper_module.ctypes, "CDLL", lambda _name: libc)
     sleeper = WakeableSleep(folder)
     assert not sleeper.sees_touches
     sleeper.forget_touches()
@@ -73,30 +67,14 @@ def test_without_inotify_it_says_so_and_wakes_all_the_same(
     assert sleeper.sleep(LONG_S)
 
 
-def test_its_files_are_closed_with_it(folder: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+def test_its_files_are_closed_by_the_thread_and_with_the_object(folder: Path) -> None:
+    before = len(open_files())
     sleeper = WakeableSleep(folder)
-    assert len(os.listdir("/proc/self/fd")) == before + 2
-    del sleeper
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_the_thread_gives_its_inotify_instance_back_without_garbage_collection(
-    folder: Path,
-) -> None:
-    def instances() -> int:
-        return sum("inotify" in os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
-
-    before = instances()
-    sleeper = WakeableSleep(folder)
-    assert instances() == before + 1
-    sleeper.close()
-    assert instances() == before
-    sleeper.close()
+    assert len(open_files()) == before + 2
+    for _ in range(2):
+        sleeper.close()
+        assert len(open_files()) == before + 1
+        assert not any("inotify" in file for file in open_files())
     sleeper.forget_touches()
-
-
-def test_a_wake_without_its_file_raises_nothing(folder: Path) -> None:
-    sleeper = WakeableSleep(folder)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), sleeper._asked)
-    sleeper.wake()
+    del sleeper
+    assert len(open_files()) == before
