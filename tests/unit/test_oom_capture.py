@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from stepscope.gpu.process_memory import NO_MEMORY, NOT_LISTED
 from stepscope.gpu.processes import GpuProcess, ProcessState
 from stepscope.memory.oom import call_stack, capture
 from stepscope.memory.oom import observer as oom_watch
-from stepscope.memory.oom.capture import NO_MEMORY, NOT_LISTED, shared_out
+from stepscope.memory.oom.capture import shared_out
 from stepscope.memory.oom.observer import OomObserver
 from stepscope.memory.oom.reader import read_report
 from stepscope.memory.oom.record import (
@@ -165,7 +166,7 @@ def test_the_whole_state_is_foretold_for_optimizers_that_are_known(
 ) -> None:
     weights = nn.Parameter(torch.ones(100))
     weights.grad = torch.ones(100)
-    state = call_stack.optimizer_state(make([weights]))
+    state = call_stack.optimizer_memory(make([weights]))
     assert state is not None
     assert state.expected == (None if factor is None else factor * 400)
 
@@ -192,7 +193,7 @@ def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None
 def test_a_thread_that_python_did_not_begin_shows_the_stack_that_waits_in_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(call_stack, "_is_script", lambda: False)
+    monkeypatch.setattr(call_stack, "_is_python_thread", lambda: False)
     place = here()
     assert (place.phase, place.grad) == ("backward", None)
 
@@ -267,12 +268,17 @@ def process(pid: int, memory: int | None, state: ProcessState = "running") -> Gp
 
 def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
     mine = process(7, 5)
-    assert shared_out([mine], 7) == {"own": 5, "others": 0, "processes": ()}
+    assert shared_out([mine], 7) == {
+        "own": 5,
+        "others": 0,
+        "others_reason": None,
+        "processes": (),
+    }
     both = shared_out([mine, process(8, 3, "gone")], 7)
     assert (both["others"], both["processes"]) == (3, (ProcessMemory(pid=8, memory=3, yours=True),))
     assert shared_out([process(1, 5)], 7) == {"others_reason": NOT_LISTED}
     hidden = shared_out([mine, process(1, None)], 7)
-    assert "others" not in hidden
+    assert hidden["others"] is None
     assert hidden["others_reason"] == NO_MEMORY
 
 
@@ -280,10 +286,10 @@ def test_the_driver_lists_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     gpu = FakeGpu("GPU-oom", processes=[FakeProcess(os.getpid(), 5), FakeProcess(2**22 + 7, 3)])
     library = install(monkeypatch, FakeNvml(gpu))
     for _ in range(2):
-        found = capture._listed_holders("GPU-oom")
+        found = capture._holders("GPU-oom")
         assert (found["own"], found["others"], found["processes"][0].name) == (5, 3, "")
     assert library.calls["nvmlInitWithFlags"] == 1
-    assert "not found" in capture._listed_holders("GPU-other")["others_reason"]
+    assert "not found" in capture._holders("GPU-other")["others_reason"]
 
 
 # --- the watch ------------------------------------------------------------------------------------
@@ -327,8 +333,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
     source = FakeSource()
     monkeypatch.setitem(sys.modules, "torch", source)  # type: ignore[arg-type]
     monkeypatch.setattr(oom_watch, "_attached", set())
-    monkeypatch.setattr(oom_watch, "_watches", [])
-    monkeypatch.setattr(oom_watch, "WHOLE_EVERY_S", 0.0)
+    monkeypatch.setattr(oom_watch, "_observers", [])
+    monkeypatch.setattr(oom_watch, "WHOLE_INTERVAL_S", 0.0)
     return source
 
 
@@ -440,7 +446,7 @@ def test_first_and_last_are_kept_and_the_rest_counted(
 def test_many_failures_in_a_moment_cost_one_whole_record(
     fake: FakeSource, recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oom_watch, "WHOLE_EVERY_S", 100.0)
+    monkeypatch.setattr(oom_watch, "WHOLE_INTERVAL_S", 100.0)
     asked: list[int] = []
     snapshot = fake.cuda.memory.memory_snapshot
     fake.cuda.memory.memory_snapshot = lambda include_traces: (
