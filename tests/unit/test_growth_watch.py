@@ -86,7 +86,7 @@ def test_a_leak_is_told_once_within_a_minute(bench: Bench) -> None:
     bench.run(range(1, 1200), allocated=leak(0.1 * MIB))
     [(kind, text, data)] = bench.notes.events
     assert kind == "memory_growth"
-    assert text.startswith("Allocated memory grows by 10.0 MiB per 100 steps (95 % CI ")
+    assert text.startswith("Allocated memory grows by 10.0 MiB per 100 steps (95% CI ")
     assert data["next"] in text
     assert data["bytes_per_step"] == pytest.approx(0.1 * MIB)
     assert data["low"] <= data["bytes_per_step"] <= data["high"]
