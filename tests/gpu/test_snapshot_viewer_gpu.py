@@ -83,7 +83,7 @@ def test_a_training_of_ours_is_recorded_and_adds_up(
     assert {label.removeprefix("phase=") for label in found.labels} >= {"forward", "backward"}
     assert sum(site.size for site in found.sites) == at_end["allocated"]
     assert any(frame for band in history.bands for frame in found.frames(band.stack))
-    assert any(found.modules)
+    assert any(found.module(stack) for stack in found.stacks)
 
 
 @pytest.mark.usefixtures("clean")

@@ -110,7 +110,7 @@ def test_a_hostile_file_ends_its_own_process_and_nothing_else(
 def test_a_process_that_takes_too_long_is_ended(
     real: Path, spare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "TIME_LIMIT_S", 0.0)
+    monkeypatch.setattr(opening, "MAX_WALL_S", 0.0)
     with pytest.raises(SnapshotError, match="took more than 0 s"):
         open_snapshot(real, spare)
 

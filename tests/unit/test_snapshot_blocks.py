@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stepscope.memory.oom.capture import live_blocks
 from stepscope.memory.snapshots.segments import Fragmentation, fragmentation
-from stepscope.memory.snapshots.stacks import module_of, stack_texts
+from stepscope.memory.snapshots.stacks import StackTable, module_of
 
 MIB = 2**20
 Json = dict[str, Any]
@@ -136,9 +136,11 @@ def test_frames_are_text_without_control_characters() -> None:
         {"filename": 3, "line": 2, "name": "g"},
         "frame",
     ]
-    assert stack_texts(frames) == ("a�[31m.py in f", "x" * 300 + ":2 in g")
-    assert stack_texts(FRAMES * 1000) == stack_texts(FRAMES) * 128
-    assert stack_texts("abc") == ()
+    table = StackTable()
+    assert table.text(table.number(frames)) == ("a�[31m.py in f", "x" * 300 + ":2 in g")
+    once = table.text(table.number(FRAMES))
+    assert table.text(table.number(FRAMES * 1000)) == once * 128
+    assert table.text(table.number("abc")) == ()
 
 
 def test_a_module_is_told_only_where_nn_module_called_its_forward() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from stepscope.memory.snapshots import load as loading
 from stepscope.memory.snapshots.load import MemorySnapshot, SnapshotError, load
-from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
+from stepscope.memory.snapshots.summary import SnapshotSummary, by_module, summarize
 from stepscope.memory.snapshots.trace import ALLOC, FREE_COMPLETED, MISSING
 from tests.support.snapshots import REAL, action, frame, free_block, live_block, segment, snapshot
 
@@ -70,7 +70,8 @@ def test_a_real_snapshot_has_what_torch_counted() -> None:
     assert history.actions == len(pickle.loads(REAL.read_bytes())["device_traces"][0])
     assert summary.labels == ("phase=second step",)
     assert "expandable_segments" in summary.settings
-    assert "torch.nn.modules.linear, called at record_snapshot.py:31" in summary.modules
+    modules = [one.module for one in by_module(summary)]
+    assert "torch.nn.modules.linear, called at record_snapshot.py:31" in modules
 
 
 def test_a_history_becomes_columns(path: Path) -> None:
@@ -254,7 +255,7 @@ def test_a_deep_nest_is_read_past(path: Path) -> None:
 
 def test_limits_of_size_and_kind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_bytes(pickle.dumps(snapshot([])))
-    monkeypatch.setattr(loading, "SIZE_LIMIT", 10)
+    monkeypatch.setattr(loading, "MAX_FILE_BYTES", 10)
     with pytest.raises(SnapshotError, match="must have at most 10"):
         load(path)
     with pytest.raises(OSError, match="absent"):

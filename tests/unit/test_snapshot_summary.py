@@ -18,7 +18,7 @@ from stepscope.memory.snapshots import open_snapshot
 from stepscope.memory.snapshots import segments as segment_rows
 from stepscope.memory.snapshots.load import SnapshotError, load
 from stepscope.memory.snapshots.open_snapshot import read_summary, write_summary
-from stepscope.memory.snapshots.segments import ACTIVE, FREE, LARGEST_SIZE
+from stepscope.memory.snapshots.segments import ACTIVE, FREE, MAX_SIZE
 from stepscope.memory.snapshots.summary import SnapshotSummary, by_module, difference, summarize
 from tests.support.snapshots import (
     ADDRESS,
@@ -82,7 +82,7 @@ def test_sites_and_modules_are_added_up_over_segments(tmp_path: Path) -> None:
 def test_the_map_has_the_most_split_segments_first_and_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_rows, "ROWS_LIMIT", 2)
+    monkeypatch.setattr(segment_rows, "MAX_SEGMENTS", 2)
     many = [live_block(512), free_block(512)] * 2000
     found = summary_of(
         tmp_path,
@@ -102,7 +102,7 @@ def test_the_map_has_the_most_split_segments_first_and_is_bounded(
         (MIB, FREE),
     ]
     parts = memory.rows[1].parts
-    assert len(parts) <= 3 * segment_rows.PARTS_LIMIT
+    assert len(parts) <= 3 * segment_rows.MAX_PARTS
     assert sum(part.size for part in parts) == memory.rows[1].size
     assert sum(part.size for part in parts if part.state == ACTIVE) == memory.rows[1].allocated
 
@@ -133,7 +133,7 @@ def test_a_summary_that_unpacks_to_too_much_is_not_read(
 ) -> None:
     path = tmp_path / "a.summary.json.gz"
     write_summary(path, real, 17)
-    monkeypatch.setattr(open_snapshot, "BYTES_LIMIT", 1000)
+    monkeypatch.setattr(open_snapshot, "MAX_BYTES", 1000)
     assert read_summary(path, real.file_size, 17) is None
 
 
@@ -151,7 +151,7 @@ def test_a_summary_never_goes_through_a_link(tmp_path: Path, real: SnapshotSumma
 def test_a_summary_that_would_not_be_read_is_not_written(
     tmp_path: Path, real: SnapshotSummary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_snapshot, "LISTS_LIMIT", 3)
+    monkeypatch.setattr(open_snapshot, "MAX_LISTS", 3)
     with pytest.raises(ValueError, match="at most 3 lists"):
         write_summary(tmp_path / "a", real, 17)
     assert list(tmp_path.iterdir()) == []
@@ -159,7 +159,7 @@ def test_a_summary_that_would_not_be_read_is_not_written(
 
 @pytest.mark.parametrize("segments", [5, 40])
 def test_sizes_that_no_memory_has_are_refused(tmp_path: Path, segments: int) -> None:
-    huge = [segment([live_block(LARGEST_SIZE - 1)]) for _ in range(segments)]
+    huge = [segment([live_block(MAX_SIZE - 1)]) for _ in range(segments)]
     with pytest.raises(SnapshotError, match=r"add up to less than 2\*\*63 bytes"):
         summary_of(tmp_path, snapshot([]) | {"segments": huge})
 
@@ -258,4 +258,7 @@ def test_stacks_without_memory_are_not_kept(tmp_path: Path) -> None:
     trace = [action("alloc", 512, 10), action("free_requested", 512, 10)]
     trace += [action("alloc", 1024, 500, line=77)]
     found = summary_of(tmp_path, snapshot([live_block(8, line=5)], trace))
-    assert {text.partition(" ")[0] for text in found.texts} == {"/me/net.py:5", "/me/net.py:77"}
+    assert {text.partition(" ")[0] for text in found.texts.values()} == {
+        "/me/net.py:5",
+        "/me/net.py:77",
+    }

@@ -21,14 +21,14 @@ _STATES = {
     "active_awaiting_free": AWAITING,
     "active_pending_free": AWAITING,  # older versions of torch
 }
-LARGEST_SIZE = 2**62  # Sizes from here on are invalid.
+MAX_SIZE = 2**62  # Sizes from here on are invalid.
 PAGE_BYTES = {"small": 2 * 2**20, "large": 20 * 2**20}
 """Pages in which an expandable segment takes and gives back memory, by its type.
 
 torch 2.13, c10/cuda/CUDACachingAllocator.h: kSmallBuffer and kLargeBuffer."""
-ROWS_LIMIT = 60  # Segments in the map of a device.
-PARTS_LIMIT = 200  # Parts of a segment in the map; neighboring blocks are merged above this number.
-PLACES_LIMIT = 200  # Streams and pools listed.
+MAX_SEGMENTS = 60  # Segments in the map of a device.
+MAX_PARTS = 200  # Parts of a segment in the map; neighboring blocks are merged above this number.
+MAX_POOLS = 200  # Streams and pools listed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def _returnable(segment: dict[str, Any], blocks: list[SegmentBlock], total: int)
 
 def whole(value: object) -> int | None:
     """Return a number of bytes, an address or a stream; None for an invalid one."""
-    return value if type(value) is int and 0 <= value < LARGEST_SIZE else None
+    return value if type(value) is int and 0 <= value < MAX_SIZE else None
 
 
 def pool_name(segment: dict[str, Any]) -> str:
@@ -209,7 +209,7 @@ def places(segments: object) -> tuple[PoolMemory, ...]:
         device, stream = whole(segment.get("device")) or 0, whole(segment.get("stream")) or 0
         groups[device, stream, pool_name(segment)].append(segment)
     found = [PoolMemory(*key, len(mine), fragmentation(mine)) for key, mine in groups.items()]
-    return tuple(sorted(found, key=lambda place: -place.parts.reserved)[:PLACES_LIMIT])
+    return tuple(sorted(found, key=lambda place: -place.parts.reserved)[:MAX_POOLS])
 
 
 def device_memory(segments: object, stacks: StackTable) -> tuple[DeviceSegments, ...]:
@@ -218,7 +218,7 @@ def device_memory(segments: object, stacks: StackTable) -> tuple[DeviceSegments,
     for segment in segments_of(segments):
         by_device[whole(segment.get("device")) or 0].append(segment)
     return tuple(
-        _device(device, mine, stacks) for device, mine in sorted(by_device.items())[:ROWS_LIMIT]
+        _device(device, mine, stacks) for device, mine in sorted(by_device.items())[:MAX_SEGMENTS]
     )
 
 
@@ -232,7 +232,7 @@ def _device(device: int, segments: list[dict[str, Any]], stacks: StackTable) -> 
         len(live),
         sum(block.requested for block in live),
         fragmentation(segments),
-        tuple(_row(segment, parts, stacks) for segment, parts in made[:ROWS_LIMIT]),
+        tuple(_row(segment, parts, stacks) for segment, parts in made[:MAX_SEGMENTS]),
     )
 
 
@@ -244,7 +244,7 @@ def _row(segment: dict[str, Any], found: Fragmentation, stacks: StackTable) -> S
         left -= block.size
     if left:
         shown.append(SegmentSlice(left, FREE, NO_STACK))
-    if len(shown) > PARTS_LIMIT:
+    if len(shown) > MAX_PARTS:
         shown = list(_merged(shown, found.reserved))
     stream = whole(segment.get("stream")) or 0
     return SegmentRow(
@@ -253,8 +253,8 @@ def _row(segment: dict[str, Any], found: Fragmentation, stacks: StackTable) -> S
 
 
 def _merged(parts: Sequence[SegmentSlice], size: int) -> Iterable[SegmentSlice]:
-    """Yield fewer parts: neighbors within a PARTS_LIMIT-th of the segment become up to three."""
-    limit = 3 * size // PARTS_LIMIT
+    """Yield fewer parts: neighbors within a MAX_PARTS-th of the segment become up to three."""
+    limit = 3 * size // MAX_PARTS
     sums = [0, 0, 0]
     for part in parts:
         if sum(sums) + part.size > limit:
