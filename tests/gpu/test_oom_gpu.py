@@ -197,19 +197,6 @@ def test_the_figures_are_those_of_the_allocator_before_it_unwound(tmp_path: Path
     assert "Tried to allocate" in said
 
 
-def test_the_largest_blocks_have_their_stacks_while_a_history_is_recorded(tmp_path: Path) -> None:
-    history = "torch.cuda.memory._record_memory_history(stacks='python', max_entries=1000)\n"
-    run, _ = watched(
-        tmp_path,
-        HEAD + history + "def hoard():\n    return take(0.7 * free)\n"
-        "kept = hoard()\ntake(0.5 * free)\n",
-    )
-    last = report_of(run).last
-    assert last.blocks_reason is None
-    assert any("hoard" in frame for frame in last.blocks[0].frames)
-    assert last.blocks[0].size > 0.5 * (last.total or 0)
-
-
 CAUGHT = """
 for size in (2, 3, 4):
     try:

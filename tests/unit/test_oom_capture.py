@@ -345,6 +345,17 @@ def recorder(tmp_path: Path) -> Any:
     return made
 
 
+def attached(fake: FakeSource, recorder: Any) -> OomObserver:
+    watch = OomObserver(recorder)
+    watch.attach()
+    fake.start()
+    return watch
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's is named."""
+
+
 def test_one_observer_a_process_waits_for_torch_to_start_cuda(
     fake: FakeSource, recorder: Any
 ) -> None:
@@ -387,9 +398,7 @@ def test_the_observer_raises_nothing_and_says_what_is_missing(
     fake: FakeSource, recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.cuda.memory_stats_as_nested_dict = lambda device: {}["x"]
-    watch = OomObserver(recorder)
-    watch.attach()
-    fake.start()
+    attached(fake, recorder)
     fake.observers[0](0, 300, 2048, 10)
     report = read_report(tmp_path)
     assert report is not None
@@ -405,9 +414,7 @@ def test_the_observer_raises_nothing_and_says_what_is_missing(
 
 
 def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: Any) -> None:
-    watch = OomObserver(recorder)
-    watch.attach()
-    fake.start()
+    watch = attached(fake, recorder)
     inner = fake.cuda.memory_stats_as_nested_dict
 
     def again(device: int) -> Any:
@@ -426,9 +433,7 @@ def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: An
 def test_first_and_last_are_kept_and_the_rest_counted(
     fake: FakeSource, recorder: Any, tmp_path: Path
 ) -> None:
-    watch = OomObserver(recorder)
-    watch.attach()
-    fake.start()
+    watch = attached(fake, recorder)
     for size in range(1, 8):
         fake.observers[0](0, size, 2048, 10)
     watch.settle()
@@ -452,9 +457,7 @@ def test_many_failures_in_a_moment_cost_one_whole_record(
     fake.cuda.memory.memory_snapshot = lambda include_traces: (
         asked.append(1) or snapshot(include_traces)  # type: ignore[func-returns-value]
     )
-    watch = OomObserver(recorder)
-    watch.attach()
-    fake.start()
+    watch = attached(fake, recorder)
     for size in range(50):
         fake.observers[0](0, size + 1, 2048, 10)
     assert len(asked) == 1
@@ -471,13 +474,8 @@ def test_many_failures_in_a_moment_cost_one_whole_record(
 def test_what_ends_the_run_is_joined_with_what_was_captured(
     fake: FakeSource, recorder: Any, tmp_path: Path
 ) -> None:
-    class OutOfMemoryError(RuntimeError):
-        pass
-
     error = OutOfMemoryError(MESSAGE)
-    watch = OomObserver(recorder)
-    watch.attach()
-    fake.start()
+    watch = attached(fake, recorder)
     fake.observers[0](0, 300, 2048, 10)
     report = watch.failed(error, outcome(error))
     assert report is not None
@@ -493,9 +491,6 @@ def test_without_an_observer_the_message_is_what_there_is(
     fake: FakeSource, recorder: Any, tmp_path: Path
 ) -> None:
     fake.cuda.is_initialized = lambda: False
-
-    class OutOfMemoryError(RuntimeError):
-        pass
 
     error = OutOfMemoryError(MESSAGE)
     report = OomObserver(recorder).failed(error, outcome(error))

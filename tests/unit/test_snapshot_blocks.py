@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from stepscope.memory.oom.capture import live_blocks
 from stepscope.memory.snapshots.segments import Fragmentation, fragmentation
 from stepscope.memory.snapshots.stacks import StackTable, module_of
@@ -92,40 +89,6 @@ def test_other_versions_and_nonsense_are_left_out() -> None:
     assert fragmentation([old, *nonsense, bools]).reserved == 2 * MIB
     for other in (None, {}, "segments", 5):
         assert fragmentation(other) == Fragmentation(0, 0, 0, 0, 0, 0)
-
-
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.floats(),
-    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner),
-    max_leaves=6,
-)
-STATES = st.sampled_from(
-    ["active_allocated", "inactive", "active_awaiting_free", "active_pending_free", "new"]
-)
-BLOCK = st.fixed_dictionaries(
-    {"size": st.integers(-1, 2**30) | ANY, "state": STATES | ANY},
-    optional={"requested_size": st.integers(0, 2**31) | ANY, "frames": ANY, "history": ANY},
-)
-SEGMENT = st.fixed_dictionaries(
-    {"blocks": st.lists(BLOCK, max_size=6) | ANY},
-    optional={
-        "total_size": st.integers(0, 2**31) | ANY,
-        "stream": ANY,
-        "is_expandable": st.booleans() | ANY,
-        "segment_type": st.sampled_from(["small", "large"]) | ANY,
-        "segment_pool_id": ANY,
-    },
-)
-
-
-@given(st.lists(SEGMENT | ANY, max_size=5))
-def test_the_parts_are_never_negative_and_sum_to_what_is_reserved(segments: list[Any]) -> None:
-    found = fragmentation(segments)
-    parts = (found.allocated, found.awaiting_free, found.cached, found.split)
-    assert min(parts) >= 0
-    assert sum(parts) == found.reserved
-    assert 0 <= found.largest_free <= found.reserved
-    assert 0 <= found.private_pools <= found.reserved
 
 
 def test_frames_are_text_without_control_characters() -> None:
