@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 MAX_DEPTH = 4  # Maximum nesting of lists and dicts within the state of a parameter.
 INTERVAL_S = 1.0  # Minimum interval between two measurements.
 COOLDOWN = 500
-"""Minimum time to the next measurement, in multiples of its duration: 0.2% for each value."""
-UNCHANGED_S = 60.0  # Maximum age of a sum that did not change.
+"""Minimum time to the next measurement, in multiples of its duration: 0.2% of the time."""
 SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0
 """Interval between two searches for optimizers and models; the second while there are none."""
 _NO_MEMORY = frozenset({"FakeTensor", "FunctionalTensor", "UninitializedParameter"})
@@ -196,15 +195,10 @@ class ModelStateTracker:
         self._clock = clock
         self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._models: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._unmanaged: list[weakref.ref[Any]] = []
-        """Parameters of models that get gradients, and that no optimizer updates."""
         self._modes: dict[int, bool] = {}
         """By the id of a model, True if it was in training mode at the last boundary."""
-        self._weights = _CachedSum(clock)
-        self._state = _CachedSum(clock)
         self._due = -math.inf
         self._search_due = math.inf
-        self._index: int | None = None
         self._failed: str | None = None
 
     @property
@@ -285,29 +279,19 @@ class ModelStateTracker:
             return {}
 
     def _read(self, cuda_index: int | None) -> dict[str, float]:
-        optimizers, models = list(self._optimizers.values()), list(self._models.values())
-        if cuda_index != self._index:
-            self._index = cuda_index
-            self._weights, self._state = _CachedSum(self._clock), _CachedSum(self._clock)
-
-        weights = self._weights.get(
-            _signature(optimizers, models, cuda_index),
-            lambda: self._measure_weights(optimizers, models),
-        )
         began = self._clock()
-        held = StorageBytes(cuda_index, weights)
+        optimizers, models = list(self._optimizers.values()), list(self._models.values())
+        weights = StorageBytes(cuda_index)
+        weights.add(optimizer_parameters(optimizers))
+        updated = {id(parameter) for parameter in optimizer_parameters(optimizers)}
+        others = [one for one in model_parameters(models) if id(one) not in updated]
+        weights.add(others)
+        held, state = StorageBytes(cuda_index, weights), StorageBytes(cuda_index, weights)
         held.add(gradients(optimizer_parameters(optimizers)))
-        unmanaged = (ref() for ref in self._unmanaged)
-        held.add(gradients(one for one in unmanaged if one is not None))
+        held.add(gradients(one for one in others if one.requires_grad and one.is_leaf))
+        state.add(optimizer_state(optimizers))
         ended = self._clock()
         self._due = ended + max(INTERVAL_S, COOLDOWN * (ended - began))
-
-        def measure_state() -> StorageBytes:
-            state = StorageBytes(cuda_index, weights)
-            state.add(optimizer_state(optimizers))
-            return state
-
-        state = self._state.get(tuple(len(one.state) for one in optimizers), measure_state)
         if not weights.bytes:
             return {}
         return {
@@ -315,53 +299,3 @@ class ModelStateTracker:
             "memory/gradients": float(held.bytes),
             "memory/optimizer_state": float(state.bytes),
         }
-
-    def _measure_weights(self, optimizers: list[Any], models: list[Any]) -> StorageBytes:
-        weights = StorageBytes(self._index)
-        weights.add(optimizer_parameters(optimizers))
-        updated = {id(parameter) for parameter in optimizer_parameters(optimizers)}
-        others = [one for one in model_parameters(models) if id(one) not in updated]
-        weights.add(others)
-        self._unmanaged = [weakref.ref(one) for one in others if one.requires_grad and one.is_leaf]
-        return weights
-
-
-class _CachedSum:
-    """A sum over many tensors that seldom changes.
-
-    The sum is computed again when its signature changes, and from time to time: half as often after
-    each time that it was unchanged.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._signature: Any = None
-        self._sum: StorageBytes | None = None
-        self._due = -math.inf
-        self._wait_s = INTERVAL_S
-
-    def get(self, signature: Any, measure: Callable[[], StorageBytes]) -> StorageBytes:
-        """Return the cached sum, or measure it if it is due."""
-        began = self._clock()
-        if self._sum is not None and signature == self._signature and began < self._due:
-            return self._sum
-        fresh = measure()
-        ended = self._clock()
-        same = self._sum is not None and fresh.bytes == self._sum.bytes
-        self._wait_s = min(2 * self._wait_s, UNCHANGED_S) if same else INTERVAL_S
-        self._due = ended + max(self._wait_s, COOLDOWN * (ended - began))
-        self._signature, self._sum = signature, fresh
-        return fresh
-
-
-def _signature(optimizers: list[Any], models: list[Any], cuda_index: int | None) -> tuple[Any, ...]:
-    """Return the identities and addresses that are likely to differ once the weights do."""
-    parts: list[Any] = [id(model) for model in models]
-    for optimizer in optimizers:
-        parts.append(id(optimizer))
-        for group in optimizer.param_groups:
-            weights = group["params"]
-            ends = StorageBytes(cuda_index)
-            ends.add([weights[0], weights[-1]] if weights else [])
-            parts += [len(weights), *sorted(ends.seen)]
-    return tuple(parts)
