@@ -253,33 +253,19 @@ def test_live_blocks_without_stacks_are_listed_by_size() -> None:
 
 
 def process(pid: int, memory: int | None, state: ProcessState = "running") -> GpuProcess:
-    return GpuProcess(
-        pid=pid,
-        name="p",
-        command="",
-        user="",
-        memory=memory,
-        sm=None,
-        kind="compute",
-        yours=True,
-        state=state,
-    )
+    told: Any = {"name": "p", "command": "", "user": "", "sm": None, "kind": "compute"}
+    return GpuProcess(pid=pid, memory=memory, yours=True, state=state, **told)
 
 
 def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
     mine = process(7, 5)
-    assert shared_out([mine], 7) == {
-        "own": 5,
-        "others": 0,
-        "others_reason": None,
-        "processes": (),
-    }
+    alone = {"own": 5, "others": 0, "others_reason": None, "processes": ()}
+    assert shared_out([mine], 7) == alone
     both = shared_out([mine, process(8, 3, "gone")], 7)
     assert (both["others"], both["processes"]) == (3, (ProcessMemory(pid=8, memory=3, yours=True),))
     assert shared_out([process(1, 5)], 7) == {"others_reason": NOT_LISTED}
     hidden = shared_out([mine, process(1, None)], 7)
-    assert hidden["others"] is None
-    assert hidden["others_reason"] == NO_MEMORY
+    assert (hidden["others"], hidden["others_reason"]) == (None, NO_MEMORY)
 
 
 def test_the_driver_lists_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,13 +128,19 @@ def test_a_long_number_inside_a_label_is_text(tmp_path: Path, real: SnapshotSumm
     assert read_summary(tmp_path / "a", real.file_size, 17) == labeled
 
 
-def test_a_summary_that_unpacks_to_too_much_is_not_read(
+def test_a_summary_that_unpacks_to_too_much_is_neither_read_nor_written(
     tmp_path: Path, real: SnapshotSummary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.summary.json.gz"
     write_summary(path, real, 17)
     monkeypatch.setattr(open_snapshot, "MAX_BYTES", 1000)
     assert read_summary(path, real.file_size, 17) is None
+    monkeypatch.setattr(open_snapshot, "MAX_LISTS", 3)
+    for limit, words in ((1000, "at most 1000 bytes"), (2**24, "at most 3 lists")):
+        monkeypatch.setattr(open_snapshot, "MAX_BYTES", limit)
+        with pytest.raises(ValueError, match=words):
+            write_summary(tmp_path / "b", real, 17)
+    assert [path] == list(tmp_path.iterdir())
 
 
 def test_a_summary_never_goes_through_a_link(tmp_path: Path, real: SnapshotSummary) -> None:
@@ -146,15 +152,6 @@ def test_a_summary_never_goes_through_a_link(tmp_path: Path, real: SnapshotSumma
     assert victim.read_bytes() == b"mine"
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_summary(path, real.file_size, 17) == real
-
-
-def test_a_summary_that_would_not_be_read_is_not_written(
-    tmp_path: Path, real: SnapshotSummary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_snapshot, "MAX_LISTS", 3)
-    with pytest.raises(ValueError, match="at most 3 lists"):
-        write_summary(tmp_path / "a", real, 17)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("segments", [5, 40])
