@@ -69,8 +69,8 @@ def _place(
 ) -> dict[str, Any]:
     """Return the fields for these frames, the innermost first.
 
-    The phase is a validation if the outermost model is in evaluation mode and was not when steps
-    ended: some scripts train in evaluation mode, with frozen statistics.
+    The phase is a validation if the outermost model is in evaluation mode and was in training mode
+    when steps ended: some scripts train in evaluation mode, with frozen statistics.
     """
     # Without frames of this package, and of Python's start of a program.
     shown = [frame for frame in frames if not _file(frame).startswith((_PACKAGE, "<frozen "))]

@@ -6,14 +6,11 @@ still reserved and not allocated lies in pieces between tensors, and for a reque
     R > room                        why it failed; room: bytes that the driver can still allocate
     R <= room + cached              fragmentation, if the process has held that much before
     R <= room + cached + others     without the other processes it would fit
-    else                            the training itself needs more than the device has
+    else                            the training itself needs more than the device has: by a trend,
+                                    in a single step, or from the first step on
 
 In a step that was never completed free pieces prove nothing, as its peak is still to come: they are
 a remark that follows "too big". A whole free block of another stream or pool proves it at any time.
-
-For the last line, earlier steps show the change: a trend, a single step that needed far more, or
-nothing, if the first step was never completed. If no line holds, or figures are missing, the cause
-is unknown, and the verdict names the missing figures.
 """
 
 from __future__ import annotations
@@ -102,10 +99,20 @@ def judge(
     figures = grown = remark = None
     if record.memory is not MemoryKind.GPU:
         found = _host_cause(record)
+    elif (figures := figures_of(record)) is None:
+        text = "The allocator's counters were not recorded, so the cause is unknown."
+        found = _Conclusion(OomCause.UNKNOWN, text, advice.anything)
+        grown = trend(record, growth)
     else:
-        figures, grown = figures_of(record), trend(record, growth)
-        found = _gpu_cause(record, figures, grown)
-        if figures is not None and found.case in (OomCause.TOO_BIG, OomCause.SPIKE):
+        grown = trend(record, growth)
+        found = (
+            _growth(figures, grown)
+            or _largest(record, figures)
+            or _optimizer(record, figures)
+            or _too_big(record, figures)
+            or _unknown(record, figures)
+        )
+        if found.case in (OomCause.TOO_BIG, OomCause.SPIKE):
             remark = _pieces_remark(record, figures)
     return OomVerdict(
         case=found.case,
@@ -115,21 +122,6 @@ def judge(
             found.advice, record, setup, allowed, has_pieces=remark is not None
         ),
         share=None if found.share is None else round(min(1.0, max(0.0, found.share)), 4),
-    )
-
-
-def _gpu_cause(
-    record: OomRecord, figures: OomFigures | None, grown: OomTrend | None
-) -> _Conclusion:
-    if figures is None:
-        text = "The allocator's counters were not recorded, so the cause is unknown."
-        return _Conclusion(OomCause.UNKNOWN, text, advice.anything)
-    return (
-        _growth(figures, grown)
-        or _largest(record, figures)
-        or _optimizer(record, figures)
-        or _too_big(record, figures)
-        or _unknown(record, figures)
     )
 
 

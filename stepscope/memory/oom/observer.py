@@ -53,7 +53,7 @@ class OomObserver(capture.FailureContext):
         self._lock = threading.Lock()  # acquired without blocking: a second thread may fail as well
         self._report: OomReport | None = None
         self._whole_at = self._event_at = -EVENT_INTERVAL_S
-        self._unwritten = False
+        self._written: OomReport | None = None
         self._counted = 0
 
     def attach(self) -> None:
@@ -138,7 +138,6 @@ class OomObserver(capture.FailureContext):
                 message = to_text(error)[: capture.MAX_MESSAGE_CHARS]
                 last = replace(self._report.last, message=message)
                 self._report = replace(self._report, last=last, ended=True)
-                self._unwritten = True
             else:
                 self._keep(capture.at_error(self, error, memory), ended=True)
             self.pending = False
@@ -148,9 +147,7 @@ class OomObserver(capture.FailureContext):
     def close(self) -> None:
         """Write the rest; other runs of this process may follow."""
         self.settle()
-        report = self._report
-        if report is not None and not report.ended and report.seen > self._counted:
-            self._add_event()
+        self._add_event()
         self._write()
         if self in _observers:
             _observers.remove(self)
@@ -158,12 +155,11 @@ class OomObserver(capture.FailureContext):
     def _keep(self, record: OomRecord, *, ended: bool = False) -> None:
         before = self._report or OomReport(first=record, last=record, seen=0)
         self._report = replace(before, last=record, seen=before.seen + 1, ended=ended)
-        self._unwritten = True
 
     def _add_event(self) -> None:
         """Record caught failures as an event."""
         report = self._report
-        if report is None:
+        if report is None or report.ended or report.seen == self._counted:
             return
         last, more = report.last, report.seen - self._counted
         self._counted = report.seen
@@ -181,12 +177,12 @@ class OomObserver(capture.FailureContext):
 
     def _write(self) -> None:
         report = self._report
-        if report is None or not self._unwritten:
+        if report is None or report is self._written:
             return
         try:
             # Not durable: that waits for the disk, and the process is still there.
             write_run_json(self.recorder.folder, report.to_json(), self._name, durable=report.ended)
-            self._unwritten = False
+            self._written = report
         except (OSError, ValueError) as error:
             log.warning("stepscope: cannot write %s: %s", self._name, error)
 
