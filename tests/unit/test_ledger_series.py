@@ -128,11 +128,8 @@ def test_a_recording_of_the_machine_shows_its_first_gpu(tmp_path: Path) -> None:
     run_json = ON_GPU | {"kind": RunKind.RECORD, "device": None}
     write_run(tmp_path, run_json, gpu=GPU, samples=rows, devices=gpu)
     values = answer(read_run(tmp_path))["ledger"]["now"]["v"]
-    assert {key: size // MIB for key, size in values.items()} == {
-        "ledger/free": 8240,
-        "ledger/used": 2000,
-        TOTAL: 10240,
-    }
+    expected = {"ledger/free": 8240, "ledger/used": 2000, TOTAL: 10240}
+    assert {key: size // MIB for key, size in values.items()} == expected
 
 
 def test_the_sums_of_the_table_are_of_parts_that_exist(tmp_path: Path) -> None:

@@ -245,13 +245,6 @@ def test_free_blocks_are_told_apart_by_stream_and_pool() -> None:
     assert capture.free_blocks(found, 7).largest_free == 16
 
 
-def test_live_blocks_without_stacks_are_listed_by_size() -> None:
-    found = [{"blocks": [block(8), block(8), block(30), block(99, "inactive")]}]
-    blocks, why = capture.live_blocks(found)
-    assert [(one.size, one.count) for one in blocks] == [(30, 1), (16, 2)]
-    assert "history" in str(why)
-
-
 def process(pid: int, memory: int | None, state: ProcessState = "running") -> GpuProcess:
     told: Any = {"name": "p", "command": "", "user": "", "sm": None, "kind": "compute"}
     return GpuProcess(pid=pid, memory=memory, yours=True, state=state, **told)

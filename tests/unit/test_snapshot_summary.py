@@ -51,16 +51,12 @@ def summary_of(tmp_path: Path, content: Json) -> SnapshotSummary:
 def test_sites_and_modules_are_added_up_over_segments(tmp_path: Path) -> None:
     inside = [LINEAR, CALL, frame(9), frame(3, "step")]
     other = [LINEAR, CALL, frame(12), frame(3, "step")]
-    found = summary_of(
-        tmp_path,
-        {
-            "segments": [
-                segment([live_block(MIB, frames=inside), live_block(3 * MIB)]),
-                segment([live_block(4 * MIB, frames=inside)], ADDRESS + 2**30),
-                segment([live_block(2 * MIB, frames=other)], 2 * ADDRESS, device=1, stream=5),
-            ]
-        },
-    )
+    segments = [
+        segment([live_block(MIB, frames=inside), live_block(3 * MIB)]),
+        segment([live_block(4 * MIB, frames=inside)], ADDRESS + 2**30),
+        segment([live_block(2 * MIB, frames=other)], 2 * ADDRESS, device=1, stream=5),
+    ]
+    found = summary_of(tmp_path, {"segments": segments})
     assert [(site.device, site.size, site.count) for site in found.sites] == [
         (0, 5 * MIB, 2),
         (0, 3 * MIB, 1),
@@ -84,16 +80,12 @@ def test_the_map_has_the_most_split_segments_first_and_is_bounded(
 ) -> None:
     monkeypatch.setattr(segment_rows, "MAX_SEGMENTS", 2)
     many = [live_block(512), free_block(512)] * 2000
-    found = summary_of(
-        tmp_path,
-        {
-            "segments": [
-                segment([live_block(9 * MIB)]),
-                segment(many, ADDRESS + 2**30),
-                segment([live_block(MIB), free_block(MIB)], ADDRESS + 2**31),
-            ]
-        },
-    )
+    segments = [
+        segment([live_block(9 * MIB)]),
+        segment(many, ADDRESS + 2**30),
+        segment([live_block(MIB), free_block(MIB)], ADDRESS + 2**31),
+    ]
+    found = summary_of(tmp_path, {"segments": segments})
     [memory] = found.devices
     assert [row.split for row in memory.rows] == [MIB, 1000 * 1024]
     assert memory.segments == 3
@@ -227,17 +219,8 @@ def test_the_difference_is_by_stack_whatever_the_addresses(tmp_path: Path) -> No
     first = summary_of(
         tmp_path, snapshot([live_block(MIB), live_block(MIB, line=8), live_block(5, line=9)])
     )
-    second = summary_of(
-        tmp_path,
-        {
-            "segments": [
-                segment(
-                    [live_block(MIB), live_block(MIB), live_block(5, line=9), live_block(7, 10)],
-                    3 * ADDRESS,
-                )
-            ]
-        },
-    )
+    blocks = [live_block(MIB), live_block(MIB), live_block(5, line=9), live_block(7, 10)]
+    second = summary_of(tmp_path, {"segments": [segment(blocks, 3 * ADDRESS)]})
     found = difference(first, second)
     assert [
         (one.frames[0], one.more, one.count_before, one.count_after) for one in found.changes
