@@ -26,8 +26,7 @@ from stepscope.common.files import atomic_replace, is_own_folder, read_regular_f
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.limited_process import end_with_stdin, limit_process
 from stepscope.memory.snapshots.load import REMEDY, SnapshotError, load
-from stepscope.memory.snapshots.stacks import NO_STACK
-from stepscope.memory.snapshots.summary import SnapshotSummary, stack_numbers, summarize
+from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
 
 SCHEMA = 3
 MAX_BYTES = 16 * 2**20
@@ -113,11 +112,9 @@ def _is_consistent(summary: SnapshotSummary) -> bool:
         if any(not 0 <= span.label < len(summary.labels) for span in one.spans):
             return False
     parts = (part for memory in summary.devices for row in memory.rows for part in row.parts)
-    stacks = set(stack_numbers(summary.devices, summary.sites, summary.histories)) - {NO_STACK}
-    return (
-        stacks <= summary.stacks.keys()
-        and all(summary.texts.keys() >= set(frames) for frames in summary.stacks.values())
-        and all(part.state in (0, 1, 2) and part.size >= 0 for part in parts)
+    texts = summary.texts.keys()  # an unknown stack has no frames
+    return all(texts >= set(frames) for frames in summary.stacks.values()) and all(
+        part.state in (0, 1, 2) and part.size >= 0 for part in parts
     )
 
 

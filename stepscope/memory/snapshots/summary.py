@@ -109,8 +109,10 @@ def _summary(name: str, snapshot: MemorySnapshot) -> SnapshotSummary:
         for device, trace in snapshot.traces.items()
         for oom in trace.ooms
     ]
-    numbers = set(stack_numbers(devices, sites[:MAX_SITES], histories)) - {NO_STACK}
-    stacks = {number: table.frames[number] for number in sorted(numbers)}
+    used = [part.stack for memory in devices for row in memory.rows for part in row.parts]
+    used += [site.stack for site in sites[:MAX_SITES]]
+    used += [one.stack for timeline in histories for one in (*timeline.bands, *timeline.at_peak)]
+    stacks = {number: table.frames[number] for number in sorted(set(used) - {NO_STACK})}
     texts = {text: table.texts[text] for frames in stacks.values() for text in frames}
     return SnapshotSummary(
         name=name,
@@ -129,18 +131,6 @@ def _summary(name: str, snapshot: MemorySnapshot) -> SnapshotSummary:
         unreadable=sum(trace.unreadable for trace in snapshot.traces.values()),
         stacks_left=table.left_out,
     )
-
-
-def stack_numbers(
-    devices: Iterable[DeviceSegments],
-    sites: Iterable[AllocationSite],
-    histories: Iterable[MemoryTimeline],
-) -> Iterator[int]:
-    """Yield the numbers of all stacks that a summary refers to."""
-    yield from (site.stack for site in sites)
-    yield from (part.stack for memory in devices for row in memory.rows for part in row.parts)
-    for timeline in histories:
-        yield from (stack.stack for stack in (*timeline.bands, *timeline.at_peak))
 
 
 def _sites(segments: list[Any], stacks: StackTable) -> list[AllocationSite]:
