@@ -16,7 +16,7 @@ from pathlib import Path
 from dashboard.run_files import natural, snapshots
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import format_bytes
-from stepscope.memory.snapshots.load import SIZE_LIMIT
+from stepscope.memory.snapshots.load import MAX_FILE_BYTES
 from stepscope.memory.snapshots.open_snapshot import SnapshotLoadTask, kept_summary
 
 FOLDER = "snapshots"
@@ -155,9 +155,9 @@ def too_large(size: int, kept: int) -> str | None:
     """Return why a file of this size is refused when `kept` bytes are stored; None if accepted."""
     if size == 0:
         return "The file must not be empty."
-    if size > SIZE_LIMIT:
+    if size > MAX_FILE_BYTES:
         return (
-            f"The file must have at most {SIZE_LIMIT:,} bytes, got {size:,}. "
+            f"The file must have at most {MAX_FILE_BYTES:,} bytes, got {size:,}. "
             "Record fewer steps, or with a lower max_entries."
         )
     if size + kept > TOTAL_LIMIT:

@@ -14,7 +14,7 @@ from dashboard.snapshot_files import SnapshotFile
 from dashboard.views.parts import download
 from dashboard.views.snapshot_parts import difference_parts, summary_parts
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.memory.snapshots.load import SIZE_LIMIT
+from stepscope.memory.snapshots.load import MAX_FILE_BYTES
 from stepscope.memory.snapshots.open_snapshot import SnapshotLoadTask
 from stepscope.memory.snapshots.summary import SnapshotSummary
 from stepscope.recorder.recorder import CommandName
@@ -112,7 +112,7 @@ def _upload() -> None:
             "Snapshot file",
             ["pickle", "pkl"],
             key=key,
-            max_upload_size=SIZE_LIMIT // 2**20,
+            max_upload_size=MAX_FILE_BYTES // 2**20,
             on_change=_keep,
             args=(key,),
         )

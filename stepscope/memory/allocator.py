@@ -1,8 +1,8 @@
 """Torch's CUDA caching allocator of this process, read without importing torch or calling CUDA.
 
-Torch is found in `sys.modules`, and nothing is read before the program has started CUDA, so no
-context is made here. A read takes about 5 us. It holds the GIL while it waits for the allocator's
-lock, so while the allocator waits for the driver or the device, a read stops every Python thread.
+Torch is found in `sys.modules`. Nothing is read before the program has started CUDA, so no context
+is created here. A read takes about 5 us. It holds the GIL while it waits for the allocator's lock,
+so while the allocator waits for the driver or the device, a read stops every Python thread.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ _PATHS: dict[str, tuple[str, ...]] = {
 }
 COUNTS = ("memory/alloc_retries", "memory/ooms")
 """Counters of the whole process, which may have had runs before this one."""
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables of the allocator; the first that is set counts."""
+NO_SPLIT = "torch does not count the split of expandable segments (expandable_segments:True)"
+_ENTRY = re.compile(r"([a-z_0-9]+)\s*:\s*(\[[\w:,>. ]*\]|[\w.]+)", re.ASCII)
+"""An entry of PYTORCH_ALLOC_CONF: a name and one value, or several in brackets."""
 
 
 def read(device_index: int) -> dict[str, float]:
-    """Return the allocator's counters of CUDA device `device_index`; {} where `reason()` says why.
+    """Return the allocator's counters of CUDA device `device_index`; {} if `reason()` is set.
 
     Raises RuntimeError (torch's own) for an index that does not exist.
     """
@@ -40,7 +45,7 @@ def read(device_index: int) -> dict[str, float]:
 
 
 def reason() -> str | None:
-    """Say why `read` has nothing to read; None when it has."""
+    """Return why `read` has no counters; None if it has."""
     torch = sys.modules.get("torch")
     if torch is None:
         return "torch is not imported in this process"
@@ -61,18 +66,12 @@ def _follow(stats: Any, path: tuple[str, ...]) -> float | None:
 
 
 def counts_by_device() -> dict[int, dict[str, float]]:
-    """Return what each device has counted so far; nothing where CUDA has not been started."""
-    if reason() is not None:
-        return {}
-    found = {index: read(index) for index in range(sys.modules["torch"].cuda.device_count())}
+    """Return the COUNTS of each device so far; {} before CUDA has been started."""
+    devices = range(sys.modules["torch"].cuda.device_count()) if reason() is None else ()
     return {
-        index: {key: values[key] for key in COUNTS if key in values}
-        for index, values in found.items()
+        index: {key: value for key, value in read(index).items() if key in COUNTS}
+        for index in devices
     }
-
-
-_ENTRY = re.compile(r"([a-z_0-9]+)\s*:\s*(\[[\w:,>. ]*\]|[\w.]+)", re.ASCII)
-"""An entry of PYTORCH_ALLOC_CONF: a name and one value, or several in brackets."""
 
 
 def with_expandable(text: str) -> str:
@@ -89,41 +88,33 @@ def with_expandable(text: str) -> str:
     return shlex.quote(",".join([*kept, "expandable_segments:True"]))
 
 
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Of the environment; the first that is set counts."""
-NO_SPLIT = "torch does not count the split of expandable segments (expandable_segments:True)"
-
-
 def environment_text() -> str:
-    """Return the settings that the environment gives, as they are written there."""
+    """Return the settings in the environment as text."""
     return next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
 
 
 def in_force() -> dict[str, str]:
-    """Return the settings of the environment, and over them those that the program has set."""
-    given = settings_of(environment_text())
+    """Return the settings of the environment, overridden by those that the program has set."""
     native = getattr(sys.modules.get("torch"), "_C", None)
-    ask = getattr(native, "_accelerator_getAllocatorSettings", None)
-    if ask is not None:
-        given |= settings_of(str(ask() or ""))
-    return given
+    get_settings = getattr(native, "_accelerator_getAllocatorSettings", str)
+    return settings_of(environment_text()) | settings_of(str(get_settings() or ""))
 
 
-def expandable_segments(given: dict[str, str]) -> bool:
-    """Say whether the allocator's segments can grow."""
-    return given.get("expandable_segments", "False").lower() == "true"
+def expandable_segments(settings: dict[str, str]) -> bool:
+    """Return True if the allocator's segments can grow."""
+    return settings.get("expandable_segments", "False").lower() == "true"
 
 
 def split_reason() -> str | None:
-    """Say why `inactive_split_bytes` is not the free part of blocks in use; None where it is.
+    """Return why `inactive_split_bytes` is not the free part of blocks in use; None if it is.
 
-    Torch leaves expandable segments out of that counter, so it is near 0 however much is split.
+    Torch omits expandable segments from that counter, so it is near 0 however much is split.
     """
     return NO_SPLIT if expandable_segments(in_force()) else None
 
 
 def settings_of(text: str) -> dict[str, str]:
-    """Return the settings that a text of `PYTORCH_ALLOC_CONF` gives.
+    """Return the settings in a text of `PYTORCH_ALLOC_CONF`.
 
     >>> settings_of("max_split_size_mb:64, expandable_segments:True")
     {'max_split_size_mb': '64', 'expandable_segments': 'True'}

@@ -1,10 +1,10 @@
-"""Estimate the batch size that fits from the memory of a script's first steps. Pure.
+"""Estimate the batch size that fits from the memory of a script's first steps; pure, no I/O.
 
-Weights, gradients and optimizer state do not depend on the batch. All else of the peak is assumed
-to grow in proportion to it, also what stays after an update, such as the batch and its results. If
-the batch has to shrink, that part is assumed to stay. So a factor is rather too small than too
-large. There is no estimate if activations are too small or too uneven, or if several optimizers or
-devices alternate.
+Weights, gradients and optimizer state do not depend on the batch. All other bytes of the peak are
+assumed to grow in proportion to it, also those kept after an update, such as the batch and its
+results. If the batch has to shrink, kept bytes are assumed to stay. So a factor is rather too small
+than too large. There is no estimate if activations are too small or too uneven, or if several
+optimizers or devices alternate.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 from stepscope.common.formatting import format_bytes
 
-HEADROOM = 0.10  # Share of the memory that the larger batch leaves.
-LEAST_REST, LEAST_SHARE = 16 * 2**20, 0.02
-"""The rest must be this large, and this share of the peak, to be taken for the batch's."""
-UNEVEN = 0.25
-"""Difference between the steps' rests, as a share of the largest, that is no steady step."""
-MOST = 1000.0
+HEADROOM = 0.10  # Fraction of the memory that the larger batch leaves free.
+MIN_REST_BYTES, MIN_REST_FRACTION = 16 * 2**20, 0.02
+"""Minimum bytes that depend on the batch, absolute and as a fraction of the peak."""
+MAX_DIFFERENCE = 0.25
+"""Maximum difference between the steps, as a fraction of the largest, for comparable steps."""
+MAX_FACTOR = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingDevice:
-    """Where a script trains: its kind, its name, its free bytes, and of a GPU its index."""
+    """The device of a script: its kind, its name, its free bytes, and the index of a GPU."""
 
     kind: str
     name: str
@@ -35,14 +35,14 @@ class TrainingDevice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMemory:
-    """Bytes of one step: peaks since the step before, and what stays after it."""
+    """Bytes of one step: peaks since the step before, and what is kept after it."""
 
-    optimizer: int = 0  # The number of the optimizer that was stepped.
+    optimizer: int = 0  # The index of the optimizer that was stepped.
     waiting: int = 0  # Optimizers of other parameters that were not stepped yet.
     peak: int
     reserved: int | None
     reserved_now: int | None
-    """After the update; less than the peak where the allocator gave memory back."""
+    """After the update; less than the peak if the allocator has returned memory."""
     kept: int
     """Right after the update: weights, gradients, state, data, and on a CPU the whole process."""
     parameters: int
@@ -52,23 +52,23 @@ class StepMemory:
 
     @property
     def known(self) -> int:
-        """What does not depend on the batch."""
+        """Bytes that do not depend on the batch."""
         return self.parameters + self.gradients + self.state
 
     @property
     def freed(self) -> int:
-        """What the step takes and gives back."""
+        """Bytes that the step allocates and frees."""
         return self.peak - self.kept
 
     @property
     def growing(self) -> int:
-        """What may depend on the batch."""
+        """Bytes that may depend on the batch."""
         return self.peak - self.known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitReport:
-    """What fits; `factor` is by how much the batch may grow, None for the reason in `text`."""
+    """The headroom for a larger batch; `factor` scales the batch, None for the reason in `text`."""
 
     text: str
     factor: float | None
@@ -76,7 +76,7 @@ class FitReport:
     peak: int | None = None
     reserved: int | None = None
     free: int | None = None
-    room: int | None = None  # Bytes that this process could have in all: its own and the free ones.
+    room: int | None = None  # Total bytes available to this process: its own and the free ones.
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -93,7 +93,7 @@ class FitReport:
 
 
 def report(steps: Sequence[StepMemory], why_none: str) -> FitReport:
-    """Judge the steps; `why_none` is the sentence for none."""
+    """Return the headroom by these steps; `why_none` is the text without steps."""
     if not steps:
         return FitReport(text=why_none, factor=None, parts={})
     # The first step has no optimizer state before its update, and one-time allocations.
@@ -101,13 +101,11 @@ def report(steps: Sequence[StepMemory], why_none: str) -> FitReport:
     largest = max(steady, key=lambda step: step.peak)
     own = largest.kept if largest.reserved_now is None else largest.reserved_now
     room = largest.device.free + own
-    reason = (
-        _incomparable(steps)
-        or _too_little(largest)
-        or _uneven([step.freed for step in steady])
-        or _uneven([step.growing for step in steady])
+    reason = _incomparable_reason(steps, largest) or (
+        _uneven_reason([step.freed for step in steady])
+        or _uneven_reason([step.growing for step in steady])
     )
-    factor, text = (None, reason) if reason else _factor(largest, room)
+    factor, text = _factor(largest, room) if reason is None else (None, f"No advice: {reason}.")
     return FitReport(
         text=text,
         factor=factor,
@@ -132,54 +130,50 @@ def _factor(largest: StepMemory, room: int) -> tuple[float, str]:
     if allowed < largest.peak:  # the cautious assumption is that little shrinks with the batch
         factor = max(0.0, (allowed - largest.kept) / largest.freed)
         return factor, (
-            f"This batch leaves less than {100 * HEADROOM:.0f} % free. About {factor:.2g}× this "
-            "batch size would fit, assuming only memory freed by each update "
+            f"This batch leaves less than {HEADROOM:.0%} free. About {factor:.2g}× this batch size "
+            "would fit, assuming only memory freed by each update "
             f"({format_bytes(largest.freed)}) shrinks with it."
         )
-    factor = min(MOST, (allowed - largest.known) / largest.growing)
+    factor = min(MAX_FACTOR, (allowed - largest.known) / largest.growing)
     shown = f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
     return factor, (
-        f"The batch can be about {shown}× as large and still leave "
-        f"{100 * HEADROOM:.0f} % free, assuming the whole peak except trained parameters, "
-        f"gradients and optimizer state ({format_bytes(largest.growing)}) scales with it."
+        f"The batch can be about {shown}× as large and still leave {HEADROOM:.0%} free, assuming "
+        "the whole peak except trained parameters, gradients and optimizer state "
+        f"({format_bytes(largest.growing)}) scales with it."
     )
 
 
-def _incomparable(steps: Sequence[StepMemory]) -> str | None:
+def _incomparable_reason(steps: Sequence[StepMemory], largest: StepMemory) -> str | None:
     if len(steps) < 2:
-        return "No advice: only one step was measured, and the first is not representative."
+        return "only one step was measured, and the first is not representative"
     if len({step.optimizer for step in steps}) > 1:
-        return "No advice: several optimizers alternate, so their steps are not comparable."
+        return "several optimizers alternate, so their steps are not comparable"
     if steps[-1].waiting:
         return (
-            "No advice: another optimizer has not stepped yet, so its memory is unknown. "
-            "Measure more steps with --steps."
+            "another optimizer has not stepped yet, so its memory is unknown. Measure more steps "
+            "with --steps"
         )
     before, last = steps[-2].state, steps[-1].state
-    if before < (1 - LEAST_SHARE) * last:
+    if before < (1 - MIN_REST_FRACTION) * last:
         return (
-            "No advice: the optimizer state still grew at the last step "
-            f"({format_bytes(before)} to {format_bytes(last)}). Measure more steps with --steps."
+            f"the optimizer state still grew at the last step ({format_bytes(before)} to "
+            f"{format_bytes(last)}). Measure more steps with --steps"
         )
     if len({(step.device.kind, step.device.index) for step in steps}) > 1:
-        return "No advice: the steps ran on several devices, so they are not comparable."
+        return "the steps ran on several devices, so they are not comparable"
+    if largest.freed < max(MIN_REST_BYTES, MIN_REST_FRACTION * largest.peak):
+        return (
+            f"activations and other memory are only {format_bytes(max(0, largest.freed))} of a "
+            f"peak of {format_bytes(largest.peak)}, too little to tell how they scale with the "
+            "batch"
+        )
     return None
 
 
-def _too_little(largest: StepMemory) -> str | None:
-    if largest.freed >= max(LEAST_REST, LEAST_SHARE * largest.peak):
+def _uneven_reason(sizes: Sequence[int]) -> str | None:
+    if min(sizes) >= (1 - MAX_DIFFERENCE) * max(sizes):
         return None
     return (
-        "No advice: activations and other memory are only "
-        f"{format_bytes(max(0, largest.freed))} of a peak of {format_bytes(largest.peak)}, "
-        "too little to tell how they scale with the batch."
-    )
-
-
-def _uneven(amounts: Sequence[int]) -> str | None:
-    if min(amounts) >= (1 - UNEVEN) * max(amounts):
-        return None
-    return (
-        f"No advice: the steps differ ({format_bytes(max(0, min(amounts)))} to "
-        f"{format_bytes(max(amounts))} besides the weights), as with batches of varying length."
+        f"the steps differ ({format_bytes(max(0, min(sizes)))} to {format_bytes(max(sizes))} "
+        "besides the weights), as with batches of varying length"
     )

@@ -1,16 +1,16 @@
-"""Divide a device's memory, or the host's, at one moment into parts. Pure.
+"""Divide a device's memory, or the host's, at one moment into categories; pure, no I/O.
 
-The parts always sum to the total, to the byte, and none is negative. Readings are taken one after
-another, so they can contradict each other. Then the earlier in this order counts, and each is cut
-to the room that those before it leave:
+The categories always sum to the total, to the byte, and none is negative. Values are sampled one
+after another, so they can contradict each other. Then the earlier in this order counts, and each is
+cut to the bytes that those before it leave:
 
-1. the total; what is in use; the driver's reserve; free is the rest;
-2. of what is in use: what the allocator has reserved, then what the driver counts for this process,
-   then what it counts for others; the rest is not attributed;
-3. of the reserved: allocated, then the free parts of blocks in use; the rest is cached;
-4. of the allocated (on the CPU, of the process): parameters, optimizer state, gradients.
+1. the total; the used memory; the driver's reserve; free is the rest;
+2. of the used memory: the allocator's reserved memory, then the driver's value for this process,
+   then its value for others; the rest is not attributed;
+3. of the reserved memory: allocated, then the free parts of blocks in use; the rest is cached;
+4. of the allocated memory (on the CPU, of the process): parameters, optimizer state, gradients.
 
-If a reading is missing, the parts that cannot be separated without it are one part, and the notes
+If a value is missing, the categories that cannot be separated without it are merged, and the notes
 give the reason.
 """
 
@@ -20,6 +20,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class MemoryDomain(StrEnum):
@@ -31,7 +32,7 @@ class MemoryDomain(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryCategory:
-    """What a part of the ledger is: `help` is one sentence, `short` a label for little room."""
+    """A category of memory: `help` is one sentence, `short` a label for narrow places."""
 
     key: str
     label: str
@@ -51,20 +52,18 @@ _COLORS = {
     "optimizer_state": "optimizer",
     "rest": "activations",
 }
-"""Colors named after another part."""
+"""Colors named after another category."""
 TENSORS = ("memory/parameters", "memory/optimizer_state", "memory/gradients")
-"""The metrics of what holds still among the tensors, in the order in which they are believed."""
+"""The metrics of the model states, in the order of their precedence."""
 
-_KEPT = (
+_MODEL_STATES = (
     MemoryCategory(
         "optimizer_state",
         "optimizer state",
         "Tensors that the optimizers keep, such as Adam's two moments.",
         "optimizer",
     ),
-    MemoryCategory(
-        "gradients", "gradients", "The parameters' gradients that are held between two steps."
-    ),
+    MemoryCategory("gradients", "gradients", "The parameters' gradients held between two steps."),
     MemoryCategory(
         "parameters", "parameters", "The weights that the optimizers update, each storage once."
     ),
@@ -76,10 +75,7 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
             "driver", "driver reserve", "Device memory reserved by the driver.", "driver"
         ),
         MemoryCategory(
-            "others",
-            "other processes",
-            "Device memory of all processes but this one, as the driver counts it.",
-            "others",
+            "others", "other processes", "Device memory of all processes but this one.", "others"
         ),
         MemoryCategory(
             "unnamed",
@@ -90,14 +86,14 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
         MemoryCategory(
             "elsewhere",
             "outside PyTorch",
-            "Device memory in use that PyTorch's allocator of this process does not hold: its "
-            "CUDA context and libraries, and all processes that are not shown apart.",
+            "Device memory outside PyTorch's allocator of this process: its CUDA context and "
+            "libraries, and all processes that are not shown separately.",
         ),
         MemoryCategory(
             "outside",
             "this process outside PyTorch",
-            "What the driver counts for this process beyond PyTorch's reserve: the CUDA context, "
-            "loaded kernels, libraries such as NCCL and cuBLAS.",
+            "Device memory of this process beyond PyTorch's reserve: the CUDA context, loaded "
+            "kernels, libraries such as NCCL and cuBLAS.",
             "context",
         ),
         MemoryCategory(
@@ -125,14 +121,11 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
         MemoryCategory(
             "activations",
             "activations and other",
-            "Allocated tensors that are neither parameters, gradients nor optimizer state: "
-            "activations, batches, buffers, temporary results.",
+            "All other allocated tensors: activations, batches, buffers, temporary results.",
             "activations",
         ),
-        *_KEPT,
-        MemoryCategory(
-            "allocated", "allocated", "Tensors in PyTorch's allocator, all kinds together."
-        ),
+        *_MODEL_STATES,
+        MemoryCategory("allocated", "allocated", "All tensors in PyTorch's allocator."),
     ),
     MemoryDomain.HOST: (
         MemoryCategory(
@@ -149,53 +142,50 @@ CATEGORIES: Mapping[MemoryDomain, tuple[MemoryCategory, ...]] = {
         MemoryCategory(
             "elsewhere",
             "outside this process",
-            "Host memory in use by all but this process; its workers, if it has any, are in it.",
+            "Host memory in use by all but this process, including its workers.",
         ),
-        MemoryCategory(
-            "used", "in use (unattributed)", "Host memory in use, without word of who uses it."
-        ),
+        MemoryCategory("used", "in use (unattributed)", "Host memory in use by unknown processes."),
         MemoryCategory(
             "workers",
             "its workers",
-            "Resident memory of the processes that this one has started, such as data-loading "
-            "workers; pages shared with this process count again.",
+            "Resident memory of this process's children, such as data-loading workers; pages "
+            "shared with this process count twice.",
             "workers",
         ),
         MemoryCategory(
             "rest",
             "rest of this process",
-            "Resident memory of this process beside the other parts: activations, data, Python "
-            "and its libraries, memory kept for reuse.",
+            "All other resident memory of this process: activations, data, Python and its "
+            "libraries, memory kept for reuse.",
             "rest",
         ),
-        *_KEPT,
-        MemoryCategory(
-            "process", "this process", "Resident memory of this process, all kinds together."
-        ),
+        *_MODEL_STATES,
+        MemoryCategory("process", "this process", "All resident memory of this process."),
     ),
 }
-"""All parts, in the order of table and area, top to bottom. Of those that replace each other (such
-as `allocated` for four parts) a moment never has both."""
+"""All categories, in the order of table and area, top to bottom. Of those that replace each other
+(such as `allocated` for four categories) a moment never has both."""
 
-NOT_RECORDED = "this run has not recorded it"  # The reason where run.json gives none.
+NOT_RECORDED = "this run has not recorded it"  # The reason if run.json has none.
 
 
 def notes(
     parts: Mapping[str, int], place: MemoryDomain, missing: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Say what could not be told apart, and why; `missing` has the reasons by metric."""
-    said = []
+    """Return which categories are merged, and why; `missing` has the reasons by metric."""
+    texts = []
     for note in _NOTES[place]:
         if all(key in parts for key in note.present) and note.absent not in parts:
             reason = next((missing[key] for key in note.keys if missing.get(key)), NOT_RECORDED)
-            said.append(f"{note.sentence}: {reason.rstrip('.')}.")
-    return tuple(said)
+            texts.append(f"{note.sentence}: {reason.rstrip('.')}.")
+    return tuple(texts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Note:
-    """Said of a ledger that has the parts `present` and lacks `absent`; `keys` are the metrics
-    whose absence is the reason."""
+class _Note(NamedTuple):
+    """Applies to a breakdown with the parts `present` and without `absent`.
+
+    `keys` are the metrics whose absence is the reason.
+    """
 
     sentence: str
     keys: tuple[str, ...]
@@ -203,7 +193,9 @@ class _Note:
     absent: str | None = None
 
 
+_OWN, _OTHERS = "memory/process_used", "gpu/mem_others"
 _NOT_SPLIT = "is not broken down into parameters, gradients, optimizer state and other"
+_UNKNOWN_USE = "The processes that use the memory are unknown"
 _NOTES: Mapping[MemoryDomain, tuple[_Note, ...]] = {
     MemoryDomain.DEVICE: (
         _Note(
@@ -212,40 +204,32 @@ _NOTES: Mapping[MemoryDomain, tuple[_Note, ...]] = {
             absent="free",
         ),
         _Note(
-            "The driver's own reserve cannot be told apart from what is in use",
+            "The driver's own reserve is included in the used memory",
             ("gpu/mem_reserved",),
             ("free",),
             absent="driver",
         ),
         _Note(
             "Other processes cannot be separated from this one's memory outside PyTorch",
-            ("memory/process_used", "gpu/mem_others"),
+            (_OWN, _OTHERS),
             ("elsewhere",),
             absent="others",
         ),
         _Note(
-            "This process outside PyTorch and memory of no named process cannot be told apart",
-            ("memory/process_used",),
+            "This process outside PyTorch and unattributed memory cannot be separated",
+            (_OWN,),
             ("elsewhere", "others"),
         ),
         _Note(
-            "Who holds the memory outside this process is unknown",
-            ("gpu/mem_others",),
+            "The processes that hold the unattributed memory are unknown",
+            (_OTHERS,),
             ("unnamed",),
             absent="others",
         ),
+        _Note("PyTorch's share of this process is unknown", ("memory/reserved",), ("process",)),
+        _Note(_UNKNOWN_USE, (_OWN, "memory/reserved"), ("used",)),
         _Note(
-            "What PyTorch holds of this process's memory is not known",
-            ("memory/reserved",),
-            ("process",),
-        ),
-        _Note(
-            "What is in use cannot be told apart",
-            ("memory/process_used", "memory/reserved"),
-            ("used",),
-        ),
-        _Note(
-            "Cached memory is not split into what Empty cache returns and what it cannot",
+            "Cached memory is not split into reclaimable and fragmented memory",
             ("memory/inactive_split",),
             ("cache",),
         ),
@@ -253,13 +237,13 @@ _NOTES: Mapping[MemoryDomain, tuple[_Note, ...]] = {
     ),
     MemoryDomain.HOST: (
         _Note(
-            "Only this process is shown; the host's own memory is not known",
+            "Only this process is shown; the host's own memory is unknown",
             ("host/mem_used", "host/mem_total"),
             absent="free",
         ),
-        _Note("What is in use cannot be told apart", ("process/rss",), ("used",)),
+        _Note(_UNKNOWN_USE, ("process/rss",), ("used",)),
         _Note(
-            "Workers and other processes cannot be told apart",
+            "Workers and other processes cannot be separated",
             ("process/children_rss",),
             ("elsewhere",),
         ),
@@ -273,39 +257,39 @@ CategoryBytes = dict[str, int]
 
 
 def divide(values: Values, place: MemoryDomain) -> CategoryBytes | None:
-    """Return the bytes of each part by its key; None if not even this process's are known.
+    """Return the bytes of each category by its key; None if not even this process's are known.
 
     `values` are bytes by metric; a value that is absent, None, negative or not finite is missing.
     """
-    return _device(values) if place is MemoryDomain.DEVICE else _host(values)
+    known = {
+        key: round(value)
+        for key, value in values.items()
+        if value is not None and math.isfinite(value) and value >= 0
+    }
+    return _device(known) if place is MemoryDomain.DEVICE else _host(known)
 
 
-def _bytes(values: Values, key: str) -> int | None:
-    value = values.get(key)
-    return round(value) if value is not None and math.isfinite(value) and value >= 0 else None
-
-
-def _device(values: Values) -> CategoryBytes | None:
-    total, used = _bytes(values, "gpu/mem_total"), _bytes(values, "gpu/mem_used")
+def _device(known: CategoryBytes) -> CategoryBytes | None:
+    total, used = known.get("gpu/mem_total"), known.get("gpu/mem_used")
+    # The allocator gives reserved and allocated memory, or neither.
+    held = known.get("memory/reserved") if "memory/allocated" in known else None
     if total is None or used is None:
-        held = _held(values)
-        return None if held is None else _reserved(values, held)
+        return None if held is None else _reserved(known, held)
     used = min(used, total)
-    driver = _bytes(values, "gpu/mem_reserved")
+    driver = known.get("gpu/mem_reserved")
     kept = min(driver or 0, total - used)
     parts = {"free": total - used - kept}
     if driver is not None:
         parts["driver"] = kept
-    return parts | _in_use(values, used)
+    return parts | _in_use(known, held, used)
 
 
-def _in_use(values: Values, used: int) -> CategoryBytes:
-    """Divide what all processes use of a device."""
-    held, own = _held(values), _bytes(values, "memory/process_used")
+def _in_use(known: CategoryBytes, held: int | None, used: int) -> CategoryBytes:
+    """Divide the used memory of a device."""
+    own, others = known.get(_OWN), known.get(_OTHERS)
     reserved = min(held or 0, used)
     if own is not None:
         own = min(max(own, reserved), used)
-    others = _bytes(values, "gpu/mem_others")
     foreign = min(others or 0, used - (reserved if own is None else own))
     parts = {} if others is None else {"others": foreign}
     if own is None:
@@ -315,53 +299,46 @@ def _in_use(values: Values, used: int) -> CategoryBytes:
         if unnamed or others is None:
             parts["unnamed"] = unnamed
         parts["process" if held is None else "outside"] = own - reserved
-    return parts if held is None else parts | _reserved(values, reserved)
+    return parts if held is None else parts | _reserved(known, reserved)
 
 
-def _held(values: Values) -> int | None:
-    """Return what PyTorch's allocator has reserved: it gives that and the allocated, or neither."""
-    allocated, reserved = _bytes(values, "memory/allocated"), _bytes(values, "memory/reserved")
-    return None if allocated is None else reserved
-
-
-def _reserved(values: Values, reserved: int) -> CategoryBytes:
-    """Divide what PyTorch's allocator has reserved."""
-    allocated = min(_bytes(values, "memory/allocated") or 0, reserved)
-    split, cache = _bytes(values, "memory/inactive_split"), reserved - allocated
+def _reserved(known: CategoryBytes, reserved: int) -> CategoryBytes:
+    """Divide the reserved memory of PyTorch's allocator."""
+    allocated = min(known.get("memory/allocated", 0), reserved)
+    split, cache = known.get("memory/inactive_split"), reserved - allocated
     if split is None:
         parts = {"cache": cache}
     else:
         parts = {"split": min(split, cache), "cached": cache - min(split, cache)}
-    return parts | _tensors(values, allocated, whole="allocated", rest="activations")
+    return parts | _tensors(known, allocated, whole="allocated", rest="activations")
 
 
-def _tensors(values: Values, room: int, *, whole: str, rest: str) -> CategoryBytes:
-    """Divide what holds the tensors; it is one part where one kind of them is not known."""
-    parts, left = {}, room
+def _tensors(known: CategoryBytes, size: int, *, whole: str, rest: str) -> CategoryBytes:
+    """Divide the memory of all tensors; one category if a model state is unknown."""
+    if not known.keys() >= set(TENSORS):
+        return {whole: size}
+    parts = {}
     for key in TENSORS:
-        size = _bytes(values, key)
-        if size is None:
-            return {whole: room}
-        parts[key.removeprefix("memory/")] = min(size, left)
-        left -= min(size, left)
-    return {rest: left} | parts
+        parts[key.removeprefix("memory/")] = min(known[key], size)
+        size -= min(known[key], size)
+    return {rest: size} | parts
 
 
-def _host(values: Values) -> CategoryBytes | None:
-    total, used = _bytes(values, "host/mem_total"), _bytes(values, "host/mem_used")
-    own, workers = _bytes(values, "process/rss"), _bytes(values, "process/children_rss")
+def _host(known: CategoryBytes) -> CategoryBytes | None:
+    total, used = known.get("host/mem_total"), known.get("host/mem_used")
+    own, workers = known.get("process/rss"), known.get("process/children_rss")
     if total is None or used is None:
         if own is None:
             return None
-        parts = _tensors(values, own, whole="process", rest="rest")
+        parts = _tensors(known, own, whole="process", rest="rest")
         return parts if workers is None else {"workers": workers} | parts
     used = min(used, total)
     parts = {"free": total - used}
     if own is None:
         return parts | {"used": used}
     own = min(own, used)
-    begun = min(workers or 0, used - own)
-    parts["elsewhere" if workers is None else "others"] = used - own - begun
+    children = min(workers or 0, used - own)
+    parts["elsewhere" if workers is None else "others"] = used - own - children
     if workers is not None:
-        parts["workers"] = begun
-    return parts | _tensors(values, own, whole="process", rest="rest")
+        parts["workers"] = children
+    return parts | _tensors(known, own, whole="process", rest="rest")

@@ -1,18 +1,17 @@
-"""Decide whether memory grows from step to step, from readings at equal points of the steps. Pure.
+"""Detect memory growth from step to step in samples at equal points of the steps; pure, no I/O.
 
-A reading is the lowest of a short time. The shape is judged on the *floor*: the least reading from
-a point on. With a leak it rises in each of eight stretches of about equal length, by similar
+A sample is the minimum of a short time. The shape is judged on the *floor*: the rolling minimum of
+all later samples. With a leak it rises in each of eight stretches of about equal length, by similar
 amounts. Stationary noise, a step (a validation's workspace, another batch size), the sawtooth of a
 garbage collector or of epochs, and a cache that fills up do not look like that.
 
 Rate and interval are Sen's slope (Sen 1968, the median of the slopes of all pairs) and the interval
-of Kendall's test, widened for readings that resemble the one before: the variance grows by
+of Kendall's test, widened for samples that resemble the one before: the variance grows by
 (1 + r) / (1 - r), r being the correlation of neighboring residuals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -23,23 +22,25 @@ from stepscope.common.formatting import format_bytes
 from stepscope.store.blocks import Floats
 
 STRETCHES = 8
-LEAST_READINGS = 4 * STRETCHES
-LEAST_STEPS = 64
-STEEPEST = 2.0
-"""A stretch rises by at most so many times the mean: else it was a step that memory took."""
-FADING = 0.6
-"""Rate of the last three rises in terms of the first three, at least: less is a filling cache."""
+MIN_SAMPLES = 4 * STRETCHES
+MIN_STEPS = 64
+MAX_RATE = 2.0
+"""Maximum rate of a stretch, as a multiple of the mean: above, it was a single step in memory."""
+MIN_LATE_RATE = 0.6
+"""Minimum rate of the last three rises, as a fraction of the first three: below, a cache fills."""
 SURE, SHOWN = 3.291, 1.960
-"""Normal quantiles: memory grows if the 99.9 % interval is above zero; the 95 % one is shown."""
-LEAST_BYTES = {"allocated": 4 * 2**20, "process": 16 * 2**20}
-LEAST_SHARE = {"allocated": 0.01, "process": 0.02}
-"""What the growth amounts to within the window, at least: in bytes, and in terms of the level."""
+"""Normal quantiles: memory grows if the 99.9% interval is above zero; the 95% one is shown."""
+MIN_BYTES = {"allocated": 4 * 2**20, "process": 16 * 2**20}
+MIN_FRACTION = {"allocated": 0.01, "process": 0.02}
+"""Minimum growth within the window, in bytes and as a fraction of the level before it."""
 EARLY_S = {"allocated": 60.0, "process": 300.0}
-EARLY_SHARE = {"allocated": 0.05, "process": 0.15}
-"""The same in windows shorter than this: caches and pools fill, garbage waits for its collector."""
-UNCOLLECTED = 2.0  # Factor of that while the garbage collector has had no full run.
-FILLING_SHARE = 0.25
+MIN_EARLY_FRACTION = {"allocated": 0.05, "process": 0.15}
+"""The same in windows shorter than EARLY_S: caches and pools fill, garbage is not collected yet."""
+UNCOLLECTED = 2.0  # Factor of MIN_EARLY_FRACTION before the garbage collector's first full run.
+MIN_FILLING_FRACTION = 0.25
 """The same for a process in its first epoch, when a data set may still be filling its cache."""
+MIN_BATCH_GROWTH = 0.5
+"""Minimum growth of a step's temporary memory, as a fraction of the floor's, of longer batches."""
 
 
 class GrowthSource(StrEnum):
@@ -52,7 +53,7 @@ class GrowthSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthTrend:
-    """A rise that goes on: bytes per step, its 95 % interval, and the window that shows it."""
+    """A steady rise: bytes per step with its 95% interval, and the window that shows it."""
 
     bytes_per_step: float
     low: float
@@ -60,34 +61,34 @@ class GrowthTrend:
     first_step: int
     last_step: int
     level: float  # Bytes at the window's end.
-    evenness: float = 1.0  # The slowest stretch in terms of the mean: 1 where all rise alike.
+    evenness: float = 1.0  # The slowest stretch as a fraction of the mean: 1 if all rise alike.
 
     @property
     def steps(self) -> int:
-        """The steps that the window spans."""
+        """The number of steps in the window."""
         return self.last_step - self.first_step
 
     @property
     def grown(self) -> float:
-        """Bytes that came in the window."""
+        """The growth in the window, in bytes."""
         return self.bytes_per_step * self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryGrowth:
-    """Memory that grows, and where."""
+    """Growing memory and its source."""
 
     where: GrowthSource
     trend: GrowthTrend
     collections: int | None = None
-    """Full runs of Python's garbage collector in the window; None where not known."""
+    """Full runs of Python's garbage collector in the window; None if unknown."""
     workers: float | None = None
-    """Bytes that the worker processes have at the window's end, of a process that has some."""
-    workers_grown: float | None = None  # Bytes of the growth that came in the worker processes.
+    """Bytes of the worker processes at the window's end, of a process that has some."""
+    workers_grown: float | None = None  # Bytes of the growth in the worker processes.
 
     @property
     def text(self) -> str:
-        """How much, and how sure."""
+        """The rate, its interval and the level, as a sentence."""
         trend = self.trend
         sizes = (trend.bytes_per_step, trend.low, trend.high)
         rate, low, high = (format_bytes(100 * size) for size in sizes)
@@ -99,16 +100,15 @@ class MemoryGrowth:
         share = ""
         if self.workers and self.workers_grown is not None and trend.grown > 0:
             part = min(1.0, max(0.0, self.workers_grown / trend.grown))
-            held = format_bytes(self.workers)
-            share = f": the workers have {held}, and {100 * part:.0f} % of the growth"
+            share = f": the workers have {format_bytes(self.workers)}, and {part:.0%} of the growth"
         return (
-            f"{name} grows by {rate} per 100 steps (95 % CI {low} to {high}, "
+            f"{name} grows by {rate} per 100 steps (95% CI {low} to {high}, "
             f"{trend.steps} steps) and is now {format_bytes(trend.level)}{share}."
         )
 
     @property
     def next(self) -> str:
-        """What to look at."""
+        """The recommendation, as sentences."""
         advice = _ADVICE[self.where]
         if self.where is not GrowthSource.WORKERS and self.collections == 0:
             return f"{advice} {_CYCLES}"
@@ -155,36 +155,25 @@ _CYCLES = (
 def is_material(
     trend: GrowthTrend, kind: str, seconds: float, *, filling: bool = False, collected: bool = True
 ) -> bool:
-    """Say whether the growth of a window of so many seconds is worth telling.
+    """Return True if the growth in a window of `seconds` is large enough to report.
 
-    `kind` is "allocated" or "process"; `filling` says that this is the first epoch, `collected`
-    that Python's garbage collector has had a full run in the window.
+    `kind` is "allocated" or "process". `filling`: this is the first epoch. `collected`: Python's
+    garbage collector has had a full run in the window.
     """
-    share = LEAST_SHARE[kind]
+    fraction = MIN_FRACTION[kind]
     if seconds < EARLY_S[kind]:
-        share = EARLY_SHARE[kind] * (1 if collected else UNCOLLECTED)
+        fraction = MIN_EARLY_FRACTION[kind] * (1 if collected else UNCOLLECTED)
     if filling:
-        share = max(share, FILLING_SHARE)
-    before = trend.level - trend.grown
-    return trend.grown >= max(LEAST_BYTES[kind], share * before)
-
-
-def may_rise(values: Sequence[float]) -> bool:
-    """Say whether `find_trend` may find something; most series are done with here, in 5 us.
-
-    Where a quarter's lowest is not below that of the next, the floor is level in all of it.
-    """
-    size = len(values) // 4
-    lows = [min(values[size * i : size * (i + 1)], default=0.0) for i in range(4)]
-    return lows[0] < lows[1] < lows[2] < lows[3]
+        fraction = max(fraction, MIN_FILLING_FRACTION)
+    return trend.grown >= max(MIN_BYTES[kind], fraction * (trend.level - trend.grown))
 
 
 def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
-    """Return the rise of these readings (bytes) over their steps, None where none is certain.
+    """Return the rise of `values` (bytes) over their steps; None if no rise is certain.
 
-    Both are of one length and in the order of time; steps do not fall.
+    Both have one length and are in the order of time; steps do not fall.
     """
-    if len(steps) < LEAST_READINGS or steps[-1] - steps[0] < LEAST_STEPS:
+    if len(steps) < MIN_SAMPLES or steps[-1] - steps[0] < MIN_STEPS:
         return None
     evenness = _evenness(steps, values)
     if evenness is None:
@@ -204,24 +193,26 @@ def find_trend(steps: Floats, values: Floats) -> GrowthTrend | None:
 
 
 def _evenness(steps: Floats, values: Floats) -> float | None:
-    """Return how even the rises of the floor from stretch to stretch are; None for no growth.
+    """Return the slowest stretch of the floor as a fraction of the mean; None without growth.
 
-    It has to rise in each of them, never by far the most in one, and at the end as well.
+    The floor has to rise in each stretch, never by far the most in one, and at the end as well.
     """
     floor = np.minimum.accumulate(values[::-1])[::-1]
+    if floor[0] == floor[len(floor) // 4]:  # most series end here, in a few microseconds
+        return None
     parts = np.array_split(np.arange(len(steps)), STRETCHES)
     levels = np.array([np.median(floor[part]) for part in parts])
     middles = np.array([np.mean(steps[part]) for part in parts])
-    wide = np.diff(middles)
-    if wide.min() <= 0:
+    widths = np.diff(middles)
+    if widths.min() <= 0:
         return None
-    rates = np.diff(levels) / wide
+    rates = np.diff(levels) / widths
     mean = (levels[-1] - levels[0]) / (middles[-1] - middles[0])
     third = len(rates) // 2
     rises = (
         rates.min() > 0
-        and rates.max() <= STEEPEST * mean
-        and rates[-third:].mean() >= FADING * rates[:third].mean()
+        and rates.max() <= MAX_RATE * mean
+        and rates[-third:].mean() >= MIN_LATE_RATE * rates[:third].mean()
     )
     return float(rates.min() / mean) if rises else None
 
@@ -230,55 +221,46 @@ Interval = tuple[float, float]
 
 
 def _sen(steps: Floats, values: Floats) -> tuple[float, Interval, Interval]:
-    """Return Sen's slope with its 95 % and 99.9 % intervals."""
-    one, other = np.triu_indices(len(steps), 1)
-    apart = steps[other] - steps[one]
-    slopes = np.sort((values[other] - values[one])[apart > 0] / apart[apart > 0])
-    slope = float(np.median(slopes))
-    n = len(steps)
-    deviation = np.sqrt(n * (n - 1) * (2 * n + 5) / 18 * _widening(values - slope * steps))
-    # Beyond the ends: then not even the slope between any two readings is excluded.
-    shown, sure = (
-        (
-            float(slopes[max(int(np.floor((len(slopes) - half) / 2)), 0)]),
-            float(slopes[min(int(np.ceil((len(slopes) + half) / 2)), len(slopes) - 1)]),
-        )
-        for half in (SHOWN * deviation, SURE * deviation)
-    )
-    return slope, shown, sure
+    """Return Sen's slope with its 95% and 99.9% intervals."""
+    first, second = np.triu_indices(len(steps), 1)
+    apart = steps[second] - steps[first]
+    slopes = np.sort((values[second] - values[first])[apart > 0] / apart[apart > 0])
+    slope, n, last = float(np.median(slopes)), len(steps), len(slopes) - 1
+    deviation = np.sqrt(n * (n - 1) * (2 * n + 5) / 18 * _variance_factor(values - slope * steps))
+
+    def interval(half: float) -> Interval:
+        # Beyond the ends: then not even the slope between any two samples is excluded.
+        low, high = (len(slopes) - half) / 2, (len(slopes) + half) / 2
+        return float(slopes[max(int(low), 0)]), float(slopes[min(int(np.ceil(high)), last)])
+
+    return slope, interval(SHOWN * deviation), interval(SURE * deviation)
 
 
-def _widening(left: Floats) -> float:
+def _variance_factor(residuals: Floats) -> float:
     """Return the factor of the variance for residuals that resemble their neighbors."""
-    centered = left - left.mean()
-    whole = float(centered @ centered)
-    if whole == 0:
+    centered = residuals - residuals.mean()
+    squares = float(centered @ centered)
+    if squares == 0:
         return 1.0
-    n = len(left)
-    found = float(centered[:-1] @ centered[1:]) / whole
+    n = len(residuals)
+    correlation = float(centered[:-1] @ centered[1:]) / squares
     # In n values the correlation comes out too low, by about (1 + 4 r) / n.
-    likeness = min(max((n * found + 1) / (n - 4), 0.0), 0.95)
-    return (1 + likeness) / (1 - likeness)
-
-
-LONGER = 0.5
-"""Growth of what steps take for a time, in terms of the floor's, from which batches get longer."""
+    corrected = min(max((n * correlation + 1) / (n - 4), 0.0), 0.95)
+    return (1 + corrected) / (1 - corrected)
 
 
 def batches_grow(steps: Floats, floors: Floats, peaks: Floats) -> bool:
-    """Say whether what steps take for a time grows with the floor, as where batches get longer.
+    """Return True if a step's temporary memory grows with the floor, as with longer batches.
 
-    The last batch is still there at a boundary, so longer ones raise the floor as well. What is
-    kept from step to step raises floor and peak alike: then their distance stays as it was. It has
-    to grow in both halves: a single large step is no sign.
+    The last batch is still there at a boundary, so longer ones raise the floor as well. Memory kept
+    from step to step raises floor and peak alike: then their distance stays constant. The distance
+    has to grow in both halves: a single large step is no sign.
     """
-    above = peaks - floors
     quarters = np.array_split(np.arange(len(steps)), 4)
-    rises = [
-        (
-            np.median(values[quarters[1]]) - np.median(values[quarters[0]]),
-            np.median(values[quarters[3]]) - np.median(values[quarters[2]]),
-        )
-        for values in (above, floors)
-    ]
-    return all(more > LONGER * floor for more, floor in zip(*rises, strict=True))
+
+    def rises(values: Floats) -> tuple[float, float]:
+        one, two, three, four = (float(np.median(values[quarter])) for quarter in quarters)
+        return two - one, four - three
+
+    pairs = zip(rises(peaks - floors), rises(floors), strict=True)
+    return all(more > MIN_BATCH_GROWTH * floor for more, floor in pairs)

@@ -1,9 +1,9 @@
 """Detect growing memory while a run records, or in a recorded run.
 
-    reading ─> lowest of a group ─> the newest groups, at four scales of time ─> trend ─> event
+    sample ─> minimum of a group ─> the newest groups, at four time scales ─> trend ─> event
 
-The scales detect a fast leak within a minute and a slow one within hours, and forget what came
-before a leak that begins late. A reading costs some microseconds.
+The scales detect a fast leak within a minute and a slow one within hours, and forget the time
+before a leak that begins late. A sample costs some microseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepscope.memory.growth import (
-    LEAST_READINGS,
+    MIN_SAMPLES,
     STRETCHES,
     GrowthSource,
     GrowthTrend,
@@ -28,88 +28,86 @@ from stepscope.memory.growth import (
     batches_grow,
     find_trend,
     is_material,
-    may_rise,
 )
 from stepscope.metrics import Stream
 from stepscope.recorder.recorder import Recorder
 from stepscope.store import EventRow, StoreReader
 
-EVENT = "memory_growth"  # Kind of the events that tell of growth.
+EVENT = "memory_growth"  # Kind of the events about growth.
 SCALES_S = {"allocated": (0.5, 4.0, 32.0, 256.0), "process": (1.0, 8.0, 64.0, 512.0)}
-"""Time of a group, at least: windows of 16 s to 9 h, and of 32 s to 18 h."""
-GROUPS = 4 * LEAST_READINGS
-JUDGED_EVERY = 4  # Groups that come between two judgements of a scale.
+"""Minimum duration of a group: windows of 16 s to 9 h, and of 32 s to 18 h."""
+GROUPS = 4 * MIN_SAMPLES
+JUDGED_EVERY = 4  # Number of new groups between two evaluations of a scale.
 WARM_UP_STEPS, WARM_UP_S = 20, 5.0
-"""Left out at the start: optimizer state, workspaces and thread pools are allocated then."""
-FASTER = 1.5  # Told again where the rate is higher by this factor, and the intervals differ.
-EVEN = 0.5
-"""Evenness from which on a changed rate is believed: a window across the change has a mean rate."""
-AGAIN = 2.0  # Told again where there is so many times as much memory as when it was told.
+"""Excluded at the start: optimizer state, workspaces and thread pools are allocated then."""
+FASTER = 1.5  # Minimum factor of the rate for another event; the intervals have to differ as well.
+MIN_EVENNESS = 0.5
+"""Minimum evenness of a changed rate: a window across the change has a mean rate."""
+MIN_LEVEL_FACTOR = 2.0  # Minimum factor of the memory since the last event for another event.
+MAX_BUCKETS = 1024  # Maximum number of buckets that are read of a recorded run.
 
 
 class MemorySample(NamedTuple):
-    """One reading: epoch or monotonic seconds, the step, bytes, and what else is known then."""
+    """One sample: epoch or monotonic seconds, step, bytes, and further values at that time."""
 
     at: float
     step: int
     value: float
     children: float = 0.0
     collections: int | None = None
-    peak: float = -math.inf  # Bytes of the highest allocation that is known by then.
-    highest: float = -math.inf
-    """The highest reading of the group, in a reading that stands for one."""
+    peak: float = -math.inf  # Highest allocation so far in bytes, if known.
+    highest: float = -math.inf  # In a sample that represents a group: its highest value.
 
 
 @dataclass(slots=True)
 class MinimumWindow:
-    """The lowest readings of the newest groups; each takes `span_s` and a new step at least."""
+    """The lowest samples of the newest groups; each takes at least `span_s` and a new step."""
 
     span_s: float
-    highest: float = -math.inf  # The highest of the groups that are not kept any more.
+    highest: float = -math.inf  # The highest value of dropped groups.
     groups: deque[MemorySample] = field(default_factory=deque)
     closed: int = 0
     _first: MemorySample | None = None
     _lowest: MemorySample | None = None
     _highest: float = -math.inf
 
-    def add(self, reading: MemorySample) -> bool:
-        """Add a reading; True if it begins a new group."""
+    def add(self, sample: MemorySample) -> bool:
+        """Add a sample; return True if it begins a new group."""
         first, lowest = self._first, self._lowest
         if first is not None and lowest is not None:
-            if reading.at - first.at < self.span_s or reading.step <= first.step:
-                self._highest = max(self._highest, reading.value)
-                if reading.value < lowest.value:
-                    self._lowest = reading
+            if sample.at - first.at < self.span_s or sample.step <= first.step:
+                self._highest = max(self._highest, sample.value)
+                if sample.value < lowest.value:
+                    self._lowest = sample
                 return False
             if len(self.groups) == GROUPS:
                 self._drop()
             self.groups.append(lowest._replace(highest=self._highest))
             self.closed += 1
-        self._first = self._lowest = reading
-        self._highest = reading.value
+        self._first = self._lowest = sample
+        self._highest = sample.value
         return first is not None
 
-    def forget(self) -> None:
-        """Begin again, but for the highest."""
+    def reset(self) -> None:
+        """Drop all groups, but keep the highest value."""
         while self.groups:
             self._drop()
         self._first = self._lowest = None
 
     def trend(self, newest: int) -> tuple[GrowthTrend, list[MemorySample]] | None:
-        """Return the trend of the newest groups, with them.
+        """Return the trend of the newest groups, with them; None if there is no trend.
 
         Memory that has been as high before comes and goes: that is no trend.
         """
         window = list(self.groups)[-newest:]
-        values = [reading.value for reading in window]
-        if len(window) < LEAST_READINGS or not may_rise(values):
+        if len(window) < MIN_SAMPLES:
             return None
+        values = np.array([sample.value for sample in window])
         older = islice(self.groups, len(self.groups) - len(window))
-        highest = max((reading.value for reading in older), default=self.highest)
-        if min(values[-len(values) // STRETCHES :]) <= max(highest, self.highest):
+        highest = max((sample.value for sample in older), default=self.highest)
+        if values[-len(values) // STRETCHES :].min() <= max(highest, self.highest):
             return None
-        steps = np.array([reading.step for reading in window], float)
-        trend = find_trend(steps, np.array(values))
+        trend = find_trend(np.array([sample.step for sample in window], float), values)
         return None if trend is None else (trend, window)
 
     def _drop(self) -> None:
@@ -117,42 +115,38 @@ class MinimumWindow:
 
 
 class GrowthDetector:
-    """One kind of memory, "allocated" or "process"."""
+    """Detects growth of one kind of memory, "allocated" or "process"."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._scales = [MinimumWindow(span_s) for span_s in SCALES_S[kind]]
-        self._begun: MemorySample | None = None
-        self._told: GrowthTrend | None = None
+        self._first: MemorySample | None = None
+        self._reported: GrowthTrend | None = None
         self._was_filling = False
 
-    def add(self, reading: MemorySample, *, filling: bool = False) -> MemoryGrowth | None:
-        """Return growth that is news with this reading; `filling`: this is the first epoch."""
-        begun = self._begun = self._begun or reading
-        if self._was_filling and not filling:  # what came in the first epoch is no sign any more
-            self._forget()
+    def add(self, sample: MemorySample, *, filling: bool = False) -> MemoryGrowth | None:
+        """Return growth that is new with this sample; `filling`: this is the first epoch."""
+        first = self._first = self._first or sample
+        if self._was_filling and not filling:  # growth in the first epoch is no sign any more
+            self._reset()
         self._was_filling = filling
-        if reading.step - begun.step < WARM_UP_STEPS or reading.at - begun.at < WARM_UP_S:
+        if sample.step - first.step < WARM_UP_STEPS or sample.at - first.at < WARM_UP_S:
             return None
         for scale in self._scales:
-            if scale.add(reading) and scale.closed % JUDGED_EVERY == 0:
-                growth = self._judge(scale, filling)
-                if growth is not None and self._is_news(growth.trend):
-                    self._told = growth.trend
-                    self._forget()  # what comes next is judged by itself
+            if scale.add(sample) and scale.closed % JUDGED_EVERY == 0:
+                growth = self._growth(scale, filling)
+                if growth is not None and self._is_new(growth.trend):
+                    self._reported = growth.trend
+                    self._reset()  # later samples are judged without these
                     return growth
         return None
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         for scale in self._scales:
-            scale.forget()
+            scale.reset()
 
-    def _judge(self, scale: MinimumWindow, filling: bool) -> MemoryGrowth | None:
-        for newest in (GROUPS, LEAST_READINGS):
-            found = scale.trend(newest)
-            if found is None:
-                continue
-            trend, window = found
+    def _growth(self, scale: MinimumWindow, filling: bool) -> MemoryGrowth | None:
+        for trend, window in filter(None, map(scale.trend, (GROUPS, MIN_SAMPLES))):
             if self._kind == GrowthSource.ALLOCATED and _of_batches(window):
                 continue
             seconds, runs = window[-1].at - window[0].at, _collections(window)
@@ -163,7 +157,7 @@ class GrowthDetector:
         if self._kind == GrowthSource.ALLOCATED:
             return MemoryGrowth(where=GrowthSource.ALLOCATED, trend=trend, collections=runs)
         part = len(window) // STRETCHES
-        children = [reading.children for reading in window]
+        children = [sample.children for sample in window]
         grown = float(np.median(children[-part:]) - np.median(children[:part]))
         return MemoryGrowth(
             where=GrowthSource.WORKERS if 2 * grown > trend.grown else GrowthSource.PROCESS,
@@ -173,12 +167,12 @@ class GrowthDetector:
             workers_grown=grown,
         )
 
-    def _is_news(self, now: GrowthTrend) -> bool:
-        told = self._told
-        if told is None or now.level >= AGAIN * told.level:
+    def _is_new(self, trend: GrowthTrend) -> bool:
+        last = self._reported
+        if last is None or trend.level >= MIN_LEVEL_FACTOR * last.level:
             return True
-        faster = now.low > told.high and now.bytes_per_step >= FASTER * told.bytes_per_step
-        return faster and now.evenness >= EVEN
+        faster = trend.low > last.high and trend.bytes_per_step >= FASTER * last.bytes_per_step
+        return faster and trend.evenness >= MIN_EVENNESS
 
 
 class GrowthMonitor:
@@ -224,28 +218,26 @@ class MemorySeries:
         *,
         filling: bool = False,
     ) -> list[MemoryGrowth]:
-        """Return the growth that is news with these values; `filling`: this is the first epoch."""
+        """Return the growth that is new with these values; `filling`: this is the first epoch."""
         self._children = values.get("process/children_rss", self._children)
         allocated, rss = values.get("memory/allocated"), values.get("process/rss")
         found = []
         if allocated is not None:
             peak = values.get("memory/peak_allocated", -math.inf)
-            reading = MemorySample(at, step, allocated, 0.0, collections, peak)
-            found.append(self._allocated.add(reading))
+            found.append(
+                self._allocated.add(MemorySample(at, step, allocated, 0.0, collections, peak))
+            )
         if rss is not None:
-            whole = MemorySample(at, step, rss + self._children, self._children, collections)
-            found.append(self._process.add(whole, filling=filling))
+            sample = MemorySample(at, step, rss + self._children, self._children, collections)
+            found.append(self._process.add(sample, filling=filling))
         return [growth for growth in found if growth is not None]
 
 
 def _of_batches(window: list[MemorySample]) -> bool:
-    """Say whether the floor rises with the batches, by torch's own peak or the highest readings."""
-    steps = np.array([reading.step for reading in window], float)
-    floors = np.array([reading.value for reading in window])
-    peaks = np.array([[reading.peak, reading.highest] for reading in window])
-    return any(
-        bool(np.isfinite(known).all()) and batches_grow(steps, floors, known) for known in peaks.T
-    )
+    """Return True if the floor rises with the batches, by torch's peak or the highest samples."""
+    columns = np.array([[one.step, one.value, one.peak, one.highest] for one in window], float).T
+    steps, floors, *peaks = columns
+    return any(np.isfinite(peak).all() and batches_grow(steps, floors, peak) for peak in peaks)
 
 
 def _collections(window: list[MemorySample]) -> int | None:
@@ -253,18 +245,15 @@ def _collections(window: list[MemorySample]) -> int | None:
     return None if first is None or last is None else last - first
 
 
-BUCKETS = 1024  # Maximum number of buckets of the samples that are read, whatever the run's length.
-
-
 def told_growth(events: Iterable[EventRow]) -> tuple[str, str | None] | None:
-    """Return the text of the newest event of growth and its advice; None without one."""
-    found = [event for event in events if event.kind == EVENT]
-    if not found:
+    """Return the text of the newest growth event and its recommendation; None without one."""
+    newest = next((event for event in reversed(list(events)) if event.kind == EVENT), None)
+    if newest is None:
         return None
-    text, advice = found[-1].text, found[-1].data.get("next")
-    if not isinstance(advice, str):  # the file may be foreign
-        return text, None
-    return text.removesuffix(advice).strip(), advice
+    advice = newest.data.get("next")
+    if not isinstance(advice, str):  # the file is untrusted
+        return newest.text, None
+    return newest.text.removesuffix(advice).strip(), advice
 
 
 def recorded_growth(reader: StoreReader, run_json: Mapping[str, Any]) -> MemoryGrowth | None:
@@ -273,26 +262,25 @@ def recorded_growth(reader: StoreReader, run_json: Mapping[str, Any]) -> MemoryG
     info = series.get((Stream.SAMPLES.value, ""))
     if info is None or info.rows == 0:
         return None
-    block = reader.read(info.id, 0, info.rows, 1 << max(0, (info.rows - 1) // BUCKETS).bit_length())
+    bucket = 1 << max(0, (info.rows - 1) // MAX_BUCKETS).bit_length()
+    block = reader.read(info.id, 0, info.rows, bucket)
     columns = [block.low[block.keys.index(key)].tolist() for key in block.keys]
     memory, newest = MemorySeries(), None
-    held: dict[str, float] = {}
-    last = 0
+    latest: dict[str, float] = {}
     filling = run_json.get("epoch") == 1
     for ts, step, *row in zip(block.ts.tolist(), block.step.tolist(), *columns, strict=True):
-        values = dict(zip(block.keys, row, strict=True))
-        known = {key: value for key, value in values.items() if math.isfinite(value)}
+        values = zip(block.keys, row, strict=True)
+        known = {key: value for key, value in values if math.isfinite(value)}
         found = memory.add(ts, int(step), known, filling=filling) if step > 0 else []
         newest = found[0] if found else newest
-        held |= known
-        last = max(last, int(step))
+        latest |= known
     if newest is None:
         return None
-    level = held.get("process/rss", 0.0) + held.get("process/children_rss", 0.0)
+    level = latest.get("process/rss", 0.0) + latest.get("process/children_rss", 0.0)
     if newest.where is GrowthSource.ALLOCATED:
-        level = held["memory/allocated"]
-    trend = newest.trend
+        level = latest["memory/allocated"]
+    trend, last = newest.trend, int(block.step.max())
     # A cache that filled up grew, and does not grow now.
-    if level - trend.level < EVEN * trend.bytes_per_step * (last - trend.last_step):
+    if level - trend.level < MIN_EVENNESS * trend.bytes_per_step * (last - trend.last_step):
         return None
     return replace(newest, trend=replace(trend, level=level))

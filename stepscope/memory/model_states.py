@@ -1,6 +1,6 @@
-"""Measure the allocated memory at a step boundary: parameters, gradients, optimizer state.
+"""Measure the model states at a step boundary: parameters, gradients, optimizer state.
 
-The training thread measures at a boundary where the sampler asks, together with the allocator's
+The training thread measures at a boundary that the sampler requests, together with the allocator's
 counters: only there the two are consistent. Between boundaries nothing is recorded. Gradients are
 those held at that moment: all of them if the boundary is inside `optimizer.step()`, as in a watched
 script, and none after `zero_grad()`, as in the built-in loop.
@@ -18,14 +18,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-DEPTH = 4  # Levels of lists and dicts within the state of a parameter that are looked into.
+log = logging.getLogger(__name__)
+
+MAX_DEPTH = 4  # Maximum nesting of lists and dicts within the state of a parameter.
+INTERVAL_S = 1.0  # Minimum interval between two measurements.
+COOLDOWN = 500
+"""Minimum time to the next measurement, in multiples of its duration: 0.2% of the time."""
+SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0
+"""Interval between two searches for optimizers and models; the second while there are none."""
 _NO_MEMORY = frozenset({"FakeTensor", "FunctionalTensor", "UninitializedParameter"})
 
 
 class StorageBytes:
     """Adds up storages on one device: `cuda_index`, or the host's memory for None.
 
-    A storage that is in `other` already is not counted again.
+    A storage that is already in `other` is not counted again.
     """
 
     def __init__(self, cuda_index: int | None, other: StorageBytes | None = None) -> None:
@@ -37,14 +44,18 @@ class StorageBytes:
         self._plain: dict[type[Any], bool] = {}
 
     def add(self, tensors: Iterable[Any]) -> None:
-        """Add the storages of these tensors; what cannot be asked for its storage adds nothing."""
+        """Add the storages of these tensors; a tensor without an accessible storage adds 0."""
         seen, elsewhere, index, plain = self.seen, self._elsewhere, self._index, self._plain
         for tensor in tensors:  # some 0.6 us each: a model may have thousands
-            is_plain = plain.get(type(tensor))
+            kind = type(tensor)
+            is_plain = plain.get(kind)
             if is_plain is None:
-                is_plain = plain[type(tensor)] = _is_plain(type(tensor))
+                is_plain = not hasattr(kind, "__tensor_flatten__")
+                is_plain = plain[kind] = is_plain and kind.__name__ not in _NO_MEMORY
             if not is_plain:
-                self._add_parts(tensor)
+                if kind.__name__ not in _NO_MEMORY:  # a wrapper that consists of other tensors
+                    names, _ = tensor.__tensor_flatten__()
+                    self.add(getattr(tensor, name) for name in names)
                 continue
             try:
                 if not (tensor.is_cpu if index is None else tensor.is_cuda):
@@ -59,46 +70,39 @@ class StorageBytes:
             except (RuntimeError, NotImplementedError, ValueError, AttributeError):
                 self._add_sparse(tensor)
 
-    def _add_parts(self, tensor: Any) -> None:
-        """Add the tensors that a wrapper consists of."""
-        if type(tensor).__name__ in _NO_MEMORY:
-            return
-        names, _ = tensor.__tensor_flatten__()
-        self.add(getattr(tensor, name) for name in names)
-
     def _add_sparse(self, tensor: Any) -> None:
-        """Add the parts of a sparse tensor, which has no storage of its own."""
+        """Add the parts of a sparse tensor, which has no storage."""
         layout = str(getattr(tensor, "layout", ""))
-        if layout == "torch.sparse_coo":  # the plain names want it coalesced
+        if layout == "torch.sparse_coo":  # the methods without an underscore need it coalesced
             self.add((tensor._indices(), tensor._values()))
         elif layout == "torch.sparse_csr":
             self.add((tensor.crow_indices(), tensor.col_indices(), tensor.values()))
 
 
 def optimizer_parameters(optimizers: Iterable[Any]) -> Iterator[Any]:
-    """Yield what the optimizers update; a parameter of two optimizers comes twice."""
+    """Yield the parameters of the optimizers; a parameter of two optimizers comes twice."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             yield from group["params"]
 
 
 def model_parameters(models: Iterable[Any]) -> Iterator[Any]:
-    """Yield the parameters of each torch.nn.Module and of the modules within; tied ones twice."""
+    """Yield the parameters of each torch.nn.Module and its submodules; tied ones twice."""
     modules = list(models)
-    met = {id(module) for module in modules}
+    seen = {id(module) for module in modules}
     while modules:
         module = modules.pop()
         yield from (one for one in members(module, "_parameters") if one is not None)
         for child in members(module, "_modules"):
-            if child is not None and id(child) not in met:
-                met.add(id(child))
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
                 modules.append(child)
 
 
 def members(module: Any, name: str) -> list[Any]:
-    """Return one of a module's own dicts; [] for a module whose constructor has not run."""
-    own = vars(module).get(name)
-    return list(own.values()) if isinstance(own, dict) else []
+    """Return the values of a module's dict; [] for a module whose constructor has not run."""
+    values = vars(module).get(name)
+    return list(values.values()) if isinstance(values, dict) else []
 
 
 def gradients(parameters: Iterable[Any]) -> Iterator[Any]:
@@ -110,36 +114,23 @@ def gradients(parameters: Iterable[Any]) -> Iterator[Any]:
 
 
 def optimizer_state(optimizers: Iterable[Any]) -> Iterator[Any]:
-    """Yield the tensors that the optimizers keep, also those in lists and dicts."""
+    """Yield the tensors of the optimizers' states, also those in lists and dicts."""
     for optimizer in optimizers:
-        for entry in optimizer.state.values():
-            # The common case without a generator: the state of a parameter is a dict of tensors.
-            for value in entry.values() if isinstance(entry, Mapping) else (entry,):
-                if hasattr(value, "untyped_storage"):
-                    yield value
-                elif isinstance(value, _CONTAINERS):
-                    yield from _tensors_in(value, DEPTH)
-
-
-_CONTAINERS = (Mapping, list, tuple)
+        yield from _tensors_in(optimizer.state, MAX_DEPTH + 2)
 
 
 def _tensors_in(values: Any, depth: int) -> Iterator[Any]:
     for value in values.values() if isinstance(values, Mapping) else values:
         if hasattr(value, "untyped_storage"):
             yield value
-        elif depth > 1 and isinstance(value, _CONTAINERS):
+        elif depth > 1 and isinstance(value, (Mapping, list, tuple)):
             yield from _tensors_in(value, depth - 1)
 
 
-def _is_plain(kind: type[Any]) -> bool:
-    return not hasattr(kind, "__tensor_flatten__") and kind.__name__ not in _NO_MEMORY
-
-
 def search() -> tuple[list[Any], list[Any]]:
-    """Return the optimizers, and the models that no other module holds; for the training thread.
+    """Return the optimizers, and the models that no other module holds. Training thread only.
 
-    What another thread would hold meanwhile could not be freed by the training. After gc.freeze()
+    The training could not free an object that another thread held meanwhile. After gc.freeze()
     older objects are not found.
     """
     optimizer_kinds = _with_subclasses("torch.optim.optimizer", "Optimizer")
@@ -147,9 +138,14 @@ def search() -> tuple[list[Any], list[Any]]:
     kinds = optimizer_kinds | module_kinds
     if not kinds:
         return [], []
-    found = _instances(kinds)
-    optimizers = [one for one in found if type(one) in optimizer_kinds and _is_made(one)]
-    return optimizers, outermost(one for one in found if type(one) in module_kinds)
+    instances = _instances(kinds)
+    # An optimizer whose constructor has not run has neither of both.
+    optimizers = [
+        one
+        for one in instances
+        if type(one) in optimizer_kinds and {"param_groups", "state"} <= vars(one).keys()
+    ]
+    return optimizers, outermost(one for one in instances if type(one) in module_kinds)
 
 
 def outermost(modules: Iterable[Any]) -> list[Any]:
@@ -176,59 +172,38 @@ def _instances(kinds: set[type[Any]]) -> list[Any]:
     return [one for one in gc.get_referrers(*(kinds & types)) if type(one) in kinds]
 
 
-def _is_made(optimizer: Any) -> bool:
-    """Say whether its constructor has run."""
-    own = vars(optimizer)
-    return "param_groups" in own and "state" in own
-
-
 def _with_subclasses(module: str, name: str) -> set[type[Any]]:
-    """Return a class of torch and all that derive from it; nothing before it is imported."""
+    """Return a class of torch and its subclasses; empty before the module is imported."""
     base = getattr(sys.modules.get(module), name, None)
-    if base is None:
-        return set()
-    kinds, left = {base}, [base]
+    kinds: set[type[Any]] = set()
+    left = [] if base is None else [base]
     while left:
-        fresh = set(type.__subclasses__(left.pop())) - kinds
-        kinds |= fresh
-        left += fresh
+        kind = left.pop()
+        if kind not in kinds:
+            kinds.add(kind)
+            left += type.__subclasses__(kind)
     return kinds
 
 
-log = logging.getLogger(__name__)
-
-EVERY_S = 1.0  # Least time between two readings.
-REST = 500
-"""Time to the next reading in multiples of what this one took: 0.2 % for each of the parts."""
-UNCHANGED_S = 60.0  # Longest time for which a sum that did not change is taken as it was.
-SEARCH_S, FIRST_SEARCH_S = 300.0, 2.0
-"""Time between two searches for optimizers and models, and while there are none."""
-
-
 class ModelStateTracker:
-    """The optimizers and models of a run, and the bytes they take; for the training thread.
+    """The optimizers and models of a run, and their bytes. Training thread only.
 
-    Both are known by weak references: what the script drops is not kept.
+    Both are held by weak references: what the script drops is not kept alive.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._models: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._beside: list[weakref.ref[Any]] = []
-        """Parameters of models that no optimizer updates, and that get gradients."""
         self._modes: dict[int, bool] = {}
         """By the id of a model, True if it was in training mode at the last boundary."""
-        self._weights = _CachedSum(clock)
-        self._state = _CachedSum(clock)
         self._due = -math.inf
         self._search_due = math.inf
-        self._index: int | None = None
         self._failed: str | None = None
 
     @property
     def reason(self) -> str | None:
-        """Why there are no values; None where there are."""
+        """Why there are no values; None if there are."""
         if self._failed is not None:
             return self._failed
         if not self._optimizers and not self._models:
@@ -244,25 +219,25 @@ class ModelStateTracker:
         self._models[id(model)] = model
 
     def mode_at_steps(self, model: Any) -> bool | None:
-        """Return True if a model was in training mode at the last boundary; None if not known.
+        """Return True if a model was in training mode at the last boundary; None if unknown.
 
-        From any thread.
+        Thread-safe.
         """
         return self._modes.get(id(model)) if self._models.get(id(model)) is model else None
 
     def search(self) -> None:
-        """Look for optimizers and models by itself: those of a script are not handed over."""
+        """Enable the search for optimizers and models, for scripts that do not register them."""
         self._search_due = -math.inf
 
     def is_due(self, now: float) -> bool:
-        """Say whether `read` would do something; from any thread."""
+        """Return True if `read` would measure something. Thread-safe."""
         if self._failed is not None:
             return False
         known = self._optimizers or self._models
         return now >= (self._due if known else self._search_due)
 
     def find(self) -> float:
-        """Search if it is time for it, and return the seconds that took, 0.0 for none.
+        """Search if a search is due, and return its seconds, 0.0 without one.
 
         Call it at a boundary: the modes of the models are read there, some ten times a second.
         """
@@ -276,24 +251,22 @@ class ModelStateTracker:
         if began < self._search_due or self._failed is not None:
             return 0.0
         try:
-            found, models = search()
+            optimizers, models = search()
         except Exception:  # of the script's classes, which may raise anything
             log.warning("stepscope: models are not searched for any more", exc_info=True)
             self._search_due = math.inf
             return 0.0
-        for optimizer in found:
-            self.add_optimizer(optimizer)
-        for model in models:
-            self.add_model(model)
+        self._optimizers.update((id(optimizer), optimizer) for optimizer in optimizers)
+        self._models.update((id(model), model) for model in models)
         took_s = self._clock() - began
         wait_s = SEARCH_S if self._optimizers else FIRST_SEARCH_S
-        self._search_due = began + took_s + max(wait_s, REST * took_s)
+        self._search_due = began + took_s + max(wait_s, COOLDOWN * took_s)
         return took_s
 
     def read(self, cuda_index: int | None) -> dict[str, float]:
-        """Return the bytes on this device (None: the host) by metric key; {} where none are there.
+        """Return the bytes on this device (None: the host) by metric key; {} without parameters.
 
-        Never raises: after an error nothing more is measured, and `reason` says why.
+        Never raises: after an error nothing more is measured, and `reason` returns the error.
         """
         try:
             return self._read(cuda_index)
@@ -306,29 +279,19 @@ class ModelStateTracker:
             return {}
 
     def _read(self, cuda_index: int | None) -> dict[str, float]:
-        optimizers, models = list(self._optimizers.values()), list(self._models.values())
-        if cuda_index != self._index:
-            self._index = cuda_index
-            self._weights, self._state = _CachedSum(self._clock), _CachedSum(self._clock)
-
-        weights = self._weights.get(
-            _signature(optimizers, models, cuda_index),
-            lambda: self._measure_weights(optimizers, models),
-        )
         began = self._clock()
-        held = StorageBytes(cuda_index, weights)
+        optimizers, models = list(self._optimizers.values()), list(self._models.values())
+        weights = StorageBytes(cuda_index)
+        weights.add(optimizer_parameters(optimizers))
+        updated = {id(parameter) for parameter in optimizer_parameters(optimizers)}
+        others = [one for one in model_parameters(models) if id(one) not in updated]
+        weights.add(others)
+        held, state = StorageBytes(cuda_index, weights), StorageBytes(cuda_index, weights)
         held.add(gradients(optimizer_parameters(optimizers)))
-        beside = (ref() for ref in self._beside)
-        held.add(gradients(one for one in beside if one is not None))
+        held.add(gradients(one for one in others if one.requires_grad and one.is_leaf))
+        state.add(optimizer_state(optimizers))
         ended = self._clock()
-        self._due = ended + max(EVERY_S, REST * (ended - began))
-
-        def measure_state() -> StorageBytes:
-            state = StorageBytes(cuda_index, weights)
-            state.add(optimizer_state(optimizers))
-            return state
-
-        state = self._state.get(tuple(len(one.state) for one in optimizers), measure_state)
+        self._due = ended + max(INTERVAL_S, COOLDOWN * (ended - began))
         if not weights.bytes:
             return {}
         return {
@@ -336,54 +299,3 @@ class ModelStateTracker:
             "memory/gradients": float(held.bytes),
             "memory/optimizer_state": float(state.bytes),
         }
-
-    def _measure_weights(self, optimizers: list[Any], models: list[Any]) -> StorageBytes:
-        weights = StorageBytes(self._index)
-        weights.add(optimizer_parameters(optimizers))
-        updated = {id(parameter) for parameter in optimizer_parameters(optimizers)}
-        others = [one for one in model_parameters(models) if id(one) not in updated]
-        weights.add(others)
-        self._beside = [weakref.ref(one) for one in others if one.requires_grad and one.is_leaf]
-        return weights
-
-
-class _CachedSum:
-    """A sum over many tensors that seldom changes.
-
-    It is computed again when its signature changes, and from time to time: half as often after each
-    time that it was unchanged.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._signature: Any = None
-        self._sum: StorageBytes | None = None
-        self._due = -math.inf
-        self._wait_s = EVERY_S
-
-    def get(self, signature: Any, measure: Callable[[], StorageBytes]) -> StorageBytes:
-        """Return the sum as it is, or as it was when it was taken last."""
-        began = self._clock()
-        if self._sum is not None and signature == self._signature and began < self._due:
-            return self._sum
-        fresh = measure()
-        ended = self._clock()
-        same = self._sum is not None and fresh.bytes == self._sum.bytes
-        self._wait_s = min(2 * self._wait_s, UNCHANGED_S) if same else EVERY_S
-        self._due = ended + max(self._wait_s, REST * (ended - began))
-        self._signature, self._sum = signature, fresh
-        return fresh
-
-
-def _signature(optimizers: list[Any], models: list[Any], cuda_index: int | None) -> tuple[Any, ...]:
-    """Return what is likely to differ once the weights do: which they are, and where they lie."""
-    parts: list[Any] = [id(model) for model in models]
-    for optimizer in optimizers:
-        parts.append(id(optimizer))
-        for group in optimizer.param_groups:
-            weights = group["params"]
-            parts.append(len(weights))
-            ends = StorageBytes(cuda_index)
-            ends.add([weights[0], weights[-1]] if weights else [])
-            parts += sorted(ends.seen)
-    return tuple(parts)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from stepscope.memory.oom.record import OomAllocationSite, OomRecord, OomReport
@@ -36,10 +35,6 @@ def short_of_memory(
     return folder
 
 
-def memory_page(page: OpenPage, **params: str) -> AppTest:
-    return page(**params, tab="memory")
-
-
 def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: Path) -> None:
     stack = ("/usr/lib/torch/nn/linear.py:3 forward", "/home/me/train.py:7 step")
     blocks = (
@@ -47,7 +42,7 @@ def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: P
         OomAllocationSite(size=MIB),
     )
     short_of_memory(tmp_path, replace(PIECES, blocks=blocks, stack=stack))
-    app = memory_page(page, run="short")
+    app = page(run="short", tab="memory")
     said = text_of(app)
     assert "#### Out of memory: Fragmentation" in said
     assert "840 MiB of the reserved memory was free in pieces of at most 60.0 MiB" in said
@@ -63,14 +58,14 @@ def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: P
 
 def test_a_run_without_such_a_failure_has_no_section(page: OpenPage, tmp_path: Path) -> None:
     record(tmp_path, "short")
-    app = memory_page(page, run="short")
+    app = page(run="short", tab="memory")
     assert "memory ran out" not in text_of(app)
     assert not [one for one in app.button if one.key == "oom_retry"]
 
 
 def test_a_caught_failure_is_told_and_cannot_be_retried(page: OpenPage, tmp_path: Path) -> None:
     short_of_memory(tmp_path, FULL, ended=False)
-    app = memory_page(page, run="short")
+    app = page(run="short", tab="memory")
     assert "#### Allocation failed, script continued: Too large to" in text_of(app)
     assert not [one for one in app.button if one.key == "oom_retry"]
     assert header(page(run="short"))["retry"] is None
@@ -79,7 +74,7 @@ def test_a_caught_failure_is_told_and_cannot_be_retried(page: OpenPage, tmp_path
 def test_a_file_that_is_no_report_is_told_by_its_field(page: OpenPage, tmp_path: Path) -> None:
     folder = short_of_memory(tmp_path)
     (folder / "oom.json").write_text('{"schema": 1, "first": {"ts": "<b>*x*"}}')
-    app = memory_page(page, run="short")
+    app = page(run="short", tab="memory")
     assert any("report.first.ts" in warning.value for warning in app.warning)
     assert header(page(run="short"))["retry"] is None
 
@@ -89,13 +84,18 @@ def test_markdown_and_markup_of_a_foreign_file_are_shown_as_they_are(
 ) -> None:
     odd = replace(FULL, inputs=("<img> | [x](http://a)",), phase="**bold**")
     short_of_memory(tmp_path, odd)
-    said = text_of(memory_page(page, run="short"))
+    said = text_of(page(run="short", tab="memory"))
     assert r"\<img\> \| \[x\](http\:" in said
     assert r"\*\*bold\*\*" in said
 
 
+@pytest.mark.parametrize("place", ["tab", "header"])
 def test_retry_starts_half_the_batch_with_twice_the_accumulation(
-    page: OpenPage, tmp_path: Path, server: services.Services, monkeypatch: pytest.MonkeyPatch
+    page: OpenPage,
+    tmp_path: Path,
+    server: services.Services,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
 ) -> None:
     short_of_memory(tmp_path, FULL)
     started: list[RunConfig] = []
@@ -105,30 +105,18 @@ def test_retry_starts_half_the_batch_with_twice_the_accumulation(
         return record(tmp_path, "again", config=config.to_dict())
 
     monkeypatch.setattr(server, "start", start)
-    app = memory_page(page, run="short")
-    (button,) = [one for one in app.button if one.key == "oom_retry"]
-    assert button.label == "Retry with batch size 8 × 4 accumulation steps"
-    button.click().run()
-    assert not app.exception
+    if place == "tab":
+        app = page(run="short", tab="memory")
+        (button,) = [one for one in app.button if one.key == "oom_retry"]
+        assert button.label == "Retry with batch size 8 × 4 accumulation steps"
+        button.click().run()
+        assert not app.exception
+    else:
+        app = page(run="short")
+        assert header(app)["retry"]["refused"] is None
+        trigger(app, "retry")
+        assert header(app)["picked"] == "again"
     assert started == [replace(CONFIG, batch_size=8, gradient_accumulation_steps=4)]
-
-
-def test_retry_stands_in_the_header_of_live_as_well(
-    page: OpenPage, tmp_path: Path, server: services.Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short_of_memory(tmp_path, FULL)
-    started: list[RunConfig] = []
-
-    def start(config: RunConfig) -> Path:
-        started.append(config)
-        return record(tmp_path, "again", config=config.to_dict())
-
-    monkeypatch.setattr(server, "start", start)
-    app = page(run="short")
-    assert header(app)["retry"]["refused"] is None
-    trigger(app, "retry")
-    assert started == [replace(CONFIG, batch_size=8, gradient_accumulation_steps=4)]
-    assert header(app)["picked"] == "again"
 
 
 @pytest.mark.parametrize("why", ["batch of one", "busy", "another machine"])
@@ -150,7 +138,7 @@ def test_what_cannot_be_retried_says_why(
     else:
         monkeypatch.setattr(server, "active_id", lambda: "another")
     short_of_memory(tmp_path, FULL, config=config)
-    app = memory_page(page, run="short")
+    app = page(run="short", tab="memory")
     (button,) = [one for one in app.button if one.key == "oom_retry"]
     assert button.disabled
     assert words in button.help

@@ -135,35 +135,17 @@ def test_files_put_into_the_folder_open_without_a_run(
 ) -> None:
     folder = tmp_path / "snapshots"
     folder.mkdir()
-    (folder / "mine.pickle").write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
+    settings = {"allocator_settings": {"x": "![a](http://e.example)"}}
+    content = pickle.dumps(snapshot([live_block(2**20)]) | settings)
+    (folder / "mine.pickle").write_bytes(content)
     (folder / "link.pickle").symlink_to("/etc/passwd")
     app = section(None)
     [chosen] = app.selectbox
     assert [option.partition(" ")[0] for option in chosen.options] == ["mine.pickle"]
     assert "No history: taken without `_record_memory_history`." in texts(app)
-
-
-def test_settings_of_a_foreign_file_are_no_markdown(
-    section: Callable[[str | None], AppTest], tmp_path: Path
-) -> None:
-    folder = tmp_path / "snapshots"
-    folder.mkdir()
-    content = snapshot([live_block(2**20)]) | {
-        "allocator_settings": {"x": "![a](http://e.example)"}
-    }
-    (folder / "mine.pickle").write_bytes(pickle.dumps(content))
-    [table] = section(None).table
+    [table] = app.table
     assert r"\!\[a\](http\://e.example)" in table.value.to_string()
-
-
-def test_a_section_whose_file_is_gone_looks_no_more(
-    section: Callable[[str | None], AppTest], tmp_path: Path
-) -> None:
-    folder = tmp_path / "snapshots"
-    folder.mkdir()
-    (folder / "mine.pickle").write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
-    app = section(None)
-    app.session_state[WAITS] = True
+    app.session_state[WAITS] = True  # as of a section that waits for the file
     (folder / "mine.pickle").unlink()
     app.run()
     assert app.session_state[WAITS] is False

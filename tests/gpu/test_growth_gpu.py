@@ -84,17 +84,12 @@ def test_kept_outputs_are_told_with_their_size(training: Training) -> None:
     assert "memory-growth" in kinds
 
 
-def test_the_same_training_without_the_leak_is_not(training: Training) -> None:
+@pytest.mark.parametrize("leaks", [(0,), (100, 80)], ids=["no leak", "a cache that is filled once"])
+def test_other_trainings_do_not_grow(training: Training, leaks: tuple[int, ...]) -> None:
+    for index, steps in enumerate(leaks):
+        training.run(steps, leaks=index == 1)
     training.run(STEPS, leaks=False)
     training.recorder.close(RunStatus.FINISHED)
     folder = training.recorder.folder
     assert [event for event in events(folder) if event.kind == "memory_growth"] == []
     assert [f for f in findings(read_recorded(read_run(folder))) if f.kind == "memory-growth"] == []
-
-
-def test_a_cache_that_is_filled_once_is_not(training: Training) -> None:
-    training.run(100, leaks=False)
-    training.run(80, leaks=True)
-    training.run(STEPS, leaks=False)
-    training.recorder.close(RunStatus.FINISHED)
-    assert [e for e in events(training.recorder.folder) if e.kind == "memory_growth"] == []

@@ -1,8 +1,9 @@
-"""A history that torch's own allocator has recorded during a training of ours, opened."""
+"""Memory snapshots of real allocators: of a script, of a training; and opened again."""
 
 from __future__ import annotations
 
 import contextlib
+import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from stepscope.distributed.rendezvous import find_place
 from stepscope.memory.oom.capture import live_blocks
 from stepscope.memory.snapshots.open_snapshot import open_snapshot
 from stepscope.memory.snapshots.segments import fragmentation
 from stepscope.recorder.recorder import CommandName
+from stepscope.run import RunKind, RunStatus, read_run
+from stepscope.session.script_session import ScriptSession
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import send_command
 from trainer.config import RunConfig
@@ -83,7 +87,7 @@ def test_a_training_of_ours_is_recorded_and_adds_up(
     assert {label.removeprefix("phase=") for label in found.labels} >= {"forward", "backward"}
     assert sum(site.size for site in found.sites) == at_end["allocated"]
     assert any(frame for band in history.bands for frame in found.frames(band.stack))
-    assert any(found.modules)
+    assert any(found.module(stack) for stack in found.stacks)
 
 
 @pytest.mark.usefixtures("clean")
@@ -117,6 +121,35 @@ def test_an_allocation_that_failed_is_in_the_history(tmp_path: Path) -> None:
     assert any(failed.requested >= 2 * total for failed in found.failed)
     assert all(0 <= (failed.device_free or 0) <= total for failed in found.failed)
     assert found.histories[0].ooms
+
+
+def test_a_snapshot_holds_one_steps_allocations(tmp_path: Path) -> None:
+    live = ScriptSession(find_place(tmp_path, "test", {}), name="test", kind=RunKind.WATCH)
+    try:
+        weights = torch.zeros(1024, 1024, device="cuda")
+        live.train_on(weights.device.index)
+        live.recorder.log_step({"train/loss": 1.0})
+        live.recorder._offer(1, "memory_snapshot", "{}")
+        assert live.boundary() > 0
+        assert torch._C._cuda_isHistoryEnabled()
+        del weights
+        kept = torch.ones(512, 1024, device="cuda")
+        live.recorder.log_step({"train/loss": 1.0})
+        assert live.boundary() > 0
+        assert not torch._C._cuda_isHistoryEnabled()
+    finally:
+        live.close(RunStatus.FINISHED)
+    with StoreReader(live.recorder.folder) as reader:
+        [event] = [event for event in reader.events() if event.kind == "memory_snapshot"]
+    path = live.recorder.folder / event.data["path"]
+    assert (event.data["ok"], path.stat().st_size) == (True, event.data["bytes"])
+    traces = pickle.loads(path.read_bytes())["device_traces"]
+    actions = [(entry["action"], entry["size"]) for trace in traces for entry in trace]
+    assert ("alloc", kept.nbytes) in actions
+    assert ("free_completed", 4 * 1024 * 1024) in actions
+    run_json = read_run(live.recorder.folder).run_json
+    assert "memory_snapshot" in run_json["commands"]
+    assert run_json["device"] in [gpu["uuid"] for gpu in run_json["devices"]]
 
 
 def wait_for(folder: Path, what: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Allocator counters are read from a torch that is there and has started CUDA, else not at all."""
+"""The allocator's counters, read only after CUDA has started; and its settings in force."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.memory import allocator
+from stepscope.memory.allocator import NO_SPLIT, VARIABLES, settings_of, split_reason
 from stepscope.metrics import METRICS
 
 # The layout of torch 2.13's memory_stats_as_nested_dict, cut to what is read and its neighbors.
@@ -28,11 +29,8 @@ STATS: dict[str, Any] = {
 class FakeCuda:
     def __init__(self, stats: dict[str, Any], *, started: bool = True) -> None:
         self.stats = stats
-        self.started = started
+        self.is_initialized = lambda: started
         self.asked: list[int] = []
-
-    def is_initialized(self) -> bool:
-        return self.started
 
     def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
         self.asked.append(device)
@@ -44,9 +42,9 @@ def use(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> FakeCuda:
     return cuda
 
 
-def test_one_call_gives_every_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_call_gives_every_counter_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = use(monkeypatch, FakeCuda(STATS))
-    assert allocator.read(3) == {
+    values = {
         "memory/allocated": 10.0,
         "memory/reserved": 40.0,
         "memory/peak_allocated": 30.0,
@@ -56,39 +54,69 @@ def test_one_call_gives_every_counter(monkeypatch: pytest.MonkeyPatch) -> None:
         "memory/alloc_retries": 1.0,
         "memory/ooms": 0.0,
     }
+    assert allocator.read(3) == values
+    assert {m.key for m in METRICS if m.source.startswith("torch.cuda.memory_stats")} == set(values)
     assert cuda.asked == [3]
     assert allocator.reason() is None
-
-
-def test_it_covers_the_memory_metrics_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, FakeCuda(STATS))
-    of_the_allocator = {m.key for m in METRICS if m.source.startswith("torch.cuda.memory_stats")}
-    assert set(allocator.read(0)) == of_the_allocator
-
-
-def test_a_counter_that_torch_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeCuda({"allocated_bytes": {"all": {"current": 5}}}))
-    assert allocator.read(0) == {"memory/allocated": 5.0}
+    assert allocator.read(0) == {"memory/allocated": 5.0}  # a counter that torch lacks is missing
 
 
-def test_cuda_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = use(monkeypatch, FakeCuda(STATS, started=False))
-    assert allocator.read(0) == {}
-    assert allocator.reason() == "CUDA has not been started in this process"
-    assert cuda.asked == []
-
-
-def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert allocator.read(0) == {}
-    assert allocator.reason() == "torch is not imported in this process"
-    assert "torch" not in sys.modules
-
-
-@pytest.mark.parametrize("half", [SimpleNamespace(), SimpleNamespace(cuda=SimpleNamespace())])
-def test_a_torch_still_being_imported(
-    monkeypatch: pytest.MonkeyPatch, half: SimpleNamespace
+@pytest.mark.parametrize(
+    ("torch", "reason"),
+    [
+        (None, "torch is not imported in this process"),
+        (SimpleNamespace(), "torch is still being imported"),
+        (SimpleNamespace(cuda=SimpleNamespace()), "torch is still being imported"),
+        (
+            SimpleNamespace(cuda=FakeCuda(STATS, started=False)),
+            "CUDA has not been started in this process",
+        ),
+    ],
+)
+def test_cuda_is_never_started(
+    monkeypatch: pytest.MonkeyPatch, torch: SimpleNamespace | None, reason: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", half)
-    assert allocator.read(0) == {}
-    assert allocator.reason() == "torch is still being imported"
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    if torch is not None:
+        monkeypatch.setitem(sys.modules, "torch", torch)
+    assert (allocator.read(0), allocator.reason()) == ({}, reason)
+    assert ("torch" in sys.modules) is (torch is not None)
+    assert not (hasattr(torch, "cuda") and getattr(torch.cuda, "asked", []))
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "program", "reason"),
+    [
+        ("", "", None),
+        ("expandable_segments:True", None, NO_SPLIT),
+        ("max_split_size_mb:64,expandable_segments:true", "", NO_SPLIT),
+        ("expandable_segments:True", "expandable_segments:False", None),
+        ("", "expandable_segments:True", NO_SPLIT),
+        ("max_split_size_mb:64", "", None),
+    ],
+)
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_expandable_segments_have_no_count_of_their_split(
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    environment: str,
+    program: str | None,
+    reason: str | None,
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, environment)
+    native = SimpleNamespace()  # of a torch that cannot tell
+    if program is not None:
+        native._accelerator_getAllocatorSettings = lambda: program
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=native))
+    assert split_reason() == reason
+
+
+def test_settings_are_pairs_and_what_is_none_is_left_out() -> None:
+    assert settings_of("") == {}
+    assert settings_of("a:1,b : 2,c") == {"a": "1", "b": "2"}

@@ -66,7 +66,7 @@ def test_a_batch_that_is_too_large_already_should_shrink() -> None:
     tight = replace(STEP, device=replace(GPU, free=0))
     found = report([FIRST, tight, tight], "none")
     assert found.factor == pytest.approx((3 * 0.9 - 1) / 2)
-    assert "less than 10 %" in found.text
+    assert "less than 10%" in found.text
     none_fits = replace(STEP, kept=STEP.peak - GIB // 4, device=replace(GPU, free=0))
     assert report([none_fits] * 3, "none").factor == 0.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.memory.growth import (
-    LEAST_READINGS,
-    LEAST_STEPS,
+    MIN_SAMPLES,
+    MIN_STEPS,
     GrowthSource,
     GrowthTrend,
     MemoryGrowth,
     find_trend,
     is_material,
-    may_rise,
 )
 from stepscope.store.blocks import Floats
 
@@ -76,7 +76,6 @@ def test_it_grows(name: str) -> None:
     assert trend is not None
     assert trend.low <= trend.bytes_per_step <= trend.high
     assert is_material(trend, "allocated", LONG_S)
-    assert may_rise(values.tolist())
     true = (values[-1] - values[0]) / steps[-1]
     assert trend.bytes_per_step == pytest.approx(true, rel=0.15)
 
@@ -98,15 +97,11 @@ def test_the_interval_of_an_exact_leak_is_its_rate() -> None:
 
 def test_few_readings_or_steps_say_nothing() -> None:
     steps, values = series(lambda x, rng: 100 * x)
-    assert find_trend(steps[: LEAST_READINGS - 1], values[: LEAST_READINGS - 1]) is None
-    assert find_trend(steps[:LEAST_READINGS], values[:LEAST_READINGS]) is not None
-    assert find_trend(steps * (LEAST_STEPS - 1) / steps[-1], values) is None
+    assert find_trend(steps[: MIN_SAMPLES - 1], values[: MIN_SAMPLES - 1]) is None
+    assert find_trend(steps[:MIN_SAMPLES], values[:MIN_SAMPLES]) is not None
+    assert find_trend(steps * (MIN_STEPS - 1) / steps[-1], values) is None
     assert find_trend(0 * steps, values) is None
     assert find_trend(steps[:0], values[:0]) is None
-
-
-def walk(rng: np.random.Generator, n: int) -> Floats:
-    return np.cumsum(rng.normal(0, 1, n))
 
 
 def some_steps(rng: np.random.Generator, n: int) -> Floats:
@@ -125,14 +120,14 @@ def red(rng: np.random.Generator, n: int) -> Floats:
 FALSE_ALARMS: dict[str, tuple[Any, int]] = {
     "white noise": (noise, 0),
     "red noise": (red, 2),
-    "a random walk": (walk, 20),
+    "a random walk": (lambda rng, n: np.cumsum(rng.normal(0, 1, n)), 20),
     "steps": (some_steps, 35),
 }
 """Of 2000 series of each kind, how many may be taken for growth: a walk does grow, by chance."""
 
 
 @pytest.mark.parametrize("kind", FALSE_ALARMS)
-@pytest.mark.parametrize("n", [LEAST_READINGS, N])
+@pytest.mark.parametrize("n", [MIN_SAMPLES, N])
 def test_false_alarms_are_rare(kind: str, n: int) -> None:
     make, most = FALSE_ALARMS[kind]
     steps = np.arange(n) * 10.0
@@ -154,16 +149,9 @@ def test_the_interval_holds_the_truth() -> None:
     assert hits / seen > 0.9
 
 
-def test_a_slow_leak_in_little_noise_is_seen_nearly_always() -> None:
-    rng = np.random.default_rng(3)
-    steps = np.arange(N) * 10.0
-    found = [find_trend(steps, MIB * (500 + steps / 40 + noise(rng, N, 0.5))) for _ in range(200)]
-    assert sum(trend is not None for trend in found) > 190
-
-
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(LEAST_READINGS, N),
+    st.integers(MIN_SAMPLES, N),
     st.floats(1e3, 1e9),
     st.floats(0, 1e12),
     st.integers(0, 2**32 - 1),
@@ -177,12 +165,11 @@ def test_any_even_leak_is_seen(n: int, rate: float, level: float, seed: int) -> 
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0, 1e12), min_size=LEAST_READINGS, max_size=N), st.floats(1, 1e3))
+@given(st.lists(st.floats(0, 1e12), min_size=MIN_SAMPLES, max_size=N), st.floats(1, 1e3))
 def test_what_is_found_holds_for_any_readings(values: list[float], width: float) -> None:
     steps, data = width * np.arange(len(values)), np.array(values)
     trend = find_trend(steps, data)
     if trend is not None:
-        assert may_rise(values)
         assert 0 < trend.low <= trend.bytes_per_step <= trend.high
     # A level that is added changes nothing; memory that fell to its start at the end never grew.
     assert find_trend(steps, np.append(data[:-1], data.min())) is None
@@ -196,73 +183,44 @@ def test_one_step_at_any_time_is_no_growth(seed: int, at: float) -> None:
     assert find_trend(10 * np.arange(N) + 0.0, MIB * (500 + 100 * (x > at) + noise(rng, N))) is None
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.integers(LEAST_READINGS, N), st.integers(0, 2**32 - 1), st.floats(0, 30))
-def test_what_is_ruled_out_at_once_would_not_be_found(n: int, seed: int, rise: float) -> None:
-    rng = np.random.default_rng(seed)
-    values = MIB * (500 + np.linspace(0, rise, n) + noise(rng, n))
-    if not may_rise(values.tolist()):
-        assert find_trend(10.0 * np.arange(n), values) is None
-
-
-def test_garbage_that_waits_for_its_collector_is_told_later() -> None:
-    trend = trend_of(0.3 * MIB)  # by 14 % of what there was
-    assert is_material(trend, "allocated", 20, collected=True)
-    assert is_material(trend, "allocated", 600, collected=False)
-    small = trend_of(0.2 * MIB)
-    assert is_material(small, "allocated", 20, collected=True)
-    assert not is_material(small, "allocated", 20, collected=False)
-
-
-def trend_of(
-    rate: float, *, low: float = 0.0, level: float = 1000 * MIB, steps: int = 400
-) -> GrowthTrend:
+def trend_of(rate: float, level: float = 1000 * MIB) -> GrowthTrend:
     return GrowthTrend(
-        bytes_per_step=rate,
-        low=low or rate,
-        high=rate,
-        first_step=100,
-        last_step=100 + steps,
-        level=level,
+        bytes_per_step=rate, low=rate, high=rate, first_step=100, last_step=500, level=level
     )
 
 
 @pytest.mark.parametrize(
-    ("rate", "level", "kind", "seconds", "filling", "told"),
+    ("rate", "level", "kind", "seconds", "options", "material"),
     [
-        (0.05, 1000, "allocated", 600, False, True),
-        (0.05, 9000, "allocated", 600, False, False),
-        (0.005, 20, "allocated", 600, False, False),
-        (0.05, 1000, "allocated", 20, False, False),
-        (0.15, 1000, "allocated", 20, False, True),
-        (0.03, 1000, "process", 600, False, False),
-        (0.06, 1000, "process", 600, False, True),
-        (0.06, 1000, "process", 60, False, False),
-        (0.50, 1000, "process", 60, False, True),
-        (0.40, 1000, "process", 600, True, False),
-        (0.60, 1000, "process", 600, True, True),
+        (0.05, 1000, "allocated", 600, {}, True),
+        (0.05, 9000, "allocated", 600, {}, False),
+        (0.005, 20, "allocated", 600, {}, False),
+        (0.05, 1000, "allocated", 20, {}, False),
+        (0.15, 1000, "allocated", 20, {}, True),
+        (0.03, 1000, "process", 600, {}, False),
+        (0.06, 1000, "process", 600, {}, True),
+        (0.06, 1000, "process", 60, {}, False),
+        (0.50, 1000, "process", 60, {}, True),
+        (0.40, 1000, "process", 600, {"filling": True}, False),
+        (0.60, 1000, "process", 600, {"filling": True}, True),
+        (0.30, 1000, "allocated", 600, {"collected": False}, True),
+        (0.20, 1000, "allocated", 20, {"collected": True}, True),
+        (0.20, 1000, "allocated", 20, {"collected": False}, False),
     ],
 )
-def test_what_is_worth_telling(
-    rate: float, level: float, kind: str, seconds: float, filling: bool, told: bool
+def test_material_growth(
+    rate: float, level: float, kind: str, seconds: float, options: dict[str, bool], material: bool
 ) -> None:
     """Over 400 steps: rate and level in MiB."""
     trend = trend_of(rate * MIB, level=level * MIB)
-    assert is_material(trend, kind, seconds, filling=filling) is told
+    assert is_material(trend, kind, seconds, **options) is material
 
 
 def test_the_words() -> None:
-    trend = GrowthTrend(
-        bytes_per_step=0.123 * MIB,
-        low=0.118 * MIB,
-        high=0.129 * MIB,
-        first_step=40,
-        last_step=440,
-        level=700 * MIB,
-    )
+    trend = replace(trend_of(0.123 * MIB, level=700 * MIB), low=0.118 * MIB, high=0.129 * MIB)
     growth = MemoryGrowth(where=GrowthSource.ALLOCATED, trend=trend, collections=2)
     assert growth.text == (
-        "Allocated memory grows by 12.3 MiB per 100 steps (95 % CI 11.8 MiB to 12.9 MiB, 400 "
+        "Allocated memory grows by 12.3 MiB per 100 steps (95% CI 11.8 MiB to 12.9 MiB, 400 "
         "steps) and is now 700 MiB."
     )
     assert "loss.detach()" in growth.next
@@ -275,12 +233,10 @@ def test_the_words() -> None:
         where=GrowthSource.WORKERS, trend=trend, workers=500 * MIB, workers_grown=0.9 * trend.grown
     )
     assert workers.text.startswith("The memory of this process with its workers grows by 12.3 MiB")
-    assert workers.text.endswith(
-        "is now 700 MiB: the workers have 500 MiB, and 90 % of the growth."
-    )
+    assert workers.text.endswith("is now 700 MiB: the workers have 500 MiB, and 90% of the growth.")
     own = MemoryGrowth(where=GrowthSource.PROCESS, trend=trend, workers=0.0, workers_grown=0.0)
     assert own.text.startswith("The process's memory grows by")
     assert own.text.endswith("is now 700 MiB.")
     assert "reference counts" in workers.next
     small = MemoryGrowth(where=GrowthSource.PROCESS, trend=trend_of(7.0))
-    assert "grows by 700 B per 100 steps (95 % CI 700 B to 700 B," in small.text
+    assert "grows by 700 B per 100 steps (95% CI 700 B to 700 B," in small.text

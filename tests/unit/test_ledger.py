@@ -1,4 +1,4 @@
-"""The memory ledger: its parts sum to the total, and what cannot be told apart is one part."""
+"""The memory breakdown: categories sum to the total, and are merged if they cannot be separated."""
 
 from __future__ import annotations
 
@@ -46,12 +46,6 @@ def amounts(values: Values, place: MemoryDomain = MemoryDomain.DEVICE) -> dict[s
     return found
 
 
-def said(
-    values: Values, place: MemoryDomain = MemoryDomain.DEVICE, **missing: str
-) -> tuple[str, ...]:
-    return notes(amounts(values, place), place, missing)
-
-
 def without(values: Values, *keys: str) -> dict[str, float | None]:
     return {key: value for key, value in values.items() if key not in keys}
 
@@ -71,92 +65,80 @@ def test_a_gpu_with_every_reading_is_told_apart_to_the_byte() -> None:
         "parameters": 2 * GIB,
     }
     assert sum(amounts(CUDA).values()) == 80 * GIB
-    assert said(CUDA) == ()
+    assert notes(amounts(CUDA), MemoryDomain.DEVICE, {}) == ()
 
 
-def test_what_every_process_is_named_for_leaves_nothing_unattributed() -> None:
-    assert "unnamed" not in amounts(CUDA | {"gpu/mem_others": 11 * GIB})
+PROCESSES = ("memory/process_used", "gpu/mem_others")
+NOT_SPLIT = "memory is not broken down into parameters, gradients, optimizer state and other"
+MERGED: list[tuple[tuple[str, ...], dict[str, int], str]] = [
+    (
+        PROCESSES,
+        {"elsewhere": 12 * GIB},
+        "Other processes cannot be separated from this one's memory outside PyTorch",
+    ),
+    (
+        ("memory/process_used",),
+        {"elsewhere": 2 * GIB, "others": 10 * GIB},
+        "This process outside PyTorch and unattributed memory",
+    ),
+    (("gpu/mem_others",), {"unnamed": 11 * GIB, "outside": GIB}, "The processes that hold"),
+    (ALLOCATOR, {"process": 29 * GIB}, "PyTorch's share of this process is unknown"),
+    (
+        (*ALLOCATOR, *PROCESSES),
+        {"free": 40 * GIB - 500 * MIB, "driver": 500 * MIB, "used": 40 * GIB},
+        "The processes that use the memory are unknown",
+    ),
+    (
+        (*ALLOCATOR, "memory/process_used"),
+        {"others": 10 * GIB, "used": 30 * GIB},
+        "The processes that use the memory are unknown",
+    ),
+    (("gpu/mem_reserved",), {"free": 40 * GIB}, "The driver's own reserve is included"),
+    (
+        (*DEVICE, "memory/process_used"),
+        {"split": 3 * GIB, "cached": 5 * GIB, "activations": 12 * GIB},
+        "Only PyTorch's reserved memory is shown",
+    ),
+    (("memory/inactive_split",), {"cache": 8 * GIB}, "Cached memory is not split"),
+    *(((key,), {"allocated": 20 * GIB}, f"Allocated {NOT_SPLIT}") for key in TENSORS),
+]
+MERGED_HOST: list[tuple[tuple[str, ...], dict[str, int], str]] = [
+    (("process/children_rss",), {"elsewhere": 6 * GIB}, "Workers and other processes cannot be"),
+    (TENSORS, {"process": 3 * GIB}, f"This process's {NOT_SPLIT}"),
+    (
+        ("process/rss",),
+        {"free": 7 * GIB, "used": 9 * GIB},
+        "The processes that use the memory are unknown",
+    ),
+    (("host/mem_total",), {"workers": 2 * GIB}, "Only this process is shown"),
+]
 
 
-def test_a_real_zero_is_a_part_of_zero_bytes() -> None:
-    found = amounts(CUDA | {"memory/gradients": 0, "gpu/mem_others": 0})
-    assert (found["gradients"], found["others"]) == (0, 0)
+@pytest.mark.parametrize(
+    ("place", "missing", "parts", "note"),
+    [(MemoryDomain.DEVICE, *case) for case in MERGED]
+    + [(MemoryDomain.HOST, *case) for case in MERGED_HOST],
+)
+def test_categories_are_merged_with_a_reason(
+    place: MemoryDomain, missing: tuple[str, ...], parts: dict[str, int], note: str
+) -> None:
+    values = without(CUDA if place is MemoryDomain.DEVICE else CPU, *missing)
+    found = amounts(values, place)
+    assert found.items() >= parts.items()
+    reasons = dict.fromkeys(missing, "not supported in WSL.")
+    first = next(one for one in notes(found, place, reasons) if one.startswith(note))
+    assert first.endswith(": not supported in WSL.")
+    assert any(one.endswith(f": {NOT_RECORDED}.") for one in notes(found, place, {}))
 
 
-def test_hidden_processes_are_merged_with_a_reason() -> None:
-    hidden = without(CUDA, "memory/process_used", "gpu/mem_others")
-    assert amounts(hidden)["elsewhere"] == 12 * GIB
-    assert not {"others", "outside", "unnamed"} & set(amounts(hidden))
-    assert said(hidden, **{"memory/process_used": "not supported in WSL."}) == (
-        (
-            "Other processes cannot be separated from this one's memory outside PyTorch: "
-            "not supported in WSL."
-        ),
-    )
-
-
-def test_a_reason_that_nobody_gave_is_said_to_be_none() -> None:
-    (note,) = said(without(CUDA, "memory/process_used", "gpu/mem_others"))
-    assert note.endswith(f": {NOT_RECORDED}.")
-
-
-def test_with_the_others_known_only_this_process_stays_merged() -> None:
-    assert amounts(without(CUDA, "memory/process_used"))["elsewhere"] == 2 * GIB
-    assert amounts(without(CUDA, "memory/process_used"))["others"] == 10 * GIB
-    (note,) = said(without(CUDA, "memory/process_used"))
-    assert note.startswith("This process outside PyTorch and memory of no named process")
-
-
-def test_with_only_this_process_known_the_rest_is_nobodys() -> None:
-    assert amounts(without(CUDA, "gpu/mem_others"))["unnamed"] == 11 * GIB
-    (note,) = said(without(CUDA, "gpu/mem_others"))
-    assert note.startswith("Who holds the memory outside this process is unknown")
-
-
-def test_without_the_allocator_a_process_is_whole() -> None:
-    values = without(CUDA, *ALLOCATOR)
-    assert amounts(values)["process"] == 29 * GIB
-    assert said(values, **{"memory/reserved": "CUDA has not been started"}) == (
-        "What PyTorch holds of this process's memory is not known: CUDA has not been started.",
-    )
-
-
-def test_an_allocator_that_tells_half_counts_as_silent() -> None:
+def test_an_allocator_with_one_of_two_values_counts_as_missing() -> None:
     assert amounts(without(CUDA, "memory/allocated"))["process"] == 29 * GIB
 
 
-def test_without_a_word_of_processes_or_allocator_all_use_is_one_part() -> None:
-    values = without(CUDA, *ALLOCATOR, "memory/process_used", "gpu/mem_others")
-    assert amounts(values) == {"free": 40 * GIB - 500 * MIB, "driver": 500 * MIB, "used": 40 * GIB}
-    recording = without(CUDA, *ALLOCATOR, "memory/process_used")
-    assert (amounts(recording)["others"], amounts(recording)["used"]) == (10 * GIB, 30 * GIB)
-
-
-def test_an_old_driver_counts_its_reserve_as_used() -> None:
-    assert amounts(without(CUDA, "gpu/mem_reserved"))["free"] == 40 * GIB
-    assert said(without(CUDA, "gpu/mem_reserved"))[0].startswith(
-        "The driver's own reserve cannot be told apart"
-    )
-
-
-def test_without_the_device_only_what_pytorch_holds_is_divided() -> None:
-    values = without(CUDA, *DEVICE, "memory/process_used")
-    assert sum(amounts(values).values()) == 28 * GIB
-    found = said(values, **{"gpu/mem_used": "No NVIDIA driver library was found"})
-    assert found[0].endswith("unknown: No NVIDIA driver library was found.")
-
-
-@pytest.mark.parametrize("key", TENSORS)
-def test_allocated_stays_whole_where_one_kind_of_tensors_is_not_known(key: str) -> None:
-    found = amounts(without(CUDA, key))
-    assert found["allocated"] == 20 * GIB
-    assert not {"parameters", "gradients", "optimizer_state", "activations"} & set(found)
-
-
-def test_cache_stays_whole_where_its_fragments_are_not_known() -> None:
-    found = amounts(without(CUDA, "memory/inactive_split"))
-    assert found["cache"] == 8 * GIB
-    assert not {"split", "cached"} & set(found)
+def test_zero_is_a_value_and_no_unattributed_memory_is_no_category() -> None:
+    found = amounts(CUDA | {"memory/gradients": 0, "gpu/mem_others": 0})
+    assert (found["gradients"], found["others"]) == (0, 0)
+    assert "unnamed" not in amounts(CUDA | {"gpu/mem_others": 11 * GIB})
 
 
 def test_nothing_known_is_no_ledger() -> None:
@@ -191,20 +173,7 @@ def test_the_host_is_told_apart_to_the_byte() -> None:
         "gradients": 0,
         "parameters": 100 * MIB,
     }
-    assert said(CPU, MemoryDomain.HOST) == ()
-
-
-def test_on_the_host_what_is_not_known_is_merged() -> None:
-    alone = said(without(CPU, "process/children_rss"), MemoryDomain.HOST)
-    assert amounts(without(CPU, "process/children_rss"), MemoryDomain.HOST)["elsewhere"] == 6 * GIB
-    assert alone[0].startswith("Workers and other processes cannot be told apart")
-    assert amounts(without(CPU, *TENSORS), MemoryDomain.HOST)["process"] == 3 * GIB
-    assert amounts(without(CPU, "process/rss"), MemoryDomain.HOST) == {
-        "free": 7 * GIB,
-        "used": 9 * GIB,
-    }
-    hostless = amounts(without(CPU, "host/mem_total"), MemoryDomain.HOST)
-    assert sum(hostless.values()) == 5 * GIB
+    assert notes(amounts(CPU, MemoryDomain.HOST), MemoryDomain.HOST, {}) == ()
 
 
 def test_pages_that_workers_share_do_not_count_twice() -> None:
@@ -234,22 +203,7 @@ def readings(place: MemoryDomain) -> st.SearchStrategy[dict[str, float | None]]:
     return st.fixed_dictionaries({}, optional=dict.fromkeys(INPUTS[place], SIZES))
 
 
-@pytest.mark.parametrize("place", list(MemoryDomain))
-@given(data=st.data())
-def test_parts_are_never_negative_and_sum_to_the_total(
-    place: MemoryDomain, data: st.DataObject
-) -> None:
-    values = data.draw(readings(place))
-    found = divide(values, place)
-    if found is None:
-        return
-    assert min(found.values()) >= 0
-    assert found.keys() <= {category.key for category in CATEGORIES[place]}
-    if "free" in found:
-        assert sum(found.values()) == round(values[INPUTS[place][0]] or 0)
-
-
-# Of a group a moment has only one entry: either the merged part or those that it stands for.
+# A moment has either a merged category or the categories in it.
 EITHER = {
     MemoryDomain.DEVICE: (
         ({"allocated"}, {"activations", "optimizer_state", "gradients", "parameters"}),
@@ -268,12 +222,19 @@ EITHER = {
 
 @pytest.mark.parametrize("place", list(MemoryDomain))
 @given(data=st.data())
-def test_a_merged_part_never_stands_beside_what_it_stands_for(
+def test_parts_are_separate_or_merged_and_sum_to_the_total(
     place: MemoryDomain, data: st.DataObject
 ) -> None:
-    keys = set(divide(data.draw(readings(place)), place) or {})
-    for merged, apart in EITHER[place]:
-        assert not (keys & merged and keys & apart)
+    values = data.draw(readings(place))
+    found = divide(values, place)
+    if found is None:
+        return
+    assert min(found.values()) >= 0
+    assert found.keys() <= {category.key for category in CATEGORIES[place]}
+    if "free" in found:
+        assert sum(found.values()) == round(values[INPUTS[place][0]] or 0)
+    for merged, separate in EITHER[place]:
+        assert not (found.keys() & merged and found.keys() & separate)
 
 
 @pytest.mark.parametrize("place", list(MemoryDomain))
@@ -299,7 +260,7 @@ def test_a_missing_reading_is_no_zero(place: MemoryDomain, data: st.DataObject) 
         assert not (key in gone and part in found)
     if place is MemoryDomain.DEVICE:
         assert ("others" in found) is ("gpu/mem_others" not in gone)
-    assert bool(said(values, place)) is bool(gone)
+    assert bool(notes(found, place, {})) is bool(gone)
 
 
 @given(st.integers(0, 80 * GIB), st.integers(0, 80 * GIB))

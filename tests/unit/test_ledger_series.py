@@ -72,7 +72,7 @@ def test_the_notes_have_the_reasons_of_the_runs_process(tmp_path: Path) -> None:
     missing = {GPU: {"processes": "hidden in a container", "gpu/mem_reserved": "old driver"}}
     run = cuda_run(tmp_path, capabilities={"missing": missing})
     assert answer(run)["ledger"]["notes"] == [
-        "The driver's own reserve cannot be told apart from what is in use: old driver.",
+        "The driver's own reserve is included in the used memory: old driver.",
         (
             "Other processes cannot be separated from this one's memory outside PyTorch: "
             "hidden in a container."
@@ -92,8 +92,8 @@ def test_a_split_that_torch_does_not_count_is_missing_and_not_zero(tmp_path: Pat
     assert not {"ledger/split", "ledger/cached"} & set(now)
     assert not {"ledger/split", "ledger/cached"} & set(found["series"][SERIES]["v"])
     assert (
-        "Cached memory is not split into what Empty cache returns and what it cannot: torch does "
-        "not count the split of expandable segments (expandable_segments:True)."
+        "Cached memory is not split into reclaimable and fragmented memory: torch does not count "
+        "the split of expandable segments (expandable_segments:True)."
     ) in found["ledger"]["notes"]
 
 
@@ -128,11 +128,8 @@ def test_a_recording_of_the_machine_shows_its_first_gpu(tmp_path: Path) -> None:
     run_json = ON_GPU | {"kind": RunKind.RECORD, "device": None}
     write_run(tmp_path, run_json, gpu=GPU, samples=rows, devices=gpu)
     values = answer(read_run(tmp_path))["ledger"]["now"]["v"]
-    assert {key: size // MIB for key, size in values.items()} == {
-        "ledger/free": 8240,
-        "ledger/used": 2000,
-        TOTAL: 10240,
-    }
+    expected = {"ledger/free": 8240, "ledger/used": 2000, TOTAL: 10240}
+    assert {key: size // MIB for key, size in values.items()} == expected
 
 
 def test_the_sums_of_the_table_are_of_parts_that_exist(tmp_path: Path) -> None:

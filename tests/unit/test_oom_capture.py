@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from stepscope.gpu.process_memory import NO_MEMORY, NOT_LISTED
 from stepscope.gpu.processes import GpuProcess, ProcessState
 from stepscope.memory.oom import call_stack, capture
 from stepscope.memory.oom import observer as oom_watch
-from stepscope.memory.oom.capture import NO_MEMORY, NOT_LISTED, shared_out
+from stepscope.memory.oom.capture import shared_out
 from stepscope.memory.oom.observer import OomObserver
 from stepscope.memory.oom.reader import read_report
 from stepscope.memory.oom.record import (
@@ -165,7 +166,7 @@ def test_the_whole_state_is_foretold_for_optimizers_that_are_known(
 ) -> None:
     weights = nn.Parameter(torch.ones(100))
     weights.grad = torch.ones(100)
-    state = call_stack.optimizer_state(make([weights]))
+    state = call_stack.optimizer_memory(make([weights]))
     assert state is not None
     assert state.expected == (None if factor is None else factor * 400)
 
@@ -192,7 +193,7 @@ def test_a_backward_pass_is_known_also_where_it_computes_forward_again() -> None
 def test_a_thread_that_python_did_not_begin_shows_the_stack_that_waits_in_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(call_stack, "_is_script", lambda: False)
+    monkeypatch.setattr(call_stack, "_is_python_thread", lambda: False)
     place = here()
     assert (place.phase, place.grad) == ("backward", None)
 
@@ -244,46 +245,30 @@ def test_free_blocks_are_told_apart_by_stream_and_pool() -> None:
     assert capture.free_blocks(found, 7).largest_free == 16
 
 
-def test_live_blocks_without_stacks_are_listed_by_size() -> None:
-    found = [{"blocks": [block(8), block(8), block(30), block(99, "inactive")]}]
-    blocks, why = capture.live_blocks(found)
-    assert [(one.size, one.count) for one in blocks] == [(30, 1), (16, 2)]
-    assert "history" in str(why)
-
-
 def process(pid: int, memory: int | None, state: ProcessState = "running") -> GpuProcess:
-    return GpuProcess(
-        pid=pid,
-        name="p",
-        command="",
-        user="",
-        memory=memory,
-        sm=None,
-        kind="compute",
-        yours=True,
-        state=state,
-    )
+    told: Any = {"name": "p", "command": "", "user": "", "sm": None, "kind": "compute"}
+    return GpuProcess(pid=pid, memory=memory, yours=True, state=state, **told)
 
 
 def test_processes_are_shared_out_only_where_the_list_allows_it() -> None:
     mine = process(7, 5)
-    assert shared_out([mine], 7) == {"own": 5, "others": 0, "processes": ()}
+    alone = {"own": 5, "others": 0, "others_reason": None, "processes": ()}
+    assert shared_out([mine], 7) == alone
     both = shared_out([mine, process(8, 3, "gone")], 7)
     assert (both["others"], both["processes"]) == (3, (ProcessMemory(pid=8, memory=3, yours=True),))
     assert shared_out([process(1, 5)], 7) == {"others_reason": NOT_LISTED}
     hidden = shared_out([mine, process(1, None)], 7)
-    assert "others" not in hidden
-    assert hidden["others_reason"] == NO_MEMORY
+    assert (hidden["others"], hidden["others_reason"]) == (None, NO_MEMORY)
 
 
 def test_the_driver_lists_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu("GPU-oom", processes=[FakeProcess(os.getpid(), 5), FakeProcess(2**22 + 7, 3)])
     library = install(monkeypatch, FakeNvml(gpu))
     for _ in range(2):
-        found = capture._listed_holders("GPU-oom")
+        found = capture._holders("GPU-oom")
         assert (found["own"], found["others"], found["processes"][0].name) == (5, 3, "")
     assert library.calls["nvmlInitWithFlags"] == 1
-    assert "not found" in capture._listed_holders("GPU-other")["others_reason"]
+    assert "not found" in capture._holders("GPU-other")["others_reason"]
 
 
 # --- the watch ------------------------------------------------------------------------------------
@@ -327,8 +312,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
     source = FakeSource()
     monkeypatch.setitem(sys.modules, "torch", source)  # type: ignore[arg-type]
     monkeypatch.setattr(oom_watch, "_attached", set())
-    monkeypatch.setattr(oom_watch, "_watches", [])
-    monkeypatch.setattr(oom_watch, "WHOLE_EVERY_S", 0.0)
+    monkeypatch.setattr(oom_watch, "_observers", [])
+    monkeypatch.setattr(oom_watch, "WHOLE_INTERVAL_S", 0.0)
     return source
 
 
@@ -337,6 +322,17 @@ def recorder(tmp_path: Path) -> Any:
     made: Any = FakeRecorder(folder=tmp_path)
     made.recent = []
     return made
+
+
+def attached(fake: FakeSource, recorder: Any) -> OomObserver:
+    watch = OomObserver(recorder)
+    watch.attach()
+    fake.start()
+    return watch
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's is named."""
 
 
 def test_one_observer_a_process_waits_for_torch_to_start_cuda(
@@ -381,9 +377,7 @@ def test_the_observer_raises_nothing_and_says_what_is_missing(
     fake: FakeSource, recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.cuda.memory_stats_as_nested_dict = lambda device: {}["x"]
-    watch = OomObserver(recorder)
-    watch.attach()
-    fake.start()
+    attached(fake, recorder)
     fake.observers[0](0, 300, 2048, 10)
     report = read_report(tmp_path)
     assert report is not None
@@ -399,9 +393,7 @@ def test_the_observer_raises_nothing_and_says_what_is_missing(
 
 
 def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: Any) -> None:
-    watch = OomObserver(recorder)
-    watch.attach()
-    fake.start()
+    watch = attached(fake, recorder)
     inner = fake.cuda.memory_stats_as_nested_dict
 
     def again(device: int) -> Any:
@@ -420,9 +412,7 @@ def test_a_failure_during_a_capture_is_left_alone(fake: FakeSource, recorder: An
 def test_first_and_last_are_kept_and_the_rest_counted(
     fake: FakeSource, recorder: Any, tmp_path: Path
 ) -> None:
-    watch = OomObserver(recorder)
-    watch.attach()
-    fake.start()
+    watch = attached(fake, recorder)
     for size in range(1, 8):
         fake.observers[0](0, size, 2048, 10)
     watch.settle()
@@ -440,15 +430,13 @@ def test_first_and_last_are_kept_and_the_rest_counted(
 def test_many_failures_in_a_moment_cost_one_whole_record(
     fake: FakeSource, recorder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oom_watch, "WHOLE_EVERY_S", 100.0)
+    monkeypatch.setattr(oom_watch, "WHOLE_INTERVAL_S", 100.0)
     asked: list[int] = []
     snapshot = fake.cuda.memory.memory_snapshot
     fake.cuda.memory.memory_snapshot = lambda include_traces: (
         asked.append(1) or snapshot(include_traces)  # type: ignore[func-returns-value]
     )
-    watch = OomObserver(recorder)
-    watch.attach()
-    fake.start()
+    watch = attached(fake, recorder)
     for size in range(50):
         fake.observers[0](0, size + 1, 2048, 10)
     assert len(asked) == 1
@@ -465,13 +453,8 @@ def test_many_failures_in_a_moment_cost_one_whole_record(
 def test_what_ends_the_run_is_joined_with_what_was_captured(
     fake: FakeSource, recorder: Any, tmp_path: Path
 ) -> None:
-    class OutOfMemoryError(RuntimeError):
-        pass
-
     error = OutOfMemoryError(MESSAGE)
-    watch = OomObserver(recorder)
-    watch.attach()
-    fake.start()
+    watch = attached(fake, recorder)
     fake.observers[0](0, 300, 2048, 10)
     report = watch.failed(error, outcome(error))
     assert report is not None
@@ -487,9 +470,6 @@ def test_without_an_observer_the_message_is_what_there_is(
     fake: FakeSource, recorder: Any, tmp_path: Path
 ) -> None:
     fake.cuda.is_initialized = lambda: False
-
-    class OutOfMemoryError(RuntimeError):
-        pass
 
     error = OutOfMemoryError(MESSAGE)
     report = OomObserver(recorder).failed(error, outcome(error))

@@ -1,63 +1,41 @@
-"""What segments hold: live blocks by stack, and how reserved memory is split up."""
+"""Segments of the allocator: live blocks by stack, and fragmentation."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from hypothesis import given
-from hypothesis import strategies as st
-
 from stepscope.memory.oom.capture import live_blocks
 from stepscope.memory.snapshots.segments import Fragmentation, fragmentation
-from stepscope.memory.snapshots.stacks import module_of, stack_texts
+from stepscope.memory.snapshots.stacks import StackTable, module_of
+from tests.support.snapshots import frame, free_block, live_block, segment
 
 MIB = 2**20
-Json = dict[str, Any]
-FRAMES = [{"filename": "/me/net.py", "line": 7, "name": "forward"}]
-OTHER = [{"filename": "/me/train.py", "line": 70, "name": "step"}]
-
-
-def block(size: int, state: str = "active_allocated", frames: object = FRAMES, **more: Any) -> Json:
-    """Return a block as torch 2.13 lists it."""
-    return {"size": size, "requested_size": size - 100, "state": state, "frames": frames} | more
-
-
-def segment(*blocks: Json, **more: Any) -> Json:
-    """Return a segment that consists of these blocks."""
-    return {
-        "device": 0,
-        "address": 0x7F0000000000,
-        "total_size": sum(part["size"] for part in blocks),
-        "stream": 0,
-        "segment_type": "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
-        "blocks": list(blocks),
-    } | more
+FRAMES = [frame(7)]
+OTHER = [frame(70, "step", "/me/train.py")]
 
 
 def test_equal_stacks_are_added_up_and_the_largest_comes_first() -> None:
     segments = [
-        segment(block(2 * MIB), block(5 * MIB, frames=OTHER), block(9 * MIB, "inactive")),
-        segment(block(4 * MIB, frames=[dict(FRAMES[0])]), block(MIB, "active_awaiting_free")),
-        segment(block(MIB, frames=[])),
+        segment([live_block(2 * MIB), live_block(5 * MIB, frames=OTHER), free_block(9 * MIB)]),
+        segment([live_block(4 * MIB), live_block(MIB, state="active_awaiting_free")]),
+        segment([live_block(MIB, frames=[])]),
     ]
     (first, second, third), reason = live_blocks(segments)
     assert (first.size, first.count, first.frames) == (6 * MIB, 2, ("/me/net.py:7 in forward",))
     assert (second.size, second.frames) == (5 * MIB, ("/me/train.py:70 in step",))
     assert (third.size, third.frames) == (MIB, ())
     assert reason is None
+    blocks, reason = live_blocks([segment([live_block(n, frames=[]) for n in (8, 8, 30)])])
+    assert [(one.size, one.count) for one in blocks] == [(30, 1), (16, 2)]
+    assert "history" in str(reason)
 
 
 def test_free_parts_of_segments_in_use_are_split() -> None:
-    found = fragmentation(
-        [
-            segment(block(4 * MIB), block(16 * MIB, "inactive")),
-            segment(block(20 * MIB, "inactive")),
-            segment(block(2 * MIB, "active_awaiting_free"), segment_pool_id=(0, 3)),
-        ]
-    )
-    assert found == Fragmentation(
+    awaiting = live_block(2 * MIB, state="active_awaiting_free")
+    segments = [
+        segment([live_block(4 * MIB), free_block(16 * MIB)]),
+        segment([free_block(20 * MIB)]),
+        segment([awaiting], segment_pool_id=(0, 3)),
+    ]
+    assert fragmentation(segments) == Fragmentation(
         reserved=42 * MIB,
         allocated=4 * MIB,
         cached=20 * MIB,
@@ -68,64 +46,25 @@ def test_free_parts_of_segments_in_use_are_split() -> None:
     )
 
 
-def test_whole_pages_of_an_expandable_segment_can_be_given_back() -> None:
-    used, free = block(10 * MIB), block(75 * MIB, "inactive")
-    found = fragmentation([segment(used, free, block(15 * MIB), is_expandable=True)])
+def test_whole_pages_of_an_expandable_segment_are_reclaimable() -> None:
+    blocks = [live_block(10 * MIB), free_block(75 * MIB), live_block(15 * MIB)]
+    found = fragmentation([segment(blocks, is_expandable=True)])
     # Pages of 20 MiB: those from 20 to 80 are free as a whole, 10 to 20 and 80 to 85 are parts.
     assert (found.cached, found.split, found.largest_free) == (60 * MIB, 15 * MIB, 75 * MIB)
 
 
-def test_other_versions_and_nonsense_are_left_out() -> None:
-    old = {
-        "total_size": 2 * MIB,
-        "blocks": [
-            {
-                "size": MIB,
-                "state": "active_allocated",
-                "history": [{"real_size": MIB - 5, "frames": FRAMES}],
-            },
-            {"size": MIB, "state": "inactive"},
-        ],
+def test_other_versions_are_read_and_malformed_segments_skipped() -> None:
+    live = {
+        "size": MIB,
+        "state": "active_allocated",
+        "history": [{"real_size": MIB - 5, "frames": FRAMES}],
     }
+    old = {"total_size": 2 * MIB, "blocks": [live, {"size": MIB, "state": "inactive"}]}
     nonsense = [None, 3, {"blocks": 7}, {"blocks": [{"size": -4, "state": "inactive"}, "x"]}]
     bools = {"total_size": True, "blocks": [{"size": True, "state": "inactive"}]}
     assert fragmentation([old, *nonsense, bools]).reserved == 2 * MIB
     for other in (None, {}, "segments", 5):
         assert fragmentation(other) == Fragmentation(0, 0, 0, 0, 0, 0)
-
-
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.floats(),
-    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner),
-    max_leaves=6,
-)
-STATES = st.sampled_from(
-    ["active_allocated", "inactive", "active_awaiting_free", "active_pending_free", "new"]
-)
-BLOCK = st.fixed_dictionaries(
-    {"size": st.integers(-1, 2**30) | ANY, "state": STATES | ANY},
-    optional={"requested_size": st.integers(0, 2**31) | ANY, "frames": ANY, "history": ANY},
-)
-SEGMENT = st.fixed_dictionaries(
-    {"blocks": st.lists(BLOCK, max_size=6) | ANY},
-    optional={
-        "total_size": st.integers(0, 2**31) | ANY,
-        "stream": ANY,
-        "is_expandable": st.booleans() | ANY,
-        "segment_type": st.sampled_from(["small", "large"]) | ANY,
-        "segment_pool_id": ANY,
-    },
-)
-
-
-@given(st.lists(SEGMENT | ANY, max_size=5))
-def test_the_parts_are_never_negative_and_sum_to_what_is_reserved(segments: list[Any]) -> None:
-    found = fragmentation(segments)
-    parts = (found.allocated, found.awaiting_free, found.cached, found.split)
-    assert min(parts) >= 0
-    assert sum(parts) == found.reserved
-    assert 0 <= found.largest_free <= found.reserved
-    assert 0 <= found.private_pools <= found.reserved
 
 
 def test_frames_are_text_without_control_characters() -> None:
@@ -136,9 +75,11 @@ def test_frames_are_text_without_control_characters() -> None:
         {"filename": 3, "line": 2, "name": "g"},
         "frame",
     ]
-    assert stack_texts(frames) == ("a�[31m.py in f", "x" * 300 + ":2 in g")
-    assert stack_texts(FRAMES * 1000) == stack_texts(FRAMES) * 128
-    assert stack_texts("abc") == ()
+    table = StackTable()
+    assert table.text(table.number(frames)) == ("a�[31m.py in f", "x" * 300 + ":2 in g")
+    once = table.text(table.number(FRAMES))
+    assert table.text(table.number(FRAMES * 1000)) == once * 128
+    assert table.text(table.number("abc")) == ()
 
 
 def test_a_module_is_told_only_where_nn_module_called_its_forward() -> None:

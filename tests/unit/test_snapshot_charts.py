@@ -140,7 +140,7 @@ def test_an_upload_never_replaces_a_file(tmp_path: Path) -> None:
 
 def test_what_is_no_snapshot_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offered = SnapshotLibrary(tmp_path)
-    monkeypatch.setattr("dashboard.snapshot_files.SIZE_LIMIT", 1000)
+    monkeypatch.setattr("dashboard.snapshot_files.MAX_FILE_BYTES", 1000)
     monkeypatch.setattr("dashboard.snapshot_files.TOTAL_LIMIT", 1500)
     for name, size, told in (
         ("a.exe", 1, "must end in .pickle"),

@@ -33,20 +33,15 @@ def history_of(path: Path, content: Json) -> MemoryTimeline:
 
 
 def test_allocations_live_until_the_first_free_of_their_address(path: Path) -> None:
-    found = history_of(
-        path,
-        snapshot(
-            [],
-            [
-                action("alloc", 512, 100),
-                action("alloc", 1024, 50, line=8),
-                action("free_requested", 512, 100),
-                action("free_completed", 512, 100),
-                action("alloc", 512, 30, line=9),
-                action("free_completed", 1024, 50),
-            ],
-        ),
-    )
+    trace = [
+        action("alloc", 512, 100),
+        action("alloc", 1024, 50, line=8),
+        action("free_requested", 512, 100),
+        action("free_completed", 512, 100),
+        action("alloc", 512, 30, line=9),
+        action("free_completed", 1024, 50),
+    ]
+    found = history_of(path, snapshot([], trace))
     assert found.live == (100, 150, 50, 50, 80, 30)
     assert (found.peak, found.peak_column, found.end) == (150, 1, 30)
     assert [band.live for band in found.bands] == [(100, 100, 0, 0, 0, 0), (0, 50, 50, 50, 50, 0)]
@@ -56,18 +51,12 @@ def test_allocations_live_until_the_first_free_of_their_address(path: Path) -> N
 
 def test_what_was_there_before_is_known_from_its_free_and_from_the_end(path: Path) -> None:
     kept = live_block(64, address=ADDRESS + 4096)
-    found = history_of(
-        path,
-        snapshot(
-            [kept, live_block(10, address=512)],
-            [action("free_requested", 2048, 200), action("alloc", 512, 10)],
-        ),
-    )
+    trace = [action("free_requested", 2048, 200), action("alloc", 512, 10)]
+    found = history_of(path, snapshot([kept, live_block(10, address=512)], trace))
     assert found.before == (64, 64)
     assert found.live == (64, 74)
-    again = history_of(
-        path, snapshot([kept], [action("alloc", 512, 5), action("free_completed", 2048, 200)])
-    )
+    trace = [action("alloc", 512, 5), action("free_completed", 2048, 200)]
+    again = history_of(path, snapshot([kept], trace))
     assert again.before == (264, 64)
     assert again.live == (269, 69)
 
@@ -85,20 +74,15 @@ def test_reserved_is_reckoned_back_from_the_end(path: Path) -> None:
 
 def test_a_failed_allocation_and_labels_have_their_columns(path: Path) -> None:
     labeled = {"user_metadata": "phase=forward"}
-    found = summary_of(
-        path,
-        snapshot(
-            [],
-            [
-                action("alloc", 512, 1),
-                action("alloc", 1024, 1, **labeled),
-                action("free_completed", 512, 1),
-                action("alloc", 1536, 1, **labeled),
-                {"action": "oom", "size": 9, "device_free": 5, "frames": []},
-                action("alloc", 2048, 1),
-            ],
-        ),
-    )
+    trace = [
+        action("alloc", 512, 1),
+        action("alloc", 1024, 1, **labeled),
+        action("free_completed", 512, 1),
+        action("alloc", 1536, 1, **labeled),
+        {"action": "oom", "size": 9, "device_free": 5, "frames": []},
+        action("alloc", 2048, 1),
+    ]
+    found = summary_of(path, snapshot([], trace))
     [history] = found.histories
     assert history.ooms == (4,)
     assert [(span.first, span.last, found.labels[span.label]) for span in history.spans] == [

@@ -18,7 +18,7 @@ from stepscope.memory.snapshots import open_snapshot
 from stepscope.memory.snapshots import segments as segment_rows
 from stepscope.memory.snapshots.load import SnapshotError, load
 from stepscope.memory.snapshots.open_snapshot import read_summary, write_summary
-from stepscope.memory.snapshots.segments import ACTIVE, FREE, LARGEST_SIZE
+from stepscope.memory.snapshots.segments import ACTIVE, FREE, MAX_SIZE
 from stepscope.memory.snapshots.summary import SnapshotSummary, by_module, difference, summarize
 from tests.support.snapshots import (
     ADDRESS,
@@ -51,16 +51,12 @@ def summary_of(tmp_path: Path, content: Json) -> SnapshotSummary:
 def test_sites_and_modules_are_added_up_over_segments(tmp_path: Path) -> None:
     inside = [LINEAR, CALL, frame(9), frame(3, "step")]
     other = [LINEAR, CALL, frame(12), frame(3, "step")]
-    found = summary_of(
-        tmp_path,
-        {
-            "segments": [
-                segment([live_block(MIB, frames=inside), live_block(3 * MIB)]),
-                segment([live_block(4 * MIB, frames=inside)], ADDRESS + 2**30),
-                segment([live_block(2 * MIB, frames=other)], 2 * ADDRESS, device=1, stream=5),
-            ]
-        },
-    )
+    segments = [
+        segment([live_block(MIB, frames=inside), live_block(3 * MIB)]),
+        segment([live_block(4 * MIB, frames=inside)], ADDRESS + 2**30),
+        segment([live_block(2 * MIB, frames=other)], 2 * ADDRESS, device=1, stream=5),
+    ]
+    found = summary_of(tmp_path, {"segments": segments})
     assert [(site.device, site.size, site.count) for site in found.sites] == [
         (0, 5 * MIB, 2),
         (0, 3 * MIB, 1),
@@ -82,18 +78,14 @@ def test_sites_and_modules_are_added_up_over_segments(tmp_path: Path) -> None:
 def test_the_map_has_the_most_split_segments_first_and_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_rows, "ROWS_LIMIT", 2)
+    monkeypatch.setattr(segment_rows, "MAX_SEGMENTS", 2)
     many = [live_block(512), free_block(512)] * 2000
-    found = summary_of(
-        tmp_path,
-        {
-            "segments": [
-                segment([live_block(9 * MIB)]),
-                segment(many, ADDRESS + 2**30),
-                segment([live_block(MIB), free_block(MIB)], ADDRESS + 2**31),
-            ]
-        },
-    )
+    segments = [
+        segment([live_block(9 * MIB)]),
+        segment(many, ADDRESS + 2**30),
+        segment([live_block(MIB), free_block(MIB)], ADDRESS + 2**31),
+    ]
+    found = summary_of(tmp_path, {"segments": segments})
     [memory] = found.devices
     assert [row.split for row in memory.rows] == [MIB, 1000 * 1024]
     assert memory.segments == 3
@@ -102,7 +94,7 @@ def test_the_map_has_the_most_split_segments_first_and_is_bounded(
         (MIB, FREE),
     ]
     parts = memory.rows[1].parts
-    assert len(parts) <= 3 * segment_rows.PARTS_LIMIT
+    assert len(parts) <= 3 * segment_rows.MAX_PARTS
     assert sum(part.size for part in parts) == memory.rows[1].size
     assert sum(part.size for part in parts if part.state == ACTIVE) == memory.rows[1].allocated
 
@@ -128,13 +120,19 @@ def test_a_long_number_inside_a_label_is_text(tmp_path: Path, real: SnapshotSumm
     assert read_summary(tmp_path / "a", real.file_size, 17) == labeled
 
 
-def test_a_summary_that_unpacks_to_too_much_is_not_read(
+def test_a_summary_that_unpacks_to_too_much_is_neither_read_nor_written(
     tmp_path: Path, real: SnapshotSummary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.summary.json.gz"
     write_summary(path, real, 17)
-    monkeypatch.setattr(open_snapshot, "BYTES_LIMIT", 1000)
+    monkeypatch.setattr(open_snapshot, "MAX_BYTES", 1000)
     assert read_summary(path, real.file_size, 17) is None
+    monkeypatch.setattr(open_snapshot, "MAX_LISTS", 3)
+    for limit, words in ((1000, "at most 1000 bytes"), (2**24, "at most 3 lists")):
+        monkeypatch.setattr(open_snapshot, "MAX_BYTES", limit)
+        with pytest.raises(ValueError, match=words):
+            write_summary(tmp_path / "b", real, 17)
+    assert [path] == list(tmp_path.iterdir())
 
 
 def test_a_summary_never_goes_through_a_link(tmp_path: Path, real: SnapshotSummary) -> None:
@@ -148,18 +146,9 @@ def test_a_summary_never_goes_through_a_link(tmp_path: Path, real: SnapshotSumma
     assert read_summary(path, real.file_size, 17) == real
 
 
-def test_a_summary_that_would_not_be_read_is_not_written(
-    tmp_path: Path, real: SnapshotSummary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_snapshot, "LISTS_LIMIT", 3)
-    with pytest.raises(ValueError, match="at most 3 lists"):
-        write_summary(tmp_path / "a", real, 17)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("segments", [5, 40])
 def test_sizes_that_no_memory_has_are_refused(tmp_path: Path, segments: int) -> None:
-    huge = [segment([live_block(LARGEST_SIZE - 1)]) for _ in range(segments)]
+    huge = [segment([live_block(MAX_SIZE - 1)]) for _ in range(segments)]
     with pytest.raises(SnapshotError, match=r"add up to less than 2\*\*63 bytes"):
         summary_of(tmp_path, snapshot([]) | {"segments": huge})
 
@@ -230,17 +219,8 @@ def test_the_difference_is_by_stack_whatever_the_addresses(tmp_path: Path) -> No
     first = summary_of(
         tmp_path, snapshot([live_block(MIB), live_block(MIB, line=8), live_block(5, line=9)])
     )
-    second = summary_of(
-        tmp_path,
-        {
-            "segments": [
-                segment(
-                    [live_block(MIB), live_block(MIB), live_block(5, line=9), live_block(7, 10)],
-                    3 * ADDRESS,
-                )
-            ]
-        },
-    )
+    blocks = [live_block(MIB), live_block(MIB), live_block(5, line=9), live_block(7, 10)]
+    second = summary_of(tmp_path, {"segments": [segment(blocks, 3 * ADDRESS)]})
     found = difference(first, second)
     assert [
         (one.frames[0], one.more, one.count_before, one.count_after) for one in found.changes
@@ -254,8 +234,20 @@ def test_the_difference_is_by_stack_whatever_the_addresses(tmp_path: Path) -> No
     assert not difference(first, replace(second, sites_left=3, size_left=9)).complete
 
 
+def test_every_stack_at_the_peak_is_kept(tmp_path: Path) -> None:
+    lines = range(1, 30)
+    trace = [action("alloc", 512 * line, 1000 - line, line=line) for line in lines]
+    trace += [action("free_requested", 512 * line, 1000 - line) for line in lines]
+    found = summary_of(tmp_path, snapshot([], trace))
+    frames = [found.frames(held.stack) for held in found.histories[0].at_peak]
+    assert frames == [(f"/me/net.py:{line} in forward",) for line in lines]
+
+
 def test_stacks_without_memory_are_not_kept(tmp_path: Path) -> None:
     trace = [action("alloc", 512, 10), action("free_requested", 512, 10)]
     trace += [action("alloc", 1024, 500, line=77)]
     found = summary_of(tmp_path, snapshot([live_block(8, line=5)], trace))
-    assert {text.partition(" ")[0] for text in found.texts} == {"/me/net.py:5", "/me/net.py:77"}
+    assert {text.partition(" ")[0] for text in found.texts.values()} == {
+        "/me/net.py:5",
+        "/me/net.py:77",
+    }

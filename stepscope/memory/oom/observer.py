@@ -1,22 +1,23 @@
 """Record failed allocations before their error unwinds the stack.
 
-Torch calls its observers between a failed allocation and the throw, in the same thread, with the
-allocator's lock released. Ours makes a record (`capture.py`) and writes `oom.json`. It makes no
-CUDA call, allocates nothing on the device and never raises. It is not called for an allocation
-that succeeds at torch's own second try.
+Torch calls its out-of-memory observers between a failed allocation and the throw, in the same
+thread, with the allocator's lock released. Stepscope's observer builds a record (`capture.py`) and
+writes `oom.json`. It makes no CUDA call, allocates nothing on the device and never raises. It is
+not called for an allocation that succeeds at torch's own second try.
 
 An observer can be attached once CUDA runs, and never detached. So each process has one, attached
-by torch itself as the last part of starting CUDA, which passes failures on to the present run.
+by torch itself as the last part of starting CUDA, which passes failures to the current run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,26 +33,27 @@ from stepscope.run.status import RunOutcome, killed_worker, shortage, with_lost_
 
 log = logging.getLogger(__name__)
 
-WHOLE_EVERY_S = 1.0
-"""Minimum time between two whole records: a script may look for its batch size by failing."""
-EVENT_EVERY_S = 5.0  # Minimum time between two events of caught failures.
+WHOLE_INTERVAL_S = 1.0
+"""Minimum interval between two whole records: a script may search its batch size by failing."""
+EVENT_INTERVAL_S = 5.0  # Minimum interval between two events of caught failures.
 _SLOW = ("own", "others", "others_reason", "processes", "readings")
-"""Fields that the next record takes over if it is not a whole one."""
+"""Fields that a record without its slow parts takes over from the record before."""
+_UNDESCRIBED = "cannot describe the failed allocation"
 
 
 class OomObserver(capture.FailureContext):
-    """The failed allocations of one run; made with its session."""
+    """The failed allocations of one run, created with its session."""
 
     def __init__(self, recorder: Recorder, rank: int = 0, first_kills: Any = None) -> None:
         super().__init__(recorder=recorder, step=lambda: recorder.step, first_kills=first_kills)
         self.pending = False
-        """True after a failure, until the run ends or makes another step."""
+        """True after a failure, until the run ends or completes another step."""
         self._name = oom_name(rank)
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # taken without waiting: a second thread may fail as well
+        self._lock = threading.Lock()  # acquired without blocking: a second thread may fail as well
         self._report: OomReport | None = None
-        self._whole_at = self._event_at = -EVENT_EVERY_S
-        self._unwritten = False
+        self._whole_at = self._event_at = -EVENT_INTERVAL_S
+        self._written: OomReport | None = None
         self._counted = 0
 
     def attach(self) -> None:
@@ -59,7 +61,21 @@ class OomObserver(capture.FailureContext):
 
         Starts nothing itself. Does nothing before torch is imported: call it again then.
         """
-        _observe(self)
+        if self not in _observers:
+            _observers.append(self)
+        torch = sys.modules.get("torch")
+        call_at_start = getattr(getattr(torch, "cuda", None), "_lazy_call", None)
+        attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
+        if call_at_start is None or attach is None or os.getpid() in _attached:
+            return
+        _attached.add(os.getpid())
+
+        @_logs_errors("failed allocations are described by their message only")
+        def try_to_attach() -> None:
+            attach(_on_failed_allocation)
+
+        # Torch keeps it until something starts CUDA, or calls it now if that has happened.
+        call_at_start(try_to_attach)
 
     def look_for_torch(self, values: Mapping[str, float] | None = None) -> None:
         """Attach once torch is imported; called by the sampler's thread with its `values`.
@@ -68,15 +84,15 @@ class OomObserver(capture.FailureContext):
         thread may be failing at that moment. The next step attaches it then.
         """
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        if self in _watches and not getattr(cuda, "_initialized", True):
-            _observe(self)
+        if self in _observers and not getattr(cuda, "_initialized", True):
+            self.attach()
 
     def captured(self, device: int, requested: int, allowed: int, free: int) -> None:
-        """Take a record; the arguments are those of torch's observer, sizes in bytes."""
+        """Add a record; the arguments are those of torch's observer, sizes in bytes."""
         if os.getpid() != self._pid or not self._lock.acquire(blocking=False):
             return
         try:
-            whole = time.monotonic() - self._whole_at >= WHOLE_EVERY_S
+            whole = time.monotonic() - self._whole_at >= WHOLE_INTERVAL_S
             record = capture.at_allocation(self, device, requested, allowed, free, whole)
             if whole:
                 self._whole_at = time.monotonic()
@@ -91,13 +107,13 @@ class OomObserver(capture.FailureContext):
             self._lock.release()
 
     def settle(self) -> None:
-        """Count the failures up to now as caught by the script: it has made another step."""
+        """Count the failures up to now as caught by the script, which completed another step."""
         if not self.pending:
             return
         self.pending = False
         self._write()
         now = time.monotonic()
-        if now - self._event_at >= EVENT_EVERY_S:
+        if now - self._event_at >= EVENT_INTERVAL_S:
             self._event_at = now
             self._add_event()
 
@@ -108,7 +124,7 @@ class OomObserver(capture.FailureContext):
         return with_lost_worker(outcome, kills_since(self.first_kills))
 
     def failed(self, error: BaseException, outcome: RunOutcome) -> OomReport | None:
-        """Return the report of the failure that ends the run, None if it is not one of memory."""
+        """Return the report of the failure that ends the run; None for another failure."""
         if outcome.failure != "oom" or os.getpid() != self._pid:
             self.settle()
             return None
@@ -116,48 +132,43 @@ class OomObserver(capture.FailureContext):
         memory = MemoryKind.HOST if killed_worker(error) else MemoryKind.GPU
         if short is not None:
             memory = MemoryKind[short.name]
-        try:
+        with _logs_errors(_UNDESCRIBED):
             observed = self.pending and type(error).__name__ == "OutOfMemoryError"
             if observed and self._report is not None and memory is MemoryKind.GPU:
-                last = replace(self._report.last, message=to_text(error)[: capture.MESSAGE])
+                message = to_text(error)[: capture.MAX_MESSAGE_CHARS]
+                last = replace(self._report.last, message=message)
                 self._report = replace(self._report, last=last, ended=True)
-                self._unwritten = True
             else:
                 self._keep(capture.at_error(self, error, memory), ended=True)
             self.pending = False
             self._write()
-        except Exception as problem:  # noqa: BLE001 - it must not take the place of the script's
-            log.warning("stepscope: cannot describe the failed allocation: %s", problem)
         return self._report
 
     def close(self) -> None:
         """Write the rest; other runs of this process may follow."""
         self.settle()
-        report = self._report
-        if report is not None and not report.ended and report.seen > self._counted:
-            self._add_event()
+        self._add_event()
         self._write()
-        if self in _watches:
-            _watches.remove(self)
+        if self in _observers:
+            _observers.remove(self)
 
     def _keep(self, record: OomRecord, *, ended: bool = False) -> None:
-        former = self._report or OomReport(first=record, last=record, seen=0)
-        self._report = replace(former, last=record, seen=former.seen + 1, ended=ended)
-        self._unwritten = True
+        before = self._report or OomReport(first=record, last=record, seen=0)
+        self._report = replace(before, last=record, seen=before.seen + 1, ended=ended)
 
     def _add_event(self) -> None:
-        """Mark caught failures on the charts."""
+        """Record caught failures as an event."""
         report = self._report
-        if report is None:
+        if report is None or report.ended or report.seen == self._counted:
             return
         last, more = report.last, report.seen - self._counted
         self._counted = report.seen
         times = "" if more == 1 else f", {more:,} times"
-        asked = "" if last.requested is None else f" of {format_bytes(last.requested)}"
+        size = "" if last.requested is None else f" of {format_bytes(last.requested)}"
         case = judge(last).case
         self.recorder.event(
             "oom_caught",
-            f"An allocation{asked} failed and the script went on{times}: {case}",
+            f"An allocation{size} failed and the script went on{times}: {case}",
             requested=last.requested,
             seen=report.seen,
             case=case.name.lower(),
@@ -166,52 +177,32 @@ class OomObserver(capture.FailureContext):
 
     def _write(self) -> None:
         report = self._report
-        if report is None or not self._unwritten:
+        if report is None or report is self._written:
             return
         try:
             # Not durable: that waits for the disk, and the process is still there.
             write_run_json(self.recorder.folder, report.to_json(), self._name, durable=report.ended)
-            self._unwritten = False
+            self._written = report
         except (OSError, ValueError) as error:
             log.warning("stepscope: cannot write %s: %s", self._name, error)
 
 
-_watches: list[OomObserver] = []
+_observers: list[OomObserver] = []
 _attached: set[int] = set()
-"""The process that the observer is attached in: a forked child has another number."""
+"""Pids in which torch's observer is attached: a forked child has another pid."""
 
 
-def _observe(watch: OomObserver) -> None:
-    if watch not in _watches:
-        _watches.append(watch)
-    torch = sys.modules.get("torch")
-    later = getattr(getattr(torch, "cuda", None), "_lazy_call", None)
-    attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
-    if later is None or attach is None or os.getpid() in _attached:
-        return
-    _attached.add(os.getpid())
-
-    def try_to_attach() -> None:
-        try:
-            attach(_called)
-        except Exception as error:  # noqa: BLE001 - such as of an allocator without observers
-            _not_attached(error)
-
+@contextlib.contextmanager
+def _logs_errors(problem: str) -> Iterator[None]:
+    """Log any exception of the block, which would take the place of torch's or the script's."""
     try:
-        # Torch keeps it until something starts CUDA, or calls it now if that has happened.
-        later(try_to_attach)
-    except Exception as error:  # noqa: BLE001 - another torch; the training has to run
-        _not_attached(error)
+        yield
+    except Exception as error:  # noqa: BLE001 - of torch, such as of an allocator without observers
+        log.warning("stepscope: %s (%s)", problem, error)
 
 
-def _not_attached(error: Exception) -> None:
-    log.warning("stepscope: failed allocations are described by their message only (%s)", error)
-
-
-def _called(device: int, requested: int, allowed: int, free: int) -> None:
-    """Torch's observer. Raises nothing of ours: an exception would take the place of torch's."""
-    try:
-        if _watches:
-            _watches[-1].captured(device, requested, allowed, free)
-    except Exception as error:  # noqa: BLE001 - as above
-        log.warning("stepscope: cannot describe the failed allocation: %s", error)
+def _on_failed_allocation(device: int, requested: int, allowed: int, free: int) -> None:
+    """Pass a failed allocation to the current run; torch's observer. Never raises."""
+    with _logs_errors(_UNDESCRIBED):
+        if _observers:
+            _observers[-1].captured(device, requested, allowed, free)

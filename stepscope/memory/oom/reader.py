@@ -1,4 +1,4 @@
-"""Read a run folder's record of failed allocations, and judge it with the run's other data."""
+"""Read a run folder's record of failed allocations, and classify it with the run's other data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepscope.memory.growth_detector import EVENT as GROWTH
 from stepscope.memory.oom.classify import OomVerdict, judge
 from stepscope.memory.oom.recommendations import Allowed
 from stepscope.memory.oom.record import (
-    BYTES_LIMIT,
+    MAX_FILE_BYTES,
     HostMemory,
     MemoryKind,
     OomRecord,
@@ -29,9 +29,9 @@ from stepscope.run.rank_info import wall_offset_of
 from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import EVERY
 
-LOOKED_S = 300.0
-"""Maximum time after a run's last heartbeat for which the kernel's counter of kills is used: later,
-any other process may have been killed."""
+MAX_SILENCE_S = 300.0
+"""Maximum age of a heartbeat for using the kernel's kill counter: later, any other process may have
+been killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class OomAnalysis:
 
     @property
     def sentence(self) -> str:
-        """The case and what proves it, in one line."""
+        """The cause and its evidence, in one line."""
         return f"{self.verdict.case}: {self.verdict.text}"
 
 
@@ -52,8 +52,7 @@ def judged(
 ) -> OomAnalysis | None:
     """Return a run's report of failed allocations with its verdict; None without failures.
 
-    `rank` is the number in the folder. Raises OSError, and ValueError with the name of an invalid
-    file.
+    `rank` is the folder rank. Raises OSError, and ValueError with the name of a malformed file.
     """
     report = read_report(run.folder, rank) or _killed(run)
     if report is None:
@@ -64,10 +63,10 @@ def judged(
 
 
 def read_report(folder: Path, rank: int = 0) -> OomReport | None:
-    """Return a rank's report; None if it has none. Raises ValueError and OSError."""
+    """Return a rank's report; None without one. Raises ValueError and OSError."""
     path = folder / oom_name(rank)
     try:
-        return parse(read_regular_file(path, BYTES_LIMIT))
+        return parse(read_regular_file(path, MAX_FILE_BYTES))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -76,12 +75,12 @@ def read_report(folder: Path, rank: int = 0) -> OomReport | None:
 
 def _last_growth(events: Iterable[EventRow]) -> Mapping[str, Any] | None:
     """Return the data of the last event about growth of allocated memory."""
-    found = [event.data for event in events if event.kind == GROWTH]
-    return next((data for data in reversed(found) if data.get("where") == "allocated"), None)
+    growth = [event.data for event in events if event.kind == GROWTH]
+    return next((data for data in reversed(growth) if data.get("where") == "allocated"), None)
 
 
 def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:
-    """Return the data of the last event in a run's store about growth of allocated memory."""
+    """Return the data of a run's last stored event about growth of allocated memory."""
     try:
         with StoreReader(folder, rank) as reader:
             return _last_growth(reader.events(limit=EVERY))
@@ -90,21 +89,18 @@ def growth_told(folder: Path, rank: int = 0) -> Mapping[str, Any] | None:
 
 
 def _killed(run: RunInfo) -> OomReport | None:
-    """Return a report of a run that crashed when the kernel killed a process for lack of memory.
+    """Return a report for a crashed run if the kernel killed a process for lack of memory.
 
-    The counter is the present one of this machine: runs of other hosts and those that ended long
-    ago have no report.
+    The counter is this host's present one: runs of other hosts and old runs have no report.
     """
-    run_json = run.run_json
+    run_json, beat = run.run_json, run.run_json.get("heartbeat")
     if run.status is not RunStatus.CRASHED or run_json.get("host") != socket.gethostname():
         return None
-    beat = run_json.get("heartbeat")
-    if not isinstance(beat, int | float) or not 0 <= time.time() - beat <= LOOKED_S:
+    if not isinstance(beat, int | float) or not 0 <= time.time() - beat <= MAX_SILENCE_S:
         return None
-    kills = kills_since(run_json.get("oom_kills"))
+    kills, step = kills_since(run_json.get("oom_kills")), run_json.get("step")
     if not kills:
         return None
-    step = run_json.get("step")
     record = OomRecord(
         ts=float(beat) - wall_offset_of(run_json),
         memory=MemoryKind.HOST,

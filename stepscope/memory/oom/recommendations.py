@@ -1,6 +1,7 @@
-"""What to do after memory ran out, the best first: settings of ours, or words and code. Pure.
+"""Recommend what to change after an out-of-memory error, the best first; pure, no I/O.
 
-A setting that is in force already, of the run or of the allocator, is never proposed.
+A run of the trainer gets settings, a script gets text and code. A setting that is already in force,
+of the run or of the allocator, is never recommended.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from stepscope.common.formatting import format_bytes
 from stepscope.memory.allocator import with_expandable
 from stepscope.memory.oom.record import HostMemory, OomRecord
 
-MOST_STEPS = 5
+MAX_STEPS = 5
 
 Allowed = Callable[[str, Any], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class RemedyStep:
-    """One thing to try, in a sentence; the code or the setting (`name`, `value`), if it is one."""
+    """One recommendation as a sentence, with code or a setting (`name`, `value`) if it has one."""
 
     text: str
     code: str | None = None
@@ -31,73 +32,6 @@ class RemedyStep:
 
 Steps = Iterator[RemedyStep]
 AdviceKind = Callable[[OomRecord, RunSetup], Steps]  # One of the functions below.
-_SMALLER = (
-    RemedyStep(
-        "Halve the batch and accumulate gradients over two batches per step: only "
-        "half the activations are live at a time.",
-        "(loss / 2).backward()\nif i % 2:\n    optimizer.step()\n    optimizer.zero_grad()",
-    ),
-    RemedyStep(
-        "Run the forward pass under autocast: activations take half the memory.",
-        'with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
-    ),
-    RemedyStep(
-        "Use activation checkpointing for the large blocks.",
-        "hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
-    ),
-)
-_PIECES = (
-    RemedyStep(
-        "Keep batch shapes alike, for example by padding to a few lengths: freed "
-        "blocks then fit the next step."
-    ),
-    RemedyStep(
-        "Empty the cache where shapes change, for example between training and validation.",
-        "torch.cuda.empty_cache()",
-    ),
-)
-_STREAMS = RemedyStep(
-    "Free what the other stream or graph used before this allocation, or create "
-    "both tensors on one stream: a freed block stays with its stream.",
-    "torch.cuda.empty_cache()",
-)
-_LONG_BATCH = RemedyStep(
-    "Cap the sample length, or fill batches by tokens instead of samples: one "
-    "long sample makes the whole batch long.",
-    "tokens = tokens[:max_length]",
-)
-_OPTIMIZER = (
-    RemedyStep(
-        "Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with "
-        "momentum half, Adafactor hardly any."
-    ),
-    RemedyStep(
-        "Shard the optimizer state across GPUs.",
-        "optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
-    ),
-    RemedyStep(
-        "Use the fused optimizer: it updates without copies of all gradients.",
-        "torch.optim.AdamW(model.parameters(), fused=True)",
-    ),
-)
-_WORKERS = (
-    RemedyStep(
-        "Use fewer workers, and have each prefetch less.",
-        "DataLoader(data, num_workers=2, prefetch_factor=1)",
-    ),
-    RemedyStep(
-        "Keep data in arrays or memory-mapped files: lists of Python objects are "
-        "gradually copied into every worker."
-    ),
-)
-_FILES = RemedyStep(
-    "Map large files into memory or read them in parts instead of loading them whole.",
-    'data = numpy.load(path, mmap_mode="r")',
-)
-_PINNED = RemedyStep(
-    "Pin fewer or smaller batches.",
-    "DataLoader(data, pin_memory=True, num_workers=2, prefetch_factor=1)",
-)
 
 
 def steps_to_take(
@@ -108,16 +42,15 @@ def steps_to_take(
     *,
     has_pieces: bool = False,
 ) -> tuple[RemedyStep, ...]:
-    """Return what to try, the best first; `has_pieces` adds a step against fragmentation."""
-    setup = setup or RunSetup(on_gpu=True, own=False)
-    found: list[RemedyStep] = []
-    for step in advice(record, setup):
+    """Return the recommendations; `has_pieces` adds one against fragmentation."""
+    steps: list[RemedyStep] = []
+    for step in advice(record, setup or RunSetup(on_gpu=True, own=False)):
         is_possible = allowed is None or step.name is None or allowed(step.name, step.value)
-        if is_possible and step not in found:
-            found.append(step)
+        if is_possible and step not in steps:
+            steps.append(step)
     if has_pieces:
-        found[1:1] = _allocator(record)
-    return tuple(found[:MOST_STEPS])
+        steps[1:1] = _allocator(record)
+    return tuple(steps[:MAX_STEPS])
 
 
 def _setting(name: str, value: Any, why: str = "") -> RemedyStep:
@@ -135,11 +68,26 @@ def _half_batch(setup: RunSetup) -> Steps:
 
 
 def smaller(record: OomRecord, setup: RunSetup) -> Steps:
-    yield from _smaller_of_ours(setup) if setup.own else _SMALLER
+    if setup.own:
+        yield from _smaller_by_settings(setup)
+    else:
+        yield RemedyStep(
+            "Halve the batch and accumulate gradients over two batches per step: only "
+            "half the activations are live at a time.",
+            "(loss / 2).backward()\nif i % 2:\n    optimizer.step()\n    optimizer.zero_grad()",
+        )
+        yield RemedyStep(
+            "Run the forward pass under autocast: activations take half the memory.",
+            'with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
+        )
+        yield RemedyStep(
+            "Use activation checkpointing for the large blocks.",
+            "hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
+        )
     yield RemedyStep("Choose a smaller model or a device with more memory.")
 
 
-def _smaller_of_ours(setup: RunSetup) -> Steps:
+def _smaller_by_settings(setup: RunSetup) -> Steps:
     yield from _half_batch(setup)
     if setup.config.get("activation_checkpointing") is False:
         yield _setting("activation_checkpointing", True)
@@ -153,18 +101,25 @@ def _smaller_of_ours(setup: RunSetup) -> Steps:
 
 def pieces(record: OomRecord, setup: RunSetup) -> Steps:
     yield from _allocator(record)
-    if not setup.own:
-        yield from _PIECES
-        return
-    if setup.config.get("preallocate_memory") is False:
+    if setup.config.get("preallocate_memory") is False and setup.own:
         yield _setting("preallocate_memory", True, ": the largest step then takes its memory first")
-    yield from _smaller_of_ours(setup)
+    if setup.own:
+        yield from _smaller_by_settings(setup)
+        return
+    yield RemedyStep(
+        "Keep batch shapes alike, for example by padding to a few lengths: freed blocks then fit "
+        "the next step."
+    )
+    yield RemedyStep(
+        "Empty the cache where shapes change, for example between training and validation.",
+        "torch.cuda.empty_cache()",
+    )
 
 
 def _allocator(record: OomRecord) -> Steps:
-    """Yield the setting of torch's allocator that is not in force.
+    """Yield expandable segments unless they are in force.
 
-    With expandable segments none is left: max_split_size_mb does not act on them.
+    With expandable segments no other setting is left: max_split_size_mb does not act on them.
     """
     settings = record.settings
     if settings.backend == "native" and settings.expandable_segments is not True:
@@ -176,18 +131,25 @@ def _allocator(record: OomRecord) -> Steps:
 
 
 def streams(record: OomRecord, setup: RunSetup) -> Steps:
-    yield from _off(setup, "copy_stream", "cuda_graphs") if setup.own else (_STREAMS,)
+    yield from _off(setup, "copy_stream", "cuda_graphs")
+    if not setup.own:
+        yield RemedyStep(
+            "Free what the other stream or graph used before this allocation, or create "
+            "both tensors on one stream: a freed block stays with its stream.",
+            "torch.cuda.empty_cache()",
+        )
     yield from smaller(record, setup)
 
 
 def others(record: OomRecord, setup: RunSetup) -> Steps:
-    one = max((p for p in record.processes if p.yours), key=lambda p: p.memory or 0, default=None)
+    yours = [process for process in record.processes if process.yours]
+    largest = max(yours, key=lambda process: process.memory or 0, default=None)
     wait = "Wait until the other process has ended, or choose another device."
-    if one is not None:
-        held = f", which held {format_bytes(one.memory)}" if one.memory is not None else ""
-        name = f" ({one.name})" if one.name else ""
-        # No command: the record may be old, and its number that of another process by now.
-        yield RemedyStep(f"End process {one.pid}{name}{held}, if it still runs: it was yours.")
+    if largest is not None:
+        held = "" if largest.memory is None else f", which held {format_bytes(largest.memory)}"
+        name = f" ({largest.name})" if largest.name else ""
+        # No kill command: in an old record the pid may belong to another process by now.
+        yield RemedyStep(f"End process {largest.pid}{name}{held}, if it still runs: it was yours.")
         wait = "Or choose another device."
     yield RemedyStep(wait, None if setup.own else "CUDA_VISIBLE_DEVICES=1 python train.py")
     yield from smaller(record, setup)
@@ -215,14 +177,16 @@ def no_grad(record: OomRecord, setup: RunSetup) -> Steps:
 
 def long_batch(record: OomRecord, setup: RunSetup) -> Steps:
     if not setup.own:
-        yield _LONG_BATCH
+        yield RemedyStep(
+            "Cap the sample length, or fill batches by tokens instead of samples: one "
+            "long sample makes the whole batch long.",
+            "tokens = tokens[:max_length]",
+        )
     yield from smaller(record, setup)
 
 
 def optimizer(record: OomRecord, setup: RunSetup) -> Steps:
-    """Yield what lowers the state: a smaller batch does not, its activations are freed by then."""
-    if not setup.own:
-        yield from _OPTIMIZER
+    """Yield steps that shrink the state; a smaller batch does not."""
     if setup.text("optimizer", "") in ("adam", "adamw"):
         yield _setting("optimizer", "sgd", ", which keeps half of the state")
     if setup.own and setup.text("precision", "fp32") not in ("pure_bf16", "pure_fp16"):
@@ -230,6 +194,19 @@ def optimizer(record: OomRecord, setup: RunSetup) -> Steps:
     yield from _off(setup, "dataset_on_device")
     if setup.text("optimizer_impl", "") == "foreach":
         yield _setting("optimizer_impl", "fused", ": foreach copies all gradients")
+    if not setup.own:
+        yield RemedyStep(
+            "Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with "
+            "momentum half, Adafactor hardly any."
+        )
+        yield RemedyStep(
+            "Shard the optimizer state across GPUs.",
+            "optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
+        )
+        yield RemedyStep(
+            "Use the fused optimizer: it updates without copies of all gradients.",
+            "torch.optim.AdamW(model.parameters(), fused=True)",
+        )
     yield RemedyStep(
         "Choose a smaller model or a device with more memory. A smaller batch hardly helps: "
         "its activations are freed before the optimizer's step."
@@ -237,43 +214,52 @@ def optimizer(record: OomRecord, setup: RunSetup) -> Steps:
 
 
 def is_beyond_host(record: OomRecord) -> bool:
-    """Return True if one allocation is more than the host has in all."""
+    """Return True if one allocation is larger than all memory of the host or its container."""
     total = None if record.host is None else record.host.limit or record.host.total
     return total is not None and (record.requested or 0) > total
-
-
-def _held_by_workers(record: OomRecord) -> bool:
-    """Return True if child processes hold as much as their parent, or a worker is what failed."""
-    host = record.host or HostMemory()
-    is_more = 0 < (host.children or 0) >= (host.process or 0)
-    return is_more or "DataLoader worker" in (record.message or "")
 
 
 def host(record: OomRecord, setup: RunSetup) -> Steps:
     if is_beyond_host(record):
         yield RemedyStep("Check the shape: no setting makes one allocation of this size fit.")
         return
-    own, workers = record.host or HostMemory(), setup.number("num_workers")
+    memory, workers = record.host or HostMemory(), setup.number("num_workers")
+    workers_hold_more = 0 < (memory.children or 0) >= (memory.process or 0)
     if setup.own:
         if workers:
             yield _setting("num_workers", workers // 2)
         if workers and setup.number("prefetch_factor") > 1:
             yield _setting("prefetch_factor", 1)
         yield from _half_batch(setup)
-    elif _held_by_workers(record):
-        yield from _WORKERS
+    elif workers_hold_more or "DataLoader worker" in (record.message or ""):
+        yield RemedyStep(
+            "Use fewer workers, and have each prefetch less.",
+            "DataLoader(data, num_workers=2, prefetch_factor=1)",
+        )
+        yield RemedyStep(
+            "Keep data in arrays or memory-mapped files: lists of Python objects are "
+            "gradually copied into every worker."
+        )
     else:
-        yield _FILES
-        if own.children is None:
+        yield RemedyStep(
+            "Map large files into memory or read them in parts instead of loading them whole.",
+            'data = numpy.load(path, mmap_mode="r")',
+        )
+        if memory.children is None:
             yield RemedyStep("If a DataLoader has workers, use fewer of them.")
-    if own.limit is not None:
+    if memory.limit is not None:
         yield RemedyStep("Give the container more memory.")
     yield RemedyStep("Close other programs, or use a machine with more memory.")
 
 
 def pinned(record: OomRecord, setup: RunSetup) -> Steps:
     yield from _off(setup, "copy_stream", "non_blocking", "pin_memory")
-    yield from _half_batch(setup) if setup.own else (_PINNED,)
+    yield from _half_batch(setup)
+    if not setup.own:
+        yield RemedyStep(
+            "Pin fewer or smaller batches.",
+            "DataLoader(data, pin_memory=True, num_workers=2, prefetch_factor=1)",
+        )
     yield RemedyStep("Raise the locked-memory limit (ulimit -l) or the container's memory.")
 
 

@@ -1,7 +1,7 @@
 """The record `oom.json` of a failed allocation, and the figures in torch's message.
 
-The file is written before the error unwinds (`observer.py`). It may come from others: what has
-another form than ours is refused, with the field that is wrong.
+The file is written before the error unwinds (`observer.py`). A file is untrusted: a malformed one
+is rejected with the name of the invalid field.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from stepscope.common.json_values import parsed
 
 SCHEMA = 1
-FIRST_PID = 2  # Least number of a process that is listed: 1 is the system's or the container's own.
-BYTES_LIMIT = 4 * 2**20  # Size up to which a file is read; ours have some 100 KB at most.
+MIN_PID = 2  # Minimum pid of a listed process: 1 is the init process or the container's own.
+MAX_FILE_BYTES = 4 * 2**20  # Maximum size of a file: Stepscope's have at most some 100 KB.
+MAX_MESSAGE_CHARS = 4000
 
 
 class MemoryKind(StrEnum):
@@ -29,9 +32,9 @@ class MemoryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMemory:
-    """Another process that holds memory of the device; `memory` in bytes, None where hidden."""
+    """Another process that holds memory of the device; `memory` in bytes, None if hidden."""
 
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=MIN_PID)]
     name: str = ""
     memory: int | None = None
     yours: bool = False
@@ -39,7 +42,7 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomAllocationSite:
-    """Live allocations of one stack, added up: `size` is the bytes of all `count` of them."""
+    """Live allocations of one stack: `size` is the bytes of all `count` allocations."""
 
     size: int
     count: int = 1
@@ -49,11 +52,11 @@ class OomAllocationSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentStats:
-    """What torch's segments say of the device; bytes.
+    """Free blocks in torch's segments; bytes.
 
     `largest_free` is the largest free block that this allocation may use, `elsewhere` the largest
-    that belongs to another stream or to a private pool. `private` is what the private pools (those
-    of CUDA graphs) keep without using it.
+    that belongs to another stream or to a private pool. `private` is the free memory of all private
+    pools (those of CUDA graphs).
     """
 
     count: int
@@ -64,7 +67,7 @@ class SegmentStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerMemory:
-    """The optimizer that was stepping; bytes. `expected` is its whole state once it is there."""
+    """The optimizer that was stepping; bytes. `expected` is its complete state."""
 
     name: str
     parameters: int
@@ -76,7 +79,7 @@ class OptimizerMemory:
 class AllocatorSettings:
     """The allocator's settings in force.
 
-    `fraction` is the share of the device that this process may use, None if not set or not known.
+    `fraction` is the maximum fraction of the device for this process, None if unset or unknown.
     `text` is the environment variable.
     """
 
@@ -90,8 +93,8 @@ class AllocatorSettings:
 class HostMemory:
     """Memory of the host and of this process with its children; bytes.
 
-    `limit` and `limit_used` are those of the cgroup (a container's). `kills` is how many processes
-    of the cgroup the kernel has killed for lack of memory since the run began, None if not known.
+    `limit` and `limit_used` are those of the cgroup (a container's). `kills` counts the cgroup's
+    processes that the kernel has killed for lack of memory since the run began, None if unknown.
     """
 
     total: int | None = None
@@ -106,7 +109,7 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentSamples:
-    """The samples of the last seconds, a column a metric; a row was taken after `steps[i]`."""
+    """Samples of the last seconds, one column per metric; row i was taken after `steps[i]`."""
 
     ts: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
@@ -115,16 +118,16 @@ class RecentSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomRecord:
-    """One failed allocation. None is what could not be read.
+    """One failed allocation; None is an unavailable value.
 
-    Bytes: `requested` as the allocator rounds it; `allowed` is what this process may use of the
-    device's `total`, `free` what the driver had left; then the allocator's counters; `own` is the
+    Bytes: `requested` as the allocator rounds it; `allowed` is the maximum for this process of the
+    device's `total`, `free` the driver's free memory; then the allocator's counters; `own` is the
     memory of this process by the driver, `others` that of all other processes.
 
-    `step` is the last optimizer step that ended and `steps_done` how many ended in this run.
+    `step` is the last completed optimizer step and `steps_done` the number completed in this run.
     `phase` is the part of the step, `training` the mode of the outermost model,
     `training_at_steps` its mode when steps ended, `grad` whether gradients were on. `inputs` are
-    the shapes of what the model was called with. `stack` has the innermost frame first.
+    the shapes of the model's inputs. `stack` has the innermost frame first.
     """
 
     ts: float
@@ -170,9 +173,9 @@ class OomRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomReport:
-    """All that a process has seen: the first and the last failed allocation, and how many.
+    """The first and the last failed allocation of a process, and their number.
 
-    `ended` says that the last one ended the run; otherwise the script caught it and went on.
+    `ended`: the last failure ended the run; otherwise the script caught it and continued.
     """
 
     first: OomRecord
@@ -191,31 +194,23 @@ def oom_name(rank: int = 0) -> str:
 
 
 def parse(text: str | bytes) -> OomReport:
-    """Return the report in a file. Raises ValueError for another content."""
+    """Return the report in a file. Raises ValueError if it is malformed."""
     report: OomReport = parsed(OomReport, text, SCHEMA, "report")
-    for name, record in (("first", report.first), ("last", report.last)):
-        pid = min((holder.pid for holder in record.processes), default=FIRST_PID)
-        if pid < FIRST_PID:
-            raise ValueError(
-                f"report.{name}.processes.pid: must be at least {FIRST_PID}, got {pid}"
-            )
     return report
 
 
 _SIZE = r"([0-9]+(?:\.[0-9]+)?) (bytes|[KMGT]iB)"
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SENTENCES = {
+_FIGURES = {
     "requested": rf"[Tt]ried to allocate {_SIZE}",
     "total": rf"total capacity of {_SIZE}",
     "free": rf"of which {_SIZE} is free",
     "allowed": rf"{_SIZE} allowed",
     "own": rf"this process has {_SIZE} memory in use",
     "allocated": rf"{_SIZE} is allocated by PyTorch",
-    "cached": rf"{_SIZE} is reserved by PyTorch but unallocated",
+    "reserved": rf"{_SIZE} is reserved by PyTorch but unallocated",
 }
-_PROCESS = re.compile(rf"Process ([0-9]{{1,10}}) has {_SIZE} memory in use")
-_HOST = re.compile(r"tried to allocate ([0-9]{1,18}) bytes")
-TEXT_LIMIT = 4000
+_PROCESS = rf"Process ([0-9]{{1,10}}) has {_SIZE} memory in use"
 
 
 def figures_in(text: str) -> dict[str, Any]:
@@ -227,25 +222,23 @@ def figures_in(text: str) -> dict[str, Any]:
     >>> figures_in("CUDA out of memory. Tried to allocate 2.00 GiB.")
     {'requested': 2147483648}
     """
-    text = text[:TEXT_LIMIT]
-    matches = {name: re.search(pattern, text) for name, pattern in _SENTENCES.items()}
-    found: dict[str, Any] = {
-        name: _bytes(*match.groups()) for name, match in matches.items() if match is not None
-    }
-    cached = found.pop("cached", None)
-    if cached is not None and "allocated" in found:
-        found["reserved"] = found["allocated"] + cached
-    processes = [
+    text = text[:MAX_MESSAGE_CHARS]
+    matches = ((name, re.search(pattern, text)) for name, pattern in _FIGURES.items())
+    figures: dict[str, Any] = {name: _bytes(*match.groups()) for name, match in matches if match}
+    cached = figures.pop("reserved", None)
+    if cached is not None and "allocated" in figures:
+        figures["reserved"] = figures["allocated"] + cached
+    processes = tuple(
         ProcessMemory(pid=int(pid), memory=_bytes(number, unit))
-        for pid, number, unit in _PROCESS.findall(text)
-    ]
-    return found | ({"processes": tuple(processes)} if processes else {})
+        for pid, number, unit in re.findall(_PROCESS, text)
+    )
+    return figures | ({"processes": processes} if processes else {})
 
 
 def bytes_in(text: str) -> int | None:
-    """Return the size in a message of the CPU's allocator; None if it has none."""
-    found = _HOST.search(text[:TEXT_LIMIT])
-    return int(found.group(1)) if found else figures_in(text).get("requested")
+    """Return the size in a message of the CPU's allocator; None without one."""
+    match = re.search(r"tried to allocate ([0-9]{1,18}) bytes", text[:MAX_MESSAGE_CHARS])
+    return int(match[1]) if match else figures_in(text).get("requested")
 
 
 def _bytes(number: str, unit: str) -> int:

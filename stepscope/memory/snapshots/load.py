@@ -1,4 +1,4 @@
-"""A snapshot file as Python objects: segments as torch lists them, the history as columns."""
+"""Load a snapshot file as Python objects: segments as torch lists them, the trace as columns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.stacks import StackTable
 from stepscope.memory.snapshots.trace import AllocatorTrace, read_trace
 
-SIZE_LIMIT = 250 * 2**20
-"""Bytes of a file; Python's objects of it need up to nine times as much memory."""
+MAX_FILE_BYTES = 250 * 2**20
+"""Maximum size of a file; its Python objects need up to nine times as much memory."""
 CHUNK = 2**20  # Bytes read at once.
-DEVICES_LIMIT = 64  # Devices whose history is kept.
-LABEL_LIMIT = 60  # Characters kept of a label.
+MAX_DEVICES = 64  # Maximum number of devices with a trace.
+MAX_LABEL_CHARS = 60
 SMALLER = (
     "Record fewer steps or a lower max_entries, or open it with https://pytorch.org/memory_viz."
 )
@@ -31,12 +31,12 @@ Progress = Callable[[int], object]  # Called with the bytes read so far.
 
 
 class SnapshotError(ValueError):
-    """A file that cannot be opened as a snapshot; the message is a sentence with a remedy."""
+    """Raised for a file that is no valid snapshot; the message is a sentence with a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """What a file holds. Blocks in `segments` have lists of frames that `stacks` knows."""
+    """The content of a file; lists of frames in `segments` are numbered by `stacks`."""
 
     name: str
     size: int  # Bytes of the file.
@@ -44,7 +44,7 @@ class MemorySnapshot:
     traces: dict[int, AllocatorTrace]  # By torch's index of the device, those with a history.
     stacks: StackTable
     labels: tuple[str, ...]  # The labels of allocations, by number.
-    settings: dict[str, Any]  # The allocator's settings, {} if the file has none.
+    settings: dict[str, Any]  # The allocator's settings, {} without any in the file.
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -72,9 +72,10 @@ class _File(io.FileIO):
 
 
 def load(path: Path, *, progress: Progress = lambda read: None) -> MemorySnapshot:
-    """Return a snapshot without calling anything named in it. Raises SnapshotError and OSError.
+    """Return a snapshot without calling any function named in it.
 
     An untrusted file may need any amount of memory: `open_snapshot` limits it in a child process.
+    Raises SnapshotError and OSError.
     """
     with _opened(path, progress) as (file, size), _no_collection():
         try:
@@ -114,7 +115,7 @@ def _snapshot(path: Path, size: int, root: object) -> MemorySnapshot:
     labels: dict[str, int] = {}
     traces, seen = {}, set()
     histories = histories if isinstance(histories, list) else []
-    for device, history in enumerate(histories[:DEVICES_LIMIT]):
+    for device, history in enumerate(histories[:MAX_DEVICES]):
         if isinstance(history, list) and history:
             # A small file may name one list many times.
             entries = [] if id(history) in seen else history
@@ -126,7 +127,7 @@ def _snapshot(path: Path, size: int, root: object) -> MemorySnapshot:
         segments=segments if isinstance(segments, list) else [],
         traces=traces,
         stacks=stacks,
-        labels=tuple(printable(label[:LABEL_LIMIT]) for label in labels),
+        labels=tuple(printable(label[:MAX_LABEL_CHARS]) for label in labels),
         settings=settings if isinstance(settings, dict) else {},
     )
 
@@ -137,17 +138,17 @@ def _name(path: Path) -> str:
 
 @contextmanager
 def _opened(path: Path, progress: Progress) -> Iterator[tuple[io.BufferedReader[_File], int]]:
-    """Open a regular file of at most SIZE_LIMIT bytes. Raises SnapshotError and OSError."""
+    """Open a regular file of at most MAX_FILE_BYTES bytes. Raises SnapshotError and OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(number)
     if not stat.S_ISREG(found.st_mode):
         os.close(number)
         raise SnapshotError(f"{_name(path)}: must be a file, got something else. {REMEDY}")
     with io.BufferedReader(_File(number, progress), CHUNK) as file:
-        if found.st_size > SIZE_LIMIT:
+        if found.st_size > MAX_FILE_BYTES:
             raise SnapshotError(
-                f"{_name(path)}: must have at most {SIZE_LIMIT:,} bytes, got {found.st_size:,}. "
-                f"{SMALLER}"
+                f"{_name(path)}: must have at most {MAX_FILE_BYTES:,} bytes, got "
+                f"{found.st_size:,}. {SMALLER}"
             )
         yield file, found.st_size
 

@@ -1,7 +1,7 @@
-"""Open a snapshot file of unknown origin, once, in a child process with limits.
+"""Open an untrusted snapshot file in a resource-limited subprocess and cache its summary.
 
-`python -m stepscope.memory.snapshots.open_snapshot` is that child. It writes a summary, which is
-kept in the folder of the file, or in a spare folder where that one cannot be written.
+`python -m stepscope.memory.snapshots.open_snapshot` is that subprocess. The cache is written next
+to the file, or to a spare folder if that folder is read-only.
 """
 
 from __future__ import annotations
@@ -28,11 +28,18 @@ from stepscope.common.limited_process import end_with_stdin, limit_process
 from stepscope.memory.snapshots.load import REMEDY, SnapshotError, load
 from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
 
-SCHEMA = 2
-BYTES_LIMIT = 16 * 2**20
+SCHEMA = 3
+MAX_BYTES = 16 * 2**20
 """Maximum size of an unpacked summary: 2000 stacks of 64 frames and ten histories are smaller."""
-LISTS_LIMIT = 400_000
+MAX_LISTS = 400_000
 """Maximum number of lists and objects in a summary: each takes more memory than its text."""
+MAX_MEMORY = 4 * 10**9  # Bytes of address space: a file of 250 MB needs 2.2 GB of memory.
+MAX_CPU_S = 120
+MAX_RESULT_BYTES = 128 * 2**20
+MAX_WALL_S = 600.0  # The process may have to wait for others on a busy machine.
+POLL_S = 0.1
+MAX_ERROR_CHARS = 600
+_ROOT = Path(__file__).parents[3]
 _LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|[,:\[]-?([0-9]{20})')  # skips strings
 
 
@@ -46,7 +53,7 @@ class SummaryFile:
 
 
 def summary_path(snapshot: Path) -> Path:
-    """Return where the summary of a snapshot is kept, beside it.
+    """Return the path of a snapshot's summary in the same folder.
 
     >>> summary_path(Path("runs/one/snapshot-step-5.pickle")).name
     'snapshot-step-5.summary.json.gz'
@@ -66,11 +73,11 @@ def write_summary(path: Path, summary: SnapshotSummary, modified_ns: int) -> Non
 def read_summary(path: Path, file_size: int, modified_ns: int) -> SnapshotSummary | None:
     """Return the summary of the snapshot with this size and modification time.
 
-    Returns None if there is no valid one: it can be made again.
+    Returns None if the file is absent or invalid: a summary can be created again.
     """
     try:
-        with gzip.open(io.BytesIO(read_regular_file(path, BYTES_LIMIT))) as file:
-            data = file.read(BYTES_LIMIT + 1)
+        with gzip.open(io.BytesIO(read_regular_file(path, MAX_BYTES))) as file:
+            data = file.read(MAX_BYTES + 1)
         _check_size(data)
         found = msgspec.json.decode(data, type=SummaryFile)
     except (OSError, ValueError, RecursionError, EOFError, zlib.error):
@@ -83,55 +90,45 @@ def read_summary(path: Path, file_size: int, modified_ns: int) -> SnapshotSummar
 
 def _check_size(data: bytes) -> None:
     """Raise ValueError for JSON that takes too much memory or has numbers above 64 bits."""
-    if len(data) > BYTES_LIMIT:
-        raise ValueError(f"must have at most {BYTES_LIMIT} bytes")
-    if data.count(b"[") + data.count(b"{") > LISTS_LIMIT:
-        raise ValueError(f"must have at most {LISTS_LIMIT} lists")
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"must have at most {MAX_BYTES} bytes")
+    if data.count(b"[") + data.count(b"{") > MAX_LISTS:
+        raise ValueError(f"must have at most {MAX_LISTS} lists")
     if any(match[1] for match in _LONG_NUMBER.finditer(data)):
         raise ValueError("must have numbers of at most 64 bits")
 
 
 def _is_consistent(summary: SnapshotSummary) -> bool:
     """Return True if all indices are valid and the columns of a history have one length."""
-    parts = [part for memory in summary.devices for row in memory.rows for part in row.parts]
-    stacks = [site.stack for site in summary.sites] + [part.stack for part in parts]
     for one in summary.histories:
-        stacks += [band.stack for band in one.bands] + [held.stack for held in one.at_peak]
         lines = [one.live, one.before, one.rest, one.seconds, one.reserved]
         lines += [band.live for band in one.bands]
-        count = len(one.columns)
         columns = [one.peak_column, *one.ooms]
         columns += [column for span in one.spans for column in (span.first, span.last)]
-        if any(line is not None and len(line) != count for line in lines):
+        if any(line is not None and len(line) != len(one.columns) for line in lines):
             return False
-        if any(not 0 <= column < count for column in columns):
+        if any(not 0 <= column < len(one.columns) for column in columns):
             return False
         if any(not 0 <= span.label < len(summary.labels) for span in one.spans):
             return False
-    return (
-        len(summary.modules) == len(summary.stacks)
-        and all(-1 <= stack < len(summary.stacks) for stack in stacks)
-        and all(0 <= text < len(summary.texts) for stack in summary.stacks for text in stack)
-        and all(part.state in (0, 1, 2) and part.size >= 0 for part in parts)
+    parts = (part for memory in summary.devices for row in memory.rows for part in row.parts)
+    texts = summary.texts.keys()  # an unknown stack has no frames
+    return all(texts >= set(frames) for frames in summary.stacks.values()) and all(
+        part.state in (0, 1, 2) and part.size >= 0 for part in parts
     )
-
-
-MEMORY_LIMIT = 4 * 10**9  # Bytes of address space: a file of 250 MB needs 2.2 GB of memory.
-CPU_LIMIT_S = 120
-RESULT_LIMIT = 128 * 2**20
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the summary of the first argument to the second; return the exit code."""
     snapshot, result = map(Path, arguments)
-    limit_process(memory=MEMORY_LIMIT, cpu_s=CPU_LIMIT_S, file_bytes=RESULT_LIMIT)
+    limit_process(memory=MAX_MEMORY, cpu_s=MAX_CPU_S, file_bytes=MAX_RESULT_BYTES)
     try:
         modified_ns = snapshot.stat().st_mtime_ns
         loaded = load(snapshot, progress=lambda read: os.write(1, f"{read}\n".encode()))
         write_summary(result, summarize(loaded), modified_ns)
     except MemoryError:
         return _fail(
-            f"{snapshot.name}: needs more than {format_bytes(MEMORY_LIMIT)} of memory to open. "
+            f"{snapshot.name}: needs more than {format_bytes(MAX_MEMORY)} of memory to open. "
             "Record fewer steps."
         )
     except (SnapshotError, OSError) as error:
@@ -147,14 +144,8 @@ def _fail(text: str) -> int:
     return 1
 
 
-TIME_LIMIT_S = 600.0  # Wall time: the process may have to wait for others on a busy machine.
-POLL_S = 0.1
-_ROOT = Path(__file__).parents[3]
-_SENTENCE_LIMIT = 600
-
-
 class SnapshotLoadTask:
-    """One snapshot being opened; call `poll` until it returns True, from one thread at a time.
+    """Opens one snapshot; call `poll` until it returns True. Not thread-safe.
 
     `summary` is the result of `kept_summary`. Raises OSError if the file cannot be read or no
     process can be started.
@@ -164,12 +155,12 @@ class SnapshotLoadTask:
         found = path.stat()
         self.path = path
         self.share = 0.0
-        """Share of the file that has been read."""
+        """Fraction of the file that has been read."""
         self.summary = summary
         self.error: str | None = None
         """Why the file could not be opened, as a sentence."""
         self._state = (found.st_size, found.st_mtime_ns)
-        self._deadline = time.monotonic() + TIME_LIMIT_S
+        self._deadline = time.monotonic() + MAX_WALL_S
         self._result = _place(path, spare)
         self._process = None if summary is not None else _start(path, self._result)
 
@@ -191,7 +182,7 @@ class SnapshotLoadTask:
         name = self.path.name
         if code is None and time.monotonic() > self._deadline:
             self.close()
-            self.error = f"{name}: took more than {TIME_LIMIT_S:.0f} s. {REMEDY}"
+            self.error = f"{name}: took more than {MAX_WALL_S:.0f} s. {REMEDY}"
         elif code == 0:
             self.close()
             self.summary = read_summary(self._result, *self._state)
@@ -201,7 +192,7 @@ class SnapshotLoadTask:
             assert process.stderr is not None
             lines = process.stderr.read().decode(errors="replace").strip().splitlines()
             self.close()
-            self.error = printable(_why(name, code, lines[-1:]))[:_SENTENCE_LIMIT]
+            self.error = printable(_why(name, code, lines[-1:]))[:MAX_ERROR_CHARS]
         return self.done
 
     def close(self) -> None:
@@ -216,7 +207,7 @@ class SnapshotLoadTask:
 
 
 def kept_summary(path: Path, spare: Path) -> SnapshotSummary | None:
-    """Return the stored summary of a file in its present state, if any. Raises OSError."""
+    """Return the cached summary of a file, None without a current one. Raises OSError."""
     found = path.stat()
     return read_summary(_place(path, spare), found.st_size, found.st_mtime_ns)
 
@@ -224,9 +215,9 @@ def kept_summary(path: Path, spare: Path) -> SnapshotSummary | None:
 def open_snapshot(
     path: Path, spare: Path, progress: Callable[[float], None] = lambda share: None
 ) -> SnapshotSummary:
-    """Return the summary of a snapshot, waiting for it. Raises SnapshotError and OSError.
+    """Return the summary of a snapshot; blocks. Raises SnapshotError and OSError.
 
-    `spare` is a folder for the summary if the folder of the file cannot be written.
+    `spare` is a folder for the summary if the folder of the file is read-only.
     """
     opening = SnapshotLoadTask(path, spare, kept_summary(path, spare))
     try:
@@ -241,7 +232,7 @@ def open_snapshot(
 
 
 def _place(path: Path, spare: Path) -> Path:
-    """Return where the summary is kept."""
+    """Return the path of the summary."""
     if is_own_folder(path.parent) and os.access(path.parent, os.W_OK):
         return summary_path(path)
     name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
@@ -268,7 +259,7 @@ def _start(path: Path, result: Path) -> subprocess.Popen[bytes]:
 
 def _why(name: str, code: int, words: list[str]) -> str:
     if code == -signal.SIGXCPU:
-        return f"{name}: took more than {CPU_LIMIT_S} s to open. {REMEDY}"
+        return f"{name}: took more than {MAX_CPU_S} s to open. {REMEDY}"
     if code < 0:
         how = signal.strsignal(-code) or f"signal {-code}"
         return f"{name}: broke the process that opened it ({how}), as no snapshot does. {REMEDY}"

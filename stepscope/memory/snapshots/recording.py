@@ -18,14 +18,17 @@ from stepscope.recorder.recorder import Command
 log = logging.getLogger(__name__)
 
 PREFIX = "phase="  # Begins each label, such as "phase=forward".
+STEPS, STEPS_LIMIT = 1, 50  # Number of recorded steps: the default, and the maximum.
+MAX_ENTRIES = 100_000
+"""Maximum number of the newest actions, some KB each; torch's own default has no bound."""
 _AFTER = {DATA: FORWARD, FORWARD: FORWARD, BACKWARD: OPTIMIZER, OPTIMIZER: FORWARD}
-"""What follows a phase, until the next one begins: a script names only data and backward."""
+"""The label after a phase, until the next one begins: a script names only data and backward."""
 
 
 class AllocationLabeler:
-    """Labels what is allocated from now on, until `end`; made and ended by the training thread.
+    """Labels allocations from now on until `end`. Training thread only.
 
-    A text that the script has set is put back at the end.
+    The end restores a label that the script has set.
     """
 
     def __init__(self) -> None:
@@ -74,7 +77,7 @@ class AllocationLabeler:
             self._set(f"{PREFIX}{name}")
 
     def _put_in_backward(self, text: str) -> None:
-        """Set the text of the thread that computes gradients on the current device."""
+        """Set the label of the thread that computes gradients on the current device."""
         torch, put = sys.modules["torch"], self._set
         if put is None:
             return
@@ -88,13 +91,8 @@ class AllocationLabeler:
             log.warning("stepscope: backward passes are not labeled", exc_info=True)
 
 
-STEPS, STEPS_LIMIT = 1, 50  # Steps recorded where nothing is said, and at most.
-ENTRIES = 100_000
-"""Actions of the allocator kept, the newest, some KB each; torch's own default has no bound."""
-
-
 def steps_refusal(command: Command) -> str | None:
-    """Say why so many steps cannot be recorded; None where they can."""
+    """Return why the requested steps cannot be recorded; None if they can."""
     steps = command.args.get("steps", STEPS)
     if type(steps) is int and 1 <= steps <= STEPS_LIMIT:
         return None
@@ -102,7 +100,7 @@ def steps_refusal(command: Command) -> str | None:
 
 
 class SnapshotRecording:
-    """A history recorded from now, after `after_step`, until `write`."""
+    """An allocation history recorded from now, after `after_step`, until `write`."""
 
     def __init__(self, command: Command, after_step: int) -> None:
         self.command = command
@@ -110,16 +108,18 @@ class SnapshotRecording:
         self.last_step: int = after_step + command.args.get("steps", STEPS)
         torch = sys.modules["torch"]
         self._memory: Any = torch.cuda.memory
-        # A script may record a history itself: it is written as it is, and goes on.
+        # A script may record a history itself: it is written as it is, and continues.
         self._ours = not torch._C._cuda_isHistoryEnabled()
         self.labels = AllocationLabeler()
         if self._ours:
-            self._memory._record_memory_history(context="all", stacks="python", max_entries=ENTRIES)
+            self._memory._record_memory_history(
+                context="all", stacks="python", max_entries=MAX_ENTRIES
+            )
 
     def write(self, path: Path) -> None:
-        """Write what was recorded, in the form of https://pytorch.org/memory_viz, and stop.
+        """Write the history as a file for https://pytorch.org/memory_viz, and stop recording.
 
-        The file is there once it is whole: an error, such as a full disk, leaves none.
+        The write is atomic: an error, such as a full disk, leaves no file.
         """
         try:
             with atomic_replace(path, durable=False) as part:

@@ -1,8 +1,8 @@
-"""How the allocator's memory is split up, by segment, stream and pool.
+"""Summarize how the allocator's memory is split up, by segment, stream and pool; no I/O.
 
-Pure functions over the list `segments` of `torch.cuda.memory_snapshot()` or of a snapshot file.
-Both may come from another version of torch or from an untrusted file: a segment or block of an
-unexpected form is left out, and a missing key counts as not recorded.
+The functions take the list `segments` of `torch.cuda.memory_snapshot()` or of a snapshot file. Both
+may come from another version of torch or from an untrusted file: a malformed segment or block is
+skipped, and a missing key counts as not recorded.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ _STATES = {
     "active_awaiting_free": AWAITING,
     "active_pending_free": AWAITING,  # older versions of torch
 }
-LARGEST_SIZE = 2**62  # Sizes from here on are invalid.
+MAX_SIZE = 2**62  # Sizes from here on are invalid.
 PAGE_BYTES = {"small": 2 * 2**20, "large": 20 * 2**20}
-"""Pages in which an expandable segment takes and gives back memory, by its type.
+"""Pages of an expandable segment, by its type; it grows and shrinks by whole pages.
 
 torch 2.13, c10/cuda/CUDACachingAllocator.h: kSmallBuffer and kLargeBuffer."""
-ROWS_LIMIT = 60  # Segments in the map of a device.
-PARTS_LIMIT = 200  # Parts of a segment in the map; neighboring blocks are merged above this number.
-PLACES_LIMIT = 200  # Streams and pools listed.
+MAX_SEGMENTS = 60  # Maximum number of segments in the map of a device.
+MAX_PARTS = 200  # Number of parts of a segment above which neighboring blocks are merged.
+MAX_POOLS = 200  # Maximum number of streams and pools listed.
 
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
     """How reserved memory is used, in bytes.
 
-    `reserved` = `allocated` + `awaiting_free` + `cached` + `split`. `cached` can be given back to
-    the driver, `split` cannot: it lies beside live blocks. `largest_free` is the largest free block
-    that an allocation can get. `private_pools` is the part of `reserved` in pools other than the
-    default one, such as those of CUDA graphs.
+    `reserved` = `allocated` + `awaiting_free` + `cached` + `split`. `cached` can be returned to the
+    driver, `split` cannot: it lies next to live blocks. `private_pools` is the part of `reserved`
+    in pools other than the default one, such as those of CUDA graphs.
     """
 
     reserved: int
@@ -64,9 +63,9 @@ class SegmentBlock:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSlice:
-    """A stretch of a segment: its bytes, and its state (ACTIVE, AWAITING or FREE).
+    """A stretch of a segment with one state (ACTIVE, AWAITING or FREE).
 
-    `stack` is that of its block; NO_STACK if it has none, or for several blocks.
+    `stack` is NO_STACK for a block without a stack, and for several blocks.
     """
 
     size: int
@@ -99,7 +98,7 @@ class PoolMemory:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSegments:
-    """All segments of a device, and the map of those in which most is split."""
+    """All segments of a device, and the map of the most fragmented ones."""
 
     device: int
     segments: int
@@ -115,13 +114,13 @@ def fragmentation(segments: object) -> Fragmentation:
     used = [0, 0, 0]
     for segment in segments_of(segments):
         blocks = list(blocks_of(segment))
-        total = segment_size(segment, blocks)
+        total = max(whole(segment.get("total_size")) or 0, sum(block.size for block in blocks))
         reserved += total
         private += total if pool_name(segment) else 0
         for block in blocks:
             used[block.state] += block.size
         is_used = any(block.state != FREE and block.size for block in blocks)
-        cached += _returnable(segment, blocks, total) if is_used else total
+        cached += _returnable(segment, blocks) if is_used else total
         free = [block.size for block in blocks if block.state == FREE]
         largest_free = max([largest_free, *free, *([] if blocks else [total])])
     split = reserved - used[ACTIVE] - used[AWAITING] - cached
@@ -167,30 +166,25 @@ def blocks_of(segment: dict[str, Any]) -> Iterator[SegmentBlock]:
         start += size
 
 
-def segment_size(segment: dict[str, Any], blocks: list[SegmentBlock]) -> int:
-    """Return a segment's bytes, at least those of its blocks."""
-    return max(whole(segment.get("total_size")) or 0, sum(block.size for block in blocks))
-
-
-def _returnable(segment: dict[str, Any], blocks: list[SegmentBlock], total: int) -> int:
-    """Return the free bytes of a segment in use that can be given back.
+def _returnable(segment: dict[str, Any], blocks: list[SegmentBlock]) -> int:
+    """Return the free bytes of a segment in use that can be returned to the driver.
 
     These are whole pages of expandable segments.
     """
     if segment.get("is_expandable") is not True:
         return 0
     page = PAGE_BYTES.get(str(segment.get("segment_type")), PAGE_BYTES["large"])
-    found = 0
-    for block in blocks:
-        if block.state == FREE:
-            first = -(-block.start // page) * page
-            found += max(0, (block.start + block.size) // page * page - first)
-    return min(found, total)
+    spans = (
+        (-(-one.start // page), (one.start + one.size) // page)
+        for one in blocks
+        if one.state == FREE
+    )
+    return sum(max(0, end - first) for first, end in spans) * page
 
 
 def whole(value: object) -> int | None:
-    """Return a number of bytes, an address or a stream; None for an invalid one."""
-    return value if type(value) is int and 0 <= value < LARGEST_SIZE else None
+    """Return a number of bytes, an address or a stream; None if it is invalid."""
+    return value if type(value) is int and 0 <= value < MAX_SIZE else None
 
 
 def pool_name(segment: dict[str, Any]) -> str:
@@ -208,8 +202,8 @@ def places(segments: object) -> tuple[PoolMemory, ...]:
     for segment in segments_of(segments):
         device, stream = whole(segment.get("device")) or 0, whole(segment.get("stream")) or 0
         groups[device, stream, pool_name(segment)].append(segment)
-    found = [PoolMemory(*key, len(mine), fragmentation(mine)) for key, mine in groups.items()]
-    return tuple(sorted(found, key=lambda place: -place.parts.reserved)[:PLACES_LIMIT])
+    pools = [PoolMemory(*key, len(group), fragmentation(group)) for key, group in groups.items()]
+    return tuple(sorted(pools, key=lambda pool: -pool.parts.reserved)[:MAX_POOLS])
 
 
 def device_memory(segments: object, stacks: StackTable) -> tuple[DeviceSegments, ...]:
@@ -217,14 +211,13 @@ def device_memory(segments: object, stacks: StackTable) -> tuple[DeviceSegments,
     by_device = defaultdict(list)
     for segment in segments_of(segments):
         by_device[whole(segment.get("device")) or 0].append(segment)
-    return tuple(
-        _device(device, mine, stacks) for device, mine in sorted(by_device.items())[:ROWS_LIMIT]
-    )
+    devices = sorted(by_device.items())[:MAX_SEGMENTS]
+    return tuple(_device(device, group, stacks) for device, group in devices)
 
 
 def _device(device: int, segments: list[dict[str, Any]], stacks: StackTable) -> DeviceSegments:
-    made = [(segment, fragmentation([segment])) for segment in segments]
-    made.sort(key=lambda one: (-one[1].split, -one[1].reserved))
+    ranked = [(segment, fragmentation([segment])) for segment in segments]
+    ranked.sort(key=lambda pair: (-pair[1].split, -pair[1].reserved))
     live = [block for one in segments for block in blocks_of(one) if block.state == ACTIVE]
     return DeviceSegments(
         device,
@@ -232,40 +225,36 @@ def _device(device: int, segments: list[dict[str, Any]], stacks: StackTable) -> 
         len(live),
         sum(block.requested for block in live),
         fragmentation(segments),
-        tuple(_row(segment, parts, stacks) for segment, parts in made[:ROWS_LIMIT]),
+        tuple(_row(segment, use, stacks) for segment, use in ranked[:MAX_SEGMENTS]),
     )
 
 
-def _row(segment: dict[str, Any], found: Fragmentation, stacks: StackTable) -> SegmentRow:
-    shown, left = [], found.reserved
+def _row(segment: dict[str, Any], use: Fragmentation, stacks: StackTable) -> SegmentRow:
+    parts = []
     for block in blocks_of(segment):
         stack = stacks.number(block.frames) if block.state == ACTIVE else NO_STACK
-        shown.append(SegmentSlice(block.size, block.state, stack))
-        left -= block.size
+        parts.append(SegmentSlice(block.size, block.state, stack))
+    left = use.reserved - sum(part.size for part in parts)
     if left:
-        shown.append(SegmentSlice(left, FREE, NO_STACK))
-    if len(shown) > PARTS_LIMIT:
-        shown = list(_merged(shown, found.reserved))
-    stream = whole(segment.get("stream")) or 0
-    return SegmentRow(
-        stream, pool_name(segment), found.reserved, found.allocated, found.split, tuple(shown)
-    )
+        parts.append(SegmentSlice(left, FREE, NO_STACK))
+    if len(parts) > MAX_PARTS:
+        parts = list(_merged(parts, use.reserved))
+    stream, pool = whole(segment.get("stream")) or 0, pool_name(segment)
+    return SegmentRow(stream, pool, use.reserved, use.allocated, use.split, tuple(parts))
 
 
 def _merged(parts: Sequence[SegmentSlice], size: int) -> Iterable[SegmentSlice]:
-    """Yield fewer parts: neighbors within a PARTS_LIMIT-th of the segment become up to three."""
-    limit = 3 * size // PARTS_LIMIT
+    """Yield fewer parts: small neighbors become up to three parts, one per state.
+
+    Neighbors are merged up to three MAX_PARTS-ths of the segment.
+    """
+    limit = 3 * size // MAX_PARTS
     sums = [0, 0, 0]
-    for part in parts:
-        if sum(sums) + part.size > limit:
-            yield from _sums(sums)
+    for part in (*parts, None):
+        if part is None or sum(sums) + part.size > limit:
+            yield from (SegmentSlice(one, state, NO_STACK) for state, one in enumerate(sums) if one)
             sums = [0, 0, 0]
-        if part.size > limit:
+        if part is not None and part.size > limit:
             yield part
-        else:
+        elif part is not None:
             sums[part.state] += part.size
-    yield from _sums(sums)
-
-
-def _sums(sums: list[int]) -> Iterable[SegmentSlice]:
-    return (SegmentSlice(size, state, NO_STACK) for state, size in enumerate(sums) if size)

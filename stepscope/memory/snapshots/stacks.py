@@ -1,7 +1,7 @@
-"""Stack frames of an allocation as text, and the module that a stack names; pure.
+"""Stack frames of an allocation as text, and the module of a stack; pure, no I/O.
 
 torch lists frames from the innermost to the outermost, each as a dict of `filename`, `line` and
-`name`. Files may be foreign: whatever is not such a frame is left out.
+`name`. Files are untrusted: entries that are no such frame are skipped.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ from pathlib import PurePosixPath
 
 from stepscope.common.formatting import printable
 
-FRAMES_LIMIT = 128  # Frames kept of a stack, the innermost ones; those of C++ make up to 100.
-TEXT_LIMIT = 300  # Characters kept of a file's name, its end, and of a function's.
+MAX_FRAMES = 128  # Maximum frames per stack, the innermost ones; those of C++ make up to 100.
+MAX_TEXT_CHARS = 300  # Maximum length of a file's name, from its end, and of a function's.
+MAX_STACKS = 100_000  # Maximum number of distinct stacks; programs have some thousand.
+MAX_TEXTS = 200_000  # Maximum number of distinct frames.
+NO_STACK = -1  # The number of a stack that was not recorded, or exceeds MAX_STACKS.
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/torch/", "/lib/python3", "<frozen ")
 _MODULE_CALL = re.compile(
     r"torch[/\\]nn[/\\]modules[/\\]module\.py:\d+ in (.*\.)?(_wrapped)?_call_impl$"
 )
 
 
 def frame_text(frame: object) -> str | None:
-    """Return a frame as one line; None for what is no frame or names no place.
+    """Return a frame as one line; None if it is malformed or names no place.
 
     >>> frame_text({"filename": "/home/me/train.py", "line": 12, "name": "loss"})
     '/home/me/train.py:12 in loss'
@@ -32,26 +36,18 @@ def frame_text(frame: object) -> str | None:
         return None
     if filename in ("", "??") and name in ("", "??"):
         return None
-    where = printable(filename[-TEXT_LIMIT:]) or "??"
+    place = printable(filename[-MAX_TEXT_CHARS:]) or "??"
     if type(line) is int and 0 < line < 10**9:
-        where += f":{line}"
-    return f"{where} in {printable(name[:TEXT_LIMIT])}"
-
-
-def stack_texts(frames: object) -> tuple[str, ...]:
-    """Return a stack's frames as lines, innermost first; () where there is none."""
-    if not isinstance(frames, list | tuple):
-        return ()
-    texts = (frame_text(frame) for frame in frames[:FRAMES_LIMIT])
-    return tuple(text for text in texts if text is not None)
+        place += f":{line}"
+    return f"{place} in {printable(name[:MAX_TEXT_CHARS])}"
 
 
 def module_of(frames: Sequence[str]) -> str | None:
-    """Return the innermost module whose `forward` made the allocation; None where unclear.
+    """Return the innermost module whose `forward` made the allocation; None if unclear.
 
-    Frames name functions, not classes. So a module is named only by a `forward` that `nn.Module`
-    has called: by the file of that `forward`, and by the line that called the module, which
-    distinguishes two layers of one class.
+    Frames name functions, not classes. So a module is identified only by a `forward` that
+    `nn.Module` has called: by the file of that `forward`, and by the line that called the module,
+    which distinguishes two layers of one class.
 
     >>> call = "/lib/torch/nn/modules/module.py:1780 in _call_impl"
     >>> linear = "/lib/torch/nn/modules/linear.py:134 in forward"
@@ -60,20 +56,19 @@ def module_of(frames: Sequence[str]) -> str | None:
     >>> module_of(["/me/net.py:9 in forward", "/me/train.py:3 in step"]) is None
     True
     """
-    for place, frame in enumerate(frames):
-        outer = frames[place + 1 :]
-        is_forward = frame.endswith((" in forward", ".forward"))
-        if is_forward and outer and _MODULE_CALL.search(outer[0]):
-            caller = next((one for one in outer if not _MODULE_CALL.search(one)), None)
+    for place, frame in enumerate(frames[:-1]):
+        if frame.endswith((" in forward", ".forward")) and _MODULE_CALL.search(frames[place + 1]):
+            outer = (one for one in frames[place + 1 :] if not _MODULE_CALL.search(one))
+            caller = next(outer, None)
             at = "" if caller is None else f", called at {short(caller).rpartition(' in ')[0]}"
-            return f"{_file_of(frame)}{at}"
+            return f"{_module_file(frame)}{at}"
     return None
 
 
-def _file_of(frame: str) -> str:
-    """Return a file's name, of one of torch's own the name of its module."""
-    where = frame.rpartition(" in ")[0].rpartition(":")[0]
-    path = PurePosixPath(where.replace("\\", "/"))
+def _module_file(frame: str) -> str:
+    """Return a frame's file name, or the module name of a file of torch."""
+    file = frame.rpartition(" in ")[0].rpartition(":")[0]
+    path = PurePosixPath(file.replace("\\", "/"))
     parts = path.with_suffix("").parts
     if "torch" in parts:
         return ".".join(parts[len(parts) - 1 - parts[::-1].index("torch") :])
@@ -90,22 +85,14 @@ def own_frame(frames: Sequence[str]) -> str | None:
     return next(own, frames[0] if frames else None)
 
 
-_INSTALLED = ("/site-packages/", "/dist-packages/", "/torch/", "/lib/python3", "<frozen ")
-
-
 def short(frame: str) -> str:
     """Return a frame with the last part of its path alone.
 
     >>> short("/home/me/train.py:12 in loss")
     'train.py:12 in loss'
     """
-    where, _, name = frame.rpartition(" in ")
-    return f"{where.replace(chr(92), '/').rpartition('/')[2]} in {name}"
-
-
-NO_STACK = -1  # The number of an allocation whose stack was not recorded, or is one too many.
-STACKS_LIMIT = 100_000  # Distinct stacks kept; programs have some thousand.
-TEXTS_LIMIT = 200_000  # Distinct frames kept.
+    place, _, name = frame.rpartition(" in ")
+    return f"{place.replace(chr(92), '/').rpartition('/')[2]} in {name}"
 
 
 class StackTable:
@@ -126,22 +113,22 @@ class StackTable:
         """Return the number of a list of frames."""
         if not isinstance(frames, list | tuple):
             return NO_STACK
-        frames = frames[:FRAMES_LIMIT]
+        frames = frames[:MAX_FRAMES]
         ids = tuple(map(id, frames))
-        found = self._by_ids.get(ids)
-        if found is None:
+        number = self._by_ids.get(ids)
+        if number is None:
             places = tuple(place for place in map(self._place, frames) if place >= 0)
-            found = self._by_frames.get(places)
-            if found is None and len(self.frames) >= STACKS_LIMIT:
+            number = self._by_frames.get(places)
+            if number is None and len(self.frames) >= MAX_STACKS:
                 self.left_out += 1
                 return NO_STACK
-            if found is None:
-                found = self._by_frames[places] = len(self.frames)
+            if number is None:
+                number = self._by_frames[places] = len(self.frames)
                 self.frames.append(places)
-            if len(self._by_ids) < STACKS_LIMIT:
-                self._by_ids[ids] = found
+            if len(self._by_ids) < MAX_STACKS:
+                self._by_ids[ids] = number
                 self._alive.append(frames)
-        return found
+        return number
 
     def text(self, number: int) -> tuple[str, ...]:
         """Return the lines of a stack, () for NO_STACK."""
@@ -152,7 +139,7 @@ class StackTable:
     def _place(self, frame: object) -> int:
         """Return the index of a frame in `texts`, -1 for an invalid one."""
         text = frame_text(frame)
-        if text is None or (text not in self._by_text and len(self.texts) >= TEXTS_LIMIT):
+        if text is None or (text not in self._by_text and len(self.texts) >= MAX_TEXTS):
             return -1
         if text not in self._by_text:
             self._by_text[text] = len(self.texts)

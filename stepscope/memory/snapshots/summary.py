@@ -1,10 +1,10 @@
-"""Summarize a snapshot for a page: largest allocations, modules, what changed."""
+"""Summarize a snapshot for a page: largest allocation sites, modules, differences; no I/O."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from stepscope.common.formatting import printable
@@ -21,18 +21,21 @@ from stepscope.memory.snapshots.segments import (
 )
 from stepscope.memory.snapshots.stacks import NO_STACK, StackTable, module_of
 from stepscope.memory.snapshots.timeline import MemoryTimeline, history
-from stepscope.memory.snapshots.trace import OOMS_LIMIT
+from stepscope.memory.snapshots.trace import MAX_OOMS
 
-SITES_LIMIT = 2000
-"""Stacks with live memory that are listed one by one; programs have some hundred."""
-SETTINGS_LIMIT = 40
-TEXT_LIMIT = 200
-SUM_LIMIT = 2**63  # Bytes: a foreign file may give each of many blocks a size near this.
+MAX_SITES = 2000
+"""Maximum number of stacks with live memory that are listed; programs have some hundred."""
+MAX_SETTINGS = 40
+MAX_TEXT_CHARS = 200
+MAX_SUM_BYTES = 2**63  # An untrusted file may give each of many blocks a size near this.
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationSite:
-    """Live memory of one stack on one device at the end; `size` as taken, `requested` as asked."""
+    """Live memory of one stack on one device at the end, in bytes.
+
+    `size` is the allocated, `requested` the requested memory.
+    """
 
     device: int
     stack: int
@@ -52,7 +55,7 @@ class FailedAllocation:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSummary:
-    """A snapshot in short. `stacks` are lists of places in `texts`, innermost frame first."""
+    """The summary of a snapshot; frames of a stack are keys of `texts`, innermost first."""
 
     name: str
     file_size: int
@@ -65,81 +68,82 @@ class SnapshotSummary:
     failed: tuple[FailedAllocation, ...]
     labels: tuple[str, ...]
     settings: dict[str, str]
-    texts: tuple[str, ...]
-    stacks: tuple[tuple[int, ...], ...]
-    modules: tuple[str | None, ...]  # Of each stack the module that it names.
+    texts: dict[int, str]
+    stacks: dict[int, tuple[int, ...]]
     unreadable: int  # Entries of the history that were no actions.
-    stacks_left: int  # Allocations whose stack was one too many to be kept.
+    stacks_left: int  # Allocations whose stack exceeded the maximum number of stacks.
 
     def frames(self, stack: int) -> tuple[str, ...]:
-        """Return the lines of a stack, () where none was recorded."""
-        if stack == NO_STACK:
-            return ()
-        return tuple(self.texts[place] for place in self.stacks[stack])
+        """Return the lines of a stack, () if none was recorded."""
+        return tuple(self.texts[place] for place in self.stacks.get(stack, ()))
 
     def module(self, stack: int) -> str | None:
-        """Return the module that a stack names, if any."""
-        return None if stack == NO_STACK else self.modules[stack]
+        """Return the module of a stack; None without one."""
+        return module_of(self.frames(stack))
 
 
 def summarize(snapshot: MemorySnapshot) -> SnapshotSummary:
     """Return the summary of a snapshot. Raises SnapshotError for sizes of 2**63 bytes or more."""
-    name = printable(snapshot.name)[:TEXT_LIMIT]
+    name = printable(snapshot.name)[:MAX_TEXT_CHARS]
     try:
-        summary = _summarized(name, snapshot)
-    except OverflowError:
-        summary = None
-    if summary is not None:
-        sizes = [one.parts.reserved for one in summary.devices]
-        sizes += [one.parts.reserved for one in summary.places]
-        sizes += [one.peak for one in summary.histories]
+        summary = _summary(name, snapshot)
+        sizes = [part.parts.reserved for part in (*summary.devices, *summary.places)]
+        sizes += [timeline.peak for timeline in summary.histories]
         sizes += [value for site in summary.sites for value in (site.size, site.requested)]
-        if max((*sizes, summary.size_left)) < SUM_LIMIT:
-            return summary
-    raise SnapshotError(
-        f"{name}: its sizes must add up to less than 2**63 bytes, got more. {REMEDY}"
-    )
+        if max((*sizes, summary.size_left)) >= MAX_SUM_BYTES:
+            raise OverflowError
+    except OverflowError:
+        raise SnapshotError(
+            f"{name}: its sizes must add up to less than 2**63 bytes, got more. {REMEDY}"
+        ) from None
+    return summary
 
 
-def _summarized(name: str, snapshot: MemorySnapshot) -> SnapshotSummary:
-    devices = device_memory(snapshot.segments, snapshot.stacks)
-    sites = _sites(snapshot.segments, snapshot.stacks)
+def _summary(name: str, snapshot: MemorySnapshot) -> SnapshotSummary:
+    table = snapshot.stacks
+    devices = device_memory(snapshot.segments, table)
+    sites = _sites(snapshot.segments, table)
+    histories = tuple(_histories(snapshot, devices))
     failed = [
         FailedAllocation(device, oom.requested, oom.device_free)
         for device, trace in snapshot.traces.items()
         for oom in trace.ooms
     ]
-    listed = sites[:SITES_LIMIT]
-    kept = _KeptStacks(snapshot.stacks)
+    used = [part.stack for memory in devices for row in memory.rows for part in row.parts]
+    used += [site.stack for site in sites[:MAX_SITES]]
+    used += [one.stack for timeline in histories for one in (*timeline.bands, *timeline.at_peak)]
+    stacks = {number: table.frames[number] for number in sorted(set(used) - {NO_STACK})}
+    texts = {text: table.texts[text] for frames in stacks.values() for text in frames}
     return SnapshotSummary(
         name=name,
         file_size=snapshot.size,
-        devices=tuple(kept.device(device) for device in devices),
+        devices=devices,
         places=places(snapshot.segments),
-        sites=tuple(replace(site, stack=kept.number(site.stack)) for site in listed),
-        sites_left=len(sites) - len(listed),
-        size_left=sum(site.size for site in sites[SITES_LIMIT:]),
-        histories=tuple(kept.history(one) for one in _histories(snapshot, devices)),
-        failed=tuple(failed[:OOMS_LIMIT]),
+        sites=tuple(sites[:MAX_SITES]),
+        sites_left=len(sites[MAX_SITES:]),
+        size_left=sum(site.size for site in sites[MAX_SITES:]),
+        histories=histories,
+        failed=tuple(failed[:MAX_OOMS]),
         labels=snapshot.labels,
         settings=_settings(snapshot.settings),
+        texts=texts,
+        stacks=stacks,
         unreadable=sum(trace.unreadable for trace in snapshot.traces.values()),
-        stacks_left=snapshot.stacks.left_out,
-        **kept.tables(),
+        stacks_left=table.left_out,
     )
 
 
 def _sites(segments: list[Any], stacks: StackTable) -> list[AllocationSite]:
-    """Return what each stack holds at the end, the largest first."""
+    """Return the live memory of each stack at the end, the largest first."""
     sums: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
     for segment in segments_of(segments):
         device = whole(segment.get("device")) or 0
         for block in blocks_of(segment):
             if block.state == ACTIVE:
-                found = sums[device, stacks.number(block.frames)]
-                found[0] += block.size
-                found[1] += block.requested
-                found[2] += 1
+                total = sums[device, stacks.number(block.frames)]
+                total[0] += block.size
+                total[1] += block.requested
+                total[2] += 1
     sites = [AllocationSite(*key, *numbers) for key, numbers in sums.items()]
     return sorted(sites, key=lambda site: (-site.size, site.device, site.stack))
 
@@ -147,7 +151,7 @@ def _sites(segments: list[Any], stacks: StackTable) -> list[AllocationSite]:
 def _histories(
     snapshot: MemorySnapshot, devices: Iterable[DeviceSegments]
 ) -> Iterator[MemoryTimeline]:
-    reserved = {one.device: one.parts.reserved for one in devices}
+    reserved = {memory.device: memory.parts.reserved for memory in devices}
     live: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for segment in segments_of(snapshot.segments):
         device, begin = whole(segment.get("device")) or 0, whole(segment.get("address"))
@@ -158,59 +162,19 @@ def _histories(
             if block.state == ACTIVE and address is not None:
                 live[device][address] = block.requested
     for device, trace in snapshot.traces.items():
-        found = history(device, trace, live[device], reserved.get(device))
-        if found is not None:
-            yield found
+        timeline = history(device, trace, live[device], reserved.get(device))
+        if timeline is not None:
+            yield timeline
 
 
 def _settings(settings: dict[str, Any]) -> dict[str, str]:
     return {
-        printable(name)[:TEXT_LIMIT]: printable(str(value))[:TEXT_LIMIT]
-        for name, value in list(settings.items())[:SETTINGS_LIMIT]
+        printable(name)[:MAX_TEXT_CHARS]: printable(str(value))[:MAX_TEXT_CHARS]
+        for name, value in list(settings.items())[:MAX_SETTINGS]
         # Python refuses to convert a very large integer to text.
         if isinstance(name, str)
         and (isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63))
     }
-
-
-class _KeptStacks:
-    """Renumbers the stacks that a summary refers to; all others are left out."""
-
-    def __init__(self, stacks: StackTable) -> None:
-        self._stacks = stacks
-        self._numbers = {NO_STACK: NO_STACK}
-
-    def number(self, stack: int) -> int:
-        """Return the new number of a stack."""
-        return self._numbers.setdefault(stack, len(self._numbers) - 1)
-
-    def device(self, memory: DeviceSegments) -> DeviceSegments:
-        """Return it with new numbers."""
-        rows = (
-            replace(row, parts=tuple(replace(p, stack=self.number(p.stack)) for p in row.parts))
-            for row in memory.rows
-        )
-        return replace(memory, rows=tuple(rows))
-
-    def history(self, one: MemoryTimeline) -> MemoryTimeline:
-        """Return it with new numbers."""
-        bands = tuple(replace(band, stack=self.number(band.stack)) for band in one.bands)
-        held = tuple(replace(held, stack=self.number(held.stack)) for held in one.at_peak)
-        return replace(one, bands=bands, at_peak=held)
-
-    def tables(self) -> dict[str, Any]:
-        """Return the texts, stacks and modules of the new numbers."""
-        found: dict[int, int] = {}
-        kept = [stack for stack in self._numbers if stack != NO_STACK]
-        stacks = [
-            tuple(found.setdefault(text, len(found)) for text in self._stacks.frames[stack])
-            for stack in kept
-        ]
-        return {
-            "texts": tuple(self._stacks.texts[text] for text in found),
-            "stacks": tuple(stacks),
-            "modules": tuple(module_of(self._stacks.text(stack)) for stack in kept),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +190,7 @@ class StackDiff:
 
     @property
     def more(self) -> int:
-        """Bytes that came, negative for bytes that went."""
+        """Change of the live bytes, negative for freed bytes."""
         return self.after - self.before
 
 
@@ -238,24 +202,21 @@ class SnapshotDiff:
     before: int  # All live bytes.
     after: int
     complete: bool
-    """False where one of both has more stacks than are listed: theirs are not compared."""
+    """False if one of the two has more stacks than are listed: the rest is not compared."""
 
 
 def difference(first: SnapshotSummary, second: SnapshotSummary) -> SnapshotDiff:
-    """Return what is live in the second and not in the first, and the reverse.
+    """Return the changes of live memory from the first snapshot to the second.
 
     Blocks are compared by the stack that allocated them: addresses mean nothing across runs.
     """
-    sums: dict[tuple[str, ...], list[int]] = {}
-    modules: dict[tuple[str, ...], str | None] = {}
+    sums: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for side, summary in enumerate((first, second)):
         for site in summary.sites:
-            frames = summary.frames(site.stack)
-            found = sums.setdefault(frames, [0, 0, 0, 0])
-            found[side] += site.size
-            found[2 + side] += site.count
-            modules[frames] = summary.module(site.stack)
-    changes = [StackDiff(frames, modules[frames], *found) for frames, found in sums.items()]
+            total = sums[summary.frames(site.stack)]
+            total[side] += site.size
+            total[2 + side] += site.count
+    changes = (StackDiff(frames, module_of(frames), *total) for frames, total in sums.items())
     changed = [one for one in changes if one.more or one.count_before != one.count_after]
     return SnapshotDiff(
         tuple(sorted(changed, key=lambda one: (-abs(one.more), one.frames))),
@@ -272,7 +233,7 @@ def live_bytes(summary: SnapshotSummary) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModuleMemory:
-    """Live bytes of all stacks that name one module; None for those that name none."""
+    """Live bytes of all stacks of one module; None for stacks without a module."""
 
     module: str | None
     size: int
@@ -283,10 +244,9 @@ def by_module(summary: SnapshotSummary, device: int | None = None) -> tuple[Modu
     """Return the live bytes by module, the largest first; without a device of all together."""
     sums: defaultdict[str | None, list[int]] = defaultdict(lambda: [0, 0])
     for site in summary.sites:
-        if device is not None and site.device != device:
-            continue
-        found = sums[summary.module(site.stack)]
-        found[0] += site.size
-        found[1] += site.count
-    made = [ModuleMemory(module, *numbers) for module, numbers in sums.items()]
-    return tuple(sorted(made, key=lambda one: (-one.size, one.module or "")))
+        if device is None or site.device == device:
+            total = sums[summary.module(site.stack)]
+            total[0] += site.size
+            total[1] += site.count
+    modules = [ModuleMemory(module, *numbers) for module, numbers in sums.items()]
+    return tuple(sorted(modules, key=lambda one: (-one.size, one.module or "")))

@@ -1,8 +1,7 @@
-"""Live memory over the recorded actions: what was allocated when, and by which stacks.
+"""Compute live memory over the recorded actions, in total and by stack; pure, no I/O.
 
-An allocation lives from its `alloc` to the first free of the same address. What was live before the
-recording began is known from what was freed without having been allocated, and from what is live at
-the end.
+An allocation lives from its `alloc` to the first free of the same address. Memory that was live
+before the recording is found by frees without an allocation, and by live blocks at the end.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from stepscope.memory.snapshots.trace import (
     Ints,
 )
 
-COLUMNS = 1000  # Columns of a history at most: a screen has not more.
-BANDS = 10  # Stacks with a band of their own; what the others hold is added up.
-HELD_LIMIT = 100  # Stacks listed of the peak.
-PHASE_SPANS = 200  # Spans of labels kept at most.
+COLUMNS = 1000  # Maximum number of columns of a timeline: a screen has not more.
+BANDS = 10  # Maximum number of stacks with a band; the memory of all others is added up.
+MAX_HELD = 100  # Maximum number of stacks listed at the peak.
+MAX_SPANS = 200  # Maximum number of spans of labels.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,55 +59,55 @@ class LabelSpan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTimeline:
-    """Live bytes of one device, as the program asked for them (the allocator rounds up).
+    """Live requested bytes of one device (the allocator rounds up).
 
-    A column stands for a stretch of actions and shows the moment in it with the most live bytes, so
-    that no peak is lost: there `live` = `before` + all bands + `rest`.
+    A column represents a stretch of actions by the action with the most live bytes, so that no peak
+    is lost: there `live` = `before` + all bands + `rest`.
     """
 
     device: int
     actions: int
-    columns: tuple[int, ...]  # The action that each column shows, counted from 0.
+    columns: tuple[int, ...]  # The index of the action of each column.
     seconds: tuple[float, ...] | None
-    """Time of each column since the first action; None where torch did not record it."""
+    """Time of each column since the first action; None if torch did not record it."""
     live: tuple[int, ...]
     before: tuple[int, ...]  # Live since before the recording.
-    bands: tuple[StackBand, ...]  # The stacks that hold most at the peak, the largest first.
+    bands: tuple[StackBand, ...]  # The largest stacks at the peak, the largest first.
     rest: tuple[int, ...]
     reserved: tuple[int, ...] | None
-    """Bytes of all segments; None where the file does not list them."""
+    """Bytes of all segments; None if the file does not list them."""
     peak: int
     peak_column: int
     end: int  # Live after the last action.
     spans: tuple[LabelSpan, ...]
-    ooms: tuple[int, ...]  # Columns in which an allocation failed.
+    ooms: tuple[int, ...]  # Columns with a failed allocation.
     at_peak: tuple[StackUsage, ...]
-    """The stacks that hold most at the peak, of those allocated since the recording began."""
+    """The largest stacks at the peak, of those allocated since the recording began."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Lives:
-    """Allocations of a trace: the rows of their begin and end (its length: never), bytes, stack."""
+class _Lifetimes:
+    """Allocations of a trace: rows of their begin and end (its length: never), bytes, stack."""
 
     begin: Ints
     end: Ints
     size: Ints
     stack: NDArray[np.int32]
-    before: Ints  # Change of what was live before, by row.
+    before: Ints  # Change of the bytes from before the recording, by row.
     before_at_start: int
 
 
 def history(
     device: int, trace: AllocatorTrace, live_blocks: Mapping[int, int], reserved_end: int | None
 ) -> MemoryTimeline | None:
-    """Return the history of a device; None for one without actions.
+    """Return the timeline of a device; None for a device without actions.
 
-    `live_blocks` has the bytes asked for by address of what is live at the end, `reserved_end` the
-    bytes of all segments then.
+    `live_blocks` has the requested bytes by address of the live blocks at the end, `reserved_end`
+    the bytes of all segments then.
     """
     if not len(trace):
         return None
-    lives = _lives(trace, live_blocks)
+    lives = _lifetimes(trace, live_blocks)
     change = lives.before.copy()
     change[lives.begin] += lives.size  # no row begins or ends two of them
     ended = lives.end < len(trace)
@@ -119,7 +118,6 @@ def history(
     peak_row = int(columns[int(np.argmax(live[columns]))])
     held = _held(lives, peak_row)
     bands = [_live_bytes(lives, one.stack, columns) for one in held[:BANDS]]
-    rest = live[columns] - before - sum(bands)
     shown = zip(held, bands, strict=False)
     ooms = np.searchsorted(columns, [oom.row for oom in trace.ooms])
     return MemoryTimeline(
@@ -130,7 +128,7 @@ def history(
         live=tuple(live[columns].tolist()),
         before=tuple(before.tolist()),
         bands=tuple(StackBand(one.stack, tuple(band.tolist())) for one, band in shown),
-        rest=tuple(rest.tolist()),
+        rest=tuple((live[columns] - before - sum(bands)).tolist()),
         reserved=None if reserved_end is None else _reserved(trace, reserved_end, columns),
         peak=int(live[peak_row]),
         peak_column=int(np.searchsorted(columns, peak_row)),
@@ -142,7 +140,7 @@ def history(
 
 
 def lasting(seconds: float) -> str:
-    """Return how long a history is; most are shorter than a second.
+    """Return the duration of a timeline as text; most are shorter than a second.
 
     >>> lasting(0.0421), lasting(125)
     ('42 ms', '2 min 05 s')
@@ -150,16 +148,16 @@ def lasting(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
 
 
-def _held(lives: _Lives, row: int) -> list[StackUsage]:
-    """Return the stacks that hold most after a row."""
+def _held(lives: _Lifetimes, row: int) -> list[StackUsage]:
+    """Return the largest stacks after a row, the largest first."""
     alive = (lives.begin <= row) & (lives.end > row) & (lives.stack != NO_STACK)
     sizes = np.bincount(lives.stack[alive], weights=lives.size[alive])
     counts = np.bincount(lives.stack[alive])
-    largest = np.argsort(-sizes, kind="stable")[:HELD_LIMIT].tolist()
+    largest = np.argsort(-sizes, kind="stable")[:MAX_HELD].tolist()
     return [StackUsage(one, int(sizes[one]), int(counts[one])) for one in largest if counts[one]]
 
 
-def _lives(trace: AllocatorTrace, live_blocks: Mapping[int, int]) -> _Lives:
+def _lifetimes(trace: AllocatorTrace, live_blocks: Mapping[int, int]) -> _Lifetimes:
     """Pair each allocation with the first free of its address."""
     action = trace.action
     allocates = action == ALLOC
@@ -170,34 +168,32 @@ def _lives(trace: AllocatorTrace, live_blocks: Mapping[int, int]) -> _Lives:
     address, allocated = trace.address[rows], allocates[rows]
     first = np.append(True, address[1:] != address[:-1])[: len(rows)]
     is_last = np.append(first[1:], True)[: len(rows)]
-    # Whatever follows at the same address ends it: where a free is missing, another allocation.
+    # The next action at the same address ends it: if a free is missing, another allocation.
     end = np.where(is_last, len(trace), np.append(rows[1:], len(trace))[: len(rows)])
     begin = rows[allocated]
-    # Freed without having been allocated here, and live at the end without it.
+    # Freed or live at the end without an allocation in this trace.
     unknown = rows[first & ~allocated]
     before = np.zeros(len(trace), np.int64)
     before[unknown] = -trace.size[unknown]
     places = np.fromiter(live_blocks.keys(), np.int64, len(live_blocks))
     sizes = np.fromiter(live_blocks.values(), np.int64, len(live_blocks))
     at_start = int(trace.size[unknown].sum()) + int(sizes[~np.isin(places, address)].sum())
-    return _Lives(begin, end[allocated], trace.size[begin], trace.stack[begin], before, at_start)
+    return _Lifetimes(
+        begin, end[allocated], trace.size[begin], trace.stack[begin], before, at_start
+    )
 
 
 def _columns(live: Ints) -> Ints:
     """Return the row with the most live bytes in each of at most COLUMNS equal stretches."""
-    stretches = np.array_split(live, min(COLUMNS, len(live)))
-    starts = np.cumsum([0] + [len(stretch) for stretch in stretches[:-1]])
-    columns: Ints = starts + [int(np.argmax(stretch)) for stretch in stretches]
-    return columns
+    stretches = np.array_split(np.arange(len(live)), min(COLUMNS, len(live)))
+    return np.array([rows[np.argmax(live[rows])] for rows in stretches])
 
 
-def _live_bytes(lives: _Lives, stack: int, columns: Ints) -> Ints:
+def _live_bytes(lives: _Lifetimes, stack: int, columns: Ints) -> Ints:
     """Return the bytes of a stack's allocations that are live after each of the rows `columns`."""
     mine = lives.stack == stack
-    size = lives.size[mine]
-    return _cumulative(lives.begin[mine], size, columns) - _cumulative(
-        lives.end[mine], size, columns
-    )
+    begin, end, size = lives.begin[mine], lives.end[mine], lives.size[mine]
+    return _cumulative(begin, size, columns) - _cumulative(end, size, columns)
 
 
 def _cumulative(rows: Ints, size: Ints, columns: Ints) -> Ints:
@@ -208,17 +204,14 @@ def _cumulative(rows: Ints, size: Ints, columns: Ints) -> Ints:
 
 
 def _reserved(trace: AllocatorTrace, reserved_end: int, columns: Ints) -> tuple[int, ...]:
-    """Return the bytes of all segments, reckoned back from the end."""
-    size = np.where(trace.size == MISSING, 0, trace.size)
-    change = size * (
-        (trace.action == SEGMENT_MORE).astype(np.int64) - (trace.action == SEGMENT_LESS)
-    )
-    total = np.cumsum(change)
+    """Return the bytes of all segments, calculated backwards from the end."""
+    more, less = trace.action == SEGMENT_MORE, trace.action == SEGMENT_LESS
+    total = np.cumsum(np.where(trace.size == MISSING, 0, trace.size) * (more * 1 - less * 1))
     return tuple(np.maximum(0, reserved_end - (total[-1] - total[columns])).tolist())
 
 
 def _seconds(time_us: Ints, columns: Ints) -> tuple[float, ...] | None:
-    """Return the columns' times since the first action; None where one is missing."""
+    """Return the columns' times since the first action; None if one is missing."""
     if (time_us[columns] == MISSING).any() or time_us[0] == MISSING:
         return None
     times = np.maximum.accumulate(np.maximum(0, time_us[columns] - time_us[0]))
@@ -226,14 +219,13 @@ def _seconds(time_us: Ints, columns: Ints) -> tuple[float, ...] | None:
 
 
 def _spans(trace: AllocatorTrace, columns: Ints) -> tuple[LabelSpan, ...]:
-    """Return the stretches of columns with one label, without those that have none."""
+    """Return the stretches of columns with one label; columns without a label have none."""
     labeled = np.where(trace.action == ALLOC, np.arange(len(trace)), 0)
     newest = trace.phase[np.maximum.accumulate(labeled)[columns]]
-    edges = np.flatnonzero(np.diff(newest)) + 1
-    begins, ends = [0, *edges.tolist()], [*edges.tolist(), len(columns)]
+    begins = [0, *(np.flatnonzero(np.diff(newest)) + 1).tolist()]
     spans = [
         LabelSpan(first, end - 1, int(newest[first]))
-        for first, end in zip(begins, ends, strict=True)
+        for first, end in zip(begins, [*begins[1:], len(columns)], strict=True)
         if newest[first] != MISSING
     ]
-    return tuple(spans[:PHASE_SPANS])
+    return tuple(spans[:MAX_SPANS])

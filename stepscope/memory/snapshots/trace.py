@@ -1,4 +1,4 @@
-"""The history in a snapshot, as columns: what the allocator did, one row an action."""
+"""The allocator trace in a snapshot as columns, one row per action; no I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.memory.snapshots.segments import LARGEST_SIZE, whole
+from stepscope.memory.snapshots.segments import MAX_SIZE, whole
 from stepscope.memory.snapshots.stacks import NO_STACK, StackTable
 
 Ints = NDArray[np.int64]
@@ -29,8 +29,8 @@ ACTIONS = {
 }
 """Codes by torch's names; all other names are OTHER."""
 MISSING = -1  # In a column: no value, or an invalid one.
-LABELS_LIMIT = 200  # Maximum number of distinct labels; later ones are dropped.
-OOMS_LIMIT = 50
+MAX_LABELS = 200  # Maximum number of distinct labels; later ones are dropped.
+MAX_OOMS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class AllocatorTrace:
 
     action: NDArray[np.int8]
     address: Ints
-    size: Ints  # Bytes as requested by the program; for segments their size.
+    size: Ints  # Requested bytes; for segments their size.
     time_us: Ints  # Unix time; MISSING if torch did not record it.
-    stack: NDArray[np.int32]  # Of allocations; NO_STACK for all other actions.
-    phase: NDArray[np.int16]  # Of allocations: the number of their label, MISSING without one.
+    stack: NDArray[np.int32]  # Stack number of allocations; NO_STACK for all other actions.
+    phase: NDArray[np.int16]  # Label number of allocations, MISSING without a label.
     ooms: tuple[OomAction, ...] = ()
     unreadable: int = 0  # Entries that were no actions.
 
@@ -60,10 +60,10 @@ class AllocatorTrace:
 
 
 def read_trace(entries: list[Any], stacks: StackTable, labels: dict[str, int]) -> AllocatorTrace:
-    """Return the history of one device from torch's list of entries.
+    """Return the trace of one device from torch's list of entries.
 
-    `labels` has the numbers of the labels that the program gave to its allocations
-    (`_set_memory_metadata`); new ones are added.
+    `labels` has the numbers of the program's allocation labels (`_set_memory_metadata`); new ones
+    are added.
     """
     known = [one for one in entries if type(one) is dict and isinstance(one.get("action"), str)]
     codes = (ACTIONS.get(entry["action"], OTHER) for entry in known)
@@ -75,7 +75,7 @@ def read_trace(entries: list[Any], stacks: StackTable, labels: dict[str, int]) -
         phase[row] = _label_number(known[row].get("user_metadata"), labels)
     ooms = [
         OomAction(row, whole(known[row].get("size")) or 0, whole(known[row].get("device_free")))
-        for row in np.flatnonzero(action == OOM)[:OOMS_LIMIT].tolist()
+        for row in np.flatnonzero(action == OOM)[:MAX_OOMS].tolist()
     ]
     address, size, time_us = (_column(known, key) for key in ("addr", "size", "time_us"))
     unreadable = len(entries) - len(known)
@@ -85,7 +85,7 @@ def read_trace(entries: list[Any], stacks: StackTable, labels: dict[str, int]) -
 def _label_number(label: object, labels: dict[str, int]) -> int:
     if not isinstance(label, str) or not label:
         return MISSING
-    if label not in labels and len(labels) >= LABELS_LIMIT:
+    if label not in labels and len(labels) >= MAX_LABELS:
         return MISSING
     return labels.setdefault(label, len(labels))
 
@@ -97,5 +97,5 @@ def _column(entries: list[dict[str, Any]], key: str) -> Ints:
         values = (whole(entry.get(key)) for entry in entries)
         numbers = (MISSING if value is None else value for value in values)
         column = np.fromiter(numbers, np.int64, len(entries))
-    column[(column < 0) | (column >= LARGEST_SIZE)] = MISSING
+    column[(column < 0) | (column >= MAX_SIZE)] = MISSING
     return column
