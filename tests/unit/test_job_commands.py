@@ -15,6 +15,7 @@ from stepscope.commands import job_commands
 from stepscope.commands.command import Command, CommandName
 from stepscope.commands.consensus import FOLDER, NOTICES
 from stepscope.commands.job_commands import JobCommands
+from stepscope.common.clock import clock
 from stepscope.recorder.recorder import Recorder
 from stepscope.store.blocks import CommandResult, Event
 from tests.support.waiting import wait_until
@@ -61,7 +62,7 @@ class Rank:
 
     def serve(self, command: Command) -> None:
         data = {"before": {KEY: 3.0 * MIB}, "after": {KEY: 1.0 * MIB}}
-        ended = CommandResult(command.id, "done", 0.0, "own")
+        ended = CommandResult(command.id, "done", clock.now(), "own")
         self.commands.ended(command, True, ended, Event(0.0, 0, 0, "x", "own", data))
 
     def train_until_served(self) -> tuple[int, list[Command]]:
@@ -87,7 +88,7 @@ def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
 
 
 COMMAND = Command(7, CommandName.EMPTY_CACHE, {"text": "é"})
-COMBINED = "Empty cache: 2 ranks gave back 4.00 MiB in all, rank 1 most with 2.00 MiB"
+COMBINED = "Empty cache: 2 ranks gave back 4.00 MiB in all, rank 0 most with 2.00 MiB"
 
 
 def test_a_command_is_served_at_the_highest_answer_and_reported_of_all_ranks(
