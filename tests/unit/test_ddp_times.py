@@ -225,6 +225,28 @@ def test_a_model_that_is_done_with_does_not_count() -> None:
     assert "perf/ddp_models" not in row
 
 
+def test_a_module_that_is_not_trained_is_read_rarely_and_sampled_again_later() -> None:
+    times, module = DdpTiming(), Logged()
+    times.meet(module)
+    rows: dict[int, dict[str, Any]] = {}
+    for step in range(1, 9000):
+        if step < 100 or step > 6000:
+            module.forward()
+        if step == 1000:
+            before = module.reads
+        if step == 6000:
+            assert module.reads - before < 5000 / 9, "a module that is alive and not trained"
+        times.add(rows.setdefault(step, {}), step * 0.01)
+    assert module.rate == 9
+    iterations = [row["perf/ddp_iteration"] for row in rows.values() if row]
+    assert all(
+        step - 5902 == row["perf/ddp_iteration"]
+        for step, row in rows.items()
+        if row and step > 6000
+    )
+    assert len(iterations) > 2900 / 9
+
+
 def test_a_module_that_is_gone_is_read_no_more() -> None:
     times, module = DdpTiming(), Logged()
     times.meet(module)

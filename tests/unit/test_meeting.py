@@ -18,11 +18,11 @@ import pytest
 from stepscope.distributed import rendezvous
 from stepscope.distributed.rendezvous import (
     LINKS,
-    ROUNDED_S,
+    START_ERROR_S,
     RankContext,
     find_place,
     is_shared,
-    meet,
+    rendezvous_folder,
 )
 from stepscope.run.folder import own_start, start_above
 
@@ -50,7 +50,7 @@ def test_many_that_come_at_once_find_one_folder(tmp_path: Path) -> None:
 
     def come(number: int) -> Path:
         together.wait()
-        return meet(tmp_path, "train", JOB, files(number))
+        return rendezvous_folder(tmp_path, "train", JOB, files(number))
 
     with ThreadPoolExecutor(16) as pool:
         folders = set(pool.map(come, range(16)))
@@ -61,35 +61,37 @@ def test_many_that_come_at_once_find_one_folder(tmp_path: Path) -> None:
 
 
 def test_another_job_has_another_folder(tmp_path: Path) -> None:
-    first = meet(tmp_path, "a", JOB, files(0))
-    assert meet(tmp_path, "a", (*JOB[:4], "1"), files(0)) != first
+    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
+    assert rendezvous_folder(tmp_path, "a", (*JOB[:4], "1"), files(0)) != first
 
 
 def test_a_name_used_again_later_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     """Also for ranks that had no file in the one of yesterday."""
-    first = meet(tmp_path, "a", JOB, files(0))
+    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
     begun_before(tmp_path, 24 * 3600.0)
-    today = [meet(tmp_path, "a", JOB, files(number)) for number in (3, 0, 1)]
+    today = [rendezvous_folder(tmp_path, "a", JOB, files(number)) for number in (3, 0, 1)]
     assert len(set(today)) == 1
     assert today[0] != first
 
 
 def test_a_name_used_again_at_once_does_not_write_over_its_files(tmp_path: Path) -> None:
-    first = meet(tmp_path, "a", JOB, files(0))
+    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
     for number in (0, 1):
         (first / f"rank{number}.sqlite").touch()
-    again = [meet(tmp_path, "a", JOB, files(number)) for number in (0, 1)]
+    again = [rendezvous_folder(tmp_path, "a", JOB, files(number)) for number in (0, 1)]
     assert again[0] == again[1] != first
     assert list(again[0].iterdir()) == []
 
 
 def test_a_job_that_is_started_again_at_once_is_not_split(tmp_path: Path) -> None:
     """The first attempt got as far as rank 0's file; of the second one another rank asks first."""
-    first = meet(tmp_path, "a", JOB, files(0))
+    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
     (first / "rank0.sqlite").touch()
     begun_before(tmp_path, 20.0)
     agent_began = time.time() - 10.0
-    again = [meet(tmp_path, "a", JOB, files(number), agent_began) for number in (8, 0, 9)]
+    again = [
+        rendezvous_folder(tmp_path, "a", JOB, files(number), agent_began) for number in (8, 0, 9)
+    ]
     assert len(set(again)) == 1
     assert again[0] != first
 
@@ -97,7 +99,9 @@ def test_a_job_that_is_started_again_at_once_is_not_split(tmp_path: Path) -> Non
 def test_ranks_that_begin_as_soon_as_their_agents_meet(tmp_path: Path) -> None:
     """Starts of processes are known to a second: the first link may seem to come before."""
     agent_began = time.time() + 1.0
-    found = [meet(tmp_path, "a", JOB, files(number), agent_began) for number in range(3)]
+    found = [
+        rendezvous_folder(tmp_path, "a", JOB, files(number), agent_began) for number in range(3)
+    ]
     assert len(set(found)) == 1
 
 
@@ -105,26 +109,26 @@ def test_a_rank_that_inits_late_still_finds_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has begun with the others, and loaded its data for ten minutes."""
-    first = meet(tmp_path, "a", JOB, files(0))
+    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
     begun_before(tmp_path, 600.0)
     monkeypatch.setattr(rendezvous, "own_start", lambda: time.time() - 601.0)
-    assert meet(tmp_path, "a", JOB, files(1)) == first
+    assert rendezvous_folder(tmp_path, "a", JOB, files(1)) == first
 
 
 def test_hosts_whose_clocks_differ_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk stamps the links, and the age of a process is by one clock."""
-    first = meet(tmp_path, "a", JOB, files(0))
+    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 7200.0)
-    assert meet(tmp_path, "a", JOB, files(1)) == first
+    assert rendezvous_folder(tmp_path, "a", JOB, files(1)) == first
 
 
 def test_a_link_leads_nowhere_but_under_the_root(tmp_path: Path) -> None:
-    folder = meet(tmp_path / "runs", "a", JOB, files(0))
+    folder = rendezvous_folder(tmp_path / "runs", "a", JOB, files(0))
     [link] = (tmp_path / "runs" / LINKS).iterdir()
     link.unlink()
     link.symlink_to("../../elsewhere")
-    assert meet(tmp_path / "runs", "a", JOB, files(0)).parent == folder.parent
+    assert rendezvous_folder(tmp_path / "runs", "a", JOB, files(0)).parent == folder.parent
 
 
 @pytest.mark.parametrize(
@@ -214,7 +218,7 @@ def test_the_launcher_is_found_behind_a_shell_of_the_user() -> None:
     shell = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}; exit $?"
     environ = os.environ | {"JOB_MARK": "sweep"}
     found = subprocess.run(["sh", "-c", shell], env=environ, capture_output=True, check=True)
-    assert float(found.stdout) == pytest.approx(own_start(), abs=ROUNDED_S)
+    assert float(found.stdout) == pytest.approx(own_start(), abs=START_ERROR_S)
 
 
 def test_a_launcher_that_cannot_be_seen_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
