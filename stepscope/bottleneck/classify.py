@@ -241,9 +241,9 @@ def percent(share: float) -> str:
     """Return a share from 0 to 1 as whole percent.
 
     >>> percent(0.634)
-    '63 %'
+    '63%'
     """
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}%"
 
 
 def _text(

@@ -52,7 +52,7 @@ def figures(**more: Any) -> StepAverages:
 def test_a_gpu_that_waits_for_data_is_input_bound() -> None:
     found = verdict(figures(data_wait=0.063, device_time=0.034, utilization=0.4), gpu())
     assert found.kind == "input-bound"
-    assert found.text == "Input-bound: 63 % of each step waits for data."
+    assert found.text == "Input-bound: 63% of each step waits for data."
     assert found.share == pytest.approx(0.063 / 0.066)
     assert found.phase == "data"
     assert found.next is not None
@@ -98,7 +98,7 @@ def test_copies_on_the_computing_stream_are_transfer_bound() -> None:
     assert found.kind == "transfer-bound"
     assert found.share == pytest.approx(0.04 / 0.045)
     assert found.phase == "copy"
-    assert "40 % of each step copies" in found.text
+    assert "40% of each step copies" in found.text
 
 
 def test_a_blocking_copy_is_no_wait_for_data() -> None:
@@ -139,8 +139,8 @@ def test_two_causes_of_the_same_size_are_not_told_apart() -> None:
     assert not found.kind.names_a_cause
     assert (found.share, found.next) == (None, None)
     assert found.text == (
-        "No single cause: each step is 40 % computing, 30 % waiting for data, 1 % "
-        "H2D copy time, 29 % gaps between launches."
+        "No single cause: each step is 40% computing, 30% waiting for data, 1% "
+        "H2D copy time, 29% gaps between launches."
     )
 
 
@@ -149,7 +149,7 @@ def test_a_busy_gpu_with_a_lowered_clock_is_throttled() -> None:
     found = verdict(figures(throttled=0.97, sm_clock_max=1980.0, **hot), gpu())
     assert found.kind == "throttled"
     assert found.text == (
-        "Throttled: for 97 % of the time the GPU lowers its clock (hardware thermal "
+        "Throttled: for 97% of the time the GPU lowers its clock (hardware thermal "
         "slowdown), 1200 MHz instead of this run's 1980."
     )
     assert found.next is not None
@@ -157,7 +157,7 @@ def test_a_busy_gpu_with_a_lowered_clock_is_throttled() -> None:
     some = verdict(figures(throttled=0.3, **hot), gpu())
     assert some.kind == "compute-bound"
     assert some.text.endswith(
-        "For 30 % of the time the GPU lowers its clock (hardware thermal slowdown)."
+        "For 30% of the time the GPU lowers its clock (hardware thermal slowdown)."
     )
 
 
@@ -191,18 +191,18 @@ def test_on_a_cpu_what_is_no_wait_is_computing() -> None:
     cpu = StepAverages(steps=200, step_time=0.1, data_wait=0.03, process_cpu=1.0)
     assert verdict(cpu, CPU).kind == "input-bound"
     assert verdict(replace(cpu, data_wait=0.01), CPU).kind == "compute-bound"
-    assert "the CPU computes for 90 %" in verdict(replace(cpu, data_wait=0.01), CPU).text
+    assert "the CPU computes for 90%" in verdict(replace(cpu, data_wait=0.01), CPU).text
 
 
 def test_a_process_that_neither_computes_nor_loads_is_not_compute_bound() -> None:
     asleep = StepAverages(steps=200, step_time=0.1, data_wait=0.01, process_cpu=0.2, host_cpu=0.3)
     found = verdict(asleep, CPU)
     assert found.kind is BottleneckKind.UNCLEAR
-    assert "70 % waiting for something else" in found.text
+    assert "70% waiting for something else" in found.text
     # More threads would make it worse: no cause is named, and nothing to try.
     crowded = verdict(replace(asleep, host_cpu=0.99), CPU)
     assert crowded.kind is BottleneckKind.UNCLEAR
-    assert "70 % waiting for a CPU core." in crowded.text
+    assert "70% waiting for a CPU core." in crowded.text
     assert crowded.next is None
     assert verdict(replace(asleep, host_cpu=None), CPU).kind is BottleneckKind.UNCLEAR
 

@@ -72,12 +72,12 @@ def test_all_is_said_that_is_known() -> None:
     assert sentences(figures) == [
         "Each step passes 100 MiB to collectives, 2.00 GiB a second.",
         (
-            "The device spends 12.0 ms per step in them, 25 % of its 48.0 ms, including "
+            "The device spends 12.0 ms per step in them, 25% of its 48.0 ms, including "
             "waiting for other ranks."
         ),
-        "75 % of that overlaps with the backward pass.",
+        "75% of that overlaps with the backward pass.",
         (
-            "Large collectives reach 239 GB/s bus bandwidth, 50 % of the peak of 18 "
+            "Large collectives reach 239 GB/s bus bandwidth, 50% of the peak of 18 "
             "NVLinks (478 GB/s). They wait for other ranks, or do not go over this link."
         ),
     ]

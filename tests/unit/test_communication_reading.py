@@ -18,9 +18,9 @@ from tests.support.recorded_runs import Row, write_run
 LINK = {"nvlinks": 18, "nvlink_speed": 25e9, "pcie_max_gen": 5, "pcie_max_width": 16}
 SAID = (
     "Communication of rank 0: Each step passes 100 MiB to collectives, 2.00 GiB a "
-    "second. The device spends 10.0 ms per step in them, 25 % of its 40.0 ms, "
-    "including waiting for other ranks. 70 % of that overlaps with the backward "
-    "pass. Large collectives reach 360 GB/s bus bandwidth, 80 % of the peak of 18 "
+    "second. The device spends 10.0 ms per step in them, 25% of its 40.0 ms, "
+    "including waiting for other ranks. 70% of that overlaps with the backward "
+    "pass. Large collectives reach 360 GB/s bus bandwidth, 80% of the peak of 18 "
     "NVLinks (450 GB/s)."
 )
 

@@ -61,7 +61,7 @@ def test_a_slow_loader_is_found(runs: Path, capsys: pytest.CaptureFixture[str]) 
     assert "num_workers=2" in finding["next"]
     assert err == ""
     out, _ = diagnose(capsys, "input_bound_cpu")
-    assert out.startswith("Input-bound: 95 % of each step waits for data. Try")
+    assert out.startswith("Input-bound: 95% of each step waits for data. Try")
 
 
 def test_our_own_run_gets_a_setting(tmp_path: Path) -> None:

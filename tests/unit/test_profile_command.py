@@ -345,7 +345,7 @@ def test_of_ranges_within_each_other_the_outer_one_counts() -> None:
 
 def test_results_in_words() -> None:
     said = results.profile(4, 8, slower=0.256, held_s=0.3, early=None, size=3 * 2**20)
-    expected = "Profile: steps 4 to 8, 26 % slower than before; training paused for 0.30 s; "
+    expected = "Profile: steps 4 to 8, 26% slower than before; training paused for 0.30 s; "
     assert said == expected + "trace of 3.00 MiB"
     said = results.profile(4, 4, slower=-0.1, held_s=0.3, early="it rained", size=None)
     assert said.startswith("Profile: step 4, no slower than before; ")

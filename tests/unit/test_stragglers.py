@@ -311,7 +311,7 @@ def test_chance_is_rarely_called_a_straggler(count: int) -> None:
     for seed in range(100):
         own = noise(count, 60, seed, size=0.4)
         named += judge(made(own)).kind is StragglerKind.STRAGGLER
-    assert named <= 2  # a share of 1 % is expected where the effect is large enough at all
+    assert named <= 2  # a share of 1% is expected where the effect is large enough at all
 
 
 @given(seed=st.integers(0, 10**6), late=st.floats(0.12, 0.5), phase=st.sampled_from(OWN))
@@ -340,7 +340,7 @@ def test_of_two_ranks_the_other_one_waits() -> None:
 
 
 def test_a_share_is_of_the_mean_step_as_the_lateness_is() -> None:
-    """Rank 0 saves for 0.4 s after every fifth step of 40 ms: 62 % of the time."""
+    """Rank 0 saves for 0.4 s after every fifth step of 40 ms: 62% of the time."""
     own = noise(2, 160, seed=1, size=0.02) * 2
     own[0, OWN.index(StepPhase.OTHER), 3::5] += 0.4
     found = judge(made(own))

@@ -76,7 +76,7 @@ def text_of(
     `waiting` is the rank that waits where it is only one.
 
     >>> text_of([2], [StepPhase.FORWARD], 0.1, {"forward": 0.002})
-    'The others wait for rank 2, 10 % of each step: it takes 2.00 ms longer in forward than they do'
+    'The others wait for rank 2, 10% of each step: it takes 2.00 ms longer in forward than they do'
     """
     said = " and ".join(
         f"{format_short_time(excess[phase.value])} longer {where([phase], has_loader=has_loader)}"
