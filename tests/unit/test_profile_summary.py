@@ -184,6 +184,25 @@ def test_what_is_odd_in_a_trace_is_passed_over() -> None:
     assert len(operators(trace)) == len(operators(trace_of(STEP)))
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"ph": "X", "cat": "cpu_op", "name": "odd", "ts": 1, "dur": NaN, "tid": 1}',
+        '{"ph": "X", "cat": "kernel", "name": "odd", "ts": -nan, "dur": 1, "tid": 1}',
+        '{"ph": "X", "cat": "odd", "ts": 1, "dur": 1, "args": {"bandwidth": inf}}',
+        r'{"ph": "X", "cat": "odd", "name": "\\\\\\ud83d", "ts": 1, "tid": 1}',
+        r'{"ph": "i", "name": "\udc00\ud83d\ude00", "ts": 1, "tid": 1}',
+    ],
+)
+def test_an_event_that_is_no_json_costs_no_other_event(event: str) -> None:
+    rest = json.dumps([*STEP, op("a: NaN", 900, 1, 1), op("\\ud83d \U0001f600", 910, 1, 1)])
+    trace = ChromeTrace(f'{{"traceEvents": [{event}, {rest[1:]}}}'.encode())
+    names = [operator.name for operator in operators(trace)]
+    assert len(names) == len(operators(trace_of(STEP))) + 2
+    assert "a: NaN" in names
+    assert "\\ud83d \U0001f600" in names
+
+
 HOSTILE: dict[str, Any] = {
     "schema": lambda c: c | {"schema": 2},
     "list": lambda c: [c],
