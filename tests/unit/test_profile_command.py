@@ -304,7 +304,7 @@ def test_a_script_that_trains_in_another_thread_is_refused(bench: Bench) -> None
     thread = threading.Thread(target=bench.ask)
     thread.start()
     thread.join()
-    assert "trains in a thread of its own" in bench.answers[0][1]
+    assert "trains in another thread" in bench.answers[0][1]
     bench.ask(steps=1)
     assert len(bench.answers) == 1
 
