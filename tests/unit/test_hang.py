@@ -168,7 +168,7 @@ def test_one_of_several_is_elsewhere_by_its_stack() -> None:
 @pytest.mark.parametrize(
     ("condition", "cause", "words", "next_words"),
     [
-        (RankLiveness.GONE, HangCause.GONE, "rank 2 is gone without a word", "dmesg"),
+        (RankLiveness.GONE, HangCause.GONE, "rank 2 is gone without an exit record", "dmesg"),
         (
             RankLiveness.STOPPED,
             HangCause.STOPPED,

@@ -99,8 +99,8 @@ def test_one_of_four_averaged_batches_stands_for_all() -> None:
     np.testing.assert_allclose(own(found, StepPhase.BACKWARD), 0.02)
     told = judge([found, of_rank(1, iterations=iterations, **given)])
     assert told.text.endswith(
-        "Gradients are averaged 4 times per step and only one of these was examined: "
-        "a delay in the others may go unseen."
+        "Gradients are reduced 4 times per step, of which one was examined: "
+        "a delay in the others may be missed."
     )
     slow = of_rank(
         1, iterations=iterations, forward=0.036, backward_compute=0.005, comm_wait=0.0005

@@ -217,7 +217,7 @@ def test_waiting_that_no_phase_explains_gets_no_cause() -> None:
     ("given", "said"),
     [
         (recorded("forward")[:1], "one process is recorded"),
-        (recorded("forward", "perf/comm_wait"), "whose log tells waiting from computing."),
+        (recorded("forward", "perf/comm_wait"), "log distinguishes waiting from computing."),
         (
             [*recorded("forward")[:3], recorded("forward", "perf/comm_wait")[3]],
             "waiting time of rank 3 is unknown,",
