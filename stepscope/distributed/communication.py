@@ -76,44 +76,29 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int and 0 < value <= MAX_LINKS else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicationFigures:
-    """Means of a run's newest readings; seconds and bytes per step, bytes/s; None if unknown.
-
-    `time_s` is the time in collectives, `wait_s` the exposed part in backward (`perf/comm_wait`).
-    """
-
-    bytes: float | None = None
-    rate: float | None = None
-    time_s: float | None = None
-    step_s: float | None = None
-    wait_s: float | None = None
-    bus_bandwidth: float | None = None
-    link: Interconnect | None = None
-
-
-def sentences(figures: CommunicationFigures) -> list[str]:
-    """Return a sentence for each known figure."""
+def sentences(means: Mapping[str, float], link: Interconnect | None = None) -> list[str]:
+    """Return a sentence for each known figure, by the means of metrics."""
     texts = []
-    if figures.bytes is not None:
-        rate = "" if figures.rate is None else f", {format_bytes(figures.rate)} a second"
-        texts.append(f"Each step passes {format_bytes(figures.bytes)} to collectives{rate}.")
-    time_s, step_s = figures.time_s, figures.step_s
+    if "comm/bytes" in means:
+        rate = f", {format_bytes(means['comm/rate'])} a second" if "comm/rate" in means else ""
+        texts.append(f"Each step passes {format_bytes(means['comm/bytes'])} to collectives{rate}.")
+    time_s, step_s = means.get("comm/time"), means.get("perf/step_time")
     if time_s is not None and step_s:
         texts.append(
             f"The device spends {format_short_time(time_s)} per step in them, "
             f"{percent(time_s / step_s)} of its {format_short_time(step_s)}, "
             "including waiting for other ranks."
         )
-        if time_s and figures.wait_s is not None and time_s / step_s >= MIN_OVERLAP_FRACTION:
-            hidden = min(1.0, max(0.0, 1 - figures.wait_s / time_s))
+        wait_s = means.get("perf/comm_wait")  # the exposed part
+        if time_s and wait_s is not None and time_s / step_s >= MIN_OVERLAP_FRACTION:
+            hidden = min(1.0, max(0.0, 1 - wait_s / time_s))
             texts.append(f"{percent(hidden)} of that overlaps with the backward pass.")
-    if figures.bus_bandwidth is not None:
-        text = f"Large collectives reach {rate_text(figures.bus_bandwidth)} bus bandwidth"
-        if (link := figures.link) is None:
+    if (bandwidth := means.get("comm/bus_bandwidth")) is not None:
+        text = f"Large collectives reach {rate_text(bandwidth)} bus bandwidth"
+        if link is None:
             text += "; the link's peak is unknown."
         else:
-            used = figures.bus_bandwidth / link.bytes_per_s
+            used = bandwidth / link.bytes_per_s
             text += f", {percent(used)} of the peak of {link.name} ({rate_text(link.bytes_per_s)})."
             if used < LOW_UTILIZATION:
                 text += " They wait for other ranks, or do not go over this link."
@@ -138,28 +123,15 @@ def communication_text(run: RunInfo) -> str | None:
         return None
     try:
         with StoreReader(run.folder, 0) as reader:
-            texts = sentences(recent_communication(reader, run.run_json))
+            means = _means(reader, Stream.SAMPLES, READINGS, NEWEST)
+            means |= _means(reader, Stream.STEPS, STEPS, STEPS)
     except StoreError as error:
         log.warning("%s: the cost of collectives cannot be read: %s", run.id, error)
         return None
+    link = run.run_json.get("link")
+    texts = sentences(means, link_of(link) if isinstance(link, dict) else None)
     return (
         f"Communication of rank {torch_rank(run.run_json, 0)}: {' '.join(texts)}" if texts else None
-    )
-
-
-def recent_communication(reader: StoreReader, run_json: Mapping[str, Any]) -> CommunicationFigures:
-    """Return the means of the newest readings and steps, and the link. Raises StoreError."""
-    samples = _means(reader, Stream.SAMPLES, READINGS, NEWEST)
-    steps = _means(reader, Stream.STEPS, STEPS, STEPS)
-    link = run_json.get("link")
-    return CommunicationFigures(
-        bytes=samples.get("comm/bytes"),
-        rate=samples.get("comm/rate"),
-        time_s=samples.get("comm/time"),
-        step_s=steps.get("perf/step_time"),
-        wait_s=steps.get("perf/comm_wait"),
-        bus_bandwidth=samples.get("comm/bus_bandwidth"),
-        link=link_of(link) if isinstance(link, dict) else None,
     )
 
 

@@ -174,18 +174,14 @@ MAX_TRIES = 100
 
 
 def rendezvous_folder(
-    root: Path,
-    name: str,
-    job: tuple[str, ...],
-    files: tuple[str, ...],
-    gathered: float | None = None,
+    root: Path, name: str, job: tuple[str, ...], number: int, gathered: float | None = None
 ) -> Path:
     """Return the run folder shared by all processes of a job; the first one creates it.
 
-    `job` is identical in all processes. A folder belongs to an earlier job if it contains one of
-    `files`, which this process would write, or was begun long before this process or before
-    `gathered`, a time in epoch seconds before which no process of the job began. Raises OSError,
-    including on file systems without symbolic links.
+    `job` is identical in all processes. A folder belongs to an earlier job if it contains files of
+    folder rank `number`, or was begun long before this process or before `gathered`, a time in
+    epoch seconds before which no process of the job began. Raises OSError, including on file
+    systems without symbolic links.
     """
     links = root / LINKS
     links.mkdir(parents=True, exist_ok=True)
@@ -196,15 +192,15 @@ def rendezvous_folder(
     oldest = own_start() - WINDOW_S
     if gathered is not None:
         oldest = max(oldest, gathered - START_ERROR_S)
-    numbers = (path.suffix[1:] for path in links.glob(f"{key}.*"))
-    newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
-    for number in range(newest, newest + MAX_TRIES):
-        link = links / f"{key}.{number}"
+    attempts = (path.suffix[1:] for path in links.glob(f"{key}.*"))
+    newest = max((int(attempt) for attempt in attempts if attempt.isdecimal()), default=0)
+    for attempt in range(newest, newest + MAX_TRIES):
+        link = links / f"{key}.{attempt}"
         with contextlib.suppress(FileExistsError):
             tail = f"{key}-{secrets.token_hex(2)}"
             os.symlink(folder_name(time.time(), name, tail), link)
         folder = root / Path(os.readlink(link)).name
-        if link.lstat().st_mtime >= oldest + ahead_s and not _has_any(folder, files):
+        if link.lstat().st_mtime >= oldest + ahead_s and not _has_files(folder, number):
             folder.mkdir(exist_ok=True)
             return folder
     raise FileExistsError(f"{links}: {MAX_TRIES} jobs of this name began at the same time.")
@@ -267,23 +263,23 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> RankContext
     """
     env = _own_launch(environ)
     ranks = env.rank, env.local_rank, env.world_size, env.local_world_size
-    run_id, files = environ.get(RUN_ID), _files(env.rank)
+    run_id = environ.get(RUN_ID)
     if run_id is not None and not is_run_id(run_id):
         raise RankEnvironmentError(
             f"{RUN_ID}: must be letters, digits, '.', '_' or '-', got {run_id!r}."
         )
     if run_id:
         folder = root / (f"{run_id}-restart{env.restarts}" if env.restarts else run_id)
-        if not _has_any(folder, files):
+        if not _has_files(folder, env.rank):
             folder.mkdir(parents=True, exist_ok=True)
             return RankContext(folder, env.rank, *ranks)
     job = (run_id,) if run_id else env.job
     if job is not None and (run_id or (env.several_hosts and is_shared(root, env.address))):
         key = (*job, str(env.world_size), str(env.restarts))
-        folder = rendezvous_folder(root, name, key, files, _gathered(environ))
+        folder = rendezvous_folder(root, name, key, env.rank, _gathered(environ))
         return RankContext(folder, env.rank, *ranks)
     shared = _name_after_parent(name, environ) if env.world_size > 1 else None
-    if shared is not None and not _has_any(root / shared, _files(env.local_rank)):
+    if shared is not None and not _has_files(root / shared, env.local_rank):
         (root / shared).mkdir(parents=True, exist_ok=True)
         folder_of = "job" if env.local_world_size == env.world_size else "host"
         return RankContext(root / shared, env.local_rank, *ranks, folder_of)
@@ -291,13 +287,9 @@ def find_place(root: Path, name: str, environ: Mapping[str, str]) -> RankContext
     return RankContext(new_run_folder(root, name), 0, *ranks, "process")
 
 
-def _files(number: int) -> tuple[str, ...]:
-    """Return the files that a process of this folder rank writes first."""
-    return f"rank{number}.sqlite", f"rank{number}.json"
-
-
-def _has_any(folder: Path, files: tuple[str, ...]) -> bool:
-    return any((folder / file).exists() for file in files)
+def _has_files(folder: Path, number: int) -> bool:
+    """Return True if a process of this folder rank has written to a run folder."""
+    return any((folder / f"rank{number}.{ending}").exists() for ending in ("sqlite", "json"))
 
 
 def _gathered(environ: Mapping[str, str]) -> float | None:

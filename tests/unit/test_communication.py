@@ -7,7 +7,6 @@ import math
 import pytest
 
 from stepscope.distributed.communication import (
-    CommunicationFigures,
     Interconnect,
     link_of,
     sentences,
@@ -60,16 +59,9 @@ def test_an_unknown_link_is_none(facts: dict[str, object]) -> None:
 
 
 def test_all_is_said_that_is_known() -> None:
-    figures = CommunicationFigures(
-        bytes=100 * 2**20,
-        rate=2 * 2**30,
-        time_s=0.012,
-        step_s=0.048,
-        wait_s=0.003,
-        bus_bandwidth=239e9,
-        link=link_of(H100),
-    )
-    assert sentences(figures) == [
+    means = {"comm/bytes": 100 * 2**20, "comm/rate": 2 * 2**30, "comm/bus_bandwidth": 239e9}
+    means |= {"comm/time": 0.012, "perf/step_time": 0.048, "perf/comm_wait": 0.003}
+    assert sentences(means, link_of(H100)) == [
         "Each step passes 100 MiB to collectives, 2.00 GiB a second.",
         (
             "The device spends 12.0 ms per step in them, 25% of its 48.0 ms, including "
@@ -84,11 +76,9 @@ def test_all_is_said_that_is_known() -> None:
 
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
-    assert sentences(CommunicationFigures()) == []
-    assert sentences(CommunicationFigures(bytes=512.0)) == [
-        "Each step passes 512 B to collectives."
-    ]
-    (said,) = sentences(CommunicationFigures(bus_bandwidth=1e9))
+    assert sentences({}) == []
+    assert sentences({"comm/bytes": 512.0}) == ["Each step passes 512 B to collectives."]
+    (said,) = sentences({"comm/bus_bandwidth": 1e9})
     assert "; the link's peak is unknown." in said
-    little = CommunicationFigures(time_s=0.001, step_s=0.1, wait_s=0.0)
+    little = {"comm/time": 0.001, "perf/step_time": 0.1, "perf/comm_wait": 0.0}
     assert len(sentences(little)) == 1

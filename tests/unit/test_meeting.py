@@ -35,10 +35,6 @@ def just_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "own_start", lambda: time.time() - 1.0)
 
 
-def files(number: int) -> tuple[str, ...]:
-    return (f"rank{number}.sqlite",)
-
-
 def begun_before(root: Path, age_s: float) -> None:
     for link in (root / LINKS).iterdir():
         then = time.time() - age_s
@@ -50,7 +46,7 @@ def test_many_that_come_at_once_find_one_folder(tmp_path: Path) -> None:
 
     def come(number: int) -> Path:
         together.wait()
-        return rendezvous_folder(tmp_path, "train", JOB, files(number))
+        return rendezvous_folder(tmp_path, "train", JOB, number)
 
     with ThreadPoolExecutor(16) as pool:
         folders = set(pool.map(come, range(16)))
@@ -61,37 +57,35 @@ def test_many_that_come_at_once_find_one_folder(tmp_path: Path) -> None:
 
 
 def test_another_job_has_another_folder(tmp_path: Path) -> None:
-    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
-    assert rendezvous_folder(tmp_path, "a", (*JOB[:4], "1"), files(0)) != first
+    first = rendezvous_folder(tmp_path, "a", JOB, 0)
+    assert rendezvous_folder(tmp_path, "a", (*JOB[:4], "1"), 0) != first
 
 
 def test_a_name_used_again_later_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     """Also for ranks that had no file in the one of yesterday."""
-    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
+    first = rendezvous_folder(tmp_path, "a", JOB, 0)
     begun_before(tmp_path, 24 * 3600.0)
-    today = [rendezvous_folder(tmp_path, "a", JOB, files(number)) for number in (3, 0, 1)]
+    today = [rendezvous_folder(tmp_path, "a", JOB, number) for number in (3, 0, 1)]
     assert len(set(today)) == 1
     assert today[0] != first
 
 
 def test_a_name_used_again_at_once_does_not_write_over_its_files(tmp_path: Path) -> None:
-    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
+    first = rendezvous_folder(tmp_path, "a", JOB, 0)
     for number in (0, 1):
         (first / f"rank{number}.sqlite").touch()
-    again = [rendezvous_folder(tmp_path, "a", JOB, files(number)) for number in (0, 1)]
+    again = [rendezvous_folder(tmp_path, "a", JOB, number) for number in (0, 1)]
     assert again[0] == again[1] != first
     assert list(again[0].iterdir()) == []
 
 
 def test_a_job_that_is_started_again_at_once_is_not_split(tmp_path: Path) -> None:
     """The first attempt got as far as rank 0's file; of the second one another rank asks first."""
-    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
+    first = rendezvous_folder(tmp_path, "a", JOB, 0)
     (first / "rank0.sqlite").touch()
     begun_before(tmp_path, 20.0)
     agent_began = time.time() - 10.0
-    again = [
-        rendezvous_folder(tmp_path, "a", JOB, files(number), agent_began) for number in (8, 0, 9)
-    ]
+    again = [rendezvous_folder(tmp_path, "a", JOB, number, agent_began) for number in (8, 0, 9)]
     assert len(set(again)) == 1
     assert again[0] != first
 
@@ -99,9 +93,7 @@ def test_a_job_that_is_started_again_at_once_is_not_split(tmp_path: Path) -> Non
 def test_ranks_that_begin_as_soon_as_their_agents_meet(tmp_path: Path) -> None:
     """Starts of processes are known to a second: the first link may seem to come before."""
     agent_began = time.time() + 1.0
-    found = [
-        rendezvous_folder(tmp_path, "a", JOB, files(number), agent_began) for number in range(3)
-    ]
+    found = [rendezvous_folder(tmp_path, "a", JOB, number, agent_began) for number in range(3)]
     assert len(set(found)) == 1
 
 
@@ -109,26 +101,26 @@ def test_a_rank_that_inits_late_still_finds_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has begun with the others, and loaded its data for ten minutes."""
-    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
+    first = rendezvous_folder(tmp_path, "a", JOB, 0)
     begun_before(tmp_path, 600.0)
     monkeypatch.setattr(rendezvous, "own_start", lambda: time.time() - 601.0)
-    assert rendezvous_folder(tmp_path, "a", JOB, files(1)) == first
+    assert rendezvous_folder(tmp_path, "a", JOB, 1) == first
 
 
 def test_hosts_whose_clocks_differ_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk stamps the links, and the age of a process is by one clock."""
-    first = rendezvous_folder(tmp_path, "a", JOB, files(0))
+    first = rendezvous_folder(tmp_path, "a", JOB, 0)
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 7200.0)
-    assert rendezvous_folder(tmp_path, "a", JOB, files(1)) == first
+    assert rendezvous_folder(tmp_path, "a", JOB, 1) == first
 
 
 def test_a_link_leads_nowhere_but_under_the_root(tmp_path: Path) -> None:
-    folder = rendezvous_folder(tmp_path / "runs", "a", JOB, files(0))
+    folder = rendezvous_folder(tmp_path / "runs", "a", JOB, 0)
     [link] = (tmp_path / "runs" / LINKS).iterdir()
     link.unlink()
     link.symlink_to("../../elsewhere")
-    assert rendezvous_folder(tmp_path / "runs", "a", JOB, files(0)).parent == folder.parent
+    assert rendezvous_folder(tmp_path / "runs", "a", JOB, 0).parent == folder.parent
 
 
 @pytest.mark.parametrize(
