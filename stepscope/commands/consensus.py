@@ -127,7 +127,13 @@ class Coordinator:
             elif None in steps:
                 break
             else:
-                step = self._step(proposal, max(step for step in steps if step is not None))
+                name, step = proposal.command.name, self.paused_at
+                if step is None:
+                    step = max(vote for vote in steps if vote is not None)
+                if name is CommandName.PAUSE:
+                    self.paused_at = step
+                elif name in (CommandName.RESUME, CommandName.STOP):
+                    self.paused_at = None
                 self._close(replace(proposal, state=ProposalState.DECIDED, step=step))
             changed = True
         return changed
@@ -136,16 +142,6 @@ class Coordinator:
         """Withdraw every open proposal."""
         for proposal in self.open:
             self._close(replace(proposal, state=ProposalState.WITHDRAWN, why=why))
-
-    def _step(self, proposal: Proposal, highest_vote: int) -> int:
-        """Return the step of a decision; after a pause that of the pause."""
-        name = proposal.command.name
-        step = highest_vote if self.paused_at is None else self.paused_at
-        if name is CommandName.PAUSE:
-            self.paused_at = step
-        elif name in (CommandName.RESUME, CommandName.STOP):
-            self.paused_at = None
-        return step
 
     def _close(self, closed: Proposal) -> None:
         """Replace a proposal, and drop closed proposals beyond MAX_CLOSED."""
@@ -188,7 +184,8 @@ class Participant:
         self._lock = threading.RLock()  # a signal handler may come in the middle
         self._closed: set[int] = set()
         self._given_up: set[int] = set()
-        self._decided: deque[tuple[int, Command]] = deque()
+        self.decided: deque[tuple[int, Command]] = deque()
+        """Steps and commands that are decided and not yet taken."""
         self._kept: deque[Command] = deque()
         self._at_boundary = False
         """The training is at the first boundary of its step, and calls `may_leave` there."""
@@ -212,11 +209,6 @@ class Participant:
                 self._given_up &= known
             return news
 
-    def unserved(self) -> list[tuple[int, Command]]:
-        """Return the commands that are decided and not yet taken, with their steps."""
-        with self._lock:
-            return list(self._decided)
-
     def take(self) -> list[Command]:
         """Return the commands due at this boundary; the training is at it from now on."""
         with self._lock:
@@ -227,8 +219,8 @@ class Participant:
             self._passed = max(self._passed, step)
             due = list(self._kept)
             self._kept.clear()
-            while self._decided and self._decided[0][0] <= step:
-                due.append(self._decided.popleft()[1])
+            while self.decided and self.decided[0][0] <= step:
+                due.append(self.decided.popleft()[1])
             self._set_flag()
             return due
 
@@ -245,7 +237,7 @@ class Participant:
         """
         with self._lock:
             step = self.step()
-            if self._decided and self._decided[0][0] <= step:
+            if self.decided and self.decided[0][0] <= step:
                 return False
             held = [id_ for id_, vote in self.votes.items() if vote <= step]
             if held:
@@ -289,13 +281,13 @@ class Participant:
         vote = self.votes.pop(id_, None)
         if proposal.state is ProposalState.DECIDED and proposal.step is not None:
             if vote is not None:
-                self._decided.append((proposal.step, proposal.command))
+                self.decided.append((proposal.step, proposal.command))
             elif id_ in self._given_up:
                 self.late.append(proposal)
         self._set_flag()
 
     def _set_flag(self) -> None:
-        if self.votes or self._decided or self._kept:
+        if self.votes or self.decided or self._kept:
             self._raise_flag()
         else:
             self._waiting.clear()

@@ -48,7 +48,6 @@ STOP_POLL_S = 2.0  # Interval of reading the other ranks' stop requests over a n
 LATE_S = 2.0
 """Age of a decision from which run.json lists the ranks that have not reached its step."""
 RESULTS_S = 2.0  # Longest wait of rank 0's event for the results of the other ranks.
-_DISK = "the disk refuses the files of the agreement"
 
 
 class JobCommands(Participant):
@@ -126,7 +125,9 @@ class JobCommands(Participant):
 
         Rank 0's event waits for the results of the other ranks, which it includes.
         """
-        amounts = {key: event.data[key] for key in ("before", "after") if key in event.data}
+        amounts: dict[str, Any] = {
+            key: event.data[key] for key in ("before", "after") if key in event.data
+        }
         if self._number == 0 and ok and amounts:
             with self._events_lock:
                 self._kept_events[command.id] = ended, event
@@ -152,7 +153,7 @@ class JobCommands(Participant):
         if self._number:
             return
         self._coordinator.propose(time.monotonic())
-        unserved = [(f"step {step}", command) for step, command in self.unserved()]
+        unserved = [(f"step {step}", command) for step, command in list(self.decided)]
         unserved += [("the ranks agreed", one.command) for one in self._coordinator.open]
         self._coordinator.withdraw("the run has ended")
         self._write_notices()
@@ -186,17 +187,24 @@ class JobCommands(Participant):
     def _coordinate(self) -> None:
         coordinator, now_s = self._coordinator, time.monotonic()
         self._forward_stop(now_s)
-        if coordinator.propose(now_s) and not self._write_notices():
-            self._withdraw_all()
+        if coordinator.propose(now_s):
+            self._publish(coordinator.proposals, coordinator.paused_at)
         self._handle(coordinator.proposals)
-        if coordinator.open:
-            before = coordinator.proposals, coordinator.paused_at
-            if coordinator.decide(now_s, *self._votes()) and not self._write_notices():
-                # No rank has read the decision, so none may execute the command.
-                coordinator.proposals, coordinator.paused_at = before
-                self._withdraw_all()
+        before = coordinator.proposals, coordinator.paused_at
+        if coordinator.open and coordinator.decide(now_s, *self._votes()):
+            self._publish(*before)
             self._handle(coordinator.proposals)
         self._follow_decisions()
+
+    def _publish(self, proposals: tuple[Proposal, ...], paused_at: int | None) -> None:
+        """Write the proposals; if that fails, withdraw those of the given earlier state.
+
+        No rank has read a decision that was not written, so none may execute the command.
+        """
+        if not self._write_notices():
+            self._coordinator.proposals, self._coordinator.paused_at = proposals, paused_at
+            self._coordinator.withdraw("the disk refuses the files of the agreement")
+            self._write_notices()
 
     def _forward_stop(self, now_s: float) -> None:
         """Send Stop as the page does if another rank requests a stop, once."""
@@ -213,10 +221,6 @@ class JobCommands(Participant):
                 send_command(self._recorder.folder, CommandName.STOP, {"reason": reason})
         except StoreError as error:
             log.warning("stepscope: the ranks could not be asked to stop: %s", error)
-
-    def _withdraw_all(self) -> None:
-        self._coordinator.withdraw(_DISK)
-        self._write_notices()
 
     def _votes(self) -> tuple[dict[int, dict[int, int]], dict[int, str]]:
         """Return the participating ranks' votes, and the reasons of the ranks that are gone."""

@@ -111,7 +111,7 @@ class DdpTiming:
         """
         if sample is None:
             idle = min(16, max(0, self._misses - self._every - FIRST))
-            return min(2**idle, 2 * self._every)
+            return min(1 << idle, 2 * self._every)
         return max(1, (self._every - sample % self._every) // self._per_step - 1)
 
     def _count_iterations(self, iteration: int) -> None:

@@ -231,8 +231,8 @@ class ProfileCommand:
         trace = self._recorder.folder / trace_name(profile.first, profile.last, rank)
         size = trace.stat().st_size
         summary = summary_name(profile.first, profile.last, rank)
-        data = {"path": trace.name, "summary": summary, "bytes": size}
-        self._finish(profile, profile.text(size), ok=True, **data)
+        text, name = profile.text(size), trace.name
+        self._finish(profile, text, ok=True, path=name, summary=summary, bytes=size)
 
     def _finish(self, profile: _Profile, text: str, *, ok: bool, **data: str | int) -> None:
         """Finish the command, and begin the next profile."""

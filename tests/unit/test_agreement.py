@@ -196,7 +196,7 @@ def test_a_rank_that_dies_leaves_the_others_with_the_same_commands(
     left = [rank.served for rank in job.ranks[:-1]]
     assert left == [left[0]] * (ranks - 1)
     # What the dead rank has served, the others have or will, at the same steps.
-    waiting = [(one.id, step) for step, one in job.ranks[0].member.unserved()]
+    waiting = [(one.id, step) for step, one in job.ranks[0].member.decided]
     theirs = [(id_, step) for id_, step, _ in left[0]] + waiting
     assert [(id_, step) for id_, step, _ in job.ranks[-1].served] == theirs[
         : len(job.ranks[-1].served)

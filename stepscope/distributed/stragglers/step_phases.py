@@ -237,7 +237,8 @@ def others(values: Floats) -> Floats:
     """Return, for each rank, the median of the others' values (ranks, steps)."""
     ordered, half = np.sort(values, axis=0), len(values) // 2
     if len(values) % 2 == 0:  # the others have one value in the middle
-        return np.where(values <= ordered[half - 1], ordered[half], ordered[half - 1])
+        middle = np.where(values <= ordered[half - 1], ordered[half], ordered[half - 1])
+        return np.asarray(middle)
     below, middle, above = ordered[half - 1], ordered[half], ordered[(half + 1) % len(values)]
     first = np.where(values > middle, below, np.where(values < middle, middle, below))
     second = np.where(values > middle, middle, above)
