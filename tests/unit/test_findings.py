@@ -71,12 +71,6 @@ def test_our_own_run_gets_a_setting(tmp_path: Path) -> None:
     assert finding.next == "Try num_workers 4."
 
 
-def test_a_run_may_be_named_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recorded_run(tmp_path, "input_bound_cpu")
-    out, _ = diagnose(capsys, str(folder))
-    assert out.startswith("Input-bound: ")
-
-
 def test_a_young_run_is_an_empty_list_and_a_sentence(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,9 +190,3 @@ def test_the_ranks_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     nothing_to_say(recorded)
     assert recorded.straggler is None
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize("text", ["Killed by SIGKILL", "Killed by SIGKILL."])
-def test_what_to_do_is_a_sentence_of_its_own(text: str) -> None:
-    found = Finding(kind="crashed", rank=0, phase=None, share=None, text=text, next="Resume it.")
-    assert line(found, several=False) == "Killed by SIGKILL. Resume it."
