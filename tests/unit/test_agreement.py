@@ -142,9 +142,6 @@ class Job:
         return {notice.command.id: notice.state for notice in self.leader.proposals}
 
 
-ACTIONS = st.lists(st.integers(0, 2**16), max_size=400)
-
-
 def follow(job: Job, actions: list[int], asked: dict[int, CommandName], dying: int | None) -> None:
     for at, action in enumerate(actions):
         if at in asked:
@@ -157,6 +154,7 @@ def follow(job: Job, actions: list[int], asked: dict[int, CommandName], dying: i
             job.leader.submit(command(at, asked[at]))
 
 
+ACTIONS = st.lists(st.integers(0, 2**16), max_size=400)
 NAMES = st.sampled_from([CommandName.PAUSE, CommandName.RESUME, CommandName.MARK])
 ASKED = st.dictionaries(st.integers(0, 400), NAMES, max_size=6)
 
@@ -218,12 +216,8 @@ def test_trainings_that_end_leave_nobody_waiting(
     assert served == [served[0]] * 3
 
 
-def two_ranks() -> Job:
-    return Job(2, LOOK_AFTER, 1, steps=10**9)
-
-
 def test_a_rank_that_does_not_answer_has_the_command_withdrawn_for_all() -> None:
-    job = two_ranks()
+    job = Job(2, LOOK_AFTER, 1, steps=10**9)
     job.ranks[1].alive = False
     job.leader.submit(command(1))
     job.lead()
@@ -235,21 +229,22 @@ def test_a_rank_that_does_not_answer_has_the_command_withdrawn_for_all() -> None
     assert not job.ranks[0].member.waiting
 
 
-def test_a_rank_that_is_gone_is_not_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("now_s", "vote", "gone", "why"),
+    [
+        (0.0, {}, {1: "rank 1 is gone"}, "rank 1 is gone"),
+        # Rank 0 was suspended: the votes are old.
+        (VOTE_TIMEOUT_S, {1: 5}, {}, "rank 0 has not decided for 5 s"),
+    ],
+)
+def test_a_command_is_withdrawn_after_an_exit_or_a_suspension(
+    now_s: float, vote: dict[int, int], gone: dict[int, str], why: str
+) -> None:
     leader = Coordinator()
     leader.submit(command(1))
     leader.propose(0.0)
-    assert leader.decide(0.0, {0: {1: 4}, 1: {}}, {1: "rank 1 is gone"})
-    assert leader.proposals[0].why == "rank 1 is gone"
-
-
-def test_what_was_suspended_decides_on_no_old_answers() -> None:
-    leader = Coordinator()
-    leader.submit(command(1))
-    leader.propose(0.0)
-    leader.decide(VOTE_TIMEOUT_S, {0: {1: 4}, 1: {1: 5}}, {})
-    assert leader.proposals[0].state is ProposalState.WITHDRAWN
-    assert leader.proposals[0].why == "rank 0 has not decided for 5 s"
+    assert leader.decide(now_s, {0: {1: 4}, 1: vote}, gone)
+    assert (leader.proposals[0].state, leader.proposals[0].why) == (ProposalState.WITHDRAWN, why)
 
 
 def test_a_later_command_is_not_decided_before_an_earlier_one() -> None:
@@ -278,18 +273,6 @@ def test_a_training_that_is_held_goes_on_without_number_0_and_refuses_a_late_dec
     assert [late.command.id for late in member.late] == [1]
     assert member.take() == []
     assert member.may_leave()
-
-
-def test_a_paused_training_is_asked_at_the_step_where_it_stands() -> None:
-    step = 3
-    member = Participant(lambda: step, lead=1)
-    member.update([Proposal(command(1, CommandName.PAUSE))])
-    member.update([Proposal(command(1, CommandName.PAUSE), ProposalState.DECIDED, 4)])
-    step = 4
-    assert [one.id for one in member.take()] == [1]
-    member.update([Proposal(command(2, CommandName.RESUME))])
-    assert member.votes == {2: 4}
-    assert not member.may_leave()
 
 
 @pytest.mark.parametrize(("lead", "answer"), [(LOOK_AFTER, 8), (LOOK_BEFORE, 9)])

@@ -192,42 +192,35 @@ def test_the_pipe_is_set_for_torch_and_deleted(
     assert list(stem.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("planted", ["link", "open to all"])
-def test_a_folder_that_others_can_write_into_is_not_used(
+@pytest.mark.parametrize("planted", ["link", "open to all", "no FIFOs"])
+def test_a_folder_that_others_can_write_into_or_without_fifos_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
 ) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no FIFOs here")
+
     monkeypatch.delenv(PIPE, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     private = tmp_path / f"stepscope-nccl-{os.getuid()}"
     if planted == "link":
         private.symlink_to(tmp_path)
-    else:
+    elif planted == "open to all":
         private.mkdir()
         private.chmod(0o777)
+    else:
+        monkeypatch.setattr(os, "mkfifo", refuse)
     assert open_pipe(tmp_path) is None
     assert PIPE not in os.environ
 
 
-def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PIPE, "/mine/pipe")
+def test_the_file_that_the_user_has_set_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PIPE, raising=False)
     monkeypatch.delenv(FILES[0], raising=False)
-    assert open_pipe(tmp_path) is None
-    assert os.environ[PIPE] == "/mine/pipe"
-    assert FILES[0] not in os.environ
-    monkeypatch.delenv(PIPE)
     monkeypatch.setenv(FILES[1], "/mine/trace")
     close = open_pipe(tmp_path)
     assert close is not None
     assert FILES[0] not in os.environ
     close()
-    assert PIPE not in os.environ
-
-
-def test_no_pipe_where_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError("no FIFOs here")
-
-    monkeypatch.delenv(PIPE, raising=False)
-    monkeypatch.setattr(os, "mkfifo", refuse)
-    assert open_pipe(tmp_path) is None
     assert PIPE not in os.environ
