@@ -275,13 +275,6 @@ def test_a_training_that_is_held_goes_on_without_number_0_and_refuses_a_late_dec
     assert member.may_leave()
 
 
-@pytest.mark.parametrize(("lead", "answer"), [(LOOK_AFTER, 8), (LOOK_BEFORE, 9)])
-def test_an_answer_is_a_step_that_is_still_to_come(lead: int, answer: int) -> None:
-    member = Participant(lambda: 7, lead=lead)
-    member.update([Proposal(command(1))])
-    assert member.votes == {1: answer}
-
-
 def test_put_back_commands_come_first_at_the_next_boundary() -> None:
     member = Participant(lambda: 7, lead=1)
     member.put_back([command(1), command(2)])
