@@ -1,11 +1,11 @@
-"""Classify what the steps of a run wait for. Pure.
+"""Classify the bottleneck of a run's steps. Pure; no I/O.
 
 A step on a GPU has four parts: computing, idle while the host waits for data, copying a batch, and
 idle between launches. On a CPU there are no copies and no launches.
 
 A verdict explains the *visible wait*: the idle and copy time if it is more than a fifth of a step,
-else the step itself. `share` is the part of it that the cause explains; below EXPLAINED no cause is
-named.
+else the step itself. `share` is the fraction of it that the cause explains; below EXPLAINED no
+cause is named.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any
 from stepscope.bottleneck.recommendations import Recommendation, RunSetup, next_to_try
 
 MIN_STEPS = 20  # Minimum number of steady steps, as in TraceML.
-EXPLAINED = 0.8  # Minimum share of the visible wait for a single cause.
+EXPLAINED = 0.8  # Minimum fraction of the visible wait for a single cause.
 STANDS_STILL = 1 - EXPLAINED
-"""Share of a step from which waiting for data or copies gives a verdict; critical in TraceML."""
+"""Minimum fraction of a step that waits for data or copies; critical in TraceML."""
 GAPS = 0.25
-"""Share of a step from which gaps between launches give a verdict: small ones are usual."""
-AHEAD = 0.02  # Minimum share of a step that a host which is ahead of the GPU waits for it.
-BUSY_HOST = 0.9  # Use of all cores above which a waiting process waits for a core.
+"""Minimum fraction of a step in gaps between launches: small gaps are usual."""
+AHEAD = 0.02  # Minimum fraction of a step that a host ahead of its GPU waits for it.
+BUSY_HOST = 0.9  # Utilization of all cores from which a waiting process waits for a core.
 
 IsSettingAllowed = Callable[[str, Any], bool]
 
 
 class BottleneckKind(StrEnum):
-    """What a step waits for. The last two name no cause."""
+    """Bottleneck of a step. The last two name no cause."""
 
     INPUT = "input-bound"
     TRANSFER = "transfer-bound"
@@ -54,16 +54,16 @@ PHASES = {
     BottleneckKind.TRANSFER: "copy",
     BottleneckKind.LAUNCH: "launch",
 }
-"""The part of a step that a kind is about; all others are about "compute"."""
+"""Phase of a step by kind; that of all others is "compute"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAverages:
-    """Means over a window of steady steps; None where the run does not record it.
+    """Means over a window of steady steps; None if not recorded.
 
-    Times are seconds a step. `utilization`, `throttled` and `host_cpu` are shares from 0 to 1: of
-    time, of readings with an abnormal reason to lower the clocks, and of all cores. `process_cpu`
-    is in cores. Clocks are in MHz, `sm_clock_max` is the run's highest.
+    Times are seconds per step. `utilization`, `throttled` and `host_cpu` are fractions: of time, of
+    samples with an abnormal clocks event reason, and of all cores. `process_cpu` is in cores.
+    Clocks are in MHz, `sm_clock_max` is the run's maximum.
     """
 
     steps: int
@@ -83,9 +83,9 @@ class StepAverages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBreakdown:
-    """The parts of a step as shares of its wall time; they sum to 1.
+    """The parts of a step as fractions of its wall time; they sum to 1.
 
-    `other` is gaps between launches on a GPU; on a CPU, other waiting than for data.
+    `other` is the gaps between launches on a GPU, and any wait but that for data on a CPU.
     """
 
     compute: float
@@ -95,16 +95,15 @@ class StepBreakdown:
 
     @property
     def idle(self) -> float:
-        """The share in which the device does not compute."""
+        """The fraction in which the device does not compute."""
         return self.data + self.copies + self.other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BottleneckDiagnosis:
-    """One sentence on a run's steps, and what to try next.
+    """Verdict on a run's steps as one sentence, and a recommendation.
 
-    `share` is None without a cause, `parts` where they are unknown. `missing_steps` is 0 except
-    while the run is too young.
+    `share` is None without a cause, `parts` if unknown. `missing_steps` is 0 with enough steps.
     """
 
     kind: BottleneckKind
@@ -117,14 +116,14 @@ class BottleneckDiagnosis:
 
     @property
     def phase(self) -> str:
-        """The part of a step that it is about."""
+        """The phase of the verdict."""
         return PHASES.get(self.kind, "compute")
 
 
 def verdict(
     figures: StepAverages, setup: RunSetup, allowed: IsSettingAllowed = lambda name, value: True
 ) -> BottleneckDiagnosis:
-    """Classify a window of steps; `allowed(field, value)` is whether a setting may be proposed."""
+    """Classify a window of steps; `allowed(field, value)` filters the recommended settings."""
     missing = MIN_STEPS - figures.steps
     if missing > 0 or figures.step_time <= 0:
         missing = max(1, missing)
@@ -151,20 +150,20 @@ def verdict(
 
 
 def parts_of(figures: StepAverages, setup: RunSetup) -> StepBreakdown | str:
-    """Return the parts of a step, or a sentence about the missing figure.
+    """Return the parts of a step, or a sentence with the reason why they are unknown.
 
     On a GPU, with T the step time:
 
     - Computing is the smaller of the time between the step's two events, which includes gaps, and
       utilization × T, which includes other processes. Without a utilization the events count only
       if the host waits for the GPU: then there are no gaps.
-    - Of the rest, copies come first if they share the stream that computes, else data.
+    - Of the rest, copies come first if they are on the stream that computes, else data.
     - Waiting for data counts as far as the device is idle meanwhile. A copy that blocks the host is
       part of the measured data wait, and is subtracted from it.
-    - What remains are gaps between launches.
+    - The remainder is gaps between launches.
 
-    On a CPU, computing is what is not data wait, at most the CPU time of the process. The rest is
-    waiting, for a core if all are in use. Without that CPU time a short data wait gives no verdict.
+    On a CPU, computing is the time without data wait, at most the CPU time of the process. The rest
+    is waiting, for a core if all are in use. Without the CPU time it is undetermined.
     """
     if figures.data_wait is None and (setup.on_gpu or figures.process_cpu is None):
         return (
@@ -176,9 +175,7 @@ def parts_of(figures: StepAverages, setup: RunSetup) -> StepBreakdown | str:
         return _cpu_parts(figures, wait)
     busy = _busy(figures)
     if busy is None:
-        return (
-            "No diagnosis: without GPU utilization, computing and idle time cannot be told apart."
-        )
+        return "No diagnosis: GPU utilization is missing to separate computing from idle time."
     idle = 1.0 - busy
     copied = min(1.0, (figures.copies or 0.0) / figures.step_time)
     if setup.copies_block:
@@ -200,14 +197,13 @@ def _cpu_parts(figures: StepAverages, wait: float) -> StepBreakdown | str:
             "No diagnosis: whether the process computes or waits is unknown; that takes at "
             "least a second of steps."
         )
-    other = 0.0
-    if figures.process_cpu is not None:
-        other = max(0.0, 1.0 - wait - figures.process_cpu)
+    busy = 1.0 if figures.process_cpu is None else figures.process_cpu
+    other = max(0.0, 1.0 - wait - busy)
     return StepBreakdown(compute=1.0 - wait - other, data=wait, copies=0.0, other=other)
 
 
 def _busy(figures: StepAverages) -> float | None:
-    """Return the share of a step in which the GPU computes; None where it cannot be told."""
+    """Return the fraction of a step in which the GPU computes; None if undetermined."""
     between = figures.device_time
     if figures.utilization is None:
         unsure = figures.gpu_wait is None or figures.gpu_wait < AHEAD * figures.step_time
@@ -218,14 +214,14 @@ def _busy(figures: StepAverages) -> float | None:
 def _cause(
     parts: StepBreakdown, figures: StepAverages, setup: RunSetup
 ) -> tuple[BottleneckKind, float | None]:
-    """Return the kind and the share of the visible wait that it explains."""
+    """Return the kind and the fraction of the visible wait that it explains."""
     idle = parts.idle
     if idle > STANDS_STILL:
         if parts.data >= EXPLAINED * idle:
             return BottleneckKind.INPUT, parts.data / idle
         if parts.copies >= EXPLAINED * idle:
             return BottleneckKind.TRANSFER, parts.copies / idle
-    # Gaps that may be copies nobody measured are not called launches.
+    # Without measured copies, gaps may be copies.
     launches = setup.on_gpu and figures.copies is not None
     if launches and idle >= GAPS and parts.other >= EXPLAINED * idle:
         return BottleneckKind.LAUNCH, parts.other / idle
@@ -238,12 +234,12 @@ def _cause(
 
 
 def percent(share: float) -> str:
-    """Return a share from 0 to 1 as whole percent.
+    """Return a fraction as whole percent.
 
     >>> percent(0.634)
-    '63 %'
+    '63%'
     """
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}%"
 
 
 def _text(
@@ -285,5 +281,5 @@ def _unclear(parts: StepBreakdown, figures: StepAverages, setup: RunSetup) -> st
         "H2D copy time": parts.copies,
         "gaps between launches" if setup.on_gpu else unnamed: parts.other,
     }
-    said = [f"{percent(share)} {name}" for name, share in shares.items() if share >= 0.005]
-    return f"No single cause: each step is {', '.join(said)}."
+    listed = [f"{percent(share)} {name}" for name, share in shares.items() if share >= 0.005]
+    return f"No single cause: each step is {', '.join(listed)}."

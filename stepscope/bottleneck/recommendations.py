@@ -1,4 +1,4 @@
-"""What to try next about a bottleneck: a setting of RunConfig, or words for a script. Pure."""
+"""Recommendations for a bottleneck: a setting of RunConfig, or a text. Pure; no I/O."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_WORKERS = 4  # Workers proposed at first: each takes memory.
+MOST_WORKERS = 4  # Maximum number of workers proposed at first: each takes memory.
 FEWEST_CORES = 2
-"""Minimum of cores assumed: two workers that wait for a disk need none of their own."""
-BF16_FROM = (8, 0)  # Compute capability of Ampere, the first with bf16 in its tensor cores.
+"""Minimum number of cores assumed: two workers that wait for a disk need no core each."""
+BF16_FROM = (8, 0)  # Compute capability of Ampere, the first with bf16 tensor cores.
 FP16_FROM = (7, 0)  # Compute capability of Volta, the first with tensor cores.
 LONG_STEP_S = 0.02
-"""Step time from which more CPU threads are proposed: for short operations two are slower."""
+"""Minimum step time for which more CPU threads are proposed: they slow short operations."""
 
 Candidate = tuple[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
-    """What the run was started with, as far as a proposal depends on it.
+    """Properties of a run on which recommendations depend.
 
-    `own`: the settings in `config` are those of a RunConfig; those of a script are not used.
-    `capability` is the GPU's compute capability, None if unknown. `step_time` is in seconds.
-    `in_memory`: the data set is in memory, where worker processes only make loading slower.
+    `own`: `config` is a RunConfig; a script's settings are not used. `capability` is the GPU's
+    compute capability, None if unknown. `step_time` is in seconds. `in_memory`: the data set is in
+    memory, where worker processes only slow loading.
     """
 
     on_gpu: bool
@@ -36,32 +36,32 @@ class RunSetup:
 
     @property
     def threads(self) -> int:
-        """CPU threads of one operation; a setting of 0 is half of the cores."""
+        """Number of CPU threads of one operation; a setting of 0 is half of the cores."""
         return self.number("num_threads") or max(1, self.cores // 2)
 
     def is_on(self, name: str) -> bool:
-        """Say whether a switch of ours is on."""
+        """Return True if a switch of RunConfig is on."""
         return self.own and self.config.get(name) is True
 
     def number(self, name: str) -> int:
-        """Return a whole number among our settings, 0 where there is none."""
+        """Return an integer setting of RunConfig, or 0."""
         value = self.config.get(name) if self.own else None
         return value if type(value) is int else 0
 
     def text(self, name: str, default: str) -> str:
-        """Return a setting that is a word."""
+        """Return a text setting of RunConfig, or `default`."""
         value = self.config.get(name) if self.own else None
         return value if isinstance(value, str) else default
 
     @property
     def copies_block(self) -> bool:
-        """True where a copy to the GPU lets our loop wait, inside the time it waits for data."""
+        """True if copies to the GPU block the built-in loop, within its data wait."""
         return self.own and not (self.is_on("non_blocking") and self.is_on("pin_memory"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """What to try: `text` is a sentence; `name` and `value` are the setting, if it is one."""
+    """A recommendation as a sentence; `name` and `value` are its setting, if any."""
 
     text: str
     name: str | None = None
@@ -69,7 +69,7 @@ class Recommendation:
 
 
 def next_to_try(kind: str, setup: RunSetup, allowed: Callable[[str, Any], bool]) -> Recommendation:
-    """Return the first proposal for a kind of verdict that is possible and not set already.
+    """Return the first recommendation that is allowed and not set already.
 
     `kind` is the value of a `BottleneckKind` that names a cause.
     """
@@ -81,11 +81,11 @@ def next_to_try(kind: str, setup: RunSetup, allowed: Callable[[str, Any], bool])
                     text=f"Try {setting_text(name, value)}.", name=name, value=value
                 )
         return Recommendation(text=_NOTHING_LEFT[kind])
-    return Recommendation(text=_words(kind, setup))
+    return Recommendation(text=_script_text(kind, setup))
 
 
 def setting_text(name: str, value: Any) -> str:
-    """Return a setting as people say it.
+    """Return the text of a setting.
 
     >>> setting_text("num_workers", 4), setting_text("pin_memory", True)
     ('num_workers 4', 'pin_memory on')
@@ -147,7 +147,7 @@ def _compute(setup: RunSetup) -> Iterator[Candidate]:
 
 
 def _precisions(setup: RunSetup) -> Iterator[Candidate]:
-    """The faster arithmetic that the GPU has; nothing where its capability is not known."""
+    """Yield the faster precision of the GPU; none if its compute capability is unknown."""
     if setup.capability is None or setup.text("precision", "fp32") not in ("fp32", "tf32"):
         return
     if setup.capability >= BF16_FROM:
@@ -172,7 +172,7 @@ _NOTHING_LEFT = {
 }
 
 
-def _words(kind: str, setup: RunSetup) -> str:
+def _script_text(kind: str, setup: RunSetup) -> str:
     workers = min(MOST_WORKERS, max(FEWEST_CORES, setup.cores))
     if kind == "input-bound":
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,15 +19,15 @@ from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.blocks import Floats
 
 FIRST_STEPS = 5
-"""Steps at a run's start that are left out: kernels load, caches and the allocator fill."""
-WINDOW_STEPS = 512  # Newest steps that are looked at: one or two frames of the store.
+"""Number of excluded first steps: kernels load, caches and the allocator fill."""
+WINDOW_STEPS = 512  # Number of newest steps that are read: one or two frames of the store.
 LEAST_S = 3.0
-"""Time that short steps are looked at for, so that the sampler has enough readings of it."""
+"""Minimum time span of short steps, so that the sampler has enough samples in it."""
 MOST_STEPS = 16384
-"""Steps that are looked at for that, at most: 3 s of steps of 0.2 ms, read in some 10 ms."""
-WINDOW_S = 30.0  # Age of the steps that count, as far as MIN_STEPS of them are that young.
-READINGS = 4096  # Newest rows of the sampler that are looked at, at most: seven minutes at 10 Hz.
-MIN_READINGS = 10  # Readings below which a mean of the sampler's says nothing: one second at 10 Hz.
+"""Maximum number of steps for LEAST_S: 3 s of steps of 0.2 ms, read in some 10 ms."""
+WINDOW_S = 30.0  # Maximum age of the steps, if at least MIN_STEPS are newer.
+READINGS = 4096  # Maximum number of newest samples that are read: seven minutes at 10 Hz.
+MIN_READINGS = 10  # Minimum number of samples of a mean: one second at 10 Hz.
 
 
 def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAverages:
@@ -54,14 +55,14 @@ def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAver
         process_cpu=_share(_column(samples, "process/cpu")),
         host_cpu=_share(_column(samples, "host/cpu"), least=1),  # read once a second
         throttled=sum(map(bool, words)) / len(words) if enough else None,
-        throttle_words=tuple(dict.fromkeys(word for said in words for word in said)),
+        throttle_words=tuple(dict.fromkeys(itertools.chain(*words))),
         sm_clock=_mean(_column(devices, "gpu/sm_clock")),
         sm_clock_max=_highest(reader, gpu, "gpu/sm_clock"),
     )
 
 
 def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> RunSetup:
-    """Return what a proposal depends on, from a run.json, which may be foreign."""
+    """Return the properties of a run for recommendations, from an untrusted run.json."""
     environment, config = (_dict(run_json.get(name)) for name in ("environment", "config"))
     capability, cores = run_json.get("compute_capability"), environment.get("cores")
     known = isinstance(capability, list) and [type(part) for part in capability] == [int, int]
@@ -77,7 +78,7 @@ def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> RunSetup:
 
 
 def training_gpu(run_json: Mapping[str, Any]) -> str | None:
-    """Return the UUID of the GPU that the run trains on; None for a CPU or if nobody knows."""
+    """Return the UUID of the GPU that the run trains on; None for a CPU or if unknown."""
     device = run_json.get("device")
     if device is None and run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER:
         device = _dict(run_json.get("config")).get("device")
@@ -85,7 +86,7 @@ def training_gpu(run_json: Mapping[str, Any]) -> str | None:
 
 
 def _steady(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
-    """Return the steps of the window that have a step time."""
+    """Return the steps of the window with a step time."""
     if info is None:
         return SeriesBlock.from_rows([])
     block = _newest(reader, info)
@@ -98,7 +99,7 @@ def _steady(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
 
 
 def _newest(reader: StoreReader, info: SeriesInfo) -> SeriesBlock:
-    """Return the newest WINDOW_STEPS rows of steps, or LEAST_S of them where that is more."""
+    """Return the newest WINDOW_STEPS rows of steps, or more up to a span of LEAST_S."""
     first = max(FIRST_STEPS, info.rows - WINDOW_STEPS)
     block = reader.read(info.id, first, info.rows, 1)
     if first == FIRST_STEPS or block.ts[-1] - block.ts[0] >= LEAST_S:
@@ -112,7 +113,7 @@ def _newest(reader: StoreReader, info: SeriesInfo) -> SeriesBlock:
 def _during(
     steps: SeriesBlock, times: Floats, reader: StoreReader, info: SeriesInfo | None
 ) -> SeriesBlock:
-    """Return the rows of the sampler that were taken inside of the steps, not between them."""
+    """Return the samples taken within the steps, not between them."""
     if info is None:
         return SeriesBlock.from_rows([])
     begin, end = float(steps.ts[0] - times[0]), float(steps.ts[-1])
@@ -129,7 +130,7 @@ def _rows(block: SeriesBlock, chosen: NDArray[np.intp]) -> SeriesBlock:
 
 
 def _column(block: SeriesBlock, key: str) -> Floats:
-    """Return a metric's values, NaN where there is none."""
+    """Return a metric's values, NaN if missing."""
     if key not in block.keys:
         return np.full(len(block), np.nan)
     values: Floats = block.mean[block.keys.index(key)]
@@ -137,31 +138,29 @@ def _column(block: SeriesBlock, key: str) -> Floats:
 
 
 def _mean(values: Floats) -> float | None:
-    """Return the mean of the finite values; None where fewer than half are."""
+    """Return the mean of the finite values; None if fewer than half are finite."""
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) and 2 * len(finite) >= len(values) else None
 
 
 def _measured(values: Floats) -> float | None:
-    """Return the mean over the steps that were measured, where there are enough of them."""
+    """Return the mean of MIN_READINGS finite values or more, or of at least half."""
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) >= MIN_READINGS else _mean(values)
 
 
 def _share(percent: Floats, least: int = MIN_READINGS) -> float | None:
-    """Return the mean of a percentage as a share, from at least so many readings."""
+    """Return the mean of a percentage as a fraction, of at least `least` samples."""
     finite = percent[np.isfinite(percent)]
     return float(finite.mean() / 100) if len(finite) >= least else None
 
 
 def _highest(reader: StoreReader, info: SeriesInfo | None, key: str) -> float | None:
-    """Return the highest value of the run: one bucket is read."""
+    """Return the maximum of the run, from a single rollup bucket."""
     if info is None:
         return None
     whole = reader.read(info.id, 0, info.rows, 1 << info.rows.bit_length())
-    if key not in whole.keys:
-        return None
-    highs = whole.high[whole.keys.index(key)]
+    highs = whole.high[whole.keys.index(key)] if key in whole.keys else np.empty(0)
     highs = highs[np.isfinite(highs)]
     return float(highs.max()) if len(highs) else None
 

@@ -30,7 +30,7 @@ class CommandName(StrEnum):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """One command for this run; `args` is as the page gave it: check before use."""
+    """One command for this run; `args` is untrusted input of the page: validate before use."""
 
     id: int
     name: CommandName
@@ -38,12 +38,12 @@ class Command(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Its name as the page writes it."""
+        """The name that the page shows."""
         return self.name.replace("_", " ").capitalize()
 
 
 def parse_args(args: str) -> dict[str, Any]:
-    """Return a command's arguments. Raises ValueError or TypeError for what is no JSON object."""
+    """Return a command's arguments. Raises ValueError or TypeError unless a JSON object."""
     try:
         value = json.loads(args)
         # msgspec cannot encode one half of a surrogate pair.
@@ -53,62 +53,61 @@ def parse_args(args: str) -> dict[str, Any]:
 
 
 class LocalCommandQueue:
-    """The commands of a process that is alone in its run: the next boundary serves them.
+    """Commands of a single-process run, executed at the next step boundary.
 
-    `close_gate` is called after a command came, `open_gate` after the last was taken.
+    `close_gate` is called after a command is queued, `open_gate` after the last one is taken.
     """
 
     def __init__(self, close_gate: Callable[[], None], open_gate: Callable[[], None]) -> None:
         self._queue: deque[Command] = deque()
         self.waiting: Collection[object] = self._queue
-        """Not empty when a boundary has to look at the commands."""
+        """Not empty when a boundary has to take commands."""
         self._came = threading.Event()
         self._close_gate = close_gate
         self._open_gate = open_gate
 
     def offer(self, command: Command) -> None:
-        """Have the next boundary serve a command; called by the writer's thread."""
+        """Queue a command for the next boundary. Thread-safe."""
         self._queue.append(command)
         self._came.set()
         self._close_gate()
 
     def take(self) -> list[Command]:
-        """Return the commands that came since the last call; costs about 50 ns when none did."""
+        """Return the commands queued since the last call; without one it takes about 50 ns."""
         if not self._queue:
             return []
-        # Cleared before emptying: a command that comes in between sets it again.
+        # Cleared before emptying: a command queued in between sets it again.
         self._came.clear()
-        taken = []
-        while self._queue:
-            taken.append(self._queue.popleft())
-        self._open_gate()
+        taken = [self._queue.popleft() for _ in range(len(self._queue))]
+        if not self._queue:
+            self._open_gate()
         return taken
 
     def put_back(self, commands: Sequence[Command]) -> None:
-        """Keep commands for the next boundary: they need a whole step, or follow a stop."""
+        """Keep commands for the next boundary."""
         if commands:
             self._queue.extendleft(reversed(commands))
             self._close_gate()
 
     def wait(self, timeout_s: float) -> list[Command]:
-        """Wait for a command, at most `timeout_s`."""
+        """Return the commands that are queued within `timeout_s`."""
         self._came.wait(timeout_s)
         self._came.clear()
         return self.take()
 
     def may_leave(self) -> bool:
-        """Return whether the training may leave its boundary; if not, ask again."""
+        """Return True if the training may leave its boundary."""
         return True
 
     def leave(self) -> None:
-        """Report that an exception has left the boundary."""
+        """Record that an exception has left the boundary."""
 
 
 ByteCounts = Mapping[str, float]  # by metric key
 
 
 def empty_cache(before: ByteCounts, after: ByteCounts) -> str:
-    """Return the result of emptying the cache."""
+    """Return the message of an emptied cache."""
     if "memory/reserved" not in after:
         return (
             "Empty cache: a CPU run has no CUDA cache to empty; "
@@ -119,7 +118,7 @@ def empty_cache(before: ByteCounts, after: ByteCounts) -> str:
     if left == 0:
         return f"{text}; nothing left"
     held = after["memory/allocated"]
-    # torch counts as allocated what it gives to cuBLAS, too: 32 MiB on an H100.
+    # torch counts cuBLAS workspaces as allocated, too: 32 MiB on an H100.
     text += f"; {format_bytes(left)} remain: {format_bytes(held)} in tensors and library workspaces"
     if left > held:
         text += f", {format_bytes(left - held)} free parts of blocks in use (fragmentation)"
@@ -127,7 +126,7 @@ def empty_cache(before: ByteCounts, after: ByteCounts) -> str:
 
 
 def reset_peaks(before: ByteCounts, after: ByteCounts) -> str:
-    """Return the result of a reset of the peaks."""
+    """Return the message of reset peaks."""
     if "memory/peak_allocated" not in after:
         return f"Reset peak stats: peak process memory {_change(before, after, 'process/peak_rss')}"
     return (
@@ -137,14 +136,14 @@ def reset_peaks(before: ByteCounts, after: ByteCounts) -> str:
 
 
 def collect_garbage(objects: int, before: ByteCounts, after: ByteCounts) -> str:
-    """Return the result of a garbage collection."""
+    """Return the message of a garbage collection."""
     on_gpu = "memory/allocated" in after
     word, key = ("allocated", "memory/allocated") if on_gpu else ("process memory", "process/rss")
     return f"Collect garbage: {objects:,} objects freed; {word} {_change(before, after, key)}"
 
 
 def memory_snapshot(name: str, size: int, first: int, last: int) -> str:
-    """Return the steps of a snapshot file; `last` is before `first` if no step has ended."""
+    """Return the message of a snapshot file; `last` is before `first` if no step has ended."""
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     if last < first:
         steps = f"step {first}, which did not finish"
@@ -152,17 +151,17 @@ def memory_snapshot(name: str, size: int, first: int, last: int) -> str:
 
 
 def combined(command: Command, results: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Return the result on all ranks, from the bytes `before` and `after` on each.
+    """Return the message of a command on all ranks, by their bytes `before` and `after`.
 
-    None on a CPU, and for a command that is not about memory.
+    Returns None on a CPU, and for a command that is not about memory.
     """
     if command.name not in _LESS:
         return None
     words, key = _LESS[command.name]
     less = {
-        rank: one["before"].get(key, 0) - one["after"][key]
-        for rank, one in results.items()
-        if key in one.get("after", {})
+        rank: result["before"].get(key, 0) - result["after"][key]
+        for rank, result in results.items()
+        if key in result.get("after", {})
     }
     if len(less) < 2:
         return None
@@ -197,15 +196,15 @@ def profile(
     early: str | None,
     size: int | None,
 ) -> str:
-    """Return the steps of a profile, its cost, and the size of its trace.
+    """Return the message of a profile: its steps, its cost, and the size of its trace.
 
-    `slower` is how much longer a profiled step took, as a fraction of one before; `held_s` is the
-    time for which training stood still; `early` is why it has fewer steps than were asked for.
+    `slower` is the additional time of a profiled step as a fraction of an unprofiled one; `held_s`
+    is the time for which training was paused; `early` is why it has fewer steps than requested.
     """
     text = f"Profile: step {first}" if first == last else f"Profile: steps {first} to {last}"
     if slower is not None:
         percent = round(100 * slower)
-        text += f", {percent} % slower than before" if percent > 0 else ", no slower than before"
+        text += f", {percent}% slower than before" if percent > 0 else ", no slower than before"
     text += f"; training paused for {held_s:.2f} s"
     if early is not None:
         text += f"; it ended early: {early}"

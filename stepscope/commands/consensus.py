@@ -1,17 +1,17 @@
-"""The agreement of a job's ranks on the step at which all of them serve a command. Pure.
+"""Protocol by which all ranks of a job execute a command at the same step boundary.
 
-Number 0 *proposes* a command. Each rank answers with a step that its training thread has still to
-reach, and number 0 *decides*: the highest of the answers. Every rank serves the command at the
-first boundary whose step is at least that one. No rank has passed it, because none leaves the
-boundary of its own answer before the decision. A command after Pause is served at the same step.
+Rank 0 *proposes* a command. Each rank votes for a step that its training thread has not reached
+yet, and rank 0 *decides*: the highest vote. Every rank executes the command at the first boundary
+with at least the decided step. No rank has passed that boundary, because a rank stays at the
+boundary of its own vote until the decision. A command after Pause is executed at the same step.
 
-No rank waits for ever. Answers and decisions are made by threads of their own, which no collective
-holds up, and a training thread at the boundary of its answer has left all collectives behind. After
-the decision no rank stops before the decided step.
+No rank waits forever. Separate threads vote and decide, which no collective blocks. A training
+thread at the boundary of its vote has completed all collectives. After the decision no rank stops
+before the decided step.
 
-If a rank does not answer within `answer_s`, or is gone, the command is withdrawn for all. After
-HOLDS times as long a rank goes on without number 0, and refuses a later decision, which is possible
-only if number 0's process is suspended while it decides.
+If a rank does not vote within `vote_timeout_s`, or has exited, rank 0 *withdraws* the command for
+all. After MAX_HOLD_FACTOR times as long without news of rank 0 a rank continues and refuses a later
+decision. Such a decision comes only from a process of rank 0 that was suspended while it decided.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from msgspec.structs import replace
 from stepscope.commands.command import Command, CommandName
 from stepscope.common.files import atomic_write, read_regular_file
 
-ANSWER_S = 5.0  # Longest wait for the answer of a rank; usually some milliseconds.
-HOLDS = 4.0
-"""Longest wait of a training thread for a decision, as a multiple of the wait for an answer."""
-KEPT = 64  # Closed notices and results that are kept for slow readers.
-T = TypeVar("T")
+VOTE_TIMEOUT_S = 5.0  # Votes usually arrive within milliseconds.
+MAX_HOLD_FACTOR = 4.0
+"""Longest wait of a training thread for a decision, as a multiple of the vote timeout."""
+MAX_CLOSED = 64  # Closed proposals and results that are kept for slow readers.
 
 
 class ProposalState(StrEnum):
-    """The state of the agreement on a command."""
+    """State of a proposal."""
 
     PROPOSED = "proposed"
     DECIDED = "decided"
@@ -46,7 +45,7 @@ class ProposalState(StrEnum):
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """Number 0's state of one command: a decided one has a step, a withdrawn one a reason."""
+    """Rank 0's state of one command; a step if decided, a reason (`why`) if withdrawn."""
 
     command: Command
     state: ProposalState = ProposalState.PROPOSED
@@ -55,10 +54,11 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class RankReport(msgspec.Struct):
-    """The state of a rank. The keys are ids of commands.
+    """State that a rank publishes for rank 0; the keys are command ids.
 
-    `answers` are the first steps at which it may serve them, `taken` those at which it has.
-    `results` have `ok`, and bytes `before` and `after` by metric. `stop` is why all must stop.
+    `answers` are the votes: the first steps at which the rank can execute a command. `taken` are
+    the steps at which it did. `results` have `ok`, and bytes `before` and `after` by metric. `stop`
+    is the reason of a requested stop of all ranks.
     """
 
     answers: dict[int, int] = {}
@@ -67,105 +67,98 @@ class RankReport(msgspec.Struct):
     stop: str | None = None
 
 
-Votes = Mapping[int, int]
-
-
 class Coordinator:
-    """Number 0's part; all but `ask` belongs to one thread. Commands are decided in order."""
+    """Proposals and decisions of rank 0, in the order of the commands. No I/O.
+
+    Not thread-safe, except `submit`.
+    """
 
     def __init__(
         self,
         *,
-        answer_s: float = ANSWER_S,
-        silent: Callable[[int], str] = "rank {} has not answered".format,
+        vote_timeout_s: float = VOTE_TIMEOUT_S,
+        silence_text: Callable[[int], str] = "rank {} has not answered".format,
     ) -> None:
-        self.notices: tuple[Proposal, ...] = ()
-        self._answer_s = answer_s
-        self._silent = silent
-        self._asked: deque[Command] = deque()
-        self._since: dict[int, float] = {}
+        self.proposals: tuple[Proposal, ...] = ()
         self.paused_at: int | None = None
         """The step of the last Pause, until Resume or Stop."""
+        self._vote_timeout_s = vote_timeout_s
+        self._silence_text = silence_text
+        self._submitted: deque[Command] = deque()
+        self._since: dict[int, float] = {}
 
-    def ask(self, command: Command) -> None:
-        """Propose a command at the next look; from any thread."""
-        self._asked.append(command)
+    def submit(self, command: Command) -> None:
+        """Queue a command for the next `propose`. Thread-safe."""
+        self._submitted.append(command)
 
     @property
     def open(self) -> list[Proposal]:
-        """The commands that are proposed and not decided."""
-        return [notice for notice in self.notices if notice.state is ProposalState.PROPOSED]
+        """The proposals that are neither decided nor withdrawn."""
+        return [one for one in self.proposals if one.state is ProposalState.PROPOSED]
 
     def propose(self, now_s: float) -> bool:
-        """Propose what was asked; return whether there is a new notice."""
-        found = False
-        while self._asked:
-            command = self._asked.popleft()
+        """Propose the submitted commands; return True if there are any."""
+        count = len(self._submitted)
+        for _ in range(count):
+            command = self._submitted.popleft()
             self._since[command.id] = now_s
-            self._keep([*self.notices, Proposal(command)])
-            found = True
-        return found
+            self.proposals += (Proposal(command),)
+        return count > 0
 
-    def decide(self, now_s: float, answers: Mapping[int, Votes], gone: Mapping[int, str]) -> bool:
-        """Decide or withdraw the oldest proposals; return whether a notice has changed.
+    def decide(
+        self, now_s: float, votes: Mapping[int, Mapping[int, int]], gone: Mapping[int, str]
+    ) -> bool:
+        """Decide or withdraw the oldest proposals; return True if a proposal has changed.
 
-        `answers` has the ranks that take part, by number. `gone` has the reason of those that will
-        never answer.
+        `votes` has the votes by command of each participating rank, `gone` the reasons of the ranks
+        that will never vote.
         """
         changed = False
-        for notice in self.open:
-            steps = [of_rank.get(notice.command.id) for of_rank in answers.values()]
-            # The time first: a process that was suspended must not decide on old answers.
-            if gone or now_s - self._since[notice.command.id] >= self._answer_s:
-                why = "; ".join(gone.values()) or self._why(notice, answers)
-                self._replace(replace(notice, state=ProposalState.WITHDRAWN, why=why))
+        for proposal in self.open:
+            id_ = proposal.command.id
+            steps = [of_rank.get(id_) for of_rank in votes.values()]
+            # The time first: a process that was suspended must not decide on old votes.
+            if gone or now_s - self._since[id_] >= self._vote_timeout_s:
+                late = [rank for rank, of_rank in votes.items() if id_ not in of_rank]
+                # Where all have voted, rank 0 itself was suspended.
+                silent = ", ".join(map(self._silence_text, late)) or "rank 0 has not decided"
+                why = "; ".join(gone.values()) or f"{silent} for {self._vote_timeout_s:g} s"
+                self._close(replace(proposal, state=ProposalState.WITHDRAWN, why=why))
             elif None in steps:
-                return changed
+                break
             else:
-                step = self._step(notice, max(step for step in steps if step is not None))
-                self._replace(replace(notice, state=ProposalState.DECIDED, step=step))
+                name, step = proposal.command.name, self.paused_at
+                if step is None:
+                    step = max(vote for vote in steps if vote is not None)
+                if name is CommandName.PAUSE:
+                    self.paused_at = step
+                elif name in (CommandName.RESUME, CommandName.STOP):
+                    self.paused_at = None
+                self._close(replace(proposal, state=ProposalState.DECIDED, step=step))
             changed = True
         return changed
 
     def withdraw(self, why: str) -> None:
-        """Withdraw every proposal."""
-        for notice in self.open:
-            self._replace(replace(notice, state=ProposalState.WITHDRAWN, why=why))
+        """Withdraw every open proposal."""
+        for proposal in self.open:
+            self._close(replace(proposal, state=ProposalState.WITHDRAWN, why=why))
 
-    def _step(self, notice: Proposal, answered: int) -> int:
-        """Return the step to serve it at; after a pause that of the pause."""
-        name = notice.command.name
-        step = answered if self.paused_at is None else self.paused_at
-        if name is CommandName.PAUSE:
-            self.paused_at = step
-        elif name in (CommandName.RESUME, CommandName.STOP):
-            self.paused_at = None
-        return step
-
-    def _why(self, notice: Proposal, answers: Mapping[int, Votes]) -> str:
-        late = [number for number, given in answers.items() if notice.command.id not in given]
-        # Where all have answered, number 0 itself was suspended.
-        said = ", ".join(map(self._silent, late)) or "rank 0 has not decided"
-        return f"{said} for {self._answer_s:g} s"
-
-    def _replace(self, notice: Proposal) -> None:
-        self._since.pop(notice.command.id, None)
-        same = notice.command.id
-        self._keep([notice if old.command.id == same else old for old in self.notices])
-
-    def _keep(self, notices: Sequence[Proposal]) -> None:
-        closed = [notice for notice in notices if notice.state is not ProposalState.PROPOSED]
-        over = {notice.command.id for notice in closed[:-KEPT]}
-        self.notices = tuple(notice for notice in notices if notice.command.id not in over)
+    def _close(self, closed: Proposal) -> None:
+        """Replace a proposal, and drop closed proposals beyond MAX_CLOSED."""
+        id_ = closed.command.id
+        del self._since[id_]
+        kept = [closed if one.command.id == id_ else one for one in self.proposals]
+        over = [one for one in kept if one.state is not ProposalState.PROPOSED][:-MAX_CLOSED]
+        self.proposals = tuple(one for one in kept if one not in over)
 
 
 class Participant:
-    """The part that every rank has, number 0 too.
+    """Votes and due commands of one rank, rank 0 included. No I/O.
 
-    `hear` belongs to the agreement's thread; `take`, `put_back`, `may_leave` and `leave` to the
-    training thread. `step` returns the step that the training has counted last. `lead` is how many
-    steps later it surely looks at `waiting` again: 1 where it looks after counting a step, 2 where
-    it looks before. `flag` is called when `waiting` is not empty.
+    `update` belongs to the protocol's thread; `take`, `put_back`, `may_leave` and `leave` to the
+    training thread. `step` returns the last step that the training has counted. `lead` is the
+    number of steps until the training thread surely checks `waiting` again: 1 if it checks after it
+    counts a step, 2 if before. `flag` is called when `waiting` is not empty.
     """
 
     def __init__(
@@ -175,135 +168,131 @@ class Participant:
         lead: int,
         flag: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        answer_s: float = ANSWER_S,
+        vote_timeout_s: float = VOTE_TIMEOUT_S,
     ) -> None:
         self.step = step
         self.lead = lead
-        self.answers: dict[int, int] = {}
-        """What to tell number 0, of the commands that are neither decided nor withdrawn."""
+        self.votes: dict[int, int] = {}
+        """Votes by command id, of the open proposals."""
         self.late: list[Proposal] = []
-        """Decisions that came after this rank had gone on without."""
+        """Decisions that came after this rank had continued without them."""
         self._waiting: deque[object] = deque()
         self.waiting: Collection[object] = self._waiting
         self._flag = flag
         self._clock = clock
-        self._hold_s = HOLDS * answer_s
+        self._max_hold_s = MAX_HOLD_FACTOR * vote_timeout_s
         self._lock = threading.RLock()  # a signal handler may come in the middle
         self._closed: set[int] = set()
         self._given_up: set[int] = set()
-        self._decided: deque[tuple[int, Command]] = deque()
+        self.decided: deque[tuple[int, Command]] = deque()
+        """Steps and commands that are decided and not yet taken."""
         self._kept: deque[Command] = deque()
-        self._stands = False
-        """The training is at the first boundary of its step, and asks before it leaves."""
+        self._at_boundary = False
+        """The training is at the first boundary of its step, and calls `may_leave` there."""
         self._passed = -1
         """The highest step of which a boundary may have been passed."""
-        self._held_since: dict[int, float] = {}
+        self._held_since: float | None = None
 
-    def hear(self, notices: Sequence[Proposal]) -> list[Proposal]:
-        """Take in what number 0 says; return the notices that are news."""
-        news = [notice for notice in notices if self._is_news(notice)]
-        for notice in news:
-            if notice.state is ProposalState.PROPOSED:
-                self._answer(notice.command)
-            else:
-                self._close(notice)
-        gone = self._closed - {notice.command.id for notice in notices}
-        self._closed -= gone
-        self._given_up -= gone
-        return news
-
-    def unserved(self) -> list[tuple[int, Command]]:
-        """Return the commands that are decided and not yet taken, with their steps."""
+    def update(self, proposals: Sequence[Proposal]) -> list[Proposal]:
+        """Vote for new proposals and queue decisions; return the proposals that are news."""
         with self._lock:
-            return list(self._decided)
+            news = [one for one in proposals if self._is_news(one)]
+            for proposal in news:
+                self._held_since = None  # rank 0 is active
+                if proposal.state is ProposalState.PROPOSED:
+                    self._vote(proposal.command)
+                else:
+                    self._close(proposal)
+            if proposals:  # none: the file could not be read
+                known = {one.command.id for one in proposals}
+                self._closed &= known
+                self._given_up &= known
+            return news
 
     def take(self) -> list[Command]:
-        """Return what is due at this boundary, where the training now stands."""
+        """Return the commands due at this boundary; the training is at it from now on."""
         with self._lock:
             step = self.step()
             # A step may have several boundaries (validation, a second optimizer), and another rank
             # may be at another one of them: only the first is the same place on all ranks.
-            self._stands = self._stands or step > self._passed
+            self._at_boundary = self._at_boundary or step > self._passed
             self._passed = max(self._passed, step)
             due = list(self._kept)
             self._kept.clear()
-            while self._decided and self._decided[0][0] <= step:
-                due.append(self._decided.popleft()[1])
-            self._look()
+            while self.decided and self.decided[0][0] <= step:
+                due.append(self.decided.popleft()[1])
+            self._set_flag()
             return due
 
     def put_back(self, commands: Sequence[Command]) -> None:
         """Keep commands for the next boundary."""
         with self._lock:
             self._kept.extendleft(reversed(commands))
-            self._look()
+            self._set_flag()
 
     def may_leave(self) -> bool:
-        """Say whether the training may leave this boundary, and take it as gone if so.
+        """Return True if the training may leave this boundary, and record that it leaves.
 
-        It may not while a command is due here, or is proposed with this step as the answer.
+        It may not while a command is due here, or is proposed with this step as the vote.
         """
         with self._lock:
             step = self.step()
-            if self._decided and self._decided[0][0] <= step:
+            if self.decided and self.decided[0][0] <= step:
                 return False
-            held = [id_ for id_, answer in self.answers.items() if answer <= step]
-            if any([not self._tired(id_) for id_ in held]):
-                return False
+            held = [id_ for id_, vote in self.votes.items() if vote <= step]
+            if held:
+                now_s = self._clock()
+                self._held_since = now_s if self._held_since is None else self._held_since
+                if now_s - self._held_since < self._max_hold_s:
+                    return False
+            self._given_up.update(held)
             for id_ in held:
-                self._given_up.add(id_)
-                del self.answers[id_]
+                del self.votes[id_]
             self.leave()
             return True
 
     def leave(self) -> None:
-        """The training is between two boundaries again."""
+        """Record that the training is between two boundaries again."""
         with self._lock:
-            self._stands = False
-            self._held_since.clear()
-            self._look()
+            self._at_boundary = False
+            self._held_since = None
+            self._set_flag()
 
-    def _is_news(self, notice: Proposal) -> bool:
-        id_ = notice.command.id
-        is_answered = id_ in self.answers or id_ in self._given_up
+    def _is_news(self, proposal: Proposal) -> bool:
+        id_ = proposal.command.id
+        has_vote = id_ in self.votes or id_ in self._given_up
         return id_ not in self._closed and not (
-            notice.state is ProposalState.PROPOSED and is_answered
+            proposal.state is ProposalState.PROPOSED and has_vote
         )
 
-    def _answer(self, command: Command) -> None:
-        with self._lock:
-            # The flag first, then the step: whatever the training thread counts after this reading,
-            # it looks at the flag after counting. So it cannot pass the step that is answered.
-            fresh = not self._waiting
-            self._raise()
-            step = self.step()
-            if fresh:  # boundaries up to here may not have looked
-                self._passed = max(self._passed, step)
-            self.answers[command.id] = step if self._stands else step + self.lead
+    def _vote(self, command: Command) -> None:
+        # The flag first, then the step: the training thread checks the flag after it has counted
+        # a step that this thread has not read. So it cannot pass the step of the vote.
+        is_first = not self._waiting
+        self._raise_flag()
+        step = self.step()
+        if is_first:  # boundaries up to here may not have checked the flag
+            self._passed = max(self._passed, step)
+        self.votes[command.id] = step if self._at_boundary else step + self.lead
 
-    def _close(self, notice: Proposal) -> None:
-        with self._lock:
-            self._closed.add(notice.command.id)
-            answered = self.answers.pop(notice.command.id, None)
-            if notice.state is ProposalState.DECIDED and notice.step is not None:
-                if answered is not None:
-                    self._decided.append((notice.step, notice.command))
-                elif notice.command.id in self._given_up:
-                    self.late.append(notice)
-            self._look()
+    def _close(self, proposal: Proposal) -> None:
+        id_ = proposal.command.id
+        self._closed.add(id_)
+        vote = self.votes.pop(id_, None)
+        if proposal.state is ProposalState.DECIDED and proposal.step is not None:
+            if vote is not None:
+                self.decided.append((proposal.step, proposal.command))
+            elif id_ in self._given_up:
+                self.late.append(proposal)
+        self._set_flag()
 
-    def _tired(self, id_: int) -> bool:
-        now_s = self._clock()
-        return now_s - self._held_since.setdefault(id_, now_s) >= self._hold_s
-
-    def _look(self) -> None:
-        """Raise the flag, or take it down."""
-        if self.answers or self._decided or self._kept:
-            self._raise()
+    def _set_flag(self) -> None:
+        if self.votes or self.decided or self._kept:
+            self._raise_flag()
         else:
             self._waiting.clear()
 
-    def _raise(self) -> None:
+    def _raise_flag(self) -> None:
         if not self._waiting:
             self._waiting.append(self)
         self._flag()
@@ -311,51 +300,44 @@ class Participant:
 
 FOLDER = "agreement"
 NOTICES = "notices.json"
-BYTES_LIMIT = 2**20
+MAX_FILE_BYTES = 2**20
+T = TypeVar("T")
 
 
 class ConsensusFiles:
-    """The files of one job. Writing raises OSError.
+    """Files of the protocol in a run folder. Writing raises OSError.
 
-    They are not durable: a power failure also ends the processes that would read them.
+    They are not durable: a power failure also ends the processes that would read them. A file that
+    is missing or invalid reads as empty, also one that is replaced on a network disk meanwhile.
     """
 
     def __init__(self, run_folder: Path) -> None:
         self.notices_path = run_folder / FOLDER / NOTICES
         self.reports_folder = run_folder / FOLDER / "answers"
         self.reports_folder.mkdir(parents=True, exist_ok=True)
-        self._known: dict[Path, tuple[bytes, Any]] = {}
 
-    def write_notices(self, notices: Sequence[Proposal]) -> None:
-        """Replace the notices; number 0 alone."""
-        atomic_write(self.notices_path, msgspec.json.encode(notices), durable=False)
+    def write_notices(self, proposals: Sequence[Proposal]) -> None:
+        """Replace rank 0's proposals."""
+        atomic_write(self.notices_path, msgspec.json.encode(proposals), durable=False)
 
     def notices(self) -> list[Proposal]:
-        """Return number 0's notices."""
-        return self._read(self.notices_path, list[Proposal]) or []
+        """Return rank 0's proposals."""
+        return _read(self.notices_path, list[Proposal]) or []
 
     def write_report(self, number: int, report: bytes) -> None:
-        """Replace the report of a rank, which is encoded."""
-        atomic_write(self._path(number), report, durable=False)
+        """Replace a rank's report, given encoded."""
+        atomic_write(self._report_path(number), report, durable=False)
 
     def report(self, number: int) -> RankReport:
-        """Return the report of a rank, an empty one before its first."""
-        return self._read(self._path(number), RankReport) or RankReport()
+        """Return a rank's report."""
+        return _read(self._report_path(number), RankReport) or RankReport()
 
-    def _path(self, number: int) -> Path:
+    def _report_path(self, number: int) -> Path:
         return self.reports_folder / f"rank{number}.json"
 
-    def _read(self, path: Path, type_: type[T]) -> T | None:
-        """Return the content; None for a file that is missing or invalid.
 
-        It is decoded again if the bytes differ. Inode and time may be the same: ext4 reuses inodes,
-        and times may have ticks of 4 ms. Reading costs 10 us, only while a command is under way.
-        """
-        try:
-            content = read_regular_file(path, BYTES_LIMIT)
-            if self._known.get(path, (None,))[0] != content:
-                self._known[path] = content, msgspec.json.decode(content, type=type_)
-        except (OSError, ValueError, RecursionError):
-            return None  # none yet, or replaced on a network disk while it was read
-        found: T = self._known[path][1]
-        return found
+def _read(path: Path, type_: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(read_regular_file(path, MAX_FILE_BYTES), type=type_)
+    except (OSError, ValueError, RecursionError):
+        return None

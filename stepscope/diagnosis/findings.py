@@ -1,4 +1,4 @@
-"""What can be said about a run, as a list: each entry of FINDERS is one pure judgement of it."""
+"""All findings of a run: each function in FINDERS yields those of one kind, without I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from stepscope.bottleneck.classify import BottleneckDiagnosis, StepAverages, verdict
-from stepscope.bottleneck.recommendations import setting_text
+from stepscope.bottleneck.recommendations import Recommendation, setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.hangs.job_state import Hang
@@ -18,6 +18,7 @@ from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPha
 from stepscope.memory.growth import MemoryGrowth
 from stepscope.memory.growth_detector import recorded_growth, told_growth
 from stepscope.memory.oom.reader import OomAnalysis, judged
+from stepscope.memory.oom.recommendations import RemedyStep
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
 from stepscope.run.fatal_signal import fatal_signal
 from stepscope.run.rank_info import rank_numbers, torch_rank
@@ -26,18 +27,17 @@ from stepscope.store import EventRow, StoreError, StoreReader, store_name
 from stepscope.store.reader import EVERY
 
 FAILURES = {"oom": "out-of-memory", "nan": "loss-not-finite"}
-"""Kinds of findings by the kinds of events that tell of them."""
+"""Kinds of findings by the kinds of their events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is worth knowing about a run.
+    """One finding of a run.
 
-    `rank` is torch's number of the process, None where no single one is meant. `phase` is the part
-    of a step, None where it is not known or the finding is about the whole run. `share` is the part
-    of what is to be explained that it explains, 0 to 1, None where nothing is shared out. `next` is
-    a sentence on what to try; `setting` is the same as a field and a value of RunConfig, where it
-    is one.
+    `rank` is the global rank, None for several ranks. `phase` is the phase of a step, None if
+    unknown, or for the whole run. `share` is the fraction of the time or memory that the finding
+    explains, or None. `next` is a recommendation as a sentence, and `setting` its field and value
+    of RunConfig, or None.
     """
 
     kind: str
@@ -51,15 +51,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankData:
-    """What one process of a run has recorded; no figures where its store cannot be read."""
+    """Recorded data of one process of a run; no figures if its store cannot be read."""
 
     number: int
     run_json: Mapping[str, Any]
     figures: StepAverages = StepAverages(steps=0)
     events: tuple[EventRow, ...] = ()
-    growth: MemoryGrowth | None = None  # What its samples show to grow at the end.
+    growth: MemoryGrowth | None = None  # Memory growth in its samples at the end.
     times: RankStepPhases | None = None
-    """The phases of its newest steps, in a job of several processes."""
+    """The phases of its newest steps, in a job of several ranks."""
 
     @property
     def verdict(self) -> BottleneckDiagnosis:
@@ -69,22 +69,22 @@ class RankData:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run as the finders see it."""
+    """Input of the finders."""
 
     run: RunInfo
     ranks: tuple[RankData, ...]
-    hang: Hang | None = None  # Why its ranks make no step.
+    hang: Hang | None = None
 
     @property
     def has_steps(self) -> bool:
-        """False for a recording of the machine alone."""
+        """False for a recording of the host alone."""
         return self.run.run_json.get("kind") != RunKind.RECORD
 
     @cached_property
     def straggler(self) -> StragglerVerdict | None:
-        """What the ranks' steps say of each other; None for a process by itself.
+        """Verdict on the ranks' steps; None for a single process.
 
-        Judged once: it permutes the ranks some thousand times.
+        Computed once: it permutes the ranks some thousand times.
         """
         times = [rank.times for rank in self.ranks if rank.times is not None]
         busy = max((rank.figures.host_cpu or 0.0 for rank in self.ranks), default=0.0)
@@ -92,18 +92,18 @@ class RunData:
 
 
 def read_recorded(run: RunInfo) -> RunData:
-    """Read what the finders need from every rank's files."""
+    """Read the input of the finders from the files of all ranks."""
     ranks = tuple(_read_rank(run, number) for number in rank_numbers(run.folder))
     return RunData(run, ranks, hang_of(run))
 
 
 def findings(recorded: RunData) -> list[Finding]:
-    """Return everything that there is to say, what ended the run first."""
+    """Return all findings, the end of the run first."""
     return [finding for finder in FINDERS for finding in finder(recorded)]
 
 
 def nothing_to_say(recorded: RunData) -> str:
-    """Return the sentence in place of an empty list."""
+    """Return the sentence that replaces an empty list."""
     if not recorded.has_steps:
         return "No findings: this is a recording of the machine, without steps."
     straggler = recorded.straggler
@@ -112,7 +112,7 @@ def nothing_to_say(recorded: RunData) -> str:
 
 
 def end(recorded: RunData) -> Iterator[Finding]:
-    """Say what ended a run that did not end well; the rank is the one that caused it."""
+    """Yield the reason why a run failed or crashed, of the rank that caused it."""
     run = recorded.run
     if run.status not in (RunStatus.FAILED, RunStatus.CRASHED):
         return
@@ -133,19 +133,19 @@ def end(recorded: RunData) -> Iterator[Finding]:
 
 
 def caught_failures(recorded: RunData) -> Iterator[Finding]:
-    """Say that allocations failed which the script has caught."""
+    """Yield failed allocations that the script has caught."""
     for rank in recorded.ranks:
         short = _shortage(recorded, rank)
         if short is None or short.report.ended:
             continue
         times = short.report.seen
         many = "An allocation failed" if times == 1 else f"{times:,} allocations failed"
-        found = _out_of_memory(short, _torch_rank(rank))
-        yield replace(found, text=f"{many}, caught by the script. {found.text}")
+        finding = _out_of_memory(short, _torch_rank(rank))
+        yield replace(finding, text=f"{many}, caught by the script. {finding.text}")
 
 
 def absent_ranks(recorded: RunData) -> Iterator[Finding]:
-    """Name ranks that never started, and those gone while the others still run."""
+    """Yield ranks that never started, and ranks that crashed while others run."""
     run = recorded.run
     for standing in rank_states(run.folder):
         gone = standing.state is RankState.DEAD and run.status.live
@@ -161,48 +161,45 @@ def absent_ranks(recorded: RunData) -> Iterator[Finding]:
 
 
 def bottlenecks(recorded: RunData) -> Iterator[Finding]:
-    """Say what the steps of each rank wait for, where one cause explains enough of it."""
+    """Yield the bottleneck of each rank's steps."""
     if not recorded.has_steps:
         return
     for rank in recorded.ranks:
-        found = rank.verdict
-        if not found.kind.names_a_cause:
+        verdict = rank.verdict
+        if not verdict.kind.names_a_cause:
             continue
-        step = found.next
-        setting = None
-        if step is not None and step.name is not None:
-            setting = {"field": step.name, "value": step.value}
+        step = verdict.next
         yield Finding(
-            kind=found.kind.value,
+            kind=verdict.kind.value,
             rank=_torch_rank(rank),
-            phase=found.phase,
-            share=None if found.share is None else round(found.share, 4),
-            text=found.text,
+            phase=verdict.phase,
+            share=None if verdict.share is None else round(verdict.share, 4),
+            text=verdict.text,
             next=None if step is None else step.text,
-            setting=setting,
+            setting=_setting(step),
         )
 
 
 def stragglers(recorded: RunData) -> Iterator[Finding]:
-    """Say which rank of a job the others wait for, or what all of them wait for."""
-    found = recorded.straggler
-    if found is None or found.kind is StragglerKind.NONE:
+    """Yield the straggler of a job, or the wait that is common to all ranks."""
+    verdict = recorded.straggler
+    if verdict is None or verdict.kind is StragglerKind.NONE:
         return
-    phase = found.phase if found.phase is not StepPhase.OTHER else None
+    phase = verdict.phase if verdict.phase is not StepPhase.OTHER else None
     yield Finding(
         kind="straggler",
-        rank=found.ranks[0] if found.ranks else None,
+        rank=verdict.ranks[0] if verdict.ranks else None,
         phase=None if phase is None else phase.value,
-        share=None if found.share is None else round(found.share, 4),
-        text=found.text,
-        next=found.next,
+        share=None if verdict.share is None else round(verdict.share, 4),
+        text=verdict.text,
+        next=verdict.next,
     )
 
 
 def broken_losses(recorded: RunData) -> Iterator[Finding]:
-    """Say that the loss of a run that goes on, or has ended otherwise, is no number any more."""
+    """Yield losses that became non-finite, of a run that has not failed."""
     if recorded.run.status is RunStatus.FAILED:
-        return  # told by `end`, with its remedy
+        return  # a finding of `end`
     for rank in recorded.ranks:
         broken = [event for event in rank.events if event.kind == "nan"]
         if broken:
@@ -217,24 +214,21 @@ def broken_losses(recorded: RunData) -> Iterator[Finding]:
 
 
 def growing_memory(recorded: RunData) -> Iterator[Finding]:
-    """Say that memory grows from step to step, as an event or else the samples tell."""
+    """Yield memory growth, by an event or else by the samples."""
     for rank in recorded.ranks:
-        found = told_growth(rank.events)
-        if found is None and rank.growth is not None:
-            found = rank.growth.text, rank.growth.next
-        if found is not None:
-            yield Finding(
-                kind="memory-growth", rank=_torch_rank(rank), text=found[0], next=found[1]
-            )
+        growth = told_growth(rank.events)
+        if growth is None and rank.growth is not None:
+            growth = rank.growth.text, rank.growth.next
+        if growth is not None:
+            text, next_text = growth
+            yield Finding(kind="memory-growth", rank=_torch_rank(rank), text=text, next=next_text)
 
 
 def hangs(recorded: RunData) -> Iterator[Finding]:
-    """Say why a job of several ranks makes no step now, or made none when it ended."""
-    found = recorded.hang
-    if found is not None:
-        yield Finding(
-            kind="hang", rank=found.rank, phase=found.phase, text=found.text, next=found.next
-        )
+    """Yield the hang of a job, now or when it ended."""
+    hang = recorded.hang
+    if hang is not None:
+        yield Finding(kind="hang", rank=hang.rank, phase=hang.phase, text=hang.text, next=hang.next)
 
 
 FINDERS: tuple[Callable[[RunData], Iterator[Finding]], ...] = (
@@ -247,11 +241,11 @@ FINDERS: tuple[Callable[[RunData], Iterator[Finding]], ...] = (
     broken_losses,
     growing_memory,
 )
-"""Each takes a run and gives its findings; a new kind of finding is one more of them."""
+"""Each yields one kind of findings of a run."""
 
 
 def _shortage(recorded: RunData, rank: RankData) -> OomAnalysis | None:
-    """Return what a rank has captured of failed allocations; a file that is none tells nothing."""
+    """Return the analysis of a rank's failed allocations; None without a valid file."""
     try:
         return judged(recorded.run, rank.number, rank.events)
     except (OSError, ValueError):
@@ -260,7 +254,6 @@ def _shortage(recorded: RunData, rank: RankData) -> OomAnalysis | None:
 
 def _out_of_memory(short: OomAnalysis, rank: int) -> Finding:
     verdict, step = short.verdict, next(iter(short.verdict.next), None)
-    named = None if step is None or step.name is None else step
     return Finding(
         kind=FAILURES["oom"],
         rank=rank,
@@ -268,22 +261,28 @@ def _out_of_memory(short: OomAnalysis, rank: int) -> Finding:
         share=verdict.share,
         text=short.sentence,
         next=None if step is None else step.text,
-        setting=None if named is None else {"field": named.name, "value": named.value},
+        setting=_setting(step),
     )
+
+
+def _setting(step: Recommendation | RemedyStep | None) -> dict[str, Any] | None:
+    if step is None or step.name is None:
+        return None
+    return {"field": step.name, "value": step.value}
 
 
 def _failure(rank: RankData) -> str:
     """Return the kind of a failure by its last event: a broken loss may be long past."""
-    told = [event for event in rank.events if event.kind in ("oom", "error")]
-    if told and told[-1].kind == "oom":
+    failures = [event for event in rank.events if event.kind in ("oom", "error")]
+    if failures and failures[-1].kind == "oom":
         return FAILURES["oom"]
-    if told and told[-1].text.startswith("The loss is "):
+    if failures and failures[-1].text.startswith("The loss is "):
         return FAILURES["nan"]
     return "failed"
 
 
 def _after(kind: str, recorded: RunData) -> tuple[str, dict[str, Any] | None]:
-    """Return what to do about an end, and the setting if it is one."""
+    """Return the recommendation after a failure, and its setting if any."""
     setup = setup_of(recorded.run.run_json)
     field: str | None = None
     value: float = 0
@@ -293,7 +292,7 @@ def _after(kind: str, recorded: RunData) -> tuple[str, dict[str, Any] | None]:
     if kind == FAILURES["nan"] and setup.own and isinstance(rate, float) and rate > 0:
         field, value = "learning_rate", rate / 10
     if kind == "crashed" and fatal_signal(recorded.run.folder, recorded.run.cause) is not None:
-        return _WORDS["failed"], None  # the machine's log says nothing more
+        return _WORDS["failed"], None  # the host's log has no more information
     if field is not None:
         shown = f"{value:.3g}" if isinstance(value, float) else value
         return f"Try {setting_text(field, shown)}.", {"field": field, "value": value}
@@ -303,8 +302,8 @@ def _after(kind: str, recorded: RunData) -> tuple[str, dict[str, Any] | None]:
 _WORDS = {
     "out-of-memory": "Try a smaller batch.",
     "loss-not-finite": "Try a lower learning rate, or clip the gradients.",
-    "crashed": "Check the machine's log (dmesg) for what killed the process.",
-    "rank-dead": "Look at the log of its machine, such as dmesg, for what killed the process.",
+    "crashed": "Check the host's log (dmesg) for the reason.",
+    "rank-dead": "Check the log of its host, such as dmesg, for the reason.",
     "rank-missing": "Check the launcher's output on that node, and output.rankN.log.",
     "failed": "See traceback.txt and output.log in the run folder.",
 }
@@ -328,7 +327,7 @@ def _read_rank(run: RunInfo, number: int) -> RankData:
     except StoreError:
         if number == 0:
             raise
-        return RankData(number=number, run_json=own)  # what the others say counts
+        return RankData(number=number, run_json=own)  # the findings of the other ranks remain
 
 
 def _torch_rank(rank: RankData) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-NAMED = 8  # Ranks that a sentence names at most.
+NAMED = 8  # Maximum number of ranks that a sentence lists.
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return some ranks as words.
+    """Return the text of some ranks.
 
     >>> ranks_text([2]), ranks_text([0, 2])
     ('rank 2', 'ranks 0, 2')
@@ -20,14 +20,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def rank_and_size() -> tuple[int, int] | None:
-    """Return torch.distributed's rank and world size; None if it is not initialized.
-
-    torch is not imported for it.
-    """
+    """Return torch.distributed's rank and world size without importing torch; None if unknown."""
     dist = sys.modules.get("torch.distributed")
     try:
         if dist is None or not dist.is_available() or not dist.is_initialized():
             return None
         return dist.get_rank(), dist.get_world_size()
-    except (AttributeError, RuntimeError, ValueError):  # half imported, or being taken down
+    except (AttributeError, RuntimeError, ValueError):  # partly imported, or at shutdown
         return None

@@ -1,9 +1,9 @@
 """Bytes and time of this rank's collectives, from torch's Flight Recorder.
 
 The training thread reads at a step boundary, where it captures no graph and steps are whole. A
-reading takes 1 to 20 ms and holds the GIL, so it is made every 1 to 64 s: 0.2 % of a core. The
-period is a power of two and counted in epoch seconds (`common/clock.py`). So ranks whose clocks
-agree read in the same step and do not delay each other one by one.
+reading takes 1 to 20 ms and holds the GIL, so its period is 1 to 64 s: 0.2% of a core. The period
+is a power of two and counted in epoch seconds (`common/clock.py`), so ranks whose clocks agree read
+in the same step and do not delay each other one after another.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from stepscope.common.clock import clock
 from stepscope.distributed import rank_and_size
 from stepscope.distributed.flight_recorder import FlightRecorderDump, dumps, parsed
 
+log = logging.getLogger(__name__)
+
 ALL_REDUCE = "all_reduce"
 ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
 BROADCAST = "broadcast"
 ALL_TO_ALL = "all_to_all"
-
 _NAMES = {
     "allreduce": ALL_REDUCE,
     "allreduce_coalesced": ALL_REDUCE,
@@ -40,13 +41,13 @@ _NAMES = {
     "_broadcast_oop": BROADCAST,
     "_reduce_oop": "reduce",
 }
-"""torch's names of the same collectives in the Flight Recorder."""
+"""torch's other names of the same collectives in the Flight Recorder."""
 
 
 def bus_factor(operation: str, ranks: int) -> float | None:
-    """Return bus bandwidth over algorithm bandwidth; None where it is not defined, as for one rank.
+    """Return bus bandwidth over algorithm bandwidth; None if undefined, as for one rank.
 
-    `operation` is torch's name of it.
+    `operation` is torch's name.
 
     >>> bus_factor("all_reduce", 4), bus_factor("_all_gather_base", 4), bus_factor("broadcast", 4)
     (1.5, 0.75, 1.0)
@@ -55,29 +56,27 @@ def bus_factor(operation: str, ranks: int) -> float | None:
         return None
     others = (ranks - 1) / ranks
     # nccl-tests: doc/PERFORMANCE.md, src/gather.cu and src/scatter.cu.
-    of_others = (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, "gather", "scatter")
     factors = {ALL_REDUCE: 2 * others, BROADCAST: 1.0, "reduce": 1.0}
-    factors |= dict.fromkeys(of_others, others)
+    for name in (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, "gather", "scatter"):
+        factors[name] = others
     return factors.get(_NAMES.get(operation, operation))
 
 
 def algorithm_bytes(operation: str, input_bytes: int, output_bytes: int) -> int:
-    """Return the size that nccl-tests give a collective: of the whole array, in bytes.
+    """Return the bytes of the whole array, as nccl-tests define the size of a collective.
 
-    That is what one rank has at the end of all_gather and gather, and at the begin of all others.
+    One rank has the whole array after all_gather and gather, and before all others.
     """
     grows = _NAMES.get(operation, operation) in (ALL_GATHER, "gather")
     return output_bytes if grows else input_bytes
 
 
-log = logging.getLogger(__name__)
-
 REST = 500
-"""Time to the next reading in multiples of the CPU time that this one took: 0.2 % of a core."""
+"""Time until the next reading as a multiple of this one's CPU time: 0.2% of a core."""
 LEAST_S, MOST_S = 1.0, 64.0
-EARLY_S = 0.05  # Half a tick of the sampler: ticks of several ranks come some milliseconds apart.
+EARLY_S = 0.05  # Half a tick of the sampler: the ranks' ticks differ by some milliseconds.
 LARGE_BYTES = 2**20
-"""Least size of a collective whose bandwidth is that of the link: smaller ones mostly wait."""
+"""Minimum size of a collective whose bandwidth is that of the link: smaller ones mostly wait."""
 KEYS = ("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth")
 SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
@@ -89,14 +88,6 @@ NOT_TIMED = (
     "collectives are not timed: turn on Time collectives, or use stepscope watch --time-collectives"
 )
 NONE_LARGE = "no timed collective was as large as 1 MiB"
-
-
-@dataclass(slots=True)
-class _Cursor:
-    """The newest record of one recorder that was counted, and the newest that was timed."""
-
-    counted: int = -1
-    ended: int = -1
 
 
 @dataclass(slots=True)
@@ -113,11 +104,56 @@ class _Sums:
     bus_seconds: float = 0.0
     backends: set[str] = field(default_factory=set)
 
+    def add(self, record: FlightRecorderDump, counted: int) -> tuple[int, int]:
+        """Add records after `counted`; return the newest record, and the newest timed one."""
+        new = [one for one in record.collectives if one.record > counted]
+        newest = max((one.record for one in new), default=counted)
+        self.passed += newest - counted
+        self.seen += len(new)
+        # A point-to-point operation counts on its sender: the receiver has the same bytes again.
+        sent = (one for one in new if not one.operation.startswith("recv"))
+        self.input_bytes += sum(one.input_bytes for one in sent)
+        self.backends |= {one.backend for one in new}
+        ended = -1
+        # Those before the first that has not ended: each is timed once, in order.
+        for one in itertools.takewhile(lambda one: one.done, record.collectives):
+            ended = one.record
+            self.ended += 1
+            if one.duration_s is not None:
+                self.timed += 1
+                self.seconds += one.duration_s
+                size = algorithm_bytes(one.operation, one.input_bytes, one.output_bytes)
+                factor = bus_factor(one.operation, len(record.groups.get(one.group, ())))
+                if factor is not None and size >= LARGE_BYTES and one.duration_s:
+                    self.bus_bytes += factor * size
+                    self.bus_seconds += one.duration_s
+        return newest, ended
+
+    def values(self, seconds: float, steps: int) -> tuple[dict[str, float], dict[str, str]]:
+        """Return the metrics over these seconds and steps, and why some are missing.
+
+        Overwritten collectives count as large and as long as the others.
+        """
+        mean_bytes = self.input_bytes / self.seen if self.seen else 0.0
+        values = {
+            "comm/bytes": mean_bytes * self.passed / steps,
+            "comm/rate": mean_bytes * self.passed / seconds,
+        }
+        if not self.timed:
+            reason = NOT_TIMED if "nccl" in self.backends else NOT_BY_GLOO
+            return values, dict.fromkeys(KEYS[2:], reason)
+        # Collectives that end after this reading are in the next one: a mean omits none for good.
+        busy_s = self.seconds / self.ended * self.passed
+        values |= {"comm/time": busy_s / steps, "comm/share": 100 * busy_s / seconds}
+        if not self.bus_seconds:
+            return values, {"comm/bus_bandwidth": NONE_LARGE}
+        return values | {"comm/bus_bandwidth": self.bus_bytes / self.bus_seconds}, {}
+
 
 class CollectiveMetrics:
-    """The collectives of one run; `read` in the training thread, the rest from any thread.
+    """Metrics of the collectives of one run; no readings in a job of one process.
 
-    Nothing is read in a job of one process. `step` returns the number of the last step.
+    `read` belongs to the training thread, the rest is thread-safe. `step` returns the last step.
     """
 
     def __init__(
@@ -132,7 +168,8 @@ class CollectiveMetrics:
         self._wall = wall
         self._cpu = cpu
         self._due = -math.inf
-        self._cursors: dict[str, _Cursor] = {}
+        self._cursors: dict[str, tuple[int, int]] = {}
+        """The newest counted and the newest timed record of each recorder."""
         self._before: tuple[float, int] | None = None
         """Time and step of the last reading."""
         self._values: dict[str, float] = {}
@@ -141,14 +178,14 @@ class CollectiveMetrics:
         self._failed = False
 
     def is_due(self) -> bool:
-        """Return True if `read` would do something."""
+        """Return True if it is time for a reading."""
         if self._failed or self._wall() < self._due - EARLY_S:
             return False
         group = rank_and_size()
         return group is not None and group[1] > 1
 
     def reasons(self) -> dict[str, str]:
-        """Return why metrics are missing, by key; under `lost` what was overwritten unread."""
+        """Return why metrics are missing, by key; under `lost` the overwritten collectives."""
         reasons = dict(self._reasons)
         if self._lost:
             reasons["lost"] = (
@@ -163,7 +200,7 @@ class CollectiveMetrics:
         return values
 
     def read(self) -> float:
-        """Read if it is time for it; return the seconds that took, 0.0 for none. Never raises."""
+        """Read if due; return the seconds that took, 0.0 if not due. Never raises."""
         began, spent, first = self._clock(), self._cpu(), self._before is None
         try:
             step = self.step()
@@ -174,7 +211,7 @@ class CollectiveMetrics:
         except Exception as error:  # of torch's private functions, in whatever version
             self._failed = True
             self._reasons = dict.fromkeys(KEYS, f"{type(error).__name__}: {error}")
-            log.warning("stepscope: collectives are not read any more", exc_info=True)
+            log.warning("stepscope: collectives are no longer read", exc_info=True)
         wanted_s = 0.0 if first else REST * (self._cpu() - spent)  # the first loads the code
         period_s = 2.0 ** math.ceil(math.log2(min(MOST_S, max(LEAST_S, wanted_s))))
         self._due = (self._wall() + EARLY_S) // period_s * period_s + period_s
@@ -182,65 +219,19 @@ class CollectiveMetrics:
 
     def _read(self, now: float, step: int) -> None:
         before, self._before = self._before, (now, step)
-        sums = _Sums()
-        found = dumps()
-        for name, content in found.items():
-            cursor = self._cursors.setdefault(name, _Cursor())
-            _add(sums, cursor, parsed(content, after=cursor.ended))
-        if before is None or not any(cursor.counted >= 0 for cursor in self._cursors.values()):
+        sums, contents = _Sums(), dumps()
+        for name, content in contents.items():
+            counted, timed = self._cursors.get(name, (-1, -1))
+            newest, ended = sums.add(parsed(content, after=timed), counted)
+            self._cursors[name] = newest, max(timed, ended)
+        if before is None or all(counted < 0 for counted, _ in self._cursors.values()):
             is_off = "0" in map(os.environ.get, SIZE_VARIABLES)
-            reason = NO_RECORDER if not found else SWITCHED_OFF if is_off else NOTHING_YET
+            reason = NO_RECORDER if not contents else SWITCHED_OFF if is_off else NOTHING_YET
             self._reasons = dict.fromkeys(KEYS, reason)
             return
         self._lost += sums.passed - sums.seen
         self._passed += sums.passed
-        self._values, self._reasons = _values(sums, now - before[0], step - before[1])
-
-
-def _values(sums: _Sums, seconds: float, steps: int) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the metrics of what was recorded in `seconds` and `steps`, and why some are missing.
-
-    Lost collectives count as large and as long as those that were seen.
-    """
-    mean_bytes = sums.input_bytes / sums.seen if sums.seen else 0.0
-    values = {
-        "comm/bytes": mean_bytes * sums.passed / steps,
-        "comm/rate": mean_bytes * sums.passed / seconds,
-    }
-    if not sums.timed:
-        reason = NOT_TIMED if "nccl" in sums.backends else NOT_BY_GLOO
-        return values, dict.fromkeys(KEYS[2:], reason)
-    # Those that end after this reading are in the next one: a mean leaves none out for good.
-    busy_s = sums.seconds / sums.ended * sums.passed
-    values |= {"comm/time": busy_s / steps, "comm/share": 100 * busy_s / seconds}
-    if not sums.bus_seconds:
-        return values, {"comm/bus_bandwidth": NONE_LARGE}
-    return values | {"comm/bus_bandwidth": sums.bus_bytes / sums.bus_seconds}, {}
-
-
-def _add(sums: _Sums, cursor: _Cursor, record: FlightRecorderDump) -> None:
-    """Count what is new in one recorder, and move its cursor."""
-    new = [one for one in record.collectives if one.record > cursor.counted]
-    if new:
-        newest = max(one.record for one in new)
-        sums.passed += newest - cursor.counted
-        cursor.counted = newest
-    sums.seen += len(new)
-    # A message counts where it is sent: the other side has the same bytes once more.
-    sums.input_bytes += sum(one.input_bytes for one in new if not one.operation.startswith("recv"))
-    sums.backends |= {one.backend for one in new}
-    # Those before the first that has not ended: each is timed once, in order.
-    for one in itertools.takewhile(lambda one: one.done, record.collectives):
-        cursor.ended = one.record
-        sums.ended += 1
-        if one.duration_s is not None:
-            sums.timed += 1
-            sums.seconds += one.duration_s
-            size = algorithm_bytes(one.operation, one.input_bytes, one.output_bytes)
-            factor = bus_factor(one.operation, len(record.groups.get(one.group, ())))
-            if factor is not None and size >= LARGE_BYTES and one.duration_s:
-                sums.bus_bytes += factor * size
-                sums.bus_seconds += one.duration_s
+        self._values, self._reasons = sums.values(now - before[0], step - before[1])
 
 
 def _captures() -> bool:

@@ -1,9 +1,9 @@
-"""Read NCCL's Flight Recorder while a driver may not answer: torch writes it to a file on request.
+"""Read NCCL's Flight Recorder from a file that torch writes on request, without calling CUDA.
 
 A dump from Python queries CUDA events and holds the GIL, so a driver that does not answer would
 block the whole process. torch's heartbeat monitor, a thread without the GIL, makes the same dump
-when a byte arrives in its debug pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). torch logs each dump, so
-one is requested only when the numbers of the collectives have changed.
+when a byte arrives in its debug pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). torch logs each dump, so a
+dump is requested only when the numbers of the collectives have changed.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from stepscope.distributed.flight_recorder import FlightRecorderDump, counts, pa
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 MAX_BYTES = 64 * 2**20
-"""2,000 collectives with their stacks, which torch writes here in any case, take some 10 MiB."""
-WAIT_S = 3.0  # Longest wait of one look: the monitor reads its pipe once a second.
+"""2,000 collectives with their stacks, which torch always writes here, take some 10 MiB."""
+WAIT_S = 3.0  # Timeout of one `look`: the monitor reads its pipe once a second.
 LATE_S = 60.0  # Age from which a request counts as not answered.
 POLL_S = 0.1
-
 OURS = "nccl-record-"
-"""Begins the name of a dump in the run folder, behind which torch puts the rank's number."""
+"""Begin of the name of a dump in the run folder, to which torch appends the rank."""
 
 _capturing: set[int] = set()
 
 
 def open_pipe(folder: Path) -> Callable[[], None] | None:
-    """Have torch open its debug pipe when the script connects its ranks, and dump into `folder`.
+    """Make torch open its debug pipe when the ranks connect, and dump into `folder`.
 
-    What the user has set stays. Return what takes it back, None if nothing was set.
+    Variables that the user has set stay. Returns a function that reverts it, or None if nothing was
+    set.
     """
     if PIPE in os.environ:
         return None
-    # On this machine, and never deleted: torch aborts a process, also one that has inherited the
-    # variables, where it cannot make its FIFO.
+    # On a local disk, and never deleted: torch aborts a process, also one that has inherited the
+    # variables, if it cannot make its FIFO.
     private = Path(tempfile.gettempdir(), f"stepscope-nccl-{os.getuid()}")
     stem = private / f"{secrets.token_hex(8)}-"
     try:
@@ -74,17 +74,14 @@ def open_pipe(folder: Path) -> Callable[[], None] | None:
 
 
 def note_captures() -> None:
-    """Let the thread that captures a CUDA graph note it: a dump would end the capture.
-
-    Called again, it does nothing. Graphs that C++ code captures by itself are not seen.
-    """
+    """Track the capture of CUDA graphs by Python code, which a dump would end. Idempotent."""
     graph = getattr(getattr(sys.modules.get("torch"), "cuda", None), "CUDAGraph", None)
     if graph is None or "capture_begin" not in vars(graph) or hasattr(graph, "_stepscope_notes"):
         return
     begin, end = graph.capture_begin, graph.capture_end
 
     @functools.wraps(begin)
-    def noted_begin(self: Any, *args: Any, **options: Any) -> None:
+    def tracked_begin(self: Any, *args: Any, **options: Any) -> None:
         _capturing.add(id(self))
         try:
             begin(self, *args, **options)
@@ -93,84 +90,73 @@ def note_captures() -> None:
             raise
 
     @functools.wraps(end)
-    def noted_end(self: Any) -> None:
+    def tracked_end(self: Any) -> None:
         try:
             end(self)
         finally:
             _capturing.discard(id(self))
 
-    graph.capture_begin, graph.capture_end, graph._stepscope_notes = noted_begin, noted_end, True
+    graph.capture_begin, graph.capture_end = tracked_begin, tracked_end
+    graph._stepscope_notes = True
 
 
 class NcclRecord:
-    """What NCCL's recorder of this process holds; used by one thread."""
+    """NCCL's Flight Recorder of this process. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._record: FlightRecorderDump | None = None
+        self._dump: FlightRecorderDump | None = None
         self._counts: Any = None
-        """The numbers of the collectives when `_record` was requested."""
+        """The numbers of the collectives when `_dump` was requested."""
         self._requested: tuple[float, int | None, Any] | None = None
-        """When a dump was requested, the time of the file before it, and the numbers then."""
+        """When a dump was requested, the mtime of the file before, and the numbers then."""
 
     def look(self, rank: int) -> FlightRecorderDump | str:
-        """Return the record as of now, or why there is none; waits WAIT_S at most."""
+        """Return the present dump, or the reason why it is missing; waits up to WAIT_S."""
         until = time.monotonic() + WAIT_S
-        while (told := self._look(rank)) is None:
+        while (result := self._poll(rank)) is None:
             if time.monotonic() > until:
                 return "torch has not written NCCL's Flight Recorder yet"
             time.sleep(POLL_S)
-        return told
+        return result
 
-    def _look(self, rank: int) -> FlightRecorderDump | str | None:
-        """Return the record or why there is none; None while torch writes it."""
+    def _poll(self, rank: int) -> FlightRecorderDump | str | None:
+        """Return the dump or the reason why it is missing; None while torch writes it."""
         now = counts()
         if now is None:
             return "this torch has no Flight Recorder for NCCL"
         file = Path(f"{_prefix()}{rank}")
-        if self._requested is None and (self._record is None or now != self._counts):
+        if self._requested is None and (self._dump is None or now != self._counts):
             if _capturing:
                 return "a CUDA graph is being captured"
-            refused = self._request(rank, file, now)
-            if refused is not None:
-                return refused
+            if (stem := os.environ.get(PIPE)) is None:
+                return f"NCCL's Flight Recorder is not read: {PIPE} was not set when the ranks met"
+            before = _mtime_ns(file)
+            try:
+                pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                with open(pipe, "wb", buffering=0) as writer:
+                    writer.write(b"1")
+            except OSError as error:
+                return f"NCCL's Flight Recorder is not read: no debug pipe ({error.strerror})"
+            self._requested = time.monotonic(), before, now
         if self._requested is not None:
-            self._take(file)
-        return self._record if self._requested is None and now == self._counts else None
+            self._read(file, *self._requested)
+        return self._dump if self._requested is None and now == self._counts else None
 
-    def _request(self, rank: int, file: Path, now: Any) -> str | None:
-        stem = os.environ.get(PIPE)
-        if stem is None:
-            return f"NCCL's Flight Recorder is not read: {PIPE} was not set when the ranks met"
-        before = _written(file)
-        try:
-            pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        except OSError as error:
-            return f"NCCL's Flight Recorder is not read: no debug pipe ({error.strerror})"
-        try:
-            os.write(pipe, b"1")
-        finally:
-            os.close(pipe)
-        self._requested = time.monotonic(), before, now
-        return None
-
-    def _take(self, file: Path) -> None:
-        """Read the dump that was requested, if it is complete."""
-        assert self._requested is not None
-        begun, before, numbers = self._requested
-        if _written(file) not in (None, before):
-            # Incomplete while torch writes it: read again by the next look.
+    def _read(self, file: Path, began_s: float, before: int | None, numbers: Any) -> None:
+        """Read the requested dump if torch has completed it."""
+        if _mtime_ns(file) not in (None, before):
+            # Incomplete while torch writes it: the next poll reads it again.
             with contextlib.suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):
-                content = unpickled(read_regular_file(file, MAX_BYTES))
-                self._record, self._counts = parsed(content), numbers
-                self._requested = None
-                if file.name.startswith(OURS):  # one that torch writes at a time-out stays
+                self._dump = parsed(unpickled(read_regular_file(file, MAX_BYTES)))
+                self._counts, self._requested = numbers, None
+                if file.name.startswith(OURS):  # a dump that torch makes at a timeout stays
                     file.unlink()
-        if self._requested is not None and time.monotonic() - begun > LATE_S:
+        if self._requested is not None and time.monotonic() - began_s > LATE_S:
             self._requested = None
 
 
 def _prefix() -> str:
-    """Return where torch writes its dumps, without the rank's number."""
+    """Return the path of torch's dumps without the rank."""
     for name in FILES:
         if os.environ.get(name):
             return os.environ[name]
@@ -178,7 +164,7 @@ def _prefix() -> str:
     return f"{cache}/torch/comm_lib_trace_rank_"
 
 
-def _written(file: Path) -> int | None:
+def _mtime_ns(file: Path) -> int | None:
     try:
         return file.stat().st_mtime_ns
     except OSError:

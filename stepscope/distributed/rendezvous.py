@@ -1,8 +1,8 @@
-"""Read the launcher's environment variables, and let the ranks find one run folder.
+"""Parse the launcher's environment variables; let the ranks of a job find one run folder.
 
-Covered: torchrun and all that goes through it, Accelerate, DeepSpeed, Lightning's own launcher
-(`RANK` or `LOCAL_RANK`), srun (`SLURM_*`), Open MPI (`OMPI_*`), and MPICH, MVAPICH and Intel MPI
-(`PMI_*`, `MPI_*`).
+Launchers: torchrun and all that use it, Accelerate, DeepSpeed, Lightning's own launcher (`RANK` or
+`LOCAL_RANK`), srun (`SLURM_*`), Open MPI (`OMPI_*`), and MPICH, MVAPICH and Intel MPI (`PMI_*`,
+`MPI_*`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from stepscope.run.folder import folder_name, own_start, start_above
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+RUN_ID = "STEPSCOPE_RUN_ID"
+"""Name of the run folder, for ranks that share a disk and no launcher variable of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherEnv:
-    """A process's number in its job, and how many there are.
+    """Rank of a process and size of its job.
 
-    `local_world_size` is None where the launcher does not set how many run on this host. `job` is
-    the same in all processes of the job, and in no other job at the same time; None where the
-    launcher sets nothing of the kind. `address` is that of rank 0's host. `restarts` counts how
-    often torchrun has started all of them anew.
+    `local_world_size` is the number of processes on this host, or None if unknown. `job` is
+    identical in all processes of the job and unique among concurrent jobs, or None if unknown.
+    `address` is that of rank 0's host. `restarts` is torchrun's count of restarts.
     """
 
     rank: int = 0
@@ -54,14 +55,15 @@ class LauncherEnv:
 
     @property
     def several_hosts(self) -> bool:
-        """Return True if some of the processes are known to run on other hosts or nodes."""
+        """True if some processes are known to run on other hosts."""
         return self.local_world_size is not None and self.local_world_size < self.world_size
 
 
 class _Variables(NamedTuple):
-    """A launcher's environment variables: its marks, and for each number the first that is set.
+    """Environment variables of a launcher, separated by spaces.
 
-    Names are separated by spaces. A job's name are those of `job`, if all of `job_needs` are set.
+    It has launched a process in which all `marks` are set. Of the other fields the first variable
+    that is set counts. A job's name are the values of `job`, if all of `job_needs` are set.
     """
 
     marks: str
@@ -73,10 +75,9 @@ class _Variables(NamedTuple):
     job_needs: str = ""
 
 
-# Lightning's own launcher sets no RANK: on the first node it is the local one.
 _TORCH = _Variables(
     "RANK",
-    "RANK LOCAL_RANK",
+    "RANK LOCAL_RANK",  # Lightning's own launcher sets no RANK on the first node
     "LOCAL_RANK",
     "WORLD_SIZE",
     "LOCAL_WORLD_SIZE LOCAL_SIZE",
@@ -102,8 +103,8 @@ _SLURM = _Variables(
     job="SLURM_CLUSTER_NAME SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT",
     job_needs="SLURM_JOB_ID",
 )
-# An mpirun in a job of Slurm has srun start a daemon on each node: its ranks inherit Slurm's
-# numbers of that daemon, and so mpirun's own come first. srun may give PMI_RANK as well.
+# mpirun in a Slurm job lets srun start one daemon on each node. Its ranks inherit the daemon's
+# Slurm variables, so mpirun's own have precedence. srun may set PMI_RANK as well.
 _LAUNCHERS = (
     _TORCH,
     _TORCH._replace(marks="LOCAL_RANK WORLD_SIZE"),
@@ -115,50 +116,47 @@ _LAUNCHERS = (
 
 
 def launch(environ: Mapping[str, str]) -> LauncherEnv:
-    """Return the place of this process by its environment; without a launcher it is the only one.
-
-    A script may set RANK itself, but only after this process has begun.
-    """
+    """Return the launcher's variables; without a launcher the process is the only one."""
     names = next((one for one in _LAUNCHERS if environ.keys() >= {*one.marks.split()}), None)
     if names is None:
         return LauncherEnv()
     by_torch = names.rank == _TORCH.rank
-    here = _slurm_tasks(environ) if names is _SLURM else _number(environ, names.local_size)
+    local = _slurm_tasks(environ) if names is _SLURM else _number(environ, names.local_size)
     job = tuple(environ[key] for key in names.job.split() if environ.get(key))
     return LauncherEnv(
         rank=_number(environ, names.rank),
         local_rank=_number(environ, names.local_rank),
         world_size=_number(environ, names.size, default=1),
-        local_world_size=here or None,
+        local_world_size=local or None,
         job=job if job and all(map(environ.get, names.job_needs.split())) else None,
         address=environ.get("MASTER_ADDR") if by_torch else None,
         restarts=_number(environ, RESTARTS) if by_torch else 0,
     )
 
 
-def own_launch(environ: Mapping[str, str]) -> LauncherEnv:
-    """Return the place of this process by its environment, torch.distributed and its parent.
+def _own_launch(environ: Mapping[str, str]) -> LauncherEnv:
+    """Return the rank from the environment, or else from torch.distributed.
 
-    A script that starts its processes by multiprocessing may give torch alone their ranks: the
-    local rank is then the order in which they were started.
+    A script that starts its processes by multiprocessing may set ranks in torch alone: the local
+    rank is then the order of their start.
     """
-    found, group = launch(environ), rank_and_size()
-    if found.world_size == 1 and group is not None:
-        found = LauncherEnv(rank=group[0], world_size=group[1])
+    env, group = launch(environ), rank_and_size()
+    if env.world_size == 1 and group is not None:
+        env = LauncherEnv(rank=group[0], world_size=group[1])
     started = getattr(multiprocessing.current_process(), "_identity", ())
-    if found.world_size > 1 and "LOCAL_RANK" not in environ and started and not found.local_rank:
-        found = replace(found, local_rank=started[-1] - 1)
-    return found
+    if env.world_size > 1 and "LOCAL_RANK" not in environ and started and not env.local_rank:
+        env = replace(env, local_rank=started[-1] - 1)
+    return env
 
 
 def _slurm_tasks(environ: Mapping[str, str]) -> int:
-    """Return the tasks of this node: "2(x3),1" is 2, 2, 2, 1; 0 where they are not known."""
+    """Return the number of tasks on this node, 0 if unknown: "2(x3),1" is 2, 2, 2, 1."""
     tasks: list[int] = []
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
-        found = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
-        if found is None:
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
+        if match is None:
             return 0
-        tasks += [int(found[1])] * int(found[2] or 1)
+        tasks += [int(match[1])] * int(match[2] or 1)
     node = _number(environ, "SLURM_NODEID")
     return tasks[node] if node < len(tasks) else 0
 
@@ -168,88 +166,68 @@ def _number(environ: Mapping[str, str], keys: str, default: int = 0) -> int:
     return next((int(text) for text in texts if text.isdecimal()), default)
 
 
-LINKS = ".jobs"  # Folder of the links, among those of the runs.
+LINKS = ".jobs"  # Folder of the symbolic links, in the folder of all runs.
 WINDOW_S = 60.0
-"""The processes of a job are started together, within this time and the clocks' difference."""
-ROUNDED_S = 2.0
-"""What the start of a process may be wrong by: the system counts it from a whole second."""
-TRIES = 100
+"""Maximum difference of the start times of a job's processes, in addition to that of clocks."""
+START_ERROR_S = 2.0  # The system counts the start of a process from a whole second.
+MAX_TRIES = 100
 
 
-def meet(
-    root: Path,
-    name: str,
-    job: tuple[str, ...],
-    files: tuple[str, ...],
-    gathered: float | None = None,
+def rendezvous_folder(
+    root: Path, name: str, job: tuple[str, ...], number: int, gathered: float | None = None
 ) -> Path:
-    """Return the folder of a job under `root`, and make it where this process is the first.
+    """Return the run folder shared by all processes of a job; the first one creates it.
 
-    `job` is the same in all its processes. A folder is an earlier job's if it has one of `files`,
-    which this process would write, or was begun long before this process or before `gathered`: a
-    time in epoch seconds after which all processes of the job began. Raises OSError, also where
-    the disk has no links.
+    `job` is identical in all processes. A folder belongs to an earlier job if it contains files of
+    folder rank `number`, or was begun long before this process or before `gathered`, a time in
+    epoch seconds before which no process of the job began. Raises OSError, including on file
+    systems without symbolic links.
     """
     links = root / LINKS
     links.mkdir(parents=True, exist_ok=True)
     key = f"{zlib.crc32(repr(job).encode()):08x}"
-    ahead_s = _now_of_disk(links) - time.time()
-    oldest = ahead_s + own_start() - WINDOW_S
+    with tempfile.TemporaryFile(dir=links) as probe:
+        # Links have the time of the disk's clock, from which those of the hosts differ.
+        ahead_s = os.fstat(probe.fileno()).st_mtime - time.time()
+    oldest = own_start() - WINDOW_S
     if gathered is not None:
-        oldest = max(oldest, ahead_s + gathered - ROUNDED_S)
-    for number in range(_newest(links, key), _newest(links, key) + TRIES):
-        link = links / f"{key}.{number}"
+        oldest = max(oldest, gathered - START_ERROR_S)
+    attempts = (path.suffix[1:] for path in links.glob(f"{key}.*"))
+    newest = max((int(attempt) for attempt in attempts if attempt.isdecimal()), default=0)
+    for attempt in range(newest, newest + MAX_TRIES):
+        link = links / f"{key}.{attempt}"
         with contextlib.suppress(FileExistsError):
             tail = f"{key}-{secrets.token_hex(2)}"
             os.symlink(folder_name(time.time(), name, tail), link)
         folder = root / Path(os.readlink(link)).name
-        if link.lstat().st_mtime < oldest or _any_in(folder, files):
-            continue
-        folder.mkdir(exist_ok=True)
-        return folder
-    raise FileExistsError(f"{links}: {TRIES} jobs of this name began at the same time.")
+        if link.lstat().st_mtime >= oldest + ahead_s and not _has_files(folder, number):
+            folder.mkdir(exist_ok=True)
+            return folder
+    raise FileExistsError(f"{links}: {MAX_TRIES} jobs of this name began at the same time.")
 
 
 def is_shared(root: Path, address: str | None) -> bool:
-    """Return True if rank 0, whose host has this address, writes on the same disk.
+    """Return True if rank 0 at this address writes to the same disk, without a name lookup.
 
-    It does on this host, and on a disk that is not known as local. No name is looked up.
+    True on this host, and on a disk that may be a network disk.
     """
-    return _is_here(address) or is_network_filesystem(root)
-
-
-def _newest(links: Path, key: str) -> int:
-    numbers = (path.suffix[1:] for path in links.glob(f"{key}.*"))
-    return max((int(number) for number in numbers if number.isdecimal()), default=0)
-
-
-def _now_of_disk(links: Path) -> float:
-    """Return the time by the clock that stamps the files: hosts differ, their disk does not."""
-    with tempfile.TemporaryFile(dir=links) as probe:
-        return os.fstat(probe.fileno()).st_mtime
-
-
-def _is_here(address: str | None) -> bool:
-    if not address:
-        return False
     host = socket.gethostname().partition(".")[0]
-    if address in ("localhost", "::1", host) or address.startswith(("127.", f"{host}.")):
+    if address and (
+        address in ("localhost", "::1", host)
+        or address.startswith(("127.", f"{host}."))
+        or any(address == one.address for ones in psutil.net_if_addrs().values() for one in ones)
+    ):
         return True
-    entries = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
-    return any(entry.address == address for entry in entries)
-
-
-RUN_ID = "STEPSCOPE_RUN_ID"
-"""Names the run folder; for ranks that share a disk and do not find each other by themselves."""
+    return is_network_filesystem(root)
 
 
 class RankEnvironmentError(Exception):
-    """The environment variables of the run are wrong; the message is one sentence."""
+    """The environment variables of the run are invalid; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """The folder of a run and the number of this process in it; `rank` is the one of torch."""
+    """Run folder of a process, its folder rank (`number`), and its global and local rank."""
 
     folder: Path
     number: int
@@ -257,72 +235,61 @@ class RankContext:
     local_rank: int
     world_size: int
     local_world_size: int | None = None
-    """Processes of this host; None where the launcher does not say."""
+    """Number of processes on this host, or None if unknown."""
     folder_of: str = "job"
     """Whose ranks write here: those of the whole `job`, of this `host`, or this `process` alone."""
 
     @property
     def sharing(self) -> int:
-        """How many processes write into the folder, with the numbers from 0."""
+        """Number of processes that write to the folder; their folder ranks begin with 0."""
         if self.folder_of == "process":
             return 1
-        own = self.local_world_size if self.folder_of == "host" else None
-        return own or self.world_size
+        local = self.local_world_size if self.folder_of == "host" else None
+        return local or self.world_size
 
     def described(self) -> dict[str, Any]:
-        """Return its entries in run.json."""
+        """Return the entries for run.json."""
         keys = ("rank", "local_rank", "world_size", "local_world_size", "folder_of")
         return {key: getattr(self, key) for key in keys}
 
 
 def find_place(root: Path, name: str, environ: Mapping[str, str]) -> RankContext:
-    """Make this process's run folder under `root`, or find the one that other ranks have made.
+    """Return this process's run folder under `root`; the first of its ranks creates it.
 
-    Ranks of several machines share a folder where STEPSCOPE_RUN_ID names it, or where they share a
-    disk and the launcher names the job. Otherwise each machine has a folder of its own, in which
-    its processes count from 0. So has a process that cannot see its parent, such as the first one
-    in a container. Raises OSError and RankEnvironmentError.
+    Ranks of several hosts share a folder that STEPSCOPE_RUN_ID names, or if they share a disk and
+    the launcher names the job. Otherwise each host has a folder with folder ranks from 0. A process
+    that cannot see its parent, such as the first one in a container, has a folder alone.
+    Raises OSError and RankEnvironmentError.
     """
-    found = own_launch(environ)
-    folder, number, folder_of = _folder(root, name, environ, found)
-    ranks = found.rank, found.local_rank, found.world_size, found.local_world_size
-    return RankContext(folder, number, *ranks, folder_of)
-
-
-def _folder(
-    root: Path, name: str, environ: Mapping[str, str], found: LauncherEnv
-) -> tuple[Path, int, str]:
-    """Return the folder, the number in it, and whose ranks write there."""
-    wanted, files = environ.get(RUN_ID), _files(found.rank)
-    if wanted is not None and not is_run_id(wanted):
+    env = _own_launch(environ)
+    ranks = env.rank, env.local_rank, env.world_size, env.local_world_size
+    run_id = environ.get(RUN_ID)
+    if run_id is not None and not is_run_id(run_id):
         raise RankEnvironmentError(
-            f"{RUN_ID}: must be letters, digits, '.', '_' or '-', got {wanted!r}."
+            f"{RUN_ID}: must be letters, digits, '.', '_' or '-', got {run_id!r}."
         )
-    if wanted:
-        folder = root / (f"{wanted}-restart{found.restarts}" if found.restarts else wanted)
-        if not _any_in(folder, files):
+    if run_id:
+        folder = root / (f"{run_id}-restart{env.restarts}" if env.restarts else run_id)
+        if not _has_files(folder, env.rank):
             folder.mkdir(parents=True, exist_ok=True)
-            return folder, found.rank, "job"
-    job = (wanted,) if wanted else found.job
-    if job is not None and (wanted or (found.several_hosts and is_shared(root, found.address))):
-        kind = (*job, str(found.world_size), str(found.restarts))
-        return meet(root, name, kind, files, _gathered(environ)), found.rank, "job"
-    shared = _name_after_parent(name, environ) if found.world_size > 1 else None
-    if shared is not None and not _any_in(root / shared, _files(found.local_rank)):
+            return RankContext(folder, env.rank, *ranks)
+    job = (run_id,) if run_id else env.job
+    if job is not None and (run_id or (env.several_hosts and is_shared(root, env.address))):
+        key = (*job, str(env.world_size), str(env.restarts))
+        folder = rendezvous_folder(root, name, key, env.rank, _gathered(environ))
+        return RankContext(folder, env.rank, *ranks)
+    shared = _name_after_parent(name, environ) if env.world_size > 1 else None
+    if shared is not None and not _has_files(root / shared, env.local_rank):
         (root / shared).mkdir(parents=True, exist_ok=True)
-        is_whole = found.local_world_size == found.world_size
-        return root / shared, found.local_rank, "job" if is_whole else "host"
-    # Else the name of an earlier run: its parent, such as a shell, has started this one as well.
-    return new_run_folder(root, name), 0, "process"
+        folder_of = "job" if env.local_world_size == env.world_size else "host"
+        return RankContext(root / shared, env.local_rank, *ranks, folder_of)
+    # An existing folder is an earlier run's: the same parent, such as a shell, has started both.
+    return RankContext(new_run_folder(root, name), 0, *ranks, "process")
 
 
-def _files(number: int) -> tuple[str, ...]:
-    """Return the files that a process of this number writes first."""
-    return f"rank{number}.sqlite", f"rank{number}.json"
-
-
-def _any_in(folder: Path, files: tuple[str, ...]) -> bool:
-    return any((folder / file).exists() for file in files)
+def _has_files(folder: Path, number: int) -> bool:
+    """Return True if a process of this folder rank has written to a run folder."""
+    return any((folder / f"rank{number}.{ending}").exists() for ending in ("sqlite", "json"))
 
 
 def _gathered(environ: Mapping[str, str]) -> float | None:
@@ -337,7 +304,7 @@ def _gathered(environ: Mapping[str, str]) -> float | None:
 
 
 def announce(place: RankContext, runs: Path | None) -> None:
-    """Say on stderr, once a machine, where the run is recorded and which command shows it.
+    """Print the run folder and the command that shows it, once per host, to stderr.
 
     `runs` is the folder of all runs if that command needs it.
     """
@@ -347,7 +314,7 @@ def announce(place: RankContext, runs: Path | None) -> None:
 
 
 def say(line: str) -> None:
-    """Write a line to stderr, if there is one and somebody reads it."""
+    """Print a line to stderr; ignores a stderr that is missing or closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{line}\n")
 
@@ -356,12 +323,12 @@ def _name_after_parent(name: str, environ: Mapping[str, str]) -> str | None:
     parent = os.getppid()
     try:
         started = psutil.Process(parent).create_time()
-    except psutil.Error:  # it has ended, or lies outside this container (number 0)
+    except psutil.Error:  # it has ended, or lies outside this container (pid 0)
         return None
-    # Nodes that share a disk may number their processes alike, and one parent may start several
-    # jobs at once: a job has its port.
+    # Nodes that share a disk may have equal pids, and one parent may start several jobs at once:
+    # their ports differ.
     where = (socket.gethostname(), pid_namespace(), environ.get("MASTER_PORT"))
     tail = f"{parent:x}-{zlib.crc32(repr(where).encode()):08x}"
-    # torchrun starts all ranks anew after a failure: that is another run.
+    # After a failure torchrun restarts all ranks: that is another run.
     restarts = environ.get(RESTARTS, "0")
     return folder_name(started, name, tail if restarts == "0" else f"{tail}-restart{restarts}")

@@ -1,14 +1,4 @@
-"""Profiles of a few steps: start and stop torch's profiler, and summarize its trace.
-
-| file                 | what it does                                                         |
-|----------------------|----------------------------------------------------------------------|
-| `phase_ranges.py`    | names data, forward, backward and optimizer while a profile records  |
-| `torch_profiler.py`  | starts and stops torch's profiler, in the thread that trains         |
-| `profile_command.py` | the command that records a profile of a few steps                    |
-| `chrome_trace.py`    | reads a Chrome trace                                                 |
-| `trace_stats.py`     | time and memory by operator and phase; stacks folded into a tree     |
-| `summary.py`         | the summary file and the process that makes it of a trace            |
-"""
+"""Profiles of a few steps: torch's profiler, and the summary of its trace."""
 
 from __future__ import annotations
 
@@ -23,7 +13,7 @@ def trace_name(first: int, last: int, rank: int = 0) -> str:
 
 
 def summary_name(first: int, last: int, rank: int = 0) -> str:
-    """Return the name of the summary beside the trace."""
+    """Return the name of the summary of this trace."""
     return f"{_stem(first, last, rank)}.summary.json"
 
 

@@ -1,4 +1,4 @@
-"""Read the Chrome trace that torch's profiler writes. Pure.
+"""Parse the Chrome trace that torch's profiler writes. Pure; no I/O.
 
 Form: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event
 Format): complete events (`ph` X) with `ts` and `dur` in microseconds, nested by time in each `tid`.
@@ -19,16 +19,23 @@ GPU_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 MEMORY = "[memory]"
 CPU, CUDA = 0, 1  # Device types of torch (c10/core/DeviceType.h).
-NONE = -1  # The number of a link or call that is not known.
+NONE = -1  # The number of an unknown link or call.
 
 _OWN = re.compile(r"stepscope/session/command(s|_server)\.py\(\d+\): serve$").search
 _SPACES = b" " * 32 + bytes(range(32, 256))
+_INVALID = re.compile(
+    r"(\\\\|\\uD[89AB]\w\w\\uD[C-F]\w\w)"  # valid: a backslash, and a surrogate pair
+    r"|\\uD[89A-F]\w\w"
+    r"|(?<=[:,\[\s])-?(?:nan|inf(?:inity)?)(?=\s*[,}\]])",
+    re.IGNORECASE,
+)
+"""Half surrogate pairs and numbers that are invalid in JSON, which torch writes nevertheless."""
 
 
 class EventArgs(msgspec.Struct, gc=False):
-    """Arguments of an event: `link` is an operator's id, `call` that of a call of CUDA.
+    """Arguments of an event: `link` is an operator's id, `call` the id of a CUDA call.
 
-    `size` is the bytes taken (positive) or given back (negative) on a device type.
+    `size` is the bytes allocated (positive) or freed (negative) on a device type.
     """
 
     link: int = msgspec.field(default=NONE, name="External id")
@@ -38,7 +45,7 @@ class EventArgs(msgspec.Struct, gc=False):
 
 
 class TraceSpan(msgspec.Struct, gc=False):
-    """An event of one thread. The `link` of GPU work is that of the operator that started it."""
+    """An event of one thread. The `link` of GPU work is the operator that started the work."""
 
     start_us: float = msgspec.field(name="ts")
     duration_us: Annotated[float, msgspec.Meta(ge=0)] = msgspec.field(default=0.0, name="dur")
@@ -62,22 +69,27 @@ _Threads = defaultdict[int, list[TraceSpan]]
 
 
 class ChromeTrace:
-    """A trace, its events by thread and in order of time: an enclosing span before its parts.
+    """Events of a trace by thread and in order of time: an enclosing span before its parts.
 
-    Raises ValueError for a file of another form. Events of another form are left out.
+    Raises ValueError if the file is malformed. Malformed events are skipped.
     """
 
     def __init__(self, data: bytes) -> None:
-        # torch leaves control characters in names as they are.
+        # torch does not escape control characters in names.
         text = data.translate(_SPACES).decode(errors="replace")
+        try:
+            events = msgspec.json.decode(text, type=_File).events
+        except msgspec.DecodeError:
+            text = _INVALID.sub(_replacement, text)
+            events = msgspec.json.decode(text, type=_File).events
         self.operators, self.frames, self.annotations = (_Threads(list) for _ in range(3))
         self.allocations = _Threads(list)
         self.gpu: list[TraceSpan] = []
         self.launches: dict[int, float] = {}
-        """When each call of CUDA was made, in microseconds, by its number."""
+        """Start of each CUDA call in microseconds, by its id."""
         kinds = {OPERATOR: self.operators, FRAME: self.frames, ANNOTATION: self.annotations}
         decode = msgspec.json.Decoder(TraceSpan).decode
-        for raw in msgspec.json.decode(text, type=_File).events:
+        for raw in events:
             with suppress(msgspec.ValidationError):
                 event = decode(raw)
                 if event.name == MEMORY and isinstance(event.tid, int):
@@ -95,9 +107,9 @@ class ChromeTrace:
                 spans.sort(key=lambda span: (span.start_us, -span.duration_us))
 
     def leave_out_own(self, thread: int) -> list[tuple[float, float]]:
-        """Remove Stepscope's own work at step boundaries from this thread; return when it ran.
+        """Remove Stepscope's own work at step boundaries from a thread; return its spans.
 
-        It is found by the names of its frames, so a trace without frames stays as it is.
+        The work is identified by its frames, so a trace without frames stays unchanged.
         """
         frames = self.frames.get(thread, ())
         own = [(span.start_us, span.end_us) for span in frames if _OWN(span.name)]
@@ -113,28 +125,33 @@ class ChromeTrace:
         return own
 
     def main_thread(self, wanted: int | None = None) -> int | None:
-        """Return the thread that trains: `wanted` if it has operators, else that with the most."""
+        """Return `wanted` if that thread has operators, else the thread with the most."""
         if wanted in self.operators:
             return wanted
         return max(self.operators, key=lambda tid: len(self.operators[tid]), default=None)
 
 
+def _replacement(match: re.Match[str]) -> str:
+    """Return valid JSON: null, which no required field accepts, or a replacement character."""
+    return match[1] or (r"\ufffd" if match[0].startswith("\\") else "null")
+
+
 def parents(spans: list[TraceSpan]) -> list[int]:
-    """Return for each span of one thread the index of the one around it, -1 for none.
+    """Return the index of the enclosing span of each span of one thread, or -1.
 
     `spans` are in order of time, an enclosing span before its parts.
     """
-    found, around = [], list[int]()
+    outer, around = [], list[int]()
     for index, span in enumerate(spans):
         while around and spans[around[-1]].end_us <= span.start_us:
             around.pop()
-        found.append(around[-1] if around else -1)
+        outer.append(around[-1] if around else -1)
         around.append(index)
-    return found
+    return outer
 
 
 def self_times(spans: list[TraceSpan], parent: list[int]) -> list[float]:
-    """Return the microseconds that each span spent outside of the spans within it."""
+    """Return the microseconds of each span without the spans within it."""
     times = [span.end_us - span.start_us for span in spans]
     for index, outer in enumerate(parent):
         if outer >= 0:

@@ -1,8 +1,8 @@
-"""Name the parts of a step in a profile, and as NVTX ranges on a GPU.
+"""Name the phases of a step in a profile, and as NVTX ranges on a GPU.
 
-A history of allocations has them too (`stepscope/memory/snapshots/recording.py`).
-`span` is called in every step and does nothing while nobody records. Nsight Systems shows NVTX
-ranges as rows; they are emitted during a profile on CUDA and under Nsight itself.
+An allocation history has them too (`stepscope/memory/snapshots/recording.py`). `span` is called in
+every step and does nothing without a recording. Nsight Systems shows NVTX ranges as rows; they are
+emitted during a profile on CUDA and under Nsight itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward", "backward", "optimizer")
 OTHER = "other"
 
-NSIGHT = "NSYS_PROFILING_SESSION_ID"  # Set by `nsys` in what it profiles.
+NSIGHT = "NSYS_PROFILING_SESSION_ID"  # Set by `nsys` in the processes that it profiles.
 
 _OFF: AbstractContextManager[None] = nullcontext()
 _Emit = Callable[[str], AbstractContextManager[None]]
@@ -30,7 +30,7 @@ def under_nsight() -> bool:
 def span(name: str) -> AbstractContextManager[None]:
     """Name the code within, such as `with span(BACKWARD): loss.backward()`.
 
-    Of two such spans, one within the other, the outer one counts.
+    Of nested spans the outer one counts.
     """
     ranges, labels = _ranges, _labels
     if ranges is None or labels is None:
@@ -40,7 +40,7 @@ def span(name: str) -> AbstractContextManager[None]:
 
 
 def begin(*, nvtx: bool) -> None:
-    """Emit ranges from now on, of the calling thread alone; `nvtx` needs a CUDA build of torch."""
+    """Start to emit ranges of the calling thread; `nvtx` needs a CUDA build of torch."""
     global _ranges
     thread = threading.get_ident()
     record = sys.modules["torch"].profiler.record_function
@@ -63,13 +63,13 @@ def begin(*, nvtx: bool) -> None:
 
 
 def end() -> None:
-    """Emit no more ranges, except those for Nsight Systems."""
+    """Stop emitting ranges, except for Nsight Systems."""
     global _ranges
     _ranges = _nvtx if under_nsight() else None
 
 
 def label(emit: _Emit | None) -> None:
-    """Have `span` call this too, beside the ranges; None ends it."""
+    """Make `span` call `emit` in addition to the ranges; None ends it."""
     global _labels
     _labels = emit
 

@@ -1,6 +1,6 @@
 """The command PROFILE: record the next steps of a training with torch's profiler.
 
-    asked ─> a few steps as they are ─> the profiled steps ─> files written by a child ─> answered
+    command ─> some unprofiled steps ─> profiled steps ─> files written by a child ─> result
 
 The unprofiled steps show how much slower the profiled ones are.
 """
@@ -31,21 +31,21 @@ from stepscope.recorder.recorder import Command, Recorder
 
 log = logging.getLogger(__name__)
 
-STEPS, STEPS_LIMIT = 5, 50  # Profiled steps where nothing is said, and at most.
+STEPS, STEPS_LIMIT = 5, 50  # Default and maximum number of profiled steps.
 BEFORE_STEPS, BEFORE_S = 5, 1.0
-"""Steps to compare with: so many, or fewer where they have taken this long."""
+"""Number of unprofiled steps to compare with, or fewer once they have taken BEFORE_S."""
 PROFILE_S = 10.0
-"""A profile ends at the first step boundary after this time: Python code makes up to 300,000 events
-a second, which are 80 MB of trace."""
+"""Maximum duration, after which a profile ends at the first step boundary: Python code causes up to
+300,000 events a second, which are 80 MB of trace."""
 CLOSE_WAIT_S = 5.0
-"""How long the end of a run waits for the files, which are written without it as well."""
+"""Longest wait of a run's end for the files, which are written without it as well."""
 _NOT_BEGUN = "Profile: the run ended before it began"
 _ROOT = str(Path(__file__).parents[2])
 
 
 @dataclass(slots=True)
 class _Profile:
-    """One command on its way."""
+    """A profile in progress."""
 
     command: Command
     wanted: int
@@ -55,19 +55,19 @@ class _Profile:
     capture: ProfilerCapture | None = None
     began_s: float = 0.0
     first: int = 0
-    held_s: float = 0.0  # Time for which training stood still.
+    held_s: float = 0.0  # Time for which training was paused.
     writer: subprocess.Popen[bytes] | None = None
 
     def start(self, *, cuda: bool) -> None:
         """Start to record. Raises whatever torch raises."""
-        began_s = time.perf_counter()
+        called_s = time.perf_counter()
         self.capture = ProfilerCapture(cuda=cuda)
         self.first = self.step + 1
         self.began_s = time.perf_counter()
-        self.held_s = self.began_s - began_s
+        self.held_s = self.began_s - called_s
 
     def text(self, size: int | None = None) -> str:
-        """Return the answer of the command; `size` is the bytes of the trace."""
+        """Return the result of the command; `size` is the bytes of the trace."""
         early = None if self.capture is None else self.capture.ended_early
         if early is None and len(self.during_s) < self.wanted:
             early = f"a profile ends after {PROFILE_S:g} s"
@@ -77,29 +77,29 @@ class _Profile:
 
     @property
     def last(self) -> int:
-        """The last step in it, the first one where that did not come to its end."""
+        """The last step, or the first one if that did not end."""
         return self.first + max(0, len(self.during_s) - 1)
 
     @property
     def is_over(self) -> bool:
-        """Return True if the steps are complete, or have taken PROFILE_S."""
+        """True if the steps are complete, or have taken PROFILE_S."""
         done, recorded_s = len(self.during_s), time.perf_counter() - self.began_s
         return done >= self.wanted or (done > 0 and recorded_s > PROFILE_S)
 
     @property
     def slower(self) -> float | None:
-        """By which fraction a profiled step took longer than one before; None if unknown."""
+        """Additional time of a profiled step as a fraction of an unprofiled one, or None."""
         if not self.before_s or not self.during_s:
             return None
         return round(median(self.during_s) / median(self.before_s) - 1, 3)
 
 
 class ProfileCommand:
-    """Takes one profile at a time; all but `active` belongs to the training thread.
+    """Executes one profile at a time. Training thread only, except `active`.
 
-    `step` returns the number of the last step, `on_gpu` whether training is on CUDA. The thread
-    that started a profile must stop it. `ended_here`: this thread always calls `close`; otherwise
-    only the main thread can take one.
+    `step` returns the last step, `on_gpu` True if training is on CUDA. The thread that started a
+    profile must stop it. `ended_here`: the training thread always calls `close`; otherwise only the
+    main thread can profile.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ProfileCommand:
         ended_here: bool,
     ) -> None:
         self.active = False
-        """Looked at in every step; while it is True, `reach` and `leave` are called there."""
+        """While it is True, each step boundary calls `reach` and `leave`."""
         self._recorder = recorder
         self._step = step
         self._on_gpu = on_gpu
@@ -121,17 +121,16 @@ class ProfileCommand:
         self._left_s = 0.0
 
     def ask(self, command: Command) -> None:
-        """Begin, or answer why not.
+        """Begin a profile, or refuse the command with a reason.
 
-        In a job it begins once the previous one is written: ranks finish that at different times,
-        and all must give the same answer.
+        In a job it begins once the previous one is written. Ranks finish that at different times,
+        and all must have the same result.
         """
         if self._profile is not None and self._recorder.job is not None:
             self._next.append(command)
             return
         wanted = command.args.get("steps", STEPS)
-        refused = self._refusal(wanted)
-        if refused is not None:
+        if (refused := self._refusal(wanted)) is not None:
             self._recorder.finish(command, f"Profile: {refused}", ok=False)
             return
         self._profile = _Profile(command, wanted, self._step())
@@ -139,7 +138,7 @@ class ProfileCommand:
         self.leave()
 
     def reach(self) -> float:
-        """At a step boundary: do what is due; return the seconds that took, 0.0 for none."""
+        """Start or end the profile if due at this step boundary; return the seconds it took."""
         profile, now_s = self._profile, time.perf_counter()
         if profile is None:
             return 0.0
@@ -161,18 +160,18 @@ class ProfileCommand:
         return time.perf_counter() - now_s
 
     def leave(self) -> None:
-        """The next step begins now."""
+        """Record that the next step begins now."""
         self._left_s = time.perf_counter()
         self._recorder.want_boundary()
 
     def interrupt(self, reason: str) -> None:
-        """End the recording, if one is under way: `reason` tells what interrupts it."""
+        """End a recording in progress early, for this reason."""
         profile = self._profile
         if profile is not None and profile.capture is not None and profile.writer is None:
             self._tried(profile, lambda: self._end(profile, reason))
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Answer the command once its files are written; wait for them so long."""
+        """Finish the command once its files are written; waits up to `timeout_s`."""
         profile = self._profile
         if profile is None or profile.writer is None:
             return
@@ -184,16 +183,14 @@ class ProfileCommand:
             self._tried(profile, lambda: self._answer(profile, code))
 
     def close(self) -> None:
-        """End it at the end of the run, with what was recorded."""
+        """End the profile at the end of the run, with the recorded steps."""
         waiting, self._next = self._next, deque()
         self.interrupt("the run ended")
         self.poll(CLOSE_WAIT_S)
-        profile = self._profile
-        if profile is not None and profile.writer is not None:
+        if (profile := self._profile) is not None:
+            is_written = profile.writer is not None
             text = f"{profile.text()}; its files are still being written"
-            self._finish(profile, text, ok=True)
-        elif profile is not None:
-            self._finish(profile, _NOT_BEGUN, ok=False)
+            self._finish(profile, text if is_written else _NOT_BEGUN, ok=is_written)
         for command in waiting:
             self._recorder.finish(command, _NOT_BEGUN, ok=False)
 
@@ -203,14 +200,11 @@ class ProfileCommand:
         if self._profile is not None:
             return "one is being taken already"
         if not self._ended_here and threading.current_thread() is not threading.main_thread():
-            return (
-                "this script trains in a thread of its own, whose end during a profile would "
-                "crash it"
-            )
+            return "this script trains in another thread, whose end in a profile would crash it"
         return why_not()
 
     def _end(self, profile: _Profile, early: str | None = None) -> None:
-        """Stop recording, write the trace, and leave the rest to a process of its own."""
+        """Stop recording, write the trace, and start the process that makes the files of it."""
         capture, began_s = profile.capture, time.perf_counter()
         assert capture is not None
         capture.stop(early)
@@ -227,8 +221,8 @@ class ProfileCommand:
 
     def _answer(self, profile: _Profile, code: int) -> None:
         stderr = None if profile.writer is None else profile.writer.stderr
-        with stderr or contextlib.nullcontext(io.BytesIO()) as said:
-            lines = said.read(10_000).decode(errors="replace").strip().splitlines()
+        with stderr or contextlib.nullcontext(io.BytesIO()) as output:
+            lines = output.read(10_000).decode(errors="replace").strip().splitlines()
         if code != 0:
             why = lines[-1][:300] if lines else f"the process that writes it ended with code {code}"
             self._finish(profile, f"{profile.text()}; but {why}", ok=False)
@@ -236,17 +230,12 @@ class ProfileCommand:
         rank = self._recorder.number
         trace = self._recorder.folder / trace_name(profile.first, profile.last, rank)
         size = trace.stat().st_size
-        self._finish(
-            profile,
-            profile.text(size),
-            ok=True,
-            path=trace.name,
-            summary=summary_name(profile.first, profile.last, rank),
-            bytes=size,
-        )
+        summary = summary_name(profile.first, profile.last, rank)
+        text, name = profile.text(size), trace.name
+        self._finish(profile, text, ok=True, path=name, summary=summary, bytes=size)
 
     def _finish(self, profile: _Profile, text: str, *, ok: bool, **data: str | int) -> None:
-        """Answer the command; this profile is over, and the next one may begin."""
+        """Finish the command, and begin the next profile."""
         self._profile, self.active = None, False
         self._recorder.finish(
             profile.command,
@@ -262,17 +251,13 @@ class ProfileCommand:
             self.ask(self._next.popleft())
 
     def _tried(self, profile: _Profile, do: Callable[[], None]) -> None:
-        """A profile that fails is answered with the reason; training goes on."""
+        """Call `do`; an exception fails the profile, never the training."""
         try:
             do()
         except Exception as error:  # torch's own, the disk's
-            log.warning(
-                "stepscope: the profile failed",
-                exc_info=not isinstance(error, ProfilerUnavailableError),
-            )
-            kind = (
-                "" if isinstance(error, ProfilerUnavailableError) else f"{type(error).__name__}: "
-            )
+            is_known = isinstance(error, ProfilerUnavailableError)
+            log.warning("stepscope: the profile failed", exc_info=not is_known)
+            kind = "" if is_known else f"{type(error).__name__}: "
             self._finish(profile, f"Profile: failed ({kind}{first_line(error)})", ok=False)
             with contextlib.suppress(Exception):  # what failed once may fail again
                 if profile.capture is not None:
@@ -282,7 +267,7 @@ class ProfileCommand:
 def _writer(
     recorder: Recorder, raw: Path, profile: _Profile, capture: ProfilerCapture
 ) -> subprocess.Popen[bytes]:
-    """Start the process that compresses and summarizes. Raises OSError."""
+    """Start the process that compresses and summarizes the trace. Raises OSError."""
     numbers = (profile.first, profile.last, int(capture.cuda), capture.native_thread)
     arguments = map(str, (recorder.folder, raw, *numbers, recorder.number))
     path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))

@@ -1,6 +1,6 @@
 """Summarize a profile's trace in a child process; write and parse the summary file.
 
-A run folder may come from others, so `parse` checks all sizes and types.
+A summary file is untrusted, so `parse` validates all sizes and types.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from stepscope.profiling.trace_stats import (
     phases,
 )
 
-OPERATORS_LIMIT = 300  # Operators in the table; what the others took is in `operators_left`.
-BYTES_LIMIT = 8 * 2**20  # A summary of all nodes and operators has at most a third of it.
+OPERATORS_LIMIT = 300  # Maximum number of operators; the others are in `operators_left`.
+BYTES_LIMIT = 8 * 2**20  # Three times a summary with all nodes and operators.
 
 
 class ProfileSummary(msgspec.Struct, tag_field="schema", tag=1):
-    """What the page shows of a profile; times in microseconds, memory in bytes.
+    """Summary of a profile for the page; times in microseconds, memory in bytes.
 
-    `first` and `last` are its first and last step. Without `cuda` no kernels were recorded and all
-    CUDA times are zero. `operators_left` counts further operators, which took less time.
+    `first` and `last` are steps. Without `cuda` no kernels were recorded, and all CUDA times are
+    zero. `operators_left` counts further operators, which took less time.
     """
 
     first: Count
@@ -58,7 +58,7 @@ class ProfileSummary(msgspec.Struct, tag_field="schema", tag=1):
 def summarize(
     trace: ChromeTrace, *, first: int, last: int, cuda: bool, thread: int | None
 ) -> ProfileSummary:
-    """Return the summary of a trace of these steps. Raises ValueError where it has no operators."""
+    """Return the summary of a trace of these steps. Raises ValueError if it has no operators."""
     trains = trace.main_thread(thread)
     if trains is None:
         raise ValueError("the trace has no operators: no torch code ran in the profiled thread")
@@ -77,13 +77,13 @@ def summarize(
 
 
 def to_text(summary: ProfileSummary) -> str:
-    """Return the summary as `parse` reads it, rounded to a tenth of a microsecond."""
+    """Return the summary as JSON, rounded to a tenth of a microsecond."""
     content = json.loads(msgspec.json.encode(summary), parse_float=lambda us: round(float(us), 1))
     return json.dumps(content, separators=(",", ":"))
 
 
 def parse(text: str) -> ProfileSummary:
-    """Return a summary. Raises ValueError, with a sentence, for any other text."""
+    """Return an untrusted summary. Raises ValueError with a sentence if it is malformed."""
     if len(text) > BYTES_LIMIT:
         raise ValueError(f"must have at most {BYTES_LIMIT} bytes, got {len(text)}")
     try:
@@ -117,27 +117,23 @@ def _shown(name: str) -> str:
 
 
 RAW_LIMIT = 512 * 2**20
-"""A larger trace is deleted: some two million events, for which Perfetto needs gigabytes."""
+"""Maximum size of a trace: some two million events, for which Perfetto needs gigabytes."""
 LEVEL = 4
-"""Of gzip: a fourteenth of the size at 200 MB/s; 9 takes five times as long for a tenth less."""
+"""gzip's level: a fourteenth of the size at 200 MB/s; 9 takes five times as long for 10% less."""
 NICENESS = 10
-
-
-class TraceTooLargeError(Exception):
-    """The trace is too large to keep; the message is a sentence."""
 
 
 def write_profile(
     folder: Path, raw: Path, *, first: int, last: int, cuda: bool, thread: int | None, rank: int = 0
 ) -> None:
-    """Write the trace `raw` compressed and summarized into `folder`, the summary last.
+    """Write the compressed trace `raw`, and then its summary, into `folder`.
 
-    Raises TraceTooLargeError, OSError, and ValueError where it is no trace; then a compressed
-    trace may be there without a summary.
+    Raises OSError, and ValueError if `raw` is too large or malformed; a compressed trace may then
+    exist without a summary.
     """
     size = raw.stat().st_size
     if size > RAW_LIMIT:
-        raise TraceTooLargeError(
+        raise ValueError(
             f"the trace has {format_bytes(size)}, more than the {format_bytes(RAW_LIMIT)} that are "
             "kept; profile fewer steps"
         )
@@ -153,7 +149,7 @@ def write_profile(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `write_profile` and remove the raw trace; write one line to stderr if it failed."""
+    """Run `write_profile` and delete the raw trace; print one line to stderr if it fails."""
     folder, raw = Path(arguments[0]), Path(arguments[1])
     first, last, cuda, thread, rank = map(int, arguments[2:])
     os.nice(NICENESS)
@@ -161,7 +157,7 @@ def main(arguments: Sequence[str]) -> int:
         write_profile(
             folder, raw, first=first, last=last, cuda=bool(cuda), thread=thread, rank=rank
         )
-    except (TraceTooLargeError, OSError, ValueError, MemoryError) as error:
+    except (OSError, ValueError, MemoryError) as error:
         sys.stderr.write(f"{error or type(error).__name__}\n")
         return 1
     finally:

@@ -1,9 +1,9 @@
-"""Start and stop torch's profiler between two steps; torch is found in `sys.modules`.
+"""Start and stop torch's profiler between two steps, without importing torch.
 
 Three cases would crash the training (torch 2.13), so each ends a profile first:
 - a second profiler in the process: the `stop` of the first one crashes;
 - the end of a process or thread that profiles: the thread that starts a profile must stop it;
-- a fork: the child inherits the profiler and would record without an end.
+- a fork: the child inherits the profiler and would record forever.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from stepscope.profiling import phase_ranges
 
 log = logging.getLogger(__name__)
 
-OTHER_WAIT_S = 10.0  # How long another thread's profiler waits for ours to end at a step boundary.
+OTHER_WAIT_S = 10.0  # Longest wait of another thread's profiler for the end of this one.
 _STARTERS = ("_prepare_profiler", "_enable_profiler")
-"""What every profiler of torch calls first, by their names in torch.autograd.profiler."""
+"""Functions of torch.autograd.profiler that every profiler calls first."""
 
 
 class ProfilerUnavailableError(Exception):
-    """No profile can be taken now; the message is a sentence without a full stop."""
+    """Profiling is impossible now; the message is a sentence without a full stop."""
 
 
 def why_not() -> str | None:
-    """Return why no profile can be started in this thread now; None if it can."""
+    """Return why profiling in this thread is impossible now, or None."""
     torch = sys.modules.get("torch")
     if torch is None:
         return "torch is not imported"
@@ -45,25 +45,27 @@ def why_not() -> str | None:
 
 
 class ProfilerCapture:
-    """torch's profiler from now until `stop`, which the same thread must call."""
+    """torch's profiler from now until `stop`, which the same thread must call.
+
+    Raises ProfilerUnavailableError, and whatever torch raises.
+    """
 
     def __init__(self, *, cuda: bool) -> None:
-        """Raises ProfilerUnavailableError, and whatever torch raises."""
         if (reason := why_not()) is not None:
             raise ProfilerUnavailableError(reason)
         torch = sys.modules["torch"]
         self.cuda = cuda and not phase_ranges.under_nsight()
-        """Whether kernels are recorded; Nsight Systems, where attached, has them for itself."""
-        # The tracer of frames takes the place of a profiler of Python, such as cProfile.
+        """True if kernels are recorded, which is impossible under Nsight Systems."""
+        # The tracer of frames would replace a Python profiler, such as cProfile.
         self.stacks = sys.getprofile() is None
         self.ended_early: str | None = None
-        """Why it was stopped by something else than its owner."""
+        """Why it was stopped by something other than its owner."""
         self._asked_to_end = False
         self._stopped = threading.Event()
         self._thread = threading.get_ident()
         self.native_thread = threading.get_native_id()
         activity = torch.profiler.ProfilerActivity
-        # Without it torch warns that it forgets the events of earlier cycles: there are none.
+        # Without it torch warns of dropped events of earlier cycles, of which there are none.
         known = inspect.signature(torch.profiler.profile).parameters
         cycles = {"acc_events": True} if "acc_events" in known else {}
         self._profiler: Any = torch.profiler.profile(
@@ -82,32 +84,32 @@ class ProfilerCapture:
 
     @property
     def running(self) -> bool:
-        """Return True while it records."""
+        """True while it records."""
         return not self._stopped.is_set()
 
     @property
     def must_end(self) -> bool:
-        """Return True if it has ended already, or another thread waits for its end."""
+        """True if it has ended already, or another thread waits for its end."""
         return self._stopped.is_set() or self._asked_to_end
 
     def stop(self, early: str | None = None) -> None:
-        """Stop recording, and wait for the GPU; `early` says why, where the owner did not ask.
+        """Stop recording, and wait for the GPU; `early` is why, unless the owner stops it.
 
-        A second call does nothing, nor one of another thread.
+        Does nothing in another thread, or when called again.
         """
         if not self.running or threading.get_ident() != self._thread:
             return
         phase_ranges.end()
         self.ended_early = early
         autograd = sys.modules["torch"].autograd
-        for name, (original, ours) in self._replaced.items():
-            if getattr(autograd.profiler, name) is ours:
+        for name, (original, wrapper) in self._replaced.items():
+            if getattr(autograd.profiler, name) is wrapper:
                 setattr(autograd.profiler, name, original)
         _running.remove(self)
         try:
             if autograd._profiler_enabled():
                 self._profiler.stop()
-            else:  # stopping what is not there would crash
+            else:  # stopping a profiler that has ended would crash
                 self._profiler = None
         finally:
             self._stopped.set()
@@ -124,7 +126,7 @@ class ProfilerCapture:
             raise OSError("torch wrote no trace, perhaps for want of disk space")
 
     def _another(self) -> None:
-        """Another profiler is about to start."""
+        """End, or make the training thread end, before another profiler starts."""
         if threading.get_ident() == self._thread:
             self.stop("the script started a profiler of its own")
         elif self.running:
@@ -133,7 +135,7 @@ class ProfilerCapture:
 
 
 def _give_way(module: Any, another: Callable[[], None]) -> dict[str, tuple[Any, Any]]:
-    """Call `another` before any profiler starts; return each original and its replacement."""
+    """Call `another` before any profiler starts; return each original and its wrapper."""
     replaced: dict[str, tuple[Any, Any]] = {}
     for name in _STARTERS:
         original = getattr(module, name)
@@ -154,7 +156,7 @@ def _before_fork() -> None:
     for capture in tuple(_running):
         try:
             capture.stop("the process forked, such as for workers of a DataLoader")
-        except Exception:  # a fork goes on whatever happens here
+        except Exception:  # the fork must not fail for this
             log.warning("stepscope: the profile could not be stopped", exc_info=True)
 
 

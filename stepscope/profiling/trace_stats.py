@@ -1,4 +1,4 @@
-"""Time and memory by operator and by phase of a step, and the flame graph. Pure.
+"""Time and memory by operator and by phase of a step, and the flame graph. Pure; no I/O.
 
 Operators are counted as torch's `key_averages` does.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -35,8 +36,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 class OperatorStats:
     """All calls of one operator; times in microseconds, memory in bytes.
 
-    "Self" leaves out what the operators within it took. Memory is what was taken less what was
-    given back while the operator itself ran, so it may be negative.
+    "Self" excludes the operators within it. Memory is allocated less freed bytes while the operator
+    itself ran, so it may be negative.
     """
 
     name: str
@@ -50,24 +51,27 @@ class OperatorStats:
 
 
 def operators(trace: ChromeTrace) -> list[OperatorStats]:
-    """Return the operators, most time of their own (CPU and CUDA) first."""
-    found: dict[str, OperatorStats] = {}
-    gpu_us: dict[int, float] = {}
+    """Return the operators, the most self time (CPU and CUDA) first."""
+    stats: dict[str, OperatorStats] = {}
+    gpu_us = defaultdict[int, float](float)
     for work in trace.gpu:
-        if (link := work.args.link) != NONE:
-            gpu_us[link] = gpu_us.get(link, 0.0) + work.duration_us
+        gpu_us[work.args.link] += work.duration_us
+    gpu_us.pop(NONE, None)
     for thread, spans in trace.operators.items():
-        _add_thread(found, spans, gpu_us)
-        _add_memory(found, spans, trace, thread)
-    return sorted(found.values(), key=lambda op: -(op.cpu_self_us + op.cuda_self_us))
+        outer = parents(spans)
+        _add_thread(stats, spans, outer, gpu_us)
+        _add_memory(stats, spans, outer, trace.allocations.get(thread, []))
+    return sorted(stats.values(), key=lambda op: -(op.cpu_self_us + op.cuda_self_us))
 
 
 def _add_thread(
-    found: dict[str, OperatorStats], spans: list[TraceSpan], gpu_us: dict[int, float]
+    stats: dict[str, OperatorStats],
+    spans: list[TraceSpan],
+    outer: list[int],
+    gpu_us: Mapping[int, float],
 ) -> None:
-    outer = parents(spans)
     for index, (span, own_us) in enumerate(zip(spans, self_times(spans, outer), strict=True)):
-        operator = found.setdefault(span.name, OperatorStats(span.name))
+        operator = stats.setdefault(span.name, OperatorStats(span.name))
         # An overload that only calls the operator again is the same call.
         operator.calls += outer[index] < 0 or spans[outer[index]].name != span.name
         operator.cpu_self_us += own_us
@@ -80,19 +84,22 @@ def _add_thread(
         if started_us:
             operator.cuda_self_us += started_us
             for name in around | {span.name}:
-                found[name].cuda_total_us += started_us
+                stats[name].cuda_total_us += started_us
 
 
 def _add_memory(
-    found: dict[str, OperatorStats], spans: list[TraceSpan], trace: ChromeTrace, thread: int
+    stats: dict[str, OperatorStats],
+    spans: list[TraceSpan],
+    outer: list[int],
+    allocations: list[TraceSpan],
 ) -> None:
-    outer, starts = parents(spans), [span.start_us for span in spans]
-    for allocation in trace.allocations.get(thread, []):
+    starts = [span.start_us for span in spans]
+    for allocation in allocations:
         index = bisect_right(starts, allocation.start_us) - 1
         while index >= 0 and spans[index].end_us < allocation.start_us:
             index = outer[index]
         if index >= 0:
-            operator = found[spans[index].name]
+            operator = stats[spans[index].name]
             if allocation.args.device_type == CPU:
                 operator.cpu_memory += allocation.args.size
             elif allocation.args.device_type == CUDA:
@@ -103,10 +110,10 @@ NODES_LIMIT = 20_000
 DEPTH_LIMIT = 400
 NAME_LIMIT = 200
 
-# The names of built-in functions have an address, and those of torch's own classes a long word.
+# The names of built-in functions have an address, and those of torch's classes a long prefix.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _BINDING = re.compile(r" of pybind11_builtins\.\w+ object")
-# Between a module's call and its `forward` torch has two functions of its own, and our ranges one.
+# Between a module's call and its `forward` torch has two functions, and `phase_ranges` one.
 _CALL = re.compile(
     r"torch/nn/modules/module\.py\(\d+\): (_wrapped_call_impl|_call_impl)$"
     r"|stepscope/profiling/(phase_)?ranges\.py\("
@@ -115,10 +122,10 @@ _CALL = re.compile(
 
 @dataclass(slots=True)
 class FlameGraph:
-    """Nodes in an order in which each comes after the one around it.
+    """Nodes, each after its parent.
 
-    Node i has the name `names[name[i]]`, lies in node `parent[i]` (-1: in none), and took
-    `total_us[i]` microseconds in `calls[i]` calls, with all that it called.
+    Node i has the name `names[name[i]]` and the parent `parent[i]` (-1: none). Its `calls[i]` calls
+    took `total_us[i]` microseconds, callees included.
     """
 
     names: list[str] = field(default_factory=list)
@@ -126,33 +133,24 @@ class FlameGraph:
     parent: list[int] = field(default_factory=list)
     total_us: list[Time] = field(default_factory=list)
     calls: list[Count] = field(default_factory=list)
-    left_out: Count = 0  # Nodes that were too small to be kept.
+    left_out: Count = 0  # Number of smaller nodes.
 
 
 def fold(trace: ChromeTrace, thread: int, limit: int = NODES_LIMIT) -> FlameGraph:
-    """Return the `limit` largest nodes of the training thread, and of torch's threads beside it.
+    """Return the `limit` largest nodes of the training thread and of torch's threads.
 
-    Frames of Python are the stacks, operators their ends. A thread of torch, as the one in which
-    `backward()` runs on a GPU, has operators alone and stands in a node of its own.
+    Stacks are Python frames with operators at their ends. A thread of torch, such as that in which
+    `backward()` runs on a GPU, has operators alone, in a separate root node.
     """
     nodes: dict[tuple[int, str], int] = {}
-    total_us: list[float] = []
-    calls: list[int] = []
-
-    def node_of(parent: int, name: str) -> int:
-        node = nodes.setdefault((parent, name), len(nodes))
-        if node == len(calls):
-            total_us.append(0.0)
-            calls.append(0)
-        return node
-
+    total_us, calls = defaultdict[int, float](float), defaultdict[int, int](int)
     for tid in [thread, *(other for other in trace.operators if other != thread)]:
         spans = [*trace.operators.get(tid, [])]
         root = -1
         if tid == thread:
             spans += [span for span in trace.frames.get(tid, []) if not _CALL.search(span.name)]
         else:
-            root = node_of(-1, "another thread of torch")
+            root = nodes.setdefault((-1, "another thread of torch"), len(nodes))
             calls[root] = 1
         spans.sort(key=lambda span: (span.start_us, -span.duration_us))
         around: list[tuple[float, int]] = []
@@ -162,13 +160,13 @@ def fold(trace: ChromeTrace, thread: int, limit: int = NODES_LIMIT) -> FlameGrap
             if len(around) >= DEPTH_LIMIT:
                 continue
             until_us, parent = around[-1] if around else (math.inf, root)
-            node, end_us = node_of(parent, _name(span.name)), min(span.end_us, until_us)
-            total_us[node] += end_us - span.start_us
+            node = nodes.setdefault((parent, _name(span.name)), len(nodes))
+            end_us = min(span.end_us, until_us)
             calls[node] += 1
-            if parent == root >= 0:
-                total_us[root] += end_us - span.start_us
+            for counted in {node, root} if parent == root >= 0 else {node}:
+                total_us[counted] += end_us - span.start_us
             around.append((end_us, node))
-    # Of equal ones the first comes before what lies in it; a node is never larger than its parent.
+    # Among equal nodes a parent comes first, and a node is never larger than its parent.
     order = sorted(range(len(nodes)), key=lambda node: (-total_us[node], node))
     place, names, keys = {-1: -1}, dict[str, int](), list(nodes)
     flame = FlameGraph(left_out=max(0, len(nodes) - limit))
@@ -194,19 +192,19 @@ _BACKWARD = re.compile(r"torch/autograd/__init__\.py\(\d+\): (backward|grad)$")
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """Microseconds by phase and `other`; together they are the profiled time."""
+    """Microseconds by phase and `other`: of the training thread, and of the GPU work it started."""
 
-    cpu_us: dict[str, Time]  # Time of the training thread.
-    cuda_us: dict[str, Time]  # Time of the GPU work that the phase started.
+    cpu_us: dict[str, Time]
+    cuda_us: dict[str, Time]
 
 
 def phases(
     trace: ChromeTrace, thread: int, left_out: Sequence[tuple[float, float]] = ()
 ) -> PhaseTimes:
-    """Return the phases of the thread that trains, without the times that are `left_out`.
+    """Return the phases of the training thread, without the spans `left_out`.
 
-    A phase within another one is part of that. But `Optimizer.step` may be given a closure that
-    computes the loss, as Lightning does: what lies within it counts as what it is.
+    Of nested phases the outer one counts. An exception is `Optimizer.step`, which may call a
+    closure that computes the loss, as in Lightning: there the inner phases count.
     """
     spans = [group.get(thread, []) for group in (trace.annotations, trace.frames, trace.operators)]
     named = ((phase_of(span.name), span) for span in (*spans[0], *spans[1]))
@@ -235,7 +233,7 @@ def phases(
 
 
 def phase_of(name: str) -> str | None:
-    """Return the phase that a range, or a frame of Python, stands for."""
+    """Return the phase of a range or Python frame by its name, or None."""
     if name in PHASES:
         return name
     if name.startswith("enumerate(DataLoader)#"):
@@ -258,10 +256,10 @@ def _outermost(marks: Iterable[_Part]) -> list[_Part]:
 
 
 def _cuda_us(trace: ChromeTrace, edges: list[float], phase_at: list[str]) -> dict[str, float]:
-    """Return GPU time by the phase in which it was started, in whichever thread.
+    """Return GPU time by the phase in which any thread started the work.
 
-    That is the time of the call of CUDA, or else of the operator: a compiled model, or a replayed
-    graph, starts kernels without one.
+    The work starts with its CUDA call, or else with its operator: a compiled model, or a replayed
+    graph, starts kernels without an operator.
     """
     operators = (span for spans in trace.operators.values() for span in spans)
     started = {span.args.link: span.start_us for span in operators if span.args.link != NONE}

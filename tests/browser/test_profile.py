@@ -5,19 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import shutil
-import sys
-import time
 from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
-from dashboard.charts.profile import NODES
-from stepscope.profiling.summary import summarize, to_text
-from stepscope.profiling.trace_stats import NODES_LIMIT
-from tests.support.browser_page import OpenPage, button, open_tab, violations, wait_until
-from tests.support.profiles import MAIN, STEP, trace_of
-from tests.support.server import ROOT, Server
+from tests.support.browser_page import OpenPage, button, open_tab, violations
+from tests.support.server import Server
 
 LONG = "/?epochs=5000"
 
@@ -73,43 +66,3 @@ def test_a_profile_from_the_press_to_the_trace(
     download.value.save_as(tmp_path / "trace.json.gz")
     events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
     assert sum(event.get("name") == "backward" for event in events) >= 3
-
-
-def test_a_large_profile_and_an_older_one(open_page: OpenPage, server: Server) -> None:
-    folder = server.runs / "example"
-    shutil.copytree(ROOT / "examples" / "cpu-training", folder)
-    summary = summarize(trace_of(STEP), first=5, last=6, cuda=True, thread=MAIN)
-    (folder / "profile-step-5-6.summary.json").write_text(to_text(summary))
-    large = summary.flame
-    for node in range(len(large.parent), NODES_LIMIT):
-        large.parent.append(max(-1, node - 1 - node % 40))
-        large.name.append(node % len(large.names))
-        large.total_us.append(large.total_us[large.parent[-1]] / 2)
-        large.calls.append(1)
-    (folder / "profile-step-7-9.summary.json").write_text(to_text(summary))
-    page = open_page("/?run=example&tab=profile")
-    began = time.monotonic()
-    expect(page.get_by_text("smaller functions are left out")).to_be_visible(timeout=60_000)
-    expect(slices(page).first).to_be_visible(timeout=30_000)
-    sys.stderr.write(f"{NODES} of {NODES_LIMIT} nodes: {time.monotonic() - began:.1f} s\n")
-    # The page may be drawn anew while the list is open, which closes it.
-    chooser = page.get_by_role("combobox", name=re.compile("Profile"))
-    older = page.get_by_role("option", name="Steps 5 to 6")
-    expect(chooser).to_have_count(1)
-
-    def offered() -> bool:
-        chooser.click()
-        page.wait_for_timeout(1000)
-        return older.count() == 1
-
-    wait_until(offered, page, 60)
-    older.click()
-    expect(page.get_by_text("smaller functions are left out")).to_have_count(0, timeout=30_000)
-
-
-def test_a_summary_that_is_none_is_told(open_page: OpenPage, server: Server) -> None:
-    folder = server.runs / "example"
-    shutil.copytree(ROOT / "examples" / "cpu-training", folder)
-    (folder / "profile-step-5-6.summary.json").write_text('{"schema": 1, "first": "<b>"}')
-    page = open_page("/?run=example&tab=profile")
-    expect(page.get_by_text("This profile cannot be read")).to_be_visible(timeout=60_000)

@@ -25,7 +25,7 @@ def test_the_link_sets_the_sidebar_for_the_next_run(
     page = open_page("/?run=own")
     line = page.get_by_test_id("verdict")
     line.wait_for(timeout=SLOW_MS)
-    expect(line).to_contain_text("63 %")
+    expect(line).to_contain_text("63%")
     above = line.bounding_box()
     tiles = page.get_by_test_id("kpi-loss").bounding_box()
     assert above is not None

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -119,12 +118,20 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_a_reading_waits_for_nothing(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_waits_for_nothing_and_ends_no_capture(
+    alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(collective_metrics, "rank_and_size", lambda: (0, 2))
     step, now = 0, 0.0
     found = CollectiveMetrics(wall=lambda: now)
     found.step = lambda: step
     x = torch.ones(1000, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert found.read() == 0.0, "a reading would end the capture"
+        y = x + 1
+    graph.replay()
+    assert y.sum().item() == 2000.0
     torch.cuda.synchronize()
     for _ in range(3):
         step += 1
@@ -138,35 +145,14 @@ def test_a_reading_waits_for_nothing(alone: None, monkeypatch: pytest.MonkeyPatc
     assert not found._failed
 
 
-def test_nothing_is_read_while_a_graph_is_captured(
-    alone: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collective_metrics, "rank_and_size", lambda: (0, 2))
-    found = CollectiveMetrics()
-    found.step = lambda: 1
-    x = torch.ones(1000, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        assert found.read() == 0.0
-        y = x + 1
-    graph.replay()
-    assert y.sum().item() == 2000.0
-    assert found.read() > 0.0
-
-
-def measured(folder: Path, ranks: int) -> list[dict[str, Any]]:
-    command = [
-        *(sys.executable, "-m", "trainer.collectives", "--backend", "nccl", "--json"),
-        *("--ranks", str(ranks), "--sizes", "1M", "--seconds", "0.2", "--runs", str(folder)),
-    ]
-    rows: list[dict[str, Any]] = json.loads(started(command, folder, **SLOW).stdout)["rows"]
-    return rows
-
-
 @pytest.mark.timeout(400)
 def test_the_measurement_finds_the_bandwidth_that_there_is(tmp_path: Path) -> None:
     ranks = 4 if SIMULATED else min(4, torch.cuda.device_count())
-    rows = measured(tmp_path, ranks)
+    command = [
+        *(sys.executable, "-m", "trainer.collectives", "--backend", "nccl", "--json"),
+        *("--ranks", str(ranks), "--sizes", "1M", "--seconds", "0.2", "--runs", str(tmp_path)),
+    ]
+    rows = json.loads(started(command, tmp_path, **SLOW).stdout)["rows"]
     assert [row["operation"] for row in rows if "reason" in row] == []
     if SIMULATED:
         # all_to_all is made of messages, which the simulator gives no least time.

@@ -61,6 +61,7 @@ def test_a_profile_on_cuda(tmp_path: Path) -> None:
     script = Script(tmp_path)
     try:
         script.profile(3)
+        assert torch.cuda.nvtx.range_pop() < 0  # type: ignore[no-untyped-call] # none is open
     finally:
         event = script.close()
     assert event.data["ok"], event.text
@@ -118,12 +119,3 @@ def test_under_nsight_all_steps_have_ranges_and_kernels_are_left_to_it(
     finally:
         monkeypatch.delenv(phase_ranges.NSIGHT)
         phase_ranges.end()
-
-
-def test_the_real_calls_of_nvtx_do_no_harm(tmp_path: Path) -> None:
-    script = Script(tmp_path)
-    try:
-        script.profile(1)
-        assert torch.cuda.nvtx.range_pop() < 0  # type: ignore[no-untyped-call] # none is open
-    finally:
-        assert script.close().data["ok"]

@@ -51,17 +51,6 @@ def test_each_button_acts_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
         assert len(list(run_folders(tmp_path / "runs"))) == 1, "torchrun has started it again"
 
 
-def test_a_paused_job_answers_what_comes_and_resumes(tmp_path: Path) -> None:
-    with job(tmp_path, 2, how="init") as running:
-        paused = running.answers(running.ask(CommandName.PAUSE))
-        marked = running.answers(running.ask(CommandName.MARK, text="here"))
-        resumed = running.answers(running.ask(CommandName.RESUME))
-        assert len({answer.step for answer in (*paused, *marked, *resumed)}) == 1
-        refused = running.answers(running.ask(CommandName.RESUME))
-        assert [answer.data["ok"] for answer in refused] == [False, False]
-        assert refused[0].step == refused[1].step > paused[0].step
-
-
 def test_a_suspended_rank_has_the_command_withdrawn_and_training_goes_on(tmp_path: Path) -> None:
     with job(tmp_path, 2) as running:
         os.kill(running.pid(1), signal.SIGSTOP)
@@ -133,16 +122,6 @@ def test_ranks_that_count_differently_can_be_paused_and_resumed(tmp_path: Path) 
         running.answer(running.ask(CommandName.RESUME))
         before = running.step()
         until(lambda: running.step() > before, "training does not go on")
-
-
-def test_commands_that_are_not_served_before_the_end_are_told(tmp_path: Path) -> None:
-    with job(tmp_path, 2, "sleep", "0", steps=21) as running:
-        until(lambda: running.step() == 20, "rank 0 does not come to its sleep")
-        asked = [running.ask(CommandName.MARK) for _ in range(3)]
-        for id_ in asked:
-            told = running.answer(id_)
-            assert told.data["ok"] or "the run ended before" in told.text
-        assert running.process.wait(PATIENCE_S) == 0
 
 
 def test_each_further_stop_is_harder_on_every_rank_while_the_job_hangs(tmp_path: Path) -> None:

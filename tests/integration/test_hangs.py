@@ -19,14 +19,13 @@ from tests.support.hanging_job import NAMED_S, STARTS_S, hanging
 from tests.support.jobs import until as wait_until
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path, ranks: int) -> None:
-    with hanging("sleep", tmp_path, ranks=ranks) as job:
+def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path) -> None:
+    with hanging("sleep", tmp_path, ranks=4) as job:
         found = job.hang()
-        while len(found.waiting) < ranks - 1:  # each writes its file when its own steps are overdue
+        while len(found.waiting) < 3:  # each writes its file when its own steps are overdue
             found = job.hang()
         assert (found.cause, found.ranks) == (HangCause.NOT_ENTERED, (1,))
-        assert found.waiting == tuple(rank for rank in range(ranks) if rank != 1)
+        assert found.waiting == (0, 2, 3)
         assert (found.operation, found.sequence) == ("all_reduce", 81)
         assert "in hang." in found.text
         run = job.run

@@ -18,10 +18,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.profiling import profile_command
 from stepscope.profiling.phase_ranges import PHASES
 from stepscope.profiling.summary import ProfileSummary, parse
-from stepscope.profiling.torch_profiler import ProfilerCapture
 from stepscope.run import RunError, RunStatus, read_run, run_folders
 from stepscope.store import EventRow, StoreError, StoreReader
 from stepscope.store.reader import send_command
@@ -136,31 +134,6 @@ def test_a_run_of_ours(tmp_path: Path) -> None:
     assert left == []
 
 
-def test_the_end_of_a_run_of_ours_writes_what_was_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ours(tmp_path) as stop:
-
-        class StopsTheRun(ProfilerCapture):
-            """Has the run end in the step after the profile's begin."""
-
-            def __init__(self, **options: Any) -> None:
-                super().__init__(**options)
-                stop.set()
-
-        monkeypatch.setattr(profile_command, "ProfilerCapture", StopsTheRun)
-        command_id = send_command(tmp_path, "profile", {"steps": 50})
-        wait_for(lambda: read_run(tmp_path).status is RunStatus.STOPPED)
-    with StoreReader(tmp_path) as reader:
-        events = reader.events(limit=10_000)
-    [event] = [event for event in events if event.data.get("command_id") == command_id]
-    assert event.data["ok"], event.text
-    assert event.data["last"] < event.data["first"] + 49
-    summary: ProfileSummary = wait_for(lambda: summary_of(tmp_path, event))
-    assert (summary.first, summary.last) == (event.data["first"], event.data["last"])
-    assert len(summary.operators) > 5
-
-
 def test_a_watched_script(tmp_path: Path) -> None:
     with watched(tmp_path) as folder:
         event = ask(folder, "profile", steps=5)
@@ -193,13 +166,6 @@ def test_a_script_of_a_framework(tmp_path: Path, framework: str) -> None:
     assert summary.last - summary.first == 2
     for phase in ("data", "forward", "backward", "optimizer"):
         assert summary.phases.cpu_us[phase] > 0, phase
-
-
-def test_a_script_with_a_profiler_of_its_own(tmp_path: Path) -> None:
-    with watched(tmp_path, "--own") as folder:
-        event = ask(folder, "profile", steps=3)
-    assert event.data["ok"] is False
-    assert "another torch profiler is active" in event.text
 
 
 def test_a_script_of_init(tmp_path: Path) -> None:

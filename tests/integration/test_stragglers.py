@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,8 @@ import pytest
 
 import stepscope
 from dashboard import services
-from dashboard.run_look import RunLook
-from dashboard.verdicts import Verdicts
-from stepscope.distributed.stragglers.detect import StragglerVerdict
-from stepscope.distributed.stragglers.reader import ROWS, judged_run, recent_times
-from stepscope.run import RunInfo, RunStatus, read_run, run_folders
+from stepscope.distributed.stragglers.reader import ROWS, recent_times
+from stepscope.run import run_folders
 from stepscope.store import StoreReader
 from tests.support.polls import poll, server
 from tests.support.recorded_runs import Row, write_run
@@ -120,27 +116,6 @@ def test_the_page_tells_it_before_what_a_rank_waits_for(
     assert (poll("even")["verdict"] or {"kind": None})["kind"] != "straggler"
 
 
-def test_a_live_job_is_looked_at_aside_and_seldom(tmp_path: Path) -> None:
-    folder, now, looks = recorded_job(tmp_path / "job", "backward"), [0.0], list[Any]()
-    live = replace(read_run(folder), status=RunStatus.RUNNING)
-    ranks = RunLook(judged_run, "", lambda: now[0], looks.append)
-    assert ranks.of(live) is None  # nothing was read in the poll
-    assert ranks.of(live) is None
-    assert len(looks) == 1
-    looks[0]()
-    found = ranks.of(live)
-    assert found is not None
-    assert found.ranks == (3,)
-    assert len(looks) == 1
-    now[0] += 3.0
-    ranks.of(live)
-    assert len(looks) == 2
-    with StoreReader(folder) as reader:
-        shown = Verdicts(ranks, lambda: now[0]).of(reader, live, lambda name, value: True)
-    assert shown is not None
-    assert shown.text == found.text
-
-
 def test_a_long_run_costs_no_more_than_a_short_one(tmp_path: Path) -> None:
     values = {"perf/step_time": 0.01, "perf/comm_wait": 0.001}
     rows: list[Row] = [(0.01 * i, i, values) for i in range(20 * ROWS)]
@@ -156,26 +131,3 @@ def test_a_long_run_costs_no_more_than_a_short_one(tmp_path: Path) -> None:
     with StoreReader(folder) as reader:
         times = recent_times(reader, 0, {"device": "cpu"})
     assert 40 <= len(times.steps) <= 64
-
-
-def test_a_look_that_fails_is_told_once_and_made_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder, now = recorded_job(tmp_path / "job", "backward"), [0.0]
-    live = replace(read_run(folder), status=RunStatus.RUNNING)
-    broken = [True]
-
-    def find(run: RunInfo) -> StragglerVerdict | None:
-        if broken[0]:
-            raise OverflowError("nobody has thought of it")
-        return judged_run(run)
-
-    ranks = RunLook(find, "the ranks cannot be compared", lambda: now[0], lambda look: look())
-    for _ in range(3):
-        assert ranks.of(live) is None
-        now[0] += 3.0
-    assert caplog.text.count("the ranks cannot be compared") == 1
-    broken[0] = False
-    found = ranks.of(live)
-    assert found is not None
-    assert found.ranks == (3,)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from stepscope.commands.command import Command, CommandName
 from stepscope.commands.consensus import (
-    ANSWER_S,
-    HOLDS,
-    KEPT,
+    MAX_CLOSED,
+    MAX_HOLD_FACTOR,
+    VOTE_TIMEOUT_S,
     Coordinator,
     Participant,
     Proposal,
@@ -103,17 +103,17 @@ class Job:
             return
         leader, own = self.leader, self.ranks[0]
         leader.propose(self.clock())
-        own.member.hear(leader.notices)
-        own.published = dict(own.member.answers)
+        own.member.update(leader.proposals)
+        own.published = dict(own.member.votes)
         taking_part = {rank.number: rank.published for rank in self.ranks if not rank.finished}
         leader.decide(self.clock(), taking_part, {})
-        own.member.hear(leader.notices)
-        self.published = leader.notices
+        own.member.update(leader.proposals)
+        self.published = leader.proposals
 
     def hear(self, rank: Rank) -> None:
         if rank.alive and rank.number:
-            rank.member.hear(self.published)
-            rank.published = dict(rank.member.answers)
+            rank.member.update(self.published)
+            rank.published = dict(rank.member.votes)
 
     def train(self, rank: Rank) -> None:
         if rank.alive:
@@ -136,27 +136,25 @@ class Job:
             for rank in self.ranks:
                 self.hear(rank)
                 self.train(rank)
-            self.clock.now_s += ANSWER_S / 50
+            self.clock.now_s += VOTE_TIMEOUT_S / 50
 
     def states(self) -> dict[int, ProposalState]:
-        return {notice.command.id: notice.state for notice in self.leader.notices}
-
-
-ACTIONS = st.lists(st.integers(0, 2**16), max_size=400)
+        return {notice.command.id: notice.state for notice in self.leader.proposals}
 
 
 def follow(job: Job, actions: list[int], asked: dict[int, CommandName], dying: int | None) -> None:
     for at, action in enumerate(actions):
         if at in asked:
-            job.leader.ask(command(at, asked[at]))
+            job.leader.submit(command(at, asked[at]))
         if dying is not None and at == dying % max(1, len(actions)):
             job.ranks[-1].alive = False
         job.act(action)
     for at in sorted(asked):
         if at >= len(actions):
-            job.leader.ask(command(at, asked[at]))
+            job.leader.submit(command(at, asked[at]))
 
 
+ACTIONS = st.lists(st.integers(0, 2**16), max_size=400)
 NAMES = st.sampled_from([CommandName.PAUSE, CommandName.RESUME, CommandName.MARK])
 ASKED = st.dictionaries(st.integers(0, 400), NAMES, max_size=6)
 
@@ -170,7 +168,7 @@ def test_all_ranks_serve_every_command_at_the_same_boundary(
 ) -> None:
     job = Job(ranks, lead, boundaries, steps=10**9)
     follow(job, actions, asked, None)
-    job.leader.ask(command(10**6, CommandName.RESUME))
+    job.leader.submit(command(10**6, CommandName.RESUME))
     job.settle()
     assert set(job.states().values()) == {ProposalState.DECIDED}
     served = [rank.served for rank in job.ranks]
@@ -196,13 +194,13 @@ def test_a_rank_that_dies_leaves_the_others_with_the_same_commands(
     left = [rank.served for rank in job.ranks[:-1]]
     assert left == [left[0]] * (ranks - 1)
     # What the dead rank has served, the others have or will, at the same steps.
-    waiting = [(one.id, step) for step, one in job.ranks[0].member.unserved()]
+    waiting = [(one.id, step) for step, one in job.ranks[0].member.decided]
     theirs = [(id_, step) for id_, step, _ in left[0]] + waiting
     assert [(id_, step) for id_, step, _ in job.ranks[-1].served] == theirs[
         : len(job.ranks[-1].served)
     ]
     for rank in job.ranks[:-1]:
-        assert not rank.member.answers, "a rank is held by a command that nobody decides"
+        assert not rank.member.votes, "a rank is held by a command that nobody decides"
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -218,85 +216,63 @@ def test_trainings_that_end_leave_nobody_waiting(
     assert served == [served[0]] * 3
 
 
-def two_ranks() -> Job:
-    return Job(2, LOOK_AFTER, 1, steps=10**9)
-
-
 def test_a_rank_that_does_not_answer_has_the_command_withdrawn_for_all() -> None:
-    job = two_ranks()
+    job = Job(2, LOOK_AFTER, 1, steps=10**9)
     job.ranks[1].alive = False
-    job.leader.ask(command(1))
+    job.leader.submit(command(1))
     job.lead()
     assert job.states() == {1: ProposalState.PROPOSED}
-    job.clock.now_s = ANSWER_S
+    job.clock.now_s = VOTE_TIMEOUT_S
     job.lead()
     assert job.states() == {1: ProposalState.WITHDRAWN}
-    assert job.leader.notices[0].why == "rank 1 has not answered for 5 s"
+    assert job.leader.proposals[0].why == "rank 1 has not answered for 5 s"
     assert not job.ranks[0].member.waiting
 
 
-def test_a_rank_that_is_gone_is_not_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("now_s", "vote", "gone", "why"),
+    [
+        (0.0, {}, {1: "rank 1 is gone"}, "rank 1 is gone"),
+        # Rank 0 was suspended: the votes are old.
+        (VOTE_TIMEOUT_S, {1: 5}, {}, "rank 0 has not decided for 5 s"),
+    ],
+)
+def test_a_command_is_withdrawn_after_an_exit_or_a_suspension(
+    now_s: float, vote: dict[int, int], gone: dict[int, str], why: str
+) -> None:
     leader = Coordinator()
-    leader.ask(command(1))
+    leader.submit(command(1))
     leader.propose(0.0)
-    assert leader.decide(0.0, {0: {1: 4}, 1: {}}, {1: "rank 1 is gone"})
-    assert leader.notices[0].why == "rank 1 is gone"
-
-
-def test_what_was_suspended_decides_on_no_old_answers() -> None:
-    leader = Coordinator()
-    leader.ask(command(1))
-    leader.propose(0.0)
-    leader.decide(ANSWER_S, {0: {1: 4}, 1: {1: 5}}, {})
-    assert leader.notices[0].state is ProposalState.WITHDRAWN
-    assert leader.notices[0].why == "rank 0 has not decided for 5 s"
+    assert leader.decide(now_s, {0: {1: 4}, 1: vote}, gone)
+    assert (leader.proposals[0].state, leader.proposals[0].why) == (ProposalState.WITHDRAWN, why)
 
 
 def test_a_later_command_is_not_decided_before_an_earlier_one() -> None:
     leader = Coordinator()
     for number in (1, 2):
-        leader.ask(command(number))
+        leader.submit(command(number))
     leader.propose(0.0)
     assert not leader.decide(0.0, {0: {1: 4, 2: 4}, 1: {2: 4}}, {})
     assert leader.decide(0.0, {0: {1: 4, 2: 4}, 1: {2: 4, 1: 7}}, {})
-    assert [notice.step for notice in leader.notices] == [7, 4]
+    assert [notice.step for notice in leader.proposals] == [7, 4]
 
 
 def test_a_training_that_is_held_goes_on_without_number_0_and_refuses_a_late_decision() -> None:
     clock, step = Clock(), 3
     member = Participant(lambda: step, lead=1, clock=clock)
     proposed = Proposal(command(1))
-    member.hear([proposed])
-    assert member.answers == {1: 4}
+    member.update([proposed])
+    assert member.votes == {1: 4}
     step = 4
     assert member.take() == []
     assert not member.may_leave()
-    clock.now_s = HOLDS * ANSWER_S
+    clock.now_s = MAX_HOLD_FACTOR * VOTE_TIMEOUT_S
     assert member.may_leave()
     assert not member.waiting
-    member.hear([Proposal(command(1), ProposalState.DECIDED, 4)])
+    member.update([Proposal(command(1), ProposalState.DECIDED, 4)])
     assert [late.command.id for late in member.late] == [1]
     assert member.take() == []
     assert member.may_leave()
-
-
-def test_a_paused_training_is_asked_at_the_step_where_it_stands() -> None:
-    step = 3
-    member = Participant(lambda: step, lead=1)
-    member.hear([Proposal(command(1, CommandName.PAUSE))])
-    member.hear([Proposal(command(1, CommandName.PAUSE), ProposalState.DECIDED, 4)])
-    step = 4
-    assert [one.id for one in member.take()] == [1]
-    member.hear([Proposal(command(2, CommandName.RESUME))])
-    assert member.answers == {2: 4}
-    assert not member.may_leave()
-
-
-@pytest.mark.parametrize(("lead", "answer"), [(LOOK_AFTER, 8), (LOOK_BEFORE, 9)])
-def test_an_answer_is_a_step_that_is_still_to_come(lead: int, answer: int) -> None:
-    member = Participant(lambda: 7, lead=lead)
-    member.hear([Proposal(command(1))])
-    assert member.answers == {1: answer}
 
 
 def test_put_back_commands_come_first_at_the_next_boundary() -> None:
@@ -310,26 +286,26 @@ def test_put_back_commands_come_first_at_the_next_boundary() -> None:
 
 def test_old_notices_are_forgotten_by_all() -> None:
     leader, member = Coordinator(), Participant(lambda: 7, lead=1)
-    for number in range(3 * KEPT):
-        leader.ask(command(number))
+    for number in range(3 * MAX_CLOSED):
+        leader.submit(command(number))
         leader.propose(0.0)
-        member.hear(leader.notices)
-        leader.decide(0.0, {0: dict(member.answers)}, {})
-        member.hear(leader.notices)
-    assert len(leader.notices) == KEPT
-    assert len(member._closed) == KEPT
+        member.update(leader.proposals)
+        leader.decide(0.0, {0: dict(member.votes)}, {})
+        member.update(leader.proposals)
+    assert len(leader.proposals) == MAX_CLOSED
+    assert len(member._closed) == MAX_CLOSED
     assert [one.id for one in Participant(lambda: 7, lead=1).take()] == []
 
 
 def test_only_the_first_boundary_of_a_step_is_the_same_place_on_all_ranks() -> None:
     step = 7
     member = Participant(lambda: step, lead=1)
-    member.hear([Proposal(command(1))])
+    member.update([Proposal(command(1))])
     assert member.take() == []  # in validation, or after a second optimizer
-    member.hear([Proposal(command(2))])
-    assert member.answers == {1: 8, 2: 8}
+    member.update([Proposal(command(2))])
+    assert member.votes == {1: 8, 2: 8}
     assert member.may_leave()
     step = 8
     assert member.take() == []
-    member.hear([Proposal(command(3))])
-    assert member.answers == {1: 8, 2: 8, 3: 8}
+    member.update([Proposal(command(3))])
+    assert member.votes == {1: 8, 2: 8, 3: 8}

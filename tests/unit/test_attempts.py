@@ -16,7 +16,7 @@ from stepscope.run import RunStatus, process_identity, read_run, restart_expecte
 from stepscope.store import StoreWriter, store_name
 from tests.support.recorded_runs import write_run
 from trainer.config import RunConfig, Runner, Strategy
-from trainer.runners.job_outcome import JobOutcome, end_of, ended_by_signal, note_job_end
+from trainer.runners.job_outcome import end_of, ended_by_signal, note_job_end
 from trainer.runners.restart_attempts import (
     attempt,
     attempt_folder,
@@ -64,33 +64,28 @@ def checkpoint(folder: Path, name: str, step: int, age_s: float = 0.0) -> None:
     writer.close()
 
 
-def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
-    end = end_of(job(tmp_path), printed(tmp_path, -9, 1))
-    assert end == JobOutcome(RunStatus.FAILED, "rank 1 was killed (SIGKILL)", 1, -9)
-    assert end.sentence == "Rank 1 was killed (SIGKILL)."
+PEER: dict[str, Any] = {"status": "failed", "ended": time.time()}
+PEER |= {"reason": "RuntimeError: Connection closed by peer"}
+OWN = PEER | {"reason": "Training raised ValueError: no."}
 
 
-def test_an_exit_code_without_a_word_is_said(tmp_path: Path) -> None:
-    end = end_of(job(tmp_path), printed(tmp_path, 3, 0))
-    assert (end.rank, end.short) == (0, "rank 0 exited without a message (exit code 3)")
-
-
-def test_an_exception_is_told_in_its_own_words(tmp_path: Path) -> None:
-    said = {"status": "failed", "reason": "Training raised ValueError: no.", "ended": time.time()}
-    peer = {
-        "status": "failed",
-        "reason": "RuntimeError: Connection closed by peer",
-        "ended": time.time(),
-    }
-    end = end_of(job(tmp_path, rank0=peer, rank1=said), printed(tmp_path, 1, 1))
-    assert end.short == "rank 1 failed: Training raised ValueError: no"
-    assert end.rank == 1
-
-
-def test_another_version_of_torchrun_may_print_something_else(tmp_path: Path) -> None:
-    peer = {"status": "failed", "reason": "Connection closed by peer", "ended": time.time()}
-    end = end_of(job(tmp_path, rank0=peer), tmp_path / "missing.log")
-    assert (end.rank, end.short) == (1, "rank 1 was killed, or exited without a message")
+@pytest.mark.parametrize(
+    ("ranks", "code", "rank", "short"),
+    [
+        ({}, -9, 1, "rank 1 was killed (SIGKILL)"),
+        ({}, 3, 0, "rank 0 exited without a message (exit code 3)"),
+        ({"rank0": PEER, "rank1": OWN}, 1, 1, "rank 1 failed: Training raised ValueError: no"),
+        # Another version of torchrun may print something else.
+        ({"rank0": PEER}, None, 1, "rank 1 was killed, or exited without a message"),
+    ],
+)
+def test_the_end_of_a_job_is_that_of_its_first_rank(
+    tmp_path: Path, ranks: dict[str, Any], code: int | None, rank: int, short: str
+) -> None:
+    log = tmp_path / "missing.log" if code is None else printed(tmp_path, code, rank)
+    end = end_of(job(tmp_path, **ranks), log)
+    assert (end.status, end.rank, end.short) == (RunStatus.FAILED, rank, short)
+    assert end.sentence == f"R{short[1:]}."
 
 
 def test_a_kill_for_lack_of_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +116,7 @@ def test_a_job_that_cannot_start_says_why(tmp_path: Path, text: str, why: str) -
     end = end_of(tmp_path / "job", log)
     assert end.status is RunStatus.FAILED
     assert why in end.short
+    assert "killed (SIGTERM)" in end_of(tmp_path / "job", printed(tmp_path, -15, 0)).short
 
 
 def test_torchrun_that_ended_by_signal_is_no_failure(tmp_path: Path) -> None:
@@ -130,11 +126,6 @@ def test_torchrun_that_ended_by_signal_is_no_failure(tmp_path: Path) -> None:
     assert not ended_by_signal(log)  # long before the end: an attempt of which there were more
     log.write_text(log.read_text() + "x.SignalException: Process 1 got signal: 15\n")
     assert ended_by_signal(log)
-
-
-def test_a_rank_killed_while_it_starts(tmp_path: Path) -> None:
-    (tmp_path / "job").mkdir()
-    assert "killed (SIGTERM)" in end_of(tmp_path / "job", printed(tmp_path, -15, 0)).short
 
 
 def test_the_page_reads_what_was_noted(tmp_path: Path) -> None:
@@ -149,11 +140,10 @@ def test_the_page_reads_what_was_noted(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_has_said_its_end_keeps_it(tmp_path: Path) -> None:
-    ended = {"status": "failed", "reason": "Connection closed by peer", "ended": 5.0}
-    folder = job(tmp_path, rank0=ended)
+    folder = job(tmp_path, rank0=PEER)
     note_job_end(folder, end_of(folder, printed(tmp_path, -9, 1)))
     kept = json.loads((folder / "run.json").read_text())
-    assert (kept["reason"], kept["ended"]) == ("Connection closed by peer", 5.0)
+    assert (kept["reason"], kept["ended"]) == (PEER["reason"], PEER["ended"])
     assert read_run(folder).cause_rank == 1
 
 
@@ -174,8 +164,8 @@ def test_without_a_checkpoint_it_goes_further_back(tmp_path: Path) -> None:
     (tmp_path / "job-restart1").mkdir()
     this = attempt(first, 2, CONFIG)
     assert (this.config.resume_from, this.former) == ("job/last.pt", tmp_path / "job-restart1")
-    anew = attempt(tmp_path / "other", 1, replace(CONFIG, resume_from="old/best.pt"))
-    assert (anew.config.resume_from, anew.former) == ("old/best.pt", None)
+    other = attempt(tmp_path / "other", 1, replace(CONFIG, resume_from="old/best.pt"))
+    assert (other.config.resume_from, other.former) == ("old/best.pt", None)
 
 
 def test_begin_links_both_folders_and_says_what_happened(tmp_path: Path) -> None:

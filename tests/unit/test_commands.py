@@ -51,10 +51,21 @@ class Bench:
         sampler._host.reset_peak = lambda: (3 * 2**30, 2**30)  # type: ignore[method-assign]
         self.commands = CommandServer(recorder, sampler, own.handlers, check=own.check)
 
+    def train(self, *steps: int) -> None:
+        """Reach the boundary of each step."""
+        for step in steps:
+            self.recorder.step = step
+            self.commands.serve(self.flush)
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(FakeRecorder(tmp_path))
+
+
+@pytest.fixture
+def history(monkeypatch: pytest.MonkeyPatch) -> History:
+    return History(monkeypatch)
 
 
 def test_without_a_command_nothing_happens(bench: Bench) -> None:
@@ -85,31 +96,19 @@ def test_stop_and_the_servers_end_stop_the_run(bench: Bench) -> None:
     with pytest.raises(RunStoppedError, match="page"):
         bench.serve(CommandName.STOP)
     bench.stop.set()
-    with pytest.raises(RunStoppedError, match="server"):
-        bench.serve()
+    for asked in ([], [CommandName.PAUSE]):
+        with pytest.raises(RunStoppedError, match="server"):
+            bench.serve(*asked)
 
 
-def test_the_servers_end_reaches_a_paused_run(bench: Bench) -> None:
-    bench.stop.set()
-    with pytest.raises(RunStoppedError, match="server"):
-        bench.serve(CommandName.PAUSE)
-
-
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        (CommandName.EMPTY_CACHE, "process/rss"),
-        (CommandName.COLLECT_GARBAGE, "process/rss"),
-        (CommandName.RESET_PEAKS, "process/peak_rss"),
-    ],
-)
-def test_memory_commands_leave_the_numbers(bench: Bench, name: CommandName, key: str) -> None:
-    bench.serve(name)
-    kind, text, data = bench.recorder.events[0]
-    assert kind == name
-    assert "→" in text
-    assert data["before"][key] > 0
-    assert data["after"][key] > 0
+def test_memory_commands_record_the_bytes(bench: Bench) -> None:
+    names = [CommandName.EMPTY_CACHE, CommandName.COLLECT_GARBAGE, CommandName.RESET_PEAKS]
+    bench.serve(*names)
+    assert [kind for kind, _, _ in bench.recorder.events] == names
+    for kind, text, data in bench.recorder.events:
+        key = "process/peak_rss" if kind == "reset_peaks" else "process/rss"
+        assert "→" in text
+        assert data["before"][key] > 0 < data["after"][key]
 
 
 def test_a_saved_checkpoint_can_be_read(bench: Bench, tmp_path: Path) -> None:
@@ -139,33 +138,24 @@ def test_a_command_that_fails_is_refused_and_training_goes_on(
 
     monkeypatch.setattr(bench.commands, "read_memory", broken)
     assert bench.serve(CommandName.EMPTY_CACHE) > 0
-    _, text, data = bench.recorder.events[0]
-    assert (text, data["ok"]) == (
-        "Empty cache: failed (RuntimeError: CUDA error: the launch timed out)",
-        False,
-    )
+    refused = "Empty cache: failed (RuntimeError: CUDA error: the launch timed out)"
+    assert bench.recorder.events == [("empty_cache", refused, {"ok": False})]
 
 
 def test_a_command_that_only_others_answer_is_refused(bench: Bench) -> None:
-    server = CommandServer(
-        cast("Recorder", bench.recorder),
-        Sampler(cast("Recorder", bench.recorder), allocator_index=None),
-        {},
-    )
+    recorder = cast("Recorder", bench.recorder)
+    server = CommandServer(recorder, Sampler(recorder, allocator_index=None), {})
     assert CommandName.SAVE_CHECKPOINT not in server.supported_commands()
     bench.recorder.asked = [command(CommandName.SAVE_CHECKPOINT)]
     server.serve(bench.flush)
-    _, text, data = bench.recorder.events[0]
-    assert (text, data["ok"]) == ("Save checkpoint: this run does not answer it", False)
+    refused = "Save checkpoint: this run does not answer it"
+    assert bench.recorder.events == [("save_checkpoint", refused, {"ok": False})]
 
 
 def test_a_run_without_training_answers_marks_alone(bench: Bench) -> None:
-    server = CommandServer(
-        cast("Recorder", bench.recorder),
-        Sampler(cast("Recorder", bench.recorder), allocator_index=None),
-        {},
-        training=False,
-    )
+    recorder = cast("Recorder", bench.recorder)
+    sampler = Sampler(recorder, allocator_index=None)
+    server = CommandServer(recorder, sampler, {}, training=False)
     assert server.supported_commands() == [CommandName.MARK]
     bench.recorder.while_paused = [command(CommandName.MARK, text="here")]
     server.wait(0.1)
@@ -186,11 +176,8 @@ def test_what_stands_behind_a_stop_is_kept(bench: Bench) -> None:
 
 def test_a_cpu_run_has_no_snapshot(bench: Bench) -> None:
     bench.serve(CommandName.MEMORY_SNAPSHOT)
-    _, text, data = bench.recorder.events[0]
-    assert (text, data["ok"]) == (
-        "Memory snapshot: a CPU run has no CUDA allocator to take it of",
-        False,
-    )
+    refused = "Memory snapshot: a CPU run has no CUDA allocator to take it of"
+    assert bench.recorder.events == [("memory_snapshot", refused, {"ok": False})]
     assert CommandName.MEMORY_SNAPSHOT not in bench.commands.supported_commands()
 
 
@@ -214,14 +201,12 @@ class History:
         Path(path).write_bytes(b"history")
 
 
-def test_a_snapshot_covers_one_whole_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    history = History(monkeypatch)
+def test_a_snapshot_covers_one_whole_step(bench: Bench, history: History) -> None:
     bench.recorder.step = 12
     bench.serve(CommandName.MEMORY_SNAPSHOT)
-    bench.commands.serve(bench.flush)  # a boundary without a step, as in validation
+    bench.train(12)  # a boundary without a step, as in validation
     assert history.calls == [("record", "all", 100_000)]
-    bench.recorder.step = 13
-    bench.commands.serve(bench.flush)
+    bench.train(13)
     assert history.calls == [("record", "all", 100_000), "dump", ("record", None, None)]
     [(kind, text, data)] = bench.recorder.events
     assert kind == "memory_snapshot"
@@ -231,18 +216,15 @@ def test_a_snapshot_covers_one_whole_step(bench: Bench, monkeypatch: pytest.Monk
 
 
 def test_a_snapshot_that_cannot_be_written_whole_leaves_no_file(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    history = History(monkeypatch)
-
     def fill_the_disk(path: str) -> None:
         history.dump(path)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", fill_the_disk)
     bench.serve(CommandName.MEMORY_SNAPSHOT)
-    bench.recorder.step += 1
-    bench.commands.serve(bench.flush)
+    bench.train(1)
     assert history.calls[1:] == ["dump", ("record", None, None)]
     assert not [path for path in bench.recorder.folder.iterdir() if "snapshot" in path.name]
     [(_, text, data)] = bench.recorder.events
@@ -250,18 +232,11 @@ def test_a_snapshot_that_cannot_be_written_whole_leaves_no_file(
     assert data["ok"] is False
 
 
-def test_a_snapshot_covers_as_many_steps_as_were_asked_for(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history = History(monkeypatch)
-    bench.recorder.step = 12
+def test_a_snapshot_covers_as_many_steps_as_were_asked_for(bench: Bench, history: History) -> None:
     bench.recorder.asked = [command(CommandName.MEMORY_SNAPSHOT, steps=3)]
-    for step in (12, 13, 14):
-        bench.recorder.step = step
-        bench.commands.serve(bench.flush)
+    bench.train(12, 13, 14)
     assert history.calls == [("record", "all", 100_000)]
-    bench.recorder.step = 15
-    bench.commands.serve(bench.flush)
+    bench.train(15)
     assert history.calls[1] == "dump"
     [(_, text, data)] = bench.recorder.events
     assert text.endswith("all allocations of steps 13 to 15")
@@ -270,9 +245,8 @@ def test_a_snapshot_covers_as_many_steps_as_were_asked_for(
 
 @pytest.mark.parametrize("steps", [0, 51, True, "5", 2.0, None])
 def test_a_snapshot_of_another_number_of_steps_is_refused(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, steps: object
+    bench: Bench, history: History, steps: object
 ) -> None:
-    history = History(monkeypatch)
     bench.recorder.asked = [command(CommandName.MEMORY_SNAPSHOT, steps=steps)]
     bench.commands.serve(bench.flush)
     [(_, text, data)] = bench.recorder.events
@@ -285,15 +259,13 @@ def test_a_history_of_the_scripts_own_goes_on(
 ) -> None:
     history = History(monkeypatch, running=True)
     bench.serve(CommandName.MEMORY_SNAPSHOT)
-    bench.recorder.step += 1
-    bench.commands.serve(bench.flush)
+    bench.train(1)
     assert history.calls == ["dump"]
 
 
 def test_a_run_that_ends_within_the_step_keeps_what_there_is(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, history: History
 ) -> None:
-    history = History(monkeypatch)
     bench.serve(CommandName.MEMORY_SNAPSHOT)
     bench.commands.close()
     bench.commands.close()

@@ -49,7 +49,11 @@ class Logged:
         self.reads += 1
         return self
 
-    def forward(self) -> None:
+    def forward(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._forward()
+
+    def _forward(self) -> None:
         """As DDP does it: the iteration before is logged when the next one begins."""
         if self.forwards > 0 and (self.forwards <= 10 or self.forwards % self.rate == 0):
             self.ints_map = {"iteration": self.forwards, "backward_comm_time": self.forwards}
@@ -64,14 +68,18 @@ def sampled(
     times.meet(module)
     found = {}
     for step in range(1, steps + 1):
-        for _ in range(forwards(step)):
-            module.forward()
-        row: dict[str, Any] = {}
-        times.add(row, step * step_s)
-        if row:
+        module.forward(forwards(step))
+        if row := added(times, step * step_s):
             found[step] = round(row["perf/ddp_iteration"])
             assert round(row["perf/comm_wait"] * 1e9) == found[step]
     return found
+
+
+def added(times: DdpTiming, now_s: float) -> dict[str, Any]:
+    """Return the metrics of a step that ends now."""
+    row: dict[str, Any] = {}
+    times.add(row, now_s)
+    return row
 
 
 def test_every_step_is_read_where_steps_are_long() -> None:
@@ -95,8 +103,7 @@ def test_a_sample_never_drifts_from_its_step(step_s: float, on_cuda: bool, every
     assert distance(step_s, on_cuda=on_cuda) == every
     for ahead in (0, 1, 7):
         module = Logged(on_cuda=on_cuda)
-        for _ in range(ahead):
-            module.forward()
+        module.forward(ahead)
         found = sampled(module, 4000, step_s)
         assert {step + ahead - iteration for step, iteration in found.items()} == {1}, ahead
         assert {iteration % every for iteration in found.values()} == {0}, ahead
@@ -144,14 +151,6 @@ def test_of_several_iterations_a_step_each_is_read_in_its_turn(syncs: int, step_
     assert {step - -(-iteration // syncs) for step, iteration in late.items()} <= {0, 1}
 
 
-def test_on_cuda_samples_are_rare_because_ddp_waits_for_each() -> None:
-    module = Logged(on_cuda=True)
-    found = sampled(module, 1000, 0.001)
-    assert module.rate == MOST_CUDA == distance(0.001, on_cuda=True)
-    assert len(found) <= 1000 / MOST_CUDA + 1
-    assert distance(2.0, on_cuda=True) == LEAST_CUDA
-
-
 @pytest.mark.parametrize("step_s", [0.002, 0.005, 0.02])
 def test_what_comes_every_so_many_steps_is_sampled_as_often_as_other_steps(step_s: float) -> None:
     for period in (2, 5, 64, 100):
@@ -169,9 +168,7 @@ def test_another_step_time_changes_the_distance() -> None:
     for step in range(1, 3000):
         now_s += 0.1 if step < 300 or step > 2000 else 0.004
         module.forward()
-        row: dict[str, Any] = {}
-        times.add(row, now_s)
-        if row:
+        if row := added(times, now_s):
             found[step] = row["perf/ddp_iteration"]
         if step == 1500:
             assert module.rate == 9
@@ -188,8 +185,7 @@ def test_of_two_models_that_are_trained_nothing_is_known() -> None:
     for step in range(1, 600):
         first.forward()
         second.forward()
-        rows.append({})
-        times.add(rows[-1], step * 0.1)
+        rows.append(added(times, step * 0.1))
     assert {tuple(row.items()) for row in rows[FIRST:]} == {(("perf/ddp_models", 2.0),)}
 
 
@@ -197,42 +193,53 @@ def test_a_model_that_is_done_with_does_not_count() -> None:
     """As of an earlier fold, while the script keeps it."""
     times, first, second = DdpTiming(), Logged(), Logged()
     times.meet(first)
-    row: dict[str, Any] = {}
-    for step in range(1, 100):
-        first.forward()
-        times.add(row, step * 0.1)
+
+    def last(steps: range, *modules: Logged) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        for step in steps:
+            for module in modules:
+                module.forward()
+            row = added(times, step * 0.1)
+        return row
+
+    last(range(1, 100), first)
     times.meet(second)
-    row = {}
-    for step in range(100, 700):
-        second.forward()
-        times.add(row, step * 0.1)
-    assert "perf/ddp_models" not in row
+    row = last(range(100, 700), second)
     assert "perf/comm_wait" in row
-    first.forward()  # it is trained again
-    for step in range(700, 1000):
-        first.forward()
-        second.forward()
-        times.add(row, step * 0.1)
-    assert row["perf/ddp_models"] == 2
+    assert "perf/ddp_models" not in row
+    assert last(range(700, 1000), first, second)["perf/ddp_models"] == 2  # it is trained again
     del first
     gc.collect()
-    row = {}
-    for step in range(1000, 1300):
-        second.forward()
-        times.add(row, step * 0.1)
-    row = {}
-    times.add(row, 130.0)
-    assert "perf/ddp_models" not in row
+    assert "perf/ddp_models" not in last(range(1000, 1300), second)
+
+
+def test_a_module_that_is_not_trained_is_read_rarely_and_sampled_again_later() -> None:
+    times, module = DdpTiming(), Logged()
+    times.meet(module)
+    rows: dict[int, dict[str, Any]] = {}
+    for step in range(1, 9000):
+        if step < 100 or step > 6000:
+            module.forward()
+        if step == 1000:
+            before = module.reads
+        if step == 6000:
+            assert module.reads - before < 5000 / 9, "a module that is alive and not trained"
+        rows[step] = added(times, step * 0.01)
+    assert module.rate == 9
+    iterations = [row["perf/ddp_iteration"] for row in rows.values() if row]
+    assert all(
+        step - 5902 == row["perf/ddp_iteration"]
+        for step, row in rows.items()
+        if row and step > 6000
+    )
+    assert len(iterations) > 2900 / 9
 
 
 def test_a_module_that_is_gone_is_read_no_more() -> None:
     times, module = DdpTiming(), Logged()
     times.meet(module)
     del module
-    row: dict[str, Any] = {}
-    for step in range(100):
-        times.add(row, float(step))
-    assert row == {}
+    assert not any(added(times, float(step)) for step in range(100))
 
 
 def test_what_ddp_does_not_know_is_missing() -> None:
@@ -281,12 +288,6 @@ def test_a_watched_job_has_its_phases_and_what_its_ddp_knows(group: None) -> Non
     assert len(told) >= 2
     for row in told:
         assert all(row[key] is not None for key in DDP_KEYS)
-
-
-def test_without_ddp_only_the_phases_are_there() -> None:
-    live = train(FakeLive(world_size=2), 30, ddp=False)
-    assert "perf/backward" in live.rows[-1][1]
-    assert not any(key in row for _, row in live.rows for key in DDP_KEYS)
 
 
 def test_a_process_by_itself_records_none_of_it(group: None) -> None:

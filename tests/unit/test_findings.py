@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_a_slow_loader_is_found(runs: Path, capsys: pytest.CaptureFixture[str]) 
     assert "num_workers=2" in finding["next"]
     assert err == ""
     out, _ = diagnose(capsys, "input_bound_cpu")
-    assert out.startswith("Input-bound: 95 % of each step waits for data. Try")
+    assert out.startswith("Input-bound: 95% of each step waits for data. Try")
 
 
 def test_our_own_run_gets_a_setting(tmp_path: Path) -> None:
@@ -69,12 +70,6 @@ def test_our_own_run_gets_a_setting(tmp_path: Path) -> None:
     (finding,) = found_in(write_run(tmp_path / "r", run_json, steps=steps(0.06)))
     assert finding.setting == {"field": "num_workers", "value": 4}
     assert finding.next == "Try num_workers 4."
-
-
-def test_a_run_may_be_named_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recorded_run(tmp_path, "input_bound_cpu")
-    out, _ = diagnose(capsys, str(folder))
-    assert out.startswith("Input-bound: ")
 
 
 def test_a_young_run_is_an_empty_list_and_a_sentence(
@@ -101,12 +96,9 @@ def test_what_has_no_steps_is_said(tmp_path: Path) -> None:
 
 
 def test_running_out_of_memory_is_a_finding_with_a_smaller_batch(tmp_path: Path) -> None:
-    folder = ended(
-        tmp_path, "oom", "The GPU ran out of memory. Lower batch_size.", {"batch_size": 64}
-    )
-    (finding,) = found_in(folder)
-    assert finding.kind == "out-of-memory"
-    assert finding.text == "The GPU ran out of memory. Lower batch_size."
+    text = "The GPU ran out of memory. Lower batch_size."
+    (finding,) = found_in(ended(tmp_path, "oom", text, {"batch_size": 64}))
+    assert (finding.kind, finding.text) == ("out-of-memory", text)
     assert finding.setting == {"field": "batch_size", "value": 32}
 
 
@@ -122,14 +114,13 @@ def test_a_broken_loss_is_a_finding_also_of_a_run_that_goes_on(tmp_path: Path) -
     assert [one.kind for one in found_in(on)] == ["loss-not-finite"]
 
 
-def test_another_failure_is_told_by_its_reason(tmp_path: Path) -> None:
+def test_another_failure_has_its_reason_and_a_stop_is_no_finding(tmp_path: Path) -> None:
     (finding,) = found_in(ended(tmp_path, "error", "KeyError: 'x'", {}))
     assert (finding.kind, finding.text) == ("failed", "KeyError: 'x'")
     assert "traceback.txt" in (finding.next or "")
-
-
-def test_a_stopped_run_is_no_finding(tmp_path: Path) -> None:
-    assert found_in(ended(tmp_path, "", "Stopped.", {}, status=RunStatus.STOPPED)) == []
+    (tmp_path / "other").mkdir()
+    stopped = ended(tmp_path / "other", "", "Stopped.", {}, status=RunStatus.STOPPED)
+    assert found_in(stopped) == []
 
 
 def test_a_killed_run_is_found_with_the_steps_it_left(
@@ -170,21 +161,22 @@ def test_what_cannot_be_read_is_a_sentence_on_stderr(
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "said"),
+    ("kind", "text", "has_rank"),
     [
-        ("input-bound", "Input-bound.", "Rank 1: Input-bound."),
-        ("straggler", "The others wait for rank 1.", "The others wait for rank 1."),
-        ("hang", "No step for 9 s.", "No step for 9 s."),
-        ("rank-dead", "Rank 1 is gone.", "Rank 1 is gone."),
-        ("crashed", "Ranks 1, 2 are gone.", "Ranks 1, 2 are gone."),
-        ("crashed", "All 4 ranks are gone.", "All 4 ranks are gone."),
-        ("growth", "All of it stays.", "Rank 1: All of it stays."),
+        ("input-bound", "Input-bound.", False),
+        ("straggler", "The others wait for rank 1.", True),
+        ("hang", "No step for 9 s.", True),
+        ("rank-dead", "Rank 1 is gone.", True),
+        ("crashed", "Ranks 1, 2 are gone.", True),
+        ("crashed", "All 4 ranks are gone.", True),
+        ("growth", "All of it stays.", False),
     ],
 )
-def test_a_rank_is_said_once(kind: str, text: str, said: str) -> None:
-    found = Finding(kind=kind, rank=1, phase=None, share=None, text=text, next=None)
-    assert line(found, several=True) == said
+def test_a_rank_is_said_once(kind: str, text: str, has_rank: bool) -> None:
+    found = Finding(kind=kind, rank=1, text=text)
+    assert line(found, several=True) == (text if has_rank else f"Rank 1: {text}")
     assert line(found, several=False) == text
+    assert line(replace(found, next="Resume it."), several=False) == f"{text} Resume it."
 
 
 def test_the_ranks_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,9 +188,3 @@ def test_the_ranks_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     nothing_to_say(recorded)
     assert recorded.straggler is None
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize("text", ["Killed by SIGKILL", "Killed by SIGKILL."])
-def test_what_to_do_is_a_sentence_of_its_own(text: str) -> None:
-    found = Finding(kind="crashed", rank=0, phase=None, share=None, text=text, next="Resume it.")
-    assert line(found, several=False) == "Killed by SIGKILL. Resume it."

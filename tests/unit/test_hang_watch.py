@@ -28,10 +28,11 @@ from stepscope.distributed.hangs.capture import (
 from stepscope.distributed.hangs.diagnose import judge
 from stepscope.distributed.hangs.job_state import Hang, RankObservation
 from stepscope.distributed.hangs.record import KEPT, HangRecord, hang_name, parse
-from stepscope.distributed.hangs.watchdog import HangWatchdog, Told
+from stepscope.distributed.hangs.watchdog import LEAST_S, PATIENCE, HangWatchdog, StallTimer, Told
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.info import hung_in
+from tests.support.waiting import wait_until
 
 JOB = {"world_size": 2, "status": RunStatus.RUNNING, "rank": 0, "host": "node1", "pid": 100}
 
@@ -53,38 +54,42 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
     made.close(RunStatus.FINISHED)
 
 
-def hung(watch: HangWatchdog, clock: Clock, run_json: dict[str, Any] = JOB) -> list[Told]:
+def hung(watch: HangWatchdog, run_json: dict[str, Any] = JOB) -> list[Told]:
     """Let a rank make ten steps a second for ten seconds, and none after; return the events."""
     told = []
     for second in range(20):
-        clock.now = float(second)
+        watch._clock.now = float(second)  # type: ignore[attr-defined]
         told += watch.look(run_json, min(100, 10 * second))
     return told
 
 
-def wait_for(said: Callable[[], bool]) -> None:
-    done = threading.Event()
-    for _ in range(500):
-        if said():
-            return
-        done.wait(0.01)
-    raise AssertionError("it did not happen within 5 s")
+@pytest.fixture
+def watch(recorder: Recorder) -> Iterator[HangWatchdog]:
+    made = HangWatchdog(recorder, 0, clock=Clock())
+    yield made
+    made.close(RunStatus.FINISHED)
 
 
-def test_a_hang_has_a_record_until_steps_go_on(recorder: Recorder) -> None:
-    clock = Clock()
-    watch = HangWatchdog(recorder, 0, clock=clock)
-    hung(watch, clock)
+def at(watch: HangWatchdog, now: float, step: int) -> list[Told]:
+    """Let the watchdog check at a time at which the rank has counted these steps."""
+    watch._clock.now = now  # type: ignore[attr-defined]
+    return watch.look(JOB, step)
+
+
+def no_thread() -> bool:
+    return not [one for one in threading.enumerate() if one.name == "stepscope-hang"]
+
+
+def test_a_hang_has_a_record_until_steps_go_on(recorder: Recorder, watch: HangWatchdog) -> None:
+    hung(watch)
     path = recorder.folder / hang_name(0)
-    wait_for(path.exists)
+    wait_until(path.exists)
     record = parse(path.read_bytes())
     assert (record.step, record.rank, record.usual_s) == (100, 0, 0.1)
     assert record.place is not None
     assert record.place.file == __file__, "where the training thread is"
-    clock.now = 20.0
-    watch.look(JOB, 101)
+    at(watch, 20.0, 101)
     assert not path.exists()
-    watch.close(RunStatus.FINISHED)
 
 
 @pytest.mark.parametrize(
@@ -92,26 +97,20 @@ def test_a_hang_has_a_record_until_steps_go_on(recorder: Recorder) -> None:
     [JOB | {"world_size": 1}, JOB | {"status": RunStatus.PAUSED}, JOB | {"total_steps": 100}],
 )
 def test_no_record_alone_in_a_pause_and_after_the_last_step(
-    recorder: Recorder, run_json: dict[str, Any]
+    watch: HangWatchdog, run_json: dict[str, Any]
 ) -> None:
-    clock = Clock()
-    watch = HangWatchdog(recorder, 0, clock=clock)
-    hung(watch, clock, run_json)
-    assert not [one for one in threading.enumerate() if one.name == "stepscope-hang"]
-    watch.close(RunStatus.FINISHED)
+    hung(watch, run_json)
+    assert no_thread()
 
 
-def test_no_record_while_a_command_is_served(recorder: Recorder) -> None:
-    clock = Clock()
-    watch = HangWatchdog(recorder, 0, clock=clock)
-    watch.busy = lambda: clock.now > 10
-    hung(watch, clock)
-    assert not [one for one in threading.enumerate() if one.name == "stepscope-hang"]
-    watch.close(RunStatus.FINISHED)
+def test_no_record_while_a_command_is_served(watch: HangWatchdog) -> None:
+    watch.busy = lambda: watch._clock() > 10
+    hung(watch)
+    assert no_thread()
 
 
 def test_a_dump_that_never_returns_holds_up_nobody(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, watch: HangWatchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as one that waits for a lock of torch or of the driver."""
     began, lock = threading.Event(), threading.Event()
@@ -122,29 +121,24 @@ def test_a_dump_that_never_returns_holds_up_nobody(
         return first
 
     monkeypatch.setattr(watchdog, "capture", stuck)
-    clock = Clock()
-    watch = HangWatchdog(recorder, 0, clock=clock)
-    hung(watch, clock)
+    hung(watch)
     assert began.wait(5)
-    clock.now = 21.0
-    watch.look(JOB, 102)  # steps go on
+    at(watch, 21.0, 102)  # steps go on
     watch.close(RunStatus.FINISHED)
     lock.set()
-    wait_for(lambda: not [one for one in threading.enumerate() if one.name == "stepscope-hang"])
+    wait_until(no_thread)
     assert not (recorder.folder / hang_name(0)).exists(), "a late record is of no hang any more"
 
 
 def test_an_error_in_the_capture_is_said_once(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    watch: HangWatchdog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> HangRecord:
         raise RuntimeError("no such entry")
 
     monkeypatch.setattr(watchdog, "capture", broken)
-    clock = Clock()
-    watch = HangWatchdog(recorder, 0, clock=clock)
-    hung(watch, clock)
-    wait_for(lambda: "could not be recorded: no such entry" in caplog.text)
+    hung(watch)
+    wait_until(lambda: "could not be recorded: no such entry" in caplog.text)
     watch.close(RunStatus.FAILED)
     assert caplog.text.count("no such entry") == 1
 
@@ -161,63 +155,51 @@ def entered(*created_s: float) -> Callable[[HangRecord, int], HangRecord]:
     return capture
 
 
-def no_thread() -> bool:
-    return not [one for one in threading.enumerate() if one.name == "stepscope-hang"]
-
-
 def test_no_record_while_collectives_go_on(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, watch: HangWatchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a validation without a DataLoader, or within `Join`."""
-    newest = time.time()
-    monkeypatch.setattr(watchdog, "capture", entered(newest))
-    clock = Clock()
-    watch = HangWatchdog(recorder, 0, clock=clock)
-    hung(watch, clock)
-    wait_for(no_thread)
+    monkeypatch.setattr(watchdog, "capture", entered(time.time()))
+    hung(watch)
+    wait_until(no_thread)
     assert not (recorder.folder / hang_name(0)).exists()
-    clock.now = 20.0
-    assert watch.look(JOB, 100) == []
-    assert no_thread(), "the wait has begun anew"
-    clock.now = 30.0
-    watch.look(JOB, 100)
-    wait_for((recorder.folder / hang_name(0)).exists)  # no newer one since
-    watch.close(RunStatus.FINISHED)
+    assert at(watch, 20.0, 100) == []
+    assert no_thread(), "the wait has begun again"
+    at(watch, 30.0, 100)
+    wait_until((recorder.folder / hang_name(0)).exists)  # no newer collective since
+
+
+def both_stuck() -> Hang:
+    """Return the hang of two ranks in a collective that both have entered."""
+    one = Collective(group="0", operation="all_reduce", sequence=7)
+    ranks = [
+        HangRecord(number=rank, rank=rank, step=3, since=0.0, seen=9.0, collectives=(one,))
+        for rank in range(2)
+    ]
+    found = judge([RankObservation(rank=one.rank, record=one) for one in ranks], 9.0, 2)
+    assert found is not None
+    return found
 
 
 def test_a_hang_is_over_once_collectives_go_on(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, watch: HangWatchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = judge([RankObservation(rank=rank, record=stuck_in(rank)) for rank in range(2)], 9.0, 2)
-    assert found is not None
-    monkeypatch.setattr(watchdog, "hang_of", lambda _run: found)
+    monkeypatch.setattr(watchdog, "hang_of", lambda _run: both_stuck())
     monkeypatch.setattr(watchdog, "SOON_S", 0.0)
     monkeypatch.setattr(watchdog, "REFRESH_S", 0.0)
     monkeypatch.setattr(watchdog, "capture", entered(1.0, time.time()))
-    clock = Clock()
-    watch = HangWatchdog(recorder, 0, clock=clock)
-    told = hung(watch, clock)
-    wait_for(no_thread)
+    told = hung(watch)
+    wait_until(no_thread)
     assert not (recorder.folder / hang_name(0)).exists()
-    clock.now = 21.0
-    told += watch.look(JOB, 100)
+    told += at(watch, 21.0, 100)
     assert [kind for kind, _, _ in told] == ["hang", "hang_over"]
     assert told[1][1].startswith("Collectives go on after ")
-    watch.close(RunStatus.FINISHED)
-
-
-def stuck_in(rank: int) -> HangRecord:
-    """Return the record of a rank that waits in what all have entered."""
-    one = Collective(group="0", operation="all_reduce", sequence=7)
-    return HangRecord(number=rank, rank=rank, step=3, since=0.0, seen=9.0, collectives=(one,))
 
 
 def collective(number: int, *, done: bool, group: str = "0") -> Collective:
     return Collective(
-        record=number, sequence=number, group=group, operation="all_reduce", sizes=(),
-        input_bytes=4, output_bytes=4, created_s=float(number), state="", done=done,
-        duration_s=None,
-    )  # fmt: skip
+        record=number, sequence=number, group=group, operation="all_reduce", done=done
+    )
 
 
 def test_what_is_not_over_is_kept_and_the_newest_of_each_group() -> None:
@@ -278,8 +260,7 @@ def test_the_page_looks_only_now_and_then(recorder: Recorder) -> None:
 
 def test_a_poll_waits_for_no_look(recorder: Recorder) -> None:
     """A look at the files of some hundred ranks takes longer than a poll may."""
-    found = judge([RankObservation(rank=rank, record=stuck_in(rank)) for rank in range(2)], 9.0, 2)
-    clock = Clock()
+    found, clock = both_stuck(), Clock()
 
     def slow(run: RunInfo) -> Hang | None:
         clock.now += 1.0
@@ -303,13 +284,88 @@ def test_a_poll_waits_for_no_look(recorder: Recorder) -> None:
 def test_a_folder_that_cannot_be_judged_costs_one_line_of_the_log(
     recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(run: RunInfo) -> None:
-        raise OverflowError("nobody has thought of it")
+    def fail(run: RunInfo) -> str:
+        if clock.now < 3 * EVERY_S:
+            raise OverflowError("nobody has thought of it")
+        return "found"
 
     clock = Clock()
     hangs = RunLook(fail, "it cannot be said", clock, at_once)
     run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
-    for second in range(3):
+    for second in range(4):
         clock.now = second * EVERY_S
-        assert hangs.of(run) is None
+        assert hangs.of(run) == ("found" if second == 3 else None)
     assert caplog.text.count("cannot be said") == 1
+
+
+def run(pace: StallTimer, seconds: range, step_s: float) -> None:
+    for second in seconds:
+        assert pace.look(float(second), int(second / step_s), due=True) is None
+
+
+@pytest.fixture
+def pace() -> StallTimer:
+    """A run that has made ten steps a second for 9 s."""
+    made = StallTimer()
+    run(made, range(10), 0.1)
+    return made
+
+
+def test_fast_steps_hang_after_the_least_time(pace: StallTimer) -> None:
+    waits = [pace.look(float(second), 90, due=True) for second in range(10, 17)]
+    assert waits == [None] * 4 + [LEAST_S, 6.0, 7.0]
+
+
+def test_slow_steps_have_ten_times_their_own_time() -> None:
+    pace = StallTimer()
+    run(pace, range(41), 4.0)
+    assert pace.usual_s == 4.0
+    assert [pace.look(40 + wait, 10, due=True) for wait in (39.0, 40.0)] == [None, 40.0]
+
+
+def test_the_first_steps_may_take_as_long_as_they_like() -> None:
+    pace = StallTimer()
+    assert all(pace.look(float(second), 2, due=True) is None for second in range(600))
+
+
+def test_what_is_not_due_does_not_count(pace: StallTimer) -> None:
+    for second in range(10, 100):  # a pause
+        assert pace.look(float(second), 90, due=False) is None
+    assert pace.look(103.0, 90, due=True) is None
+    assert pace.look(104.0, 90, due=True) == LEAST_S
+
+
+def test_other_work_counts_as_a_sign(pace: StallTimer) -> None:
+    assert all(
+        pace.look(float(second), 90, due=True, sign=second) is None for second in range(10, 60)
+    )
+
+
+def test_a_wait_that_ended_by_itself_is_waited_for_again(pace: StallTimer) -> None:
+    """Such as that for a checkpoint every thousand steps."""
+    assert pace.look(20.0, 90, due=True) is not None
+    assert pace.look(21.0, 91, due=True) is None
+    assert pace.longest_s == 12.0
+    run(pace, range(22, 30), 0.1)
+    last = int(29 / 0.1)
+    assert pace.look(29 + PATIENCE * 12 - 1, last, due=True) is None
+    assert pace.look(29 + PATIENCE * 12, last, due=True) is not None
+
+
+def test_collectives_that_go_on_begin_the_wait_anew(pace: StallTimer) -> None:
+    assert pace.look(15.0, 90, due=True) is not None
+    pace.moved(15.0, 1.0, waited=False)
+    assert (pace.since, pace.longest_s) == (14.0, 0.0)
+    assert pace.look(18.0, 90, due=True) is None
+    assert pace.look(19.0, 90, due=True) == LEAST_S
+    pace.moved(19.0, 60.0, waited=False)
+    assert pace.since == 14.0, "older than what is known"
+    pace.moved(19.0, -60.0, waited=False)
+    assert pace.since == 19.0, "the clock was set back"
+
+
+def test_a_wait_for_a_collective_that_ended_by_itself_is_waited_for_again(pace: StallTimer) -> None:
+    """Such as that for a long batch of a validation."""
+    assert pace.look(16.0, 90, due=True) is not None
+    pace.moved(16.0, 1.0, waited=True)
+    assert (pace.longest_s, pace.limit_s) == (6.0, PATIENCE * 6.0)

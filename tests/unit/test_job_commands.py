@@ -15,11 +15,11 @@ from stepscope.commands import job_commands
 from stepscope.commands.command import Command, CommandName
 from stepscope.commands.consensus import FOLDER, NOTICES
 from stepscope.commands.job_commands import JobCommands
+from stepscope.common.clock import clock
 from stepscope.recorder.recorder import Recorder
 from stepscope.store.blocks import CommandResult, Event
 from tests.support.waiting import wait_until
 
-ALIVE = json.dumps({"status": "running", "heartbeat": time.time()})
 PATIENCE_S = 20.0
 KEY = "memory/reserved"
 MIB = 2**20
@@ -61,7 +61,7 @@ class Rank:
 
     def serve(self, command: Command) -> None:
         data = {"before": {KEY: 3.0 * MIB}, "after": {KEY: 1.0 * MIB}}
-        ended = CommandResult(command.id, "done", 0.0, "own")
+        ended = CommandResult(command.id, "done", clock.now(), "own")
         self.commands.ended(command, True, ended, Event(0.0, 0, 0, "x", "own", data))
 
     def train_until_served(self) -> tuple[int, list[Command]]:
@@ -80,6 +80,9 @@ class Rank:
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
+    for name in ("run.json", "rank1.json"):  # in this process both ranks live
+        content = {"status": "running", "heartbeat": time.time()}
+        (tmp_path / name).write_text(json.dumps(content))
     made = [Rank(tmp_path, number) for number in range(2)]
     yield made
     for rank in made:
@@ -87,14 +90,12 @@ def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
 
 
 COMMAND = Command(7, CommandName.EMPTY_CACHE, {"text": "é"})
-COMBINED = "Empty cache: 2 ranks gave back 4.00 MiB in all, rank 1 most with 2.00 MiB"
+COMBINED = "Empty cache: 2 ranks gave back 4.00 MiB in all, rank 0 most with 2.00 MiB"
 
 
 def test_a_command_is_served_at_the_highest_answer_and_reported_of_all_ranks(
-    ranks: list[Rank], tmp_path: Path
+    ranks: list[Rank],
 ) -> None:
-    for name in ("run.json", "rank1.json"):  # in this process both ranks live
-        (tmp_path / name).write_text(ALIVE)
     ranks[0].commands.offer(COMMAND)
     assert ranks[1].train_until_served() == (11, [COMMAND])
     assert ranks[0].train_until_served() == (11, [COMMAND])
@@ -103,10 +104,8 @@ def test_a_command_is_served_at_the_highest_answer_and_reported_of_all_ranks(
     assert ranks[0].recorder.texts == [COMBINED]
 
 
-def test_many_commands_at_once_are_all_reported(ranks: list[Rank], tmp_path: Path) -> None:
+def test_many_commands_at_once_are_all_reported(ranks: list[Rank]) -> None:
     count = 40
-    for name in ("run.json", "rank1.json"):
-        (tmp_path / name).write_text(ALIVE)
     for number in range(count):
         ranks[0].commands.offer(Command(number, CommandName.EMPTY_CACHE, {}))
     for rank in reversed(ranks):

@@ -32,14 +32,8 @@ ODD = Path("/shared/it's here/runs/20260101-digits-mlp-0a")
 
 def job(device: str = "cpu", **changes: Any) -> RunConfig:
     base = defaults(Workload.DIGITS_MLP, device)
-    return replace(
-        base,
-        strategy=Strategy.DDP,
-        runner=Runner.TORCHRUN,
-        devices_per_node=4,
-        num_nodes=2,
-        **changes,
-    )
+    torchrun = {"strategy": Strategy.DDP, "runner": Runner.TORCHRUN}
+    return replace(base, devices_per_node=4, num_nodes=2, **torchrun, **changes)
 
 
 def launch(config: RunConfig, **changes: Any) -> LaunchSpec:
@@ -56,11 +50,10 @@ def test_the_command_is_one_line_for_the_shell() -> None:
     assert found[:4] == ["cd", "/opt/step scope", "&&", "STEPSCOPE_DATA=/a b"]
     assert found[4] == "torchrun"
     options = found[5:]
-    assert options[options.index("--nnodes") + 1] == "2"
-    assert options[options.index("--nproc-per-node") + 1] == "4"
-    assert options[options.index("--rdzv-backend") + 1] == "c10d"
-    assert options[options.index("--rdzv-endpoint") + 1] == "node-1:29500"
-    assert options[options.index("--rdzv-id") + 1] == ODD.name
+    values = {name: value for name, value in zip(options, options[1:], strict=False)}
+    assert (values["--nnodes"], values["--nproc-per-node"]) == ("2", "4")
+    assert (values["--rdzv-backend"], values["--rdzv-id"]) == ("c10d", ODD.name)
+    assert values["--rdzv-endpoint"] == "node-1:29500"
     assert options[options.index("-m") + 1 :][:2] == ["trainer.runners.rank_worker", str(ODD)]
 
 
@@ -74,11 +67,8 @@ def test_the_settings_in_the_command_are_those_of_the_page() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"host": "a b"}, "host"),
-        ({"host": "x; rm -rf ~"}, "host"),
-        ({"host": ""}, "host"),
-        ({"port": 80}, "port"),
-        ({"port": 70_000}, "port"),
+        *(({"host": host}, "host") for host in ("a b", "x; rm -rf ~", "")),
+        *(({"port": port}, "port") for port in (80, 70_000)),
     ],
 )
 def test_a_host_or_port_that_cannot_be_is_refused(changes: dict[str, Any], named: str) -> None:

@@ -176,7 +176,7 @@ def test_what_the_browser_gets() -> None:
     ours = verdict(waits, RunSetup(on_gpu=False, own=True, cores=8))
     assert as_json(ours, PLACES) == {
         "kind": "input-bound",
-        "text": "Input-bound: 63 % of each step waits for data.",
+        "text": "Input-bound: 63% of each step waits for data.",
         "setting": {
             "field": "num_workers",
             "value": 4,

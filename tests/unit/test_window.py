@@ -31,6 +31,11 @@ def steps(count: int, seconds: float, **values: float) -> list[Row]:
     return [((i + 1) * seconds, i + 1, {"perf/step_time": seconds, **values}) for i in range(count)]
 
 
+def on_gpu(root: Path, rows: list[Row], devices: list[Row], trains_on: str = GPU) -> StepAverages:
+    run_json = {"config": {"device": trains_on}}
+    return figures_of(write_run(root / "gpu", run_json, gpu=GPU, steps=rows, devices=devices))
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "share"),
     [
@@ -78,10 +83,7 @@ def test_what_is_sampled_between_steps_does_not_count(tmp_path: Path) -> None:
     devices: list[Row] = [
         (0.05 * i, 0, {"gpu/util": 90.0 if i % 8 <= 2 else 10.0}) for i in range(8 * 60)
     ]
-    folder = write_run(
-        tmp_path / "r", {"config": {"device": GPU}}, gpu=GPU, steps=rows, devices=devices
-    )
-    assert figures_of(folder).utilization == pytest.approx(0.9)
+    assert on_gpu(tmp_path, rows, devices).utilization == pytest.approx(0.9)
 
 
 def test_only_the_gpu_that_trains_counts_and_its_throttling_is_named(tmp_path: Path) -> None:
@@ -89,24 +91,16 @@ def test_only_the_gpu_that_trains_counts_and_its_throttling_is_named(tmp_path: P
     hot = {"gpu/util": 99.0, "gpu/throttle_reasons": 64.0, "gpu/sm_clock": 1200.0}
     before = {**hot, "gpu/throttle_reasons": 4.0, "gpu/sm_clock": 1980.0}  # a power cap is normal
     devices = [(0.1 * i, 0, before if i < 10 else hot) for i in range(50)]
-    folder = write_run(
-        tmp_path / "r", {"config": {"device": GPU}}, gpu=GPU, steps=rows, devices=devices
-    )
-    found = figures_of(folder)
+    found = on_gpu(tmp_path, rows, devices)
     assert found.throttled == pytest.approx(40 / 45, abs=0.03)
     assert found.throttle_words == ("hardware thermal slowdown",)
     assert found.sm_clock_max == 1980.0
-    other = write_run(
-        tmp_path / "o", {"config": {"device": "GPU-x"}}, gpu=GPU, steps=rows, devices=devices
-    )
-    assert figures_of(other).utilization is None
+    assert on_gpu(tmp_path / "other", rows, devices, "GPU-x").utilization is None
 
 
 def test_few_readings_are_no_mean(tmp_path: Path) -> None:
     devices: list[Row] = [(1.0 + 0.1 * i, 0, {"gpu/util": 0.0}) for i in range(5)]
-    run_json = {"config": {"device": GPU}}
-    folder = write_run(tmp_path / "r", run_json, gpu=GPU, steps=steps(50, 0.1), devices=devices)
-    assert figures_of(folder).utilization is None
+    assert on_gpu(tmp_path, steps(50, 0.1), devices).utilization is None
 
 
 @pytest.mark.parametrize("seconds", [0.0003, 0.001, 0.0019])
@@ -114,14 +108,8 @@ def test_short_steps_are_looked_at_for_long_enough(tmp_path: Path, seconds: floa
     """512 of them last less than the second that a mean of the sampler needs."""
     rows = steps(round(6 / seconds), seconds, **{"perf/data_wait": 0.0})
     ticks = [0.1 * i for i in range(60)]
-    on_gpu = write_run(
-        tmp_path / "gpu",
-        {"config": {"device": GPU}},
-        gpu=GPU,
-        steps=rows,
-        devices=[(tick, 0, {"gpu/util": 30.0}) for tick in ticks],
-    )
-    assert figures_of(on_gpu).utilization == pytest.approx(0.3)
+    devices: list[Row] = [(tick, 0, {"gpu/util": 30.0}) for tick in ticks]
+    assert on_gpu(tmp_path, rows, devices).utilization == pytest.approx(0.3)
     asleep = {"process/cpu": 2.0, "host/cpu": 10.0}
     on_cpu = write_run(tmp_path / "cpu", steps=rows, samples=[(tick, 0, asleep) for tick in ticks])
     found = figures_of(on_cpu)
@@ -163,14 +151,9 @@ def test_the_gpu_that_trains(run_json: dict[str, Any], gpu: str | None) -> None:
 def test_the_setup_of_a_foreign_run_json_is_read_with_care() -> None:
     odd = {"config": 3, "environment": {"cores": "many"}, "compute_capability": ["9", None]}
     setup = setup_of(odd)
-    assert (setup.own, setup.cores, setup.capability, setup.number("num_workers")) == (
-        True,
-        1,
-        None,
-        0,
-    )
-    known = setup_of(
-        {"environment": {"cores": 8}, "compute_capability": [9, 0], "data_in_memory": True}
-    )
+    assert (setup.own, setup.cores, setup.capability) == (True, 1, None)
+    assert setup.number("num_workers") == 0
+    good = {"environment": {"cores": 8}, "compute_capability": [9, 0], "data_in_memory": True}
+    known = setup_of(good)
     assert (known.cores, known.capability, known.in_memory) == (8, (9, 0), True)
     assert setup_of({"kind": "watch", "config": {"pin_memory": True}}).is_on("pin_memory") is False

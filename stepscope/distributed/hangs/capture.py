@@ -1,4 +1,4 @@
-"""Read the stack and the collectives of a rank that makes no step, without blocking it."""
+"""Read the stack and the collectives of a rank without a step, without blocking the rank."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from stepscope.distributed.hangs.diagnose import COMPILING
 from stepscope.distributed.hangs.job_state import BlockedCollective
 from stepscope.distributed.hangs.record import KEPT, HangRecord, StackFrame
 
-DEEPEST = 200  # Frames that are looked at.
-MAX_FRAMES = 12  # Frames that are kept, the innermost ones.
-TEXT = 200  # Characters of a file's path that are kept: its end.
+DEEPEST = 200  # Maximum number of frames that are read.
+MAX_FRAMES = 12  # Number of innermost frames that are kept.
+TEXT = 200  # Number of characters that are kept of the end of a file's path.
 
 PHASES = (
-    # The launcher's own frames lie around a whole training.
+    # The launcher's frames enclose a whole training.
     ("torch/distributed/elastic/", None),
     ("torch/distributed/launcher/", None),
     ("torch/distributed/run.py", None),
@@ -33,14 +33,14 @@ PHASES = (
     ("torch/optim/", "optimizer"),
     ("torch/nn/modules/", "forward"),
 )
-"""The part of the step by the innermost file that is listed."""
+"""Phase of the step by the innermost listed file."""
 DOING = (
     ("torch/_dynamo/convert_frame.py", COMPILING),
     ("torch/_inductor/compile_fx.py", COMPILING),
     ("torch/serialization.py", "saving or loading a file"),
     ("torch/distributed/checkpoint/", "saving or loading a checkpoint"),
 )
-"""Work that is no part of a step."""
+"""Work outside of a step, by the innermost listed file."""
 _LIBRARIES = tuple(
     f"{path}/"
     for path in {
@@ -52,22 +52,20 @@ _LIBRARIES = tuple(
 
 
 def frames_of(thread: int) -> tuple[StackFrame, ...]:
-    """Return the stack of a thread by its number, the innermost frame first; () where it ended."""
+    """Return the stack of a thread by its id, the innermost frame first; () if it has ended."""
     frame = sys._current_frames().get(thread)
-    found: list[StackFrame] = []
-    while frame is not None and len(found) < DEEPEST:
-        file = frame.f_code.co_filename
-        found.append(
-            StackFrame(
-                file=file, line=frame.f_lineno, function=frame.f_code.co_name, own=_is_own(file)
-            )
+    frames: list[StackFrame] = []
+    while frame is not None and len(frames) < DEEPEST:
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        frames.append(
+            StackFrame(file=file, line=frame.f_lineno, function=function, own=_is_own(file))
         )
         frame = frame.f_back
-    return tuple(found)
+    return tuple(frames)
 
 
 def kept(frames: tuple[StackFrame, ...]) -> tuple[StackFrame, ...]:
-    """Return the frames to keep: the innermost, and the innermost of the user's own code."""
+    """Return the innermost frames, and the innermost frame of user code."""
     inner = frames[:MAX_FRAMES]
     has_own = any(frame.own for frame in inner)
     own = [] if has_own else [frame for frame in frames[MAX_FRAMES:] if frame.own][:1]
@@ -78,7 +76,7 @@ def kept(frames: tuple[StackFrame, ...]) -> tuple[StackFrame, ...]:
 
 
 def word_of(frames: Iterable[StackFrame], words: Sequence[tuple[str, str | None]]) -> str | None:
-    """Return the word of the innermost frame whose file has one in PHASES or DOING."""
+    """Return the word of the innermost frame whose file is listed in `words`, or None."""
     for frame in frames:
         word = next((word for part, word in words if part in frame.file), None)
         if word is not None:
@@ -92,14 +90,14 @@ def _is_own(file: str) -> bool:
     return not file.startswith(_LIBRARIES)
 
 
-PENDING = 64  # Collectives that are kept although they are not over: the oldest ones.
-RANKS_LIMIT = 1024  # Ranks that are kept of a group.
+PENDING = 64  # Number of oldest pending collectives that are kept.
+RANKS_LIMIT = 1024  # Number of ranks of a group that are kept.
 
 _nccl = NcclRecord()
 
 
 def capture(known: HangRecord, thread: int) -> HangRecord:
-    """Return the record with what is so now; `thread` is the number of the training thread."""
+    """Return the record with the present state; `thread` is the id of the training thread."""
     frames = frames_of(thread)
     record = replace(
         known,
@@ -109,27 +107,27 @@ def capture(known: HangRecord, thread: int) -> HangRecord:
         doing=word_of(frames, DOING),
     )
     if record.doing == COMPILING:
-        # Compiling may capture a CUDA graph, which a look at NCCL's events would end.
+        # Compiling may capture a CUDA graph, which a query of NCCL's events would end.
         return replace(record, collectives_reason="the training thread compiles")
     try:
-        told = _recorded(record.rank)
+        dump = _recorded(record.rank)
     except Exception as error:  # noqa: BLE001 - a private function of torch may raise anything
-        told = f"the Flight Recorder failed ({first_line(error)})"
-    if isinstance(told, str):
-        return replace(record, collectives=(), collectives_reason=told)
-    groups = {**told.groups, **flight_recorder.groups()}
+        dump = f"the Flight Recorder failed ({first_line(error)})"
+    if isinstance(dump, str):
+        return replace(record, collectives=(), collectives_reason=dump)
+    groups = {**dump.groups, **flight_recorder.groups()}
     return replace(
         record,
-        collectives=tuple(newest(told)),
+        collectives=tuple(newest(dump)),
         groups={name: ranks[:RANKS_LIMIT] for name, ranks in groups.items() if ranks},
-        collectives_reason=None if told.collectives else "the Flight Recorder is empty",
+        collectives_reason=None if dump.collectives else "the Flight Recorder is empty",
     )
 
 
 def _recorded(rank: int) -> FlightRecorderDump | str:
-    """Return the collectives of this process without a call of CUDA, or why there are none.
+    """Return the collectives of this process without calling CUDA, or why they are missing.
 
-    The recorder of gloo and others holds no CUDA events: its dump cannot wait for a driver.
+    The recorder of gloo and others has no CUDA events: its dump cannot wait for a driver.
     """
     if flight_recorder.uses_nccl():
         return _nccl.look(rank)
@@ -137,29 +135,29 @@ def _recorded(rank: int) -> FlightRecorderDump | str:
 
 
 def failed_in(rank: int) -> str | None:
-    """Return the collective that fails now for want of another rank, in words; None if unknown.
+    """Return the text of the collective that fails now without another rank; None if unknown.
 
-    The oldest that is not over, else the newest: gloo ends a collective that fails.
+    It is the oldest pending one, or else the newest: gloo ends a collective that fails.
     """
     try:
-        told = _recorded(rank)
+        dump = _recorded(rank)
     except Exception:  # noqa: BLE001 - as above
         return None
-    if isinstance(told, str) or not told.collectives:
+    if isinstance(dump, str) or not dump.collectives:
         return None
-    one = next((one for one in told.collectives if not one.done), told.collectives[-1])
+    one = next((one for one in dump.collectives if not one.done), dump.collectives[-1])
     if one.sequence is None:
         return one.operation
     return BlockedCollective(one.group, one.sequence, {rank: one}).words
 
 
-def newest(told: FlightRecorderDump) -> Sequence[Collective]:
-    """Return what is not over, the oldest first, and the newest of each group."""
-    pending = [one for one in told.collectives if not one.done][:PENDING]
+def newest(dump: FlightRecorderDump) -> Sequence[Collective]:
+    """Return the oldest pending collectives, and the newest of each group, in order."""
+    pending = [one for one in dump.collectives if not one.done][:PENDING]
     chosen = {id(one) for one in pending}
     counts: dict[str, int] = {}
-    for one in reversed(told.collectives):
+    for one in reversed(dump.collectives):
         if counts.setdefault(one.group, 0) < KEPT:
             counts[one.group] += 1
             chosen.add(id(one))
-    return [one for one in told.collectives if id(one) in chosen]
+    return [one for one in dump.collectives if id(one) in chosen]

@@ -1,7 +1,7 @@
-"""Find the cause of a hang: lost processes, collectives, messages, stacks. Pure.
+"""Find the cause of a hang: lost processes, collectives, messages, stacks. Pure; no I/O.
 
-Lost: a process that is gone, stopped, silent, ended, or never started. Collectives: which rank has
-not entered one, or has entered another. Messages: a send or receive between two ranks.
+Lost: a process that crashed, is stopped, does not respond, ended, or never started. Collectives:
+the rank that has not entered one, or has entered another. Messages: point-to-point operations.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from stepscope.distributed.hangs.job_state import (
 
 
 def lost(job: JobObservation) -> Hang | None:
-    """Name ranks whose process is gone, stopped, silent, ended, or was never there."""
+    """Return the hang caused by ranks whose process is not alive."""
     blocked = next(blocked_waits(job), None)
     for condition, (cause, what, next_text) in _LOST.items():
-        found = [one for one in job.ranks if one.condition is condition and _counts(job, one)]
-        ranks = [one.rank for one in found]
+        lost_ranks = [one for one in job.ranks if one.condition is condition and _counts(job, one)]
+        ranks = [one.rank for one in lost_ranks]
         others = [rank for rank in job.records if rank not in ranks]
-        if found and others:
-            words = _words(found)
+        if ranks and others:
+            words = _words(lost_ranks)
             text = what.format_map(words)
             if blocked is not None:
                 text += f"; {subject(others, 'waits', 'wait')} in {blocked.words}"
@@ -44,7 +44,7 @@ def lost(job: JobObservation) -> Hang | None:
 
 
 def _counts(job: JobObservation, rank: RankObservation) -> bool:
-    """Say whether the state of a process explains a hang: of a job that is over all are gone."""
+    """Return True if the state of a process explains a hang; after a job all have exited."""
     if job.ended:
         return rank.record is None and rank.condition is not RankLiveness.ENDED
     if rank.condition is RankLiveness.ENDED:
@@ -53,10 +53,7 @@ def _counts(job: JobObservation, rank: RankObservation) -> bool:
 
 
 def _is_waited_for(job: JobObservation, rank: int) -> bool:
-    """Say whether another rank waits in what needs this one, rather than works by itself.
-
-    Where torch has no record of it the stack of the other rank tells.
-    """
+    """Return True if another rank waits for this one, by its collectives or else its stack."""
     for record in job.records.values():
         if any(rank in job.members(one.group) for one in record.pending):
             return True
@@ -68,8 +65,8 @@ def _is_waited_for(job: JobObservation, rank: int) -> bool:
 _LOST = {
     RankLiveness.GONE: (
         HangCause.GONE,
-        "{who_is} gone without a word (killed, or the machine went down)",
-        "Look at the machine's log, such as dmesg, for what killed it.",
+        "{who_is} gone without an exit record (killed, or the host failed)",
+        "Check the host's log, such as dmesg, for the reason.",
     ),
     RankLiveness.STOPPED: (
         HangCause.STOPPED,
@@ -92,17 +89,17 @@ _LOST = {
         "Check its launcher's log.",
     ),
 }
-"""The cause, the sentence without its end, and what to try, in the order of the search."""
+"""Cause, sentence without its end, and recommendation, in the order of the search."""
 
 
-def _words(found: Sequence[RankObservation]) -> dict[str, object]:
-    """Return the words that the sentences of _LOST need."""
-    who, first = [one.rank for one in found], found[0]
+def _words(lost_ranks: Sequence[RankObservation]) -> dict[str, object]:
+    """Return the values of the placeholders in _LOST."""
+    who, first = [one.rank for one in lost_ranks], lost_ranks[0]
     return {
         "who_is": subject(who, "is", "are"),
         "who_has": subject(who, "has", "have"),
         "is_": "is" if len(who) == 1 else "are",
-        "processes": ", ".join(f"process {one.pid} on {one.host}" for one in found[:NAMED]),
+        "processes": ", ".join(f"process {one.pid} on {one.host}" for one in lost_ranks[:NAMED]),
         "age": format_duration(first.beat_age_s),
         "host": first.host,
         "pid": first.pid,
@@ -111,22 +108,22 @@ def _words(found: Sequence[RankObservation]) -> dict[str, object]:
 
 
 PATIENCE_S = 60.0
-"""How long a rank may do other work, such as a validation, before the others' waiting is told."""
+"""Time for which a rank may do other work, such as a validation, while others wait for it."""
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-"""Operations that torch has under several names."""
+"""Operations with several names in torch."""
 EQUAL_SIZES = ("all_reduce", "reduce_scatter", "broadcast", "all_gather_base", "into_tensor")
-"""Names with these parts are of operations to which all ranks give tensors of the same size."""
+"""Parts of the names of operations whose tensors have the same size on all ranks."""
 
 
 def collectives(job: JobObservation) -> Hang | None:
-    """Judge the collectives that ranks wait in."""
+    """Return the hang in collectives that some ranks have not entered, or not alike."""
     waits = list(blocked_waits(job))
     for blocked in waits:
         different = _mismatch(job, blocked)
         if different is not None:
             return different
     for blocked in waits:
-        # A rank that waits in another group's collective only passes the wait on.
+        # A rank that waits in another group's collective is not the cause.
         held = {rank for one in waits if one is not blocked for rank in one.entered}
         free = [rank for rank in blocked.behind if rank not in held]
         if free:
@@ -137,7 +134,7 @@ def collectives(job: JobObservation) -> Hang | None:
 
 
 def all_entered(job: JobObservation) -> Hang | None:
-    """Return the hang in a collective that does not end although all have entered it."""
+    """Return the hang in a collective that all ranks have entered and none has left."""
     complete = (one for one in blocked_waits(job) if not one.behind and not one.unknown)
     blocked = next(complete, None)
     if blocked is None:
@@ -152,7 +149,7 @@ def all_entered(job: JobObservation) -> Hang | None:
 
 
 def _mismatch(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
-    """Say that ranks call different things under one number."""
+    """Return the hang of ranks that call different collectives under one number."""
     forms: dict[tuple[str, int | None], list[int]] = {}
     for rank, one in blocked.entered.items():
         equal = any(part in one.operation for part in EQUAL_SIZES)
@@ -160,15 +157,15 @@ def _mismatch(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
         forms.setdefault((_plain(one.operation), size), []).append(rank)
     if len(forms) < 2:
         return None
-    # The fewest ranks are wrong; of equally many those without the lowest rank.
+    # The smallest group of ranks is wrong; of equal ones that without the lowest rank.
     sides = sorted(forms.items(), key=lambda side: (-len(side[1]), side[1][0]))
     odd = [rank for _, ranks in sides[1:] for rank in ranks]
     firsts = [(ranks, blocked.entered[ranks[0]]) for _, ranks in sides]
-    told = [
+    calls = [
         f"{ranks_text(ranks)} {one.operation}{size_words(one)}" for ranks, one in firsts[:NAMED]
     ]
-    told += [f"{len(firsts) - NAMED} more"] if len(firsts) > NAMED else []
-    what = f"the ranks call different collectives as {blocked.number}: {'; '.join(told)}"
+    calls += [f"{len(firsts) - NAMED} more"] if len(firsts) > NAMED else []
+    what = f"the ranks call different collectives as {blocked.number}: {'; '.join(calls)}"
     next_text = "All ranks must call the same operations with the same sizes in the same order. "
     next_text = (next_text + at(job, odd[0])).strip()
     right = sorted(sides[0][1])
@@ -178,7 +175,7 @@ def _mismatch(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
 
 
 def _plain(operation: str) -> str:
-    """Return an operation without its variants: "_all_gather_base" is an all_gather."""
+    """Return the operation of a variant: "_all_gather_base" is an all_gather."""
     return next((name for name in KINDS if name in operation), operation)
 
 
@@ -193,30 +190,22 @@ def _not_entered(job: JobObservation, blocked: BlockedCollective, late: Sequence
     if at(job, late[0]):
         place = f". {at(job, late[0]).rstrip('.')}"
         next_text = f"Check what rank {late[0]} {'did' if job.ended else 'does'} there."
-    return job.hang(
-        HangCause.NOT_ENTERED,
-        late,
-        came,
-        what + place,
-        next_text,
-        last.phase,
-        blocked,
-        told=what + ago + place,
-    )
+    cause, now = HangCause.NOT_ENTERED, what + ago + place
+    return job.hang(cause, late, came, what + place, next_text, last.phase, blocked, now=now)
 
 
 def _different_order(job: JobObservation, chained: Sequence[BlockedCollective]) -> Hang:
-    told = [f"{ranks_text(sorted(one.entered))} in {one.words}" for one in chained[:NAMED]]
+    places = [f"{ranks_text(sorted(one.entered))} in {one.words}" for one in chained[:NAMED]]
     ranks = sorted({rank for one in chained for rank in one.entered})
-    what = f"ranks wait for each other: {'; '.join(told)}"
+    what = f"ranks wait for each other: {'; '.join(places)}"
     next_text = "All ranks must call the collectives of their groups in the same order."
     return job.hang(HangCause.ORDER, ranks, ranks, what, next_text, "communication", chained[0])
 
 
 def _working(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
-    """Name ranks that are alive and have written nothing: they do other work, such as validation.
+    """Return the hang caused by live ranks without a record: they do other work.
 
-    Only after PATIENCE_S, for others may wait rightly meanwhile.
+    Returns None before PATIENCE_S, as others may wait for a validation.
     """
     unknown = [one for one in job.ranks if one.rank in blocked.unknown]
     busy = [one for one in unknown if one.condition is RankLiveness.ALIVE]
@@ -234,10 +223,9 @@ def _working(job: JobObservation, blocked: BlockedCollective) -> Hang | None:
 
 
 def messages(job: JobObservation) -> Hang | None:
-    """Return the hang in messages between two ranks.
+    """Return the hang in point-to-point operations.
 
-    Returns None while a rank that is waited for may still write its record: it tells whether that
-    rank waits as well.
+    Returns None while the other rank may still write its record, which shows if it waits as well.
     """
     waits: dict[int, Collective] = {}
     for rank, record in job.records.items():
@@ -251,7 +239,7 @@ def messages(job: JobObservation) -> Hang | None:
     early = not job.ended and job.silent_s < PATIENCE_S
     if early and any(rank not in job.records for rank in others):
         return None
-    told = "; ".join(f"rank {rank} waits in {one.operation}" for rank, one in waits.items())
+    what = "; ".join(f"rank {rank} waits in {one.operation}" for rank, one in waits.items())
     ranks = others or sorted(waits)
     place = at(job, ranks[0]) if others else ""
     known = job.records.get(ranks[0])
@@ -260,14 +248,14 @@ def messages(job: JobObservation) -> Hang | None:
         HangCause.NOT_ENTERED if others else HangCause.MISMATCH,
         ranks,
         sorted(waits),
-        f"{told}. {place.rstrip('.')}" if place else told,
+        f"{what}. {place.rstrip('.')}" if place else what,
         "Each send needs a receive on the other rank, in the same order.",
         phase,
     )
 
 
 def _peer(job: JobObservation, one: Collective) -> int | None:
-    """Return the other rank of a message, such as "recv 0<-1"; torch numbers it in its group."""
+    """Return the other global rank of an operation such as "recv 0<-1" of group ranks."""
     found = re.search(r"(?:<-|->)(\d+)$", one.operation)
     members = job.members(one.group)
     position = len(members) if found is None else int(found[1])
@@ -275,9 +263,9 @@ def _peer(job: JobObservation, one: Collective) -> int | None:
 
 
 def stacks(job: JobObservation) -> Hang | None:
-    """Judge by the Python stacks alone: some wait in torch.distributed, and others do not."""
+    """Return the hang by the Python stacks alone: some ranks wait in torch.distributed."""
     if len(job.records) < max(2, job.world_size or 0):
-        return None  # one that has no record may be the one
+        return None  # the cause may be a rank without a record
     waits = sorted(rank for rank, one in job.records.items() if one.phase == "communication")
     elsewhere = sorted(
         rank

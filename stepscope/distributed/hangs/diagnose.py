@@ -1,16 +1,16 @@
-"""Find why a job of several ranks makes no step: which rank the others wait for, and where it is.
+"""Diagnose a hang: the rank for which the others wait, and the place where it is.
 
-A collective has the same number on all ranks of its group, so the ranks that have not entered the
-one that others wait in are named. A rank that itself waits in another group's collective is not:
-the one at the end of the chain is. Where a record is missing that decides this, none is.
+A collective has the same number on all ranks of its group, so the cause is a rank that has not
+entered the collective in which others wait. A rank that waits in another group's collective is not
+the cause, but the rank at the end of the chain. If a necessary record is missing, no rank is named.
 
-| file           | what it does                                                                |
-|----------------|-----------------------------------------------------------------------------|
-| `watchdog.py`  | notices in each rank that steps have stopped                                |
-| `capture.py`   | collects what a rank waits in                                               |
-| `record.py`    | the file that each rank writes                                              |
-| `job_state.py` | the records of all ranks together, and messages                             |
-| `causes.py`    | lost processes, collectives not entered, messages between ranks, stacks     |
+| file           | content                                                            |
+|----------------|--------------------------------------------------------------------|
+| `watchdog.py`  | detection in each rank that steps have stopped                     |
+| `capture.py`   | stack and collectives of a rank                                    |
+| `record.py`    | the file that each rank writes                                     |
+| `job_state.py` | the records of all ranks together, and messages                    |
+| `causes.py`    | lost processes, collectives, point-to-point operations, stacks     |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stepscope.run import STALE_S, RunInfo, RunStatus, pid_namespace, process_of
 from stepscope.run.rank_info import now_of, wall_offset_of
 from stepscope.run.rank_status import RankInfo, RankState, rank_states
 
-COMPILING = "compiling"  # Word of a record for what is slow and no hang.
+COMPILING = "compiling"  # `doing` of a record that is slow work and no hang.
 
 
 def judge(
@@ -46,9 +46,9 @@ def judge(
     *,
     ended: bool = False,
 ) -> Hang | None:
-    """Return why the job makes no step at `now`; None where it makes steps or nobody can know.
+    """Return the hang of a job at `now`; None if it makes steps, or the cause is unknown.
 
-    `ended` says that the job is over: its records then tell how it hung last.
+    `ended`: the job is over, and its records are those of its last hang.
     """
     job = JobObservation(tuple(sorted(ranks, key=lambda one: one.rank)), now, world_size, ended)
     if not job.records or any(one.paused for one in ranks):
@@ -57,12 +57,12 @@ def judge(
         return None
     if not ended and _makes_steps(job):
         return None
-    looks = (lost, collectives, messages, all_entered, stacks)
-    return next((found for look in looks if (found := look(job)) is not None), None)
+    finders = (lost, collectives, messages, all_entered, stacks)
+    return next((hang for finder in finders if (hang := finder(job)) is not None), None)
 
 
 def _makes_steps(job: JobObservation) -> bool:
-    """Return True if a rank without a record is further than the others, as within `Join`."""
+    """Return True if a rank without a record is ahead of the others, as within `Join`."""
     last = max(record.step for record in job.records.values())
     return any(
         one.record is None
@@ -74,22 +74,22 @@ def _makes_steps(job: JobObservation) -> bool:
 
 
 FRESH_S = 4 * REFRESH_S
-"""Age of a file up to which its rank still hangs: it is written every REFRESH_S, and clocks of
-several hosts differ."""
-RANKS_LIMIT = 1024  # Ranks that are read.
+"""Maximum age of the file of a rank that hangs: it is written every REFRESH_S, and the clocks of
+hosts differ."""
+RANKS_LIMIT = 1024  # Maximum number of ranks that are read.
 
 
 def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
-    """Return why a run makes no step, or made none when it ended; None where it did not hang.
+    """Return the hang of a run, now or when it ended; None if it did not hang.
 
-    Costs a look at the folder where no rank hangs, otherwise two small files a rank.
+    Lists the folder if no rank hangs, otherwise reads two small files per rank.
     """
     try:
         if not any(name.startswith("hang-rank") for name in os.listdir(run.folder)):
             return None
     except OSError:
         return None
-    # A run lives as long as rank 0, as a job does only while nobody ends the others.
+    # A run is live as long as rank 0: its other ranks may have been terminated.
     ended = not run.status.live
     if ended and run.status is RunStatus.FINISHED:
         return None
@@ -103,7 +103,7 @@ def hang_of(run: RunInfo, now: float | None = None) -> Hang | None:
 
 
 def read_record(folder: Path, number: int) -> HangRecord | None:
-    """Return what a rank has written; None where there is nothing, or nothing of ours."""
+    """Return the untrusted record of a rank; None if it is missing or invalid."""
     try:
         return parse(read_regular_file(folder / hang_name(number), BYTES_LIMIT))
     except (OSError, ValueError):
@@ -113,18 +113,18 @@ def read_record(folder: Path, number: int) -> HangRecord | None:
 def _job_rank(
     run: RunInfo, standing: RankInfo, now: float, *, ended: bool
 ) -> RankObservation | None:
-    """Return what the finder needs of a rank; None for one of which nothing can be known."""
+    """Return the observation of a rank; None if its state is unknown."""
     condition = _CONDITIONS.get(standing.state)
     if condition is None:
         return None
-    number, told = standing.number, standing.run_json or {}
+    number, run_json = standing.number, standing.run_json or {}
     record = None if number is None else read_record(run.folder, number)
     if record is not None and not ended and not _is_fresh(run, record, now):
         record = None
     age_s = standing.age_s
     if condition is RankLiveness.ALIVE:
-        condition = _of_process(told, age_s)
-    pid, step = told.get("pid"), told.get("step")
+        condition = _of_process(run_json, age_s)
+    pid, step = run_json.get("pid"), run_json.get("step")
     has_ended = condition is RankLiveness.ENDED
     return RankObservation(
         rank=standing.rank,
@@ -133,14 +133,14 @@ def _job_rank(
         pid=pid if type(pid) is int else None,
         step=step if type(step) is int else None,
         beat_age_s=age_s,
-        paused=told.get("status") == RunStatus.PAUSED and not ended,
+        paused=run_json.get("status") == RunStatus.PAUSED and not ended,
         reason=standing.text if has_ended else None,
         record=record,
     )
 
 
 def _is_fresh(run: RunInfo, record: HangRecord, now: float) -> bool:
-    """Say whether a rank still hangs: it writes its file again and again."""
+    """Return True if a rank still hangs, and so rewrites its file."""
     try:
         written = (run.folder / hang_name(record.number)).stat().st_mtime
     except OSError:
@@ -159,15 +159,15 @@ _CONDITIONS = {
 }
 
 
-def _of_process(told: dict[str, Any], beat_age_s: float | None) -> RankLiveness:
-    """Judge a live rank's process: where it is of this machine, by what the system says of it."""
-    here = told.get("host") == socket.gethostname() and told.get("pid_namespace") == pid_namespace()
-    process = process_of(told) if here else None
+def _of_process(run_json: dict[str, Any], beat_age_s: float | None) -> RankLiveness:
+    """Return the liveness of a live rank, by its process if that runs on this host."""
+    place = run_json.get("host"), run_json.get("pid_namespace")
+    process = process_of(run_json) if place == (socket.gethostname(), pid_namespace()) else None
     if process is not None:
         try:
             if process.status() == psutil.STATUS_STOPPED:
                 return RankLiveness.STOPPED
-        except psutil.Error:  # it ends just now, or may not be looked at
+        except psutil.Error:  # it ends just now, or access is denied
             return RankLiveness.ALIVE
     is_silent = beat_age_s is not None and beat_age_s > STALE_S
     return RankLiveness.SILENT if is_silent else RankLiveness.ALIVE

@@ -1,4 +1,4 @@
-"""A job that makes no step, as its ranks have told it, and the words for it; pure."""
+"""The state of a job that hangs, from the records of its ranks, and messages. Pure; no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepscope.distributed.hangs.record import HangRecord
 
 
 class RankLiveness(StrEnum):
-    """How the process of a rank is."""
+    """Liveness of the process of a rank."""
 
     ALIVE = "alive"
     STOPPED = "stopped by a signal"
@@ -24,7 +24,7 @@ class RankLiveness(StrEnum):
 
 
 class HangCause(StrEnum):
-    """What a hang comes from."""
+    """Cause of a hang."""
 
     NOT_ENTERED = "not entered"
     MISMATCH = "mismatch"
@@ -40,9 +40,9 @@ class HangCause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankObservation:
-    """One rank of a job; `rank` is torch's number of it. `beat_age_s` is since its last heartbeat.
+    """State of one rank of a job by its global `rank`.
 
-    `record` is what it wrote because it makes no step, None where it has written nothing of now.
+    `beat_age_s` is the time since its last heartbeat. `record` is its present record of a hang.
     """
 
     rank: int
@@ -58,12 +58,11 @@ class RankObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """A hang and its cause. `ranks` are those to look at, `waiting` those that wait for them.
+    """A hang and its cause. `ranks` are the ranks to check, `waiting` wait for these.
 
-    `phase` is the part of the step in which the first of `ranks` is: input, forward, backward,
-    optimizer or communication; None where it is not known. `group`, `sequence` and `operation`
-    name the collective that is waited in, where it is one. `since` is in epoch seconds. `what` is
-    the cause as a sentence, `text` says how long it lasts as well.
+    `phase` is that of the first of `ranks`: input, forward, backward, optimizer or communication;
+    None if unknown. `group`, `sequence` and `operation` name a collective in which ranks wait.
+    `since` is in epoch seconds. `what` is the cause as a sentence, `text` includes the duration.
     """
 
     cause: HangCause
@@ -82,16 +81,13 @@ class Hang:
 
     @property
     def rank(self) -> int:
-        """The rank to look at first."""
+        """The rank to check first."""
         return self.ranks[0]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockedCollective:
-    """The collective that ranks wait in: who has entered it, who has not, of whom it is unknown.
-
-    At least one rank has entered it.
-    """
+    """A collective in which ranks wait: `entered` by at least one rank, not by those `behind`."""
 
     group: str
     sequence: int
@@ -101,12 +97,12 @@ class BlockedCollective:
 
     @property
     def first(self) -> Collective:
-        """The collective as the first rank in it has entered it."""
+        """The collective of the lowest rank that has entered it."""
         return self.entered[min(self.entered)]
 
     @property
     def number(self) -> str:
-        """The number of the collective, with its group but for the first."""
+        """The number of the collective, with its group unless that is the default group."""
         of = "" if self.group == "0" else f" of group {self.group}"
         return f"#{self.sequence:,}{of}"
 
@@ -118,7 +114,7 @@ class BlockedCollective:
 
 @dataclass(frozen=True, slots=True)
 class JobObservation:
-    """All ranks at one moment; `ended` says that the job is over."""
+    """All ranks at one time; `ended`: the job is over."""
 
     ranks: tuple[RankObservation, ...]
     now: float
@@ -127,11 +123,11 @@ class JobObservation:
 
     @property
     def records(self) -> dict[int, HangRecord]:
-        """The records of the ranks that make no step."""
+        """The records of the ranks without steps."""
         return {one.rank: one.record for one in self.ranks if one.record is not None}
 
     def members(self, group: str) -> tuple[int, ...]:
-        """Return the ranks of a group: as told, all for the first one, else those seen in it."""
+        """Return the ranks of a group: as recorded, all for the default group, else those seen."""
         for record in self.records.values():
             if record.groups.get(group):
                 return record.groups[group]
@@ -146,7 +142,7 @@ class JobObservation:
 
     @property
     def silent_s(self) -> float:
-        """How long the rank that has waited longest has made no step, by its own clock."""
+        """Longest time without a step in seconds, by the clock of that rank."""
         longest = max(record.seen - record.since for record in self.records.values())
         newest = max(record.seen for record in self.records.values())
         return longest if self.ended else longest + max(0.0, self.now - newest)
@@ -161,11 +157,11 @@ class JobObservation:
         phase: str | None = None,
         blocked: BlockedCollective | None = None,
         *,
-        told: str | None = None,
+        now: str | None = None,
     ) -> Hang:
-        """Return a hang in words: `what` completes a sentence, `next` is one.
+        """Return a hang with its messages: `what` begins a sentence, `next` is a sentence.
 
-        `told` is `what` with what is so only at this moment, such as ages.
+        `now` is `what` with present values, such as ages.
         """
         step, silent_s = min(record.step for record in self.records.values()), self.silent_s
         begin = "It had made no step for" if self.ended else "No step for"
@@ -178,7 +174,7 @@ class JobObservation:
             silent_s=silent_s,
             step=step,
             what=f"{what[:1].upper()}{what[1:]}.",
-            text=f"{silence}: {told or what}.",
+            text=f"{silence}: {now or what}.",
             next=next,
             phase=phase,
             group=None if blocked is None else blocked.group,
@@ -188,15 +184,15 @@ class JobObservation:
 
 
 def blocked_waits(job: JobObservation) -> Iterator[BlockedCollective]:
-    """Yield the collective that each group waits in, that of the longest wait first."""
+    """Yield the collective in which each group waits, the longest wait first."""
     first: dict[str, int] = {}
     for record in job.records.values():
         for one in record.pending:
             if one.sequence is not None:
                 known = first.get(one.group, one.sequence)
                 first[one.group] = min(known, one.sequence)
-    found = [_blocked_in(job, group, sequence) for group, sequence in first.items()]
-    waits = [blocked for blocked in found if blocked.entered]
+    blocked = [_blocked_in(job, group, sequence) for group, sequence in first.items()]
+    waits = [one for one in blocked if one.entered]
     yield from sorted(waits, key=lambda one: min(c.created_s for c in one.entered.values()))
 
 
@@ -214,12 +210,12 @@ def _blocked_in(job: JobObservation, group: str, sequence: int) -> BlockedCollec
         if one is not None:
             entered[rank] = one
         elif last is None or last < sequence:
-            behind.append(rank)  # else it is past it, and its record has forgotten it
+            behind.append(rank)  # else it has left the collective, and dropped its entry
     return BlockedCollective(group, sequence, entered, tuple(behind), tuple(unknown))
 
 
 def at(job: JobObservation, rank: int) -> str:
-    """Return where a rank is, or was at the end, as a sentence; "" where it is not known."""
+    """Return the place of a rank, now or at the end, as a sentence; "" if unknown."""
     record = job.records.get(rank)
     if record is None or record.place is None:
         return ""
@@ -229,7 +225,7 @@ def at(job: JobObservation, rank: int) -> str:
 
 
 def where(job: JobObservation, rank: int) -> str:
-    """Return the file and line of a rank."""
+    """Return the text of the file and line of a rank."""
     record = job.records[rank]
     frame = record.place
     if frame is None:
@@ -239,10 +235,10 @@ def where(job: JobObservation, rank: int) -> str:
 
 
 def size_words(entered: Collective) -> str:
-    """Return its size in parentheses."""
+    """Return the size of a collective in parentheses."""
     return f" ({format_bytes(entered.input_bytes)})" if entered.input_bytes else ""
 
 
 def subject(ranks: Sequence[int], one: str, several: str) -> str:
-    """Return ranks with the form of a verb for them, as in "rank 2 waits"."""
+    """Return ranks with the matching verb form, as in "rank 2 waits"."""
     return f"{ranks_text(ranks)} {one if len(ranks) == 1 else several}"

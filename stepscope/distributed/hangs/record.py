@@ -1,6 +1,6 @@
-"""The file `hang-rankK.json` of a rank that makes no step.
+"""The file `hang-rankK.json` of a rank without steps, written by `watchdog.py`.
 
-`watchdog.py` writes it. The folder may come from others: `parse` refuses other content.
+It is untrusted when read: `parse` validates it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 from stepscope.distributed.flight_recorder import Collective
 
-BYTES_LIMIT = 2**20  # Size up to which a file is read; ours have some 30 KB at most.
+BYTES_LIMIT = 2**20  # Maximum size of a file; `watchdog.py` writes 30 KB at most.
 TEXT_LIMIT, MAX_ENTRIES = 2000, 2000
-REFRESH_S = 5.0  # How often a rank writes its file anew while it hangs.
-KEPT = 8  # Newest collectives of a group that are kept, besides those that are not over.
-AHEAD_S = 86400.0  # By how much the clock of a rank's host may be ahead.
+REFRESH_S = 5.0  # Interval at which a rank rewrites its file while it hangs.
+KEPT = 8  # Number of newest collectives of a group that are kept, in addition to pending ones.
+AHEAD_S = 86400.0  # Maximum time by which the clock of a rank's host is ahead.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackFrame:
-    """One line of a Python stack; `own` is false for torch's, Stepscope's and other libraries'."""
+    """One line of a Python stack; `own` is True for user code."""
 
     file: str
     line: int
@@ -30,7 +30,7 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosedCause:
-    """The cause of a hang, found from the files of all ranks, as a sentence."""
+    """The cause of a hang as a sentence, from the files of all ranks."""
 
     what: str
     rank: int
@@ -41,11 +41,10 @@ class DiagnosedCause:
 class HangRecord:
     """One rank without a step. Times are epoch seconds of its host.
 
-    `number` is the rank's number in the folder, `rank` torch's. `since` is when it was last known
-    to work, `seen` when this was written, `usual_s` the usual time of a step. `groups` has the
-    ranks of each process group by name. `frames` is the Python stack of the training thread with
-    the innermost frame first, `phase` its part of the step, `doing` a word for other work, such as
-    compiling or saving.
+    `number` is the folder rank, `rank` the global rank. `since` is the time of the last work,
+    `seen` that of the record, `usual_s` the usual time of a step. `groups` has the ranks of each
+    process group by name. `frames` is the Python stack of the training thread with the innermost
+    frame first, `phase` its phase, `doing` the name of other work, such as compiling.
     """
 
     schema: Literal[1] = 1
@@ -67,22 +66,22 @@ class HangRecord:
 
     @property
     def pending(self) -> tuple[Collective, ...]:
-        """What it has entered and not left, oldest first."""
+        """The collectives that it has entered and not left, oldest first."""
         return tuple(one for one in self.collectives if not one.done)
 
     def last(self, group: str) -> int | None:
-        """Return the number of the last collective of a group that it has entered."""
+        """Return the number of the last collective that it has entered in a group, or None."""
         mine = (one.sequence for one in self.collectives if one.group == group)
         return max((sequence for sequence in mine if sequence is not None), default=None)
 
     @property
     def entered_s(self) -> float:
-        """When it entered its newest collective, in epoch seconds; 0 where none is known."""
+        """When it entered its newest collective, in epoch seconds; 0 if unknown."""
         return max((one.created_s for one in self.collectives), default=0.0)
 
     @property
     def place(self) -> StackFrame | None:
-        """The innermost frame of the user's own code; of any code where there is none."""
+        """The innermost frame of user code, or else of any code."""
         own = (frame for frame in self.frames if frame.own)
         return next(own, next(iter(self.frames), None))
 
@@ -93,7 +92,7 @@ def hang_name(number: int) -> str:
 
 
 def parse(text: str | bytes) -> HangRecord:
-    """Return the content of a file. Raises ValueError for any other content."""
+    """Return the untrusted content of a file. Raises ValueError if it is invalid."""
     import msgspec  # noqa: PLC0415 - 10 ms, and a rank that does not hang reads no such file
 
     try:
@@ -113,7 +112,7 @@ def parse(text: str | bytes) -> HangRecord:
 
 
 def _check(name: str, value: Any) -> None:
-    """Raise ValueError for times and counts that no rank can have written."""
+    """Raise ValueError for impossible times and counts, and for long texts."""
     if isinstance(value, str) and len(value) > TEXT_LIMIT:
         raise ValueError(f"record: {name} must have at most {TEXT_LIMIT} characters")
     if isinstance(value, int) and not 0 <= value < 2**63:

@@ -2,7 +2,7 @@
 
 The writer thread checks once a second whether a step is overdue, which takes microseconds. If so,
 the thread `stepscope-hang` reads torch's Flight Recorder and the stack of the training thread. It
-may wait for a lock of torch; no other thread waits for it.
+may wait for a lock of torch, and never blocks another thread.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.run.rank_info import torch_rank
 
-WARM_STEPS = 5  # Steps after which a run is warm: the first ones compile and allocate.
-USUAL_STEPS = 10.0  # Usual steps without a step from which on a rank hangs.
-LEAST_S = 5.0  # Shortest time without a step that is a hang.
+WARM_STEPS = 5  # Number of first steps that compile and allocate.
+USUAL_STEPS = 10.0  # Minimum duration of a hang, in usual step times.
+LEAST_S = 5.0  # Minimum duration of a hang.
 PATIENCE = 1.5
-"""A wait may take this many times the longest one that ended by itself, as for a checkpoint."""
-LOOKS = 30  # Looks with a step from which the usual step is computed.
+"""Minimum duration of a hang as a multiple of the longest pause so far, as for a checkpoint."""
+LOOKS = 30  # Number of updates with a step, of which the median is the usual step time.
 
 
 @dataclass(slots=True)
 class StallTimer:
-    """Counts steps at looks about a second apart; times in seconds of one clock."""
+    """Detector of overdue steps, updated about once a second; times in seconds of one clock."""
 
     longest_s: float = 0.0
     since: float | None = None
-    """When a step, or another sign of work, was seen last; None before the first look."""
+    """Time of the last step, or other sign of work; None before the first update."""
     _step: int = 0
     _sign: int = 0
     _seen: int = 0
@@ -54,22 +54,22 @@ class StallTimer:
 
     @property
     def usual_s(self) -> float | None:
-        """The usual time of a step; None before the run is warm."""
+        """The usual step time; None before WARM_STEPS."""
         return median(self._times) if self._times and self._seen >= WARM_STEPS else None
 
     @property
     def limit_s(self) -> float | None:
-        """The time without a step from which on it is a hang; None before the run is warm."""
+        """Minimum time without a step that is a hang; None before WARM_STEPS."""
         usual_s = self.usual_s
         if usual_s is None:
             return None
         return max(LEAST_S, USUAL_STEPS * usual_s, PATIENCE * self.longest_s)
 
     def moved(self, now: float, ago_s: float, *, waited: bool) -> None:
-        """Count a sign of work that was found late: a collective was entered `ago_s` ago.
+        """Count a sign of work detected late: a collective entered `ago_s` ago.
 
-        `waited`: it ended a wait. Otherwise earlier ones may have been missed: a long validation
-        must not count as one long wait.
+        `waited`: it ended a wait. Otherwise earlier ones may have been missed, and a long
+        validation must not count as one long wait.
         """
         if self.since is None:
             return
@@ -79,9 +79,9 @@ class StallTimer:
         self.since = at
 
     def look(self, now: float, step: int, *, due: bool, sign: int = 0) -> float | None:
-        """Return the seconds without a step where they are a hang, otherwise None.
+        """Return the seconds without a step if that is a hang, otherwise None.
 
-        `due`: the run trains and serves no command. `sign` rises with work that is no step.
+        `due`: the run trains and serves no command. `sign` increases with work other than steps.
         """
         if self.since is None or not due:
             self.since, self._step, self._sign = now, step, sign
@@ -102,14 +102,14 @@ class StallTimer:
 log = logging.getLogger(__name__)
 
 NAMED, OVER = "hang", "hang_over"
-"""Kinds of the events: when a hang is named, and when steps or collectives go on after it."""
-SOON_S = 1.5  # Time until the second look: the other ranks write their files within a second.
+"""Event kinds: the cause of a hang is found; steps or collectives continue after it."""
+SOON_S = 1.5  # Time until the first diagnosis: other ranks write their files within a second.
 
 Told = tuple[str, str, dict[str, Any]]  # Kind, text and data of an event.
 
 
 class HangWatchdog:
-    """Watches the steps of one rank, whose training thread makes this.
+    """Watchdog of the steps of one rank, created by its training thread.
 
     `busy` returns True while Stepscope delays the training. The writer thread calls `look` about
     once a second.
@@ -124,29 +124,31 @@ class HangWatchdog:
         self._thread = threading.get_ident()
         self._clock = clock
         self._pace = StallTimer()
-        self._says: deque[Told] = deque()
+        self._events: deque[Told] = deque()
         self._hung: _Hung | None = None
         self._entered_s = 0.0
-        """When the newest collective that counted as a sign of work was entered, epoch seconds."""
+        """Epoch seconds at which the newest collective that is a sign of work was entered."""
         self._broken = False
 
     @property
     def text(self) -> str | None:
-        """The sentence on the hang that there is now; None for none, or none that is named."""
+        """The cause of the present hang as a sentence; None without a hang or cause."""
         hung = self._hung
         return None if hung is None or hung.named is None else hung.named.what
 
     def look(self, run_json: Mapping[str, Any], step: int) -> list[Told]:
-        """Begin or end the record of a hang; return the events to write."""
+        """Begin or end the record of a hang; return the events to record."""
         try:
             self._look(run_json, step)
         except Exception as error:  # it must not end the writer thread
             self._broken = True
-            log.warning("stepscope: hangs are watched no more; recording goes on", exc_info=error)
-        return [self._says.popleft() for _ in range(len(self._says))]
+            log.warning(
+                "stepscope: hangs are no longer detected; recording continues", exc_info=error
+            )
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def close(self, status: RunStatus) -> None:
-        """Write nothing more. The record stays, unless the run has ended well."""
+        """Stop writing. The record stays, unless the run has finished."""
         hung, self._hung = self._hung, None
         self._broken = True
         if hung is not None:
@@ -172,14 +174,14 @@ class HangWatchdog:
             self._end("Steps")
 
     def _end(self, what: str) -> None:
-        """End the record of a hang, if there is one, since `what` go on."""
+        """End the record of a hang, if there is one, since `what` continue."""
         hung, self._hung = self._hung, None
         if hung is None:
             return
         hung.end(remove=True)
         if hung.named is not None:
             lasted = format_duration(clock.now() - hung.first.since)
-            self._says.append((OVER, f"{what} go on after {lasted} without one", {}))
+            self._events.append((OVER, f"{what} go on after {lasted} without one", {}))
 
     def _begin(self, run_json: Mapping[str, Any], step: int, silent_s: float) -> _Hung:
         pid, now = run_json.get("pid"), clock.now()
@@ -194,20 +196,20 @@ class HangWatchdog:
             pid=pid if type(pid) is int else os.getpid(),
         )
         known_s = max(first.since, self._entered_s)
-        hung = _Hung(self._recorder, first, known_s, self._thread, self._named)
+        hung = _Hung(self._recorder, first, known_s, self._thread, self._on_cause)
         hung.start()
         return hung
 
-    def _named(self, found: Hang) -> None:
-        """Keep the event of a hang that was named, in the thread that looks."""
-        self._says.append((NAMED, found.text, {**asdict(found), "rank": found.rank}))
+    def _on_cause(self, hang: Hang) -> None:
+        """Queue the event of a diagnosed hang."""
+        self._events.append((NAMED, hang.text, {**asdict(hang), "rank": hang.rank}))
 
 
 class _Hung:
-    """The record of one hang, written by a thread of its own until `end`.
+    """The record of one hang, written by a separate thread until `end`.
 
-    The thread also ends where this rank enters a collective after `known_s`: at `moved_s`, in epoch
-    seconds.
+    The thread also ends if this rank enters a collective after `known_s`: at `moved_s`, in epoch
+    seconds. `on_cause` is called when the diagnosis changes.
     """
 
     def __init__(
@@ -216,7 +218,7 @@ class _Hung:
         first: HangRecord,
         known_s: float,
         thread: int,
-        tell: Callable[[Hang], None],
+        on_cause: Callable[[Hang], None],
     ) -> None:
         self.first = first
         self.named: DiagnosedCause | None = None
@@ -226,21 +228,21 @@ class _Hung:
         self._recorder = recorder
         self._path = recorder.folder / hang_name(first.number)
         self._training = thread
-        self._tell = tell
-        self._told: tuple[Any, ...] | None = None
+        self._on_cause = on_cause
+        self._reported: tuple[Any, ...] | None = None
         self._over = threading.Event()
         self._writing = threading.Lock()
 
     def start(self) -> None:
-        """Begin to look; does nothing in a process that can start no thread."""
+        """Start the thread; logs a warning if the process cannot start threads."""
         thread = threading.Thread(target=self._work, name="stepscope-hang", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            log.warning("stepscope: a hang cannot be looked into: %s", error)
+            log.warning("stepscope: a hang cannot be examined: %s", error)
 
     def end(self, *, remove: bool) -> None:
-        """Write nothing more; with `remove` take the file away. Waits for no look."""
+        """Stop writing; delete the file if `remove`. Does not wait for the thread."""
         self._over.set()
         if remove:
             with self._writing:
@@ -275,20 +277,20 @@ class _Hung:
             self.has_record = True
 
     def _name(self) -> None:
-        """Name the hang by the files of all ranks, once for all: the first rank that hangs does."""
+        """Diagnose the hang by the files of all ranks, in the lowest rank that hangs."""
         for number in range(self.first.number):
             with contextlib.suppress(OSError):
                 written = (self._recorder.folder / hang_name(number)).stat().st_mtime
                 if time.time() - written < FRESH_S:
                     return
         try:
-            found = hang_of(read_run(self._recorder.folder))
-        except RunError:  # rank 0 is just being set up, or its file is broken
+            hang = hang_of(read_run(self._recorder.folder))
+        except RunError:  # rank 0 starts just now, or its file is malformed
             return
-        if found is None:
+        if hang is None:
             return
-        self.named = DiagnosedCause(what=found.what, rank=found.rank, phase=found.phase)
-        said = found.cause, found.ranks, found.group, found.sequence
-        if said != self._told:
-            self._told = said
-            self._tell(found)
+        self.named = DiagnosedCause(what=hang.what, rank=hang.rank, phase=hang.phase)
+        key = hang.cause, hang.ranks, hang.group, hang.sequence
+        if key != self._reported:
+            self._reported = key
+            self._on_cause(hang)

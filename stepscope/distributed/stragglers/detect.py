@@ -1,18 +1,18 @@
-"""Find the rank of a job that the others wait for, and the phase in which it is late. Pure.
+"""Find the straggler of a job, and the phase in which it is late. Pure; no I/O.
 
-All ranks of a data-parallel job meet once a step, where gradients are averaged. The rank that
-arrives last waits least.
+All ranks of a data-parallel job synchronize once per step, in the gradient all-reduce. The rank
+that arrives last waits least.
 
-1. Steps are aligned by DDP's iteration; those count of which every rank's waiting is known.
-2. A rank is late in a step by the median wait of the others less its own. Its lateness is the
-   trimmed mean over the steps, less what is usual among the others.
-3. A rank is named where its lateness is NAMED of the step or more, and where permuting the ranks
-   within blocks of steps gives such a lateness in fewer than P_LIMIT of all cases.
-4. Its phase is the one in which it takes longer than the others. If all phases together explain
-   less than EXPLAINED of its lateness, none is named.
+1. Steps are aligned by DDP's iteration; steps count if every rank's wait is known.
+2. The lateness of a rank in a step is the median wait of the others less its own. Its mean lateness
+   is the trimmed mean over the steps, less the median of the others'.
+3. A rank is named if its lateness is at least NAMED of the step, and the permutation test of ranks
+   within blocks of steps has a p-value below P_LIMIT.
+4. Its phase is that in which it takes longer than the others. If all phases together explain
+   less than EXPLAINED of its lateness, no rank is named.
 
 Without such a rank: different ranks are late in turn (UNEVEN), or all ranks wait alike
-(COMMUNICATION). Where data are missing, the verdict is NONE with the reason.
+(COMMUNICATION). If data are missing, the verdict is NONE with the reason.
 """
 
 from __future__ import annotations
@@ -46,21 +46,20 @@ from stepscope.store.blocks import Floats
 
 RankIndices = NDArray[np.intp]
 
-MIN_STEPS = 20  # Steps in common below which nothing is said.
+MIN_STEPS = 20  # Minimum number of common steps.
 LEAST_S = 1.0
-"""Time that the steps must span: a rank may lose its core for some tenths of a second."""
+"""Minimum time span of the steps: a rank may lose its core for some tenths of a second."""
 NAMED = 0.05
-"""Share of the step from which a rank is named. Worth a look is 10 % of a step (TraceML's limit). A
-delay of 10 % of what a step should take was measured as 6 to 8 % of what it took on a crowded
-machine, where all else takes longer too."""
+"""Minimum lateness of a straggler as a fraction of the step. A relevant delay is 10% (TraceML's
+limit), which was measured as 6 to 8% of the steps of a busy host, where all else takes longer."""
 P_LIMIT = 0.01
 UNEVEN_FROM = 0.2
-"""Share of the step that is lost to different ranks, or to averaging, before it is said."""
-BUSY_HOST = 0.9  # Use of all cores from which ranks are late because they wait for a core.
+"""Minimum fraction of the step that is lost to different ranks, or to communication."""
+BUSY_HOST = 0.9  # Utilization of all cores from which ranks are late as they wait for a core.
 
 
 class StragglerKind(StrEnum):
-    """What was found. The last names nothing, and says why."""
+    """Result of the analysis; NONE has a reason instead of a cause."""
 
     STRAGGLER = "straggler"
     UNEVEN = "uneven"
@@ -70,11 +69,10 @@ class StragglerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StragglerVerdict:
-    """What was found in the steps of all ranks.
+    """Verdict on the steps of all ranks.
 
-    `ranks` are the named ones, the latest first; empty where nobody is to blame. `phase` is None
-    where none is named, and OTHER for the time between two steps. `share` is the part of the step
-    that is lost, 0 to 1. `text` is a sentence in any case, for NONE the reason.
+    `ranks` are the stragglers, the latest first. `phase` is None if unknown, and OTHER between two
+    steps. `share` is the lost fraction of the step. `text` is a sentence, for NONE the reason.
     """
 
     kind: StragglerKind
@@ -89,13 +87,12 @@ class StragglerVerdict:
 def judge(
     ranks: Sequence[RankStepPhases], *, world_size: int | None = None, busy_host: bool = False
 ) -> StragglerVerdict:
-    """Judge the newest steps of all ranks of a job.
+    """Return the verdict on the newest steps of all ranks of a job.
 
-    `world_size` is the number of ranks that there are, more than are given where the others are
-    recorded elsewhere. `busy_host`: the cores of the host are all in use.
+    `world_size` includes ranks that are recorded elsewhere. `busy_host`: all cores of the host are
+    in use.
     """
-    missing = _missing(ranks)
-    if missing is not None:
+    if (missing := _missing(ranks)) is not None:
         return _nothing(missing)
     steps = functools.reduce(np.intersect1d, [one.steps for one in ranks])
     count = len(steps)
@@ -124,10 +121,10 @@ def _nothing(text: str, steps: int = 0) -> StragglerVerdict:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """The steps in common: `wait` and `late` are (ranks, steps), `excess` is (ranks, 5, steps).
+    """The common steps: `wait` and `late` are (ranks, steps), `excess` is (ranks, 5, steps).
 
-    `excess` is by how much longer than the others a rank takes, by phase, NaN where that is not
-    known. `step_time` is the mean step, as a lateness is a mean, and `usual_step` the median.
+    `excess` is the additional time of a rank compared to the others by phase, NaN if unknown.
+    `step_time` is the mean step, as a lateness is a mean, and `usual_step` the median.
     """
 
     ranks: tuple[int, ...]
@@ -142,11 +139,11 @@ class _Table:
 
     @property
     def steps(self) -> int:
-        """The number of steps in common."""
+        """The number of common steps."""
         return int(self.wait.shape[1])
 
     def mostly(self, lost: Floats) -> float | None:
-        """Return the share of a step that is lost (n,), if UNEVEN_FROM is in nearly all blocks."""
+        """Return the fraction of a step that is lost (n,), if UNEVEN_FROM in nearly all blocks."""
         lows = np.array([np.median(block) for block in np.array_split(lost, BLOCKS)])
         share = float(np.median(lost)) / self.usual_step
         is_lost = np.sum(lows >= UNEVEN_FROM * self.usual_step) >= BLOCKS - 2
@@ -173,7 +170,7 @@ class _Table:
 
 
 def _named(table: _Table, named: RankIndices, late: Floats) -> StragglerVerdict:
-    """Return the verdict on ranks that are late, with the phase that explains it."""
+    """Return the verdict on late ranks, with the phase that explains their lateness."""
     first = int(named[0])
     excess = {
         phase.value: trimmed(values)
@@ -197,7 +194,7 @@ def _named(table: _Table, named: RankIndices, late: Floats) -> StragglerVerdict:
 
 
 def _most(table: _Table) -> StragglerVerdict | None:
-    """Return the verdict where more than half of the ranks are always late; else None."""
+    """Return the verdict if more than half of the ranks are always late; else None."""
     among = late_steps(table.wait)
     late, early = (
         [table.ranks[place] for place in np.flatnonzero(which)]
@@ -209,13 +206,13 @@ def _most(table: _Table) -> StragglerVerdict | None:
     return _nothing(
         f"Most ranks are late in nearly every step ({ranks_text(late)}), by {percent(share)} of "
         f"the step. Either these are slow, or the others ({ranks_text(early)}) have less to do; "
-        "the data cannot tell.",
+        "the data cannot distinguish these cases.",
         table.steps,
     )
 
 
 def _uneven(table: _Table) -> StragglerVerdict | None:
-    """Return the verdict on ranks that are late in turn; None where little is lost to them."""
+    """Return the verdict on ranks that are late in turn; None if little time is lost."""
     last, lost = table.late.argmax(axis=0), table.late.max(axis=0)
     share = table.mostly(lost)
     if share is None:
@@ -228,7 +225,7 @@ def _uneven(table: _Table) -> StragglerVerdict | None:
     }
     phases = explained(excess, trimmed(lost))
     among = late_steps(table.wait)
-    if not phases or among.max() > EXPLAINED > among.min():  # always the same ones
+    if not phases or among.max() > EXPLAINED > among.min():  # always the same ranks
         return None
     text = (
         "Different ranks are late in turn, mostly "
@@ -241,7 +238,7 @@ def _uneven(table: _Table) -> StragglerVerdict | None:
 
 
 def _communication(table: _Table, world_size: int) -> StragglerVerdict | None:
-    """Return the verdict where even the last to arrive waits long; None where it does not."""
+    """Return the verdict if even the last rank to arrive waits long; else None."""
     share = table.mostly(table.wait.min(axis=0))
     if share is None:
         return None
@@ -252,7 +249,7 @@ def _communication(table: _Table, world_size: int) -> StragglerVerdict | None:
             table.steps,
         )
     text = (
-        f"After computing, averaging gradients takes {percent(share)} of each step, on all "
+        f"After computing, the gradient all-reduce takes {percent(share)} of each step, on all "
         "ranks alike: no rank is late."
     )
     phase = StepPhase.COMMUNICATION
@@ -273,8 +270,8 @@ def _no_straggler(table: _Table, late: Floats, busy_host: bool) -> StragglerVerd
         )
     if table.per_step > 1:
         text += (
-            f" Gradients are averaged {table.per_step} times per step and only one of these was "
-            "examined: a delay in the others may go unseen."
+            f" Gradients are reduced {table.per_step} times per step, of which one was examined: a "
+            "delay in the others may be missed."
         )
     if busy_host:
         text += " All host cores are busy: a rank that gets none is late."
@@ -282,7 +279,7 @@ def _no_straggler(table: _Table, late: Floats, busy_host: bool) -> StragglerVerd
 
 
 def _missing(ranks: Sequence[RankStepPhases]) -> str | None:
-    """Return what is missing for any verdict."""
+    """Return why no verdict is possible, or None."""
     if len(ranks) < 2:
         return "Only one process is recorded, so no rank waits for another."
     if not any(one.timed for one in ranks):
@@ -293,11 +290,11 @@ def _missing(ranks: Sequence[RankStepPhases]) -> str | None:
         text = f"Waiting times are unknown: {models} DistributedDataParallel models are trained"
         return f"{text}, which synchronize separately."
     if len(silent) == len(ranks) and max(one.timed for one in ranks) < 3 * MIN_STEPS:
-        return "The ranks have recorded too few steps to tell who waits for whom."
+        return "Not enough data: the ranks have recorded too few steps."
     if len(silent) == len(ranks):
         return (
-            "Who waits for whom is not known: no rank trains with torch's DistributedDataParallel, "
-            "whose log tells waiting from computing."
+            "Waiting times are unknown: no rank trains with torch's DistributedDataParallel, whose "
+            "log distinguishes waiting from computing."
         )
     if silent:
         whose = f"{ranks_text(sorted(silent))} {'is' if len(silent) == 1 else 'are'}"

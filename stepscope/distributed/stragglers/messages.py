@@ -1,4 +1,4 @@
-"""Messages about a straggler: the evidence in a sentence, and what to try, by phase. Pure."""
+"""Messages about a straggler: the evidence and a recommendation by phase. Pure; no I/O."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _NEXT = {
     "GPU or cores. A profile of both ranks shows the difference.",
     StepPhase.BACKWARD: "Compare this rank's device with another's: clocks, temperature, other "
     "programs, sample sizes. Gradient hooks also run in backward.",
-    StepPhase.OPTIMIZER: "Look at what this rank does between backward() and the end of "
+    StepPhase.OPTIMIZER: "Check what this rank does between backward() and the end of "
     "optimizer.step(): clipping, logging, reading values, or weights that only it updates.",
     StepPhase.OTHER: "Check what only this rank does between steps, such as logging, saving or "
     "validation; share it among ranks, or do it less often.",
-    StepPhase.COMMUNICATION: "Average less often (no_sync over several batches), send fewer bytes "
-    "(a bf16 compression hook), try larger buckets, and check that the backend uses the fast link "
-    "(NCCL_DEBUG=INFO names it).",
+    StepPhase.COMMUNICATION: "Reduce gradients less often (no_sync over several batches), send "
+    "fewer bytes (a bf16 compression hook), try larger buckets, and check that the backend uses "
+    "the fast link (NCCL_DEBUG=INFO names it).",
 }
 _WITHOUT_LOADER = "before it calls its model"
 _NEXT_WITHOUT_LOADER = (
@@ -44,7 +44,7 @@ UNEVEN_NEXT = (
 
 
 def where(phases: Sequence[StepPhase], *, has_loader: bool) -> str:
-    """Return where the time is lost; without a DataLoader the input is all before the model."""
+    """Return the text of the phases; without a DataLoader the input is all before the model."""
     return " and ".join(
         _WHERE[phase] if has_loader or phase is not StepPhase.INPUT else _WITHOUT_LOADER
         for phase in phases
@@ -52,12 +52,12 @@ def where(phases: Sequence[StepPhase], *, has_loader: bool) -> str:
 
 
 def next_step(phase: StepPhase, *, has_loader: bool = True) -> str:
-    """Return what to try, in words."""
+    """Return the recommendation for a phase."""
     return _NEXT[phase] if has_loader or phase is not StepPhase.INPUT else _NEXT_WITHOUT_LOADER
 
 
 def waits(waiting: int | None) -> str:
-    """Return the begin of a sentence about the one rank that waits, or several for None."""
+    """Return the begin of a sentence about the waiting rank; None for several ranks."""
     return "The others wait" if waiting is None else f"Rank {waiting} waits"
 
 
@@ -70,19 +70,19 @@ def text_of(
     waiting: int | None = None,
     has_loader: bool = True,
 ) -> str:
-    """Return the evidence as the begin of a sentence: who, how much, where.
+    """Return the evidence as the begin of a sentence: the ranks, the time, the phases.
 
-    `phases` are those that explain it, the longest first, and `excess` is what each takes longer.
-    `waiting` is the rank that waits where it is only one.
+    `phases` explain the lateness, the longest first, and `excess` is the additional time of each.
+    `waiting` is the waiting rank, or None for several ranks.
 
     >>> text_of([2], [StepPhase.FORWARD], 0.1, {"forward": 0.002})
-    'The others wait for rank 2, 10 % of each step: it takes 2.00 ms longer in forward than they do'
+    'The others wait for rank 2, 10% of each step: it takes 2.00 ms longer in forward than they do'
     """
-    said = " and ".join(
+    longer = " and ".join(
         f"{format_short_time(excess[phase.value])} longer {where([phase], has_loader=has_loader)}"
         for phase in phases
     )
     who = f"rank {ranks[0]}" if len(ranks) > 1 else "it"
     they = "they do" if waiting is None else f"rank {waiting} does"
     late = f"{waits(waiting)} for {ranks_text(sorted(ranks))}, {percent(share)} of each step"
-    return f"{late}: {who} takes {said} than {they}"
+    return f"{late}: {who} takes {longer} than {they}"

@@ -1,4 +1,4 @@
-"""Read the newest steps of a job's ranks for `detect.py`: a few frames of each store."""
+"""Read the newest steps of a job's ranks from their stores, for `detect.py`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from stepscope.store import SeriesBlock, StoreError, StoreReader, store_name
 log = logging.getLogger(__name__)
 
 ROWS = 512
-"""Newest steps that are looked at first: enough where every step or every fourth is sampled."""
-MOST_ROWS = 8192  # And at most, where samples are rare: 16 frames, read in some 10 ms.
+"""Number of newest steps read first: sufficient if every fourth step is sampled."""
+MOST_ROWS = 8192  # Maximum number, if samples are rare: 16 frames, read in some 10 ms.
 
 
 def in_job(run_json: Mapping[str, Any]) -> bool:
-    """Return True if a process is one of several that train together."""
+    """Return True if a process is a rank of a job of several ranks."""
     size = run_json.get("world_size")
     return type(size) is int and size > 1
 
 
 def judged_run(run: RunInfo) -> StragglerVerdict | None:
-    """Read and judge the ranks of a job; None for a process by itself.
+    """Return the verdict on a job from its stores; None for a single process.
 
-    A rank whose store cannot be read is left out. Takes 2 ms a rank.
+    A rank whose store cannot be read is skipped. Takes 2 ms per rank.
     """
     times, host_cpu = [], None
     for number in rank_numbers(run.folder):
@@ -46,16 +46,16 @@ def judged_run(run: RunInfo) -> StragglerVerdict | None:
                 if number == 0:
                     host_cpu = recent_figures(reader, own).host_cpu
         except StoreError as error:
-            log.warning("%s, rank %d is left out: %s", run.id, number, error)
+            log.warning("%s, rank %d is skipped: %s", run.id, number, error)
     return judged_ranks(times, run.run_json, host_cpu)
 
 
 def judged_ranks(
     times: Sequence[RankStepPhases], run_json: Mapping[str, Any], host_cpu: float | None
 ) -> StragglerVerdict | None:
-    """Judge the ranks of a job by what has been read of them; None for a process by itself.
+    """Return the verdict on the steps of a job; None for a single process.
 
-    `host_cpu` is the use of all cores, 0 to 1.
+    `host_cpu` is the utilization of all cores, 0 to 1.
     """
     if not in_job(run_json):
         return None
@@ -64,13 +64,13 @@ def judged_ranks(
 
 
 def recent_times(reader: StoreReader, number: int, run_json: Mapping[str, Any]) -> RankStepPhases:
-    """Return the phases of a rank's newest steps, of the last 30 s if these are enough.
+    """Return the phases of the newest steps of a folder rank, of the last 30 s if sufficient.
 
-    `number` is that of the process in the folder. Raises StoreError.
+    Raises StoreError.
     """
     rank = torch_rank(run_json, number)
-    found = {(info.stream, info.source): info for info in reader.series()}
-    info = found.get((Stream.STEPS.value, ""))
+    infos = {(info.stream, info.source): info for info in reader.series()}
+    info = infos.get((Stream.STEPS.value, ""))
     on_gpu = training_gpu(run_json) is not None
     if info is None:
         return _times(SeriesBlock.from_rows([]), rank, on_gpu)
@@ -85,7 +85,7 @@ def recent_times(reader: StoreReader, number: int, run_json: Mapping[str, Any]) 
 
 
 def _newest(times: RankStepPhases) -> RankStepPhases:
-    """Return the steps of the last WINDOW_S, or more where they are fewer than twice MIN_STEPS."""
+    """Return the steps of the last WINDOW_S, and at least twice MIN_STEPS."""
     if not len(times.steps):
         return times
     count = int(np.count_nonzero(times.ts > times.ts[-1] - WINDOW_S))

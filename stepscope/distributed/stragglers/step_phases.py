@@ -1,12 +1,13 @@
-"""The phases of one rank's newest steps, as `detect.py` compares them. Pure.
+"""The phases of one rank's newest steps, which `detect.py` compares. Pure; no I/O.
 
-A step lasts from one averaging of gradients to the next, where all ranks meet. Between these a rank
-runs its optimizer, waits for a batch and computes forward and backward. The rank that takes longest
-arrives last, and the others wait for it.
+A step lasts from one gradient all-reduce to the next, where all ranks synchronize. In between a
+rank runs its optimizer, waits for a batch and computes forward and backward. The rank that takes
+longest arrives last, and the others wait for it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,15 +31,15 @@ KEYS = (
     "perf/ddp_iteration",
     "perf/ddp_models",
 )
-"""What is read of a rank's steps."""
+"""Metrics of the steps that are read."""
 LATER = ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait", "perf/ddp_iteration")
-"""What DDP tells of a step in the row after it."""
+"""DDP's metrics of a step, recorded in the row after it."""
 
-MOST_PER_STEP, MOST_MODELS = 4096, 64  # Larger values were not written by us.
+MOST_PER_STEP, MOST_MODELS = 4096, 64  # Larger values in a store are invalid.
 
 
 class StepPhase(StrEnum):
-    """A part of a step; `OTHER` lies between the optimizer's step and the next batch."""
+    """Phase of a step; OTHER is between the optimizer's step and the next batch."""
 
     INPUT = "input"
     FORWARD = "forward"
@@ -49,18 +50,18 @@ class StepPhase(StrEnum):
 
 
 OWN = (StepPhase.INPUT, StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZER, StepPhase.OTHER)
-"""The phases in which a rank is busy by itself, in the order of `RankStepPhases.own`."""
+"""Phases in which a rank does not wait for others, in the order of `RankStepPhases.own`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankStepPhases:
-    """The steps of a rank whose waiting is known; seconds, NaN where a phase is not recorded.
+    """The steps of a rank with a known wait; seconds, NaN if a phase is not recorded.
 
-    `steps` are their numbers (n,), rising: DDP's iterations where these are recorded. `wait` (n,)
-    is the time in which the rank only waited for averaged gradients. `own` (5, n) has the phases of
-    OWN. `timed` counts the steps with a step time. Gradients are averaged `per_step` times a step:
-    `wait` is that of one of them so many times. `has_loader`: waiting for a batch is recorded.
-    `models` are those in DDP; of more than one no waiting is known.
+    `steps` are rising numbers (n,): DDP's iterations if recorded. `wait` (n,) is the exposed time
+    of the gradient all-reduce. `own` (5, n) has the phases of OWN. `timed` counts the steps with a
+    step time. Gradients are reduced `per_step` times per step: `wait` is that of one of these times
+    `per_step`. `has_loader`: the wait for a batch is recorded. `models` is the number of models in
+    DDP; the wait is unknown for more than one.
     """
 
     rank: int
@@ -78,44 +79,44 @@ class RankStepPhases:
 def rank_times(
     rank: int, steps: Floats, ts: Floats, columns: Mapping[str, Floats], *, on_gpu: bool = False
 ) -> RankStepPhases:
-    """Return the phases of consecutive steps (n,), from the rows that hold them.
+    """Return the phases of consecutive steps (n,) from their rows.
 
-    The optimizer's step of the row before belongs to this step's wait, and what DDP knows of this
-    step stands in the row after it. On a GPU forward is what the device took, where DDP says it.
+    The optimizer's step of the row before precedes this step's wait, and DDP's metrics of this step
+    are in the row after it. On a GPU forward is DDP's time on the device, if recorded.
     """
-    found = {key: columns.get(key, np.full(len(steps), np.nan)) for key in KEYS}
-    timed = np.flatnonzero((found[STEP_TIME] > 0) & np.isfinite(found[STEP_TIME]))
+    row = {key: columns.get(key, np.full(len(steps), np.nan)) for key in KEYS}
+    timed = np.flatnonzero((row[STEP_TIME] > 0) & np.isfinite(row[STEP_TIME]))
     steps, ts = steps[timed], ts[timed]
-    found = {key: values[timed] for key, values in found.items()}
+    row = {key: values[timed] for key, values in row.items()}
     follows = np.diff(steps) == 1
-    before = np.where(np.append(False, follows), np.roll(found["perf/optimizer"], 1), np.nan)
+    before = np.where(np.append(False, follows), np.roll(row["perf/optimizer"], 1), np.nan)
     after = {
-        key: np.where(np.append(follows, False), np.roll(found[key], -1), np.nan) for key in LATER
+        key: np.where(np.append(follows, False), np.roll(row[key], -1), np.nan) for key in LATER
     }
-    known, models = _known(after["perf/comm_wait"], found["perf/ddp_models"])
-    # Iterations are the same on all ranks: one may count a step more, as of another model.
+    known, models = _known(after["perf/comm_wait"], row["perf/ddp_models"])
+    # Iterations are equal on all ranks, while one may count an additional step.
     iterations = after["perf/ddp_iteration"]
     numbers = iterations if np.isfinite(iterations[known]).any() else steps
     known = known[_rising(numbers[known])]
     per_step = _per_step(steps[known], numbers[known])
     after |= {key: after[key] * per_step for key in ("perf/backward_compute", "perf/comm_wait")}
-    own = _own(found, before, after, per_step, on_gpu=on_gpu)
+    own = _own(row, before, after, per_step, on_gpu=on_gpu)
     return RankStepPhases(
         rank=rank,
         steps=numbers[known],
         ts=ts[known],
-        step_time=found[STEP_TIME][known],
+        step_time=row[STEP_TIME][known],
         wait=after["perf/comm_wait"][known],
         own=own[:, known],
         timed=len(timed),
         per_step=per_step,
-        has_loader=bool(np.isfinite(found["perf/data_wait"]).any()),
+        has_loader=bool(np.isfinite(row["perf/data_wait"]).any()),
         models=models,
     )
 
 
 def _known(wait: Floats, models: Floats) -> tuple[NDArray[np.intp], int]:
-    """Return the places of the steps whose waiting is known, and the models in DDP by now."""
+    """Return the indices of the steps with a known wait, and the number of models in DDP."""
     known = np.flatnonzero(np.isfinite(wait) & (wait >= 0))
     several = np.flatnonzero((models > 1) & (models <= MOST_MODELS))
     if len(several) and (not len(known) or several[-1] > known[-1] + 1):
@@ -124,25 +125,25 @@ def _known(wait: Floats, models: Floats) -> tuple[NDArray[np.intp], int]:
 
 
 def _rising(numbers: Floats) -> slice:
-    """Return where numbers rise up to the end: after the last model that was made, or resumed."""
+    """Return the rising numbers up to the end: after the last new or resumed model."""
     falls = np.flatnonzero(~(np.diff(numbers) > 0))
     return slice(int(falls[-1]) + 1 if len(falls) else 0, None)
 
 
 def _per_step(steps: Floats, numbers: Floats) -> int:
-    """Return how many of DDP's iterations a step has: the median over quarters of the steps.
+    """Return the number of DDP's iterations per step: the median over quarters of the steps.
 
-    A validation that goes through DDP with gradients counts in one place only.
+    A validation through DDP with gradients changes one quarter only.
     """
     apart = max(1, len(steps) // 4)
     passed = steps[apart:] - steps[:-apart]
-    found = (numbers[apart:] - numbers[:-apart])[passed > 0] / passed[passed > 0]
-    usual = float(np.median(found)) if len(found) else 1.0
+    ratios = (numbers[apart:] - numbers[:-apart])[passed > 0] / passed[passed > 0]
+    usual = float(np.median(ratios)) if len(ratios) else 1.0
     return round(usual) if 1 <= usual <= MOST_PER_STEP else 1
 
 
 def _own(
-    found: Mapping[str, Floats],
+    row: Mapping[str, Floats],
     optimizer: Floats,
     after: Mapping[str, Floats],
     per_step: int,
@@ -150,7 +151,7 @@ def _own(
     on_gpu: bool,
 ) -> Floats:
     """Return the phases of OWN (5, n)."""
-    wait, forward = found["perf/data_wait"], found["perf/forward"]
+    wait, forward = row["perf/data_wait"], row["perf/forward"]
     inside, backward = after["perf/forward_compute"], after["perf/backward_compute"]
     # Without a DataLoader the script makes its batch before it calls the model.
     made = np.where(np.isnan(wait), np.maximum(forward - inside, 0), wait)
@@ -158,26 +159,29 @@ def _own(
     if on_gpu:
         computed = np.where(np.isnan(inside), computed, inside)
     elif per_step == 1:
-        # DDP knows the last batch of a step; without averaging, the others wait for nobody.
-        whole = np.maximum(found["perf/backward"] - after["perf/comm_wait"], 0)
+        # DDP times the last batch of a step; batches before it have no all-reduce.
+        whole = np.maximum(row["perf/backward"] - after["perf/comm_wait"], 0)
         backward = np.where(np.isnan(whole), backward, whole)
-    ours = np.nan_to_num(found["perf/backward"]) + np.nan_to_num(found["perf/optimizer"])
-    theirs = np.nan_to_num(after["perf/backward_compute"]) + np.nan_to_num(after["perf/comm_wait"])
-    is_seen = np.isfinite(forward)  # else the script only says when a step ends
-    busy = np.where(is_seen, np.nan_to_num(forward) + ours, np.nan_to_num(inside) + theirs)
-    other = np.maximum(found[STEP_TIME] - np.nan_to_num(wait) - busy, 0)
+    # Without a time of forward, the phases are DDP's.
+    parts = np.where(
+        np.isfinite(forward),
+        (forward, row["perf/backward"], row["perf/optimizer"]),
+        (inside, after["perf/backward_compute"], after["perf/comm_wait"]),
+    )
+    busy = np.nan_to_num(parts).sum(axis=0)
+    other = np.maximum(row[STEP_TIME] - np.nan_to_num(wait) - busy, 0)
     return np.array([made, computed, backward, optimizer, other])
 
 
 PERMUTATIONS, FEWER, MANY = 1999, 499, 8
-"""For up to MANY ranks, and for more: 64 take some 20 ms then."""
-BLOCKS = 10  # Parts of the window whose steps are alike.
-EXPLAINED = 0.8  # Least part of the lateness that a phase explains.
-TRIM = 0.05  # Part of the steps left out at either end: a checkpoint is no straggler.
+"""Number of permutations for up to MANY ranks, and for more: 64 take some 20 ms then."""
+BLOCKS = 10  # Number of parts of the window.
+EXPLAINED = 0.8  # Minimum fraction of the lateness that the phases explain.
+TRIM = 0.05  # Fraction of the steps excluded at either end: a checkpoint is no straggler.
 
 
 def lateness(late: Floats) -> Floats:
-    """Return each rank's mean lateness (ranks,) less what is usual among the others.
+    """Return each rank's mean lateness (ranks,) less the median of the others', if positive.
 
     `late` is (ranks, steps or blocks), in seconds.
     """
@@ -186,13 +190,13 @@ def lateness(late: Floats) -> Floats:
 
 
 def chance(late: Floats) -> float:
-    """Return how often permuted ranks have a latest one as late as the latest here, or later.
+    """Return the permutation-test p-value of the largest mean lateness.
 
-    Without a slow rank all are exchangeable: within a block of steps any could have had the times
-    of any other. `late` is (ranks, steps).
+    Null hypothesis: ranks are exchangeable within each block of steps. `late` has shape
+    (ranks, steps), in seconds.
     """
     blocks = np.array([[trimmed(part) for part in np.array_split(r, BLOCKS)] for r in late])
-    # In an order of its own, so that the numbers of the ranks change nothing.
+    # Sorted, so that the result does not depend on the order of the ranks.
     blocks = blocks[np.argsort(blocks.sum(axis=1))]
     # One long pause would outweigh all other blocks. Permuting ranks does not change the bound.
     bound = 2 * max(0.0, float(np.median(np.sort(blocks, axis=None)[-BLOCKS:])))
@@ -213,28 +217,26 @@ def _latest(blocks: Floats) -> Floats:
 
 
 def explained(excess: Mapping[str, float], late: float) -> tuple[StepPhase, ...]:
-    """Return the phases to name for a lateness, the longest first; () where they do not explain it.
+    """Return the phases to name for a lateness, the longest first; () if they do not explain it.
 
-    All phases together explain EXPLAINED of the lateness. Those named explain half of it, and each
-    that takes half as long as the first is among them.
+    All phases together explain EXPLAINED of the lateness. The named phases explain half of it, and
+    include each phase half as long as the first.
     """
     longer = sorted(((value, name) for name, value in excess.items() if value > 0), reverse=True)
     if not longer or sum(value for value, _ in longer) < EXPLAINED * late:
         return ()
-    named: list[StepPhase] = []
-    so_far = 0.0
-    for value, name in longer:
-        if so_far >= late / 2 and value < longer[0][0] / 2:
-            break
-        named.append(StepPhase(name))
-        so_far += value
-    return tuple(named)
+    so_far = itertools.accumulate((value for value, _ in longer), initial=0.0)
+    return tuple(
+        StepPhase(name)
+        for (value, name), before in zip(longer, so_far, strict=False)
+        if before < late / 2 or value >= longer[0][0] / 2
+    )
 
 
 def others(values: Floats) -> Floats:
     """Return, for each rank, the median of the others' values (ranks, steps)."""
     ordered, half = np.sort(values, axis=0), len(values) // 2
-    if len(values) % 2 == 0:  # leaves one of the two in the middle
+    if len(values) % 2 == 0:  # the others have one value in the middle
         middle = np.where(values <= ordered[half - 1], ordered[half], ordered[half - 1])
         return np.asarray(middle)
     below, middle, above = ordered[half - 1], ordered[half], ordered[(half + 1) % len(values)]
@@ -244,17 +246,17 @@ def others(values: Floats) -> Floats:
 
 
 def late_steps(wait: Floats) -> Floats:
-    """Return the share of the steps in which each rank is among the late.
+    """Return the fraction of the steps in which each rank is late.
 
-    In each step the ranks are in two groups, by whether they wait less or more than half of what
-    the one that waits longest does. `wait` is (ranks, steps).
+    A rank is late in a step if it waits less than the middle of the shortest and the longest wait.
+    `wait` is (ranks, steps).
     """
     least, most = wait.min(axis=0), wait.max(axis=0)
     return np.asarray((wait - least < (most - least) / 2).mean(axis=1))
 
 
 def trimmed(values: Floats) -> float:
-    """Return the mean without the lowest and highest TRIM; NaN among them are left out."""
+    """Return the mean of the finite values without the lowest and highest TRIM."""
     finite = np.sort(values[np.isfinite(values)])
     cut = math.ceil(TRIM * len(finite)) if len(finite) > 2 else 0
     kept = finite[cut : len(finite) - cut]
