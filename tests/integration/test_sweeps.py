@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
 from trainer.lab.folder import SAMPLES, SweepError
 from trainer.lab.plan import SweepPlan
-from trainer.lab.variants import make_arm
+from trainer.lab.variants import make_variant
 
 LONG = 100_000
 
@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[Services]:
 
 def plan(server: Services, rounds: int = 2, steps: int = 5) -> SweepPlan:
     base = defaults(Workload.LINEAR)
-    arm = make_arm({"optimizer_impl": "for-loop"}, base, server.devices().devices)
+    arm = make_variant({"optimizer_impl": "for-loop"}, base, server.devices().devices)
     return SweepPlan(
         config=base, arms=(arm,), steps=steps, warmup=2, max_rounds=rounds, find_best=False
     )

@@ -25,7 +25,7 @@ from trainer.lab.options import UsageError, parser, plan_of
 from trainer.lab.plan import SweepPlan, estimate
 from trainer.lab.presets import PRESETS
 from trainer.lab.sweep_state import merged
-from trainer.lab.variants import FIXED, NOT_TIMED, arms, changed, make_arm
+from trainer.lab.variants import FIXED, NOT_TIMED, all_variants, changed, make_variant
 from trainer.techniques import SWITCHES
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
@@ -47,17 +47,17 @@ def changes(*words: str, devices: tuple[TrainDevice, ...] = (CPU,)) -> dict[str,
 
 def test_every_switch_has_an_arm_or_a_reason_to_have_none() -> None:
     for config in (defaults(Workload.DIGITS_CNN), defaults(Workload.DIGITS_CNN, "GPU-1")):
-        offered = {field for arm in arms(config, [CPU, GPU]) for field in arm.changes}
+        offered = {field for arm in all_variants(config, [CPU, GPU]) for field in arm.changes}
         missing = {switch.field for switch in SWITCHES} - offered
         assert missing <= NOT_TIMED | {"persistent_workers"}  # without workers it means nothing
-    names = [arm.name for arm in arms(defaults(Workload.DIGITS_CNN), [CPU, GPU])]
+    names = [arm.name for arm in all_variants(defaults(Workload.DIGITS_CNN), [CPU, GPU])]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("device", ["cpu", "GPU-1"])
 def test_an_arm_without_a_problem_is_a_configuration_that_can_run(device: str) -> None:
     config = defaults(Workload.DIGITS_CNN, device)
-    for arm in arms(config, [CPU, GPU]):
+    for arm in all_variants(config, [CPU, GPU]):
         if arm.problem is None:
             assert validate(changed(config, arm.changes), [CPU, GPU]) == (), arm.name
             assert changed(config, arm.changes) != config
@@ -65,17 +65,17 @@ def test_an_arm_without_a_problem_is_a_configuration_that_can_run(device: str) -
 
 def test_an_arm_brings_what_it_needs() -> None:
     config = replace(defaults(Workload.DIGITS_CNN, "GPU-1"), pin_memory=False, non_blocking=False)
-    assert make_arm({"non_blocking": True}, config, [GPU]).changes == {
+    assert make_variant({"non_blocking": True}, config, [GPU]).changes == {
         "non_blocking": True,
         "pin_memory": True,
     }
     pinned = defaults(Workload.DIGITS_CNN, "GPU-1")
-    assert make_arm({"pin_memory": False}, pinned, [GPU]).changes == {
+    assert make_variant({"pin_memory": False}, pinned, [GPU]).changes == {
         "pin_memory": False,
         "non_blocking": False,
     }
     # A step of as many samples as before.
-    assert make_arm({"gradient_accumulation_steps": 4}, config, [GPU]).changes == {
+    assert make_variant({"gradient_accumulation_steps": 4}, config, [GPU]).changes == {
         "gradient_accumulation_steps": 4,
         "batch_size": 32,
     }
@@ -257,7 +257,7 @@ def test_settings_of_a_workload_of_the_users_own_are_arms(own_file: str) -> None
         ),
         ("quick+late", "late on, quick on", {"custom_options": "quick,late"}),
     ]
-    offered = {arm.name: arm.problem for arm in arms(plan.config, [CPU])}
+    offered = {arm.name: arm.problem for arm in all_variants(plan.config, [CPU])}
     assert (offered["quick"], offered["late"]) == (None, None)
     on = own_plan(own_file, "--set", "own=late", "--arms", "late=false,quick")
     assert [dict(arm.changes) for arm in on.arms] == [

@@ -14,7 +14,7 @@ from trainer.config_validation import TrainDevice
 from trainer.lab.presets import PRESETS
 from trainer.lab.result_json import scaled
 from trainer.lab.trial_metrics import steps_together
-from trainer.lab.variants import Variant, changed, make_arm
+from trainer.lab.variants import Variant, changed, make_variant
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = defaults(Workload.DIGITS_CNN)
@@ -69,7 +69,7 @@ def test_gpus_offer_as_many_ranks_as_there_are(count: int, most: int) -> None:
 
 def test_an_arm_back_to_one_process_needs_no_torchrun() -> None:
     several = changed(CONFIG, {"strategy": "ddp", "devices_per_node": 2, "runner": "torchrun"})
-    arm = make_arm({"strategy": "none", "devices_per_node": 1}, several, [CPU])
+    arm = make_variant({"strategy": "none", "devices_per_node": 1}, several, [CPU])
     assert changed(several, arm.changes).runner is Runner.THREAD
     assert arm.problem is None
 

@@ -25,7 +25,7 @@ from trainer.lab.sweep import SweepRunner, seed_of, with_steps
 from trainer.lab.sweep_state import confirming_rules, rules_of
 from trainer.lab.terminal import Terminal, closing, progress_line, table
 from trainer.lab.trial_log import METRICS, Trial, read_samples
-from trainer.lab.variants import Variant, make_arm
+from trainer.lab.variants import Variant, make_variant
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = RunConfig(workload=Workload.DIGITS_CNN, channels_last=False)
@@ -73,7 +73,7 @@ class FakeTaker:
 
 
 def arm(**changes: Any) -> Variant:
-    return make_arm(changes, CONFIG, [CPU])
+    return make_variant(changes, CONFIG, [CPU])
 
 
 def plan(*arms: Variant, **numbers: Any) -> SweepPlan:
@@ -321,8 +321,8 @@ def test_a_loss_that_is_no_number_is_worse(tmp_path: Path) -> None:
 
 def test_winners_that_exclude_each_other_are_not_combined(tmp_path: Path) -> None:
     taker = FakeTaker({"num_workers": 0.1, "prefetch_factor": 0.1})
-    first = make_arm({"num_workers": 2, "prefetch_factor": 4}, CONFIG, [CPU])
-    second = make_arm({"num_workers": 4}, CONFIG, [CPU])
+    first = make_variant({"num_workers": 2, "prefetch_factor": 4}, CONFIG, [CPU])
+    second = make_variant({"num_workers": 4}, CONFIG, [CPU])
     found = sweep(tmp_path, plan(first, second), taker)
     assert found["best"]["arms"] == ["num_workers=2+prefetch_factor=4"]
     assert found["combining"][1] == {

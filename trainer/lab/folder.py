@@ -32,11 +32,11 @@ LOCK = "lock"
 _MAX_BYTES = 16 * 2**20
 GONE = "The process is gone (killed, or the machine went down). Resume continues from here."
 STALE_S = 3600.0
-"""Time without update after which a sweep of another machine or container counts as ended."""
+"""Time without update after which a sweep of another host or container counts as ended."""
 
 
 class SweepError(Exception):
-    """A sweep folder that cannot be used; the message is one sentence with a remedy."""
+    """An unusable sweep folder; the message has a remedy."""
 
 
 def new_sweep_folder(root: Path, workload: str) -> Path:
@@ -76,8 +76,8 @@ def write_plan(folder: Path, plan: SweepPlan) -> None:
 def only_one(folder: Path) -> Iterator[None]:
     """Hold the lock of a sweep, to measure, to write its sweep.json, or to delete its folder.
 
-    Raises SweepError if another process holds it or the folder is another user's, OSError if the
-    lock cannot be opened.
+    Raises SweepError if another process holds the lock or another user owns the folder, OSError if
+    the lock cannot be opened.
     """
     if not is_own_folder(folder):
         raise SweepError(f"{folder.name}: belongs to another user. Copy the folder.")
@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SweepError(f"{where}: cannot be read ({error.strerror}). Start a sweep.") from error
     except ValueError as error:
-        raise SweepError(f"{where}: is no JSON ({error}). Delete the folder.") from error
+        raise SweepError(f"{where}: is not JSON ({error}). Delete the folder.") from error
     if not isinstance(content, dict):
         raise SweepError(f"{where}: must be a JSON object. Delete the folder.")
     return content

@@ -1,4 +1,4 @@
-"""A sweep in a terminal: a line of progress and a table, whose rows the report has too."""
+"""A sweep in a terminal: a progress line, and a table that the report has too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.common.formatting import format_bytes, format_duration, printable
+from stepscope.common.formatting import (
+    format_bytes,
+    format_duration,
+    format_short_time,
+    printable,
+    three_digits,
+)
 from trainer.lab.verdict_text import EFFECT, of_best, percent, summary
 
 HEADINGS = (
@@ -16,12 +22,12 @@ HEADINGS = (
     *("loss", "rounds"),
 )
 NUMBERS = frozenset(HEADINGS) - {"setting", "verdict", "loss"}
-"""Columns that are aligned to the right."""
+"""Right-aligned columns."""
 _LAST = ("measuring", "undecided", "failed", "impossible")
 
 
 def ordered(sweep: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the arms with the largest effect first; those without a verdict come after."""
+    """Return the variants, the largest effect first and those without a verdict last."""
 
     def place(arm: Mapping[str, Any]) -> tuple[int, float]:
         behind = _LAST.index(arm["verdict"]) + 1 if arm["verdict"] in _LAST else 0
@@ -31,48 +37,41 @@ def ordered(sweep: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def rows(sweep: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the cells of each arm, and those of the baseline before them."""
+    """Return the cells of the baseline and of each variant."""
     baseline = sweep["baseline"]
-    metrics = _metrics(baseline["metrics"])
-    return [
-        ("baseline", str(baseline["label"]), "", *metrics, "", str(baseline["rounds"])),
-        *(
+    found = [("baseline", baseline["label"], "", *_metrics(baseline), "", str(baseline["rounds"]))]
+    for arm in ordered(sweep):
+        resolution = arm["resolution"]
+        found.append(
             (
                 str(arm["name"]),
                 str(arm["text"]),
-                "" if arm["resolution"] is None else percent(float(arm["resolution"])),
-                *_metrics(arm["metrics"]),
+                "" if resolution is None else percent(float(resolution)),
+                *_metrics(arm),
                 str(arm["loss"]["text"]) if arm["effect"] is not None else "",
                 str(arm["rounds"]),
             )
-            for arm in ordered(sweep)
-        ),
-    ]
+        )
+    return found
 
 
-def _metrics(metrics: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    rate = metrics["samples_per_sec"]
-    peak = metrics["peak_allocated"]
-    return (
-        "" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}",
-        milliseconds(metrics["step_time"]),
-        milliseconds(metrics["data_wait"]),
-        "" if rate is None else format_bytes(metrics["peak_process"] if peak is None else peak),
+def _metrics(arm: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    metrics = arm["metrics"]
+    rate, peak = metrics["samples_per_sec"], metrics["peak_allocated"]
+    step, wait = (
+        "" if metrics[name] is None else format_short_time(metrics[name])
+        for name in ("step_time", "data_wait")
     )
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Return a time in ms with three digits, empty where it is missing."""
-    if seconds is None:
-        return ""
-    value = 1000 * seconds
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
+    if rate is None:
+        return "", step, wait, ""
+    peak = metrics["peak_process"] if peak is None else peak
+    return three_digits(rate), step, wait, format_bytes(peak)
 
 
 class Terminal:
-    """Shows each new content of a sweep on stderr.
+    """Prints each new content of a sweep on stderr.
 
-    On a terminal the table is drawn anew over the former one. In a file it is one line a sample.
+    A terminal has one table, drawn again each time; a file has one line per trial.
     """
 
     def __init__(self) -> None:
@@ -80,20 +79,21 @@ class Terminal:
         self._drawn = 0
 
     def show(self, sweep: Mapping[str, Any]) -> None:
-        """Show how far the sweep is."""
+        """Print the progress of the sweep."""
         line = progress_line(sweep)
         if not self._live:
             self._write(f"{line}\n")
             return
         width = max(20, shutil.get_terminal_size().columns)
         lines = [line, *table(sweep)]
-        # A line that wraps would take two, and the next drawing would begin too low.
+        # Without wrapped lines, so that the number of lines is the height of the table.
         text = "".join(f"{one[: width - 1]}\n" for one in lines)
-        self._write(f"\x1b[{self._drawn}F\x1b[J{text}" if self._drawn else text)
+        self.clear()
+        self._write(text)
         self._drawn = len(lines)
 
     def clear(self) -> None:
-        """Remove the live table: the last one goes to stdout."""
+        """Remove the live table."""
         if self._drawn:
             self._write(f"\x1b[{self._drawn}F\x1b[J")
         self._drawn = 0
@@ -104,7 +104,7 @@ class Terminal:
 
 
 def progress_line(sweep: Mapping[str, Any]) -> str:
-    """Return where the sweep stands in one line."""
+    """Return the progress of a sweep in one line."""
     progress = sweep["progress"]
     left = progress["seconds_left"]
     text = f"[{progress['done']}/{progress['total']}] {progress['doing']}"
@@ -114,7 +114,7 @@ def progress_line(sweep: Mapping[str, Any]) -> str:
 
 
 def table(sweep: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the table: headings, the baseline, and the arms by their effect."""
+    """Return the lines of the table: headings, the baseline, and the variants by effect."""
     cells = [HEADINGS, *rows(sweep)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
     return [
@@ -129,25 +129,20 @@ def table(sweep: Mapping[str, Any]) -> list[str]:
 
 
 def closing(sweep: Mapping[str, Any]) -> list[str]:
-    """Return what is said below the last table."""
+    """Return the lines below the final table."""
     counts = Counter(str(arm["verdict"]) for arm in sweep["arms"])
-    plan = sweep["plan"]
+    plan, best, drift = sweep["plan"], of_best(sweep), sweep["drift"]
     lines = [
-        f"{summary(counts) or 'No arm'}; {plan['steps']} steps a sample after {plan['warmup']} of "
-        "warm-up, one process each.",
+        f"{summary(counts) or 'No variant'}; {plan['steps']} steps per trial after "
+        f"{plan['warmup']} warm-up steps, one process each.",
         EFFECT,
     ]
     for arm in sweep["arms"]:
         if arm["reason"] and arm["reason"] not in arm["text"]:
             lines.append(f"{arm['name']}: {arm['reason']}")
-    best = of_best(sweep)
-    if best is not None:
-        lines.append(f"Best combination: {best}")
+    lines += [f"Best combination: {best}"] if best is not None else []
     for tried in sweep["combining"]:
         if not tried["kept"]:
             lines.append(f"Not in it: {tried['tried'][-1]}: {tried['reason']}.")
-    if sweep["drift"] is not None:
-        lines.append(sweep["drift"]["text"])
-    if sweep["reason"]:
-        lines.append(sweep["reason"])
+    lines += filter(None, (drift and drift["text"], sweep["reason"]))
     return [printable(line) for line in lines]

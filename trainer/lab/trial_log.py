@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,14 +18,15 @@ METRICS = (
     *("samples_per_sec", "mean_samples_per_sec", "step_time", "data_wait", "h2d", "gpu_time"),
     *("peak_allocated", "peak_reserved", "peak_process", "energy_per_sample", "loss", "mfu"),
 )
-"""Metrics of a trial that sweep.json has for each arm (docs/lab.md)."""
+"""Metrics of a trial that sweep.json has for each variant (docs/lab.md)."""
 _Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One child process and what it measured, or the `reason` why it measured nothing.
+    """The metrics of one child process, or the `reason` of its failure.
 
-    `seconds` is the wall time of the process, `session` how often the sweep had been resumed.
+    `contest` is the key of its comparison, `seconds` the wall time of the process, and `session`
+    the number of times that the sweep had been resumed.
     """
 
     contest: str
@@ -40,15 +41,15 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """True if it measured something."""
+        """True if the trial has metrics."""
         return self.reason is None
 
 
 def read_samples(folder: Path) -> list[Trial]:
     """Return the valid trials of a sweep.
 
-    An incomplete last line, of a process that was killed, is removed from the file. Raises
-    SweepError for another invalid line.
+    An incomplete last line, of a killed process, is removed from the file. Raises SweepError for
+    another invalid line.
     """
     path = folder / SAMPLES
     samples: list[Trial] = []
@@ -66,9 +67,14 @@ def read_samples(folder: Path) -> list[Trial]:
             samples.append(_decoded(text))
         except (ValueError, RecursionError) as error:
             raise SweepError(
-                f"{folder.name}/{SAMPLES}: line {number} is no sample ({error}). Delete the line."
+                f"{folder.name}/{SAMPLES}: line {number} is no trial ({error}). Delete the line."
             ) from error
-    return _newest(samples)
+    # The trials of a round that a resumed sweep has repeated are invalid.
+    last: dict[tuple[str, int], int] = {}
+    for one in samples:
+        key = (one.contest, one.round)
+        last[key] = max(last.get(key, 0), one.session)
+    return [one for one in samples if one.session == last[one.contest, one.round]]
 
 
 def _decoded(text: bytes) -> Trial:
@@ -81,19 +87,10 @@ def _decoded(text: bytes) -> Trial:
 
 
 def no_rate(metrics: Mapping[str, Any]) -> str | None:
-    """Return why metrics have no throughput to compare; None if they have one."""
+    """Return why metrics have no valid throughput, or None."""
     for name in ("samples_per_sec", "step_time"):
         value = metrics.get(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is None or not is_number or not 0 < value < math.inf:
             return f"{name}: must be a number above 0, got {value!r}."
     return None
-
-
-def _newest(samples: Sequence[Trial]) -> list[Trial]:
-    """Remove the trials of rounds that a resumed sweep has repeated."""
-    last: dict[tuple[str, int], int] = {}
-    for one in samples:
-        key = (one.contest, one.round)
-        last[key] = max(last.get(key, 0), one.session)
-    return [one for one in samples if one.session == last[one.contest, one.round]]

@@ -1,4 +1,4 @@
-"""The training run of a trial: an ordinary run with recorder and sampler, as a user gets it."""
+"""The training run of a trial: an ordinary run with recorder and sampler."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ from trainer.runners.torchrun import TorchrunRun
 from trainer.training.train import run
 
 POLL_S = 0.02
-STOP_S = 30.0  # Longest wait for the ranks to end where their time is up.
+STOP_S = 30.0  # Timeout for the end of the ranks after their time limit.
 
 
 def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the job; return `metrics` and `machine`, or the `reason` why there are none.
+    """Run the job; return `metrics` and `machine`, or a `reason`.
 
-    A job has `config`, `changes`, `seed`, `warmup`, `steps`, and `folder`, which is empty. Without
-    `steps` the run ends `seconds` after its warm-up. Where the folder cannot be written the answer
-    has `stops` beside the reason.
+    A job has `config`, `changes`, `seed`, `warmup`, `steps`, and an empty `folder`. Without `steps`
+    the run ends `seconds` after its warm-up. If the folder cannot be written, the result has
+    `stops` too.
     """
-    folder, warmup = Path(job["folder"]), int(job["warmup"])
+    folder, warmup, seconds = Path(job["folder"]), int(job["warmup"]), float(job["seconds"])
     timed = not job["steps"]
     try:
         config = _config(job)
         if config.distributed:
             write_pending(folder, config, "Starting the ranks.")
-            _run_ranks(TorchrunRun(config, folder), warmup, float(job["seconds"]), timed=timed)
+            ranks = TorchrunRun(config, folder)
+            limit_s = seconds if timed else float("inf")
+            _wait(lambda: last_step(folder), lambda: not ranks.alive(), warmup, limit_s)
+            while ranks.alive():
+                ranks.stop(STOP_S)
         else:
-            _run_here(config, folder, warmup, float(job["seconds"]), timed=timed)
+            _run_here(config, folder, warmup, seconds, timed=timed)
         ended = read_run(folder)
         if ended.status is not RunStatus.FINISHED and not (
             timed and ended.status is RunStatus.STOPPED
@@ -49,12 +53,12 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
         except StoreError as error:
             if not config.distributed:
                 raise
-            return {"reason": str(error)}  # a rank's store cannot be read: this trial failed
+            return {"reason": str(error)}  # a rank's store is unreadable: the trial failed
         return {"metrics": metrics, "machine": ended.run_json.get("environment") or {}}
     except (ConfigError, RunTooShortError, RunError) as error:
         return {"reason": str(error)}
     except (StoreError, OSError) as error:
-        return {"reason": f"The sample's folder cannot be written: {error}.", "stops": True}
+        return {"reason": f"The folder of the trial cannot be written: {error}.", "stops": True}
 
 
 def _config(job: Mapping[str, Any]) -> RunConfig:
@@ -65,8 +69,8 @@ def _config(job: Mapping[str, Any]) -> RunConfig:
         epochs=int(LIMITS["epochs"][1]),
         max_steps=job["steps"] and job["warmup"] + job["steps"],
         runner=Runner.TORCHRUN if config.distributed else Runner.THREAD,
-        nan_policy=NanPolicy.CONTINUE,  # a loss that is no number is a finding, not a failure
-        # A constant rate does not depend on how many steps a sample takes.
+        nan_policy=NanPolicy.CONTINUE,  # a NaN loss is a result, not a failure
+        # A constant learning rate does not depend on the number of steps.
         lr_scheduler=LRSchedule.NONE,
         lr_warmup_steps=0,
         resume_from="",
@@ -88,19 +92,8 @@ def _run_here(config: RunConfig, folder: Path, warmup: int, seconds: float, *, t
         stop.set()
 
 
-def _run_ranks(job: TorchrunRun, warmup: int, seconds: float, *, timed: bool) -> None:
-    _wait(
-        lambda: last_step(job.folder),
-        lambda: not job.alive(),
-        warmup,
-        seconds if timed else float("inf"),
-    )
-    while job.alive():
-        job.stop(STOP_S)
-
-
 def _wait(step: Callable[[], int], ended: Callable[[], bool], warmup: int, seconds: float) -> None:
-    """Wait until the run has ended, or for `seconds` after two steps beyond the warm-up."""
+    """Wait for the end of the run, or for `seconds` after two steps beyond the warm-up."""
     while step() < warmup + 2:
         if ended():
             return
