@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from stepscope.distributed.collective_metrics import bus_factor
+from trainer.collectives.measurement import Measurement, read_result, result_names
 from trainer.collectives.plan import KIB, MIB, OPERATIONS, CollectivePlan
-from trainer.collectives.process import Measurement
-from trainer.collectives.results import read_result, result_names
 from trainer.runners.child_process import ChildState
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ from trainer.devices import list_devices
 from trainer.memory_estimate.__main__ import main
 from trainer.memory_estimate.estimate import answer
 from trainer.memory_estimate.past_runs import DEFAULT_FACTOR, FIT_JSON, margin_for
-from trainer.memory_estimate.probe import ROUNDS, Report, measure
+from trainer.memory_estimate.probe import ROUNDS, Progress, measure
 
 FIT = [sys.executable, "-m", "trainer.memory_estimate"]
 SCRIPT_FIT = [sys.executable, "-m", "stepscope.cli", "fit"]
@@ -170,8 +170,8 @@ class Terminal(io.StringIO):
 def test_the_line_of_progress_is_gone_before_anything_else_is_said(
     error: OSError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(*args: Any, say: Report, **more: Any) -> dict[str, Any]:
-        say("Measuring", 1.0)
+    def answer(*args: Any, progress: Progress, **more: Any) -> dict[str, Any]:
+        progress("Measuring", 1.0)
         if error is not None:
             raise error
         return {"fits": True}
@@ -192,9 +192,9 @@ def test_the_line_of_progress_is_gone_before_anything_else_is_said(
 
 
 def test_the_share_of_progress_only_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(config: Any, sizes: Any, say: Report) -> Any:
+    def measured(config: Any, sizes: Any, progress: Progress) -> Any:
         for share in (0.0, 0.5):
-            say("Measuring", share)
+            progress("Measuring", share)
         return {}, []
 
     monkeypatch.setattr("trainer.memory_estimate.estimate.measure", measured)
@@ -207,7 +207,7 @@ def test_the_share_of_progress_only_grows(tmp_path: Path, monkeypatch: pytest.Mo
         tmp_path,
         largest=True,
         probe=True,
-        say=lambda text, share: shares.append(share),
+        progress=lambda text, share: shares.append(share),
     )
     assert "largest" in found
     assert shares == sorted(shares)

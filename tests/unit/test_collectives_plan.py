@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.collectives_results import ROW
-from trainer.collectives.plan import GIB, NCCL, CollectivePlan, PlanError, parse_sizes, refusal
-from trainer.collectives.results import (
+from trainer.collectives.measurement import (
     HEADING,
     ResultError,
     closing,
@@ -24,6 +23,7 @@ from trainer.collectives.results import (
     result_names,
     write_result,
 )
+from trainer.collectives.plan import GIB, NCCL, CollectivePlan, PlanError, parse_sizes, refusal
 
 KEPT: dict[str, Any] = {"backend": "gloo", "ranks": 2, "rows": [ROW]}
 

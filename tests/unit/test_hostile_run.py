@@ -49,7 +49,7 @@ from stepscope.run import (
     write_run_json,
 )
 from stepscope.store import StoreWriter, store_name
-from trainer.collectives.results import ResultError, read_result
+from trainer.collectives.measurement import ResultError, read_result
 from trainer.config import checkpoints
 from trainer.lab.folder import SweepError, only_one, read_plan, read_sweep, sweep_folders
 from trainer.lab.trial_log import read_samples
