@@ -23,7 +23,7 @@ from trainer.memory_estimate.past_runs import DEFAULT_FACTOR, FIT_JSON, margin_f
 from trainer.memory_estimate.probe import ROUNDS, Progress, measure
 
 FIT = [sys.executable, "-m", "trainer.memory_estimate"]
-SCRIPT_FIT = [sys.executable, "-m", "stepscope.cli", "fit"]
+SCRIPT_FIT = [sys.executable, "-m", "stepscope.cli", "measure-memory"]
 SCRIPT = """
 import sys, torch
 from torch import nn
@@ -157,7 +157,7 @@ def test_a_model_that_reads_values_gets_a_sentence(tmp_path: Path) -> None:
     done = fit("--workload", f"{path}:build", "--json", "--runs", str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert "reads tensor values (mine.py, line 10, in forward)," in done.stderr
-    assert "stepscope fit" in done.stderr
+    assert "stepscope measure-memory" in done.stderr
     assert "Traceback" not in done.stderr
 
 

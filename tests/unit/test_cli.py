@@ -216,7 +216,7 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 
 def sections() -> dict[str, str]:
     """Return each command's section of docs/cli.md."""
-    parts = re.split(r"^## stepscope (\w+)$", (ROOT / "docs/cli.md").read_text(), flags=re.M)
+    parts = re.split(r"^## stepscope ([\w-]+)$", (ROOT / "docs/cli.md").read_text(), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
