@@ -13,7 +13,7 @@ from trainer.config import Runner, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.lab.presets import PRESETS
 from trainer.lab.result_json import scaled
-from trainer.lab.trial_metrics import steps_together
+from trainer.lab.trial_run import steps_together
 from trainer.lab.variants import Variant, changed, make_variant
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)

@@ -17,14 +17,21 @@ import pytest
 from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload
 from trainer.config_validation import TrainDevice
 from trainer.lab.comparison import NextTrial, VariantComparison, replay_comparison
-from trainer.lab.folder import SAMPLES, SWEEP_JSON, SweepError, read_sweep, write_plan
+from trainer.lab.folder import (
+    METRICS,
+    SAMPLES,
+    SWEEP_JSON,
+    SweepError,
+    Trial,
+    read_samples,
+    read_sweep,
+    write_plan,
+)
 from trainer.lab.plan import SweepPlan
-from trainer.lab.report import to_csv, to_html
+from trainer.lab.report import Terminal, closing, progress_line, table, to_csv, to_html
 from trainer.lab.statistics import judge
 from trainer.lab.sweep import SweepRunner, seed_of, with_steps
 from trainer.lab.sweep_state import confirming_rules, rules_of
-from trainer.lab.terminal import Terminal, closing, progress_line, table
-from trainer.lab.trial_log import METRICS, Trial, read_samples
 from trainer.lab.variants import Variant, make_variant
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)

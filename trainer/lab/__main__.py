@@ -34,9 +34,8 @@ from trainer.lab.folder import (
 )
 from trainer.lab.options import PLANNING, UsageError, is_file, parser, plan_of, print_error
 from trainer.lab.plan import SweepPlan, estimate, with_problems
-from trainer.lab.report import to_csv, to_html
+from trainer.lab.report import Terminal, closing, table, to_csv, to_html
 from trainer.lab.sweep import SweepRunner
-from trainer.lab.terminal import Terminal, closing, table
 from trainer.lab.trial_process import TrialProcess
 from trainer.lab.variants import all_variants
 

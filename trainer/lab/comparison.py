@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trainer.lab.folder import Trial
 from trainer.lab.statistics import (
     EffectEstimate,
     Rules,
@@ -23,7 +24,6 @@ from trainer.lab.statistics import (
     log_ratios,
     loss_differences,
 )
-from trainer.lab.trial_log import Trial
 
 MAX_ATTEMPTS = 2  # At one trial; then its variant has failed.
 MAX_FAILURES = 3  # Of a variant in all rounds; then the variant has failed.

@@ -1,4 +1,4 @@
-"""A sweep as CSV and as a self-contained HTML page. Pure.
+"""A sweep as a table in a terminal, as CSV, and as a self-contained HTML page.
 
 The folder of a sweep may be foreign, so every text is escaped. The page loads nothing.
 """
@@ -8,13 +8,153 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from trainer.lab.terminal import HEADINGS, NUMBERS, ordered, rows
-from trainer.lab.verdict_text import EFFECT, of_best
+from stepscope.common.formatting import (
+    format_bytes,
+    format_duration,
+    format_short_time,
+    printable,
+    three_digits,
+)
+from trainer.lab.verdict_text import EFFECT, of_best, percent, summary
+
+HEADINGS = (
+    *("setting", "verdict", "resolution", "samples/s", "step", "data wait", "peak"),
+    *("loss", "rounds"),
+)
+NUMBERS = frozenset(HEADINGS) - {"setting", "verdict", "loss"}
+"""Right-aligned columns."""
+_LAST = ("measuring", "undecided", "failed", "impossible")
+
+
+def ordered(sweep: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the variants, the largest effect first and those without a verdict last."""
+
+    def place(arm: Mapping[str, Any]) -> tuple[int, float]:
+        behind = _LAST.index(arm["verdict"]) + 1 if arm["verdict"] in _LAST else 0
+        return behind, -(arm["effect"] or 0.0)
+
+    return sorted(sweep["arms"], key=place)
+
+
+def rows(sweep: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the cells of the baseline and of each variant."""
+    baseline = sweep["baseline"]
+    found = [("baseline", baseline["label"], "", *_metrics(baseline), "", str(baseline["rounds"]))]
+    for arm in ordered(sweep):
+        resolution = arm["resolution"]
+        found.append(
+            (
+                str(arm["name"]),
+                str(arm["text"]),
+                "" if resolution is None else percent(float(resolution)),
+                *_metrics(arm),
+                str(arm["loss"]["text"]) if arm["effect"] is not None else "",
+                str(arm["rounds"]),
+            )
+        )
+    return found
+
+
+def _metrics(arm: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    metrics = arm["metrics"]
+    rate, peak = metrics["samples_per_sec"], metrics["peak_allocated"]
+    step, wait = (
+        "" if metrics[name] is None else format_short_time(metrics[name])
+        for name in ("step_time", "data_wait")
+    )
+    if rate is None:
+        return "", step, wait, ""
+    peak = metrics["peak_process"] if peak is None else peak
+    return three_digits(rate), step, wait, format_bytes(peak)
+
+
+class Terminal:
+    """Prints each new content of a sweep on stderr.
+
+    A terminal has one table, drawn again each time; a file has one line per trial.
+    """
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._drawn = 0
+
+    def show(self, sweep: Mapping[str, Any]) -> None:
+        """Print the progress of the sweep."""
+        line = progress_line(sweep)
+        if not self._live:
+            self._write(f"{line}\n")
+            return
+        width = max(20, shutil.get_terminal_size().columns)
+        lines = [line, *table(sweep)]
+        # Without wrapped lines, so that the number of lines is the height of the table.
+        text = "".join(f"{one[: width - 1]}\n" for one in lines)
+        self.clear()
+        self._write(text)
+        self._drawn = len(lines)
+
+    def clear(self) -> None:
+        """Remove the live table."""
+        if self._drawn:
+            self._write(f"\x1b[{self._drawn}F\x1b[J")
+        self._drawn = 0
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def progress_line(sweep: Mapping[str, Any]) -> str:
+    """Return the progress of a sweep in one line."""
+    progress = sweep["progress"]
+    left = progress["seconds_left"]
+    text = f"[{progress['done']}/{progress['total']}] {progress['doing']}"
+    if sweep["status"] == "running" and left is not None:
+        text += f"; at most {format_duration(left)} left"
+    return printable(text)
+
+
+def table(sweep: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the table: headings, the baseline, and the variants by effect."""
+    cells = [HEADINGS, *rows(sweep)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
+    return [
+        printable(
+            "  ".join(
+                f"{cell:>{width}}" if heading in NUMBERS else f"{cell:<{width}}"
+                for cell, width, heading in zip(row, widths, HEADINGS, strict=True)
+            ).rstrip()
+        )
+        for row in cells
+    ]
+
+
+def closing(sweep: Mapping[str, Any]) -> list[str]:
+    """Return the lines below the final table."""
+    counts = Counter(str(arm["verdict"]) for arm in sweep["arms"])
+    plan, best, drift = sweep["plan"], of_best(sweep), sweep["drift"]
+    lines = [
+        f"{summary(counts) or 'No variant'}; {plan['steps']} steps per trial after "
+        f"{plan['warmup']} warm-up steps, one process each.",
+        EFFECT,
+    ]
+    for arm in sweep["arms"]:
+        if arm["reason"] and arm["reason"] not in arm["text"]:
+            lines.append(f"{arm['name']}: {arm['reason']}")
+    lines += [f"Best combination: {best}"] if best is not None else []
+    for tried in sweep["combining"]:
+        if not tried["kept"]:
+            lines.append(f"Not in it: {tried['tried'][-1]}: {tried['reason']}.")
+    lines += filter(None, (drift and drift["text"], sweep["reason"]))
+    return [printable(line) for line in lines]
+
 
 COLUMNS = ("name", "label", "verdict", "effect", "low", "high", "resolution", "rounds", "reason")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -11,6 +11,7 @@ import msgspec
 
 from trainer.config import RunConfig, Strategy
 from trainer.lab.comparison import NextTrial, VariantComparison, of_contest
+from trainer.lab.folder import METRICS, Trial
 from trainer.lab.plan import SweepPlan
 from trainer.lab.statistics import drift
 from trainer.lab.sweep_state import (
@@ -23,7 +24,6 @@ from trainer.lab.sweep_state import (
     confirming_rules,
     rules_of,
 )
-from trainer.lab.trial_log import METRICS, Trial
 from trainer.lab.variants import Variant, changed
 from trainer.lab.verdict_text import impossible, of_drift, verdict_json
 

@@ -33,14 +33,16 @@ from trainer.lab.folder import (
     SCHEMA,
     SWEEP_JSON,
     SweepError,
+    Trial,
+    no_rate,
     only_one,
+    read_samples,
     read_sweep,
     write_json,
 )
 from trainer.lab.plan import SweepPlan
 from trainer.lab.result_json import CALIBRATE, content, finite
 from trainer.lab.sweep_state import BASELINE, SweepPhase, SweepState, replay_sweep
-from trainer.lab.trial_log import Trial, no_rate, read_samples
 from trainer.lab.trial_process import TrialProcess
 from trainer.lab.variants import compiles
 

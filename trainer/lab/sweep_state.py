@@ -16,9 +16,9 @@ from typing import Any
 from trainer.config import ConfigError, RunConfig
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.comparison import ComparisonState, NextTrial, VariantComparison, replay_comparison
+from trainer.lab.folder import Trial
 from trainer.lab.plan import SweepPlan
 from trainer.lab.statistics import Rules, Side
-from trainer.lab.trial_log import Trial
 from trainer.lab.variants import changed, own_changes, own_with
 from trainer.lab.verdict_text import of_loss
 
