@@ -386,7 +386,7 @@ def test_a_flat_curve_recommends_the_smallest_batch_with_noise() -> None:
 
 
 def test_a_limit_of_the_data_set_is_not_called_one_of_memory() -> None:
-    assert "of this data set" in curve(POINTS, 10**9, {}).why
+    assert "of this dataset" in curve(POINTS, 10**9, {}).why
     assert "leaves 10% of the free memory" in curve(POINTS, 60_000, {}).why
 
 

@@ -1,4 +1,4 @@
-"""What the command line and the page can ask of the lab: arms, presets, estimates."""
+"""The plans of the command line and the page: variants, presets, estimates."""
 
 from __future__ import annotations
 
@@ -40,48 +40,35 @@ def planned(
     return plan_of(parser().parse_args(["--workload", "digits_cnn", *words]), devices)
 
 
-def changes(*words: str, devices: tuple[TrainDevice, ...] = (CPU,)) -> dict[str, Any]:
-    plan, _ = planned("--arms", *words, devices=devices)
-    return {arm.name: dict(arm.changes) for arm in plan.arms}
-
-
-def test_every_switch_has_an_arm_or_a_reason_to_have_none() -> None:
-    for config in (defaults(Workload.DIGITS_CNN), defaults(Workload.DIGITS_CNN, "GPU-1")):
-        offered = {field for arm in all_variants(config, [CPU, GPU]) for field in arm.changes}
-        missing = {switch.field for switch in SWITCHES} - offered
-        assert missing <= NOT_TIMED | {"persistent_workers"}  # without workers it means nothing
-    names = [arm.name for arm in all_variants(defaults(Workload.DIGITS_CNN), [CPU, GPU])]
-    assert len(names) == len(set(names))
+def changes(words: str) -> dict[str, Any]:
+    return {arm.name: dict(arm.changes) for arm in planned("--variants", words)[0].arms}
 
 
 @pytest.mark.parametrize("device", ["cpu", "GPU-1"])
-def test_an_arm_without_a_problem_is_a_configuration_that_can_run(device: str) -> None:
+def test_every_switch_has_a_variant_and_each_supported_one_can_run(device: str) -> None:
     config = defaults(Workload.DIGITS_CNN, device)
-    for arm in all_variants(config, [CPU, GPU]):
-        if arm.problem is None:
-            assert validate(changed(config, arm.changes), [CPU, GPU]) == (), arm.name
-            assert changed(config, arm.changes) != config
+    variants = all_variants(config, [CPU, GPU])
+    missing = {switch.field for switch in SWITCHES} - {f for one in variants for f in one.changes}
+    assert missing <= NOT_TIMED | {"persistent_workers"}  # no effect without workers
+    assert len({one.name for one in variants}) == len(variants)
+    for variant in variants:
+        if variant.problem is None:
+            assert validate(changed(config, variant.changes), [CPU, GPU]) == (), variant.name
+            assert changed(config, variant.changes) != config
 
 
-def test_an_arm_brings_what_it_needs() -> None:
-    config = replace(defaults(Workload.DIGITS_CNN, "GPU-1"), pin_memory=False, non_blocking=False)
-    assert make_variant({"non_blocking": True}, config, [GPU]).changes == {
-        "non_blocking": True,
-        "pin_memory": True,
-    }
+def test_a_variant_includes_its_requirements() -> None:
     pinned = defaults(Workload.DIGITS_CNN, "GPU-1")
-    assert make_variant({"pin_memory": False}, pinned, [GPU]).changes == {
-        "pin_memory": False,
-        "non_blocking": False,
-    }
-    # A step of as many samples as before.
-    assert make_variant({"gradient_accumulation_steps": 4}, config, [GPU]).changes == {
-        "gradient_accumulation_steps": 4,
-        "batch_size": 32,
-    }
+    config = replace(pinned, pin_memory=False, non_blocking=False)
+    for base, change, more in (
+        (config, {"non_blocking": True}, {"pin_memory": True}),
+        (pinned, {"pin_memory": False}, {"non_blocking": False}),
+        (config, {"gradient_accumulation_steps": 4}, {"batch_size": 32}),  # as many samples
+    ):
+        assert make_variant(change, base, [GPU]).changes == change | more
 
 
-def test_words_of_arms() -> None:
+def test_words_of_variants() -> None:
     assert changes("precision=bf16,num_workers=2+prefetch_factor=4") == {
         "precision=bf16": {"precision": "bf16"},
         "num_workers=2+prefetch_factor=4": {"num_workers": 2, "prefetch_factor": 4},
@@ -90,32 +77,45 @@ def test_words_of_arms() -> None:
     assert changes("channels_last=false") == {"channels_last=false": {"channels_last": False}}
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("foreach+fused=false", "foreach"),
+        ("fused=false+foreach", "foreach"),
+        ("fused+foreach=0", "fused"),
+        ("foreach=false+fused", "fused"),
+        ("foreach=false+fused=false", "for-loop"),
+    ],
+)
+def test_the_former_switches_of_the_optimizer_mean_one_setting_in_any_order(
+    words: str, value: str
+) -> None:
+    base = "optimizer_impl=fused" if value == "for-loop" else "optimizer_impl=for-loop"
+    plan, _ = planned("--arms", words, "--set", base)
+    assert [dict(arm.changes) for arm in plan.arms] == [{"optimizer_impl": value}]
+
+
 def test_a_switch_that_an_arm_switches_on_is_off_in_the_baseline() -> None:
-    plan, notes = planned("--arms", "channels_last,fused")
+    plan, notes = planned("--variants", "channels_last,fused")
     assert (plan.config.channels_last, plan.config.optimizer_impl) == (False, "for-loop")
     assert [dict(arm.changes) for arm in plan.arms] == [
         {"channels_last": True},
         {"optimizer_impl": "fused"},
     ]
     assert notes == (
-        "channels_last is off in the baseline, because an arm switches it on",
-        "optimizer_impl is for-loop in the baseline, because an arm switches it on",
+        "channels_last is off in the baseline, because a variant turns it on",
+        "optimizer_impl is for-loop in the baseline, because a variant turns it on",
     )
     on_gpu, _ = planned("--arms", "pin_memory", devices=(GPU, CPU))
     assert (on_gpu.config.pin_memory, on_gpu.config.non_blocking) == (False, False)
     assert on_gpu.config.device == "GPU-1"
 
 
-def test_a_choice_without_a_value_stands_for_all_of_its_values() -> None:
+def test_a_choice_without_a_value_means_all_values_and_unsupported_ones_stay() -> None:
     plan, _ = planned("--arms", "precision")
-    impossible = {arm.name for arm in plan.arms if arm.problem is not None}
+    unsupported = {arm.name for arm in plan.arms if arm.problem is not None}
     assert {arm.name for arm in plan.arms} >= {"precision=bf16", "precision=tf32"}
-    assert impossible == {"precision=tf32", "precision=pure_fp16"}
-
-
-def test_impossible_arms_stay_as_rows() -> None:
-    plan, _ = planned("--arms", "pin_memory,channels_last")
-    assert [arm.problem is None for arm in plan.arms] == [False, True]
+    assert unsupported == {"precision=tf32", "precision=pure_fp16"}
 
 
 def test_options_of_the_baseline() -> None:
@@ -137,11 +137,14 @@ def test_options_of_the_baseline() -> None:
         (["--arms", "epochs=3"], "epochs must be the same"),
         (["--arms", "precision=fp31"], "must be one of fp32"),
         (["--arms", "batch_size=0"], "must be between 1 and 65536"),
-        (["--arms", "precision=fp32"], "the baseline's own setting"),
+        (["--arms", "precision=fp32"], "precision=fp32 equals the baseline. Remove it"),
         (["--arms", "num_workers+pin_memory"], "has no value"),
         (["--arms", "width"], "no value to suggest"),
         (["--arms", "channels_last", "--set", "channels_last=1"], "on in the baseline by --set"),
-        (["--arms", "channels_last", "--preset", "loading"], "Leave out --arms or --preset"),
+        (["--arms", "channels_last", "--preset", "loading"], "Remove --variants or --preset"),
+        (["--arms", "foreach+optimizer_impl=fused"], "has a setting twice. Remove one"),
+        (["--arms", "num_workers=2+num_workers=4"], "has a setting twice. Remove one"),
+        (["--arms", "accumulation=2+gradient_accumulation_steps=4"], "has a setting twice"),
         (["--set", "batch_size"], "must be FIELD=VALUE"),
         (["--set", "nonsense=1"], "is no setting"),
         (["--device", "cuda"], "no usable GPU"),
@@ -161,10 +164,8 @@ def test_workloads_are_refused_by_name() -> None:
         plan_of(parser().parse_args(["--workload", "x"]), [CPU])
 
 
-def test_all_that_can_be_is_compared_by_default() -> None:
-    plan, _ = planned()
-    assert plan.arms
-    assert all(arm.problem is None for arm in plan.arms)
+def test_all_supported_variants_are_compared_by_default() -> None:
+    assert {arm.problem for arm in planned()[0].arms} == {None}
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -185,7 +186,8 @@ def test_presets_make_a_plan(name: str, devices: tuple[TrainDevice, ...]) -> Non
 
 
 def test_the_page_can_plan_without_torch() -> None:
-    code = "import sys, trainer.lab.plan, trainer.lab.report; sys.exit('torch' in sys.modules)"
+    """And the command handles signals before torch, which takes seconds to import."""
+    code = "import sys, trainer.lab.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -277,11 +279,6 @@ def test_settings_of_the_users_own_add_up_in_a_combination(own_file: str) -> Non
         "num_workers": 2,
     }
 
-
-@pytest.mark.parametrize(
-    ("arms", "said"),
-    [("quik", "Did you mean quick"), ("quick=7", "can be on or off"), ("lat", "Did you mean late")],
-)
-def test_unknown_settings_of_the_users_own_are_refused(own_file: str, arms: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        own_plan(own_file, "--arms", arms)
+    for arms, said in (("quik", "Did you mean quick"), ("quick=7", "can be on or off")):
+        with pytest.raises(UsageError, match=said):
+            own_plan(own_file, "--arms", arms)
