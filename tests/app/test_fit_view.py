@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from dashboard import services
 from dashboard.charts.batch_size_curve import batch_figure
 from dashboard.views.estimate_panel import rows
 from stepscope.run import RunError
-from tests.support.app_page import label
+from tests.support.app_page import label, text_of
 from trainer.config import RunConfig, Workload, defaults
 from trainer.lessons import LESSONS
 from trainer.runners.child_process import ChildOutput, ChildState
@@ -66,35 +65,15 @@ class Ended:
         self._output = output
 
     def output(self) -> ChildOutput:
-        """Return what there is to show."""
+        """Return the final output."""
         return self._output
 
     def running(self) -> bool:
-        """Return False: it is over."""
+        """Return False."""
         return False
 
     def stop(self, timeout_s: float = 0.0) -> None:
         """Do nothing."""
-
-
-def finished(config: RunConfig, answer: dict[str, Any]) -> Any:
-    return Ended(config, ChildOutput(ChildState.FINISHED, seconds=3.0, answer=answer))
-
-
-def text_of(app: AppTest) -> str:
-    kinds = ("markdown", "caption", "success", "warning", "error", "info")
-    return "\n".join(str(getattr(one, "value", "")) for kind in kinds for one in app.get(kind))
-
-
-def labels(app: AppTest) -> list[str]:
-    return [button.label for button in app.button]
-
-
-def wait(server: services.Services) -> None:
-    deadline = time.monotonic() + 120
-    while server.estimates.running() is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_press_predicts_the_settings_of_the_sidebar(
@@ -106,7 +85,7 @@ def test_a_press_predicts_the_settings_of_the_sidebar(
     run = server.estimates.last()
     assert run is not None
     assert run.config.batch_size == 256
-    wait(server)
+    assert run.wait(120)
     app.run()
     assert not app.exception
     assert run.output().state is ChildState.FINISHED, run.output()
@@ -136,8 +115,9 @@ def test_a_prediction_can_be_stopped_and_there_is_one_at_a_time(
 
 
 def test_settings_that_cannot_start_have_no_button(page: OpenPage) -> None:
-    assert "Estimate memory" in labels(page(workload="linear", device="cpu"))
-    assert "Estimate memory" not in labels(page(workload="linear", device="cpu", precision="tf32"))
+    for precision, offered in (("fp32", True), ("tf32", False)):
+        app = page(workload="linear", device="cpu", precision=precision)
+        assert ("Estimate memory" in [button.label for button in app.button]) is offered
 
 
 def test_the_largest_batch_waits_for_a_run(page: OpenPage, server: services.Services) -> None:
@@ -151,7 +131,8 @@ def test_the_recommended_batch_goes_into_the_sidebar(
     page: OpenPage, server: services.Services
 ) -> None:
     config = replace(defaults(Workload.LINEAR), batch_size=128)
-    server.estimates.start(lambda: finished(config, ANSWER))
+    output = ChildOutput(ChildState.FINISHED, seconds=3.0, answer=ANSWER)
+    server.estimates.start(lambda: cast(Any, Ended(config, output)))
     app = page(workload="linear", device="cpu", batch_size="128")
     said = text_of(app)
     assert "256 reaches 1,000 samples/s" in said
@@ -184,16 +165,13 @@ def test_the_table_and_the_curve_have_what_was_predicted() -> None:
     assert batch_figure({"points": []}) is None
 
 
-def test_small_amounts_have_a_small_unit() -> None:
+def test_the_curve_has_a_unit_that_fits_and_no_limit_far_above_it() -> None:
     point = {"batch_size": 8, "needed_bytes": 3 * 2**20, "samples_per_sec": None}
     figure = batch_figure({"points": [point], "free_bytes": 4 * 2**20})
     assert figure is not None
     assert figure["data"][0]["y"] == [3.0]
     assert figure["layout"]["yaxis"]["title"]["text"] == "MiB"
     assert figure["layout"]["annotations"][0]["text"] == "free: 4 MiB"
-
-
-def test_a_limit_far_above_all_points_is_not_drawn() -> None:
     figure = batch_figure({**ANSWER["largest"], "free_bytes": 10**15, "recommended": None})
     assert figure is not None
     assert figure["layout"]["shapes"] == []

@@ -68,18 +68,17 @@ def test_a_failure_keeps_its_traceback(write: Write) -> None:
     assert "ValueError: broken" in output.text
 
 
-def test_it_is_ended_at_its_time_limit(write: Write) -> None:
-    output = ended(LessonRun(write(SLEEP, limit_s=1.0)))
-    assert output.state is ChildState.FAILED
-    assert output.reason == "It was ended after 1 s, its time limit."
-    assert output.seconds < 10
-
-
-def test_it_is_ended_when_it_prints_too_much(write: Write) -> None:
-    output = ended(LessonRun(write("while True:\n    print('x' * 1000)\n")))
-    assert output.state is ChildState.FAILED
-    assert "more than 64 KiB" in str(output.reason)
-    assert len(output.text) == OUTPUT_LIMIT
+def test_time_and_output_are_limited(write: Write) -> None:
+    late = ended(LessonRun(write(SLEEP, limit_s=1.0)))
+    assert late.state is ChildState.FAILED
+    assert late.reason == "It was ended after 1 s, its time limit."
+    assert late.seconds < 10
+    full = ended(LessonRun(write("while True:\n    print('x' * 1000)\n")))
+    assert full.state is ChildState.FAILED
+    assert "more than 64 KiB" in str(full.reason)
+    assert len(full.text) == OUTPUT_LIMIT
+    program = "import sys\nsys.stdout.buffer.write(b'\\xff\\x00 <b>')\n"
+    assert ended(LessonRun(write(program))).text == "\N{REPLACEMENT CHARACTER}\0 <b>"
 
 
 def test_stop_ends_it_with_all_that_it_started(write: Write) -> None:
@@ -106,11 +105,6 @@ print("child", subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid)
     assert output.state is ChildState.FINISHED
     assert output.seconds < 20
     wait_for_end(int(output.text.split()[1]))
-
-
-def test_bytes_that_are_no_text_are_shown_as_such(write: Write) -> None:
-    program = "import sys\nsys.stdout.buffer.write(b'\\xff\\x00 <b>')\n"
-    assert ended(LessonRun(write(program))).text == "\N{REPLACEMENT CHARACTER}\0 <b>"
 
 
 def test_the_server_ends_it_at_its_own_end(write: Write, tmp_path: Path) -> None:

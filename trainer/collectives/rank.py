@@ -71,8 +71,11 @@ def prepare(
 
 def seconds_of(call: Call, count: int, device: torch.device) -> float:
     """Return the seconds per call of `count` calls on the slowest rank."""
-    # Calls of gloo have ended when they return.
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+    def synchronize() -> None:
+        if device.type == "cuda":  # calls of gloo have ended when they return
+            torch.cuda.synchronize(device)
+
     synchronize()
     dist.barrier()
     synchronize()

@@ -47,7 +47,9 @@ def ordered(sweep: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def rows(sweep: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the cells of the baseline and of each variant."""
     baseline = sweep["baseline"]
-    found = [("baseline", baseline["label"], "", *_metrics(baseline), "", str(baseline["rounds"]))]
+    found: list[tuple[str, ...]] = [
+        ("baseline", baseline["label"], "", *_metrics(baseline), "", str(baseline["rounds"]))
+    ]
     for arm in ordered(sweep):
         resolution = arm["resolution"]
         found.append(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from stepscope.gpu.device_events import throttle_words
 from stepscope.recorded_run import Run, open_run
@@ -229,7 +229,9 @@ def _values(run: Run, key: str) -> Floats:
     return run.series(key).value if key in run.metrics else np.array([])
 
 
-def _reduced(function: Callable[[Floats], Any], values: ArrayLike) -> float | None:
+def _reduced(
+    function: Callable[[Floats], Any], values: Sequence[float | None] | Floats
+) -> float | None:
     """Return a function of the finite values; None without any. A value of None is missing."""
     found = np.array(values, dtype=float)
     found = found[np.isfinite(found)]
