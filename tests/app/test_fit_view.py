@@ -14,7 +14,7 @@ from dashboard import services
 from dashboard.charts.batch_size_curve import batch_figure
 from dashboard.views.estimate_panel import rows
 from stepscope.run import RunError
-from tests.support.app_page import label, text_of
+from tests.support.app_page import label
 from trainer.config import RunConfig, Workload, defaults
 from trainer.lessons import LESSONS
 from trainer.runners.child_process import ChildOutput, ChildState
@@ -54,6 +54,11 @@ ANSWER: dict[str, Any] = {
         "not_measured": ["512: not measured, a step would take about 9 s"],
     },
 }
+
+
+def text_of(app: AppTest) -> str:
+    kinds = ("markdown", "caption", "success", "warning", "error", "info")
+    return "\n".join(str(getattr(one, "value", "")) for kind in kinds for one in app.get(kind))
 
 
 class Ended:
