@@ -1,15 +1,19 @@
-"""A lesson's child process: its output, its limits and its end, whatever the program does."""
+"""A lesson's child process, whatever the program does; and every lesson on a CPU."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from dashboard import services
 from dashboard.child_runs import ChildRuns
-from tests.support.lesson_programs import SLEEP, Write, write
+from tests.support.lesson_programs import EXPECTED, SLEEP, Write, run, write
+from trainer.lessons import BY_NAME, LESSONS, Lesson
 from trainer.runners.child_process import OUTPUT_LIMIT, ChildOutput, ChildState, LessonRun
 
 __all__ = ["write"]
@@ -137,3 +141,28 @@ def test_one_at_a_time_and_the_last_result_of_each_name_is_kept(write: Write) ->
     assert runs.start(lambda: LessonRun(slow), "slow")
     runs.close()
     assert runs.running() is None
+
+
+@pytest.mark.timeout(400)  # compiling takes half a minute, on a busy machine much longer
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+def test_it_runs_on_a_cpu_or_says_why_not(lesson: Lesson, tmp_path: Path) -> None:
+    finished = run(lesson, tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert list(tmp_path.iterdir()) == []
+    if lesson.needs_cuda:
+        assert (finished.returncode, finished.stdout) == (1, "")
+        assert finished.stderr.strip() == lesson.needs_cuda
+        return
+    if lesson.name == "compile_modes" and not shutil.which("g++"):
+        assert "needs a C++ compiler" in finished.stderr
+        return
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert len(finished.stdout.splitlines()) >= 4
+    assert len(finished.stdout.encode()) <= OUTPUT_LIMIT
+    assert [part for part in EXPECTED[lesson.name] if part not in finished.stdout] == []
+    assert "same result: False" not in finished.stdout
+
+
+def test_compiling_without_a_compiler_says_what_to_install(tmp_path: Path) -> None:
+    finished = run(BY_NAME["compile_modes"], tmp_path, PATH=str(tmp_path))
+    assert finished.returncode == 1
+    assert "apt install g++" in finished.stderr
