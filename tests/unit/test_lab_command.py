@@ -70,6 +70,27 @@ def test_a_plan_that_is_none_is_a_sentence(
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--workload linear --arms x", "--variants: 'x' is no setting"),
+        ("--workload linear --json /nowhere/out.json", "--json: must be a file in an existing"),
+        ("--folder /nowhere", "has no plan.json"),
+    ],
+)
+def test_wrong_usage_is_a_sentence(
+    words: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
+    assert main(words.split()) == USAGE
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_ctrl_c_while_torch_is_imported_stops_the_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

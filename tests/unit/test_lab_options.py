@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,18 +151,12 @@ def test_options_of_the_baseline() -> None:
         (["--device", "cuda"], "no usable GPU"),
         (["--precision", "tf32"], "TF32 needs NVIDIA tensor cores"),
         (["--max-rounds", "0"], "max_rounds: must be 1 to 100"),
+        (["--workload", "x"], "got 'x'"),
     ],
 )
 def test_wrong_words_are_refused_with_what_to_do(words: list[str], said: str) -> None:
     with pytest.raises((UsageError, ConfigError), match=said):
         planned(*words)
-
-
-def test_workloads_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="Choose one of linear"):
-        plan_of(parser().parse_args([]), [CPU])
-    with pytest.raises(UsageError, match="got 'x'"):
-        plan_of(parser().parse_args(["--workload", "x"]), [CPU])
 
 
 def test_all_supported_variants_are_compared_by_default() -> None:
@@ -208,22 +203,23 @@ def test_the_estimate_grows_with_arms_and_rounds() -> None:
     assert seconds("--arms", "compile=default", "--no-best")[0] > 5 * 40
 
 
-def test_earlier_sweeps_tell_what_a_sample_takes(tmp_path: Path) -> None:
-    assert seconds_per_sample(tmp_path, "linear", "cpu") is None
+def test_the_duration_of_a_trial_is_that_of_an_earlier_sweep(tmp_path: Path) -> None:
+    def seconds(workload: str = "linear", device: str = "cpu") -> float | None:
+        return seconds_per_sample(tmp_path, workload, device)
+
+    assert seconds() is None
     folder = new_sweep_folder(tmp_path, "linear")
     plan = SweepPlan(config=RunConfig(workload=Workload.LINEAR), arms=())
     write_plan(folder, plan)
-    assert seconds_per_sample(tmp_path, "linear", "cpu") is None
+    assert seconds() is None
     samples = {"baseline": {"seconds": 4.0}, "a": {"seconds": 6.0}}
     content = {"plan": plan.to_dict(), "rounds": [{"samples": samples}]}
     write_json(folder / "sweep.json", content)
-    assert seconds_per_sample(tmp_path, "linear", "cpu") == 5.0
-    assert seconds_per_sample(tmp_path, "digits_cnn", "cpu") is None
-    assert seconds_per_sample(tmp_path, "linear", "GPU-1") is None
+    assert (seconds(), seconds("digits_cnn"), seconds("linear", "GPU-1")) == (5.0, None, None)
     assert list(sweep_folders(tmp_path)) == [folder]
     assert sweep_folder(tmp_path, folder.name) == folder
     (folder / "sweep.json").write_text("[]")
-    assert seconds_per_sample(tmp_path, "linear", "cpu") is None
+    assert seconds() is None
 
 
 @pytest.mark.parametrize("name", ["../runs", "a/b", "", ".hidden", "nothing-here"])
@@ -233,52 +229,34 @@ def test_a_sweep_is_named_by_a_plain_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.fixture
-def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A file of the user's own with two settings, given as `--workload` gives it."""
+def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepPlan]:
+    """Return the function that plans a sweep of a custom workload with two settings."""
     path = tmp_path / "mine.py"
     path.write_text('SETTINGS = {"quick": "Less to do.", "late": "Waits."}\n')
     monkeypatch.setenv("STEPSCOPE_WORKLOAD", f"{path}:build")
-    return f"{path}:build"
+    given = ["--workload", f"{path}:build", "--device", "cpu"]
+    return lambda *words: plan_of(parser().parse_args([*given, *words]), [CPU])[0]
 
 
-def own_plan(own_file: str, *words: str) -> SweepPlan:
-    return plan_of(parser().parse_args(["--workload", own_file, "--device", "cpu", *words]), [CPU])[
-        0
-    ]
-
-
-def test_settings_of_a_workload_of_the_users_own_are_arms(own_file: str) -> None:
-    plan = own_plan(own_file, "--arms", "quick,late+num_workers=2,quick+late")
+def test_settings_of_a_custom_workload_are_variants(custom: Callable[..., SweepPlan]) -> None:
+    plan = custom("--arms", "quick,late+num_workers=2,quick+late")
     assert plan.config.workload is Workload.CUSTOM
+    both = {"custom_options": "late", "num_workers": 2}
     assert [(arm.name, arm.label, dict(arm.changes)) for arm in plan.arms] == [
         ("quick", "quick on", {"custom_options": "quick"}),
-        (
-            "late+num_workers=2",
-            "late on, num_workers 2",
-            {"custom_options": "late", "num_workers": 2},
-        ),
+        ("late+num_workers=2", "late on, num_workers 2", both),
         ("quick+late", "late on, quick on", {"custom_options": "quick,late"}),
     ]
     offered = {arm.name: arm.problem for arm in all_variants(plan.config, [CPU])}
     assert (offered["quick"], offered["late"]) == (None, None)
-    on = own_plan(own_file, "--set", "own=late", "--arms", "late=false,quick")
-    assert [dict(arm.changes) for arm in on.arms] == [
-        {"custom_options": ""},
-        {"custom_options": "late,quick"},
-    ]
-
-
-def test_settings_of_the_users_own_add_up_in_a_combination(own_file: str) -> None:
-    config = own_plan(own_file, "--set", "own=late").config
-    both = merged(
-        config, {"custom_options": "late,quick"}, {"custom_options": "", "num_workers": 2}
-    )
-    assert both == {"custom_options": "quick", "num_workers": 2}
-    assert merged(config, {"optimizer_impl": "for-loop"}, {"num_workers": 2}) == {
-        "optimizer_impl": "for-loop",
-        "num_workers": 2,
-    }
-
-    for arms, said in (("quik", "Did you mean quick"), ("quick=7", "can be on or off")):
+    on = custom("--set", "own=late", "--arms", "late=false,quick")
+    assert [arm.changes["custom_options"] for arm in on.arms] == ["", "late,quick"]
+    for words, said in (("quik", "Did you mean quick"), ("quick=7", "can be on or off")):
         with pytest.raises(UsageError, match=said):
-            own_plan(own_file, "--arms", arms)
+            custom("--arms", words)
+    # In a combination they add up.
+    workers = {"num_workers": 2}
+    found = merged(on.config, {"custom_options": "late,quick"}, {"custom_options": "", **workers})
+    assert found == {"custom_options": "quick", **workers}
+    loop = {"optimizer_impl": "for-loop"}
+    assert merged(on.config, loop, workers) == loop | workers

@@ -119,14 +119,18 @@ NO_LOSS = {"metrics": {"loss": None, "loss_finite": False}}
 
 
 def test_true_effects_are_found_with_their_size(tmp_path: Path) -> None:
-    effects = {"channels_last": 0.10, "precision": -0.20}
-    found = measured(tmp_path, effects, LAST, arm(precision="bf16"), ZERO)
+    taker = FakeTaker({"channels_last": 0.10, "precision": -0.20})
+    a_plan = plan(LAST, arm(precision="bf16"), ZERO, arm(pin_memory=True))
+    found = sweep(tmp_path, a_plan, taker)
     assert found["status"] == "finished"
     assert verdicts(found) == {
         "channels_last": "faster",
         "precision=bf16": "slower",
         "set_to_none=false": "no_difference",
+        "pin_memory": "impossible",
     }
+    assert "pinned memory" in found["arms"][3]["reason"]
+    assert not any("pin_memory" in job["changes"] for job in taker.jobs)
     first = found["arms"][0]
     assert first["low"] < 0.10 < first["high"]
     assert first["resolution"] < 0.03
@@ -171,36 +175,33 @@ def test_two_rounds_leave_all_undecided(tmp_path: Path) -> None:
     assert found["best"] is None
 
 
-def test_a_variant_that_fails_twice_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    taker = FakeTaker({})
-    taker.answers["kernel_warmup"] = lambda job: {"reason": "CUDA is out of memory.", "metrics": {}}
-    found = sweep(tmp_path, plan(WARMUP, LAST), taker)
-    failed = found["arms"][0]
-    assert (failed["verdict"], failed["reason"]) == ("failed", "CUDA is out of memory.")
-    assert failed["effect"] is None
-    assert sum("kernel_warmup" in job["changes"] for job in taker.jobs) == 2
-    assert found["arms"][1]["verdict"] == "no_difference"
+def fails(*attempts: bool) -> Callable[[Any], dict[str, Any]]:
+    """Return answers that fail where `attempts`, repeated for ever, has True."""
+    failures = itertools.cycle(attempts)
+    return lambda job: {"reason": "a crash", "metrics": {}} if next(failures) else {}
 
 
-def test_a_variant_that_fails_once_is_tried_again_in_its_round(tmp_path: Path) -> None:
-    failures = iter([{"reason": "a hiccup", "metrics": {}}])
-    answers = {"kernel_warmup": lambda job: next(failures, {})}
-    found = measured(tmp_path, {"kernel_warmup": 0.1}, WARMUP, answers=answers, find_best=False)
-    assert verdicts(found) == {"kernel_warmup": "faster"}
-    assert found["arms"][0]["rounds"] == 5
-    assert found["arms"][0]["reason"] == "1 of 6 processes failed: a hiccup"
-    assert "kernel_warmup: 1 of 6 processes failed: a hiccup" in closing(found)
-    tries = found["rounds"][0]["samples"]["kernel_warmup"]
-    assert (tries["reason"], tries["failures"]) == (None, ["a hiccup"])
-
-
-def test_a_variant_that_fails_once_in_each_round_has_failed_after_three(tmp_path: Path) -> None:
-    crashes = itertools.cycle([{"reason": "a crash", "metrics": {}}, {}])
-    answers = {"kernel_warmup": lambda job: dict(next(crashes))}
-    found = measured(tmp_path, {"kernel_warmup": 0.1}, WARMUP, ZERO, answers=answers)
-    assert verdicts(found) == {"kernel_warmup": "failed", "set_to_none=false": "no_difference"}
-    assert found["arms"][0]["reason"] == "3 of 5 processes failed: a crash"
-    assert found["best"] is None
+@pytest.mark.parametrize(
+    ("answers", "verdict", "rounds", "reason"),
+    [
+        (fails(True), "failed", 0, "a crash"),  # twice in its round
+        (fails(True, False), "failed", 2, "3 of 5 processes failed: a crash"),  # in three rounds
+        (fails(True, *[False] * 99), "faster", 5, "1 of 6 processes failed: a crash"),
+    ],
+)
+def test_a_variant_whose_processes_fail_has_a_reason(
+    tmp_path: Path, answers: Any, verdict: str, rounds: int, reason: str
+) -> None:
+    given = {"kernel_warmup": answers}
+    effects = {"kernel_warmup": 0.1}
+    found = measured(tmp_path, effects, WARMUP, ZERO, answers=given, find_best=False)
+    assert verdicts(found) == {"kernel_warmup": verdict, "set_to_none=false": "no_difference"}
+    first = found["arms"][0]
+    assert (first["rounds"], first["reason"]) == (rounds, reason)
+    assert any(f"kernel_warmup: {reason}" in line for line in closing(found)) is (verdict == "faster")
+    trial = found["rounds"][0]["samples"]["kernel_warmup"]
+    failures = 2 if rounds == 0 else 1
+    assert trial["failures"] == ["a crash"] * failures
 
 
 def test_stalls_that_the_median_excludes_are_a_note(tmp_path: Path) -> None:
@@ -216,14 +217,6 @@ def test_stalls_that_the_median_excludes_are_a_note(tmp_path: Path) -> None:
     assert [one["verdict"] for one in found["arms"]] == ["no_difference", "no_difference"]
     assert found["arms"][0]["reason"].startswith("By the mean over all steps it is −20.")
     assert found["arms"][1]["reason"] is None
-
-
-def test_an_unsupported_variant_costs_no_time(tmp_path: Path) -> None:
-    taker = FakeTaker({})
-    found = sweep(tmp_path, plan(arm(pin_memory=True), max_rounds=1), taker)
-    assert verdicts(found) == {"pin_memory": "impossible"}
-    assert "pinned memory" in found["arms"][0]["reason"]
-    assert all(not job["changes"] for job in taker.jobs)
 
 
 def test_a_baseline_that_fails_ends_the_sweep(tmp_path: Path) -> None:
@@ -261,11 +254,19 @@ def test_winners_are_combined_and_confirmed_with_fresh_seeds(tmp_path: Path) -> 
     assert (rules.judged_after, rules.level(1)) == ((12,), pytest.approx(0.05))
 
 
-def test_a_winner_with_a_worse_loss_is_not_taken(tmp_path: Path) -> None:
-    answers = {"channels_last": {"metrics": {"loss": 0.9}}}
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [({"loss": 0.9}, "loss higher by"), (NO_LOSS["metrics"], "loss is NaN or infinite in 5 of 5")],
+)
+def test_a_winner_with_a_worse_loss_is_not_taken(
+    tmp_path: Path, loss: dict[str, Any], text: str
+) -> None:
+    answers = {"channels_last": {"metrics": loss}}
     effects = {"channels_last": 0.2, "kernel_warmup": 0.1}
     found = measured(tmp_path, effects, WARMUP, LAST, answers=answers)
+    assert found["arms"][1]["verdict"] == "faster"
     assert found["arms"][1]["loss"]["verdict"] == "worse"
+    assert found["arms"][1]["loss"]["text"].startswith(text)
     assert found["best"]["arms"] == ["kernel_warmup"]
     assert "loss" in found["combining"][0]["reason"]
 
@@ -324,14 +325,6 @@ def test_a_loss_has_the_verdict_of_all_rounds_so_far(tmp_path: Path) -> None:
         found = sweep(tmp_path, plan(WARMUP), taker)
         assert (found["status"], found["arms"][0]["verdict"]) == ("stopped", "undecided")
         assert found["arms"][0]["loss"]["verdict"] == verdict
-
-
-def test_a_loss_that_is_no_number_is_worse(tmp_path: Path) -> None:
-    found = measured(tmp_path, {"kernel_warmup": 0.1}, WARMUP, answers={"kernel_warmup": NO_LOSS})
-    assert found["arms"][0]["verdict"] == "faster"
-    assert found["arms"][0]["loss"]["verdict"] == "worse"
-    assert found["arms"][0]["loss"]["text"] == "loss is NaN or infinite in 5 of 5 rounds"
-    assert found["best"] is None
 
 
 def test_a_loss_that_is_not_shown_equal_is_marked_and_excludes_no_variant(tmp_path: Path) -> None:
@@ -484,14 +477,6 @@ def test_a_line_with_wrong_values_is_named(tmp_path: Path, wrong: dict[str, Any]
     (tmp_path / SAMPLES).write_text(f"{json.dumps(good)}\n{json.dumps({**good, **wrong})}\n")
     with pytest.raises(SweepError, match="line 2 is no trial"):
         read_samples(tmp_path)
-
-
-def test_a_trial_without_a_rate_has_failed(tmp_path: Path) -> None:
-    answers = {"kernel_warmup": {"metrics": {"samples_per_sec": math.inf}}}
-    found = measured(tmp_path, {}, WARMUP, answers=answers, max_rounds=1)
-    assert verdicts(found) == {"kernel_warmup": "failed"}
-    assert found["arms"][0]["reason"].startswith("samples_per_sec: must be a number above 0")
-    assert len(read_samples(tmp_path)) == 3
 
 
 def test_a_sweep_of_a_killed_process_reads_as_stopped(tmp_path: Path) -> None:
@@ -665,9 +650,14 @@ def test_plans_survive_json_and_reject_invalid_values() -> None:
 
 
 def test_values_that_are_not_finite_are_missing_in_the_files(tmp_path: Path) -> None:
-    answers = {"kernel_warmup": {"metrics": {"data_wait": math.nan, "mfu": math.inf}}}
-    found = measured(tmp_path, {}, WARMUP, answers=answers, max_rounds=1)
+    answers = {
+        "kernel_warmup": {"metrics": {"data_wait": math.nan, "mfu": math.inf}},
+        "channels_last": {"metrics": {"samples_per_sec": math.inf}},
+    }
+    found = measured(tmp_path, {}, WARMUP, LAST, answers=answers, max_rounds=1)
     assert found["arms"][0]["metrics"]["data_wait"] is None
+    assert verdicts(found)["channels_last"] == "failed"
+    assert found["arms"][1]["reason"].startswith("samples_per_sec: must be a number above 0")
     for name in (SAMPLES, SWEEP_JSON):
         assert "NaN" not in (tmp_path / name).read_text()
 
