@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.charts.batch_size_curve import batch_figure
+from dashboard.services import Services
 from dashboard.views.estimate_panel import rows
 from stepscope.run import RunError
 from tests.support.app_page import label
@@ -81,9 +82,7 @@ class Ended:
         """Do nothing."""
 
 
-def test_a_press_predicts_the_settings_of_the_sidebar(
-    page: OpenPage, server: services.Services
-) -> None:
+def test_the_settings_of_the_sidebar_are_predicted(page: OpenPage, server: Services) -> None:
     app = page(workload="linear", device="cpu", batch_size="256")
     label(app, "button", "Estimate memory").click().run()
     assert not app.exception
@@ -103,9 +102,7 @@ def test_a_press_predicts_the_settings_of_the_sidebar(
     assert "It fits." not in text_of(app)
 
 
-def test_a_prediction_can_be_stopped_and_there_is_one_at_a_time(
-    page: OpenPage, server: services.Services
-) -> None:
+def test_a_prediction_can_be_stopped(page: OpenPage, server: Services) -> None:
     app = page(workload="gpt", device="cpu")
     label(app, "button", "Estimate memory").click().run()
     with pytest.raises(RunError, match="memory estimate is running"):
@@ -125,16 +122,14 @@ def test_settings_that_cannot_start_have_no_button(page: OpenPage) -> None:
         assert ("Estimate memory" in [button.label for button in app.button]) is offered
 
 
-def test_the_largest_batch_waits_for_a_run(page: OpenPage, server: services.Services) -> None:
+def test_the_largest_batch_waits_for_a_run(page: OpenPage, server: Services) -> None:
     server.active_id = lambda: "one"  # type: ignore[method-assign]
     reason = server.busy_reason(services.ServerActivity.BATCH_SIZE_FINDER)
     assert "one is active" in str(reason)
     assert server.busy_reason(services.ServerActivity.ESTIMATE) is None
 
 
-def test_the_recommended_batch_goes_into_the_sidebar(
-    page: OpenPage, server: services.Services
-) -> None:
+def test_the_recommended_batch_can_be_applied(page: OpenPage, server: Services) -> None:
     config = replace(defaults(Workload.LINEAR), batch_size=128)
     output = ChildOutput(ChildState.FINISHED, seconds=3.0, answer=ANSWER)
     server.estimates.start(lambda: cast(Any, Ended(config, output)))
@@ -148,7 +143,7 @@ def test_the_recommended_batch_goes_into_the_sidebar(
     assert ":material/info: Settings changed since this estimate. Run it again." in text_of(app)
 
 
-def test_a_failure_is_a_sentence(page: OpenPage, server: services.Services) -> None:
+def test_a_failure_is_a_sentence(page: OpenPage, server: Services) -> None:
     output = ChildOutput(ChildState.FAILED, reason="It <b>broke.")
     server.estimates.start(lambda: cast(Any, Ended(defaults(Workload.LINEAR), output)))
     assert "No estimate." in text_of(page(workload="linear", device="cpu"))
@@ -182,7 +177,7 @@ def test_the_curve_has_a_unit_that_fits_and_no_limit_far_above_it() -> None:
     assert figure["layout"]["shapes"] == []
 
 
-def test_a_server_that_ends_ends_the_prediction(server: services.Services, tmp_path: Path) -> None:
+def test_a_server_that_ends_ends_the_prediction(server: Services, tmp_path: Path) -> None:
     server.start_estimate(defaults(Workload.GPT), largest=False)
     run = server.estimates.last()
     assert run is not None

@@ -151,9 +151,7 @@ def test_stop_reload_and_resume(open_page: OpenPage, server: Server) -> None:
     expect(button(page, "Start run")).to_be_enabled(timeout=PATIENCE)
 
 
-def test_a_start_on_live_is_possible_again_when_the_sweep_ends(
-    open_page: OpenPage, server: Server
-) -> None:
+def test_a_run_can_start_when_the_sweep_has_ended(open_page: OpenPage, server: Server) -> None:
     running(server)
     page = open_page("/")
     expect(button(page, "Start run")).to_be_disabled(timeout=PATIENCE)

@@ -127,9 +127,7 @@ def test_the_largest_batch_without_a_measurement(tmp_path: Path) -> None:
     assert needed == sorted(needed)
 
 
-def test_throughput_is_measured_in_short_runs_that_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_throughput_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "others"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -163,7 +161,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("error", [None, PermissionError(13, "Permission denied", "/data/x")])
-def test_the_line_of_progress_is_gone_before_anything_else_is_said(
+def test_the_progress_line_is_cleared(
     error: OSError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(*args: Any, progress: Progress, **more: Any) -> dict[str, Any]:
@@ -348,7 +346,7 @@ def test_a_small_batch_gives_no_factor(script: str) -> None:
     ("ending", "code", "steps", "said"),
     [("raise", 1, 1, "ValueError: no more"), ("catch", 0, 3, "")],
 )
-def test_a_script_that_fails_or_catches_everything_is_reported(
+def test_a_script_that_fails_or_catches(
     script: str, ending: str, code: int, steps: int, said: str
 ) -> None:
     done = run([*SCRIPT_FIT, "--json", script, "64", ending])
@@ -420,9 +418,7 @@ def test_a_script_that_cannot_be_measured_ends_at_once_with_the_first_reason(
         (") if step < 40 else second.step(", "another optimizer has not stepped yet"),
     ],
 )
-def test_optimizers_of_one_class_are_separate(
-    many_steps: ManySteps, closure: str, said: str
-) -> None:
+def test_two_optimizers_of_one_class(many_steps: ManySteps, closure: str, said: str) -> None:
     setup = (
         "import copy\nmodel = torch.nn.Linear(4, 4)\nother = copy.deepcopy(model)\n"
         "optimizer = torch.optim.Adam(model.parameters())\n"

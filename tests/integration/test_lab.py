@@ -119,9 +119,7 @@ def test_no_rank_is_left_of_a_sample_that_was_stopped(tmp_path: Path) -> None:
     assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_each_sample_has_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_trial_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of an earlier trial may still write there."""
     given: list[Path] = []
 

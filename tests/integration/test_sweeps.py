@@ -93,9 +93,7 @@ def test_a_stopped_or_killed_sweep_continues_where_it_was(server: Services) -> N
     assert had < samples(server, sweep_id) <= 4 + had
 
 
-def test_the_end_of_a_server_stops_its_sweep_and_another_server_can_stop_it(
-    server: Services, tmp_path: Path
-) -> None:
+def test_its_server_or_another_ends_a_sweep(server: Services, tmp_path: Path) -> None:
     sweep_id = server.start_sweep(plan(server, rounds=50))
     wait_until(lambda: samples(server, sweep_id) >= 1)
     second = Services(tmp_path / "runs", tmp_path / "examples")

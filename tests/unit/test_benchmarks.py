@@ -153,9 +153,7 @@ def test_growth_is_longest_over_shortest() -> None:
     assert targets["peak_mb"]["met"] is True
 
 
-def test_a_longer_run_of_a_slow_peer_is_skipped_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_longer_run_of_a_slow_peer_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = {"write_s": 30.0, "chart": {"ms": 2000.0}}
     monkeypatch.setattr(reader, "measure_run", lambda *_: slow)
     found = reader.measure_peer(peers.without(""), "tensorboard", reader.Plan())
@@ -172,9 +170,7 @@ def test_a_report_rounds_all_the_way_down() -> None:
     assert report.quantile([1.0, 2.0, 3.0, 4.0], 0.95) == 4.0
 
 
-def test_the_planted_delay_makes_each_step_longer_by_its_factor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_planted_delay_makes_each_step_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 
     def now() -> float:
@@ -196,9 +192,7 @@ def test_the_planted_delay_makes_each_step_longer_by_its_factor(
     assert taken == pytest.approx(longer, abs=4e-6)
 
 
-def test_the_planted_drift_grows_with_the_samples_of_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_planted_drift_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lab_truth_workload.drift() == 1
     monkeypatch.setenv(lab_truth_workload.DRIFT_FOLDER, str(tmp_path))
     assert lab_truth_workload.drift() == 1

@@ -174,9 +174,7 @@ def test_a_reading_that_takes_long_is_made_seldom(job: Job) -> None:
     assert job.cost_s / 8.0 < 0.002
 
 
-def test_an_error_of_torch_ends_it_with_the_reason(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_torch_is_the_reason(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> dict[str, Any]:
         raise RuntimeError("no such buffer")
 

@@ -119,16 +119,14 @@ def test_a_foreign_file_loses_its_invalid_rows(tmp_path: Path, path: Path) -> No
         ("[" * 100_000, ""),
     ],
 )
-def test_a_file_that_is_no_measurement_is_refused(
-    tmp_path: Path, path: Path, fields: Any, said: str
-) -> None:
+def test_another_file_is_refused(tmp_path: Path, path: Path, fields: Any, said: str) -> None:
     path.write_text(fields if isinstance(fields, str) else json.dumps(KEPT | fields))
     with pytest.raises(ResultError, match="Delete") as error:
         read_result(tmp_path, path.stem)
     assert said in str(error.value)
 
 
-def test_a_file_has_a_label_in_local_time(
+def test_labels_have_local_time(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, gloo, 2 ranks", result_label(path.stem))

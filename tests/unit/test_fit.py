@@ -126,9 +126,7 @@ def test_accumulation_takes_less_than_one_large_batch_and_checkpointing_less_tha
     assert (90 < characters < 120, rest) == (True, 0)
 
 
-def test_a_model_that_reads_its_weights_is_built_for_real(
-    monkeypatch: pytest.MonkeyPatch, one_layer: RunConfig
-) -> None:
+def test_a_model_that_reads_weights(monkeypatch: pytest.MonkeyPatch, one_layer: RunConfig) -> None:
     task = WORKLOADS[Workload.LINEAR]
 
     def reads(config: RunConfig) -> Task:
@@ -144,7 +142,7 @@ def test_a_model_that_reads_its_weights_is_built_for_real(
 # --- an absent GPU --------------------------------------------------------------------------------
 
 
-def test_a_gpu_has_cublas_workspace_and_rounding(
+def test_a_gpu_has_workspace_and_rounding(
     one_layer: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = estimate_memory(replace(one_layer, device=GPU.id), GPU)

@@ -76,7 +76,9 @@ def test_brackets_without_end_are_no_json(tmp_path: Path) -> None:
     folder = written(tmp_path, BAD, "[" * 200_000)
     with pytest.raises(SweepError, match="is not JSON"):
         read_sweep(folder)
-    assert Sweeps(tmp_path, tmp_path / "examples").list_sweeps() == []
+    for text in ("[" * 200_000, "{", "[]", '{"status": "finished"}'):
+        (folder / SWEEP_JSON).write_text(text)
+        assert Sweeps(tmp_path, tmp_path / "examples").list_sweeps() == []
 
 
 def test_only_a_recently_planned_sweep_is_active(tmp_path: Path) -> None:

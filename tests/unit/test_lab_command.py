@@ -34,9 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_finished_sweep_stays_finished_where_it_cannot_run(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_sweep_stays_finished(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = {**read_sweep(folder), "status": "finished", "reason": "as it was"}
     (folder / SWEEP_JSON).write_text(json.dumps(sweep))
     assert main(["--folder", str(folder)]) == FINISHED
@@ -50,9 +48,7 @@ def test_a_sweep_that_cannot_run_is_failed(folder: Path) -> None:
     assert read_sweep(folder)["reason"].startswith("The baseline cannot run here: ")
 
 
-def test_a_sweep_that_another_process_runs_is_left_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_running_sweep_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (folder / SWEEP_JSON).read_text()
     with only_one(folder):
         assert main(["--folder", str(folder)]) == USAGE
@@ -60,9 +56,7 @@ def test_a_sweep_that_another_process_runs_is_left_alone(
     assert "another process is running this sweep." in capsys.readouterr().err
 
 
-def test_a_plan_that_is_none_is_a_sentence(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_plan_is_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = json.loads((folder / PLAN_JSON).read_text())
     for wrong in ({"looks": [float("inf")]}, {"looks": 5}, {"max_rounds": 5.5}, {"arms": None}):
         (folder / PLAN_JSON).write_text(json.dumps({**plan, **wrong}))
@@ -91,9 +85,7 @@ def test_wrong_usage_is_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_while_torch_is_imported_stops_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_during_imports_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> list[TrainDevice]:
         signal.raise_signal(signal.SIGINT)
         return [TrainDevice(id="cpu", name="a CPU", memory_total=2**33)]

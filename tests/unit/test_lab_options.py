@@ -88,9 +88,7 @@ def test_words_of_variants() -> None:
         ("foreach=false+fused=false", "for-loop"),
     ],
 )
-def test_the_former_switches_of_the_optimizer_mean_one_setting_in_any_order(
-    words: str, value: str
-) -> None:
+def test_the_former_optimizer_switches_have_no_order(words: str, value: str) -> None:
     base = "optimizer_impl=fused" if value == "for-loop" else "optimizer_impl=for-loop"
     plan, _ = planned("--arms", words, "--set", base)
     assert [dict(arm.changes) for arm in plan.arms] == [{"optimizer_impl": value}]

@@ -50,9 +50,7 @@ LIMIT = math.log1p(0.01) + 2.7764451 * 0.02
         (0.004, 0.0005, Side.SAME),  # above 0, but below the minimum effect
     ],
 )
-def test_a_variant_differs_exactly_where_its_interval_clears_the_minimum_effect(
-    mean: float, error: float, side: Side
-) -> None:
+def test_the_side_of_an_interval(mean: float, error: float, side: Side) -> None:
     assert judge({"a": spread(mean, error)}, ONE_LOOK)["a"].side is side
 
 

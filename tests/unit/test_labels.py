@@ -50,9 +50,7 @@ def test_each_phase_of_a_step_is_labeled(memory: Memory) -> None:
         assert memory.text == "the script's"
 
 
-def test_a_boundary_ends_the_optimizer_the_outer_span_counts_and_other_threads_do_not(
-    memory: Memory,
-) -> None:
+def test_boundaries_outer_spans_and_threads(memory: Memory) -> None:
     labels = AllocationLabeler()
     with span(BACKWARD):
         pass

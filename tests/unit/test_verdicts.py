@@ -59,7 +59,7 @@ def test_young_runs_and_recordings_have_none(tmp_path: Path, ask: Ask) -> None:
     assert found.kind is BottleneckKind.INPUT
 
 
-def test_it_is_made_once_in_a_while_for_all_tabs(
+def test_it_is_made_once_for_all_tabs(
     tmp_path: Path, clock: FakeClock, ask: Ask, monkeypatch: Any
 ) -> None:
     made: list[int] = []
