@@ -204,14 +204,25 @@ class SweepContent(_Part, frozen=True, kw_only=True):
 
 def to_content(sweep: Mapping[str, Any]) -> SweepContent:
     """Return a checked sweep.json. Raises ValueError where it is none."""
-    given = {name: value for name, value in sweep.items() if value is not None}
     try:
+        given = _present(sweep)
         baseline = {"name": "baseline", **given.get("baseline", {}), "verdict": None}
         return msgspec.convert({**given, "baseline": baseline}, SweepContent, dec_hook=_text)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"sweep.json: must be that of a sweep, got {str(error)[:80]!r}. Delete the folder."
         ) from error
+
+
+def _present(value: Any) -> Any:
+    """Return JSON values without keys whose value is null, except those of settings."""
+    if isinstance(value, Mapping):
+        return {
+            name: part if name in ("config", "changes") else _present(part)
+            for name, part in value.items()
+            if part is not None
+        }
+    return [_present(part) for part in value] if isinstance(value, list) else value
 
 
 def _text(kind: type, value: object) -> Text:

@@ -20,7 +20,7 @@ from dashboard.charts.figures import (
 )
 from stepscope.common.formatting import format_bytes, format_short_time
 from stepscope.distributed.communication import rate_text
-from trainer.collectives.results import spread_of
+from trainer.collectives.measurement import spread_of
 
 STYLES = {
     "all_reduce": (BLUE, "circle"),

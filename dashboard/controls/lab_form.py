@@ -25,7 +25,7 @@ from trainer.config_validation import TrainDevice, validate
 from trainer.lab.folder import seconds_per_sample
 from trainer.lab.plan import MAX_ROUNDS, SweepPlan, estimate
 from trainer.lab.presets import PLAIN, PRESETS
-from trainer.lab.variants import Variant, arms, own_settings
+from trainer.lab.variants import Variant, all_variants, own_settings
 from trainer.techniques import SWITCHES
 
 _TAKEN = "lab_preset_taken"
@@ -65,7 +65,7 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
     # Filled when the ticks below are known; its height is kept, so that they stay where they are.
     place = st.container(gap="xsmall", key="lab_begin")
     of_preset = {arm.name for arm in preset_arms}
-    offers = {arm.name: arm for arm in (*arms(base, found.devices), *preset_arms)}
+    offers = {arm.name: arm for arm in (*all_variants(base, found.devices), *preset_arms)}
     if st.session_state.pop(_TAKEN, False):
         for name in offers:
             st.session_state[_box(name)] = name in of_preset

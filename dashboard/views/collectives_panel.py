@@ -13,23 +13,23 @@ from dashboard.services import ServerActivity, Services
 from dashboard.views.parts import plot, start_button, table
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
+from trainer.collectives.measurement import (
+    ResultError,
+    closing,
+    read_result,
+    result_label,
+    result_names,
+)
 from trainer.collectives.plan import (
     GLOO,
     KIB,
-    MOST_RANKS,
+    MAX_RANKS,
     NCCL,
     OPERATIONS,
     CollectivePlan,
     PlanError,
     refusal,
     sizes_between,
-)
-from trainer.collectives.results import (
-    ResultError,
-    closing,
-    read_result,
-    result_label,
-    result_names,
 )
 from trainer.runners.child_process import ChildState
 
@@ -86,8 +86,8 @@ def _plan(gpus: int) -> CollectivePlan:
     ranks = columns[1].number_input(
         "Ranks",
         min_value=2,
-        max_value=MOST_RANKS,
-        value=min(MOST_RANKS, max(2, gpus)),
+        max_value=MAX_RANKS,
+        value=min(MAX_RANKS, max(2, gpus)),
         key="collectives_ranks",
         help="Number of processes. With gloo, more processes than CPU cores slow each other down.",
     )

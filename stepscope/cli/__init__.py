@@ -28,7 +28,7 @@ COMMANDS = {
     "record": "record this machine's GPUs and host, without any training",
     "devices": "show every GPU of this machine: load, memory, temperature, health, processes",
     "runs": "list recorded runs, live ones first, then newest first",
-    "fit": "measure a script's first steps and report how much larger the batch can be",
+    "measure-memory": "measure a script's first steps and report how much larger the batch can be",
     "diagnose": "diagnose a run: what its steps wait for, what ended it, what to try next",
     "snapshot": "summarize a PyTorch memory snapshot, or compare two",
     "export": "write a run's values as csv, json, parquet or TensorBoard event files",
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if argv[:1] == ["watch"]:
         # Not through argparse: the other arguments belong to the watched script.
         return int(importlib.import_module("stepscope.watch.main").main(argv[1:]) or 0)
-    if argv[:1] == ["fit"]:
-        return int(importlib.import_module("stepscope.cli.fit").main(argv[1:]))
+    if argv[:1] in (["measure-memory"], ["fit"]):  # fit is the former name
+        return int(importlib.import_module("stepscope.cli.measure_memory").main(argv[1:]))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # no name may break a listing
     options = parser(next((word for word in argv if word in COMMANDS), None)).parse_args(argv)
@@ -83,7 +83,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == command and name != "watch":
-            module = importlib.import_module(f"stepscope.cli.{name}")
+            module = importlib.import_module(f"stepscope.cli.{name.replace('-', '_')}")
             found.epilog = "\n  ".join(("examples:", *module.EXAMPLES))
             module.add_options(found)
             found.set_defaults(run=module.run)

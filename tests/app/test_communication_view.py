@@ -15,8 +15,8 @@ from dashboard import services
 from stepscope.run import RunError
 from tests.support.app_page import GPU, Machine, label, text_of
 from tests.support.collectives_results import DOCUMENT, ROW
+from trainer.collectives.measurement import new_result_path, read_result, result_names, write_result
 from trainer.collectives.plan import CollectivePlan
-from trainer.collectives.results import new_result_path, read_result, result_names, write_result
 
 
 @pytest.fixture

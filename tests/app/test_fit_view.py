@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.charts.batch_size_curve import batch_figure
+from dashboard.services import Services
 from dashboard.views.estimate_panel import rows
 from stepscope.run import RunError
 from tests.support.app_page import label
@@ -57,6 +57,11 @@ ANSWER: dict[str, Any] = {
 }
 
 
+def text_of(app: AppTest) -> str:
+    kinds = ("markdown", "caption", "success", "warning", "error", "info")
+    return "\n".join(str(getattr(one, "value", "")) for kind in kinds for one in app.get(kind))
+
+
 class Ended:
     """A prediction that has ended, in the place of a child process."""
 
@@ -66,47 +71,25 @@ class Ended:
         self._output = output
 
     def output(self) -> ChildOutput:
-        """Return what there is to show."""
+        """Return the final output."""
         return self._output
 
     def running(self) -> bool:
-        """Return False: it is over."""
+        """Return False."""
         return False
 
     def stop(self, timeout_s: float = 0.0) -> None:
         """Do nothing."""
 
 
-def finished(config: RunConfig, answer: dict[str, Any]) -> Any:
-    return Ended(config, ChildOutput(ChildState.FINISHED, seconds=3.0, answer=answer))
-
-
-def text_of(app: AppTest) -> str:
-    kinds = ("markdown", "caption", "success", "warning", "error", "info")
-    return "\n".join(str(getattr(one, "value", "")) for kind in kinds for one in app.get(kind))
-
-
-def labels(app: AppTest) -> list[str]:
-    return [button.label for button in app.button]
-
-
-def wait(server: services.Services) -> None:
-    deadline = time.monotonic() + 120
-    while server.estimates.running() is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_a_press_predicts_the_settings_of_the_sidebar(
-    page: OpenPage, server: services.Services
-) -> None:
+def test_the_settings_of_the_sidebar_are_predicted(page: OpenPage, server: Services) -> None:
     app = page(workload="linear", device="cpu", batch_size="256")
     label(app, "button", "Estimate memory").click().run()
     assert not app.exception
     run = server.estimates.last()
     assert run is not None
     assert run.config.batch_size == 256
-    wait(server)
+    assert run.wait(120)
     app.run()
     assert not app.exception
     assert run.output().state is ChildState.FINISHED, run.output()
@@ -119,9 +102,7 @@ def test_a_press_predicts_the_settings_of_the_sidebar(
     assert "It fits." not in text_of(app)
 
 
-def test_a_prediction_can_be_stopped_and_there_is_one_at_a_time(
-    page: OpenPage, server: services.Services
-) -> None:
+def test_a_prediction_can_be_stopped(page: OpenPage, server: Services) -> None:
     app = page(workload="gpt", device="cpu")
     label(app, "button", "Estimate memory").click().run()
     with pytest.raises(RunError, match="memory estimate is running"):
@@ -136,22 +117,22 @@ def test_a_prediction_can_be_stopped_and_there_is_one_at_a_time(
 
 
 def test_settings_that_cannot_start_have_no_button(page: OpenPage) -> None:
-    assert "Estimate memory" in labels(page(workload="linear", device="cpu"))
-    assert "Estimate memory" not in labels(page(workload="linear", device="cpu", precision="tf32"))
+    for precision, offered in (("fp32", True), ("tf32", False)):
+        app = page(workload="linear", device="cpu", precision=precision)
+        assert ("Estimate memory" in [button.label for button in app.button]) is offered
 
 
-def test_the_largest_batch_waits_for_a_run(page: OpenPage, server: services.Services) -> None:
+def test_the_largest_batch_waits_for_a_run(page: OpenPage, server: Services) -> None:
     server.active_id = lambda: "one"  # type: ignore[method-assign]
     reason = server.busy_reason(services.ServerActivity.BATCH_SIZE_FINDER)
     assert "one is active" in str(reason)
     assert server.busy_reason(services.ServerActivity.ESTIMATE) is None
 
 
-def test_the_recommended_batch_goes_into_the_sidebar(
-    page: OpenPage, server: services.Services
-) -> None:
+def test_the_recommended_batch_can_be_applied(page: OpenPage, server: Services) -> None:
     config = replace(defaults(Workload.LINEAR), batch_size=128)
-    server.estimates.start(lambda: finished(config, ANSWER))
+    output = ChildOutput(ChildState.FINISHED, seconds=3.0, answer=ANSWER)
+    server.estimates.start(lambda: cast(Any, Ended(config, output)))
     app = page(workload="linear", device="cpu", batch_size="128")
     said = text_of(app)
     assert "256 reaches 1,000 samples/s" in said
@@ -162,7 +143,7 @@ def test_the_recommended_batch_goes_into_the_sidebar(
     assert ":material/info: Settings changed since this estimate. Run it again." in text_of(app)
 
 
-def test_a_failure_is_a_sentence(page: OpenPage, server: services.Services) -> None:
+def test_a_failure_is_a_sentence(page: OpenPage, server: Services) -> None:
     output = ChildOutput(ChildState.FAILED, reason="It <b>broke.")
     server.estimates.start(lambda: cast(Any, Ended(defaults(Workload.LINEAR), output)))
     assert "No estimate." in text_of(page(workload="linear", device="cpu"))
@@ -184,22 +165,19 @@ def test_the_table_and_the_curve_have_what_was_predicted() -> None:
     assert batch_figure({"points": []}) is None
 
 
-def test_small_amounts_have_a_small_unit() -> None:
+def test_the_curve_has_a_unit_that_fits_and_no_limit_far_above_it() -> None:
     point = {"batch_size": 8, "needed_bytes": 3 * 2**20, "samples_per_sec": None}
     figure = batch_figure({"points": [point], "free_bytes": 4 * 2**20})
     assert figure is not None
     assert figure["data"][0]["y"] == [3.0]
     assert figure["layout"]["yaxis"]["title"]["text"] == "MiB"
     assert figure["layout"]["annotations"][0]["text"] == "free: 4 MiB"
-
-
-def test_a_limit_far_above_all_points_is_not_drawn() -> None:
     figure = batch_figure({**ANSWER["largest"], "free_bytes": 10**15, "recommended": None})
     assert figure is not None
     assert figure["layout"]["shapes"] == []
 
 
-def test_a_server_that_ends_ends_the_prediction(server: services.Services, tmp_path: Path) -> None:
+def test_a_server_that_ends_ends_the_prediction(server: Services, tmp_path: Path) -> None:
     server.start_estimate(defaults(Workload.GPT), largest=False)
     run = server.estimates.last()
     assert run is not None

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.browser_page import settle, violations
 from tests.support.collectives_results import DOCUMENT
 from tests.support.server import Server, start_server, stop_server
-from trainer.collectives.results import new_result_path, write_result
+from trainer.collectives.measurement import new_result_path, write_result
 
 SECOND = 1_000
 MISSING = "404"

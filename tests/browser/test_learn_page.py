@@ -32,7 +32,7 @@ def shown(page: Page, lesson: Lesson) -> None:
 
 @pytest.mark.parametrize("name", ["seeds", "all_reduce", "jiterator"])  # alone, two ranks, CUDA
 def test_a_lesson_runs_from_its_page(open_page: OpenPage, name: str) -> None:
-    """Each lesson's program runs in tests/integration/test_lessons.py."""
+    """Each lesson's program runs in tests/integration/test_lesson_run.py."""
     lesson = BY_NAME[name]
     page = open_page(f"/learn?lesson={lesson.name}", expected=MISSING)
     shown(page, lesson)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
 
-from stepscope.run import RunStatus
-from tests.support.recorded_runs import recorded_run, rows, write_run
+from tests.support.recorded_runs import rows, write_run
 from tests.support.server import Server
 from trainer.config import RunConfig
 
@@ -16,9 +14,7 @@ SLOW_MS = 20_000
 """For what needs the page's script: its first run imports torch."""
 
 
-def test_the_link_sets_the_sidebar_for_the_next_run(
-    server: Server, open_page: Callable[..., Page]
-) -> None:
+def test_the_link_sets_the_sidebar(server: Server, open_page: Callable[..., Page]) -> None:
     server.runs.mkdir(exist_ok=True)
     told = {"config": RunConfig().to_dict(), "environment": {"cores": 8}}
     write_run(server.runs / "own", told, steps=rows(0.063))
@@ -42,21 +38,3 @@ def test_the_link_sets_the_sidebar_for_the_next_run(
     number.fill("0")
     number.press("Enter")
     expect(page.get_by_role("button", name="Apply num_workers 4")).to_be_visible(timeout=SLOW_MS)
-
-
-def test_a_script_is_told_in_words_and_a_young_run_has_no_line(
-    server: Server, open_page: Callable[..., Page]
-) -> None:
-    server.runs.mkdir(exist_ok=True)
-    recorded_run(server.runs, "input_bound_cpu")
-    page = open_page("/?run=input_bound_cpu")
-    page.get_by_test_id("verdict").wait_for(timeout=SLOW_MS)
-    expect(page.get_by_test_id("verdict")).to_contain_text(
-        "(more if it already has that many) and persistent_workers=True in the DataLoader."
-    )
-    expect(page.get_by_test_id("verdict").get_by_role("button")).to_be_hidden()
-    live = {"status": RunStatus.FINISHED.value, "created": time.time() - 5}
-    write_run(server.runs / "young", live, steps=rows(0.06, count=10))
-    page.goto(f"{server.url}/?run=young")
-    expect(page.get_by_test_id("status")).to_contain_text("Finished", timeout=SLOW_MS)
-    expect(page.get_by_test_id("verdict")).to_be_hidden()

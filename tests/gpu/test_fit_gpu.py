@@ -85,7 +85,8 @@ for _ in range(50):
 
 def test_the_first_steps_of_a_script_say_what_the_allocator_gave(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "stepscope.cli", "fit", "--json", str(tmp_path / "train.py")]
+    words = ["measure-memory", "--json", str(tmp_path / "train.py")]
+    command = [sys.executable, "-m", "stepscope.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -1,6 +1,6 @@
 """Every lesson runs on a GPU; on the simulator those that do something else there than on a CPU.
 
-The others run on the CPU in `tests/integration/test_lessons.py`. Jiterator needs a compiler that
+The others run on the CPU in `tests/integration/test_lesson_run.py`. Jiterator needs a compiler that
 the simulator does not have; the profiler runs there, and traces no kernel. Its times say nothing.
 The lessons of two processes give the same values by NCCL on two GPUs and by gloo on the CPU, which
 they choose where there is one GPU: DataParallel then takes that GPU, and DDP does not.

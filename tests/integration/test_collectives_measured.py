@@ -1,4 +1,4 @@
-"""Collectives measured by real gloo ranks: results, an end at any time, no process left."""
+"""Collectives of real gloo ranks: a measurement with any end, and the records of a job."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stepscope.distributed.collective_metrics import bus_factor
+from stepscope.distributed.collective_metrics import NOT_BY_GLOO, bus_factor
+from stepscope.distributed.communication import communication_text
+from stepscope.run import read_run, run_folders
+from tests.support.run_values import recorded
+from tests.support.watched_scripts import run
+from trainer.collectives.measurement import Measurement, read_result, result_names
 from trainer.collectives.plan import KIB, MIB, OPERATIONS, CollectivePlan
-from trainer.collectives.process import Measurement
-from trainer.collectives.results import read_result, result_names
 from trainer.runners.child_process import ChildState
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 60.0
 
 
+def command(runs: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "trainer.collectives", "--runs", str(runs), *options]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+
+
 def test_the_command_measures_each_operation_and_size(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "trainer.collectives", "--sizes", "1K,64K"),
-            *("--seconds", "0.02", "--json", "--runs", str(tmp_path)),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = command(tmp_path, "--sizes", "1K,64K", "--seconds", "0.02", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (document["status"], document["backend"], document["ranks"]) == ("finished", "gloo", 2)
@@ -51,14 +49,7 @@ def test_the_command_measures_each_operation_and_size(tmp_path: Path) -> None:
 
 
 def test_a_wrong_option_is_said_before_anything_starts(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer.collectives", "--ranks", "1", "--runs", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = command(tmp_path, "--ranks", "1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "ranks: 2 to 64 processes, got 1.\n"
 
@@ -104,3 +95,34 @@ def test_a_rank_that_dies_ends_it_with_a_reason(long: Measurement) -> None:
     assert output.reason is not None
     assert output.reason.startswith("torchrun ended with exit code 1. ")
     assert psutil.wait_procs(processes, timeout=5)[1] == []
+
+
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_the_bytes_of_a_step_are_those_of_gradients_and_buffers(tmp_path: Path, ranks: int) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, f"--nproc-per-node={ranks}", "-m", "stepscope.watch"]
+    ended = run([*command, "collectives.py", "gloo", "500", "64"], tmp_path, OMP_NUM_THREADS="1")
+    assert ended.returncode == 0, ended.stderr.decode()
+    [folder] = run_folders(tmp_path)
+    if ranks == 1:
+        assert recorded(folder, "comm/bytes") == []
+        assert "collectives" not in json.loads((folder / "run.json").read_text())["capabilities"]
+        return
+    # Two linear layers and a norm, whose running mean, variance and count DDP sends before each
+    # forward pass.
+    gradients, buffers, _ = map(int, ended.stdout.split())
+    assert gradients == 4 * (32 * 64 + 64 + 64 + 64 + 64 * 8 + 8)
+    assert buffers == 4 * (64 + 64) + 8
+    for rank in (0, 1):
+        values = recorded(folder, "comm/bytes", rank)
+        # The first may have seen DDP order its buckets, which it does once.
+        assert set(values[1:] or values) == {float(gradients + buffers)}
+        rates = recorded(folder, "comm/rate", rank)
+        assert len(rates) == len(values)
+        assert min(rates) > 0
+        assert recorded(folder, "comm/time", rank) == []
+    said = json.loads((folder / "run.json").read_text())["capabilities"]["collectives"]
+    assert said["comm/time"] == NOT_BY_GLOO
+    text = communication_text(read_run(folder))
+    assert text is not None
+    assert text.startswith("Communication of rank 0: Each step passes ")

@@ -1,4 +1,4 @@
-"""The lab with real processes: samples that end in every way, and sweeps from the command line."""
+"""The lab with real processes: trials that end in every way, and sweeps of the command line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,12 @@ import psutil
 import pytest
 
 from tests.support.run_values import metric
+from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
-from trainer.lab import trial_run
+from trainer.lab import trial_process, trial_run
 from trainer.lab.folder import SAMPLES, read_sweep
 from trainer.lab.trial_process import LOG, RUN, TrialProcess
+from trainer.runners.child_process import ChildOutput, ChildState
 
 LONG = 10**8
 SWEEP = ["--workload", "linear", "--device", "cpu", "--steps", "30", "--warmup", "5"]
@@ -32,13 +32,6 @@ def job(**given: Any) -> dict[str, Any]:
         **{"config": config, "changes": {}, "seed": 3, "warmup": 10, "steps": 60, "seconds": 0.2},
         **given,
     }
-
-
-def wait_until(true: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
 
 
 def lab(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -74,9 +67,12 @@ def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: 
     assert not list(tmp_path.glob(f"{RUN}*/"))
 
 
-def test_a_sample_trains_with_a_constant_learning_rate(tmp_path: Path) -> None:
+def test_a_trial_has_a_constant_learning_rate_and_ends_by_time(tmp_path: Path) -> None:
     asked = {"lr_scheduler": "cosine", "lr_warmup_steps": 4, "learning_rate": 0.01}
-    assert "metrics" in trial_run.run_trial({**job(changes=asked), "folder": str(tmp_path)})
+    given = job(changes=asked, steps=0, seconds=0.3) | {"folder": str(tmp_path)}
+    metrics = trial_run.run_trial(given)["metrics"]
+    assert metrics["steps"] >= 2
+    assert metrics["window_s"] < 30
     assert set(metric(tmp_path, "train/lr")) == {0.01}
 
 
@@ -123,30 +119,29 @@ def test_no_rank_is_left_of_a_sample_that_was_stopped(tmp_path: Path) -> None:
     assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_each_sample_has_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a process of the one before may still write is not read as this one's."""
+def test_each_trial_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of an earlier trial may still write there."""
     given: list[Path] = []
 
-    def answer(_self: TrialProcess, job: dict[str, Any], _timeout_s: float) -> dict[str, Any]:
-        given.append(Path(job["folder"]))
-        assert given[-1].is_dir()
-        return {}
+    class Trial:
+        def __init__(self, job: dict[str, Any], log: Path, limit_s: float) -> None:
+            given.append(Path(job["folder"]))
+            assert given[-1].is_dir()
 
-    monkeypatch.setattr(TrialProcess, "_answer", answer)
+        def wait(self) -> None: ...
+
+        def stop(self) -> None: ...
+
+        def output(self) -> ChildOutput:
+            return ChildOutput(ChildState.FAILED)
+
+    monkeypatch.setattr(trial_process, "_Trial", Trial)
     (tmp_path / f"{RUN}-of-a-killed-sweep").mkdir()
     process = TrialProcess(tmp_path)
     for _ in range(2):
         process.take(job(), 120)
     assert len(set(given)) == 2
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_first_sample_ends_by_time(tmp_path: Path) -> None:
-    answer = TrialProcess(tmp_path).take(job(steps=0, seconds=0.3), 120)
-    assert answer["metrics"]["steps"] >= 2
-    assert answer["metrics"]["window_s"] < 30
 
 
 def test_what_cannot_train_is_a_reason(tmp_path: Path) -> None:
@@ -171,7 +166,7 @@ def test_a_folder_that_cannot_be_written_is_no_fault_of_the_sample(tmp_path: Pat
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     answer = json.loads(ended.stdout.splitlines()[-1])
     assert answer["stops"] is True
-    assert answer["reason"].startswith("The sample's folder cannot be written: ")
+    assert answer["reason"].startswith("The folder of the trial cannot be written: ")
 
 
 def test_a_process_that_dies_is_a_reason(tmp_path: Path) -> None:
@@ -202,7 +197,7 @@ def samples_of(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         try:
-            if "trainer.lab.trial" in child.cmdline():
+            if "trainer.lab.trial_process" in child.cmdline():
                 found.append(child)
         except psutil.Error:
             continue
@@ -290,20 +285,3 @@ def test_kill_9_ends_also_a_sample_whose_native_code_keeps_all_threads_waiting()
         child = psutil.Process(parent.pid).children()[0]
         parent.kill()
         wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--arms", "x"], "--variants: 'x' is no setting"),
-        (["--json", "/nowhere/out.json"], "--json: must be a file in an existing folder"),
-        (["--folder", "/nowhere"], "holds no plan.json"),
-    ],
-)
-def test_wrong_usage_ends_with_2(tmp_path: Path, words: list[str], said: str) -> None:
-    given = words if words[0] == "--folder" else ["--workload", "linear", *words]
-    process = lab(tmp_path, *given)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert said in stderr
-    assert not (tmp_path / "lab").exists()

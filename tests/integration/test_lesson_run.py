@@ -1,15 +1,19 @@
-"""A lesson's child process: its output, its limits and its end, whatever the program does."""
+"""A lesson's child process, whatever the program does; and every lesson on a CPU."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from dashboard import services
 from dashboard.child_runs import ChildRuns
-from tests.support.lesson_programs import SLEEP, Write, write
+from tests.support.lesson_programs import EXPECTED, SLEEP, Write, run, write
+from trainer.lessons import BY_NAME, LESSONS, Lesson
 from trainer.runners.child_process import OUTPUT_LIMIT, ChildOutput, ChildState, LessonRun
 
 __all__ = ["write"]
@@ -68,18 +72,17 @@ def test_a_failure_keeps_its_traceback(write: Write) -> None:
     assert "ValueError: broken" in output.text
 
 
-def test_it_is_ended_at_its_time_limit(write: Write) -> None:
-    output = ended(LessonRun(write(SLEEP, limit_s=1.0)))
-    assert output.state is ChildState.FAILED
-    assert output.reason == "It was ended after 1 s, its time limit."
-    assert output.seconds < 10
-
-
-def test_it_is_ended_when_it_prints_too_much(write: Write) -> None:
-    output = ended(LessonRun(write("while True:\n    print('x' * 1000)\n")))
-    assert output.state is ChildState.FAILED
-    assert "more than 64 KiB" in str(output.reason)
-    assert len(output.text) == OUTPUT_LIMIT
+def test_time_and_output_are_limited(write: Write) -> None:
+    late = ended(LessonRun(write(SLEEP, limit_s=1.0)))
+    assert late.state is ChildState.FAILED
+    assert late.reason == "It was ended after 1 s, its time limit."
+    assert late.seconds < 10
+    full = ended(LessonRun(write("while True:\n    print('x' * 1000)\n")))
+    assert full.state is ChildState.FAILED
+    assert "more than 64 KiB" in str(full.reason)
+    assert len(full.text) == OUTPUT_LIMIT
+    program = "import sys\nsys.stdout.buffer.write(b'\\xff\\x00 <b>')\n"
+    assert ended(LessonRun(write(program))).text == "\N{REPLACEMENT CHARACTER}\0 <b>"
 
 
 def test_stop_ends_it_with_all_that_it_started(write: Write) -> None:
@@ -106,11 +109,6 @@ print("child", subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid)
     assert output.state is ChildState.FINISHED
     assert output.seconds < 20
     wait_for_end(int(output.text.split()[1]))
-
-
-def test_bytes_that_are_no_text_are_shown_as_such(write: Write) -> None:
-    program = "import sys\nsys.stdout.buffer.write(b'\\xff\\x00 <b>')\n"
-    assert ended(LessonRun(write(program))).text == "\N{REPLACEMENT CHARACTER}\0 <b>"
 
 
 def test_the_server_ends_it_at_its_own_end(write: Write, tmp_path: Path) -> None:
@@ -143,3 +141,28 @@ def test_one_at_a_time_and_the_last_result_of_each_name_is_kept(write: Write) ->
     assert runs.start(lambda: LessonRun(slow), "slow")
     runs.close()
     assert runs.running() is None
+
+
+@pytest.mark.timeout(400)  # compiling takes half a minute, on a busy machine much longer
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+def test_it_runs_on_a_cpu_or_says_why_not(lesson: Lesson, tmp_path: Path) -> None:
+    finished = run(lesson, tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert list(tmp_path.iterdir()) == []
+    if lesson.needs_cuda:
+        assert (finished.returncode, finished.stdout) == (1, "")
+        assert finished.stderr.strip() == lesson.needs_cuda
+        return
+    if lesson.name == "compile_modes" and not shutil.which("g++"):
+        assert "needs a C++ compiler" in finished.stderr
+        return
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert len(finished.stdout.splitlines()) >= 4
+    assert len(finished.stdout.encode()) <= OUTPUT_LIMIT
+    assert [part for part in EXPECTED[lesson.name] if part not in finished.stdout] == []
+    assert "same result: False" not in finished.stdout
+
+
+def test_compiling_without_a_compiler_says_what_to_install(tmp_path: Path) -> None:
+    finished = run(BY_NAME["compile_modes"], tmp_path, PATH=str(tmp_path))
+    assert finished.returncode == 1
+    assert "apt install g++" in finished.stderr

@@ -1,4 +1,4 @@
-"""The sweep of a server as a process: its start, stop, resume, death, and the end of the server."""
+"""The sweep of a server as a process: start, stop, resume, kill, and the end of the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
 from trainer.lab.folder import SAMPLES, SweepError
 from trainer.lab.plan import SweepPlan
-from trainer.lab.variants import make_arm
+from trainer.lab.variants import make_variant
 
 LONG = 100_000
 
@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[Services]:
 
 def plan(server: Services, rounds: int = 2, steps: int = 5) -> SweepPlan:
     base = defaults(Workload.LINEAR)
-    arm = make_arm({"optimizer_impl": "for-loop"}, base, server.devices().devices)
+    arm = make_variant({"optimizer_impl": "for-loop"}, base, server.devices().devices)
     return SweepPlan(
         config=base, arms=(arm,), steps=steps, warmup=2, max_rounds=rounds, find_best=False
     )
@@ -72,53 +72,28 @@ def test_no_sweep_beside_a_training(server: Services) -> None:
     assert server.sweeps.list_sweeps() == []
 
 
-def test_a_stopped_sweep_goes_on_where_it_was(server: Services) -> None:
-    sweep_id = server.start_sweep(plan(server))
-    wait_until(lambda: samples(server, sweep_id) >= 1)
-    server.sweeps.stop(sweep_id)
-    sweep = server.sweeps.read(sweep_id)
-    assert sweep.content.status is SweepStatus.STOPPED
-    assert server.sweeps.active_id() is None
-    had = samples(server, sweep_id)
-    server.resume_sweep(sweep_id)
-    assert server.sweeps.read(sweep_id).live
-    assert ended(server, sweep_id).content.status is SweepStatus.FINISHED
-    # Four samples; those of a round that the stop has left open are taken once more.
-    assert server.sweeps.read(sweep_id).json["progress"]["done"] == 4
-    assert had < samples(server, sweep_id) <= 4 + had
-
-
-def test_a_sweep_stopped_at_once_says_so(server: Services) -> None:
+def test_a_stopped_or_killed_sweep_continues_where_it_was(server: Services) -> None:
     sweep_id = server.start_sweep(plan(server))
     server.sweeps.stop(sweep_id)
     content = server.sweeps.read(sweep_id).content
     assert (content.status, content.reason) == (SweepStatus.STOPPED, "Stopped before it began.")
-
-
-def test_a_killed_sweep_is_stopped_with_the_reason_and_can_go_on(server: Services) -> None:
-    sweep_id = server.start_sweep(plan(server))
+    server.resume_sweep(sweep_id)
     wait_until(lambda: samples(server, sweep_id) >= 1)
     os.kill(int(server.sweeps.read(sweep_id).json["pid"]), signal.SIGKILL)
     sweep = ended(server, sweep_id)
     assert sweep.content.status is SweepStatus.STOPPED
     assert "killed" in str(sweep.content.reason)
+    assert server.sweeps.active_id() is None
+    had = samples(server, sweep_id)
     server.resume_sweep(sweep_id)
+    assert server.sweeps.read(sweep_id).live
     assert ended(server, sweep_id).content.status is SweepStatus.FINISHED
+    # Four trials; those of the incomplete round are repeated.
+    assert server.sweeps.read(sweep_id).json["progress"]["done"] == 4
+    assert had < samples(server, sweep_id) <= 4 + had
 
 
-def test_the_end_of_the_server_stops_the_sweep(server: Services) -> None:
-    sweep_id = server.start_sweep(plan(server, rounds=50))
-    wait_until(lambda: samples(server, sweep_id) >= 1)
-    process = process_of(server.sweeps.read(sweep_id).json)
-    assert process is not None
-    server.close()
-    assert not process.is_running()
-    assert server.sweeps.read(sweep_id).content.status is SweepStatus.STOPPED
-
-
-def test_another_server_stops_the_sweep_of_one_that_was_killed(
-    server: Services, tmp_path: Path
-) -> None:
+def test_its_server_or_another_ends_a_sweep(server: Services, tmp_path: Path) -> None:
     sweep_id = server.start_sweep(plan(server, rounds=50))
     wait_until(lambda: samples(server, sweep_id) >= 1)
     second = Services(tmp_path / "runs", tmp_path / "examples")
@@ -131,6 +106,13 @@ def test_another_server_stops_the_sweep_of_one_that_was_killed(
     second.sweeps.delete(sweep_id)
     assert second.sweeps.list_sweeps() == []
     second.close()
+    sweep_id = server.start_sweep(plan(server, rounds=50))
+    wait_until(lambda: samples(server, sweep_id) >= 1)
+    process = process_of(server.sweeps.read(sweep_id).json)
+    assert process is not None
+    server.close()
+    assert not process.is_running()
+    assert server.sweeps.read(sweep_id).content.status is SweepStatus.STOPPED
 
 
 def test_a_process_that_cannot_begin_leaves_its_last_words(server: Services) -> None:

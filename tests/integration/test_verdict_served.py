@@ -7,8 +7,8 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dashboard import services
 from dashboard.run_look import RunLook
+from dashboard.services import Services
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.hangs.record import hang_name, parse
 from stepscope.memory.oom.record import OomReport
@@ -23,7 +23,7 @@ __all__ = ["server"]
 HANGS = Path(__file__).parents[1] / "data" / "hangs"
 
 
-def test_a_run_of_ours_gets_a_setting(server: services.Services, tmp_path: Path) -> None:
+def test_a_run_of_ours_gets_a_setting(server: Services, tmp_path: Path) -> None:
     config, environment = RunConfig().to_dict(), {"cores": 8}
     write_run(tmp_path / "own", {"config": config, "environment": environment}, steps=rows(0.06))
     told = poll("own")["verdict"]
@@ -37,9 +37,7 @@ def test_a_run_of_ours_gets_a_setting(server: services.Services, tmp_path: Path)
     assert len(json.dumps(told)) < 250  # twice a second
 
 
-def test_a_script_gets_words_and_a_young_run_nothing(
-    server: services.Services, tmp_path: Path
-) -> None:
+def test_scripts_get_words_young_runs_nothing(server: Services, tmp_path: Path) -> None:
     recorded_run(tmp_path, "input_bound_cpu")
     assert "num_workers=2" in poll("input_bound_cpu")["verdict"]["words"]
     write_run(tmp_path / "young", steps=rows(0.06, count=10))
@@ -50,9 +48,7 @@ def test_a_script_gets_words_and_a_young_run_nothing(
     assert "verdict" not in poll("begun")  # it has no store yet
 
 
-def test_a_run_that_memory_ended_says_why_and_where_more_stands(
-    server: services.Services, tmp_path: Path
-) -> None:
+def test_an_out_of_memory_run_names_its_tab(server: Services, tmp_path: Path) -> None:
     failed = {"status": "failed", "reason": "The GPU ran out of memory: fragmentation."}
     folder = write_run(tmp_path / "short", failed, steps=rows(0.06))
     assert poll("short")["verdict"]["kind"] == "input-bound"  # nothing was captured
@@ -69,7 +65,7 @@ def test_a_run_that_memory_ended_says_why_and_where_more_stands(
     assert poll("short")["verdict"]["kind"] == "input-bound"
 
 
-def test_a_job_that_hangs_says_so_while_it_does(server: services.Services, tmp_path: Path) -> None:
+def test_a_job_that_hangs_says_so_while_it_does(server: Services, tmp_path: Path) -> None:
     now = time.time()
     live = {"status": "running", "heartbeat": now, "created": now - 60, "world_size": 2}
     live |= process_identity()

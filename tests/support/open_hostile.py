@@ -40,7 +40,7 @@ from stepscope.recorder.recovery import note_end, recover_ended
 from stepscope.run import RunError, RunStatus, read_run
 from stepscope.store import StoreError
 from tests.support.hostile_folders import COLLECTIVES, OTHER, RUN, SWEEP
-from trainer.collectives.results import ResultError, read_result
+from trainer.collectives.measurement import ResultError, read_result
 from trainer.error_messages import RunFailedError
 from trainer.lab.folder import SweepError, read_plan, read_sweep, sweep_folder
 from trainer.training.checkpoint import read_checkpoint

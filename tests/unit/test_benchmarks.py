@@ -28,31 +28,17 @@ from trainer.workloads.task import TensorSplit
 
 def test_a_ratio_is_to_the_line_between_the_bare_blocks_around() -> None:
     # The machine slows down by 1 s a block: bare alone would show that as a cost of the way.
-    blocks = [
-        ("bare", 10.0),
-        ("x", 11.0),
-        ("y", 24.0),
-        ("bare_again", 13.0),
-        ("x", 14.0),
-        ("bare", 15.0),
-    ]
-    found = pairs.ratios(blocks)
+    times = {"bare": (10.0, 15.0), "x": (11.0, 14.0), "y": (24.0,), "bare_again": (13.0,)}
+    taken = {way: iter(values) for way, values in times.items()}
+    order = ("bare", "x", "y", "bare_again", "x", "bare")
+    found = pairs.ratios([(way, next(taken[way])) for way in order])
     assert found["x"] == pytest.approx([1.0, 1.0])
     assert found["y"] == pytest.approx([2.0])
-
-
-def test_the_second_bare_process_is_compared_to_the_first_alone() -> None:
-    blocks = [
-        ("bare", 10.0),
-        ("bare_again", 6.0),
-        ("bare", 10.0),
-        ("bare_again", 5.0),
-        ("bare", 10.0),
-    ]
+    # The second bare process is compared with the first alone.
+    bare = ("bare", 10.0)
+    blocks = [bare, ("bare_again", 6.0), bare, ("bare_again", 5.0), bare]
     assert pairs.ratios(blocks) == {"bare_again": pytest.approx([0.6, 0.5])}
-
-
-def test_a_block_without_a_bare_one_on_both_sides_is_left_out() -> None:
+    # A block without a bare one on both sides does not count.
     assert pairs.ratios([("x", 1.0), ("bare", 1.0), ("y", 2.0)]) == {}
 
 
@@ -75,32 +61,17 @@ def test_an_interval_holds_the_median_and_narrows_with_the_values() -> None:
     assert pairs.interval([]) == {"median": None, "interval_95": None}
 
 
-def test_requirements_are_read_by_name() -> None:
+def test_peers_have_a_requirement_an_adapter_and_a_reader(tmp_path: Path) -> None:
     text = "# why\n\ntrackio==1.2  # pinned\nwandb==3\n"
     assert peers.parse_requirements(text) == {"trackio": "trackio==1.2", "wandb": "wandb==3"}
-
-
-def test_every_peer_has_an_adapter_and_a_reader() -> None:
     assert set(peers.requirements()) | {adapters.OURS} == set(adapters.STORED)
-    recordless = {adapters.NOTHING, adapters.FLOOR}
-    assert set(adapters.STORED) | recordless == set(adapters.START)
-
-
-def test_without_peers_each_is_missing_with_the_reason() -> None:
+    assert set(adapters.STORED) | {adapters.NOTHING, adapters.FLOOR} == set(adapters.START)
     found = peers.without("no network")
-    assert found.versions == {}
-    assert set(found.missing.values()) == {"no network"}
-
-
-def test_the_last_line_is_the_error() -> None:
+    assert (found.versions, set(found.missing.values())) == ({}, {"no network"})
     assert peers.last_line("Traceback:\n  File x\nOSError: full\n\n") == "OSError: full"
     assert peers.last_line("") == "no message"
-
-
-def test_recorders_are_kept_from_the_users_home(tmp_path: Any) -> None:
-    environment = peers.environment(tmp_path)
-    assert environment["HOME"] == str(tmp_path)
-    assert environment["WANDB_MODE"] == "offline"
+    environment = peers.environment(tmp_path)  # recorders do not write into the user's home
+    assert (environment["HOME"], environment["WANDB_MODE"]) == (str(tmp_path), "offline")
 
 
 def test_only_steps_with_all_four_metrics_count() -> None:
@@ -122,36 +93,23 @@ def test_wandbs_records_are_found_across_blocks_up_to_the_torn_end() -> None:
     assert list(adapters.records(torn, block=block)) == [b"one", b"a" * 35 + b"b" * 5, b"three"]
 
 
-def test_made_up_values_are_those_of_a_training() -> None:
+def test_made_up_values_are_those_of_a_training_and_each_call_is_timed() -> None:
     rows = recording_child.made_up(1000)
     assert len(set(rows)) == 1000
     losses = [row[0] for row in rows]
     assert sum(losses[:100]) > 2 * sum(losses[-100:])
     assert all(struct.unpack("f", struct.pack("f", loss))[0] == loss for loss in losses)
-
-
-def test_each_call_is_timed_and_gets_its_own_row() -> None:
     calls: list[tuple[Any, ...]] = []
-    rows = recording_child.made_up(5)
-    spent = recording_child.time_calls(lambda *row: calls.append(row), rows)
+    spent = recording_child.time_calls(lambda *row: calls.append(row), rows[:5])
     assert len(spent) == 5
     assert min(spent) > 0
-    assert calls == [(step, *row) for step, row in enumerate(rows)]
+    assert calls == [(step, *row) for step, row in enumerate(rows[:5])]
 
 
 def speed(**changed: Any) -> dict[str, Any]:
-    return {
-        "steps": 1000,
-        "median_us": 1.0,
-        "p99_us": 2.0,
-        "max_us": 9.0,
-        "cpu_s": 0.004,
-        "finish_s": 0.1,
-        "bytes": 50_000,
-        "empty_bytes": 10_000,
-        "live_bytes": 1,
-        "stored": 1000,
-    } | changed
+    values = {"steps": 1000, "median_us": 1.0, "p99_us": 2.0, "max_us": 9.0, "cpu_s": 0.004}
+    values |= {"finish_s": 0.1, "bytes": 50_000, "empty_bytes": 10_000, "live_bytes": 1}
+    return values | {"stored": 1000} | changed
 
 
 def test_fewer_steps_are_scaled_and_their_empty_store_left_out() -> None:
@@ -171,23 +129,15 @@ def test_one_lost_row_of_one_kill_misses_the_target() -> None:
     assert all(met.values())
 
 
-def test_what_was_not_measured_meets_no_target() -> None:
-    assert not any(target["met"] for target in recorder.targets({}).values())
-    assert not any(target["met"] for target in overhead.targets({}).values())
-
-
-def test_slow_recorders_take_fewer_steps() -> None:
+def test_unmeasured_values_meet_no_target_and_slow_recorders_take_fewer_steps() -> None:
+    for targets in (recorder.targets({}), overhead.targets({})):
+        assert not any(target["met"] for target in targets.values())
     plan = recorder.Plan(share=0.5)
-    assert plan.steps(adapters.OURS) == 50_000
-    assert plan.steps("mlflow") == 250
+    assert (plan.steps(adapters.OURS), plan.steps("mlflow")) == (50_000, 250)
     assert plan.kills_of(adapters.NOTHING) == 0
-
-
-def test_ratios_of_all_sets_are_one_sample() -> None:
-    found = overhead.compared([{"x": [1.0, 1.1]}, {"x": [1.2]}])
-    assert found["x"]["median"] == 1.1
-    assert found["x"]["pairs"] == 3
-    assert found["x"]["by_set"] == [pytest.approx(1.05), 1.2]
+    found = overhead.compared([{"x": [1.0, 1.1]}, {"x": [1.2]}])["x"]  # one sample
+    assert (found["median"], found["pairs"]) == (1.1, 3)
+    assert found["by_set"] == [pytest.approx(1.05), 1.2]
 
 
 def reads(ms: float) -> dict[str, Any]:
@@ -203,9 +153,7 @@ def test_growth_is_longest_over_shortest() -> None:
     assert targets["peak_mb"]["met"] is True
 
 
-def test_a_longer_run_of_a_slow_peer_is_skipped_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_longer_run_of_a_slow_peer_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = {"write_s": 30.0, "chart": {"ms": 2000.0}}
     monkeypatch.setattr(reader, "measure_run", lambda *_: slow)
     found = reader.measure_peer(peers.without(""), "tensorboard", reader.Plan())
@@ -222,9 +170,7 @@ def test_a_report_rounds_all_the_way_down() -> None:
     assert report.quantile([1.0, 2.0, 3.0, 4.0], 0.95) == 4.0
 
 
-def test_the_planted_delay_makes_each_step_longer_by_its_factor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_planted_delay_makes_each_step_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 
     def now() -> float:
@@ -246,9 +192,7 @@ def test_the_planted_delay_makes_each_step_longer_by_its_factor(
     assert taken == pytest.approx(longer, abs=4e-6)
 
 
-def test_the_planted_drift_grows_with_the_samples_of_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_planted_drift_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lab_truth_workload.drift() == 1
     monkeypatch.setenv(lab_truth_workload.DRIFT_FOLDER, str(tmp_path))
     assert lab_truth_workload.drift() == 1

@@ -147,7 +147,7 @@ def test_ui_becomes_streamlit_on_the_callers_runs(
 
 
 def test_the_document_has_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
-    parts = re.split(r"^## stepscope (\w+)$", (ROOT / "docs/cli.md").read_text(), flags=re.M)
+    parts = re.split(r"^## stepscope ([\w-]+)$", (ROOT / "docs/cli.md").read_text(), flags=re.M)
     documented = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert set(documented) == set(COMMANDS)
     for name in COMMANDS.keys() - {"watch"}:

@@ -1,4 +1,4 @@
-"""What may be measured, and how a measurement is told: plans, sizes, refusals, files."""
+"""Measurements of collectives: plans, sizes, refusals, files, text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.collectives_results import ROW
-from trainer.collectives.plan import GIB, NCCL, CollectivePlan, PlanError, parse_sizes, refusal
-from trainer.collectives.results import (
+from trainer.collectives.measurement import (
     HEADING,
     ResultError,
     closing,
@@ -24,6 +23,7 @@ from trainer.collectives.results import (
     result_names,
     write_result,
 )
+from trainer.collectives.plan import GIB, NCCL, CollectivePlan, PlanError, parse_sizes, refusal
 
 KEPT: dict[str, Any] = {"backend": "gloo", "ranks": 2, "rows": [ROW]}
 
@@ -48,7 +48,7 @@ def test_a_plan_that_cannot_be_says_what_may(fields: dict[str, Any], said: str) 
 
 
 @pytest.mark.parametrize("text", ["", "1X", "1K..", "4M..1K", "-1K", "1K;2K", "20G", "512"])
-def test_sizes_that_are_none(text: str) -> None:
+def test_invalid_sizes(text: str) -> None:
     with pytest.raises(PlanError, match="^sizes: "):
         CollectivePlan(sizes=parse_sizes(text))
 
@@ -57,12 +57,9 @@ def test_nccl_needs_a_gpu_a_rank() -> None:
     plan = CollectivePlan(backend=NCCL, ranks=4)
     assert refusal(plan, 4, None) is None
     assert refusal(CollectivePlan(ranks=4), 0, "No driver.") is None
-    few = refusal(plan, 1, None)
-    assert few is not None
-    assert "a GPU for each of the 4 ranks; found 1" in few
+    assert "a GPU for each of the 4 ranks; found 1" in str(refusal(plan, 1, None))
     none = refusal(plan, 0, "torch is a CPU-only build.")
-    assert none is not None
-    assert "torch is a CPU-only build. Choose gloo" in none
+    assert "torch is a CPU-only build. Choose gloo" in str(none)
 
 
 def test_files_are_kept_newest_first_and_read_back(tmp_path: Path) -> None:
@@ -84,30 +81,30 @@ def test_a_name_of_no_file_is_refused(tmp_path: Path, name: str) -> None:
         read_result(tmp_path, name)
 
 
-def test_files_of_others_lose_what_is_no_row(tmp_path: Path) -> None:
-    path = new_result_path(tmp_path, "gloo", 2)
-    odd = [1, {}, {"operation": "all_reduce", "bytes": "4"}, ROW | {"bus": None}, ROW]
-    write_result(path, KEPT | {"rows": odd})
-    assert read_result(tmp_path, path.stem)["rows"] == [ROW]
-    for text in ("{", "[]", "[" * 100_000, json.dumps(KEPT | {"rows": 3})):
-        path.write_text(text)
-        with pytest.raises(ResultError, match="Delete"):
-            read_result(tmp_path, path.stem)
+VALUES = [math.nan, math.inf, -math.inf, 0, -1.0, True, "1", [], 10**400, 1e-320]
+KEYS = ("bytes", "seconds", "algorithm", "bus", "fastest_s", "slowest_s")
 
 
-def test_a_number_that_nothing_can_measure_is_no_row(tmp_path: Path) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The path of a measurement."""
     path = new_result_path(tmp_path, "gloo", 2)
     path.parent.mkdir()
-    values = [math.nan, math.inf, -math.inf, 0, -1.0, True, "1", [], 10**400, 1e-320]
-    keys = ("bytes", "seconds", "algorithm", "bus", "fastest_s", "slowest_s")
-    bad = [ROW | {key: value} for key in keys for value in values]
-    path.write_text(json.dumps(KEPT | {"rows": [*bad, ROW]}))
+    return path
+
+
+def test_a_foreign_file_loses_its_invalid_rows(tmp_path: Path, path: Path) -> None:
+    odd = [1, {}, {"operation": "all_reduce", "bytes": "4"}, ROW | {"bus": None}]
+    odd += [ROW | {key: value} for key in KEYS for value in VALUES]
+    odd += [{key: value for key, value in ROW.items() if key != "bus"}, ROW | {"reason": 3}]
+    path.write_text(json.dumps(KEPT | {"rows": [*odd, ROW]}))
     assert read_result(tmp_path, path.stem)["rows"] == [ROW]
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({"rows": 3}, "$.rows"),
         ({"ranks": None}, "$.ranks"),
         ({"ranks": True}, "$.ranks"),
         ({"ranks": 0}, "$.ranks"),
@@ -117,43 +114,36 @@ def test_a_number_that_nothing_can_measure_is_no_row(tmp_path: Path) -> None:
         ({"machine": {"link": "fast"}}, "$.machine.link"),
         ({"machine": {"link": {"name": "PCIe", "bytes_per_s": math.inf}}}, "$.machine.link"),
         ({"machine": {"link": {"bytes_per_s": 1e9}}}, "$.machine.link"),
+        ("{", ""),
+        ("[]", ""),
+        ("[" * 100_000, ""),
     ],
 )
-def test_a_file_whose_head_cannot_be_shown_is_refused(
-    tmp_path: Path, fields: dict[str, Any], said: str
-) -> None:
-    path = new_result_path(tmp_path, "gloo", 2)
-    path.parent.mkdir()
-    path.write_text(json.dumps(KEPT | fields))
+def test_another_file_is_refused(tmp_path: Path, path: Path, fields: Any, said: str) -> None:
+    path.write_text(fields if isinstance(fields, str) else json.dumps(KEPT | fields))
     with pytest.raises(ResultError, match="Delete") as error:
         read_result(tmp_path, path.stem)
     assert said in str(error.value)
 
 
-def test_kept_files_are_told_by_time_backend_and_ranks(tmp_path: Path) -> None:
-    path = new_result_path(tmp_path, "gloo", 2)
-    told = result_label(path.stem)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, gloo, 2 ranks", told)
-    assert result_label("20261122-141500-nccl-16-000") == "2026-11-22 14:15:00, nccl, 16 ranks"
-    second = "20261122-141500-nccl-16-001"
-    assert result_label(second) == "2026-11-22 14:15:00, nccl, 16 ranks (2)"
-    assert result_label("of-somebody-else") == "of-somebody-else"
-    assert result_label("20269922-141500-nccl-16-001") == "20269922-141500-nccl-16-001"
-
-
-def test_a_measurement_of_utc_is_told_in_local_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_have_local_time(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, gloo, 2 ranks", result_label(path.stem))
     monkeypatch.setenv("TZ", "Asia/Kolkata")
     time.tzset()
     try:
-        told = result_label("20261122-141500Z-nccl-16-000")
+        for name, label in (
+            ("20261122-141500-nccl-16-000", "2026-11-22 14:15:00, nccl, 16 ranks"),
+            ("20261122-141500-nccl-16-001", "2026-11-22 14:15:00, nccl, 16 ranks (2)"),
+            ("20261122-141500Z-nccl-16-000", "2026-11-22 19:45:00, nccl, 16 ranks"),
+            ("of-somebody-else", "of-somebody-else"),
+            ("20269922-141500-nccl-16-001", "20269922-141500-nccl-16-001"),
+        ):
+            assert result_label(name) == label
     finally:
         monkeypatch.undo()
         time.tzset()
-    assert told == "2026-11-22 19:45:00, nccl, 16 ranks"
-
-
-def test_a_machine_that_is_not_told_is_not_missed(tmp_path: Path) -> None:
-    path = new_result_path(tmp_path, "gloo", 2)
     for machine in (None, {}, {"device": "CPU", "link": None}):
         write_result(path, KEPT | {"machine": machine})
         assert closing(read_result(tmp_path, path.stem))[0].startswith("2 ranks by gloo on ")
@@ -163,19 +153,11 @@ def test_lines_for_a_terminal() -> None:
     missing = {"operation": "all_reduce", "bytes": GIB, "reason": "no room"}
     assert line(missing).endswith("1.00 GiB  not measured: no room")
     assert len(line(ROW)) == len(HEADING)
+    assert line(ROW | {"algorithm": 409e3, "bus": 0.1e9}).endswith("0.409 MB/s    0.100 GB/s")
     document = KEPT | {"backend": "nccl", "machine": {"device": "H100", "link": None}}
     assert closing(document) == ["2 ranks by nccl on H100."]
     document["machine"] = {"device": "H100", "link": {"name": "18 NVLinks", "bytes_per_s": 450e9}}
     assert closing(document) == ["2 ranks by nccl on H100, 18 NVLinks: 450 GB/s each way."]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(8.1e-6, "8.10 µs"), (999e-6, "999 µs"), (999.9e-6, "1.00 ms"), (0.0670033, "67.0 ms")],
-)
-def test_times_and_bandwidths_have_the_unit_that_suits_them(seconds: float, shown: str) -> None:
-    assert shown in line(ROW | {"seconds": seconds})
-    assert line(ROW | {"algorithm": 409e3, "bus": 0.1e9}).endswith("0.409 MB/s    0.100 GB/s")
 
 
 def test_results_that_other_work_has_disturbed_are_counted() -> None:

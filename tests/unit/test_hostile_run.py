@@ -49,10 +49,16 @@ from stepscope.run import (
     write_run_json,
 )
 from stepscope.store import StoreWriter, store_name
-from trainer.collectives.results import ResultError, read_result
+from trainer.collectives.measurement import ResultError, read_result
 from trainer.config import checkpoints
-from trainer.lab.folder import SweepError, only_one, read_plan, read_sweep, sweep_folders
-from trainer.lab.trial_log import read_samples
+from trainer.lab.folder import (
+    SweepError,
+    only_one,
+    read_plan,
+    read_samples,
+    read_sweep,
+    sweep_folders,
+)
 from trainer.memory_estimate.past_runs import FIT_JSON, _store
 from trainer.runners.job_outcome import log_text
 from trainer.training.checkpoint import CheckpointError, read_checkpoint, weights_bytes

@@ -1,4 +1,4 @@
-"""A damaged or made-up sweep.json in the list: the page goes on with the others."""
+"""A damaged or made-up sweep.json, and the lock of a sweep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dashboard.controls.sweep_picker import label
-from dashboard.sweep_content import SweepStatus
+from dashboard.sweep_content import SweepStatus, to_content
 from dashboard.sweeps import Sweeps
 from dashboard.views.lab_panel import progress_words
 from stepscope.run import process_identity, process_of
@@ -74,20 +74,32 @@ def test_numbers_beyond_all_bounds_do_not_end_the_page(tmp_path: Path, bad: dict
 
 def test_brackets_without_end_are_no_json(tmp_path: Path) -> None:
     folder = written(tmp_path, BAD, "[" * 200_000)
-    with pytest.raises(SweepError, match="is no JSON"):
+    with pytest.raises(SweepError, match="is not JSON"):
         read_sweep(folder)
-    assert Sweeps(tmp_path, tmp_path / "examples").list_sweeps() == []
+    for text in ("[" * 200_000, "{", "[]", '{"status": "finished"}'):
+        (folder / SWEEP_JSON).write_text(text)
+        assert Sweeps(tmp_path, tmp_path / "examples").list_sweeps() == []
 
 
-def test_a_sweep_planned_in_the_future_is_not_waited_for(tmp_path: Path) -> None:
+def test_only_a_recently_planned_sweep_is_active(tmp_path: Path) -> None:
     made = sweeps(tmp_path, status="pending", created=9e9)
     assert made.active_id() is None
     assert made.read(BAD).content.status is SweepStatus.STOPPED
+    recent = sweep(status="pending", created=time.time())
+    (tmp_path / "lab" / BAD / SWEEP_JSON).write_text(json.dumps(recent))
+    assert Sweeps(tmp_path, tmp_path / "examples").active_id() == BAD
 
 
-def test_a_sweep_that_was_just_planned_is_waited_for(tmp_path: Path) -> None:
-    made = sweeps(tmp_path, status="pending", created=time.time())
-    assert made.active_id() == BAD
+def test_null_in_place_of_a_number_is_a_missing_value() -> None:
+    content = sweep(updated=None, rounds=[{"round": None, "samples": {"baseline": None}}])
+    content["progress"] |= {"done": None, "doing": None}
+    content["arms"][0] |= {"rounds": None, "metrics": None, "loss": None}
+    content["plan"]["config"]["max_steps"] = None
+    found = to_content(content)
+    assert (found.updated, found.progress.done, found.progress.total) == (0.0, 0, 96)
+    assert (found.arms[0].rounds, found.arms[0].metrics) == (0, {})
+    assert (found.rounds[0].number, found.rounds[0].samples) == (0, {})
+    assert found.config["max_steps"] is None  # a setting may be null
 
 
 def test_a_process_number_that_is_none_is_no_process() -> None:
@@ -102,7 +114,7 @@ def test_a_process_number_that_is_none_is_no_process() -> None:
 def test_a_report_says_where_the_time_is_not_known() -> None:
     for created in (HUGE, 1e300, float("nan"), None):
         told = sweep(created=created, arms=[arm("compile", "faster", 0.31)], combining=[])
-        assert "Begun at an unknown time on" in to_html(told)
+        assert "Started at an unknown time on" in to_html(told)
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -112,3 +124,14 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"), only_one(tmp_path / "sweep"):
         pass
     assert (tmp_path / "precious").read_text() == "kept"
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped", "finished"])
+def test_a_sweep_whose_lock_is_held_is_not_deleted(tmp_path: Path, status: str) -> None:
+    folder = written(tmp_path, GOOD, json.dumps(sweep(status)))
+    made = Sweeps(tmp_path, tmp_path / "examples")
+    with only_one(folder), pytest.raises(SweepError, match="another process is running this"):
+        made.delete(GOOD)
+    assert (folder / SWEEP_JSON).is_file()
+    made.delete(GOOD)
+    assert not folder.exists()

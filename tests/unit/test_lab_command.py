@@ -1,11 +1,9 @@
-"""`python -m trainer.lab` on a folder that holds a sweep already."""
+"""`python -m trainer.lab` on the folder of a sweep."""
 
 from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,9 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_finished_sweep_stays_finished_where_it_cannot_run(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_sweep_stays_finished(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = {**read_sweep(folder), "status": "finished", "reason": "as it was"}
     (folder / SWEEP_JSON).write_text(json.dumps(sweep))
     assert main(["--folder", str(folder)]) == FINISHED
@@ -52,9 +48,7 @@ def test_a_sweep_that_cannot_run_is_failed(folder: Path) -> None:
     assert read_sweep(folder)["reason"].startswith("The baseline cannot run here: ")
 
 
-def test_a_sweep_that_another_process_runs_is_left_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_running_sweep_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (folder / SWEEP_JSON).read_text()
     with only_one(folder):
         assert main(["--folder", str(folder)]) == USAGE
@@ -62,9 +56,7 @@ def test_a_sweep_that_another_process_runs_is_left_alone(
     assert "another process is running this sweep." in capsys.readouterr().err
 
 
-def test_a_plan_that_is_none_is_a_sentence(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_plan_is_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = json.loads((folder / PLAN_JSON).read_text())
     for wrong in ({"looks": [float("inf")]}, {"looks": 5}, {"max_rounds": 5.5}, {"arms": None}):
         (folder / PLAN_JSON).write_text(json.dumps({**plan, **wrong}))
@@ -72,9 +64,28 @@ def test_a_plan_that_is_none_is_a_sentence(
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_ctrl_c_while_torch_is_imported_stops_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--workload linear --arms x", "--variants: 'x' is no setting"),
+        ("--workload linear --json /nowhere/out.json", "--json: must be a file in an existing"),
+        ("--folder /nowhere", "has no plan.json"),
+    ],
+)
+def test_wrong_usage_is_a_sentence(
+    words: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
+    assert main(words.split()) == USAGE
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_during_imports_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> list[TrainDevice]:
         signal.raise_signal(signal.SIGINT)
         return [TrainDevice(id="cpu", name="a CPU", memory_total=2**33)]
@@ -85,8 +96,3 @@ def test_ctrl_c_while_torch_is_imported_stops_the_sweep(
     assert main(["--folder", str(tmp_path)]) == STOPPED
     assert read_sweep(tmp_path)["status"] == "stopped"
     assert read_sweep(tmp_path)["progress"]["done"] == 0
-
-
-def test_the_command_hears_signals_before_it_imports_torch() -> None:
-    code = "import sys, trainer.lab.__main__; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

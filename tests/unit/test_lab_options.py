@@ -1,9 +1,10 @@
-"""What the command line and the page can ask of the lab: arms, presets, estimates."""
+"""The plans of the command line and the page: variants, presets, estimates."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from trainer.lab.options import UsageError, parser, plan_of
 from trainer.lab.plan import SweepPlan, estimate
 from trainer.lab.presets import PRESETS
 from trainer.lab.sweep_state import merged
-from trainer.lab.variants import FIXED, NOT_TIMED, arms, changed, make_arm
+from trainer.lab.variants import FIXED, NOT_TIMED, all_variants, changed, make_variant
 from trainer.techniques import SWITCHES
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
@@ -40,48 +41,35 @@ def planned(
     return plan_of(parser().parse_args(["--workload", "digits_cnn", *words]), devices)
 
 
-def changes(*words: str, devices: tuple[TrainDevice, ...] = (CPU,)) -> dict[str, Any]:
-    plan, _ = planned("--arms", *words, devices=devices)
-    return {arm.name: dict(arm.changes) for arm in plan.arms}
-
-
-def test_every_switch_has_an_arm_or_a_reason_to_have_none() -> None:
-    for config in (defaults(Workload.DIGITS_CNN), defaults(Workload.DIGITS_CNN, "GPU-1")):
-        offered = {field for arm in arms(config, [CPU, GPU]) for field in arm.changes}
-        missing = {switch.field for switch in SWITCHES} - offered
-        assert missing <= NOT_TIMED | {"persistent_workers"}  # without workers it means nothing
-    names = [arm.name for arm in arms(defaults(Workload.DIGITS_CNN), [CPU, GPU])]
-    assert len(names) == len(set(names))
+def changes(words: str) -> dict[str, Any]:
+    return {arm.name: dict(arm.changes) for arm in planned("--variants", words)[0].arms}
 
 
 @pytest.mark.parametrize("device", ["cpu", "GPU-1"])
-def test_an_arm_without_a_problem_is_a_configuration_that_can_run(device: str) -> None:
+def test_every_switch_has_a_variant_and_each_supported_one_can_run(device: str) -> None:
     config = defaults(Workload.DIGITS_CNN, device)
-    for arm in arms(config, [CPU, GPU]):
-        if arm.problem is None:
-            assert validate(changed(config, arm.changes), [CPU, GPU]) == (), arm.name
-            assert changed(config, arm.changes) != config
+    variants = all_variants(config, [CPU, GPU])
+    missing = {switch.field for switch in SWITCHES} - {f for one in variants for f in one.changes}
+    assert missing <= NOT_TIMED | {"persistent_workers"}  # no effect without workers
+    assert len({one.name for one in variants}) == len(variants)
+    for variant in variants:
+        if variant.problem is None:
+            assert validate(changed(config, variant.changes), [CPU, GPU]) == (), variant.name
+            assert changed(config, variant.changes) != config
 
 
-def test_an_arm_brings_what_it_needs() -> None:
-    config = replace(defaults(Workload.DIGITS_CNN, "GPU-1"), pin_memory=False, non_blocking=False)
-    assert make_arm({"non_blocking": True}, config, [GPU]).changes == {
-        "non_blocking": True,
-        "pin_memory": True,
-    }
+def test_a_variant_includes_its_requirements() -> None:
     pinned = defaults(Workload.DIGITS_CNN, "GPU-1")
-    assert make_arm({"pin_memory": False}, pinned, [GPU]).changes == {
-        "pin_memory": False,
-        "non_blocking": False,
-    }
-    # A step of as many samples as before.
-    assert make_arm({"gradient_accumulation_steps": 4}, config, [GPU]).changes == {
-        "gradient_accumulation_steps": 4,
-        "batch_size": 32,
-    }
+    config = replace(pinned, pin_memory=False, non_blocking=False)
+    for base, change, more in (
+        (config, {"non_blocking": True}, {"pin_memory": True}),
+        (pinned, {"pin_memory": False}, {"non_blocking": False}),
+        (config, {"gradient_accumulation_steps": 4}, {"batch_size": 32}),  # as many samples
+    ):
+        assert make_variant(change, base, [GPU]).changes == change | more
 
 
-def test_words_of_arms() -> None:
+def test_words_of_variants() -> None:
     assert changes("precision=bf16,num_workers=2+prefetch_factor=4") == {
         "precision=bf16": {"precision": "bf16"},
         "num_workers=2+prefetch_factor=4": {"num_workers": 2, "prefetch_factor": 4},
@@ -90,32 +78,43 @@ def test_words_of_arms() -> None:
     assert changes("channels_last=false") == {"channels_last=false": {"channels_last": False}}
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("foreach+fused=false", "foreach"),
+        ("fused=false+foreach", "foreach"),
+        ("fused+foreach=0", "fused"),
+        ("foreach=false+fused", "fused"),
+        ("foreach=false+fused=false", "for-loop"),
+    ],
+)
+def test_the_former_optimizer_switches_have_no_order(words: str, value: str) -> None:
+    base = "optimizer_impl=fused" if value == "for-loop" else "optimizer_impl=for-loop"
+    plan, _ = planned("--arms", words, "--set", base)
+    assert [dict(arm.changes) for arm in plan.arms] == [{"optimizer_impl": value}]
+
+
 def test_a_switch_that_an_arm_switches_on_is_off_in_the_baseline() -> None:
-    plan, notes = planned("--arms", "channels_last,fused")
+    plan, notes = planned("--variants", "channels_last,fused")
     assert (plan.config.channels_last, plan.config.optimizer_impl) == (False, "for-loop")
     assert [dict(arm.changes) for arm in plan.arms] == [
         {"channels_last": True},
         {"optimizer_impl": "fused"},
     ]
     assert notes == (
-        "channels_last is off in the baseline, because an arm switches it on",
-        "optimizer_impl is for-loop in the baseline, because an arm switches it on",
+        "channels_last is off in the baseline, because a variant turns it on",
+        "optimizer_impl is for-loop in the baseline, because a variant turns it on",
     )
     on_gpu, _ = planned("--arms", "pin_memory", devices=(GPU, CPU))
     assert (on_gpu.config.pin_memory, on_gpu.config.non_blocking) == (False, False)
     assert on_gpu.config.device == "GPU-1"
 
 
-def test_a_choice_without_a_value_stands_for_all_of_its_values() -> None:
+def test_a_choice_without_a_value_means_all_values_and_unsupported_ones_stay() -> None:
     plan, _ = planned("--arms", "precision")
-    impossible = {arm.name for arm in plan.arms if arm.problem is not None}
+    unsupported = {arm.name for arm in plan.arms if arm.problem is not None}
     assert {arm.name for arm in plan.arms} >= {"precision=bf16", "precision=tf32"}
-    assert impossible == {"precision=tf32", "precision=pure_fp16"}
-
-
-def test_impossible_arms_stay_as_rows() -> None:
-    plan, _ = planned("--arms", "pin_memory,channels_last")
-    assert [arm.problem is None for arm in plan.arms] == [False, True]
+    assert unsupported == {"precision=tf32", "precision=pure_fp16"}
 
 
 def test_options_of_the_baseline() -> None:
@@ -137,16 +136,20 @@ def test_options_of_the_baseline() -> None:
         (["--arms", "epochs=3"], "epochs must be the same"),
         (["--arms", "precision=fp31"], "must be one of fp32"),
         (["--arms", "batch_size=0"], "must be between 1 and 65536"),
-        (["--arms", "precision=fp32"], "the baseline's own setting"),
+        (["--arms", "precision=fp32"], "precision=fp32 equals the baseline. Remove it"),
         (["--arms", "num_workers+pin_memory"], "has no value"),
         (["--arms", "width"], "no value to suggest"),
         (["--arms", "channels_last", "--set", "channels_last=1"], "on in the baseline by --set"),
-        (["--arms", "channels_last", "--preset", "loading"], "Leave out --arms or --preset"),
+        (["--arms", "channels_last", "--preset", "loading"], "Remove --variants or --preset"),
+        (["--arms", "foreach+optimizer_impl=fused"], "has a setting twice. Remove one"),
+        (["--arms", "num_workers=2+num_workers=4"], "has a setting twice. Remove one"),
+        (["--arms", "accumulation=2+gradient_accumulation_steps=4"], "has a setting twice"),
         (["--set", "batch_size"], "must be FIELD=VALUE"),
         (["--set", "nonsense=1"], "is no setting"),
         (["--device", "cuda"], "no usable GPU"),
         (["--precision", "tf32"], "TF32 needs NVIDIA tensor cores"),
         (["--max-rounds", "0"], "max_rounds: must be 1 to 100"),
+        (["--workload", "x"], "got 'x'"),
     ],
 )
 def test_wrong_words_are_refused_with_what_to_do(words: list[str], said: str) -> None:
@@ -154,17 +157,8 @@ def test_wrong_words_are_refused_with_what_to_do(words: list[str], said: str) ->
         planned(*words)
 
 
-def test_workloads_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="Choose one of linear"):
-        plan_of(parser().parse_args([]), [CPU])
-    with pytest.raises(UsageError, match="got 'x'"):
-        plan_of(parser().parse_args(["--workload", "x"]), [CPU])
-
-
-def test_all_that_can_be_is_compared_by_default() -> None:
-    plan, _ = planned()
-    assert plan.arms
-    assert all(arm.problem is None for arm in plan.arms)
+def test_all_supported_variants_are_compared_by_default() -> None:
+    assert {arm.problem for arm in planned()[0].arms} == {None}
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -185,7 +179,8 @@ def test_presets_make_a_plan(name: str, devices: tuple[TrainDevice, ...]) -> Non
 
 
 def test_the_page_can_plan_without_torch() -> None:
-    code = "import sys, trainer.lab.plan, trainer.lab.report; sys.exit('torch' in sys.modules)"
+    """And the command handles signals before torch, which takes seconds to import."""
+    code = "import sys, trainer.lab.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -206,22 +201,23 @@ def test_the_estimate_grows_with_arms_and_rounds() -> None:
     assert seconds("--arms", "compile=default", "--no-best")[0] > 5 * 40
 
 
-def test_earlier_sweeps_tell_what_a_sample_takes(tmp_path: Path) -> None:
-    assert seconds_per_sample(tmp_path, "linear", "cpu") is None
+def test_the_duration_of_a_trial_is_that_of_an_earlier_sweep(tmp_path: Path) -> None:
+    def seconds(workload: str = "linear", device: str = "cpu") -> float | None:
+        return seconds_per_sample(tmp_path, workload, device)
+
+    assert seconds() is None
     folder = new_sweep_folder(tmp_path, "linear")
     plan = SweepPlan(config=RunConfig(workload=Workload.LINEAR), arms=())
     write_plan(folder, plan)
-    assert seconds_per_sample(tmp_path, "linear", "cpu") is None
+    assert seconds() is None
     samples = {"baseline": {"seconds": 4.0}, "a": {"seconds": 6.0}}
     content = {"plan": plan.to_dict(), "rounds": [{"samples": samples}]}
     write_json(folder / "sweep.json", content)
-    assert seconds_per_sample(tmp_path, "linear", "cpu") == 5.0
-    assert seconds_per_sample(tmp_path, "digits_cnn", "cpu") is None
-    assert seconds_per_sample(tmp_path, "linear", "GPU-1") is None
+    assert (seconds(), seconds("digits_cnn"), seconds("linear", "GPU-1")) == (5.0, None, None)
     assert list(sweep_folders(tmp_path)) == [folder]
     assert sweep_folder(tmp_path, folder.name) == folder
     (folder / "sweep.json").write_text("[]")
-    assert seconds_per_sample(tmp_path, "linear", "cpu") is None
+    assert seconds() is None
 
 
 @pytest.mark.parametrize("name", ["../runs", "a/b", "", ".hidden", "nothing-here"])
@@ -231,57 +227,34 @@ def test_a_sweep_is_named_by_a_plain_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.fixture
-def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A file of the user's own with two settings, given as `--workload` gives it."""
+def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepPlan]:
+    """Return the function that plans a sweep of a custom workload with two settings."""
     path = tmp_path / "mine.py"
     path.write_text('SETTINGS = {"quick": "Less to do.", "late": "Waits."}\n')
     monkeypatch.setenv("STEPSCOPE_WORKLOAD", f"{path}:build")
-    return f"{path}:build"
+    given = ["--workload", f"{path}:build", "--device", "cpu"]
+    return lambda *words: plan_of(parser().parse_args([*given, *words]), [CPU])[0]
 
 
-def own_plan(own_file: str, *words: str) -> SweepPlan:
-    return plan_of(parser().parse_args(["--workload", own_file, "--device", "cpu", *words]), [CPU])[
-        0
-    ]
-
-
-def test_settings_of_a_workload_of_the_users_own_are_arms(own_file: str) -> None:
-    plan = own_plan(own_file, "--arms", "quick,late+num_workers=2,quick+late")
+def test_settings_of_a_custom_workload_are_variants(custom: Callable[..., SweepPlan]) -> None:
+    plan = custom("--arms", "quick,late+num_workers=2,quick+late")
     assert plan.config.workload is Workload.CUSTOM
+    both = {"custom_options": "late", "num_workers": 2}
     assert [(arm.name, arm.label, dict(arm.changes)) for arm in plan.arms] == [
         ("quick", "quick on", {"custom_options": "quick"}),
-        (
-            "late+num_workers=2",
-            "late on, num_workers 2",
-            {"custom_options": "late", "num_workers": 2},
-        ),
+        ("late+num_workers=2", "late on, num_workers 2", both),
         ("quick+late", "late on, quick on", {"custom_options": "quick,late"}),
     ]
-    offered = {arm.name: arm.problem for arm in arms(plan.config, [CPU])}
+    offered = {arm.name: arm.problem for arm in all_variants(plan.config, [CPU])}
     assert (offered["quick"], offered["late"]) == (None, None)
-    on = own_plan(own_file, "--set", "own=late", "--arms", "late=false,quick")
-    assert [dict(arm.changes) for arm in on.arms] == [
-        {"custom_options": ""},
-        {"custom_options": "late,quick"},
-    ]
-
-
-def test_settings_of_the_users_own_add_up_in_a_combination(own_file: str) -> None:
-    config = own_plan(own_file, "--set", "own=late").config
-    both = merged(
-        config, {"custom_options": "late,quick"}, {"custom_options": "", "num_workers": 2}
-    )
-    assert both == {"custom_options": "quick", "num_workers": 2}
-    assert merged(config, {"optimizer_impl": "for-loop"}, {"num_workers": 2}) == {
-        "optimizer_impl": "for-loop",
-        "num_workers": 2,
-    }
-
-
-@pytest.mark.parametrize(
-    ("arms", "said"),
-    [("quik", "Did you mean quick"), ("quick=7", "can be on or off"), ("lat", "Did you mean late")],
-)
-def test_unknown_settings_of_the_users_own_are_refused(own_file: str, arms: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        own_plan(own_file, "--arms", arms)
+    on = custom("--set", "own=late", "--arms", "late=false,quick")
+    assert [arm.changes["custom_options"] for arm in on.arms] == ["", "late,quick"]
+    for words, said in (("quik", "Did you mean quick"), ("quick=7", "can be on or off")):
+        with pytest.raises(UsageError, match=said):
+            custom("--arms", words)
+    # In a combination they add up.
+    workers = {"num_workers": 2}
+    found = merged(on.config, {"custom_options": "late,quick"}, {"custom_options": "", **workers})
+    assert found == {"custom_options": "quick", **workers}
+    loop = {"optimizer_impl": "for-loop"}
+    assert merged(on.config, loop, workers) == loop | workers

@@ -1,8 +1,9 @@
-"""Ranks as arms of a sweep: which are offered, what is measured of them together, and in words."""
+"""Ranks as variants of a sweep: the offer, the joint measurement, and the text."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,8 @@ from trainer.config import Runner, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.lab.presets import PRESETS
 from trainer.lab.result_json import scaled
-from trainer.lab.trial_metrics import steps_together
-from trainer.lab.variants import Variant, changed, make_arm
+from trainer.lab.trial_run import steps_together
+from trainer.lab.variants import Variant, changed, make_variant
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = defaults(Workload.DIGITS_CNN)
@@ -46,21 +47,13 @@ def test_one_core_offers_nothing_and_says_why(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("count", "most"), [(1, 1), (2, 2), (6, 6)])
 def test_gpus_offer_as_many_ranks_as_there_are(count: int, most: int) -> None:
-    gpus = [
-        TrainDevice(
-            id=f"GPU-{index}",
-            name="a GPU",
-            memory_total=2**34,
-            cuda_index=index,
-            compute_capability=(9, 0),
-        )
-        for index in range(count)
-    ]
+    gpu = TrainDevice(id="", name="a GPU", memory_total=2**34, compute_capability=(9, 0))
+    gpus = [replace(gpu, id=f"GPU-{index}", cuda_index=index) for index in range(count)]
     found = offered(defaults(Workload.DIGITS_CNN, "GPU-0"), [*gpus, CPU])
     if most == 1:
         [arm] = found
         assert str(arm.problem) == (
-            "devices_per_node: this machine has 1 GPU. Run this sweep where there are several."
+            "devices_per_node: this machine has 1 GPU. Run this sweep on several devices."
         )
         return
     assert max(arm.changes["devices_per_node"] for arm in found) == most
@@ -69,7 +62,7 @@ def test_gpus_offer_as_many_ranks_as_there_are(count: int, most: int) -> None:
 
 def test_an_arm_back_to_one_process_needs_no_torchrun() -> None:
     several = changed(CONFIG, {"strategy": "ddp", "devices_per_node": 2, "runner": "torchrun"})
-    arm = make_arm({"strategy": "none", "devices_per_node": 1}, several, [CPU])
+    arm = make_variant({"strategy": "none", "devices_per_node": 1}, several, [CPU])
     assert changed(several, arm.changes).runner is Runner.THREAD
     assert arm.problem is None
 
@@ -87,42 +80,32 @@ def ranks_of(ends: list[list[float]], seconds: list[list[float]]) -> list[Any]:
 
 
 def test_a_step_is_as_long_as_its_last_rank_and_has_the_samples_of_all() -> None:
-    """The second rank ends each step 0.1 s later: that is no time of the job."""
+    # The second rank ends each step 0.1 s later: that is not time of the job.
     late = ranks_of([[1.0, 2.0, 3.0], [1.1, 2.1, 3.1]], [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
     seconds, samples = steps_together(late)
     assert seconds.tolist() == pytest.approx([1.0, 1.0, 1.0])
     assert samples.tolist() == [64.0, 64.0, 64.0]
-
-
-def test_jitter_of_the_ranks_does_not_add_up() -> None:
-    """Each step one rank or the other returns late, and begins its next step late."""
+    # In each step one rank or the other returns late, and begins its next step late.
     jittered = ranks_of([[1.2, 2.0, 3.2], [1.0, 2.2, 3.0]], [[1.2, 0.8, 1.2], [1.0, 1.2, 0.8]])
-    seconds, _ = steps_together(jittered)
-    assert seconds[1:].sum() == pytest.approx(3.2 - 1.2)
-
-
-def test_validation_between_two_steps_is_left_out() -> None:
+    assert steps_together(jittered)[0][1:].sum() == pytest.approx(3.2 - 1.2)
+    # Validation between two steps does not count.
     paused = ranks_of([[1.0, 12.0], [1.0, 12.0]], [[1.0, 1.0], [1.0, 1.0]])
     assert steps_together(paused)[0].tolist() == [1.0, 1.0]
 
 
 def verdict(effect: float | None, low: float | None, high: float | None) -> dict[str, Any]:
-    return {"effect": effect, "low": low, "high": high, "text": "faster by 80.0 %"}
+    return {"effect": effect, "low": low, "high": high, "text": "faster by 80.0%"}
 
 
 def test_speed_up_and_efficiency_have_the_interval_of_the_verdict() -> None:
     found = scaled(CONFIG, {"strategy": "ddp", "devices_per_node": 4}, verdict(2.2, 2.0, 2.4))
-    scaling = found["scaling"]
-    assert (scaling["devices"], scaling["speed_up"]) == (4, pytest.approx(3.2))
-    assert scaling["efficiency"] == pytest.approx(0.8)
-    assert (scaling["efficiency_low"], scaling["efficiency_high"]) == (
-        pytest.approx(0.75),
-        pytest.approx(0.85),
+    assert found["scaling"] == pytest.approx(
+        {
+            **{"devices": 4, "speed_up": 3.2, "speed_up_low": 3.0, "speed_up_high": 3.4},
+            **{"efficiency": 0.8, "efficiency_low": 0.75, "efficiency_high": 0.85},
+        }
     )
-    assert found["text"].endswith("3.20 times as fast [3.00, 3.40], efficiency 80 % [75, 85]")
-
-
-def test_efficiency_is_against_the_devices_of_the_baseline() -> None:
+    assert found["text"].endswith("3.20 times as fast [3.00, 3.40], efficiency 80% [75, 85]")
     two = changed(
         CONFIG, {"strategy": Strategy.DDP, "devices_per_node": 2, "runner": Runner.TORCHRUN}
     )

@@ -28,7 +28,7 @@ RULES = Rules(looks=(5, 8, 12), max_rounds=12, alpha=0.05, margin=0.01, same=0.0
 ONE_LOOK = Rules(looks=(5,), max_rounds=5, alpha=0.05, margin=0.01, same=0.03)
 
 
-def test_one_arm_at_one_look_has_the_width_of_students_table() -> None:
+def test_one_variant_at_one_look_has_the_width_of_students_table() -> None:
     # NIST/SEMATECH e-Handbook, table 1.3.6.7.2: critical values of Student's t.
     for rounds, quantile in ((2, 12.706), (5, 2.776), (12, 2.201)):
         rules = replace(ONE_LOOK, looks=(rounds,), max_rounds=rounds)
@@ -37,11 +37,21 @@ def test_one_arm_at_one_look_has_the_width_of_students_table() -> None:
         assert (0.1 - low) / 0.02 == pytest.approx(quantile, abs=6e-4)
 
 
-def test_an_arm_is_different_exactly_where_its_interval_clears_the_margin() -> None:
-    limit = math.log1p(0.01) + 2.7764451 * 0.02
-    for mean, side in ((limit + 1e-6, Side.ABOVE), (limit - 1e-6, Side.OPEN)):
-        assert judge({"a": spread(mean, 0.02)}, ONE_LOOK)["a"].side is side
-    assert judge({"a": spread(-limit - 1e-6, 0.02)}, ONE_LOOK)["a"].side is Side.BELOW
+LIMIT = math.log1p(0.01) + 2.7764451 * 0.02
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "side"),
+    [
+        (LIMIT + 1e-6, 0.02, Side.ABOVE),
+        (LIMIT - 1e-6, 0.02, Side.OPEN),
+        (-LIMIT - 1e-6, 0.02, Side.BELOW),
+        (0.014, 0.002, Side.OPEN),  # all of it above 0, at most 2%: not "no difference"
+        (0.004, 0.0005, Side.SAME),  # above 0, but below the minimum effect
+    ],
+)
+def test_the_side_of_an_interval(mean: float, error: float, side: Side) -> None:
+    assert judge({"a": spread(mean, error)}, ONE_LOOK)["a"].side is side
 
 
 def test_rules_judge_at_the_looks_that_take_place() -> None:
@@ -129,7 +139,7 @@ def test_a_failed_arm_keeps_its_share_of_the_error() -> None:
     assert ends(four)[0] < ends(three)[0]
 
 
-def test_findings_are_fractions_with_the_resolution_of_what_they_say() -> None:
+def test_estimates_are_fractions_with_a_margin_of_error() -> None:
     values = spread(math.log(1.12), 0.004)
     found = judge({"a": values}, ONE_LOOK)["a"]
     assert found.side is Side.ABOVE
@@ -139,34 +149,15 @@ def test_findings_are_fractions_with_the_resolution_of_what_they_say() -> None:
     assert found.low < 0.12 < found.high
     assert found.resolution == pytest.approx(max(0.12 - found.low, found.high - 0.12))
     slower = judge({"a": [-value for value in values]}, ONE_LOOK)["a"]
-    assert slower.side is Side.BELOW
-    assert slower.effect == pytest.approx(1 / 1.12 - 1)
-    same = judge({"a": spread(0.002, 0.003)}, ONE_LOOK)["a"]
-    assert same.side is Side.SAME
-    assert same.resolution == pytest.approx(same.high)
-    unsure = judge({"a": spread(0.002, 0.03)}, ONE_LOOK)["a"]
-    assert unsure.side is Side.OPEN
-    assert unsure.resolution == pytest.approx(unsure.high)
-
-
-def test_a_small_difference_that_is_surely_there_is_not_called_none() -> None:
-    found = judge({"a": spread(0.014, 0.002)}, ONE_LOOK)["a"]  # all of it above 0, at most 2 %
-    assert found.side is Side.OPEN
-    within = judge({"a": spread(0.004, 0.0005)}, ONE_LOOK)["a"]  # above 0, but within the margin
-    assert within.side is Side.SAME
-
-
-def test_one_round_says_nothing() -> None:
-    assert judge({"a": [0.3], "b": []}, ONE_LOOK) == {
-        "a": EffectEstimate(Side.OPEN, 1),
-        "b": EffectEstimate(Side.OPEN, 0),
-    }
-    assert EffectEstimate(Side.OPEN, 1).resolution is None
-
-
-def test_equal_values_have_an_interval_of_no_width() -> None:
-    found = judge({"a": [0.0] * 5}, ONE_LOOK)["a"]
-    assert (found.side, found.low, found.high, found.resolution) == (Side.SAME, 0.0, 0.0, 0.0)
+    assert (slower.side, slower.effect) == (Side.BELOW, pytest.approx(1 / 1.12 - 1))
+    for error, side in ((0.003, Side.SAME), (0.03, Side.OPEN)):
+        found = judge({"a": spread(0.002, error)}, ONE_LOOK)["a"]
+        assert (found.side, found.resolution) == (side, pytest.approx(found.high))
+    equal = judge({"a": [0.0] * 5}, ONE_LOOK)["a"]
+    assert (equal.side, equal.low, equal.high, equal.resolution) == (Side.SAME, 0.0, 0.0, 0.0)
+    one_round = judge({"a": [0.3], "b": []}, ONE_LOOK)
+    assert one_round == {"a": EffectEstimate(Side.OPEN, 1), "b": EffectEstimate(Side.OPEN, 0)}
+    assert one_round["a"].resolution is None
 
 
 def test_losses_are_compared_by_ratio_and_by_difference_where_one_is_not_above_0() -> None:

@@ -1,8 +1,9 @@
-"""A sweep from plan to verdicts, its samples taken by a fake that knows the true effects."""
+"""A sweep from plan to verdicts, with trials of a fake that knows the true effects."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import random
@@ -17,15 +18,22 @@ import pytest
 from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload
 from trainer.config_validation import TrainDevice
 from trainer.lab.comparison import NextTrial, VariantComparison, replay_comparison
-from trainer.lab.folder import SAMPLES, SWEEP_JSON, SweepError, read_sweep, write_plan
+from trainer.lab.folder import (
+    METRICS,
+    SAMPLES,
+    SWEEP_JSON,
+    SweepError,
+    Trial,
+    read_samples,
+    read_sweep,
+    write_plan,
+)
 from trainer.lab.plan import SweepPlan
-from trainer.lab.report import to_csv, to_html
+from trainer.lab.report import Terminal, closing, progress_line, table, to_csv, to_html
 from trainer.lab.statistics import judge
 from trainer.lab.sweep import SweepRunner, seed_of, with_steps
 from trainer.lab.sweep_state import confirming_rules, rules_of
-from trainer.lab.terminal import Terminal, closing, progress_line, table
-from trainer.lab.trial_log import METRICS, Trial, read_samples
-from trainer.lab.variants import Variant, make_arm
+from trainer.lab.variants import Variant, make_variant
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = RunConfig(workload=Workload.DIGITS_CNN, channels_last=False)
@@ -73,7 +81,7 @@ class FakeTaker:
 
 
 def arm(**changes: Any) -> Variant:
-    return make_arm(changes, CONFIG, [CPU])
+    return make_variant(changes, CONFIG, [CPU])
 
 
 def plan(*arms: Variant, **numbers: Any) -> SweepPlan:
@@ -91,19 +99,38 @@ def verdicts(result: Mapping[str, Any]) -> dict[str, str]:
     return {one["name"]: one["verdict"] for one in result["arms"]}
 
 
+def measured(
+    folder: Path,
+    effects: Mapping[str, float],
+    *arms: Variant,
+    answers: Mapping[str, Any] | None = None,
+    noise: float = 0.003,
+    **numbers: Any,
+) -> dict[str, Any]:
+    """Run a whole sweep; `answers` replace those of a field: a dict, or a function of the job."""
+    taker = FakeTaker(effects, noise=noise)
+    for field, answer in (answers or {}).items():
+        taker.answers[field] = answer if callable(answer) else lambda job, a=answer: dict(a)
+    return sweep(folder, plan(*arms, **numbers), taker)
+
+
+WARMUP, LAST, ZERO = arm(kernel_warmup=True), arm(channels_last=True), arm(set_to_none=False)
+NO_LOSS = {"metrics": {"loss": None, "loss_finite": False}}
+
+
 def test_true_effects_are_found_with_their_size(tmp_path: Path) -> None:
     taker = FakeTaker({"channels_last": 0.10, "precision": -0.20})
-    found = sweep(
-        tmp_path,
-        plan(arm(channels_last=True), arm(precision="bf16"), arm(set_to_none=False)),
-        taker,
-    )
+    a_plan = plan(LAST, arm(precision="bf16"), ZERO, arm(pin_memory=True))
+    found = sweep(tmp_path, a_plan, taker)
     assert found["status"] == "finished"
     assert verdicts(found) == {
         "channels_last": "faster",
         "precision=bf16": "slower",
         "set_to_none=false": "no_difference",
+        "pin_memory": "impossible",
     }
+    assert "pinned memory" in found["arms"][3]["reason"]
+    assert not any("pin_memory" in job["changes"] for job in taker.jobs)
     first = found["arms"][0]
     assert first["low"] < 0.10 < first["high"]
     assert first["resolution"] < 0.03
@@ -117,9 +144,9 @@ def test_true_effects_are_found_with_their_size(tmp_path: Path) -> None:
     assert json.loads((tmp_path / SWEEP_JSON).read_text()) == found
 
 
-def test_each_round_has_all_once_in_an_order_of_its_own_with_one_seed(tmp_path: Path) -> None:
+def test_each_round_has_all_once_in_random_order_with_one_seed(tmp_path: Path) -> None:
     taker = FakeTaker({})
-    sweep(tmp_path, plan(arm(channels_last=True), arm(kernel_warmup=True), max_rounds=4), taker)
+    sweep(tmp_path, plan(LAST, WARMUP, max_rounds=4), taker)
     rounds = [taker.jobs[i : i + 3] for i in range(0, 12, 3)]
     orders = set()
     for jobs in rounds:
@@ -131,17 +158,16 @@ def test_each_round_has_all_once_in_an_order_of_its_own_with_one_seed(tmp_path: 
     assert len({jobs[0]["seed"] for jobs in rounds}) == 4
 
 
-def test_a_decided_arm_drops_out(tmp_path: Path) -> None:
-    taker = FakeTaker({"channels_last": 0.3, "set_to_none": 0.015}, noise=0.008)
-    a_plan = plan(arm(channels_last=True), arm(set_to_none=False), find_best=False)
-    found = sweep(tmp_path, a_plan, taker)
+def test_a_decided_variant_drops_out(tmp_path: Path) -> None:
+    effects = {"channels_last": 0.3, "set_to_none": 0.015}
+    found = measured(tmp_path, effects, LAST, ZERO, noise=0.008, find_best=False)
     assert [one["rounds"] for one in found["arms"]] == [5, 12]
     assert found["rounds"][5]["order"] != found["rounds"][4]["order"]
     assert "channels_last" not in found["rounds"][5]["order"]
 
 
 def test_two_rounds_leave_all_undecided(tmp_path: Path) -> None:
-    found = sweep(tmp_path, plan(arm(channels_last=True), max_rounds=2), FakeTaker({}))
+    found = measured(tmp_path, {}, LAST, max_rounds=2)
     only = found["arms"][0]
     assert (only["verdict"], only["rounds"]) == ("undecided", 2)
     assert only["resolution"] > 0
@@ -149,42 +175,35 @@ def test_two_rounds_leave_all_undecided(tmp_path: Path) -> None:
     assert found["best"] is None
 
 
-def test_an_arm_that_fails_twice_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    taker = FakeTaker({})
-    taker.answers["kernel_warmup"] = lambda job: {"reason": "CUDA is out of memory.", "metrics": {}}
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True), arm(channels_last=True)), taker)
-    failed = found["arms"][0]
-    assert (failed["verdict"], failed["reason"]) == ("failed", "CUDA is out of memory.")
-    assert failed["effect"] is None
-    assert sum("kernel_warmup" in job["changes"] for job in taker.jobs) == 2
-    assert found["arms"][1]["verdict"] == "no_difference"
+def fails(*attempts: bool) -> Callable[[Any], dict[str, Any]]:
+    """Return answers that fail where `attempts`, repeated for ever, has True."""
+    failures = itertools.cycle(attempts)
+    return lambda job: {"reason": "a crash", "metrics": {}} if next(failures) else {}
 
 
-def test_an_arm_that_fails_once_is_tried_again_in_its_round(tmp_path: Path) -> None:
-    taker = FakeTaker({"kernel_warmup": 0.1})
-    failures = iter([{"reason": "a hiccup", "metrics": {}}])
-    taker.answers["kernel_warmup"] = lambda job: next(failures, {})
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True), find_best=False), taker)
-    assert verdicts(found) == {"kernel_warmup": "faster"}
-    assert found["arms"][0]["rounds"] == 5
-    assert found["arms"][0]["reason"] == "1 of 6 processes failed: a hiccup"
-    assert "kernel_warmup: 1 of 6 processes failed: a hiccup" in closing(found)
-    tries = found["rounds"][0]["samples"]["kernel_warmup"]
-    assert (tries["reason"], tries["failures"]) == (None, ["a hiccup"])
+@pytest.mark.parametrize(
+    ("answers", "verdict", "rounds", "reason"),
+    [
+        (fails(True), "failed", 0, "a crash"),  # twice in its round
+        (fails(True, False), "failed", 0, "3 of 5 processes failed: a crash"),  # in three rounds
+        (fails(True, *[False] * 99), "faster", 5, "1 of 6 processes failed: a crash"),
+    ],
+)
+def test_a_variant_whose_processes_fail_has_a_reason(
+    tmp_path: Path, answers: Any, verdict: str, rounds: int, reason: str
+) -> None:
+    given = {"kernel_warmup": answers}
+    effects = {"kernel_warmup": 0.1}
+    found = measured(tmp_path, effects, WARMUP, ZERO, answers=given, find_best=False)
+    assert verdicts(found) == {"kernel_warmup": verdict, "set_to_none=false": "no_difference"}
+    first = found["arms"][0]
+    assert (first["rounds"], first["reason"]) == (rounds, reason)
+    assert (f"kernel_warmup: {reason}" in closing(found)) is (verdict == "faster")
+    trial = found["rounds"][0]["samples"]["kernel_warmup"]
+    assert trial["failures"] == ["a crash"] * (2 if reason == "a crash" else 1)
 
 
-def test_an_arm_that_fails_once_in_each_round_has_failed_after_three(tmp_path: Path) -> None:
-    taker, calls = FakeTaker({"kernel_warmup": 0.1}), iter(range(100))
-    taker.answers["kernel_warmup"] = lambda job: (
-        {} if next(calls) % 2 else {"reason": "a crash", "metrics": {}}
-    )
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True), arm(set_to_none=False)), taker)
-    assert verdicts(found) == {"kernel_warmup": "failed", "set_to_none=false": "no_difference"}
-    assert found["arms"][0]["reason"] == "3 of 5 processes failed: a crash"
-    assert found["best"] is None
-
-
-def test_stalls_that_the_median_does_not_see_are_said(tmp_path: Path) -> None:
+def test_stalls_that_the_median_excludes_are_a_note(tmp_path: Path) -> None:
     taker = FakeTaker({}, noise=0.002)
 
     def stalled(job: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
@@ -193,35 +212,32 @@ def test_stalls_that_the_median_does_not_see_are_said(tmp_path: Path) -> None:
         return answer | {"metrics": answer["metrics"] | {"mean_samples_per_sec": mean}}
 
     taker.after = stalled
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True), arm(set_to_none=False)), taker)
+    found = sweep(tmp_path, plan(WARMUP, ZERO), taker)
     assert [one["verdict"] for one in found["arms"]] == ["no_difference", "no_difference"]
     assert found["arms"][0]["reason"].startswith("By the mean over all steps it is −20.")
     assert found["arms"][1]["reason"] is None
 
 
-def test_an_impossible_arm_costs_no_time(tmp_path: Path) -> None:
-    taker = FakeTaker({})
-    found = sweep(tmp_path, plan(arm(pin_memory=True), max_rounds=1), taker)
-    assert verdicts(found) == {"pin_memory": "impossible"}
-    assert "pinned memory" in found["arms"][0]["reason"]
-    assert all(not job["changes"] for job in taker.jobs)
-
-
 def test_a_baseline_that_fails_ends_the_sweep(tmp_path: Path) -> None:
-    taker = FakeTaker({})
+    taker, second = FakeTaker({}), FakeTaker({})
     taker.after = lambda job, answer: {"reason": "no data", "seconds": 1.0}
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True), steps=0), taker)
+    found = sweep(tmp_path, plan(WARMUP, steps=0), taker)
     assert found["status"] == "failed"
     assert found["reason"] == "The baseline cannot be measured: no data"
+
+    def second_fails(job: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        first = sum(not one["changes"] for one in second.jobs) == 1
+        return answer if job["changes"] or first else {"reason": "no", "seconds": 1.0}
+
+    second.after = second_fails
+    (tmp_path / "two").mkdir()
+    found = sweep(tmp_path / "two", plan(WARMUP, baselines=2), second)
+    assert (found["status"], found["reason"]) == ("failed", "The baseline cannot be measured: no")
 
 
 def test_winners_are_combined_and_confirmed_with_fresh_seeds(tmp_path: Path) -> None:
     taker = FakeTaker({"channels_last": 0.2, "kernel_warmup": 0.1, "set_to_none": 0.0})
-    found = sweep(
-        tmp_path,
-        plan(arm(kernel_warmup=True), arm(channels_last=True), arm(set_to_none=False)),
-        taker,
-    )
+    found = sweep(tmp_path, plan(WARMUP, LAST, ZERO), taker)
     best = found["best"]
     assert best["arms"] == ["channels_last", "kernel_warmup"]
     assert best["changes"] == {"channels_last": True, "kernel_warmup": True}
@@ -233,37 +249,42 @@ def test_winners_are_combined_and_confirmed_with_fresh_seeds(tmp_path: Path) -> 
     assert seeds[2] - seeds[0]
     phases = [one["phase"] for one in found["rounds"]]
     assert phases == sorted(phases, key=["measuring", "combining", "confirming"].index)
-
-
-def test_the_confirmation_is_judged_once_at_the_full_level() -> None:
     rules = confirming_rules(plan())
     assert (rules.judged_after, rules.level(1)) == ((12,), pytest.approx(0.05))
 
 
-def test_a_winner_with_a_worse_loss_is_not_taken(tmp_path: Path) -> None:
-    taker = FakeTaker({"channels_last": 0.2, "kernel_warmup": 0.1})
-    taker.answers["channels_last"] = lambda job: {"metrics": {"loss": 0.9}}
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True), arm(channels_last=True)), taker)
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [({"loss": 0.9}, "loss higher by"), (NO_LOSS["metrics"], "loss is NaN or infinite in 5 of 5")],
+)
+def test_a_winner_with_a_worse_loss(tmp_path: Path, loss: dict[str, Any], text: str) -> None:
+    answers = {"channels_last": {"metrics": loss}}
+    effects = {"channels_last": 0.2, "kernel_warmup": 0.1}
+    found = measured(tmp_path, effects, WARMUP, LAST, answers=answers)
+    assert found["arms"][1]["verdict"] == "faster"
     assert found["arms"][1]["loss"]["verdict"] == "worse"
+    assert found["arms"][1]["loss"]["text"].startswith(text)
     assert found["best"]["arms"] == ["kernel_warmup"]
     assert "loss" in found["combining"][0]["reason"]
 
 
-def test_a_combination_whose_confirmed_loss_is_worse_gives_way_to_the_one_before(
-    tmp_path: Path,
-) -> None:
-    taker = FakeTaker({"channels_last": 0.2, "kernel_warmup": 0.1})
-    a_plan = plan(arm(kernel_warmup=True), arm(channels_last=True))
-    confirms = seed_of(a_plan, NextTrial("confirm", 0, ""))
+def confirming(a_plan: SweepPlan, job: Mapping[str, Any]) -> bool:
+    first = seed_of(a_plan, NextTrial("confirm", 0, ""))
+    return first < job["seed"] <= first + a_plan.max_rounds
+
+
+def test_a_combination_with_a_worse_confirmed_loss(tmp_path: Path) -> None:
+    a_plan = plan(WARMUP, LAST)
 
     def broken_together(job: Mapping[str, Any]) -> dict[str, Any]:
-        """Lose the loss where two changes are made at once, but never while they are combined."""
-        within = confirms <= job["seed"] <= confirms + a_plan.max_rounds
-        both = len(job["changes"]) == 2 and within
-        return {"metrics": {"loss": None, "loss_finite": False}} if both else {}
+        """Lose the loss of two changes in the confirmation, but not in the search."""
+        return dict(NO_LOSS) if len(job["changes"]) == 2 and confirming(a_plan, job) else {}
 
-    taker.answers["kernel_warmup"] = broken_together
-    found = sweep(tmp_path, a_plan, taker)
+    effects, answers = (
+        {"channels_last": 0.2, "kernel_warmup": 0.1},
+        {"kernel_warmup": broken_together},
+    )
+    found = measured(tmp_path, effects, WARMUP, LAST, answers=answers)
     assert found["status"] == "finished"
     assert (found["best"]["arms"], found["best"]["verdict"]) == (["channels_last"], "faster")
     assert found["best"]["loss"]["verdict"] == "same"
@@ -271,20 +292,13 @@ def test_a_combination_whose_confirmed_loss_is_worse_gives_way_to_the_one_before
     assert [one["kept"] for one in found["combining"]] == [True, False]
     assert "loss is NaN or infinite in" in found["combining"][1]["reason"]
     assert found["rounds"][-1]["phase"] == "confirming"
-    assert "Not in it: kernel_warmup: confirmed against the baseline, loss" in "\n".join(
-        closing(found)
-    )
+    text = "\n".join(closing(found))
+    assert "Not in it: kernel_warmup: confirmed against the baseline, loss" in text
 
 
-def test_without_a_sound_combination_the_reports_say_that_there_is_none(tmp_path: Path) -> None:
-    taker, a_plan = FakeTaker({"kernel_warmup": 0.1}), plan(arm(kernel_warmup=True))
-    first = seed_of(a_plan, NextTrial("confirm", 0, ""))
-
-    def confirming(seed: int) -> bool:
-        return first < seed <= first + a_plan.max_rounds
-
-    broken = {"metrics": {"loss": None, "loss_finite": False}}
-    taker.answers["kernel_warmup"] = lambda job: broken.copy() if confirming(job["seed"]) else {}
+def test_the_reports_name_a_search_without_a_result(tmp_path: Path) -> None:
+    taker, a_plan = FakeTaker({"kernel_warmup": 0.1}), plan(WARMUP)
+    taker.answers["kernel_warmup"] = lambda job: dict(NO_LOSS) if confirming(a_plan, job) else {}
     taker.stop_after = 14  # two of the confirmation's rounds
     stopped = sweep(tmp_path, a_plan, taker)
     taker.stop_after, taker.stopping = math.inf, False
@@ -301,29 +315,28 @@ def test_a_loss_has_the_verdict_of_all_rounds_so_far(tmp_path: Path) -> None:
     taker.answers["kernel_warmup"] = lambda job: {
         "metrics": {"loss": 0.9 + 0.01 * (job["seed"] % 3)}
     }
-    a_plan = plan(arm(kernel_warmup=True))
     for rounds, verdict in ((1, "undecided"), (4, "worse")):
         taker.stop_after, taker.stopping = 2 * rounds, False
-        found = sweep(tmp_path, a_plan, taker)
+        found = sweep(tmp_path, plan(WARMUP), taker)
         assert (found["status"], found["arms"][0]["verdict"]) == ("stopped", "undecided")
         assert found["arms"][0]["loss"]["verdict"] == verdict
 
 
-def test_a_loss_that_is_no_number_is_worse(tmp_path: Path) -> None:
-    taker = FakeTaker({"kernel_warmup": 0.1})
-    taker.answers["kernel_warmup"] = lambda job: {"metrics": {"loss": None, "loss_finite": False}}
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True)), taker)
-    assert found["arms"][0]["verdict"] == "faster"
-    assert found["arms"][0]["loss"]["verdict"] == "worse"
-    assert found["arms"][0]["loss"]["text"] == "loss is NaN or infinite in 5 of 5 rounds"
-    assert found["best"] is None
+def test_a_loss_that_is_not_shown_equal_is_marked_and_excludes_no_variant(tmp_path: Path) -> None:
+    noise = random.Random(3)
+    answers = {"kernel_warmup": lambda job: {"metrics": {"loss": 0.5 * (1 + noise.gauss(0, 0.1))}}}
+    found = measured(tmp_path, {"kernel_warmup": 0.1}, WARMUP, answers=answers)
+    assert found["arms"][0]["loss"]["verdict"] == "not_shown_equal"
+    assert found["arms"][0]["loss"]["low"] < -0.03
+    assert found["best"]["arms"] == ["kernel_warmup"]
+    for text in ("\n".join(table(found)), to_html(found), "\n".join(closing(found))):
+        assert "loss not shown equal: " in text
+    assert to_csv(found).splitlines()[2].endswith(",not_shown_equal")
 
 
 def test_winners_that_exclude_each_other_are_not_combined(tmp_path: Path) -> None:
-    taker = FakeTaker({"num_workers": 0.1, "prefetch_factor": 0.1})
-    first = make_arm({"num_workers": 2, "prefetch_factor": 4}, CONFIG, [CPU])
-    second = make_arm({"num_workers": 4}, CONFIG, [CPU])
-    found = sweep(tmp_path, plan(first, second), taker)
+    effects = {"num_workers": 0.1, "prefetch_factor": 0.1}
+    found = measured(tmp_path, effects, arm(num_workers=2, prefetch_factor=4), arm(num_workers=4))
     assert found["best"]["arms"] == ["num_workers=2+prefetch_factor=4"]
     assert found["combining"][1] == {
         "tried": ["num_workers=2+prefetch_factor=4", "num_workers=4"],
@@ -332,11 +345,13 @@ def test_winners_that_exclude_each_other_are_not_combined(tmp_path: Path) -> Non
     }
 
 
-def test_a_stopped_sweep_takes_the_open_round_again_and_goes_on(tmp_path: Path) -> None:
-    a_plan = plan(arm(channels_last=True), arm(kernel_warmup=True), max_rounds=5)
-    whole = FakeTaker({"channels_last": 0.1})
+# --- a sweep that was interrupted -----------------------------------------------------------------
+
+
+def test_a_stopped_sweep_repeats_the_open_round_and_continues(tmp_path: Path) -> None:
+    a_plan = plan(LAST, WARMUP, max_rounds=5)
     (tmp_path / "whole").mkdir()
-    expected = sweep(tmp_path / "whole", a_plan, whole)
+    expected = sweep(tmp_path / "whole", a_plan, FakeTaker({"channels_last": 0.1}))
     (tmp_path / "parts").mkdir()
     for _ in range(100):
         taker = FakeTaker({"channels_last": 0.1})
@@ -357,7 +372,7 @@ def test_a_stopped_sweep_takes_the_open_round_again_and_goes_on(tmp_path: Path) 
 
 
 def test_failures_before_a_resume_do_not_count(tmp_path: Path) -> None:
-    a_plan = plan(arm(kernel_warmup=True), max_rounds=5, find_best=False)
+    a_plan = plan(WARMUP, max_rounds=5, find_best=False)
     taker = FakeTaker({"kernel_warmup": 0.1})
     no_memory = {"reason": "CUDA is out of memory.", "seconds": 1.0}
     taker.after = lambda job, answer: (
@@ -372,30 +387,23 @@ def test_failures_before_a_resume_do_not_count(tmp_path: Path) -> None:
     assert len(again.jobs) == 4
 
 
-def test_a_sample_that_cannot_be_stored_stops_the_sweep_and_blames_no_setting(
-    tmp_path: Path,
-) -> None:
-    a_plan, taker = plan(arm(kernel_warmup=True), max_rounds=2), FakeTaker({})
-    taker.answers["kernel_warmup"] = lambda job: {
-        "reason": "No space left.",
-        "stops": True,
-        "metrics": {},
-    }
-    found = sweep(tmp_path, a_plan, taker)
+def test_a_full_disk_stops_the_sweep(tmp_path: Path) -> None:
+    full = {"reason": "No space left.", "stops": True, "metrics": {}}
+    found = measured(tmp_path, {}, WARMUP, answers={"kernel_warmup": full}, max_rounds=2)
     assert found["status"] == "stopped"
     assert found["reason"] == "No space left. Resume continues from here once that is fixed."
     assert found["arms"][0]["verdict"] == "undecided"
-    assert sweep(tmp_path, a_plan, FakeTaker({}))["status"] == "finished"
+    assert measured(tmp_path, {}, WARMUP, max_rounds=2)["status"] == "finished"
 
 
 @pytest.mark.parametrize("key", ["host", "gpu", "torch"])
-def test_a_sweep_goes_on_only_on_the_machine_it_was_measured_on(tmp_path: Path, key: str) -> None:
+def test_a_sweep_continues_only_on_its_machine(tmp_path: Path, key: str) -> None:
     def answer(value: str) -> FakeTaker:
         taker = FakeTaker({})
         taker.after = lambda job, answer: answer | {"machine": {key: value}}
         return taker
 
-    a_plan, first, other = plan(arm(kernel_warmup=True), max_rounds=5), answer("a"), answer("b")
+    a_plan, first, other = plan(WARMUP, max_rounds=5), answer("a"), answer("b")
     first.stop_after = 3
     sweep(tmp_path, a_plan, first)
     refused = sweep(tmp_path, a_plan, other)
@@ -405,80 +413,105 @@ def test_a_sweep_goes_on_only_on_the_machine_it_was_measured_on(tmp_path: Path, 
     assert sweep(tmp_path, a_plan, answer("a"))["status"] == "finished"
 
 
-def test_half_a_line_left_by_a_kill_is_taken_again_with_its_round(tmp_path: Path) -> None:
-    a_plan = plan(arm(channels_last=True), max_rounds=2)
+def test_half_a_line_left_by_a_kill_is_repeated_with_its_round(tmp_path: Path) -> None:
+    a_plan, again = plan(LAST, max_rounds=2), FakeTaker({})
     sweep(tmp_path, a_plan, FakeTaker({}))
     path = tmp_path / SAMPLES
     path.write_bytes(path.read_bytes()[:-20])
-    again = FakeTaker({})
     found = sweep(tmp_path, a_plan, again)
     assert len(again.jobs) == 2
     assert found["status"] == "finished"
     assert len(read_samples(tmp_path)) == 4
 
 
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
-    (tmp_path / SAMPLES).write_text('{"contest": "arms"}\n')
-    with pytest.raises(SweepError, match="line 1 is no sample"):
-        read_samples(tmp_path)
+def test_rounds_after_a_repeated_one_are_repeated_too(tmp_path: Path) -> None:
+    effects, a_plan = (
+        {"channels_last": 0.3, "set_to_none": 0.015},
+        plan(LAST, ZERO, find_best=False, max_rounds=8),
+    )
+    sweep(tmp_path, a_plan, FakeTaker(effects, noise=0.008))
+    lines = (tmp_path / SAMPLES).read_text().splitlines(keepends=True)
+    # As if the rules of that time had ended the variant after five rounds, and not the other.
+    kept = [
+        line
+        for line in lines
+        if (one := json.loads(line))["round"] <= 5 or one["name"] != "set_to_none=false"
+    ]
+    assert len(kept) < len(lines)
+    (tmp_path / SAMPLES).write_text("".join(kept))
+    sweep(tmp_path, a_plan, FakeTaker(effects, noise=0.008))
+    taken = [one for one in read_samples(tmp_path) if one.name != "channels_last"]
+    # None of a round of another session: the rest of it could not be compared.
+    assert [one.session for one in taken] == [0] * 2 * 5 + [1] * 2 * 3
+    assert {one.name for one in taken if one.round == 8} == {"baseline", "set_to_none=false"}
+
+
+RATES = {"samples_per_sec": 1.0, "step_time": 0.1}
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"metrics": {}},
-        {"metrics": {"samples_per_sec": None, "step_time": 0.1}},
-        {"metrics": {"samples_per_sec": 0, "step_time": 0.1}},
-        {"metrics": {"samples_per_sec": 1.0, "step_time": 0.1, "mfu": "much"}},
+        {"metrics": RATES | {"samples_per_sec": None}},
+        {"metrics": RATES | {"samples_per_sec": 0}},
+        {"metrics": RATES | {"mfu": "much"}},
         {"metrics": []},
         {"seconds": None},
         {"round": "1"},
         {"reason": 5},
+        {"name": None},
     ],
 )
 def test_a_line_with_wrong_values_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    metrics = {"samples_per_sec": 1.0, "step_time": 0.1}
-    good = {"contest": "arms", "round": 1, "name": "baseline", "seconds": 1.0, "metrics": metrics}
+    good = {"contest": "arms", "round": 1, "name": "baseline", "seconds": 1.0, "metrics": RATES}
     (tmp_path / SAMPLES).write_text(f"{json.dumps(good)}\n")
-    assert read_samples(tmp_path)[0].metrics == metrics
+    assert read_samples(tmp_path)[0].metrics == RATES
     (tmp_path / SAMPLES).write_text(f"{json.dumps(good)}\n{json.dumps({**good, **wrong})}\n")
-    with pytest.raises(SweepError, match="line 2 is no sample"):
+    with pytest.raises(SweepError, match="line 2 is no trial"):
         read_samples(tmp_path)
 
 
-def test_a_sample_without_a_rate_has_failed(tmp_path: Path) -> None:
-    taker = FakeTaker({})
-    taker.answers["kernel_warmup"] = lambda job: {"metrics": {"samples_per_sec": math.inf}}
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True), max_rounds=1), taker)
-    assert verdicts(found) == {"kernel_warmup": "failed"}
-    assert found["arms"][0]["reason"].startswith("samples_per_sec: must be a number above 0")
-    assert len(read_samples(tmp_path)) == 3
-
-
 def test_a_sweep_of_a_killed_process_reads_as_stopped(tmp_path: Path) -> None:
-    found = sweep(tmp_path, plan(arm(channels_last=True), max_rounds=1), FakeTaker({}))
-    (tmp_path / SWEEP_JSON).write_text(json.dumps({**found, "status": "running"}))
-    assert read_sweep(tmp_path)["status"] == "running"  # this process
-    gone = {**found, "status": "running", "pid_started": 1.0, "pid_ticks": 1}
-    (tmp_path / SWEEP_JSON).write_text(json.dumps(gone))
-    assert read_sweep(tmp_path)["status"] == "stopped"
-    elsewhere = {**gone, "host": "another"}
-    (tmp_path / SWEEP_JSON).write_text(json.dumps(elsewhere))
-    assert read_sweep(tmp_path)["status"] == "running"
-    (tmp_path / SWEEP_JSON).write_text(json.dumps({**elsewhere, "updated": 1.0}))
-    assert read_sweep(tmp_path)["status"] == "stopped"
+    here = measured(tmp_path, {}, LAST, max_rounds=1) | {"status": "running"}
+    gone = here | {"pid_started": 1.0, "pid_ticks": 1}
+    elsewhere = gone | {"host": "another"}
+    for content, status in (
+        (here, "running"),
+        (gone, "stopped"),
+        (elsewhere, "running"),
+        (elsewhere | {"updated": 1.0}, "stopped"),
+    ):
+        (tmp_path / SWEEP_JSON).write_text(json.dumps(content))
+        assert read_sweep(tmp_path)["status"] == status
 
 
-def test_steps_are_chosen_from_a_first_sample(tmp_path: Path) -> None:
+def test_a_sweep_of_an_earlier_version_continues(tmp_path: Path) -> None:
+    old = replace(plan(LAST, WARMUP, arm(deterministic=True), find_best=False), baselines=1)
+    taker = FakeTaker({"channels_last": 0.1})
+    taker.stop_after = 4 * 6
+    sweep(tmp_path, old, taker)
+    stored = {key: value for key, value in old.to_dict().items() if key != "baselines"}
+    again = SweepPlan.from_dict(stored)
+    assert again.baselines == 1
+    found = sweep(tmp_path, again, FakeTaker({"channels_last": 0.1}))
+    assert found["status"] == "finished"
+    assert verdicts(found)["channels_last"] == "faster"
+    assert all("baseline 2" not in one["samples"] for one in found["rounds"])
+    del found["plan"]["baselines"]
+    assert "and 1 of the baseline" in to_html(found)
+
+
+# --- steps, progress, drift -----------------------------------------------------------------------
+
+
+def test_steps_are_chosen_from_a_first_trial(tmp_path: Path) -> None:
     taker = FakeTaker({}, noise=0)
-    found = sweep(
-        tmp_path,
-        plan(arm(channels_last=True), steps=0, warmup=0, sample_s=12.8, max_rounds=1),
-        taker,
-    )
+    a_plan = plan(LAST, steps=0, warmup=0, sample_s=12.8, max_rounds=1)
+    found = sweep(tmp_path, a_plan, taker)
     assert (taker.jobs[0]["steps"], taker.jobs[0]["seconds"]) == (0, 12.8)
-    assert taker.jobs[1]["steps"] == 100  # 12.8 s of 128 ms
-    assert taker.jobs[1]["warmup"] == 25
+    # 12.8 s of 128 ms
+    assert (taker.jobs[1]["steps"], taker.jobs[1]["warmup"]) == (100, 25)
     assert (found["plan"]["steps"], found["plan"]["warmup"]) == (100, 25)
     slow = with_steps(plan(steps=0, warmup=0, sample_s=0.1), read_samples(tmp_path)[0])
     assert (slow.steps, slow.warmup) == (30, 10)
@@ -486,9 +519,8 @@ def test_steps_are_chosen_from_a_first_sample(tmp_path: Path) -> None:
 
 def test_progress_never_promises_more_time_than_is_left(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
-    a_plan = plan(arm(channels_last=True), arm(kernel_warmup=True))
+    a_plan, taker = plan(LAST, WARMUP), FakeTaker({"channels_last": 0.2})
     write_plan(tmp_path, a_plan)
-    taker = FakeTaker({"channels_last": 0.2})
     SweepRunner(tmp_path, a_plan, [CPU], taker, seen.append).run()
     totals = [one["progress"]["total"] for one in seen if one["progress"]["phase"] == "measuring"]
     assert totals == sorted(totals, reverse=True)
@@ -499,7 +531,7 @@ def test_progress_never_promises_more_time_than_is_left(tmp_path: Path) -> None:
     assert (last["done"], last["total"], last["seconds_left"]) == (len(taker.jobs),) * 2 + (0.0,)
 
 
-def test_drift_of_the_machine_is_said_and_fools_no_arm(tmp_path: Path) -> None:
+def test_drift_of_the_machine_is_reported_and_changes_no_verdict(tmp_path: Path) -> None:
     taker = FakeTaker({"kernel_warmup": 0.05}, noise=0.002)
 
     def slower_and_slower(job: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
@@ -507,17 +539,17 @@ def test_drift_of_the_machine_is_said_and_fools_no_arm(tmp_path: Path) -> None:
         return answer
 
     taker.after = slower_and_slower
-    found = sweep(
-        tmp_path, plan(arm(kernel_warmup=True), arm(set_to_none=False), find_best=False), taker
-    )
+    found = sweep(tmp_path, plan(WARMUP, ZERO, find_best=False), taker)
     assert verdicts(found) == {"kernel_warmup": "faster", "set_to_none=false": "no_difference"}
     assert found["drift"]["p"] < 0.05
     assert "got slower" in found["drift"]["text"]
 
 
-def test_an_arm_that_left_keeps_its_share_and_its_variance() -> None:
+# --- comparisons ----------------------------------------------------------------------------------
+
+
+def test_a_decided_variant_keeps_its_share_and_its_variance() -> None:
     noise = random.Random(5)
-    contest = VariantComparison("arms", "baseline", ("same", "open"))
     samples = []
     for number in range(1, 9):
         for name in ("baseline", "same", "open"):
@@ -525,40 +557,33 @@ def test_an_arm_that_left_keeps_its_share_and_its_variance() -> None:
             metrics = {"samples_per_sec": rate, "loss": 1.0, "loss_finite": True}
             samples.append(Trial(contest="arms", round=number, name=name, metrics=metrics))
     rules = rules_of(plan())
-    standing = replay_comparison(contest, samples, rules, seed=0)
-    assert standing.decided == {"same"}
-    assert standing.speed["same"].rounds == 5
+    comparison = VariantComparison("arms", "baseline", ("same", "open"))
+    state = replay_comparison(comparison, samples, rules, seed=0)
+    assert state.decided == {"same"}
+    assert state.speed["same"].rounds == 5
     ratios = [math.log(one.metrics["samples_per_sec"] / 1000) for one in samples[2::3]]
     kept = judge({"same": [0.0] * 8, "open": ratios}, rules)["open"]
-    found = standing.speed["open"]
+    found = state.speed["open"]
     assert (found.low, found.high) == (pytest.approx(kept.low), pytest.approx(kept.high))
 
 
-def rounds_of(samples: int) -> list[Trial]:
-    """Return a round of a baseline at `samples` rates, and of an arm at 1000 samples/s."""
+@pytest.mark.parametrize("runs", [2, 3])
+def test_a_variant_is_compared_with_the_geometric_mean_of_the_baselines(runs: int) -> None:
     rates = {"baseline": 500.0, "baseline 2": 2000.0, "baseline 3": 1000.0}
-    names = [*list(rates)[:samples], "arm"]
-    metrics = [
-        {"samples_per_sec": rates.get(name, 1000.0), "loss": 1.0, "loss_finite": True}
-        for name in names
-    ]
-    return [
-        Trial(contest="arms", round=number, name=name, metrics=values)
+    others = {"loss": 1.0, "loss_finite": True}
+    trials = [
+        Trial(contest="arms", round=number, name=name, metrics={"samples_per_sec": rate, **others})
         for number in (1, 2)
-        for name, values in zip(names, metrics, strict=True)
+        for name, rate in [*list(rates.items())[:runs], ("arm", 1000.0)]
     ]
+    comparison = VariantComparison("arms", "baseline", ("arm",), runs)
+    state = replay_comparison(comparison, trials, rules_of(plan(max_rounds=2)), seed=0)
+    assert state.next is None
+    assert state.speed["arm"].effect == pytest.approx(0)
 
 
-def test_an_arm_is_compared_with_the_geometric_mean_of_the_baselines() -> None:
-    for runs in (2, 3):
-        contest = VariantComparison("arms", "baseline", ("arm",), runs)
-        standing = replay_comparison(contest, rounds_of(runs), rules_of(plan(max_rounds=2)), seed=0)
-        assert standing.next is None
-        assert standing.speed["arm"].effect == pytest.approx(0)
-
-
-def test_many_arms_are_compared_with_several_runs_of_the_baseline(tmp_path: Path) -> None:
-    arms = [arm(**{field: True}) for field in ("channels_last", "kernel_warmup", "deterministic")]
+def test_many_variants_are_compared_with_several_trials_of_the_baseline(tmp_path: Path) -> None:
+    arms = [LAST, WARMUP, arm(deterministic=True)]
     for field in ("num_workers", "gradient_accumulation_steps", "max_grad_norm", "num_threads"):
         arms.append(arm(**{field: 2}))
     a_plan = plan(*arms, max_rounds=2, find_best=False)
@@ -572,105 +597,25 @@ def test_many_arms_are_compared_with_several_runs_of_the_baseline(tmp_path: Path
     assert [sorted(one["order"]) for one in found["rounds"]] == [sorted(names)] * 2
     assert [one["order"] for one in found["rounds"]] != [names] * 2
     assert (found["baseline"]["rounds"], found["plan"]["baselines"]) == (2, 3)
-    rates = [
-        one.metrics["samples_per_sec"]
-        for one in read_samples(tmp_path)
-        if one.name.startswith("baseline")
-    ]
+    trials = [one for one in read_samples(tmp_path) if one.name.startswith("baseline")]
+    rates = sorted(one.metrics["samples_per_sec"] for one in trials)
     assert len(rates) == 6
-    median = sum(sorted(rates)[2:4]) / 2
-    assert found["baseline"]["metrics"]["samples_per_sec"] == pytest.approx(median)
-    assert "3 × the baseline" in to_html(found)
+    rate = found["baseline"]["metrics"]["samples_per_sec"]
+    assert rate == pytest.approx(sum(rates[2:4]) / 2)
+    assert "and 3 of the baseline" in to_html(found)
 
 
-def test_a_further_baseline_run_that_fails_twice_ends_the_sweep(tmp_path: Path) -> None:
-    taker = FakeTaker({})
-
-    def second_fails(job: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-        first = sum(not one["changes"] for one in taker.jobs) == 1
-        return answer if job["changes"] or first else {"reason": "no", "seconds": 1.0}
-
-    taker.after = second_fails
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True), baselines=2), taker)
-    assert (found["status"], found["reason"]) == ("failed", "The baseline cannot be measured: no")
-
-
-def test_the_number_of_baseline_runs_follows_the_arms_that_can_run() -> None:
-    fields = ("channels_last", "kernel_warmup", "deterministic", "set_to_none")
-    arms = [arm(**{field: field != "set_to_none"}) for field in fields]
+def test_the_number_of_baseline_trials_follows_the_supported_variants() -> None:
+    arms = [LAST, WARMUP, arm(deterministic=True), ZERO]
     assert [plan(*arms[:count]).baselines for count in range(5)] == [1, 1, 1, 2, 2]
-    assert plan(*arms[:2], arm(pin_memory=True)).baselines == 1  # impossible on a CPU
-    # One that becomes impossible later, on another machine, changes no sweep that has begun.
+    assert plan(*arms[:2], arm(pin_memory=True)).baselines == 1  # unsupported on a CPU
+    # A variant that becomes unsupported on another machine does not change a started sweep.
     assert replace(plan(*arms), arms=()).baselines == 2
 
 
-def test_a_sweep_of_the_version_before_is_judged_and_goes_on(tmp_path: Path) -> None:
-    arms = [arm(channels_last=True), arm(kernel_warmup=True), arm(deterministic=True)]
-    old = replace(plan(*arms, find_best=False), baselines=1)
-    taker = FakeTaker({"channels_last": 0.1})
-    taker.stop_after = 4 * 6
-    sweep(tmp_path, old, taker)
-    stored = {key: value for key, value in old.to_dict().items() if key != "baselines"}
-    again = SweepPlan.from_dict(stored)
-    assert again.baselines == 1
-    found = sweep(tmp_path, again, FakeTaker({"channels_last": 0.1}))
-    assert found["status"] == "finished"
-    assert verdicts(found)["channels_last"] == "faster"
-    assert all("baseline 2" not in one["samples"] for one in found["rounds"])
-    del found["plan"]["baselines"]
-    assert "1 × the baseline" in to_html(found)
-
-
-def test_rounds_after_the_one_that_is_taken_again_are_taken_again_too(tmp_path: Path) -> None:
-    a_plan = plan(arm(channels_last=True), arm(set_to_none=False), find_best=False, max_rounds=8)
-    taker = FakeTaker({"channels_last": 0.3, "set_to_none": 0.015}, noise=0.008)
-    sweep(tmp_path, a_plan, taker)
-    lines = (tmp_path / SAMPLES).read_text().splitlines(keepends=True)
-    # As if the rules of that time had ended the arm after five rounds, and not the other.
-    kept = [
-        line
-        for line in lines
-        if (one := json.loads(line))["round"] <= 5 or one["name"] != "set_to_none=false"
-    ]
-    assert len(kept) < len(lines)
-    (tmp_path / SAMPLES).write_text("".join(kept))
-    again = FakeTaker({"channels_last": 0.3, "set_to_none": 0.015}, noise=0.008)
-    sweep(tmp_path, a_plan, again)
-    taken = [one for one in read_samples(tmp_path) if one.name != "channels_last"]
-    # None of a round of another session: what is left of it could not be compared.
-    assert [one.session for one in taken] == [0] * 2 * 5 + [1] * 2 * 3
-    assert {one.name for one in taken if one.round == 8} == {"baseline", "set_to_none=false"}
-
-
-def test_a_loss_that_is_not_shown_equal_is_marked_and_excludes_no_arm(tmp_path: Path) -> None:
-    taker, noise = FakeTaker({"kernel_warmup": 0.1}), random.Random(3)
-    taker.answers["kernel_warmup"] = lambda job: {
-        "metrics": {"loss": 0.5 * (1 + noise.gauss(0, 0.1))}
-    }
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True)), taker)
-    assert found["arms"][0]["loss"]["verdict"] == "not_shown_equal"
-    assert found["arms"][0]["loss"]["low"] < -0.03
-    assert found["best"]["arms"] == ["kernel_warmup"]
-    for text in ("\n".join(table(found)), to_html(found), "\n".join(closing(found))):
-        assert "loss not shown equal: " in text
-    assert to_csv(found).splitlines()[2].endswith(",not_shown_equal")
-
-
-def test_what_is_no_finite_number_is_missing_in_the_files(tmp_path: Path) -> None:
-    taker = FakeTaker({})
-    taker.answers["kernel_warmup"] = lambda job: {
-        "metrics": {"data_wait": math.nan, "mfu": math.inf}
-    }
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True), max_rounds=1), taker)
-    assert found["arms"][0]["metrics"]["data_wait"] is None
-    for name in (SAMPLES, SWEEP_JSON):
-        assert "NaN" not in (tmp_path / name).read_text()
-
-
-def test_plans_survive_json_and_refuse_nonsense() -> None:
-    a_plan = plan(arm(channels_last=True), arm(pin_memory=True))
-    again = SweepPlan.from_dict(json.loads(json.dumps(a_plan.to_dict())))
-    assert again == a_plan
+def test_plans_survive_json_and_reject_invalid_values() -> None:
+    a_plan = plan(LAST, arm(pin_memory=True))
+    assert SweepPlan.from_dict(json.loads(json.dumps(a_plan.to_dict()))) == a_plan
     for wrong in (
         {"max_rounds": 0},
         {"steps": -1},
@@ -689,19 +634,34 @@ def test_plans_survive_json_and_refuse_nonsense() -> None:
         with pytest.raises(ConfigError):
             replace(a_plan, **wrong)
     with pytest.raises(ConfigError, match="baseline"):
-        plan(replace(arm(kernel_warmup=True), name="baseline 2"))
+        plan(replace(WARMUP, name="baseline 2"))
     with pytest.raises(ConfigError, match="twice"):
-        plan(arm(kernel_warmup=True), arm(kernel_warmup=True))
+        plan(WARMUP, WARMUP)
 
 
-def test_reports_escape_what_a_foreign_folder_may_hold(tmp_path: Path) -> None:
-    taker = FakeTaker({"channels_last": 0.1})
-    taker.answers["kernel_warmup"] = lambda job: {
-        "reason": "<script>alert(1)</script>",
-        "metrics": {},
+# --- reports --------------------------------------------------------------------------------------
+
+
+def test_values_that_are_not_finite_are_missing_in_the_files(tmp_path: Path) -> None:
+    answers = {
+        "kernel_warmup": {"metrics": {"data_wait": math.nan, "mfu": math.inf}},
+        "channels_last": {"metrics": {"samples_per_sec": math.inf}},
     }
-    evil = replace(arm(kernel_warmup=True), name='=cmd()"<b>')
-    found = sweep(tmp_path, plan(evil, arm(channels_last=True), arm(pin_memory=True)), taker)
+    found = measured(tmp_path, {}, WARMUP, LAST, answers=answers, max_rounds=1)
+    assert found["arms"][0]["metrics"]["data_wait"] is None
+    assert verdicts(found)["channels_last"] == "failed"
+    assert found["arms"][1]["reason"].startswith("samples_per_sec: must be a number above 0")
+    for name in (SAMPLES, SWEEP_JSON):
+        assert "NaN" not in (tmp_path / name).read_text()
+
+
+def test_reports_escape_the_texts_of_a_foreign_folder(tmp_path: Path) -> None:
+    script = "<script>alert(1)</script>\x1b[2J"
+    answers = {"kernel_warmup": {"reason": script, "metrics": {}}}
+    evil = replace(WARMUP, name='=cmd()"<b>')
+    found = measured(
+        tmp_path, {"channels_last": 0.1}, evil, LAST, arm(pin_memory=True), answers=answers
+    )
     page = to_html(found)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
@@ -713,22 +673,19 @@ def test_reports_escape_what_a_foreign_folder_may_hold(tmp_path: Path) -> None:
     assert lines[0].startswith("name,label,verdict,effect,low,high,resolution,rounds,reason,")
     assert not any(line.startswith(("=", '"=')) for line in lines)
     assert lines[2].startswith("channels_last,channels_last on,faster,0.1")
+    assert "\x1b" not in "".join([*table(found), *closing(found), progress_line(found)])
 
 
-def test_a_report_names_an_arm_with_its_reason_once(tmp_path: Path) -> None:
-    wrong = ConfigIssue(
-        "pin_memory", "pinned memory only speeds up copies to a GPU", "Switch it off"
-    )
-    found = sweep(
-        tmp_path, plan(replace(arm(pin_memory=True), problem=wrong)), FakeTaker({"x": 0.0})
-    )
+def test_a_report_has_the_name_of_a_variant_before_its_reason_once(tmp_path: Path) -> None:
+    problem = ConfigIssue("pin_memory", "pinned memory only speeds up copies", "Turn it off")
+    found = measured(tmp_path, {}, replace(arm(pin_memory=True), problem=problem))
     assert "<li><b>pin_memory</b>: pinned memory only speeds" in to_html(found)
 
 
-def test_reports_are_made_of_a_sweep_that_has_measured_nothing(tmp_path: Path) -> None:
+def test_reports_of_a_sweep_without_a_measurement(tmp_path: Path) -> None:
     taker = FakeTaker({})
     taker.stopping = True
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True), steps=0), taker)
+    found = sweep(tmp_path, plan(WARMUP, steps=0), taker)
     assert found["status"] == "stopped"
     assert "No effect was measured" in to_html(found)
     assert len(to_csv(found).splitlines()) == 3
@@ -736,8 +693,7 @@ def test_reports_are_made_of_a_sweep_that_has_measured_nothing(tmp_path: Path) -
 
 def test_the_documentation_names_every_part_of_sweep_json(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text()
-    taker = FakeTaker({"channels_last": 0.1})
-    found = sweep(tmp_path, plan(arm(channels_last=True), max_rounds=5), taker)
+    found = measured(tmp_path, {"channels_last": 0.1}, LAST, max_rounds=5)
     parts = [found, found["plan"], found["progress"], found["arms"][0], found["rounds"][0]]
     parts += [found["arms"][0]["loss"], found["baseline"], found["baseline"]["metrics"]]
     missing = {key for part in parts for key in part if f"`{key}`" not in page}
@@ -752,11 +708,9 @@ class Screen(io.StringIO):
         return True
 
 
-def test_a_terminal_draws_the_table_over_the_former_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_redraws_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
-    a_plan = plan(arm(channels_last=True), max_rounds=1)
+    a_plan = plan(LAST, max_rounds=1)
     write_plan(tmp_path, a_plan)
     SweepRunner(tmp_path, a_plan, [CPU], FakeTaker({}), seen.append).run()
     screen = Screen()
@@ -772,10 +726,3 @@ def test_a_terminal_draws_the_table_over_the_former_one(
     assert screen.getvalue().removeprefix(first).startswith("\x1b[4F\x1b[J[1/2]")
     terminal.clear()
     assert screen.getvalue().endswith("\x1b[4F\x1b[J")
-
-
-def test_no_name_of_a_setting_controls_the_terminal(tmp_path: Path) -> None:
-    taker = FakeTaker({})
-    taker.answers["kernel_warmup"] = lambda job: {"reason": "\x1b[2Jgone", "metrics": {}}
-    found = sweep(tmp_path, plan(arm(kernel_warmup=True), max_rounds=1), taker)
-    assert "\x1b" not in "".join([*table(found), *closing(found), progress_line(found)])

@@ -50,18 +50,13 @@ def test_each_phase_of_a_step_is_labeled(memory: Memory) -> None:
         assert memory.text == "the script's"
 
 
-def test_after_backward_a_script_is_in_its_optimizer_until_the_boundary(memory: Memory) -> None:
+def test_boundaries_outer_spans_and_threads(memory: Memory) -> None:
     labels = AllocationLabeler()
     with span(BACKWARD):
         pass
     assert memory.text == "phase=optimizer"
     labels.begin_step()
     assert memory.text == "phase=forward"
-    labels.end()
-
-
-def test_the_outer_span_counts_and_other_threads_do_not(memory: Memory) -> None:
-    labels = AllocationLabeler()
     with span(DATA), span(FORWARD):
         assert memory.text == "phase=data"
 

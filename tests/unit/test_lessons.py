@@ -11,16 +11,12 @@ from itertools import groupby
 
 import pytest
 
-from trainer.lessons import BY_NAME, FOLDER, LESSONS
+from trainer.lessons import BY_NAME, FOLDER, LESSONS, Lesson
 
 LINES, WIDTH = 30, 100
 SILENT = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
+    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
 }
 
 
@@ -41,66 +37,34 @@ def test_code_lines_are_counted_without_comments_and_docstrings() -> None:
     assert code_lines(source) == {4, 5, 6, 8}
 
 
-def test_every_file_is_listed_once() -> None:
+def test_every_file_is_listed_once_and_themes_are_contiguous() -> None:
     files = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
     assert sorted(lesson.name for lesson in LESSONS) == files
     assert len({lesson.title for lesson in LESSONS}) == len(LESSONS)
     assert list(BY_NAME) == [lesson.name for lesson in LESSONS]
-
-
-def test_lessons_of_a_theme_stand_together() -> None:
     groups = [theme for theme, _ in groupby(LESSONS, key=lambda lesson: lesson.theme)]
     assert len(groups) == len(set(groups))
 
 
-def test_it_is_short(subtests: pytest.Subtests) -> None:
-    for lesson in LESSONS:
-        with subtests.test(lesson.name):
-            source = lesson.path.read_text()
-            assert 0 < len(code_lines(source)) <= LINES
-            assert max(map(len, source.splitlines())) <= WIDTH
-
-
-def test_it_says_what_it_shows(subtests: pytest.Subtests) -> None:
-    for lesson in LESSONS:
-        with subtests.test(lesson.name):
-            tree = ast.parse(lesson.path.read_text())
-            parts = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
-            assert all(ast.get_docstring(part) for part in parts)
-            assert 40 <= len(lesson.text.split()) <= 90  # one paragraph
-            assert "\n" not in lesson.text
-
-
-def test_it_imports_only_torch_numpy_and_the_standard_library(subtests: pytest.Subtests) -> None:
-    for lesson in LESSONS:
-        with subtests.test(lesson.name):
-            names: set[str] = set()
-            for node in ast.walk(ast.parse(lesson.path.read_text())):
-                if isinstance(node, ast.Import):
-                    names |= {alias.name.partition(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom):
-                    assert node.level == 0
-                    names.add(str(node.module).partition(".")[0])
-            assert names <= {"torch", "numpy", *sys.stdlib_module_names}
-
-
-def test_its_folder_hides_no_other_module(subtests: pytest.Subtests) -> None:
-    """Python looks for imports in the folder of the script first."""
-    for lesson in LESSONS:
-        with subtests.test(lesson.name):
-            assert lesson.name not in {"torch", "numpy", *sys.stdlib_module_names}
-
-
-def test_a_lesson_that_needs_cuda_ends_with_the_sentence_of_the_list(
-    subtests: pytest.Subtests,
-) -> None:
-    for lesson in LESSONS:
-        with subtests.test(lesson.name):
-            source = lesson.path.read_text()
-            exits = re.findall(
-                r"if not torch\.cuda\.is_available\(\):\n    sys\.exit\((.*)\)", source
-            )
-            assert [ast.literal_eval(text) for text in exits] == (
-                [lesson.needs_cuda] if lesson.needs_cuda else []
-            )
-            assert not (lesson.needs_cuda and lesson.on_cpu)
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+def test_a_lesson_is_short_documented_and_needs_only_torch(lesson: Lesson) -> None:
+    source = lesson.path.read_text()
+    tree = ast.parse(source)
+    assert 0 < len(code_lines(source)) <= LINES
+    assert max(map(len, source.splitlines())) <= WIDTH
+    parts = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
+    assert all(ast.get_docstring(part) for part in parts)
+    assert 40 <= len(lesson.text.split()) <= 90  # one paragraph
+    assert "\n" not in lesson.text
+    known = {"torch", "numpy", *sys.stdlib_module_names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert {alias.name.partition(".")[0] for alias in node.names} <= known
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            assert str(node.module).partition(".")[0] in known
+    assert lesson.name not in known  # Python looks for imports in the folder of the script first
+    exits = re.findall(r"if not torch\.cuda\.is_available\(\):\n    sys\.exit\((.*)\)", source)
+    expected = [lesson.needs_cuda] if lesson.needs_cuda else []
+    assert [ast.literal_eval(text) for text in exits] == expected
+    assert not (lesson.needs_cuda and lesson.on_cpu)

@@ -1,4 +1,4 @@
-"""What a run is called: enough to choose by, never two alike, nothing that ages."""
+"""Labels of runs: enough to choose by, never two alike."""
 
 from __future__ import annotations
 
@@ -30,27 +30,20 @@ def own_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepscope.run.info.is_own_folder", lambda folder: True)
 
 
-def test_a_live_watched_script() -> None:
+def test_a_label_has_name_kind_state_and_time() -> None:
     watched = run("train", kind="watch", script={"path": "/home/me/train.py"})
-    assert label(watched) == "● train.py · watched · running · since 12:00"
-    assert label(watched, 86_400) == "● train.py · watched · running · since 21 Nov 12:00"
-
-
-def test_an_ended_run_says_how_long_it_took() -> None:
     ended = run("digits_cnn", RunStatus.FINISHED, ended=NOON + 185)
-    assert label(ended) == "digits_cnn · built-in · finished · 12:00 · 3 min 05 s"
     crashed = run("x", RunStatus.CRASHED, kind="init")
-    assert label(crashed, 400 * 86_400) == "x · script · crashed · 21 Nov 2026"
-
-
-def test_a_run_of_others_says_whose_it_is() -> None:
-    assert label(run("record", kind="record", user="eve")).endswith(
-        f" · eve@{socket.gethostname()}"
-    )
+    for info, later_s, expected in (
+        (watched, 60, "● train.py · watched · running · since 12:00"),
+        (watched, 86_400, "● train.py · watched · running · since 21 Nov 12:00"),
+        (ended, 60, "digits_cnn · built-in · finished · 12:00 · 3 min 05 s"),
+        (crashed, 400 * 86_400, "x · script · crashed · 21 Nov 2026"),
+    ):
+        assert label(info, later_s) == expected
+    others = label(run("record", kind="record", user="eve"))
+    assert others.endswith(f" · eve@{socket.gethostname()}")
     assert label(run("a", host="far")).endswith(f"{user_name()}@far")
-
-
-def test_a_name_that_was_given_is_kept() -> None:
     assert run_name(run("my run", script={"path": "/home/me/train.py"})) == "my run"
     assert run_name(run("x" * 500)) == "x" * 60
     assert "\x1b" not in run_name(run("a\x1b[2Jb"))

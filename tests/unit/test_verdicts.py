@@ -1,9 +1,9 @@
-"""The verdict that the page shows: seldom made, slow to change, and the same for all tabs."""
+"""The diagnosis on the page: computed rarely, slow to change, equal for all tabs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from stepscope.distributed.stragglers.reader import judged_run
 from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.store import StoreReader
 from stepscope.store.writer import StoreWriter
+from tests.support.fake_nvml import FakeClock
 from tests.support.javascript import Script, js
 from tests.support.recorded_runs import CREATED, rows, write_run
 from trainer.config import RunConfig
@@ -29,22 +30,17 @@ __all__ = ["js"]
 CPU = TrainDevice(id="cpu", name="CPU", memory_total=2**34)
 
 
-@dataclass
-class Clock:
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+Ask = Callable[..., BottleneckDiagnosis | None]
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def ask(clock: Clock) -> Callable[..., BottleneckDiagnosis | None]:
-    """Ask for the verdict of a run that is said to be live, unless told otherwise."""
+def ask(clock: FakeClock) -> Ask:
+    """Return the function that returns the diagnosis of a run, live by default."""
     verdicts = Verdicts(RunLook(judged_run, "", clock), clock)
 
     def of(folder: Path, status: RunStatus = RunStatus.RUNNING) -> BottleneckDiagnosis | None:
@@ -55,17 +51,16 @@ def ask(clock: Clock) -> Callable[..., BottleneckDiagnosis | None]:
     return of
 
 
-def test_a_young_run_has_none_and_then_one(
-    tmp_path: Path, clock: Clock, ask: Callable[..., BottleneckDiagnosis | None]
-) -> None:
+def test_young_runs_and_recordings_have_none(tmp_path: Path, ask: Ask) -> None:
     assert ask(write_run(tmp_path / "a", steps=rows(0.06, count=10))) is None
+    assert ask(write_run(tmp_path / "r", {"kind": "record"}, steps=rows(0.06))) is None
     found = ask(write_run(tmp_path / "b", steps=rows(0.06)))
     assert found is not None
     assert found.kind is BottleneckKind.INPUT
 
 
-def test_it_is_made_once_in_a_while_for_all_tabs(
-    tmp_path: Path, clock: Clock, ask: Callable[..., BottleneckDiagnosis | None], monkeypatch: Any
+def test_it_is_made_once_for_all_tabs(
+    tmp_path: Path, clock: FakeClock, ask: Ask, monkeypatch: Any
 ) -> None:
     made: list[int] = []
     judge = verdict
@@ -85,7 +80,7 @@ def test_it_is_made_once_in_a_while_for_all_tabs(
 
 
 def test_the_verdict_of_an_ended_run_is_made_once_and_is_the_last(
-    tmp_path: Path, clock: Clock, ask: Callable[..., BottleneckDiagnosis | None], monkeypatch: Any
+    tmp_path: Path, clock: FakeClock, ask: Ask, monkeypatch: Any
 ) -> None:
     folder = write_run(tmp_path / "r", steps=rows(0.06))
     assert ask(folder, RunStatus.FINISHED) is not None
@@ -94,15 +89,7 @@ def test_the_verdict_of_an_ended_run_is_made_once_and_is_the_last(
     assert ask(folder, RunStatus.FINISHED) is not None
 
 
-def test_a_recording_has_none(
-    tmp_path: Path, ask: Callable[..., BottleneckDiagnosis | None]
-) -> None:
-    assert ask(write_run(tmp_path / "r", {"kind": "record"}, steps=rows(0.06))) is None
-
-
-def test_only_the_newest_runs_are_kept(
-    tmp_path: Path, ask: Callable[..., BottleneckDiagnosis | None], monkeypatch: Any
-) -> None:
+def test_only_the_newest_runs_are_kept(tmp_path: Path, ask: Ask, monkeypatch: Any) -> None:
     verdicts = Verdicts(RunLook(judged_run, ""))
     folder = write_run(tmp_path / "r", steps=rows(0.06))
     run = read_run(folder)
@@ -119,28 +106,26 @@ def found_as(kind: BottleneckKind) -> BottleneckDiagnosis:
 
 def test_another_verdict_must_be_found_twice_and_wait_its_turn() -> None:
     shown = DisplayedDiagnosis(looked=0)
-    shown.settle(found_as(BottleneckKind.INPUT), 0)
-    seen = []
-    # Between two kinds every EVERY_S seconds: what is shown must not follow.
-    for turn, kind in enumerate([BottleneckKind.COMPUTE, BottleneckKind.INPUT] * 10):
-        shown.settle(found_as(kind), (turn + 1) * EVERY_S)
-        assert shown.verdict is not None
-        seen.append(shown.verdict.kind)
-    assert set(seen) == {BottleneckKind.INPUT}
+
+    def settled(kind: BottleneckKind, now: float) -> BottleneckKind | None:
+        shown.settle(found_as(kind), now)
+        return None if shown.verdict is None else shown.verdict.kind
+
+    # Between two kinds every EVERY_S seconds: the displayed one must not follow.
+    kinds = [BottleneckKind.INPUT, *[BottleneckKind.COMPUTE, BottleneckKind.INPUT] * 10]
+    seen = {settled(kind, turn * EVERY_S) for turn, kind in enumerate(kinds)}
+    assert seen == {BottleneckKind.INPUT}
     began = 20 * EVERY_S
-    shown.settle(found_as(BottleneckKind.COMPUTE), began + EVERY_S)
-    shown.settle(found_as(BottleneckKind.COMPUTE), began + 2 * EVERY_S)
-    assert shown.verdict is not None
-    assert shown.verdict.kind is BottleneckKind.COMPUTE
-    shown.settle(found_as(BottleneckKind.UNCLEAR), began + 3 * EVERY_S)
-    shown.settle(found_as(BottleneckKind.UNCLEAR), began + 3 * EVERY_S + 1)
-    assert shown.verdict is not None  # held for HOLD_S, also against saying nothing
-    shown.settle(found_as(BottleneckKind.UNCLEAR), began + 2 * EVERY_S + HOLD_S)
-    assert shown.verdict is None
-    shown.settle(found_as(BottleneckKind.INPUT), began + 100)
-    assert shown.verdict is None
-    shown.settle(found_as(BottleneckKind.INPUT), began + 100 + EVERY_S)
-    assert shown.verdict is not None
+    for later, kind, expected in (
+        (EVERY_S, BottleneckKind.COMPUTE, BottleneckKind.INPUT),
+        (2 * EVERY_S, BottleneckKind.COMPUTE, BottleneckKind.COMPUTE),
+        (3 * EVERY_S, BottleneckKind.UNCLEAR, BottleneckKind.COMPUTE),
+        (3 * EVERY_S + 1, BottleneckKind.UNCLEAR, BottleneckKind.COMPUTE),  # held for HOLD_S
+        (2 * EVERY_S + HOLD_S, BottleneckKind.UNCLEAR, None),
+        (100, BottleneckKind.INPUT, None),
+        (100 + EVERY_S, BottleneckKind.INPUT, BottleneckKind.INPUT),
+    ):
+        assert settled(kind, began + later) is expected
 
 
 def test_its_numbers_change_only_so_often() -> None:
@@ -153,9 +138,7 @@ def test_its_numbers_change_only_so_often() -> None:
     assert shown.verdict.text == "65 %"
 
 
-def test_a_run_whose_loss_became_nan_says_so_after_its_end(
-    tmp_path: Path, ask: Callable[..., BottleneckDiagnosis | None]
-) -> None:
+def test_a_run_whose_loss_became_nan_says_so_after_its_end(tmp_path: Path, ask: Ask) -> None:
     """Such a run ended "Finished" without a word on the page."""
     folder = write_run(tmp_path / "nan", steps=rows(0.063))
     writer = StoreWriter(folder / "rank0.sqlite", reopen=True)
@@ -203,35 +186,22 @@ def test_what_this_machine_cannot_do_is_not_proposed() -> None:
 
 
 def test_the_line_has_a_link_words_or_nothing(js: Script) -> None:
+    def content(settings: Any = None, **diagnosis: Any) -> Any:
+        verdict = {"kind": "transfer-bound", "text": "T.", **diagnosis} if diagnosis else None
+        answer = {"verdict": verdict}
+        return js("verdictContent(answer, settings)", answer=answer, settings=settings)
+
     setting = {"field": "pin_memory", "value": True, "text": "pin_memory on"}
-    answer = {"verdict": {"kind": "transfer-bound", "text": "T.", "setting": setting}}
-    shown = "verdictContent(answer, settings)"
-    linked = js(shown, answer=answer, settings={"pin_memory": False})
+    linked = content({"pin_memory": False}, setting=setting)
     assert linked["link"] == "Apply pin_memory on →"
     assert "for the next run" in linked["title"]
-    taken = js(shown, answer=answer, settings={"pin_memory": True})
+    taken = content({"pin_memory": True}, setting=setting)
     assert (taken["link"], taken["words"]) == (None, "pin_memory on is set for the next run.")
-    threads = {
-        "field": "num_threads",
-        "value": 2,
-        "text": "threads 2",
-        "place": "More, CPU threads",
-    }
-    answer = {"verdict": {"kind": "compute-bound", "text": "T.", "setting": threads}}
-    placed = js(shown, answer=answer, settings={"num_threads": 2})["words"]
-    assert placed == "threads 2 is set for the next run (sidebar: More, CPU threads)."
-    words = js(shown, answer={"verdict": {"kind": "k", "text": "T.", "words": "W."}}, settings=None)
-    assert (words["text"], words["words"], words["link"]) == ("T.", "W.", None)
-    assert js(shown, answer={"verdict": None}, settings={}) is None
-    assert js(shown, answer=None, settings=None) is None
-
-
-def test_a_verdict_may_name_the_tab_with_its_details(js: Script) -> None:
-    answer = {"verdict": {"kind": "out-of-memory", "text": "T.", "words": "W.", "tab": "memory"}}
-    assert js("verdictContent(answer, {})", answer=answer) == {
-        "text": "T.",
-        "words": "W.",
-        "link": None,
-        "title": None,
-        "tab": "memory",
-    }
+    threads = {"field": "num_threads", "value": 2, "text": "threads 2"}
+    placed = content({"num_threads": 2}, setting=threads | {"place": "More, CPU threads"})
+    assert placed["words"] == "threads 2 is set for the next run (sidebar: More, CPU threads)."
+    words = {"text": "T.", "words": "W.", "link": None, "title": None}
+    assert content(words="W.").items() >= words.items()
+    assert content({}, words="W.", tab="memory") == words | {"tab": "memory"}
+    assert content({}) is None
+    assert js("verdictContent(answer, settings)", answer=None, settings=None) is None

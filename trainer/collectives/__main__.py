@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.common.formatting import printable
 from stepscope.run import runs_root
+from trainer.collectives.measurement import HEADING, Measurement, closing, line
 from trainer.collectives.plan import (
     GLOO,
     NCCL,
@@ -21,8 +21,7 @@ from trainer.collectives.plan import (
     parse_sizes,
     refusal,
 )
-from trainer.collectives.process import Measurement
-from trainer.collectives.results import HEADING, closing, line
+from trainer.lab.options import print_error
 from trainer.runners.child_process import ChildState
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
@@ -34,10 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         measurement = Measurement(_plan(options), runs_root(options.runs))
     except PlanError as error:
-        _print_error(str(error))
+        print_error(str(error))
         return USAGE
     except OSError as error:
-        _print_error(f"torchrun cannot be started: {error}.")
+        print_error(f"torchrun cannot be started: {error}.")
         return FAILED
     try:
         return _follow(measurement, as_json=options.json)
@@ -96,15 +95,10 @@ def _follow(measurement: Measurement, *, as_json: bool) -> int:
             shown += 1
     lines = [json.dumps(output.answer, indent=1)] if as_json else closing(output.answer)
     print("\n".join(lines))
-    if measurement.saved is not None:
-        _print_error(f"Saved as {measurement.saved}")
-    if output.reason is not None:
-        _print_error(output.reason)
+    saved = f"Saved as {measurement.saved}" if measurement.saved is not None else None
+    for text in filter(None, (saved, output.reason)):
+        print_error(text)
     return FINISHED if output.state is ChildState.FINISHED else FAILED
-
-
-def _print_error(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What to measure: backend, ranks, operations and sizes. Pure: no torch import."""
+"""The plan of a measurement: backend, ranks, operations and sizes. No torch import."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from stepscope.distributed.collective_metrics import (
 GLOO, NCCL = "gloo", "nccl"
 OPERATIONS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, ALL_TO_ALL)
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-MOST_RANKS = 64
-STEP = 4  # Ratio of one size to the one before.
+MAX_RANKS = 64
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
 
@@ -26,25 +25,33 @@ class PlanError(ValueError):
     """An invalid plan; the message has the field, its valid values, and the given one."""
 
 
+def sizes_between(first: int, last: int) -> tuple[int, ...]:
+    """Return the sizes from `first` up to `last` in steps of 4×.
+
+    >>> [size // KIB for size in sizes_between(KIB, 64 * KIB)]
+    [1, 4, 16, 64]
+    """
+    return tuple(size for power in range(32) if (size := first * 4**power) <= last)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectivePlan:
     """One measurement. Raises PlanError.
 
-    `sizes` are bytes of the whole array, as nccl-tests count them; `seconds` are per size and
-    operation.
+    `sizes` are bytes of the whole array, as in nccl-tests; `seconds` are per size and operation.
     """
 
     backend: str = GLOO
     ranks: int = 2
     operations: tuple[str, ...] = OPERATIONS
-    sizes: tuple[int, ...] = (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
+    sizes: tuple[int, ...] = sizes_between(KIB, 16 * MIB)
     seconds: float = 0.2
 
     def __post_init__(self) -> None:
         if self.backend not in (GLOO, NCCL):
             raise PlanError(f"backend: gloo for CPUs or nccl for GPUs, got {self.backend!r}.")
-        if not 2 <= self.ranks <= MOST_RANKS:
-            raise PlanError(f"ranks: 2 to {MOST_RANKS} processes, got {self.ranks}.")
+        if not 2 <= self.ranks <= MAX_RANKS:
+            raise PlanError(f"ranks: 2 to {MAX_RANKS} processes, got {self.ranks}.")
         unknown = [name for name in self.operations if name not in OPERATIONS]
         if unknown or not self.operations:
             known = ", ".join(OPERATIONS)
@@ -58,16 +65,6 @@ class CollectivePlan:
     def count(self) -> int:
         """Number of results."""
         return len(self.operations) * len(self.sizes)
-
-
-def sizes_between(first: int, last: int) -> tuple[int, ...]:
-    """Return sizes from the first up to the last, each four times the one before.
-
-    >>> [size // KIB for size in sizes_between(KIB, 64 * KIB)]
-    [1, 4, 16, 64]
-    """
-    sizes = (first * STEP**power for power in range(32))
-    return tuple(size for size in sizes if size <= last)
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -37,17 +38,17 @@ from stepscope.host.environment import cpu_name
 from trainer.collectives.plan import NCCL, CollectivePlan
 
 WARM_UP = 3
-ROUNDS = 5  # Parts of a size's time; the result is the median of their times.
+ROUNDS = 5  # The result is the median of their times.
 MAX_CALLS = 2_000
-TIMEOUT_S = 120.0
-"""Of one collective, so that a rank that has ended does not block the others for long."""
+TIMEOUT_S = 120.0  # Of one collective, after which a missing rank blocks the others no longer.
 ELEMENT_BYTES = 4  # float32, the default of nccl-tests
+_NAMES = {  # in torch from 2.13 on, and before
+    ALL_GATHER: ("all_gather_single", "all_gather_into_tensor"),
+    REDUCE_SCATTER: ("reduce_scatter_single", "reduce_scatter_tensor"),
+    ALL_TO_ALL: ("all_to_all_single",),
+}
 
 Call = Callable[[], object]
-
-
-class WrongResultError(Exception):
-    """A collective returned a wrong result."""
 
 
 def prepare(
@@ -59,37 +60,32 @@ def prepare(
     """
     part = max(1, size // (ELEMENT_BYTES * ranks))
     source = torch.ones(part if operation == ALL_GATHER else part * ranks, device=device)
-    if operation in (ALL_REDUCE, BROADCAST):
-        reduces = operation == ALL_REDUCE
-        call = partial(dist.all_reduce, source) if reduces else partial(dist.broadcast, source, 0)
-        return call, source, source
+    if operation == ALL_REDUCE:
+        return partial(dist.all_reduce, source), source, source
+    if operation == BROADCAST:
+        return partial(dist.broadcast, source, 0), source, source
     out = torch.zeros(part if operation == REDUCE_SCATTER else part * ranks, device=device)
-    names = {  # of torch 2.13 and before
-        ALL_GATHER: ("all_gather_single", "all_gather_into_tensor"),
-        REDUCE_SCATTER: ("reduce_scatter_single", "reduce_scatter_tensor"),
-        ALL_TO_ALL: ("all_to_all_single",),
-    }[operation]
-    found = next(name for name in names if hasattr(dist, name))
+    found = next(name for name in _NAMES[operation] if hasattr(dist, name))
     return partial(getattr(dist, found), out, source), source, out
 
 
 def seconds_of(call: Call, count: int, device: torch.device) -> float:
     """Return the seconds per call of `count` calls on the slowest rank."""
-    _synchronize(device)
+
+    def synchronize() -> None:
+        if device.type == "cuda":  # calls of gloo have ended when they return
+            torch.cuda.synchronize(device)
+
+    synchronize()
     dist.barrier()
-    _synchronize(device)
+    synchronize()
     began = time.perf_counter()
     for _ in range(count):
         call()
-    _synchronize(device)
+    synchronize()
     took = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=device)
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return float(took) / count
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":  # gloo's calls have ended when they return
-        torch.cuda.synchronize(device)
 
 
 def measure(
@@ -101,7 +97,7 @@ def measure(
     wanted = float(plan.ranks if operation in (ALL_REDUCE, REDUCE_SCATTER) else 1)
     found = (float(out[0]), float(out[-1]))
     if found != (wanted, wanted):
-        raise WrongResultError(f"the result is {found[0]:g} … {found[1]:g}, not {wanted:g}")
+        raise ValueError(f"the result is {found[0]:g} … {found[1]:g}, not {wanted:g}")
     once_s = max(1e-7, seconds_of(call, WARM_UP, device))
     count = int(min(MAX_CALLS, max(2, plan.seconds / ROUNDS / once_s)))
     rounds = [seconds_of(call, count, device) for _ in range(ROUNDS)]
@@ -119,33 +115,28 @@ def measure(
 
 
 def results(plan: CollectivePlan, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield all results; an operation that cannot be measured has a reason."""
-    free = _free_bytes(plan, device)
-    for operation in plan.operations:
-        refused: str | None = None
-        for size in sorted(plan.sizes):
-            if refused is None and 2 * size > free:
-                refused = "its buffers would take more than a quarter of the free memory"
-            if refused is None:
-                try:
-                    yield measure(operation, size, plan, device)
-                    continue
-                except (RuntimeError, ValueError, WrongResultError) as error:
-                    # All ranks raise for an unsupported operation. The barrier raises, and ends
-                    # the measurement, if a rank has ended.
-                    dist.barrier()
-                    refused = str(error).strip().splitlines()[0][:300]
-            yield {"operation": operation, "bytes": size, "reason": refused}
-
-
-def _free_bytes(plan: CollectivePlan, device: torch.device) -> float:
-    """Return the bytes that the buffers of each rank may take: the minimum over the ranks."""
+    """Yield all results; an operation without a measurement has a reason."""
     free = psutil.virtual_memory().available / plan.ranks
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     least = torch.tensor(free / 4, dtype=torch.float64, device=device)
     dist.all_reduce(least, dist.ReduceOp.MIN)
-    return float(least)
+    limit = float(least)
+    for operation in plan.operations:
+        refused: str | None = None
+        for size in sorted(plan.sizes):
+            if refused is None and 2 * size > limit:
+                refused = "its buffers would take more than a quarter of the free memory"
+            if refused is None:
+                try:
+                    yield measure(operation, size, plan, device)
+                    continue
+                except (RuntimeError, ValueError) as error:
+                    # All ranks raise for an unsupported operation. The barrier raises, and ends
+                    # the measurement, if a rank has ended.
+                    dist.barrier()
+                    refused = str(error).strip().splitlines()[0][:300]
+            yield {"operation": operation, "bytes": size, "reason": refused}
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -173,18 +164,13 @@ def main(arguments: list[str]) -> None:
         torch.cuda.set_device(device)
     dist.init_process_group(plan.backend, timeout=timedelta(seconds=TIMEOUT_S))
     try:
-        _write({"machine": machine(device)})
-        for result in results(plan, device):
-            _write({"result": result})
-        _write({"end": True})
+        measured = ({"result": result} for result in results(plan, device))
+        for content in chain([{"machine": machine(device)}], measured, [{"end": True}]):
+            if dist.get_rank() == 0:
+                sys.stdout.write(json.dumps(content) + "\n")
+                sys.stdout.flush()
     finally:
         dist.destroy_process_group()
-
-
-def _write(content: dict[str, Any]) -> None:
-    if dist.get_rank() == 0:
-        sys.stdout.write(json.dumps(content) + "\n")
-        sys.stdout.flush()
 
 
 if __name__ == "__main__":

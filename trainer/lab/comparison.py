@@ -1,8 +1,8 @@
-"""One comparison over rounds: which sample comes next, and how each challenger stands. Pure.
+"""One comparison over rounds: the next trial, and the estimates so far. Pure.
 
-A sweep has one contest of all arms against the baseline, one for each setting that may join the
-best combination, and one that confirms it. All that a contest knows it reads from the samples, so
-a sweep resumes by reading them again.
+A sweep compares all variants with the baseline, then each setting that may join the best
+combination, then that combination with the baseline. The state of a comparison follows from its
+trials, so a sweep resumes by reading them again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trainer.lab.folder import Trial
 from trainer.lab.statistics import (
     EffectEstimate,
     Rules,
@@ -23,18 +24,17 @@ from trainer.lab.statistics import (
     log_ratios,
     loss_differences,
 )
-from trainer.lab.trial_log import Trial
 
-TRIES = 2  # Failed attempts at one sample after which its arm has failed.
-FAILURES = 3  # Failed attempts in all rounds after which a challenger has failed.
+MAX_ATTEMPTS = 2  # At one trial; then its variant has failed.
+MAX_FAILURES = 3  # Of a variant in all rounds; then the variant has failed.
 RATE, MEAN_RATE = "samples_per_sec", "mean_samples_per_sec"
 Pairs = list[tuple[Mapping[str, Any], Mapping[str, Any]]]
-"""Metrics of the reference and of a challenger, a pair a round."""
+"""Metrics of the reference and of a variant, a pair per round."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextTrial:
-    """The sample to take next."""
+    """The next trial; `contest` is the key of its comparison."""
 
     contest: str
     round: int
@@ -43,9 +43,9 @@ class NextTrial:
 
 @dataclass(frozen=True, slots=True)
 class VariantComparison:
-    """A reference and its challengers, by name; `key` names the contest in samples.jsonl.
+    """A reference and the variants compared with it; `key` is `contest` in samples.jsonl.
 
-    Each round runs the reference `runs` times.
+    Each round has `runs` trials of the reference.
     """
 
     key: str
@@ -55,20 +55,18 @@ class VariantComparison:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Names of the reference's samples in a round: "baseline", "baseline 2", …"""
+        """Names of the reference's trials in a round: "baseline", "baseline 2", …"""
         return (self.reference, *(f"{self.reference} {run}" for run in range(2, self.runs + 1)))
 
 
 @dataclass(slots=True)
 class ComparisonState:
-    """How a contest stands; `next` is None once nothing is left to measure.
+    """The state of a comparison; `next` is None at its end.
 
-    `left` is the largest number of samples that may still come, should no one be decided.
-    `speed` and `loss` have a finding for each challenger, the last one it was judged by.
-    `broken` says in how many rounds a challenger's loss was no finite number while the reference's
-    was. `mean_effect` has their effects by the mean rate over all steps, in which stalls count.
-    `failed` holds the reasons of those that could not be measured, the reference among them.
-    `flaky` says of each whose process failed how often it did, also where another attempt measured.
+    `left` is the maximum number of trials that follow. `speed` and `loss` have the latest estimate
+    of each variant. `broken` counts the rounds with a finite loss of the reference only.
+    `mean_effect` has the effects on the mean rate over all steps, which includes stalls. `failed`
+    has the reasons of those without a measurement, `flaky` of those with any failed process.
     """
 
     next: NextTrial | None = None
@@ -83,80 +81,72 @@ class ComparisonState:
     flaky: dict[str, str] = field(default_factory=dict)
 
 
-def of_contest(samples: Iterable[Trial], contest: str) -> list[Trial]:
-    """Return the samples of one contest, in order."""
-    return [sample for sample in samples if sample.contest == contest]
+def of_contest(trials: Iterable[Trial], key: str) -> list[Trial]:
+    """Return the trials of one comparison, in order."""
+    return [trial for trial in trials if trial.contest == key]
 
 
 def replay_comparison(
-    contest: VariantComparison, samples: Sequence[Trial], rules: Rules, seed: int
+    comparison: VariantComparison, trials: Sequence[Trial], rules: Rules, seed: int
 ) -> ComparisonState:
-    """Play the contest again from its samples; return where it stands."""
-    taken = of_contest(samples, contest.key)
-    standing = ComparisonState()
-    standing.flaky = {name: text for name in contest.challengers if (text := _flaky(taken, name))}
-    still = list(contest.challengers)
+    """Return the state of a comparison after its trials."""
+    taken = of_contest(trials, comparison.key)
+    state = ComparisonState()
+    state.flaky = {name: text for name in comparison.challengers if (text := _flaky(taken, name))}
+    remaining = list(comparison.challengers)
     for number in range(1, rules.max_rounds + 1):
-        standing.round = number
-        names = round_order(contest, still, number, seed)
+        state.round = number
+        names = [*comparison.references, *remaining]
+        random.Random(f"{seed}/{comparison.key}/{number}").shuffle(names)
         for place, name in enumerate(names):
             attempts = [one for one in taken if (one.round, one.name) == (number, name)]
             if any(one.ok for one in attempts):
                 continue
-            is_reference = name in contest.references
+            is_reference = name in comparison.references
             failures = sum(not one.ok for one in taken if one.name == name)
-            too_often = not is_reference and failures >= FAILURES
-            if len(attempts) < TRIES and not too_often:
-                standing.next = NextTrial(contest.key, number, name)
-                standing.left = len(names) - place + (rules.max_rounds - number) * len(names)
+            too_often = not is_reference and failures >= MAX_FAILURES
+            if len(attempts) < MAX_ATTEMPTS and not too_often:
+                state.next = NextTrial(comparison.key, number, name)
+                state.left = len(names) - place + (rules.max_rounds - number) * len(names)
                 break
-            standing.failed[contest.reference if is_reference else name] = (
-                standing.flaky[name] if too_often else attempts[-1].reason or "It gives no reason."
+            state.failed[comparison.reference if is_reference else name] = (
+                state.flaky[name] if too_often else attempts[-1].reason or "No reason given."
             )
-        if standing.next is not None or contest.reference in standing.failed:
+        if state.next is not None or comparison.reference in state.failed:
             break
-        still = [name for name in still if name not in standing.failed]
+        remaining = [name for name in remaining if name not in state.failed]
         if number in rules.judged_after:
-            _judge(standing, _pairs(contest, taken, number), still, rules, decides=True)
-            still = [name for name in still if name not in standing.decided]
-        if not still:
+            _judge(state, _pairs(comparison, taken, number), remaining, rules, decides=True)
+            remaining = [name for name in remaining if name not in state.decided]
+        if not remaining:
             break
-    pairs = _pairs(contest, taken, rules.max_rounds)
-    open_still = [name for name in still if name not in standing.failed]
-    _judge(standing, pairs, open_still, rules, decides=False)
-    for name in standing.speed:
+    pairs = _pairs(comparison, taken, rules.max_rounds)
+    still_open = [name for name in remaining if name not in state.failed]
+    _judge(state, pairs, still_open, rules, decides=False)
+    for name in state.speed:
         if (mean := _mean_effect(pairs[name])) is not None:
-            standing.mean_effect[name] = mean
-    return standing
+            state.mean_effect[name] = mean
+    return state
 
 
-def _flaky(samples: Sequence[Trial], name: str) -> str | None:
-    """Return how many processes of a setting failed, and how the last of them did."""
-    failed = [one for one in samples if one.name == name and not one.ok]
+def _flaky(trials: Sequence[Trial], name: str) -> str | None:
+    """Return the number of failed processes of a variant, and the last reason."""
+    failed = [one for one in trials if one.name == name and not one.ok]
     if not failed:
         return None
-    count = sum(one.name == name for one in samples)
+    count = sum(one.name == name for one in trials)
     return f"{len(failed)} of {count} processes failed: {failed[-1].reason}"
 
 
-def round_order(
-    contest: VariantComparison, still: Sequence[str], number: int, seed: int
-) -> list[str]:
-    """Return the reference's runs and the remaining challengers in a round's random order."""
-    names = [*contest.references, *still]
-    random.Random(f"{seed}/{contest.key}/{number}").shuffle(names)
-    return names
-
-
-def _pairs(contest: VariantComparison, samples: Sequence[Trial], last: int) -> dict[str, Pairs]:
-    """Return the metrics of the reference and each challenger in the rounds up to `last`."""
-    ok = [one for one in samples if one.ok and one.round <= last]
+def _pairs(comparison: VariantComparison, trials: Sequence[Trial], last: int) -> dict[str, Pairs]:
+    """Return the pairs of metrics of each variant in the rounds up to `last`."""
+    ok = [one for one in trials if one.ok and one.round <= last]
     runs: dict[int, list[Mapping[str, Any]]] = {}
     for one in ok:
-        if one.name in contest.references:
+        if one.name in comparison.references:
             runs.setdefault(one.round, []).append(one.metrics)
     reference = {number: _combined(of_round) for number, of_round in runs.items()}
-    found: dict[str, Pairs] = {name: [] for name in contest.challengers}
+    found: dict[str, Pairs] = {name: [] for name in comparison.challengers}
     for one in ok:
         if one.name in found and one.round in reference:
             found[one.name].append((reference[one.round], one.metrics))
@@ -180,7 +170,7 @@ def _loss(metrics: Mapping[str, Any]) -> float | None:
 
 
 def _mean_effect(pairs: Pairs) -> float | None:
-    """Return the effect by the mean rates, a fraction; None where a round has none."""
+    """Return the effect on the mean rates, a fraction; None if a round has none."""
     rates = [(a.get(MEAN_RATE) or 0.0, b.get(MEAN_RATE) or 0.0) for a, b in pairs]
     if not rates or min(map(min, rates)) <= 0:
         return None
@@ -188,26 +178,26 @@ def _mean_effect(pairs: Pairs) -> float | None:
 
 
 def _judge(
-    standing: ComparisonState,
+    state: ComparisonState,
     pairs: Mapping[str, Pairs],
     names: Sequence[str],
     rules: Rules,
     *,
     decides: bool,
 ) -> None:
-    """Judge these challengers with what is measured of all; between looks speed stays open."""
+    """Estimate the effects of these variants; between looks their speed stays open."""
     ratios = {
         name: log_ratios([(a[RATE], b[RATE]) for a, b in found]) for name, found in pairs.items()
     }
     speed = judge(ratios, rules)
     for name in names:
-        standing.speed[name] = speed[name] if decides else replace(speed[name], side=Side.OPEN)
-        if standing.speed[name].side is not Side.OPEN:
-            standing.decided.add(name)
+        state.speed[name] = speed[name] if decides else replace(speed[name], side=Side.OPEN)
+        if state.speed[name].side is not Side.OPEN:
+            state.decided.add(name)
         losses = [(_loss(a), _loss(b)) for a, b in pairs[name]]
         finite = [(a, b) for a, b in losses if a is not None and b is not None]
-        standing.loss[name] = judge_loss(loss_differences(finite) if finite else [], rules)
-        standing.broken[name] = sum(
-            _loss(a) is not None and _loss(b) is None and not b["loss_finite"]
-            for a, b in pairs[name]
+        state.loss[name] = judge_loss(loss_differences(finite), rules)
+        state.broken[name] = sum(
+            a is not None and b is None and not metrics["loss_finite"]
+            for (a, b), (_, metrics) in zip(losses, pairs[name], strict=True)
         )

@@ -1,15 +1,17 @@
-"""The command line of a sweep: its options, and the plan that they describe."""
+"""The command line of a sweep: its options, and their plan."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepscope.run.setting_names import EARLIER_WORKLOADS, current_settings, current_variant
+from stepscope.common.formatting import printable
+from stepscope.run.setting_names import EARLIER_IMPLS, EARLIER_WORKLOADS, current_settings
 from trainer.config import FIELDS, ConfigError, OptimizerImpl, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.plan import SweepPlan
@@ -17,45 +19,52 @@ from trainer.lab.presets import PRESETS
 from trainer.lab.variants import (
     FIXED,
     Variant,
-    arm_name,
-    arms,
-    make_arm,
+    all_variants,
+    make_variant,
     own_settings,
     own_with,
     suggested,
+    variant_name,
 )
 
 EXAMPLES = """\
 examples:
-  python -m trainer.lab --workload digits_cnn --arms channels_last,precision=bf16 --json out.json
+  python -m trainer.lab --workload digits_cnn --variants channels_last,precision=bf16 --json a.json
   python -m trainer.lab --workload digits_cnn --preset tutorials --max-rounds 8
-  python -m trainer.lab --workload digits_mlp --arms num_workers=2+prefetch_factor=4,batch_size=256
-  python -m trainer.lab --folder runs/lab/NAME        goes on with a sweep that was stopped
+  python -m trainer.lab --workload digits_mlp --variants num_workers=2+prefetch_factor=4
+  python -m trainer.lab --folder runs/lab/NAME        resumes a stopped sweep
 
-An arm is a setting that is switched on (pin_memory), a value (channels_last=false, precision=bf16),
-or several at once (num_workers=2+prefetch_factor=4). A number or a choice without a value, such as
-precision, stands for each value worth trying. The baseline has a switch off that an arm switches
-on. Exit codes: 0 the sweep is finished, 1 it failed, 2 wrong usage, 130 it was stopped.
+A variant turns a setting on (pin_memory), sets a value (channels_last=false, precision=bf16), or
+changes several settings (num_workers=2+prefetch_factor=4). A number or choice without a value, such
+as precision, means every useful value. A switch that a variant turns on is off in the baseline.
+Exit codes: 0 the sweep is finished, 1 it failed, 2 wrong usage, 130 it was stopped.
 """
 
 
 class UsageError(Exception):
-    """Options that describe no sweep; the message is one sentence with a remedy."""
+    """Options that describe no sweep; the message has a remedy."""
+
+
+def print_error(text: str) -> None:
+    """Print one line on stderr."""
+    sys.stderr.write(f"{printable(text)}\n")
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `python -m trainer.lab`."""
     found = argparse.ArgumentParser(
         prog="python -m trainer.lab",
-        description="Measure which settings make training faster here: each sample is a fresh "
-        "process, and every round has each arm once beside the baseline, in random order.",
+        description="Measure which settings make training faster on this machine. Each trial is a "
+        "fresh process; a round has a trial of each variant and the baseline, in random order.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
     built_in = ", ".join(one for one in Workload if one is not Workload.CUSTOM)
-    add("--workload", metavar="W", help=f"path.py:build of your own, or one of {built_in}")
-    help_ = "settings to compare (default: all that are supported here; old name: --arms)"
+    add(
+        "--workload", metavar="W", help=f"path.py:build for a custom workload, or one of {built_in}"
+    )
+    help_ = "settings to compare (default: all supported ones; old name: --arms)"
     add("--variants", "--arms", dest="arms", metavar="A,B=1,…", help=help_)
     add("--preset", choices=sorted(PRESETS), help="a ready-made baseline and settings")
     add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
@@ -70,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     add("--folder", metavar="DIR", help="sweep folder; resumes if it contains plan.json")
     add("--json", metavar="FILE", help="write results as JSON after every trial (- for stdout)")
     add("--html", metavar="FILE", help="write a self-contained HTML report at the end")
-    add("--csv", metavar="FILE", help="write the arms as CSV at the end")
+    add("--csv", metavar="FILE", help="write the variants as CSV at the end")
     add("--list", action="store_true", help="list the settings for this baseline and exit")
     return found
 
@@ -79,13 +88,13 @@ PLANNING = (
     *("workload", "arms", "preset", "device", "precision", "batch_size", "set"),
     *("steps", "warmup", "max_rounds", "no_best"),
 )
-"""Options that a resumed sweep has from its plan."""
+"""Options that a resumed sweep takes from its plan."""
 
 
 def plan_of(
     options: argparse.Namespace, devices: Sequence[TrainDevice]
 ) -> tuple[SweepPlan, tuple[str, ...]]:
-    """Return the plan that the options describe, and notes on what was changed for it.
+    """Return the plan of the options, and notes on changes of the baseline.
 
     Raises UsageError and ConfigError.
     """
@@ -94,12 +103,12 @@ def plan_of(
     notes: tuple[str, ...] = ()
     if options.preset:
         if options.arms:
-            raise UsageError("--preset: brings its own arms. Leave out --arms or --preset.")
+            raise UsageError("--preset: has its own variants. Remove --variants or --preset.")
         config, found = PRESETS[options.preset].build(config, devices)
     elif options.arms:
-        config, found, notes = _arms(options.arms, config, given, devices)
+        config, found, notes = _variants(options.arms, config, given, devices)
     else:
-        found = [arm for arm in arms(config, devices) if arm.problem is None]
+        found = [one for one in all_variants(config, devices) if one.problem is None]
     refused = validate(config, devices)
     if refused:
         raise ConfigError(refused[0])
@@ -110,7 +119,7 @@ def plan_of(
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, str]:
-    """Return the fields of the baseline that the options set, as texts."""
+    """Return the baseline fields that the options set, as texts. Raises UsageError."""
     named: dict[str, str] = {}
     for text in options.set:
         field, equals, value = text.partition("=")
@@ -125,7 +134,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def configured(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> RunConfig:
-    """Return the configuration of the options for a baseline. Raises UsageError and ConfigError."""
+    """Return the baseline of the options. Raises UsageError and ConfigError."""
     if options.workload is None:
         raise UsageError(f"--workload: is missing. Choose one of {', '.join(Workload)}.")
     named = EARLIER_WORKLOADS.get(options.workload, options.workload)
@@ -152,7 +161,7 @@ def _device(asked: str | None, devices: Sequence[TrainDevice]) -> str:
 
 
 def is_file(workload: str | None) -> bool:
-    """Say whether `--workload` means a file of the user's own."""
+    """Return True if `--workload` names a file with a custom workload."""
     return workload is not None and ".py" in workload
 
 
@@ -164,8 +173,8 @@ def value_of(field: str, text: str) -> Any:
     return getattr(config, field)
 
 
-def _known(field: str, option: str, own: Iterable[str] = ()) -> str:
-    known = [*own, *FIELDS]
+def _known(field: str, option: str, custom: Iterable[str] = ()) -> str:
+    known = [*custom, *FIELDS]
     if field in known:
         return field
     near = difflib.get_close_matches(field, known, n=3, cutoff=0.5)
@@ -173,75 +182,79 @@ def _known(field: str, option: str, own: Iterable[str] = ()) -> str:
     raise UsageError(f"{option}: {field[:60]!r} is no setting. {hint}")
 
 
-def _arms(
+def _variants(
     text: str, config: RunConfig, given: Mapping[str, str], devices: Sequence[TrainDevice]
 ) -> tuple[RunConfig, list[Variant], tuple[str, ...]]:
-    """Return the arms of `--arms`, and the baseline without the switches that they switch on."""
+    """Return the variants of `--variants`, and the baseline without the switches they turn on."""
     tokens = [token.strip() for token in text.split(",") if token.strip()]
     asked = [(token, change) for token in tokens for change in _changes(token, config, devices)]
     notes = []
-    for _, change in asked:
-        for field, value in change.items():
-            impl = field == "optimizer_impl" and value != OptimizerImpl.FOR_LOOP
-            if getattr(config, field) != value or not (value is True or impl):
-                continue
-            off = str(OptimizerImpl.FOR_LOOP) if impl else False
-            if field in given:
-                raise UsageError(
-                    f"--variants: {field} is turned on in the baseline by --set. Remove it "
-                    f"there, or compare {arm_name({field: off})}."
-                )
-            config = replace(config, **make_arm({field: off}, config, devices).changes)
-            shown = off or "off"
-            notes.append(f"{field} is {shown} in the baseline, because an arm switches it on")
+    for field, value in (item for _, change in asked for item in change.items()):
+        impl = field == "optimizer_impl" and value != OptimizerImpl.FOR_LOOP
+        if getattr(config, field) != value or not (value is True or impl):
+            continue
+        off = str(OptimizerImpl.FOR_LOOP) if impl else False
+        if field in given:
+            raise UsageError(
+                f"--variants: {field} is turned on in the baseline by --set. Remove it "
+                f"there, or compare {variant_name({field: off})}."
+            )
+        config = replace(config, **make_variant({field: off}, config, devices).changes)
+        notes.append(f"{field} is {off or 'off'} in the baseline, because a variant turns it on")
     found: dict[str, Variant] = {}
     for token, change in asked:
-        alone = sum(token == other for other, _ in asked) == 1
-        arm = make_arm(change, config, devices, name=token if alone else None)
-        if arm.problem is None and all(getattr(config, f) == v for f, v in change.items()):
-            raise UsageError(f"--arms: {token} is the baseline's own setting. Leave it out.")
-        found.setdefault(arm.name, arm)
+        name = token if [other for other, _ in asked].count(token) == 1 else None
+        variant = make_variant(change, config, devices, name=name)
+        if variant.problem is None and all(getattr(config, f) == v for f, v in change.items()):
+            raise UsageError(f"--variants: {token} equals the baseline. Remove it.")
+        found.setdefault(variant.name, variant)
     return config, list(found.values()), tuple(dict.fromkeys(notes))
 
 
 def _changes(
     token: str, config: RunConfig, devices: Sequence[TrainDevice]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the changes that a word of `--arms` means; several for a field without a value."""
-    own = [name for name in own_settings(config) if name not in FIELDS]
-    parts = [
-        part if part.partition("=")[0] in own else current_variant(part)
-        for part in re.split(r"\+(?=[a-z_])", token)
-    ]
-    named = [
-        (_known(field, "--variants", own), equals, text)
-        for field, equals, text in (part.partition("=") for part in parts)
-    ]
-    for field, _, _ in named:
-        if field in FIXED:
+    """Yield the changes of a variant's text; several for a field without a value.
+
+    Raises UsageError, also for a setting that has two values.
+    """
+    custom = [name for name in own_settings(config) if name not in FIELDS]
+    switched: dict[str, bool] = {}
+    texts: dict[str, Any] = {}
+    parts = re.split(r"\+(?=[a-z_])", token)
+    for part in parts:
+        field, equals, text = part.partition("=")
+        if field in custom:
+            switched[field] = _on(field, equals + text)
+        else:
+            texts[field] = text if equals else True
+    values = current_settings(texts)
+    # The earlier switches fused and foreach are one setting.
+    if len(switched) + len(values) + set(EARLIER_IMPLS).issubset(texts) < len(parts):
+        raise UsageError(f"--variants: {token!r} has a setting twice. Remove one of them.")
+    for field in values:
+        if _known(field, "--variants", custom) in FIXED:
             raise UsageError(f"--variants: {field} must be the same for all. Set it with --set.")
-    switched = {field: _on(field, equals + text) for field, equals, text in named if field in own}
-    named = [part for part in named if part[0] not in own]
     base = RunConfig()
-    bare = [f for f, equals, _ in named if not equals and not isinstance(getattr(base, f), bool)]
+    bare = [f for f, v in values.items() if v is True and not isinstance(getattr(base, f), bool)]
     if bare and len(parts) > 1:
-        raise UsageError(f"--arms: {bare[0]} in {token!r} has no value. Give {bare[0]}=….")
+        raise UsageError(f"--variants: {bare[0]} in {token!r} has no value. Give {bare[0]}=….")
     if bare:
-        values = list(suggested(bare[0], config, devices))
-        if not values:
-            raise UsageError(f"--arms: {bare[0]} has no value to suggest. Give {bare[0]}=….")
-        yield from ({bare[0]: value} for value in values)
+        several = list(suggested(bare[0], config, devices))
+        if not several:
+            raise UsageError(f"--variants: {bare[0]} has no value to suggest. Give {bare[0]}=….")
+        yield from ({bare[0]: value} for value in several)
         return
     change = {"custom_options": own_with(config, switched)} if switched else {}
     try:
-        yield change | {f: value_of(f, text) if equals else True for f, equals, text in named}
+        yield change | {f: v if v is True else value_of(f, v) for f, v in values.items()}
     except ConfigError as error:
-        raise UsageError(f"--arms: {error}") from error
+        raise UsageError(f"--variants: {error}") from error
 
 
 def _on(name: str, text: str) -> bool:
-    """Return whether a setting of the user's own workload is switched on or off."""
+    """Return whether a setting of a custom workload is turned on or off."""
     known = {"": True, "=true": True, "=1": True, "=false": False, "=0": False}
     if text in known:
         return known[text]
-    raise UsageError(f"--arms: {name} can be on or off, got {text[1:60]!r}. Give {name}=false.")
+    raise UsageError(f"--variants: {name} can be on or off, got {text[1:60]!r}. Use {name}=false.")

@@ -1,4 +1,4 @@
-"""A sweep before it runs: its plan, and how long it will take. No torch import."""
+"""The plan of a sweep, and the estimate of its duration. No torch import."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from trainer.config import ConfigError, ConfigIssue, RunConfig
-from trainer.lab.variants import Variant, compiles, make_arm
+import msgspec
 
-LOOKS = (5, 8, 12)  # Rounds after which arms are judged (docs/lab.md).
+from trainer.config import ConfigError, ConfigIssue, RunConfig
+from trainer.lab.variants import Variant, compiles, make_variant
+
+LOOKS = (5, 8, 12)  # Rounds of the interim looks (docs/lab.md).
 MAX_ROUNDS = 100
 
-STARTUP_S = 4.0  # What a child process takes beside its steps: mostly the import of torch.
-COMPILE_S = 40.0  # A guess of what torch.compile adds to a sample, until one was measured.
+STARTUP_S = 4.0  # Of a child process: mostly the import of torch.
+COMPILE_S = 40.0  # Assumed duration of torch.compile in a trial, until one was measured.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
-    """What a sweep measures. Raises ConfigError for what no sweep could do.
+    """The parameters of a sweep; `arms` are its variants. Raises ConfigError.
 
-    `steps` are the measured ones, after `warmup`; where one is 0 the sweep chooses it, so that a
-    sample of the baseline measures `sample_s` seconds, and at least 30 steps. `alpha` is the chance
-    of any false "faster" or "slower" among the arms. `margin` is the difference below which nothing
-    is claimed, `same` the widest interval around 0 that is called "no difference". `baselines` are
-    the runs of the baseline in a round; 0 becomes the number nearest to the square root of the
-    number of arms, which gives the shortest intervals for the samples (Dunnett 1955).
+    `steps` are measured after `warmup` steps; 0 means automatic: a trial of the baseline measures
+    `sample_s` seconds, at least 30 steps. `alpha` is the probability of any false "faster" or
+    "slower" among the variants, `margin` the minimum effect, `same` the widest interval around 0
+    that is called "no difference". `baselines` are the baseline trials per round; 0 becomes the
+    integer nearest to the square root of the number of variants, which gives the shortest intervals
+    for the number of trials (Dunnett 1955).
     """
 
     config: RunConfig
@@ -59,29 +61,26 @@ class SweepPlan:
         decides = isinstance(self.find_best, bool)
         for right, field, reason, remedy in (
             (decides, "find_best", "must be true or false", "Choose one"),
-            (rising, "looks", "must rise from 2 or more", "Leave them as they are"),
-            (double is None, "arms", f"has {double!r} twice", "Leave one out"),
-            (not reserved, "arms", "no arm can be named baseline", "Choose another"),
+            (rising, "looks", "must rise from 2 or more", "Use the default"),
+            (double is None, "arms", f"has {double!r} twice", "Remove one"),
+            (not reserved, "arms", "the name baseline is reserved", "Choose another name"),
         ):
             if not right:
                 raise ConfigError(ConfigIssue(field, reason, remedy))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plan.json and sweep.json hold it."""
-        return {spec.name: getattr(self, spec.name) for spec in fields(self)} | {
-            "config": self.config.to_dict(),
-            "arms": [arm.to_dict() for arm in self.arms],
-            "looks": list(self.looks),
-        }
+        """Return the plan as JSON values for plan.json and sweep.json."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SweepPlan:
-        """The inverse of `to_dict`; what is missing gets its default.
+        """Return the plan of plan.json; missing values get their defaults.
 
-        A plan without `baselines` is of a version that ran the baseline once a round.
+        A plan without `baselines` is of a version with one baseline trial per round.
 
-        Raises ConfigError for a value out of its bounds, KeyError, TypeError and ValueError for a
-        file that is no plan.
+        Raises ConfigError for a value out of its bounds; KeyError, TypeError and ValueError for
+        another file.
         """
         names = [spec.name for spec in fields(cls)]
         given = {"baselines": 1} | {name: values[name] for name in names if name in values}
@@ -101,22 +100,22 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "margin": (0.0, 0.5),
     "sample_s": (0.01, 3600),
 }
-"""Smallest and largest value; one whose smallest is an int is a whole number."""
+"""Inclusive bounds; a value whose lower bound is an int must be an int."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds that a sweep takes: if every arm is decided at the first look, and if none is."""
+    """Seconds of a sweep: if all variants are decided at the first look, and if none is."""
 
     low: float
     high: float
 
 
 def estimate(plan: SweepPlan, sample_seconds: float | None = None) -> Estimate:
-    """Return how long the sweep takes; the search for the best combination is in `high` only.
+    """Return the duration of a sweep; only `high` includes the combination search.
 
-    `sample_seconds` is what a sample of the baseline took in an earlier sweep
-    (`folder.seconds_per_sample`). Without it the start of a process and `sample_s` are assumed.
+    `sample_seconds` is the duration of a baseline trial in an earlier sweep
+    (`folder.seconds_per_sample`). The default is the start of a process plus `sample_s`.
     """
     each = sample_seconds or STARTUP_S + plan.sample_s
     runnable = [arm for arm in plan.arms if arm.problem is None and arm.changes]
@@ -125,15 +124,15 @@ def estimate(plan: SweepPlan, sample_seconds: float | None = None) -> Estimate:
     first = min(plan.looks[0], plan.max_rounds)
     high = a_round * plan.max_rounds
     if plan.find_best and plan.max_rounds >= plan.looks[0]:
-        # Each further winner has a contest of two, and so has the confirmation.
+        # Each further winner needs a comparison of two, and so does the confirmation.
         high += 2 * each * plan.max_rounds * len(runnable)
     return Estimate(each + a_round * first, each + high)
 
 
 def with_problems(plan: SweepPlan, devices: Any) -> SweepPlan:
-    """Return the plan with the `problem` of each arm as it is on these devices."""
+    """Return the plan with the variants validated on these devices."""
     arms = (
-        make_arm(arm.changes, plan.config, devices, name=arm.name) if arm.changes else arm
+        make_variant(arm.changes, plan.config, devices, name=arm.name) if arm.changes else arm
         for arm in plan.arms
     )
     return replace(plan, arms=tuple(arms))
@@ -143,4 +142,4 @@ def _check_number(field: str, value: Any, low: float, high: float) -> None:
     kind = int if isinstance(low, int) else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
         reason = f"must be {low:g} to {high:g}, got {value!r}"
-        raise ConfigError(ConfigIssue(field, reason, "Choose a value between"))
+        raise ConfigError(ConfigIssue(field, reason, "Choose a value in this range"))

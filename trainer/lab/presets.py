@@ -1,4 +1,4 @@
-"""Ready choices for the lab page and `--preset`: a baseline and the arms to compare with it."""
+"""Presets of the lab page and `--preset`: a baseline and the variants to compare with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.config import (
     Strategy,
 )
 from trainer.config_validation import TrainDevice
-from trainer.lab.variants import NOT_TIMED, Variant, make_arm, suggested
+from trainer.lab.variants import NOT_TIMED, Variant, make_variant, suggested
 
 Devices = Sequence[TrainDevice]
 _LOADING = (
@@ -51,46 +51,47 @@ PLAIN: dict[str, Any] = {
 """Every technique off, as in a tutorial's first loop. set_to_none is what zero_grad() does."""
 
 
-Choice = tuple[RunConfig, list[Variant]]  # A baseline and the arms to compare with it.
+Choice = tuple[RunConfig, list[Variant]]  # A baseline and its variants.
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named choice; `build` makes its baseline and arms from a workload's configuration."""
+    """A named choice; `build` returns its baseline and variants for a configuration."""
 
     label: str
     help: str
     build: Callable[[RunConfig, Devices], Choice]
 
 
+_NO_SPEED = NOT_TIMED | {"set_to_none", "deterministic", "persistent_workers"}
+"""Settings of PLAIN that are not for speed."""
+
+
 def _tutorials(config: RunConfig, devices: Devices) -> Choice:
     baseline = replace(config, **PLAIN)
-    return baseline, _arms([field for field in PLAIN if field not in _NO_SPEED], baseline, devices)
-
-
-_NO_SPEED = NOT_TIMED | {"set_to_none", "deterministic", "persistent_workers"}
-"""Settings of PLAIN that are no technique to train faster."""
+    fields = [field for field in PLAIN if field not in _NO_SPEED]
+    return baseline, _variants(fields, baseline, devices)
 
 
 def _loading(config: RunConfig, devices: Devices) -> Choice:
     baseline = replace(config, **{field: PLAIN[field] for field in _LOADING})
-    found = _arms(_LOADING, baseline, devices)
+    found = _variants(_LOADING, baseline, devices)
     workers = min(4, max(2, os.cpu_count() or 1))
     for extra in ({"prefetch_factor": 4}, {"persistent_workers": False}):
-        found.append(make_arm({"num_workers": workers, **extra}, baseline, devices))
+        found.append(make_variant({"num_workers": workers, **extra}, baseline, devices))
     return baseline, found
 
 
 def _precision(config: RunConfig, devices: Devices) -> Choice:
     baseline = replace(config, precision=Precision.FP32)
-    return baseline, _arms(("precision",), baseline, devices)
+    return baseline, _variants(("precision",), baseline, devices)
 
 
 def _cpu_gpu(config: RunConfig, devices: Devices) -> Choice:
     off = ("pin_memory", "non_blocking", "copy_stream", "dataset_on_device", "cuda_graphs")
     plain: dict[str, Any] = dict.fromkeys((*off, "preallocate_memory"), False)
     baseline = replace(config, device="cpu", precision=Precision.FP32, **plain)
-    found = _arms(("device",), baseline, devices)
+    found = _variants(("device",), baseline, devices)
     if not found:
         reasons = filter(None, (device.reason for device in devices))
         reason = next(reasons, "torch finds no GPU in this machine")
@@ -100,7 +101,10 @@ def _cpu_gpu(config: RunConfig, devices: Devices) -> Choice:
 
 
 def _scaling(config: RunConfig, devices: Devices) -> Choice:
-    """One device is the baseline. Each rank keeps its batch size, and on a CPU has one thread."""
+    """Compare one device with several; the batch size per rank is constant.
+
+    On a CPU each rank has one thread.
+    """
     on_cpu = config.device == "cpu"
     gpus = sum(device.cuda_index is not None and device.reason is None for device in devices)
     most = os.cpu_count() or 1 if on_cpu else gpus
@@ -116,22 +120,22 @@ def _scaling(config: RunConfig, devices: Devices) -> Choice:
     )
     ways = (Strategy.DDP, Strategy.FSDP) if on_cpu else (Strategy.DP, Strategy.DDP, Strategy.FSDP)
     found = [
-        make_arm({"strategy": str(way), "devices_per_node": ranks}, baseline, devices)
+        make_variant({"strategy": str(way), "devices_per_node": ranks}, baseline, devices)
         for ranks in _ranks(most)
         for way in ways
     ]
-    possible = [arm for arm in found if arm.problem is None]
+    possible = [variant for variant in found if variant.problem is None]
     if possible:
         return baseline, possible
-    reason = next((str(arm.problem.reason) for arm in found if arm.problem is not None), None)
     have = "one core" if on_cpu else f"{gpus} GPU{'' if gpus == 1 else 's'}"
-    reason = reason or f"this machine has {have}"
-    problem = ConfigIssue("devices_per_node", reason, "Run this sweep where there are several")
+    reasons = (str(variant.problem.reason) for variant in found if variant.problem is not None)
+    reason = next(reasons, f"this machine has {have}")
+    problem = ConfigIssue("devices_per_node", reason, "Run this sweep on several devices")
     return baseline, [Variant(name="ranks=2", label="2 ranks", changes={}, problem=problem)]
 
 
 def _ranks(most: int) -> list[int]:
-    """Return 2, 4, 8, … ranks, and as many as there can be.
+    """Return 2, 4, 8, … ranks and the maximum.
 
     >>> _ranks(6)
     [2, 4, 6]
@@ -141,11 +145,11 @@ def _ranks(most: int) -> list[int]:
     return sorted({*powers, highest} - {1})
 
 
-def _arms(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> list[Variant]:
+def _variants(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> list[Variant]:
     return [
-        make_arm({field: value}, baseline, devices)
+        make_variant({field: value}, baseline, devices)
         for field in fields
-        if field != "prefetch_factor"  # changes nothing without workers
+        if field != "prefetch_factor"  # needs workers
         for value in suggested(field, baseline, devices)
     ]
 

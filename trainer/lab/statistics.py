@@ -1,7 +1,7 @@
-"""Whether an arm differs from its reference, from one pair of numbers a round. Pure.
+"""Estimate the effects of variants, from one pair of numbers per round. Pure.
 
-The recipe, its definitions and how often it errs are in docs/lab.md. All differences here are
-natural logarithms of ratios (0.05 is about 5 %); `EffectEstimate` gives fractions.
+docs/lab.md has the method, its definitions and its error rates. All differences are natural
+logarithms of ratios (0.05 is about 5%); `EffectEstimate` has fractions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma, polygamma, stdtr, stdtrit
 
-PATHS = 2**18  # Simulated paths behind a level: the error over all looks is 5 % within ±0.1 points.
-EXACT_RANKS = 7
-"""Up to this many values the p of Spearman's test counts all permutations (7! = 5040)."""
+PATHS = 2**18  # Simulated paths of a level: the error over all looks is 5% ± 0.1 points.
+MAX_EXACT_RANKS = 7
+"""Largest number of values with an exact p of Spearman's test (7! = 5040 permutations)."""
 
 
 class Side(StrEnum):
-    """What an interval says: all of it above the margin, below it, around 0, or nothing yet."""
+    """The position of an interval: above the minimum effect, below it, around 0, or open."""
 
     ABOVE = "above"
     BELOW = "below"
@@ -33,7 +33,7 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """The numbers of the recipe (`trainer.lab.plan.SweepPlan` explains them)."""
+    """The parameters of the method (`trainer.lab.plan.SweepPlan` explains them)."""
 
     looks: tuple[int, ...]
     max_rounds: int
@@ -43,7 +43,7 @@ class Rules:
 
     @property
     def judged_after(self) -> tuple[int, ...]:
-        """The rounds after which arms are judged; the last one too, if the first look is past.
+        """The rounds of the looks; the last round too, if it is after the first look.
 
         >>> Rules(looks=(5, 8, 12), max_rounds=10, alpha=.05, margin=.01, same=.03).judged_after
         (5, 8, 10)
@@ -52,16 +52,16 @@ class Rules:
         first = min(self.looks, default=2)
         return (*within, self.max_rounds) if self.max_rounds >= first else ()
 
-    def level(self, arms: int) -> float:
-        """Return the level of each arm at each look, one for all of them.
+    def level(self, variants: int) -> float:
+        """Return the level of each variant at each look.
 
-        All arms are compared with one baseline in a single step (Dunnett 1955,
+        All variants are compared with one baseline in a single step (Dunnett 1955,
         doi:10.1080/01621459.1955.10501294), by Šidák's inequality (1967,
-        doi:10.1080/01621459.1967.10482935): for round(√arms) baseline runs a round its critical
-        value is at most 1 % above Dunnett's. All looks have one level (Pocock 1977,
+        doi:10.1080/01621459.1967.10482935): with round(√variants) baseline trials per round its
+        critical value is at most 1% above Dunnett's. All looks have one level (Pocock 1977,
         doi:10.1093/biomet/64.2.191).
         """
-        alpha = -math.expm1(math.log1p(-self.alpha) / max(1, arms))
+        alpha = -math.expm1(math.log1p(-self.alpha) / max(1, variants))
         return _level_of_look(self.judged_after, alpha)
 
 
@@ -69,8 +69,8 @@ class Rules:
 def _level_of_look(looks: tuple[int, ...], alpha: float) -> float:
     """Return the level of Student's t at each look that gives `alpha` over all looks.
 
-    Simulated from a fixed seed, because the rounds between looks differ and the degrees of freedom
-    are few. Limited by Bonferroni's level, so that a tiny alpha cannot exceed it by chance.
+    Simulated with a fixed seed, because the rounds between looks differ and the degrees of freedom
+    are few. Bonferroni's level is the minimum, since a tiny alpha could fall below it by chance.
     """
     if len(looks) < 2:
         return alpha
@@ -91,12 +91,12 @@ def _level_of_look(looks: tuple[int, ...], alpha: float) -> float:
 def moderated(
     variances: NDArray[np.float64], degrees: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the moderated variances of all arms and their degrees of freedom.
+    """Return the moderated variances of all variants and their degrees of freedom.
 
     Smyth 2004 (doi:10.2202/1544-6115.1027): the pooled variance has the weight of `prior` degrees
-    of freedom, estimated from the spread of the log variances. Two limits keep the error rate where
-    a few arms are much noisier: `prior` is less than the number of arms, and no variance becomes
-    smaller than the arm's own.
+    of freedom, estimated from the spread of the log variances. Two limits keep the error rate if a
+    few variants are much noisier: `prior` is less than the number of variants, and no moderated
+    variance is below the measured one.
     """
     prior, typical = 0.0, float(np.median(variances)) if len(variances) else 0.0
     if len(variances) > 1 and typical > 0:
@@ -113,7 +113,7 @@ def moderated(
 
 @dataclass(frozen=True, slots=True)
 class EffectEstimate:
-    """One arm as judged at one look, in fractions of the reference (0.12 is 12 % more)."""
+    """The effect of one variant at one look, as fractions of the reference (0.12 is 12% more)."""
 
     side: Side
     rounds: int
@@ -123,18 +123,18 @@ class EffectEstimate:
 
     @property
     def resolution(self) -> float | None:
-        """How far the true effect may lie from what is said: from `effect`, or from 0 if open."""
+        """The margin of error: around `effect` if it is above or below, else around 0."""
         if self.effect is None or self.low is None or self.high is None:
             return None
-        said = self.effect if self.side in (Side.ABOVE, Side.BELOW) else 0.0
-        return max(abs(self.low - said), abs(self.high - said))
+        center = self.effect if self.side in (Side.ABOVE, Side.BELOW) else 0.0
+        return max(abs(self.low - center), abs(self.high - center))
 
 
 def judge(differences: Mapping[str, Sequence[float]], rules: Rules) -> dict[str, EffectEstimate]:
-    """Judge all arms of a sweep at one look; those that left belong to it with their rounds.
+    """Estimate the effects of all variants at one look, decided ones with their rounds.
 
-    Each interval has the level of its verdict: it lies beyond the margin exactly where the arm is
-    called different. Fewer than two differences give no figures.
+    Each interval has the level of its verdict: it is beyond the minimum effect exactly if the
+    variant is called different. Fewer than two differences give no figures.
     """
     several = {name: np.asarray(values) for name, values in differences.items() if len(values) > 1}
     variances, degrees = moderated(
@@ -154,11 +154,11 @@ def judge(differences: Mapping[str, Sequence[float]], rules: Rules) -> dict[str,
 
 
 def judge_loss(differences: Sequence[float], rules: Rules) -> EffectEstimate:
-    """Judge the loss of one arm by itself: ABOVE, BELOW, or SAME where it is shown equal.
+    """Estimate the difference in loss of one variant: ABOVE, BELOW, or SAME if shown equal.
 
-    Equal is an equivalence test: the interval of level alpha lies within ±`same`, which is two
-    one-sided tests at alpha / 2 (Schuirmann 1987, doi:10.1007/BF01068419). Its variance is the
-    arm's own: losses of some settings are reproduced to the bit, those of others are not.
+    This is an equivalence test: the interval of level alpha is within ±`same`, which is two
+    one-sided tests at alpha / 2 (Schuirmann 1987, doi:10.1007/BF01068419). Variances are not
+    pooled: the losses of some settings are reproduced bit for bit, those of others are not.
     """
     values, margin = np.asarray(differences), math.log1p(rules.margin)
     if len(values) < 2:
@@ -175,7 +175,7 @@ def _within(low: float, high: float, same: float) -> bool:
 def _interval(
     values: NDArray[np.float64], variance: float, degrees: float, level: float
 ) -> tuple[float, float, float]:
-    """Return the mean and Student's interval that misses the true one with chance `level`."""
+    """Return the mean and Student's confidence interval with error probability `level`."""
     mean = float(values.mean())
     half = float(-stdtrit(degrees, level / 2) * math.sqrt(variance / len(values)))
     return mean, mean - half, mean + half
@@ -188,27 +188,27 @@ def _finding(
     side = Side.SAME if same else Side.OPEN
     if low > margin or high < -margin:
         side = Side.ABOVE if mean > 0 else Side.BELOW
-    # Two rounds may give an interval whose end is no float as a ratio.
+    # After two rounds the ratio of an end may be too large for a float.
     return EffectEstimate(
         side, rounds, *(math.expm1(min(value, 700.0)) for value in (mean, low, high))
     )
 
 
 def log_ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """Return log(arm / reference) of (reference, arm), both above 0."""
-    return [math.log(arm) - math.log(reference) for reference, arm in pairs]
+    """Return log(variant / reference) of (reference, variant), both above 0."""
+    return [math.log(variant) - math.log(reference) for reference, variant in pairs]
 
 
 def loss_differences(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the differences of finite losses (reference, arm), paired by seed.
+    """Return the differences of finite losses (reference, variant), paired by seed.
 
-    They are log ratios where all losses are above 0. Otherwise a ratio means nothing, and they are
-    differences over the mean size of the reference's losses; where that is 0 they are as they are.
+    These are log ratios if all losses are above 0. Otherwise a ratio has no meaning, and the
+    differences are divided by the mean absolute loss of the reference unless it is 0.
     """
-    if all(reference > 0 and arm > 0 for reference, arm in pairs):
+    if all(reference > 0 and variant > 0 for reference, variant in pairs):
         return log_ratios(pairs)
     size = sum(abs(reference) for reference, _ in pairs) / len(pairs)
-    return [(arm - reference) / (size or 1.0) for reference, arm in pairs]
+    return [(variant - reference) / (size or 1.0) for reference, variant in pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,19 +220,19 @@ class DriftTest:
 
 
 def drift(values: Sequence[float]) -> DriftTest | None:
-    """Test whether values rise or fall in their order; None for fewer than five, or all equal.
+    """Test for a trend of values in their order; None for fewer than five, or equal ones.
 
-    p counts permutations up to EXACT_RANKS values, above that it is Student's approximation.
+    p is exact up to MAX_EXACT_RANKS values, else Student's approximation.
     """
     count = len(values)
     if count < 5 or len(set(values)) == 1:
         return None
     _, place, times = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(times) - times / 2)[place]  # equal values share the mean of theirs
+    ranks = (np.cumsum(times) - times / 2)[place]  # equal values have the mean of their ranks
     order = np.arange(count, dtype=float)
     rho = float(np.corrcoef(order, ranks)[0, 1])
-    if count <= EXACT_RANKS:
-        # The permutations have one mean and spread: the product alone decides.
+    if count <= MAX_EXACT_RANKS:
+        # All permutations have the same mean and variance, so their products are compared.
         centered, others = ranks - ranks.mean(), np.array(list(itertools.permutations(order)))
         products = np.abs(others @ centered)
         return DriftTest(rho, float(np.mean(products >= abs(order @ centered) - 1e-9)))

@@ -1,9 +1,9 @@
-"""The course of a sweep, from its plan and its samples: what is measured next, and why. Pure.
+"""The state of a sweep, from its plan and its trials: the next trial and its purpose. Pure.
 
-All arms against the baseline, then the search for the best combination: the winners join it one by
-one, the largest first, each in a contest of its own against the combination so far. What remains is
-confirmed against the baseline with fresh rounds, because the largest of many effects was also the
-luckiest. A combination whose loss is worse there loses the setting that joined it last.
+All variants are compared with the baseline. Then the winners join the best combination, the largest
+effect first, each after a comparison with the combination so far. The result is confirmed against
+the baseline in fresh rounds, because the largest of many estimates is biased upwards. If the loss
+of the combination is worse there, its last setting is removed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from trainer.config import ConfigError, RunConfig
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.comparison import ComparisonState, NextTrial, VariantComparison, replay_comparison
+from trainer.lab.folder import Trial
 from trainer.lab.plan import SweepPlan
 from trainer.lab.statistics import Rules, Side
-from trainer.lab.trial_log import Trial
 from trainer.lab.variants import changed, own_changes, own_with
 from trainer.lab.verdict_text import of_loss
 
@@ -29,7 +29,7 @@ COMBINE = "combine"
 
 
 class SweepPhase(StrEnum):
-    """What a sweep does at the moment."""
+    """The current phase of a sweep."""
 
     CALIBRATING = "calibrating"
     MEASURING = "measuring"
@@ -39,7 +39,7 @@ class SweepPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CombinationStep:
-    """A winner that was added to the combination: whether it stays in it, and why."""
+    """A combination that was tried: whether its last setting is kept, and why."""
 
     names: tuple[str, ...]
     kept: bool
@@ -48,15 +48,15 @@ class CombinationStep:
 
 @dataclass(slots=True)
 class SweepState:
-    """Where a sweep stands; `next` is None when it has ended, by `failed` if that is set.
+    """The state of a sweep; `next` is None at its end, which `failed` explains if it is an error.
 
-    `changes` are those of every name that `next` may have.
+    `changes` has the changes of every possible name of `next`.
     """
 
     phase: SweepPhase
     arms: ComparisonState
-    contest: VariantComparison
-    standing: ComparisonState
+    comparison: VariantComparison
+    state: ComparisonState
     next: NextTrial | None = None
     tried: list[CombinationStep] = field(default_factory=list)
     winners: tuple[str, ...] = ()
@@ -67,93 +67,90 @@ class SweepState:
 
     @property
     def open_round(self) -> tuple[str, int] | None:
-        """Contest and number of the round that is not yet whole; None where the sweep is over."""
+        """Key and number of the incomplete round; None at the end of the sweep."""
         if self.next is not None:
             return self.next.contest, self.next.round
-        return None if self.failed is None else (self.contest.key, self.standing.round)
+        return None if self.failed is None else (self.comparison.key, self.state.round)
 
 
 def rules_of(plan: SweepPlan) -> Rules:
-    """Return the numbers of the recipe that the plan has."""
+    """Return the parameters of the statistics."""
     return Rules(**{spec.name: getattr(plan, spec.name) for spec in fields(Rules)})
 
 
 def confirming_rules(plan: SweepPlan) -> Rules:
     """Return the rules of the confirmation: all rounds, then one look at the full alpha.
 
-    One that ended at the first significant look would print the larger of many estimates.
+    With an end at the first significant look the effect would be biased upwards.
     """
     return replace(rules_of(plan), looks=(plan.max_rounds,))
 
 
 def replay_sweep(
-    plan: SweepPlan, samples: Sequence[Trial], devices: Sequence[TrainDevice]
+    plan: SweepPlan, trials: Sequence[Trial], devices: Sequence[TrainDevice]
 ) -> SweepState:
-    """Play the sweep again from its samples; return where it stands."""
-    arms = [arm for arm in plan.arms if arm.problem is None]
-    contest = VariantComparison(ARMS, BASELINE, tuple(arm.name for arm in arms), plan.baselines)
-    standing = replay_comparison(contest, samples, rules_of(plan), plan.seed)
-    found = SweepState(SweepPhase.MEASURING, standing, contest, standing, standing.next)
-    found.changes = {name: {} for name in contest.references}
-    found.changes |= {arm.name: arm.changes for arm in arms}
-    if BASELINE in standing.failed:
-        found.failed = f"The baseline cannot be measured: {standing.failed[BASELINE]}"
-    elif standing.next is None and plan.find_best:
-        _combine(found, plan, samples, devices)
+    """Return the state of a sweep after its trials."""
+    variants = {arm.name: arm.changes for arm in plan.arms if arm.problem is None}
+    comparison = VariantComparison(ARMS, BASELINE, tuple(variants), plan.baselines)
+    state = replay_comparison(comparison, trials, rules_of(plan), plan.seed)
+    found = SweepState(SweepPhase.MEASURING, state, comparison, state, state.next)
+    found.changes = {name: {} for name in comparison.references} | variants
+    if BASELINE in state.failed:
+        found.failed = f"The baseline cannot be measured: {state.failed[BASELINE]}"
+    elif state.next is None and plan.find_best:
+        _combine(found, plan, trials, devices)
     return found
 
 
-def loss_is_worse(standing: ComparisonState, name: str) -> bool:
-    """Say whether an arm reached a larger loss than its reference, or one that is no number."""
-    finding = standing.loss.get(name)
-    worse = finding is not None and finding.side is Side.ABOVE
-    return worse or standing.broken.get(name, 0) > 0
+def loss_is_worse(state: ComparisonState, name: str) -> bool:
+    """Return True if a variant's loss is larger than the reference's, or not finite."""
+    estimate = state.loss.get(name)
+    worse = estimate is not None and estimate.side is Side.ABOVE
+    return worse or state.broken.get(name, 0) > 0
 
 
 def _combine(
-    found: SweepState, plan: SweepPlan, samples: Sequence[Trial], devices: Sequence[TrainDevice]
+    found: SweepState, plan: SweepPlan, trials: Sequence[Trial], devices: Sequence[TrainDevice]
 ) -> None:
-    """Add the winners greedily and confirm what remains; stops at the first missing sample."""
+    """Add the winners greedily and confirm the result; stop at the first missing trial."""
     speed = found.arms.speed
     winners = sorted(
         (name for name in found.changes if name in speed and speed[name].side is Side.ABOVE),
         key=lambda name: speed[name].effect or 0.0,
         reverse=True,
     )
-    # The combinations that stood, the last one the largest.
-    stood: list[tuple[tuple[str, ...], Mapping[str, Any]]] = []
+    accepted: list[tuple[tuple[str, ...], Mapping[str, Any]]] = []  # the last is the largest
     for name in winners:
+        new = found.changes[name]
+        names, changes = accepted[-1] if accepted else ((), {})
+        together = merged(plan.config, changes, new)
+        kept: bool | None = False
         if loss_is_worse(found.arms, name):
-            why = "its loss after equal steps is worse"
-            found.tried.append(CombinationStep((name,), False, why))
-            continue
-        if not stood:
-            stood.append(((name,), found.changes[name]))
+            reason = "its loss after equal steps is worse"
+            found.tried.append(CombinationStep((name,), False, reason))
+        elif not accepted:
+            kept = True
             found.tried.append(CombinationStep((name,), True, "the largest effect"))
-            continue
-        names, changes = stood[-1]
-        together = merged(plan.config, changes, found.changes[name])
-        refused = _refused(changes, found.changes[name], plan.config, together, devices)
-        if refused is not None:
+        elif (refused := _refused(changes, new, plan.config, together, devices)) is not None:
             found.tried.append(CombinationStep((*names, name), False, refused))
-            continue
-        kept = _challenge(found, plan, samples, (*names, name), changes, together)
+        else:
+            kept = _challenge(found, plan, trials, (*names, name), changes, together)
         if kept is None:
             return
         if kept:
-            stood.append(((*names, name), together))
-    _confirm(found, plan, samples, stood)
+            accepted.append(((*names, name), together))
+    _confirm(found, plan, trials, accepted)
 
 
 def merged(
     config: RunConfig, first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return both changes of a baseline at once; the settings of a user's own workload add up."""
+    """Return both changes of a baseline together, with the custom options of both."""
     together = {**first, **second}
-    switched: dict[str, bool] = {}
-    for change in (first, second):
-        switched |= own_changes(config, change.get("custom_options", config.custom_options))
     if "custom_options" in together:
+        switched: dict[str, bool] = {}
+        for change in (first, second):
+            switched |= own_changes(config, change.get("custom_options", config.custom_options))
         together["custom_options"] = own_with(config, switched)
     return together
 
@@ -165,7 +162,7 @@ def _refused(
     together: Mapping[str, Any],
     devices: Sequence[TrainDevice],
 ) -> str | None:
-    """Say why two arms cannot be combined; None where they can."""
+    """Return why two variants cannot be combined, or None."""
     for name, value in second.items():
         if name != "custom_options" and name in first and first[name] != value:
             return f"{name} is {first[name]} in the combination already"
@@ -179,28 +176,28 @@ def _refused(
 def _challenge(
     found: SweepState,
     plan: SweepPlan,
-    samples: Sequence[Trial],
+    trials: Sequence[Trial],
     names: Sequence[str],
     before: Mapping[str, Any],
     together: Mapping[str, Any],
 ) -> bool | None:
-    """Compare the combination so far with one more; None while samples are missing."""
+    """Return whether the last setting makes the combination faster; None if trials are missing."""
     reference, challenger = " + ".join(names[:-1]), " + ".join(names)
-    contest = VariantComparison(f"{COMBINE} {challenger}", reference, (challenger,))
-    standing = replay_comparison(contest, samples, rules_of(plan), plan.seed)
-    found.phase, found.contest, found.standing = SweepPhase.COMBINING, contest, standing
+    comparison = VariantComparison(f"{COMBINE} {challenger}", reference, (challenger,))
+    state = replay_comparison(comparison, trials, rules_of(plan), plan.seed)
+    found.phase, found.comparison, found.state = SweepPhase.COMBINING, comparison, state
+    found.next = state.next
     found.changes |= {reference: before, challenger: together}
-    found.next = standing.next
-    if standing.next is not None:
+    if state.next is not None:
         return None
-    failure = next(iter(standing.failed.values()), None)
-    kept = failure is None and standing.speed[challenger].side is Side.ABOVE
+    failure = next(iter(state.failed.values()), None)
+    kept = failure is None and state.speed[challenger].side is Side.ABOVE
     reason = "measured faster than the combination without it"
     if failure is not None:
         reason = f"it failed: {failure}"
     elif not kept:
         reason = "not measured faster than the combination without it"
-    elif loss_is_worse(standing, challenger):
+    elif loss_is_worse(state, challenger):
         kept, reason = False, "the loss after equal steps is worse than without it"
     found.tried.append(CombinationStep(tuple(names), kept, reason))
     return kept
@@ -209,25 +206,25 @@ def _challenge(
 def _confirm(
     found: SweepState,
     plan: SweepPlan,
-    samples: Sequence[Trial],
-    stood: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]],
+    trials: Sequence[Trial],
+    accepted: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]],
 ) -> None:
-    """Compare the last combination that stood with the baseline.
+    """Compare the largest accepted combination with the baseline.
 
-    Where its loss is worse, it goes on with the one before; `best` stays None where none is left.
+    If its loss is worse, the combination before it follows; without any, `best` stays None.
     """
     key = CONFIRM
-    for names, changes in reversed(stood):
+    for names, changes in reversed(accepted):
         best = " + ".join(names)
-        contest = VariantComparison(key, BASELINE, (best,))
-        standing = replay_comparison(contest, samples, confirming_rules(plan), plan.seed)
-        found.phase, found.contest, found.standing = SweepPhase.CONFIRMING, contest, standing
+        comparison = VariantComparison(key, BASELINE, (best,))
+        state = replay_comparison(comparison, trials, confirming_rules(plan), plan.seed)
+        found.phase, found.comparison, found.state = SweepPhase.CONFIRMING, comparison, state
+        found.next = state.next
         found.changes[best] = changes
-        found.next = standing.next
-        if standing.next is not None or not loss_is_worse(standing, best):
-            found.winners, found.best, found.confirmed = names, changes, standing
+        if state.next is not None or not loss_is_worse(state, best):
+            found.winners, found.best, found.confirmed = names, changes, state
             return
-        reason = f"confirmed against the baseline, {of_loss(standing, best)['text']}"
+        reason = f"confirmed against the baseline, {of_loss(state, best)['text']}"
         found.tried = [
             CombinationStep(names, False, reason) if one.names == names else one
             for one in found.tried

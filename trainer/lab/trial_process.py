@@ -1,8 +1,15 @@
-"""Runs the child process of a trial, with a time limit, and stops it on request."""
+"""The process of a trial: started with a time limit and stopped on request.
+
+The child is `python -m trainer.lab.trial_process`: stdin has one line of JSON, the job; stdout gets
+one line of JSON, the result. The child ends with its sweep: on Linux the kernel kills it, elsewhere
+a thread notices the end of stdin.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import json
 import os
 import shutil
@@ -18,21 +25,19 @@ import psutil
 
 from stepscope.common.files import open_for_append, read_tail
 from stepscope.common.formatting import format_duration, terminal_text
+from trainer.parent_death_signal import call_at_end_of, kill_group, set_parent_death_signal
 from trainer.runners.child_process import PROJECT, Child, ChildOutput, ChildState
 
 LOG = "sample.log"
-MAX_LOG_BYTES = 20_000  # End of the log that is searched for the last line.
-RUN = "sample-"  # Prefix of the run folder of the current trial, which is removed after it.
-OF_SAMPLE = "STEPSCOPE_SAMPLE"  # Environment variable of all processes of a trial: its folder.
+MAX_LOG_BYTES = 20_000  # Bytes at the end of the log that are searched for the last line.
+RUN = "sample-"  # Prefix of a trial's run folder, which is removed after the trial.
+OF_SAMPLE = "STEPSCOPE_SAMPLE"  # Environment variable of a trial's processes: the run folder.
 KILL_TIMEOUT_S = 5.0
 POLL_S = 0.02
 
 
 class TrialProcess:
-    """Runs one trial at a time in `folder`.
-
-    `stop` may be called from a signal handler of the same thread.
-    """
+    """Runs one trial at a time in `folder`. A signal handler may call `stop`."""
 
     def __init__(self, folder: Path = Path()) -> None:
         self.folder = folder
@@ -40,20 +45,27 @@ class TrialProcess:
         self.stopping = False
 
     def take(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Measure in a new process; return its answer, or a `reason`, and `seconds`.
+        """Run a trial in a new process; return its result or a `reason`, and its `seconds`.
 
-        `stops` is set if the reason is the sweep's folder. The result is invalid if `stopping` is
-        set.
+        `stops` is set if the reason is the sweep's folder. If `stopping` is set, the result is
+        invalid.
         """
-        for former in self.folder.glob(f"{RUN}*/"):  # of a process that was killed
+        for former in self.folder.glob(f"{RUN}*/"):  # of a killed process
             shutil.rmtree(former, ignore_errors=True)
         run = Path(tempfile.mkdtemp(prefix=RUN, dir=self.folder)).resolve()
         began = time.monotonic()
         try:
-            answer = self._answer({**job, "folder": str(run)}, timeout_s)
+            self._trial = _Trial({**job, "folder": str(run)}, self.folder / LOG, timeout_s)
+            try:
+                if not self.stopping:  # set while the process was starting
+                    self._trial.wait()
+            finally:
+                self._trial.stop()
+            found = self._trial.output()
         finally:
             _kill_started_by(str(run))
             shutil.rmtree(run, ignore_errors=True)
+        answer = found.answer or {"reason": found.reason}
         return {**answer, "seconds": time.monotonic() - began}
 
     def stop(self) -> None:
@@ -62,19 +74,9 @@ class TrialProcess:
         if self._trial is not None:
             self._trial.stop(0)
 
-    def _answer(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        self._trial = trial = _Trial(job, self.folder / LOG, timeout_s)
-        try:
-            if not self.stopping:  # set while the process was starting
-                trial.wait()
-        finally:
-            trial.stop()
-        found = trial.output()
-        return found.answer or {"reason": found.reason}
-
 
 class _Trial(Child):
-    """One `trainer.lab.trial`, whose stderr is the log."""
+    """One child process, whose stderr is the log."""
 
     def __init__(self, job: Mapping[str, Any], log: Path, timeout_s: float) -> None:
         self._answer: dict[str, Any] = {}
@@ -88,16 +90,16 @@ class _Trial(Child):
         }
         with open(open_for_append(log, truncate=True), "wb") as output:
             super().__init__(
-                [sys.executable, "-m", "trainer.lab.trial"],
+                [sys.executable, "-m", "trainer.lab.trial_process"],
                 limit_s=timeout_s,
                 first_line=json.dumps(job).encode() + b"\n",
                 env=environment,
                 stderr=output,
-                cwd=None,  # files of the user's own workload may be relative to it
+                cwd=None,  # files of a custom workload may be relative to it
             )
 
     def _end(self) -> None:
-        # Ranks are left to `_kill_started_by`, which also waits until they have ended.
+        # `_kill_started_by` ends the ranks and waits for their end.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -110,7 +112,7 @@ class _Trial(Child):
         return ChildOutput(ChildState.FAILED, self.seconds, reason=self._why(code))
 
     def _why(self, code: int) -> str:
-        """Return how a process without an answer ended."""
+        """Return how a process without a result ended."""
         if self._late:
             return f"Timed out after {format_duration(self._limit_s)}."
         if code == -signal.SIGKILL:
@@ -125,10 +127,10 @@ class _Trial(Child):
 
 
 def _kill_started_by(run: str) -> None:
-    """Kill the processes of a trial and wait until they have ended.
+    """Kill the processes of a trial and wait for their end.
 
-    torchrun and its ranks lead their own sessions, and have no parent after the trial's process has
-    ended; the environment identifies them.
+    torchrun and its ranks are session leaders, and orphans after the end of the trial's process;
+    the environment identifies them.
     """
     until = time.monotonic() + KILL_TIMEOUT_S
     left = _started_by(run)
@@ -136,7 +138,7 @@ def _kill_started_by(run: str) -> None:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        # A process that is ending has no environment any more.
+        # A process that is ending has no environment.
         left = set(psutil.wait_procs(left, timeout=POLL_S)[1]) | _started_by(run)
 
 
@@ -147,3 +149,21 @@ def _started_by(run: str) -> set[psutil.Process]:
             if process.environ().get(OF_SAMPLE) == run:
                 found.add(process)
     return found
+
+
+def main() -> None:
+    """Run one trial and print its result."""
+    set_parent_death_signal()
+    # Output of the training must not mix with the result.
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    job = json.loads(sys.stdin.readline())
+    call_at_end_of(0, kill_group)
+    # Imported here because importing torch takes seconds, in which the sweep may end.
+    trial_run = importlib.import_module("trainer.lab.trial_run")
+    gc.freeze()  # imported modules stay: no collection has to traverse them
+    print(json.dumps(trial_run.run_trial(job)), file=results, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Verdicts and their sentences, the same on the page, in the terminal and in files; pure."""
+"""Verdicts and their sentences, for the page, the terminal and files. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.lab.statistics import DriftTest, EffectEstimate, Rules, Side
 
 
 class VariantVerdict(StrEnum):
-    """What a sweep says of an arm; `measuring` only while it runs."""
+    """The verdict on a variant; `measuring` only while the sweep is running."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -32,58 +32,55 @@ _OF_SPEED = {
     Side.BELOW: VariantVerdict.SLOWER,
     Side.SAME: VariantVerdict.NO_DIFFERENCE,
 }
-_NOTHING = EffectEstimate(Side.OPEN, 0)
-_HUGE = 10.0
-"""Effects above this have no figure: two rounds alone may give an interval up to a million."""
 _OF_LOSS = {
     Side.ABOVE: "worse",
     Side.BELOW: "better",
     Side.SAME: "same",
     Side.OPEN: "not_shown_equal",
 }
+_NOTHING = EffectEstimate(Side.OPEN, 0)
+MAX_EFFECT = 10.0
+"""Larger effects have no figure: an interval of two rounds can reach a million."""
 
 
-def verdict_json(
-    standing: ComparisonState, name: str, rules: Rules, *, over: bool
-) -> dict[str, Any]:
-    """Return the verdict on a challenger as sweep.json has it, without its metrics.
+def verdict_json(state: ComparisonState, name: str, rules: Rules, *, over: bool) -> dict[str, Any]:
+    """Return the verdict on a variant for sweep.json, without its metrics.
 
-    `over` is True once no further sample comes for it, also because the sweep was stopped.
+    `over` is True if no further trial follows, also because the sweep was stopped.
     """
-    finding = standing.speed.get(name, _NOTHING)
-    reason: str | None = None
-    if name in standing.failed:
-        verdict, reason = VariantVerdict.FAILED, standing.failed[name]
-        text = f"failed: {reason}"
-    elif finding.side is not Side.OPEN:
-        verdict = _OF_SPEED[finding.side]
-        text = _decided(finding)
+    estimate = state.speed.get(name, _NOTHING)
+    reason = state.failed.get(name)
+    if reason is not None:
+        verdict, text = VariantVerdict.FAILED, f"failed: {reason}"
+    elif estimate.side is not Side.OPEN:
+        verdict, text = _OF_SPEED[estimate.side], _decided(estimate)
     else:
         verdict = VariantVerdict.UNDECIDED if over else VariantVerdict.MEASURING
-        text = _open(finding, over=over)
-        first = min(rules.judged_after, default=None)
-        if over and (first is None or finding.rounds < first):
+        text = f"{'inconclusive' if over else 'measuring,'} after {_rounds(estimate.rounds)}"
+        if estimate.effect is not None:
+            text += f": {signed(estimate.effect)} {_interval(estimate)}"
+        if over and estimate.rounds < min(rules.judged_after, default=estimate.rounds + 1):
             reason = (
-                f"Only {_rounds(finding.rounds)}: results are evaluated from round "
+                f"Only {_rounds(estimate.rounds)}: results are evaluated from round "
                 f"{min(rules.looks)} on."
             )
-    if name not in standing.failed:
-        stalls = _stalls(finding, standing.mean_effect.get(name))
-        reason = " ".join(filter(None, (reason, standing.flaky.get(name), stalls))) or None
+    if name not in state.failed:
+        stalls = _stalls(estimate, state.mean_effect.get(name))
+        reason = " ".join(filter(None, (reason, state.flaky.get(name), stalls))) or None
     return {
         "verdict": verdict,
-        **_figures(finding),
-        "resolution": finding.resolution,
-        "rounds": finding.rounds,
+        **_figures(estimate),
+        "resolution": estimate.resolution,
+        "rounds": estimate.rounds,
         "reason": reason,
         "text": text,
-        "loss": of_loss(standing, name),
+        "loss": of_loss(state, name),
     }
 
 
-def _stalls(finding: EffectEstimate, mean: float | None) -> str | None:
-    """Say that the mean over all steps tells another effect than the median over blocks."""
-    effect, resolution = finding.effect, finding.resolution
+def _stalls(estimate: EffectEstimate, mean: float | None) -> str | None:
+    """Return a note if the mean over all steps differs from the median over blocks."""
+    effect, resolution = estimate.effect, estimate.resolution
     if mean is None or effect is None or resolution is None or abs(mean - effect) <= resolution:
         return None
     return (
@@ -93,46 +90,44 @@ def _stalls(finding: EffectEstimate, mean: float | None) -> str | None:
 
 
 def impossible(reason: str) -> dict[str, Any]:
-    """Return the verdict on an arm that cannot be."""
-    nothing = _figures(_NOTHING)
+    """Return the verdict on an unsupported variant."""
     return {
         "verdict": VariantVerdict.IMPOSSIBLE,
-        **nothing,
+        **_figures(_NOTHING),
         "resolution": None,
         "rounds": 0,
         "reason": reason,
         "text": f"unsupported: {reason}",
-        "loss": {"verdict": "undecided", **nothing, "text": "no loss"},
+        "loss": {"verdict": "undecided", **_figures(_NOTHING), "text": "no loss"},
     }
 
 
-def of_loss(standing: ComparisonState, name: str) -> dict[str, Any]:
-    """Return what the loss after equal steps says, as sweep.json has it."""
-    finding = standing.loss.get(name, _NOTHING)
-    broken = standing.broken.get(name, 0)
-    verdict = _OF_LOSS[finding.side]
+def of_loss(state: ComparisonState, name: str) -> dict[str, Any]:
+    """Return the verdict on the loss after equal steps, for sweep.json."""
+    estimate = state.loss.get(name, _NOTHING)
+    broken = state.broken.get(name, 0)
+    verdict = _OF_LOSS[estimate.side]
     if broken:
         verdict = "worse"
-        of = standing.speed[name].rounds
-        text = f"loss is NaN or infinite in {broken} of {_rounds(of)}"
-    elif finding.effect is None:
+        text = f"loss is NaN or infinite in {broken} of {_rounds(state.speed[name].rounds)}"
+    elif estimate.effect is None:
         verdict, text = "undecided", "no loss to compare yet"
-    elif finding.side is Side.OPEN:
-        text = f"loss not shown equal: {signed(finding.effect)} {_interval(finding)}"
-    elif finding.side is Side.SAME:
-        text = f"loss equal within ±{percent(finding.resolution)}"
+    elif estimate.side is Side.OPEN:
+        text = f"loss not shown equal: {signed(estimate.effect)} {_interval(estimate)}"
+    elif estimate.side is Side.SAME:
+        text = f"loss equal within ±{percent(estimate.resolution)}"
     else:
         size = "higher" if verdict == "worse" else "lower"
-        text = f"loss {size} by {percent(abs(finding.effect))} {_interval(finding, absolute=True)}"
-    return {"verdict": verdict, **_figures(finding), "text": text}
+        text = f"loss {size} by {percent(abs(estimate.effect))} {_sizes(estimate)}"
+    return {"verdict": verdict, **_figures(estimate), "text": text}
 
 
-def _figures(finding: EffectEstimate) -> dict[str, float | None]:
-    return {"effect": finding.effect, "low": finding.low, "high": finding.high}
+def _figures(estimate: EffectEstimate) -> dict[str, float | None]:
+    return {"effect": estimate.effect, "low": estimate.low, "high": estimate.high}
 
 
 def of_drift(found: DriftTest | None, first_to_last: float | None) -> dict[str, Any] | None:
-    """Return what Spearman's test says of the baseline over the rounds; None where untested."""
+    """Return the result of Spearman's test on the baseline's rates; None without a test."""
     if found is None:
         return None
     figures = f"(Spearman's ρ = {found.rho:.2f}, p = {found.p:.2g})"
@@ -150,27 +145,27 @@ def of_drift(found: DriftTest | None, first_to_last: float | None) -> dict[str, 
 def percent(fraction: float | None) -> str:
     """Return a fraction in percent with one digit.
 
-    >>> percent(0.1205), percent(80_000)
-    ('12.0 %', 'above 1000 %')
+    >>> percent(0.1205), percent(80_000), percent(None)
+    ('12.0%', 'above 1000%', '?')
     """
     if fraction is None:
         return "?"
-    return f"{100 * fraction:.1f} %" if fraction <= _HUGE else f"above {100 * _HUGE:.0f} %"
+    return f"{100 * fraction:.1f}%" if fraction <= MAX_EFFECT else f"above {100 * MAX_EFFECT:.0f}%"
 
 
 def signed(fraction: float) -> str:
     """Return a fraction in percent with its sign.
 
     >>> signed(-0.012), signed(0)
-    ('−1.2 %', '+0.0 %')
+    ('−1.2%', '+0.0%')
     """
-    if fraction > _HUGE:
-        return f"above +{100 * _HUGE:.0f} %"
-    return f"{100 * fraction:+.1f} %".replace("-", "−")
+    if fraction > MAX_EFFECT:
+        return f"above +{100 * MAX_EFFECT:.0f}%"
+    return f"{100 * fraction:+.1f}%".replace("-", "−")
 
 
 def of_best(sweep: Mapping[str, Any]) -> str | None:
-    """Return what a sweep says of its best combination, a sentence; None before there is one."""
+    """Return the result of the combination search as a sentence; None before its end."""
     best = sweep["best"]
     if best is not None:
         why = f" {best['reason']}" if best["reason"] else ""
@@ -183,7 +178,7 @@ def of_best(sweep: Mapping[str, Any]) -> str | None:
 
 
 def summary(counts: Mapping[str, int]) -> str:
-    """Return how many arms have which verdict, in the order of the verdicts.
+    """Return the number of variants by verdict, in the order of the verdicts.
 
     >>> summary({"slower": 1, "faster": 2})
     '2 faster, 1 slower'
@@ -195,27 +190,22 @@ def summary(counts: Mapping[str, int]) -> str:
     )
 
 
-def _decided(finding: EffectEstimate) -> str:
-    if finding.side is Side.SAME:
-        return f"no difference larger than {percent(finding.resolution)}"
-    effect = finding.effect or 0.0
+def _decided(estimate: EffectEstimate) -> str:
+    if estimate.side is Side.SAME:
+        return f"no difference larger than {percent(estimate.resolution)}"
+    effect = estimate.effect or 0.0
     way = "faster" if effect > 0 else "slower"
-    return f"{way} by {percent(abs(effect))} {_interval(finding, absolute=True)}"
+    return f"{way} by {percent(abs(effect))} {_sizes(estimate)}"
 
 
-def _open(finding: EffectEstimate, *, over: bool) -> str:
-    start = f"{'inconclusive' if over else 'measuring,'} after {_rounds(finding.rounds)}"
-    if finding.effect is None:
-        return start
-    return f"{start}: {signed(finding.effect)} {_interval(finding)}"
+def _sizes(estimate: EffectEstimate) -> str:
+    """Return the interval without signs."""
+    low, high = sorted((abs(estimate.low or 0.0), abs(estimate.high or 0.0)))
+    return f"[{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def _interval(finding: EffectEstimate, *, absolute: bool = False) -> str:
-    low, high = finding.low or 0.0, finding.high or 0.0
-    if absolute:
-        low, high = sorted((abs(low), abs(high)))
-        return f"[{100 * low:.1f}, {100 * high:.1f}]"
-    return f"[{signed(low)[:-2]}, {signed(high)[:-2]}]"
+def _interval(estimate: EffectEstimate) -> str:
+    return f"[{signed(estimate.low or 0.0)[:-1]}, {signed(estimate.high or 0.0)[:-1]}]"
 
 
 def _rounds(count: int) -> str:

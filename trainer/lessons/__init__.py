@@ -1,6 +1,6 @@
-"""The lessons of the Learn page: every other file here is one, a program of at most 30 lines.
+"""The lessons of the Learn page: each other file is a program of at most 30 lines.
 
-Run one with `python trainer/lessons/NAME.py`. This list is pure: no torch import.
+Start one with `python trainer/lessons/NAME.py`. No torch import.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ FOLDER = Path(__file__).resolve().parent
 class Lesson:
     """One technique: a program, and a paragraph that explains its result.
 
-    `needs_cuda` says why nothing can run without CUDA, in the words with which the program ends
-    there; None where it runs on a CPU too. `on_cpu` says what is different there. `ranks` is the
-    number of processes that torchrun starts, 1 for a program that Python runs alone.
+    `needs_cuda` is the reason why the program needs CUDA, which it prints without a GPU; None if it
+    runs on a CPU too. `on_cpu` describes the difference there. `ranks` is the number of processes
+    that torchrun starts, or 1 without torchrun.
     """
 
-    name: str  # of the file, and in the page's address
+    name: str  # of the file, and in the address of the page
     theme: str
     title: str
     text: str
     needs_cuda: str | None = None
     on_cpu: str = ""
-    limit_s: float = 60.0  # after which the page ends it
+    limit_s: float = 60.0  # after which the page kills it
     ranks: int = 1
 
     @property
     def path(self) -> Path:
-        """The program."""
+        """The path of the program."""
         return FOLDER / f"{self.name}.py"
 
     @property
     def arguments(self) -> list[str]:
-        """What Python is started with to run it."""
+        """Python's arguments for the program."""
         if self.ranks == 1:
             return [str(self.path)]
         torchrun = ["-m", "torch.distributed.run", *ONE_MACHINE]
@@ -46,7 +46,7 @@ class Lesson:
 
     @property
     def command(self) -> str:
-        """How its reader starts it in the project's folder: short, unlike `arguments`."""
+        """The shell command that starts the program in the project folder."""
         program = f"trainer/lessons/{self.name}.py"
         if self.ranks == 1:
             return f"python {program}"
@@ -59,11 +59,11 @@ MEMORY = "Memory and copies"
 LAUNCHES = "Kernels and launches"
 INSIDE = "Looking inside"
 SEVERAL = "Several processes"
-_GLOO = "two processes talk by gloo instead of NCCL; the values are the same."
+_GLOO = "two processes use gloo instead of NCCL; the values are the same."
 
 
 def _several(name: str, title: str, text: str, on_cpu: str = _GLOO) -> Lesson:
-    """A lesson that two processes run, each with a GPU where there are two."""
+    """Return a lesson of two processes, each with a GPU if there are two."""
     return Lesson(name=name, theme=SEVERAL, title=title, text=text, on_cpu=on_cpu, ranks=2)
 
 
@@ -75,57 +75,57 @@ LESSONS: tuple[Lesson, ...] = (
         text="A program that asks for its device once, in one line, runs on every machine: with a "
         "GPU, with several and with none. Compute capability decides which number formats and "
         "kernels a GPU has: 8.0 and later have bf16 and TF32. Free memory is that of the whole "
-        "GPU, so what other programs hold is missing from it.",
+        "GPU, so it excludes the memory of other programs.",
         on_cpu="the list of CUDA devices is empty, and the CPU is chosen.",
     ),
     Lesson(
         name="moving_tensors",
         theme=START,
         title="Moving tensors to a device",
-        text="Two tensors can only be combined on one device: torch never moves one by itself, "
-        "because a copy is slow and should be seen in the code. The cure is to move the inputs to "
-        "the model's device before the call. A tensor's to() makes a new tensor, so its result "
-        "must be assigned; a module's to() moves the module itself.",
-        on_cpu="torch's device “meta”, which holds no numbers, stands for the GPU. The error is "
-        "the same.",
+        text="Two tensors can only be combined on one device. Torch never moves a tensor "
+        "automatically, because a copy is slow and should be visible in the code. Move the inputs "
+        "to the model's device before the call. A tensor's to() returns a new tensor, so its "
+        "result must be assigned; a module's to() moves the module.",
+        on_cpu="torch's device “meta”, which has no values, replaces the GPU. The error is the "
+        "same.",
     ),
     Lesson(
         name="autograd",
         theme=START,
         title="Autograd by hand",
-        text="Each operation on x is recorded, and backward() walks the record from the end with "
-        "the chain rule. The result is the exact derivative, here checked by hand and by a "
-        "difference. backward() adds to what is in x.grad: this makes gradient accumulation "
-        "possible, and is why each training loop must clear the gradients.",
+        text="Each operation on x is recorded, and backward() applies the chain rule to the record "
+        "in reverse. The result is the exact derivative, checked here by hand and by a finite "
+        "difference. backward() adds to x.grad: this makes gradient accumulation possible, and is "
+        "the reason why a training loop must clear the gradients.",
     ),
     Lesson(
         name="linear_regression",
         theme=START,
         title="Linear regression by hand",
-        text="Training is four steps, again and again: compute the error, let backward() find the "
-        "slopes, go a little way downhill, clear the slopes. w and b come close to the numbers "
-        "that made the data, and the loss stops near the square of the noise, which no line can "
-        "remove. A model this small waits for the launch of each operation, so a GPU is no faster.",
+        text="Training repeats four steps: compute the error, compute the gradients with "
+        "backward(), change the weights a little against the gradients, clear the gradients. w and "
+        "b approach the numbers behind the data, and the loss ends near the square of the noise, "
+        "which no line can remove. Such a small model is launch-bound, so a GPU is no faster.",
     ),
     Lesson(
         name="seeds",
         theme=START,
         title="Seeds and random state",
-        text="A generator gives a fixed sequence; the seed chooses the sequence and the state is "
-        "the place in it. A checkpoint therefore keeps the state, not the seed: a resumed run goes "
-        "on with the numbers that would have come. The CPU and each GPU have generators of their "
-        "own, and the same seed gives different numbers on each.",
+        text="A generator gives a fixed sequence; the seed selects the sequence, the state is the "
+        "position in it. A checkpoint therefore has the state, not the seed: a resumed run "
+        "continues with the next numbers. The CPU and each GPU have separate generators, and the "
+        "same seed gives different numbers on each.",
     ),
     Lesson(
         name="matmul",
         theme=ARITHMETIC,
         title="Matmul: CPU against GPU",
-        text="The work grows with the third power of the size, the data only with the second: "
-        "large products keep every unit busy, small ones mostly wait. So the GFLOP/s rise with the "
-        "size, on both. A small product on a GPU takes as long as its launch, and only larger ones "
-        "show what the GPU can do. Without waiting for the GPU the clock would show the launch "
-        "alone.",
-        on_cpu="the CPU's half is measured.",
+        text="The work grows with the third power of the size, the data with the second: large "
+        "products use every unit, small ones mostly wait. So the GFLOP/s rise with the size on "
+        "both devices. A small product on a GPU takes as long as its launch; only larger ones "
+        "reach the speed of the GPU. Without a synchronization the clock would measure the launch "
+        "only.",
+        on_cpu="only the CPU is measured.",
         limit_s=120.0,
     ),
     Lesson(
@@ -144,9 +144,9 @@ LESSONS: tuple[Lesson, ...] = (
         title="Mixed precision by hand",
         text="autocast runs matrix products in fp16 and keeps the weights in fp32. The scaler "
         "multiplies the loss, so that small gradients do not become 0; where they overflow to "
-        "infinity it leaves the step out and halves its factor, as the first steps show, and "
-        "after 20 good steps it doubles it again. Gradients are unscaled before clipping: else "
-        "the limit would apply to numbers that are thousands of times too large.",
+        "infinity it skips the step and halves its factor, as the first steps show, and "
+        "after 20 good steps it doubles it again. Gradients are unscaled before clipping, "
+        "or the limit would apply to numbers that are thousands of times too large.",
         on_cpu="autocast and the scaler work on a CPU too; whether fp16 is faster there depends "
         "on its instructions.",
     ),
@@ -155,20 +155,20 @@ LESSONS: tuple[Lesson, ...] = (
         theme=ARITHMETIC,
         title="cudnn.benchmark",
         text="cuDNN has several algorithms for each convolution. Without benchmark it chooses by a "
-        "rule; with it the first call of each shape times them all and keeps the fastest. That "
-        "first call is therefore slower, and a shape that changes with each batch pays it again "
-        "and again.",
+        "heuristic; with benchmark the first call with each shape times all of them and keeps the "
+        "fastest. That first call is slower, and with shapes that change in each batch this cost "
+        "repeats.",
         needs_cuda="cuDNN is NVIDIA's library of GPU kernels: a CPU has no such choice to make.",
     ),
     Lesson(
         name="allocated_reserved",
         theme=MEMORY,
         title="Allocated, reserved, cached",
-        text="Allocated is what tensors hold; reserved is what torch has taken from the driver; "
-        "the difference is its cache. del moves memory into the cache, from which the next tensor "
-        "is served without asking the driver. A reference cycle keeps its tensors until "
-        "gc.collect(). empty_cache() gives back what no tensor uses: it helps other programs, "
-        "not this one, which must ask the driver again.",
+        text="Allocated memory belongs to tensors; reserved memory is all that torch has from the "
+        "driver; the difference is its cache. del moves memory into the cache, which serves the "
+        "next tensor without the driver. A reference cycle keeps its tensors until gc.collect(). "
+        "empty_cache() returns unused memory to the driver: it helps other programs, not this "
+        "one, which must allocate it again.",
         needs_cuda="torch counts the memory of its CUDA allocator only: a CPU tensor comes from "
         "malloc.",
     ),
@@ -176,7 +176,7 @@ LESSONS: tuple[Lesson, ...] = (
         name="out_of_memory",
         theme=MEMORY,
         title="Out of memory: what to do",
-        text="The whole batch does not fit into the 200 MiB that this program allows itself. "
+        text="The whole batch does not fit into the limit of 200 MiB of this program. "
         "Activations grow with the batch, weights and gradients do not: so the batch is halved "
         "until it fits, and the gradients of the parts are added up. The error object must not be "
         "kept, because it holds the frames of the failed call and with them all their tensors. "
@@ -189,20 +189,20 @@ LESSONS: tuple[Lesson, ...] = (
         theme=MEMORY,
         title="Pinned memory and copies",
         text="The GPU's copy engine reads only page-locked memory, which the system may not move. "
-        "From ordinary memory the driver must copy piece by piece into a page-locked buffer first, "
+        "From pageable memory the driver must copy piece by piece into a page-locked buffer first, "
         "and the call returns only when that is done. From pinned memory the copy is direct, and "
-        "with non_blocking=True Python goes on at once. Pinning itself is slow: it pays for memory "
-        "that is used again and again.",
+        "with non_blocking=True Python continues at once. Pinning is slow: it pays for memory that "
+        "is reused.",
         needs_cuda="Pinned memory serves copies to a GPU: on a CPU a tensor is used where it lies.",
     ),
     Lesson(
         name="streams",
         theme=LAUNCHES,
         title="Streams and events",
-        text="Python only puts work into a stream and goes on; the GPU takes it out in order. So a "
-        "clock in Python measures the queueing, and events, which the GPU stamps itself, measure "
-        "the work. Two streams have no order between them: wait_stream makes one, and "
-        "record_stream tells the allocator that the memory is still being read there.",
+        text="Python only enqueues work in a stream and continues; the GPU runs it in order. So a "
+        "clock in Python measures the queueing, and events, whose times the GPU takes, measure the "
+        "work. Two streams have no order: wait_stream creates one, and record_stream informs the "
+        "allocator that the other stream still reads the memory.",
         needs_cuda="A stream is a queue of GPU work: on a CPU each operation is done when it "
         "returns.",
     ),
@@ -210,20 +210,20 @@ LESSONS: tuple[Lesson, ...] = (
         name="warm_up",
         theme=LAUNCHES,
         title="Warm-up: slow first calls",
-        text="The first call pays for what happens once: libraries are loaded, kernels chosen, "
-        "memory is reserved, on a GPU also the CUDA context is made. A mean over all calls mixes "
-        "this with the work itself; a measurement should leave the first calls out, and use a "
-        "median, which one disturbed call cannot move.",
-        on_cpu="there is no context to make; thread pools, libraries and memory are warmed up.",
+        text="The first call includes one-time work: libraries are loaded, kernels chosen, memory "
+        "is reserved, on a GPU also the CUDA context is created. A mean over all calls includes "
+        "this; a measurement should exclude the first calls and use a median, which one disturbed "
+        "call cannot change.",
+        on_cpu="there is no CUDA context; thread pools, libraries and memory are warmed up.",
     ),
     Lesson(
         name="cuda_graphs",
         theme=LAUNCHES,
         title="CUDA Graphs",
-        text="Each kernel costs Python and the driver a few microseconds to launch, and fifty tiny "
-        "kernels are done sooner than they are launched. A graph records them once and replays "
-        "them with one launch. The price: every replay uses the same memory and shapes, so new "
-        "input must be copied to the old place, and nothing on the CPU is repeated.",
+        text="Each kernel launch takes Python and the driver a few microseconds, longer than tiny "
+        "kernels run. A graph captures fifty of them once and replays them with one launch. In "
+        "return every replay uses the same memory and shapes, so new input must be copied to the "
+        "captured tensors, and no code on the CPU is repeated.",
         needs_cuda="A CUDA graph records launches of GPU kernels: a CPU launches none.",
     ),
     Lesson(
@@ -231,10 +231,10 @@ LESSONS: tuple[Lesson, ...] = (
         theme=LAUNCHES,
         title="torch.compile in three modes",
         text="Eager code runs one kernel for each operation, and each reads and writes the whole "
-        "tensor. The compiler makes one loop of them, which goes through the memory once. "
+        "tensor. The compiler fuses them into one loop, which reads the memory once. "
         "reduce-overhead adds CUDA Graphs, and max-autotune tries several kernels, mostly for "
-        "matrix products. The seconds of the first call must be earned back by the calls that "
-        "follow: divide them by what a call saves.",
+        "matrix products. The seconds of the first call pay off over the calls that follow: "
+        "divide them by the time that a call saves.",
         on_cpu="the three modes write the same C++ here, which is compiled once; CUDA Graphs and "
         "Triton's choice of kernels need a GPU. It takes half a minute and more.",
         limit_s=300.0,
@@ -253,56 +253,55 @@ LESSONS: tuple[Lesson, ...] = (
         name="profiler",
         theme=INSIDE,
         title="The profiler",
-        text="Each row is one operator with the time spent in itself, without what it calls, and "
-        "the memory that it took, less what it freed. The rows at the top are where a change can "
-        "pay: one with a fiftieth of the time cannot win more than that. On a GPU compare both "
+        text="Each row is one operator with its self time, without the operators that it calls, "
+        "and the memory that it allocated less the memory that it freed. A change pays for the "
+        "rows at the top: a row with 2% of the time cannot save more. On a GPU compare both "
         "times: much CPU time and little GPU time means that launches are the limit. The first "
-        "calls are left out, else their one-time work would lead the table.",
+        "calls are excluded, because their one-time work would be at the top.",
         on_cpu="the CPU's operators are shown; there are no kernels to trace.",
     ),
     Lesson(
         name="nvtx_ranges",
         theme=INSIDE,
         title="NVTX ranges",
-        text="A range gives a part of the program a name on the time line of Nsight Systems, right "
-        "above the kernels that it launched. While no profiler listens a range costs next to "
-        "nothing, so it can stay in the code. It marks when Python was in that part: the kernels "
-        "run later, in their stream.",
+        text="A range names a part of the program on the timeline of Nsight Systems, above the "
+        "kernels that the part launched. Without a profiler a range has almost no cost, so it can "
+        "stay in the code. It marks the time of the Python code: the kernels run later, in their "
+        "stream.",
         needs_cuda="NVTX marks the time line of a GPU: a build of torch without CUDA leaves it "
         "out.",
     ),
     _several(
         "broadcast",
         "broadcast: from one to all",
-        "torchrun has started this program twice: each process is a rank, with memory "
-        "of its own. A collective is a call that all ranks make, in the same order; where one "
-        "rank leaves it out, the others wait. broadcast overwrites a tensor with that of one "
-        "rank. Data-parallel training begins with it, so that all ranks train the same "
-        "weights.",
+        "torchrun has started this program twice: each process is a rank, with separate "
+        "memory. A collective is a call that all ranks make, in the same order; if one rank omits "
+        "it, the others wait. broadcast overwrites a tensor with that of one rank. Data-parallel "
+        "training begins with a broadcast, so that all ranks train the same weights.",
     ),
     _several(
         "scatter",
         "scatter: a part for each",
-        "One rank cuts its tensor into equal parts, and rank k gets part k. It suits "
+        "One rank cuts its tensor into equal parts, and rank k gets part k. scatter suits "
         "data that only one rank can read. Training seldom uses it: a rank that reads for all "
-        "others becomes the slowest part, so each rank loads its own share instead. Only the "
-        "source gives the list of parts, but every rank makes the call.",
+        "others becomes the bottleneck, so each rank loads its own share instead. Only the "
+        "source passes the list of parts, but every rank makes the call.",
     ),
     _several(
         "gather",
         "gather: all to one",
         "The reverse of scatter: one rank collects a tensor from every rank, such as "
         "predictions to be saved. It needs memory for all of them, and its link carries "
-        "everything, while the others only send once. Ranks that get nothing must make the "
+        "everything, while the others only send once. Ranks that receive nothing must make the "
         "call too. For Python objects there is gather_object, which pickles them.",
     ),
     _several(
         "all_reduce",
         "all_reduce: the sum everywhere",
-        "The most used collective of training: all ranks give a tensor of the same "
-        "size, and all get the sum, the mean or the maximum. It is made as a reduce_scatter "
-        "and an all_gather, so each byte goes over the link 2 · (n - 1) / n times, hardly "
-        "more with more ranks. That factor turns size over time into the bus bandwidth.",
+        "The most used collective of training: all ranks pass a tensor of the same size, "
+        "and all get the sum, the mean or the maximum. It consists of a reduce_scatter and an "
+        "all_gather, so each byte crosses the link 2 · (n - 1) / n times, hardly more with "
+        "more ranks. That factor turns size over time into the bus bandwidth.",
     ),
     _several(
         "reduce_scatter",
@@ -315,10 +314,10 @@ LESSONS: tuple[Lesson, ...] = (
     _several(
         "all_gather",
         "all_gather: everything everywhere",
-        "Every rank gets the tensors of all ranks, in the order of their numbers. FSDP "
-        "collects the weights of a layer this way, right before it is computed, and drops "
-        "them afterwards. It is also the way to a metric over the whole validation set. All "
-        "tensors must have one size: pad shorter ones, or send objects, which is far slower.",
+        "Every rank gets the tensors of all ranks, in the order of the ranks. FSDP collects "
+        "the weights of a layer this way, right before the layer is computed, and drops them "
+        "afterwards. A metric over the whole validation set also needs it. All tensors must have "
+        "the same size: pad shorter ones, or send objects, which is far slower.",
     ),
     _several(
         "all_to_all",
@@ -331,25 +330,25 @@ LESSONS: tuple[Lesson, ...] = (
     _several(
         "send_recv",
         "send and recv: one to one",
-        "A message has one sender and one receiver; nobody else makes a call. Pipeline "
+        "A message has one sender and one receiver; other ranks make no call. Pipeline "
         "parallelism passes activations on this way. If two ranks both send first, each may "
         "wait for the other to receive: a deadlock. batch_isend_irecv starts all sends and "
         "receives together and waits afterwards, which is safe in any order.",
     ),
     _several(
         "barrier",
-        "barrier: wait for everybody",
-        "Nobody leaves a barrier before everybody has reached it, so all ranks are as "
-        "slow as the last one. Every collective waits in this way; a slow rank therefore "
-        "shows in the times of the others, not in its own. A barrier is right around work of "
-        "one rank, such as a download, and it costs time everywhere else.",
+        "barrier: wait for all ranks",
+        "No rank leaves a barrier before all ranks have reached it, so all ranks are as slow "
+        "as the last one. Every collective waits in this way; a slow rank therefore shows in the "
+        "times of the other ranks, not in its own. A barrier suits work of one rank, such as a "
+        "download; elsewhere it only costs time.",
     ),
     _several(
         "ddp_by_hand",
         "Data parallel by hand",
         "Two calls make training data parallel: broadcast the weights once, and average "
-        "the gradients after each backward pass. Equal weights and equal gradients stay "
-        "equal, so nothing else has to be sent. DistributedDataParallel does the same, but "
+        "the gradients after each backward pass. Weights with equal gradients stay equal, "
+        "so no more has to be sent. DistributedDataParallel does the same, but "
         "sends gradients in buckets while backward still computes the others, so most of the "
         "sending costs no time.",
     ),
@@ -357,10 +356,10 @@ LESSONS: tuple[Lesson, ...] = (
         "distributed_sampler",
         "DistributedSampler",
         "Every rank shuffles all indices with the same seed and takes each n-th of "
-        "them, so that the shares fit without a message. If they do not divide, some samples "
-        "are taken twice. set_epoch changes the seed: without it every epoch has the same "
-        "order, a mistake that no error tells. Each rank's batch counts: two ranks of 3 make "
-        "steps of 6.",
+        "them, so the shares are disjoint without communication. If the number of samples is "
+        "not divisible, some are used twice. set_epoch changes the seed: without it every epoch "
+        "has the same order, and no error is raised. Batches add up: two ranks of 3 make steps "
+        "of 6.",
     ),
     _several(
         "dp_or_ddp",

@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 
 
 def show(what: str) -> None:
-    """Print the counters in MiB; cached is what is reserved and not in use."""
+    """Print the counters in MiB; cached memory is reserved and not allocated."""
     allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     numbers = (allocated, reserved, reserved - allocated)
     print(f"{what:30s}" + "".join(f"{number / 2**20:10.1f}" for number in numbers))

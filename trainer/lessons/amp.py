@@ -23,8 +23,8 @@ for step in range(61):
     scale = scaler.get_scale()
     scaler.step(optimizer)  # leaves the step out if a gradient is infinite
     scaler.update()
-    said = ": step left out, scale halved" if scaler.get_scale() < scale else ""
-    if step % 20 == 0 or said:
+    note = ": step left out, scale halved" if scaler.get_scale() < scale else ""
+    if step % 20 == 0 or note:
         print(f"step {step:2d}: loss {loss.item():.4f}, norm {norm.item():.3f}, ", end="")
-        print(f"scale {scale:.0f}{said}")
+        print(f"scale {scale:.0f}{note}")
 print(f"output {output.dtype}, weights {layers[0].weight.dtype}")

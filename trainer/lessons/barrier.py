@@ -1,4 +1,4 @@
-"""barrier: nobody goes on before everybody has come, and what waiting costs."""
+"""barrier: no rank continues before all have arrived; the cost of waiting."""
 
 import os
 import time

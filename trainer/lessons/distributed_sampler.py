@@ -1,4 +1,4 @@
-"""DistributedSampler: each rank gets its share of the data, anew in each epoch."""
+"""DistributedSampler: each rank gets a new share of the data in each epoch."""
 
 import os
 from typing import Any

@@ -18,7 +18,7 @@ torch.manual_seed(7)
 again = draw()
 print(f"seed 7 again:  {again}, equal: {again == first}")
 
-# The state is the place in the sequence: a checkpoint keeps it, a resumed run goes on from it.
+# The state is the position in the sequence: a checkpoint has it, a resumed run continues there.
 cpu, state = torch.get_rng_state(), torch.cuda.get_rng_state() if device == "cuda" else None
 expected = draw()
 torch.set_rng_state(cpu)
@@ -26,6 +26,6 @@ if state is not None:
     torch.cuda.set_rng_state(state)
 print(f"state restored: the next numbers are the same: {draw() == expected}")
 
-# A generator of its own, as for a DataLoader's order, leaves all others where they are.
+# A separate generator, as for the order of a DataLoader, does not change the state of others.
 order = torch.randperm(8, generator=torch.Generator().manual_seed(7))
 print(f"own generator: {order.tolist()}")

@@ -28,5 +28,5 @@ side.wait_stream(torch.cuda.current_stream())  # a must be complete before the s
 with torch.cuda.stream(side):
     b = a @ a
 torch.cuda.current_stream().wait_stream(side)  # without this line, b could be read too early
-b.record_stream(torch.cuda.current_stream())  # its memory is not used anew before that
+b.record_stream(torch.cuda.current_stream())  # its memory is not reused before that
 print(f"the result of the side stream is right: {torch.equal(b, a @ a)}")

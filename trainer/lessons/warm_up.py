@@ -6,7 +6,7 @@ import time
 import torch
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-# On a GPU the first CUDA call also makes a context, which is timed here by itself.
+# On a GPU the first CUDA call also creates a context, which is timed separately.
 start = time.perf_counter()
 images = torch.rand(4, 3, 32, 32, device=device)
 print(f"the first tensor on {device}: {(time.perf_counter() - start) * 1e3:.1f} ms")

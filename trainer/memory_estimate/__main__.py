@@ -13,14 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.common.formatting import format_bytes, printable
+from stepscope.common.formatting import format_bytes, three_digits
 from stepscope.run import runs_root
 from trainer.config import ConfigError, RunConfig
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, choose, user_problem
 from trainer.datasets import data_problem
-from trainer.lab.options import UsageError, is_file
-from trainer.memory_estimate.batch_size_finder import rate_text
+from trainer.lab.options import UsageError, is_file, print_error
 from trainer.memory_estimate.options import ABSENT, ABSENT_GPU, config_of, parser
 from trainer.parent_death_signal import call_at_end_of, kill_group
 
@@ -33,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(options)
     except (UsageError, ConfigError, UserWorkloadError) as error:
-        _print_error(str(error))
+        print_error(str(error))
         return USAGE
     except OSError as error:
-        _print_error(f"A file or folder cannot be used: {error}.")
+        print_error(f"A file or folder cannot be used: {error}.")
         return DOES_NOT
     except KeyboardInterrupt:
         return STOPPED
@@ -47,22 +46,22 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("--measure-throughput: needs --find-batch-size.")
     if is_file(options.workload):
         choose(options.workload)
-    list_devices, answer, run_failed = _load()
+    list_devices, estimate = _load()
     devices = list_devices()
     config = config_of(options, devices)
     device = device_of(config, devices)
     try:
-        found = answer(
+        found = estimate.answer(
             config,
             device,
             runs_root(options.runs),
             largest=options.find_batch_size,
             probe=options.measure_throughput,
-            say=lambda text, share: _show(f"{text}…"),
+            progress=lambda text, share: _show(f"{text}…"),
         )
-    except run_failed as error:
+    except estimate.RunFailedError as error:
         _show("")
-        _print_error(str(error))
+        print_error(str(error))
         return DOES_NOT
     finally:
         _show("")
@@ -70,23 +69,19 @@ def _run(options: argparse.Namespace) -> int:
     return DOES_NOT if found["fits"] is False else FITS
 
 
-def _load() -> tuple[Any, Any, Any]:
-    """Import what needs torch. This takes seconds, in which Ctrl-C must work."""
+def _load() -> tuple[Any, Any]:
+    """Import `list_devices` and the estimator: torch takes seconds, in which Ctrl-C must work."""
     load = importlib.import_module
-    return (
-        load("trainer.devices").list_devices,
-        load("trainer.memory_estimate.estimate").answer,
-        load("trainer.error_messages").RunFailedError,
-    )
+    return load("trainer.devices").list_devices, load("trainer.memory_estimate.estimate")
 
 
 def answer_job() -> None:
-    """Answer the job that stdin has as one line of JSON, for a page.
+    """Read a job from stdin, one line of JSON, and print its estimate for the page.
 
     Each line of stdout is a JSON object: `progress` and `share`, then `answer`, or the `reason` of
-    a failure. The process ends when its stdin is closed.
+    a failure. The process ends at the end of stdin.
     """
-    # What torch or a workload prints must not mix with the lines.
+    # Output of torch or a workload must not mix with the lines.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -96,18 +91,18 @@ def answer_job() -> None:
     job = json.loads(sys.stdin.readline())
     call_at_end_of(0, kill_group)
     write({"progress": "Loading PyTorch", "share": 0.02})
-    list_devices, answer, run_failed = _load()
+    list_devices, estimate = _load()
     try:
         config = RunConfig.from_dict(job["config"])
-        found = answer(
+        found = estimate.answer(
             config,
             device_of(config, list_devices()),
             Path(job["runs"]),
             largest=bool(job["largest"]),
             probe=bool(job["probe"]),
-            say=lambda text, share: write({"progress": text, "share": share}),
+            progress=lambda text, share: write({"progress": text, "share": share}),
         )
-    except (ConfigError, run_failed) as error:
+    except (ConfigError, estimate.RunFailedError) as error:
         write({"reason": str(error)})
     except (OSError, MemoryError, RuntimeError) as error:
         first = str(error).strip().split("\n")[0] or type(error).__name__
@@ -119,7 +114,7 @@ def answer_job() -> None:
 def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
     """Return the device of a configuration. Raises ConfigError for an invalid configuration."""
     known, checked = list(devices), config
-    if config.device == ABSENT:  # any number of them is possible
+    if config.device == ABSENT:  # the number of absent GPUs is not limited
         known, checked = [*devices, ABSENT_GPU], replace(config, devices_per_node=1)
     refused = next(iter(validate(checked, known)), None) or data_problem(config)
     refused = refused or user_problem(config)
@@ -129,7 +124,7 @@ def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
-    """Return the answer as lines of a terminal."""
+    """Return the estimate as lines."""
     word = {True: "It fits.", False: "It does not fit.", None: "Unknown."}[found["fits"]]
     peak = format_bytes(found["predicted_peak_bytes"])
     lines = [f"{word} {found['reason']}", "", f"Predicted peak on {found['device_name']}: {peak}"]
@@ -153,19 +148,15 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{point['batch_size']:>8,} {format_bytes(point['predicted_peak_bytes']):>10} "
             f"{format_bytes(point['needed_bytes']):>10} "
-            f"{'' if rate is None else rate_text(rate):>11}"
+            f"{'' if rate is None else three_digits(rate):>11}"
         )
     return [*lines, curve["why"], *curve["not_measured"]]
 
 
 def _show(progress: str) -> None:
-    """Replace the line of progress."""
+    """Print progress over the former progress."""
     if sys.stderr.isatty():
         print(f"\r\033[K{progress}", end="", file=sys.stderr, flush=True)
-
-
-def _print_error(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Records the allocations and releases of a step that is simulated on fake tensors.
 
-The memory of a tensor is its storage: views share one, and it lives while anything, autograd
-included, holds it. Memory within one operation is not seen; `workspaces.py` has its larger cases.
+The memory of a tensor is its storage, which views share and autograd can keep alive. Temporary
+memory of an operation is not recorded; `workspaces.py` has its larger cases.
 """
 
 from __future__ import annotations

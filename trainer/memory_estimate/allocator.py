@@ -1,4 +1,4 @@
-"""Torch's CUDA caching allocator as a model: the blocks and segments of a list of allocations.
+"""A model of torch's CUDA caching allocator: blocks and segments of a list of allocations.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.11 to 2.13) without
 `expandable_segments`: sizes are rounded up to 512 B; up to 1 MiB comes from segments of 2 MiB, up
@@ -23,7 +23,7 @@ MIN_LARGE_ALLOCATION = 10 * 2**20
 ROUND_LARGE = 2 * 2**20
 EMPTY_CACHE = -1  # Number of the event at which the allocator releases free segments.
 WAITING = "waiting"
-"""Pool of memory that is freed and still reserved, as a copied batch is for some steps."""
+"""Pool of memory that is freed and still reserved, such as a copied batch."""
 
 
 def rounded(size: int) -> int:

@@ -1,31 +1,32 @@
-"""Memory by batch size, the largest that fits, and the one to recommend. Pure but for `needs`."""
+"""Memory by batch size, the largest size that fits, and a recommended size."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
 
+from stepscope.common.formatting import three_digits
 from trainer.config import LIMITS
 
 HEADROOM = 0.10  # Fraction of the free memory that no recommended batch may use.
 NEAR_BEST = 0.05  # Largest loss of throughput for a smaller batch, which needs less memory.
-LEVEL = 0.95  # Of the interval of that loss.
-BISECTIONS = 4  # After the first size that does not fit: the limit is known within a sixteenth.
+LEVEL = 0.95  # Of the confidence interval of that loss.
+BISECTIONS = 4  # Below the first size that does not fit: the limit is exact to a sixteenth.
 
 Needs = Callable[[int], tuple[int, int, int]]
-"""Predicted peak and needed bytes of a batch size, and the samples of an epoch, which limit it."""
-Rates = Mapping[int, Sequence[float]]  # Measured samples/s by batch size, one value a round.
+"""Returns the peak and needed bytes of a batch size, and the samples of an epoch."""
+Rates = Mapping[int, Sequence[float]]  # Measured samples/s by batch size, one value per round.
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A batch size, its predicted peak, and the bytes that it needs with the safety margin."""
+    """A batch size, its predicted peak, and the needed bytes with the safety margin."""
 
     batch_size: int
     peak: int
@@ -34,9 +35,9 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSizeCurve:
-    """Points by batch size, the largest that fits, and a recommendation; `why` explains both.
+    """Points by batch size, the largest size that fits, and a recommended one.
 
-    `largest` and `recommended` are None if unknown.
+    `largest` and `recommended` are None if unknown; `why` explains both.
     """
 
     points: tuple[Point, ...]
@@ -109,31 +110,30 @@ def has_headroom(point: Point, free: int) -> bool:
 
 def curve(points: Sequence[Point], free: int | None, rates: Rates) -> BatchSizeCurve:
     """Return the curve with the largest batch that fits and the recommended one."""
-    found: dict[str, Any] = {"points": tuple(points), "free": free, "rates": rates}
+    found = BatchSizeCurve(points=tuple(points), free=free, rates=rates)
     if free is None:
-        why = "Free memory is unknown, so the largest batch is unknown."
-        return BatchSizeCurve(**found, why=why)
+        return replace(found, why="Free memory is unknown, so the largest batch is unknown.")
     fitting = [point.batch_size for point in points if has_headroom(point, free)]
     if not fitting:
         why = (
-            "Even batch size 1 leaves less than 10 % of the free memory. Use a smaller model, "
+            "Even batch size 1 leaves less than 10% of the free memory. Use a smaller model, "
             "activation checkpointing, or another device."
         )
-        return BatchSizeCurve(**found, why=why)
+        return replace(found, why=why)
     largest = max(fitting)
     limit = f"{largest:,} is the largest batch that leaves 10% of the free memory."
     if largest == max(point.batch_size for point in points):
-        limit = f"{largest:,}, the largest batch of this data set, leaves 10% of the free memory."
+        limit = f"{largest:,}, the largest batch of this dataset, leaves 10% of the free memory."
     recommended, why = _knee({size: rates[size] for size in fitting if size in rates})
-    return BatchSizeCurve(**found, largest=largest, recommended=recommended, why=f"{why} {limit}")
+    return replace(found, largest=largest, recommended=recommended, why=f"{why} {limit}")
 
 
 def _knee(rates: Rates) -> tuple[int | None, str]:
     """Return the smallest batch that is shown to be nearly as fast as the fastest, and why.
 
-    The fastest has the largest median. The loss of a smaller one is the mean over rounds of the log
-    ratio within a round; its one-sided upper limit by Student's t has the variance of all sizes
-    pooled, so a single outlier makes every smaller batch unproven and cannot recommend one.
+    The fastest has the largest median. The loss of a smaller batch is the mean over rounds of the
+    log ratio within a round. Its one-sided upper limit by Student's t uses the pooled variance of
+    all sizes, so an outlier cannot recommend a smaller batch.
     """
     rounds = min(map(len, rates.values()), default=0)
     if len(rates) < 2 or rounds < 2:
@@ -145,7 +145,7 @@ def _knee(rates: Rates) -> tuple[int | None, str]:
     degrees = len(others) * (rounds - 1)
     error = math.sqrt(losses.var(axis=1, ddof=1).mean() / rounds)
     half = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
-    speed = f"{rate_text(statistics.median(rates[fastest]))} samples/s"
+    speed = f"{three_digits(statistics.median(rates[fastest]))} samples/s"
     for size, loss in sorted(zip(others, losses.mean(axis=1).tolist(), strict=True)):
         low, high = (100 * -math.expm1(-value) for value in (loss - half, loss + half))
         if size < fastest and high <= 100 * NEAR_BEST:
@@ -158,12 +158,3 @@ def _knee(rates: Rates) -> tuple[int | None, str]:
         f"{fastest:,} is the fastest measured ({speed}, median of {rounds} runs); no smaller batch "
         f"is shown to be within {100 * NEAR_BEST:.0f}% of it."
     )
-
-
-def rate_text(rate: float) -> str:
-    """Return samples per second as text.
-
-    >>> rate_text(52_604.3), rate_text(3.14159)
-    ('52,604', '3.14')
-    """
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

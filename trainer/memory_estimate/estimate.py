@@ -1,4 +1,4 @@
-"""The predicted memory of a configuration, whether it fits, and the curve by batch size."""
+"""The memory estimate of a configuration, whether it fits, and the batch-size curve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer.memory_estimate.allocator import PeakMemory, peak_memory
 from trainer.memory_estimate.batch_size_finder import curve, explore
 from trainer.memory_estimate.options import ABSENT
 from trainer.memory_estimate.past_runs import DEFAULT, SafetyMargin, margin_for
-from trainer.memory_estimate.probe import Report, measure, sizes_to_measure
+from trainer.memory_estimate.probe import Progress, measure, sizes_to_measure
 from trainer.memory_estimate.simulate import SimulatedStep, simulate_step
 
 NOT_MEASURED = "The throughput of several ranks is not measured here."
@@ -54,10 +54,10 @@ class FreeMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Bytes that a run needs; `seconds` is the time that the prediction took.
+    """Bytes that a run needs; `seconds` is the duration of the prediction.
 
-    `device` is a name. `outside` is memory other than torch's allocations, `samples` the size of an
-    epoch, which limits a batch.
+    `device` is a name. `outside` is memory other than torch's allocations, `samples` the number of
+    samples per epoch, which limits a batch.
     """
 
     config: RunConfig
@@ -70,13 +70,13 @@ class MemoryEstimate:
 
     @property
     def taken(self) -> int:
-        """Bytes that torch takes from the device: on a GPU with its cache."""
+        """Bytes of torch's allocations, on a GPU with the cache."""
         return self.peak.allocated if self.peak.reserved is None else self.peak.reserved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitResult:
-    """Whether a prediction fits, None if unknown; `needed` are bytes with margin and `outside`."""
+    """Whether a prediction fits, or None; `needed` bytes include the margin and `outside`."""
 
     fits: bool | None
     reason: str
@@ -84,10 +84,10 @@ class FitResult:
 
 
 def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
-    """Predict the peak of a run, of several ranks that of each; takes seconds.
+    """Predict the peak of each rank of a run; takes seconds.
 
-    Raises RunFailedError for unusable data, for a model that reads values, and for strategies that
-    are not predicted.
+    Raises RunFailedError for unusable data, a model that reads tensor values, and unsupported
+    strategies.
     """
     if config.strategy in _NOT_PREDICTED:
         raise RunFailedError(_NOT_PREDICTED[config.strategy])
@@ -95,17 +95,17 @@ def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
     capability = capability_of(device)
     before = psutil.Process().memory_info().rss
     try:
-        played = simulate_step(config, capability)
+        step = simulate_step(config, capability)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         place = place_in_user_code(error) if config.workload is Workload.CUSTOM else None
         raise RunFailedError(
             f"The model's code reads tensor values ({place or error}), and fake tensors have "
-            "none. Run `stepscope fit` on a script that trains it."
+            "none. Run `stepscope measure-memory` on a script that trains it."
         ) from error
-    peak = peak_memory(played.events, played.parts, on_gpu=capability is not None)
-    outside = {"context": CONTEXT} if capability else _on_host(config, played, before)
+    peak = peak_memory(step.events, step.parts, on_gpu=capability is not None)
+    outside = {"context": CONTEXT} if capability else _on_host(config, step, before)
     if config.strategy is Strategy.DDP:
-        # As large as the weights, from the start; with views the gradients lie in them.
+        # As large as the weights, from the start; with views they contain the gradients.
         views = peak.parts[AllocationCategory.GRADIENTS] * config.gradient_as_bucket_view
         outside["gradient_buckets"] = max(0, peak.parts[AllocationCategory.PARAMETERS] - views)
         if config.device == "cpu" and config.devices_per_node > 1:  # ranks share the host's memory
@@ -116,9 +116,9 @@ def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
         device=device.name,
         peak=peak,
         outside=outside,
-        samples=played.samples,
+        samples=step.samples,
         seconds=time.perf_counter() - began,
-        notes=(*played.notes, *((NCCL_NOTE,) if capability and config.distributed else ())),
+        notes=(*step.notes, *((NCCL_NOTE,) if capability and config.distributed else ())),
     )
 
 
@@ -133,27 +133,26 @@ def compare_with_free(
     """Compare a prediction with the free memory. Pure."""
     outside = sum(prediction.outside.values())
     needed = round(prediction.taken * margin.factor) + outside
-    if free.bytes is None:
-        reason = free.reason or "Free memory is unknown."
-        return FitResult(fits=None, reason=reason, needed=needed)
     available = f"{format_bytes(free.bytes)} is free"
     least = prediction.taken + outside
     with_margin = f"{format_bytes(needed)} with a margin of {100 * (margin.factor - 1):.0f}%"
-    if least > free.bytes:
+    fits, reason = None, free.reason or "Free memory is unknown."
+    if free.bytes is not None and least > free.bytes:
+        fits = False
         reason = f"Needs about {format_bytes(least)}; {available}. Use a smaller batch or model."
-        return FitResult(fits=False, reason=reason, needed=needed)
-    if needed > free.bytes:
+    elif free.bytes is not None and needed > free.bytes:
         reason = f"Close call: {with_margin}; {available}. Use a smaller batch."
-        return FitResult(fits=None, reason=reason, needed=needed)
-    return FitResult(fits=True, reason=f"Needs {with_margin}; {available}.", needed=needed)
+    elif free.bytes is not None:
+        fits, reason = True, f"Needs {with_margin}; {available}."
+    return FitResult(fits=fits, reason=reason, needed=needed)
 
 
-def _on_host(config: RunConfig, played: SimulatedStep, process: int) -> dict[str, int]:
+def _on_host(config: RunConfig, step: SimulatedStep, process: int) -> dict[str, int]:
     """Return the host memory of a run on the CPU other than its tensors."""
-    found = {"data_set": played.data_bytes} if played.data_bytes else {}
+    found = {"data_set": step.data_bytes} if step.data_bytes else {}
     if config.num_workers:
         batches = config.num_workers * config.prefetch_factor
-        found["prefetched_batches"] = batches * played.batch_bytes
+        found["prefetched_batches"] = batches * step.batch_bytes
     if config.runner is not Runner.THREAD:
         found["process"] = process
     return found
@@ -189,17 +188,17 @@ def answer(
     *,
     largest: bool = False,
     probe: bool = False,
-    say: Report = lambda text, share: None,
+    progress: Progress = lambda text, share: None,
 ) -> dict[str, Any]:
-    """Return the answer as JSON values.
+    """Return the estimate as JSON values.
 
-    Raises RunFailedError for unusable data, OSError if a measurement has no folder.
+    Raises RunFailedError for unusable data, OSError if no temporary folder can be created.
     """
     began = time.perf_counter()
-    say("Simulating a step on fake tensors", 0.1)
+    progress("Simulating a step on fake tensors", 0.1)
     prediction = estimate_memory(config, device)
     free = free_memory(device)
-    say("Reading earlier runs", 0.3)
+    progress("Reading earlier runs", 0.3)
     margin = margin_for(
         config,
         root,
@@ -208,7 +207,7 @@ def answer(
     )
     found = to_json(prediction, compare_with_free(prediction, free, margin), free, margin)
     if largest:
-        found["largest"] = _largest(config, device, free, margin, probe, say)
+        found["largest"] = _largest(config, device, free, margin, probe, progress)
     found["seconds"] = round(time.perf_counter() - began, 3)
     return found
 
@@ -219,14 +218,14 @@ def _largest(
     free: FreeMemory,
     margin: SafetyMargin,
     probe: bool,
-    say: Report,
+    progress: Progress,
 ) -> dict[str, Any]:
     count = 0
 
     def needs(size: int) -> tuple[int, int, int]:
         nonlocal count
         count += 1
-        say(f"Predicting batch size {size:,}", min(0.5, 0.3 + 0.02 * count))
+        progress(f"Predicting batch size {size:,}", min(0.5, 0.3 + 0.02 * count))
         other = estimate_memory(replace(config, batch_size=size), device)
         return other.peak.allocated, compare_with_free(other, free, margin).needed, other.samples
 
@@ -237,22 +236,19 @@ def _largest(
         rates, missed = measure(
             config,
             sizes_to_measure(points, free.bytes),
-            lambda text, share: say(text, 0.5 + 0.5 * share),
+            lambda text, share: progress(text, 0.5 + 0.5 * share),
         )
     return {**curve(points, free.bytes, rates).to_json(), "not_measured": missed}
 
 
 def free_memory(device: TrainDevice, source: DeviceSource | None = None) -> FreeMemory:
-    """Return the free memory by NVML, or the host's within its container's limit.
-
-    No CUDA context is created.
-    """
+    """Return a GPU's free memory from NVML, or the host's within its container's limit."""
     if device.id == ABSENT:
         return FreeMemory(None, None, "This GPU is not installed here, so its memory is unknown.")
     if device.cuda_index is None:
-        memory, own = psutil.virtual_memory(), container()
-        total = memory.total if own.limit is None else min(own.limit, memory.total)
-        return FreeMemory(own.within(memory.available), total)
+        memory, limits = psutil.virtual_memory(), container()
+        total = min(limits.limit or memory.total, memory.total)
+        return FreeMemory(limits.within(memory.available), total)
     source = source or open_source()
     used, reason = None, source.reason
     if reason is None:

@@ -1,6 +1,6 @@
-"""Fake tensors, which have a size and no values, on a device with or without a GPU.
+"""Fake tensors, which have no values, on a device with or without a GPU.
 
-Only for a dedicated process: parts of torch are replaced.
+Patches torch, so the process must be dedicated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from trainer.workloads.task import Task
 log = logging.getLogger(__name__)
 
 LARGE_BYTES = 64 * 2**20
-"""Larger tensors of a model get no memory, not even before they become parameters."""
+"""Larger tensors of a model get no memory, even before they become parameters."""
 MAX_FLASH_HEAD = 256
 MIN_FLASH_CAPABILITY = (8, 0)
 _FACTORIES = ("empty", "zeros", "ones", "rand", "randn", "full")
@@ -70,8 +70,8 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 class _Apply:
     """`Module._apply` that replaces tensors, because torch cannot change fake ones in place.
 
-    Shared parameters stay shared: new ones are stored by the ids of change and old parameter, both
-    of which are kept alive.
+    Shared parameters stay shared: the new tensors are stored by the ids of function and old
+    parameter, which are kept alive.
     """
 
     def __init__(self) -> None:

@@ -54,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add = found.add_argument
     built_in = ", ".join(one for one in Workload if one is not Workload.CUSTOM)
-    add("--workload", metavar="W", help=f"path.py:build of your own, or one of {built_in}")
+    add(
+        "--workload", metavar="W", help=f"path.py:build for a custom workload, or one of {built_in}"
+    )
     add("--device", metavar="D", help="cpu, cuda (the largest GPU) or a GPU's UUID")
     add("--precision", metavar="P", help="fp32, tf32, bf16, fp16, pure_bf16 or pure_fp16")
     add("--batch-size", metavar="N", help="samples per batch")
@@ -79,11 +81,10 @@ def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> Ru
 
     Raises UsageError and ConfigError.
     """
-    given = [
-        f"{field}={text}"
-        for field in (*FIELDS, *EARLIER_IMPLS)
-        if (text := getattr(options, f"field_{field}", None)) is not None
-    ]
+    fields = {
+        field: getattr(options, f"field_{field}", None) for field in (*FIELDS, *EARLIER_IMPLS)
+    }
+    given = [f"{field}={text}" for field, text in fields.items() if text is not None]
     options = argparse.Namespace(**{**vars(options), "set": [*given, *options.set]})
     if options.device == "cuda":
         usable = [one.id for one in devices if one.cuda_index is not None and not one.reason]
@@ -113,12 +114,14 @@ def _read_settings(name: str) -> dict[str, Any]:
     if len(data) > MAX_CONFIG_BYTES:
         raise UsageError(f"--config: limited to {MAX_CONFIG_BYTES:,} bytes. Choose a run.json.")
     try:
-        found = msgspec.json.decode(data)
+        found = msgspec.json.decode(data, type=dict[str, Any])
     except (ValueError, RecursionError) as error:
         reason = str(error)[:100]
-        raise UsageError(f"--config: must be JSON ({reason}). Choose a run.json.") from None
-    if isinstance(found, dict) and isinstance(found.get("config"), dict):
-        found = found["config"]
-    if not isinstance(found, dict) or "workload" not in found:
+        raise UsageError(
+            f"--config: must be a JSON object ({reason}). Choose a run.json."
+        ) from None
+    config = found.get("config")
+    found = config if isinstance(config, dict) else found
+    if "workload" not in found:
         raise UsageError("--config: must be an object with a workload. Choose a run.json.")
     return found

@@ -1,6 +1,6 @@
 """The safety margin of a prediction, learned from the measured peaks of earlier runs.
 
-The prediction for a run is stored in its folder, in `fit.json`, so that it is made once.
+The prediction for a run is stored in `fit.json` in its folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.config import ConfigError, RunConfig, Workload
 log = logging.getLogger(__name__)
 
 FIT_JSON = "fit.json"
-METHOD = 1  # Of predicting; predictions by another method, torch or GPU are made again.
+METHOD = 1  # Version of the method; predictions by another method, torch or GPU are repeated.
 MAX_FOLDERS = 200  # Newest runs whose run.json is read.
 MAX_RUNS = 12
 NEW_PREDICTIONS_S = 15.0  # Time after which no further run is predicted.
@@ -37,16 +37,16 @@ MAX_BYTES = 4096
 DEFAULT_FACTOR = 1.10  # Memory of kernels, which is not predicted, is a few percent.
 COVERED = 0.95  # Fraction of the runs that the margin covers.
 MIN_RUNS = 3
-ABOVE = 0.02  # Added to what was measured, since the next run differs.
+ABOVE = 0.02  # Added to the measured ratio, since the next run differs.
 MIN_RATIO, MAX_RATIO = 0.1, 10.0
-"""Other ratios are of runs of other code, or whose peaks were reset."""
+"""Other ratios are those of other code, or of peaks that were reset."""
 
 Capability = tuple[int, int] | None  # The compute capability of the predicted GPU, None for a CPU.
 
 
 @dataclass(frozen=True, slots=True)
 class SafetyMargin:
-    """The factor for a prediction, and the earlier runs that it comes from."""
+    """The factor of a prediction, and the number of earlier runs behind it."""
 
     factor: float
     runs: int
@@ -64,7 +64,7 @@ class _Stored(msgspec.Struct):
 
 
 def learned(ratios: Sequence[float]) -> SafetyMargin:
-    """Return the margin from measured / predicted peaks; of few runs the default.
+    """Return the margin from ratios of measured to predicted peaks; of few runs the default.
 
     The ratio that 95% of the runs do not exceed, at least 1, plus 2%.
     """

@@ -1,7 +1,6 @@
-"""Measures throughput at a few batch sizes, each several times in a fresh process.
+"""Measures throughput at a few batch sizes, by trials of the lab.
 
-A run is a trial of the lab: an ordinary short run with recorder and sampler. Only sizes that are
-predicted to leave headroom are measured, so that none runs out of memory.
+Only sizes that are predicted to leave headroom are measured, so that none runs out of memory.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from trainer.memory_estimate.batch_size_finder import Point, has_headroom
 
 WARMUP_STEPS, SECONDS = 3, 1.5
 ROUNDS = 3
-"""Runs of each size. A round has each size once: machine drift affects all of them alike."""
+"""Runs of each size. A round has each size once, so that drift affects all sizes alike."""
 MAX_SIZES = 5
 MAX_STEP_S = 4.0  # Sizes with a longer step, extrapolated from the size before, are skipped.
 TIMEOUT_S = 60.0
 
 PREFIX = "stepscope-batch-"
-MAX_AGE_S = 3600.0  # Older temporary folders were left by processes that were killed.
+MAX_AGE_S = 3600.0  # Older temporary folders are those of killed processes.
 
-Report = Callable[[str, float], None]  # Called with the current activity and the fraction done.
+Progress = Callable[[str, float], None]  # Called with the current activity and the fraction done.
 
 
 def sizes_to_measure(points: Sequence[Point], free: int) -> list[int]:
@@ -39,9 +38,9 @@ def sizes_to_measure(points: Sequence[Point], free: int) -> list[int]:
 
 
 def measure(
-    config: RunConfig, sizes: Sequence[int], say: Report
+    config: RunConfig, sizes: Sequence[int], progress: Progress
 ) -> tuple[dict[int, list[float]], list[str]]:
-    """Return samples/s by batch size and round, and a sentence for each size without.
+    """Return samples/s by batch size and round, and the reasons of missing sizes.
 
     Raises OSError if no temporary folder can be created.
     """
@@ -65,7 +64,7 @@ def measure(
                 missed[size] = f"{size:,}: not measured, a step would take about {step_s:.0f} s"
                 continue
             text = f"Measuring batches of {size:,}, run {number + 1} of {ROUNDS}"
-            say(text, done / (ROUNDS * len(sizes)))
+            progress(text, done / (ROUNDS * len(sizes)))
             answer = process.take({**job, "changes": {"batch_size": size}}, TIMEOUT_S)
             rate = (answer.get("metrics") or {}).get("samples_per_sec")
             if rate:

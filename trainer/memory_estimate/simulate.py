@@ -1,7 +1,6 @@
 """Simulates a run on fake tensors and returns every allocation on its device.
 
-The run's own code is called (`prepare`, `Training`, `TrainStep`), so every setting has the effect
-that it has in a run.
+The code of a run is called (`prepare`, `TrainState`, `TrainStep`), so every setting has its effect.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ HAS_CUDA = torch.version.cuda is not None
 class SimulatedStep:
     """The allocations of a run on its device, with their categories.
 
-    `data_bytes` is the data set in host memory, 0 if it is read from files; `samples` those of an
-    epoch; `notes` name what is not predicted.
+    `data_bytes` is the dataset in host memory, 0 if it is read from files, and `samples` its
+    length; `notes` name memory that is not predicted.
     """
 
     events: Sequence[AllocationEvent]
@@ -50,10 +49,9 @@ class SimulatedStep:
 
 
 class _Absent(CudaAccelerator):
-    """A CUDA device that need not exist.
+    """A CUDA device that may be absent.
 
-    Torch without CUDA cannot train on fake tensors of it: there they are on the host, in a model of
-    the GPU's allocator.
+    Torch without CUDA cannot train on fake CUDA tensors: they are on the host then.
     """
 
     def __init__(self) -> None:
@@ -66,8 +64,8 @@ class _Absent(CudaAccelerator):
 def simulate_step(config: RunConfig, capability: tuple[int, int] | None) -> SimulatedStep:
     """Simulate a run on a GPU of this `capability`, None for a CPU.
 
-    Raises the workload's errors for unusable data and settings. Changes torch while it runs, so it
-    needs a dedicated process.
+    Raises the workload's errors for unusable data and settings. Patches torch, so the process must
+    be dedicated.
     """
     compute: Accelerator = CpuAccelerator() if capability is None else _Absent()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -98,7 +96,7 @@ def simulate_step(config: RunConfig, capability: tuple[int, int] | None) -> Simu
 
 
 def _data_bytes(task: Task) -> int:
-    """Return the bytes of the storages, which windows of one text share."""
+    """Return the bytes of all storages, each counted once: windows of a text share one."""
     splits = (split for split in (task.train, task.validation) if isinstance(split, TensorSplit))
     storages = [
         part.untyped_storage() for split in splits for part in (split.inputs, split.targets)

@@ -1,7 +1,7 @@
 """The order of a run's allocations: model, optimizer, steps, validation.
 
-The step is the run's own. This module repeats how the loop holds its batches (`loop.py`), and what
-CUDA graphs allocate (`cuda_graph_step.py`, which needs a device to capture one).
+The step is that of a run. This module repeats how the loop holds its batches (`loop.py`), and the
+allocations of CUDA graphs (`cuda_graph_step.py`, which needs a device for the capture).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GRAPH, COPY = "graph", "copy"  # pools of the allocator: CUDA graphs, the stream
 
 @dataclass(slots=True)
 class StepSimulator:
-    """Simulates one run; `train_room` and `validation_room` are the largest batches."""
+    """Simulates one run; `train_room` and `validation_room` are its largest batches."""
 
     config: RunConfig
     task: Task
@@ -81,7 +81,7 @@ class StepSimulator:
         self.tracker.take(size, AllocationCategory.INPUTS)
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record which memory is gradients and which is the optimizer's."""
+        """Record the gradients and the optimizer's state."""
         tracker = self.tracker
 
         def before(*_: object) -> None:

@@ -29,24 +29,20 @@ NARROW = 3  # Channels up to which oneDNN does not reorder the input.
 
 
 def workspaces_of(config: RunConfig, capability: tuple[int, int] | None) -> Workspaces:
-    """Return what records the workspaces on a GPU of this capability, or on a CPU."""
+    """Return the function that records workspaces on a GPU of this capability, or a CPU."""
     if capability is None:
         return host_workspaces
     size, taken = cublas_workspace(config, capability), set[tuple[str, bool]]()
 
     def record(tracker: AllocationTracker, func: Any, args: tuple[Any, ...], results: Any) -> None:
-        # At the first matrix product of a handle. Each thread has a handle, and autograd has its
-        # own thread: measured on an H100 (docs/gpu).
+        # At the first matrix product of a handle, one per thread; autograd has a thread. Measured
+        # on an H100 (docs/gpu).
         handle = (tracker.pool, in_backward())
-        if _name(func) in MATRIX_PRODUCTS and handle not in taken:
+        if func._schema.name.removeprefix("aten::") in MATRIX_PRODUCTS and handle not in taken:
             taken.add(handle)
             tracker.take(size, AllocationCategory.WORKSPACE)
 
     return record
-
-
-def _name(func: Any) -> str:
-    return str(func._schema.name).removeprefix("aten::")
 
 
 def cublas_workspace(config: RunConfig, capability: tuple[int, int]) -> int:
@@ -71,8 +67,7 @@ def host_workspaces(
     blocks, and input and output too unless they are channels_last; the gradient of a batch norm's
     input is allocated twice.
     """
-    name = _name(func)
-    size = 0
+    name, size = func._schema.name.removeprefix("aten::"), 0
     if name == "convolution":
         size = forward_reorders(args[0], args[1], results)
     elif name == "convolution_backward":

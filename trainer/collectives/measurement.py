@@ -1,13 +1,18 @@
-"""Measured collectives: a JSON file each in `collectives` of the runs' folder, and as text."""
+"""Measurements of collectives: torchrun in a child process, result files, and text.
+
+The results are JSON files in `collectives` of the runs folder.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
+import socket
+import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,20 +23,23 @@ from stepscope.common.files import atomic_write, read_json
 from stepscope.common.formatting import format_bytes, format_short_time
 from stepscope.distributed.communication import rate_text
 from stepscope.run import folder_name, is_run_id
+from trainer.collectives.plan import NCCL, CollectivePlan
+from trainer.launch_commands import ONE_MACHINE
+from trainer.runners.child_process import Child, ChildOutput, ChildState
 
 FOLDER = "collectives"
 SCHEMA = 1
 MAX_BYTES = 16 * 2**20
-DISTURBED = 3  # Slowest over fastest round above which a result counts as disturbed by other work.
+LIMIT_S = 900.0
+DISTURBED = 3  # Slowest over fastest round above which other work disturbed a result.
 HEADING = f"{'operation':16s}{'size':>10s}{'time':>12s}{'algorithm':>14s}{'bus':>14s}"
 _NAME = re.compile(r"(\d{8}-\d{6})(Z?)-([a-z]+)-(\d+)-(\d{3})")
-
-# Seconds, bytes and bytes/s that fit a logarithmic axis.
+# Seconds, bytes and bytes/s within a logarithmic axis.
 _Measured = Annotated[float, msgspec.Meta(ge=1e-12, le=1e18)]
 
 
 class ResultError(Exception):
-    """A file that is not a measurement; the message is one sentence with a remedy."""
+    """A file that is not a measurement; the message has a remedy."""
 
 
 class _Link(msgspec.Struct):
@@ -54,17 +62,12 @@ class _Document(msgspec.Struct):
 class _Row(msgspec.Struct):
     operation: str
     bytes: _Measured
-    seconds: _Measured
-    algorithm: _Measured
-    bus: _Measured
+    reason: str = ""
+    seconds: _Measured = 1.0
+    algorithm: _Measured = 1.0
+    bus: _Measured = 1.0
     fastest_s: _Measured = 1.0
     slowest_s: _Measured = 1.0
-
-
-class _NotMeasured(msgspec.Struct):
-    operation: str
-    bytes: _Measured
-    reason: str
 
 
 def new_result_path(root: Path, backend: str, ranks: int) -> Path:
@@ -86,7 +89,7 @@ def write_result(path: Path, document: Mapping[str, Any]) -> None:
 def result_names(root: Path) -> list[str]:
     """Return the names of all measurements, newest first."""
     found = (path.stem for path in (root / FOLDER).glob("*.json"))
-    return sorted((name for name in found if is_run_id(name)), reverse=True)
+    return sorted(filter(is_run_id, found), reverse=True)
 
 
 def result_label(name: str) -> str:
@@ -124,10 +127,11 @@ def read_result(root: Path, name: str) -> dict[str, Any]:
 
 
 def _is_row(row: Any) -> bool:
-    kind = _NotMeasured if isinstance(row, dict) and "reason" in row else _Row
-    with contextlib.suppress(msgspec.ValidationError):
-        return msgspec.convert(row, kind) is not None
-    return False
+    try:
+        msgspec.convert(row, _Row)
+    except msgspec.ValidationError:
+        return False
+    return "reason" in row or {"seconds", "algorithm", "bus"} <= row.keys()
 
 
 def line(row: Mapping[str, Any]) -> str:
@@ -140,18 +144,17 @@ def line(row: Mapping[str, Any]) -> str:
     start = f"{row['operation']:16s}{format_bytes(row['bytes']):>10s}"
     if "reason" in row:
         return f"{start}  not measured: {row['reason']}"
-    seconds = format_short_time(row["seconds"])
     algorithm, bus = rate_text(row["algorithm"]), rate_text(row["bus"])
-    return f"{start}{seconds:>12s}{algorithm:>14s}{bus:>14s}"
+    return f"{start}{format_short_time(row['seconds']):>12s}{algorithm:>14s}{bus:>14s}"
 
 
 def closing(document: Mapping[str, Any]) -> list[str]:
-    """Return the ranks, the link's speed, and the number of disturbed results, as sentences."""
+    """Return sentences on the ranks, the link's speed, and the disturbed results."""
     machine = document.get("machine") or {}
     link = machine.get("link")
-    who = f"{document['ranks']} ranks by {document['backend']} on {machine.get('device', '?')}"
+    ranks = f"{document['ranks']} ranks by {document['backend']} on {machine.get('device', '?')}"
     speed = "" if link is None else f", {link['name']}: {rate_text(link['bytes_per_s'])} each way"
-    lines = [f"{who}{speed}."]
+    lines = [f"{ranks}{speed}."]
     measured = [row for row in document["rows"] if "reason" not in row]
     disturbed = sum((spread_of(row) or 0) > DISTURBED for row in measured)
     if disturbed:
@@ -167,3 +170,74 @@ def spread_of(row: Mapping[str, Any]) -> float | None:
     """Return a result's slowest round over its fastest; None if unknown."""
     fastest, slowest = row.get("fastest_s"), row.get("slowest_s")
     return slowest / fastest if fastest and slowest else None
+
+
+class Measurement(Child):
+    """One measurement, saved in `root` / "collectives" even if stopped. Thread-safe.
+
+    `saved` is the name of the result's file, or None. Raises OSError if torchrun cannot be started.
+    """
+
+    def __init__(self, plan: CollectivePlan, root: Path) -> None:
+        self.plan = plan
+        self.saved: str | None = None
+        self._root = root
+        self._rows: list[dict[str, Any]] = []
+        self._machine: dict[str, Any] = {}
+        self._created = time.time()
+        self._complete = False
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        if plan.backend != NCCL:
+            env["CUDA_VISIBLE_DEVICES"] = ""
+        # The agent runs torchrun, and ends when this process closes its stdin.
+        agent = [sys.executable, "-m", "trainer.runners.agent"]
+        super().__init__([*agent, *measuring_arguments(plan)], limit_s=LIMIT_S, env=env)
+
+    def _now(self) -> ChildOutput:
+        return ChildOutput(ChildState.RUNNING, self.seconds, answer=self._document("running"))
+
+    def _document(self, status: str) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "created": self._created,
+            "host": socket.gethostname(),
+            "status": status,
+            **asdict(self.plan),
+            "machine": dict(self._machine),
+            "rows": list(self._rows),
+        }
+
+    def _take(self, content: dict[str, Any]) -> None:
+        self._machine = content.get("machine") or self._machine
+        self._rows += [content["result"]] if "result" in content else []
+        self._complete = self._complete or "end" in content
+
+    def _result(self, code: int) -> ChildOutput:
+        state, reason = ChildState.FINISHED, None
+        if not self._complete:
+            state = ChildState.STOPPED if self._stopping else ChildState.FAILED
+            reason = None if self._stopping else self._why(code)
+        document = self._document(state) | {"reason": reason}
+        if any("bus" in row for row in self._rows):
+            try:
+                path = new_result_path(self._root, self.plan.backend, self.plan.ranks)
+                write_result(path, document)
+                self.saved = path.stem
+            except (OSError, ValueError) as error:
+                reason = f"The results could not be saved: {error}."
+        return ChildOutput(state, self.seconds, answer=document, reason=reason)
+
+    def _why(self, code: int) -> str:
+        if self._late:
+            return f"Ended after the limit of {LIMIT_S / 60:.0f} min. Measure fewer sizes."
+        lines = self._error_lines()  # torchrun's summary follows the rank's error
+        texts = [line.partition(": ")[2] for line in lines if line.startswith("[rank")]
+        causes = [text for text in texts if text and not text.startswith((" ", "Traceback"))]
+        cause = (causes[:1] or lines[-1:] or [""])[0]
+        return f"torchrun ended with exit code {code}. {cause[:300]}".strip()
+
+
+def measuring_arguments(plan: CollectivePlan) -> list[str]:
+    """Return torchrun's arguments for the ranks."""
+    rank = ("-m", "trainer.collectives.rank", msgspec.json.encode(plan).decode())
+    return [*ONE_MACHINE, f"--nproc-per-node={plan.ranks}", *rank]
