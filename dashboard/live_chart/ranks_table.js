@@ -1,19 +1,18 @@
-// The table of the ranks: sortable by each column, a tick for a line.
+// The table of the ranks: sortable by each column, with a checkbox per rank for its line.
 
-import { el, parts, setAttribute, setText } from "./dom.js";
-import { MISSING, clock, isNumber, percent, withUnit } from "./format.js";
-import { sorted, stateWords, usualSort, wentWrong } from "./ranks_data.js";
+import { button, el, parts, render } from "./dom.js";
+import { MISSING, clock, counted, isNumber, percent, withUnit } from "./format.js";
+import { isKnown, sorted, stateWords, usualSort, wentWrong } from "./ranks_data.js";
 
 const MIB = 2 ** 20;
 const seconds = (value) => withUnit(value, "s");
 const share = (value) => (isNumber(value) ? percent(value) : MISSING);
 const size = (value) => (isNumber(value) ? withUnit(value * MIB, "B") : MISSING);
-
-// By key: title, help, text of a value, whether it is a number, whether it stays away without one.
-// The state is second, so that it is in view on a phone too.
 const WAITS =
   "Share of the step spent in backward waiting for other ranks; the slowest waits least";
-const COUNT = (value) => value.toLocaleString("en-US");
+
+// By key: title, help, text of a value, true for numbers, true if hidden without values. The state is
+// second: in view on a phone too.
 export const COLUMNS = [
   ["rank", "Rank", "Global rank", String, true],
   ["state", "State", "Alive: the process is still recording", null],
@@ -25,35 +24,22 @@ export const COLUMNS = [
   ["data", "Data wait", "Share of the step that it waits for its next batch", share, true, true],
   ["memory", "Allocated", "Newest value", size, true],
   ["peak", "Peak", "Highest value since the start or the last reset", size, true],
-  ["step", "Last step", "Latest recorded step", COUNT, true],
+  ["step", "Last step", "Latest recorded step", counted, true],
 ];
 
-// Whether the first press on a column's title puts the highest value first.
+// True if the first press on a column's title sorts the highest value first.
 export const startsDescending = (key) =>
   key !== "rank" && COLUMNS.some(([other, , , , number]) => other === key && number);
 
 export class RankTable {
-  // `toggle(row)` is called when a rank's line is wanted, or no longer.
+  // `toggle(row)` is called for a press on a rank's checkbox.
   constructor(toggle) {
     this.toggle = toggle;
-    this.chosen = null; // {key, descending} that the reader chose
-    this.heads = COLUMNS.map(([key, title, help, , number]) => {
-      const press = { type: "button", title: help, onclick: () => this.sort(key) };
-      const button = el("button", press, title);
-      const node = el("th", { scope: "col", class: number ? "ss-figure" : null }, button);
-      return { key, title, button, node };
-    });
+    this.chosen = null; // {key, descending}, the user's choice
     const table = parts(`<div class="ss-scroll ss-rank-table" tabindex="0" role="region"
       aria-label="Table of the ranks" data-testid="rank-table"><table>
-      <thead><tr ref="head"><th scope="col"><span class="ss-spoken">Line</span></th></tr></thead>
-      <tbody ref="body"></tbody></table></div>`);
+      <thead><tr ref="head"></tr></thead><tbody ref="body"></tbody></table></div>`);
     Object.assign(this, table);
-    this.head.append(...this.heads.map(({ node }) => node));
-    this.lines = new Map();
-  }
-
-  open() {
-    this.chosen = null;
   }
 
   sort(key) {
@@ -66,63 +52,52 @@ export class RankTable {
     Object.assign(this, { data, verdict, marked, picked });
     const rows = data.rows();
     this.order = this.chosen ?? usualSort(verdict, rows);
-    const shown = COLUMNS.map(
-      ([key, , , , , hide]) => !hide || rows.some((row) => isNumber(row[key])),
+    const shown = COLUMNS.filter(
+      ([key, , , , , optional]) => !optional || rows.some((row) => isNumber(row[key])),
     );
-    this.heads.forEach(({ key, title, button, node }, i) => {
-      const own = this.order.key === key;
-      const name = key === "memory" && data.answer.memory === "process" ? "Process memory" : title;
-      setText(button, own ? `${name} ${this.order.descending ? "↓" : "↑"}` : name);
-      setAttribute(
-        node,
-        "aria-sort",
-        own ? (this.order.descending ? "descending" : "ascending") : null,
-      );
-      node.hidden = !shown[i];
-    });
-    const lines = sorted(rows, this.order.key, this.order.descending).map((row) =>
-      this.line(row, shown),
-    );
-    const same =
-      lines.length === this.body.childElementCount &&
-      lines.every((line, i) => this.body.children[i] === line);
-    if (!same) this.body.replaceChildren(...lines);
+    const line = el("span", { class: "ss-spoken" }, "Line");
+    render(this.head, el("th", { scope: "col" }, line), ...shown.map((each) => this.title(each)));
+    const { key, descending } = this.order;
+    render(this.body, ...sorted(rows, key, descending).map((row) => this.line(row, shown)));
   }
 
-  // The line of a rank, made once and then only changed, so that a tick keeps the focus.
-  line(row, shown) {
-    let line = this.lines.get(row.number);
-    if (!line) this.lines.set(row.number, (line = this.make(row)));
-    line.row = row.row;
-    line.tick.hidden = row.row === null;
-    setAttribute(line.node, "data-named", this.marked.has(row.row) || null);
-    setAttribute(line.node, "data-tone", wentWrong(row) ? "bad" : null);
-    line.tick.checked = this.picked.has(row.row);
-    COLUMNS.forEach(([key, , , text], i) => {
-      const value = row[key];
-      const known = value !== null && value !== undefined && value !== "";
-      setText(
-        line.cells[i],
-        key === "state" ? stateWords(row, clock) : known ? text(value) : MISSING,
-      );
-      line.cells[i].hidden = !shown[i];
-      if (key === "state") setAttribute(line.cells[i], "title", row.ended?.reason ?? null);
-    });
-    return line.node;
+  title([key, title, help, , number]) {
+    const down = this.order.key === key ? this.order.descending : null;
+    const name =
+      key === "memory" && this.data.answer.memory === "process" ? "Process memory" : title;
+    const sort = down === null ? null : down ? "descending" : "ascending";
+    const text = down === null ? name : `${name} ${down ? "↓" : "↑"}`;
+    return el(
+      "th",
+      { scope: "col", class: number ? "ss-figure" : null, "aria-sort": sort },
+      button(() => this.sort(key), { title: help }, text),
+    );
   }
 
-  make(row) {
-    const line = {
-      cells: COLUMNS.map(([key, , , , number]) =>
-        el("td", { class: number ? "ss-figure" : null, "data-column": key }),
-      ),
-    };
-    line.tick = el("input", {
+  line(row, columns) {
+    const tick = el("input", {
       type: "checkbox",
       "aria-label": `Line of rank ${row.rank}`,
-      onchange: () => this.toggle(line.row),
+      checked: this.picked.has(row.row) ? "" : null,
+      hidden: row.row === null ? "" : null,
+      onclick: () => this.toggle(row.row),
     });
-    line.node = el("tr", { "data-rank": row.rank }, el("td", {}, line.tick), ...line.cells);
-    return line;
+    const cells = columns.map(([key, , , text, number]) => {
+      const attributes = { class: number ? "ss-figure" : null, "data-column": key };
+      if (key === "state")
+        Object.assign(attributes, { class: "ss-kind", title: row.ended?.reason });
+      const known = isKnown(row[key]) ? () => text(row[key]) : () => MISSING;
+      return el("td", attributes, key === "state" ? stateWords(row, clock) : known());
+    });
+    return el(
+      "tr",
+      {
+        "data-rank": row.rank,
+        "data-named": this.marked.has(row.row) || null,
+        "data-tone": wentWrong(row) ? "bad" : null,
+      },
+      el("td", {}, tick),
+      ...cells,
+    );
   }
 }

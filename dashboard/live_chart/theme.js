@@ -2,11 +2,9 @@
 
 import { el } from "./dom.js";
 
-// After Okabe and Ito, who chose hues told apart with any color vision; lightness fitted to each
-// background. GPUs among several have the hues that memory's five leave (yellow, black, sky blue,
-// amber) and four more, those that differ most from the others first. Of the memory ledger's parts
-// tensors are blues and cache is orange; what stands for all tensors, or for all that is in use, has
-// the color of allocated, or of used.
+// Hues by Okabe and Ito, distinct for any color vision, with a lightness for each background. Several
+// GPUs have the hues that the memory lines leave, the most distinct ones first. In the memory breakdown
+// tensors are blue and cache is orange; a sum has the color of the same line in the other charts.
 const COLORS = {
   blue: ["#0068a8", "#5ab4ec"],
   orange: ["#cc5a00", "#f28e4c"],
@@ -38,12 +36,11 @@ const COLORS = {
   gpu6: ["#db3cfc", "#9d7a6b"],
   gpu7: ["#0a4b39", "#b6fb3a"],
 };
-const [light, dark] = [0, 1].map((ground) =>
-  Object.fromEntries(Object.entries(COLORS).map(([name, pair]) => [name, pair[ground]])),
-);
-export const PALETTES = { light, dark };
+const palette = (ground) =>
+  Object.fromEntries(Object.entries(COLORS).map(([name, pair]) => [name, pair[ground]]));
+export const PALETTES = { light: palette(0), dark: palette(1) };
 
-// Any CSS color as [r, g, b], by asking the browser.
+// Converts any CSS color to [r, g, b] with the browser.
 function channels(node, color) {
   const probe = el("span", { style: `color:${color};display:none` });
   node.append(probe);
@@ -57,7 +54,7 @@ export function withAlpha(hex, alpha) {
   return `rgba(${r},${g},${b},${alpha})`;
 }
 
-// Reads Streamlit's variables, gives `root` the palette and returns what Plotly needs resolved.
+// Reads Streamlit's variables, sets the palette on `root` and returns the resolved colors for Plotly.
 export function readTheme(root) {
   const css = getComputedStyle(root);
   const read = (name, fallback) => css.getPropertyValue(name).trim() || fallback;

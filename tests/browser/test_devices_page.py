@@ -178,14 +178,14 @@ def test_the_numbers_under_the_pointer_are_those_of_that_time(
     page.goto(f"{server.url}/hardware?tab=gpus")
     page.get_by_role("button", name="GPU 0").click(timeout=60_000)
     chart = page.locator(".dv-chart").first
-    words = "utilization 97 %, SM active 71 %, tensor cores 33 %, DRAM 45 %"
+    words = "utilization 97%, SM active 71%, tensor cores 33%, DRAM 45%"
     expect(chart).to_have_attribute(
         "aria-label", f"Utilization and activity: {words}", timeout=30_000
     )
     for entry in words.split(", "):
         expect(chart.locator(".legend")).to_contain_text(entry)
     chart.locator(".nsewdrag").hover()
-    expect(chart.locator(".hoverlayer")).to_contain_text(re.compile("utilization [0-9]+ %"))
+    expect(chart.locator(".hoverlayer")).to_contain_text(re.compile("utilization [0-9]+%"))
     page.mouse.move(0, 0)
     expect(chart.locator(".hoverlayer .legend")).to_have_count(0)
     page.close()

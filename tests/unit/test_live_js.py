@@ -225,7 +225,7 @@ def gpu_part(values: list[float | None], **more: Any) -> dict[str, Any]:
 
 
 def test_the_tile_of_an_ended_run_is_the_mean_or_the_peak_of_the_run(js: Script) -> None:
-    """A finished run showed its last reading: utilization 0 %."""
+    """A finished run showed its last reading: utilization 0%."""
     part = {"bucket": 1, "first": 0, "end": 3, "reset": True, "t": [1, 2, 3], "s": [1, 2, 3]}
     part["v"] = {"u": {"mean": [90, 80, 0]}}
     spec = {"series": ["samples"], "metric": "u", "unit": "%", "ended": "mean"}
@@ -234,8 +234,8 @@ def test_the_tile_of_an_ended_run_is_the_mean_or_the_peak_of_the_run(js: Script)
         live = "{samples: mergeSeries(null, part)}"
         return js(f"tileContent(spec, {live}, ended).text", spec=spec, part=part, ended=ended)
 
-    assert shown(spec, False) == ["0", "%"]
-    assert shown(spec, True) == ["57", "% · mean"]
+    assert shown(spec, False) == ["0%", ""]
+    assert shown(spec, True) == ["57%", "mean"]
     memory = spec | {"unit": "B", "ended": "peak"}
     assert shown(memory, True) == ["90.0", "B · peak"]
     assert shown(spec | {"unit": "", "ended": "last"}, True)[0] == "0"
@@ -248,7 +248,7 @@ def test_a_tile_of_several_gpus_has_their_mean_and_range(js: Script) -> None:
     live = "Object.fromEntries(Object.entries(parts).map(([k, p]) => [k, mergeSeries(null, p)]))"
     spec = {"series": list(parts), "metric": "a", "unit": "%", "hide": False}
     shown = js(f"tileContent(spec, {live})", spec=spec, parts=parts)
-    assert shown["text"] == ["68", "% · 37–98 on 2 of 3 GPUs"]
+    assert shown["text"] == ["68%", "37–98% on 2 of 3 GPUs"]
     both = {**spec, "series": ["d/0", "d/1"], "unit": "W"}
     assert js(f"tileContent(spec, {live})", spec=both, parts=parts)["text"] == ["68", "W · 37–98"]
     ends = js(f"sparkPath(spec, {live})", spec=spec, parts=parts)
@@ -322,13 +322,13 @@ def test_the_time_left_follows_the_mean_step_time(js: Script) -> None:
 @pytest.mark.parametrize(
     ("expression", "text"),
     [
-        ("bytesOf(12.3 * 2 ** 30, 80 * 2 ** 30).join(' ')", "12.3 GiB of 80.0 (15 %)"),
-        ("bytesOf(40 * 2 ** 20, 80 * 2 ** 30).join(' ')", "40.0 MiB of 80.0 GiB (0.05 %)"),
-        ("bytesOf(0, 80 * 2 ** 30).join(' ')", "0 B of 80.0 GiB (0 %)"),
+        ("bytesOf(12.3 * 2 ** 30, 80 * 2 ** 30).join(' ')", "12.3 GiB of 80.0 (15%)"),
+        ("bytesOf(40 * 2 ** 20, 80 * 2 ** 30).join(' ')", "40.0 MiB of 80.0 GiB (0.05%)"),
+        ("bytesOf(0, 80 * 2 ** 30).join(' ')", "0 B of 80.0 GiB (0%)"),
         ("bytesOf(2 ** 30, null).join('|')", "1.00|GiB"),
         ("change('reserved', 'B', 2.1 * 2 ** 30, .81 * 2 ** 30)", "reserved 2.10 → 0.81 GiB"),
         ("change('a', 'B', null, 2 ** 20)", "a n/a → 1.00 MiB"),
-        ("withUnit(0, '%')", "0 %"),
+        ("withUnit(0, '%')", "0%"),
         ("withUnit(null, 'W')", "n/a"),
         ("withUnit(0.0211, 's')", "21.1 ms"),
         ("withUnit(311.6, 'W')", "312 W"),
@@ -416,7 +416,7 @@ def test_what_a_stop_advises_goes_once_the_run_has_ended(js: Script) -> None:
         return js(
             "(() => { const store = new Store(() => {}); store.open('x');"
             "store.settle(1, 'if it goes on, press Stop again', 'done', kind);"
-            "store.take({status, series: {}}); return store.told?.text ?? null; })()",
+            "store.take({status, series: {}}); return store.shownCommand?.text ?? null; })()",
             status=status,
             kind=kind,
         )
@@ -437,11 +437,11 @@ def test_the_header_says_how_far_the_run_is(js: Script) -> None:
     steps = {"t": [83.0], "s": [2244], "v": {"perf/step_time": {"mean": [0.5] * 10}}}
     progress = {"step": 2244, "total_steps": 30600, "epoch": 3, "epochs": 40}
     answer = {"answer": {"progress": progress, "now": 90}, "live": {"steps": steps}}
-    text = "step 2,244 of 30,600 · 7 % · 3:56:18 left"
+    text = "step 2,244 of 30,600 · 7% · 3:56:18 left"
     assert js("progressOf(known).text", known={**answer, "ended": False}) == text
-    assert js("progressOf(known).text", known={**answer, "ended": True}) == text[:26]
+    assert js("progressOf(known).text", known={**answer, "ended": True}) == text[:25]
     paused = {**answer, "ended": False, "answer": {**answer["answer"], "status": "paused"}}
-    assert js("progressOf(known).text", known=paused) == text[:26], "no time passes"
+    assert js("progressOf(known).text", known=paused) == text[:25], "no time passes"
     details = "epoch 3 of 40 · elapsed 1:30"
     assert js("detailsOf(known)", known={**answer, "ended": False}) == details
     # An ended run lasted as long as it recorded.
@@ -603,7 +603,7 @@ def test_the_table_has_the_order_of_the_stack_and_sums_above_their_parts(js: Scr
     sizes = [js("bytesAt(moment, keys)", moment=now, keys=line["keys"]) for line in lines]
     assert sizes == [50, 50, 10, 40, 30, 10]
     assert js("bytesAt(null, ['ledger/free'])") is None
-    assert js("[shareOf(0, 9), shareOf(1, 1e6), shareOf(2, 9)]") == ["0 %", "<0.01 %", "22 %"]
+    assert js("[shareOf(0, 9), shareOf(1, 1e6), shareOf(2, 9)]") == ["0%", "<0.01%", "22%"]
 
 
 def test_a_sum_of_one_part_is_not_said_twice(js: Script) -> None:
@@ -690,7 +690,7 @@ def test_what_ranks_answered_alike_to_a_command_is_one_row(js: Script) -> None:
         freed(1, "freed", 6),
         {"id": "rank1-9", "kind": "alert", "text": "Rank 1: hot", "data": {"rank": 1}},
     ]
-    texts = js("oneForRanks(events).map(({text}) => text)", events=events)
+    texts = js("mergeRanks(events).map(({text}) => text)", events=events)
     assert texts == [
         "freed",
         "Ranks 1, 2 and 4: freed",
@@ -735,8 +735,8 @@ def test_a_line_of_the_devices_page_breaks_where_nothing_was_read(js: Script) ->
     figure = "chartFigure(chart, history, 20, theme)"
     drawn = js(figure, chart=chart, history=history, theme=theme)
     line, limit = drawn["data"]
-    assert (line["name"], line["y"]) == ("used 90 %", [0, 50, None, 100, 90, None])
-    assert (limit["name"], limit["y"]) == ("limit 95 %", [95, 95])
+    assert (line["name"], line["y"]) == ("used 90%", [0, 50, None, 100, 90, None])
+    assert (limit["name"], limit["y"]) == ("limit 95%", [95, 95])
     assert drawn["layout"]["yaxis"]["range"] == [0, 100]
     empty = js(figure, chart=chart, history={"t": [], "v": {}}, theme=theme)
     assert (empty["data"][0]["name"], empty["data"][0]["y"]) == ("used n/a", [])
