@@ -65,15 +65,15 @@ export class BreakdownCard extends Card {
   buttons() {
     const attributes = { class: "ss-tool", title: "Scale the axis to the total or to usage" };
     this.whole = button(() => this.pick(this.free), attributes, "full scale");
-    const list = super.buttons();
-    if (!this.switchable) return [...list.filter((node) => !("full" in node.dataset)), this.whole];
+    const list = [...super.buttons(), this.whole];
+    if (!this.switchable) return list;
     const mode = (stacked, label, title) => button(() => this.choose(stacked), { title }, label);
     this.modes = [
       mode(false, "Lines", "Allocated, reserved, peak and used as lines"),
       mode(true, "Breakdown", "Stacked parts of the memory"),
     ];
     const group = { class: "ss-switch ss-modes", role: "group", "aria-label": "Memory as" };
-    return [...list, this.whole, el("div", group, ...this.modes)];
+    return [...list, el("div", group, ...this.modes)];
   }
 
   get free() {
@@ -98,8 +98,7 @@ export class BreakdownCard extends Card {
   }
 
   showMode() {
-    const full = this.tools.querySelector("[data-full]");
-    if (full) full.hidden = this.stacked;
+    if (this.full) this.full.hidden = this.stacked;
     this.whole.hidden = !this.stacked;
     setAttribute(this.whole, "aria-pressed", !this.hidden(this.free));
     this.legend.classList.toggle("ss-parts", this.stacked);

@@ -136,9 +136,8 @@ export class Card {
     }
     if (spec.traces.some((trace) => trace.style === "context")) {
       const title = "Scale the axis to the dashed line or to the data";
-      const full = this.toggle(`full-${spec.id}`, "full scale", title);
-      full.dataset.full = "";
-      list.push(full);
+      this.full = this.toggle(`full-${spec.id}`, "full scale", title);
+      list.push(this.full);
     }
     return list;
   }
@@ -340,9 +339,9 @@ export class Card {
     this.chips.forEach(({ node, trace }, i) => {
       node.hidden = !this.lines.includes(trace) || (trace.optional && !recorded(columns[i]));
     });
-    const odd = columns.some(recorded) ? "Every value is NaN or infinite." : null;
-    const empty = odd ?? (this.spec.empty || "No values yet.");
-    showText(this.none, columns.some(holds) ? "" : empty);
+    const empty = this.spec.empty || "No values yet.";
+    const reason = columns.some(recorded) ? "Every value is NaN or infinite." : empty;
+    showText(this.none, columns.some(holds) ? "" : reason);
   }
 
   plotFirst(data, layout) {

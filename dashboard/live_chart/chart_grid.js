@@ -2,7 +2,7 @@
 
 import { BreakdownCard } from "./breakdown_card.js";
 import { Card } from "./card.js";
-import { button, parts, setAttribute, setChildren, setText, showText } from "./dom.js";
+import { button, parts, render, setChildren, setText, showText } from "./dom.js";
 import { sum, withUnit } from "./format.js";
 import { HeatCard } from "./heat.js";
 import { oddNow, recorded } from "./lines.js";
@@ -36,12 +36,12 @@ export class Board {
     this.cards = [];
     const board = parts(`<div>
       <div class="ss-grid" ref="mainGrid"></div>
-      <section class="ss-group" data-testid="custom" aria-label="Custom metrics" hidden ref="custom">
+      <section class="ss-group ss-section" data-testid="custom" aria-label="Custom metrics" hidden ref="custom">
         <h3>Custom metrics</h3>
         <div class="ss-grid ss-small" ref="customGrid"></div>
         <p class="ss-muted" hidden ref="note"></p>
       </section>
-      <details class="ss-group" data-testid="more" hidden ref="more">
+      <details class="ss-group ss-section" data-testid="more" hidden ref="more">
         <summary><strong>More charts</strong> <span class="ss-muted"
           ref="summary"></span></summary>
         <div class="ss-grid" ref="moreGrid"></div>
@@ -89,11 +89,8 @@ export class Board {
     });
     for (const card of before.values()) this.drop(card);
     for (const [group, grid] of Object.entries(this.grids)) {
-      const cards = this.cards.filter((card) => card.spec.group === group);
-      setChildren(
-        grid,
-        cards.map((card) => card.node),
-      );
+      const nodes = this.cards.filter((card) => card.spec.group === group).map(({ node }) => node);
+      setChildren(grid, nodes);
     }
     this.custom.hidden = !this.customGrid.childElementCount;
     this.more.hidden = !this.moreGrid.childElementCount;
@@ -160,18 +157,17 @@ export class AxisBar {
         reset</span>
     </div>`);
     Object.assign(this, bar);
-    for (const [axis, label] of Object.entries({ step: "Step", time: "Time" }))
-      this.axes.append(button(() => store.chooseAxis(axis), { "data-axis": axis }, label));
-    this.back.addEventListener("click", () => store.zoomTo(null));
+    this.back.onclick = () => store.zoomTo(null);
   }
 
   update() {
     const { axis, stepped, zoom, onlyTime } = this.store;
+    const choice = (name, label, disabled) => {
+      const attributes = { "data-axis": name, "aria-pressed": axis === name, disabled };
+      return button(() => this.store.chooseAxis(name), attributes, label);
+    };
+    render(this.axes, choice("step", "Step", stepped ? null : ""), choice("time", "Time", null));
     this.axes.hidden = onlyTime;
-    for (const each of this.axes.children) {
-      setAttribute(each, "aria-pressed", each.dataset.axis === axis);
-      each.disabled = each.dataset.axis === "step" && !stepped;
-    }
     this.back.hidden = !zoom;
   }
 }

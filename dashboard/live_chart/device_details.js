@@ -116,7 +116,7 @@ function processTable(title, processes, none) {
   const box = { class: "ss-scroll dv-scroll", tabindex: 0, role: "group", "aria-label": title };
   return el(
     "section",
-    { class: "dv-processes" },
+    { class: "dv-processes ss-section" },
     el("h4", {}, title),
     rows.length ? el("div", box, table) : el("p", { class: "ss-muted" }, none ?? ""),
   );

@@ -42,7 +42,7 @@ function deviceCard(gpu, open, press) {
       text("ss-cut", name),
       text("ss-muted", short, uuid),
     ),
-    el("p", { class: "dv-health" }, levelIcon(level), text("dv-health-text", health)),
+    el("p", { class: "dv-health" }, levelIcon(level), text(null, health)),
     meter("Utilization", "green", gpu.utilization),
     meter("Memory", "green", gpu.memory),
     el("p", { class: "ss-cut" }, line.join(" · ")),

@@ -3,11 +3,10 @@
 import { ButtonGroup, newCommandId, sendCommand } from "./commands.js";
 import { ChartView } from "./chart_view.js";
 import { el, mounting, setAttribute } from "./dom.js";
-import { EventTable, ackText, commandOf } from "./events.js";
+import { EventTable, Toasts, ackText, commandOf } from "./events.js";
 import { Header, VerdictLine } from "./header.js";
 import { RankSection } from "./ranks.js";
 import { TileRow } from "./tiles.js";
-import { Toasts } from "./toasts.js";
 
 const PACE_MS = 500;
 const PENDING_PACE_MS = 80;
@@ -27,11 +26,14 @@ class LiveView extends ChartView {
     this.table = new EventTable();
     this.toasts = new Toasts();
     this.ranks = new RankSection(this.painter);
-    this.inOverview = [this.verdict, this.tiles, this.board, this.table];
+    this.overview = [
+      el("div", {}, this.verdict.node, this.tiles.node),
+      el("div", {}, this.board.node, this.table.node),
+    ];
+    const [top, rest] = this.overview;
     this.memoryBar = el("div");
-    const shown = [this.verdict, this.tiles, this.bar, this.board, this.ranks, this.table];
-    const nodes = shown.map(({ node }) => node);
-    this.body = el("div", { class: "ss-body" }, ...nodes, this.memoryBar);
+    const nodes = [top, this.bar.node, rest, this.ranks.node, this.memoryBar];
+    this.body = el("div", { class: "ss-body" }, ...nodes);
     const attributes = { class: "ss-root", "data-testid": "stepscope-live", "data-polls": 0 };
     this.root = el("div", attributes, this.header.node, this.body, this.toasts.node);
     parent.append(this.root);
@@ -105,9 +107,8 @@ class LiveView extends ChartView {
 
   showTab(tab) {
     this.store.tab = tab;
-    for (const part of this.inOverview)
-      part.node.classList.toggle("ss-elsewhere", tab !== "overview");
-    this.bar.node.classList.toggle("ss-elsewhere", !["overview", "ranks"].includes(tab));
+    for (const part of this.overview) part.hidden = tab !== "overview";
+    this.bar.node.hidden = !["overview", "ranks"].includes(tab);
     this.placeMemoryButtons();
     this.ranks.show(tab === "ranks" ? this.store.run : null);
     this.showState();
