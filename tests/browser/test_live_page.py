@@ -1,4 +1,4 @@
-"""The main job as a person does it: start, watch, act, reload, stop. Real server, real training."""
+"""Start, watch, act, reload, stop on the Run page: a real server and real training."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ ACTIONS = [
 ]
 
 
-def test_each_button_acts_and_leaves_a_marker_with_numbers(
-    open_page: OpenPage, server: Server
-) -> None:
+def test_each_button_acts_also_while_paused(open_page: OpenPage, server: Server) -> None:
     page = open_page(LONG)
     start(page)
     for name, kind, keys in ACTIONS:
@@ -87,18 +85,13 @@ def test_each_button_acts_and_leaves_a_marker_with_numbers(
         expect(page.get_by_test_id("ack")).to_contain_text("done at step")
         if kind == "save_checkpoint":
             assert (run_folder(server) / event.data["path"]).stat().st_size == event.data["bytes"]
-
-
-def test_pause_holds_serves_buttons_and_resumes(open_page: OpenPage, server: Server) -> None:
-    page = open_page(LONG)
-    start(page)
     button(page, "Pause").click()
     expect(page.get_by_test_id("status")).to_contain_text("Paused")
     expect(button(page, "Resume")).to_be_enabled()
     page.wait_for_timeout(700)
     held = step_of(page)
     button(page, "Collect garbage").click()
-    expect(page.get_by_test_id("events")).to_contain_text("Collect garbage")
+    wait_until(lambda: sum(one.kind == "collect_garbage" for one in events(server)) == 2, page)
     page.wait_for_timeout(700)
     assert step_of(page) == held
     button(page, "Resume").click()
@@ -106,12 +99,16 @@ def test_pause_holds_serves_buttons_and_resumes(open_page: OpenPage, server: Ser
     wait_until(lambda: step_of(page) > held, page)
 
 
-def test_the_header_stays_in_sight_and_works_by_keyboard(
-    open_page: OpenPage, server: Server
-) -> None:
-    page = open_page(LONG)
+def test_the_header_stays_in_sight_whole_and_works_by_keyboard(open_page: OpenPage) -> None:
+    page = open_page(LONG, expected="403")
     start(page)
-    page.set_viewport_size({"width": 1400, "height": 400})
+    cut = """node => [...node.querySelectorAll("button, span, select")].filter((part) =>
+        part.checkVisibility() && (part.getBoundingClientRect().right > innerWidth ||
+        part.tagName !== "SELECT" && part.scrollWidth > part.clientWidth + 1 &&
+        getComputedStyle(part).display !== "inline")).map((part) => part.outerHTML)"""
+    for width in (1280, 400, 1400):
+        page.set_viewport_size({"width": width, "height": 400})
+        assert page.get_by_test_id("header").evaluate(cut) == []
     page.get_by_test_id("events").evaluate("node => node.scrollIntoView({ block: 'start' })")
     expect(button(page, "Stop")).to_be_in_viewport()
     expect(page.get_by_test_id("chart-loss")).not_to_be_in_viewport()
@@ -119,7 +116,7 @@ def test_the_header_stays_in_sight_and_works_by_keyboard(
     button(page, "Pause").focus()
     for _ in range(2):
         page.keyboard.press("Tab")
-    page.keyboard.press("Enter")  # Mark: its box opens and takes the focus
+    page.keyboard.press("Enter")  # Mark: its popover opens with the focus
     page.keyboard.type("by hand")
     page.keyboard.press("Enter")
     expect(page.get_by_test_id("ack")).to_contain_text("by hand — done at step")
@@ -128,10 +125,7 @@ def test_the_header_stays_in_sight_and_works_by_keyboard(
     page.keyboard.press("Escape")
     expect(page.get_by_label("Event text")).to_be_hidden()
 
-
-def test_a_press_is_shown_before_the_server_answers(open_page: OpenPage, server: Server) -> None:
-    page = open_page(LONG, expected="403")
-    start(page)
+    # A press is shown before the server answers.
     held: list[Route] = []
     page.route("**/api/command", lambda route: held.append(route))
     button(page, "Pause").click()
@@ -143,20 +137,7 @@ def test_a_press_is_shown_before_the_server_answers(open_page: OpenPage, server:
     expect(button(page, "Pause")).not_to_have_attribute("aria-busy", "true")
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-def test_nothing_of_the_header_is_cut(open_page: OpenPage, server: Server, width: int) -> None:
-    page = open_page(LONG)
-    start(page)
-    page.set_viewport_size({"width": width, "height": 800})
-    header = page.get_by_test_id("header")
-    cut = """node => [...node.querySelectorAll("button, span, select")].filter((part) =>
-        part.checkVisibility() && (part.getBoundingClientRect().right > innerWidth ||
-        part.tagName !== "SELECT" && part.scrollWidth > part.clientWidth + 1 &&
-        getComputedStyle(part).display !== "inline")).map((part) => part.outerHTML)"""
-    assert header.evaluate(cut) == []
-
-
-def test_a_store_that_cannot_be_read_ends_in_what_to_do(
+def test_a_store_that_cannot_be_read_is_named_with_a_fix(
     open_page: OpenPage, server: Server
 ) -> None:
     folder = server.runs / "damaged"
@@ -172,7 +153,7 @@ def test_a_store_that_cannot_be_read_ends_in_what_to_do(
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(2500)
     assert not [url for url in asked if "/api/series" in url]
-    start(page)  # another run is shown as ever
+    start(page)  # another run is shown as usual
     expect(trouble).to_be_hidden()
 
 
@@ -197,13 +178,17 @@ def test_zoom_survives_refreshes_and_a_reload(open_page: OpenPage, server: Serve
     expect(page.get_by_test_id("back-to-live")).to_be_hidden()
 
 
-def test_a_second_tab_shows_the_same_run_and_samples_once(
+def test_tabs_share_one_run_and_one_sampler_and_closing_them_stops_nothing(
     open_page: OpenPage, server: Server
 ) -> None:
     page = open_page(LONG)
     start(page)
-    other = open_page()  # a bare address finds the active run
-    expect(other.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    step = step_of(page)
+    page.goto("about:blank")
+    page, other = open_page(), open_page()  # a bare address finds the active run
+    for each in (page, other):
+        expect(each.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    wait_until(lambda: step_of(page) > step, page)
     expect(button(other, "Start run")).to_be_disabled()
     folder = run_folder(server)
 
@@ -218,16 +203,6 @@ def test_a_second_tab_shows_the_same_run_and_samples_once(
     button(other, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
     expect(button(page, "Start run")).to_be_enabled()
-
-
-def test_closing_all_tabs_stops_nothing(open_page: OpenPage, server: Server) -> None:
-    page = open_page(LONG)
-    start(page)
-    step = step_of(page)
-    page.goto("about:blank")
-    again = open_page()
-    expect(again.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
-    wait_until(lambda: step_of(again) > step, again)
 
 
 @pytest.mark.alone
@@ -251,7 +226,7 @@ def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(
     page.goto("about:blank")
 
 
-def test_a_hostile_link_is_refused_in_words(open_page: OpenPage, server: Server) -> None:
+def test_a_hostile_link_is_refused_with_reasons(open_page: OpenPage, server: Server) -> None:
     page = open_page("/?epochs=-3&workload=rm%20-rf&run=../../etc&batch_size=abc&precision=tf32")
     expect(page.get_by_text("epochs: must be between 1 and")).to_be_visible(timeout=30_000)
     expect(page.get_by_text("batch_size: must be an integer")).to_be_visible()
@@ -272,7 +247,7 @@ def test_a_failed_run_says_why_and_the_next_one_starts(open_page: OpenPage, serv
     wait_until(lambda: len(list(server.runs.iterdir())) == 2, page)
 
 
-def test_a_killed_child_reads_as_crashed_and_the_page_goes_on(
+def test_a_killed_child_is_crashed_and_the_next_run_can_start(
     open_page: OpenPage, server: Server
 ) -> None:
     page = open_page(f"{LONG}&runner=process")
