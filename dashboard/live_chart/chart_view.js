@@ -73,6 +73,10 @@ export class ChartView {
     this.board.set(layout);
   }
 
+  refused(sentence) {
+    this.setTrouble(sentence);
+  }
+
   usePlotly(plotly) {
     this.painter.usePlotly(plotly);
   }

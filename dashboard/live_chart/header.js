@@ -175,10 +175,10 @@ export function verdictContent(answer, settings) {
 
 export class VerdictLine {
   // `apply(setting)` and `open(tab)` are called for presses on the links.
-  constructor(apply, open) {
+  constructor(testid, apply, open) {
     Object.assign(this, { apply, open });
     this.pressedAt = null; // the header when the link was pressed, until the script answers
-    this.node = el("p", { class: "ss-verdict", role: "note", "data-testid": "verdict" });
+    this.node = el("p", { class: "ss-verdict", role: "note", "data-testid": testid });
   }
 
   press() {

@@ -140,10 +140,6 @@ class LedgerView extends ChartView {
   setTrouble(sentence) {
     showText(this.trouble, sentence);
   }
-
-  refused(sentence) {
-    showText(this.trouble, sentence);
-  }
 }
 
 export const stepscopeLedger = mounting("stepscopeLedgers", LedgerView);

@@ -21,7 +21,8 @@ class LiveView extends ChartView {
     const pick = (run) => this.setTriggerValue("run", run);
     this.header = new Header({ retry: () => this.retry(), open, pick, send });
     this.memoryButtons = new ButtonGroup(true, send, "Memory");
-    this.verdict = new VerdictLine((setting) => this.setTriggerValue("setting", setting), open);
+    const apply = (setting) => this.setTriggerValue("setting", setting);
+    this.verdict = new VerdictLine("verdict", apply, open);
     this.tiles = new TileRow();
     this.table = new EventTable();
     this.toasts = new Toasts();

@@ -32,8 +32,8 @@ export class Poller {
   // `url()` returns the next address, `pace()` the interval in ms. Each answer goes to `take(answer)`,
   // a permanent error to `refused(sentence)`, the state of the connection to `trouble(sentence or
   // null)`. Nothing is requested while `idle()` is true; `now()` restarts it.
-  constructor({ url, pace, take, refused, trouble, idle = () => false }) {
-    Object.assign(this, { url, pace, take, refused, trouble, idle });
+  constructor({ url, pace, take, trouble, refused = trouble, idle = () => false }) {
+    Object.assign(this, { url, pace, take, trouble, refused, idle });
     Object.assign(this, { failures: 0, timer: 0, abort: null, closed: false });
     this.onVisible = () => this.now();
     document.addEventListener("visibilitychange", this.onVisible);

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import time
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Locator, Route, expect
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
@@ -32,9 +31,13 @@ from tests.support.server import Server
 LONG = "/?epochs=5000"
 
 
-def events(server: Server) -> list[EventRow]:
+def events(server: Server, kind: str) -> list[EventRow]:
     with StoreReader(run_folder(server)) as reader:
-        return reader.events()
+        return [event for event in reader.events() if event.kind == kind]
+
+
+def polls(live: Locator) -> int:
+    return int(live.get_attribute("data-polls") or 0)
 
 
 def test_start_and_watch_the_loss_fall(open_page: OpenPage, server: Server) -> None:
@@ -76,8 +79,8 @@ def test_each_button_acts_also_while_paused(open_page: OpenPage, server: Server)
         button(page, name).click()
         if kind == "mark":
             page.keyboard.press("Enter")
-        wait_until(lambda kind=kind: any(one.kind == kind for one in events(server)), page)
-        (event,) = [one for one in events(server) if one.kind == kind]
+        wait_until(lambda kind=kind: bool(events(server, kind)), page)
+        (event,) = events(server, kind)
         assert event.data["ok"] is True, name
         assert keys <= set(event.data), name
         for place in ("ack", "events"):
@@ -91,7 +94,7 @@ def test_each_button_acts_also_while_paused(open_page: OpenPage, server: Server)
     page.wait_for_timeout(700)
     held = step_of(page)
     button(page, "Collect garbage").click()
-    wait_until(lambda: sum(one.kind == "collect_garbage" for one in events(server)) == 2, page)
+    wait_until(lambda: len(events(server, "collect_garbage")) == 2, page)
     page.wait_for_timeout(700)
     assert step_of(page) == held
     button(page, "Resume").click()
@@ -165,13 +168,13 @@ def test_zoom_survives_refreshes_and_a_reload(open_page: OpenPage, server: Serve
     expect(page.get_by_test_id("back-to-live")).to_be_visible()
     zoomed = axis_range(page, "loss")
     assert axis_range(page, "memory") == zoomed  # one x axis for all charts
-    seen = int(page.get_by_test_id("stepscope-live").get_attribute("data-polls") or 0)
     live = page.get_by_test_id("stepscope-live")
-    wait_until(lambda: int(live.get_attribute("data-polls") or 0) > seen + 3, page)
+    seen = polls(live)
+    wait_until(lambda: polls(live) > seen + 3, page)
     assert axis_range(page, "loss") == zoomed
     page.reload()
     expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
-    expect(page.get_by_test_id("stepscope-live")).to_have_attribute("data-ready", "1")
+    expect(live).to_have_attribute("data-ready", "1")
     assert axis_range(page, "loss") == zoomed
     page.get_by_test_id("back-to-live").click()
     wait_until(lambda: axis_range(page, "loss") != zoomed, page)
@@ -234,26 +237,26 @@ def test_a_hostile_link_is_refused_with_reasons(open_page: OpenPage, server: Ser
     expect(button(page, "Start run")).to_be_disabled()  # tf32 cannot run on a CPU
 
 
-def test_a_failed_run_says_why_and_the_next_one_starts(open_page: OpenPage, server: Server) -> None:
-    page = open_page("/?learning_rate=100&optimizer=sgd&workload=linear")
+@pytest.mark.parametrize(
+    ("link", "killed", "words"),
+    [
+        ("/?learning_rate=100&optimizer=sgd&workload=linear", False, "Lower learning_rate"),
+        (f"{LONG}&runner=process", True, "Crashed"),
+    ],
+)
+def test_after_a_failure_the_reason_is_shown_and_the_next_run_starts(
+    open_page: OpenPage, server: Server, link: str, killed: bool, words: str
+) -> None:
+    page = open_page(link)
     button(page, "Start run").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Failed", timeout=30_000)
-    expect(page.get_by_test_id("status")).to_contain_text("Lower learning_rate")
-    (failed,) = server.runs.iterdir()
-    run_json = json.loads((failed / "run.json").read_text())
-    assert run_json["status"] == "failed"
+    if killed:
+        expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+        pid = int(read_run(run_folder(server)).run_json["pid"])
+        assert pid != server.process.pid
+        os.kill(pid, signal.SIGKILL)
+    expect(page.get_by_test_id("status")).to_contain_text(words, timeout=30_000)
+    failed = read_run(run_folder(server)).status
+    assert failed is (RunStatus.CRASHED if killed else RunStatus.FAILED)
     expect(button(page, "Start run")).to_be_enabled()
     button(page, "Start run").click()
     wait_until(lambda: len(list(server.runs.iterdir())) == 2, page)
-
-
-def test_a_killed_child_is_crashed_and_the_next_run_can_start(
-    open_page: OpenPage, server: Server
-) -> None:
-    page = open_page(f"{LONG}&runner=process")
-    start(page)
-    pid = int(read_run(run_folder(server)).run_json["pid"])
-    assert pid != server.process.pid
-    os.kill(pid, signal.SIGKILL)
-    expect(page.get_by_test_id("status")).to_contain_text("Crashed", timeout=10_000)
-    expect(button(page, "Start run")).to_be_enabled()

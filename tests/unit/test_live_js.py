@@ -105,7 +105,7 @@ def test_values_that_are_not_finite_stay_at_their_place_and_are_counted(js: Scri
     assert js(f"coarsen(coarsen({MERGE}, 2), 8)", parts=parts)["v"]["a"]["odd"] == [2]
 
 
-# --- points of lines ------------------------------------------------------------------------------
+# --- points of lines, values, texts ---------------------------------------------------------------
 
 MINUS_9S = [index / 10 for index in range(40)] + [13.0]
 """40 values at 10 Hz, then one after nine seconds."""
@@ -163,11 +163,11 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
         (f"convertX({SERIES}, 'time', 250)", 15),
         (f"convertX({SERIES}, 'step', 5)", 50),
         (f"convertX({SERIES}, 'time', 900)", 20),
-        (f"secondsLeft({TIMED}, {{step: 100, total_steps: 200}})", 50),
+        (f"secondsLeft({TIMED}, {{step: 100, total_steps: 200}})", 50.0),
         (f"secondsLeft({TIMED}, {{step: 100, total_steps: null}})", None),
         ("topOf({ top: 80 }, [[1, 2]])", 80),
-        ("topOf({ top: null, mark: { value: 700 } }, [[1, 2]])", 756),
-        ("topOf({ top: null, mark: null }, [[1, null, 200], []])", 216),
+        ("topOf({ top: null, mark: { value: 700 } }, [[1, 2]])", 756.0),
+        ("topOf({ top: null, mark: null }, [[1, null, 200], []])", 216.0),
         ("topOf({ top: null, mark: null }, [[0]])", 1),
         ("topOf({ unit: 'B/s' }, [[3, 0]])", 1.08 * 2**20),
         ("heatRow([0, 1, 2, 3, 8], [10, 30, null, 50, 90], [0, 8], 4)", [20, 50, 50, 90]),
@@ -176,18 +176,6 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
             [20, 50, None, 90],
         ),
         ("heatRow([0, 10], [7, 9], [2, 6], 4)", [7, 7, 7, 7]),  # the value before the range
-    ],
-)
-def test_figures(js: Script, expression: str, found: Any) -> None:
-    assert js(expression) == (found if found is None else pytest.approx(found))
-
-
-# --- texts ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("expression", "text"),
-    [
         ("bytesOf(12.3 * 2 ** 30, 80 * 2 ** 30).join(' ')", "12.3 GiB of 80.0 (15%)"),
         ("bytesOf(40 * 2 ** 20, 80 * 2 ** 30).join(' ')", "40.0 MiB of 80.0 GiB (0.05%)"),
         ("bytesOf(0, 80 * 2 ** 30).join(' ')", "0 B of 80.0 GiB (0%)"),
@@ -213,8 +201,8 @@ def test_figures(js: Script, expression: str, found: Any) -> None:
         ("latestEver({v: {a: {odd: [null, 'NaN'], mean: [3, null]}}}, 'a')", "NaN"),
     ],
 )
-def test_texts(js: Script, expression: str, text: str) -> None:
-    assert js(expression) == text
+def test_values_and_texts(js: Script, expression: str, found: Any) -> None:
+    assert js(expression) == (pytest.approx(found) if isinstance(found, float | list) else found)
 
 
 def test_the_header_shows_the_progress_of_the_run(js: Script) -> None:
@@ -244,31 +232,20 @@ def tile(js: Script, spec: dict[str, Any], parts: dict[str, Any], ended: bool = 
 
 
 @pytest.mark.parametrize(
-    ("last", "since", "spec", "text"),
+    ("steps", "spec", "ended", "text"),
     [
-        ("NaN", {"a": 1234}, {}, ["NaN", "since step 1,234"]),
-        ("-Infinity", {"a": 2}, {}, ["−inf", "since step 2"]),
-        (2.0, {}, {}, ["2.000", ""]),
-        (2.0, {}, {"also": ["a", "b"]}, ["2.000", "val 2.00"]),
+        ({"last": {"a": "NaN"}, "since": {"a": 1234}}, {}, False, ["NaN", "since step 1,234"]),
+        ({"last": {"a": "-Infinity"}, "since": {"a": 2}}, {}, False, ["−inf", "since step 2"]),
+        ({"last": {"a": 2.0}}, {"also": ["a", "b"]}, False, ["2.000", "val 0.00"]),
+        ({}, {"unit": "%", "ended": "mean"}, False, ["0%", ""]),
+        ({}, {"unit": "%", "ended": "mean"}, True, ["57%", "mean"]),  # not the last reading
+        ({}, {"unit": "B", "ended": "peak"}, True, ["90.0", "B · peak"]),
+        ({}, {"ended": "last"}, True, ["0", ""]),
+        ({}, {"unit": "1/s", "ended": "mean", "scale": 4}, True, ["227", "mean"]),  # four ranks
     ],
 )
-def test_a_tile_of_a_loss(js: Script, last: Any, since: Any, spec: Any, text: list[str]) -> None:
-    steps = part(0, [3.0, 2.0], last={"a": last}, since=since)
-    assert tile(js, spec, {"steps": steps})["text"] == text
-
-
-@pytest.mark.parametrize(
-    ("spec", "ended", "text"),
-    [
-        ({"unit": "%", "ended": "mean"}, False, ["0%", ""]),
-        ({"unit": "%", "ended": "mean"}, True, ["57%", "mean"]),  # not the last reading
-        ({"unit": "B", "ended": "peak"}, True, ["90.0", "B · peak"]),
-        ({"unit": "", "ended": "last"}, True, ["0", ""]),
-        ({"unit": "1/s", "ended": "mean", "scale": 4}, True, ["227", "mean"]),  # of four ranks
-    ],
-)
-def test_a_tile_of_an_ended_run(js: Script, spec: Any, ended: bool, text: list[str]) -> None:
-    assert tile(js, spec, {"steps": part(0, [90, 80, 0])}, ended)["text"] == text
+def test_a_tile(js: Script, steps: Any, spec: Any, ended: bool, text: list[str]) -> None:
+    assert tile(js, spec, {"steps": part(0, [90, 80, 0], **steps)}, ended)["text"] == text
 
 
 def test_a_tile_of_several_gpus_has_their_mean_and_range(js: Script) -> None:
@@ -308,15 +285,13 @@ def alert(number: int, rule: str, state: str = "raised", **data: Any) -> dict[st
     return {"id": number, "step": number, "kind": "alert", "text": rule, "data": about}
 
 
-def test_marks_of_epochs_are_thinned_but_actions_stay(js: Script) -> None:
+def test_marks_are_thinned_but_actions_stay(js: Script) -> None:
     events = [*epochs(100), {"id": 101, "step": 55, "epoch": 55, "kind": "mark"}]
     marks = js("marksIn(events, 'step', [0, 100])", events=events)
     assert [mark["x"] for mark in marks] == [*range(10, 101, 10), 55]
     near = js("marksIn(events, 'step', [41, 50])", events=events)
     assert [mark["label"] for mark in near] == [f"e{n}" for n in range(41, 51)]
-
-
-def test_marks_of_a_kind_at_one_place_are_one(js: Script) -> None:
+    # Of a kind at one place the newest.
     events = [{"id": n, "step": n, "kind": "amp_skipped"} for n in range(500)]
     events.append({"id": 500, "step": 499, "kind": "oom"})
     steps = [mark["x"] for mark in js("marksIn(events, 'step', [0, 1000])", events=events)]
