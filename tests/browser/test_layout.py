@@ -131,18 +131,6 @@ def test_a_row_of_a_heatmap_opens_the_lines_of_its_gpu(open_page: OpenPage, serv
     expect(chips).to_have_text(["GPU 370%"], timeout=20_000)
 
 
-def test_without_a_gpu_its_tiles_are_absent_with_one_reason(
-    open_page: OpenPage, server: Server
-) -> None:
-    page = open_page(f"/?run={record(server, [])}")
-    expect(page.get_by_test_id("kpi-process_memory")).to_contain_text("MiB", timeout=30_000)
-    expect(page.get_by_test_id("absent")).to_contain_text("no GPU was sampled in this run")
-    live = page.get_by_test_id("stepscope-live")
-    assert live.inner_text().count("no GPU was sampled") == 1
-    for tile in ("gpu_util", "power", "allocated"):
-        expect(page.get_by_test_id(f"kpi-{tile}")).to_have_count(0)
-
-
 def test_the_navigation_names_every_page_and_cuts_no_name(open_page: OpenPage) -> None:
     page = open_page("/")
     navigation = page.get_by_test_id("stTopNav")

@@ -107,50 +107,24 @@ def test_values_that_are_not_finite_stay_at_their_place_and_are_counted(js: Scri
 
 # --- points of lines, values, texts ---------------------------------------------------------------
 
-MINUS_9S = [index / 10 for index in range(40)] + [13.0]
-"""40 values at 10 Hz, then one after nine seconds."""
-ODD = {"mean": [1, None, None, 4], "min": [1, None, None, 4], "max": [1, None, None, 4]}
-ODD["odd"] = [None, None, "NaN", None]
-
-
-@pytest.mark.parametrize(
-    ("expression", "x", "y"),
-    [
-        ("linePoints([0, 1, 2, 3], [5, 5, 5, 5], null, 1, null)", [0, 3], [5, 5]),
-        ("linePoints([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1.5, 2.5], 1)", [1, 2, 3], [1, 2, 3]),
-        # A validation has the step of the row before.
-        ("linePoints([0, 1, 2, 2], [null, null, null, 9], [0, 2], 1, null)", [2], [9]),
-        # A slow sensor's gap is bridged, a long one is not.
-        ("linePoints([0, 1, 2], [1, null, 3], null, 1, [0, .5, 1])", [0, 2], [1, 3]),
-        (f"linePoints([0, 1], [7, 8], null, 1, {[0, 9]})", [0, 1], [7, 8]),
-        ("linePoints([0, 1, 2, 3], odd.mean, null, 1, null, odd.odd)", [0, 0, 3], [1, None, 4]),
-        ("bandPoints([0, 1, 2, 3], odd, null, 1)", [0, 0, 3, 3, 3], [1, 1, None, 4, 4]),
-        (
-            "bandPoints([0, 1, 2], {min: [0, 1, 4], max: [2, 2, 4]}, null, 1, null)",
-            [0, 1, 2, 2, 1, 0],
-            [2, 2, 4, 4, 1, 0],
-        ),
-    ],
-)
-def test_points(js: Script, expression: str, x: Values, y: Values) -> None:
-    assert js(expression, odd=ODD) == {"x": x, "y": y}
-
 
 def test_a_line_breaks_where_values_are_missing_for_long(js: Script) -> None:
-    values = list(range(41))
-    line = "linePoints(times, values, null, 1, clock ? times : null).y"
-    assert js(line, times=MINUS_9S, values=values, clock=True)[-3:] == [39, None, 40]
-    assert None not in js(line, times=MINUS_9S, values=values, clock=False)
+    times = [*(index / 10 for index in range(40)), 13.0]  # 10 Hz, then one after nine seconds
+    line = "linePoints(times, times, null, 1, clock ? times : null).y"
+    assert js(line, times=times, clock=True)[-3:] == [3.9, None, 13]
+    assert None not in js(line, times=times, clock=False)
 
 
-def test_stretches_that_are_not_finite_end_at_the_next_finite_value(js: Script) -> None:
-    odd = [None, "NaN", None, "NaN", None, "Infinity", 3, None]
-    mean = [1.0, None, None, None, 2.0, None, 2.0, None]
-    spans = js("oddSpans([0, 1, 2, 3, 4, 5, 6, 7], {odd, mean}, null)", odd=odd, mean=mean)
-    assert spans == [{"from": 1, "to": 3, "word": "NaN"}, {"from": 5, "to": 6, "word": "inf"}]
-    assert js("oddSpans([0, 5], {odd: [3, 3], mean: [1, 1]}, null)")[0]["word"] == "NaN/inf"
-
-
+ODD = {key: [1, None, None, 4] for key in ("mean", "min", "max")}
+ODD["odd"] = [None, None, "NaN", None]
+SPANS = {
+    "odd": [None, "NaN", None, "NaN", None, "Infinity", 3, None],
+    "mean": [1.0, None, None, None, 2.0, None, 2.0, None],
+}
+GROUPS = "((event) => ['commands', 'failures', 'epochs', 'other']"
+GROUPS += ".filter((name) => rowsOf([event], name).length))"
+BUTTON = "{help: 'Hold.', when: {pending: 'no step yet.', running: null}}"
+MOMENTS = "{t: [0, 1, 2], s: [0, 5, 9], v: {free: {mean: [7, null, 9]}}}"
 SERIES = "{t: [0, 10, 20], s: [0, 100, 400]}"
 TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
 
@@ -158,8 +132,51 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
 @pytest.mark.parametrize(
     ("expression", "found"),
     [
-        ("ema([4, 4, null, 4], 0.9)", [4, 4, None, 4]),  # no start bias
-        ("ema([0, 1], 0.5)", [0, 2 / 3]),
+        ("linePoints([0, 1, 2, 3], [5, 5, 5, 5], null, 1)", {"x": [0, 3], "y": [5, 5]}),
+        ("linePoints([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [1.5, 2.5], 1).x", [1, 2, 3]),
+        # A validation has the step of the row before.
+        ("linePoints([0, 1, 2, 2], [null, null, null, 9], [0, 2], 1)", {"x": [2], "y": [9]}),
+        ("linePoints([0, 1, 2], [1, null, 3], null, 1, [0, .5, 1]).y", [1, 3]),  # a slow sensor
+        ("linePoints([0, 1, 2, 3], odd.mean, null, 1, null, odd.odd).y", [1, None, 4]),
+        ("bandPoints([0, 1, 2, 3], odd, null, 1).y", [1, 1, None, 4, 4]),
+        ("bandPoints([0, 1, 2], {min: [0, 1, 4], max: [2, 2, 4]}, null, 1).x", [0, 1, 2, 2, 1, 0]),
+        ("bandPoints([0, 1, 2], {min: [0, 1, 4], max: [2, 2, 4]}, null, 1).y", [2, 2, 4, 4, 1, 0]),
+        (
+            "oddSpans([0, 1, 2, 3, 4, 5, 6, 7], spans, null)",
+            [{"from": 1, "to": 3, "word": "NaN"}, {"from": 5, "to": 6, "word": "inf"}],
+        ),
+        ("oddSpans([0, 5], {odd: [3, 3], mean: [1, 1]}, null)[0].word", "NaN/inf"),
+        (f"{GROUPS}({{kind: 'mark'}})", ["commands"]),
+        (f"{GROUPS}({{kind: 'save_checkpoint', data: {{command_id: 1}}}})", ["commands"]),
+        (f"{GROUPS}({{kind: 'oom'}})", ["failures"]),
+        (f"{GROUPS}({{kind: 'checkpoint', data: {{ok: false}}}})", ["failures"]),
+        (f"{GROUPS}({{kind: 'checkpoint', data: {{ok: true}}}})", ["epochs"]),
+        (f"{GROUPS}({{kind: 'gpu_recovered'}})", ["other"]),
+        (f"buttonState({BUTTON}, 'running')", {"refused": None, "title": "Hold."}),
+        (f"buttonState({BUTTON}, 'pending').title", "Hold. Not now: no step yet."),
+        (f"buttonState({BUTTON}, 'pending').refused", "no step yet."),
+        (f"buttonState({BUTTON}, 'paused')", None),
+        # The moment at the crosshair is the one before a gap.
+        (f"[.9, 1, 5].map((x) => momentAt({MOMENTS}, 'time', x).v.free)", [7, 7, 9]),
+        ("momentAt(null, 'time', 1)", None),
+        # A part that includes others takes their place in the stack.
+        (
+            "stacked([0, 1, 2], [[5, 5, null], [null, null, 2]], null, 1, [0, 1, 2])",
+            {"x": [0, 1, 2], "ys": [[5, 5, 0], [0, 0, 2]]},
+        ),
+        # A short gap is bridged, a long one breaks the stack.
+        ("stacked([0, 1, 2, 3], [[1, null, 1, 1]], null, 1, [0, 1, 2, 3]).x", [0, 2, 3]),
+        (
+            "stacked([0, 1, 2, 20, 21], [[1, 1, null, 1, 1]], null, 1, [0, 1, 2, 20, 21])",
+            {"x": [0, 1, 1, 20, 20, 21], "ys": [[1, 1, 0, 0, 1, 1]]},
+        ),
+        # A single moment is visible, and the range is kept.
+        ("stacked([7], [[3]], null, 1, [7], 0.5)", {"x": [7, 7.5], "ys": [[3, 3]]}),
+        ("stacked([0, 1, 2, 3, 4], [[1, 1, 1, 1, 1]], [2, 3], 1).x", [1, 2, 3, 4]),
+        ("stackTop([0, 1, 2, 3], [[1, 9, 1, 1], [null, 2, 3, null]], [2, 3])", 11),
+        ("stackTop([0, 1, 2, 3], [[1, 9, 1, 1], [null, 2, 3, null]], [3, 3])", 4),
+        ("ema([4, 4, null, 4], 0.5)", [4, 4, None, 4]),  # no start bias
+        ("ema([0, 1], 0.5)[1]", 2 / 3),
         (f"convertX({SERIES}, 'time', 250)", 15),
         (f"convertX({SERIES}, 'step', 5)", 50),
         (f"convertX({SERIES}, 'time', 900)", 20),
@@ -202,7 +219,8 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
     ],
 )
 def test_values_and_texts(js: Script, expression: str, found: Any) -> None:
-    assert js(expression) == (pytest.approx(found) if isinstance(found, float | list) else found)
+    value = js(expression, odd=ODD, spans=SPANS)
+    assert value == (pytest.approx(found) if isinstance(found, float) else found)
 
 
 def test_the_header_shows_the_progress_of_the_run(js: Script) -> None:
@@ -331,22 +349,6 @@ def test_many_epochs_are_one_row_and_their_group_lists_them(js: Script) -> None:
     assert [row["word"] for row in saved] == ["Checkpoint × 7"]
 
 
-@pytest.mark.parametrize(
-    ("event", "group"),
-    [
-        ({"kind": "mark"}, "commands"),
-        ({"kind": "save_checkpoint", "data": {"command_id": 1}}, "commands"),
-        ({"kind": "oom"}, "failures"),
-        ({"kind": "checkpoint", "data": {"ok": False}}, "failures"),
-        ({"kind": "checkpoint", "data": {"ok": True}}, "epochs"),
-        ({"kind": "gpu_recovered"}, "other"),
-    ],
-)
-def test_each_event_is_in_one_group(js: Script, event: dict[str, Any], group: str) -> None:
-    for name in ("commands", "failures", "epochs", "other"):
-        assert len(js("rowsOf([event], name)", event=event, name=name)) == (name == group)
-
-
 def test_equal_answers_of_ranks_to_a_command_are_one_row(js: Script) -> None:
     def freed(rank: int | None, text: str, command: int = 5) -> dict[str, Any]:
         data = {"command_id": command, "ok": True} | ({} if rank is None else {"rank": rank})
@@ -439,19 +441,6 @@ def test_the_axis_and_its_shown_part(
 ) -> None:
     calls = ("live = live", "prefs = {...store.prefs, ...prefs}", call)
     assert store(js, "[store.axis, store.range]", *calls, live=live, prefs=prefs) == [axis, shown]
-
-
-@pytest.mark.parametrize(
-    ("status", "state"),
-    [
-        ("running", {"refused": None, "title": "Hold."}),
-        ("pending", {"refused": "no step yet.", "title": "Hold. Not now: no step yet."}),
-        ("paused", None),
-    ],
-)
-def test_a_button_is_drawn_for_the_status(js: Script, status: str, state: Any) -> None:
-    spec = {"help": "Hold.", "when": {"pending": "no step yet.", "running": None}}
-    assert js("buttonState(spec, status)", spec=spec, status=status) == state
 
 
 PRESS = "ask(5, 'pause', 'Pause: sent.')"
@@ -562,28 +551,6 @@ def test_every_part_has_a_color_and_sums_have_the_colors_of_lines(js: Script, th
 # --- memory breakdown -----------------------------------------------------------------------------
 
 
-def stack(js: Script, columns: list[Values], **given: Any) -> Any:
-    xs = given.pop("xs", list(range(len(columns[0]))))
-    values = {"xs": xs, "columns": columns, "times": xs, "range": None} | given
-    return js("stacked(xs, columns, range, 1, times, 0.5)", **values)
-
-
-def test_a_stack_of_parts(js: Script) -> None:
-    # A part that includes others takes their place.
-    found = stack(js, [[5, 5, None, None], [None, None, 2, 2], [None, None, 3, 3]])
-    assert found == {"x": [0, 1, 2, 3], "ys": [[5, 5, 0, 0], [0, 0, 2, 2], [0, 0, 3, 3]]}
-    # A short gap is bridged, a long one breaks the stack.
-    assert stack(js, [[1, None, 1, 1]])["x"] == [0, 2, 3]
-    long = stack(js, [[1, 1, None, 1, 1]], xs=[0, 1, 2, 20, 21])
-    assert long == {"x": [0, 1, 1, 20, 20, 21], "ys": [[1, 1, 0, 0, 1, 1]]}
-    # A single moment is visible, and the range is kept.
-    assert stack(js, [[3]], xs=[7]) == {"x": [7, 7.5], "ys": [[3, 3]]}
-    assert stack(js, [[1] * 100], range=[40, 50])["x"] == list(range(39, 52))
-    columns = [[1, 9, 1, 1], [None, 2, 3, None]]
-    tops = "[2, 3].map((from) => stackTop([0, 1, 2, 3], columns, [from, 3]))"
-    assert js(tops, columns=columns) == [11, 4]
-
-
 NAMES = ("free", "others", "cached", "activations", "parameters", "allocated")
 TRACES = [{"style": "part", "metric": f"ledger/{n}", "label": n, "color": n} for n in NAMES]
 TRACES.append({"style": "context", "metric": "ledger/total", "label": "total", "color": "gray"})
@@ -617,13 +584,6 @@ def test_the_table_has_the_order_of_the_stack_and_sums_above_their_parts(
     lines = js(f"linesOf(traces, sums, now).map({row})", traces=TRACES, sums=SUMS, now=now)
     assert lines == [list(each) for each in rows]
     assert js("bytesAt(null, ['ledger/free'])") is None
-
-
-def test_the_moment_at_the_crosshair_is_the_one_before_a_gap(js: Script) -> None:
-    series = {"t": [0, 1, 2], "s": [0, 5, 9], "v": {"ledger/free": {"mean": [7, None, 9]}}}
-    found = [js("momentAt(series, 'time', x)", series=series, x=x) for x in (0.9, 1.0, 5)]
-    assert [(at["t"], at["v"]["ledger/free"]) for at in found] == [(0, 7), (0, 7), (2, 9)]
-    assert js("momentAt(null, 'time', 1)") is None
 
 
 # --- the Hardware page ----------------------------------------------------------------------------
