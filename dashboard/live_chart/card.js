@@ -251,10 +251,9 @@ export class Card {
   yAxis(spec, top, factor) {
     const log = this.spec.loss && this.store.prefs.log;
     const axis = {
-      ...{ fixedrange: true, gridcolor: this.scene.theme.grid, zeroline: false, ticklen: 0 },
-      ...{ nticks: this.height < PLOT_HEIGHT_PX ? 4 : 5, separatethousands: true },
-      ...{ tickfont: { size: 11 }, tickformat: spec.unit === "1/s" ? "~s" : "" },
-      ...{ exponentformat: "e", ticklabeloverflow: "allow", type: "linear" },
+      ...{ nticks: this.height < PLOT_HEIGHT_PX ? 4 : 5, separatethousands: true, ticklen: 0 },
+      ...{ tickformat: spec.unit === "1/s" ? "~s" : "", exponentformat: "e" },
+      ...{ ticklabeloverflow: "allow", type: "linear" },
     };
     if (spec.range) return { ...axis, range: [spec.range[0], spec.range[1] * 1.03] };
     if (spec.zero) return { ...axis, range: [0, top > 0 ? (top / factor) * 1.08 : 1] };
@@ -266,9 +265,8 @@ export class Card {
     const { line } = this.scene.theme;
     const shared = {
       range: [...range], // Plotly writes into it while panning
-      ...{ type: "linear", zeroline: false, showgrid: false, showline: true, ticks: "outside" },
-      ...{ linecolor: line, tickcolor: line, ticklen: 3, tickfont: { size: 11 } },
-      ticklabeloverflow: "hide past div",
+      ...{ type: "linear", fixedrange: false, showgrid: false, showline: true, ticks: "outside" },
+      ...{ linecolor: line, tickcolor: line, ticklen: 3, ticklabeloverflow: "hide past div" },
     };
     if (axis === "step") return { ...shared, nticks: 7, tickformat: ",d" };
     const ticks = timeTicks(range[0], range[1], Math.max(3, Math.floor(this.width / 95)));
@@ -277,12 +275,9 @@ export class Card {
 
   // The layout that all charts share.
   frame(dragmode) {
-    const { theme } = this.scene;
-    return {
-      ...{ width: this.width, height: this.height, margin: this.box, dragmode },
-      ...{ showlegend: false, hovermode: false, font: { family: theme.font, color: theme.text } },
-      ...{ paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" },
-    };
+    const { template } = this.scene.theme;
+    const { width, height, box: margin } = this;
+    return { template, width, height, margin, dragmode, showlegend: false, hovermode: false };
   }
 
   figure() {

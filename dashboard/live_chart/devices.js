@@ -65,15 +65,13 @@ export function chartFigure(chart, { t, v }, now, theme) {
       line: { color: theme.palette.gray, width: 1.2, dash: "dash" },
     });
   }
-  const axis = { fixedrange: true, zeroline: false, gridcolor: theme.grid, tickfont: { size: 11 } };
   const layout = {
-    ...{ height: CHART_HEIGHT_PX, margin: { l: 44, r: 8, t: 26, b: 20 }, hovermode: "x unified" },
-    ...{ paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: true },
-    font: { family: theme.font, color: theme.text, size: 11.5 },
+    ...{ template: theme.template, height: CHART_HEIGHT_PX, margin: { l: 44, r: 8, t: 26, b: 20 } },
+    ...{ hovermode: "x unified", showlegend: true },
     hoverlabel: { bgcolor: theme.background },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemclick: false },
-    xaxis: { ...axis, type: "date", range: span, showgrid: false, nticks: 6 },
-    yaxis: { ...axis, range: [0, top / factor], nticks: 4, ticksuffix: suffix(unit) },
+    xaxis: { type: "date", range: span, showgrid: false, nticks: 6 },
+    yaxis: { range: [0, top / factor], nticks: 4, ticksuffix: suffix(unit) },
   };
   return { data, layout };
 }

@@ -58,11 +58,7 @@ export class Header {
     const header =
       parts(`<div class="ss-header" role="region" aria-label="Run" data-testid="header">
       <div class="ss-row">
-        <div class="ss-contents" role="status" data-testid="status">
-          <span class="ss-pill ss-badge" ref="badge"><span aria-hidden="true" ref="icon"></span>
-            <span ref="word"></span></span>
-          <span class="ss-sentence" ref="sentence"></span>
-        </div>
+        <div class="ss-contents" role="status" data-testid="status" ref="status"></div>
         <span class="ss-pill ss-alerts" data-testid="alerts" hidden ref="alerts"></span>
         <select class="ss-field ss-picker" aria-label="Run" ref="picker"
           title="Shown run. Live runs first, then newest."></select>
@@ -139,13 +135,14 @@ export class Header {
   updateStatus({ run, answer, unreadable }) {
     const unknown = unreadable ? ["!", "Unreadable"] : ["○", "Connecting"];
     const [icon, word] = answer ? STATUSES[answer.status] || ["?", answer.status] : unknown;
-    setText(this.icon, icon);
-    setText(this.word, word);
-    setAttribute(this.badge, "data-status", answer?.status ?? (unreadable ? "failed" : null));
-    this.badge.hidden = !run && !unreadable;
-    showText(this.sentence, answer?.reason);
+    const status = answer?.status ?? (unreadable ? "failed" : null);
+    const badge = el("span", { class: "ss-pill ss-badge", "data-status": status });
+    badge.append(el("span", { "aria-hidden": "true" }, icon), el("span", {}, word));
+    badge.hidden = !run && !unreadable;
+    const { reason, warnings = [] } = answer ?? {};
+    render(this.status, badge, ...(reason ? [el("span", { class: "ss-sentence" }, reason)] : []));
     const warning = (sentence) => el("div", { class: "ss-warning" }, sentence);
-    render(this.warnings, ...(answer?.warnings || []).map(warning));
+    render(this.warnings, ...warnings.map(warning));
   }
 
   // An ended run has no active alerts.

@@ -26,7 +26,7 @@ export class FitCard extends Card {
   }
 
   figure() {
-    const { palette, grid } = this.scene.theme;
+    const { palette } = this.scene.theme;
     const { x, y } = this.store.layout.fit;
     const ends = [Math.min(...x), Math.max(...x)];
     const shared = { type: "scatter", hoverinfo: "skip" };
@@ -41,8 +41,7 @@ export class FitCard extends Card {
     });
     const marker = { size: 4, color: withAlpha(palette.blue, 0.5) };
     const data = [{ ...shared, mode: "markers", name: "data", x, y, marker }, ...lines.reverse()];
-    const axis = { fixedrange: true, gridcolor: grid, zeroline: false, nticks: 6 };
-    axis.tickfont = { size: 11 };
+    const axis = { nticks: 6 };
     return { data, layout: { ...this.frame(false), xaxis: axis, yaxis: axis } };
   }
 

@@ -153,25 +153,22 @@ export class RankChart {
     const [low, high] = lineRange(this.lines);
     const { unit, factor } = scaleFor(metric.unit, Math.max(Math.abs(low), Math.abs(high)));
     const levels = Array.from({ length: 4 }, (_, i) => low + ((high - low) * i) / 3);
-    const axis = { fixedrange: true, zeroline: false, showgrid: false, tickfont: { size: 11 } };
     return {
       ...{ width: this.width, height: plot + MARGIN.t + MARGIN.b, margin: MARGIN },
       ...{ hovermode: "x", dragmode: false, showlegend: true, hoverdistance: 100 },
-      ...{ paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" },
-      font: { family: theme.font, color: theme.text, size: 11 },
+      template: theme.template,
       legend: { orientation: "h", x: 0, y: (LINES_HEIGHT_PX + 2) / plot, yanchor: "bottom" },
       xaxis: {
-        ...{ ...axis, anchor: "y2", range: [data.begin, data.end] },
+        ...{ anchor: "y2", range: [data.begin, data.end], showgrid: false },
         ...{ tickvals: ticks.values, ticktext: ticks.text },
         ...{ showspikes: true, spikemode: "across", spikethickness: 1, spikecolor: theme.line },
       },
       yaxis: {
-        ...{ ...axis, domain: [1 - heat / plot, 1], range: [data.ranks - 0.5, -0.5] },
+        ...{ domain: [1 - heat / plot, 1], range: [data.ranks - 0.5, -0.5], showgrid: false },
         ...{ tickvals: labels.map(({ row }) => row), ticktext: labels.map(({ text }) => text) },
       },
       yaxis2: {
-        ...{ ...axis, domain: [0, LINES_HEIGHT_PX / plot], range: [low, high], showgrid: true },
-        ...{ gridcolor: theme.grid, tickvals: levels },
+        ...{ domain: [0, LINES_HEIGHT_PX / plot], range: [low, high], tickvals: levels },
         ticktext: levels.map((level) => short(level / factor) + suffix(unit)),
       },
     };

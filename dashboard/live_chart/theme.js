@@ -54,7 +54,8 @@ export function withAlpha(hex, alpha) {
   return `rgba(${r},${g},${b},${alpha})`;
 }
 
-// Reads Streamlit's variables, sets the palette on `root` and returns the resolved colors for Plotly.
+// Reads Streamlit's variables, sets the palette on `root`, and returns the resolved colors and the
+// template of all charts for Plotly.
 export function readTheme(root) {
   const css = getComputedStyle(root);
   const read = (name, fallback) => css.getPropertyValue(name).trim() || fallback;
@@ -64,14 +65,12 @@ export function readTheme(root) {
   for (const [name, value] of Object.entries(palette))
     root.style.setProperty(`--ss-${name}`, value);
   root.dataset.theme = dark ? "dark" : "light";
-  const [tr, tg, tb] = channels(root, read("--st-text-color", dark ? "#fafafa" : "#31333f"));
-  return {
-    palette,
-    background: `rgb(${r},${g},${b})`,
-    ink: `rgb(${tr},${tg},${tb})`,
-    text: `rgba(${tr},${tg},${tb},0.66)`,
-    grid: `rgba(${tr},${tg},${tb},0.08)`,
-    line: `rgba(${tr},${tg},${tb},0.22)`,
-    font: read("--st-font", "sans-serif"),
-  };
+  const ink = channels(root, read("--st-text-color", dark ? "#fafafa" : "#31333f"));
+  const faded = (opacity) => `rgba(${ink.join()},${opacity})`;
+  const [text, clear] = [faded(0.66), faded(0)];
+  const font = { family: read("--st-font", "sans-serif"), color: text, size: 11 };
+  const axis = { fixedrange: true, zeroline: false, gridcolor: faded(0.08), tickfont: font };
+  const layout = { font, paper_bgcolor: clear, plot_bgcolor: clear, xaxis: axis, yaxis: axis };
+  const background = `rgb(${r},${g},${b})`;
+  return { palette, background, text, line: faded(0.22), template: { layout } };
 }
