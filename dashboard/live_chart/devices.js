@@ -252,7 +252,8 @@ function deviceCard(gpu, open, press) {
 class DevicesView {
   constructor(parent) {
     this.open = null; // UUID of the open GPU
-    this.cards = new Map();
+    this.gpus = [];
+    this.cards = new Map(); // UUID -> node
     this.troubles = { connection: null, driver: null };
     this.polls = 0;
     const view = parts(`<div class="ss-root dv-root" data-testid="devices" data-polls="0">
@@ -322,14 +323,15 @@ class DevicesView {
     setText(this.reason, none?.reason ?? "");
     setText(this.next, none?.next ?? "");
     showText(this.summary, summary);
-    this.showCards(cards);
+    this.gpus = cards;
+    this.showCards();
   }
 
-  showCards(cards) {
-    const before = this.cards;
-    this.cards = new Map(cards.map(({ uuid }) => [uuid, before.get(uuid) ?? el("article")]));
+  showCards() {
+    const { gpus, cards: before } = this;
+    this.cards = new Map(gpus.map(({ uuid }) => [uuid, before.get(uuid) ?? el("article")]));
     if (!this.cards.has(this.open)) this.open = null;
-    const nodes = cards.flatMap((gpu) => {
+    const nodes = gpus.flatMap((gpu) => {
       const [node, open] = [this.cards.get(gpu.uuid), gpu.uuid === this.open];
       morph(
         node,
@@ -345,7 +347,7 @@ class DevicesView {
     const before = this.cards.get(this.open);
     this.open = uuid;
     this.details.clear();
-    this.showCards(this.answer.machine.cards);
+    this.showCards();
     if (!uuid) before?.querySelector("button").focus();
     this.poller.restart();
   }

@@ -25,7 +25,8 @@ export async function ask(url, signal = null, options = {}) {
   if (response.ok && body) return body;
   const permanent = response.status >= 400 && response.status < 500;
   const Failure = permanent ? RefusedError : Error;
-  throw new Failure(body?.error || `The server answered ${response.status}.`);
+  const incomplete = "The server's answer was incomplete.";
+  throw new Failure(body?.error || (response.ok ? incomplete : `HTTP ${response.status}.`));
 }
 
 export class Poller {
