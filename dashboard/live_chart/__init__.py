@@ -1,10 +1,9 @@
-"""The pages' browser components: a run's header, numbers, charts and events; its memory;
-the machine and its GPUs.
+"""The browser components: a run's header, tiles, charts and events; its memory; the machine's GPUs.
 
-It keeps its DOM for its life and polls `/api/series` for new points only, so a script run sends
-configuration, never samples. Streamlit sends a component's inline source with every message, so
-only a loader is inline; the browser fetches the rest from a route of ours, once. (A file-backed
-component would need an installed package; Stepscope runs from a checkout.)
+Each component polls `/api/series` or `/api/devices` for new points: a script run sends
+configuration but no samples. Streamlit sends inline source with every message, so only a loader is
+inline, and the browser fetches the modules from a route of this server, once. (A file-backed
+component needs an installed package; Stepscope runs from a checkout.)
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ _STYLES = (_FOLDER / "live.css").read_text(encoding="utf-8")
 PLOTLY_URL = f"/vendor/plotly.min.js?v={version('plotly')}"
 
 MODULES = {path.name: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("*.js"))}
-"""The component's JavaScript modules by file name, served at MODULES_PATH."""
+"""The JavaScript modules by file name, served at MODULES_PATH."""
 VERSION = hashlib.sha256("".join(MODULES.values()).encode()).hexdigest()[:16]
-"""Part of the modules' address, so that what they import has it as well."""
+"""Part of the modules' address, which their relative imports inherit."""
 MODULES_PATH = "/vendor/live/{version}/{name}"
 
 
 def _loader(module: str, export: str) -> str:
-    """Return a module that stands in for an export of ours until the browser has it."""
+    """Return JavaScript that loads a module and calls one of its exports."""
     address = MODULES_PATH.format(version=VERSION, name=module)
     return f"""
 const loaded = import(new URL("{address}", document.baseURI).href);
@@ -46,7 +45,7 @@ export default function load(component) {{
 
 
 def _component(name: str, export: str) -> Callable[..., ComponentResult]:
-    """Register a component of Streamlit: an export of the module `name`."""
+    """Register an export of the module `name` as a Streamlit component."""
     return st.components.v2.component(
         f"stepscope_{name}", js=_loader(f"{name}.js", export), css=_STYLES, isolate_styles=False
     )
@@ -58,7 +57,7 @@ _mount_devices = _component("devices", "stepscopeDevices")
 
 
 def _rerun() -> None:
-    """The callback of `stale`: the script run that it brings is enough."""
+    """Rerun the script, as every callback does."""
 
 
 def live_chart(
@@ -73,13 +72,11 @@ def live_chart(
     on_setting: Callable[[], None],
     on_retry: Callable[[], None],
 ) -> ComponentResult:
-    """Mount the header and, for a run, its live charts; return the component's result.
+    """Mount the header and, for a run, its live charts.
 
-    `layout` comes from `dashboard.charts.layout`, `header` from `dashboard.views.live_panel`.
-    `page_token` names what the page was built from: the component runs the script again once the
-    server names another. The callbacks read the component's value of the same name: `on_tab` the
-    tab that was opened, `on_pick` the id in `run`, `on_setting` the suggested setting to apply,
-    with `field` and `value`.
+    `layout` comes from `dashboard.charts.layout`, `header` from `dashboard.views.live_panel`. The
+    component reruns the script once the server has another `page_token`. The callbacks read the
+    component's value of the same name: `tab`, `run` (an id), `setting` (with `field` and `value`).
     """
     data = {
         "run": run_id,
@@ -102,7 +99,7 @@ def live_chart(
 def memory_ledger(
     run_id: str | None, layout: dict[str, Any] | None, *, key: str, page_token: str
 ) -> ComponentResult:
-    """Mount the stack and the table of where a run's memory goes; without a run it waits for one.
+    """Mount the chart and the table of a run's memory breakdown; nothing without a run.
 
     `layout` comes from `dashboard.charts.memory_breakdown`; `page_token` is as for `live_chart`.
     """
@@ -111,5 +108,5 @@ def memory_ledger(
 
 
 def device_cards(first: dict[str, Any], *, key: str) -> None:
-    """Mount the machine and its GPUs; `first` is an answer of `/api/devices` to begin with."""
+    """Mount the machine and its GPUs; `first` is the first answer of `/api/devices`."""
     _mount_devices(key=key, data={"first": first, "plotly": PLOTLY_URL})

@@ -1,17 +1,17 @@
-// The chart of where memory goes: parts on top of each other up to the total. On the Live page the
-// reader switches between it and the lines of the same chart.
+// The chart of the memory breakdown: parts stacked up to the total. On the Overview the user switches
+// between the stack and lines.
 
 import { Card } from "./card.js";
-import { el, setAttribute, setText } from "./dom.js";
-import { MISSING } from "./format.js";
+import { button, el, setAttribute, setText, showText } from "./dom.js";
+import { MISSING, sum } from "./format.js";
 import { breaks, holds, visibleSpan, xsOf } from "./lines.js";
-import { coarsen } from "./series.js";
+import { thinned } from "./series.js";
 
-const POINT_WIDTH = 2; // px, at least, from one moment to the next
-const SINGLE_WIDTH = 3; // px, of a moment alone
+const MIN_MOMENT_PX = 2;
+const SINGLE_MOMENT_PX = 3;
 
 const isPart = (trace) => trace.style === "part";
-const ofLedger = (trace) => trace.series === "ledger";
+const isStacked = (trace) => trace.series === "ledger";
 
 // Indices of the moments in the range that have any part.
 function momentsIn(xs, columns, range) {
@@ -21,10 +21,10 @@ function momentsIn(xs, columns, range) {
   );
 }
 
-// Parts on top of each other as {x, ys} for Plotly's stackgroup. A moment without any part is left
-// out; where they are missing for long the stack ends, and begins anew. A single moment is `least`
-// wide. A part that a moment does not have is zero: another part then holds its bytes.
-export function stacked(xs, columns, range, factor, times, least = 0) {
+// Returns the stack as {x, ys} for Plotly's stackgroup. A moment without any part is skipped; a long
+// gap ends the stack. A single moment is `width` wide. A missing part is zero: another part then
+// includes its bytes.
+export function stacked(xs, columns, range, factor, times, width = 0) {
   const broken = breaks(times);
   const [x, ys] = [[], columns.map(() => [])];
   const add = (at, valueOf) => {
@@ -38,53 +38,42 @@ export function stacked(xs, columns, range, factor, times, least = 0) {
     add(xs[i], (values) => (values[i] ?? 0) / factor);
     held = i;
   }
-  if (moments.length === 1) add(xs[held] + least, (values) => (values[held] ?? 0) / factor);
+  if (moments.length === 1) add(xs[held] + width, (values) => (values[held] ?? 0) / factor);
   return { x, ys };
 }
 
-// The highest stack of the columns within the range.
+// The highest stack of the columns in the range.
 export function stackTop(xs, columns, range) {
-  const sums = momentsIn(xs, columns, range).map((i) =>
-    columns.reduce((sum, values) => sum + (values[i] ?? 0), 0),
-  );
+  const sums = momentsIn(xs, columns, range).map((i) => sum(columns.map((values) => values[i])));
   return Math.max(0, ...sums);
 }
 
-export class LedgerCard extends Card {
+export class BreakdownCard extends Card {
   build() {
-    this.switchable = !this.spec.traces.every(ofLedger);
+    this.switchable = !this.spec.traces.every(isStacked);
     super.build();
     for (const { node, label, trace } of this.chips) {
       setText(label, trace.short ?? trace.label);
-      if (ofLedger(trace)) setAttribute(node, "title", trace.help || "Show or hide the total");
-      if (isPart(trace)) node.classList.add("ss-part");
+      if (isStacked(trace)) setAttribute(node, "title", trace.help || "Show or hide the total");
+      node.classList.toggle("ss-part", isPart(trace));
     }
-    this.note = el("p", { class: "ss-note", hidden: "" });
-    if (this.switchable) this.legend.after(this.note);
+    this.unknown = el("p", { class: "ss-muted ss-note", hidden: "" });
+    if (this.switchable) this.legend.after(this.unknown);
     this.showMode();
   }
 
   buttons() {
-    this.whole = el(
-      "button",
-      {
-        type: "button",
-        class: "ss-tool",
-        title: "Scale the axis to the total or to usage",
-        onclick: () => this.pick(this.free),
-      },
-      "full scale",
-    );
-    const list = super.buttons();
-    if (!this.switchable) return [...list.filter((node) => !("full" in node.dataset)), this.whole];
-    const mode = (stacked, label, title) =>
-      el("button", { type: "button", title, onclick: () => this.choose(stacked) }, label);
+    const attributes = { class: "ss-tool", title: "Scale the axis to the total or to usage" };
+    this.whole = button(() => this.pick(this.free), attributes, "full scale");
+    const list = [...super.buttons(), this.whole];
+    if (!this.switchable) return list;
+    const mode = (stacked, label, title) => button(() => this.choose(stacked), { title }, label);
     this.modes = [
       mode(false, "Lines", "Allocated, reserved, peak and used as lines"),
       mode(true, "Breakdown", "Stacked parts of the memory"),
     ];
-    const attributes = { class: "ss-switch ss-modes", role: "group", "aria-label": "Memory as" };
-    return [...list, this.whole, el("div", attributes, ...this.modes)];
+    const group = { class: "ss-switch ss-modes", role: "group", "aria-label": "Memory as" };
+    return [...list, el("div", group, ...this.modes)];
   }
 
   get free() {
@@ -96,21 +85,20 @@ export class LedgerCard extends Card {
     this.showMode();
   }
 
-  // Whether the parts are drawn, not the lines.
+  // True if parts are drawn, false for lines.
   get stacked() {
-    return !this.switchable || this.scene.store.prefs.stacked;
+    return !this.switchable || this.store.prefs.stacked;
   }
 
   choose(stacked) {
     if (stacked === this.stacked) return;
-    this.scene.store.showStacked(stacked);
+    this.store.showStacked(stacked);
     this.showMode();
     this.scene.redraw(this);
   }
 
   showMode() {
-    const full = this.tools.querySelector("[data-full]");
-    if (full) full.hidden = this.stacked;
+    if (this.full) this.full.hidden = this.stacked;
     this.whole.hidden = !this.stacked;
     setAttribute(this.whole, "aria-pressed", !this.hidden(this.free));
     this.legend.classList.toggle("ss-parts", this.stacked);
@@ -119,30 +107,29 @@ export class LedgerCard extends Card {
     );
   }
 
-  // Shows which parts are unknown, and why; on the Memory tab the table does.
+  // Shows which parts are unknown, and why.
   showHeld() {
     super.showHeld();
-    const { notes = [] } = this.scene.store.answer?.ledger ?? {};
-    setText(this.note, notes.join(" "));
-    this.note.hidden = !this.stacked || !notes.length;
+    const { notes = [] } = this.store.answer?.ledger ?? {};
+    showText(this.unknown, this.stacked ? notes.join(" ") : "");
   }
 
   get lines() {
-    return this.spec.traces.filter((trace) => ofLedger(trace) === this.stacked);
+    return this.spec.traces.filter((trace) => isStacked(trace) === this.stacked);
   }
 
-  // The parts that are drawn, from the bottom of the stack to its top.
+  // The drawn parts, from the bottom of the stack to its top.
   get parts() {
     const shown = (trace) => isPart(trace) && !this.hidden(trace) && holds(this.column(trace));
     return this.spec.traces.filter(shown).reverse();
   }
 
-  // Lines and parts may have the same label.
+  // A line and a part may have the same label.
   lineName(trace) {
-    return ofLedger(trace) ? `${this.spec.id}/${trace.metric}` : super.lineName(trace);
+    return isStacked(trace) ? `${this.spec.id}/${trace.metric}` : super.lineName(trace);
   }
 
-  // A part that others stand for now has no value; its chip stays for what was before.
+  // A part that another part includes now has no value; its chip stays for earlier moments.
   valueText(trace, x) {
     const text = super.valueText(trace, x);
     return isPart(trace) && text === MISSING ? "" : text;
@@ -150,52 +137,32 @@ export class LedgerCard extends Card {
 
   top(axis) {
     if (!this.stacked) return super.top(axis);
-    const { store } = this.scene;
-    const series = store.source("ledger");
+    const series = this.store.source("ledger");
     if (!series) return 0;
-    const columns = this.parts.map((trace) => series.v[trace.metric].mean);
-    const xs = xsOf(series, store.axis);
     const all = this.spec.traces.filter(isPart).every((trace) => !this.hidden(trace));
     const total = all && series.v["ledger/total"];
-    if (!total) return stackTop(xs, columns, store.range);
-    const [from, to] = visibleSpan(xs, store.range);
-    return Math.max(0, ...total.mean.slice(from, to));
+    if (total) return Math.max(0, ...total.mean.slice(...this.span(series)));
+    const columns = this.parts.map((trace) => series.v[trace.metric].mean);
+    return stackTop(xsOf(series, this.store.axis), columns, this.store.range);
   }
 
   traces(factors) {
     if (!this.stacked) return super.traces(factors);
-    const { store, theme } = this.scene;
-    const { parts } = this;
+    const { parts, store } = this;
     if (!parts.length) return [];
-    const series = this.moments(store.source("ledger"));
-    const xs = xsOf(series, store.axis);
+    const { axis, range } = store;
+    const count = this.plotWidth / MIN_MOMENT_PX;
+    const series = thinned(store.source("ledger"), axis, range, count);
     const columns = parts.map((trace) => series.v[trace.metric].mean);
-    const [from, to] = store.range;
-    const least = (SINGLE_WIDTH * (to - from)) / (this.width - this.box.l - this.box.r);
-    const { x, ys } = stacked(xs, columns, store.range, factors.y, series.t, least);
+    const width = (SINGLE_MOMENT_PX * (range[1] - range[0])) / this.plotWidth;
+    const { x, ys } = stacked(xsOf(series, axis), columns, range, factors.y, series.t, width);
+    const { palette, background } = this.scene.theme;
     const areas = parts.map(({ label, color }, i) => ({
       ...{ type: "scatter", mode: "lines", name: label, hoverinfo: "skip", x, y: ys[i] },
-      ...{ stackgroup: "parts", fillcolor: theme.palette[color] },
-      line: { width: 0.6, color: theme.background },
+      ...{ stackgroup: "parts", fillcolor: palette[color] },
+      line: { width: 0.6, color: background },
     }));
-    const total = this.lines.filter((trace) => !isPart(trace) && !this.hidden(trace));
-    return [...areas, ...total.flatMap((trace) => this.totalLine(trace, factors))];
-  }
-
-  // The ledger's moments at no more points than can be told apart.
-  moments(series) {
-    const { axis, range } = this.scene.store;
-    const [from, to] = visibleSpan(xsOf(series, axis), range);
-    const most = (this.width - this.box.l - this.box.r) / POINT_WIDTH;
-    const size = 2 ** Math.max(0, Math.ceil(Math.log2((to - from) / most)));
-    return coarsen(series, series.bucket * size);
-  }
-
-  totalLine(trace, factors) {
-    if (!holds(this.column(trace))) return [];
-    const { x, y } = this.points(trace, factors.y);
-    const color = this.scene.theme.palette[trace.color];
-    const line = { color, width: 1.5, dash: trace.dash };
-    return [{ type: "scatter", mode: "lines", name: trace.label, hoverinfo: "skip", x, y, line }];
+    const total = this.lines.filter((trace) => !isPart(trace));
+    return [...areas, ...total.flatMap((trace) => this.drawn(trace, factors.y))];
   }
 }

@@ -1,10 +1,10 @@
-// One chart: a card with title, legend with values, Plotly's drawing, marks and crosshair.
+// One chart: a card with title, tools, legend with values, Plotly's drawing, marks and crosshair.
 //
-// `scene` is what all cards share (painter.js); what the reader chooses goes into its store.
+// `scene` is the painter with everything that the cards share; the user's choices are in its store.
 
-import { el, parts, say, setAttribute, setText } from "./dom.js";
-import { changesOf, wordOf } from "./events.js";
-import { MISSING, clock, isNumber, scaleFor, timeTicks, withUnit } from "./format.js";
+import { button, el, parts, setAttribute, setText, showText } from "./dom.js";
+import { changesOf, nameOf } from "./events.js";
+import { MISSING, clock, counted, isNumber, scaleFor, timeTicks, withUnit } from "./format.js";
 import {
   bandPoints,
   bisect,
@@ -19,71 +19,73 @@ import {
   xsOf,
 } from "./lines.js";
 import { markShapes } from "./marks.js";
-import { coarsen, latest, latestEver } from "./series.js";
+import { latest, latestEver, thinned } from "./series.js";
 import { withAlpha } from "./theme.js";
 
-const PLOT_HEIGHT = 188; // px
-const SMALL_HEIGHT = 128;
+const PLOT_HEIGHT_PX = 188;
+const SMALL_HEIGHT_PX = 128;
 const MARGIN = { l: 50, r: 14, t: 8, b: 22 };
-const MARGIN_Y2 = 40;
+const MARGIN_Y2_PX = 40;
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, showTips: false };
-const NEAR_MARK = 6; // px
-const MAX_DOTS = 60; // above it dots melt into a band
-const POINT_WIDTH = 3; // px, at least, from one point of a line to the next
+const MAX_MARK_DISTANCE_PX = 6; // from the pointer to a mark with a tooltip
+const MAX_MARKS_IN_TOOLTIP = 4;
+const MAX_DOTS = 60; // more dots would become a band
+const MIN_POINT_PX = 3; // narrower points of a noisy line would be a solid block
 const BAND_OPACITY = 0.13; // of the area between minimum and maximum
+const KEY_STEP = 0.01; // of the range, per press of an arrow key
+const CSV_COLUMNS = "series,metric,unit,first_row,rows,time_s,step,mean,min,max,not_finite".split(
+  ",",
+);
 
 export class Card {
   constructor(spec, scene) {
-    this.spec = spec;
-    this.scene = scene;
-    this.range = [0, 1];
-    this.width = 0;
-    this.dirty = true;
-    this.visible = false;
-    this.plotted = false;
-    this.drawnAt = 0;
-    this.height = spec.height ?? (spec.group === "custom" ? SMALL_HEIGHT : PLOT_HEIGHT);
-    this.box = { ...MARGIN, r: spec.y2 ? MARGIN_Y2 : MARGIN.r };
+    Object.assign(this, { spec, scene, range: [0, 1], width: 0, drawnAt: 0 });
+    Object.assign(this, { dirty: true, visible: false, plotted: false });
+    this.height = spec.group === "custom" ? SMALL_HEIGHT_PX : PLOT_HEIGHT_PX;
+    this.box = { ...MARGIN, r: spec.y2 ? MARGIN_Y2_PX : MARGIN.r };
     this.build();
   }
 
   build() {
     const { spec } = this;
-    const card = parts(`<section class="ss-card" data-points="0">
-      <header class="ss-card-head"><h3 class="ss-cut" ref="title"></h3>
-        <span class="ss-muted ss-unit" ref="unit"></span>
-        <div class="ss-tools" ref="tools"></div></header>
+    const card = parts(`<section class="ss-box ss-card" data-points="0">
+      <header class="ss-head"><h3 class="ss-cut" ref="title"></h3>
+        <span class="ss-muted" ref="unit"></span>
+        <div class="ss-tools ss-end" ref="tools"></div></header>
       <div class="ss-legend" ref="legend"></div>
-      <p class="ss-note" ref="about"></p>
-      <div class="ss-stage" ref="stage">
+      <p class="ss-muted ss-note" ref="about"></p>
+      <div class="ss-stage" tabindex="0" role="application" aria-roledescription="chart"
+        ref="stage">
         <div class="ss-plot ss-skeleton" ref="plot"></div>
-        <p class="ss-none" hidden ref="none"></p>
+        <p class="ss-muted ss-none" hidden ref="none"></p>
         <div class="ss-cross" hidden ref="cross"><span ref="crossLabel"></span></div>
-        <div class="ss-tip" hidden ref="tip"></div>
+        <div class="ss-tip ss-float" hidden ref="tip"></div>
       </div>
     </section>`);
     Object.assign(this, card);
     setText(this.title, spec.title);
     setAttribute(this.node, "aria-label", spec.title);
     setAttribute(this.node, "data-testid", `chart-${spec.id}`);
-    say(this.about, spec.note);
+    showText(this.about, spec.note);
     this.chips = spec.traces.map((trace) => this.chip(trace));
     this.legend.append(...this.chips.map((chip) => chip.node));
     this.tools.append(...this.buttons());
     this.stage.style.height = `${this.height}px`;
-    this.stage.hidden = !spec.traces.length && spec.kind !== "fit";
+    this.stage.hidden = !spec.traces.length;
+    setAttribute(this.stage, "aria-label", `${spec.title}. Arrow keys read values.`);
     this.stage.addEventListener("pointermove", (event) => this.point(event));
-    this.stage.addEventListener("pointerleave", () => this.scene.hover(null, this));
+    this.stage.addEventListener("keydown", (event) => this.press(event));
+    for (const leave of ["pointerleave", "blur"])
+      this.stage.addEventListener(leave, () => this.scene.hover(null, this));
   }
 
-  // Puts a node between the title and the chart's own tools.
-  putInHead(node) {
-    this.tools.before(node);
+  get store() {
+    return this.scene.store;
   }
 
   chip(trace) {
     const chip = parts(`<button type="button" class="ss-chip" title="Toggle series">
-      <i ref="swatch"></i><span ref="label"></span><span class="ss-chip-value" ref="value"></span>
+      <i ref="swatch"></i><span ref="label"></span><span class="ss-muted" ref="value"></span>
     </button>`);
     chip.swatch.className = `ss-${trace.dash}`;
     chip.swatch.style.borderColor = `var(--ss-${trace.color})`;
@@ -93,53 +95,40 @@ export class Card {
     return { ...chip, trace };
   }
 
-  // Its chip was pressed: shows or hides a line.
+  // Shows or hides the line of a pressed chip.
   pick(trace) {
-    this.scene.store.toggleHidden(this.lineName(trace));
+    this.store.toggleHidden(this.lineName(trace));
     const { node } = this.chips.find((chip) => chip.trace === trace);
-    node.setAttribute("aria-pressed", !this.hidden(trace));
+    setAttribute(node, "aria-pressed", !this.hidden(trace));
     this.scene.redraw(this);
   }
 
   toggle(name, label, title) {
-    const { store } = this.scene;
-    const node = el(
-      "button",
-      {
-        type: "button",
-        class: "ss-tool",
-        title,
-        "aria-pressed": Boolean(store.prefs[name]),
-        onclick: () => {
-          store.set(name, !store.prefs[name]);
-          node.setAttribute("aria-pressed", store.prefs[name]);
-          this.scene.redraw(this);
-        },
-      },
-      label,
-    );
+    const { prefs } = this.store;
+    const change = () => {
+      this.store.set(name, !prefs[name]);
+      setAttribute(node, "aria-pressed", prefs[name]);
+      this.scene.redraw(this);
+    };
+    const attributes = { class: "ss-tool", title, "aria-pressed": Boolean(prefs[name]) };
+    const node = button(change, attributes, label);
     return node;
   }
 
   buttons() {
     const { spec, scene } = this;
-    const tool = (label, title, act) =>
-      el("button", { type: "button", class: "ss-tool ss-quiet", title, onclick: act }, label);
+    const quiet = (title) => ({ class: "ss-tool ss-quiet", title });
     const list = [
-      tool("CSV", "Download visible points (CSV)", () => this.saveCsv()),
-      tool("PNG", "Download chart (PNG)", () => this.savePng()),
+      button(() => this.saveCsv(), quiet("Download visible points (CSV)"), "CSV"),
+      button(() => this.savePng(), quiet("Download chart (PNG)"), "PNG"),
     ];
     if (spec.loss) {
       const slider = el("input", {
-        type: "range",
-        min: 0,
-        max: 0.99,
-        step: 0.01,
-        value: scene.store.prefs.smoothing,
+        ...{ type: "range", min: 0, max: 0.99, step: 0.01, value: this.store.prefs.smoothing },
         "aria-label": "Smoothing",
         title: "Smoothing: exponential moving average over the points drawn",
         oninput: () => {
-          scene.store.set("smoothing", Number(slider.value));
+          this.store.set("smoothing", Number(slider.value));
           scene.redraw(this);
         },
       });
@@ -147,9 +136,8 @@ export class Card {
     }
     if (spec.traces.some((trace) => trace.style === "context")) {
       const title = "Scale the axis to the dashed line or to the data";
-      const full = this.toggle(`full-${spec.id}`, "full scale", title);
-      full.dataset.full = "";
-      list.push(full);
+      this.full = this.toggle(`full-${spec.id}`, "full scale", title);
+      list.push(this.full);
     }
     return list;
   }
@@ -159,99 +147,113 @@ export class Card {
   }
 
   hidden(trace) {
-    return this.scene.store.prefs.hidden.includes(this.lineName(trace));
+    return this.store.prefs.hidden.includes(this.lineName(trace));
   }
 
-  // The traces that are drawn now.
+  // The traces of the current mode.
   get lines() {
     return this.spec.traces;
   }
 
-  column(trace) {
-    return this.scene.store.source(trace.series)?.v[trace.metric];
+  source(trace) {
+    return this.store.source(trace.series);
   }
 
+  column(trace) {
+    return this.source(trace)?.v[trace.metric];
+  }
+
+  unitOf(trace) {
+    return this.store.layout.metrics[trace.metric]?.unit || "";
+  }
+
+  // Indices [from, to) of a series in the shown range.
+  span(series) {
+    return visibleSpan(xsOf(series, this.store.axis), this.store.range);
+  }
+
+  get plotWidth() {
+    return this.width - this.box.l - this.box.r;
+  }
+
+  // Converts x to pixels.
   place(x) {
     const [from, to] = this.range;
-    return this.box.l + ((x - from) / (to - from)) * (this.width - this.box.l - this.box.r);
+    return this.box.l + ((x - from) / (to - from)) * this.plotWidth;
   }
 
   // --- drawing ---
 
-  // The largest value to show on an axis; totals and limits count only at full scale, and the first
-  // rows of a run not where they are warm-up.
+  // The largest value to show on an axis. Totals and limits count only at full scale, the first rows
+  // of a run only if they are not warm-up.
   top(axis) {
+    const { spec, store } = this;
+    const full = store.prefs[`full-${spec.id}`];
     let top = 0;
     for (const trace of this.lines) {
-      const outside = trace.style === "context" && !this.scene.store.prefs[`full-${this.spec.id}`];
-      if (trace.axis !== axis || outside || this.hidden(trace)) continue;
-      const series = this.scene.store.source(trace.series);
-      const values = series?.v[trace.metric]?.max;
-      if (!values) continue;
-      const [from, to] = visibleSpan(xsOf(series, this.scene.store.axis), this.scene.store.range);
-      const skipped = this.spec.warm_up || 0;
+      const values = this.column(trace)?.max;
+      const outside = trace.style === "context" && !full;
+      if (!values || trace.axis !== axis || outside || this.hidden(trace)) continue;
+      const series = this.source(trace);
+      const [from, to] = this.span(series);
       for (let i = from; i < to; i += 1)
-        if (values[i] > top && series.start[i] >= skipped) top = values[i];
+        if (values[i] > top && series.start[i] >= (spec.warm_up || 0)) top = values[i];
     }
     return top;
   }
 
   traces(factors) {
-    return this.lines.flatMap((trace) => {
-      if (!holds(this.column(trace)) || this.hidden(trace)) return [];
-      const { band, x, y } = this.points(trace, factors[trace.axis]);
-      const color = this.scene.theme.palette[trace.color];
-      const shared = { type: "scatter", name: trace.label, hoverinfo: "skip", yaxis: trace.axis };
-      const dots = (trace.style === "points" && x.length <= MAX_DOTS) || x.length === 1;
-      const area = {
-        ...{ ...shared, ...band, mode: "lines", showlegend: false },
-        ...{ fill: "toself", fillcolor: withAlpha(color, BAND_OPACITY), line: { width: 0 } },
-      };
-      const line = {
-        ...{ ...shared, x, y, showlegend: true, mode: dots ? "lines+markers" : "lines" },
-        ...{ marker: { size: 5, color }, line: { color, width: 1.5, dash: trace.dash } },
-      };
-      return band ? [area, line] : [line];
-    });
+    return this.lines.flatMap((trace) => this.drawn(trace, factors[trace.axis]));
   }
 
-  // The line of one trace as {x, y}; and the `band` around it, where a point is of several values.
+  // Returns the line of a trace for Plotly, after its band; none if the trace is hidden or empty.
+  drawn(trace, factor) {
+    if (!holds(this.column(trace)) || this.hidden(trace)) return [];
+    const { band, x, y } = this.points(trace, factor);
+    const color = this.scene.theme.palette[trace.color];
+    const shared = { type: "scatter", name: trace.label, hoverinfo: "skip", yaxis: trace.axis };
+    const dots = (trace.style === "points" && x.length <= MAX_DOTS) || x.length === 1;
+    const area = {
+      ...{ ...shared, ...band, mode: "lines", showlegend: false },
+      ...{ fill: "toself", fillcolor: withAlpha(color, BAND_OPACITY), line: { width: 0 } },
+    };
+    const line = {
+      ...{ ...shared, x, y, showlegend: true, mode: dots ? "lines+markers" : "lines" },
+      ...{ marker: { size: 5, color }, line: { color, width: 1.5, dash: trace.dash } },
+    };
+    return band ? [area, line] : [line];
+  }
+
+  // Returns the line of a trace as {x, y}, with a `band` if its points have several values.
   points(trace, factor) {
-    const { axis, range, prefs } = this.scene.store;
+    const { axis, range, prefs } = this.store;
     const whole = trace.style === "points" || trace.style === "context";
     const smooth = trace.style === "ema" ? prefs.smoothing : 0;
-    const series = whole ? this.scene.store.source(trace.series) : this.fitting(trace, smooth);
+    const series = whole ? this.source(trace) : this.fitting(trace, smooth);
     const column = series.v[trace.metric];
     const xs = xsOf(series, axis);
-    const times = trace.series === "steps" ? null : series.t; // steps lack a metric by nature, samples by trouble
+    const times = trace.series === "steps" ? null : series.t; // steps may lack a metric without a gap
     const values = trace.style === "peak" ? column.max : column.mean;
     const line = linePoints(xs, values, range, factor, times, column.odd);
     if (whole || (!smooth && series.bucket === 1)) return line;
     return { ...line, band: bandPoints(xs, column, range, factor, times) };
   }
 
-  // A trace's series at no more points than can be told apart: a line that moves up and down from
-  // pixel to pixel would be a solid block.
+  // Returns a trace's series with as many points as the plot has room for.
   fitting(trace, smooth) {
-    const { axis, range } = this.scene.store;
-    const series = this.scene.store.source(trace.series);
-    const [from, to] = visibleSpan(xsOf(series, axis), range);
-    const most = (this.width - this.box.l - this.box.r) / POINT_WIDTH;
-    const size = 2 ** Math.max(0, Math.ceil(Math.log2((to - from) / most)));
+    const { axis, range } = this.store;
     const column = this.column(trace);
     const mean = smooth ? ema(column.mean, smooth) : column.mean;
-    const alone = { ...series, v: { [trace.metric]: { ...column, mean } } };
-    return coarsen(alone, series.bucket * size);
+    const alone = { ...this.source(trace), v: { [trace.metric]: { ...column, mean } } };
+    return thinned(alone, axis, range, this.plotWidth / MIN_POINT_PX);
   }
 
   yAxis(spec, top, factor) {
-    const { theme, store } = this.scene;
-    const log = this.spec.loss && store.prefs.log;
+    const log = this.spec.loss && this.store.prefs.log;
     const axis = {
-      ...{ fixedrange: true, gridcolor: theme.grid, zeroline: false, ticklen: 0 },
-      ...{ nticks: this.height < PLOT_HEIGHT ? 4 : 5, separatethousands: true },
-      ...{ tickfont: { size: 11 }, tickformat: spec.unit === "1/s" ? "~s" : "" },
-      ...{ exponentformat: "e", ticklabeloverflow: "allow", type: "linear" },
+      ...{ nticks: this.height < PLOT_HEIGHT_PX ? 4 : 5, separatethousands: true, ticklen: 0 },
+      ...{ tickformat: spec.unit === "1/s" ? "~s" : "", exponentformat: "e" },
+      ...{ ticklabeloverflow: "allow", type: "linear" },
     };
     if (spec.range) return { ...axis, range: [spec.range[0], spec.range[1] * 1.03] };
     if (spec.zero) return { ...axis, range: [0, top > 0 ? (top / factor) * 1.08 : 1] };
@@ -259,113 +261,102 @@ export class Card {
   }
 
   xAxis() {
-    const { theme, store } = this.scene;
-    const { axis, range } = store;
+    const { axis, range } = this.store;
+    const { line } = this.scene.theme;
     const shared = {
       range: [...range], // Plotly writes into it while panning
-      ...{ type: "linear", zeroline: false, showgrid: false, showline: true, ticks: "outside" },
-      ...{ linecolor: theme.line, tickcolor: theme.line, ticklen: 3, tickfont: { size: 11 } },
-      ticklabeloverflow: "hide past div",
+      ...{ type: "linear", fixedrange: false, showgrid: false, showline: true, ticks: "outside" },
+      ...{ linecolor: line, tickcolor: line, ticklen: 3, ticklabeloverflow: "hide past div" },
     };
     if (axis === "step") return { ...shared, nticks: 7, tickformat: ",d" };
     const ticks = timeTicks(range[0], range[1], Math.max(3, Math.floor(this.width / 95)));
     return { ...shared, tickmode: "array", tickvals: ticks.values, ticktext: ticks.text };
   }
 
-  // What the layouts of all charts have.
+  // The layout that all charts share.
   frame(dragmode) {
-    const { theme } = this.scene;
-    return {
-      ...{ width: this.width, height: this.height, margin: this.box, dragmode },
-      ...{ showlegend: false, hovermode: false, font: { family: theme.font, color: theme.text } },
-      ...{ paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" },
-    };
+    const { template } = this.scene.theme;
+    const { width, height, box: margin } = this;
+    return { template, width, height, margin, dragmode, showlegend: false, hovermode: false };
   }
 
   figure() {
     const { spec, scene } = this;
-    const tops = { y: this.top("y"), y2: spec.y2 ? this.top("y2") : 0 };
-    const scales = { y: scaleFor(spec.y.unit, tops.y), y2: scaleFor(spec.y2?.unit || "", tops.y2) };
-    const factors = { y: scales.y.factor, y2: scales.y2.factor };
-    const bare = (name) =>
-      !this.lines.some((line) => line.axis === name && holds(this.column(line)));
-    const units = Object.keys(scales).map((name) => (bare(name) ? "" : scales[name].unit));
-    setText(this.unit, units.filter(Boolean).join(" · "));
-    const layout = {
-      ...this.frame("zoom"),
-      ...{ xaxis: this.xAxis(), yaxis: this.yAxis(spec.y, tops.y, factors.y) },
-    };
-    if (spec.y2) {
-      const right = { overlaying: "y", side: "right", showgrid: false };
-      layout.yaxis2 = { ...this.yAxis(spec.y2, tops.y2, factors.y2), ...right };
+    const layout = { ...this.frame("zoom"), xaxis: this.xAxis() };
+    const [factors, units] = [{}, []];
+    for (const [name, key] of Object.entries({ y: "yaxis", y2: "yaxis2" })) {
+      if (!spec[name]) continue;
+      const top = this.top(name);
+      const { unit, factor } = scaleFor(spec[name].unit, top);
+      factors[name] = factor;
+      layout[key] = this.yAxis(spec[name], top, factor);
+      // An axis without a value has neither numbers nor a unit.
+      if (this.lines.some((line) => line.axis === name && holds(this.column(line))))
+        units.push(unit);
+      else Object.assign(layout[key], { showticklabels: false, showgrid: false });
     }
-    // Without a value the numbers and their unit would be made up.
-    for (const [name, axis] of Object.entries({ y: layout.yaxis, y2: layout.yaxis2 }))
-      if (axis && bare(name)) Object.assign(axis, { showticklabels: false, showgrid: false });
-    this.range = scene.store.range;
-    const marks = scene.marks.filter(({ x }) => x >= this.range[0] && x <= this.range[1]);
+    if (spec.y2) Object.assign(layout.yaxis2, { overlaying: "y", side: "right", showgrid: false });
+    setText(this.unit, units.filter(Boolean).join(" · "));
+    this.range = this.store.range;
+    const [from, to] = this.range;
+    const marks = scene.marks.filter(({ x }) => x >= from && x <= to);
+    const spans = this.oddSpans().map((span) => ({ ...span, from: Math.max(span.from, from) }));
     const place = (x) => this.place(x);
-    const right = this.width - this.box.r;
-    const spans = this.oddSpans().map((span) => ({
-      ...span,
-      from: Math.max(span.from, this.range[0]),
-    }));
-    Object.assign(layout, markShapes(marks, spans, place, right, scene.theme));
+    Object.assign(layout, markShapes(marks, spans, place, this.width - this.box.r, scene.theme));
     return { data: this.traces(factors), layout };
   }
 
   draw() {
-    const { Plotly } = this.scene;
     const { data, layout } = this.figure();
     this.dirty = false;
     this.drawnAt = performance.now();
     layout.datarevision = this.drawnAt;
-    if (this.plotted) Plotly.react(this.plot, data, layout, CONFIG);
-    else this.first(data, layout);
+    if (this.plotted) this.scene.Plotly.react(this.plot, data, layout, CONFIG);
+    else this.plotFirst(data, layout);
     const { mean = [] } = (this.lines.length && this.column(this.lines[0])) || {};
     setAttribute(this.node, "data-points", mean.filter((value) => value !== null).length);
     this.showHeld();
     this.overlay();
   }
 
-  // Where lines that are shown have values that are no finite numbers.
+  // Stretches of the shown lines without finite values.
   oddSpans() {
     return this.lines.flatMap((trace) => {
-      const series = this.scene.store.source(trace.series);
       const column = this.column(trace);
       if (!column || this.hidden(trace)) return [];
-      return oddSpans(xsOf(series, this.scene.store.axis), column, this.range);
+      return oddSpans(xsOf(this.source(trace), this.store.axis), column, this.range);
     });
   }
 
-  // Says why nothing is drawn, and hides the legend of lines that this run does not have.
+  // Shows why nothing is drawn. Hides chips of lines that this run does not have.
   showHeld() {
-    let some = this.spec.traces.length === 0;
-    let odd = false;
-    for (const { node, trace } of this.chips) {
-      const column = this.column(trace);
-      node.hidden = !this.lines.includes(trace) || (trace.optional && !recorded(column));
-      some ||= holds(column);
-      odd ||= recorded(column);
-    }
-    const empty = odd ? "Every value is NaN or infinite." : this.spec.empty || "No values yet.";
-    say(this.none, some ? "" : empty);
+    const columns = this.spec.traces.map((trace) => this.column(trace));
+    this.chips.forEach(({ node, trace }, i) => {
+      node.hidden = !this.lines.includes(trace) || (trace.optional && !recorded(columns[i]));
+    });
+    const empty = this.spec.empty || "No values yet.";
+    const reason = columns.some(recorded) ? "Every value is NaN or infinite." : empty;
+    showText(this.none, columns.some(holds) ? "" : reason);
   }
 
-  first(data, layout) {
+  plotFirst(data, layout) {
     this.plot.classList.remove("ss-skeleton");
     this.plotted = true;
     this.scene.Plotly.newPlot(this.plot, data, layout, CONFIG);
-    this.plot.on("plotly_relayout", (change) => {
-      const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-      if (isNumber(from) && isNumber(to)) this.scene.store.zoomTo([from, to]);
-    });
-    this.plot.on("plotly_relayouting", (change) => {
-      if (!isNumber(change["xaxis.range[0]"])) return;
-      this.range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-      this.overlay();
-    });
-    this.plot.on("plotly_doubleclick", () => this.scene.store.zoomTo(null));
+    const changed = (change, show) => {
+      const range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+      if (range.every(isNumber)) show(range);
+    };
+    this.plot.on("plotly_relayout", (change) =>
+      changed(change, (range) => this.store.zoomTo(range)),
+    );
+    this.plot.on("plotly_relayouting", (change) =>
+      changed(change, (range) => {
+        this.range = range;
+        this.overlay();
+      }),
+    );
+    this.plot.on("plotly_doubleclick", () => this.store.zoomTo(null));
   }
 
   overlay() {
@@ -375,101 +366,102 @@ export class Card {
   // --- crosshair and values ---
 
   point(event) {
-    const left = event.clientX - this.stage.getBoundingClientRect().left;
-    const inside = this.plotted && left >= this.box.l && left <= this.width - this.box.r;
-    const share = (left - this.box.l) / (this.width - this.box.l - this.box.r);
-    this.scene.hover(inside ? this.range[0] + share * (this.range[1] - this.range[0]) : null, this);
+    const left = event.clientX - this.stage.getBoundingClientRect().left - this.box.l;
+    const [from, to] = this.range;
+    const inside = this.plotted && left >= 0 && left <= this.plotWidth;
+    this.scene.hover(inside ? from + (left / this.plotWidth) * (to - from) : null, this);
   }
 
-  hoverAt(x, source) {
+  // Moves the crosshair by arrow keys, from the newest value on.
+  press(event) {
+    const steps = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!steps || !this.plotted) return;
+    event.preventDefault();
+    const [from, to] = this.range;
+    const x = (this.scene.hoverX ?? to) + steps * KEY_STEP * (to - from);
+    this.scene.hover(Math.max(from, Math.min(to, x)), this);
+  }
+
+  // Shows the values at x; `own` is true in the card with the pointer.
+  hoverAt(x, own) {
     const shown = x !== null && x >= this.range[0] && x <= this.range[1];
     this.cross.hidden = !shown;
     this.tip.hidden = true;
-    for (const chip of this.chips)
-      setText(chip.value, this.valueText(chip.trace, shown ? x : null));
+    for (const { value, trace } of this.chips)
+      setText(value, this.valueText(trace, shown ? x : null));
     if (!shown) return;
     const left = this.place(x);
     this.cross.style.transform = `translateX(${left.toFixed(1)}px)`;
-    setText(
-      this.crossLabel,
-      source
-        ? this.scene.store.axis === "time"
-          ? clock(x)
-          : Math.round(x).toLocaleString("en-US")
-        : "",
-    );
-    if (source) this.showTip(left);
+    const where = this.store.axis === "time" ? clock(x) : counted(Math.round(x));
+    setText(this.crossLabel, own ? where : "");
+    if (own) this.showTip(left);
   }
 
+  // Shows the events at the crosshair.
   showTip(left) {
     const near = this.scene.marks
-      .filter((mark) => Math.abs(this.place(mark.x) - left) <= NEAR_MARK)
-      .slice(-4);
-    if (!near.length) return;
+      .filter((mark) => Math.abs(this.place(mark.x) - left) <= MAX_MARK_DISTANCE_PX)
+      .slice(-MAX_MARKS_IN_TOOLTIP);
     const lines = near.map(({ event }) => {
-      const changes = changesOf(event, this.scene.store.layout.metrics);
-      return el(
-        "div",
-        {},
-        el("b", {}, wordOf(event)),
-        ` ${[changes, event.text].filter(Boolean).join(". ")}`,
-      );
+      const changes = changesOf(event, this.store.layout.metrics);
+      const text = ` ${[changes, event.text].filter(Boolean).join(". ")}`;
+      return el("div", {}, el("b", {}, nameOf(event)), text);
     });
     this.tip.replaceChildren(...lines);
-    this.tip.hidden = false;
-    this.tip.classList.toggle("ss-tip-left", left > this.width / 2);
-    this.tip.style.left = left > this.width / 2 ? "auto" : `${left + 8}px`;
-    this.tip.style.right = left > this.width / 2 ? `${this.width - left + 8}px` : "auto";
+    this.tip.hidden = !near.length;
+    const right = left > this.width / 2;
+    this.tip.style.left = right ? "auto" : `${left + 8}px`;
+    this.tip.style.right = right ? `${this.width - left + 8}px` : "auto";
   }
 
-  // At the crosshair, else the newest.
+  // The value at x, for null the newest value.
   valueText(trace, x) {
-    const series = this.scene.store.source(trace.series);
+    const series = this.source(trace);
     const column = series?.v[trace.metric];
     if (!column) return MISSING;
-    const unit = this.scene.store.layout.metrics[trace.metric]?.unit || "";
-    const words = (value) => (typeof value === "string" ? value : withUnit(value, unit));
+    const text = (value) =>
+      typeof value === "string" ? value : withUnit(value, this.unitOf(trace));
     if (x === null) {
-      if (trace.style === "points") return words(latestEver(series, trace.metric));
-      return oddNow(series, trace.metric) ?? words(latest(series, trace.metric));
+      if (trace.style === "points") return text(latestEver(series, trace.metric));
+      return oddNow(series, trace.metric) ?? text(latest(series, trace.metric));
     }
     const values = trace.style === "peak" ? column.max : column.mean;
-    let at = Math.min(bisect(xsOf(series, this.scene.store.axis), x), column.mean.length - 1);
-    const skips = trace.series === "steps"; // a row without this metric: the one before it counts
+    let at = Math.min(bisect(xsOf(series, this.store.axis), x), values.length - 1);
+    const skips = trace.series === "steps"; // a step without the metric has that of the step before
     while (skips && at > 0 && column.mean[at] === null && !column.odd[at]) at -= 1;
-    return words(values[at] ?? (column.odd[at] ? oddWord(column.odd[at]) : null));
+    return text(values[at] ?? (column.odd[at] ? oddWord(column.odd[at]) : null));
   }
 
   // --- export ---
 
   saveCsv() {
-    const places = ["series", "metric", "unit", "first_row", "rows", "time_s", "step"];
-    const rows = [[...places, "mean", "min", "max", "not_finite"]];
-    for (const trace of this.spec.traces) {
-      const series = this.scene.store.source(trace.series);
-      const column = series?.v[trace.metric];
-      if (!column) continue;
-      const [from, to] = visibleSpan(xsOf(series, this.scene.store.axis), this.scene.store.range);
-      const unit = this.scene.store.layout.metrics[trace.metric]?.unit || "";
-      for (let i = from; i < to; i += 1) {
-        const odd = column.odd[i];
-        if (column.mean[i] === null && !odd) continue;
-        const place = [series.start[i], series.bucket, series.t[i], series.s[i]];
-        // A single row's value stands as it is, a bucket has how many were not finite.
-        const { mean, min, max } = column;
-        const whole = typeof odd === "string";
-        const numbers = whole ? [odd, odd, odd, 1] : [mean[i], min[i], max[i], odd ?? 0];
-        rows.push([trace.series, trace.metric, unit, ...place, ...numbers]);
-      }
-    }
-    const blob = new Blob([rows.map((row) => row.join(",")).join("\n")], { type: "text/csv" });
-    const url = URL.createObjectURL(blob);
+    const rows = this.spec.traces.flatMap((trace) => this.csvRows(trace));
+    const text = [CSV_COLUMNS, ...rows].map((row) => row.join(",")).join("\n");
+    const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
     el("a", { href: url, download: `${this.fileName()}.csv` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 1000);
   }
 
+  // The CSV rows of a trace. `odd` of a single row is its value, of a bucket the number of values that
+  // are not finite.
+  csvRows(trace) {
+    if (!this.column(trace)) return [];
+    const { start, bucket, t, s } = this.source(trace);
+    const { mean, min, max, odd } = this.column(trace);
+    const [from, to] = this.span(this.source(trace));
+    const rows = [];
+    for (let i = from; i < to; i += 1) {
+      if (mean[i] === null && !odd[i]) continue;
+      const single = typeof odd[i] === "string";
+      const values = single ? [odd[i], odd[i], odd[i], 1] : [mean[i], min[i], max[i], odd[i] ?? 0];
+      const place = [start[i], bucket, t[i], s[i]];
+      rows.push([trace.series, trace.metric, this.unitOf(trace), ...place, ...values]);
+    }
+    return rows;
+  }
+
   fileName() {
-    return `${this.scene.store.run}-${this.spec.id}`.replace(/[^\w.-]+/g, "-");
+    return `${this.store.run}-${this.spec.id}`.replace(/[^\w.-]+/g, "-");
   }
 
   savePng() {

@@ -1,21 +1,20 @@
-// The charts of a run in their groups: those always there, the script's own metrics (small), and
-// those that are folded away (what only they show is fetched only while somebody looks).
+// The charts of a run in three groups (main, custom metrics, collapsed), and the bar above them.
 
+import { BreakdownCard } from "./breakdown_card.js";
 import { Card } from "./card.js";
-import { parts, say, setAttribute, setText } from "./dom.js";
-import { FitCard } from "./linear_fit.js";
-import { withUnit } from "./format.js";
+import { button, parts, render, setChildren, setText, showText } from "./dom.js";
+import { sum, withUnit } from "./format.js";
 import { HeatCard } from "./heat.js";
-import { LedgerCard } from "./breakdown_card.js";
 import { oddNow, recorded } from "./lines.js";
+import { FitCard } from "./linear_fit.js";
 import { latestOf } from "./series.js";
 
-// A learning rate or scale in a line of text: 0.001, 0.00003, 65536.
+const KINDS = { fit: FitCard, heat: HeatCard, ledger: BreakdownCard };
+
+// A learning rate or scale as text: 0.001, 0.00003, 65536.
 export const brief = (value) => String(Number(value.toPrecision(Math.abs(value) >= 1000 ? 7 : 4)));
 
-const KINDS = { fit: FitCard, heat: HeatCard, ledger: LedgerCard };
-
-// The newest value of each metric in a chart, of several GPUs their mean: "power 312 W".
+// Returns the newest value of each metric of a chart, of several GPUs their mean: "power 312 W".
 export function newestWords(lines, live, metrics) {
   const keys = new Set(lines.filter(({ style }) => style !== "context").map((line) => line.metric));
   return [...keys].flatMap((key) => {
@@ -25,26 +24,26 @@ export function newestWords(lines, live, metrics) {
     const values = latestOf(live, names, key);
     if (odd !== null) return [`${label} ${odd}`];
     if (!values.length) return [];
-    const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+    const mean = sum(values) / values.length;
     return [`${label} ${unit ? withUnit(mean, unit) : brief(mean)}`];
   });
 }
 
 export class Board {
-  // `unfolded(open)` is called when the folded charts are opened or closed.
+  // `unfolded(open)` is called when the collapsed charts are expanded or collapsed.
   constructor(scene, unfolded) {
     this.scene = scene;
     this.cards = [];
     const board = parts(`<div>
-      <div class="ss-grid ss-main" ref="mainGrid"></div>
-      <section class="ss-group" data-testid="custom" aria-label="Custom metrics" hidden ref="custom">
+      <div class="ss-grid" ref="mainGrid"></div>
+      <section class="ss-group ss-section" data-testid="custom" aria-label="Custom metrics" hidden ref="custom">
         <h3>Custom metrics</h3>
         <div class="ss-grid ss-small" ref="customGrid"></div>
         <p class="ss-muted" hidden ref="note"></p>
       </section>
-      <details class="ss-group ss-more" data-testid="more" hidden ref="more">
-        <summary><span class="ss-more-title">More charts</span>
-          <span class="ss-muted" ref="summary"></span></summary>
+      <details class="ss-group ss-section" data-testid="more" hidden ref="more">
+        <summary><strong>More charts</strong> <span class="ss-muted"
+          ref="summary"></span></summary>
         <div class="ss-grid" ref="moreGrid"></div>
       </details>
     </div>`);
@@ -77,8 +76,8 @@ export class Board {
     });
   }
 
-  // Cards whose description stays are kept as they are, so that a metric which appears in the middle
-  // of a run neither redraws the others nor takes a box away that somebody is dragging.
+  // Sets the charts. A card with the same description stays: a metric that appears in the middle of a
+  // run neither redraws the other charts nor ends a drag.
   set(layout) {
     const fit = JSON.stringify(layout.fit);
     const before = new Map(this.cards.map((card) => [card.described, card]));
@@ -90,14 +89,12 @@ export class Board {
     });
     for (const card of before.values()) this.drop(card);
     for (const [group, grid] of Object.entries(this.grids)) {
-      const nodes = this.cards.filter((card) => card.spec.group === group).map((card) => card.node);
-      const same =
-        nodes.length === grid.childElementCount &&
-        nodes.every((node, i) => grid.children[i] === node);
-      if (!same) grid.replaceChildren(...nodes);
+      const nodes = this.cards.filter((card) => card.spec.group === group).map(({ node }) => node);
+      setChildren(grid, nodes);
     }
-    this.custom.hidden = !this.grids.custom.childElementCount;
-    say(this.note, layout.custom_note);
+    this.custom.hidden = !this.customGrid.childElementCount;
+    this.more.hidden = !this.moreGrid.childElementCount;
+    showText(this.note, layout.custom_note);
   }
 
   card(id) {
@@ -119,8 +116,7 @@ export class Board {
     card.node.remove();
   }
 
-  // Hides charts of what the run does not record, and shows the newest values of those that are
-  // folded away.
+  // Hides charts without recorded metrics. Shows the newest values of the collapsed charts.
   refresh({ live, layout }) {
     const words = [];
     for (const { node, spec } of this.cards) {
@@ -134,7 +130,6 @@ export class Board {
       node.classList.toggle("ss-wide", main.length % 2 === 1 && i === main.length - 1),
     );
     setText(this.summary, words.join("  ·  "));
-    this.more.hidden = !this.grids.more.childElementCount;
   }
 
   clear() {
@@ -149,33 +144,30 @@ export class Board {
   }
 }
 
-// The line above the charts: step or time, the way back from a zoom, how to zoom.
+// The bar above the charts: steps or time, "Back to live" while zoomed, and a hint.
 export class AxisBar {
   constructor(store) {
     this.store = store;
-    const bar = parts(`<div class="ss-bar">
+    const bar = parts(`<div class="ss-row ss-bar">
       <div class="ss-switch" role="group" aria-label="Horizontal axis" data-testid="axis-switch"
-        ref="axes">
-        <button type="button" data-axis="step">Step</button>
-        <button type="button" data-axis="time">Time</button>
-      </div>
-      <button type="button" class="ss-back" data-testid="back-to-live" hidden ref="back">
+        ref="axes"></div>
+      <button type="button" class="ss-button" data-testid="back-to-live" hidden ref="back">
         Back to live</button>
-      <span class="ss-muted ss-hint">Drag to zoom, shift-drag to pan, double-click to reset</span>
+      <span class="ss-muted ss-hint ss-end">Drag to zoom, shift-drag to pan, double-click to
+        reset</span>
     </div>`);
     Object.assign(this, bar);
-    for (const button of this.axes.children)
-      button.addEventListener("click", () => store.chooseAxis(button.dataset.axis));
-    this.back.addEventListener("click", () => store.zoomTo(null));
+    this.back.onclick = () => store.zoomTo(null);
   }
 
   update() {
     const { axis, stepped, zoom, onlyTime } = this.store;
+    const choice = (name, label, disabled) => {
+      const attributes = { "data-axis": name, "aria-pressed": axis === name, disabled };
+      return button(() => this.store.chooseAxis(name), attributes, label);
+    };
+    render(this.axes, choice("step", "Step", stepped ? null : ""), choice("time", "Time", null));
     this.axes.hidden = onlyTime;
-    for (const button of this.axes.children) {
-      setAttribute(button, "aria-pressed", button.dataset.axis === axis);
-      button.disabled = button.dataset.axis === "step" && !stepped;
-    }
     this.back.hidden = !zoom;
   }
 }

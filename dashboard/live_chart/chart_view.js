@@ -1,5 +1,4 @@
-// The base of the views with charts of a run, from mount to unmount: one state, kept current by
-// polls, drawn on one horizontal axis.
+// The base class of views with charts of a run: one state, updated by polls, on one horizontal axis.
 
 import { AxisBar, Board } from "./chart_grid.js";
 import { loadPlotly, setAttribute } from "./dom.js";
@@ -8,11 +7,11 @@ import { Poller, ZoomDetail } from "./poll.js";
 import { Store } from "./store.js";
 import { readTheme } from "./theme.js";
 
-const TELL_AGAIN_MS = 5_000;
+const MIN_RERUN_MS = 5_000; // between two script runs for the same page token
 
 export class ChartView {
-  // `only` is the one series that is asked for, null for all that are drawn; `unfolded` is called
-  // when the folded charts are opened or closed.
+  // `only` is the one requested series, null for all drawn series; `unfolded(open)` is called when the
+  // collapsed charts are expanded or collapsed.
   constructor(only = null, unfolded = () => {}) {
     this.polls = 0;
     this.store = new Store(
@@ -39,10 +38,10 @@ export class ChartView {
     });
   }
 
-  // What Python sends: {run, layout, plotly, page_token}.
+  // Applies Python's data: {run, layout, plotly, page_token}.
   configure(data, setTriggerValue) {
     Object.assign(this, { data, setTriggerValue });
-    this.painter.useTheme(readTheme(this.root));
+    this.painter.theme = readTheme(this.root);
     const other = this.store.run !== data.run;
     if (other) this.openRun(data.run);
     this.configureParts(data);
@@ -74,6 +73,10 @@ export class ChartView {
     this.board.set(layout);
   }
 
+  refused(sentence) {
+    this.setTrouble(sentence);
+  }
+
   usePlotly(plotly) {
     this.painter.usePlotly(plotly);
   }
@@ -86,43 +89,44 @@ export class ChartView {
 
   take(answer) {
     if (answer.series) this.takeSeries(answer);
-    this.tellStale(answer.page_token);
+    this.reportStale(answer.page_token);
   }
 
   takeSeries(answer) {
     const { store } = this;
     const [before, { axis, afresh }, first] = [store.extent(), store, !store.answer];
     const fresh = store.take(answer);
-    if (first) this.detail.plan(); // a zoom kept from before a reload
+    if (first) this.detail.plan(); // a zoom from before a reload
     this.show(answer, fresh, first);
     this.polls += 1;
     setAttribute(this.root, "data-polls", this.polls);
     this.detail.follow();
     if (store.axis !== axis)
-      this.moved(); // the first step has come
+      this.moved(); // the first step was recorded
     else if (afresh) this.redraw();
     else this.painter.markStale(before, fresh.length > 0, new Set(Object.keys(answer.series)));
   }
 
-  // The page around the charts is of before: it runs again. Said once, and again should it not hear.
-  tellStale(token) {
+  // Reruns the page's script if the server has another page token, and again after MIN_RERUN_MS.
+  reportStale(token) {
     const now = performance.now();
     const { run, unreadable } = this.store;
     const listing = this.data.page_token.split("-")[0];
     const known = run && !unreadable ? this.data.page_token : listing;
-    if (token === known || (token === this.told && now - this.toldAt < TELL_AGAIN_MS)) return;
-    [this.told, this.toldAt] = [token, now];
+    if (token === known) return;
+    if (token === this.reported && now - this.reportedAt < MIN_RERUN_MS) return;
+    [this.reported, this.reportedAt] = [token, now];
     this.setTriggerValue("stale", token);
   }
 
-  // Another part of the horizontal axis, or another axis, is shown.
+  // Draws another part of the horizontal axis, or another axis.
   moved() {
     this.painter.hover(null, null);
     this.detail.plan();
     this.redraw();
   }
 
-  // The reader looks at what was not asked for before.
+  // Requests series that were not shown before.
   wanted() {
     this.poller.now();
     this.detail.plan();

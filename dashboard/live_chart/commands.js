@@ -1,12 +1,11 @@
-// The buttons: drawn for what the run can be asked, in its status. A press is shown at once; the
-// answer comes from the run.
+// Command buttons of a run and their popovers. The run's answer arrives later, as an event.
 
-import { el, setAttribute, setText } from "./dom.js";
+import { button, el, setAttribute, setChildren } from "./dom.js";
 import { ask } from "./poll.js";
 
-const TEXT_LENGTH = 200;
+const MAX_TEXT_CHARACTERS = 200;
 
-// Sends a command to the run; throws an Error whose message is a sentence.
+// Sends a command to the run. Throws an Error with a sentence for the user.
 export function sendCommand(run, id, name, args) {
   return ask("/api/command", null, {
     method: "POST",
@@ -15,68 +14,78 @@ export function sendCommand(run, id, name, args) {
   });
 }
 
-// Microseconds since 1970, as the server's own ids: they rise with time.
+// Microseconds since 1970, like the server's own ids: they rise with time.
 export const newCommandId = () => Math.round((performance.timeOrigin + performance.now()) * 1000);
 
-// How a button is drawn: not at all (null), or with the reason why it cannot be pressed.
+// Returns {refused, title} of a button: the reason if it is disabled. Returns null if it is hidden.
 export function buttonState({ help, when }, status) {
   if (!(status in when)) return null;
   const refused = when[status];
   return { refused, title: refused ? `${help} Not now: ${refused}` : help };
 }
 
-// One that cannot be pressed keeps the focus and says why.
-class Button {
-  constructor(label, press, className = "") {
-    this.node = el("button", { type: "button", class: `ss-button ${className}` }, label);
+export class Button {
+  constructor(label, press) {
+    const pressed = () => this.refused === null && press();
+    this.node = this.part = button(pressed, { class: "ss-button" }, label);
     this.refused = null;
-    this.node.addEventListener("click", () => this.refused === null && press());
   }
 
-  show({ refused, title }, waiting) {
+  // Shows a state of `buttonState`. A disabled button can be focused and names its reason.
+  show(state, waiting) {
+    const { refused = null, title = null } = state ?? {};
     this.refused = refused;
+    this.node.hidden = !state;
     setAttribute(this.node, "title", title);
     setAttribute(this.node, "aria-disabled", refused === null ? null : "true");
     setAttribute(this.node, "aria-busy", waiting ? "true" : null);
-    this.node.hidden = false;
-  }
-
-  hide() {
-    this.node.hidden = true;
   }
 }
 
-// Mark, Profile and Memory snapshot open a small box for what they need to know; Enter sends it.
-const steps = (label, value, button) => ({
+// Inputs of the commands that have an argument.
+const steps = (label, value, submit) => ({
   input: { type: "number", "aria-label": label, min: 1, max: 50, step: 1, value, required: "" },
   before: "Next steps",
-  button,
+  submit,
   args: (typed) => ({ steps: Number(typed) }),
 });
-const text = { type: "text", maxlength: TEXT_LENGTH, placeholder: "Describe the event" };
 const BOXES = {
   mark: {
-    ...{ input: { ...text, "aria-label": "Event text" }, before: "", button: "Add annotation" },
+    input: {
+      type: "text",
+      maxlength: MAX_TEXT_CHARACTERS,
+      placeholder: "Describe the event",
+      "aria-label": "Event text",
+    },
+    before: "",
+    submit: "Add annotation",
     args: (typed) => ({ text: typed }),
   },
   profile: steps("Steps to profile", 5, "Start profile"),
   memory_snapshot: steps("Steps to record", 1, "Record allocations"),
 };
 
+// A button that opens a popover with an input; Enter sends the command.
 class BoxButton extends Button {
-  constructor(label, { input, before, button, args }, send) {
+  constructor(label, { input, before, submit, args }, send) {
     super(label, () => {});
-    const field = el("input", { ...input, autofocus: "" });
-    const form = el("form", {}, before, field, el("button", { class: "ss-button" }, button));
-    this.box = el("div", { class: "ss-popover", popover: "auto" }, form);
-    form.addEventListener("submit", (event) => {
+    const field = el("input", { class: "ss-field", ...input, autofocus: "" });
+    const onsubmit = (event) => {
       event.preventDefault();
       send(args(field.value));
       field.value = input.value ?? "";
       this.box.hidePopover();
-    });
-    this.box.addEventListener("beforetoggle", () => this.place());
-    this.part = el("span", { class: "ss-mark" }, this.node, this.box);
+    };
+    const form = el(
+      "form",
+      { class: "ss-row", onsubmit },
+      before,
+      field,
+      el("button", { class: "ss-button" }, submit),
+    );
+    const onbeforetoggle = () => this.place();
+    this.box = el("div", { class: "ss-popover ss-float", popover: "auto", onbeforetoggle }, form);
+    this.part = el("span", { class: "ss-contents" }, this.node, this.box);
   }
 
   place() {
@@ -91,7 +100,7 @@ class BoxButton extends Button {
   }
 }
 
-// A group of buttons, those beside the memory chart or the others.
+// The buttons of the memory chart (`memory` is true), or all others.
 export class ButtonGroup {
   // `send(spec, args)` is called for a press.
   constructor(memory, send, label) {
@@ -99,18 +108,15 @@ export class ButtonGroup {
     this.node = el("div", { class: "ss-buttons", role: "group", "aria-label": label });
   }
 
-  // A button that is there already stays in the document: moving it would close its open box.
   configure(specs) {
     const before = new Map(this.made.map(({ spec, button }) => [spec.name, button]));
     this.made = specs
       .filter((spec) => spec.memory === this.memory)
       .map((spec) => ({ spec, button: before.get(spec.name) ?? this.make(spec) }));
-    const parts = this.made.map(({ button }) => button.part || button.node);
-    for (const part of [...this.node.children]) if (!parts.includes(part)) part.remove();
-    parts.forEach((part, i) => {
-      const there = this.node.children[i];
-      if (there !== part) this.node.insertBefore(part, there ?? null);
-    });
+    setChildren(
+      this.node,
+      this.made.map(({ button }) => button.part),
+    );
   }
 
   make(spec) {
@@ -120,21 +126,7 @@ export class ButtonGroup {
   }
 
   update(status, waitingFor) {
-    for (const { spec, button } of this.made) {
-      const state = buttonState(spec, status);
-      if (state) button.show(state, waitingFor === spec.name);
-      else button.hide();
-    }
-  }
-}
-
-export class RetryButton extends Button {
-  constructor(press) {
-    super("Retry", press);
-  }
-
-  update({ label, help, refused }, starting) {
-    setText(this.node, label);
-    this.show({ refused, title: refused || help }, starting);
+    for (const { spec, button } of this.made)
+      button.show(buttonState(spec, status), waitingFor === spec.name);
   }
 }

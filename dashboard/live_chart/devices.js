@@ -1,33 +1,273 @@
-// The GPUs tab: a strip for the machine, a card a GPU, and below the card that is open its
-// history and details. It asks once a second and changes only the text and widths that are new.
+// The GPUs tab: the machine, a card per GPU, and below the open card its health, charts of the last ten
+// minutes, facts and processes.
 
-import { DeviceDetails, levelIcon } from "./device_details.js";
-import { el, mounting, parts, say, setAttribute, setText } from "./dom.js";
+import { button, el, loadPlotly, morph, mounting, parts, render } from "./dom.js";
+import { setAttribute, setChildren, setText, showText } from "./dom.js";
+import { isNumber, scaleFor, suffix, withUnit } from "./format.js";
+import { stretches } from "./lines.js";
 import { Poller } from "./poll.js";
 import { readTheme } from "./theme.js";
 
 const PACE_MS = 1_000;
+const PROCESS_HEADS = ["PID", "User", "Note", "Memory", "SM", "Command"];
+const MAX_HISTORY_S = 600;
+const MIN_SPAN_S = 60; // the first seconds do not fill the width
+const CHART_HEIGHT_PX = 150;
+const MIN_TOP = { "B/s": 2 ** 20 }; // a line of bytes per second stays low on an idle link
+const LEVELS = {
+  ok: ["✓", "OK"],
+  notice: ["i", "Notice"],
+  warning: ["▲", "Warning"],
+  critical: ["✕", "Critical"],
+};
+
+// The icon of a health level; its shape and label differ as well as its color.
+function levelIcon(level) {
+  const [icon, label] = LEVELS[level];
+  return el("span", { class: `dv-level dv-${level}`, role: "img", "aria-label": label }, icon);
+}
+
+// The upper edge of a chart: the GPU's limit if known, else a little above the values.
+export function topOf(chart, values) {
+  if (isNumber(chart.top) && chart.top > 0) return chart.top;
+  const highest = Math.max(0, chart.mark?.value ?? 0, ...values.flat().filter(isNumber));
+  return 1.08 * Math.max(highest, MIN_TOP[chart.unit] ?? 0) || 1;
+}
+
+// Converts epoch seconds to Plotly's dates, which have no time zone, in the browser's time zone.
+const dateOf = (time) => 1000 * time - 60_000 * new Date().getTimezoneOffset();
+
+// Returns {data, layout} for Plotly of a chart over the history. A line has a gap where no value was
+// read for some seconds.
+export function chartFigure(chart, { t, v }, now, theme) {
+  const values = chart.lines.map(({ key }) => t.map((_, at) => v[key]?.[at] ?? null));
+  const top = topOf(chart, values);
+  const { unit, factor } = scaleFor(chart.unit, top);
+  const span = [Math.min(t[0] ?? now, now - MIN_SPAN_S), now].map(dateOf);
+  const shared = { type: "scatter", mode: "lines" };
+  const data = chart.lines.map(({ label, color }, line) => {
+    const [x, y] = [[], []]; // all values: the pointer reads every one
+    for (const stretch of stretches(t, values[line], null, t)) {
+      x.push(...stretch.map((at) => dateOf(t[at])), null);
+      y.push(...stretch.map((at) => values[line][at] / factor), null);
+    }
+    return {
+      ...{ ...shared, x, y, name: `${label} ${withUnit(values[line].at(-1), chart.unit)}` },
+      hovertemplate: `${label} %{y:.3~g}${suffix(unit)}<extra></extra>`,
+      line: { color: theme.palette[color], width: 1.6 },
+    };
+  });
+  if (chart.mark) {
+    const { label, value } = chart.mark;
+    data.push({
+      ...{ ...shared, x: span, y: [value / factor, value / factor], hoverinfo: "skip" },
+      name: `${label} ${withUnit(value, chart.unit)}`,
+      line: { color: theme.palette.gray, width: 1.2, dash: "dash" },
+    });
+  }
+  const layout = {
+    ...{ template: theme.template, height: CHART_HEIGHT_PX, margin: { l: 44, r: 8, t: 26, b: 20 } },
+    ...{ hovermode: "x unified", showlegend: true },
+    hoverlabel: { bgcolor: theme.background },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemclick: false },
+    xaxis: { type: "date", range: span, showgrid: false, nticks: 6 },
+    yaxis: { range: [0, top / factor], nticks: 4, ticksuffix: suffix(unit) },
+  };
+  return { data, layout };
+}
+
+// Appends new readings to a history {t, v: {key: values}}, and drops readings of before MAX_HISTORY_S.
+export function extend(history, { t, v }, now) {
+  const last = history.t.at(-1) ?? 0;
+  const fresh = t.findIndex((time) => time > last);
+  if (fresh >= 0) {
+    const before = history.t.length;
+    history.t.push(...t.slice(fresh));
+    for (const key of new Set([...Object.keys(history.v), ...Object.keys(v)])) {
+      history.v[key] ??= new Array(before).fill(null);
+      history.v[key].push(...(v[key] ?? new Array(t.length).fill(null)).slice(fresh));
+    }
+  }
+  const kept = history.t.findIndex((time) => time >= now - MAX_HISTORY_S);
+  if (kept > 0)
+    for (const values of [history.t, ...Object.values(history.v)]) values.splice(0, kept);
+}
+
+function factGroup({ title, rows }) {
+  const facts = rows.map(([label, value, help, missing]) =>
+    el(
+      "div",
+      {},
+      el("dt", { title: help }, label),
+      el("dd", { class: missing ? "ss-muted" : null }, value),
+    ),
+  );
+  return el("section", {}, el("h4", {}, title), el("dl", {}, ...facts));
+}
+
+// The processes of a GPU or of a MIG instance; `none` is the reason without any.
+function processTable(title, processes, none) {
+  const heads = PROCESS_HEADS.map((head) => el("th", { scope: "col" }, head));
+  const rows = processes.map(({ pid, user, whose, memory, sm, state, kind, command }) => {
+    const note = [whose, kind === "graphics" ? "graphics" : "", state].filter(Boolean);
+    const cells = [pid, user, note.join(", "), memory, sm, command].map((text) =>
+      el("td", {}, text),
+    );
+    return el("tr", { "data-yours": whose ? 1 : null }, ...cells);
+  });
+  const table = el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
+  const box = { class: "ss-scroll dv-scroll", tabindex: 0, role: "group", "aria-label": title };
+  return el(
+    "section",
+    { class: "dv-processes ss-section" },
+    el("h4", {}, title),
+    rows.length ? el("div", box, table) : el("p", { class: "ss-muted" }, none ?? ""),
+  );
+}
+
+class DeviceDetails {
+  // The owner sets `theme` and `plotly`, the address of plotly.js.
+  constructor(close) {
+    const details = parts(`<section class="ss-box dv-details" data-testid="gpu-details">
+      <div class="ss-row" ref="head"><h3 ref="title"></h3>
+        <a class="ss-link" target="_self" ref="run">Open run</a></div>
+      <ul class="dv-signs" ref="signs"></ul>
+      <div class="dv-charts" ref="charts"></div>
+      <p class="ss-muted ss-note" ref="difference"></p>
+      <div class="dv-groups" ref="groups"></div>
+      <div ref="processes"></div>
+    </section>`);
+    Object.assign(this, details);
+    this.head.append(button(close, { class: "ss-button ss-end" }, "Close"));
+    this.drawn = [];
+    this.clear();
+  }
+
+  clear() {
+    this.history = { t: [], v: {} };
+    this.gpu = null;
+    this.clearCharts();
+    for (const node of [this.signs, this.groups, this.processes]) render(node);
+    setText(this.title, "Reading…");
+    showText(this.difference, "");
+    this.run.hidden = true;
+  }
+
+  clearCharts() {
+    for (const { plot } of this.drawn) this.Plotly?.purge(plot);
+    this.drawn = [];
+    this.charts.replaceChildren();
+  }
+
+  // The time of the newest reading in epoch seconds, 0 without any.
+  get last() {
+    return this.history.t.at(-1) ?? 0;
+  }
+
+  update(gpu, now) {
+    this.gpu = gpu;
+    setText(this.title, `${gpu.title} · ${gpu.name}`);
+    setAttribute(this.node, "aria-label", `Details of ${gpu.title}`);
+    this.run.hidden = !gpu.run;
+    if (gpu.run) setAttribute(this.run, "href", `./?${new URLSearchParams({ run: gpu.run })}`);
+    const sign = ({ level, text }) => el("li", {}, levelIcon(level), text);
+    render(this.signs, ...gpu.signs.map(sign));
+    extend(this.history, gpu.history, now);
+    loadPlotly(this.plotly).then(
+      (Plotly) => this.gpu === gpu && this.updateCharts(Plotly, gpu.charts, now),
+      (error) => setText(this.charts, error.message),
+    );
+    showText(this.difference, gpu.difference);
+    render(this.groups, ...gpu.groups.map(factGroup));
+    const instances = gpu.instances.map(
+      ({ profile, short, memory, processes, no_processes: none }) =>
+        processTable(`MIG ${profile} · ${short} · memory ${memory}`, processes, none),
+    );
+    const whole = processTable("Processes", gpu.processes ?? [], gpu.no_processes);
+    render(this.processes, whole, ...instances);
+  }
+
+  updateCharts(Plotly, charts, now) {
+    this.Plotly = Plotly;
+    if (charts.length !== this.drawn.length) {
+      this.clearCharts();
+      const markup = `<figure class="dv-chart" role="img" tabindex="0"><h4 ref="title"></h4>
+        <div ref="plot"></div></figure>`;
+      this.drawn = charts.map(() => parts(markup));
+      this.charts.append(...this.drawn.map(({ node }) => node));
+    }
+    charts.forEach((chart, at) => {
+      const { node, title, plot } = this.drawn[at];
+      const { data, layout } = chartFigure(chart, this.history, now, this.theme);
+      setText(title, chart.title);
+      const values = data.slice(0, chart.lines.length).map(({ name }) => name);
+      setAttribute(node, "aria-label", `${chart.title}: ${values.join(", ")}`);
+      Plotly.react(plot, data, layout, { displayModeBar: false, responsive: true });
+    });
+  }
+}
+
+// A share of 0 to 100 as a bar between its name and its text; without a share the text alone.
+function meter(label, color, { share, text }) {
+  const known = isNumber(share);
+  const width = Math.max(0, Math.min(100, share ?? 0));
+  const fill = el("i", { style: `width:${width}%;background:var(--ss-${color})` });
+  return el(
+    "div",
+    { class: "dv-meter", title: known ? null : text },
+    el("span", { class: "ss-cut" }, label),
+    el("span", { class: "dv-bar", "aria-hidden": "true", hidden: known ? null : "" }, fill),
+    el("span", { class: "ss-cut" }, text),
+  );
+}
+
+function deviceCard(gpu, open, press) {
+  const { uuid, level, title, cuda, name, short, health, who, line, instances } = gpu;
+  const text = (kind, words, help = words) => el("span", { class: kind, title: help }, words ?? "");
+  return el(
+    "article",
+    {
+      class: "ss-box dv-card",
+      "data-testid": `gpu-${uuid}`,
+      "data-level": level,
+      "data-open": open ? 1 : null,
+    },
+    el(
+      "div",
+      { class: "dv-head" },
+      el("h3", {}, button(press, { class: "dv-open", "aria-expanded": String(open) }, title)),
+      text("ss-muted dv-cuda", cuda),
+      text("ss-cut", name),
+      text("ss-muted", short, uuid),
+    ),
+    el("p", { class: "dv-health" }, levelIcon(level), text(null, health)),
+    meter("Utilization", "green", gpu.utilization),
+    meter("Memory", "green", gpu.memory),
+    el("p", { class: "ss-cut" }, line.join(" · ")),
+    el("p", { class: "ss-cut ss-muted", title: who }, who ?? ""),
+    ...instances.map(({ profile, memory }) => meter(profile, "green", memory)),
+  );
+}
 
 class DevicesView {
   constructor(parent) {
-    this.open = null;
-    this.cards = new Map();
+    this.open = null; // UUID of the open GPU
+    this.gpus = [];
+    this.cards = new Map(); // UUID -> node
+    this.troubles = { connection: null, driver: null };
     this.polls = 0;
     const view = parts(`<div class="ss-root dv-root" data-testid="devices" data-polls="0">
-      <p class="ss-trouble" role="status" hidden ref="trouble"></p>
-      <section class="dv-box dv-host" data-testid="host" aria-label="This machine" hidden ref="host">
-        <div class="dv-host-load" ref="load"><h3 class="ss-cut" ref="name"></h3></div>
-        <dl class="dv-host-facts" ref="facts"></dl>
+      <p class="ss-warning" role="status" hidden ref="trouble"></p>
+      <section class="ss-box ss-row dv-host" data-testid="host" aria-label="This machine" hidden ref="host">
+        <div class="dv-load" ref="load"></div><dl class="ss-row dv-facts" ref="facts"></dl>
       </section>
-      <section class="dv-box dv-none" data-testid="no-gpu" hidden ref="none">
+      <section class="ss-box ss-note ss-section" data-testid="no-gpu" hidden ref="none">
         <h3>No GPU found</h3><p ref="reason"></p><p class="ss-muted" ref="next"></p>
       </section>
-      <p class="ss-muted dv-summary" hidden ref="summary"></p>
+      <p class="ss-muted ss-note" hidden ref="summary"></p>
       <div class="dv-grid" data-testid="gpus" ref="grid"></div>
     </div>`);
     Object.assign(this, view, { root: view.node });
-    [this.cpu, this.memory] = [new Meter("CPU", "blue"), new Meter("Memory", "green")];
-    this.load.append(this.cpu.node, this.memory.node);
     this.details = new DeviceDetails(() => this.show(null));
     this.root.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.open) this.show(null);
@@ -37,14 +277,13 @@ class DevicesView {
       url: () => this.address(),
       pace: () => PACE_MS,
       take: (answer) => this.take(answer),
-      refused: () => this.show(null), // the open GPU is gone
+      refused: () => this.show(null), // the open GPU was removed
       trouble: (sentence) => this.setTrouble("connection", sentence),
     });
-    this.troubles = { connection: null, driver: null };
   }
 
   configure({ first, plotly }) {
-    this.details.use(readTheme(this.root), plotly);
+    Object.assign(this.details, { theme: readTheme(this.root), plotly });
     if (first && !this.answer) this.take(first);
     this.poller.now();
   }
@@ -72,140 +311,56 @@ class DevicesView {
 
   showMachine({ host, none, summary, cards }) {
     this.host.hidden = false;
-    setText(this.name, host.name);
-    this.cpu.update(host.cpu);
-    this.memory.update(host.memory);
-    const text = JSON.stringify(host.facts);
-    if (text !== this.factsText) {
-      this.factsText = text;
-      const fact = ([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value));
-      this.facts.replaceChildren(...host.facts.map(fact));
-    }
+    render(
+      this.load,
+      el("h3", { class: "ss-cut" }, host.name),
+      meter("CPU", "blue", host.cpu),
+      meter("Memory", "green", host.memory),
+    );
+    const fact = ([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value));
+    render(this.facts, ...host.facts.map(fact));
     this.none.hidden = !none;
     setText(this.reason, none?.reason ?? "");
     setText(this.next, none?.next ?? "");
-    say(this.summary, summary);
-    const known = [...this.cards.keys()].join();
-    if (known !== cards.map(({ uuid }) => uuid).join()) this.layCards(cards);
-    for (const card of cards) this.cards.get(card.uuid).update(card);
+    showText(this.summary, summary);
+    this.gpus = cards;
+    this.showCards();
   }
 
-  layCards(cards) {
-    const before = this.cards;
-    this.cards = new Map(
-      cards.map(({ uuid }) => [
-        uuid,
-        before.get(uuid) ?? new DeviceCard(() => this.show(this.open === uuid ? null : uuid)),
-      ]),
-    );
-    this.grid.replaceChildren(...[...this.cards.values()].map(({ node }) => node));
+  showCards() {
+    const { gpus, cards: before } = this;
+    this.cards = new Map(gpus.map(({ uuid }) => [uuid, before.get(uuid) ?? el("article")]));
     if (!this.cards.has(this.open)) this.open = null;
-    this.placeDetails();
+    const nodes = gpus.flatMap((gpu) => {
+      const [node, open] = [this.cards.get(gpu.uuid), gpu.uuid === this.open];
+      morph(
+        node,
+        deviceCard(gpu, open, () => this.show(open ? null : gpu.uuid)),
+      );
+      return open ? [node, this.details.node] : [node];
+    });
+    setChildren(this.grid, nodes);
   }
 
-  // Opens a GPU's details, or closes them; who pressed keeps the focus.
+  // Opens the details of a GPU; null closes them and returns the focus to the card.
   show(uuid) {
     const before = this.cards.get(this.open);
     this.open = uuid;
     this.details.clear();
-    this.placeDetails();
-    if (!uuid) before?.button.focus();
+    this.showCards();
+    if (!uuid) before?.querySelector("button").focus();
     this.poller.restart();
-  }
-
-  placeDetails() {
-    for (const [uuid, card] of this.cards) card.mark(uuid === this.open);
-    if (this.open) this.cards.get(this.open).node.after(this.details.node);
-    else this.details.node.remove();
   }
 
   setTrouble(source, sentence) {
     this.troubles[source] = sentence;
-    say(this.trouble, this.troubles.connection || this.troubles.driver);
+    showText(this.trouble, this.troubles.connection || this.troubles.driver);
   }
 
   close() {
     this.poller.close();
     this.details.clear();
     this.root.remove();
-  }
-}
-
-// A share as a bar between its name and its words; without a share the words alone.
-class Meter {
-  constructor(label, color) {
-    const meter = parts(`<div class="dv-meter">
-      <span class="ss-cut" ref="name"></span>
-      <span class="dv-bar" aria-hidden="true" ref="bar"><i ref="fill"></i></span>
-      <span class="ss-cut" ref="text"></span>
-    </div>`);
-    Object.assign(this, meter);
-    setText(this.name, label);
-    this.fill.style.background = `var(--ss-${color})`;
-  }
-
-  update({ share, text }) {
-    const known = typeof share === "number";
-    this.bar.hidden = !known;
-    if (known) this.fill.style.width = `${Math.max(0, Math.min(100, share))}%`;
-    setText(this.text, text);
-    setAttribute(this.node, "title", known ? null : text);
-  }
-}
-
-// One GPU, whose title opens its details.
-class DeviceCard {
-  constructor(press) {
-    const card = parts(`<article class="dv-box dv-card">
-      <div class="dv-head">
-        <h3><button type="button" class="dv-open" ref="button"></button></h3>
-        <span class="ss-muted dv-cuda" ref="cuda"></span><span class="ss-cut" ref="name"></span>
-        <span class="ss-muted" ref="short"></span>
-      </div>
-      <p class="dv-health"><span ref="sign"></span><span class="dv-health-text" ref="health"></span>
-      </p>
-      <div ref="meters"></div>
-      <p class="ss-cut" ref="line"></p>
-      <p class="ss-cut ss-muted" ref="who"></p>
-      <div class="dv-instances" ref="instances"></div>
-    </article>`);
-    Object.assign(this, card);
-    this.button.addEventListener("click", press);
-    this.utilization = new Meter("Utilization", "green");
-    this.memory = new Meter("Memory", "green");
-    this.meters.replaceWith(this.utilization.node, this.memory.node);
-  }
-
-  update(card) {
-    setAttribute(this.node, "data-testid", `gpu-${card.uuid}`);
-    setAttribute(this.node, "data-level", card.level);
-    setText(this.button, card.title);
-    const { cuda, name, short, health, who } = card;
-    for (const [part, text] of Object.entries({ cuda, name, short, health, who })) {
-      setText(this[part], text ?? "");
-      setAttribute(this[part], "title", part === "short" ? card.uuid : (text ?? null));
-    }
-    if (this.level !== card.level) this.sign.replaceChildren(levelIcon(card.level));
-    this.level = card.level;
-    this.utilization.update(card.utilization);
-    this.memory.update(card.memory);
-    setText(this.line, card.line.join(" · "));
-    this.updateInstances(card.instances);
-  }
-
-  updateInstances(instances) {
-    const text = instances.map(({ uuid, profile }) => `${uuid} ${profile}`).join();
-    if (text !== this.instanceText) {
-      this.instanceText = text;
-      this.parts = instances.map(({ profile }) => new Meter(profile, "green"));
-      this.instances.replaceChildren(...this.parts.map(({ node }) => node));
-    }
-    instances.forEach(({ memory }, at) => this.parts[at].update(memory));
-  }
-
-  mark(open) {
-    setAttribute(this.button, "aria-expanded", open);
-    setAttribute(this.node, "data-open", open ? 1 : null);
   }
 }
 

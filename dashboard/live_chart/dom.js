@@ -1,7 +1,7 @@
-// DOM building. Markup holds constants only; names, event texts and reasons, which others wrote,
-// always go in as text.
+// Building and updating DOM nodes. Markup holds constants only; names, event texts and reasons come
+// from other people, so they are always set as text.
 
-// Build one element from markup: {node, ...}, with each element inside that has a `ref` by its name.
+// Builds one element from markup: {node, ...}, with each inner element that has a `ref` by its name.
 export function parts(markup) {
   const template = document.createElement("template");
   template.innerHTML = markup.trim().replace(/>\n\s*</g, "><");
@@ -17,14 +17,18 @@ export function parts(markup) {
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) node[name] = value;
     else if (value !== null && value !== undefined) node.setAttribute(name, value);
   }
   node.append(...children);
   return node;
 }
 
-// Both write only what changed: an untouched node costs no style or layout work.
+export const button = (onclick, attributes, ...children) =>
+  el("button", { type: "button", onclick, ...attributes }, ...children);
+
+// These functions write only changes: an untouched node costs no style or layout work.
+
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -34,14 +38,41 @@ export function setAttribute(node, name, value) {
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
 }
 
-// Show a sentence in a node of its own, which is hidden without one.
-export function say(node, sentence) {
-  setText(node, sentence || "");
-  node.hidden = !sentence;
+// Shows a text in a node that is hidden without one.
+export function showText(node, text) {
+  setText(node, text || "");
+  node.hidden = !text;
 }
 
-// Return what Streamlit calls: again on the same parent when `data` or the theme changes, also once
-// a new version of the modules is loaded. `name` keeps the views on the page.
+// Turns `node` into `fresh` in place: nodes that stay keep focus, selection and scroll position.
+export function morph(node, fresh) {
+  if (node.nodeName !== fresh.nodeName) return node.replaceWith(fresh);
+  if (node.nodeType === Node.TEXT_NODE) return setText(node, fresh.data);
+  for (const name of node.getAttributeNames()) setAttribute(node, name, fresh.getAttribute(name));
+  for (const name of fresh.getAttributeNames()) setAttribute(node, name, fresh.getAttribute(name));
+  node.onclick = fresh.onclick;
+  if (node.nodeName === "INPUT") node.checked = fresh.checked;
+  return render(node, ...fresh.childNodes);
+}
+
+// Turns the children of a node into these children in place.
+export function render(node, ...children) {
+  const before = [...node.childNodes];
+  before.slice(children.length).forEach((child) => child.remove());
+  children.forEach((child, i) => (before[i] ? morph(before[i], child) : node.append(child)));
+}
+
+// Sets the children of a node. A child that stays is not moved: moving it would close its popover.
+export function setChildren(node, children) {
+  const kept = new Set(children);
+  for (const child of [...node.children]) if (!kept.has(child)) child.remove();
+  children.forEach((child, i) => {
+    if (node.children[i] !== child) node.insertBefore(child, node.children[i] ?? null);
+  });
+}
+
+// Returns the function that Streamlit calls to mount a view, and again when `data` or the theme
+// changes. `name` holds the mounted views, also across versions of the modules.
 export function mounting(name, View) {
   const views = (globalThis[name] ??= new WeakMap());
   return ({ data, parentElement, setTriggerValue }) => {
@@ -55,8 +86,8 @@ export function mounting(name, View) {
   };
 }
 
-// plotly.js once a page. Streamlit loads another version for its own charts, so the global name is
-// left as it was and our reference kept apart.
+// Loads plotly.js once per page. Streamlit's own charts use another version, so the global name is
+// restored.
 export function loadPlotly(url) {
   return (globalThis.stepscopePlotly ??= new Promise((resolve, reject) => {
     const before = globalThis.Plotly;
@@ -68,7 +99,7 @@ export function loadPlotly(url) {
     script.onerror = () => {
       script.remove();
       globalThis.stepscopePlotly = undefined;
-      reject(new Error("The chart library could not be loaded; reload the page."));
+      reject(new Error("The chart library could not be loaded. Reload the page."));
     };
     document.head.append(script);
   }));

@@ -1,12 +1,11 @@
-// Events: their words, the acknowledgement of a button, the table below the charts.
+// Events of a run: names, groups, alerts, acknowledgements; the events table and the toasts of alerts.
 
-import { el, parts, setText } from "./dom.js";
-import { MISSING, change, clock, isNumber } from "./format.js";
+import { button, el, parts, setText } from "./dom.js";
+import { MISSING, change, clock, counted, isNumber } from "./format.js";
 import { listed } from "./ranks_data.js";
-import { isAlert, isOver, levelWord } from "./toasts.js";
 
-// Each kind: its words, its label on the charts ("" for a line alone), and its group. Those of "bad"
-// are failures that stand out.
+// Each kind: its name, its label on the charts ("" for a line alone), and its group. Group "bad"
+// holds failures with an orange mark.
 export const EVENTS = {
   epoch: ["Epoch", "", "epochs"],
   checkpoint: ["Checkpoint", "", "epochs"],
@@ -50,36 +49,60 @@ export const EVENTS = {
 };
 export const ROUTINE = new Set(["epoch", "checkpoint", "status"]);
 const MAX_ROWS = 200;
+const MAX_TOASTS = 3;
+const LEVELS = { info: "Info", warning: "Warning", critical: "Critical" };
 
-// An alert has its level in place of the word.
-export function wordOf(event) {
-  if (isAlert(event)) return isOver(event) ? "Alert cleared" : `Alert: ${levelWord(event)}`;
+// --- alerts ---
+
+export const isAlert = (event) => event.kind === "alert";
+export const isCleared = (event) => event.data?.state === "cleared";
+export const levelOf = (event) => LEVELS[event.data?.level] || "Warning";
+
+// The identity of an alert: a rule has one alert for each rank, GPU and metric.
+export const alertKey = ({ data = {} }) =>
+  [data.rank || 0, data.rule, data.uuid, data.metric].join("|");
+
+// Returns the alerts that were raised and not cleared since, oldest first.
+export function activeAlerts(events) {
+  const active = new Map();
+  for (const event of events.filter(isAlert)) {
+    active.delete(alertKey(event));
+    if (!isCleared(event)) active.set(alertKey(event), event);
+  }
+  return [...active.values()];
+}
+
+// --- texts ---
+
+export function nameOf(event) {
+  if (isAlert(event)) return isCleared(event) ? "Alert cleared" : `Alert: ${levelOf(event)}`;
   return EVENTS[event.kind]?.[0] || event.kind;
 }
 
-// The numbers before and after, only those that moved unless none did.
+// The numbers before and after an event: those that changed, or all if none changed.
 export function changesOf(event, metrics) {
   const { before, after } = event.data || {};
   if (!before || !after) return "";
   const keys = Object.keys(after).filter((key) => key in before);
-  const moved = keys.filter((key) => before[key] !== after[key]);
-  return (moved.length ? moved : keys)
-    .map((key) =>
-      change(metrics[key]?.label || key, metrics[key]?.unit || "", before[key], after[key]),
-    )
-    .join(", ");
+  const changed = keys.filter((key) => before[key] !== after[key]);
+  const text = (key) => {
+    const { label = key, unit = "" } = metrics[key] ?? {};
+    return change(label, unit, before[key], after[key]);
+  };
+  return (changed.length ? changed : keys).map(text).join(", ");
 }
 
 export function ackText(event) {
-  const done = event.data?.ok === false ? "refused" : "done";
-  const where = isNumber(event.step) ? ` at step ${event.step.toLocaleString("en-US")}` : "";
-  const word = wordOf(event);
-  const text =
-    event.text && !event.text.startsWith(word) ? `${word}: ${event.text}` : event.text || word;
-  return `${text} — ${done}${where}`;
+  const outcome = event.data?.ok === false ? "refused" : "done";
+  const where = isNumber(event.step) ? ` at step ${counted(event.step)}` : "";
+  const name = nameOf(event);
+  const named = !event.text || event.text.startsWith(name);
+  return `${named ? event.text || name : `${name}: ${event.text}`} — ${outcome}${where}`;
 }
 
 export const commandOf = (event) => event.data?.command_id ?? null;
+
+// --- rows of the table ---
 
 const GROUPS = {
   all: "All",
@@ -89,7 +112,7 @@ const GROUPS = {
   other: "Other",
 };
 const REPEATED = ["epoch", "checkpoint", "amp_skipped"]; // with the progress of training
-const FOLD_FROM = 4; // events of such a kind
+const MIN_REPEATED = 4; // events of such a kind in one row
 
 function groupOf(event) {
   const group = EVENTS[event.kind]?.[2];
@@ -98,85 +121,81 @@ function groupOf(event) {
   return event.data?.ok === false ? "failures" : (group ?? "other");
 }
 
-// How much an event stands out: "bad", "action" of somebody, or "routine".
+// The weight of an event: "bad", a user's "action", or "routine".
 export function toneOf(event) {
   if (EVENTS[event.kind]?.[2] === "bad") return "bad";
-  if (isAlert(event)) return isOver(event) || event.data?.level === "info" ? "routine" : "bad";
+  if (isAlert(event)) return isCleared(event) || event.data?.level === "info" ? "routine" : "bad";
   return groupOf(event) === "commands" ? "action" : "routine";
 }
 
-// The events of a group as the table shows them, newest first: {event, word, text}. Among all,
-// those of a repeated kind are one row once they are many; it stands where the newest is.
+// Returns the rows of a group, newest first: {event, word, text}. In "all", many events of a repeated
+// kind are one row, at the place of the newest.
 export function rowsOf(events, group) {
-  const shown = oneForRanks(events).filter((event) => group === "all" || groupOf(event) === group);
-  const folds = new Map();
-  if (group === "all")
-    for (const kind of REPEATED) {
-      const same = shown.filter((event) => event.kind === kind && event.data?.ok !== false);
-      if (same.length >= FOLD_FROM) folds.set(same.at(-1), same);
-    }
-  const folded = new Set([...folds.values()].flat());
-  const row = (event) => ({ event, word: wordOf(event), text: event.text || "" });
-  const kept = shown.filter((event) => folds.has(event) || !folded.has(event));
-  return kept.reverse().map((event) => (folds.has(event) ? foldOf(folds.get(event)) : row(event)));
+  const shown = mergeRanks(events).filter((event) => group === "all" || groupOf(event) === group);
+  const merged = new Map();
+  for (const kind of group === "all" ? REPEATED : []) {
+    const same = shown.filter((event) => event.kind === kind && event.data?.ok !== false);
+    if (same.length >= MIN_REPEATED) for (const event of same) merged.set(event, same);
+  }
+  const row = (event) =>
+    merged.has(event)
+      ? mergedRow(merged.get(event))
+      : { event, word: nameOf(event), text: event.text || "" };
+  const newest = (event) => !merged.has(event) || merged.get(event).at(-1) === event;
+  return shown.filter(newest).reverse().map(row);
 }
 
-// What several ranks answered alike to one command is one event: "Ranks 1–3: memory was freed".
-export function oneForRanks(events) {
-  const together = new Map();
-  for (const event of events) {
-    const key = answerOf(event);
-    if (key !== null) together.set(key, [...(together.get(key) ?? []), event]);
-  }
+// Merges equal answers of several ranks to one command: "Ranks 1–3: memory was freed".
+export function mergeRanks(events) {
+  const answers = Map.groupBy(events, answerKey);
   return events.flatMap((event) => {
-    const same = together.get(answerOf(event)) ?? [event];
+    const key = answerKey(event);
+    const same = key === null ? [event] : answers.get(key);
     if (same.length === 1) return [event];
     const ranks = listed(same.map(({ data }) => data.rank));
-    return event === same[0] ? [{ ...event, text: `Ranks ${ranks}: ${ownText(event)}` }] : [];
+    return event === same[0] ? [{ ...event, text: `Ranks ${ranks}: ${bareText(event)}` }] : [];
   });
 }
 
-const ownText = (event) => (event.text || "").replace(/^Rank \d+: /, "");
+const bareText = (event) => (event.text || "").replace(/^Rank \d+: /, "");
 
-// What is the same in the answers of ranks to a command; null for another event.
-function answerOf(event) {
+// Equal for the ranks with the same answer to a command; null for other events.
+function answerKey(event) {
   const { rank, command_id: id, ok } = event.data || {};
-  return rank === undefined || !id ? null : JSON.stringify([event.kind, id, ok, ownText(event)]);
+  return rank === undefined || !id ? null : JSON.stringify([event.kind, id, ok, bareText(event)]);
 }
 
 // One row for many events: "Epochs 1–480", "last: validation loss 0.031".
-function foldOf(same) {
+function mergedRow(same) {
   const [first, event] = [same[0], same.at(-1)];
-  const many = event.kind === "epoch" && isNumber(first.epoch) && isNumber(event.epoch);
-  const word = many
+  const numbered = event.kind === "epoch" && isNumber(first.epoch) && isNumber(event.epoch);
+  const word = numbered
     ? `Epochs ${first.epoch}–${event.epoch}`
-    : `${wordOf(event)} × ${same.length.toLocaleString("en-US")}`;
+    : `${nameOf(event)} × ${counted(same.length)}`;
   const text = (event.text || "").replace(/^Epoch \d+: /, "");
-  return { event, word, text: `last: ${text}`, fold: true };
+  return { event, word, text: `last: ${text}`, merged: true };
 }
 
 export class EventTable {
   constructor() {
     const table =
-      parts(`<section class="ss-events ss-card" data-testid="events" aria-label="Events">
-      <header class="ss-card-head"><h3>Events</h3>
-        <select aria-label="Filter events" ref="select"></select>
+      parts(`<section class="ss-box ss-card ss-section" data-testid="events" aria-label="Events">
+      <header class="ss-head"><h3>Events</h3>
+        <select class="ss-field" aria-label="Filter events" ref="select"></select>
         <span class="ss-muted" ref="count"></span></header>
-      <p class="ss-muted ss-empty" ref="empty">No events yet. Epochs, checkpoints, actions and
+      <p class="ss-muted ss-note" ref="empty">No events yet. Epochs, checkpoints, actions and
         problems appear here.</p>
-      <div class="ss-scroll" tabindex="0"><table hidden ref="table">
-        <thead><tr><th scope="col">Time</th><th scope="col">Step</th><th scope="col">Event</th>
+      <div class="ss-scroll" tabindex="0" role="group" aria-label="Table of events">
+        <table hidden ref="table"><thead><tr><th scope="col" class="ss-figure">Time</th>
+          <th scope="col" class="ss-figure">Step</th><th scope="col">Event</th>
           <th scope="col">Details</th><th scope="col">Before → after</th></tr></thead>
         <tbody ref="body"></tbody></table></div>
     </section>`);
     Object.assign(this, table, { events: [], metrics: {}, group: "all" });
-    const option = ([value, text]) => el("option", { value }, text);
-    this.select.append(...Object.entries(GROUPS).map(option));
+    this.select.append(
+      ...Object.entries(GROUPS).map(([value, text]) => el("option", { value }, text)),
+    );
     this.select.addEventListener("change", () => this.choose(this.select.value));
-  }
-
-  clear() {
-    this.show([], {});
   }
 
   choose(group) {
@@ -195,18 +214,73 @@ export class EventTable {
     setText(this.count, newest || (events.length ? String(events.length) : ""));
   }
 
-  row({ event, word, text, fold }) {
-    const tone = toneOf(event);
-    const step = isNumber(event.step) ? event.step.toLocaleString("en-US") : MISSING;
-    const unfold = { type: "button", class: "ss-link", onclick: () => this.choose(groupOf(event)) };
+  row({ event, word, text, merged }) {
+    const open = () => this.choose(groupOf(event));
     return el(
       "tr",
-      { "data-kind": event.kind, "data-tone": tone },
+      { "data-kind": event.kind, "data-tone": toneOf(event) },
       el("td", { class: "ss-figure" }, isNumber(event.t) ? clock(event.t) : MISSING),
-      el("td", { class: "ss-figure" }, step),
-      el("td", { class: "ss-kind" }, fold ? el("button", unfold, word) : word),
+      el("td", { class: "ss-figure" }, isNumber(event.step) ? counted(event.step) : MISSING),
+      el("td", { class: "ss-kind" }, merged ? button(open, { class: "ss-link" }, word) : word),
       el("td", {}, text),
-      el("td", { class: "ss-figures" }, changesOf(event, this.metrics)),
+      el("td", {}, changesOf(event, this.metrics)),
     );
+  }
+}
+
+// Returns the alerts to show after these new events, oldest first.
+export function shownAfter(shown, fresh) {
+  let left = shown;
+  for (const event of fresh.filter(isAlert)) {
+    left = left.filter((other) => alertKey(other) !== alertKey(event));
+    if (!isCleared(event)) left = [...left, event];
+  }
+  return left.slice(-MAX_TOASTS);
+}
+
+// Toasts of the alerts that are raised while the page is open. A toast stays until it is dismissed,
+// its alert is cleared, or newer alerts need the place.
+export class Toasts {
+  constructor() {
+    this.nodes = new Map(); // event -> toast, oldest first
+    // A critical alert interrupts a screen reader, the others wait.
+    const toasts = parts(`<div class="ss-toasts" role="region" aria-label="Alerts"
+      data-testid="toasts">
+      <div aria-live="assertive" ref="assertive"></div><div aria-live="polite" ref="polite"></div>
+    </div>`);
+    Object.assign(this, toasts);
+  }
+
+  take(fresh) {
+    if (fresh.some(isAlert)) this.show(shownAfter([...this.nodes.keys()], fresh));
+  }
+
+  // Shows these alerts. A toast that stays is not touched: a screen reader reads new nodes only.
+  show(events) {
+    const before = this.nodes;
+    this.nodes = new Map(events.map((event) => [event, before.get(event) ?? this.toast(event)]));
+    for (const [event, node] of before) if (!this.nodes.has(event)) node.remove();
+  }
+
+  toast(event) {
+    const { text = "", data } = event;
+    const name = levelOf(event);
+    const close = { class: "ss-button", "aria-label": `Dismiss: ${text || name}` };
+    const node = el(
+      "div",
+      { class: "ss-toast ss-float ss-row", "data-alert": event.id, "data-level": data?.level },
+      el("strong", {}, name),
+      el("span", {}, text),
+      button(() => this.dismiss(event), close, "×"),
+    );
+    (data?.level === "critical" ? this.assertive : this.polite).append(node);
+    return node;
+  }
+
+  // The next toast has the focus after a toast is dismissed by keyboard.
+  dismiss(event) {
+    const focused = this.nodes.get(event).contains(document.activeElement);
+    this.show([...this.nodes.keys()].filter((other) => other !== event));
+    if (focused) this.node.querySelector("button")?.focus();
   }
 }

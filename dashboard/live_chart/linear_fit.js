@@ -1,60 +1,58 @@
-// The linear workload's chart: its points, the line they were made from, the line learnt so far.
+// The chart of the linear workload: its points, the true line, and the fitted line.
 
 import { Card } from "./card.js";
 import { setText } from "./dom.js";
-import { MISSING, short } from "./format.js";
+import { MISSING, isNumber, short } from "./format.js";
 import { latest } from "./series.js";
 import { withAlpha } from "./theme.js";
 
 export class FitCard extends Card {
   constructor(spec, scene) {
     const { fit } = scene.store.layout;
-    const shared = { color: "orange", series: fit.series, metric: fit.weight, style: "line" };
-    const fitted = { ...shared, label: "fitted", dash: "solid" };
+    const shared = { series: fit.series, metric: fit.weight, style: "line" };
+    const fitted = { ...shared, label: "fitted", color: "orange", dash: "solid" };
     const truth = { ...shared, label: "true line", color: "gray", dash: "dash" };
     super({ ...spec, y: { unit: "" }, traces: [fitted, truth] }, scene);
-    this.ends = [Math.min(...fit.x), Math.max(...fit.x)];
+  }
+
+  // [slope, intercept] of the fitted and of the true line; null before the first step.
+  get slopes() {
+    const { live, layout } = this.store;
+    const { weight, bias, slope, intercept } = layout.fit;
+    return [
+      [latest(live.steps, weight), latest(live.steps, bias)],
+      [slope, intercept],
+    ];
   }
 
   figure() {
-    const { scene, ends, spec } = this;
-    const { palette, grid } = scene.theme;
-    const { fit } = scene.store.layout;
-    const [weight, bias] = this.learnt();
+    const { palette } = this.scene.theme;
+    const { x, y } = this.store.layout.fit;
+    const ends = [Math.min(...x), Math.max(...x)];
     const shared = { type: "scatter", hoverinfo: "skip" };
-    const line = (trace, slope, intercept) => ({
-      ...{ ...shared, mode: "lines", name: trace.label, x: ends },
-      y: ends.map((x) => slope * x + intercept),
-      line: { color: palette[trace.color], width: 2, dash: trace.dash },
+    const lines = this.spec.traces.map((trace, i) => {
+      const [slope, intercept] = this.slopes[i];
+      const drawn = [slope, intercept].every(isNumber) && !this.hidden(trace);
+      return {
+        ...{ ...shared, mode: "lines", name: trace.label, x: drawn ? ends : [] },
+        y: ends.map((at) => slope * at + intercept),
+        line: { color: palette[trace.color], width: 2, dash: trace.dash },
+      };
     });
     const marker = { size: 4, color: withAlpha(palette.blue, 0.5) };
-    const data = [{ ...shared, mode: "markers", name: "data", x: fit.x, y: fit.y, marker }];
-    const [fitted, truth] = spec.traces;
-    if (!this.hidden(truth)) data.push(line(truth, fit.slope, fit.intercept));
-    const known = weight !== null && bias !== null;
-    if (known && !this.hidden(fitted)) data.push(line(fitted, weight, bias));
-    const axis = { fixedrange: true, gridcolor: grid, zeroline: false, nticks: 6 };
-    axis.tickfont = { size: 11 };
-    const layout = { ...this.frame(false), xaxis: axis, yaxis: axis };
-    return { data, layout };
+    const data = [{ ...shared, mode: "markers", name: "data", x, y, marker }, ...lines.reverse()];
+    const axis = { nticks: 6 };
+    return { data, layout: { ...this.frame(false), xaxis: axis, yaxis: axis } };
   }
 
-  learnt() {
-    const { live, layout } = this.scene.store;
-    const { fit } = layout;
-    return [latest(live.steps, fit.weight), latest(live.steps, fit.bias)];
-  }
-
-  // Its x axis is the workload's input, so marks and crosshair of the others mean nothing here.
+  // The x axis is the workload's input: marks and crosshair of the other charts do not apply.
   overlay() {
-    const [weight, bias] = this.learnt();
-    const { fit } = this.scene.store.layout;
-    const text = (slope, intercept) => {
-      if (slope === null || intercept === null) return MISSING;
-      return `${short(slope)} x ${intercept < 0 ? "−" : "+"} ${short(Math.abs(intercept))}`;
-    };
-    setText(this.chips[0].value, text(weight, bias));
-    setText(this.chips[1].value, text(fit.slope, fit.intercept));
+    this.slopes.forEach(([slope, intercept], i) => {
+      const sign = intercept < 0 ? "−" : "+";
+      const known = isNumber(slope) && isNumber(intercept);
+      const text = known ? `${short(slope)} x ${sign} ${short(Math.abs(intercept))}` : MISSING;
+      setText(this.chips[i].value, text);
+    });
   }
 
   showHeld() {}
@@ -62,4 +60,6 @@ export class FitCard extends Card {
   hoverAt() {}
 
   point() {}
+
+  press() {}
 }

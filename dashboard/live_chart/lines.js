@@ -1,6 +1,9 @@
-// From a series to the points that are drawn. Pure: no DOM.
+// From a series to the points of a line, without DOM.
 
-import { isNumber } from "./format.js";
+import { counted, isNumber } from "./format.js";
+
+// The longest gap that a line bridges: slow sensors have a value per second.
+const MAX_BRIDGE_S = 2.5;
 
 // First index with xs[i] >= x; xs is non-decreasing.
 export function bisect(xs, x) {
@@ -15,26 +18,26 @@ export function bisect(xs, x) {
 
 // Exponential moving average without the start bias; missing values stay missing.
 export function ema(values, weight) {
-  let [sum, norm] = [0, 0];
+  let [total, norm] = [0, 0];
   return values.map((value) => {
     if (value === null) return null;
-    sum = weight * sum + (1 - weight) * value;
+    total = weight * total + (1 - weight) * value;
     norm = weight * norm + (1 - weight);
-    return sum / norm;
+    return total / norm;
   });
 }
 
 export const xsOf = (series, axis) => (axis === "time" ? series.t : series.s);
 
-// Indices to draw for [from, to]: one more on each side, so that lines reach the edge.
+// Indices [from, to) to draw in a range, with one more on each side: lines reach the edge.
 export function visibleSpan(xs, range) {
   if (!range) return [0, xs.length];
   let to = bisect(xs, range[1]);
-  while (to < xs.length && xs[to] <= range[1]) to += 1; // a validation shares its step with a row before
+  while (to < xs.length && xs[to] <= range[1]) to += 1; // a validation has the step of a row before
   return [Math.max(0, bisect(xs, range[0]) - 1), Math.min(xs.length, to + 1)];
 }
 
-// Drops points inside flat stretches: a constant line costs two points, not a thousand.
+// Appends a point, but moves the last one inside a flat stretch: a constant line has two points.
 function pushThin(out, x, y) {
   const n = out.y.length;
   if (n > 1 && out.y[n - 1] === y && out.y[n - 2] === y) out.x[n - 1] = x;
@@ -44,13 +47,11 @@ function pushThin(out, x, y) {
   }
 }
 
-// Says where a line must break: values further apart than slow sensors answer (once a second).
-const BRIDGE_S = 2.5;
-
+// Returns a function that is true for two indices between which values are missing for long.
 export function breaks(times) {
   if (!times) return () => false;
   const spacing = times.length > 1 ? (times[times.length - 1] - times[0]) / (times.length - 1) : 0;
-  const limit = Math.max(BRIDGE_S, 3 * spacing);
+  const limit = Math.max(MAX_BRIDGE_S, 3 * spacing);
   return (from, to) => from >= 0 && times[to] - times[from] > limit;
 }
 
@@ -66,14 +67,11 @@ export function linePoints(xs, values, range, factor, times, odd) {
   return out;
 }
 
-// The area between minimum and maximum as closed outlines, one for each unbroken stretch.
+// The area between minimum and maximum as closed outlines, one for each stretch.
 export function bandPoints(xs, column, range, factor, times) {
   const out = { x: [], y: [] };
   for (const stretch of stretches(xs, column.min, range, times, column.odd)) {
-    const [top, bottom] = [
-      { x: [], y: [] },
-      { x: [], y: [] },
-    ];
+    const [top, bottom] = [0, 1].map(() => ({ x: [], y: [] }));
     for (const i of stretch) pushThin(top, xs[i], column.max[i] / factor);
     for (const i of stretch.reverse()) pushThin(bottom, xs[i], column.min[i] / factor);
     if (out.x.length) pushThin(out, top.x[0], null);
@@ -84,7 +82,7 @@ export function bandPoints(xs, column, range, factor, times) {
 }
 
 // Indices of the buckets with values, in stretches between which a line breaks: with `times` (s)
-// where values are missing for long, with `odd` where they were no finite numbers.
+// where values are missing for long, with `odd` where values were not finite.
 export function stretches(xs, values, range, times, odd) {
   const found = [];
   const [from, to] = visibleSpan(xs, range);
@@ -102,7 +100,7 @@ export function stretches(xs, values, range, times, odd) {
   return found;
 }
 
-// Converts a step to a time or back along a series; the ends are held.
+// Converts a step to a time, or back, by a series. A place outside becomes its end.
 export function convertX(series, axis, x) {
   if (!series || !series.t.length) return x;
   const [from, to] = axis === "time" ? [series.s, series.t] : [series.t, series.s];
@@ -113,7 +111,15 @@ export function convertX(series, axis, x) {
   return span > 0 ? to[i - 1] + ((x - from[i - 1]) / span) * (to[i] - to[i - 1]) : to[i];
 }
 
-// Stretches of x in which a column is odd as {from, to, word}: they end at the next finite value.
+// --- values that were recorded and are not finite: a gap with a mark, unlike a missing value ---
+// A column's `odd` has one entry per bucket: null, the value as a word (a single row), or a count.
+
+const ODD_WORDS = { NaN: "NaN", Infinity: "inf", "-Infinity": "−inf" };
+
+// The text of an entry of `odd`.
+export const oddWord = (odd) => ODD_WORDS[odd] || "NaN/inf";
+
+// Stretches of x without finite values as {from, to, word}: they end at the next finite value.
 export function oddSpans(xs, column, range) {
   const spans = [];
   const [start, stop] = visibleSpan(xs, range);
@@ -128,27 +134,18 @@ export function oddSpans(xs, column, range) {
   return spans;
 }
 
-// --- values that were recorded and are no finite numbers: a gap with a mark, not a missing value ---
-// A column's `odd` has where: null, the value as a word (a single row) or how many a bucket has.
-
-const ODD_WORDS = { NaN: "NaN", Infinity: "inf", "-Infinity": "−inf" };
-
-// What to call an entry of `odd`.
-export const oddWord = (odd) => ODD_WORDS[odd] || "NaN/inf";
-
-// The word for the newest value of a metric if that is odd, else null.
+// The word of a metric's newest value if that is not finite, else null.
 export function oddNow(series, key) {
   const last = series?.last?.[key];
   return typeof last === "string" ? oddWord(last) : null;
 }
 
-// A tile's two lines for a metric that is odd now.
+// A tile's two lines for a metric whose newest value is not finite.
 export function oddText(series, key) {
   const since = series.since?.[key];
-  const detail = isNumber(since) ? `since step ${since.toLocaleString("en-US")}` : "";
-  return [oddNow(series, key), detail];
+  return [oddNow(series, key), isNumber(since) ? `since step ${counted(since)}` : ""];
 }
 
-// Whether there is a finite value; whether anything was recorded at all.
+// True if a column has a finite value; true if it has any recorded value.
 export const holds = (column) => Boolean(column) && column.mean.some((value) => value !== null);
 export const recorded = (column) => Boolean(column) && (holds(column) || column.odd.some(Boolean));

@@ -1,18 +1,17 @@
-// The view of a run: header, numbers, charts, ranks and events.
+// The Run page: header, diagnosis, tiles, charts, ranks and events of a run.
 
 import { ButtonGroup, newCommandId, sendCommand } from "./commands.js";
 import { ChartView } from "./chart_view.js";
-import { mounting, parts, setAttribute } from "./dom.js";
-import { EventTable, ackText, commandOf } from "./events.js";
+import { el, mounting, setAttribute } from "./dom.js";
+import { EventTable, Toasts, ackText, commandOf } from "./events.js";
 import { Header, VerdictLine } from "./header.js";
 import { RankSection } from "./ranks.js";
 import { TileRow } from "./tiles.js";
-import { Toasts } from "./toasts.js";
 
 const PACE_MS = 500;
 const PENDING_PACE_MS = 80;
 const ENDED_PACE_MS = 1_500;
-const RUNS_PACE_MS = 1_000; // no run is shown: one may begin
+const RUNS_PACE_MS = 1_000; // without a run: until a run begins
 
 class LiveView extends ChartView {
   constructor(parent) {
@@ -22,21 +21,22 @@ class LiveView extends ChartView {
     const pick = (run) => this.setTriggerValue("run", run);
     this.header = new Header({ retry: () => this.retry(), open, pick, send });
     this.memoryButtons = new ButtonGroup(true, send, "Memory");
-    this.verdict = new VerdictLine((setting) => this.setTriggerValue("setting", setting), open);
+    const apply = (setting) => this.setTriggerValue("setting", setting);
+    this.verdict = new VerdictLine("verdict", apply, open);
     this.tiles = new TileRow();
     this.table = new EventTable();
     this.toasts = new Toasts();
     this.ranks = new RankSection(this.painter);
-    this.inOverview = [this.verdict, this.tiles, this.board, this.table];
-    const root = parts(`<div class="ss-root" data-testid="stepscope-live" data-polls="0">
-      <div class="ss-body" ref="body"></div></div>`);
-    this.root = root.node;
-    this.body = root.body;
-    this.memoryBar = parts(`<div class="ss-memory-bar"></div>`).node;
-    const shown = [this.verdict, this.tiles, this.bar, this.board, this.ranks, this.table];
-    this.body.append(...shown.map(({ node }) => node), this.memoryBar);
-    this.root.prepend(this.header.node);
-    this.root.append(this.toasts.node);
+    this.overview = [
+      el("div", {}, this.verdict.node, this.tiles.node),
+      el("div", {}, this.board.node, this.table.node),
+    ];
+    const [top, rest] = this.overview;
+    this.memoryBar = el("div");
+    const nodes = [top, this.bar.node, rest, this.ranks.node, this.memoryBar];
+    this.body = el("div", { class: "ss-body" }, ...nodes);
+    const attributes = { class: "ss-root", "data-testid": "stepscope-live", "data-polls": 0 };
+    this.root = el("div", attributes, this.header.node, this.body, this.toasts.node);
     parent.append(this.root);
   }
 
@@ -53,8 +53,8 @@ class LiveView extends ChartView {
   openRun(run) {
     super.openRun(run);
     this.board.more.open = this.store.prefs.unfolded;
-    this.table.clear();
-    this.toasts.clear();
+    this.table.show([], {});
+    this.toasts.show([]);
     setAttribute(this.root, "data-status", null);
   }
 
@@ -65,38 +65,34 @@ class LiveView extends ChartView {
 
   setHeader(header) {
     this.store.setHeader(header);
-    const text = JSON.stringify(header.buttons);
-    if (this.buttonsText !== text) {
-      this.buttonsText = text;
-      this.header.configure(header);
-      this.memoryButtons.configure(header.buttons);
-    }
+    this.header.buttons.configure(header.buttons);
+    this.memoryButtons.configure(header.buttons);
     this.showState();
   }
 
   setLayout(layout) {
     super.setLayout(layout);
-    this.tiles.configure(layout);
     this.placeMemoryButtons();
     if (this.store.answer) this.showAnswer();
+    else this.tiles.update(this.store);
   }
 
-  // In the head of the memory chart; on the Memory tab, which shows another, at the end.
+  // Moves the memory buttons to the header of the memory chart, or to the end of the Memory tab.
   placeMemoryButtons() {
     const { node } = this.memoryButtons;
-    if (this.store.tab !== "memory") this.board.card("memory")?.putInHead(node);
-    else if (node.parentNode !== this.memoryBar) this.memoryBar.append(node); // a move closes it
+    if (this.store.tab !== "memory") this.board.card("memory")?.tools.before(node);
+    else if (node.parentNode !== this.memoryBar) this.memoryBar.append(node); // a move closes an open popover
   }
 
   unfold(open) {
-    if (open === this.store.prefs.unfolded) return; // it was us who opened it
+    if (open === this.store.prefs.unfolded) return; // opened by openRun
     this.store.showFolded(open);
     if (!open) return;
     this.poller.restart();
     this.detail.plan();
   }
 
-  // --- what is pressed: shown before anything else happens ---
+  // --- presses: shown at once ---
 
   retry() {
     this.store.ask(newCommandId(), "retry", "Starting with half the batch…");
@@ -104,7 +100,7 @@ class LiveView extends ChartView {
     this.setTriggerValue("retry", newCommandId());
   }
 
-  // Shows the tab at once; the script then draws what stands below.
+  // Shows the tab at once; the script then draws the rest of the tab.
   openTab(tab) {
     this.showTab(tab);
     this.setTriggerValue("tab", tab);
@@ -112,9 +108,8 @@ class LiveView extends ChartView {
 
   showTab(tab) {
     this.store.tab = tab;
-    for (const part of this.inOverview)
-      part.node.classList.toggle("ss-elsewhere", tab !== "overview");
-    this.bar.node.classList.toggle("ss-elsewhere", !["overview", "ranks"].includes(tab));
+    for (const part of this.overview) part.hidden = tab !== "overview";
+    this.bar.node.hidden = !["overview", "ranks"].includes(tab);
     this.placeMemoryButtons();
     this.ranks.show(tab === "ranks" ? this.store.run : null);
     this.showState();
@@ -128,8 +123,8 @@ class LiveView extends ChartView {
     this.showState();
     this.poller.now();
     try {
-      const { said } = await sendCommand(run, id, button.name, args);
-      if (said) store.settle(id, said, "done");
+      const { said: text } = await sendCommand(run, id, button.name, args);
+      if (text) store.settle(id, text, "done");
     } catch (error) {
       if (run === store.run) store.settle(id, error.message, "refused");
     }
@@ -142,7 +137,7 @@ class LiveView extends ChartView {
     const { store } = this;
     if (!store.run || store.unreadable) return RUNS_PACE_MS;
     if (store.ended) return ENDED_PACE_MS;
-    // A profile takes many steps, which polls in the same process would disturb.
+    // A profile lasts many steps, and frequent polls in the same process would disturb it.
     return store.waitingFor && store.waitingFor !== "profile" ? PENDING_PACE_MS : PACE_MS;
   }
 
@@ -157,26 +152,26 @@ class LiveView extends ChartView {
     setAttribute(this.root, "data-status", answer.status);
   }
 
-  // Shows what became of a command, also of one from another tab.
+  // Shows the outcome of a command, also of a command from another browser tab.
   acknowledge(fresh) {
     for (const event of fresh) {
       const tone = event.data?.ok === false ? "refused" : "done";
-      const first = event.data?.rank === undefined; // what the other ranks did stands in the table
+      const first = event.data?.rank === undefined; // the table has the other ranks
       const id = commandOf(event);
       if (id !== null && (first || tone === "refused"))
         this.store.settle(id, ackText(event), tone, event.kind);
     }
   }
 
-  // The sentence while the server does not answer, null once it does.
+  // Shows why the server does not answer; null once it does.
   setTrouble(sentence) {
     if (sentence === this.store.connection) return;
-    this.store.setConnection(sentence);
+    this.store.connection = sentence;
     this.showState();
   }
 
   refused(sentence) {
-    this.store.setUnreadable(`${sentence} Choose another run, or start one.`);
+    this.store.unreadable = `${sentence} Choose another run, or start one.`;
     this.showState();
   }
 

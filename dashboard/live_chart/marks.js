@@ -1,70 +1,62 @@
-// Events, and stretches of values that are no finite numbers, as Plotly shapes with short labels.
+// Events, and stretches without finite values, as Plotly shapes with short labels.
 
-import { EVENTS, ROUTINE, toneOf } from "./events.js";
+import { EVENTS, ROUTINE, isAlert, isCleared, toneOf } from "./events.js";
 import { isNumber } from "./format.js";
 import { withAlpha } from "./theme.js";
-import { isAlert, isOver } from "./toasts.js";
 
 const MAX_MARKS = 60;
 const MAX_EPOCH_MARKS = 12;
-// Parts of the range, at least, between two marks of a kind.
-const MARKS_APART = { bad: 1 / 80, action: 1 / 80, routine: 1 / 12 };
-const LABEL_CHARACTER = 5.5; // px, at most
-const LABEL_GAP = 3; // px from the line
+// The shortest distance between two marks of a kind, as a fraction of the range.
+const MIN_DISTANCE = { bad: 1 / 80, action: 1 / 80, routine: 1 / 12 };
+const MAX_CHARACTER_PX = 5.5;
+const LABEL_GAP_PX = 3; // from the line
 
 function labelOf(event) {
   if (event.kind === "epoch") return `e${event.epoch ?? ""}`;
-  if (isAlert(event) && isOver(event)) return "";
+  if (isAlert(event) && isCleared(event)) return "";
   return EVENTS[event.kind]?.[1] ?? event.kind;
 }
 
-// Every how many epochs to mark one: 1, 2, 5, 10, 20, … so that few marks stay, and stay put.
+// Returns the distance of marked epochs: 1, 2, 5, 10, 20, … Few marks stay, at fixed epochs.
 function epochStride(epochs) {
   let stride = 1;
   for (let i = 0; epochs / stride > MAX_EPOCH_MARKS; i += 1) stride *= i % 3 === 1 ? 2.5 : 2;
   return stride;
 }
 
-// Events to mark within a range: the newest MAX_MARKS, routine ones only of every few epochs, and
-// of several of a kind in one place the newest.
+// Returns the marks of a range, at most MAX_MARKS and the newest ones: routine events of every few
+// epochs only, and one of several events of a kind at one place.
 export function marksIn(events, axis, range) {
   const place = (event) => (axis === "time" ? event.t : event.step);
   const inside = events.filter(
     (event) => isNumber(place(event)) && place(event) >= range[0] && place(event) <= range[1],
   );
-  const epochs = new Set(
-    inside.filter((event) => event.kind === "epoch").map((event) => event.epoch),
-  );
-  const stride = epochStride(epochs.size);
-  const kept = inside.filter(
-    (event) => !ROUTINE.has(event.kind) || (event.epoch || 0) % stride === 0,
-  );
+  const epochs = inside.filter(({ kind }) => kind === "epoch").map(({ epoch }) => epoch);
+  const stride = epochStride(new Set(epochs).size);
   const newest = {};
-  const apart = kept.reverse().filter((event) => {
-    const near = (range[1] - range[0]) * MARKS_APART[toneOf(event)];
+  const apart = inside.reverse().filter((event) => {
+    if (ROUTINE.has(event.kind) && (event.epoch || 0) % stride !== 0) return false;
+    const near = (range[1] - range[0]) * MIN_DISTANCE[toneOf(event)];
     const close = event.kind !== "epoch" && newest[event.kind] - place(event) < near;
     if (!close) newest[event.kind] = place(event);
     return !close;
   });
-  const marked = apart.slice(0, MAX_MARKS).reverse();
-  return marked.map((event) => {
-    const tone = toneOf(event);
-    return { x: place(event), tone, label: labelOf(event), event };
-  });
+  const mark = (event) => ({ x: place(event), tone: toneOf(event), label: labelOf(event), event });
+  return apart.slice(0, MAX_MARKS).reverse().map(mark);
 }
 
-// Where labels stand beside their lines at `at` (px): right of them, left where they would run over
-// the plot's `right` edge. Those that would touch are left out: alarms first, then actions, then
-// routine, newest first.
+// Places labels next to their lines at `at` (px): on the right, on the left where a label would cross
+// the plot's `right` edge. Labels that would touch others are dropped: routine before actions before
+// failures, older before newer.
 export function placeLabels(marks, at, right) {
   const placed = [];
   for (const tone of ["bad", "action", "routine"]) {
     for (let i = marks.length - 1; i >= 0; i -= 1) {
       const mark = marks[i];
       if (mark.tone !== tone || !mark.label) continue;
-      const width = LABEL_CHARACTER * mark.label.length;
-      const fits = at[i] + LABEL_GAP + width <= right;
-      const from = fits ? at[i] + LABEL_GAP : at[i] - LABEL_GAP - width;
+      const width = MAX_CHARACTER_PX * mark.label.length;
+      const fits = at[i] + LABEL_GAP_PX + width <= right;
+      const from = fits ? at[i] + LABEL_GAP_PX : at[i] - LABEL_GAP_PX - width;
       const to = from + width;
       const touches = placed.some((other) => from <= other.to && to >= other.from);
       if (!touches) placed.push({ mark, from, to, anchor: fits ? "left" : "right" });
@@ -73,8 +65,8 @@ export function placeLabels(marks, at, right) {
   return placed;
 }
 
-// The `shapes` and `annotations` of a layout for marks and for `spans` {from, to, word} of values that
-// are not finite. `place` maps x to pixels; `right` is the plot's edge.
+// Returns the `shapes` and `annotations` of a layout for marks and for `spans` {from, to, word} without
+// finite values. `place` maps x to pixels; `right` is the plot's edge.
 export function markShapes(marks, spans, place, right, theme) {
   const { orange, gray } = theme.palette;
   const lines = {

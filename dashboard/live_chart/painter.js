@@ -1,37 +1,26 @@
-// When charts are drawn: one a frame, the longest waiting first. It holds what all cards share: the
-// store, the theme, Plotly, the marks of the range and the crosshair.
+// The schedule of redraws: one chart per frame, the one that waits longest first. The painter holds
+// what all cards share: the store, the theme, Plotly, the marks of the range, the crosshair.
 
-import { FitCard } from "./linear_fit.js";
 import { marksIn } from "./marks.js";
 
-const REDRAW_MAX_MS = 2_000; // long runs: redraw at least this often, else when a pixel came
-const DRAW_SHARE = 0.15; // of the main thread, at most, for redraws that no one asked for
+const MAX_REDRAW_MS = 2_000; // between redraws of a long run, where a poll adds less than a pixel
+const MAX_DRAW_SHARE = 0.15; // of the main thread, for redraws that the user did not cause
+const PLOT_WIDTH_PX = 500; // about
 
 export class Painter {
-  // `cards()` gives the cards, `ready()` is called when all that are in view are drawn.
+  // `cards()` returns the cards; `ready()` is called once all visible cards are drawn.
   constructor(store, cards, ready) {
-    Object.assign(this, { store, cards, ready });
-    this.Plotly = null;
-    this.theme = null;
-    this.marks = [];
-    this.hoverX = null;
-    this.hoverCard = null;
-    this.hoverFrame = null;
-    this.onHover = () => {};
-    this.frame = 0;
-    this.rest = 0;
-    this.restUntil = 0;
-    this.urgent = 0; // cards that the reader waits for
+    Object.assign(this, { store, cards, ready, Plotly: null, theme: null, marks: [] });
+    Object.assign(this, { hoverX: null, hoverCard: null, hoverFrame: null, onHover() {} });
+    Object.assign(this, { frame: 0, rest: 0, restUntil: 0, dragging: false, closed: false });
+    this.urgent = 0; // cards that a choice of the user changed
     this.grown = 0; // pixels by which the newest point has moved since the last redraw
-    this.dragging = false;
-    this.closed = false;
     this.onUp = () => {
       if (!this.dragging) return;
       this.dragging = false;
       setTimeout(() => this.schedule(), 0);
     };
-    window.addEventListener("pointerup", this.onUp);
-    window.addEventListener("pointercancel", this.onUp);
+    for (const end of ["pointerup", "pointercancel"]) window.addEventListener(end, this.onUp);
   }
 
   usePlotly(Plotly) {
@@ -39,11 +28,7 @@ export class Painter {
     this.schedule();
   }
 
-  useTheme(theme) {
-    this.theme = theme;
-  }
-
-  // A redraw in the middle of a drag inside `node` would take the zoom box away.
+  // A redraw during a drag inside `node` would remove the zoom box.
   restWhileDragging(node) {
     node.addEventListener("pointerdown", () => (this.dragging = true));
   }
@@ -58,7 +43,7 @@ export class Painter {
     this.hurry();
   }
 
-  // The reader changed something: all that is stale now is drawn without rests.
+  // Draws all stale cards without rests, after a choice of the user.
   hurry() {
     this.urgent = this.cards().filter((card) => card.dirty).length;
     this.restUntil = 0;
@@ -67,20 +52,19 @@ export class Painter {
     this.schedule();
   }
 
-  // Which charts an answer made stale: `before` is the x extent before it, `marked` whether it had
-  // events, `changed` the names of its series. In a long run one poll moves the lines by less than a
-  // pixel; redrawing then costs as much as ever and shows nothing.
+  // Marks the charts that an answer made stale. `before` is the x extent before the answer, `marked` is
+  // true if it had events, `changed` has the names of its series. In a long run one poll moves the
+  // lines by less than a pixel; a redraw would cost the same and show nothing.
   markStale(before, marked, changed) {
     const after = this.store.extent();
-    const grown =
-      before && after ? ((after[1] - before[1]) / (after[1] - after[0] || 1)) * 500 : Infinity;
-    this.grown += grown;
+    const span = after && (after[1] - after[0] || 1);
+    this.grown += before && after ? ((after[1] - before[1]) / span) * PLOT_WIDTH_PX : Infinity;
     const now = performance.now();
-    const zoomed = this.store.zoom !== null;
     for (const card of this.cards()) {
-      if (zoomed && !(card instanceof FitCard) && !marked && card.drawnAt) continue;
-      const touched = card.spec.traces.some((trace) => changed.has(trace.series)) || this.grown > 0;
-      const due = marked || this.grown >= 1 || now - card.drawnAt > REDRAW_MAX_MS;
+      const follows = !this.store.zoom || card.spec.kind === "fit";
+      if (!follows && !marked && card.drawnAt) continue;
+      const touched = this.grown > 0 || card.spec.traces.some(({ series }) => changed.has(series));
+      const due = marked || this.grown >= 1 || now - card.drawnAt > MAX_REDRAW_MS;
       if (touched && due) card.dirty = true;
     }
     if (this.grown >= 1) this.grown = 0;
@@ -98,33 +82,30 @@ export class Painter {
     } else this.frame = requestAnimationFrame(() => this.drawOne());
   }
 
-  // Draws one chart, then rests in proportion to what it cost: a slow computer draws less often and
-  // stays responsive.
+  // Draws one chart, then rests in proportion to its cost: a slow computer draws less often and stays
+  // responsive.
   drawOne() {
     this.frame = 0;
     const { store } = this;
     if (!this.Plotly || !store.answer || this.dragging || this.closed) return;
     const waiting = this.cards().filter((card) => card.dirty && card.visible && card.width > 0);
     if (waiting.length) {
-      const card = waiting.reduce((oldest, each) =>
-        each.drawnAt < oldest.drawnAt ? each : oldest,
-      );
+      const [card] = waiting.toSorted((a, b) => a.drawnAt - b.drawnAt);
       this.marks = marksIn(store.events, store.axis, store.range);
       const began = performance.now();
       const hurry = !card.plotted || this.urgent > 0;
       card.draw();
       const ended = performance.now();
       this.urgent = Math.max(0, this.urgent - 1);
-      this.restUntil = hurry ? 0 : ended + (ended - began) * (1 / DRAW_SHARE - 1);
+      this.restUntil = hurry ? 0 : ended + (ended - began) * (1 / MAX_DRAW_SHARE - 1);
     }
     if (waiting.length > 1) this.schedule();
     if (waiting.every((card) => card.plotted)) this.ready();
   }
 
-  // Puts the crosshair of all charts at x, null for none; `card` is the one under the pointer.
+  // Moves the crosshair of all charts to x, null for none; `card` is the chart with the pointer.
   hover(x, card) {
-    this.hoverX = x;
-    this.hoverCard = card;
+    Object.assign(this, { hoverX: x, hoverCard: card });
     this.onHover();
     this.hoverFrame ??= requestAnimationFrame(() => {
       this.hoverFrame = null;
@@ -137,8 +118,7 @@ export class Painter {
     this.closed = true;
     clearTimeout(this.rest);
     cancelAnimationFrame(this.frame);
-    if (this.hoverFrame) cancelAnimationFrame(this.hoverFrame);
-    window.removeEventListener("pointerup", this.onUp);
-    window.removeEventListener("pointercancel", this.onUp);
+    cancelAnimationFrame(this.hoverFrame);
+    for (const end of ["pointerup", "pointercancel"]) window.removeEventListener(end, this.onUp);
   }
 }

@@ -1,16 +1,16 @@
-// Polls of the server: one request in flight, none while the tab is hidden, slower after errors.
+// Polls of the server: one request at a time, none while the browser tab is hidden, slower after errors.
 
 import { short } from "./format.js";
 
 const TIMEOUT_MS = 10_000;
 const MAX_BACKOFF_MS = 8_000;
 const DETAIL_DELAY_MS = 250;
-const DETAIL_REFRESH_MS = 2_000;
+const MIN_DETAIL_PACE_MS = 2_000;
 
-// An answer that would be the same if asked again: there is no such run, or it cannot be read.
-class Refusal extends Error {}
+// A permanent error: there is no such run, or it cannot be read.
+class RefusedError extends Error {}
 
-// The answer as JSON; throws an Error whose message is a sentence for the reader.
+// Returns the answer as JSON. Throws an Error with a sentence for the user.
 export async function ask(url, signal = null, options = {}) {
   const timeout = AbortSignal.timeout(TIMEOUT_MS);
   let response;
@@ -23,33 +23,30 @@ export async function ask(url, signal = null, options = {}) {
   }
   const body = await response.json().catch(() => null);
   if (response.ok && body) return body;
-  const sentence = body?.error || `The server answered ${response.status}.`;
-  throw response.status >= 400 && response.status < 500
-    ? new Refusal(sentence)
-    : new Error(sentence);
+  const permanent = response.status >= 400 && response.status < 500;
+  const Failure = permanent ? RefusedError : Error;
+  const incomplete = "The server's answer was incomplete.";
+  throw new Failure(body?.error || (response.ok ? incomplete : `HTTP ${response.status}.`));
 }
 
 export class Poller {
-  // `url()` gives the next address, `pace()` the pause in ms, `take(answer)` gets each answer,
-  // `refused(sentence)` an answer that stays so, `trouble(sentence or null)` the state of the
-  // connection. While `idle()` is true nothing is asked; `now` goes on.
-  constructor({ url, pace, take, refused, trouble, idle = () => false }) {
-    Object.assign(this, { url, pace, take, refused, trouble, idle });
-    this.failures = 0;
-    this.timer = 0;
-    this.abort = null;
-    this.closed = false;
+  // `url()` returns the next address, `pace()` the interval in ms. Each answer goes to `take(answer)`,
+  // a permanent error to `refused(sentence)`, the state of the connection to `trouble(sentence or
+  // null)`. Nothing is requested while `idle()` is true; `now()` restarts it.
+  constructor({ url, pace, take, trouble, refused = trouble, idle = () => false }) {
+    Object.assign(this, { url, pace, take, trouble, refused, idle });
+    Object.assign(this, { failures: 0, timer: 0, abort: null, closed: false });
     this.onVisible = () => this.now();
     document.addEventListener("visibilitychange", this.onVisible);
   }
 
-  // Polls at once, or right after the request in flight.
+  // Polls at once, or right after the current request.
   now() {
     if (this.abort) this.again = true;
     else this.plan(0);
   }
 
-  // Forgets a request in flight: its answer belongs to another run.
+  // Polls at once and drops the answer to the current request, which is of another run.
   restart() {
     this.abort?.abort();
     this.abort = null;
@@ -73,14 +70,7 @@ export class Poller {
       this.failures = 0;
     } catch (error) {
       if (abort.signal.aborted) return;
-      if (error instanceof Refusal) {
-        this.failures = 0;
-        this.trouble(null);
-        this.refused(error.message);
-      } else {
-        this.failures += 1;
-        this.trouble(`${error.message} Trying again in ${short(this.backoff() / 1000)} s.`);
-      }
+      this.fail(error);
     }
     if (this.abort !== abort) return;
     this.abort = null;
@@ -91,6 +81,14 @@ export class Poller {
       this.trouble(null);
       this.take(answer);
     }
+  }
+
+  fail(error) {
+    const permanent = error instanceof RefusedError;
+    this.failures = permanent ? 0 : this.failures + 1;
+    const retry = `${error.message} Retrying in ${short(this.backoff() / 1000)} s.`;
+    this.trouble(permanent ? null : retry);
+    if (permanent) this.refused(error.message);
   }
 
   backoff() {
@@ -106,14 +104,14 @@ export class Poller {
   }
 }
 
-// Finer data for a zoom, from /api/window; drawn in place of what is held while the zoom lasts.
+// Finer data for a zoom from /api/window, drawn in place of the polled data.
 export class ZoomDetail {
-  // `show()` is called when there is more to draw, `trouble(sentence)` when it could not be had.
+  // `show()` is called with new data, `trouble(sentence)` after an error.
   constructor(store, show, trouble) {
     Object.assign(this, { store, show, trouble, timer: 0, abort: null, askedAt: 0, end: null });
   }
 
-  // The zoom changed: ask soon.
+  // Requests the data of a new zoom, after a delay.
   plan() {
     this.close();
     if (this.store.zoom) this.timer = setTimeout(() => this.fetch(), DETAIL_DELAY_MS);
@@ -137,11 +135,11 @@ export class ZoomDetail {
     return undefined;
   }
 
-  // A zoom that reaches past the newest point keeps growing.
+  // Requests new data of a zoom that extends past the newest point.
   follow() {
     const { zoom } = this.store;
     const newest = this.store.extent()?.[1];
-    const soon = performance.now() - this.askedAt < DETAIL_REFRESH_MS;
+    const soon = performance.now() - this.askedAt < MIN_DETAIL_PACE_MS;
     if (!zoom || newest === this.end || zoom[0] > newest || soon) return;
     if (zoom[1] >= (this.end ?? newest)) this.fetch();
     this.end = newest;

@@ -1,37 +1,132 @@
-// The section "Ranks" of a job: a chart and a table. It asks the server only while it is in view.
+// The Ranks tab of a distributed run: a chart and a table. It polls only while it is in view.
 
-import { el, parts, say, setAttribute, setText } from "./dom.js";
+import { button, el, parts, render, setAttribute, setText, showText } from "./dom.js";
+import { MISSING, clock, counted, isNumber, percent, withUnit } from "./format.js";
+import { VerdictLine } from "./header.js";
 import { Poller } from "./poll.js";
 import { RankChart } from "./ranks_chart.js";
-import { RankData, missingWords } from "./ranks_data.js";
-import { RankTable } from "./ranks_table.js";
+import { RankData, isKnown, missingWords, sorted, stateWords } from "./ranks_data.js";
+import { usualSort, wentWrong } from "./ranks_data.js";
 
 const PACE_MS = 1_000;
-const MORE_PACE_MS = 20; // the answer could not hold all, or the server still reads
+const MORE_PACE_MS = 20; // the answer was incomplete, or the server still reads
 const ENDED_PACE_MS = 10_000;
-const LAST_POLLS = 5; // after the end of rank 0: the others end too, and write their last steps
-const PICKED_AT_ONCE = 8;
+const LAST_POLLS = 5; // after the end of rank 0, for the last steps of the other ranks
+const MAX_PICKED = 8;
 
 const SLOWEST_WAITS = "Time per step waiting for other ranks in backward; the slowest waits least";
-// What the heatmap can show: label, unit, color and help by key; the order is the server's.
-const METRIC_WORDS = {
+// The metrics of the heatmap: label, unit, color and help by key, in the server's order.
+export const METRICS = {
   "perf/step_time": ["Step time", "s", "blue", "Time of a step, waiting for other ranks included"],
   "perf/comm_wait": ["Waiting for ranks", "s", "pink", SLOWEST_WAITS],
   "perf/data_wait": ["Data wait", "s", "orange", "Time per step waiting for the next batch"],
   "memory/allocated": ["Allocated", "B", "blue", "Tensor memory on the GPU, maximum per column"],
   "process/rss": ["Process memory", "B", "blue", "Memory of the process, maximum per column"],
   "gpu/util": ["GPU utilization", "%", "green", "Share of time the GPU is busy, all processes"],
-  "train/loss": ["Loss", "", "blue", "Each rank's own loss, of its own samples"],
+  "train/loss": ["Loss", "", "blue", "Loss of each rank over its samples"],
 };
-export const METRICS = Object.fromEntries(
-  Object.entries(METRIC_WORDS).map(([key, [label, unit, color, help]]) => [
-    key,
-    { label, unit, color, help },
-  ]),
-);
+
+const MIB = 2 ** 20;
+const seconds = (value) => withUnit(value, "s");
+const share = (value) => (isNumber(value) ? percent(value) : MISSING);
+const size = (value) => (isNumber(value) ? withUnit(value * MIB, "B") : MISSING);
+const WAITS =
+  "Share of the step spent in backward waiting for other ranks; the slowest waits least";
+
+// By key: title, help, text of a value, true for numbers, true if hidden without values. The state is
+// second: in view on a phone too.
+export const COLUMNS = [
+  ["rank", "Rank", "Global rank", String, true],
+  ["state", "State", "Alive: the process is still recording", null],
+  ["host", "Host", "Host name", String],
+  ["place", "Device", "The GPU by its index on that host", String],
+  ["time", "Step time", "Mean of the last 128 steps, waiting for ranks included", seconds, true],
+  ["own", "Busy time", "Step time minus waits; the longest is the straggler", seconds, true, true],
+  ["wait", "Waits", WAITS, share, true, true],
+  ["data", "Data wait", "Share of the step that it waits for its next batch", share, true, true],
+  ["memory", "Allocated", "Newest value", size, true],
+  ["peak", "Peak", "Highest value since the start or the last reset", size, true],
+  ["step", "Last step", "Latest recorded step", counted, true],
+];
+
+// True if the first press on a column's title sorts the highest value first.
+export const startsDescending = (key) =>
+  key !== "rank" && COLUMNS.some(([other, , , , number]) => other === key && number);
+
+// The table is sortable by each column and has a checkbox per rank for its line.
+class RankTable {
+  // `toggle(row)` is called for a press on a rank's checkbox.
+  constructor(toggle) {
+    this.toggle = toggle;
+    this.chosen = null; // {key, descending}, the user's choice
+    const table = parts(`<div class="ss-scroll ss-rank-table" tabindex="0" role="region"
+      aria-label="Table of the ranks" data-testid="rank-table"><table>
+      <thead><tr ref="head"></tr></thead><tbody ref="body"></tbody></table></div>`);
+    Object.assign(this, table);
+  }
+
+  sort(key) {
+    const { key: now, descending } = this.order;
+    this.chosen = { key, descending: now === key ? !descending : startsDescending(key) };
+    this.update(this.data, this.verdict, this.marked, this.picked);
+  }
+
+  update(data, verdict, marked, picked) {
+    Object.assign(this, { data, verdict, marked, picked });
+    const rows = data.rows();
+    this.order = this.chosen ?? usualSort(verdict, rows);
+    const shown = COLUMNS.filter(
+      ([key, , , , , optional]) => !optional || rows.some((row) => isNumber(row[key])),
+    );
+    const line = el("span", { class: "ss-spoken" }, "Line");
+    render(this.head, el("th", { scope: "col" }, line), ...shown.map((each) => this.title(each)));
+    const { key, descending } = this.order;
+    render(this.body, ...sorted(rows, key, descending).map((row) => this.line(row, shown)));
+  }
+
+  title([key, title, help, , number]) {
+    const down = this.order.key === key ? this.order.descending : null;
+    const name =
+      key === "memory" && this.data.answer.memory === "process" ? "Process memory" : title;
+    const sort = down === null ? null : down ? "descending" : "ascending";
+    const text = down === null ? name : `${name} ${down ? "↓" : "↑"}`;
+    return el(
+      "th",
+      { scope: "col", class: number ? "ss-figure" : null, "aria-sort": sort },
+      button(() => this.sort(key), { title: help }, text),
+    );
+  }
+
+  line(row, columns) {
+    const tick = el("input", {
+      type: "checkbox",
+      "aria-label": `Line of rank ${row.rank}`,
+      checked: this.picked.has(row.row) ? "" : null,
+      hidden: row.row === null ? "" : null,
+      onclick: () => this.toggle(row.row),
+    });
+    const cells = columns.map(([key, , , text, number]) => {
+      const attributes = { class: number ? "ss-figure" : null, "data-column": key };
+      if (key === "state")
+        Object.assign(attributes, { class: "ss-kind", title: row.ended?.reason });
+      const known = isKnown(row[key]) ? () => text(row[key]) : () => MISSING;
+      return el("td", attributes, key === "state" ? stateWords(row, clock) : known());
+    });
+    return el(
+      "tr",
+      {
+        "data-rank": row.rank,
+        "data-named": this.marked.has(row.row) || null,
+        "data-tone": wentWrong(row) ? "bad" : null,
+      },
+      el("td", {}, tick),
+      ...cells,
+    );
+  }
+}
 
 export class RankSection {
-  // `scene` has Plotly and the colors once they are known, and the axis of the charts.
+  // `scene` is the painter: Plotly, the theme, and the store with the shared axis.
   constructor(scene) {
     this.scene = scene;
     this.data = new RankData();
@@ -39,45 +134,41 @@ export class RankSection {
     this.reset();
     this.chart = new RankChart((row) => (row === null ? this.showMean(false) : this.toggle(row)));
     this.table = new RankTable((row) => this.toggle(row));
+    this.verdict = new VerdictLine("rank-verdict");
     this.build();
     this.poller = new Poller({
       url: () => `/api/ranks?${new URLSearchParams(this.data.question())}`,
-      pace: () => this.pace(),
+      pace: () => (this.polledEnded > LAST_POLLS ? ENDED_PACE_MS : PACE_MS),
       take: (answer) => this.take(answer),
-      refused: (sentence) => say(this.trouble, sentence),
-      trouble: (sentence) => say(this.trouble, sentence),
+      trouble: (sentence) => showText(this.trouble, sentence),
       idle: () => !this.seen || !this.data.run,
     });
     this.watch();
   }
 
   build() {
-    const section = parts(`<section class="ss-ranks ss-card" data-testid="ranks" aria-label="Ranks"
-      hidden>
-      <header class="ss-card-head">
+    const section = parts(`<section class="ss-box ss-card ss-section ss-ranks" data-testid="ranks"
+      aria-label="Ranks" hidden>
+      <header class="ss-head">
         <h3 ref="title">Ranks</h3><span class="ss-muted" ref="count"></span>
-        <div class="ss-switch ss-modes" role="group" aria-label="Heatmap metric" ref="modes"></div>
+        <div class="ss-switch ss-modes ss-end" role="group" aria-label="Heatmap metric"
+          ref="modes"></div>
       </header>
-      <p class="ss-trouble" hidden ref="trouble"></p>
-      <p class="ss-verdict" role="note" data-testid="rank-verdict" hidden ref="verdict">
-        <span class="ss-verdict-text" ref="verdictText"></span> <span ref="verdictNext"></span>
-      </p>
+      <p class="ss-warning" hidden ref="trouble"></p>
       <p class="ss-warning" role="note" data-testid="rank-missing" hidden ref="missing"></p>
-      <p class="ss-rank-note" role="note" data-testid="rank-communication" hidden
+      <p class="ss-muted" role="note" data-testid="rank-communication" hidden
         ref="communication"></p>
-      <p class="ss-muted ss-empty" ref="reading">Loading ranks…</p>
+      <p class="ss-muted" ref="reading">Loading ranks…</p>
       <div ref="filled" hidden>
-        <div class="ss-rank-tools" ref="tools">
-          <span class="ss-muted">Lines</span>
-          <button type="button" class="ss-tool" title="Mean of all ranks" ref="meanButton">mean
-          </button>
-          <button type="button" class="ss-tool" ref="firstButton"></button>
-        </div>
+        <div class="ss-row ss-rank-tools" ref="tools"><span class="ss-muted">Lines</span></div>
       </div>
     </section>`);
     Object.assign(this, section);
-    this.meanButton.addEventListener("click", () => this.showMean(!this.mean));
-    this.firstButton.addEventListener("click", () => this.toggle(0));
+    const mean = { class: "ss-tool", title: "Mean of all ranks" };
+    this.meanButton = button(() => this.showMean(!this.mean), mean, "mean");
+    this.firstButton = button(() => this.toggle(0), { class: "ss-tool" });
+    this.tools.append(this.meanButton, this.firstButton);
+    this.trouble.after(this.verdict.node);
     this.filled.prepend(this.chart.node);
     this.filled.append(this.table.node);
   }
@@ -99,27 +190,33 @@ export class RankSection {
     this.sized.observe(this.node);
   }
 
-  // Shows the ranks of a run; null where it has one process only.
+  // Shows the ranks of a run; null hides the section.
   show(run) {
     this.node.hidden = run === null;
     if (run === this.data.run) {
       this.follow();
-      this.draw(); // the theme may be another
+      this.draw(); // the theme may have changed
       return;
     }
     this.data.open(run);
-    this.chart.read(null); // its row is of the run before
-    this.data.chooseAxis(this.scene.store.axis);
     this.reset();
-    this.table.open();
+    this.table.chosen = null;
     this.reading.hidden = false;
     this.filled.hidden = true;
-    setAttribute(this.node, "data-ready", null);
-    if (run !== null && this.seen) this.poller.restart();
+    this.restart();
   }
 
-  pace() {
-    return this.polledEnded > LAST_POLLS ? ENDED_PACE_MS : PACE_MS;
+  // Requests the data of another run or axis.
+  restart() {
+    this.chart.read(null); // the cursor was on the old run or axis
+    this.data.chooseAxis(this.scene.store.axis);
+    setAttribute(this.node, "data-ready", null);
+    if (this.data.run && this.seen) this.poller.restart();
+  }
+
+  // Follows the axis of the charts.
+  follow() {
+    if (this.scene.store.axis !== this.data.axis) this.restart();
   }
 
   take(answer) {
@@ -132,36 +229,8 @@ export class RankSection {
     if (!data.answer || !data.named) return;
     this.reading.hidden = true;
     this.filled.hidden = false;
-    this.showModes();
     this.draw();
     if (!data.more) setAttribute(this.node, "data-ready", 1);
-  }
-
-  get metric() {
-    const key = this.data.shown;
-    return { key, ...(METRICS[key] ?? { label: key ?? "", unit: "", color: "blue" }) };
-  }
-
-  showModes() {
-    const { metrics, shown } = this.data;
-    const text = metrics.join();
-    if (this.modesText !== text) {
-      this.modesText = text;
-      this.modes.replaceChildren(
-        ...metrics.map((key) =>
-          el(
-            "button",
-            {
-              ...{ type: "button", "data-metric": key, title: METRICS[key]?.help ?? null },
-              onclick: () => this.choose(key),
-            },
-            METRICS[key]?.label ?? key,
-          ),
-        ),
-      );
-    }
-    for (const button of this.modes.children)
-      setAttribute(button, "aria-pressed", button.dataset.metric === shown);
   }
 
   choose(metric) {
@@ -170,18 +239,9 @@ export class RankSection {
     this.poller.restart();
   }
 
-  // The charts show another axis, or the same.
-  follow() {
-    if (this.scene.store.axis === this.data.axis) return;
-    this.chart.read(null); // its place is of the axis before
-    this.data.chooseAxis(this.scene.store.axis);
-    setAttribute(this.node, "data-ready", null);
-    if (this.data.run) this.poller.restart();
-  }
-
   toggle(row) {
     if (!this.picked.delete(row)) {
-      if (this.picked.size >= PICKED_AT_ONCE) this.picked.delete([...this.picked][0]);
+      if (this.picked.size >= MAX_PICKED) this.picked.delete([...this.picked][0]);
       this.picked.add(row);
     }
     this.draw();
@@ -192,41 +252,56 @@ export class RankSection {
     this.draw();
   }
 
-  // The rows that a verdict names.
+  // The rows that the diagnosis names.
   get marked() {
-    const { verdict } = this.data.answer ?? {};
-    const named = new Set(verdict?.ranks);
-    const rows = new Set();
-    this.data.named?.ranks.forEach(([, rank], row) => named.has(rank) && rows.add(row));
-    return rows;
+    const named = new Set(this.data.answer.verdict?.ranks);
+    const rows = this.data.named.ranks.map(([, rank], row) => (named.has(rank) ? row : null));
+    return new Set(rows.filter((row) => row !== null));
   }
 
   draw() {
-    const { data, scene } = this;
+    const { data, scene, picked } = this;
     const { Plotly, theme } = scene;
     if (!theme || !data.answer || !data.named || !this.node.clientWidth) return;
-    const { marked, picked, metric } = this;
+    const { marked } = this;
     const { verdict, communication } = data.answer;
-    setText(this.count, `of ${data.named.world_size}`);
-    this.count.hidden = data.ranks === data.named.world_size;
     setText(this.title, `Ranks: ${data.ranks}`);
-    this.verdict.hidden = !verdict;
-    setAttribute(this.verdict, "data-kind", verdict?.kind ?? null);
-    setText(this.verdictText, verdict?.text ?? "");
-    setText(this.verdictNext, verdict?.next ?? "");
-    say(this.missing, missingWords(data.named));
-    say(this.communication, communication);
+    const { world_size: all, ranks } = data.named;
+    showText(this.count, data.ranks === all ? "" : `of ${all}`);
+    this.verdict.update({ answer: { verdict: verdict && { ...verdict, words: verdict.next } } });
+    showText(this.missing, missingWords(data.named));
+    showText(this.communication, communication);
     setAttribute(this.meanButton, "aria-pressed", this.mean);
-    // Rank 0, or the first of a host that has a folder of its own.
-    const first = `rank ${data.named.ranks[0][1]}`;
+    // Rank 0, or the first rank of a host with its own run folder.
+    const first = `rank ${ranks[0][1]}`;
     setText(this.firstButton, first);
-    setAttribute(this.firstButton, "title", `The line of ${first}, which the charts above show`);
+    setAttribute(
+      this.firstButton,
+      "title",
+      `The line of ${first}, as in the charts of the Overview`,
+    );
     setAttribute(this.firstButton, "aria-pressed", picked.has(0));
-    // Without a value there is nothing to draw; the table says what is known.
+    this.drawModes();
+    // Without a value only the table is shown.
     const none = !data.metrics.length;
     for (const node of [this.chart.node, this.tools, this.modes]) node.hidden = none;
+    const [label, unit, color] = METRICS[data.shown] ?? [data.shown ?? "", "", "blue"];
+    const metric = { key: data.shown, label, unit, color };
     if (!none && Plotly) this.chart.draw(scene, data, metric, marked, picked, this.mean);
     this.table.update(data, verdict, marked, picked);
+  }
+
+  drawModes() {
+    const mode = (key) => {
+      const [label, , , help] = METRICS[key] ?? [key];
+      const attributes = {
+        "data-metric": key,
+        title: help,
+        "aria-pressed": key === this.data.shown,
+      };
+      return button(() => this.choose(key), attributes, label);
+    };
+    render(this.modes, ...this.data.metrics.map(mode));
   }
 
   close() {

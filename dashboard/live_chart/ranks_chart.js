@@ -1,24 +1,24 @@
-// One Plotly chart of a job: a heatmap with a row per rank, and below it the lines of picked ranks
-// and of their mean. The pointer and the arrow keys read single values.
+// One Plotly chart of a distributed run: a heatmap with a row per rank, and below it the lines of picked
+// ranks and of their mean. The pointer and the arrow keys read single values.
 
 import { parts, setAttribute, setText } from "./dom.js";
-import { isNumber, scaleFor, short, withUnit } from "./format.js";
-import { heatRow } from "./heat.js";
+import { isNumber, scaleFor, short, suffix, withUnit } from "./format.js";
+import { heatTrace, maxCells } from "./heat.js";
 import { bisect, linePoints } from "./lines.js";
 import { colorRange } from "./ranks_data.js";
-import { withAlpha } from "./theme.js";
 
 const MARGIN = { l: 58, r: 74, t: 6, b: 22 };
-const TALL = 384; // px that the rows share
-const [LEAST_ROW, MOST_ROW] = [5, 26]; // px
-const LINES_HEIGHT = 150; // px
-const GAP = 34; // px, for the legend of the lines
-const LABEL_HEIGHT = 12; // px of a row's number
-const CELL_WIDTH = 3; // px, at least
+const HEAT_HEIGHT_PX = 384; // shared by the rows
+const [MIN_ROW_PX, MAX_ROW_PX] = [5, 26];
+const LINES_HEIGHT_PX = 150;
+const GAP_PX = 34; // for the legend of the lines
+const LABEL_HEIGHT_PX = 12; // of a row's number
+const MIN_WIDTH_PX = 200;
+const MAX_HOST_CHARACTERS = 10;
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 const HINT = "Select ranks in the table, or click a heatmap row, to plot them.";
 
-// Lines to draw as {row, label, color, xs, values}: the picked ranks, then the mean on top of them.
+// Returns the lines as {row, label, color, xs, values}: the picked ranks, then the mean.
 export function rankLines(data, picked, mean) {
   const lines = [...picked].map((row, i) => ({
     row,
@@ -29,8 +29,8 @@ export function rankLines(data, picked, mean) {
   return mean ? [...lines, { row: null, label: "mean", color: "blue", ...data.meanLine() }] : lines;
 }
 
-// The vertical range of the lines, from zero where that is near. Of many values the few slow ones of
-// the first steps do not count where they lie far above the others.
+// Returns the vertical range of the lines, from zero if that is near. Of many values the slowest 1% (the
+// first steps) are ignored if they are far above the others.
 export function lineRange(lines) {
   const values = lines.flatMap((line) => line.values).sort((a, b) => a - b);
   if (!values.length) return [0, 1];
@@ -38,11 +38,11 @@ export function lineRange(lines) {
   const usual = values.length > 40 ? values[Math.floor(0.99 * (values.length - 1))] : most;
   const high = most - low > 2 * (usual - low || Math.abs(usual)) ? usual : most;
   const from = low >= 0 && low < 0.5 * high ? 0 : low;
-  const room = 0.05 * (high - from || Math.abs(high) || 1);
-  return [from && from - room, high + room];
+  const margin = 0.05 * (high - from || Math.abs(high) || 1);
+  return [from && from - margin, high + margin];
 }
 
-// The value of a line at a place on the axis: that of the nearest column, null far from any.
+// Returns the value of the column of a line nearest to x; null if it is further than `near`.
 export function lineValueAt({ xs, values }, x, near) {
   if (!xs.length) return null;
   const after = Math.min(bisect(xs, x), xs.length - 1);
@@ -50,21 +50,22 @@ export function lineValueAt({ xs, values }, x, near) {
   return Math.abs(xs[at] - x) <= near ? values[at] : null;
 }
 
-// The numbers of the rows, those of `marked` ranks in bold: as many as have room. Where there are
-// several hosts, the first rank of each has the host's name.
+// Returns the rank numbers of the rows as {row, text}, as many as fit; `marked` rows are bold. With
+// several hosts the first rank of each has the host's name.
 export function rowLabels({ ranks, hosts }, height, marked) {
-  const every = Math.ceil(LABEL_HEIGHT / height);
+  const every = Math.ceil(LABEL_HEIGHT_PX / height);
   const labels = ranks.map(([, rank, host], row) => {
     const first = hosts.length > 1 && (row === 0 || ranks[row - 1][2] !== host);
     if (!first && !marked.has(row) && row % every) return null;
-    const name = first ? `${hosts[host].slice(0, 10).replaceAll("<", "&lt;")} ${rank}` : `${rank}`;
-    return { row, text: marked.has(row) ? `<b>▸ ${name}</b>` : name };
+    const named = first ? hosts[host].slice(0, MAX_HOST_CHARACTERS).replaceAll("<", "&lt;") : "";
+    const text = `${named} ${rank}`.trim();
+    return { row, text: marked.has(row) ? `<b>▸ ${text}</b>` : text };
   });
   return labels.filter(Boolean);
 }
 
 export class RankChart {
-  // `toggle(row)` is called for a rank's row, or its line in the legend: null for the mean.
+  // `toggle(row)` is called for a rank's row or its line in the legend, with null for the mean.
   constructor(toggle) {
     this.toggle = toggle;
     const chart = parts(`<div class="ss-rank-chart" data-testid="rank-chart" tabindex="0"
@@ -73,12 +74,12 @@ export class RankChart {
       <p class="ss-muted" data-testid="rank-reading" aria-live="polite" ref="reading"></p>
     </div>`);
     Object.assign(this, chart);
-    this.cursor = null; // {row, x} that is read
+    this.cursor = null; // {row, x} of the shown value; row is null on the lines
     this.node.addEventListener("keydown", (event) => this.press(event));
     this.node.addEventListener("blur", () => this.read(null));
   }
 
-  // `marked` are the rows that a verdict names, `picked` those that are drawn as lines.
+  // `marked` are the rows that the diagnosis names, `picked` the rows with a line.
   draw({ Plotly, theme }, data, metric, marked, picked, mean) {
     const first = !this.data;
     Object.assign(this, { Plotly, theme, data, metric });
@@ -106,36 +107,32 @@ export class RankChart {
   }
 
   get width() {
-    return Math.max(200, this.node.clientWidth);
+    return Math.max(MIN_WIDTH_PX, this.node.clientWidth);
   }
 
   get rowHeight() {
-    return Math.max(LEAST_ROW, Math.min(MOST_ROW, Math.floor(TALL / this.data.ranks)));
+    return Math.max(MIN_ROW_PX, Math.min(MAX_ROW_PX, Math.floor(HEAT_HEIGHT_PX / this.data.ranks)));
   }
 
   traces() {
     const { data, metric, theme } = this;
     const { begin, end } = data;
-    const room = Math.floor((this.width - MARGIN.l - MARGIN.r) / CELL_WIDTH);
-    const cells = Math.max(1, Math.min(room, Math.ceil((end - begin) / data.width)));
-    const rows = Array.from({ length: data.ranks }, (_, row) => row);
-    const range = colorRange(data.cells, metric.key) ?? { low: 0, high: 1, over: false };
-    const { unit, factor } = scaleFor(metric.unit, range.high);
-    const high = `${range.over ? "≥ " : ""}${short(range.high / factor)} ${unit}`;
+    const most = Math.min(
+      maxCells(this.width - MARGIN.l - MARGIN.r),
+      Math.ceil((end - begin) / data.width),
+    );
+    const { low, high, over } = colorRange(data.cells, metric.key) ?? { low: 0, high: 1 };
+    const { unit, factor } = scaleFor(metric.unit, high);
+    const strips = data.named.ranks.map((_, row) => data.strip(row));
+    const highest = `${over ? "≥ " : ""}${short(high / factor)}${suffix(unit)}`;
     const color = theme.palette[metric.color];
     const heat = {
-      ...{ type: "heatmap", hoverinfo: "none", ygap: 1, zmin: range.low, zmax: range.high },
-      x: Array.from({ length: cells + 1 }, (_, i) => begin + ((end - begin) * i) / cells),
-      y: rows,
-      z: rows.map((row) => {
-        const { xs, values } = data.strip(row);
-        return heatRow(xs, values, [begin, end], cells, xs);
-      }),
-      colorscale: [0, 1].map((at) => [at, withAlpha(color, at || 0.08)]),
+      ...heatTrace(strips, [begin, end], most, [low, high], color),
+      hoverinfo: "none",
       colorbar: {
         ...{ thickness: 8, outlinewidth: 0, x: 1, y: 1, yanchor: "top", lenmode: "pixels" },
         ...{ len: Math.max(60, this.rowHeight * data.ranks), ypad: 4 },
-        ...{ tickvals: [range.low, range.high], ticktext: [short(range.low / factor), high] },
+        ...{ tickvals: [low, high], ticktext: [short(low / factor), highest] },
       },
     };
     const lines = this.lines.map(({ row, label, color, xs, values }) => ({
@@ -150,32 +147,29 @@ export class RankChart {
   layout(marked) {
     const { data, theme, metric } = this;
     const heat = this.rowHeight * data.ranks;
-    const plot = heat + GAP + LINES_HEIGHT;
+    const plot = heat + GAP_PX + LINES_HEIGHT_PX;
     const ticks = data.ticks(this.width);
     const labels = rowLabels(data.named, this.rowHeight, marked);
     const [low, high] = lineRange(this.lines);
     const { unit, factor } = scaleFor(metric.unit, Math.max(Math.abs(low), Math.abs(high)));
     const levels = Array.from({ length: 4 }, (_, i) => low + ((high - low) * i) / 3);
-    const axis = { fixedrange: true, zeroline: false, showgrid: false, tickfont: { size: 11 } };
     return {
       ...{ width: this.width, height: plot + MARGIN.t + MARGIN.b, margin: MARGIN },
       ...{ hovermode: "x", dragmode: false, showlegend: true, hoverdistance: 100 },
-      ...{ paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" },
-      font: { family: theme.font, color: theme.text, size: 11 },
-      legend: { orientation: "h", x: 0, y: (LINES_HEIGHT + 2) / plot, yanchor: "bottom" },
+      template: theme.template,
+      legend: { orientation: "h", x: 0, y: (LINES_HEIGHT_PX + 2) / plot, yanchor: "bottom" },
       xaxis: {
-        ...{ ...axis, anchor: "y2", range: [data.begin, data.end] },
+        ...{ anchor: "y2", range: [data.begin, data.end], showgrid: false },
         ...{ tickvals: ticks.values, ticktext: ticks.text },
         ...{ showspikes: true, spikemode: "across", spikethickness: 1, spikecolor: theme.line },
       },
       yaxis: {
-        ...{ ...axis, domain: [1 - heat / plot, 1], range: [data.ranks - 0.5, -0.5] },
+        ...{ domain: [1 - heat / plot, 1], range: [data.ranks - 0.5, -0.5], showgrid: false },
         ...{ tickvals: labels.map(({ row }) => row), ticktext: labels.map(({ text }) => text) },
       },
       yaxis2: {
-        ...{ ...axis, domain: [0, LINES_HEIGHT / plot], range: [low, high], showgrid: true },
-        ...{ gridcolor: theme.grid, tickvals: levels },
-        ticktext: levels.map((level) => `${short(level / factor)} ${unit}`),
+        ...{ domain: [0, LINES_HEIGHT_PX / plot], range: [low, high], tickvals: levels },
+        ticktext: levels.map((level) => short(level / factor) + suffix(unit)),
       },
     };
   }
@@ -200,14 +194,14 @@ export class RankChart {
     event.preventDefault();
   }
 
-  // Show the value of a rank, or of the lines, at a place on the axis; a hint without one.
+  // Shows the value of a rank or of the lines at the cursor; a hint without a cursor.
   read(cursor) {
     this.cursor = cursor;
     if (!this.data) return;
     setText(this.reading, cursor ? this.words(cursor) : this.lines.length ? "" : HINT);
   }
 
-  // A rank without a value at `x` has that of the column before.
+  // Returns the text of a cursor. A rank without a value at `x` has the value of the column before.
   words({ row, x }) {
     const { data, metric } = this;
     if (row === null) {

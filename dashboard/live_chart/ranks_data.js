@@ -1,7 +1,8 @@
-// What is known of the ranks of a job, and what is drawn of it. Pure: no DOM. The other end of
-// dashboard/ranks/ranks_response.py.
+// The data of the Ranks tab, without DOM: answers of dashboard/ranks/ranks_response.py, rows, texts.
 
-import { clock, isNumber, stepTicks, timeTicks } from "./format.js";
+import { clock, counted, isNumber, stepTicks, sum, timeTicks } from "./format.js";
+
+const MAX_EMPTY_SHARE = 0.05; // of the axis, before the first value; a longer part is cut
 
 function halfFloat(bits) {
   const [sign, exponent, part] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
@@ -9,7 +10,7 @@ function halfFloat(bits) {
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + part / 1024) : 2 ** -14 * (part / 1024));
 }
 
-// The values of a strip in base64, null where there is none: `columns` lists of `ranks` values.
+// Decodes a strip from base64: `columns` lists of `ranks` values, null for missing values.
 export function unpacked({ data, scale }, columns, ranks) {
   const floats = new DataView(Uint8Array.from(atob(data), (byte) => byte.charCodeAt(0)).buffer);
   return Array.from({ length: columns }, (_, column) =>
@@ -20,30 +21,21 @@ export function unpacked({ data, scale }, columns, ranks) {
   );
 }
 
-const EMPTY_SHARE = 0.05; // of the axis, at its beginning, beyond which it is left out
-
-const STATES = {
-  a: "alive",
-  p: "starting",
-  f: "finished",
-  s: "stopped",
-  x: "failed",
-  c: "dead",
-};
+const STATES = { a: "alive", p: "starting", f: "finished", s: "stopped", x: "failed", c: "dead" };
 const stateWord = (state) => STATES[state] ?? state;
 const WENT_WRONG = ["x", "c"];
 
 export class RankData {
   constructor() {
-    this.metric = ""; // that the reader chose, "" for the first there is
+    this.metric = ""; // the user's choice, "" for the first available one
     this.axis = "time"; // or "step", as in the charts
     this.open(null);
   }
 
   open(run) {
     this.run = run;
-    this.answer = null; // the newest with a table
-    this.named = null; // the newest with names
+    this.answer = null; // the newest one with a table
+    this.named = null; // the newest one with names
     this.who = "";
     this.unread = 0;
     this.live = true;
@@ -70,7 +62,7 @@ export class RankData {
     this.forget();
   }
 
-  // What the next poll asks for.
+  // The parameters of the next poll.
   question() {
     const { run, metric, axis, columns, seen, who, more } = this;
     const rest = more && this.answer ? { only_strips: 1 } : {};
@@ -84,7 +76,7 @@ export class RankData {
     if (!answer.who) return;
     if (answer.ranks) {
       this.named = answer;
-      this.answer = null; // its rows are of other ranks
+      this.answer = null; // its rows belong to other ranks
     }
     this.who = answer.who;
     if (answer.table) this.answer = answer;
@@ -107,47 +99,44 @@ export class RankData {
     return this.named?.ranks.length ?? 0;
   }
 
-  // One rank over the axis as {xs, values}: where it has values only. `xs` are the middles of columns.
-  line(row) {
+  // Returns {xs, values} of `valueOf(column)` where that is a number. `xs` are the middles of columns.
+  points(valueOf) {
     const [xs, values] = [[], []];
     this.cells.forEach((column, at) => {
-      if (!isNumber(column?.[row])) return;
+      const value = valueOf(column);
+      if (!isNumber(value)) return;
       xs.push((at + 0.5) * this.width);
-      values.push(column[row]);
+      values.push(value);
     });
     return { xs, values };
   }
 
-  // The same for a strip: from the beginning of the first column to the end of the last.
+  line(row) {
+    return this.points((column) => column[row]);
+  }
+
+  meanLine() {
+    return this.points((column) => {
+      const known = column.filter(isNumber);
+      return sum(known) / known.length;
+    });
+  }
+
+  // Returns the row of a heatmap: from the beginning of the first column to the end of the last one.
   strip(row) {
     const { xs, values } = this.line(row);
-    const half = this.width / 2;
-    if (!xs.length) return { xs, values };
-    return {
-      xs: [...xs.map((x) => x - half), xs.at(-1) + half],
-      values: [...values, values.at(-1)],
-    };
+    const edges = xs.map((x) => x - this.width / 2);
+    if (xs.length) edges.push(xs.at(-1) + this.width / 2);
+    return { xs: edges, values: [...values, ...values.slice(-1)], times: edges };
   }
 
-  // The mean of all ranks over the axis, where any has a value.
-  meanLine() {
-    const [xs, values] = [[], []];
-    this.cells.forEach((column, at) => {
-      const known = column.filter(isNumber);
-      if (!known.length) return;
-      xs.push((at + 0.5) * this.width);
-      values.push(known.reduce((sum, value) => sum + value, 0) / known.length);
-    });
-    return { xs, values };
-  }
-
-  // The beginning of the axis in seconds or steps: a job takes its time until the first step.
+  // The beginning of the axis in seconds or steps. The start-up before the first step is cut.
   get begin() {
     const first = this.cells.findIndex((column) => column?.some(isNumber));
-    return first > 0 && first * this.width > EMPTY_SHARE * this.end ? first * this.width : 0;
+    return first > 0 && first * this.width > MAX_EMPTY_SHARE * this.end ? first * this.width : 0;
   }
 
-  // The end of the axis in seconds or steps. Time goes on where nothing is recorded.
+  // The end of the axis in steps, or in seconds up to now.
   get end() {
     const now = this.axis === "time" ? this.now || 0 : 0;
     return Math.max(this.cells.length * this.width, now, 1e-3);
@@ -157,8 +146,8 @@ export class RankData {
     return this.axis === "time" ? "time" : "steps";
   }
 
-  // Round places on the axis, as many as a width in px holds: {values, text}. A step has its label
-  // below its middle.
+  // Returns round places on the axis that fit a width in px: {values, text}. The label of a step is below
+  // the middle of its column.
   ticks(width) {
     const count = Math.max(3, Math.floor(width / 100));
     if (this.axis === "time") return timeTicks(this.begin, this.end, count);
@@ -166,49 +155,33 @@ export class RankData {
     return { values: values.map((value) => value + 0.5), text };
   }
 
-  // Where a place on the axis is: "3:05", "step 7", "steps 1,024–1,055", all that its column has.
+  // Returns a place on the axis as text: "3:05", "step 7", "steps 1,024–1,055" of a column.
   where(x) {
     if (this.axis === "time") return clock(x);
     const first = Math.floor(x / this.width) * this.width;
-    const [from, to] = [first, first + this.width - 1].map((step) => step.toLocaleString("en-US"));
+    const [from, to] = [first, first + this.width - 1].map(counted);
     return from === to ? `step ${from}` : `steps ${from}–${to}`;
   }
 
-  // The table's rows in the order of the ranks.
+  // Returns the rows of the table in the order of the ranks, ranks without a file last.
   rows() {
     if (!this.answer || !this.named) return [];
     const { table, state, ends } = this.answer;
     const ended = new Map(ends.map(([row, seconds, reason]) => [row, { seconds, reason }]));
-    const here = this.named.ranks.map(([number, rank, host, place], row) => ({
-      row,
-      number,
-      rank,
-      host: this.named.hosts[host],
-      place,
-      step: table.step[row],
-      time: table.time[row],
-      wait: table.wait[row],
-      own: ownTime(table.time[row], table.wait[row]),
-      data: table.data[row],
-      memory: table.memory[row],
-      peak: table.peak[row],
-      state: state[row],
-      ended: ended.get(row) ?? null,
-    }));
-    return [...here, ...this.absent()];
-  }
-
-  // Rows of the ranks without a file: there is nothing to draw of them.
-  absent() {
-    return Object.entries(this.named.missing)
+    const here = this.named.ranks.map(([number, rank, host, place], row) => {
+      const values = Object.fromEntries(Object.keys(table).map((key) => [key, table[key][row]]));
+      const own = ownTime(values.time, values.wait);
+      const about = { row, number, rank, host: this.named.hosts[host], place, state: state[row] };
+      return { ...about, ...values, own, ended: ended.get(row) ?? null };
+    });
+    const absent = Object.entries(this.named.missing)
       .filter(([state]) => state !== "elsewhere")
-      .flatMap(([state, ranks]) =>
-        ranks.map((rank) => ({ row: null, number: -1 - rank, rank, state })),
-      );
+      .flatMap(([state, ranks]) => ranks.map((rank) => ({ row: null, rank, state })));
+    return [...here, ...absent];
   }
 }
 
-// The time of a step that a rank needs itself, in seconds: null where its waiting is not known.
+// Returns the busy time of a step in seconds; null if the waiting is unknown.
 function ownTime(time, wait) {
   return isNumber(time) && isNumber(wait) ? time * (1 - wait / 100) : null;
 }
@@ -220,16 +193,18 @@ export function stateWords({ state, ended }, clock) {
   return `${word} ${state === "c" ? "since" : "at"} ${clock(ended.seconds)}`;
 }
 
+export const isKnown = (value) => value !== null && value !== undefined && value !== "";
+
 export const wentWrong = ({ state }) => state === "never started" || WENT_WRONG.includes(state);
 
-// Rows by a column; rows without a value last, equal ones by rank. Texts as they are read: GPU 2
-// before GPU 10.
+// Returns the rows sorted by a column: rows without a value last, equal rows by rank, GPU 2 before GPU
+// 10.
 export function sorted(rows, key, descending) {
   const sign = descending ? -1 : 1;
   const read = (value) => (key === "state" ? stateWord(value) : value);
   const texts = (a, b) => read(a).localeCompare(read(b), "en", { numeric: true });
   const order = (a, b) => (typeof a === "string" ? texts(a, b) : a - b);
-  const known = (row) => row[key] !== null && row[key] !== undefined && row[key] !== "";
+  const known = (row) => isKnown(row[key]);
   return [...rows].sort((a, b) => {
     if (known(a) !== known(b)) return known(a) ? -1 : 1;
     const found = known(a) ? sign * order(a[key], b[key]) : 0;
@@ -237,15 +212,14 @@ export function sorted(rows, key, descending) {
   });
 }
 
-// The column that the table is sorted by until the reader chooses: where a rank is named, those that
-// hold the others up come first.
+// Returns the default sort order: the slowest ranks first if the diagnosis names a straggler.
 export function usualSort(verdict, rows) {
   if (verdict?.kind !== "straggler") return { key: "rank", descending: false };
   const timed = rows.some((row) => isNumber(row.own));
   return { key: timed ? "own" : "time", descending: true };
 }
 
-// Numbers as a person says them: "3", "0–5 and 7", "1, 4 and 6".
+// Returns numbers as text: "3", "0–5 and 7", "1, 4 and 6".
 export function listed(numbers) {
   const spans = [];
   for (const number of [...numbers].sort((a, b) => a - b)) {
@@ -260,31 +234,31 @@ export function listed(numbers) {
 }
 
 const ABSENT = {
-  starting: (who) => `Nothing is heard yet of ${who}.`,
+  starting: (who) => `${who} recorded nothing yet.`,
   "never started": (who, verb) => `${who} never started, or ${verb} not watched.`,
   elsewhere: (who, verb) =>
     `${who} ${verb} recorded in another folder, if at all: hosts that share no disk have one each.`,
   "not recorded": (who) => `${who} did not call stepscope.init, or never started.`,
 };
 
-// What is said of ranks that are not here; "" where all are.
+// Returns a text on the ranks without a row; "" if there are none.
 export function missingWords({ missing, left_out: more }) {
-  const said = Object.entries(missing).map(([state, numbers]) => {
+  const sentences = Object.entries(missing).map(([state, numbers]) => {
     const one = numbers.length === 1;
     const who = `${one ? "rank" : "ranks"} ${listed(numbers)}`;
     const text = ABSENT[state]?.(who, one ? "is" : "are") ?? `${who}: ${state}.`;
     return text[0].toUpperCase() + text.slice(1);
   });
   if (more)
-    said.push(`${more} more ${more === 1 ? "rank is" : "ranks are"} recorded and not shown.`);
-  return said.join(" ");
+    sentences.push(`${more} more ${more === 1 ? "rank is" : "ranks are"} recorded and not shown.`);
+  return sentences.join(" ");
 }
 
 const FROM_ZERO = new Set(["perf/comm_wait", "perf/data_wait"]);
-const LEAST_SPREAD = 0.7; // of the highest value: else noise would look like a difference
-const HIGH_SHARE = 0.98; // values above this quantile have the strongest color: the first steps
+const MAX_LOW_SHARE = 0.7; // of the highest value: noise must not look like a difference
+const HIGH_QUANTILE = 0.98; // higher values, such as the first steps, have the strongest color
 
-// The values of the weakest and the strongest color; null without values.
+// Returns the values of the weakest and the strongest color; null without values.
 export function colorRange(cells, metric) {
   const values = cells
     .flat()
@@ -293,7 +267,7 @@ export function colorRange(cells, metric) {
   if (!values.length) return null;
   if (metric === "gpu/util") return { low: 0, high: 100, over: false };
   const most = values.at(-1);
-  const high = values[Math.floor(HIGH_SHARE * (values.length - 1))];
-  const low = FROM_ZERO.has(metric) ? 0 : Math.min(values[0], LEAST_SPREAD * high);
+  const high = values[Math.floor(HIGH_QUANTILE * (values.length - 1))];
+  const low = FROM_ZERO.has(metric) ? 0 : Math.min(values[0], MAX_LOW_SHARE * high);
   return { low, high: high > low ? high : low + (Math.abs(low) || 1), over: most > 1.02 * high };
 }

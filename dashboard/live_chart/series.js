@@ -1,18 +1,20 @@
-// The client's copy of a run: buckets of rows per series, at most MAX_BUCKETS each. Pure: no DOM.
+// The browser's copy of a series: buckets of rows, at most MAX_BUCKETS. No DOM.
 // A series is {bucket, end, start[], t[], s[], v: {metric: {mean[], min[], max[], odd[]}}}; bucket i
-// holds rows start[i] .. start[i] + bucket - 1 and `end` is the number of rows consumed. `odd` tells
-// of values that are no finite numbers (lines.js), the others leave them out. In a series that is a
-// `stack` the metrics are parts of one sum: where one is null while others are not, it has no share.
+// holds rows start[i] .. start[i] + bucket - 1, and `end` is the number of rows received. `odd` counts
+// values that are not finite (lines.js); the other statistics exclude them. In a series with `stack`
+// the metrics are parts of one sum: a null beside values of other metrics is a part of zero.
 
-import { isNumber } from "./format.js";
-import { bisect, oddNow, oddWord } from "./lines.js";
+import { isNumber, sum } from "./format.js";
+import { bisect, oddNow, oddWord, visibleSpan, xsOf } from "./lines.js";
 
 const MAX_BUCKETS = 500;
+const MAX_AGE_BUCKETS = 5; // a metric without a value in the newest ones is missing
 const STATS = ["mean", "min", "max", "odd"];
 
 const emptySeries = (bucket) => ({ bucket, end: 0, start: [], t: [], s: [], v: {} });
+const nulls = (count) => new Array(count).fill(null);
 
-// Index ranges [from, to) of the held buckets that fall into one bucket of the new size.
+// Index ranges [from, to) of the buckets that become one bucket of the new size.
 function bucketGroups(start, bucket) {
   const groups = [];
   for (let i = 0; i < start.length; i += 1) {
@@ -24,102 +26,80 @@ function bucketGroups(start, bucket) {
   return groups;
 }
 
-// One value of a group; null where all are missing. Means weigh equally: rows per bucket differ
-// only in the last one, which the server replaces.
+// One statistic of a group; null if all values are missing. Means weigh equally: only the last bucket
+// has fewer rows, and the server replaces that one.
 function reduceGroup(values, { from, to }, stat) {
-  let result = null;
-  let count = 0;
-  for (let i = from; i < to; i += 1) {
-    const value = values[i];
-    if (value === null) continue;
-    count += stat === "odd" && isNumber(value) ? value : 1;
-    if (result === null) result = value;
-    else if (stat === "mean") result += value;
-    else result = stat === "min" ? Math.min(result, value) : Math.max(result, value);
-  }
-  if (stat === "odd") return count || null;
-  return stat === "mean" && count > 1 ? result / count : result;
+  const known = values.slice(from, to).filter((value) => value !== null);
+  if (!known.length) return null;
+  if (stat === "odd") return sum(known.map((value) => (isNumber(value) ? value : 1)));
+  if (stat === "mean") return sum(known) / known.length;
+  return stat === "min" ? Math.min(...known) : Math.max(...known);
 }
 
-// The mean of a part over the rows of a group that have any part, so that the parts keep their sum.
+// The mean of a part over the rows of a group that have any part: the parts keep their sum.
 function meanShare(series, key, { from, to }) {
   const columns = Object.values(series.v);
-  let [sum, known, rows] = [0, false, 0];
-  for (let i = from; i < to; i += 1) {
-    const value = series.v[key].mean[i];
-    known ||= value !== null;
-    sum += value ?? 0;
-    rows += columns.some(({ mean }) => mean[i] !== null);
-  }
-  return known ? sum / rows : null;
+  const part = series.v[key].mean.slice(from, to);
+  if (part.every((value) => value === null)) return null;
+  let rows = 0;
+  for (let i = from; i < to; i += 1) rows += columns.some(({ mean }) => mean[i] !== null);
+  return sum(part) / rows;
 }
 
-// The same series in larger buckets (a new object), or itself if they are large enough.
+// Returns the series in larger buckets, or the same object if its buckets are large enough.
 export function coarsen(series, bucket) {
   if (bucket <= series.bucket) return series;
   const groups = bucketGroups(series.start, bucket);
-  const out = emptySeries(bucket);
-  out.stack = series.stack;
-  out.end = series.end;
-  out.last = series.last;
-  out.since = series.since;
-  out.start = groups.map((group) => group.first);
-  out.t = groups.map((group) => series.t[group.to - 1]);
-  out.s = groups.map((group) => series.s[group.to - 1]);
+  const last = (values) => groups.map((group) => values[group.to - 1]);
+  const start = groups.map((group) => group.first);
+  const out = { ...series, bucket, start, t: last(series.t), s: last(series.s), v: {} };
   for (const key of Object.keys(series.v)) {
     out.v[key] = {};
-    for (const stat of STATS) {
+    for (const stat of STATS)
       out.v[key][stat] = groups.map((group) => reduceGroup(series.v[key][stat], group, stat));
-    }
     if (series.stack) out.v[key].mean = groups.map((group) => meanShare(series, key, group));
   }
   return out;
 }
 
-// One series of an answer in the store's form; single rows come with `mean` only.
-function fromPart(part) {
-  const series = emptySeries(part.bucket);
-  series.stack = part.stack;
-  series.end = part.end;
-  series.t = part.t;
-  series.s = part.s;
-  series.start = part.t.map((_, i) => part.first + i * part.bucket);
-  for (const [key, { mean, min, max, odd }] of Object.entries(part.v)) {
-    const none = () => new Array(mean.length).fill(null);
-    series.v[key] = { mean, min: min || mean, max: max || mean, odd: odd || none() };
-  }
+// Returns the series with at most about `count` buckets in a range of the axis.
+export function thinned(series, axis, range, count) {
+  const [from, to] = visibleSpan(xsOf(series, axis), range);
+  return coarsen(
+    series,
+    series.bucket * 2 ** Math.max(0, Math.ceil(Math.log2((to - from) / count))),
+  );
+}
+
+// Converts one series of an answer; single rows have `mean` only.
+function fromPart({ bucket, stack, end, t, s, first, v }) {
+  const series = { ...emptySeries(bucket), stack, end, t, s };
+  series.start = t.map((_, i) => first + i * bucket);
+  for (const [key, { mean, min, max, odd }] of Object.entries(v))
+    series.v[key] = { mean, min: min ?? mean, max: max ?? mean, odd: odd ?? nulls(mean.length) };
   return series;
 }
 
-function appendColumn(held, fresh, kept, added) {
-  const column =
-    held || Object.fromEntries(STATS.map((stat) => [stat, new Array(kept).fill(null)]));
-  for (const stat of STATS) {
-    column[stat].length = kept;
-    for (let i = 0; i < added; i += 1) column[stat].push(fresh ? fresh[stat][i] : null);
-  }
-  return column;
-}
-
-// Merges one series of an answer: held buckets from its first row on are replaced, the rest is
-// appended. Idempotent. Changes `held` in place and returns the series to keep.
+// Merges one series of an answer: buckets from its first row on are replaced, the others appended.
+// Idempotent. Changes `held` in place and returns the series to keep.
 export function mergeSeries(held, part) {
   let series = !held || part.reset ? emptySeries(part.bucket) : coarsen(held, part.bucket);
   const fresh = coarsen(fromPart(part), series.bucket);
-  series.stack = fresh.stack;
   const cut = fresh.start.length ? fresh.start[0] : part.first;
   let kept = series.start.length;
   while (kept > 0 && series.start[kept - 1] >= cut) kept -= 1;
-  for (const name of ["start", "t", "s"]) {
-    series[name].length = kept;
-    series[name].push(...fresh[name]);
-  }
+  const append = (values, added) => {
+    values.length = kept;
+    values.push(...added);
+  };
+  for (const name of ["start", "t", "s"]) append(series[name], fresh[name]);
   for (const key of new Set([...Object.keys(series.v), ...Object.keys(fresh.v)])) {
-    series.v[key] = appendColumn(series.v[key], fresh.v[key], kept, fresh.start.length);
+    series.v[key] ??= Object.fromEntries(STATS.map((stat) => [stat, nulls(kept)]));
+    const none = nulls(fresh.start.length);
+    for (const stat of STATS) append(series.v[key][stat], fresh.v[key]?.[stat] ?? none);
   }
-  series.end = part.end;
-  series.last = part.last || null;
-  series.since = part.since || null;
+  const { end, last = null, since = null } = part;
+  Object.assign(series, { stack: fresh.stack, end, last, since });
   while (series.start.length > MAX_BUCKETS) series = coarsen(series, series.bucket * 2);
   return series;
 }
@@ -129,52 +109,43 @@ export const cursorText = (all) =>
     .map(([name, series]) => `${name}~${series.end}~${series.bucket}`)
     .join(",");
 
-// The newest value of a metric: the exact last one if the server sends it, else of the last bucket
-// that has one among the newest five (a metric that stopped is missing, not frozen). No number where
-// it is odd now.
+// Returns the newest value of a metric: the server's last one, else that of the newest buckets. Returns
+// null if it is missing or not finite.
 export function latest(series, key, stat = "mean") {
   if (!series || oddNow(series, key)) return null;
   if (series.last && isNumber(series.last[key])) return series.last[key];
-  const values = series.v[key]?.[stat] || [];
-  for (let i = values.length - 1; i >= Math.max(0, values.length - 5); i -= 1) {
-    if (values[i] !== null) return values[i];
-  }
-  return null;
+  const recent = series.v[key]?.[stat].slice(-MAX_AGE_BUCKETS) ?? [];
+  return recent.findLast((value) => value !== null) ?? null;
 }
 
-// The newest values of a metric in several series, those that have none left out; of a peak the
-// highest of the newest bucket.
+// Returns the newest values of a metric in several series, without missing ones; of a peak the highest
+// value of the newest bucket.
 export function latestOf(live, names, key) {
   const stat = key.includes("peak") ? "max" : "mean";
   return names.map((name) => latest(live[name], key, stat)).filter(isNumber);
 }
 
-// The value of a metric at a time, or before it where a slow sensor left that row out; else null.
+// Returns the value of a metric at a time, or up to ten rows before it (slow sensors); else null.
 export function valueAt(series, key, time) {
   const values = series.v[key].mean;
   const at = Math.min(bisect(series.t, time), values.length - 1);
-  for (let i = at; i >= Math.max(0, at - 10); i -= 1) if (values[i] !== null) return values[i];
-  return null;
+  return values.slice(Math.max(0, at - 10), at + 1).findLast((value) => value !== null) ?? null;
 }
 
-// The newest value however long ago, for metrics logged once an epoch; a word where it is odd.
+// Returns the newest value of any age, for metrics with one value per epoch; a word if not finite.
 export function latestEver(series, key) {
   const { mean = [], odd = [] } = series?.v[key] || {};
-  for (let i = mean.length - 1; i >= 0; i -= 1) {
-    if (mean[i] !== null) return mean[i];
-    if (odd[i]) return oddWord(odd[i]);
-  }
-  return null;
+  const i = mean.findLastIndex((value, at) => value !== null || odd[at]);
+  return i < 0 ? null : (mean[i] ?? oddWord(odd[i]));
 }
 
-// Seconds left by the mean step time of the newest buckets (pauses and validation are not in it);
-// null before it can be known. The very first steps (warm-up) are left out once others exist.
+// Returns the seconds left by the mean step time of the newest buckets; null with fewer than five.
+// Pauses and validation are not in it, and the first two buckets (warm-up) are excluded.
 export function secondsLeft(steps, progress) {
   const total = progress?.total_steps;
   const values = steps?.v["perf/step_time"]?.mean;
   if (!isNumber(total) || !values || values.length < 5) return null;
   const recent = values.slice(Math.max(2, values.length - 50)).filter((value) => value !== null);
   if (!recent.length) return null;
-  const mean = recent.reduce((sum, value) => sum + value, 0) / recent.length;
-  return Math.max(0, total - progress.step) * mean;
+  return Math.max(0, total - progress.step) * (sum(recent) / recent.length);
 }

@@ -1,12 +1,12 @@
-// The state of the page: which run is shown, what is known of it, and what the reader chose. It is
-// changed by the functions below only. Pure: no DOM.
+// The state of a view: the shown run, its data, and the user's choices. Only the methods below change
+// it. No DOM.
 
 import { convertX, xsOf } from "./lines.js";
 import { cursorText, mergeSeries } from "./series.js";
 
 const MAX_EVENTS = 2000;
+const MAX_WAITING_MS = 5_000;
 const ENDED = new Set(["finished", "stopped", "failed", "crashed"]);
-const WAITING_MAX_MS = 5_000;
 const MIN_SPAN = { step: 2, time: 0.05 };
 const DEFAULTS = {
   axis: "step",
@@ -19,31 +19,31 @@ const DEFAULTS = {
 };
 
 export class Store {
-  // `moved()` is called when another part of the horizontal axis is shown, `wanted()` when the next
-  // poll asks for more. `only` is the one series that is asked for, null for all that are drawn.
+  // `moved()` is called for another part of the horizontal axis, `wanted()` if the next poll requests
+  // more. `only` is the one series that is requested, null for all drawn ones.
   constructor(moved, wanted = () => {}, only = null) {
     Object.assign(this, { moved, wanted, only });
-    this.header = null; // what the page's script knows: runs, buttons, what is in the way
+    this.header = null; // content from the page's script: runs, buttons, errors
     this.shownError = null; // id of the script's last error
-    this.tab = "overview"; // the view of the run that is open
-    this.connection = null; // why the server's answer is not there
+    this.tab = "overview"; // the open tab of the run
+    this.connection = null; // why the server does not answer
     this.open(null);
   }
 
-  // Shows another run: nothing is known of it yet but what the reader chose for it before.
+  // Shows another run, with the choices that the user made for that run before.
   open(run) {
     this.run = run;
     this.layout = null;
-    this.live = {}; // the series as polled
+    this.live = {}; // the polled series
     this.detail = null; // finer series for the zoom
     this.events = [];
     this.answer = null; // the newest one
     this.lastEvent = 0; // the id of the newest event of rank 0
     this.rankEvents = new Set(); // the ids of the other ranks' events
-    this.rankEventsSeen = ""; // the newest of them, as the server names it
-    this.afresh = false; // the next poll asks for all rows
+    this.rankEventsSeen = ""; // the server's cursor for these events
+    this.afresh = false; // the next poll requests all rows
     this.unreadable = null; // why the run cannot be shown
-    this.command = null; // the last button pressed: {id, name, text, tone, at, kind}
+    this.command = null; // the last command: {id, name, text, tone, at, kind}
     this.prefs = { ...DEFAULTS, hidden: [], ...stored(run) };
   }
 
@@ -58,51 +58,40 @@ export class Store {
 
   setLayout(layout) {
     this.layout = layout;
-    this.afresh = this.answer !== null; // of a metric that is new here, earlier rows were not sent
+    this.afresh = this.answer !== null; // earlier rows of a new metric were not sent
   }
 
   get ended() {
     return ENDED.has(this.answer?.status);
   }
 
-  setConnection(sentence) {
-    this.connection = sentence;
-  }
-
-  // The server has said that there is nothing to show, and why.
-  setUnreadable(sentence) {
-    this.unreadable = sentence;
-  }
-
-  // --- what was asked of the run: drawn at once, confirmed or refused later ---
+  // --- commands: shown at once, confirmed or refused later ---
 
   ask(id, name, text) {
     this.command = { id, name, text, tone: "waiting", at: performance.now() };
   }
 
-  // The outcome of a command; of an older one than the last it is not shown.
-  // `kind` is that of the event that tells of it.
+  // Shows the outcome of a command, unless a newer command was sent. `kind` is the kind of its event.
   settle(id, text, tone, kind = null) {
     if (this.command && this.command.id > id) return;
     this.command = { id, name: null, text, tone, at: 0, kind };
   }
 
-  // What the header says of the last command. What a Stop did, and what to try if the run goes on,
-  // is over once the run has ended: its status says how.
-  get told() {
+  // The command in the header. The advice of a Stop is obsolete once the run has ended.
+  get shownCommand() {
     return this.ended && this.command?.kind === "stop" ? null : this.command;
   }
 
-  // The name of the command that the run has not answered yet, for a while.
+  // The name of the command without an answer, null after MAX_WAITING_MS.
   get waitingFor() {
     const { command } = this;
-    const fresh = command?.tone === "waiting" && performance.now() - command.at < WAITING_MAX_MS;
+    const fresh = command?.tone === "waiting" && performance.now() - command.at < MAX_WAITING_MS;
     return fresh ? command.name : null;
   }
 
   // --- polling ---
 
-  // What the next poll asks for.
+  // The parameters of the next poll.
   question() {
     return {
       run: this.run,
@@ -113,7 +102,7 @@ export class Store {
     };
   }
 
-  // What only the folded charts show, and the parts of the memory, are asked for while they are seen.
+  // Series of collapsed charts and of the memory breakdown are requested only while they are shown.
   extras() {
     if (this.only) return { only: this.only };
     const { unfolded, stacked } = this.prefs;
@@ -123,7 +112,7 @@ export class Store {
     };
   }
 
-  // Takes an answer to a poll; returns the events that are new.
+  // Merges the answer to a poll. Returns the new events.
   take(answer) {
     this.afresh = false;
     for (const [name, part] of Object.entries(answer.series))
@@ -131,7 +120,7 @@ export class Store {
     this.answer = answer;
     const own = (answer.events || []).filter((event) => event.id > this.lastEvent);
     this.lastEvent = own.at(-1)?.id ?? this.lastEvent;
-    // The events of other ranks have ids of their own, and may come later than what they tell of.
+    // Events of other ranks have their own ids and may arrive late.
     const others = (answer.rank_events || []).filter((event) => !this.rankEvents.has(event.id));
     for (const event of others) this.rankEvents.add(event.id);
     this.rankEventsSeen = answer.rank_events_seen || "";
@@ -141,22 +130,19 @@ export class Store {
     return fresh;
   }
 
-  // Finer series for the zoom, or null for none.
-  setDetail(parts) {
-    this.detail =
-      parts &&
-      Object.fromEntries(
-        Object.entries(parts).map(([name, part]) => [name, mergeSeries(null, part)]),
-      );
+  // Sets the finer series of the zoom.
+  setDetail(series) {
+    const merged = Object.entries(series).map(([name, part]) => [name, mergeSeries(null, part)]);
+    this.detail = Object.fromEntries(merged);
   }
 
-  // What a chart draws: the zoom's detail where there is some, else all that is held.
+  // The series that a chart draws: the zoom's detail, else the polled one.
   source(name) {
     const finer = this.detail?.[name];
     return finer?.start.length ? finer : this.live[name];
   }
 
-  // --- the reader's choices, kept for the run until the tab is closed ---
+  // --- the user's choices, kept for the run until the browser tab is closed ---
 
   set(name, value) {
     this.prefs[name] = value;
@@ -169,13 +155,13 @@ export class Store {
     this.set("hidden", rest.length < hidden.length ? rest : [...hidden, line]);
   }
 
-  // Unfolds the charts below, whose rows come from the beginning, or folds them away.
+  // Expands the collapsed charts, whose rows are requested from the beginning, or collapses them.
   showFolded(shown) {
     this.set("unfolded", shown);
     this.afresh ||= shown;
   }
 
-  // Draws the parts of the memory, or its lines.
+  // Draws the memory breakdown, or lines.
   showStacked(shown) {
     this.set("stacked", shown);
     if (shown) this.wanted();
@@ -189,7 +175,7 @@ export class Store {
     }
   }
 
-  // --- the one horizontal axis of all charts: steps or seconds, and the part of it that is shown ---
+  // --- the shared horizontal axis, in steps or seconds, and its shown part ---
 
   get onlyTime() {
     return this.layout?.axis === "time";
@@ -199,29 +185,25 @@ export class Store {
     return !this.onlyTime && this.live.steps?.t.length > 0;
   }
 
-  // Before the first step there is only time, and a recording never has a step.
+  // Time before the first step, and in a recording, which has no steps.
   get axis() {
     return this.stepped ? this.prefs.axis : "time";
   }
 
-  // The part that the reader chose, null for all of it.
+  // The part that the user chose, null for the whole axis.
   get zoom() {
     const { zoom, zoomAxis } = this.prefs;
     return zoom && zoomAxis === this.axis ? zoom : null;
   }
 
-  // [first, last] x over all series, null before any.
+  // [first, last] x over all series, null without rows.
   extent() {
-    const { live } = this;
-    let [low, high] = [Infinity, -Infinity];
-    // What is sampled before a resumed run's first step carries step 0.
-    for (const series of this.axis === "step" ? [live.steps] : Object.values(live)) {
-      const xs = xsOf(series, this.axis);
-      if (!xs.length) continue;
-      low = Math.min(low, xs[0]);
-      high = Math.max(high, xs[xs.length - 1]);
-    }
-    return low <= high ? [low, high] : null;
+    const { axis, live } = this;
+    // Readings before the first step of a resumed run carry step 0.
+    const all = axis === "step" ? [live.steps] : Object.values(live);
+    const xs = all.map((series) => xsOf(series, axis)).filter(({ length }) => length);
+    if (!xs.length) return null;
+    return [Math.min(...xs.map((x) => x[0])), Math.max(...xs.map((x) => x.at(-1)))];
   }
 
   get range() {
@@ -231,16 +213,15 @@ export class Store {
     return [from, Math.max(high, from + MIN_SPAN[this.axis])];
   }
 
-  // Shows this part of the axis, all of it for null.
+  // Shows a part of the axis, null for the whole axis.
   zoomTo(range) {
-    const { zoom } = this;
-    if (zoom === range || (zoom && range && zoom[0] === range[0] && zoom[1] === range[1])) return;
+    if (String(this.zoom) === String(range)) return;
     this.prefs.zoom = range && widened(range, MIN_SPAN[this.axis]);
     this.prefs.zoomAxis = this.axis;
     this.move();
   }
 
-  // Draws over steps or over time; a zoom stays on the same rows.
+  // Draws over steps or over time; a zoom shows the same rows as before.
   chooseAxis(name) {
     const { zoom, axis, live } = this;
     if (name === this.prefs.axis && name === axis) return;
@@ -266,6 +247,6 @@ function stored(run) {
   try {
     return JSON.parse(sessionStorage.getItem(`stepscope:${run}`)) || {};
   } catch {
-    return {}; // storage blocked or foreign content: start with defaults
+    return {}; // storage blocked or foreign content: defaults
   }
 }

@@ -2,11 +2,9 @@
 
 import { el } from "./dom.js";
 
-// After Okabe and Ito, who chose hues told apart with any color vision; lightness fitted to each
-// background. GPUs among several have the hues that memory's five leave (yellow, black, sky blue,
-// amber) and four more, those that differ most from the others first. Of the memory ledger's parts
-// tensors are blues and cache is orange; what stands for all tensors, or for all that is in use, has
-// the color of allocated, or of used.
+// Hues by Okabe and Ito, distinct for any color vision, with a lightness for each background. Several
+// GPUs have the hues that the memory lines leave, the most distinct ones first. In the memory breakdown
+// tensors are blue and cache is orange; a sum has the color of the same line in the other charts.
 const COLORS = {
   blue: ["#0068a8", "#5ab4ec"],
   orange: ["#cc5a00", "#f28e4c"],
@@ -38,12 +36,11 @@ const COLORS = {
   gpu6: ["#db3cfc", "#9d7a6b"],
   gpu7: ["#0a4b39", "#b6fb3a"],
 };
-const [light, dark] = [0, 1].map((ground) =>
-  Object.fromEntries(Object.entries(COLORS).map(([name, pair]) => [name, pair[ground]])),
-);
-export const PALETTES = { light, dark };
+const palette = (ground) =>
+  Object.fromEntries(Object.entries(COLORS).map(([name, pair]) => [name, pair[ground]]));
+export const PALETTES = { light: palette(0), dark: palette(1) };
 
-// Any CSS color as [r, g, b], by asking the browser.
+// Converts any CSS color to [r, g, b] with the browser.
 function channels(node, color) {
   const probe = el("span", { style: `color:${color};display:none` });
   node.append(probe);
@@ -57,7 +54,8 @@ export function withAlpha(hex, alpha) {
   return `rgba(${r},${g},${b},${alpha})`;
 }
 
-// Reads Streamlit's variables, gives `root` the palette and returns what Plotly needs resolved.
+// Reads Streamlit's variables, sets the palette on `root`, and returns the resolved colors and the
+// template of all charts for Plotly.
 export function readTheme(root) {
   const css = getComputedStyle(root);
   const read = (name, fallback) => css.getPropertyValue(name).trim() || fallback;
@@ -67,14 +65,12 @@ export function readTheme(root) {
   for (const [name, value] of Object.entries(palette))
     root.style.setProperty(`--ss-${name}`, value);
   root.dataset.theme = dark ? "dark" : "light";
-  const [tr, tg, tb] = channels(root, read("--st-text-color", dark ? "#fafafa" : "#31333f"));
-  return {
-    palette,
-    background: `rgb(${r},${g},${b})`,
-    ink: `rgb(${tr},${tg},${tb})`,
-    text: `rgba(${tr},${tg},${tb},0.66)`,
-    grid: `rgba(${tr},${tg},${tb},0.08)`,
-    line: `rgba(${tr},${tg},${tb},0.22)`,
-    font: read("--st-font", "sans-serif"),
-  };
+  const ink = channels(root, read("--st-text-color", dark ? "#fafafa" : "#31333f"));
+  const faded = (opacity) => `rgba(${ink.join()},${opacity})`;
+  const [text, clear] = [faded(0.66), faded(0)];
+  const font = { family: read("--st-font", "sans-serif"), color: text, size: 11 };
+  const axis = { fixedrange: true, zeroline: false, gridcolor: faded(0.08), tickfont: font };
+  const layout = { font, paper_bgcolor: clear, plot_bgcolor: clear, xaxis: axis, yaxis: axis };
+  const background = `rgb(${r},${g},${b})`;
+  return { palette, background, text, line: faded(0.22), template: { layout } };
 }

@@ -1,54 +1,51 @@
-// The number tiles, and the line that says once what this run does not have.
+// The number tiles, and the line that names the metrics that this run lacks.
 
-import { el, parts, setAttribute, setText } from "./dom.js";
-import { MISSING, bytesOf, isNumber, percent, precise, withUnit } from "./format.js";
+import { el, parts, render, setAttribute, setText, showText } from "./dom.js";
+import { MISSING, bytesOf, isNumber, percent, precise, sum, withUnit } from "./format.js";
 import { linePoints, oddNow, oddText } from "./lines.js";
 import { latest, latestEver, latestOf, valueAt } from "./series.js";
 
 const SPARK_POINTS = 60;
 
-class Tile {
-  constructor(spec) {
-    this.spec = spec;
-    // The spaces are for who reads the text, such as a screen reader.
-    const tile = parts(`<div class="ss-kpi"><div class="ss-muted" ref="label"></div> <div
-      class="ss-num" ref="number">–</div> <div class="ss-detail" ref="detail"></div><svg
-      class="ss-spark" viewBox="0 0 100 20" preserveAspectRatio="none" aria-hidden="true"
-      ref="spark"><path vector-effect="non-scaling-stroke" ref="line" /></svg></div>`);
-    Object.assign(this, tile);
-    setText(this.label, spec.label);
-    setAttribute(this.node, "data-testid", `kpi-${spec.id}`);
-    this.spark.style.color = `var(--ss-${spec.color})`;
-  }
+const mean = (values) => sum(values) / values.length;
 
-  update(live, ended) {
-    const { text, reason, odd, drawn } = tileContent(this.spec, live, ended);
-    const [number, detail] = text;
-    this.node.hidden = this.spec.hide && !drawn;
-    this.node.classList.toggle("ss-odd", odd);
-    this.node.classList.toggle("ss-missing", number === MISSING);
-    setText(this.number, number);
-    setText(this.detail, detail);
-    setAttribute(this.node, "title", reason || this.spec.title);
-    if (drawn) setAttribute(this.line, "d", sparkPath(this.spec, live));
-  }
+function tile(spec, live, ended) {
+  const { text, reason, odd, drawn } = tileContent(spec, live, ended);
+  const [number, detail] = text;
+  // The spaces separate the texts for screen readers.
+  const { node, label, value, unit, spark, line } = parts(`<div class="ss-box ss-kpi"><div
+    class="ss-muted" ref="label"></div> <div class="ss-num" ref="value"></div> <div
+    class="ss-muted ss-detail" ref="unit"></div><svg class="ss-spark" viewBox="0 0 100 20"
+    preserveAspectRatio="none" aria-hidden="true" ref="spark"><path
+    vector-effect="non-scaling-stroke" ref="line" /></svg></div>`);
+  spark.style.color = `var(--ss-${spec.color})`;
+  node.dataset.testid = `kpi-${spec.id}`;
+  node.title = reason || spec.title;
+  node.hidden = spec.hide && !drawn;
+  node.classList.toggle("ss-odd", odd);
+  node.classList.toggle("ss-missing", number === MISSING);
+  setText(label, spec.label);
+  setText(value, number);
+  setText(unit, detail);
+  if (drawn) setAttribute(line, "d", sparkPath(spec, live));
+  return node;
 }
 
-// What a tile shows: its two lines, why a value is missing, whether it is no finite number, and
-// whether there is a line to draw. Of an ended run it is the mean, the peak or the last value.
+// Returns {text, reason, odd, drawn} of a tile: its two lines, the reason of a missing value, true for
+// a value that is not finite, true with a sparkline. An ended run has the mean, peak or last value.
 export function tileContent(spec, live, ended = false) {
   const { series, metric } = spec;
   const shown = { reason: null, odd: false, drawn: true };
   if (series.length === 1 && oddNow(live[series[0]], metric) !== null)
     return { ...shown, text: oddText(live[series[0]], metric), odd: true };
-  const whole = ended && spec.ended !== "last";
-  const values = whole
-    ? series.map((name) => wholeRun(live[name]?.v[metric], spec.ended)).filter(isNumber)
-    : latestOf(live, series, metric);
-  if (whole && values.length) {
-    const [number, detail] = tileText(spec, values, live);
-    return { ...shown, text: [number, [detail, spec.ended].filter(Boolean).join(" · ")] };
+  if (ended && spec.ended !== "last") {
+    const columns = series.map((name) => live[name]?.v[metric]);
+    const values = columns.map((column) => wholeRun(column, spec.ended)).filter(isNumber);
+    const [number, detail] = values.length ? tileText(spec, values, live) : [];
+    if (number)
+      return { ...shown, text: [number, [detail, spec.ended].filter(Boolean).join(" · ")] };
   }
+  const values = latestOf(live, series, metric);
   if (values.length) return { ...shown, text: tileText(spec, values, live) };
   const reason = spec.reason || "No recent value.";
   return { ...shown, text: [MISSING, ""], reason, drawn: false };
@@ -58,23 +55,22 @@ export function tileContent(spec, live, ended = false) {
 function wholeRun(column, statistic) {
   const known = (statistic === "peak" ? column?.max : column?.mean)?.filter(isNumber) ?? [];
   if (!known.length) return null;
-  if (statistic === "peak") return Math.max(...known);
-  return known.reduce((sum, value) => sum + value, 0) / known.length;
+  return statistic === "peak" ? Math.max(...known) : mean(known);
 }
 
-// The number alone and, for the smaller line, its unit and what belongs to it.
+// The number, and for the smaller line its unit and what refines the number.
 function tileText(spec, values, live) {
-  const mean = values.reduce((sum, each) => sum + each, 0) / values.length;
-  const value = mean * (spec.scale ?? 1);
+  const value = mean(values) * (spec.scale ?? 1);
   const [number, unit] = numberAndUnit(value, spec, live);
-  if (spec.also) return [number, alsoText(spec.also, live.steps)];
+  if (spec.also) return [number, validationText(spec.also, live.steps)];
   if (spec.series.length === 1) return [number, unit];
   const ends = [Math.min(...values), Math.max(...values)].map((end) => withUnit(end, spec.unit));
   const units = new Set(ends.map((text) => text.split(" ")[1]));
   const [low, high] = units.size === 1 ? ends.map((text) => text.split(" ")[0]) : ends;
   const some = values.length < spec.series.length;
   const of = some ? ` on ${values.length} of ${spec.series.length} GPUs` : "";
-  return [number, `${unit} · ${low}–${high}${of}`];
+  const range = `${low.replace("%", "")}–${high}${of}`;
+  return [number, unit ? `${unit} · ${range}` : range];
 }
 
 function numberAndUnit(value, spec, live) {
@@ -83,20 +79,20 @@ function numberAndUnit(value, spec, live) {
     return bytesOf(value, total);
   }
   if (spec.unit === "") return [precise(value), ""];
-  const [number, unit] = withUnit(value, spec.unit).split(" ");
-  return [number, spec.unit === "1/s" ? "" : unit]; // its label says so
+  const [number, unit = ""] = withUnit(value, spec.unit).split(" ");
+  return [number, spec.unit === "1/s" ? "" : unit]; // the label has it
 }
 
-// The newest validation, however long ago: "val 0.123 · 98 %".
-function alsoText(keys, steps) {
+// The newest validation of any age: "val 0.123 · 98%".
+function validationText(keys, steps) {
   const [loss, accuracy] = keys.map((key) => latestEver(steps, key));
   const text = isNumber(loss) ? loss.toPrecision(3) : loss;
   const parts = [loss === null ? "" : `val ${text}`, isNumber(accuracy) ? percent(accuracy) : ""];
   return parts.filter(Boolean).join(" · ");
 }
 
-// The newest values (of several GPUs their mean) over their places as an SVG path; like a chart's
-// line it spans what a slow sensor leaves out.
+// The newest values (of several GPUs their mean) as an SVG path. Like a line of a chart it bridges the
+// gaps of slow sensors.
 export function sparkPath({ series: names, metric }, live) {
   const held = names.map((name) => live[name]).filter((series) => series?.v[metric]);
   const times = held[0].t.slice(-SPARK_POINTS);
@@ -118,25 +114,18 @@ export function sparkPath({ series: names, metric }, live) {
 
 function meanAt(held, metric, time) {
   const values = held.map((series) => valueAt(series, metric, time)).filter(isNumber);
-  return values.length ? values.reduce((sum, each) => sum + each, 0) / values.length : null;
+  return values.length ? mean(values) : null;
 }
 
 export class TileRow {
   constructor() {
     this.row = el("div", { class: "ss-kpis" });
-    this.absent = el("p", { class: "ss-absent", "data-testid": "absent", hidden: "" });
+    this.absent = el("p", { class: "ss-muted ss-note", "data-testid": "absent", hidden: "" });
     this.node = el("div", {}, this.row, this.absent);
-    this.tiles = [];
   }
 
-  configure({ kpis, absent }) {
-    this.tiles = kpis.map((spec) => new Tile(spec));
-    this.row.replaceChildren(...this.tiles.map((tile) => tile.node));
-    setText(this.absent, absent || "");
-    this.absent.hidden = !absent;
-  }
-
-  update({ live, ended }) {
-    for (const tile of this.tiles) tile.update(live, ended);
+  update({ layout, live, ended }) {
+    render(this.row, ...layout.kpis.map((spec) => tile(spec, live, ended)));
+    showText(this.absent, layout.absent);
   }
 }

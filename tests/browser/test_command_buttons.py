@@ -1,9 +1,8 @@
-"""The buttons of the live page in a browser, without a server."""
+"""The command buttons in a browser, without a server."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from playwright.sync_api import Browser, Route
 
@@ -20,39 +19,30 @@ def serve(route: Route) -> None:
         route.fulfill(body="<body></body>", content_type="text/html")
 
 
-def spec(name: str) -> dict[str, Any]:
-    return {"name": name, "label": name, "help": "", "memory": False, "when": {"running": None}}
+DRAW = """async (names) => {
+  const { ButtonGroup } = await import("http://live.test/commands.js");
+  if (!window.group) {
+    window.sent = [];
+    window.group = new ButtonGroup(false, (spec, args) => sent.push([spec.name, args]), "");
+    document.body.append(group.node);
+  }
+  const when = { running: null };
+  group.configure(names.map((name) => ({ name, label: name, help: "", memory: false, when })));
+  group.update("running", null);
+}"""
 
 
-def test_an_open_box_stays_while_buttons_come_and_go(browser: Browser) -> None:
-    context = browser.new_context()
-    page = context.new_page()
+def test_an_open_popover_stays_while_buttons_come_and_go(browser: Browser) -> None:
+    page = browser.new_page()
     page.route("http://live.test/**", serve)
     page.goto("http://live.test/")
-
-    def draw(*names: str) -> None:
-        page.evaluate(
-            """async (specs) => {
-              const { ButtonGroup } = await import("http://live.test/commands.js");
-              if (!window.group) {
-                window.sent = [];
-                const send = (spec, args) => sent.push([spec.name, args]);
-                window.group = new ButtonGroup(false, send, "");
-                document.body.append(group.node);
-              }
-              group.configure(specs);
-              group.update("running", null);
-            }""",
-            [spec(name) for name in names],
-        )
-
-    draw("pause", "mark", "stop")
+    page.evaluate(DRAW, ["pause", "mark", "stop"])
     page.get_by_role("button", name="mark", exact=True).click()
     page.keyboard.type("lower")
-    draw("resume", "mark", "profile")
+    page.evaluate(DRAW, ["resume", "mark", "profile"])
     labels = page.locator(".ss-buttons .ss-button[type=button]")
     assert labels.all_inner_texts() == ["resume", "mark", "profile"]
     page.keyboard.type(" rate")
     page.keyboard.press("Enter")
     assert page.evaluate("sent") == [["mark", {"text": "lower rate"}]]
-    context.close()
+    page.close()

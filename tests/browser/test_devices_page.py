@@ -1,4 +1,4 @@
-"""The page Devices on a machine without a GPU; and with made-up answers of a machine with many.
+"""The GPUs tab without a GPU, and with made-up answers of a machine with many GPUs.
 
 The made-up answers are those of the server for the GPUs of tests/support/fake_machine.py.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -19,6 +20,9 @@ from dashboard.machine.details import details, history
 from tests.support.browser_page import OpenPage, violations, wait_until
 from tests.support.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
 from tests.support.server import ARTIFACTS, Server, start_server, stop_server
+
+EVIL = "<img src=x onerror='window.pwned = 1'>"
+Theme = Literal["light", "dark"]
 
 
 @pytest.fixture(scope="module")
@@ -31,79 +35,64 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     stop_server(server)
 
 
-def polls(page: Page) -> int:
-    return int(page.get_by_test_id("devices").get_attribute("data-polls") or 0)
-
-
-def open_devices(page: Page, server: Server) -> None:
-    page.goto(f"{server.url}/hardware?tab=gpus")
-    expect(page.get_by_test_id("no-gpu")).to_be_visible(timeout=60_000)
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_without_a_gpu_it_shows_the_machine_and_says_why_and_what_to_do(
-    browser: Browser, server: Server, theme: str
-) -> None:
-    context = browser.new_context(
-        viewport={"width": 1400, "height": 1000},
-        color_scheme="light" if theme == "light" else "dark",
-    )
+@contextmanager
+def tab(
+    browser: Browser, server: Server, width: int, theme: Theme, found: list[Gpu]
+) -> Iterator[Page]:
+    """Open the tab with these GPUs; it must be neither wider than its window nor violate axe."""
+    context = browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=theme)
     page = context.new_page()
-    open_devices(page, server)
-    expect(page.get_by_test_id("host")).to_contain_text("PyTorch")
-    expect(page.get_by_test_id("no-gpu")).to_contain_text("driver")
-    expect(page.get_by_test_id("no-gpu")).to_contain_text("stepscope doctor")
-    expect(page.get_by_test_id("gpus").locator("article")).to_have_count(0)
+    page.set_default_timeout(60_000)
+    if found:
+        answers(page, found)
+    page.goto(f"{server.url}/hardware?tab=gpus")
+    expect(page.get_by_test_id("host")).to_contain_text("PyTorch", timeout=60_000)
+    yield page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    wide = """nodes => nodes.filter(node => node.getBoundingClientRect().right > innerWidth
+            && !node.closest(".dv-scroll")).map(node => node.outerHTML.slice(0, 120))"""
+    assert page.locator("[data-testid=devices] *").evaluate_all(wide) == []
     assert violations(page) == []
     ARTIFACTS.mkdir(exist_ok=True)
-    page.screenshot(path=ARTIFACTS / f"devices-none-{theme}.png")
+    page.screenshot(path=ARTIFACTS / f"devices-{len(found)}-{theme}-{width}.png")
     context.close()
 
 
-def test_it_is_kept_current_without_anything_being_drawn_anew(
-    open_page: OpenPage, server: Server
+SIZES: list[tuple[int, Theme]] = [(1400, "light"), (1400, "dark"), (800, "light"), (400, "dark")]
+
+
+@pytest.mark.parametrize(("width", "theme"), SIZES)
+def test_without_a_gpu_it_shows_the_machine_with_a_reason_and_a_fix(
+    browser: Browser, server: Server, width: int, theme: Theme
 ) -> None:
-    page = open_page("/hardware?tab=gpus", "404")  # Streamlit looks for two files below a deep link
-    expect(page.get_by_test_id("host")).to_be_visible(timeout=60_000)
-    page.evaluate("document.querySelector('[data-testid=host]').marked = true")
-    seen = polls(page)
-    wait_until(lambda: polls(page) > seen + 2, page, 20)
-    assert page.evaluate("document.querySelector('[data-testid=host]').marked")
-    assert page.evaluate("!document.querySelector('[data-stale=true]')")
+    with tab(browser, server, width, theme, []) as page:
+        expect(page.get_by_test_id("no-gpu")).to_contain_text("driver")
+        expect(page.get_by_test_id("no-gpu")).to_contain_text("stepscope doctor")
+        expect(page.get_by_test_id("gpus").locator("article")).to_have_count(0)
 
 
-def test_it_stands_between_lab_and_learn_and_one_comes_back_from_it(open_page: OpenPage) -> None:
+def test_it_is_updated_in_place_and_left_by_the_navigation(open_page: OpenPage) -> None:
     page = open_page()
     links = page.get_by_test_id("stHeader").get_by_role("link")
     expect(page.get_by_text("No run is shown", exact=True)).to_be_visible(timeout=60_000)
-    names = [name.strip() for name in links.all_inner_texts() if name.strip()]
-    assert names.index("Lab") < names.index("Hardware") < names.index("Learn")
     links.filter(has_text="Hardware").click()
+    devices = page.get_by_test_id("devices")
     expect(page.get_by_test_id("host")).to_be_visible()
-    page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
+    page.evaluate("document.querySelector('[data-testid=host]').marked = true")
+    seen = int(devices.get_attribute("data-polls") or 0)
+    wait_until(lambda: int(devices.get_attribute("data-polls") or 0) > seen + 2, page, 20)
+    assert page.evaluate("document.querySelector('[data-testid=host]').marked")
+    assert page.evaluate("!document.querySelector('[data-stale=true]')")
+    links.get_by_text("Run", exact=True).click()
     expect(page.get_by_text("No run is shown", exact=True)).to_be_visible()
-    expect(page.get_by_test_id("devices")).to_have_count(0)
-
-
-@pytest.mark.parametrize("width", [400, 800])
-def test_nothing_is_wider_than_a_phone(browser: Browser, server: Server, width: int) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 800})
-    page = context.new_page()
-    open_devices(page, server)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    wide = """nodes => nodes.filter(node => node.getBoundingClientRect().right > innerWidth)
-        .map(node => node.outerHTML.slice(0, 120))"""
-    assert page.locator("[data-testid=devices] *").evaluate_all(wide) == []
-    context.close()
+    expect(devices).to_have_count(0)
 
 
 # --- many GPUs ------------------------------------------------------------------------------------
 
-EVIL = "<img src=x onerror='window.pwned = 1'>"
-
 
 def many(count: int) -> list[Gpu]:
-    """GPUs in every state that a page has to show."""
+    """Return GPUs in every state that the page shows."""
     found = gpus(count)
     found[1].values |= {"gpu/throttle_reasons": 0x40, "gpu/temp": 91.0}
     found[2].missing = dict.fromkeys(("gpu/util", "gpu/sm_active", "processes"), "permission")
@@ -116,7 +105,7 @@ def many(count: int) -> list[Gpu]:
 
 
 def answers(page: Page, found: list[Gpu]) -> None:
-    """Let the page believe in these GPUs, seen for a minute."""
+    """Answer the page's requests with these GPUs, read for a minute."""
     clock = FakeClock()
     watched = machine(FakeSource(found), clock)
     for _ in range(60):
@@ -138,71 +127,40 @@ def answers(page: Page, found: list[Gpu]) -> None:
     page.route("**/api/devices*", fulfill)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "theme"), SIZES)
 @pytest.mark.parametrize("count", [8, 16])
-def test_all_gpus_are_seen_at_once(
-    browser: Browser, server: Server, count: int, theme: str
+def test_all_gpus_and_their_details(
+    browser: Browser, server: Server, count: int, width: int, theme: Theme
 ) -> None:
-    context = browser.new_context(
-        viewport={"width": 1400, "height": 1000},
-        color_scheme="light" if theme == "light" else "dark",
-    )
-    page = context.new_page()
-    answers(page, many(count))
-    page.goto(f"{server.url}/hardware?tab=gpus")
-    cards = page.get_by_test_id("gpus").locator("article")
-    expect(cards).to_have_count(count, timeout=60_000)
-    boxes = [box for box in (card.bounding_box() for card in cards.all()) if box]
-    assert max(box["y"] + box["height"] for box in boxes) <= 1000
-    expect(cards.nth(1)).to_contain_text("Thermal throttling now, by the")
-    expect(cards.nth(3)).to_contain_text("1g.10gb")
-    expect(cards.nth(4)).to_contain_text(EVIL)
-    assert violations(page) == []
-    ARTIFACTS.mkdir(exist_ok=True)
-    page.screenshot(path=ARTIFACTS / f"devices-{count}-{theme}.png")
-    for number in (2, 3, 4, 5) if count == 8 else ():  # hidden, divided, hostile, lost
-        cards.nth(number).get_by_role("button").click()
-        opened = page.get_by_test_id("gpu-details")
-        expect(opened).to_contain_text(f"GPU {number} · ")
-        expect(opened.get_by_text("UUID", exact=True)).to_be_visible()
-        assert violations(page) == []
-    assert page.evaluate("window.pwned === undefined")
-    context.close()
+    with tab(browser, server, width, theme, many(count)) as page:
+        cards = page.get_by_test_id("gpus").locator("article")
+        expect(cards).to_have_count(count)
+        expect(cards.nth(1)).to_contain_text("Thermal throttling now, by the")
+        expect(cards.nth(3)).to_contain_text("1g.10gb")
+        expect(cards.nth(4)).to_contain_text(EVIL)
+        if width == 1400:  # all are in view at once
+            boxes = [box for box in (card.bounding_box() for card in cards.all()) if box]
+            assert max(box["y"] + box["height"] for box in boxes) <= 1000
+        for number in (2, 3, 4, 5) if count == 8 else ():  # hidden, divided, hostile, lost
+            cards.nth(number).get_by_role("button").click()
+            opened = page.get_by_test_id("gpu-details")
+            expect(opened).to_contain_text(f"GPU {number} · ")
+            expect(opened.get_by_text("UUID", exact=True)).to_be_visible()
+            expect(opened).to_contain_text("Processes")
+            assert violations(page) == []
+        assert page.evaluate("window.pwned === undefined")
 
 
-def test_the_numbers_under_the_pointer_are_those_of_that_time(
-    browser: Browser, server: Server
-) -> None:
-    page = browser.new_page(viewport={"width": 1400, "height": 1000})
-    answers(page, gpus(1))
-    page.goto(f"{server.url}/hardware?tab=gpus")
-    page.get_by_role("button", name="GPU 0").click(timeout=60_000)
-    chart = page.locator(".dv-chart").first
-    words = "utilization 97 %, SM active 71 %, tensor cores 33 %, DRAM 45 %"
-    expect(chart).to_have_attribute(
-        "aria-label", f"Utilization and activity: {words}", timeout=30_000
-    )
-    for entry in words.split(", "):
-        expect(chart.locator(".legend")).to_contain_text(entry)
-    chart.locator(".nsewdrag").hover()
-    expect(chart.locator(".hoverlayer")).to_contain_text(re.compile("utilization [0-9]+ %"))
-    page.mouse.move(0, 0)
-    expect(chart.locator(".hoverlayer .legend")).to_have_count(0)
-    page.close()
-
-
-@pytest.mark.parametrize("width", [400, 800])
-def test_an_open_gpu_is_not_wider_than_a_phone(
-    browser: Browser, server: Server, width: int
-) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 800})
-    answers(page, many(8))
-    page.goto(f"{server.url}/hardware?tab=gpus")
-    page.get_by_role("button", name="GPU 4").click(timeout=60_000)
-    expect(page.get_by_test_id("gpu-details")).to_contain_text("Processes")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    wide = """nodes => nodes.filter(node => node.getBoundingClientRect().right > innerWidth
-            && !node.closest(".dv-scroll"))
-        .map(node => node.outerHTML.slice(0, 120))"""
-    assert page.locator("[data-testid=devices] *").evaluate_all(wide) == []
-    page.close()
+def test_the_pointer_reads_the_values_of_a_time(browser: Browser, server: Server) -> None:
+    with tab(browser, server, 1400, "light", gpus(1)) as page:
+        page.get_by_role("button", name="GPU 0").click()
+        chart = page.locator(".dv-chart").first
+        words = "utilization 97%, SM active 71%, tensor cores 33%, DRAM 45%"
+        label = f"Utilization and activity: {words}"
+        expect(chart).to_have_attribute("aria-label", label, timeout=30_000)
+        for entry in words.split(", "):
+            expect(chart.locator(".legend")).to_contain_text(entry)
+        chart.locator(".nsewdrag").hover()
+        expect(chart.locator(".hoverlayer")).to_contain_text(re.compile("utilization [0-9]+%"))
+        page.mouse.move(0, 0)
+        expect(chart.locator(".hoverlayer .legend")).to_have_count(0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FloatRect, Locator, Page, expect
 
 from tests.support.browser_page import OpenPage, wait_until
 from tests.support.large_gpus import GPUS, record
@@ -15,11 +17,23 @@ CUT = """nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth)
 
 
 def cut(page: Page, selector: str) -> list[str]:
-    """Return the texts that do not fit where they stand."""
+    """Return the texts that are wider than their boxes."""
     nodes = page.locator(selector)
     expect(nodes.first).to_be_visible()
     found: list[str] = nodes.evaluate_all(CUT)
     return found
+
+
+def box(part: Locator) -> FloatRect:
+    found = part.bounding_box()
+    assert found is not None
+    return found
+
+
+def inside(inner: FloatRect, outer: FloatRect) -> bool:
+    """Return True if a box is between the left and the right edge of another."""
+    right = outer["x"] + outer["width"]
+    return outer["x"] <= inner["x"] and inner["x"] + inner["width"] <= right
 
 
 @pytest.fixture
@@ -30,15 +44,15 @@ def run(server: Server) -> str:
 
 @pytest.mark.parametrize(("width", "workload"), [(1400, "memory_stress"), (1280, "linear")])
 def test_numbers_and_choices_are_whole(
-    open_page: OpenPage, server: Server, run: str, width: int, workload: str
+    open_page: OpenPage, run: str, width: int, workload: str
 ) -> None:
     page = open_page(f"/?run={run}&workload={workload}")
     page.set_viewport_size({"width": width, "height": 1000})
     allocated = page.get_by_test_id("kpi-allocated")
     expect(allocated).to_contain_text("MiB of 80.0 GiB", timeout=30_000)
-    expect(page.get_by_test_id("kpi-loss")).to_contain_text("val 0.123 · 98 %")
-    expect(page.get_by_test_id("kpi-gpu_util")).to_contain_text("% · 90–100")
-    assert cut(page, ".ss-kpi, .ss-kpi-label, .ss-num, .ss-detail") == []
+    expect(page.get_by_test_id("kpi-loss")).to_contain_text("val 0.123 · 98%")
+    expect(page.get_by_test_id("kpi-gpu_util")).to_contain_text("90–100%")
+    assert cut(page, ".ss-kpi, .ss-num, .ss-detail") == []
     assert cut(page, "[data-testid=stSidebar] [role=combobox]") == []
     if width == 1400:
         tops = page.locator(".ss-kpi").evaluate_all("nodes => nodes.map((node) => node.offsetTop)")
@@ -46,26 +60,45 @@ def test_numbers_and_choices_are_whole(
         assert len(set(tops)) == 1, "one row"
 
 
-def bottom(page: Page, chart: str) -> float:
-    box = page.get_by_test_id(f"chart-{chart}").bounding_box()
-    assert box is not None
-    return box["y"] + box["height"]
-
-
-def test_the_first_screen_has_the_first_four_charts(open_page: OpenPage, run: str) -> None:
+def test_charts_are_whole_and_reached_by_keyboard(open_page: OpenPage, run: str) -> None:
     page = open_page(f"/?run={run}")
-    expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
-        "data-ready", "1", timeout=30_000
-    )
-    for chart in ("loss", "memory", "utilization", "step_time"):
-        assert bottom(page, chart) <= 1000
+    live = page.get_by_test_id("stepscope-live")
+    expect(live).to_have_attribute("data-ready", "1", timeout=30_000)
+    for name in ("loss", "memory", "utilization", "step_time"):  # on the first screen
+        place = box(page.get_by_test_id(f"chart-{name}"))
+        assert place["y"] + place["height"] <= 1000
     lines = page.get_by_test_id("chart-step_time").locator(".js-plotly-plot")
     bands = lines.evaluate("node => node.data.map((line) => line.fillcolor).filter(Boolean)")
     assert bands, "several steps in a point"
     assert all(0.1 <= float(band.rstrip(")").split(",")[-1]) <= 0.15 for band in bands)
 
+    loss = page.get_by_test_id("chart-loss")
+    boxes = [tick.bounding_box() for tick in loss.locator(".xtick text, .ytick text").all()]
+    ticks = [place for place in boxes if place is not None]  # others were drawn anew
+    assert len(ticks) > 4
+    stage = loss.locator(".ss-stage")
+    assert all(inside(tick, box(stage)) for tick in ticks), "no number of an axis is cut"
 
-def test_epochs_are_one_line_of_the_events_until_asked_for(open_page: OpenPage, run: str) -> None:
+    loss.get_by_role("button", name="log").focus()
+    for _ in range(3):  # past the two chips
+        page.keyboard.press("Tab")
+    expect(stage).to_be_focused()
+    assert stage.evaluate("node => getComputedStyle(node).outlineStyle") == "solid"
+    page.keyboard.press("ArrowLeft")
+    expect(loss.locator(".ss-cross span")).to_have_text(re.compile(r"999,\d{3}"))
+
+    # A mark at the end of the run keeps off the right axis.
+    page.get_by_test_id("more").locator("summary").click()
+    power = page.get_by_test_id("chart-power")
+    power.scroll_into_view_if_needed()
+    label = power.locator(".annotation-text").last
+    expect(label).to_have_text("cache", timeout=30_000)
+    assert inside(box(label), box(power.locator(".nsewdrag").first))
+
+
+def test_epochs_are_one_row_of_the_events_until_their_group_is_opened(
+    open_page: OpenPage, run: str
+) -> None:
     page = open_page(f"/?run={run}")
     rows = page.get_by_test_id("events").locator("tbody tr")
     expect(rows).to_have_count(2, timeout=30_000)
@@ -78,70 +111,23 @@ def test_epochs_are_one_line_of_the_events_until_asked_for(open_page: OpenPage, 
     expect(rows).to_have_count(1)
 
 
-def test_a_row_of_heat_leads_to_the_lines_of_its_gpu(open_page: OpenPage, server: Server) -> None:
+def test_a_row_of_a_heatmap_opens_the_lines_of_its_gpu(open_page: OpenPage, server: Server) -> None:
     page = open_page(f"/?run={record(server, GPUS)}")
     chart = page.get_by_test_id("chart-utilization")
-    drawn = chart.locator(".js-plotly-plot")
+    drawn, plot = chart.locator(".js-plotly-plot"), chart.locator(".ss-stage")
+    chips = chart.locator(".ss-chip:visible")
     kinds = "node => node.data.map((trace) => `${trace.type} ${trace.name ?? trace.z.length}`)"
     expect(chart.locator(".xtick text").first).to_be_visible(timeout=30_000)
     assert drawn.evaluate(kinds) == ["heatmap 8"]
-    legend, plot = chart.locator(".ss-legend").bounding_box(), chart.locator(".ss-stage")
-    box = plot.bounding_box()
-    assert legend is not None
-    assert box is not None
-    assert legend["height"] <= 44
-    row = chart.locator(".ytick text", has_text="5").bounding_box()
-    assert row is not None
-    plot.click(position={"x": 200, "y": row["y"] + row["height"] / 2 - box["y"]})
-    expect(chart.locator(".ss-chip:visible")).to_have_count(1, timeout=20_000)
-    expect(chart.locator(".ss-chip:visible")).to_have_text("GPU 550 %", timeout=20_000)
+    assert box(chart.locator(".ss-legend"))["height"] <= 44
+    row = box(chart.locator(".ytick text", has_text="5"))
+    plot.click(position={"x": 200, "y": row["y"] + row["height"] / 2 - box(plot)["y"]})
+    expect(chips).to_have_text(["GPU 550%"], timeout=20_000)
     wait_until(lambda: drawn.evaluate(kinds) == ["scatter GPU 5"], page, 20)  # a frame later
     chart.get_by_role("button", name="All GPUs").click()
-    expect(chart.locator(".ss-chip:visible")).to_have_count(8)
+    expect(chips).to_have_count(8)
     chart.get_by_role("button", name="GPU 3").press("Enter")  # without a mouse
-    expect(chart.locator(".ss-chip:visible")).to_have_count(1, timeout=20_000)
-    expect(chart.locator(".ss-chip:visible")).to_have_text("GPU 370 %", timeout=20_000)
-
-
-def test_without_a_gpu_its_tiles_are_not_drawn_and_one_line_says_why(
-    open_page: OpenPage, server: Server
-) -> None:
-    page = open_page(f"/?run={record(server, [])}")
-    live = page.get_by_test_id("stepscope-live")
-    expect(page.get_by_test_id("kpi-process_memory")).to_contain_text("MiB", timeout=30_000)
-    expect(page.get_by_test_id("absent")).to_contain_text("no GPU was sampled in this run")
-    assert live.inner_text().count("no GPU was sampled") == 1
-    for tile in ("gpu_util", "power", "allocated"):
-        expect(page.get_by_test_id(f"kpi-{tile}")).to_have_count(0)
-
-
-def test_a_mark_at_the_end_of_the_run_keeps_off_the_right_axis(
-    open_page: OpenPage, run: str
-) -> None:
-    page = open_page(f"/?run={run}")
-    page.get_by_test_id("more").locator("summary").click(timeout=30_000)
-    power = page.get_by_test_id("chart-power")
-    power.scroll_into_view_if_needed(timeout=30_000)
-    label = power.locator(".annotation-text").last
-    expect(label).to_have_text("cache", timeout=30_000)
-    words, box = label.bounding_box(), power.locator(".nsewdrag").first.bounding_box()
-    assert words is not None
-    assert box is not None
-    assert words["x"] + words["width"] <= box["x"] + box["width"]
-
-
-def test_no_number_of_an_axis_is_cut(open_page: OpenPage, run: str) -> None:
-    page = open_page(f"/?run={run}")
-    loss = page.get_by_test_id("chart-loss")
-    expect(loss.locator(".xtick text").first).to_be_visible(timeout=30_000)
-    stage = loss.locator(".ss-stage").bounding_box()
-    assert stage is not None
-    boxes = [tick.bounding_box() for tick in loss.locator(".xtick text, .ytick text").all()]
-    shown = [box for box in boxes if box is not None]
-    assert len(shown) > 4
-    for box in shown:
-        assert stage["x"] <= box["x"]
-        assert box["x"] + box["width"] <= stage["x"] + stage["width"]
+    expect(chips).to_have_text(["GPU 370%"], timeout=20_000)
 
 
 def test_the_navigation_names_every_page_and_cuts_no_name(open_page: OpenPage) -> None:
@@ -153,13 +139,7 @@ def test_the_navigation_names_every_page_and_cuts_no_name(open_page: OpenPage) -
         expect(page.get_by_test_id("stSidebar")).to_be_visible(timeout=30_000)
         expect(links).to_have_text(PAGES, timeout=30_000)
         expect(rest).to_have_count(0)
-    # As beside a sidebar that was dragged wider.
+    # Like next to a sidebar that was dragged wider.
     page.add_style_tag(content="[data-testid=stSidebar] { min-width: 380px }")
     page.wait_for_timeout(500)
-    outer = navigation.bounding_box()
-    inner = [item.bounding_box() for item in (links.first, links.last)]
-    assert outer is not None
-    for box in inner:
-        assert box is not None
-        assert outer["x"] <= box["x"]
-        assert box["x"] + box["width"] <= outer["x"] + outer["width"]
+    assert all(inside(box(item), box(navigation)) for item in (links.first, links.last))

@@ -1,15 +1,14 @@
-"""The main job as a person does it: start, watch, act, reload, stop. Real server, real training."""
+"""Start, watch, act, reload, stop on the Run page: a real server and real training."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import time
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Locator, Route, expect
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
@@ -32,9 +31,13 @@ from tests.support.server import Server
 LONG = "/?epochs=5000"
 
 
-def events(server: Server) -> list[EventRow]:
+def events(server: Server, kind: str) -> list[EventRow]:
     with StoreReader(run_folder(server)) as reader:
-        return reader.events()
+        return [event for event in reader.events() if event.kind == kind]
+
+
+def polls(live: Locator) -> int:
+    return int(live.get_attribute("data-polls") or 0)
 
 
 def test_start_and_watch_the_loss_fall(open_page: OpenPage, server: Server) -> None:
@@ -69,17 +72,15 @@ ACTIONS = [
 ]
 
 
-def test_each_button_acts_and_leaves_a_marker_with_numbers(
-    open_page: OpenPage, server: Server
-) -> None:
+def test_each_button_acts_also_while_paused(open_page: OpenPage, server: Server) -> None:
     page = open_page(LONG)
     start(page)
     for name, kind, keys in ACTIONS:
         button(page, name).click()
         if kind == "mark":
             page.keyboard.press("Enter")
-        wait_until(lambda kind=kind: any(one.kind == kind for one in events(server)), page)
-        (event,) = [one for one in events(server) if one.kind == kind]
+        wait_until(lambda kind=kind: bool(events(server, kind)), page)
+        (event,) = events(server, kind)
         assert event.data["ok"] is True, name
         assert keys <= set(event.data), name
         for place in ("ack", "events"):
@@ -87,18 +88,13 @@ def test_each_button_acts_and_leaves_a_marker_with_numbers(
         expect(page.get_by_test_id("ack")).to_contain_text("done at step")
         if kind == "save_checkpoint":
             assert (run_folder(server) / event.data["path"]).stat().st_size == event.data["bytes"]
-
-
-def test_pause_holds_serves_buttons_and_resumes(open_page: OpenPage, server: Server) -> None:
-    page = open_page(LONG)
-    start(page)
     button(page, "Pause").click()
     expect(page.get_by_test_id("status")).to_contain_text("Paused")
     expect(button(page, "Resume")).to_be_enabled()
     page.wait_for_timeout(700)
     held = step_of(page)
     button(page, "Collect garbage").click()
-    expect(page.get_by_test_id("events")).to_contain_text("Collect garbage")
+    wait_until(lambda: len(events(server, "collect_garbage")) == 2, page)
     page.wait_for_timeout(700)
     assert step_of(page) == held
     button(page, "Resume").click()
@@ -106,12 +102,16 @@ def test_pause_holds_serves_buttons_and_resumes(open_page: OpenPage, server: Ser
     wait_until(lambda: step_of(page) > held, page)
 
 
-def test_the_header_stays_in_sight_and_works_by_keyboard(
-    open_page: OpenPage, server: Server
-) -> None:
-    page = open_page(LONG)
+def test_the_header_stays_in_sight_whole_and_works_by_keyboard(open_page: OpenPage) -> None:
+    page = open_page(LONG, expected="403")
     start(page)
-    page.set_viewport_size({"width": 1400, "height": 400})
+    cut = """node => [...node.querySelectorAll("button, span, select")].filter((part) =>
+        part.checkVisibility() && (part.getBoundingClientRect().right > innerWidth ||
+        part.tagName !== "SELECT" && part.scrollWidth > part.clientWidth + 1 &&
+        getComputedStyle(part).display !== "inline")).map((part) => part.outerHTML)"""
+    for width in (1280, 400, 1400):
+        page.set_viewport_size({"width": width, "height": 400})
+        assert page.get_by_test_id("header").evaluate(cut) == []
     page.get_by_test_id("events").evaluate("node => node.scrollIntoView({ block: 'start' })")
     expect(button(page, "Stop")).to_be_in_viewport()
     expect(page.get_by_test_id("chart-loss")).not_to_be_in_viewport()
@@ -119,7 +119,7 @@ def test_the_header_stays_in_sight_and_works_by_keyboard(
     button(page, "Pause").focus()
     for _ in range(2):
         page.keyboard.press("Tab")
-    page.keyboard.press("Enter")  # Mark: its box opens and takes the focus
+    page.keyboard.press("Enter")  # Mark: its popover opens with the focus
     page.keyboard.type("by hand")
     page.keyboard.press("Enter")
     expect(page.get_by_test_id("ack")).to_contain_text("by hand — done at step")
@@ -128,10 +128,7 @@ def test_the_header_stays_in_sight_and_works_by_keyboard(
     page.keyboard.press("Escape")
     expect(page.get_by_label("Event text")).to_be_hidden()
 
-
-def test_a_press_is_shown_before_the_server_answers(open_page: OpenPage, server: Server) -> None:
-    page = open_page(LONG, expected="403")
-    start(page)
+    # A press is shown before the server answers.
     held: list[Route] = []
     page.route("**/api/command", lambda route: held.append(route))
     button(page, "Pause").click()
@@ -143,20 +140,7 @@ def test_a_press_is_shown_before_the_server_answers(open_page: OpenPage, server:
     expect(button(page, "Pause")).not_to_have_attribute("aria-busy", "true")
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-def test_nothing_of_the_header_is_cut(open_page: OpenPage, server: Server, width: int) -> None:
-    page = open_page(LONG)
-    start(page)
-    page.set_viewport_size({"width": width, "height": 800})
-    header = page.get_by_test_id("header")
-    cut = """node => [...node.querySelectorAll("button, span, select")].filter((part) =>
-        part.checkVisibility() && (part.getBoundingClientRect().right > innerWidth ||
-        part.tagName !== "SELECT" && part.scrollWidth > part.clientWidth + 1 &&
-        getComputedStyle(part).display !== "inline")).map((part) => part.outerHTML)"""
-    assert header.evaluate(cut) == []
-
-
-def test_a_store_that_cannot_be_read_ends_in_what_to_do(
+def test_a_store_that_cannot_be_read_is_named_with_a_fix(
     open_page: OpenPage, server: Server
 ) -> None:
     folder = server.runs / "damaged"
@@ -172,7 +156,7 @@ def test_a_store_that_cannot_be_read_ends_in_what_to_do(
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(2500)
     assert not [url for url in asked if "/api/series" in url]
-    start(page)  # another run is shown as ever
+    start(page)  # another run is shown as usual
     expect(trouble).to_be_hidden()
 
 
@@ -184,26 +168,30 @@ def test_zoom_survives_refreshes_and_a_reload(open_page: OpenPage, server: Serve
     expect(page.get_by_test_id("back-to-live")).to_be_visible()
     zoomed = axis_range(page, "loss")
     assert axis_range(page, "memory") == zoomed  # one x axis for all charts
-    seen = int(page.get_by_test_id("stepscope-live").get_attribute("data-polls") or 0)
     live = page.get_by_test_id("stepscope-live")
-    wait_until(lambda: int(live.get_attribute("data-polls") or 0) > seen + 3, page)
+    seen = polls(live)
+    wait_until(lambda: polls(live) > seen + 3, page)
     assert axis_range(page, "loss") == zoomed
     page.reload()
     expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
-    expect(page.get_by_test_id("stepscope-live")).to_have_attribute("data-ready", "1")
+    expect(live).to_have_attribute("data-ready", "1")
     assert axis_range(page, "loss") == zoomed
     page.get_by_test_id("back-to-live").click()
     wait_until(lambda: axis_range(page, "loss") != zoomed, page)
     expect(page.get_by_test_id("back-to-live")).to_be_hidden()
 
 
-def test_a_second_tab_shows_the_same_run_and_samples_once(
+def test_tabs_share_one_run_and_one_sampler_and_closing_them_stops_nothing(
     open_page: OpenPage, server: Server
 ) -> None:
     page = open_page(LONG)
     start(page)
-    other = open_page()  # a bare address finds the active run
-    expect(other.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    step = step_of(page)
+    page.goto("about:blank")
+    page, other = open_page(), open_page()  # a bare address finds the active run
+    for each in (page, other):
+        expect(each.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+    wait_until(lambda: step_of(page) > step, page)
     expect(button(other, "Start run")).to_be_disabled()
     folder = run_folder(server)
 
@@ -218,16 +206,6 @@ def test_a_second_tab_shows_the_same_run_and_samples_once(
     button(other, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
     expect(button(page, "Start run")).to_be_enabled()
-
-
-def test_closing_all_tabs_stops_nothing(open_page: OpenPage, server: Server) -> None:
-    page = open_page(LONG)
-    start(page)
-    step = step_of(page)
-    page.goto("about:blank")
-    again = open_page()
-    expect(again.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
-    wait_until(lambda: step_of(again) > step, again)
 
 
 @pytest.mark.alone
@@ -251,7 +229,7 @@ def test_a_signal_stops_the_run_and_flushes_it_with_tabs_open(
     page.goto("about:blank")
 
 
-def test_a_hostile_link_is_refused_in_words(open_page: OpenPage, server: Server) -> None:
+def test_a_hostile_link_is_refused_with_reasons(open_page: OpenPage, server: Server) -> None:
     page = open_page("/?epochs=-3&workload=rm%20-rf&run=../../etc&batch_size=abc&precision=tf32")
     expect(page.get_by_text("epochs: must be between 1 and")).to_be_visible(timeout=30_000)
     expect(page.get_by_text("batch_size: must be an integer")).to_be_visible()
@@ -259,26 +237,26 @@ def test_a_hostile_link_is_refused_in_words(open_page: OpenPage, server: Server)
     expect(button(page, "Start run")).to_be_disabled()  # tf32 cannot run on a CPU
 
 
-def test_a_failed_run_says_why_and_the_next_one_starts(open_page: OpenPage, server: Server) -> None:
-    page = open_page("/?learning_rate=100&optimizer=sgd&workload=linear")
+@pytest.mark.parametrize(
+    ("link", "killed", "words"),
+    [
+        ("/?learning_rate=100&optimizer=sgd&workload=linear", False, "Lower learning_rate"),
+        (f"{LONG}&runner=process", True, "Crashed"),
+    ],
+)
+def test_after_a_failure_the_reason_is_shown_and_the_next_run_starts(
+    open_page: OpenPage, server: Server, link: str, killed: bool, words: str
+) -> None:
+    page = open_page(link)
     button(page, "Start run").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Failed", timeout=30_000)
-    expect(page.get_by_test_id("status")).to_contain_text("Lower learning_rate")
-    (failed,) = server.runs.iterdir()
-    run_json = json.loads((failed / "run.json").read_text())
-    assert run_json["status"] == "failed"
+    if killed:
+        expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
+        pid = int(read_run(run_folder(server)).run_json["pid"])
+        assert pid != server.process.pid
+        os.kill(pid, signal.SIGKILL)
+    expect(page.get_by_test_id("status")).to_contain_text(words, timeout=30_000)
+    failed = read_run(run_folder(server)).status
+    assert failed is (RunStatus.CRASHED if killed else RunStatus.FAILED)
     expect(button(page, "Start run")).to_be_enabled()
     button(page, "Start run").click()
     wait_until(lambda: len(list(server.runs.iterdir())) == 2, page)
-
-
-def test_a_killed_child_reads_as_crashed_and_the_page_goes_on(
-    open_page: OpenPage, server: Server
-) -> None:
-    page = open_page(f"{LONG}&runner=process")
-    start(page)
-    pid = int(read_run(run_folder(server)).run_json["pid"])
-    assert pid != server.process.pid
-    os.kill(pid, signal.SIGKILL)
-    expect(page.get_by_test_id("status")).to_contain_text("Crashed", timeout=10_000)
-    expect(button(page, "Start run")).to_be_enabled()

@@ -1,4 +1,4 @@
-"""The pure JavaScript of the section Ranks, run in Node: half floats, rows, order, words."""
+"""The JavaScript of the Ranks tab without DOM, run in Node: half floats, rows, order, texts."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ def data(js: Script, expression: str, *answers: dict[str, Any]) -> Any:
     )
 
 
+FIRST = NAMED | strip([[1, 2, 3], [1, 2, 3]], [0, 1], 5)
+LATE = NAMED | strip([[1, 2, 3]], [5], 5)
+"""The first value is in column 5."""
+
+
 @pytest.mark.parametrize("scale", [1e-9, 0.04, 31e9])
 def test_the_browser_reads_the_values_that_the_server_packs(js: Script, scale: float) -> None:
     values = np.random.default_rng(1).uniform(0.0001, 1, (7, 5)) * scale
@@ -67,58 +72,59 @@ def test_the_browser_reads_the_values_that_the_server_packs(js: Script, scale: f
     assert np.nanmax(np.abs(np.array(found, dtype=float) / values - 1)) < 0.0005
 
 
-def test_columns_replace_those_before_and_another_width_begins_anew(js: Script) -> None:
-    first = NAMED | strip([[1, 2, 3], [1, 2, 3]], [0, 1], 5)
+def test_columns_replace_columns_and_another_width_starts_anew(js: Script) -> None:
     second = {**NAMED, **strip([[4, 5, np.nan]], [1], 6)}
-    lines = data(js, "[0, 2].map((row) => data.line(row))", first, second)
+    lines = data(js, "[0, 2].map((row) => data.line(row))", FIRST, second)
     assert lines == [{"xs": [0.25, 0.75], "values": [1, 4]}, {"xs": [0.25], "values": [3]}]
-    assert data(js, "data.meanLine().values", first, second) == [2, 4.5]
-    assert data(js, "data.strip(0).xs", first) == [0, 0.5, 1]
+    assert data(js, "data.meanLine().values", FIRST, second) == [2, 4.5]
+    row = data(js, "data.strip(0)", FIRST)
+    assert (row["xs"], row["values"]) == ([0, 0.5, 1], [1, 1, 1])
     wider = {**NAMED, "columns": "c-1", "width": 1, **strip([[9, 9, 9]], [0], 7)}
-    assert data(js, "data.line(0)", first, wider) == {"xs": [0.5], "values": [9]}
+    assert data(js, "data.line(0)", FIRST, wider) == {"xs": [0.5], "values": [9]}
+    assert data(js, "(data.chooseAxis('step'), data.line(0).xs)", FIRST) == []
 
 
-def test_the_time_before_the_first_step_is_left_out(js: Script) -> None:
-    late = NAMED | strip([[1, 2, 3]], [5], 5)
-    assert data(js, "[data.begin, data.end]", late) == [2.5, 4]
-    assert data(js, "[data.begin, data.end]", late | {"now": 100}) == [0, 100]
-    assert data(js, "data.begin", NAMED | strip([[1, 2, 3]], [0], 5)) == 0
+@pytest.mark.parametrize(
+    ("answer", "begin", "end"),
+    [(LATE, 2.5, 4), (LATE | {"now": 100}, 0, 100), (FIRST, 0, 4)],
+)
+def test_the_time_before_the_first_step_is_cut(
+    js: Script, answer: dict[str, Any], begin: float, end: float
+) -> None:
+    assert data(js, "[data.begin, data.end]", answer) == [begin, end]
 
 
-def test_the_next_question_says_what_the_tab_has(js: Script) -> None:
-    first = NAMED | strip([[1, 2, 3]], [0], 5) | {"more": True}
-    asked = data(js, "data.question()", first)
-    known = {"columns": "c-0", "seen": 5, "who": "w"}
-    assert asked == {"run": "r", "metric": "", "axis": "time"} | known
-    assert data(js, "data.question().only_strips", first, first | TABLE | {"more": True}) == 1
+def test_the_next_question_names_what_the_browser_has(js: Script) -> None:
+    more = FIRST | {"more": True}
+    known = {"run": "r", "metric": "", "axis": "time", "columns": "c-0", "seen": 5, "who": "w"}
+    assert data(js, "data.question()", more) == known
+    assert data(js, "data.question().only_strips", more, more | TABLE) == 1
     waiting = {"run": "r", "live": True, "now": 1, "unread": 3, "more": True}
     assert data(js, "[data.unread, data.question().who]", waiting) == [3, ""]
+    steps = data(js, "(data.chooseAxis('step'), data.question())", FIRST)
+    assert steps == known | {"axis": "step", "columns": "", "seen": 0}
 
 
-def test_another_axis_begins_anew(js: Script) -> None:
-    first = NAMED | strip([[1, 2, 3]], [0], 5)
-    question = data(js, "(data.chooseAxis('step'), data.question())", first)
-    assert (question["axis"], question["columns"], question["seen"]) == ("step", "", 0)
-    assert question["who"] == "w"
-    assert data(js, "(data.chooseAxis('step'), data.line(0).xs)", first) == []
-
-
-def over_steps(js: Script, expression: str, width: float, columns: int) -> Any:
+@pytest.mark.parametrize(
+    ("expression", "width", "columns", "found"),
+    [
+        ("[data.begin, data.end]", 1, 3, [0, 3]),  # not the time of the run
+        ("data.ticks(300)", 1, 3, {"values": [0.5, 1.5, 2.5], "text": ["0", "1", "2"]}),
+        ("data.ticks(400).text", 64, 100, ["0", "2,000", "4,000", "6,000"]),
+        ("[0.5, 2.5].map((x) => data.where(x))", 1, 3, ["step 0", "step 2"]),
+        ("[9, 2999].map((x) => data.where(x))", 1024, 3, ["steps 0–1,023", "steps 2,048–3,071"]),
+    ],
+)
+def test_an_axis_of_steps(
+    js: Script, expression: str, width: float, columns: int, found: Any
+) -> None:
     answer = NAMED | strip([[1, 2, 3]] * columns, list(range(columns)), 5) | {"width": width}
-    return data(js, f"(data.axis = 'step', {expression})", answer)
+    assert data(js, f"(data.axis = 'step', {expression})", answer) == found
 
 
-def test_an_axis_of_steps_ends_with_the_last_and_names_whole_steps(js: Script) -> None:
-    assert over_steps(js, "[data.begin, data.end]", 1, 3) == [0, 3]  # not the time of the run
-    few = over_steps(js, "data.ticks(300)", 1, 3)
-    assert few == {"values": [0.5, 1.5, 2.5], "text": ["0", "1", "2"]}
-    many = over_steps(js, "data.ticks(400)", 64, 100)
-    assert many["text"] == ["0", "2,000", "4,000", "6,000"]
-    where = "[0.5, 2.5].map((column) => data.where(column * data.width))"
-    assert over_steps(js, where, 1, 3) == ["step 0", "step 2"]
-    assert over_steps(js, where, 1024, 3) == ["steps 0–1,023", "steps 2,048–3,071"]
-    late = NAMED | strip([[1, 2, 3]], [5], 5) | TABLE
-    assert data(js, "[data.where(185), data.ticks(300).text]", late) == ["3:05", ["0:03", "0:04"]]
+def test_an_axis_of_time(js: Script) -> None:
+    found = data(js, "[data.where(185), data.ticks(300).text]", LATE | TABLE)
+    assert found == ["3:05", ["0:03", "0:04"]]
 
 
 @pytest.mark.parametrize("end", [1, 2, 7, 119, 3_000, 999_999])
@@ -129,57 +135,70 @@ def test_ticks_of_steps_are_whole_inside_the_axis_and_few(js: Script, end: int) 
 
 
 def test_rows_of_the_table_and_ranks_without_a_file(js: Script) -> None:
-    rows = data(js, "data.rows()", NAMED | strip([[1, 2, 3]], [0], 5) | TABLE)
+    rows = data(js, "data.rows()", FIRST | TABLE)
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
-    assert [row.get("own") for row in rows] == [pytest.approx(0.08), pytest.approx(0.098)] + [
-        None,
-        None,
-    ]
-    words = js("rows.map((row) => stateWords(row, clock))", rows=rows)
-    assert words == ["alive", "alive", "dead since 0:03", "never started"]
-    assert js("rows.map(wentWrong)", rows=rows) == [False, False, True, True]
+    busy = [pytest.approx(0.08), pytest.approx(0.098), None, None]
+    assert [row.get("own") for row in rows] == busy
+    words = js("rows.map((row) => [stateWords(row, clock), wentWrong(row)])", rows=rows)
+    alive, dead = ["alive", False], ["dead since 0:03", True]
+    assert words == [alive, alive, dead, ["never started", True]]
 
 
-def test_the_slowest_comes_first_where_a_rank_is_named(js: Script) -> None:
-    rows = [{"rank": 0, "own": 1.0}, {"rank": 1, "own": None}, {"rank": 2, "own": 3.0}]
-    usual = "usualSort(verdict, rows)"
-    assert js(usual, verdict=None, rows=rows) == {"key": "rank", "descending": False}
-    found = js(usual, verdict={"kind": "straggler"}, rows=rows)
-    assert found == {"key": "own", "descending": True}
-    order = "sorted(rows, key, down).map(({rank}) => rank)"
-    assert js(order, rows=rows, key="own", down=True) == [2, 0, 1]
-    assert js(order, rows=rows, key="own", down=False) == [0, 2, 1]
-    hosts = [{"rank": 0, "host": "b"}, {"rank": 1, "host": "a"}, {"rank": 2, "host": "a"}]
-    assert js(order, rows=hosts, key="host", down=False) == [1, 2, 0]
+GIVEN = {
+    "busy": [{"rank": 0, "own": 1.0}, {"rank": 1, "own": None}, {"rank": 2, "own": 3.0}],
+    "hosts": [{"rank": rank, "host": host} for rank, host in enumerate("baa")],
+    "places": [{"rank": rank, "place": f"GPU {n}"} for rank, n in enumerate((10, 2, 1))],
+    "states": [{"rank": n, "state": s} for n, s in enumerate([*"sxcpfa", "never started"])],
+    "steady": [[1.0, 1.02]] * 60,
+    "named": {"ranks": [[n, n, n // 4, ""] for n in range(8)], "hosts": ["a", "<b>"]},
+    "line": {"xs": [0, 1, 2], "values": [5, 6, 7]},
+}
 
 
-def test_texts_are_sorted_as_they_are_read(js: Script) -> None:
-    order = "sorted(rows, key, false).map(({rank}) => rank)"
-    places = [{"rank": rank, "place": f"GPU {number}"} for rank, number in enumerate((10, 2, 1))]
-    assert js(order, rows=places, key="place") == [2, 1, 0]
-    states = [{"rank": rank, "state": state} for rank, state in enumerate("sxcpfa")]
-    states.append({"rank": 6, "state": "never started"})
-    # alive, dead, failed, finished, never started, starting, stopped
-    assert js(order, rows=states, key="state") == [5, 2, 1, 4, 6, 3, 0]
-    first = js("COLUMNS.map(([key]) => [key, startsDescending(key)])")
-    assert [key for key, down in first if not down] == ["rank", "state", "host", "place"]
+def order(rows: str, key: str, descending: bool = False) -> str:
+    return f"sorted({rows}, '{key}', {str(descending).lower()}).map(({{rank}}) => rank)"
 
 
-def test_each_metric_of_the_strips_has_its_words(js: Script) -> None:
-    words = js("METRICS")
-    assert list(words) == [strip.name for strip in STRIPS]
-    assert all(each["label"] and each["help"] for each in words.values())
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        (order("busy", "own", True), [2, 0, 1]),  # a rank without a value is last
+        (order("busy", "own"), [0, 2, 1]),
+        (order("hosts", "host"), [1, 2, 0]),
+        (order("places", "place"), [2, 1, 0]),
+        # alive, dead, failed, finished, never started, starting, stopped
+        (order("states", "state"), [5, 2, 1, 4, 6, 3, 0]),
+        ("usualSort(null, busy)", {"key": "rank", "descending": False}),
+        ("usualSort({kind: 'straggler'}, busy)", {"key": "own", "descending": True}),
+        ("COLUMNS.slice(0, 2).map(([key]) => key)", ["rank", "state"]),  # in view on a phone
+        ("COLUMNS.map(([key]) => key).filter(startsDescending).length", 7),
+        ("['rank', 'state', 'host', 'place'].some(startsDescending)", False),
+        ("[[3], [1, 2], []].map(listed)", ["3", "1 and 2", ""]),
+        ("[[0, 1, 2, 5], [4, 1, 6]].map(listed)", ["0–2 and 5", "1, 4 and 6"]),
+        ("Object.values(colorRange(steady, 'perf/step_time'))", [0.714, 1.02, False]),
+        # A slow first step does not set the scale.
+        ("Object.values(colorRange([[50], ...steady], 'a'))", [0.714, 1.02, True]),
+        ("colorRange(steady, 'gpu/util').high", 100),
+        ("colorRange(steady, 'perf/data_wait').low", 0),
+        ("Object.values(colorRange([[0, 0]], 'x'))", [0, 1, False]),
+        ("colorRange([[null, null]], 'x')", None),
+        (  # as many rows are named as fit, and a host once
+            "rowLabels(named, 5, new Set([2])).map(({text}) => text)",
+            ["a 0", "<b>▸ 2</b>", "3", "&lt;b> 4", "6"],
+        ),
+        ("rowLabels({...named, hosts: ['a']}, 26, new Set())[7]", {"row": 7, "text": "7"}),
+        ("[1.2, 9].map((x) => lineValueAt(line, x, 1))", [6, None]),
+    ],
+)
+def test_sorting_texts_and_colors(js: Script, expression: str, found: Any) -> None:
+    numeric = expression.startswith("Object.values(colorRange")
+    assert js(expression, **GIVEN) == (pytest.approx(found) if numeric else found)
 
 
-def test_numbers_are_listed_as_a_person_says_them(js: Script) -> None:
-    for numbers, text in (
-        ([3], "3"),
-        ([0, 1, 2, 5], "0–2 and 5"),
-        ([4, 1, 6], "1, 4 and 6"),
-        ([1, 2], "1 and 2"),
-        ([], ""),
-    ):
-        assert js("listed(numbers)", numbers=numbers) == text
+def test_each_metric_of_the_strips_has_its_texts(js: Script) -> None:
+    texts = js("METRICS")
+    assert list(texts) == [strip.name for strip in STRIPS]
+    assert all(len(each) == 4 for each in texts.values())
 
 
 def test_missing_ranks_are_named(js: Script) -> None:
@@ -191,41 +210,11 @@ def test_missing_ranks_are_named(js: Script) -> None:
     assert js("missingWords(named)", named={"missing": {}, "left_out": 0}) == ""
 
 
-def test_colors_are_of_the_values_but_for_the_slowest(js: Script) -> None:
-    steady = [[1.0, 1.02]] * 60
-    assert js("colorRange(cells, 'perf/step_time')", cells=steady) == {
-        "low": pytest.approx(0.714),
-        "high": 1.02,
-        "over": False,
-    }
-    first_slow = [[50.0, 50.0], *steady]
-    found = js("colorRange(cells, 'perf/step_time')", cells=first_slow)
-    assert (found["high"], found["over"]) == (1.02, True)
-    assert js("colorRange(cells, 'gpu/util')", cells=steady)["high"] == 100
-    assert js("colorRange(cells, 'perf/data_wait')", cells=steady)["low"] == 0
-    assert js("colorRange(cells, 'x')", cells=[[None, None]]) is None
-    flat = js("colorRange(cells, 'x')", cells=[[0, 0]])
-    assert flat["high"] > flat["low"]
-
-
-def test_as_many_rows_are_named_as_have_room_and_a_host_once(js: Script) -> None:
-    named = {"ranks": [[n, n, n // 4, ""] for n in range(8)], "hosts": ["a", "<b>"]}
-    labels = js("rowLabels(named, 5, new Set([2])).map(({text}) => text)", named=named)
-    assert labels == ["a 0", "<b>▸ 2</b>", "3", "&lt;b> 4", "6"]
-    one = {**named, "hosts": ["a"], "ranks": [[0, 7, 0, ""]]}
-    assert js("rowLabels(named, 26, new Set())", named=one) == [{"row": 0, "text": "7"}]
-
-
 def test_lines_of_picked_ranks_and_the_mean(js: Script) -> None:
     answer = NAMED | strip([[1, 2, 3], [3, 4, 5]], [0, 1], 5) | TABLE
     found = data(js, "rankLines(data, new Set([2]), true)", answer)
-    assert [(line["label"], line["values"]) for line in found] == [
-        ("rank 2", [3, 5]),
-        ("mean", [2, 4]),
-    ]
-    line = {"xs": [0, 1, 2], "values": [5, 6, 7]}
-    assert js("lineValueAt(line, 1.2, 1)", line=line) == 6
-    assert js("lineValueAt(line, 9, 1)", line=line) is None
+    lines = [(line["label"], line["values"]) for line in found]
+    assert lines == [("rank 2", [3, 5]), ("mean", [2, 4])]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +236,3 @@ def test_the_axis_of_lines_holds_the_usual_values(
     found = js("lineRange([{values}])", values=values)
     assert found == pytest.approx([low, high], rel=0.06, abs=0.06 * (high - low))
     assert found[0] < found[1]
-
-
-def test_the_state_stands_behind_the_rank(js: Script) -> None:
-    assert js("COLUMNS.map(([key]) => key)")[:2] == ["rank", "state"]
