@@ -1,6 +1,6 @@
 """A workload with planted effects for `lab_truth.py`: a user's own file, with settings of its own.
 
-    python -m trainer.lab --workload benchmarks/lab_truth_workload.py:build --arms delayed,no_op
+    python -m trainer.lab --workload benchmarks/lab_truth_workload.py:build --variants delayed,no_op
 
 A step computes for somewhat less than a millisecond, then waits for `DEVICE_S`, as for a device.
 The loader makes it longer by a known factor: it looks how long the step has taken, and waits that
