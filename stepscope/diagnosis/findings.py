@@ -15,8 +15,7 @@ from stepscope.distributed.hangs.job_state import Hang
 from stepscope.distributed.stragglers.detect import StragglerKind, StragglerVerdict
 from stepscope.distributed.stragglers.reader import in_job, judged_ranks, recent_times
 from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPhase
-from stepscope.memory.growth import MemoryGrowth
-from stepscope.memory.growth_detector import recorded_growth, told_growth
+from stepscope.memory.growth_detector import told_growth
 from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
 from stepscope.run.fatal_signal import fatal_signal
@@ -57,7 +56,6 @@ class RankData:
     run_json: Mapping[str, Any]
     figures: StepAverages = StepAverages(steps=0)
     events: tuple[EventRow, ...] = ()
-    growth: MemoryGrowth | None = None  # What its samples show to grow at the end.
     times: RankStepPhases | None = None
     """The phases of its newest steps, in a job of several processes."""
 
@@ -217,11 +215,9 @@ def broken_losses(recorded: RunData) -> Iterator[Finding]:
 
 
 def growing_memory(recorded: RunData) -> Iterator[Finding]:
-    """Say that memory grows from step to step, as an event or else the samples tell."""
+    """Yield the newest growth event of each rank."""
     for rank in recorded.ranks:
         found = told_growth(rank.events)
-        if found is None and rank.growth is not None:
-            found = rank.growth.text, rank.growth.next
         if found is not None:
             yield Finding(
                 kind="memory-growth", rank=_torch_rank(rank), text=found[0], next=found[1]
@@ -322,7 +318,6 @@ def _read_rank(run: RunInfo, number: int) -> RankData:
                 run_json=own,
                 figures=recent_figures(reader, own),
                 events=events,
-                growth=recorded_growth(reader, own),
                 times=recent_times(reader, number, own) if in_job(own) else None,
             )
     except StoreError:
