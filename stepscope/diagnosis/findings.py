@@ -15,8 +15,7 @@ from stepscope.distributed.hangs.job_state import Hang
 from stepscope.distributed.stragglers.detect import StragglerKind, StragglerVerdict
 from stepscope.distributed.stragglers.reader import in_job, judged_ranks, recent_times
 from stepscope.distributed.stragglers.step_phases import RankStepPhases, StepPhase
-from stepscope.memory.growth import MemoryGrowth
-from stepscope.memory.growth_detector import recorded_growth, told_growth
+from stepscope.memory.growth_detector import told_growth
 from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.memory.oom.recommendations import RemedyStep
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
@@ -57,7 +56,6 @@ class RankData:
     run_json: Mapping[str, Any]
     figures: StepAverages = StepAverages(steps=0)
     events: tuple[EventRow, ...] = ()
-    growth: MemoryGrowth | None = None  # Memory growth in its samples at the end.
     times: RankStepPhases | None = None
     """The phases of its newest steps, in a job of several ranks."""
 
@@ -214,14 +212,13 @@ def broken_losses(recorded: RunData) -> Iterator[Finding]:
 
 
 def growing_memory(recorded: RunData) -> Iterator[Finding]:
-    """Yield memory growth, by an event or else by the samples."""
+    """Yield the newest growth event of each rank."""
     for rank in recorded.ranks:
-        growth = told_growth(rank.events)
-        if growth is None and rank.growth is not None:
-            growth = rank.growth.text, rank.growth.next
-        if growth is not None:
-            text, next_text = growth
-            yield Finding(kind="memory-growth", rank=_torch_rank(rank), text=text, next=next_text)
+        found = told_growth(rank.events)
+        if found is not None:
+            yield Finding(
+                kind="memory-growth", rank=_torch_rank(rank), text=found[0], next=found[1]
+            )
 
 
 def hangs(recorded: RunData) -> Iterator[Finding]:
@@ -321,7 +318,6 @@ def _read_rank(run: RunInfo, number: int) -> RankData:
                 run_json=own,
                 figures=recent_figures(reader, own),
                 events=events,
-                growth=recorded_growth(reader, own),
                 times=recent_times(reader, number, own) if in_job(own) else None,
             )
     except StoreError:

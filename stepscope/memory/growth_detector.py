@@ -1,4 +1,4 @@
-"""Detect growing memory while a run records, or in a recorded run.
+"""Detect growing memory while a run records.
 
     sample ─> minimum of a group ─> the newest groups, at four time scales ─> trend ─> event
 
@@ -13,9 +13,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,9 +29,8 @@ from stepscope.memory.growth import (
     find_trend,
     is_material,
 )
-from stepscope.metrics import Stream
 from stepscope.recorder.recorder import Recorder
-from stepscope.store import EventRow, StoreReader
+from stepscope.store import EventRow
 
 EVENT = "memory_growth"  # Kind of the events about growth.
 SCALES_S = {"allocated": (0.5, 4.0, 32.0, 256.0), "process": (1.0, 8.0, 64.0, 512.0)}
@@ -44,11 +43,10 @@ FASTER = 1.5  # Minimum factor of the rate for another event; the intervals have
 MIN_EVENNESS = 0.5
 """Minimum evenness of a changed rate: a window across the change has a mean rate."""
 MIN_LEVEL_FACTOR = 2.0  # Minimum factor of the memory since the last event for another event.
-MAX_BUCKETS = 1024  # Maximum number of buckets that are read of a recorded run.
 
 
 class MemorySample(NamedTuple):
-    """One sample: epoch or monotonic seconds, step, bytes, and further values at that time."""
+    """One sample: seconds, step, bytes, and further values at that time."""
 
     at: float
     step: int
@@ -191,46 +189,25 @@ class GrowthMonitor:
         self._recorder = recorder
         self._clock = clock
         self._collections = collections
-        self._memory = MemorySeries()
-
-    def observe(self, values: Mapping[str, float]) -> None:
-        """Add the values of one tick by their metric keys."""
-        step, filling = self._recorder.step, self._recorder.epoch == 1
-        if step > 0:
-            now, collections = self._clock(), self._collections()
-            for growth in self._memory.add(now, step, values, collections, filling=filling):
-                self._recorder.event(EVENT, f"{growth.text} {growth.next}", **growth.data)
-
-
-class MemorySeries:
-    """The memory of one process: torch's allocated, and its own with its children."""
-
-    def __init__(self) -> None:
         self._allocated, self._process = GrowthDetector("allocated"), GrowthDetector("process")
         self._children = 0.0
 
-    def add(
-        self,
-        at: float,
-        step: int,
-        values: Mapping[str, float],
-        collections: int | None = None,
-        *,
-        filling: bool = False,
-    ) -> list[MemoryGrowth]:
-        """Return the growth that is new with these values; `filling`: this is the first epoch."""
+    def observe(self, values: Mapping[str, float]) -> None:
+        """Add the values of one tick by their metric keys."""
+        step = self._recorder.step
+        if step <= 0:
+            return
+        at, runs, growth = self._clock(), self._collections(), []
         self._children = values.get("process/children_rss", self._children)
         allocated, rss = values.get("memory/allocated"), values.get("process/rss")
-        found = []
         if allocated is not None:
             peak = values.get("memory/peak_allocated", -math.inf)
-            found.append(
-                self._allocated.add(MemorySample(at, step, allocated, 0.0, collections, peak))
-            )
+            growth.append(self._allocated.add(MemorySample(at, step, allocated, 0.0, runs, peak)))
         if rss is not None:
-            sample = MemorySample(at, step, rss + self._children, self._children, collections)
-            found.append(self._process.add(sample, filling=filling))
-        return [growth for growth in found if growth is not None]
+            sample = MemorySample(at, step, rss + self._children, self._children, runs)
+            growth.append(self._process.add(sample, filling=self._recorder.epoch == 1))
+        for one in filter(None, growth):
+            self._recorder.event(EVENT, f"{one.text} {one.next}", **one.data)
 
 
 def _of_batches(window: list[MemorySample]) -> bool:
@@ -254,33 +231,3 @@ def told_growth(events: Iterable[EventRow]) -> tuple[str, str | None] | None:
     if not isinstance(advice, str):  # the file is untrusted
         return newest.text, None
     return newest.text.removesuffix(advice).strip(), advice
-
-
-def recorded_growth(reader: StoreReader, run_json: Mapping[str, Any]) -> MemoryGrowth | None:
-    """Return growth that lasts to the last sample, None if none is certain. Raises StoreError."""
-    series = {(info.stream, info.source): info for info in reader.series()}
-    info = series.get((Stream.SAMPLES.value, ""))
-    if info is None or info.rows == 0:
-        return None
-    bucket = 1 << max(0, (info.rows - 1) // MAX_BUCKETS).bit_length()
-    block = reader.read(info.id, 0, info.rows, bucket)
-    columns = [block.low[block.keys.index(key)].tolist() for key in block.keys]
-    memory, newest = MemorySeries(), None
-    latest: dict[str, float] = {}
-    filling = run_json.get("epoch") == 1
-    for ts, step, *row in zip(block.ts.tolist(), block.step.tolist(), *columns, strict=True):
-        values = zip(block.keys, row, strict=True)
-        known = {key: value for key, value in values if math.isfinite(value)}
-        found = memory.add(ts, int(step), known, filling=filling) if step > 0 else []
-        newest = found[0] if found else newest
-        latest |= known
-    if newest is None:
-        return None
-    level = latest.get("process/rss", 0.0) + latest.get("process/children_rss", 0.0)
-    if newest.where is GrowthSource.ALLOCATED:
-        level = latest["memory/allocated"]
-    trend, last = newest.trend, int(block.step.max())
-    # A cache that filled up grew, and does not grow now.
-    if level - trend.level < MIN_EVENNESS * trend.bytes_per_step * (last - trend.last_step):
-        return None
-    return replace(newest, trend=replace(trend, level=level))

@@ -56,17 +56,12 @@ def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: P
     assert any("train.py:7 step" in code.value for code in app.code)
 
 
-def test_a_run_without_such_a_failure_has_no_section(page: OpenPage, tmp_path: Path) -> None:
-    record(tmp_path, "short")
-    app = page(run="short", tab="memory")
-    assert "memory ran out" not in text_of(app)
-    assert not [one for one in app.button if one.key == "oom_retry"]
-
-
 def test_a_caught_failure_is_told_and_cannot_be_retried(page: OpenPage, tmp_path: Path) -> None:
     short_of_memory(tmp_path, FULL, ended=False)
     app = page(run="short", tab="memory")
     assert "#### Allocation failed, script continued: Too large to" in text_of(app)
+    record(tmp_path, "other")
+    assert "Allocation failed" not in text_of(page(run="other", tab="memory"))
     assert not [one for one in app.button if one.key == "oom_retry"]
     assert header(page(run="short"))["retry"] is None
 

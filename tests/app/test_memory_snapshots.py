@@ -119,10 +119,8 @@ def test_what_is_no_snapshot_is_told_and_can_be_tried_again(
 def test_without_one_it_says_how_to_get_it(
     section: Callable[[str | None], AppTest], tmp_path: Path, live: bool
 ) -> None:
-    folder = record(tmp_path, "one", commands=["memory_snapshot"])
     status = RunStatus.RUNNING if live else RunStatus.FINISHED
-    run_json = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(run_json | {"status": status}))
+    record(tmp_path, "one", status, commands=["memory_snapshot"])
     app = section("one")
     assert ("A live run on CUDA" in texts(app)) is not live
     assert "You can also open any `torch.cuda.memory._dump_snapshot` file, here or from" in texts(

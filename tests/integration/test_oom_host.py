@@ -79,26 +79,27 @@ def test_a_watched_cpu_script_that_runs_out_says_it_is_the_hosts(name: str, tmp_
     assert run_json(run)["reason"].startswith("The host ran out of memory")
 
 
+def fail_with(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let the first step of a training raise an error with this text."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(TrainStep, "__call__", fail)
+
+
 def test_a_run_of_ours_on_the_cpu_is_told_so_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried "
-            "to allocate 640000 bytes. Error code 12"
-        )
-
-    monkeypatch.setattr(TrainStep, "__call__", fail)
+    error = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000 bytes."
+    fail_with(monkeypatch, error)
     config = small(Workload.DIGITS_MLP, batch_size=64)
     assert training_run.run(config, tmp_path) is RunStatus.FAILED
-    report = read_report(tmp_path)
-    assert report is not None
-    assert report.last.requested == 640_000
     found = judged(read_run(tmp_path))
     assert found is not None
+    assert found.report.last.requested == 640_000
     assert found.verdict.case is OomCause.HOST
-    assert found.verdict.next[0].name == "batch_size"
-    assert found.verdict.next[0].value == 32
+    assert (found.verdict.next[0].name, found.verdict.next[0].value) == ("batch_size", 32)
 
 
 KILLED_WORKER = """
@@ -152,10 +153,7 @@ def test_a_worker_that_the_kernel_killed_is(
     monkeypatch.setattr(observer, "kills_since", lambda first: 1)
     monkeypatch.setattr("stepscope.memory.oom.capture.kills_since", lambda first: 1)
 
-    def fail(*_: object) -> None:
-        raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
-
-    monkeypatch.setattr(TrainStep, "__call__", fail)
+    fail_with(monkeypatch, "DataLoader worker (pid 12) is killed by signal: Killed. ")
     assert training_run.run(small(Workload.DIGITS_MLP), tmp_path) is RunStatus.FAILED
     reason = run_json(tmp_path)["reason"]
     assert reason.startswith("The host ran out of memory: the kernel killed a DataLoader worker.")
@@ -194,16 +192,12 @@ def test_a_run_that_the_kernel_killed_is_told_by_the_counter(
     report = judged(read_run(run))
     assert report is not None
     assert report.report.last.ts == pytest.approx(long_ago)  # at each look the same
-    # Much later the counter may have counted anything.
-    assert looked_at(run, time.time() - 3600) == ["crashed"]
-    # Another machine's counter says nothing here.
-    assert looked_at(run, long_ago) == ["out-of-memory"]
-    assert looked_at(run, long_ago, host="elsewhere") == ["crashed"]
-
-
-def looked_at(run: Path, heartbeat: float, **changes: str) -> list[str]:
-    """Return the kinds of findings of a run whose last heartbeat was then."""
-    told = json.loads((run / "run.json").read_text()) | {"heartbeat": heartbeat} | changes
-    (run / "run.json").write_text(json.dumps(told))
-    os.utime(run / "run.json", (heartbeat, heartbeat))
-    return [one.kind for one in findings(read_recorded(read_run(run)))]
+    for heartbeat, host, kind in (
+        (time.time() - 3600, {}, "crashed"),  # the counter may have counted anything since
+        (long_ago, {}, "out-of-memory"),
+        (long_ago, {"host": "elsewhere"}, "crashed"),  # another host's counter
+    ):
+        changed = run_json(run) | {"heartbeat": heartbeat} | host
+        (run / "run.json").write_text(json.dumps(changed))
+        os.utime(run / "run.json", (heartbeat, heartbeat))
+        assert [one.kind for one in findings(read_recorded(read_run(run)))] == [kind]

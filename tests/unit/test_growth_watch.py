@@ -1,4 +1,4 @@
-"""Growth events of a live run: when, of what, and how often; and growth in a recorded run."""
+"""Growth events of a live run: when, of what, and how often; and their finding."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.memory.growth_detector import GROUPS, GrowthMonitor, MemorySample, MinimumWindow
-from stepscope.run import read_run
+from stepscope.recorder.recorder import Recorder
+from stepscope.run import RunStatus, read_run
 from tests.support.fake_nvml import FakeClock
-from tests.support.recorded_runs import Row, write_run
 
 MIB = 2.0**20
 TICK_S = 0.1
@@ -233,53 +233,16 @@ def test_a_leak_below_an_earlier_level_is_detected_above_it(bench: Bench) -> Non
     assert event["level"] > 1500 * MIB
 
 
-# --- in a recorded run ----------------------------------------------------------------------------
+# --- the finding ----------------------------------------------------------------------------------
 
 
-def rows(count: int = 4000, **levels: Level) -> list[Row]:
-    keys = {"rss": "process/rss", "peak": "memory/peak_allocated", "allocated": "memory/allocated"}
-    return [
-        (0.1 * i, i // 2, {keys[name]: level(i // 2) for name, level in levels.items()})
-        for i in range(count)
-    ]
-
-
-def dip(step: int) -> float:
-    return 900 * MIB if step < 1400 else 500 * MIB + (step - 1400) * 0.6 * MIB
-
-
-def peak_of(times: int) -> Level:
-    return lambda step: 2000 * MIB + times * leak(0.3 * MIB, 500 * MIB)(step)
-
-
-@pytest.mark.parametrize(
-    ("levels", "epoch", "found"),
-    [
-        ({"allocated": leak(0.3 * MIB)}, 0, True),
-        ({"rss": leak(0.3 * MIB)}, 0, True),
-        ({"allocated": lambda step: 500 * MIB + MIB * ((step * 7919) % 101) / 101}, 0, False),
-        # with the batches, and below steady peaks
-        ({"allocated": leak(0.3 * MIB, 500 * MIB), "peak": peak_of(5)}, 0, False),
-        ({"allocated": leak(0.3 * MIB, 500 * MIB), "peak": peak_of(1)}, 0, True),
-        # to less than before, and to more
-        ({"allocated": dip}, 0, False),
-        ({"allocated": lambda step: dip(step) + 600 * MIB * (step >= 1400)}, 0, True),
-        # a data set in its first epoch, and in the second
-        ({"rss": leak(0.03 * MIB, 400 * MIB)}, 1, False),
-        ({"rss": leak(0.03 * MIB, 400 * MIB)}, 2, True),
-        # a cache that was filled
-        ({"rss": lambda step: 2000 * MIB + min(step, 300) * MIB}, 2, False),
-    ],
-)
-def test_growth_in_a_recorded_run_is_a_finding(
-    tmp_path: Path, levels: dict[str, Level], epoch: int, found: bool
-) -> None:
-    folder = write_run(tmp_path / "r", {"epoch": epoch}, samples=rows(**levels))
-    growing = [
-        one for one in findings(read_recorded(read_run(folder))) if one.kind == "memory-growth"
-    ]
-    assert len(growing) == found
-    for finding in growing:
-        assert " per 100 steps" in finding.text
-        assert finding.next
-        assert (finding.rank, finding.phase, finding.setting) == (0, None, None)
+@pytest.mark.parametrize("advice", ["Look for tensors.", None])
+def test_the_newest_event_is_a_finding(tmp_path: Path, advice: str | None) -> None:
+    texts = [f"Allocated memory grows by {n} MiB per 100 steps. Look for tensors." for n in "12"]
+    recorder = Recorder(tmp_path, name="growth")
+    for text in texts:
+        recorder.event("memory_growth", text, next=advice)
+    recorder.close(RunStatus.FINISHED)
+    [finding] = findings(read_recorded(read_run(tmp_path)))
+    assert (finding.kind, finding.rank, finding.next) == ("memory-growth", 0, advice)
+    assert finding.text == (texts[1] if advice is None else texts[1].removesuffix(f" {advice}"))

@@ -180,7 +180,8 @@ def optimizer_memory(optimizer: Any) -> OptimizerMemory:
 
 def _state_factor(optimizer: Any) -> int | None:
     """Return the number of tensors that an optimizer keeps per parameter; None if unknown."""
-    name, group = type(optimizer).__name__.lower(), next(iter(optimizer.param_groups), {})
+    name = type(optimizer).__name__.lower()
+    group: Mapping[str, Any] = next(iter(optimizer.param_groups), {})
     if name == "sgd" and not group.get("momentum"):
         return 0
     factor = next((number for word, number in _STATES.items() if word in name), None)

@@ -279,8 +279,8 @@ def _samples(run: FailureContext, uuid: str | None) -> Fields:
     device: dict[str, float] = {}
     rows = []
     for row in list(run.recorder.recent):
-        values = row.values.items()
-        kept = {k: v for k, v in values if math.isfinite(v) and k.startswith(METRICS)}
+        known = ((key, value) for key, value in row.values.items() if value is not None)
+        kept = {k: v for k, v in known if math.isfinite(v) and k.startswith(METRICS)}
         if row.stream == Stream.DEVICES and row.source == uuid:
             device |= kept
         elif row.stream == Stream.SAMPLES:

@@ -143,13 +143,12 @@ def _largest(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     Pieces count before an unusual step: they are the cause only if its demand is known to fit. A
     validation with gradients counts before everything else.
     """
-    need = max(figures.requested, _missing_state(record))
     above = _above_usual(record, figures)
     if above and _keeps_activations(record):
         return _spike(record, figures, above)
-    pieces = figures.cached if _is_fragmented(record, figures, need) else 0
+    pieces = figures.cached if _is_fragmented(record, figures) else 0
     spike = 0 if pieces else above
-    others = _enough_of_others(record, figures, need)
+    others = _enough_of_others(record, figures)
     most = max(spike, others, pieces)
     if most <= 0:
         return None
@@ -193,20 +192,22 @@ def _spike(record: OomRecord, figures: OomFigures, above: int) -> _Conclusion:
     return _Conclusion(OomCause.SPIKE, text, advice.long_batch, above / figures.limit)
 
 
-def _enough_of_others(record: OomRecord, figures: OomFigures, need: int) -> int:
+def _enough_of_others(record: OomRecord, figures: OomFigures) -> int:
     others = others_of(record, figures) or 0
-    own_limit = figures.limit - figures.reserved < need  # the end of others would change nothing
-    enough = max(need - figures.room, MIN_OTHERS * figures.limit)
+    # At this process's own limit the end of others would change nothing.
+    own_limit = figures.limit - figures.reserved < figures.requested
+    enough = max(figures.requested - figures.room, MIN_OTHERS * figures.limit)
     return 0 if own_limit or others < enough else others
 
 
-def _is_fragmented(record: OomRecord, figures: OomFigures, need: int) -> bool:
+def _is_fragmented(record: OomRecord, figures: OomFigures) -> bool:
     """Return True if only the place of free memory can have refused the allocation.
 
     In a step of a kind that was never completed free pieces prove nothing: the step frees and
     allocates more before it has its peak. The process must have held the demand before.
     """
-    if figures.cached < max(MIN_FRAGMENTED * figures.reserved, need - figures.room):
+    missing = figures.requested - figures.room
+    if figures.cached < max(MIN_FRAGMENTED * figures.reserved, missing):
         return False
     done = record.steps_done or 0
     if _is_elsewhere(record, figures):
@@ -266,14 +267,6 @@ def _free_in_pieces(record: OomRecord, figures: OomFigures) -> str:
     if record.segments is not None:
         where = f" in pieces of at most {format_bytes(record.segments.largest_free)}"
     return f"{format_bytes(figures.cached)} of the reserved memory was free{where}"
-
-
-def _missing_state(record: OomRecord) -> int:
-    """Return the bytes of optimizer state that were still to come, 0 if unknown."""
-    state = record.optimizer
-    if record.phase != "optimizer" or state is None or state.expected is None:
-        return 0
-    return max(0, state.expected - state.state)
 
 
 def _optimizer(record: OomRecord, figures: OomFigures) -> _Conclusion | None:

@@ -165,7 +165,7 @@ def evidence_of(
 ) -> dict[str, str]:
     """Return the figures behind a verdict as text, by their label."""
     segments, state, host = record.segments, record.optimizer, record.host or HostMemory()
-    sizes = {
+    sizes: dict[str, Any] = {
         "Requested": record.requested,
         "Allocated (tensors)": record.allocated,
         "Reserved but free (fragmented)": figures and figures.cached,

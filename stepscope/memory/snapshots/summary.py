@@ -87,7 +87,8 @@ def summarize(snapshot: MemorySnapshot) -> SnapshotSummary:
     name = printable(snapshot.name)[:MAX_TEXT_CHARS]
     try:
         summary = _summary(name, snapshot)
-        sizes = [part.parts.reserved for part in (*summary.devices, *summary.places)]
+        sizes = [one.parts.reserved for one in summary.devices]
+        sizes += [one.parts.reserved for one in summary.places]
         sizes += [timeline.peak for timeline in summary.histories]
         sizes += [value for site in summary.sites for value in (site.size, site.requested)]
         if max((*sizes, summary.size_left)) >= MAX_SUM_BYTES:
@@ -111,7 +112,9 @@ def _summary(name: str, snapshot: MemorySnapshot) -> SnapshotSummary:
     ]
     used = [part.stack for memory in devices for row in memory.rows for part in row.parts]
     used += [site.stack for site in sites[:MAX_SITES]]
-    used += [one.stack for timeline in histories for one in (*timeline.bands, *timeline.at_peak)]
+    for timeline in histories:
+        used += [band.stack for band in timeline.bands]
+        used += [held.stack for held in timeline.at_peak]
     stacks = {number: table.frames[number] for number in sorted(set(used) - {NO_STACK})}
     texts = {text: table.texts[text] for frames in stacks.values() for text in frames}
     return SnapshotSummary(
