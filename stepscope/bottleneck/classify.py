@@ -193,10 +193,7 @@ def parts_of(figures: StepAverages, setup: RunSetup) -> StepBreakdown | str:
 
 def _cpu_parts(figures: StepAverages, wait: float) -> StepBreakdown | str:
     if figures.process_cpu is None and wait <= STANDS_STILL:
-        return (
-            "No diagnosis: whether the process computes or waits is unknown; that takes at "
-            "least a second of steps."
-        )
+        return "No diagnosis: whether the process computes is unknown before a second of steps."
     busy = 1.0 if figures.process_cpu is None else figures.process_cpu
     other = max(0.0, 1.0 - wait - busy)
     return StepBreakdown(compute=1.0 - wait - other, data=wait, copies=0.0, other=other)

@@ -146,7 +146,7 @@ class Coordinator:
     def _close(self, closed: Proposal) -> None:
         """Replace a proposal, and drop closed proposals beyond MAX_CLOSED."""
         id_ = closed.command.id
-        del self._since[id_]
+        self._since.pop(id_, None)
         kept = [closed if one.command.id == id_ else one for one in self.proposals]
         over = [one for one in kept if one.state is not ProposalState.PROPOSED][:-MAX_CLOSED]
         self.proposals = tuple(one for one in kept if one not in over)

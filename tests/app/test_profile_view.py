@@ -62,14 +62,14 @@ def test_the_profile_of_each_rank_can_be_chosen(page: OpenPage, tmp_path: Path) 
     chooser(app, "chosen_profile").select_index(1).run()
 
 
-def test_the_only_rank_with_a_profile_is_named(page: OpenPage, tmp_path: Path) -> None:
-    write_profile(job(tmp_path), 5, 6, 1)
+def test_the_only_rank_with_a_profile_is_named_and_an_invalid_summary_refused(
+    page: OpenPage, tmp_path: Path
+) -> None:
+    folder = job(tmp_path)
+    write_profile(folder, 5, 6, 1)
     app = page(run="one", tab="profile")
     assert r"Rank 1 · \*node\*" in [text.value for text in app.markdown]
-
-
-def test_what_is_no_summary_is_told(page: OpenPage, tmp_path: Path) -> None:
-    folder = record(tmp_path, "one")
+    (folder / "profile-step-5-6.rank1.summary.json").unlink()
     (folder / "profile-step-5-6.summary.json").write_text("[]")
     app = page(run="one", tab="profile")
     [warning] = [said.value for said in app.warning if "profile" in said.value]

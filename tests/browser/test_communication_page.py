@@ -15,8 +15,6 @@ from tests.support.server import Server, start_server, stop_server
 from trainer.collectives.measurement import new_result_path, write_result
 
 SECOND = 1_000
-MISSING = "404"
-"""In the console: Streamlit asks for its own addresses below /communication first."""
 
 
 @pytest.fixture(scope="module")

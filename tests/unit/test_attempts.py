@@ -89,14 +89,10 @@ def test_the_end_of_a_job_is_that_of_its_first_rank(
 
 
 def test_a_kill_for_lack_of_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "trainer.runners.job_outcome.kills_since", lambda first: first and first["count"]
-    )
-    folder = job(tmp_path, rank1={"oom_kills": {"count": 1}})
-    assert (
-        "was killed by the system (SIGKILL): out of memory. Use a smaller batch, "
-        "fewer ranks or fewer num_workers"
-    ) in end_of(folder, printed(tmp_path, -9, 1)).short
+    kills = "trainer.runners.job_outcome.kills_since"
+    monkeypatch.setattr(kills, lambda first: first and first["count"])
+    end = end_of(job(tmp_path, rank1={"oom_kills": {"count": 1}}), printed(tmp_path, -9, 1))
+    assert "was killed by the system (SIGKILL): out of memory. Use a smaller batch" in end.short
 
 
 @pytest.mark.parametrize(
@@ -128,7 +124,7 @@ def test_torchrun_that_ended_by_signal_is_no_failure(tmp_path: Path) -> None:
     assert ended_by_signal(log)
 
 
-def test_the_page_reads_what_was_noted(tmp_path: Path) -> None:
+def test_the_page_reads_the_noted_end_and_a_rank_keeps_its_own(tmp_path: Path) -> None:
     folder = job(tmp_path)
     note_job_end(folder, end_of(folder, printed(tmp_path, -9, 1)), restarted_as="job-restart1")
     run = read_run(folder)
@@ -137,10 +133,7 @@ def test_the_page_reads_what_was_noted(tmp_path: Path) -> None:
     assert run.run_json["restarted_as"] == "job-restart1"
     # A second look finds the same, whatever torchrun has printed since.
     assert end_of(folder, printed(tmp_path, 1, 0)).short == "rank 1 was killed (SIGKILL)"
-
-
-def test_a_rank_that_has_said_its_end_keeps_it(tmp_path: Path) -> None:
-    folder = job(tmp_path, rank0=PEER)
+    folder = job(tmp_path / "own", rank0=PEER)
     note_job_end(folder, end_of(folder, printed(tmp_path, -9, 1)))
     kept = json.loads((folder / "run.json").read_text())
     assert (kept["reason"], kept["ended"]) == (PEER["reason"], PEER["ended"])
@@ -250,12 +243,10 @@ def test_a_restart_is_expected_while_torchrun_runs(tmp_path: Path) -> None:
         return restart_expected(read_run(folder))
 
     assert expected(**torchrun())
-    assert not expected(**torchrun(restarts=1))
-    assert not expected(**torchrun(**GONE))
-    assert not expected(**torchrun(), restarted_as="job-restart1")
     assert not expected()
-    assert not expected(**torchrun(max_restarts="3"))  # of another program
-    assert not expected(**torchrun(restarts=None))
+    assert not expected(**torchrun(), restarted_as="job-restart1")
+    for changes in ({"restarts": 1}, GONE, {"max_restarts": "3"}, {"restarts": None}):
+        assert not expected(**torchrun(**changes)), changes
     done = {"status": "finished", "ended": time.time()}
     folder = job(tmp_path / "done", rank0=torchrun() | done, rank1=done)
     assert not restart_expected(read_run(folder))

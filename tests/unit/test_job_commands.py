@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +13,13 @@ import pytest
 
 from stepscope.commands import job_commands
 from stepscope.commands.command import Command, CommandName
-from stepscope.commands.consensus import FOLDER, NOTICES
+from stepscope.commands.consensus import (
+    FOLDER,
+    NOTICES,
+    ConsensusFiles,
+    Proposal,
+    ProposalState,
+)
 from stepscope.commands.job_commands import JobCommands
 from stepscope.common.clock import clock
 from stepscope.recorder.recorder import Recorder
@@ -123,6 +129,24 @@ def test_what_the_disk_refuses_is_withdrawn(ranks: list[Rank], tmp_path: Path) -
     (text,) = ranks[0].recorder.texts
     assert text.endswith("the disk refuses the files of the agreement")
     assert not ranks[0].commands.waiting
+
+
+def test_a_decision_that_the_disk_refuses_is_withdrawn(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = ConsensusFiles.write_notices
+
+    def refuse(files: ConsensusFiles, proposals: Sequence[Proposal]) -> None:
+        if any(one.state is ProposalState.DECIDED for one in proposals):
+            raise OSError("no space left")
+        write(files, proposals)
+
+    monkeypatch.setattr(ConsensusFiles, "write_notices", refuse)
+    ranks[0].commands.offer(COMMAND)
+    assert ranks[0].recorder.over.wait(PATIENCE_S)
+    (text,) = ranks[0].recorder.texts
+    assert text.endswith("the disk refuses the files of the agreement")
+    wait_until(lambda: not any(rank.commands.waiting for rank in ranks), PATIENCE_S)
 
 
 def test_the_end_of_number_0_withdraws_what_is_open(ranks: list[Rank]) -> None:

@@ -76,20 +76,14 @@ def test_a_host_or_port_that_cannot_be_is_refused(changes: dict[str, Any], named
         launch(job(), **changes)
 
 
-def test_hosts_that_can_be() -> None:
+def test_hosts_are_named_and_ranks_share_the_cores() -> None:
     for host in ("node1", "10.0.0.7", "gpu-01.cluster.example", "fe80::1"):
         assert f"{host}:29500" in machine_command(launch(job(), host=host))
-
-
-def test_ranks_share_the_cores() -> None:
     assert rank_variables(job(), 64)["OMP_NUM_THREADS"] == "8"
     assert rank_variables(job(), 2)["OMP_NUM_THREADS"] == "1"
     assert rank_variables(job(num_threads=5), 2)["OMP_NUM_THREADS"] == "5"
     assert "TORCH_NCCL_ENABLE_TIMING" not in rank_variables(job(), 2)
     assert rank_variables(job(time_collectives=True), 2)["TORCH_NCCL_ENABLE_TIMING"] == "1"
-
-
-def test_what_decides_on_data_and_model_goes_along() -> None:
     told = {"STEPSCOPE_DATA": "/data", "STEPSCOPE_WORKLOAD": "", "HOME": "/root"}
     assert inherited(told) == {"STEPSCOPE_DATA": "/data"}
 

@@ -58,11 +58,7 @@ def test_many_that_come_at_once_find_one_folder(tmp_path: Path) -> None:
     [folder] = folders
     assert folder.is_dir()
     assert "-train-" in folder.name
-
-
-def test_another_job_has_another_folder(tmp_path: Path) -> None:
-    first = found(tmp_path, 0)
-    assert rendezvous_folder(tmp_path, "a", (*JOB[:4], "1"), 0) != first
+    assert rendezvous_folder(tmp_path, "train", (*JOB[:4], "1"), 0) != folder, "another job's"
 
 
 def test_a_name_used_again_later_gets_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -106,11 +106,6 @@ def test_one_of_four_averaged_batches_stands_for_all() -> None:
     assert named.share == pytest.approx(0.16)
 
 
-def test_iterations_of_a_validation_are_none_of_a_step() -> None:
-    iterations = np.arange(COUNT) + np.where(np.arange(COUNT) > 20, 500.0, 0.0)
-    assert of_rank(0, iterations=iterations).per_step == 1
-
-
 @pytest.mark.parametrize("last", [np.inf, 1e300, np.nan])
 def test_numbers_that_nobody_can_have_written_break_nothing(last: float) -> None:
     iterations = np.arange(COUNT, dtype=float)
@@ -120,6 +115,8 @@ def test_numbers_that_nobody_can_have_written_break_nothing(last: float) -> None
     columns = {key: np.full(3, value) for key, value in STEP.items()}
     steps = np.array([1.0, 2.0, last])
     assert rank_times(0, steps, np.arange(3.0), columns).per_step == 1
+    validation = np.arange(COUNT) + np.where(np.arange(COUNT) > 20, 500.0, 0.0)
+    assert of_rank(0, iterations=validation).per_step == 1
 
 
 def test_two_models_in_ddp_are_said(tmp_path: Path) -> None:

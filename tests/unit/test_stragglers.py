@@ -83,6 +83,9 @@ def test_nothing_is_said_of_equal_ranks() -> None:
     found = judge(recorded("none"))
     assert (found.kind, found.ranks, found.phase, found.share) == (NONE, (), None, None)
     assert found.text.startswith("No straggler: the latest rank costs")
+    own = noise(4, 100, seed=5, size=0.03)
+    own[1, 4, 50:53] += 2.0
+    assert judge(made(own)).kind is NONE, "one long pause"
 
 
 def test_ranks_that_are_late_in_turn_are_nobodys_fault() -> None:
@@ -169,12 +172,6 @@ def test_phases_are_named_until_they_explain_half(
     excess: dict[str, float], named: list[str]
 ) -> None:
     assert list(explained(excess, 1.0)) == named
-
-
-def test_one_long_pause_is_no_straggler() -> None:
-    own = noise(4, 100, seed=5, size=0.03)
-    own[1, 4, 50:53] += 2.0
-    assert judge(made(own)).kind is NONE
 
 
 def test_waiting_that_no_phase_explains_gets_no_cause() -> None:

@@ -62,12 +62,11 @@ def test_first_steps_and_old_ones_do_not_count(tmp_path: Path) -> None:
     assert new[0][0] - old[-1][0] > WINDOW_S
     first = write_run(tmp_path / "first", steps=slow)
     assert figures_of(first).steps == 0
+    assert figures_of(write_run(tmp_path / "empty")) == StepAverages(steps=0)
+    rare = write_run(tmp_path / "rare", steps=steps(100, 60.0))
+    assert figures_of(rare).steps == MIN_STEPS, "slow steps are counted, not timed"
     whole = figures_of(write_run(tmp_path / "whole", steps=[*slow, *old, *new]))
     assert (whole.steps, whole.step_time) == (60, pytest.approx(0.1))
-
-
-def test_slow_steps_are_counted_not_timed(tmp_path: Path) -> None:
-    assert figures_of(write_run(tmp_path / "r", steps=steps(100, 60.0))).steps == MIN_STEPS
 
 
 def test_rows_without_a_step_time_are_no_steps(tmp_path: Path) -> None:
@@ -127,10 +126,6 @@ def test_copies_are_those_of_the_steps_that_were_measured(tmp_path: Path) -> Non
     assert found.copies == pytest.approx(0.015)
     assert found.device_time == pytest.approx(0.05)
     assert found.data_wait is None
-
-
-def test_an_empty_store_has_no_figures(tmp_path: Path) -> None:
-    assert figures_of(write_run(tmp_path / "r")) == StepAverages(steps=0)
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,7 @@ def lateness(late: Floats) -> Floats:
 def chance(late: Floats) -> float:
     """Return the permutation-test p-value of the largest mean lateness.
 
-    Null hypothesis: ranks are exchangeable within each block of steps. `late` has shape
-    (ranks, steps), in seconds.
+    Null hypothesis: ranks are exchangeable within each block. `late` is (ranks, steps) in seconds.
     """
     blocks = np.array([[trimmed(part) for part in np.array_split(r, BLOCKS)] for r in late])
     # Sorted, so that the result does not depend on the order of the ranks.
@@ -219,8 +218,7 @@ def _latest(blocks: Floats) -> Floats:
 def explained(excess: Mapping[str, float], late: float) -> tuple[StepPhase, ...]:
     """Return the phases to name for a lateness, the longest first; () if they do not explain it.
 
-    All phases together explain EXPLAINED of the lateness. The named phases explain half of it, and
-    include each phase half as long as the first.
+    All phases explain EXPLAINED of it; the named ones half of it, or are half as long as the first.
     """
     longer = sorted(((value, name) for name, value in excess.items() if value > 0), reverse=True)
     if not longer or sum(value for value, _ in longer) < EXPLAINED * late:
@@ -248,8 +246,7 @@ def others(values: Floats) -> Floats:
 def late_steps(wait: Floats) -> Floats:
     """Return the fraction of the steps in which each rank is late.
 
-    A rank is late in a step if it waits less than the middle of the shortest and the longest wait.
-    `wait` is (ranks, steps).
+    A rank is late if it waits less than the mean of shortest and longest. `wait` is (ranks, steps).
     """
     least, most = wait.min(axis=0), wait.max(axis=0)
     return np.asarray((wait - least < (most - least) / 2).mean(axis=1))
