@@ -375,7 +375,8 @@ def _checked(name: str, value: Any) -> Any:
             raise _error(name, f"must be one of {options}", value, "Choose one of these") from None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if type(value) is not kind:  # not isinstance: True is no batch size
+    is_kind = type(value) is kind  # not isinstance: True is no batch size
+    if not is_kind:
         wanted = {int: "an integer", float: "a number", bool: "0 or 1"}.get(kind, "text")
         raise _error(name, f"must be {wanted}", value, f"Give {wanted}")
     low, high = LIMITS.get(name, (-math.inf, math.inf))

@@ -100,7 +100,7 @@ def test_tied_and_frozen_weights_and_other_devices() -> None:
 
 
 @simulator_only
-def test_a_reading_makes_no_call_of_cuda() -> None:
+def test_a_reading_makes_no_call_of_cuda() -> None:  # and so it waits for nothing
     import cudasim  # noqa: PLC0415 - where there is a simulator
 
     model = Scales([1000] * 50)

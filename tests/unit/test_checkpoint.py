@@ -52,10 +52,10 @@ def test_a_failed_write_keeps_the_former_file(
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
-@pytest.mark.parametrize("name", ["audio_codecs.weight", "bytearray.weight", "_codecs"])
-def test_a_layer_may_have_the_name_of_a_module(tmp_path: Path, name: str) -> None:
-    write_checkpoint(tmp_path / "last.pt", {"model": {name: torch.ones(1)}})
-    assert list(read_checkpoint(tmp_path / "last.pt")["model"]) == [name]
+def test_a_layer_may_have_the_name_of_a_module(tmp_path: Path) -> None:
+    names = dict.fromkeys(("audio_codecs.weight", "bytearray.weight", "_codecs"), torch.ones(1))
+    write_checkpoint(tmp_path / "last.pt", {"model": names})
+    assert read_checkpoint(tmp_path / "last.pt")["model"].keys() == names.keys()
 
 
 class Bomb:

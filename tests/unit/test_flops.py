@@ -172,21 +172,12 @@ DEVICES = [
     (H100, "tf32", 494.5),
     (H100, "fp32", 67),
     ("NVIDIA H100 PCIe", "bf16", 756.5),
-    ("NVIDIA H100 NVL", "bf16", 835.5),
-    ("NVIDIA H200", "bf16", 989.5),
     ("NVIDIA H200 NVL", "bf16", 835.5),
-    ("NVIDIA B200", "bf16", 2250),
     ("NVIDIA A100-SXM4-80GB", "bf16", 312),
-    ("NVIDIA A100-PCIE-40GB", "tf32", 156),
     ("NVIDIA A100 80GB PCIe", "fp32", 19.5),
-    ("NVIDIA A10", "fp16", 125),
-    ("NVIDIA L4", "bf16", 121),
-    ("NVIDIA L40S", "bf16", 362),
     ("Tesla T4", "fp16", 65),
     ("Tesla V100-SXM2-32GB", "fp16", 125),
-    ("NVIDIA GeForce RTX 3090", "bf16", 71),
     ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
-    ("NVIDIA GeForce RTX 5090", "bf16", 209.5),
 ]
 
 

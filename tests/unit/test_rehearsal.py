@@ -16,9 +16,8 @@ from stepscope.run import RunStatus
 from trainer.config import Optimizer, OptimizerImpl, RunConfig
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.precision import autocast
 from trainer.training.state import TrainState
-from trainer.training.step import TrainPhaseTimer, TrainStep
+from trainer.training.step import TrainPhaseTimer, TrainStep, build_train_step
 from trainer.training.warmup import (
     first_batch,
     full_batch_size,
@@ -35,19 +34,12 @@ BATCH = torch.rand(8, 4), torch.rand(8, 2)
 def make(**changes: Any) -> tuple[TrainState, TrainStep]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2))
-    config = RunConfig(**{"learning_rate": 0.01, **changes})
+    config = RunConfig(**{"learning_rate": 0.01, "max_grad_norm": 1.0, **changes})
     training = TrainState(config, model, CpuAccelerator())
     training.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-    step = TrainStep(
-        model=model,
-        loss=nn.MSELoss(),
-        optimizer=training.optimizer,
-        scaler=training.scaler,
-        autocast=autocast(config.precision, torch.device("cpu")),
-        max_grad_norm=1.0,
-        set_to_none=config.set_to_none,
-    )
-    return training, step
+    split = TensorSplit.of(*BATCH)
+    task = Task(model=model, train=split, validation=split, loss=nn.MSELoss())
+    return training, build_train_step(training, task)
 
 
 def losses(step: TrainStep, steps: int) -> list[float]:

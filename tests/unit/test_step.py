@@ -99,15 +99,9 @@ def test_pure_precisions_take_the_loss_in_fp32(precision: Precision) -> None:
         seen.append(outputs.dtype)
         return nn.functional.mse_loss(outputs, targets)
 
-    step = TrainStep(
-        model=model,
-        loss=loss,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        scaler=grad_scaler(precision, torch.device("cpu")),
-        autocast=autocast(precision, torch.device("cpu")),
-        max_grad_norm=1.0,
-        form=InputFormat.of(config),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = replace(make(1.0, precision), model=model, loss=loss, optimizer=optimizer)
+    step = replace(step, form=InputFormat.of(config))
     value, norm = step(*BATCH)
     outputs, _ = step.evaluate(*BATCH)
     assert seen == [torch.float32, torch.float32]

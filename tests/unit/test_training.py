@@ -7,6 +7,7 @@ import copy
 import importlib
 import inspect
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +68,17 @@ def test_the_setting_chooses_the_kernel_of_the_optimizer(
     optimizer: Optimizer, impl: OptimizerImpl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None for both would let torch choose; counted is which of torch's functions is called."""
-    module = importlib.import_module(f"torch.optim.{'sgd' if optimizer == 'sgd' else 'adam'}")
     name = "sgd" if optimizer is Optimizer.SGD else "adam"
+    module = importlib.import_module(f"torch.optim.{name}")
     called: list[str] = []
 
-    def counted(kind: str) -> None:
-        whole = f"_{kind}_{name}"
-        real = getattr(module, whole)
-
-        def count(*args: Any, **options: Any) -> None:
-            called.append(kind)
-            real(*args, **options)
-
-        monkeypatch.setattr(module, whole, count)
+    def count(kind: str, real: Any, *args: Any, **options: Any) -> None:
+        called.append(kind)
+        real(*args, **options)
 
     for kind in KERNELS.values():
-        counted(kind)
+        real = getattr(module, f"_{kind}_{name}")
+        monkeypatch.setattr(module, f"_{kind}_{name}", partial(count, kind, real))
     one_epoch(training(optimizer=optimizer, optimizer_impl=impl))
     assert called == [KERNELS[impl]]
 

@@ -65,13 +65,7 @@ def validated(ranks: TrainerRank, split: Broken, batch_size: int) -> tuple[float
 
 def test_a_batch_without_a_sample_ends_the_job_in_place_of_a_forward_pass_less() -> None:
     """With FSDP the others would wait in its all-gather for ever."""
-    with pytest.raises(
-        RunFailedError,
-        match=(
-            r"No sample of a batch could be loaded, and the other ranks are waiting "
-            r"for this one\. Check the data or increase batch_size\."
-        ),
-    ):
+    with pytest.raises(RunFailedError, match="No sample of a batch could be loaded, and the other"):
         validated(Seen(rank=1, world_size=2), Broken(8, frozenset({1, 3})), 2)
 
 

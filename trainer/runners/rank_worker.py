@@ -37,10 +37,10 @@ def main() -> None:
     options = _options()
     env = TorchrunEnv.of(os.environ)
     by_page = options.config is None
+    number: int | None = env.restarts
     listener = ShutdownListener(env, by_page=by_page)
     if by_page:
         config = attempts.config_from_run_json(options.folder)
-        number, _store = env.restarts, None
     else:
         is_json = options.config.lstrip().startswith("{")
         text = options.config if is_json else Path(options.config).read_text()

@@ -30,15 +30,8 @@ MODEL, OPTIMIZER, PARTS = "model", "optimizer", "parts"
 Room = Callable[[str, torch.Size, torch.dtype], Tensor]
 """Returns the tensor to read into, by name, shape and dtype."""
 _DAMAGED = (
-    pickle.UnpicklingError,
-    EOFError,
-    RuntimeError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
+    *(pickle.UnpicklingError, EOFError, RuntimeError, ValueError, LookupError, TypeError),
+    *(AttributeError, ArithmeticError, AssertionError),
 )
 """Exceptions of torch.load for files that torch has not written."""
 
