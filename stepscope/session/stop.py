@@ -322,5 +322,5 @@ def handlers_wait() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number in dict.fromkeys(kept):
-            signal.raise_signal(number)
+        for received in dict.fromkeys(kept):
+            signal.raise_signal(received)
