@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
@@ -312,20 +311,16 @@ def handlers_wait() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept: dict[int, None] = {}
-
-    def keep(number: int, _: FrameType | None) -> None:
-        kept[number] = None
-
+    kept: list[int] = []
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     handlers.pop(signal.SIGINT, None)
     for number in handlers:
-        signal.signal(number, keep)
+        signal.signal(number, lambda number, _: kept.append(number))
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number in kept:
-            signal.raise_signal(number)
+        for received in dict.fromkeys(kept):
+            signal.raise_signal(received)

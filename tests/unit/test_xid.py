@@ -128,6 +128,7 @@ def test_gpus_in_mig_mode_are_watched_for_their_instances(bench: Bench) -> None:
     bench.watch(uuids={"MIG-1"})
     assert bench.next().uuid == B
     assert bench.library.registered == [B]
+    wait_until(lambda: bench.library.calls["nvmlEventSetWait_v2"] > 1)
     bench.watches[0].stop(timeout_s=0.0)
     bench.library.xids.append((B, 31, XID))
     assert bench.watches[0].stop()
