@@ -90,7 +90,9 @@ class RingBuffer:
         self._layouts: dict[tuple[tuple[str, ...], bool], RowLayout] = {}
         self._layout_lock = threading.Lock()
         self._header_used = len(MAGIC)
-        self.claim = itertools.count().__next__
+        slots = itertools.repeat(range(HEADER_BYTES, FILE_BYTES, SLOT_BYTES))
+        self.claim = zip(itertools.count(), itertools.chain.from_iterable(slots)).__next__
+        """Returns the number of the next row and the offset of its slot, atomically."""
         self._lock: int | None = None
         try:
             if is_network_filesystem(path):
@@ -111,8 +113,8 @@ class RingBuffer:
         """Write one row; a full ring counts it in `dropped` instead."""
         if self.last >= self.limit and not self._has_room():
             return
-        self.last = number = self.claim()
-        slot = HEADER_BYTES + number % SLOTS * SLOT_BYTES  # inline: each recorded step pays a call
+        number, slot = self.claim()
+        self.last = number
         layout.pack(self.memory, slot, layout.number, ts, step, *values, number + 1)
 
     def _has_room(self) -> bool:
@@ -166,7 +168,7 @@ class RingBuffer:
         """Accept no more rows; all claimed ones are `pending` now."""
         self.gate = self.limit = self.end = -1
         if self._final is None:
-            self._final = self.claim()
+            self._final, _ = self.claim()
 
     def leave(self) -> None:
         """Detach a forked child from the parent's ring and its lock."""

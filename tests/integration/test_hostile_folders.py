@@ -42,14 +42,16 @@ USERS = {"root": None, "another user": NOBODY} if os.geteuid() == 0 else {"this 
 numbers = st.integers(0, 2**20)
 DAMAGE = ["bytes", "cut", "sparse", "bomb", "deep", "large"]
 changes = st.one_of(
-    st.builds(Change, st.sampled_from(kinds), st.sampled_from(names), numbers)
-    for kinds, names in (
-        (["fifo", "link", "folder", "mode"], FILES),
-        (DAMAGE, FILES),
-        (["value"], JSON_FILES),
-        (["schema", "frame_bomb"], STORES),
-        (["fifo", "link", "mode", "owner", "temporary_links"], FOLDERS),
-    )
+    [
+        st.builds(Change, st.sampled_from(kinds), st.sampled_from(names), numbers)
+        for kinds, names in (
+            (["fifo", "link", "folder", "mode"], FILES),
+            (DAMAGE, FILES),
+            (["value"], JSON_FILES),
+            (["schema", "frame_bomb"], STORES),
+            (["fifo", "link", "mode", "owner", "temporary_links"], FOLDERS),
+        )
+    ]
 )
 
 
