@@ -134,7 +134,7 @@ def test_a_narrow_stack_can_be_read_and_zoomed(
 
 
 def test_a_run_that_begins_appears_on_the_empty_page(open_page: OpenPage) -> None:
-    page = open_page("/memory")  # the old address of the tab
+    page = open_page("/memory", "404")  # the old address; Streamlit looks for files below it
     expect(page.get_by_text("No run is shown")).to_be_visible(timeout=60_000)
     other = open_page(LONG)
     start(other)

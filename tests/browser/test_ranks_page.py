@@ -72,6 +72,7 @@ def processes(server: Server) -> list[int]:
 
 def ranks(page: Page) -> Locator:
     """Open the tab and return its section in view: it polls only there."""
+    expect(button(page, "Ranks")).to_be_visible(timeout=PATIENCE)
     open_tab(page, "Ranks")
     section = page.get_by_test_id("ranks")
     expect(section).to_be_visible(timeout=PATIENCE)
