@@ -1,8 +1,8 @@
 """The sidebar: device, workload and settings as one checked RunConfig, kept in the URL.
 
-Widget values live in `st.session_state` under `config_<field>`, and all of them together under
-SETTINGS, which stays while another page is shown. A link sets them once, when the session begins;
-from then on the URL follows the widgets.
+Widget values live in `st.session_state` under `config_<field>`, and all of them under SETTINGS,
+which other pages keep. A link sets them once, when the session begins; then the URL follows the
+widgets.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ PRECISIONS = {
     Precision.PURE_FP16: "pure fp16",
 }
 OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.ADAM: "Adam", Optimizer.ADAMW: "AdamW"}
-DEVICE_NAME = 15  # Characters of a GPU's name that the box has room for beside its index.
-SETTINGS = "settings"  # In the session's state: the value of every field of RunConfig, by its name.
+DEVICE_NAME = 15  # Characters of a GPU's name that fit into the select box after its index.
+SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
 _AWAY = "sidebar_not_drawn"
 _KEPT = (
     "device",
@@ -73,12 +73,12 @@ _KEPT = (
     "max_steps",
     *(s.field for s in (*SWITCHES, *PARALLEL_SWITCHES) if s.field != "channels_last"),
 )
-"""Fields that a change of workload leaves alone; channels_last has a default for each."""
+"""Fields that a change of workload keeps; channels_last has a default for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRunForm:
-    """The sidebar's settings, why they cannot start, and its places for buttons."""
+    """The sidebar's settings, why they cannot start, and the containers for buttons."""
 
     config: RunConfig
     problems: tuple[ConfigIssue, ...]
@@ -87,13 +87,13 @@ class NewRunForm:
 
 
 def load(config: RunConfig) -> None:
-    """Put a configuration into the sidebar; call it before the widgets are drawn."""
+    """Put a configuration into the sidebar, before the widgets are drawn."""
     st.session_state[SETTINGS] = {name: getattr(config, name) for name in FIELDS}
     _set_widgets()
 
 
 def reset() -> None:
-    """Put the defaults of the workload and device into the sidebar; call it in a callback."""
+    """Put the defaults of the workload and device into the sidebar, in a callback."""
     load(defaults(st.session_state["config_workload"], st.session_state["config_device"]))
 
 
@@ -103,18 +103,18 @@ def _set_widgets() -> None:
 
 
 def keep_settings() -> None:
-    """Say that a page without the sidebar is shown; `load_settings` then sets its widgets again.
+    """Make the next `load_settings` set the widgets again; for pages without the sidebar.
 
-    Streamlit forgets the values of widgets that are not drawn, and of one that is drawn again the
-    browser shows the default unless the script has set the value in the same run.
+    Streamlit drops the values of widgets that are not drawn, and the browser shows the default of
+    one that is drawn again unless the script sets its value in the same run.
     """
     st.session_state[_AWAY] = True
 
 
 def load_settings(found: Devices) -> list[ConfigIssue]:
-    """Fill the sidebar: from the URL at first, later with what was there before another page.
+    """Fill the sidebar from the URL at first, later with its settings before another page.
 
-    Returns what in the link could not be used.
+    Returns the problems of the link.
     """
     away = st.session_state.pop(_AWAY, False)
     if SETTINGS in st.session_state:
@@ -130,10 +130,7 @@ def load_settings(found: Devices) -> list[ConfigIssue]:
 
 
 def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None) -> NewRunForm:
-    """Draw the settings of a new run.
-
-    `shown` names a run on the page that was not started with such settings.
-    """
+    """Draw the settings of a new run; `shown` is the name of a shown run that is not built-in."""
     config, _ = _current()
     with st.sidebar:
         st.markdown("#### New run")
@@ -146,7 +143,13 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
         _workload(config, found)
         choice = SidebarState(config, found.devices)
         switch_select("precision", PRECISIONS, choice)
-        _training()
+        columns = st.columns(2)
+        with columns[0]:
+            number("batch_size")
+            number("learning_rate")
+        with columns[1]:
+            number("epochs")
+            select("optimizer", OPTIMIZERS)
         estimate = st.container()
         groups(choice, checkpoints)
         start = st.container()
@@ -157,7 +160,7 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
 
 
 def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:
-    """Return the URL parameters that bring this configuration back."""
+    """Return the URL parameters of this configuration."""
     params = config.to_params()
     # A URL without a device means the best one; any other must be named, the CPU as well.
     params.pop("device", None)
@@ -167,9 +170,9 @@ def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, 
 
 
 def _current() -> tuple[RunConfig, tuple[ConfigIssue, ...]]:
-    """Return the widgets' values as a configuration, and the values that are out of range.
+    """Return the widgets' values as a configuration, and the issues of invalid values.
 
-    Such a field has its default in the configuration.
+    A field with an invalid value has its default in the configuration.
     """
     state = st.session_state
     base = defaults(state["config_workload"], state["config_device"])
@@ -184,9 +187,9 @@ def _current() -> tuple[RunConfig, tuple[ConfigIssue, ...]]:
 
 
 def _values(base: RunConfig) -> dict[str, Any]:
-    """Return what the widgets say; of those that Streamlit has forgotten, the value of `base`.
+    """Return the widgets' values, those of `base` for widgets that Streamlit has dropped.
 
-    The ranks of DDP and FSDP are started by torchrun, whatever was chosen before, and only they.
+    The runner of DDP and FSDP, and only of them, is torchrun.
     """
     state = st.session_state
     values = {name: state.get(f"config_{name}", getattr(base, name)) for name in FIELDS}
@@ -197,23 +200,23 @@ def _values(base: RunConfig) -> dict[str, Any]:
 
 
 def _reload_defaults(devices: Sequence[TrainDevice]) -> None:
-    """Give a newly chosen workload its defaults, and take back what it cannot use."""
+    """Load the defaults of a newly chosen workload, and reset unsupported settings."""
     state = st.session_state
     kept = {name: state[f"config_{name}"] for name in _KEPT if f"config_{name}" in state}
     load(replace(defaults(state["config_workload"], state["config_device"]), **kept))
-    _take_back(devices)
+    _reset_unsupported(devices)
 
 
 def _adapt_to_device(devices: Sequence[TrainDevice]) -> None:
-    """Give a newly chosen device its loading defaults, and take back what it cannot do."""
+    """Load the loading defaults of a newly chosen device, and reset unsupported settings."""
     state = st.session_state
     base = defaults(state["config_workload"], state["config_device"])
     for name in ("pin_memory", "non_blocking", "precision"):
         state[f"config_{name}"] = getattr(base, name)
-    _take_back(devices)
+    _reset_unsupported(devices)
 
 
-def _take_back(devices: Sequence[TrainDevice]) -> None:
+def _reset_unsupported(devices: Sequence[TrainDevice]) -> None:
     config, _ = _current()
     base = defaults(config.workload, config.device)
     for problem in validate(config, devices):
@@ -248,7 +251,7 @@ def _device(config: RunConfig, found: Devices) -> None:
 
 
 def _device_name(device: TrainDevice) -> str:
-    """Return what fits into the box; the whole name stands below it."""
+    """Return a name that fits into the select box; the full name follows below it."""
     if device.cuda_index is None:
         return "CPU"
     name = device.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
@@ -268,13 +271,3 @@ def _workload(config: RunConfig, found: Devices) -> None:
         help="Selecting a workload loads its recommended epochs, batch size and learning rate.",
     )
     workload_fields(config)
-
-
-def _training() -> None:
-    columns = st.columns(2)
-    with columns[0]:
-        number("batch_size", "Batch size", "Samples per forward pass, on each rank.")
-        number("learning_rate", "Learning rate", "The optimizer's initial learning rate.")
-    with columns[1]:
-        number("epochs", "Epochs", "Passes over the training data.")
-        select("optimizer", "Optimizer", OPTIMIZERS, "SGD uses momentum 0.9.")

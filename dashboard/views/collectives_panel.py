@@ -1,8 +1,7 @@
-"""The Collectives tab: settings of a measurement, its progress, and the kept results."""
+"""The Collectives tab: settings of a measurement, its progress, and the stored results."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import streamlit as st
@@ -10,7 +9,7 @@ import streamlit as st
 from dashboard.charts.collectives import SHOWN, figure, table_rows
 from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity, Services
-from dashboard.views.parts import plot, start_button, table
+from dashboard.views.parts import READING_WIDTH, number, plot, start_button, table, text, warning
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.collectives.plan import (
@@ -33,24 +32,21 @@ from trainer.collectives.results import (
 )
 from trainer.runners.child_process import ChildState
 
-LOOK_S, AGAIN_S = 0.5, 5.0
-"""How often the results are read: while a measurement is at work, and while none is."""
-READING_WIDTH = 820  # Pixels of the widest line of text that is read with ease.
+LOOK_S, AGAIN_S = 0.5, 5.0  # Refresh of the results during a measurement, and without one.
 LARGEST = tuple(size * 2**20 for size in (1, 4, 16, 64, 256, 1024))
-number = st.column_config.NumberColumn
 COLUMNS = {
-    "Operation": st.column_config.TextColumn(pinned=True),
+    "Operation": text(pinned=True),
     "Time": number(format="%,.1f µs"),
     "Slowest / fastest": number(format="%.1f"),
     "Algorithm": number(format="%.3g GB/s"),
     "Bus": number(format="%.3g GB/s"),
-    "Reason": st.column_config.TextColumn(width="large"),
+    "Reason": text(width="large"),
 }
 NAMES = {GLOO: "gloo (CPUs)", NCCL: "nccl (GPUs)"}
 
 
-def introduction() -> None:
-    """Draw what the tab measures."""
+def collectives_tab(server: Services) -> None:
+    """Draw the settings of a measurement, its button, and the results."""
     st.markdown("### Collectives")
     st.container(width=READING_WIDTH).markdown(
         "Speed of collective operations between processes on this machine, by operation and size. "
@@ -58,10 +54,6 @@ def introduction() -> None:
         "link, independent of the number of ranks: compare it with the link's specification. Small "
         "sizes show latency, large sizes show bandwidth."
     )
-
-
-def choice(server: Services) -> None:
-    """Draw the settings, and the button that starts or stops."""
     found = server.devices()
     gpus = sum(1 for one in found.devices if one.cuda_index is not None)
     try:
@@ -70,10 +62,12 @@ def choice(server: Services) -> None:
     except PlanError:
         plan, refused = CollectivePlan(), "Select at least one operation."
     _start_button(server, plan, refused)
+    running = server.collectives.running() is not None
+    st.fragment(_results, run_every=LOOK_S if running else AGAIN_S)(server, running)
 
 
 def _plan(gpus: int) -> CollectivePlan:
-    """Draw the settings of a measurement. Raises PlanError for those that make none."""
+    """Draw the settings of a measurement. Raises PlanError."""
     columns = st.columns([2, 2, 2, 4])
     backend = columns[0].selectbox(
         "Backend",
@@ -107,12 +101,8 @@ def _plan(gpus: int) -> CollectivePlan:
         key="collectives_operations",
         help="About one second per operation and size.",
     )
-    return CollectivePlan(
-        backend=backend,
-        ranks=int(ranks),
-        operations=tuple(operations),
-        sizes=sizes_between(KIB, largest),
-    )
+    sizes = sizes_between(KIB, largest)
+    return CollectivePlan(backend, int(ranks), tuple(operations), sizes)
 
 
 def _start_button(server: Services, plan: CollectivePlan, refused: str | None) -> None:
@@ -122,8 +112,8 @@ def _start_button(server: Services, plan: CollectivePlan, refused: str | None) -
             st.rerun()
         return
     refused = refused or server.busy_reason(ServerActivity.COLLECTIVES)
-    text = "Run these ranks with torchrun on this machine."
-    if start_button("Measure", refused, text, icon=":material/speed:"):
+    about = "Run these ranks with torchrun on this machine."
+    if start_button("Measure", refused, about, icon=":material/speed:"):
         try:
             server.start_collectives(plan)
         except (RunError, OSError) as error:
@@ -133,16 +123,10 @@ def _start_button(server: Services, plan: CollectivePlan, refused: str | None) -
             st.rerun()
 
 
-def results(server: Services) -> None:
-    """Draw what is measured now, or a measurement that was kept."""
-    running = server.collectives.running() is not None
-    every = LOOK_S if running else AGAIN_S
-    st.fragment(functools.partial(_results, server, running), run_every=every)()
-
-
 def _results(server: Services, was_running: bool) -> None:
+    """Draw the measurement that runs, or a stored one."""
     if was_running != (server.collectives.running() is not None):
-        st.rerun()  # so that it is read as often as there is something new
+        st.rerun()  # for the other refresh interval
     last = server.collectives.last()
     output = last.output() if last is not None else None
     if last is not None and output is not None and output.state is ChildState.RUNNING:
@@ -156,11 +140,11 @@ def _results(server: Services, was_running: bool) -> None:
         return
     if output is not None and output.reason is not None:
         st.error(f"The last measurement failed. {escape_markdown(output.reason)}")
-    _kept(server)
+    _stored(server)
 
 
-def _kept(server: Services) -> None:
-    """Draw a measurement that was kept, and another one beside it."""
+def _stored(server: Services) -> None:
+    """Draw a stored measurement, and another one for comparison."""
     names = result_names(server.runs)
     if not names:
         st.info("Nothing has been measured yet. Press **Measure**.", icon=":material/info:")
@@ -186,32 +170,27 @@ def _kept(server: Services) -> None:
         document = read_result(server.runs, shown)
         compared = read_result(server.runs, other) if other is not None else None
     except ResultError as error:
-        st.warning(escape_markdown(str(error)), icon=":material/error:")
+        warning(str(error))
         return
     if not document["rows"]:
         st.info("This measurement has no results. Choose another, or press **Measure**.")
-        return
     _show(document, compared)
 
 
 def _show(document: dict[str, Any], other: dict[str, Any] | None) -> None:
-    if any("reason" not in row for row in document["rows"]):
-        _chart(document, other)
-    if not document["rows"]:
-        return
-    for line in closing(document):
-        st.caption(escape_markdown(line))
-    table(table_rows(document), COLUMNS, "collectives_rows", "Results", height="content")
-
-
-def _chart(document: dict[str, Any], other: dict[str, Any] | None) -> None:
-    what = st.radio(
-        "Chart",
-        list(SHOWN),
-        horizontal=True,
-        key="collectives_chart",
-        help="Both axes are logarithmic. The dashed line is the link's peak.",
-    )
-    drawn = figure(what, document, other)
-    if drawn is not None:
-        plot(drawn, "collectives_figure")
+    rows = document["rows"]
+    if any("reason" not in row for row in rows):
+        kind = st.radio(
+            "Chart",
+            list(SHOWN),
+            horizontal=True,
+            key="collectives_chart",
+            help="Both axes are logarithmic. The dashed line is the link's peak.",
+        )
+        drawn = figure(kind, document, other)
+        if drawn is not None:
+            plot(drawn, "collectives_figure")
+    if rows:
+        for line in closing(document):
+            st.caption(escape_markdown(line))
+        table(table_rows(document), COLUMNS, "collectives_rows", "Results", height="content")

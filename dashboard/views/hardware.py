@@ -6,7 +6,8 @@ from dashboard import services
 from dashboard.api.devices import devices_answer
 from dashboard.controls.sidebar import keep_settings
 from dashboard.live_chart import device_cards
-from dashboard.views.collectives_panel import choice, introduction, results
+from dashboard.views.collectives_panel import collectives_tab
+from dashboard.views.parts import devices
 
 TABS = {"gpus": "GPUs", "collectives": "Collectives"}
 TAB = "hardware_tab"
@@ -14,8 +15,7 @@ TAB = "hardware_tab"
 server = services.get()
 keep_settings()
 asked = st.query_params.get("tab")
-if TAB not in st.session_state:
-    st.session_state[TAB] = TABS.get(asked or "", TABS["gpus"])
+st.session_state.setdefault(TAB, TABS.get(asked or "", TABS["gpus"]))
 gpus, collectives = st.tabs(list(TABS.values()), key=TAB, on_change="rerun")
 tab = "collectives" if collectives.open else "gpus"
 if asked != tab:
@@ -34,9 +34,5 @@ if tab == "gpus":
         )
 else:
     with collectives:
-        if not server.devices_known:
-            with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
-                server.devices()
-        introduction()
-        choice(server)
-        results(server)
+        devices(server)
+        collectives_tab(server)

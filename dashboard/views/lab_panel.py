@@ -1,7 +1,7 @@
-"""A sweep on the lab page: how far it is, what it has found, and what can be done with it.
+"""One sweep on the Lab page: its progress, its results, and its buttons.
 
-Everything is read from the sweep's folder. While the sweep runs, a fragment draws it anew once a
-second; elements keep their places and keys, so only what has changed is drawn.
+Everything is read from the sweep's folder. While the sweep runs, a fragment redraws it once a
+second; elements keep their keys, so that only changes are drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dashboard.format import escape_markdown
 from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import SweepContent, SweepStatus
 from dashboard.sweeps import StoredSweep, not_resumable
-from dashboard.views.lab_results import results
+from dashboard.views.lab_results import labels, results
 from dashboard.views.live_panel import APPLIED
 from dashboard.views.parts import download
 from stepscope.run import RunError
@@ -28,14 +28,13 @@ from trainer.config import ConfigError, RunConfig
 from trainer.lab.folder import SweepError
 from trainer.lab.report import to_csv, to_html
 
-ERROR = "lab_error"  # In the session's state: a sentence that the page shows once.
+ERROR = "lab_error"  # Session state: a sentence that the page shows once.
 AGAIN_S = 1.0
-LOOK_S = 3.0
-"""How often a sweep that is over is looked for: it may be deleted, or resumed, elsewhere."""
+LOOK_S = 3.0  # Period of checks whether an ended sweep was deleted or resumed in another tab.
 
 
 def empty_lab(server: Services) -> None:
-    """Say what the lab does and what to press, and offer the recorded sweeps."""
+    """Draw the purpose of the lab and the recorded sweeps."""
     with st.container(border=True, key="lab_empty"):
         st.markdown(
             "#### Which settings pay off on this machine?\nTrains the workload repeatedly in "
@@ -46,7 +45,7 @@ def empty_lab(server: Services) -> None:
         )
         for example in server.sweeps.list_sweeps():
             opened = st.button(
-                f"Example: {workload_and_device(example.content.workload, example.content.config)}",
+                f"Example: {workload_and_device(example.content)}",
                 key=f"lab_open_{example.id}",
                 icon=":material/play_circle:",
                 help="Open this recorded sweep. Nothing is measured.",
@@ -69,13 +68,13 @@ def sweep_panel(server: Services, sweep_id: str) -> None:
 
 
 def rerun_once(changed: Callable[[], bool]) -> None:
-    """Draw the page anew once `changed` is true; it is asked every LOOK_S."""
+    """Run the page again once `changed` returns True, checked every LOOK_S."""
 
-    def look() -> None:
+    def check() -> None:
         if changed():
             st.rerun()
 
-    st.fragment(look, run_every=LOOK_S)()
+    st.fragment(check, run_every=LOOK_S)()
 
 
 def deleted_or_resumed(server: Services, sweep_id: str) -> bool:
@@ -86,50 +85,57 @@ def deleted_or_resumed(server: Services, sweep_id: str) -> bool:
         return True
 
 
+def attempt(failed: str, action: Callable[[], None]) -> None:
+    """Call `action` and run the page again, which shows an error as a sentence."""
+    try:
+        action()
+    except (SweepError, RunError, OSError) as error:
+        st.session_state[ERROR] = f"{failed}. {error}"
+    st.rerun()
+
+
 def _draw(server: Services, sweep_id: str, was_live: bool) -> None:
     try:
         sweep = server.sweeps.read(sweep_id)
     except SweepError:  # deleted in another tab
         st.rerun()
     if was_live and not sweep.live:
-        st.rerun()  # the buttons on the left, and no more ticks
+        st.rerun()  # for the form on the left, and to stop the timer
     with st.container(key="lab_state"):
-        _state(sweep)
+        _state(sweep.content)
     with st.container(horizontal=True, key="lab_buttons"):
         _actions(server, sweep)
         if sweep.json.get("baseline") is not None:
             _downloads(sweep)
     with st.container(key="lab_found"):
-        results(sweep.content, functools.partial(_use, sweep))
+        results(sweep.content, functools.partial(_apply, sweep.content))
 
 
-def _state(sweep: StoredSweep) -> None:
-    content = sweep.content
-    title = workload_and_device(content.workload, content.config)
+def _state(content: SweepContent) -> None:
+    title = workload_and_device(content)
     st.markdown(f"#### {escape_markdown(title)}: {content.status}")
-    if content.status.live:
-        st.progress(content.progress.share, text=escape_markdown(progress_words(content)))
-        return
     reason = escape_markdown(content.reason) if content.reason else ""
     progress = content.progress
-    if content.status is SweepStatus.STOPPED:
+    if content.status.live:
+        st.progress(progress.share, text=escape_markdown(progress_words(content)))
+    elif content.status is SweepStatus.STOPPED:
         done = f" {progress.done} of at most {progress.total} trials measured."
-        said = f"{reason or 'Stopped.'}{done if progress.total else ''}"
-        st.warning(said, icon=":material/pause_circle:")
+        text = f"{reason or 'Stopped.'}{done if progress.total else ''}"
+        st.warning(text, icon=":material/pause_circle:")
     elif content.status is SweepStatus.FAILED:
         st.error(reason or "The sweep failed.", icon=":material/error:")
 
 
 def progress_words(content: SweepContent, now: float | None = None) -> str:
-    """Return what the sweep is doing and how long it will still take at most."""
+    """Return the sweep's current trial, its progress and the maximum time left."""
     progress = content.progress
     if content.status is SweepStatus.PENDING or not progress.total:
         return "Starting: loading PyTorch…"
     doing = progress.doing or "measuring"
     before, _, names = doing.rpartition(": ")
-    labels: dict[str, str] = {arm.name: arm.label for arm in content.arms}
+    known: dict[str, str] = {arm.name: arm.label for arm in content.arms}
     parts = [
-        f"{before}: {labels[names]}" if before and names in labels else doing,
+        f"{before}: {known[names]}" if before and names in known else doing,
         f"{progress.done} of {progress.total} trials",
     ]
     if progress.seconds_left is not None:
@@ -140,53 +146,37 @@ def progress_words(content: SweepContent, now: float | None = None) -> str:
 
 
 def _actions(server: Services, sweep: StoredSweep) -> None:
-    status = sweep.content.status
+    sweeps, refused = server.sweeps, sweep.look_only
     if sweep.live:
-        stop = st.button(
-            "Stop",
-            icon=":material/stop_circle:",
-            key=f"lab_stop_{sweep.id}",
-            disabled=sweep.look_only is not None,
-            help=sweep.look_only or "Stop now. Measurements are kept; Resume continues from there.",
-        )
-        if stop:
+        about = "Stop now. Measurements are kept; Resume continues from there."
+        if _button("Stop", "stop_circle", f"lab_stop_{sweep.id}", refused, about):
             with st.spinner("Stopping…"):
-                _try("The sweep could not be stopped", lambda: server.sweeps.stop(sweep.id))
+                attempt("The sweep could not be stopped", lambda: sweeps.stop(sweep.id))
         return
-    if not_resumable(status) is None:
-        refused = sweep.look_only or server.busy_reason(ServerActivity.SWEEP)
-        resume = st.button(
-            "Resume",
-            icon=":material/resume:",
-            key=f"lab_resume_{sweep.id}",
-            disabled=refused is not None,
-            help=refused or "Continue after the last trial.",
-        )
-        if resume:
-            _try("The sweep could not go on", lambda: server.resume_sweep(sweep.id))
+    if not_resumable(sweep.content.status) is None:
+        refused = refused or server.busy_reason(ServerActivity.SWEEP)
+        about = "Continue after the last trial."
+        if _button("Resume", "resume", f"lab_resume_{sweep.id}", refused, about):
+            attempt("The sweep could not be resumed", lambda: server.resume_sweep(sweep.id))
     if sweep.look_only is None:
-        _delete(server, sweep)
+        with st.popover("Delete…", icon=":material/delete:", key="lab_delete"):
+            st.markdown("Delete this sweep and all its measurements?")
+            # The key has the sweep's id: a press on an outdated page must not delete another one.
+            key = f"lab_delete_sure_{sweep.id}"
+            sure = st.button("Delete", type="primary", key=key, help="For good.")
+        if sure:
+            show_sweep(None)
+            attempt("The sweep could not be deleted", lambda: sweeps.delete(sweep.id))
 
 
-def _delete(server: Services, sweep: StoredSweep) -> None:
-    with st.popover("Delete…", icon=":material/delete:", key="lab_delete"):
-        st.markdown("Delete this sweep and all its measurements?")
-        # Its key names the sweep: a press on a page of before must not delete another one.
-        sure = st.button(
-            "Delete", type="primary", key=f"lab_delete_sure_{sweep.id}", help="For good."
-        )
-    if sure:
-        show_sweep(None)
-        _try("The sweep could not be deleted", lambda: server.sweeps.delete(sweep.id))
-
-
-def _try(failed: str, action: Callable[[], None]) -> None:
-    """Do it and draw the whole page anew; a refusal becomes a sentence on it."""
-    try:
-        action()
-    except (SweepError, RunError, OSError) as error:
-        st.session_state[ERROR] = f"{failed}. {error}"
-    st.rerun()
+def _button(label: str, icon: str, key: str, refused: str | None, about: str) -> bool:
+    return st.button(
+        label,
+        icon=f":material/{icon}:",
+        key=key,
+        disabled=refused is not None,
+        help=refused or about,
+    )
 
 
 def _downloads(sweep: StoredSweep) -> None:
@@ -203,20 +193,17 @@ def _json(sweep: dict[str, object]) -> str:
     return json.dumps(sweep, indent=1)
 
 
-def _use(sweep: StoredSweep) -> None:
+def _apply(sweep: SweepContent) -> None:
     """Put the best combination into the sidebar and open the Run page."""
-    best = sweep.content.best
+    best = sweep.best
     if best is None:
         return
     try:
-        config = RunConfig.from_dict({**sweep.content.config, **best.changes})
+        config = RunConfig.from_dict({**sweep.config, **best.changes})
     except ConfigError as error:
         st.session_state[ERROR] = f"These settings cannot be used: {error}"
         st.rerun()
     controls.load(config)
-    named = {arm.name: arm.label for arm in sweep.content.arms}
-    changes = ", ".join(named.get(name, name) for name in best.names)
-    title = workload_and_device(sweep.content.workload, sweep.content.config)
-    applied = f"{title}, with {changes or best.label}"
+    applied = f"{workload_and_device(sweep)}, with {labels(sweep, best.names, ', ') or best.label}"
     st.session_state[APPLIED] = f"The sidebar has the settings of the lab: {applied}."
     st.switch_page("views/run.py")

@@ -1,4 +1,4 @@
-"""What a sweep has found: the best combination, the chart, the table, and what disturbed it."""
+"""The results of a sweep: the best combination, the chart, the table, and disturbances."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import streamlit as st
 from dashboard.charts.lab import absent_sentence, effects_figure, listed, rows
 from dashboard.controls.lab_labels import clock_rows, throttle_words
 from dashboard.format import escape_markdown
-from dashboard.sweep_content import Arm, SweepContent, SweepStatus, Verdict
-from dashboard.views.parts import plot, table
+from dashboard.sweep_content import Best, SweepContent, SweepStatus, Verdict
+from dashboard.views.parts import note, number, plot, table, text
 
-text, number = st.column_config.TextColumn, st.column_config.NumberColumn
 TIME, SIZE = "%.2f ms", "%.1f MiB"
 COLUMNS = {
     "Setting": text(pinned=True, help="What differs from the baseline."),
@@ -21,10 +20,10 @@ COLUMNS = {
         "settings and looks."
     ),
     "Reason": text(width="medium", help="Why a setting failed or has no verdict."),
-    "Effect": number(format="%+.1f %%", help="Throughput relative to the baseline."),
+    "Effect": number(format="%+.1f%%", help="Throughput relative to the baseline."),
     "Interval": text(help="Confidence interval of the effect, in percent."),
     "Margin of error": number(
-        format="%.1f %%",
+        format="%.1f%%",
         help="How far the true effect may be from the verdict: from the effect if faster or "
         "slower, otherwise from 0.",
     ),
@@ -38,18 +37,18 @@ COLUMNS = {
     "Peak reserved": number(format=SIZE, help="Highest memory_reserved()."),
     "Peak process": number(format=SIZE, help="Highest resident memory of the process."),
     "Energy": number(format="%.3g mJ", help="GPU energy per sample."),
-    "MFU": number(format="%.1f %%", help="Share of the device's peak FLOP/s that the model used."),
+    "MFU": number(format="%.1f%%", help="Share of the device's peak FLOP/s that the model used."),
     "Loss": number(format="%.3g", help="Loss after equal steps."),
     "Loss verdict": text(
-        help="Against the baseline. Same: its 95 % interval lies within ±3 %. Not shown equal: it "
+        help="Against the baseline. Same: its 95% interval lies within ±3%. Not shown equal: it "
         "does not, and the loss may differ."
     ),
 }
 
 
-def results(sweep: SweepContent, use: Callable[[], None]) -> None:
-    """Draw everything that is known; `use` is called for a press on "Use these settings"."""
-    _best(sweep, use)
+def results(sweep: SweepContent, apply: Callable[[], None]) -> None:
+    """Draw all results; a press on "Apply settings" calls `apply`."""
+    _best(sweep, apply)
     figure = effects_figure(sweep)
     with st.container(border=figure is not None, key="lab_chart"):
         if figure is not None:
@@ -63,19 +62,19 @@ def results(sweep: SweepContent, use: Callable[[], None]) -> None:
             table(arms, COLUMNS, "lab_rows", "Settings by effect", height="content")
     absent = absent_sentence(sweep)
     if absent is not None:
-        st.caption(f":material/info: {absent}")
+        note("info", absent)
     _more(sweep)
 
 
 def _disturbances(sweep: SweepContent) -> None:
-    """Say in a sentence each what the machine did beside the measurement."""
-    if sweep.drift is not None and sweep.drift.found:
-        st.warning(escape_markdown(sweep.drift.text), icon=":material/trending_down:")
-    throttled = throttle_words(sweep)
+    """Draw drift and throttling of the machine."""
+    drift, throttled = sweep.drift, throttle_words(sweep)
+    if drift is not None and drift.found:
+        st.warning(escape_markdown(drift.text), icon=":material/trending_down:")
     if throttled is not None:
         st.warning(escape_markdown(throttled), icon=":material/device_thermostat:")
-    if sweep.drift is not None and not sweep.drift.found:
-        st.caption(f":material/check: {escape_markdown(sweep.drift.text)}")
+    if drift is not None and not drift.found:
+        note("check", escape_markdown(drift.text))
 
 
 def _more(sweep: SweepContent) -> None:
@@ -88,52 +87,54 @@ def _more(sweep: SweepContent) -> None:
             for tried in sweep.tried:
                 word = "kept" if tried.kept else "left out"
                 why = f": {tried.reason}" if tried.reason else ""
-                st.caption(escape_markdown(f"{_labels(sweep, tried.names)}: {word}{why}"))
+                st.caption(escape_markdown(f"{labels(sweep, tried.names)}: {word}{why}"))
     if sweep.machine:
         with st.expander("Baseline and machine", icon=":material/info:"):
             st.json({"machine": sweep.machine, "baseline": sweep.config})
 
 
-def _labels(sweep: SweepContent, names: Iterable[str]) -> str:
-    """Return these arms as the table names them."""
-    labels: dict[str, str] = {arm.name: arm.label for arm in sweep.arms}
-    return " + ".join(labels.get(name, name) for name in names)
+def labels(sweep: SweepContent, names: Iterable[str], between: str = " + ") -> str:
+    """Return the labels of these variants, as in the table."""
+    known: dict[str, str] = {arm.name: arm.label for arm in sweep.arms}
+    return between.join(known.get(name, name) for name in names)
 
 
-def _best(sweep: SweepContent, use: Callable[[], None]) -> None:
+def _best(sweep: SweepContent, apply: Callable[[], None]) -> None:
     best = sweep.best
-    if best is None:
-        if sweep.tried and sweep.status is SweepStatus.FINISHED:
-            with st.container(border=True, key="lab_best"):
-                st.markdown(
-                    "**No best combination:** every faster combination had a worse loss after "
-                    "the same number of steps."
-                )
+    if best is None and not (sweep.tried and sweep.status is SweepStatus.FINISHED):
         return
+    pressed = False
     with st.container(border=True, horizontal=True, vertical_alignment="center", key="lab_best"):
-        if not best.changes:
+        if best is None:
+            st.markdown(
+                "**No best combination:** every faster combination had a worse loss after the same "
+                "number of steps."
+            )
+        elif not best.changes:
             why = best.reason or best.text or "No setting is faster than the baseline."
             st.markdown(f"**No better combination.** {escape_markdown(why)}")
-            return
-        parts = escape_markdown(_labels(sweep, best.names))
-        st.markdown(
-            f"**Best combination:** {parts}  \n{escape_markdown(_said(best))}", width="stretch"
-        )
-        problem = _problem(sweep.status, best)
-        pressed = st.button(
-            "Apply settings",
-            type="primary",
-            icon=":material/tune:",
-            key="lab_use",
-            disabled=problem is not None,
-            help=problem or "Put the baseline with these changes into the sidebar of the Run page.",
-        )
+        else:
+            parts, effect = labels(sweep, best.names), _confirmation(best)
+            st.markdown(
+                f"**Best combination:** {escape_markdown(parts)}  \n{escape_markdown(effect)}",
+                width="stretch",
+            )
+            problem = _problem(sweep.status, best)
+            pressed = st.button(
+                "Apply settings",
+                type="primary",
+                icon=":material/tune:",
+                key="lab_use",
+                disabled=problem is not None,
+                help=problem
+                or "Put the baseline with these changes into the sidebar of the Run page.",
+            )
     if pressed:
-        use()
+        apply()
 
 
-def _said(best: Arm) -> str:
-    """Return what the confirmation says of the best combination."""
+def _confirmation(best: Best) -> str:
+    """Return the result of confirming the best combination, as sentences."""
     parts = [f"{best.text.rstrip('.')}." if best.text else ""]
     if best.verdict in (Verdict.SLOWER, Verdict.NO_DIFFERENCE):
         parts.append("The confirmation against the baseline shows no gain.")
@@ -148,8 +149,8 @@ def _said(best: Arm) -> str:
     return " ".join(filter(None, parts))
 
 
-def _problem(status: SweepStatus, best: Arm) -> str | None:
-    """Say why the settings of the best combination cannot be taken; None where they can."""
+def _problem(status: SweepStatus, best: Best) -> str | None:
+    """Return why the best combination cannot be applied; None if it can."""
     if status.live:
         return "Confirmation is still running."
     if best.verdict is Verdict.FAILED:

@@ -11,17 +11,15 @@ import streamlit as st
 from dashboard import services
 from dashboard.format import escape_markdown
 from dashboard.out_of_memory import OomRetry, retry, shortage
-from dashboard.services import ServerActivity, Services
+from dashboard.services import ServerActivity
 from dashboard.views.live_panel import start_with
-from dashboard.views.parts import table
+from dashboard.views.parts import number, table, text, warning
 from stepscope.memory.oom.reader import OomAnalysis
-from stepscope.memory.oom.recommendations import RemedyStep
 from stepscope.memory.oom.record import OomAllocationSite, OomRecord
 from stepscope.run import RunInfo
 
 FRAMES = 12
 LIBRARY = ("/torch/", "/site-packages/")
-text, number = st.column_config.TextColumn, st.column_config.NumberColumn
 COLUMNS = {
     "Size": number(format="%.1f MiB", pinned=True, help="Total of all blocks in the row."),
     "Blocks": number(format="localized", help="Live blocks in the row."),
@@ -32,39 +30,37 @@ COLUMNS = {
 
 
 def oom_section(run: RunInfo) -> None:
-    """Draw why memory ran out, with its proof and what to do; nothing where it did not."""
-    server = services.get()
+    """Draw why memory ran out and what to do; nothing if no allocation failed."""
+    devices = services.get().devices().devices
     try:
-        found = shortage(run, server.devices().devices)
+        found = shortage(run, devices)
     except (OSError, ValueError) as error:
-        st.warning(
-            f"The out-of-memory record cannot be read: {escape_markdown(str(error))}",
-            icon=":material/error:",
-        )
+        warning(f"The out-of-memory record cannot be read: {error}")
         return
     if found is None:
         return
+    verdict, record = found.verdict, found.report.last
+    ended = "Out of memory" if found.report.ended else "Allocation failed, script continued"
     with st.container(border=True, key="oom"):
-        _headline(found)
+        st.markdown(f"#### {ended}: {escape_markdown(verdict.case.value)}")
+        st.markdown(escape_markdown(verdict.text))
+        st.caption(escape_markdown(_when(found)))
         left, right = st.columns([2, 3], gap="large")
         with left:
-            st.markdown(evidence_table(found.verdict.evidence))
+            st.markdown(evidence_table(verdict.evidence))
         with right:
-            _next(found.verdict.next)
-            again = retry(run, server.devices().devices)
+            st.markdown("##### What to try, best first")
+            for position, step in enumerate(verdict.next, start=1):
+                st.markdown(f"{position}. {escape_markdown(step.text)}")
+                if step.code is not None:
+                    st.code(step.code, language="python" if "\n" in step.code else None)
+            again = retry(run, devices)
             if again is not None:
-                helps = any(step.name == "batch_size" for step in found.verdict.next)
-                _retry(server, again, helps=helps)
-        _blocks(found.report.last)
-        _stack(found.report.last)
-
-
-def _headline(found: OomAnalysis) -> None:
-    verdict, report = found.verdict, found.report
-    ended = "Out of memory" if report.ended else "Allocation failed, script continued"
-    st.markdown(f"#### {ended}: {escape_markdown(verdict.case.value)}")
-    st.markdown(escape_markdown(verdict.text))
-    st.caption(escape_markdown(_when(found)))
+                _retry(again, helps=any(step.name == "batch_size" for step in verdict.next))
+        _blocks(record)
+        if record.stack:
+            with st.expander("Allocating stack, innermost frame first"):
+                st.code("\n".join(record.stack), language=None)
 
 
 def _when(found: OomAnalysis) -> str:
@@ -84,7 +80,7 @@ def _when(found: OomAnalysis) -> str:
 
 
 def evidence_table(evidence: Mapping[str, str]) -> str:
-    """Return the figures as a table in Markdown, the values aligned on the right."""
+    """Return the figures as a Markdown table, the values aligned on the right."""
     rows = [f"| {_cell(name)} | {_cell(shown)} |" for name, shown in evidence.items()]
     return "\n".join(["| Evidence | |", "|:--|--:|", *rows])
 
@@ -93,59 +89,43 @@ def _cell(text: str) -> str:
     return escape_markdown(" ".join(text.split()))
 
 
-def _next(steps: tuple[RemedyStep, ...]) -> None:
-    st.markdown("##### What to try, best first")
-    for position, step in enumerate(steps, start=1):
-        st.markdown(f"{position}. {escape_markdown(step.text)}")
-        if step.code is not None:
-            st.code(step.code, language="python" if "\n" in step.code else None)
-
-
-def _retry(server: Services, again: OomRetry, *, helps: bool) -> None:
-    """Draw the button; it stands out where a smaller batch is among the proposals."""
-    button = again.as_button(server.busy_reason(ServerActivity.RUN))
+def _retry(again: OomRetry, *, helps: bool) -> None:
+    """Draw the button, as the primary one if a smaller batch is among the suggestions."""
+    button = again.as_button(services.get().busy_reason(ServerActivity.RUN))
+    refused = button["refused"]
     st.button(
         button["label"],
         icon=":material/replay:",
         type="primary" if helps else "secondary",
         key="oom_retry",
-        disabled=button["refused"] is not None,
-        help=button["refused"] or button["help"],
+        disabled=refused is not None,
+        help=refused or button["help"],
         on_click=start_with,
         args=(again.config,),
     )
-    if button["refused"] is not None:
-        st.caption(escape_markdown(button["refused"]))
+    if refused is not None:
+        st.caption(escape_markdown(refused))
 
 
 def _blocks(record: OomRecord) -> None:
-    if not record.blocks:
-        if record.blocks_reason:
-            st.caption(f"No list of live blocks: {escape_markdown(record.blocks_reason)}.")
-        return
-    st.markdown("##### The largest live blocks")
-    rows = [block_row(block) for block in record.blocks]
-    used = {name for row in rows for name, value in row.items() if value is not None}
-    shown = [{name: value for name, value in row.items() if name in used} for row in rows]
-    table(shown, COLUMNS, "oom_blocks", "The largest live blocks of GPU memory")
-    if record.blocks_reason:
-        st.caption(f"Without stacks: {escape_markdown(record.blocks_reason)}.")
+    reason = escape_markdown(record.blocks_reason or "")
+    if record.blocks:
+        st.markdown("##### The largest live blocks")
+        rows = [block_row(block) for block in record.blocks]
+        used = {name for row in rows for name, value in row.items() if value is not None}
+        shown = [{name: value for name, value in row.items() if name in used} for row in rows]
+        table(shown, COLUMNS, "oom_blocks", "The largest live blocks of GPU memory")
+    if reason:
+        st.caption(f"{'Without stacks' if record.blocks else 'No list of live blocks'}: {reason}.")
 
 
 def block_row(block: OomAllocationSite) -> dict[str, Any]:
-    """Return a row of the table; None where a block has no such thing."""
-    own = [frame for frame in block.frames if not any(part in frame for part in LIBRARY)]
+    """Return a row of the table; missing values are None."""
+    own = (frame for frame in block.frames if not any(part in frame for part in LIBRARY))
     return {
         "Size": block.size / 2**20,
         "Blocks": block.count,
         "Module": block.module,
-        "Line": own[0] if own else None,
+        "Line": next(own, None),
         "Stack": " ← ".join(block.frames[:FRAMES]) or None,
     }
-
-
-def _stack(record: OomRecord) -> None:
-    if not record.stack:
-        return
-    with st.expander("Allocating stack, innermost frame first"):
-        st.code("\n".join(record.stack), language=None)

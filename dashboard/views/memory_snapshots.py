@@ -1,4 +1,4 @@
-"""Memory snapshots on the page: which lines of a program hold the memory, when, and where."""
+"""The memory snapshots of the Memory tab: choice, upload, progress and content."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ import functools
 import streamlit as st
 
 from dashboard import services
-from dashboard.controls.actions import supported_commands
+from dashboard.controls.actions import refusal
 from dashboard.format import escape_markdown
-from dashboard.run_files import snapshot_content
-from dashboard.snapshot_files import SnapshotFile
-from dashboard.views.parts import download
+from dashboard.run_files import SnapshotFile, file_content, snapshots
+from dashboard.views.parts import download, note, warning
 from dashboard.views.snapshot_parts import difference_parts, summary_parts
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import SIZE_LIMIT
-from stepscope.memory.snapshots.open_snapshot import SnapshotLoadTask
 from stepscope.memory.snapshots.summary import SnapshotSummary
 from stepscope.recorder.recorder import CommandName
-from stepscope.run import RunInfo, read_only_reason
+from stepscope.run import RunInfo
 
 CHOSEN, OTHER, UPLOADED = "snapshot_chosen", "snapshot_other", "snapshot_uploaded"
 UPLOADS, ERROR = "snapshot_uploads", "snapshot_upload_error"
 WAITS = "snapshot_waits"
-LOOK_S = 1.0  # Between two looks at a snapshot that is being opened.
+LOOK_S = 1.0  # Refresh while a snapshot is being opened.
 VIZ = (
     "To inspect single allocations, download the file and drop it on "
     "[pytorch.org/memory_viz](https://pytorch.org/memory_viz); it stays in your browser."
@@ -31,59 +29,67 @@ VIZ = (
 
 
 def snapshot_section(run: RunInfo | None) -> None:
-    """Draw the snapshot that is chosen, at first the run's newest; without one say how to get it.
+    """Draw the chosen snapshot, at first the run's newest, or how to record one.
 
-    While one is being opened, the section alone is drawn again each second.
+    Only this section is drawn again each second while a snapshot is being opened.
     """
     waits = st.session_state.get(WAITS, False)
     st.fragment(_section, run_every=LOOK_S if waits else None)(run)
 
 
 def _section(run: RunInfo | None) -> None:
-    snapshots = services.get().snapshots
-    own = [] if run is None else snapshots.of_run(run.folder)
-    files = [*own, *snapshots.others()]
+    own = [] if run is None else snapshots(run.folder)
+    files = [*own, *services.get().snapshots.others()]
     with st.container(border=True, key="snapshots_section"):
         with st.container(horizontal=True, vertical_alignment="bottom", key="snapshots_head"):
             st.markdown("#### Memory snapshots", width="content")
-            file, other = _choice(files)
-            if file is not None:
-                _download(file)
+            chosen = _choice(files)
             _upload()
-        if file is None:
-            _wait(False)
+        if not chosen:
             _empty(run)
-            return
-        _opened(file, other)
+        waits = not _opened(chosen)
+    # Only a run of the whole page can change a fragment's timer.
+    if st.session_state.get(WAITS, False) is not waits:
+        st.session_state[WAITS] = waits
+        st.rerun()
 
 
-def _choice(files: list[SnapshotFile]) -> tuple[SnapshotFile | None, SnapshotFile | None]:
-    """Draw what to show and what to compare it with; return both."""
+def _choice(files: list[SnapshotFile]) -> list[SnapshotFile]:
+    """Draw the choice of a snapshot and of one to compare with; return them."""
     if not files:
-        return None, None
-    uploaded = st.session_state.pop(UPLOADED, None)
-    for file in files:
-        if uploaded is not None and file.run is None and file.name == uploaded:
-            st.session_state[CHOSEN] = file
-    if st.session_state.get(CHOSEN) not in files:
-        st.session_state[CHOSEN] = files[0]
+        return []
+    state = st.session_state
+    uploaded = state.pop(UPLOADED, None)
+    state[CHOSEN] = next(
+        (file for file in files if file.run is None and file.name == uploaded),
+        state.get(CHOSEN) if state.get(CHOSEN) in files else files[0],
+    )
     file = st.selectbox("Snapshot", files, format_func=_label, key=CHOSEN, width=340)
     rest = [one for one in files if one != file]
-    if not rest:
-        return file, None
-    if st.session_state.get(OTHER) not in rest:
-        st.session_state[OTHER] = None
-    other = st.selectbox(
-        "Compare with",
-        rest,
-        index=None,
-        format_func=_label,
-        key=OTHER,
-        placeholder="None",
-        width=340,
-        help="Shows allocations that are live in only one of the two.",
+    other = None
+    if rest:
+        if state.get(OTHER) not in rest:
+            state[OTHER] = None
+        other = st.selectbox(
+            "Compare with",
+            rest,
+            index=None,
+            format_func=_label,
+            key=OTHER,
+            placeholder="None",
+            width=340,
+            help="Shows allocations that are live in only one of the two.",
+        )
+    download(
+        "Download",
+        functools.partial(file_content, file.path),
+        file.name if file.run is None else f"{file.run}-{file.name}",
+        f"snapshot_file_{file.path}",
+        "For pytorch.org/memory_viz. A pickle file: load it in Python only if you trust its "
+        "author. Opening it here is safe.",
+        file=(file.path, file.size),
     )
-    return file, other
+    return [file] if other is None else [file, other]
 
 
 def _label(file: SnapshotFile) -> str:
@@ -91,20 +97,8 @@ def _label(file: SnapshotFile) -> str:
     return f"{printable(file.name)} ({format_bytes(file.size)}){origin}"
 
 
-def _download(file: SnapshotFile) -> None:
-    download(
-        "Download",
-        functools.partial(snapshot_content, file.path),
-        file.name if file.run is None else f"{file.run}-{file.name}",
-        f"snapshot_file_{file.path}",
-        "For pytorch.org/memory_viz. A pickle file: load it in Python only if you trust its "
-        "author. Opening it here is safe.",
-        file=(file.path, file.size),
-    )
-
-
 def _upload() -> None:
-    """Draw a field that takes a file; a new field after each file frees what Streamlit holds."""
+    """Draw an upload field; a new field after each file frees Streamlit's copy."""
     state = st.session_state
     key = f"snapshot_upload_{state.setdefault(UPLOADS, 0)}"
     with st.popover("Open a file…", icon=":material/folder_open:", key="snapshot_upload"):
@@ -133,73 +127,53 @@ def _keep(key: str) -> None:
 
 
 def _empty(run: RunInfo | None) -> None:
-    can = (
-        run is not None
-        and run.status.live
-        and read_only_reason(run) is None
-        and CommandName.MEMORY_SNAPSHOT in supported_commands(run)
-    )
-    how = "**Memory snapshot** above records the allocations of the next steps."
-    if not can:
-        how = "A live run on CUDA can record one with **Memory snapshot**."
+    how = "A live run on CUDA can record one with **Memory snapshot**."
+    if run is not None and refusal(CommandName.MEMORY_SNAPSHOT, run) is None:
+        how = "**Memory snapshot** above records the allocations of the next steps."
     folder = escape_markdown(str(services.get().snapshots.folder))
-    st.caption(
-        f":material/memory: No snapshots. {how} You can also open any "
-        f"`torch.cuda.memory._dump_snapshot` file, here or from {folder}."
+    note(
+        "memory",
+        f"No snapshots. {how} You can also open any `torch.cuda.memory._dump_snapshot` file, here "
+        f"or from {folder}.",
     )
 
 
-def _opened(file: SnapshotFile, other: SnapshotFile | None) -> None:
-    """Draw both once they are open; until then how far they are."""
+def _opened(files: list[SnapshotFile]) -> bool:
+    """Draw one snapshot or two once they are open; return False while one is being opened."""
     summaries = []
-    for one in (file, other):
-        if one is not None:
-            summary = _summary(one)
-            if summary is None:
-                return
-            summaries.append(summary)
-    _wait(False)
+    for file in files:
+        summary = _summary(file)
+        if not isinstance(summary, SnapshotSummary):
+            return summary
+        summaries.append(summary)
     if len(summaries) == 2:
         difference_parts(summaries[0], summaries[1])
-    summary_parts(summaries[0])
-    st.caption(VIZ)
+    if summaries:
+        summary_parts(summaries[0])
+        st.caption(VIZ)
+    return True
 
 
-def _summary(file: SnapshotFile) -> SnapshotSummary | None:
-    """Return the summary of a file; None after drawing why there is none yet."""
-    snapshots = services.get().snapshots
+def _summary(file: SnapshotFile) -> SnapshotSummary | bool:
+    """Return the summary of a file; True after an error, False while it is being opened."""
+    library = services.get().snapshots
     try:
-        opening = snapshots.opening(file)
+        opening = library.opening(file)
     except OSError as error:
-        st.warning(f"{escape_markdown(file.name)} cannot be read: {error.strerror or error}.")
-        _wait(False)
-        return None
-    if opening is not None and opening.summary is not None:
-        return opening.summary
-    if opening is not None and opening.error is not None:
-        st.warning(f"The snapshot cannot be opened. {escape_markdown(printable(opening.error))}")
-        st.button("Try again", key="snapshot_again", on_click=snapshots.forget, args=(file,))
-        _wait(False)
-        return None
-    _draw_progress(file, opening)
-    _wait(True)
-    return None
-
-
-def _draw_progress(file: SnapshotFile, opening: SnapshotLoadTask | None) -> None:
-    """Draw how much has been read, in a process of its own."""
+        warning(f"{file.name} cannot be read: {error.strerror or error}.")
+        return True
     if opening is None:
-        st.caption(":material/hourglass: Another snapshot is being opened; this one is next.")
-        return
+        note("hourglass", "Another snapshot is being opened; this one is next.")
+        return False
+    if opening.summary is not None:
+        return opening.summary
+    if opening.error is not None:
+        warning(f"The snapshot cannot be opened. {opening.error}")
+        st.button("Try again", key="snapshot_again", on_click=library.forget, args=(file,))
+        return True
     st.progress(
         min(0.99, opening.share),
         text=f"Opening {escape_markdown(printable(file.name))}: read "
         f"{format_bytes(opening.share * file.size)} of {format_bytes(file.size)}",
     )
-
-
-def _wait(waits: bool) -> None:
-    """Begin or end to look each second: only the whole page can change a fragment's timer."""
-    if st.session_state.get(WAITS, False) is not waits:
-        st.session_state[WAITS] = waits
-        st.rerun()
+    return False

@@ -1,4 +1,4 @@
-"""The Run page: settings of a new run, one run with its controls, and its tabs."""
+"""The Run page: settings of a new run, and one run with its controls and tabs."""
 
 from dataclasses import replace
 from urllib.parse import urlencode
@@ -24,22 +24,17 @@ from dashboard.views.live_panel import (
     open_tab,
     start_if_requested,
 )
-from dashboard.views.parts import start_button
-from dashboard.views.run_details import details_tab, logs_tab
+from dashboard.views.parts import devices, note, start_button
+from dashboard.views.run_details import details_tab, logs_tab, ranks_tab
 from dashboard.views.run_memory import memory_tab
 from dashboard.views.run_profile import profile_section
-from dashboard.views.run_ranks import ranks_tab
 from dashboard.views.welcome import welcome
 from stepscope.run import RunError, RunKind, read_run
 from trainer.config import checkpoints
 from trainer.config_validation import start_problem
 
 server = services.get()
-if not server.devices_known:
-    with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
-        server.devices()
-found = server.devices()
-
+found = devices(server)
 link_problems = controls.load_settings(found)
 listing = server.index.fresh()
 picked = picked_run(server, listing)
@@ -65,17 +60,12 @@ to_start = problems if by_hand is None else (*problems, by_hand)
 refused = start_refusal(server.busy_reason(ServerActivity.RUN), to_start)
 with form.estimate:
     estimate_buttons(server, config, problems)
-with form.start:
-    live = run is not None and run.status.live
-    if start_button(
-        "Start run",
-        refused,
-        "Train with these settings.",
-        type="secondary" if live else "primary",
-        width="stretch",
-        key="start_run",
-    ):
-        st.session_state[START] = True
+kind = "secondary" if run is not None and run.status.live else "primary"
+text = "Train with these settings."
+if start_button(
+    "Start run", refused, text, form.start, type=kind, width="stretch", key="start_run"
+):
+    st.session_state[START] = True
 start_if_requested(server, config, to_start)
 
 for problem in link_problems:
@@ -83,7 +73,7 @@ for problem in link_problems:
 params = controls.link_params(config, found.devices)
 if picked:
     params["run"] = picked
-chosen_tab = tab if run is not None else st.session_state[TAB]  # kept for the next run
+chosen_tab = tab if run is not None else st.session_state[TAB]  # for the next run
 if chosen_tab in TABS and chosen_tab != "overview":
     params["tab"] = chosen_tab
 if params != st.query_params.to_dict():
@@ -108,9 +98,8 @@ if applied is not None:
         f"{escape_markdown(applied)} Press **Start run** to train with them.",
         icon=":material/tune:",
     )
-note = run.run_json.get("note") if run else None
-if note:
-    st.caption(f":material/inventory_2: {escape_markdown(str(note))}")
+if run is not None and run.run_json.get("note"):
+    note("inventory_2", escape_markdown(str(run.run_json["note"])))
 estimate_panel(server, config)
 if not problems:
     launch_panel(server, config)

@@ -7,21 +7,19 @@ from typing import Any
 import streamlit as st
 
 from dashboard.charts.memory_breakdown import gpu_of, ledger_layout, missing_reasons
-from dashboard.charts.run_view import RunView, run_content
+from dashboard.charts.run_view import run_content, world_size_of
 from dashboard.format import escape_markdown
 from dashboard.live_chart import memory_ledger
 from dashboard.views.memory_oom import oom_section
 from dashboard.views.memory_snapshots import snapshot_section
-from dashboard.views.parts import table
+from dashboard.views.parts import number, table, text
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run import RunError, RunInfo, read_run
 
 KEY = "memory_ledger"
-AGAIN = "2s"
-PROCESSES = 200  # Processes of a GPU that are listed, at most.
-TEXT_LENGTH = 200
-STATES = {"running": "", "zombie": "zombie (ended, not reaped by its parent)", "gone": "ended"}
-text, number = st.column_config.TextColumn, st.column_config.NumberColumn
+MAX_PROCESSES = 200
+MAX_TEXT_LENGTH = 200
+STATES = {"zombie": "zombie (ended, not reaped by its parent)", "gone": "ended"}
 COLUMNS = {
     "Name": text(pinned=True, help="Process name, as ps shows it; – if unknown."),
     "Memory": number(format="%.1f MiB", help="On this GPU, as reported by the driver."),
@@ -33,22 +31,21 @@ COLUMNS = {
 
 
 def memory_tab(run: RunInfo, token: str) -> None:
-    """Draw why memory ran out, if it did, what the memory is used for, and snapshots."""
-    content = run_content(run)
+    """Draw the out-of-memory analysis, the memory breakdown and snapshots."""
+    gpu = gpu_of(run_content(run))
     oom_section(run)
     st.markdown("#### Memory breakdown")
-    st.caption(_whose(run, content))
+    st.caption(_scope(run, gpu))
     memory_ledger(run.id, ledger_layout(run), key=KEY, page_token=token)
-    if gpu_of(content) is not None:
-        _processes(run)
+    if gpu is not None:
+        _processes(run, gpu)
     snapshot_section(run)
 
 
 def process_rows(run_json: dict[str, Any], gpu: str) -> list[dict[str, Any]] | None:
-    """Return a row for each process on the GPU but the run's own, those with most memory first.
+    """Return a row for each other process on the GPU, the largest first.
 
-    None where the run has no list: the driver hides them, or nobody has asked. What a run.json
-    holds in another form than Stepscope writes it is left out.
+    Skips invalid entries. Returns None if the driver hides processes or none was recorded.
     """
     listed = run_json.get("gpu_processes")
     entries = listed.get(gpu) if isinstance(listed, dict) else None
@@ -57,17 +54,16 @@ def process_rows(run_json: dict[str, Any], gpu: str) -> list[dict[str, Any]] | N
     own = run_json.get("pid")
     rows = [_row(entry) for entry in entries if isinstance(entry, dict) and entry.get("pid") != own]
     rows.sort(key=lambda row: row["Memory"] or 0.0, reverse=True)
-    return rows[:PROCESSES]
+    return rows[:MAX_PROCESSES]
 
 
-@st.fragment(run_every=AGAIN)
-def _processes(run: RunInfo) -> None:
-    """Draw the other processes on the run's GPU, as its sampler saw them last."""
+@st.fragment(run_every="2s")
+def _processes(run: RunInfo, gpu: str) -> None:
+    """Draw the other processes on the run's GPU, as its sampler read them last."""
     try:
         run = read_run(run.folder)
     except RunError:
         return  # the folder was deleted; the header shows it
-    gpu = gpu_of(run_content(run)) or ""
     rows = process_rows(run.run_json, gpu)
     st.markdown("#### Other processes on this GPU")
     if rows is None:
@@ -101,19 +97,16 @@ def _row(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    return printable(" ".join(value.split()))[:TEXT_LENGTH] if isinstance(value, str) else ""
+    return printable(" ".join(value.split()))[:MAX_TEXT_LENGTH] if isinstance(value, str) else ""
 
 
-def _whose(run: RunInfo, content: RunView) -> str:
-    """Return a line on what is divided: which GPU, or the host."""
-    uuid = gpu_of(content)
+def _scope(run: RunInfo, uuid: str | None) -> str:
+    """Return which memory the breakdown divides: of a GPU or of the host."""
     if uuid is None:
         return (
             "Memory of the host, or of its container if the container has a limit: this run trains "
             "on the CPU."
         )
-    gpu = next((gpu for gpu in content.gpus if gpu.uuid == uuid), None)
-    name = uuid if gpu is None else f"{gpu.name} ({uuid})"
-    rank = run.run_json.get("world_size")
-    several = isinstance(rank, int) and rank > 1
-    return f"Memory of {escape_markdown(name)}." + (" Values of rank 0." if several else "")
+    names = {gpu.uuid: f"{gpu.name} ({uuid})" for gpu in run_content(run).gpus}
+    several = " Values of rank 0." if world_size_of(run.run_json) > 1 else ""
+    return f"Memory of {escape_markdown(names.get(uuid, uuid))}.{several}"

@@ -1,4 +1,4 @@
-"""The parts of a memory snapshot on the page: totals, bands over time, tables and segments."""
+"""The parts of a memory snapshot on the page: totals, history, allocations and segments."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from dashboard.charts.snapshot import (
     place_rows,
 )
 from dashboard.format import escape_markdown
-from dashboard.views.parts import plot, table
+from dashboard.views.parts import number, plot, segments, table, text
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.segments import DeviceSegments
 from stepscope.memory.snapshots.summary import SnapshotSummary, difference
 from stepscope.memory.snapshots.timeline import MemoryTimeline, lasting
 
-TABLE_HEIGHT = 320  # px
-number = st.column_config.NumberColumn
 SIZE = "%.3f MiB"
 COLUMNS = {
     "Size": number(format=SIZE, help="As the allocator gives it, rounded up."),
@@ -30,10 +28,8 @@ COLUMNS = {
     "Before": number(format=SIZE),
     "After": number(format=SIZE),
     "Blocks": number(format="localized"),
-    "Allocated at": st.column_config.TextColumn(
-        width="medium", help="The innermost frame outside of installed packages."
-    ),
-    "Module": st.column_config.TextColumn(
+    "Allocated at": text(width="medium", help="The innermost frame outside installed packages."),
+    "Module": text(
         width="medium",
         help="File of the innermost nn.Module forward, and the line that called it. Empty if "
         "the stack has none; frames carry no class names.",
@@ -47,9 +43,7 @@ COLUMNS = {
 
 def summary_parts(summary: SnapshotSummary) -> None:
     """Draw totals, history, allocations and segments of one device."""
-    devices = sorted(
-        {one.device for one in summary.devices} | {one.device for one in summary.histories}
-    )
+    devices = sorted({one.device for one in (*summary.devices, *summary.histories)})
     if not devices:
         st.caption("This snapshot has no segments and no history.")
         return
@@ -74,17 +68,16 @@ def summary_parts(summary: SnapshotSummary) -> None:
 
 def _totals(memory: DeviceSegments) -> str:
     parts = memory.parts
-
-    def told(size: int, words: str) -> str:
-        of = f" ({size / parts.reserved:.0%})" if parts.reserved else ""
-        return f"{format_bytes(size)} {words}{of}"
-
-    waiting = f"{format_bytes(parts.awaiting_free)} that another stream still uses"
     sums = [
-        told(parts.allocated, "allocated"),
-        *([waiting] if parts.awaiting_free else []),
-        told(parts.cached, "cached and returnable"),
-        told(parts.split, "split"),
+        f"{format_bytes(size)} {name}"
+        + (f" ({size / parts.reserved:.0%})" if parts.reserved and share else "")
+        for size, name, share in (
+            (parts.allocated, "allocated", True),
+            (parts.awaiting_free, "that another stream still uses", False),
+            (parts.cached, "cached and returnable", True),
+            (parts.split, "split", True),
+        )
+        if size or share
     ]
     return (
         f"**{format_bytes(parts.reserved)} reserved** = {' + '.join(sums)}. Largest free block: "
@@ -95,13 +88,12 @@ def _totals(memory: DeviceSegments) -> str:
 def _failed(summary: SnapshotSummary, device: int) -> None:
     failed = [one for one in summary.failed if one.device == device]
     if failed:
-        last = failed[-1]
-        free = last.device_free
+        free = failed[-1].device_free
         had = "" if free is None else f"; the device had {format_bytes(free)} free"
         times = "once" if len(failed) == 1 else f"{len(failed)} times"
         st.warning(
             f"An allocation failed {times} in this history, the last time of "
-            f"{format_bytes(last.requested)}{had}.",
+            f"{format_bytes(failed[-1].requested)}{had}.",
             icon=":material/memory_alt:",
         )
 
@@ -116,25 +108,17 @@ def _history(summary: SnapshotSummary, history: MemoryTimeline) -> None:
             width="content",
         )
         if history.seconds is not None:
-            axis = st.segmented_control(
-                "Axis",
-                ["Actions", "Time"],
-                default="Actions",
-                required=True,
-                key="snapshot_axis",
-                label_visibility="collapsed",
-            )
-            over_time = axis == "Time"
+            over_time = segments("Axis", ["Actions", "Time"], "snapshot_axis") == "Time"
     plot(history_figure(summary, history, over_time=over_time), "snapshot_history")
-    said = [
+    notes = [
         "Each band is what one stack allocated, named by its innermost line outside installed "
         "packages; the largest at the peak get their own band. Sizes as requested."
     ]
     if summary.unreadable:
-        said.append(f"{summary.unreadable:,} entries could not be read.")
+        notes.append(f"{summary.unreadable:,} entries could not be read.")
     if summary.stacks_left:
-        said.append(f"The stacks of {summary.stacks_left:,} allocations were too many to keep.")
-    st.caption(" ".join(said))
+        notes.append(f"The stacks of {summary.stacks_left:,} allocations were too many to keep.")
+    st.caption(" ".join(notes))
 
 
 def _allocations(summary: SnapshotSummary, device: int, history: MemoryTimeline | None) -> None:
@@ -144,64 +128,51 @@ def _allocations(summary: SnapshotSummary, device: int, history: MemoryTimeline 
     kinds["By module"] = module_rows(summary, device)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("**Top allocations**", width="content")
-        kind = st.segmented_control(
-            "Top allocations",
-            list(kinds),
-            default="At the end",
-            required=True,
-            key="snapshot_table",
-            label_visibility="collapsed",
-        )
-    rows = kinds.get(kind or "", kinds["At the end"])
+        kind = segments("Top allocations", list(kinds), "snapshot_table")
+    rows = kinds.get(kind, kinds["At the end"])
     if not rows:
         listed = any(one.device == device for one in summary.devices)
         st.caption("Nothing is allocated." if listed else "It lists no segments.")
         return
-    _table(rows, "snapshot_allocations", "Allocations, the largest first")
+    table(rows, COLUMNS, "snapshot_allocations", "Allocations, the largest first")
     if kind != "At the peak" and summary.sites_left:
-        whose = " of all GPUs" if len(summary.devices) > 1 else ""
+        scope = " of all GPUs" if len(summary.devices) > 1 else ""
         st.caption(
-            f"Not shown: {summary.sites_left:,} more stacks{whose}, holding "
+            f"Not shown: {summary.sites_left:,} more stacks{scope}, holding "
             f"{format_bytes(summary.size_left)}."
         )
 
 
 def _map(summary: SnapshotSummary, memory: DeviceSegments) -> None:
-    shown = memory.rows[:MAP_ROWS]
-    title = "**Segments:** memory taken from the driver, most fragmented first"
-    st.markdown(title)
+    st.markdown("**Segments:** memory taken from the driver, most fragmented first")
     plot(map_figure(summary, memory), "snapshot_map")
-    if memory.segments > len(shown):
+    shown = memory.rows[:MAP_ROWS]
+    more = memory.segments - len(shown)
+    if more:
         left = memory.parts.reserved - sum(row.size for row in shown)
-        st.caption(
-            f"{memory.segments - len(shown):,} further segments of {format_bytes(left)} are split "
-            "less."
-        )
+        st.caption(f"{more:,} further segments of {format_bytes(left)} are split less.")
     if len(summary.places) > 1:
         with st.expander("By stream and pool", icon=":material/call_split:"):
-            _table(place_rows(summary), "snapshot_places", "Memory by stream and pool")
+            table(place_rows(summary), COLUMNS, "snapshot_places", "Memory by stream and pool")
     if summary.settings:
         with st.expander("Settings of the allocator", icon=":material/settings:"):
-            # Cells are drawn as Markdown, and the file may be anybody's.
+            # Cells are Markdown, and the file may be from an untrusted source.
             st.table({escape_markdown(k): escape_markdown(v) for k, v in summary.settings.items()})
 
 
 def difference_parts(after: SnapshotSummary, before: SnapshotSummary) -> None:
-    """Draw what is live in one snapshot and not in an earlier one."""
+    """Draw the change of live memory since an earlier snapshot."""
     changes = difference(before, after)
     more = changes.after - changes.before
-    sign = "more" if more >= 0 else "less"
     st.markdown(
-        f"**Difference:** {format_bytes(changes.after)} live, {format_bytes(abs(more))} {sign} "
-        f"than the {format_bytes(changes.before)} of the earlier one"
+        f"**Difference:** {format_bytes(changes.after)} live, {format_bytes(abs(more))} "
+        f"{'more' if more >= 0 else 'less'} than the {format_bytes(changes.before)} of the "
+        "earlier snapshot"
     )
     if changes.changes:
-        _table(change_rows(changes), "snapshot_changes", "Changes by stack, the largest first")
+        alt = "Changes by stack, the largest first"
+        table(change_rows(changes), COLUMNS, "snapshot_changes", alt)
     else:
         st.caption("The same stacks hold the same memory in both.")
     if not changes.complete:
-        st.caption("Incomplete: one of them has more stacks than are kept.")
-
-
-def _table(rows: list[dict[str, object]], key: str, alt: str) -> None:
-    table(rows, COLUMNS, key, alt, height=TABLE_HEIGHT if len(rows) > 8 else "auto")
+        st.caption("Incomplete: one of the snapshots has more stacks than are kept.")

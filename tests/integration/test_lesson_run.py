@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dashboard import services
-from dashboard.child_runs import ChildRuns
+from dashboard.services import ChildRuns
 from tests.support.lesson_programs import SLEEP, Write, write
 from trainer.runners.child_process import OUTPUT_LIMIT, ChildOutput, ChildState, LessonRun
 
