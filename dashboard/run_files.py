@@ -15,8 +15,8 @@ from stepscope.profiling.summary import BYTES_LIMIT, ProfileSummary, parse
 TAIL_BYTES = 20_000
 DOWNLOAD_LIMIT = 256 * 2**20  # Bytes: Streamlit holds a download in the memory of this process.
 MAX_SNAPSHOTS = 50
-MAX_PROFILES = 50  # A profile of several ranks counts once.
-MAX_RANKS = 64  # Ranks listed of a profile, the lowest.
+PROFILES = 50  # Maximum; a profile of several ranks counts once.
+PROFILED_RANKS = 64  # Maximum of ranks of a profile, the lowest are listed.
 
 _PROFILE = re.compile(r"profile-step-(\d{1,16})-(\d{1,16})(?:\.rank(\d{1,6}))?\.summary\.json")
 _SNAPSHOT = re.compile(r"snapshot-[\w.-]{1,100}\.pickle")
@@ -85,8 +85,8 @@ def profiles(folder: Path) -> tuple[ProfileFiles, ...]:
                 found.setdefault((last, first), []).append(made)
     return tuple(
         made
-        for steps in sorted(found, reverse=True)[:MAX_PROFILES]
-        for made in sorted(found[steps], key=lambda each: each.number)[:MAX_RANKS]
+        for steps in sorted(found, reverse=True)[:PROFILES]
+        for made in sorted(found[steps], key=lambda each: each.number)[:PROFILED_RANKS]
     )
 
 
@@ -97,6 +97,11 @@ def profile_summary(folder: Path, profile: ProfileFiles) -> ProfileSummary:
         return parse(data.decode(errors="replace"))
     except ValueError as error:
         raise ValueError(f"{profile.summary}: {error}. Profile again.") from error
+
+
+def profile_trace(folder: Path, profile: ProfileFiles) -> bytes:
+    """Return the compressed trace of a profile. Raises OSError, ValueError if it is too large."""
+    return file_content(folder / profile.trace)
 
 
 def too_large_to_download(path: Path, size: int) -> str | None:

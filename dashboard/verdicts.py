@@ -103,7 +103,9 @@ def _straggler(found: StragglerVerdict | None) -> BottleneckDiagnosis | None:
     if found is None or found.next is None:
         return None
     step = Recommendation(text=found.next)
-    return BottleneckDiagnosis(BottleneckKind.STRAGGLER, found.text, found.share, step)
+    return BottleneckDiagnosis(
+        kind=BottleneckKind.STRAGGLER, text=found.text, share=found.share, next=step
+    )
 
 
 def _broken_loss(reader: StoreReader) -> BottleneckDiagnosis | None:
@@ -112,7 +114,8 @@ def _broken_loss(reader: StoreReader) -> BottleneckDiagnosis | None:
     if broken is None:
         return None
     step = Recommendation(text="Try a lower learning rate, or clip the gradients.")
-    return BottleneckDiagnosis(BottleneckKind.NOT_FINITE, f"{broken.text.rstrip('.')}.", 0.0, step)
+    text = f"{broken.text.rstrip('.')}."
+    return BottleneckDiagnosis(kind=BottleneckKind.NOT_FINITE, text=text, share=0.0, next=step)
 
 
 def hang_verdict(hang: Hang | None) -> dict[str, Any] | None:

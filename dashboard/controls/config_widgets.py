@@ -12,7 +12,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.format import named_reason
+from dashboard.format import named_reason, note, pick
 from trainer.config import FIELDS, LIMITS, ConfigError, ConfigIssue, RunConfig
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.techniques import BY_FIELD
@@ -128,19 +128,13 @@ def select(
 ) -> None:
     """Draw a choice of values, each with its label; `reasons` follow the help."""
     label, text = TEXTS[name]
-    st.selectbox(
-        label,
-        list(options),
-        format_func=options.__getitem__,
-        key=f"config_{name}",
-        help="\n".join([text, "", *reasons]) if reasons else text,
-        on_change=on_change,
-    )
+    about = "\n".join([text, "", *reasons]) if reasons else text
+    pick(label, options, f"config_{name}", about, on_change=on_change)
 
 
 def problem_caption(problem: ConfigIssue) -> None:
     """Draw why a setting is unsupported, and the fix."""
-    st.caption(f":material/block: {problem.reason}. {problem.remedy}.")
+    note("block", f"{problem.reason}. {problem.remedy}.")
 
 
 def _disabled_help(text: str, problem: ConfigIssue | None) -> str:

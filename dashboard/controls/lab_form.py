@@ -17,7 +17,7 @@ from dashboard.controls.lab_labels import BASELINES, GROUPS, arm_help, arm_words
 from dashboard.controls.lab_labels import baseline_words as words
 from dashboard.controls.sidebar import SETTINGS, WORKLOADS
 from dashboard.controls.workload_fields import absent, offered
-from dashboard.format import escape_markdown, named_reason
+from dashboard.format import escape_markdown, named_reason, note, pick
 from dashboard.services import Devices, Services
 from stepscope.run.setting_names import EARLIER_WORKLOADS, current_variant
 from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload, defaults
@@ -144,34 +144,19 @@ def _baseline(devices: Sequence[TrainDevice], settings: RunConfig) -> RunConfig:
     state.setdefault("lab_device", settings.device if settings.device in names else devices[0].id)
     if state.get(_SIDEBARS) != settings.workload:  # changed on the Run page
         state[_SIDEBARS] = state["lab_workload"] = settings.workload
-    workload = st.selectbox(
-        "Workload",
-        offered(state["lab_workload"]),
-        format_func=WORKLOADS.__getitem__,
-        key="lab_workload",
-        help="What every trial trains. A technique may help one workload and hurt another.",
-        **_KEPT,
+    workloads = {one: WORKLOADS[one] for one in offered(state["lab_workload"])}
+    about = "What every trial trains. A technique may help one workload and hurt another."
+    workload = pick("Workload", workloads, "lab_workload", about, **_KEPT)
+    about = "Where the baseline runs. Select other devices below."
+    device = pick("Device", names, "lab_device", about, **_KEPT)
+    about = (
+        "Each setting is measured as a change to the baseline. “All off” disables every technique; "
+        "“Sidebar settings” uses the sidebar of the Run page. Batch size, learning rate and sizes "
+        "come from the sidebar in both, or are the recommended ones if the workload differs."
     )
-    device = st.selectbox(
-        "Device",
-        list(names),
-        format_func=names.__getitem__,
-        key="lab_device",
-        help="Where the baseline runs. Select other devices below.",
-        **_KEPT,
-    )
-    kind = st.radio(
-        "Baseline",
-        list(BASELINES),
-        format_func=BASELINES.__getitem__,
-        key="lab_baseline",
-        horizontal=True,
-        help="Each setting is measured as a change to the baseline. “All off” disables every "
-        "technique; “Sidebar settings” uses the sidebar of the Run page. Batch size, "
-        "learning rate and sizes come from the sidebar in both, or are the recommended "
-        "ones if the workload differs.",
-        **_KEPT,
-    )
+    label = BASELINES.__getitem__
+    more = {"key": "lab_baseline", "horizontal": True, "help": about, **_KEPT}
+    kind = st.radio("Baseline", list(BASELINES), format_func=label, **more)
     return baseline(kind, settings, workload, device, devices)
 
 
@@ -183,47 +168,33 @@ def _device_names(devices: Sequence[TrainDevice]) -> dict[str, str]:
 
 
 def _preset() -> str | None:
-    preset: str | None = st.pills(
-        "Preset",
-        list(PRESETS),
-        format_func=lambda name: PRESETS[name].label,
-        key="lab_preset",
+    more: Any = {
+        "format_func": lambda name: PRESETS[name].label,
         # Checkboxes are set in the script: a callback has the settings of the run before.
-        on_change=lambda: st.session_state.update({_PRESET_CHANGED: True}),
-        help="Selects a set of settings and its baseline. You can change the selection; press "
+        "on_change": lambda: st.session_state.update({_PRESET_CHANGED: True}),
+        "help": "Selects a set of settings and its baseline. You can change the selection; press "
         "again to return to your own baseline.",
-        **_KEPT,
-    )
+    }
+    preset: str | None = st.pills("Preset", list(PRESETS), key="lab_preset", **more, **_KEPT)
     return preset
 
 
 def _length() -> tuple[int, int, bool]:
     with st.expander("Duration"):
-        rounds = st.number_input(
-            "Max rounds",
-            2,
-            MAX_ROUNDS,
-            key="lab_rounds",
-            help="A round measures every undecided setting once and the baseline once or more, in "
-            "random order. Verdicts follow after 5, 8 and 12 rounds.",
-            **_KEPT,
+        about = (
+            "A round measures every undecided setting once and the baseline once or more, in "
+            "random order. Verdicts follow after 5, 8 and 12 rounds."
         )
-        steps = st.number_input(
-            "Steps per trial",
-            0,
-            100_000,
-            key="lab_steps",
-            help="Measured steps per trial, after warm-up; 0 uses as many as the baseline runs "
-            "in two seconds.",
-            **_KEPT,
+        rounds = st.number_input("Max rounds", 2, MAX_ROUNDS, key="lab_rounds", help=about, **_KEPT)
+        about = (
+            "Measured steps per trial, after warm-up; 0 uses as many as the baseline runs in two "
+            "seconds."
         )
-        find_best = st.toggle(
-            "Find the best combination",
-            key="lab_find_best",
-            help="Combines the winners one by one and measures the result against the baseline "
-            "again.",
-            **_KEPT,
+        steps = st.number_input("Steps per trial", 0, 100_000, key="lab_steps", help=about, **_KEPT)
+        about = (
+            "Combines the winners one by one and measures the result against the baseline again."
         )
+        find_best = st.toggle("Find the best combination", key="lab_find_best", help=about, **_KEPT)
     return int(rounds), int(steps), bool(find_best)
 
 
@@ -273,7 +244,7 @@ def _group(
     for (problem, off), labels in refused.items():
         remedy = "" if off else f" {problem.remedy}."
         text = f"{named_reason(', '.join(labels), problem.reason)}.{remedy}"
-        st.caption(f":material/block: {escape_markdown(text)}")
+        note("block", escape_markdown(text))
     return chosen
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from dashboard.controls import sidebar_groups
+from dashboard.controls.config_widgets import TEXTS
 from dashboard.controls.sidebar import OPTIMIZERS, PRECISIONS, WORKLOADS
 from dashboard.sweep_content import SweepContent
 from stepscope.common.formatting import format_duration
@@ -15,36 +17,23 @@ from trainer.lab.variants import Variant
 from trainer.techniques import BY_FIELD
 
 BASELINES = {"plain": "All off", "sidebar": "Sidebar settings"}
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Precision": ("precision",),
-    "Data loading": (
-        *("pin_memory", "non_blocking", "copy_stream", "dataset_on_device"),
-        *("num_workers", "prefetch_factor", "persistent_workers"),
-    ),
-    "Optimizer": ("gradient_accumulation_steps", "max_grad_norm", "optimizer_impl", "set_to_none"),
-    "Compilation and kernels": (
-        *("compile_mode", "cuda_graphs", "channels_last", "cudnn_benchmark", "deterministic"),
-        "kernel_warmup",
-    ),
-    "Memory": ("activation_checkpointing", "preallocate_memory"),
-    "Device and size": ("device", "batch_size", "num_threads"),
-    "Workload options": (),
+GROUPS = ("Precision", *sidebar_groups.GROUPS, "Device and size", "Workload options")
+"""The sidebar's groups, and two for fields of the sidebar's top."""
+PLACES = {
+    **sidebar_groups.PLACES,
+    "precision": "Precision",
+    **dict.fromkeys(("device", "batch_size", "num_threads"), "Device and size"),
 }
-"""Groups of fields; the last group takes every other field."""
 ALL_OFF = "all techniques off (set_to_none is the zero_grad() default)"
-HELP = {
-    "device": "Runs on this device instead. The batch size stays the same, so a small one "
-    "leaves a large GPU idle.",
-    "batch_size": "Samples per batch. A larger batch keeps the device busier and changes what "
-    "each step learns.",
-    "num_threads": "Threads per CPU operation. More threads than cores slow it down.",
-}
+DEVICE_HELP = (
+    "Runs on this device instead. The batch size stays the same, so a small one leaves a large GPU "
+    "idle."
+)
 
 
 def group_of(arm: Variant) -> str:
     """Return the group of a variant's first setting."""
-    field = next(iter(arm.changes), "device")
-    return next((group for group, fields in GROUPS.items() if field in fields), "Workload options")
+    return PLACES.get(next(iter(arm.changes), "device"), "Workload options")
 
 
 def arm_words(arm: Variant, devices: Mapping[str, str]) -> str:
@@ -85,7 +74,7 @@ def arm_help(arm: Variant, own_settings: Mapping[str, str]) -> str:
     field = next(iter(arm.changes), "device")
     if field == "custom_options":
         return own_settings.get(arm.name.removesuffix("=false"), arm.label)
-    text = BY_FIELD[field].help if field in BY_FIELD else HELP.get(field, arm.label)
+    text = DEVICE_HELP if field == "device" else TEXTS.get(field, (arm.label, arm.label))[1]
     others = [f"{name} = {value}" for name, value in arm.changes.items() if name != field]
     return f"{text} Also sets {', '.join(others)}." if others else text
 

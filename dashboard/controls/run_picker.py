@@ -12,7 +12,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard.charts.run_view import run_kind
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, note
 from dashboard.run_index import RunList
 from dashboard.services import Services
 from stepscope.common.formatting import format_duration, printable
@@ -89,7 +89,7 @@ def attempts(run: RunInfo) -> None:
     before, after = _named(run, "restart_of"), _named(run, "restarted_as")
     sentence = restart_sentence(run.run_json)
     if restart_expected(run):
-        st.caption(":material/restart_alt: torchrun is about to restart all ranks.")
+        note("restart_alt", "torchrun is about to restart all ranks.")
     if before is None and after is None:
         return
     if sentence is None and after is not None:
@@ -99,14 +99,9 @@ def attempts(run: RunInfo) -> None:
             st.caption(f":material/restart_alt: {escape_markdown(sentence)}", width="stretch")
         for name, label in ((before, "Previous"), (after, "Next")):
             if name is not None:
-                st.button(
-                    f"{label} attempt",
-                    key=f"attempt_{label.lower()}",
-                    type="tertiary",
-                    on_click=choose,
-                    args=(name,),
-                    help="Each attempt is recorded as its own run.",
-                )
+                about = "Each attempt is recorded as its own run."
+                more: Any = {"type": "tertiary", "help": about, "on_click": choose, "args": (name,)}
+                st.button(f"{label} attempt", key=f"attempt_{label.lower()}", **more)
 
 
 def restart_sentence(run_json: dict[str, Any]) -> str | None:

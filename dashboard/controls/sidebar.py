@@ -23,7 +23,7 @@ from dashboard.controls.config_widgets import (
 )
 from dashboard.controls.sidebar_groups import groups
 from dashboard.controls.workload_fields import absent, offered, workload_fields
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, note, pick
 from dashboard.services import Devices
 from stepscope.common.formatting import format_bytes
 from trainer.config import (
@@ -228,15 +228,9 @@ def _device(config: RunConfig, found: Devices) -> None:
     names = {device.id: _device_name(device) for device in found.devices}
     if config.device not in names:  # a link from another machine
         names[config.device] = "Not on this machine"
-    st.selectbox(
-        "Device",
-        list(names),
-        format_func=names.__getitem__,
-        key="config_device",
-        on_change=_adapt_to_device,
-        args=(found.devices,),
-        help="The CPU and all CUDA devices, best first. GPUs are identified by UUID.",
-    )
+    about = "The CPU and all CUDA devices, best first. GPUs are identified by UUID."
+    more: Any = {"on_change": _adapt_to_device, "args": (found.devices,)}
+    pick("Device", names, "config_device", about, **more)
     for problem in validate(config, found.devices):
         if problem.field == "device":
             problem_caption(problem)
@@ -247,7 +241,7 @@ def _device(config: RunConfig, found: Devices) -> None:
     if config.device != "cpu":
         st.caption(f"`{config.device}`")
     if found.cuda_reason:
-        st.caption(f":material/info: {found.cuda_reason}")
+        note("info", found.cuda_reason)
 
 
 def _device_name(device: TrainDevice) -> str:
@@ -261,13 +255,8 @@ def _device_name(device: TrainDevice) -> str:
 
 
 def _workload(config: RunConfig, found: Devices) -> None:
-    st.selectbox(
-        "Workload",
-        offered(config.workload),
-        format_func=WORKLOADS.__getitem__,
-        key="config_workload",
-        on_change=_reload_defaults,
-        args=(found.devices,),
-        help="Selecting a workload loads its recommended epochs, batch size and learning rate.",
-    )
+    names = {one: WORKLOADS[one] for one in offered(config.workload)}
+    about = "Selecting a workload loads its recommended epochs, batch size and learning rate."
+    more: Any = {"on_change": _reload_defaults, "args": (found.devices,)}
+    pick("Workload", names, "config_workload", about, **more)
     workload_fields(config)

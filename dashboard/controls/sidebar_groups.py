@@ -17,6 +17,7 @@ from dashboard.controls.config_widgets import (
     switch_number,
     switch_select,
 )
+from dashboard.format import note
 from trainer.config import (
     CompileMode,
     LRSchedule,
@@ -136,13 +137,13 @@ def _distributed(choice: SidebarState) -> None:
     if config.strategy is Strategy.NONE:
         return
     switch_number("devices_per_node", choice)
-    st.caption(f":material/info: {_placement(config)}")
+    note("info", _placement(config))
     if config.distributed:
         for name in ("num_nodes", "max_restarts"):
             switch_number(name, choice)
     for sentence in (step_sentence(config), *parallel_notes(config, os.cpu_count() or 1)):
         if sentence is not None:
-            st.caption(f":material/info: {sentence}")
+            note("info", sentence)
 
 
 def _advanced(choice: SidebarState) -> None:

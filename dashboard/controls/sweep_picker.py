@@ -8,7 +8,7 @@ import streamlit as st
 
 from dashboard.controls.lab_labels import workload_and_device
 from dashboard.controls.run_picker import distinct
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, pick
 from dashboard.services import Services
 from dashboard.sweeps import EXAMPLE, StoredSweep
 
@@ -34,14 +34,8 @@ def picked_sweep(server: Services) -> str | None:
     state[SWEEP] = chosen if chosen in known else first
     if own or state[SWEEP] is not None:
         names = distinct({sweep.id: label(sweep) for sweep in sweeps})
-        st.selectbox(
-            "Sweep",
-            list(known),
-            format_func=names.__getitem__,
-            key=SWEEP,
-            label_visibility="collapsed",
-            help="Earlier sweeps, newest first.",
-        )
+        about = "Earlier sweeps, newest first."
+        pick("Sweep", names, SWEEP, about, label_visibility="collapsed")
     picked: str | None = state[SWEEP]
     state[_KEPT] = picked
     if picked is None:

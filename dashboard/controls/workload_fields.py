@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.controls.config_widgets import TEXTS, number, problem_caption
+from dashboard.controls.config_widgets import TEXTS, number, problem_caption, select
 from trainer.config import LIMITS, ConfigIssue, RunConfig, Workload
 from trainer.custom_workload import (
     UserWorkloadError,
@@ -61,15 +61,8 @@ def workload_fields(config: RunConfig) -> None:
 
 def _dataset(config: RunConfig) -> None:
     """Draw the choice of a dataset, or how to get one."""
-    found = data_sets(data_root())
-    label, text = TEXTS["dataset"]
-    st.selectbox(
-        label,
-        found if config.dataset in found else [config.dataset, *found],
-        key="config_dataset",
-        format_func=lambda name: name or "No dataset selected",
-        help=text,
-    )
+    names = sorted({config.dataset, *data_sets(data_root())})
+    select("dataset", {name: name or "No dataset selected" for name in names})
     problem = data_problem(config)
     if problem is not None:
         problem_caption(problem)

@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard.charts.collectives import SHOWN, figure, table_rows
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, pick
 from dashboard.services import ServerActivity, Services
 from dashboard.views.parts import READING_WIDTH, number, plot, start_button, table, text, warning
 from stepscope.common.formatting import format_bytes
@@ -69,40 +69,31 @@ def collectives_tab(server: Services) -> None:
 def _plan(gpus: int) -> CollectivePlan:
     """Draw the settings of a measurement. Raises PlanError."""
     columns = st.columns([2, 2, 2, 4])
-    backend = columns[0].selectbox(
-        "Backend",
-        list(NAMES),
-        index=1 if gpus > 1 else 0,
-        format_func=NAMES.__getitem__,
-        key="collectives_backend",
-        help="gloo transfers CPU tensors, NCCL GPU tensors (one GPU per rank).",
+    about = "gloo transfers CPU tensors, NCCL GPU tensors (one GPU per rank)."
+    backend = pick(
+        "Backend", NAMES, "collectives_backend", about, columns[0], index=1 if gpus > 1 else 0
     )
+    about = "Number of processes. With gloo, more processes than CPU cores slow each other down."
+    first = min(MOST_RANKS, max(2, gpus))
     ranks = columns[1].number_input(
-        "Ranks",
-        min_value=2,
-        max_value=MOST_RANKS,
-        value=min(MOST_RANKS, max(2, gpus)),
-        key="collectives_ranks",
-        help="Number of processes. With gloo, more processes than CPU cores slow each other down.",
+        "Ranks", 2, MOST_RANKS, first, key="collectives_ranks", help=about
     )
-    largest = columns[2].selectbox(
-        "Largest size",
-        LARGEST,
-        index=2,
-        format_func=format_bytes,
-        key="collectives_largest",
-        help="From 1 KiB in steps of ×4. Sizes whose buffers need more than a quarter of the "
-        "free memory are skipped.",
+    about = (
+        "From 1 KiB in steps of ×4. Sizes whose buffers need more than a quarter of the free "
+        "memory are skipped."
     )
+    sizes = {size: format_bytes(size) for size in LARGEST}
+    largest = pick("Largest size", sizes, "collectives_largest", about, columns[2], index=2)
+    about = "About one second per operation and size."
     operations = columns[3].multiselect(
-        "Operations",
-        OPERATIONS,
-        default=OPERATIONS,
-        key="collectives_operations",
-        help="About one second per operation and size.",
+        "Operations", OPERATIONS, OPERATIONS, key="collectives_operations", help=about
     )
-    sizes = sizes_between(KIB, largest)
-    return CollectivePlan(backend, int(ranks), tuple(operations), sizes)
+    return CollectivePlan(
+        backend=backend,
+        ranks=int(ranks),
+        operations=tuple(operations),
+        sizes=sizes_between(KIB, largest),
+    )
 
 
 def _start_button(server: Services, plan: CollectivePlan, refused: str | None) -> None:
@@ -149,23 +140,14 @@ def _stored(server: Services) -> None:
     if not names:
         st.info("Nothing has been measured yet. Press **Measure**.", icon=":material/info:")
         return
-    columns = st.columns(2)
-    shown = columns[0].selectbox(
-        "Measurement",
-        names,
-        format_func=result_label,
-        key="collectives_shown",
-        help="Files in `collectives` in the runs folder, newest first.",
-    )
-    other = columns[1].selectbox(
-        "Compare with",
-        [name for name in names if name != shown],
-        index=None,
-        format_func=result_label,
-        placeholder="nothing",
-        key="collectives_other",
-        help="Shown as dotted lines.",
-    )
+    left, right = st.columns(2)
+    about = "Files in `collectives` in the runs folder, newest first."
+    labels = {name: result_label(name) for name in names}
+    shown = pick("Measurement", labels, "collectives_shown", about, left)
+    others = {name: label for name, label in labels.items() if name != shown}
+    more: Any = {"index": None, "placeholder": "nothing"}
+    about = "Shown as dotted lines."
+    other = pick("Compare with", others, "collectives_other", about, right, **more)
     try:
         document = read_result(server.runs, shown)
         compared = read_result(server.runs, other) if other is not None else None
@@ -180,13 +162,8 @@ def _stored(server: Services) -> None:
 def _show(document: dict[str, Any], other: dict[str, Any] | None) -> None:
     rows = document["rows"]
     if any("reason" not in row for row in rows):
-        kind = st.radio(
-            "Chart",
-            list(SHOWN),
-            horizontal=True,
-            key="collectives_chart",
-            help="Both axes are logarithmic. The dashed line is the link's peak.",
-        )
+        about = "Both axes are logarithmic. The dashed line is the link's peak."
+        kind = st.radio("Chart", list(SHOWN), horizontal=True, key="collectives_chart", help=about)
         drawn = figure(kind, document, other)
         if drawn is not None:
             plot(drawn, "collectives_figure")

@@ -9,9 +9,9 @@ import streamlit as st
 
 from dashboard.charts.batch_size_curve import batch_figure
 from dashboard.controls.config_widgets import take_proposal
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity, Services
-from dashboard.views.parts import note, plot, table
+from dashboard.views.parts import plot, table
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.config import ConfigIssue, RunConfig
@@ -19,20 +19,14 @@ from trainer.runners.child_process import ChildState, PredictionRun
 
 ERROR = "fit_error"  # Session state: a sentence that the panel shows once.
 NAMES = {
-    "parameters": "Parameters",
-    "gradients": "Gradients",
-    "optimizer_state": "Optimizer state",
-    "activations": "Activations",
     "inputs": "Batches and data",
     "temporary": "Temporary (backward, optimizer)",
     "workspace": "Library workspaces",
     "rounding": "Allocator rounding",
     "context": "CUDA context (estimate)",
     "data_set": "Dataset in memory",
-    "prefetched_batches": "Prefetched batches",
     "process": "Process itself",
     "gradient_buckets": "DDP gradient buckets",
-    "other_ranks": "Other ranks",
 }
 VERDICTS = {
     True: (st.success, "It fits."),
@@ -64,14 +58,9 @@ def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[Con
             ),
         ):
             refused = server.busy_reason(kind)
-            st.button(
-                label,
-                key=key,
-                disabled=refused is not None,
-                help=refused or about,
-                on_click=_start,
-                args=(server, config, kind is activity.BATCH_SIZE_FINDER),
-            )
+            more: Any = {"disabled": refused is not None, "help": refused or about}
+            more["args"] = (server, config, kind is activity.BATCH_SIZE_FINDER)
+            st.button(label, key=key, on_click=_start, **more)
 
 
 def _start(server: Services, config: RunConfig, largest: bool) -> None:
@@ -141,10 +130,10 @@ def rows(answer: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the table: the parts of the peak, their sum, other memory, and free memory."""
     peak = answer["predicted_peak_bytes"]
     found: list[tuple[str, int | None, int | None]] = [
-        *((NAMES.get(name, name), size, peak) for name, size in answer["parts"].items() if size),
+        *((_name(part), size, peak) for part, size in answer["parts"].items() if size),
         ("Predicted peak", peak, peak),
         ("Reserved by torch", answer["predicted_reserved_bytes"], None),
-        *((NAMES.get(name, name), size, None) for name, size in answer["outside"].items() if size),
+        *((_name(part), size, None) for part, size in answer["outside"].items() if size),
         ("Total with safety margin", answer["needed_bytes"], None),
         ("Free now", answer["free_bytes"], None),
     ]
@@ -159,6 +148,10 @@ def rows(answer: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
+def _name(part: str) -> str:
+    return NAMES.get(part, part.replace("_", " ").capitalize())
+
+
 def _largest(curve: Mapping[str, Any], config: RunConfig) -> None:
     figure = batch_figure(curve)
     if figure is not None:
@@ -168,10 +161,7 @@ def _largest(curve: Mapping[str, Any], config: RunConfig) -> None:
         note("info", escape_markdown(sentence))
     recommended = curve["recommended"]
     if recommended is not None and recommended != config.batch_size:
-        st.button(
-            f"Use batch size {recommended:,}",
-            key="fit_use",
-            icon=":material/tune:",
-            on_click=take_proposal,
-            args=({"field": "batch_size", "value": recommended},),
-        )
+        setting = {"field": "batch_size", "value": recommended}
+        text = f"Use batch size {recommended:,}"
+        use: Any = {"on_click": take_proposal, "args": (setting,)}
+        st.button(text, key="fit_use", icon=":material/tune:", **use)

@@ -21,13 +21,9 @@ with st.container(key="lab"):
 with left, st.container(key="lab_choice"):
     choice = wanted(server, found, settings_of_sidebar())
     busy = server.busy_reason(services.ServerActivity.SWEEP)
+    refused, about = busy or choice.refused, "Measure the selected settings, one process per trial."
     pressed = start_button(
-        "Start sweep",
-        busy or choice.refused,
-        "Measure the selected settings, one process per trial.",
-        choice.place,
-        width="stretch",
-        key="lab_start",
+        "Start sweep", refused, about, choice.place, width="stretch", key="lab_start"
     )
     other = newest_live(server.list_runs())
     if other is not None and other != server.active_id():

@@ -16,7 +16,7 @@ import streamlit as st
 from dashboard.controls import sidebar as controls
 from dashboard.controls.lab_labels import workload_and_device
 from dashboard.controls.sweep_picker import show_sweep
-from dashboard.format import escape_markdown
+from dashboard.format import button, escape_markdown
 from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import SweepContent, SweepStatus
 from dashboard.sweeps import StoredSweep, not_resumable
@@ -44,13 +44,9 @@ def empty_lab(server: Services) -> None:
             "settings or a preset, then press **Start sweep**."
         )
         for example in server.sweeps.list_sweeps():
-            opened = st.button(
-                f"Example: {workload_and_device(example.content)}",
-                key=f"lab_open_{example.id}",
-                icon=":material/play_circle:",
-                help="Open this recorded sweep. Nothing is measured.",
-            )
-            if opened:
+            title = f"Example: {workload_and_device(example.content)}"
+            about = "Open this recorded sweep. Nothing is measured."
+            if button(title, "play_circle", f"lab_open_{example.id}", about):
                 show_sweep(example.id)
                 st.rerun()
 
@@ -149,14 +145,14 @@ def _actions(server: Services, sweep: StoredSweep) -> None:
     sweeps, refused = server.sweeps, sweep.look_only
     if sweep.live:
         about = "Stop now. Measurements are kept; Resume continues from there."
-        if _button("Stop", "stop_circle", f"lab_stop_{sweep.id}", refused, about):
+        if button("Stop", "stop_circle", f"lab_stop_{sweep.id}", about, refused):
             with st.spinner("Stopping…"):
                 attempt("The sweep could not be stopped", lambda: sweeps.stop(sweep.id))
         return
     if not_resumable(sweep.content.status) is None:
         refused = refused or server.busy_reason(ServerActivity.SWEEP)
         about = "Continue after the last trial."
-        if _button("Resume", "resume", f"lab_resume_{sweep.id}", refused, about):
+        if button("Resume", "resume", f"lab_resume_{sweep.id}", about, refused):
             attempt("The sweep could not be resumed", lambda: server.resume_sweep(sweep.id))
     if sweep.look_only is None:
         with st.popover("Delete…", icon=":material/delete:", key="lab_delete"):
@@ -167,16 +163,6 @@ def _actions(server: Services, sweep: StoredSweep) -> None:
         if sure:
             show_sweep(None)
             attempt("The sweep could not be deleted", lambda: sweeps.delete(sweep.id))
-
-
-def _button(label: str, icon: str, key: str, refused: str | None, about: str) -> bool:
-    return st.button(
-        label,
-        icon=f":material/{icon}:",
-        key=key,
-        disabled=refused is not None,
-        help=refused or about,
-    )
 
 
 def _downloads(sweep: StoredSweep) -> None:

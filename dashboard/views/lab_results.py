@@ -8,9 +8,9 @@ import streamlit as st
 
 from dashboard.charts.lab import absent_sentence, effects_figure, listed, rows
 from dashboard.controls.lab_labels import clock_rows, throttle_words
-from dashboard.format import escape_markdown
+from dashboard.format import button, escape_markdown, note
 from dashboard.sweep_content import Best, SweepContent, SweepStatus, Verdict
-from dashboard.views.parts import note, number, plot, table, text
+from dashboard.views.parts import number, plot, table, text
 
 TIME, SIZE = "%.2f ms", "%.1f MiB"
 COLUMNS = {
@@ -55,7 +55,13 @@ def results(sweep: SweepContent, apply: Callable[[], None]) -> None:
             plot(figure, "lab_effects")
         elif sweep.status.live:
             st.caption("Effects appear after the first rounds.")
-    _disturbances(sweep)
+    drift, throttled = sweep.drift, throttle_words(sweep)
+    if drift is not None and drift.found:
+        st.warning(escape_markdown(drift.text), icon=":material/trending_down:")
+    if throttled is not None:
+        st.warning(escape_markdown(throttled), icon=":material/device_thermostat:")
+    if drift is not None and not drift.found:
+        note("check", escape_markdown(drift.text))
     if sweep.arms:
         with st.container(key="lab_table"):
             arms = rows(listed(sweep))
@@ -64,17 +70,6 @@ def results(sweep: SweepContent, apply: Callable[[], None]) -> None:
     if absent is not None:
         note("info", absent)
     _more(sweep)
-
-
-def _disturbances(sweep: SweepContent) -> None:
-    """Draw drift and throttling of the machine."""
-    drift, throttled = sweep.drift, throttle_words(sweep)
-    if drift is not None and drift.found:
-        st.warning(escape_markdown(drift.text), icon=":material/trending_down:")
-    if throttled is not None:
-        st.warning(escape_markdown(throttled), icon=":material/device_thermostat:")
-    if drift is not None and not drift.found:
-        note("check", escape_markdown(drift.text))
 
 
 def _more(sweep: SweepContent) -> None:
@@ -120,15 +115,8 @@ def _best(sweep: SweepContent, apply: Callable[[], None]) -> None:
                 width="stretch",
             )
             problem = _problem(sweep.status, best)
-            pressed = st.button(
-                "Apply settings",
-                type="primary",
-                icon=":material/tune:",
-                key="lab_use",
-                disabled=problem is not None,
-                help=problem
-                or "Put the baseline with these changes into the sidebar of the Run page.",
-            )
+            about = "Put the baseline with these changes into the sidebar of the Run page."
+            pressed = button("Apply settings", "tune", "lab_use", about, problem, type="primary")
     if pressed:
         apply()
 

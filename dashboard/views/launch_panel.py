@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -32,29 +33,16 @@ def launch_panel(server: Services, config: RunConfig) -> None:
     several = config.num_nodes > 1
     title = "Launch on several nodes" if several else "Launch from a terminal"
     with st.expander(title, icon=":material/terminal:", expanded=several, key="launch"):
-        columns = st.columns([3, 1])
-        host = columns[0].text_input(
-            "First machine",
-            socket.gethostname(),
-            key="launch_host",
-            help="Host name or address the other nodes can reach.",
-        )
-        port = columns[1].number_input(
-            "Port",
-            *PORTS,
-            PORT,
-            key="launch_port",
-            help="A free port on the first node that the others can reach.",
-        )
+        left, right = st.columns([3, 1])
+        about = "Host name or address the other nodes can reach."
+        host = left.text_input("First machine", socket.gethostname(), key="launch_host", help=about)
+        about = "A free port on the first node that the others can reach."
+        port = right.number_input("Port", *PORTS, PORT, key="launch_port", help=about)
         try:
-            launch = LaunchSpec(
-                config=config,
-                folder=_folder(server, config),
-                project=PROJECT,
-                host=host.strip(),
-                port=int(port),
-                environment=rank_variables(config, os.cpu_count() or 1) | inherited(),
-            )
+            variables = rank_variables(config, os.cpu_count() or 1) | inherited()
+            where: Any = {"folder": _folder(server, config), "project": PROJECT}
+            where |= {"host": host.strip(), "port": int(port)}
+            launch = LaunchSpec(config=config, environment=variables, **where)
             command, script = machine_command(launch), slurm_script(launch)
         except ValueError as error:
             st.error(str(error), icon=":material/error:")

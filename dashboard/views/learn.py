@@ -8,8 +8,9 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.controls.sidebar import keep_settings
+from dashboard.format import note
 from dashboard.services import ServerActivity
-from dashboard.views.parts import READING_WIDTH, devices, note, start_button
+from dashboard.views.parts import READING_WIDTH, devices, start_button
 from stepscope.run import RunError
 from trainer.lessons import BY_NAME, LESSONS, Lesson
 from trainer.runners.child_process import ChildOutput, ChildState

@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard import services
-from dashboard.format import escape_markdown
+from dashboard.format import button, escape_markdown
 from dashboard.out_of_memory import OomRetry, retry, shortage
 from dashboard.services import ServerActivity
 from dashboard.views.live_panel import start_with
@@ -91,18 +91,11 @@ def _cell(text: str) -> str:
 
 def _retry(again: OomRetry, *, helps: bool) -> None:
     """Draw the button, as the primary one if a smaller batch is among the suggestions."""
-    button = again.as_button(services.get().busy_reason(ServerActivity.RUN))
-    refused = button["refused"]
-    st.button(
-        button["label"],
-        icon=":material/replay:",
-        type="primary" if helps else "secondary",
-        key="oom_retry",
-        disabled=refused is not None,
-        help=refused or button["help"],
-        on_click=start_with,
-        args=(again.config,),
-    )
+    drawn = again.as_button(services.get().busy_reason(ServerActivity.RUN))
+    refused = drawn["refused"]
+    more = {"on_click": start_with, "args": (again.config,)}
+    kind = "primary" if helps else "secondary"
+    button(drawn["label"], "replay", "oom_retry", drawn["help"], refused, type=kind, **more)
     if refused is not None:
         st.caption(escape_markdown(refused))
 

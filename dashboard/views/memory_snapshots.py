@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import streamlit as st
 
 from dashboard import services
 from dashboard.controls.actions import refusal
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, note, pick
 from dashboard.run_files import SnapshotFile, file_content, snapshots
-from dashboard.views.parts import download, note, warning
+from dashboard.views.parts import download, warning
 from dashboard.views.snapshot_parts import difference_parts, summary_parts
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import SIZE_LIMIT
@@ -70,16 +71,9 @@ def _choice(files: list[SnapshotFile]) -> list[SnapshotFile]:
     if rest:
         if state.get(OTHER) not in rest:
             state[OTHER] = None
-        other = st.selectbox(
-            "Compare with",
-            rest,
-            index=None,
-            format_func=_label,
-            key=OTHER,
-            placeholder="None",
-            width=340,
-            help="Shows allocations that are live in only one of the two.",
-        )
+        about = "Shows allocations that are live in only one of the two."
+        more: Any = {"index": None, "placeholder": "None", "width": 340}
+        other = pick("Compare with", {one: _label(one) for one in rest}, OTHER, about, **more)
     download(
         "Download",
         functools.partial(file_content, file.path),
@@ -102,14 +96,8 @@ def _upload() -> None:
     state = st.session_state
     key = f"snapshot_upload_{state.setdefault(UPLOADS, 0)}"
     with st.popover("Open a file…", icon=":material/folder_open:", key="snapshot_upload"):
-        st.file_uploader(
-            "Snapshot file",
-            ["pickle", "pkl"],
-            key=key,
-            max_upload_size=SIZE_LIMIT // 2**20,
-            on_change=_keep,
-            args=(key,),
-        )
+        more: Any = {"max_upload_size": SIZE_LIMIT // 2**20, "on_change": _keep, "args": (key,)}
+        st.file_uploader("Snapshot file", ["pickle", "pkl"], key=key, **more)
     if error := state.pop(ERROR, None):
         st.caption(f":red[{escape_markdown(error)}]")
 

@@ -27,11 +27,6 @@ def devices(server: Services) -> Devices:
     return server.devices()
 
 
-def note(icon: str, text: str) -> None:
-    """Draw a sentence in small print with a Material icon; `text` is not escaped."""
-    st.caption(f":material/{icon}: {text}")
-
-
 def warning(text: str, icon: str = "error") -> None:
     """Draw a warning from text that is not Markdown."""
     st.warning(escape_markdown(printable(text)), icon=f":material/{icon}:")
@@ -58,15 +53,8 @@ def plot(figure: dict[str, Any], key: str, alt: str | None = None) -> None:
 
 def segments(label: str, options: Sequence[Any], key: str, **more: Any) -> Any:
     """Draw a choice as adjacent buttons without a label; return the selected option."""
-    return st.segmented_control(
-        label,
-        options,
-        default=options[0],
-        required=True,
-        key=key,
-        label_visibility="collapsed",
-        **more,
-    )
+    more |= {"default": options[0], "required": True, "label_visibility": "collapsed"}
+    return st.segmented_control(label, options, key=key, **more)
 
 
 def download(
@@ -87,16 +75,8 @@ def download(
     if refused is not None:
         st.caption(escape_markdown(printable(refused)), width="content")
         return
-    st.download_button(
-        label,
-        make,
-        file_name=name,
-        mime=mime,
-        icon=":material/download:",
-        key=key,
-        on_click="ignore",
-        help=text,
-    )
+    more: Any = {"mime": mime, "icon": ":material/download:", "on_click": "ignore", "help": text}
+    st.download_button(label, make, file_name=name, key=key, **more)
 
 
 def start_button(

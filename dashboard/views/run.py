@@ -11,7 +11,7 @@ from dashboard.charts.run_view import run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.actions import start_refusal
 from dashboard.controls.run_picker import attempts, next_attempt, picked_run, run_name
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity
 from dashboard.views.estimate_panel import estimate_buttons, estimate_panel
 from dashboard.views.launch_panel import launch_panel
@@ -24,7 +24,7 @@ from dashboard.views.live_panel import (
     open_tab,
     start_if_requested,
 )
-from dashboard.views.parts import devices, note, start_button
+from dashboard.views.parts import devices, start_button
 from dashboard.views.run_details import details_tab, logs_tab, ranks_tab
 from dashboard.views.run_memory import memory_tab
 from dashboard.views.run_profile import profile_section
@@ -80,12 +80,9 @@ if params != st.query_params.to_dict():
     st.query_params.from_dict(params)
 
 with form.start, st.container(horizontal=True):
+    about = "Restore the recommended settings of this workload."
     st.button(
-        "Reset to defaults",
-        key="reset_settings",
-        type="tertiary",
-        on_click=controls.reset,
-        help="Restore the recommended settings of this workload.",
+        "Reset to defaults", "reset_settings", about, on_click=controls.reset, type="tertiary"
     )
     with st.popover("Copy link", type="tertiary", key="copy_link"):
         st.caption("Opens this page with these settings:")

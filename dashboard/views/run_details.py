@@ -14,6 +14,7 @@ import streamlit as st
 
 from dashboard.charts.run_view import run_kind, world_size_of
 from dashboard.controls import sidebar as controls
+from dashboard.format import button, pick
 from dashboard.ranks.members import read_member
 from dashboard.run_files import tail
 from dashboard.services import Services
@@ -66,13 +67,8 @@ def _output(folder: Path) -> None:
     if not box.open:
         return
     with box:
-        st.button(
-            "Refresh",
-            icon=":material/refresh:",
-            key="refresh_output",
-            type="tertiary",
-            help="Reload the last 20 kB.",
-        )
+        about = "Reload the last 20 kB."
+        button("Refresh", "refresh", "refresh_output", about, type="tertiary")
         content = tail(folder / OUTPUT)
         if content is None:
             st.caption("The output file cannot be read.")
@@ -132,15 +128,10 @@ def _checkpoints(server: Services, run: RunInfo, names: list[str]) -> None:
                 f"weights_{name}",
                 "state_dict only; load it with torch.load(..., weights_only=True).",
             )
-        st.button(
-            "Resume in a new run",
-            icon=":material/resume:",
-            key="resume_run",
-            on_click=_resume,
-            args=(run, "last.pt" if "last.pt" in names else names[-1]),
-            help="Put this run's settings and its last checkpoint into the sidebar, then press "
-            "Start run.",
-        )
+        last = "last.pt" if "last.pt" in names else names[-1]
+        about = "Put this run's settings and its last checkpoint into the sidebar of Start run."
+        more: Any = {"on_click": _resume, "args": (run, last)}
+        button("Resume in a new run", "resume", "resume_run", about, **more)
 
 
 def _resume(run: RunInfo, checkpoint: str) -> None:
@@ -162,9 +153,7 @@ def ranks_tab(run: RunInfo) -> None:
     with st.expander("Output and settings of a rank", icon=":material/lan:", expanded=True):
         numbers = rank_numbers(run.folder)[:MAX_RANKS]
         names = {rank_label(run.folder, number): number for number in numbers}
-        label = st.selectbox(
-            "Rank", list(names), key="rank_details", help="Global rank of the process."
-        )
+        label = pick("Rank", list(names), "rank_details", "Global rank of the process.")
         number = names.get(label, 0)
         logs = {name: tail(run.folder / name) for name in (rank_file(n, number) for n in RANK_LOGS)}
         printed = {name: content for name, content in logs.items() if content and content.strip()}

@@ -9,9 +9,9 @@ import streamlit as st
 from dashboard.charts.profile import NODES, flame_figure, phase_figure, rows
 from dashboard.charts.run_view import run_content, world_size_of
 from dashboard.controls.actions import refusal
-from dashboard.format import escape_markdown
-from dashboard.run_files import ProfileFiles, file_content, profile_summary, profiles
-from dashboard.views.parts import download, note, number, plot, table, text, warning
+from dashboard.format import escape_markdown, note, pick
+from dashboard.run_files import ProfileFiles, profile_summary, profile_trace, profiles
+from dashboard.views.parts import download, number, plot, table, text, warning
 from dashboard.views.run_details import rank_label
 from stepscope.common.formatting import format_bytes
 from stepscope.profiling.summary import ProfileSummary
@@ -57,13 +57,14 @@ def profile_section(run: RunInfo) -> None:
             st.markdown("#### Profile", width="content")
             profile = _chosen(run, made)
             if profile.trace_size is not None:
+                path, size = run.folder / profile.trace, profile.trace_size
                 download(
-                    f"Trace ({format_bytes(profile.trace_size)})",
-                    functools.partial(file_content, run.folder / profile.trace),
-                    f"{run.id}-{profile.trace}",
+                    f"Trace ({format_bytes(size)})",
+                    functools.partial(profile_trace, run.folder, profile),
+                    f"{run.id}-{path.name}",
                     f"trace_{profile.first}_{profile.last}_{profile.number}",
                     "Every event of these steps on a time axis, for Perfetto (ui.perfetto.dev).",
-                    file=(run.folder / profile.trace, profile.trace_size),
+                    file=(path, size),
                     mime="application/gzip",
                 )
         try:
@@ -101,9 +102,8 @@ def _select(label: str, options: list[str], key: str, about: str) -> str:
     if len(options) == 1:
         st.markdown(escape_markdown(options[0]), width="content")
         return options[0]
-    return st.selectbox(
-        label, options, key=key, label_visibility="collapsed", width=220, help=about
-    )
+    chosen: str = pick(label, options, key, about, label_visibility="collapsed", width=220)
+    return chosen
 
 
 def _steps(profile: ProfileFiles) -> str:

@@ -43,7 +43,9 @@ COLUMNS = {
 
 def summary_parts(summary: SnapshotSummary) -> None:
     """Draw totals, history, allocations and segments of one device."""
-    devices = sorted({one.device for one in (*summary.devices, *summary.histories)})
+    devices = sorted(
+        {one.device for one in summary.devices} | {one.device for one in summary.histories}
+    )
     if not devices:
         st.caption("This snapshot has no segments and no history.")
         return
@@ -56,7 +58,13 @@ def summary_parts(summary: SnapshotSummary) -> None:
     history = next((one for one in summary.histories if one.device == device), None)
     if memory is not None:
         st.markdown(_totals(memory))
-    _failed(summary, device)
+    failed = [one for one in summary.failed if one.device == device]
+    if failed:
+        free, size = failed[-1].device_free, format_bytes(failed[-1].requested)
+        had = "" if free is None else f"; the device had {format_bytes(free)} free"
+        times = "once" if len(failed) == 1 else f"{len(failed)} times"
+        text = f"An allocation failed {times} in this history, the last time of {size}{had}."
+        st.warning(text, icon=":material/memory_alt:")
     if history is None:
         st.caption("No history: taken without `_record_memory_history`.")
     else:
@@ -83,19 +91,6 @@ def _totals(memory: DeviceSegments) -> str:
         f"**{format_bytes(parts.reserved)} reserved** = {' + '.join(sums)}. Largest free block: "
         f"{format_bytes(parts.largest_free)}."
     )
-
-
-def _failed(summary: SnapshotSummary, device: int) -> None:
-    failed = [one for one in summary.failed if one.device == device]
-    if failed:
-        free = failed[-1].device_free
-        had = "" if free is None else f"; the device had {format_bytes(free)} free"
-        times = "once" if len(failed) == 1 else f"{len(failed)} times"
-        st.warning(
-            f"An allocation failed {times} in this history, the last time of "
-            f"{format_bytes(failed[-1].requested)}{had}.",
-            icon=":material/memory_alt:",
-        )
 
 
 def _history(summary: SnapshotSummary, history: MemoryTimeline) -> None:

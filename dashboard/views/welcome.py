@@ -10,7 +10,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.controls.run_picker import choose
-from dashboard.format import code_between_backticks, escape_markdown
+from dashboard.format import button, code_between_backticks, escape_markdown
 from dashboard.services import Devices, Services
 from dashboard.views.live_panel import TAB
 from dashboard.views.memory_snapshots import snapshot_section
@@ -75,12 +75,8 @@ def examples(server: Services) -> None:
     """Draw a button for each recorded example."""
     for run in server.list_examples():
         with st.container(key=f"example_{run.id}"):
-            opened = st.button(
-                str(run.run_json["name"]),
-                key=f"open_{run.id}",
-                icon=":material/play_circle:",
-                help="Open this recording.",
-            )
+            name = str(run.run_json["name"])
+            opened = button(name, "play_circle", f"open_{run.id}", "Open this recording.")
             st.caption(str(run.run_json["note"]))
         if opened:
             open_run(run.id)

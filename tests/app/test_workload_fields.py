@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.controls.workload_fields import FIELDS
+from dashboard.controls.config_widgets import TEXTS
 from trainer.config import Workload
 from trainer.workload_traits import TRAITS
 
 OpenPage = Callable[..., AppTest]
-WITH_FIELDS = [workload for workload in Workload if TRAITS[workload].fields]
+# A custom workload brings the labels of its own options.
+FIELDS = {name for traits in TRAITS.values() for name in traits.fields} - {"custom_options"}
 
 
 def drawn(app: AppTest) -> dict[str, object]:
@@ -23,8 +24,9 @@ def drawn(app: AppTest) -> dict[str, object]:
 @pytest.mark.parametrize("workload", [Workload.LINEAR, Workload.GPT, Workload.RESNET])
 def test_a_workload_shows_its_own_fields_only(page: OpenPage, workload: Workload) -> None:
     shown = set(drawn(page(workload=workload.value)))
-    expected = {FIELDS[name][0] for name in TRAITS[workload].fields}
-    assert shown & {label for label, _ in FIELDS.values()} == expected
+    assert shown & {TEXTS[name][0] for name in FIELDS} == {
+        TEXTS[name][0] for name in TRAITS[workload].fields
+    }
 
 
 def test_a_link_sets_them_and_another_workload_has_its_own_defaults(page: OpenPage) -> None:
@@ -39,10 +41,4 @@ def test_a_link_sets_them_and_another_workload_has_its_own_defaults(page: OpenPa
 
 
 def test_every_field_has_a_label_and_help() -> None:
-    # The switches of the user's own file have the words that it gives them.
-    for name in {name for workload in WITH_FIELDS for name in TRAITS[workload].fields} - {
-        "custom_options"
-    }:
-        label, text = FIELDS[name]
-        assert label
-        assert text.endswith(".")
+    assert all(TEXTS[name][0] and TEXTS[name][1].endswith(".") for name in FIELDS)

@@ -25,7 +25,7 @@ from dashboard.charts import series
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import run_content
 from dashboard.crash_watch import CrashWatch
-from dashboard.run_files import ProfileFiles, profile_summary, profile_trace, snapshot_content, tail
+from dashboard.run_files import ProfileFiles, file_content, profile_summary, profile_trace, tail
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import summarize
 from dashboard.sweeps import Sweeps
@@ -143,7 +143,7 @@ def test_no_download_waits_or_gives_out_more_than_its_limit(tmp_path: Path, kind
     for read in (
         lambda: profile_summary(tmp_path, profile),
         lambda: profile_trace(tmp_path, profile),
-        lambda: snapshot_content(tmp_path / "snapshot-1.pickle"),
+        lambda: file_content(tmp_path / "snapshot-1.pickle"),
     ):
         with pytest.raises((OSError, ValueError)):
             read()
