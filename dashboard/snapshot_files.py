@@ -68,10 +68,10 @@ class SnapshotLibrary:
         # Without the lock: parsing a foreign file must not block other sessions.
         summary = None if known else kept_summary(file.path, spare)
         with self._lock:
+            unfinished = [one for one in self._opened.values() if not one.poll()]
             task = self._opened.get(key)
             if task is None:
-                busy = any(not one.poll() for one in self._opened.values())
-                if busy and summary is None:  # each process may take gigabytes
+                if unfinished and summary is None:  # each process may take gigabytes
                     return None
                 task = self._opened[key] = SnapshotLoadTask(file.path, spare, summary)
             self._opened.move_to_end(key)
