@@ -82,7 +82,7 @@ def _when(found: OomAnalysis) -> str:
 def evidence_table(evidence: Mapping[str, str]) -> str:
     """Return the figures as a Markdown table, the values aligned on the right."""
     rows = [f"| {_cell(name)} | {_cell(shown)} |" for name, shown in evidence.items()]
-    return "\n".join(["| Evidence | |", "|:--|--:|", *rows])
+    return "\n".join(["| Evidence | Value |", "|:--|--:|", *rows])
 
 
 def _cell(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.format import escape_markdown
+from dashboard.format import code_between_backticks, escape_markdown
 from dashboard.run_files import too_large_to_download
 from dashboard.services import Devices, Services
 from stepscope.common.formatting import printable
@@ -28,8 +28,8 @@ def devices(server: Services) -> Devices:
 
 
 def warning(text: str, icon: str = "error") -> None:
-    """Draw a warning from text that is not Markdown."""
-    st.warning(escape_markdown(printable(text)), icon=f":material/{icon}:")
+    """Draw a warning from text that is not Markdown, except code between backticks."""
+    st.warning(code_between_backticks(printable(text)), icon=f":material/{icon}:")
 
 
 def table(

@@ -129,30 +129,7 @@ def test_a_recording_has_the_machines_charts_and_no_training(page: OpenPage, beg
     begin("rec", kind=RunKind.RECORD, commands=["mark", "stop"], devices=[GPU], script=None)
     app = page(run="rec")
     assert buttons(app) == {"Stop", "Mark"}
-    made = component(app)["layout"]
-    assert [chart["id"] for chart in made["charts"]] == [
-        "utilization",
-        "memory",
-        "power",
-        "host_memory",
-        "host_cpu",
-    ]
-    assert not {"step", "epoch", "eta"} & {tile["id"] for tile in made["kpis"]}
-    assert made["axis"] == "time"
-
-
-def test_new_metrics_and_optimizers_change_the_layout(page: OpenPage, begin: Begin) -> None:
-    folder = begin("gan").folder
-    app = page(run="gan")
-    before = component(app)
-    write(folder, custom=["train/d_real"], optimizers=["Adam", "Adam"])
-    app.run()
-    after = component(app)
-    assert before["page_token"] != after["page_token"]
-    charts = {chart["id"]: chart for chart in after["layout"]["charts"]}
-    assert charts["custom:train/d_real"]["title"] == "d_real"
-    labels = [trace["label"] for trace in charts["loss"]["traces"]]
-    assert labels[:2] == ["train (Adam 0)", "train (Adam 1)"]
+    assert component(app)["layout"]["axis"] == "time"
 
 
 def test_a_scripts_logs_and_details(page: OpenPage, begin: Begin) -> None:
@@ -173,21 +150,22 @@ def test_a_scripts_logs_and_details(page: OpenPage, begin: Begin) -> None:
     assert "Resume in a new run" not in {button.label for button in app.button}
 
 
-@pytest.mark.parametrize("rank", [1, 9])  # torch's number of it: on a second machine another one
+@pytest.mark.parametrize("rank", [1, 9])  # the global rank, on a second machine another number
 def test_the_traceback_is_that_of_the_rank_that_failed_first(
     rank: int, page: OpenPage, begin: Begin
 ) -> None:
     folder = begin("one", world_size=2).folder
-    run_json = json.loads((folder / "run.json").read_text())
-    other = run_json | {"status": "failed", "reason": "ValueError: no", "ended": 1e9, "rank": rank}
-    (folder / "rank1.json").write_text(json.dumps(other))
-    (folder / "traceback.txt").write_text("Connection closed by peer")
+    failed = json.loads((folder / "run.json").read_text())
+    failed |= {"status": "failed", "reason": "ValueError: no", "ended": 1e9, "rank": rank}
+    (folder / "rank1.json").write_text(json.dumps(failed))
+    closed = "Connection closed by peer"
+    (folder / "traceback.txt").write_text(closed)
     (folder / "traceback.rank1.txt").write_text("ValueError: no")
-    write(folder, status="failed", reason="RuntimeError: Connection closed by peer", ended=2e9)
+    write(folder, status="failed", reason=f"RuntimeError: {closed}", ended=2e9)
     app = page(run="one", tab="logs")
     codes = [code.value for code in app.code]
     assert "ValueError: no" in codes
-    assert "Connection closed by peer" not in codes
+    assert closed not in codes
     assert f"Traceback of rank {rank}" in {box.label for box in app.expander}
 
 

@@ -170,14 +170,14 @@ def test_values_survive_another_page_are_in_the_link_and_are_started(
 ) -> None:
     refuse(monkeypatch)
     app = page(workload="linear", epochs="1", max_steps="3", foreach="0")
-    values = {"gradient_accumulation_steps": 4, "set_to_none": False, "batch_size": 32}
+    values = {"gradient_accumulation_steps": 4, "set_to_none": False, "batch_size": 48}
     for name, value in values.items():
         widget(app, name).set_value(value)
     app.run()
     assert {name: app.query_params[name] for name in values} == {
         "gradient_accumulation_steps": "4",
         "set_to_none": "0",
-        "batch_size": "32",
+        "batch_size": "48",
     }
     app.query_params.clear()  # as a browser does on the way to another page
     for view in ("runs", "learn", "run"):

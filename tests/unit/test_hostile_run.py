@@ -118,6 +118,10 @@ def test_no_reader_waits_for_a_special_file_or_reads_all_of_a_large_one(
     tmp_path: Path, kind: str
 ) -> None:
     run = make_run(tmp_path / "run")
+    StoreWriter(run / store_name(0)).close()
+    make_special(run / "rank0.ring", kind)
+    assert recover_ended(read_run(run)) == 0
+    assert Run(run).metrics == ()
     make_special(run / "agreement" / "notices.json", kind)
     assert ConsensusFiles(run).notices() == []
     make_special(tmp_path / "collectives" / "one.json", kind)
@@ -193,14 +197,6 @@ def test_a_checkpoint_that_inflates_or_exceeds_the_free_memory_is_refused(tmp_pa
         file.write(saved(model={"weight": torch.zeros(1)}))
     with pytest.raises(CheckpointError):
         weights_bytes(path)
-
-
-def test_a_ring_that_is_a_special_file_costs_its_last_rows_alone(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    StoreWriter(run / store_name(0)).close()
-    os.mkfifo(run / "rank0.ring")
-    assert recover_ended(read_run(run)) == 0
-    assert Run(run).metrics == ()
 
 
 FALSE: list[dict[str, Any]] = [
@@ -296,17 +292,18 @@ def crashed(folder: Path, **run_json: Any) -> Path:
     return run
 
 
-def content_of(folder: Path) -> dict[str, tuple[int, int]]:
-    return {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()}
-
-
 def test_nothing_is_written_into_a_folder_of_another_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = crashed(tmp_path / "run")
     snapshot = folder / "snapshot-1.pickle"
     snapshot.write_bytes(b"")
-    before = content_of(folder)
+
+    def content() -> dict[str, tuple[int, int]]:
+        states = {path.name: path.stat() for path in folder.iterdir()}
+        return {name: (state.st_mtime_ns, state.st_size) for name, state in states.items()}
+
+    before = content()
     run = read_run(folder)
     assert run.status is RunStatus.CRASHED
     assert read_only_reason(run) is None
@@ -319,7 +316,7 @@ def test_nothing_is_written_into_a_folder_of_another_user(
     with pytest.raises(SweepError), only_one(folder):
         pytest.fail("a sweep of another user was opened")
     assert _place(snapshot, tmp_path / "spare").parent == tmp_path / "spare"
-    assert content_of(folder) == before
+    assert content() == before
     monkeypatch.undo()
     _store(folder, 5, None)
     assert (folder / FIT_JSON).exists()
@@ -352,7 +349,7 @@ def test_a_host_with_another_clock_lives_by_the_time_of_its_file(
     assert read_run(folder).status is status
 
 
-def test_a_crash_that_cannot_be_told_leaves_those_of_others(
+def test_a_crash_whose_alert_fails_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("one", "two", "three"):
@@ -360,7 +357,7 @@ def test_a_crash_that_cannot_be_told_leaves_those_of_others(
 
     def tell(run: Any, settings: AlertSettings) -> Any:
         if run.id == "two":
-            raise RuntimeError("a folder that nobody thought of")
+            raise RuntimeError("an unexpected error")
         return SimpleNamespace(close=lambda: None)
 
     monkeypatch.setattr(crash_watch, "tell_crash", tell)
