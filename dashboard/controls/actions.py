@@ -77,7 +77,7 @@ ACTIONS = (
     ),
     Action(
         CommandName.PROFILE,
-        "Profile",
+        "Profile…",  # not the label of the tab
         "Record the next steps with the PyTorch profiler: operators, stacks and a Perfetto "
         "trace. Profiled steps are slower (1.25× to 2.3× on the CPUs measured), and training "
         "pauses briefly at the end.",

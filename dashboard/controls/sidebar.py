@@ -14,13 +14,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard.controls.config_widgets import (
-    SidebarState,
-    number,
-    problem_caption,
-    select,
-    switch_select,
-)
+from dashboard.controls import config_widgets as widgets
 from dashboard.controls.sidebar_groups import groups
 from dashboard.controls.workload_fields import absent, offered, workload_fields
 from dashboard.format import escape_markdown, note, pick
@@ -141,15 +135,15 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
             )
         _device(config, found)
         _workload(config, found)
-        choice = SidebarState(config, found.devices)
-        switch_select("precision", PRECISIONS, choice)
+        choice = widgets.SidebarState(config, found.devices)
+        widgets.switch_select("precision", PRECISIONS, choice)
         columns = st.columns(2)
         with columns[0]:
-            number("batch_size")
-            number("learning_rate")
+            widgets.number("batch_size")
+            widgets.number("learning_rate")
         with columns[1]:
-            number("epochs")
-            select("optimizer", OPTIMIZERS)
+            widgets.number("epochs")
+            widgets.select("optimizer", OPTIMIZERS)
         estimate = st.container()
         groups(choice, checkpoints)
         start = st.container()
@@ -233,7 +227,7 @@ def _device(config: RunConfig, found: Devices) -> None:
     pick("Device", names, "config_device", about, **more)
     for problem in validate(config, found.devices):
         if problem.field == "device":
-            problem_caption(problem)
+            widgets.problem_caption(problem)
     for device in found.devices:
         if device.id == config.device:
             memory = format_bytes(device.memory_total).replace(" ", "\N{NO-BREAK SPACE}")

@@ -8,15 +8,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from dashboard.controls.config_widgets import (
-    TEXTS,
-    SidebarState,
-    number,
-    select,
-    switch,
-    switch_number,
-    switch_select,
-)
+from dashboard.controls import config_widgets as widgets
 from dashboard.format import note
 from trainer.config import (
     CompileMode,
@@ -74,7 +66,7 @@ PLACES = {name: group for group, names in GROUPS.items() for name in names}
 """The group of each field."""
 
 
-def groups(choice: SidebarState, checkpoints: Sequence[str]) -> None:
+def groups(choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
     """Draw the groups, collapsed: a run needs none of them to start."""
     for group, draw in (
         ("Training", functools.partial(_training, choice, checkpoints)),
@@ -99,70 +91,74 @@ def group_label(group: str, config: RunConfig) -> str:
         value = getattr(config, name)
         if value != getattr(base, name):
             shown = ("off", "on")[value] if isinstance(value, bool) else value
-            changed.append(f"{TEXTS[name][0]} {shown}")
+            changed.append(f"{widgets.TEXTS[name][0]} {shown}")
     return f"{group} · {', '.join(changed)}" if changed else group
 
 
-def _training(choice: SidebarState, checkpoints: Sequence[str]) -> None:
-    select("lr_scheduler", SCHEDULES)
+def _training(choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
+    widgets.select("lr_scheduler", SCHEDULES)
     steps = choice.config.lr_warmup_steps
-    number("lr_warmup_steps", refused=choice.refusal("lr_warmup_steps", steps or 1), off=not steps)
+    widgets.number(
+        "lr_warmup_steps", refused=choice.refusal("lr_warmup_steps", steps or 1), off=not steps
+    )
     for name in ("gradient_accumulation_steps", "max_grad_norm"):
-        switch_number(name, choice)
-    number("max_steps")
-    number("seed")
+        widgets.switch_number(name, choice)
+    widgets.number("max_steps")
+    widgets.number("seed")
     current = st.session_state.get("config_resume_from", "")
     names = dict.fromkeys(["", current, *checkpoints])
-    select("resume_from", {name: name or "None (start from scratch)" for name in names})
+    widgets.select("resume_from", {name: name or "None (start from scratch)" for name in names})
 
 
-def _performance(choice: SidebarState) -> None:
-    switch_select("compile_mode", COMPILE, choice)
+def _performance(choice: widgets.SidebarState) -> None:
+    widgets.switch_select("compile_mode", COMPILE, choice)
     for name in GROUPS["Performance"][1:]:
         if name == "optimizer_impl":
-            switch_select(name, {impl: impl.value for impl in OptimizerImpl}, choice)
+            widgets.switch_select(name, {impl: impl.value for impl in OptimizerImpl}, choice)
         else:
-            switch(name, choice)
+            widgets.switch(name, choice)
 
 
-def _data_loading(choice: SidebarState) -> None:
-    switch_number("num_workers", choice)
+def _data_loading(choice: widgets.SidebarState) -> None:
+    widgets.switch_number("num_workers", choice)
     for name in GROUPS["Data loading"][1:]:
-        switch(name, choice)
+        widgets.switch(name, choice)
 
 
-def _distributed(choice: SidebarState) -> None:
+def _distributed(choice: widgets.SidebarState) -> None:
     config = choice.config
-    switch_select("strategy", STRATEGIES, choice, functools.partial(_set_default_ranks, choice))
+    widgets.switch_select(
+        "strategy", STRATEGIES, choice, functools.partial(_set_default_ranks, choice)
+    )
     if config.strategy is Strategy.NONE:
         return
-    switch_number("devices_per_node", choice)
+    widgets.switch_number("devices_per_node", choice)
     note("info", _placement(config))
     if config.distributed:
         for name in ("num_nodes", "max_restarts"):
-            switch_number(name, choice)
+            widgets.switch_number(name, choice)
     for sentence in (step_sentence(config), *parallel_notes(config, os.cpu_count() or 1)):
         if sentence is not None:
             note("info", sentence)
 
 
-def _advanced(choice: SidebarState) -> None:
+def _advanced(choice: widgets.SidebarState) -> None:
     config = choice.config
-    switch("deterministic", choice)
-    select("nan_policy", NAN_POLICIES)
-    switch("set_to_none", choice)
+    widgets.switch("deterministic", choice)
+    widgets.select("nan_policy", NAN_POLICIES)
+    widgets.switch("set_to_none", choice)
     if config.num_workers > 0:
-        switch_number("prefetch_factor", choice)
-        switch("persistent_workers", choice)
+        widgets.switch_number("prefetch_factor", choice)
+        widgets.switch("persistent_workers", choice)
     for name in ("copy_stream", "kernel_warmup", "preallocate_memory", *_strategy_switches(config)):
-        switch(name, choice)
+        widgets.switch(name, choice)
     if config.strategy is Strategy.DDP:
-        switch_number("bucket_cap_mb", choice)
+        widgets.switch_number("bucket_cap_mb", choice)
     if config.distributed:
         st.caption("Launcher: torchrun, one process per rank.")
     else:
-        select("runner", RUNNERS)
-    number("num_threads")
+        widgets.select("runner", RUNNERS)
+    widgets.number("num_threads")
 
 
 def _strategy_switches(config: RunConfig) -> list[str]:
@@ -191,7 +187,7 @@ def _placement(config: RunConfig) -> str:
     return "Rank 0 runs on cuda:0, rank 1 on cuda:1, and so on, connected by NCCL."
 
 
-def _set_default_ranks(choice: SidebarState) -> None:
+def _set_default_ranks(choice: widgets.SidebarState) -> None:
     """Set the number of ranks of a newly chosen strategy to the number of GPUs."""
     state = st.session_state
     if state.config_strategy != Strategy.NONE:

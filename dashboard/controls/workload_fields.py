@@ -5,13 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard.controls.config_widgets import TEXTS, number, problem_caption, select
+from trainer import custom_workload as custom
 from trainer.config import LIMITS, ConfigIssue, RunConfig, Workload
-from trainer.custom_workload import (
-    UserWorkloadError,
-    user_problem,
-    user_workload,
-    user_workload_settings,
-)
 from trainer.datasets import data_problem, data_root, data_sets
 from trainer.workload_traits import TRAITS
 
@@ -27,15 +22,15 @@ CAPTIONS = {
 def offered(chosen: Workload) -> list[Workload]:
     """Return the workloads to choose from: the custom one only if given, or `chosen`."""
     try:
-        given = user_workload() is not None
-    except UserWorkloadError:
+        given = custom.user_workload() is not None
+    except custom.UserWorkloadError:
         given = True  # its file is gone: `absent` has the reason
     return [one for one in Workload if one is not Workload.CUSTOM or given or one is chosen]
 
 
 def absent(config: RunConfig) -> tuple[ConfigIssue, ...]:
     """Return the files that this workload lacks."""
-    found = (data_problem(config), user_problem(config))
+    found = (data_problem(config), custom.user_problem(config))
     return tuple(problem for problem in found if problem is not None)
 
 
@@ -70,12 +65,12 @@ def _dataset(config: RunConfig) -> None:
 
 def _custom_options(config: RunConfig) -> None:
     """Draw the file of the custom workload, and a switch for each of its options."""
-    problem = user_problem(config)
+    problem = custom.user_problem(config)
     if problem is not None:
         problem_caption(problem)
     try:
-        given, settings = user_workload(), user_workload_settings()
-    except UserWorkloadError:
+        given, settings = custom.user_workload(), custom.user_workload_settings()
+    except custom.UserWorkloadError:
         return
     if given is not None:
         st.caption(f"`{given}`, set at server start.")

@@ -12,16 +12,8 @@ import streamlit as st
 
 from dashboard.services import PROJECT, Services
 from stepscope.run import folder_name
+from trainer import launch_commands as commands
 from trainer.config import RunConfig
-from trainer.launch_commands import (
-    PORT,
-    PORTS,
-    LaunchSpec,
-    inherited,
-    machine_command,
-    rank_variables,
-    slurm_script,
-)
 
 FOLDER = "launch_folder"  # Session state: the folder of the next launch.
 
@@ -37,13 +29,15 @@ def launch_panel(server: Services, config: RunConfig) -> None:
         about = "Host name or address the other nodes can reach."
         host = left.text_input("First machine", socket.gethostname(), key="launch_host", help=about)
         about = "A free port on the first node that the others can reach."
-        port = right.number_input("Port", *PORTS, PORT, key="launch_port", help=about)
+        port = right.number_input(
+            "Port", *commands.PORTS, commands.PORT, key="launch_port", help=about
+        )
         try:
-            variables = rank_variables(config, os.cpu_count() or 1) | inherited()
+            variables = commands.rank_variables(config, os.cpu_count() or 1) | commands.inherited()
             where: Any = {"folder": _folder(server, config), "project": PROJECT}
             where |= {"host": host.strip(), "port": int(port)}
-            launch = LaunchSpec(config=config, environment=variables, **where)
-            command, script = machine_command(launch), slurm_script(launch)
+            launch = commands.LaunchSpec(config=config, environment=variables, **where)
+            command, script = commands.machine_command(launch), commands.slurm_script(launch)
         except ValueError as error:
             st.error(str(error), icon=":material/error:")
             return

@@ -13,17 +13,9 @@ from dashboard.controls.actions import start_refusal
 from dashboard.controls.run_picker import attempts, next_attempt, picked_run, run_name
 from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity
+from dashboard.views import live_panel as live
 from dashboard.views.estimate_panel import estimate_buttons, estimate_panel
 from dashboard.views.launch_panel import launch_panel
-from dashboard.views.live_panel import (
-    APPLIED,
-    START,
-    TAB,
-    TABS,
-    live_panel,
-    open_tab,
-    start_if_requested,
-)
 from dashboard.views.parts import devices, start_button
 from dashboard.views.run_details import details_tab, logs_tab, ranks_tab
 from dashboard.views.run_memory import memory_tab
@@ -48,7 +40,7 @@ except RunError as error:
     trouble = str(error)
 if run is not None and run.folder.parent == server.examples:
     listing = replace(listing, runs=(*listing.runs, run))
-tab = open_tab(run)
+tab = live.open_tab(run)
 
 foreign = run is not None and run_kind(run) is not RunKind.TRAINER
 form = controls.sidebar(
@@ -65,16 +57,16 @@ text = "Train with these settings."
 if start_button(
     "Start run", refused, text, form.start, type=kind, width="stretch", key="start_run"
 ):
-    st.session_state[START] = True
-start_if_requested(server, config, to_start)
+    st.session_state[live.START] = True
+live.start_if_requested(server, config, to_start)
 
 for problem in link_problems:
     st.warning(f"Part of the link was ignored: {problem}", icon=":material/link_off:")
 params = controls.link_params(config, found.devices)
 if picked:
     params["run"] = picked
-chosen_tab = tab if run is not None else st.session_state[TAB]  # for the next run
-if chosen_tab in TABS and chosen_tab != "overview":
+chosen_tab = tab if run is not None else st.session_state[live.TAB]  # for the next run
+if chosen_tab in live.TABS and chosen_tab != "overview":
     params["tab"] = chosen_tab
 if params != st.query_params.to_dict():
     st.query_params.from_dict(params)
@@ -89,7 +81,7 @@ with form.start, st.container(horizontal=True):
         address = (st.context.url or "").split("?")[0]
         st.code(f"{address}?{urlencode(params)}", language=None, wrap_lines=True)
 
-applied = st.session_state.pop(APPLIED, None)
+applied = st.session_state.pop(live.APPLIED, None)
 if applied is not None:
     st.success(
         f"{escape_markdown(applied)} Press **Start run** to train with them.",
@@ -102,7 +94,7 @@ if not problems:
     launch_panel(server, config)
 if run is not None:
     attempts(run)
-live_panel(server, config, listing, run, tab, trouble)
+live.live_panel(server, config, listing, run, tab, trouble)
 if run is None:
     welcome(server, found, refused)
 elif tab == "memory":

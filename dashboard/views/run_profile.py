@@ -49,7 +49,7 @@ def profile_section(run: RunInfo) -> None:
     if not made:
         how = "No profile was recorded in this run."
         if refusal(CommandName.PROFILE, run) is None:
-            how = "No profile yet. **Profile** in the header records the next steps."
+            how = "No profile yet. **Profile…** in the header records the next steps."
         note("speed", how)
         return
     with st.container(border=True, key="profile"):

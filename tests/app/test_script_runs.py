@@ -83,7 +83,7 @@ def test_an_empty_page_takes_the_run_that_begins_unless_emptied_by_hand(
     assert app.query_params["run"] == "one"
     assert shown_run(app).startswith("● train.py · watched · running")
     memory = {"Empty cache", "Reset peak stats", "Collect garbage"}
-    assert buttons(app) == {"Pause", "Stop", "Profile", "Mark"} | memory
+    assert buttons(app) == {"Pause", "Stop", "Profile…", "Mark"} | memory
     assert "run is train.py." in text_of(app)
     trigger(app, "run", "")
     assert component(app)["run"] is None
