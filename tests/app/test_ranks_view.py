@@ -64,7 +64,8 @@ def test_each_rank_has_its_output_settings_and_export(page: OpenPage, job: Path)
     assert "stepscope export job --format csv --rank 1" in codes(app)
     assert json.loads(app.json[0].value)["rank"] == 1
     (job / "rank1.json").write_text("[1, 2")
-    app.run()
+    app = page(run="job", tab="ranks")
+    app.selectbox(key="rank_details").select_index(1).run()
     assert not app.exception
     assert "cannot be read" in app.json[0].value
 

@@ -128,15 +128,6 @@ def test_a_group_names_its_differences_from_the_defaults(page: OpenPage) -> None
     assert app.sidebar.expander[1].label == "Performance"
 
 
-def test_a_warm_up_of_the_learning_rate_is_disabled_with_plateau(page: OpenPage) -> None:
-    app = page(workload="digits_mlp", lr_warmup_steps="5")
-    assert widget(app, "lr_warmup_steps").value == 5
-    widget(app, "lr_scheduler").set_value("plateau").run()
-    assert not widget(app, "lr_warmup_steps").disabled  # so that it can be set to 0
-    widget(app, "lr_warmup_steps").set_value(0).run()
-    assert widget(app, "lr_warmup_steps").disabled
-
-
 def test_another_device_resets_unsupported_settings(
     page: OpenPage, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
