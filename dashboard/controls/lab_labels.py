@@ -83,16 +83,10 @@ def baseline_words(config: RunConfig) -> str:
     """Return the baseline in one line: workload, device and the techniques that are on."""
     values = {name: getattr(config, name) for name in PLAIN if name != "precision"}
     used = [_setting(name, value) for name, value in values.items() if value != PLAIN[name]]
-    return " · ".join(
-        [
-            WORKLOADS[config.workload],
-            "CPU" if config.device == "cpu" else "GPU",
-            PRECISIONS[config.precision],
-            OPTIMIZERS[config.optimizer],
-            f"batch {config.batch_size}",
-            *(used or [ALL_OFF]),
-        ]
-    )
+    device = "CPU" if config.device == "cpu" else "GPU"
+    kinds = (PRECISIONS[config.precision], OPTIMIZERS[config.optimizer])
+    batch = f"batch {config.batch_size}"
+    return " · ".join([WORKLOADS[config.workload], device, *kinds, batch, *(used or [ALL_OFF])])
 
 
 def seconds(low: float, high: float) -> str:
@@ -110,13 +104,10 @@ def seconds(low: float, high: float) -> str:
 
 
 def workload_and_device(sweep: SweepContent) -> str:
-    """Return the title of a sweep: its workload and device.
-
-    The workload may be of a later version.
-    """
-    name = next((label for kind, label in WORKLOADS.items() if kind == sweep.workload), None)
+    """Return the title of a sweep; its workload may be of a later version."""
+    names: dict[str, str] = {**WORKLOADS}
     device = "CPU" if sweep.config.get("device") == "cpu" else "GPU"
-    return f"{name or sweep.workload} on {device}"
+    return f"{names.get(sweep.workload, sweep.workload)} on {device}"
 
 
 def throttle_words(sweep: SweepContent) -> str | None:

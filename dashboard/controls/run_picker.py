@@ -52,9 +52,8 @@ def picked_run(server: Services, listing: RunList) -> str | None:
 def choices(picked: str | None, listing: RunList) -> list[tuple[str, str]]:
     """Return ids and labels: live runs first, then the newest; an unlisted `picked` before all."""
     names = labels(listing.runs)
-    if picked and picked not in names:
-        names = {picked: picked, **names}
-    return list(names.items())
+    unlisted = [(picked, picked)] if picked and picked not in names else []
+    return [*unlisted, *names.items()]
 
 
 def choose(run_id: str | None) -> None:

@@ -20,41 +20,34 @@ from dashboard.controls.workload_fields import absent, offered, workload_fields
 from dashboard.format import escape_markdown, note, pick
 from dashboard.services import Devices
 from stepscope.common.formatting import format_bytes
-from trainer.config import (
-    FIELDS,
-    ConfigError,
-    ConfigIssue,
-    Optimizer,
-    Precision,
-    RunConfig,
-    Runner,
-    Strategy,
-    Workload,
-    defaults,
-)
+from trainer import config as fields
 from trainer.config_validation import TrainDevice, validate
 from trainer.techniques import PARALLEL_SWITCHES, SWITCHES
 
 WORKLOADS = {
-    Workload.LINEAR: "Linear regression (1 → 1)",
-    Workload.DIGITS_MLP: "Digits, MLP (real data)",
-    Workload.DIGITS_CNN: "Digits, small CNN (real data)",
-    Workload.IMAGES: "Your images (small CNN)",
-    Workload.GPT: "Character-level GPT (real text)",
-    Workload.RESNET: "ResNet-18, 224 px (synthetic)",
-    Workload.MATMUL: "Matrix multiplication",
-    Workload.MEMORY_STRESS: "GPU memory stress test",
-    Workload.CUSTOM: "Custom workload",
+    fields.Workload.LINEAR: "Linear regression (1 → 1)",
+    fields.Workload.DIGITS_MLP: "Digits, MLP (real data)",
+    fields.Workload.DIGITS_CNN: "Digits, small CNN (real data)",
+    fields.Workload.IMAGES: "Your images (small CNN)",
+    fields.Workload.GPT: "Character-level GPT (real text)",
+    fields.Workload.RESNET: "ResNet-18, 224 px (synthetic)",
+    fields.Workload.MATMUL: "Matrix multiplication",
+    fields.Workload.MEMORY_STRESS: "GPU memory stress test",
+    fields.Workload.CUSTOM: "Custom workload",
 }
 PRECISIONS = {
-    Precision.FP32: "fp32",
-    Precision.TF32: "tf32",
-    Precision.BF16: "bf16 AMP",
-    Precision.FP16: "fp16 AMP",
-    Precision.PURE_BF16: "pure bf16",
-    Precision.PURE_FP16: "pure fp16",
+    fields.Precision.FP32: "fp32",
+    fields.Precision.TF32: "tf32",
+    fields.Precision.BF16: "bf16 AMP",
+    fields.Precision.FP16: "fp16 AMP",
+    fields.Precision.PURE_BF16: "pure bf16",
+    fields.Precision.PURE_FP16: "pure fp16",
 }
-OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.ADAM: "Adam", Optimizer.ADAMW: "AdamW"}
+OPTIMIZERS = {
+    fields.Optimizer.SGD: "SGD",
+    fields.Optimizer.ADAM: "Adam",
+    fields.Optimizer.ADAMW: "AdamW",
+}
 DEVICE_NAME = 15  # Characters of a GPU's name that fit into the select box after its index.
 SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
 _AWAY = "sidebar_not_drawn"
@@ -74,21 +67,21 @@ _KEPT = (
 class NewRunForm:
     """The sidebar's settings, why they cannot start, and the containers for buttons."""
 
-    config: RunConfig
-    problems: tuple[ConfigIssue, ...]
+    config: fields.RunConfig
+    problems: tuple[fields.ConfigIssue, ...]
     estimate: DeltaGenerator  # Below the settings that are always visible.
     start: DeltaGenerator  # At the end.
 
 
-def load(config: RunConfig) -> None:
+def load(config: fields.RunConfig) -> None:
     """Put a configuration into the sidebar, before the widgets are drawn."""
-    st.session_state[SETTINGS] = {name: getattr(config, name) for name in FIELDS}
+    st.session_state[SETTINGS] = {name: getattr(config, name) for name in fields.FIELDS}
     _set_widgets()
 
 
 def reset() -> None:
     """Put the defaults of the workload and device into the sidebar, in a callback."""
-    load(defaults(st.session_state["config_workload"], st.session_state["config_device"]))
+    load(fields.defaults(st.session_state["config_workload"], st.session_state["config_device"]))
 
 
 def _set_widgets() -> None:
@@ -105,7 +98,7 @@ def keep_settings() -> None:
     st.session_state[_AWAY] = True
 
 
-def load_settings(found: Devices) -> list[ConfigIssue]:
+def load_settings(found: Devices) -> list[fields.ConfigIssue]:
     """Fill the sidebar from the URL at first, later with its settings before another page.
 
     Returns the problems of the link.
@@ -117,7 +110,7 @@ def load_settings(found: Devices) -> list[ConfigIssue]:
     else:
         params = {name: str(value) for name, value in st.query_params.items()}
         params.setdefault("device", found.devices[0].id)
-        config, unusable = RunConfig.from_params(params)
+        config, unusable = fields.RunConfig.from_params(params)
         load(config)
         st.session_state.link_problems = unusable
     return list(st.session_state.link_problems)
@@ -153,7 +146,7 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
     return NewRunForm(config, found_problems, estimate, start)
 
 
-def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:
+def link_params(config: fields.RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:
     """Return the URL parameters of this configuration."""
     params = config.to_params()
     # A URL without a device means the best one; any other must be named, the CPU as well.
@@ -163,33 +156,33 @@ def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, 
     return params
 
 
-def _current() -> tuple[RunConfig, tuple[ConfigIssue, ...]]:
+def _current() -> tuple[fields.RunConfig, tuple[fields.ConfigIssue, ...]]:
     """Return the widgets' values as a configuration, and the issues of invalid values.
 
     A field with an invalid value has its default in the configuration.
     """
     state = st.session_state
-    base = defaults(state["config_workload"], state["config_device"])
+    base = fields.defaults(state["config_workload"], state["config_device"])
     values = _values(base)
-    invalid: list[ConfigIssue] = []
+    invalid: list[fields.ConfigIssue] = []
     while True:
         try:
-            return RunConfig(**values), tuple(invalid)
-        except ConfigError as error:
+            return fields.RunConfig(**values), tuple(invalid)
+        except fields.ConfigError as error:
             invalid.append(error.problem)
             values[error.problem.field] = getattr(base, error.problem.field)
 
 
-def _values(base: RunConfig) -> dict[str, Any]:
+def _values(base: fields.RunConfig) -> dict[str, Any]:
     """Return the widgets' values, those of `base` for widgets that Streamlit has dropped.
 
     The runner of DDP and FSDP, and only of them, is torchrun.
     """
     state = st.session_state
-    values = {name: state.get(f"config_{name}", getattr(base, name)) for name in FIELDS}
-    distributed = values["strategy"] in (Strategy.DDP, Strategy.FSDP)
-    if distributed != (values["runner"] == Runner.TORCHRUN):
-        values["runner"] = Runner.TORCHRUN if distributed else base.runner
+    values = {name: state.get(f"config_{name}", getattr(base, name)) for name in fields.FIELDS}
+    distributed = values["strategy"] in (fields.Strategy.DDP, fields.Strategy.FSDP)
+    if distributed != (values["runner"] == fields.Runner.TORCHRUN):
+        values["runner"] = fields.Runner.TORCHRUN if distributed else base.runner
     return values
 
 
@@ -197,14 +190,14 @@ def _reload_defaults(devices: Sequence[TrainDevice]) -> None:
     """Load the defaults of a newly chosen workload, and reset unsupported settings."""
     state = st.session_state
     kept = {name: state[f"config_{name}"] for name in _KEPT if f"config_{name}" in state}
-    load(replace(defaults(state["config_workload"], state["config_device"]), **kept))
+    load(replace(fields.defaults(state["config_workload"], state["config_device"]), **kept))
     _reset_unsupported(devices)
 
 
 def _adapt_to_device(devices: Sequence[TrainDevice]) -> None:
     """Load the loading defaults of a newly chosen device, and reset unsupported settings."""
     state = st.session_state
-    base = defaults(state["config_workload"], state["config_device"])
+    base = fields.defaults(state["config_workload"], state["config_device"])
     for name in ("pin_memory", "non_blocking", "precision"):
         state[f"config_{name}"] = getattr(base, name)
     _reset_unsupported(devices)
@@ -212,13 +205,13 @@ def _adapt_to_device(devices: Sequence[TrainDevice]) -> None:
 
 def _reset_unsupported(devices: Sequence[TrainDevice]) -> None:
     config, _ = _current()
-    base = defaults(config.workload, config.device)
+    base = fields.defaults(config.workload, config.device)
     for problem in validate(config, devices):
         if problem.field not in ("device", "workload"):
             st.session_state[f"config_{problem.field}"] = getattr(base, problem.field)
 
 
-def _device(config: RunConfig, found: Devices) -> None:
+def _device(config: fields.RunConfig, found: Devices) -> None:
     names = {device.id: _device_name(device) for device in found.devices}
     if config.device not in names:  # a link from another machine
         names[config.device] = "Not on this machine"
@@ -248,7 +241,7 @@ def _device_name(device: TrainDevice) -> str:
     return f"cuda:{device.cuda_index} · {name}"
 
 
-def _workload(config: RunConfig, found: Devices) -> None:
+def _workload(config: fields.RunConfig, found: Devices) -> None:
     names = {one: WORKLOADS[one] for one in offered(config.workload)}
     about = "Selecting a workload loads its recommended epochs, batch size and learning rate."
     more: Any = {"on_change": _reload_defaults, "args": (found.devices,)}

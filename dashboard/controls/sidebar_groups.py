@@ -10,36 +10,30 @@ import streamlit as st
 
 from dashboard.controls import config_widgets as widgets
 from dashboard.format import note
-from trainer.config import (
-    CompileMode,
-    LRSchedule,
-    NanPolicy,
-    OptimizerImpl,
-    RunConfig,
-    Runner,
-    Strategy,
-    defaults,
-)
+from trainer import config as fields
 from trainer.config_validation import parallel_notes, step_sentence
 
 COMPILE = {
-    CompileMode.NONE: "Off",
-    CompileMode.DEFAULT: "default",
-    CompileMode.REDUCE_OVERHEAD: "reduce-overhead",
-    CompileMode.MAX_AUTOTUNE: "max-autotune",
+    fields.CompileMode.NONE: "Off",
+    fields.CompileMode.DEFAULT: "default",
+    fields.CompileMode.REDUCE_OVERHEAD: "reduce-overhead",
+    fields.CompileMode.MAX_AUTOTUNE: "max-autotune",
 }
 SCHEDULES = {
-    LRSchedule.NONE: "Constant",
-    LRSchedule.PLATEAU: "Reduce on plateau",
-    LRSchedule.COSINE: "Cosine",
+    fields.LRSchedule.NONE: "Constant",
+    fields.LRSchedule.PLATEAU: "Reduce on plateau",
+    fields.LRSchedule.COSINE: "Cosine",
 }
-RUNNERS = {Runner.THREAD: "Server thread", Runner.PROCESS: "Separate process"}
-NAN_POLICIES = {NanPolicy.STOP: "Stop the run", NanPolicy.CONTINUE: "Log it and continue"}
+RUNNERS = {fields.Runner.THREAD: "Server thread", fields.Runner.PROCESS: "Separate process"}
+NAN_POLICIES = {
+    fields.NanPolicy.STOP: "Stop the run",
+    fields.NanPolicy.CONTINUE: "Log it and continue",
+}
 STRATEGIES = {
-    Strategy.NONE: "None (single device)",
-    Strategy.DP: "DataParallel",
-    Strategy.DDP: "DDP",
-    Strategy.FSDP: "FSDP2",
+    fields.Strategy.NONE: "None (single device)",
+    fields.Strategy.DP: "DataParallel",
+    fields.Strategy.DDP: "DDP",
+    fields.Strategy.FSDP: "FSDP2",
 }
 CPU_RANKS = 2  # Default number of ranks on a CPU.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -79,13 +73,13 @@ def groups(choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
             draw()
 
 
-def group_label(group: str, config: RunConfig) -> str:
+def group_label(group: str, config: fields.RunConfig) -> str:
     """Return the group's name and its differences from the workload's defaults.
 
-    >>> group_label("Performance", RunConfig(compile="default", channels_last=False))
+    >>> group_label("Performance", fields.RunConfig(compile="default", channels_last=False))
     'Performance · torch.compile default, channels_last off'
     """
-    base = defaults(config.workload, config.device)
+    base = fields.defaults(config.workload, config.device)
     changed = []
     for name in GROUPS[group]:
         value = getattr(config, name)
@@ -114,7 +108,7 @@ def _performance(choice: widgets.SidebarState) -> None:
     widgets.switch_select("compile_mode", COMPILE, choice)
     for name in GROUPS["Performance"][1:]:
         if name == "optimizer_impl":
-            widgets.switch_select(name, {impl: impl.value for impl in OptimizerImpl}, choice)
+            widgets.switch_select(name, {impl: impl.value for impl in fields.OptimizerImpl}, choice)
         else:
             widgets.switch(name, choice)
 
@@ -130,7 +124,7 @@ def _distributed(choice: widgets.SidebarState) -> None:
     widgets.switch_select(
         "strategy", STRATEGIES, choice, functools.partial(_set_default_ranks, choice)
     )
-    if config.strategy is Strategy.NONE:
+    if config.strategy is fields.Strategy.NONE:
         return
     widgets.switch_number("devices_per_node", choice)
     note("info", _placement(config))
@@ -152,7 +146,7 @@ def _advanced(choice: widgets.SidebarState) -> None:
         widgets.switch("persistent_workers", choice)
     for name in ("copy_stream", "kernel_warmup", "preallocate_memory", *_strategy_switches(config)):
         widgets.switch(name, choice)
-    if config.strategy is Strategy.DDP:
+    if config.strategy is fields.Strategy.DDP:
         widgets.switch_number("bucket_cap_mb", choice)
     if config.distributed:
         st.caption("Launcher: torchrun, one process per rank.")
@@ -161,13 +155,13 @@ def _advanced(choice: widgets.SidebarState) -> None:
     widgets.number("num_threads")
 
 
-def _strategy_switches(config: RunConfig) -> list[str]:
+def _strategy_switches(config: fields.RunConfig) -> list[str]:
     """Return the switches that have an effect with the strategy and the device."""
     on_gpu = config.device != "cpu"
     found = []
-    if config.strategy is Strategy.DDP:
+    if config.strategy is fields.Strategy.DDP:
         found = ["static_graph", "gradient_as_bucket_view"]
-    elif config.strategy is Strategy.FSDP:
+    elif config.strategy is fields.Strategy.FSDP:
         found = ["reshard_after_forward"]
         if on_gpu or config.cpu_offload:
             found.append("cpu_offload")
@@ -178,11 +172,11 @@ def _strategy_switches(config: RunConfig) -> list[str]:
     return found
 
 
-def _placement(config: RunConfig) -> str:
+def _placement(config: fields.RunConfig) -> str:
     """Return where the ranks run: with DDP and FSDP2 the Device setting does not select GPUs."""
     if config.device == "cpu":
         return "Each rank is a CPU process, connected by gloo."
-    if config.strategy is Strategy.DP:
+    if config.strategy is fields.Strategy.DP:
         return "Uses the device above and the next ones by index."
     return "Rank 0 runs on cuda:0, rank 1 on cuda:1, and so on, connected by NCCL."
 
@@ -190,7 +184,7 @@ def _placement(config: RunConfig) -> str:
 def _set_default_ranks(choice: widgets.SidebarState) -> None:
     """Set the number of ranks of a newly chosen strategy to the number of GPUs."""
     state = st.session_state
-    if state.config_strategy != Strategy.NONE:
+    if state.config_strategy != fields.Strategy.NONE:
         gpus = [one for one in choice.devices if one.cuda_index is not None and one.reason is None]
         on_cpu = choice.config.device == "cpu"
         state.config_devices_per_node = CPU_RANKS if on_cpu else max(1, len(gpus))
