@@ -111,7 +111,7 @@ def _table(title: str, values: Mapping[str, Any]) -> None:
         for name, value in values.items()
     ]
     st.markdown(f"#### {title}")
-    wide = {"Name": text(width="medium")}
+    wide = {"Name": text(width="medium"), "Value": text(width="large")}
     table(rows, wide, f"details_{title.lower()}", title, height="content", width="content")
 
 
