@@ -1,4 +1,4 @@
-"""axe-core finds nothing on any page, in both themes and several states; the page by keyboard."""
+"""axe-core finds nothing on any page, in both themes and several states; all works by keyboard."""
 
 from __future__ import annotations
 
@@ -40,8 +40,15 @@ def themed(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Page]:
 
 def show(page: Page, server: Server, run: str) -> None:
     page.goto(f"{server.url}/?run={run}")
-    live = page.get_by_test_id("stepscope-live")
-    expect(live).to_have_attribute("data-ready", "1", timeout=60_000)
+    expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
+        "data-ready", "1", timeout=60_000
+    )
+
+
+def unfold_all(page: Page) -> None:
+    for summary in page.locator("summary").all():
+        if summary.evaluate("node => !node.parentElement.open"):
+            summary.click()
 
 
 def test_no_page_has_a_violation(themed: Page, server: Server) -> None:
@@ -52,44 +59,44 @@ def test_no_page_has_a_violation(themed: Page, server: Server) -> None:
     assert violations(page) == []
     for run in ("one", "two-simulated-gpus"):  # finished with look-only buttons, and failed
         show(page, server, run)
-        for summary in page.locator("summary").all():
-            if summary.evaluate("node => !node.parentElement.open"):
-                summary.click()
+        unfold_all(page)
         assert violations(page) == []
         for tab in ("Memory", "Profile", "Logs", "Details"):
             open_tab(page, tab)
             page.wait_for_timeout(1_000)
             assert violations(page) == [], tab
-    header = page.get_by_test_id("stHeader")
-    header.get_by_role("link", name="Runs").click()
+    page.get_by_test_id("stHeader").get_by_role("link", name="Runs").click()
     expect(page.get_by_test_id("stDataFrame")).to_be_visible(timeout=60_000)
     assert violations(page) == []
-    header.get_by_role("link", name="Learn").click()
-    expect(page.get_by_test_id("stCode").first).to_be_visible(timeout=60_000)
-    assert violations(page) == []
 
 
-def test_a_running_page_has_no_violation_and_works_by_keyboard(
-    themed: Page, server: Server
-) -> None:
+def test_a_running_page_has_no_violation(themed: Page, server: Server) -> None:
     page = themed
     page.goto(f"{server.url}{LONG}")
+    button(page, "Start run").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=60_000)
+    expect(page.get_by_test_id("chart-loss")).to_be_visible()
+    # Streamlit fades what is about to go.
+    expect(page.get_by_text("No run is shown", exact=True)).to_have_count(0)
+    page.mouse.move(700, 500)  # away from the button, whose tooltip lies outside of all landmarks
+    expect(page.get_by_role("tooltip")).to_have_count(0)
+    found = violations(page)
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped")
+    assert found == []
+
+
+def test_start_pause_and_stop_by_keyboard(open_page: OpenPage, server: Server) -> None:
+    page = open_page(LONG)
     expect(button(page, "Start run")).to_be_enabled(timeout=60_000)
     press(page, button(page, "Start run"))
     status = page.get_by_test_id("status")
     expect(status).to_contain_text("Running", timeout=60_000)
-    expect(page.get_by_test_id("chart-loss")).to_be_visible()
-    # Streamlit fades elements before it removes them.
-    expect(page.get_by_text("No run is shown", exact=True)).to_have_count(0)
-    page.mouse.move(700, 500)  # away from a button, whose tooltip is outside all landmarks
-    expect(page.get_by_role("tooltip")).to_have_count(0)
-    found = violations(page)
     press(page, button(page, "Pause"))
     expect(status).to_contain_text("Paused")
     press(page, button(page, "Stop"))
     expect(status).to_contain_text("Stopped")
     assert read_run(max(server.runs.glob("2*"))).status is RunStatus.STOPPED
-    assert found == []
 
 
 def test_an_example_opens_by_one_click_and_then_by_its_address(
@@ -97,11 +104,7 @@ def test_an_example_opens_by_one_click_and_then_by_its_address(
 ) -> None:
     before = set(server.runs.iterdir())
     page = open_page()
-    status = page.get_by_test_id("status")
-    expect(status).to_be_visible(timeout=60_000)  # the newest run
-    box = status.locator(".ss-badge").bounding_box()
-    assert box is not None
-    assert box["y"] < 120  # the content begins near the top
+    expect(page.get_by_test_id("status")).to_be_visible(timeout=60_000)  # the newest run
     page.get_by_role("combobox", name="Run", exact=True).select_option("")
     page.get_by_role("button", name="Example: digits on a CPU").click()
     expect(page.get_by_test_id("status")).to_contain_text("Finished")
@@ -147,3 +150,12 @@ def test_a_phone_starts_with_the_sidebar_closed_and_nothing_is_wider_than_it(
     shown = page.locator("[data-testid=stepscope-live] *, .stMain button")
     assert shown.evaluate_all(wide) == []
     context.close()
+
+
+def test_content_begins_within_120_px(open_page: OpenPage) -> None:
+    page = open_page()
+    status = page.get_by_test_id("status").locator(".ss-badge")
+    expect(status).to_be_visible(timeout=60_000)
+    box = status.bounding_box()
+    assert box is not None
+    assert box["y"] < 120
