@@ -1,4 +1,4 @@
-"""Looks for runs that have crashed, whether or not a page is open, and has each alerted once."""
+"""Alerts each crashed run once, whether or not a page is open."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class CrashWatch:
     def __init__(self, index: RunIndex) -> None:
         self._index = index
         self._known: set[str] = set()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="stepscope-crashes", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End; an alert under way is still told."""
+        """End the thread; an alert under way is still sent."""
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join(1.0)
 
     def look(self) -> list[str]:
-        """Alert what has crashed since the last look; return the ids of these runs."""
+        """Alert runs that crashed since the last call; return the ids of alerted runs."""
         crashed = [
             run
             for run in self._index.recent(PERIOD_S / 2).runs
@@ -44,32 +44,30 @@ class CrashWatch:
             and run.id not in self._known
             and not restart_expected(run)
         ]
+        if not crashed:
+            return []
         self._known.update(run.id for run in crashed)
-        settings = load() if crashed else None
-        self._say(settings.problems if settings is not None else ())
-        return [run.id for run in crashed if settings is not None and _tell(run, settings)]
-
-    def _say(self, problems: tuple[str, ...]) -> None:
-        """Log what is wrong with alerts.toml, each problem once."""
-        for text in problems:
-            if text not in self._said:
-                self._said.add(text)
+        settings = load()
+        for text in settings.problems:
+            if text not in self._logged:
+                self._logged.add(text)
                 log.warning("stepscope: alerts: %s", text)
+        return [run.id for run in crashed if _alert(run, settings)]
 
     def _work(self) -> None:
         while not self._closing.wait(PERIOD_S):
             try:
                 self.look()
             except Exception:
-                log.exception("crashed runs could not be looked for")
+                log.exception("could not check for crashed runs")
 
 
-def _tell(run: RunInfo, settings: AlertSettings) -> bool:
-    """Have the crash of a run alerted; return True if there was something to tell."""
+def _alert(run: RunInfo, settings: AlertSettings) -> bool:
+    """Alert the crash of a run; return True if it had to be alerted."""
     try:
         notifier = tell_crash(run, settings)
     except Exception:  # one untrusted folder: alert the crashes of all other runs
-        log.exception("%s: its crash could not be reported", run.id)
+        log.exception("%s: its crash could not be alerted", run.id)
         return False
     if notifier is not None:
         notifier.close()

@@ -1,6 +1,6 @@
 """The script that Streamlit runs for each tab: page settings, navigation and the views."""
 
-from collections.abc import Callable
+import functools
 from pathlib import Path
 
 if __name__ == "__main__":  # multiprocessing imports this file in data-loading workers too
@@ -17,13 +17,9 @@ if __name__ == "__main__":  # multiprocessing imports this file in data-loading 
     st.logo(str(FOLDER / "logo.svg"))
     st.html(FOLDER / "page.css")
 
-    def redirect(page: str, tab: str) -> Callable[[], None]:
-        """Return a page for an address of an earlier version: the rest of the address stays."""
-
-        def switch() -> None:
-            st.switch_page(f"views/{page}.py", query_params={**st.query_params, "tab": tab})
-
-        return switch
+    def redirect(page: str, tab: str) -> None:
+        """Open the page that replaced an address of an earlier version, with its parameters."""
+        st.switch_page(f"views/{page}.py", query_params={**st.query_params, "tab": tab})
 
     pages = [
         st.Page("views/run.py", title="Run", default=True),
@@ -32,12 +28,13 @@ if __name__ == "__main__":  # multiprocessing imports this file in data-loading 
         st.Page("views/hardware.py", title="Hardware", url_path="hardware"),
         st.Page("views/learn.py", title="Learn", url_path="learn"),
     ]
-    formerly = {"memory": ("run", "memory"), "devices": ("hardware", "gpus")}
-    formerly["communication"] = ("hardware", "collectives")
-    pages += [
-        st.Page(redirect(*place), title=path, url_path=path, visibility="hidden")
-        for path, place in formerly.items()
-    ]
+    for path, page, tab in (
+        ("memory", "run", "memory"),
+        ("devices", "hardware", "gpus"),
+        ("communication", "hardware", "collectives"),
+    ):
+        target = functools.partial(redirect, page, tab)
+        pages.append(st.Page(target, title=path, url_path=path, visibility="hidden"))
     shown = st.navigation(pages, position="top")
     st.set_page_config(page_title=f"{shown.title} · Stepscope")
     shown.run()

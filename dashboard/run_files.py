@@ -1,4 +1,4 @@
-"""Files of a run folder, read with care: in a shared folder others have written them."""
+"""Files of a run folder; on a shared disk other users may have written them."""
 
 from __future__ import annotations
 
@@ -13,33 +13,36 @@ from stepscope.profiling import summary_name, trace_name
 from stepscope.profiling.summary import BYTES_LIMIT, ProfileSummary, parse
 
 TAIL_BYTES = 20_000
-SNAPSHOTS = 50  # Memory snapshots listed at most, the newest.
-
-DOWNLOAD_LIMIT = 256 * 2**20  # Bytes of a file that the page offers to download.
-
-PROFILES = 50  # Profiles listed at most, the newest; of a job one of several ranks counts once.
-
-PROFILED_RANKS = 64  # Ranks of a profile that are listed at most, those of the lowest numbers.
+DOWNLOAD_LIMIT = 256 * 2**20  # Bytes: Streamlit holds a download in the memory of this process.
+MAX_SNAPSHOTS = 50
+PROFILES = 50  # Maximum; a profile of several ranks counts once.
+PROFILED_RANKS = 64  # Maximum of ranks of a profile, the lowest are listed.
 
 _PROFILE = re.compile(r"profile-step-(\d{1,16})-(\d{1,16})(?:\.rank(\d{1,6}))?\.summary\.json")
 _SNAPSHOT = re.compile(r"snapshot-[\w.-]{1,100}\.pickle")
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotDownload:
-    """A memory snapshot that a run has written; its content is never looked at here."""
+class SnapshotFile:
+    """A memory snapshot; `run` is the run that recorded it, None for a file from elsewhere."""
 
-    name: str
+    path: Path
     size: int
+    run: str | None
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileFiles:
-    """A profile that a run has written, of its steps `first` to `last`."""
+    """A profile of the steps `first` to `last`; `trace_size` in bytes, None without a trace."""
 
     first: int
     last: int
-    trace_size: int | None  # Bytes of the trace; None where it is not there.
+    trace_size: int | None
     number: int = 0  # Of the process in the folder, 0 for the first or only one.
 
     @property
@@ -49,27 +52,28 @@ class ProfileFiles:
 
     @property
     def summary(self) -> str:
-        """The name of the file that the page shows."""
+        """The name of the summary file."""
         return summary_name(self.first, self.last, self.number)
 
 
-def snapshots(folder: Path) -> tuple[SnapshotDownload, ...]:
-    """Return the run's newest memory snapshots by name, step 10 after step 9; a link is none."""
-    sizes = _plain_files(folder, "snapshot-")
+def snapshots(folder: Path) -> list[SnapshotFile]:
+    """Return the snapshots of a run, the latest step first; links are ignored."""
     found = [
-        SnapshotDownload(name, size) for name, size in sizes.items() if _SNAPSHOT.fullmatch(name)
+        SnapshotFile(folder / name, size, folder.name)
+        for name, size in _plain_files(folder, "snapshot-").items()
+        if _SNAPSHOT.fullmatch(name)
     ]
-    return tuple(sorted(found, key=lambda snapshot: natural(snapshot.name))[-SNAPSHOTS:])
+    return sorted(found, key=lambda file: _natural(file.name), reverse=True)[:MAX_SNAPSHOTS]
 
 
-def natural(name: str) -> list[tuple[int, str]]:
-    """Return what sorts step 10 after step 9."""
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that puts step 10 after step 9."""
     parts = re.split(r"(\d+)", name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def profiles(folder: Path) -> tuple[ProfileFiles, ...]:
-    """Return the run's profiles, the one of the latest steps first, of a job rank by rank."""
+    """Return the profiles of a run by steps, the latest first, then by rank."""
     sizes = _plain_files(folder, "profile-")
     found: dict[tuple[int, int], list[ProfileFiles]] = {}
     for name in sizes:
@@ -79,16 +83,15 @@ def profiles(folder: Path) -> tuple[ProfileFiles, ...]:
             made = ProfileFiles(first, last, sizes.get(trace_name(first, last, number)), number)
             if name == made.summary:  # not 007
                 found.setdefault((last, first), []).append(made)
-    newest = sorted(found, reverse=True)[:PROFILES]
     return tuple(
         made
-        for steps in newest
+        for steps in sorted(found, reverse=True)[:PROFILES]
         for made in sorted(found[steps], key=lambda each: each.number)[:PROFILED_RANKS]
     )
 
 
 def profile_summary(folder: Path, profile: ProfileFiles) -> ProfileSummary:
-    """Return what a profile found. Raises OSError, and ValueError for what is no summary."""
+    """Return the summary of a profile. Raises OSError, ValueError for an invalid file."""
     data = read_regular_file(folder / profile.summary, BYTES_LIMIT)
     try:
         return parse(data.decode(errors="replace"))
@@ -97,15 +100,12 @@ def profile_summary(folder: Path, profile: ProfileFiles) -> ProfileSummary:
 
 
 def profile_trace(folder: Path, profile: ProfileFiles) -> bytes:
-    """Return the compressed trace of a listed profile. Raises OSError, ValueError if too large."""
-    return snapshot_content(folder / profile.trace)
+    """Return the compressed trace of a profile. Raises OSError, ValueError if it is too large."""
+    return file_content(folder / profile.trace)
 
 
 def too_large_to_download(path: Path, size: int) -> str | None:
-    """Say where to get a file that is too large for the page; None where it is not.
-
-    Streamlit holds a download in this process's memory, beside the training.
-    """
+    """Return why a file of `size` bytes is not offered, with its path; None if it is."""
     if size <= DOWNLOAD_LIMIT:
         return None
     return (
@@ -114,8 +114,8 @@ def too_large_to_download(path: Path, size: int) -> str | None:
     )
 
 
-def snapshot_content(path: Path) -> bytes:
-    """Return the content of a plain file. Raises OSError, ValueError for one that is too large."""
+def file_content(path: Path) -> bytes:
+    """Return the content of a regular file. Raises OSError, ValueError if it is too large."""
     with open(open_regular_file(path), "rb") as file:
         refused = too_large_to_download(path, os.fstat(file.fileno()).st_size)
         if refused is not None:
@@ -124,7 +124,7 @@ def snapshot_content(path: Path) -> bytes:
 
 
 def tail(path: Path, limit: int = TAIL_BYTES) -> str | None:
-    """Return the end of a text file as a terminal would show it; None where there is none."""
+    """Return the end of a text file as a terminal would show it; None if it cannot be read."""
     try:
         with open(open_regular_file(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -139,7 +139,7 @@ def tail(path: Path, limit: int = TAIL_BYTES) -> str | None:
 
 
 def _plain_files(folder: Path, prefix: str) -> dict[str, int]:
-    """Return the sizes of the files by their names, those that begin so; no link, no folder."""
+    """Return the sizes in bytes of the regular files whose names begin with `prefix`."""
     try:
         with os.scandir(folder) as entries:
             return {

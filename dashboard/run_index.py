@@ -1,8 +1,7 @@
-"""The list of runs, kept current by looking only at what can have changed.
+"""The list of runs, updated by reading only what may have changed.
 
-All tabs ask for it twice a second, and every millisecond of that is taken from a training thread in
-this process: a folder is listed again only when its time of change moves, an ended run is never
-read a second time.
+All tabs read it twice a second, and every millisecond of that is taken from a training thread in
+this process: a folder is listed again only after a change, an ended run is read once.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from stepscope.run import (
 
 log = logging.getLogger(__name__)
 
-MAX_LISTED = 200  # Runs that are listed: the newest by name, and live ones that were once seen.
-SETTLED_S = 2.0
-"""Age from which a time of change is trusted: file systems count it in ticks of up to a second."""
+MAX_LISTED = 200  # The newest by name; older ones only while they are live.
+SETTLED_S = 2.0  # Age of a trusted modification time: file systems have ticks of up to a second.
 
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """The runs at one moment: live ones first, then newest first. `version` names this state."""
+    """The runs at one moment, live ones first, then newest first; `version` is its hash."""
 
     runs: tuple[RunInfo, ...] = ()
     version: str = ""
@@ -43,7 +41,7 @@ class RunList:
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of one folder; `modified` is the time of change of its run.json, 0: none."""
+    """One folder; `modified` is the modification time of its run.json in ns, 0 without one."""
 
     modified: int
     run: RunInfo | None
@@ -51,7 +49,7 @@ class _Entry:
 
 
 class RunIndex:
-    """The runs under a folder; every method may be called from any thread."""
+    """The runs in a folder. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -63,22 +61,33 @@ class RunIndex:
         self._looked = -float("inf")
 
     def fresh(self) -> RunList:
-        """Return the runs as of now."""
+        """Return the current runs."""
         with self._lock:
-            return self._look()
+            return self._update()
 
     def recent(self, max_age_s: float = 1.0) -> RunList:
-        """Return the runs as of at most `max_age_s` ago; waits for nobody who is looking."""
+        """Return the runs, at most `max_age_s` old unless another thread updates. Never blocks."""
         if time.monotonic() - self._looked >= max_age_s and self._lock.acquire(blocking=False):
             try:
-                return self._look()
+                return self._update()
             finally:
                 self._lock.release()
         return self._listing
 
-    def _look(self) -> RunList:
+    def _update(self) -> RunList:
         runs = tuple(sorted(self._runs(), key=lambda run: (not run.status.live, -run.created)))
-        state = repr([_shown(run) for run in runs])
+        # Properties that the list shows and that may change while a run lives.
+        state = repr(
+            [
+                (
+                    run.id,
+                    run.status.value,
+                    run.run_json.get("name"),
+                    run.run_json.get("script") is None,
+                )
+                for run in runs
+            ]
+        )
         self._listing = RunList(runs, f"{zlib.crc32(state.encode()):x}")
         self._looked = time.monotonic()
         return self._listing
@@ -98,45 +107,40 @@ class RunIndex:
                 yield entry.run
 
     def _list_names(self) -> None:
-        """List the folder again if it has changed, or so lately that a change may not show."""
+        """List the folder again after a change, or while its modification time is too recent."""
         try:
             modified = os.stat(self._folder).st_mtime_ns
             if modified == self._modified:
                 return
             names = sorted(filter(is_run_id, os.listdir(self._folder)), reverse=True)
-        except OSError:  # not made yet, or not ours to read: there are no runs
+        except OSError:  # missing or unreadable: there are no runs
             self._modified, names = -1, []
         else:
             self._modified = modified if _settled(modified) else -1
         self._names = names
-        # A name may stand for another run now.
+        # A folder may have been replaced by another of its name.
+        known = set(names)
         self._entries = {
             name: entry
-            for name, entry in ((name, self._entries.get(name)) for name in names)
-            if entry is not None and entry.modified == _modified(self._folder / name / RUN_JSON)
+            for name, entry in self._entries.items()
+            if name in known and entry.modified == _modified(self._folder / name / RUN_JSON)
         }
-
-
-def _shown(run: RunInfo) -> tuple[object, ...]:
-    """Return what the list shows of a run and may change while it lives."""
-    return run.id, run.status.value, run.run_json.get("name"), run.run_json.get("script") is None
 
 
 def _read(folder: Path, before: _Entry | None) -> _Entry:
     modified = _modified(folder / RUN_JSON)
     if modified == 0:
-        return _Entry(0, None, False)  # a run about to begin, or something else of that name
+        return _Entry(0, None, False)  # a run about to begin, or another folder
     if before is not None and before.run is None and before.modified == modified:
         return before
     try:
         run = read_run(folder)
-    except RunError as error:
-        log.warning("left out of the list: %s", error)
+    except Exception as error:  # one untrusted folder must not hide all others
+        expected = isinstance(error, RunError)
+        text = error if expected else folder.name
+        log.warning("run not listed: %s", text, exc_info=not expected)
         return _Entry(modified, None, False)
-    except Exception:  # one folder, which anybody may have put there, must not hide all others
-        log.warning("left out of the list: %s", folder.name, exc_info=True)
-        return _Entry(modified, None, False)
-    # Silent for a while, a run of another host looks crashed and may come back.
+    # A run of another host without a heartbeat looks crashed, and may recover.
     final = not run.status.live and (
         run.status is not RunStatus.CRASHED or read_only_reason(run) is None
     )

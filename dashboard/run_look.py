@@ -1,7 +1,7 @@
-"""What is slow to find out about a job, looked up in a thread for all tabs together.
+"""Slow findings about distributed runs, computed in a thread and shared by all tabs.
 
-All tabs poll twice a second. To judge a job reads the files of every rank: 2 ms a rank, 0.1 s for
-64. So while a run is live a thread looks, and a poll takes what was found last.
+All tabs poll twice a second. Judging a job reads the files of every rank: 2 ms a rank, 0.1 s for
+64. While a run is live a thread does it, and a poll takes the latest finding.
 """
 
 from __future__ import annotations
@@ -21,20 +21,15 @@ from stepscope.store import StoreError
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
-REST = 20  # A look is not repeated before so many times of what it took: 5 % of a core at most.
-KEPT = 64  # Runs of which the last look is kept.
+REST = 20  # Pause in multiples of the duration of a search: at most 5% of a core.
+MAX_CACHED = 64  # Runs whose latest finding is kept.
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-def in_thread(look: Callable[[], None]) -> None:
-    """Call `look` in a thread of its own."""
-    threading.Thread(target=look, name="stepscope-look", daemon=True).start()
-
-
 def recent(entries: OrderedDict[K, T], key: K, make: Callable[[], T], limit: int) -> T:
-    """Return the entry of a key, made where there is none; keep the `limit` last used ones."""
+    """Return the entry of a key, made if missing; keep the `limit` last used ones."""
     if key not in entries:
         entries[key] = make()
     entries.move_to_end(key)
@@ -43,18 +38,23 @@ def recent(entries: OrderedDict[K, T], key: K, make: Callable[[], T], limit: int
     return entries[key]
 
 
+def _in_thread(search: Callable[[], None]) -> None:
+    threading.Thread(target=search, name="stepscope-look", daemon=True).start()
+
+
 @dataclass(slots=True)
-class _Look(Generic[T]):
+class _Entry(Generic[T]):
     found: T | None = None
-    next: float = 0.0  # On a monotonic clock; infinite after the look at an ended run.
+    next: float = 0.0  # On a monotonic clock; infinite after the search of an ended run.
     under_way: bool = False
     logged: bool = False
 
 
 class RunLook(Generic[T]):
-    """The last answers of `find` for jobs of several ranks; `of` may be called from any thread.
+    """The latest results of `find` for distributed runs. Thread-safe.
 
-    `problem` is logged where `find` fails; what was found last stays. `start` runs a look aside.
+    Failures of `find` are logged as `problem`; with `keep` the result before stays. `start` runs a
+    search in the background.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RunLook(Generic[T]):
         find: Callable[[RunInfo], T | None],
         problem: str,
         clock: Callable[[], float] = time.monotonic,
-        start: Callable[[Callable[[], None]], None] = in_thread,
+        start: Callable[[Callable[[], None]], None] = _in_thread,
         *,
         keep: bool = True,
     ) -> None:
@@ -70,39 +70,39 @@ class RunLook(Generic[T]):
         self._problem = problem
         self._clock = clock
         self._start = start
-        self._keep = keep  # what was found last stays while a look fails
+        self._keep = keep
         self._lock = threading.Lock()
-        self._looks: OrderedDict[str, _Look[T]] = OrderedDict()
+        self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
 
     def of(self, run: RunInfo) -> T | None:
-        """Return what the last look found; None for a process by itself, and at first.
+        """Return the latest result; None at first and for a single process.
 
-        A run that has ended is looked at once, and the caller waits for it.
+        A run that has ended is searched once, and the caller waits for it.
         """
         if not in_job(run.run_json):
             return None
         with self._lock:
-            look = recent(self._looks, str(run.folder), _Look[T], KEPT)
-            if look.under_way or self._clock() < look.next:
-                return look.found
-            look.under_way = True
+            entry = recent(self._entries, str(run.folder), _Entry[T], MAX_CACHED)
+            if entry.under_way or self._clock() < entry.next:
+                return entry.found
+            entry.under_way = True
         if run.status.live:
-            self._start(lambda: self._look(look, run))
+            self._start(lambda: self._search(entry, run))
         else:
-            self._look(look, run)
-        return look.found
+            self._search(entry, run)
+        return entry.found
 
-    def _look(self, look: _Look[T], run: RunInfo) -> None:
-        began, found = self._clock(), look.found if self._keep else None
+    def _search(self, entry: _Entry[T], run: RunInfo) -> None:
+        began, found = self._clock(), entry.found if self._keep else None
         try:
             found = self._find(run)
         except (StoreError, OSError) as error:
             log.debug("%s: %s: %s", run.id, self._problem, error)
-        except Exception:  # what is in a folder may come from anybody; the page needs its charts
-            if not look.logged:
+        except Exception:  # an untrusted folder; the page still needs its charts
+            if not entry.logged:
                 log.warning("%s: %s", run.id, self._problem, exc_info=True)
-            look.logged = True
+            entry.logged = True
         now = self._clock()
         pause_s = max(EVERY_S, REST * (now - began)) if run.status.live else float("inf")
         with self._lock:
-            look.found, look.under_way, look.next = found, False, now + pause_s
+            entry.found, entry.under_way, entry.next = found, False, now + pause_s

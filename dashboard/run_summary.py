@@ -1,4 +1,4 @@
-"""What a run came to, in a few numbers: a few frames are read, however long the run."""
+"""Summary of a run in a few numbers; it reads a few frames, however long the run."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from stepscope.recorder.rows import RATE, STEP_TIME
 from stepscope.run import RunInfo
 from stepscope.store import SeriesBlock, StoreError, StoreReader
 
-NEWEST_ROWS = 4096
-"""Rows from which the samples of a step are taken: they hardly change within a run."""
+NEWEST_ROWS = 4096  # Rows that give the samples per step: it hardly changes within a run.
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """None where the run has not recorded the value; bytes are the highest of the run."""
+    """Values of a whole run; None if not recorded, bytes are maxima.
+
+    `best_loss` is the lowest validation loss, or the lowest training loss without validation.
+    `samples_per_s` is samples per step by the mean step time, the first steps included; of a
+    distributed run rank 0's times the number of ranks, as all take batches of one size.
+    """
 
     best_loss: float | None = None
-    """The lowest validation loss; the lowest training loss where nothing is validated."""
     samples_per_s: float | None = None
-    """Samples of a step by the mean step time of the whole run, the first steps included.
-
-    Of a job: rank 0's times the number of ranks, as all of them take batches of one size.
-    """
     peak_allocated: float | None = None
     peak_process: float | None = None
 
 
 def summarize(run: RunInfo) -> RunSummary:
-    """Return the summary of what the run has stored so far, an empty one without a store."""
+    """Return the summary of the stored data, an empty one without a store."""
     try:
         with StoreReader(run.folder) as reader:
             whole = {
@@ -43,13 +42,13 @@ def summarize(run: RunInfo) -> RunSummary:
             each_step = samples_of_a_step(reader)
     except StoreError:
         return RunSummary()
-    ranks = world_size_of(run.run_json)
     steps, samples = whole.get(Stream.STEPS), whole.get(Stream.SAMPLES)
     step_time = _of(steps, "mean", STEP_TIME)
     validated = _of(steps, "low", "val/loss")
+    rate = world_size_of(run.run_json) * each_step / step_time if each_step and step_time else None
     return RunSummary(
         best_loss=_of(steps, "low", "train/loss") if validated is None else validated,
-        samples_per_s=ranks * each_step / step_time if each_step and step_time else None,
+        samples_per_s=rate,
         peak_allocated=_of(samples, "high", "memory/peak_allocated"),
         peak_process=_of(samples, "high", "process/rss"),
     )
@@ -57,15 +56,15 @@ def summarize(run: RunInfo) -> RunSummary:
 
 def samples_of_a_step(reader: StoreReader) -> float | None:
     """Return the mean of rate times step time: a mean of rates alone favors the shortest steps."""
-    for info in reader.series():
-        if info.stream == Stream.STEPS:
-            block = reader.read(info.id, max(0, info.rows - NEWEST_ROWS), info.rows, 1)
-            if not {RATE, STEP_TIME} <= set(block.keys):
-                return None
-            rates, seconds = (block.mean[block.keys.index(key)] for key in (RATE, STEP_TIME))
-            samples = (rates * seconds)[np.isfinite(rates * seconds)]
-            return float(samples.mean()) if len(samples) else None
-    return None
+    info = next((info for info in reader.series() if info.stream == Stream.STEPS), None)
+    if info is None:
+        return None
+    block = reader.read(info.id, max(0, info.rows - NEWEST_ROWS), info.rows, 1)
+    if not {RATE, STEP_TIME} <= set(block.keys):
+        return None
+    rates, seconds = (block.mean[block.keys.index(key)] for key in (RATE, STEP_TIME))
+    samples = (rates * seconds)[np.isfinite(rates * seconds)]
+    return float(samples.mean()) if len(samples) else None
 
 
 def _of(block: SeriesBlock | None, statistic: str, key: str) -> float | None:

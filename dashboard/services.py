@@ -1,6 +1,6 @@
-"""What all tabs share: the run folders, the devices, and the one active run or sweep.
+"""State that all tabs share: run folders, devices, and the one active run or sweep.
 
-The only `st.cache_resource` of the app. Everything is made here and handed down.
+`get` is the only `st.cache_resource` of the app.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
+from typing import Generic, TypeVar
 
 import psutil
 import streamlit as st
 
-from dashboard.child_runs import ChildRuns
 from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
 from dashboard.machine.run_energy import RunEnergies
@@ -50,7 +50,7 @@ from trainer.config_validation import TrainDevice
 from trainer.lab.plan import SweepPlan
 from trainer.lessons import Lesson
 from trainer.runners import RunHandle, start
-from trainer.runners.child_process import LessonRun, PredictionRun
+from trainer.runners.child_process import Child, LessonRun, PredictionRun
 from trainer.runners.torchrun import TorchrunRun
 from trainer.runners.weights import read_weights
 
@@ -60,12 +60,54 @@ PROJECT = Path(__file__).resolve().parent.parent
 STOP_TIMEOUT_S = 4.0
 JOB_STOP_TIMEOUT_S = 9.0
 """For ranks, which agree on a step first; a container is killed 10 s after its SIGTERM."""
-CLIENTS_S = 1.0
-"""Time that connected clients have to end their requests once everything has been stopped."""
+CLIENTS_S = 1.0  # Time that clients have to end their requests once everything has stopped.
+
+C = TypeVar("C", bound=Child)
+
+
+class ChildRuns(Generic[C]):
+    """Child processes of one kind: one runs at a time, the last of each name is kept. Thread-safe.
+
+    Lessons, memory estimates and measurements of collectives each have one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[str, C] = {}
+
+    def start(self, make: Callable[[], C], name: str = "") -> bool:
+        """Start a process as the last one of `name`; return False while another one runs.
+
+        Raises the errors of `make`.
+        """
+        with self._lock:
+            if self.running() is not None:
+                return False
+            self._last[name] = make()
+            return True
+
+    def last(self, name: str = "") -> C | None:
+        """Return the last process of this name, if any."""
+        return self._last.get(name)
+
+    def running(self) -> C | None:
+        """Return the process that runs now, if any."""
+        return next((child for child in list(self._last.values()) if child.running()), None)
+
+    def drop(self, name: str = "") -> None:
+        """Remove the last process of this name; end it if it still runs."""
+        child = self._last.pop(name, None)
+        if child is not None:
+            child.stop()
+
+    def close(self) -> None:
+        """End the process that runs."""
+        for child in list(self._last.values()):
+            child.stop()
 
 
 class ServerActivity(StrEnum):
-    """What the server starts on this machine."""
+    """Activities that the server starts on this machine."""
 
     RUN = "run"
     SWEEP = "sweep"
@@ -81,14 +123,14 @@ SIDE_BY_SIDE = {ServerActivity.RUN, ServerActivity.ESTIMATE}
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What training could run on, best first, and why there is no GPU among them (or None)."""
+    """Devices for training, best first, and why none of them is a GPU (or None)."""
 
     devices: list[TrainDevice]
     cuda_reason: str | None
 
 
 class Services:
-    """One a server; every method may be called from any session's thread."""
+    """The shared state of one server. Thread-safe."""
 
     def __init__(self, runs: Path, examples: Path) -> None:
         self.runs = runs
@@ -114,23 +156,23 @@ class Services:
         threading.Thread(target=self._find_devices, name="stepscope-devices", daemon=True).start()
 
     def devices(self) -> Devices:
-        """Return the devices, waiting for torch to be imported if need be."""
+        """Return the devices; waits for the import of torch."""
         return self._devices.result()
 
     @property
     def devices_known(self) -> bool:
-        """True once `devices` answers at once."""
+        """True once `devices` no longer blocks."""
         return self._devices.done()
 
     def start(self, config: RunConfig) -> Path:
         """Start a run and return its folder.
 
-        Raises RunError while something else is active, OSError where it cannot be started.
+        Raises RunError while another activity runs, OSError if the run cannot be started.
         """
         with self._lock:
             self._refuse(ServerActivity.RUN)
             if self._active is not None:
-                # It has written its end; its thread or process needs a moment to be gone.
+                # Its end is recorded; its thread or process may need a moment to exit.
                 self._active.stop(STOP_TIMEOUT_S)
                 if self._active.alive():
                     raise RunError(
@@ -141,17 +183,13 @@ class Services:
             return self._active.folder
 
     def start_sweep(self, plan: SweepPlan) -> str:
-        """Start a sweep and return its id.
-
-        Raises RunError while something else is active, SweepError and OSError where it cannot be
-        started.
-        """
+        """Start a sweep and return its id. Raises as `start`, and SweepError."""
         with self._lock:
             self._refuse(ServerActivity.SWEEP)
             return self.sweeps.start(plan)
 
     def resume_sweep(self, sweep_id: str) -> None:
-        """Continue a sweep. Raises as `start_sweep`, and SweepError for one that has finished."""
+        """Continue a sweep. Raises as `start_sweep`."""
         with self._lock:
             self._refuse(ServerActivity.SWEEP)
             self.sweeps.resume(sweep_id)
@@ -175,14 +213,14 @@ class Services:
             self.estimates.start(lambda: PredictionRun(config, self.runs, largest=largest))
 
     def busy_reason(self, starting: ServerActivity) -> str | None:
-        """Return why `starting` has to wait for what is active now; None where it does not."""
+        """Return why `starting` cannot begin now; None if it can."""
         for active, reason in self._activities():
             if {active, starting} != SIDE_BY_SIDE:
                 return reason
         return None
 
     def _activities(self) -> Iterator[tuple[ServerActivity, str]]:
-        """Yield what is active on this server, each with what to do about it."""
+        """Yield the current activities, each with its reason and fix."""
         activity = ServerActivity
         if (run := self.active_id()) is not None:
             yield activity.RUN, f"The run {run} is active. Stop it first."
@@ -209,7 +247,7 @@ class Services:
             raise RunError(reason)
 
     def measuring(self, max_age_s: float = 0.0) -> str | None:
-        """Return the sweep, as of at most `max_age_s` ago, or the lesson that runs now, if any."""
+        """Return the sweep, at most `max_age_s` old, or the lesson that runs now, if any."""
         run = self.lessons.running()
         return self.sweeps.active_id(max_age_s) or (run.lesson.name if run is not None else None)
 
@@ -222,7 +260,7 @@ class Services:
         try:
             live = read_run(folder).status.live or active.goes_on()
         except RunError:
-            live = True  # somebody took the folder away; the loop does not know yet
+            live = True  # the folder was moved; the training loop has not noticed yet
         return folder.name if live else None
 
     def folder(self, run_id: str) -> Path:
@@ -232,17 +270,14 @@ class Services:
         except RunError:
             with contextlib.suppress(RunError):
                 return run_folder(self.examples, run_id)
-            raise  # it names the folder of the runs, not that of the examples
+            raise  # the message names the runs folder, not the examples
 
     def list_runs(self) -> list[RunInfo]:
-        """Return the readable runs, live ones first, then newest first.
-
-        Older ones than the list holds open by their address.
-        """
+        """Return the listed runs, live ones first, then newest first."""
         return list(self.index.fresh().runs)
 
     def list_examples(self) -> list[RunInfo]:
-        """Return the recorded examples, the one from a GPU first; an installation may have none."""
+        """Return the recorded examples, if installed, the GPU's first."""
         found = []
         for folder in reversed(list(run_folders(self.examples))):
             with contextlib.suppress(RunError):
@@ -250,30 +285,30 @@ class Services:
         return sorted(found, key=lambda run: run.id != "h100")
 
     def summary(self, run: RunInfo) -> RunSummary:
-        """Return the run's best loss, rate and peaks; those of an ended run are read once."""
+        """Return a run's summary; an ended run is read once."""
         summary = self._summaries.get(run.id) or summarize(run)
         if not run.status.live:
             self._summaries[run.id] = summary
         return summary
 
     def weights(self, run_id: str, name: str) -> bytes:
-        """Return the weights alone of a checkpoint. Raises RunError and OSError."""
+        """Return the weights of a checkpoint. Raises RunError and OSError."""
         return read_weights(self.folder(run_id) / name)
 
     def cuda_indices(self) -> dict[str, int]:
-        """Return torch's index of each GPU that it sees, by UUID; {} while it is being imported."""
+        """Return torch's GPU indices by UUID; {} while torch is being imported."""
         found = self.devices().devices if self.devices_known else []
         return {gpu.id: gpu.cuda_index for gpu in found if gpu.cuda_index is not None}
 
     def run_processes(self) -> dict[int, str]:
-        """Return the names of this machine's live runs by the numbers of their processes."""
+        """Return the names of this machine's live runs by process ID."""
         live = [run for run in self.index.recent().runs if run.status.live]
         return {
             pid: str(run.run_json.get("name") or run.id) for run in live for pid in rank_pids(run)
         }
 
     def end_job(self, run: RunInfo) -> str:
-        """End all ranks of a job by force, and return a sentence on it; takes some seconds."""
+        """End all ranks of a distributed run by force; return the result. Takes seconds."""
         with self._lock:
             active = self._active
         if active is None or active.folder.name != run.id or not active.alive():
@@ -285,7 +320,7 @@ class Services:
         return "Force stop: the ranks did not exit and were killed."
 
     def close(self) -> None:
-        """Stop what is active and flush its data; a second call only waits for the first."""
+        """Stop all activities and flush their data; a second call waits for the first."""
         with self._closing:
             self.lessons.close()
             self.estimates.close()
@@ -311,13 +346,13 @@ class Services:
             cpu = TrainDevice(id="cpu", name="CPU", memory_total=total, reason=reason)
             devices = Devices([cpu], reason)
         self._devices.set_result(devices)
-        # What was imported stays: without it every full collection would walk a million objects.
+        # Imported objects stay: without a freeze, full collections would walk a million objects.
         gc.freeze()
 
 
 @st.cache_resource(show_spinner=False)
 def get() -> Services:
-    """Return the server's services, made on first use; run folders under STEPSCOPE_RUNS."""
+    """Return the server's services, with the run folders of STEPSCOPE_RUNS."""
     services = Services(runs_root(), PROJECT / "examples")
     atexit.register(services.close)
     return services
@@ -337,10 +372,10 @@ async def lifespan(_app: object) -> AsyncIterator[None]:
 
 
 def _end_on_signals(services: Services, over: threading.Event) -> None:
-    """Make SIGTERM and SIGINT stop the run at once, and end the process although clients hold on.
+    """Make SIGTERM and SIGINT stop the run at once and end the process despite open requests.
 
-    uvicorn waits for every open request, without limit, before it ends the lifespan. `over` is set
-    once it has. Does nothing where a test runs the app in another thread than the main one.
+    uvicorn waits for every open request, without limit, before it ends the lifespan, which sets
+    `over`. Does nothing outside the main thread, where tests run the app.
     """
 
     def end(number: int) -> None:
@@ -348,7 +383,7 @@ def _end_on_signals(services: Services, over: threading.Event) -> None:
             services.close()
         finally:
             if not over.wait(CLIENTS_S):
-                log.warning("some clients hold their connections: they are cut off")
+                log.warning("open client connections were closed")
                 os._exit(128 + number)
 
     def handle(number: int, frame: FrameType | None) -> None:

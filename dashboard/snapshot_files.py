@@ -1,4 +1,4 @@
-"""The memory snapshots that the page offers, and their opening in processes of their own."""
+"""The folder of uploaded memory snapshots, and the processes that open snapshots."""
 
 from __future__ import annotations
 
@@ -10,63 +10,44 @@ import stat
 import tempfile
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import Path
 
-from dashboard.run_files import natural, snapshots
+from dashboard.run_files import SnapshotFile
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.load import MAX_FILE_BYTES
 from stepscope.memory.snapshots.open_snapshot import SnapshotLoadTask, kept_summary
 
-FOLDER = "snapshots"
-"""Below the folder of all runs: what was uploaded, and what anybody puts there."""
-KEPT = 6  # Openings kept, with their summaries.
-LISTED = 100
-TOTAL_LIMIT = 16 * 2**30  # Bytes in the folder of snapshots up to which an upload is taken.
+FOLDER = "snapshots"  # In the runs folder; files that users put there are listed too.
+MAX_OPENED = 6  # Opened snapshots whose summaries are kept.
+MAX_LISTED = 100
+TOTAL_LIMIT = 16 * 2**30  # Bytes in the folder up to which an upload is accepted.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,119}\.(pickle|pkl)", re.ASCII)
 _ENDINGS = (".pickle", ".pkl")
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotFile:
-    """A snapshot that can be chosen; `run` is the run that took it, None for one from elsewhere."""
-
-    path: Path
-    size: int
-    run: str | None
-
-    @property
-    def name(self) -> str:
-        """The file's name."""
-        return self.path.name
-
-
 class SnapshotLibrary:
-    """Opens snapshots one after the other; every method may be called from any session's thread."""
+    """Opens snapshots one after the other. Thread-safe."""
 
     def __init__(self, runs: Path) -> None:
         self.folder = runs / FOLDER
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[Path, int, int], SnapshotLoadTask] = OrderedDict()
+        self._opened: OrderedDict[tuple[Path, int, int], SnapshotLoadTask] = OrderedDict()
         self._spare: tempfile.TemporaryDirectory[str] | None = None
 
-    def of_run(self, folder: Path) -> list[SnapshotFile]:
-        """Return the snapshots that a run has taken, the newest first."""
-        found = [
-            SnapshotFile(folder / found.name, found.size, folder.name)
-            for found in snapshots(folder)
-        ]
-        return sorted(found, key=lambda file: natural(file.name), reverse=True)
-
     def others(self) -> list[SnapshotFile]:
-        """Return the plain files in the folder of snapshots, the newest first."""
-        found = [(state, name) for state, name in self._files() if _is_listed(name)]
-        found.sort(key=lambda one: -one[0].st_mtime)
-        return [SnapshotFile(self.folder / name, at.st_size, None) for at, name in found[:LISTED]]
+        """Return the snapshots in the folder, the newest first."""
+        found = sorted(
+            ((state, name) for state, name in self._files() if _is_listed(name)),
+            key=lambda one: -one[0].st_mtime,
+        )
+        return [
+            SnapshotFile(self.folder / name, state.st_size, None)
+            for state, name in found[:MAX_LISTED]
+        ]
 
     def kept_bytes(self) -> int:
-        """Return the size of all plain files in the folder of snapshots."""
+        """Return the size of all regular files in the folder."""
         return sum(state.st_size for state, _ in self._files())
 
     def _files(self) -> list[tuple[os.stat_result, str]]:
@@ -76,39 +57,38 @@ class SnapshotLibrary:
         return []
 
     def opening(self, file: SnapshotFile) -> SnapshotLoadTask | None:
-        """Return the opening of a file as of now; None while another file is being opened.
+        """Return the task that opens a file; None while another file is being opened.
 
         Raises OSError.
         """
         state = file.path.stat(follow_symlinks=False)
         key = (file.path, state.st_size, state.st_mtime_ns)
         with self._lock:
-            known, spare = key in self._kept, self._spare_folder()
-        # Others need not wait while a foreign file is parsed.
+            known, spare = key in self._opened, self._spare_folder()
+        # Without the lock: parsing a foreign file must not block other sessions.
         summary = None if known else kept_summary(file.path, spare)
         with self._lock:
-            running = [one for one in self._kept.values() if not one.poll()]
-            found = self._kept.get(key)
-            if found is None:
-                if running and summary is None:  # each may take gigabytes
+            unfinished = [one for one in self._opened.values() if not one.poll()]
+            task = self._opened.get(key)
+            if task is None:
+                if unfinished and summary is None:  # each process may take gigabytes
                     return None
-                found = self._kept[key] = SnapshotLoadTask(file.path, self._spare_folder(), summary)
-            self._kept.move_to_end(key)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)[1].close()
-        return found
+                task = self._opened[key] = SnapshotLoadTask(file.path, spare, summary)
+            self._opened.move_to_end(key)
+            while len(self._opened) > MAX_OPENED:
+                self._opened.popitem(last=False)[1].close()
+        return task
 
     def forget(self, file: SnapshotFile) -> None:
-        """Let a file that could not be opened be tried again."""
+        """Drop the task of a file that could not be opened, so that `opening` tries again."""
         with self._lock:
-            for key in [key for key in self._kept if key[0] == file.path]:
-                self._kept.pop(key).close()
+            for key in [key for key in self._opened if key[0] == file.path]:
+                self._opened.pop(key).close()
 
     def keep(self, name: str, data: bytes | memoryview) -> str:
         """Write an uploaded snapshot into the folder and return its name there.
 
-        No file is replaced: a second one of a name gets a number. Raises ValueError for a name or
-        size that is not a snapshot's, and OSError.
+        A name in use gets a number. Raises ValueError for an invalid name or size, and OSError.
         """
         stem, _, ending = upload_name(name).rpartition(".")
         with self._lock:
@@ -122,11 +102,11 @@ class SnapshotLibrary:
             return free
 
     def close(self) -> None:
-        """End what is being opened."""
+        """End the processes and delete the temporary folder."""
         with self._lock:
-            for one in self._kept.values():
-                one.close()
-            self._kept.clear()
+            for task in self._opened.values():
+                task.close()
+            self._opened.clear()
             if self._spare is not None:
                 self._spare.cleanup()
                 self._spare = None
@@ -169,6 +149,5 @@ def too_large(size: int, kept: int) -> str | None:
 
 
 def _is_listed(name: str) -> bool:
-    """Say whether a file of this name is offered; control characters and broken text are not."""
-    hidden = name.startswith(".")
-    return name.lower().endswith(_ENDINGS) and not hidden and name.isprintable()
+    """Return False for hidden names, other endings and control characters."""
+    return name.lower().endswith(_ENDINGS) and not name.startswith(".") and name.isprintable()

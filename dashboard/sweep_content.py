@@ -1,4 +1,4 @@
-"""What a sweep's file contains, checked: it may come from another machine or be half a sweep."""
+"""The checked content of sweep.json, which may come from another machine or be incomplete."""
 
 from __future__ import annotations
 
@@ -12,18 +12,12 @@ from msgspec import Meta, Struct, field
 
 from stepscope.common.formatting import printable
 
-LONGEST_TEXT = 400  # Characters of one text that are shown.
-DRIFT_P = 0.05  # Below it the lab says that the machine drifted.
+MAX_TEXT_LENGTH = 400
+DRIFT_P = 0.05  # p-value below which the machine counts as drifted.
 
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 Time = Annotated[float, Meta(ge=0, lt=253_402_300_800)]
 """Epoch seconds up to the year 9999: a later time cannot be written as a date."""
-
-
-class Text(str):
-    """Text that can be shown."""
-
-    __slots__ = ()
 
 
 class SweepStatus(StrEnum):
@@ -42,7 +36,7 @@ class SweepStatus(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What a sweep says of a setting; `measuring` only while it runs."""
+    """Verdicts on a setting; `measuring` only while the sweep runs."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -54,124 +48,130 @@ class Verdict(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Verdict | None:
-        """Return `undecided` for a word of a later version."""
+        """Return `undecided` for a verdict of a later version."""
         return cls.UNDECIDED if isinstance(value, str) else None
 
 
 class _Part(Struct, frozen=True, kw_only=True):
-    """A part of the file; a number that is not finite becomes None."""
+    """A part of the file: numbers that are not finite become None, text becomes printable."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if isinstance(value, float) and not math.isfinite(value):
-                msgspec.structs.force_setattr(self, name, None)
+            msgspec.structs.force_setattr(self, name, _clean(getattr(self, name)))
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_clean, value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return printable(value)[:MAX_TEXT_LENGTH] if type(value) is str else value
 
 
 class Loss(_Part, frozen=True, kw_only=True):
-    """The loss of an arm after equal steps, against the baseline's."""
+    """The loss of a variant after equal steps, relative to the baseline's."""
 
-    verdict: Text | None = None
-    text: Text | None = None
+    verdict: str | None = None
+    text: str | None = None
 
 
 class Arm(_Part, frozen=True, kw_only=True):
-    """One setting, or the baseline: its verdict and the medians of what was measured.
+    """One setting, or the baseline: its verdict and the medians of its measurements.
 
-    Effects are relative differences of the throughput from the baseline's (0.12: 12 % faster).
+    Effects are relative differences of the throughput from the baseline's (0.12: 12% faster).
     """
 
-    name: Text = Text("?")
-    label: Text = Text("?")
+    name: str = "?"
+    label: str = "?"
     verdict: Verdict | None = Verdict.MEASURING  # None: the baseline
     effect: float | None = None
     low: float | None = None
     high: float | None = None
     resolution: float | None = None
     rounds: Count = 0
-    reason: Text | None = None
-    text: Text | None = None
+    reason: str | None = None
+    text: str | None = None
     medians: dict[str, float | None] = field(name="metrics", default_factory=dict)
     loss: Loss = Loss()
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What was measured, without what is missing or not finite."""
+        """The finite medians by metric."""
         found = self.medians.items()
         return {key: v for key, v in found if v is not None and math.isfinite(v)}
 
     @property
     def loss_not_shown_equal(self) -> bool:
-        """True where the loss is neither worse nor shown equal or better."""
+        """True if the loss is neither worse nor shown equal or better."""
         return self.loss.verdict == "not_shown_equal"
 
     @property
     def loss_is_worse(self) -> bool:
-        """True where it reached a larger loss after equal steps, or one that is no number."""
+        """True if the loss after equal steps is larger than the baseline's, or NaN."""
         return self.loss.verdict == "worse"
 
 
 class Best(Arm, frozen=True, kw_only=True):
-    """The best combination: the arms in it, the settings to take, its confirmed effect."""
+    """The best combination: its variants, the settings to apply, the confirmed effect."""
 
-    name: Text = Text("best")
-    label: Text = Text("Best combination")
-    names: tuple[Text, ...] = field(name="arms", default=())
+    name: str = "best"
+    label: str = "Best combination"
+    names: tuple[str, ...] = field(name="arms", default=())
     changes: dict[str, Any] = field(default_factory=dict)
 
 
 class Progress(_Part, frozen=True, kw_only=True):
-    """How far a sweep is: samples done of all that it may take, seconds left at `updated`."""
+    """Progress: trials done, their maximum, and the seconds left at `updated`."""
 
     done: Count = 0
     total: Count = 0
-    doing: Text | None = None
+    doing: str | None = None
     seconds_left: float | None = None
 
     @property
     def share(self) -> float:
-        """Done of all, 0 to 1."""
+        """The fraction done, 0 to 1."""
         return min(1.0, self.done / self.total) if self.total > 0 else 0.0
 
 
 class RoundSample(_Part, frozen=True, kw_only=True):
-    """What the device did during one sample: clock in MHz, power in W, why it was throttled."""
+    """The device during one trial: clock in MHz, power in W, reason of throttling."""
 
     sm_clock: float | None = None
     power: float | None = None
-    throttle: Text | None = None
+    throttle: str | None = None
 
 
 class Round(_Part, frozen=True, kw_only=True):
-    """The samples of one round by the arm's name; `phase` is what the round was for."""
+    """The trials of one round by the variant's name; `phase` is the purpose of the round."""
 
     number: Count = field(name="round", default=0)
-    phase: Text = Text("measuring")
+    phase: str = "measuring"
     samples: dict[str, RoundSample] = field(default_factory=dict)
 
 
 class Drift(_Part, frozen=True, kw_only=True):
-    """Whether the baseline became faster or slower over the rounds, in words."""
+    """Change of the baseline's speed over the rounds, as a sentence."""
 
-    text: Text
+    text: str
     p: float | None = None
 
     @property
     def found(self) -> bool:
-        """True where chance is no good explanation."""
+        """True if the change is significant."""
         return self.p is not None and self.p < DRIFT_P
 
 
 class Tried(_Part, frozen=True, kw_only=True):
-    """A combination that was tried on the way to the best one."""
+    """A combination that the search for the best one has measured."""
 
-    names: tuple[Text, ...] = field(name="tried", default=())
+    names: tuple[str, ...] = field(name="tried", default=())
     kept: bool = False
-    reason: Text | None = None
+    reason: str | None = None
 
 
 class Plan(_Part, frozen=True, kw_only=True):
-    """What the sweep was asked to measure."""
+    """The plan of the sweep."""
 
     config: dict[str, Any] = field(default_factory=dict)
     arms: list[Any] = field(default_factory=list)
@@ -181,11 +181,11 @@ class Plan(_Part, frozen=True, kw_only=True):
 class SweepContent(_Part, frozen=True, kw_only=True):
     """A sweep at one moment."""
 
-    workload: Text
+    workload: str
     status: SweepStatus
     created: Time
     updated: Time = 0.0
-    reason: Text | None = None
+    reason: str | None = None
     progress: Progress = Progress()
     baseline: Arm
     arms: Annotated[tuple[Arm, ...], Meta(max_length=200)] = ()
@@ -203,11 +203,11 @@ class SweepContent(_Part, frozen=True, kw_only=True):
 
 
 def to_content(sweep: Mapping[str, Any]) -> SweepContent:
-    """Return a checked sweep.json. Raises ValueError where it is none."""
+    """Return the checked content of a sweep.json. Raises ValueError."""
     try:
         given = _present(sweep)
         baseline = {"name": "baseline", **given.get("baseline", {}), "verdict": None}
-        return msgspec.convert({**given, "baseline": baseline}, SweepContent, dec_hook=_text)
+        return msgspec.convert({**given, "baseline": baseline}, SweepContent)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"sweep.json: must be that of a sweep, got {str(error)[:80]!r}. Delete the folder."
@@ -223,9 +223,3 @@ def _present(value: Any) -> Any:
             if part is not None
         }
     return [_present(part) for part in value] if isinstance(value, list) else value
-
-
-def _text(kind: type, value: object) -> Text:
-    if kind is not Text or not isinstance(value, str):
-        raise ValueError("must be text")
-    return Text(printable(value)[:LONGEST_TEXT])

@@ -1,7 +1,7 @@
-"""The sweeps of this server: their list, and the one that runs, as a child process.
+"""The sweeps of this server: their list, and the child process of the one that runs.
 
-The sweep's folder is all that the page and the child share. The child goes on when the browser is
-closed, and is stopped, to be resumed later, when the server ends.
+The page and the child share only the sweep's folder. The child continues when the browser is
+closed; the server stops it at its end, and the sweep can be resumed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 LAB_LOG = "lab.log"
 STOP_TIMEOUT_S = 10.0
-STARTING_S = 60.0  # Age up to which a sweep that another process has just planned may still begin.
+STARTING_S = 60.0  # Age up to which a sweep that another process has planned may still begin.
 MAX_LISTED = 100
 EXAMPLE = "This is a recorded example: read-only."
 _PROJECT = Path(__file__).resolve().parents[1]
@@ -53,7 +53,7 @@ _PROJECT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class StoredSweep:
-    """A sweep at one moment; `look_only` says why this page cannot stop, resume or delete it."""
+    """A sweep at one moment; `look_only` is why this page cannot stop, resume or delete it."""
 
     folder: Path
     json: dict[str, Any]
@@ -67,15 +67,14 @@ class StoredSweep:
 
     @property
     def live(self) -> bool:
-        """True while it may still write."""
+        """True while the sweep may still write."""
         return self.content.status.live
 
 
 class Sweeps:
-    """One a server; every method may be called from any session's thread.
+    """The sweeps of one server. Thread-safe.
 
-    Methods raise SweepError, whose text is a sentence, for what cannot be done, OSError where the
-    system refuses it.
+    Methods raise SweepError, whose text is a sentence, for an impossible action, and OSError.
     """
 
     def __init__(self, runs: Path, examples: Path) -> None:
@@ -108,26 +107,20 @@ class Sweeps:
             raise
 
     def active_id(self, max_age_s: float = 0.0) -> str | None:
-        """Return the sweep that measures on this machine, if any, whoever has started it.
+        """Return the sweep that any process of this machine measures now, if any.
 
-        As of at most `max_age_s` ago: each open tab asks twice a second.
+        The answer is at most `max_age_s` old: each open tab polls twice a second.
         """
         looked, active = self._looked
         if time.monotonic() - looked >= max_age_s:
-            active = self._find_active()
+            host = socket.gethostname()
+            live = (one for one in self.list_sweeps() if one.live)
+            active = next((one.id for one in live if one.json.get("host", host) == host), None)
             self._looked = time.monotonic(), active
         return active
 
-    def _find_active(self) -> str | None:
-        here = (
-            sweep.id
-            for sweep in self.list_sweeps()
-            if sweep.live and sweep.json.get("host", socket.gethostname()) == socket.gethostname()
-        )
-        return next(here, None)
-
     def start(self, plan: SweepPlan) -> str:
-        """Begin a sweep in a folder of its own and return its id."""
+        """Start a sweep in a new folder and return its id."""
         with self._lock:
             self._refuse_second()
             folder = new_sweep_folder(self._runs, str(plan.config.workload))
@@ -136,7 +129,7 @@ class Sweeps:
             return folder.name
 
     def resume(self, sweep_id: str) -> None:
-        """Go on with a sweep that was stopped or whose process was killed."""
+        """Continue a sweep that was stopped or whose process was killed."""
         with self._lock:
             self._refuse_second()
             sweep = self.read(sweep_id)
@@ -146,19 +139,17 @@ class Sweeps:
             self._launch(sweep.folder)
 
     def stop(self, sweep_id: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End a sweep so that it can be resumed; the open round is then measured anew.
+        """End a sweep so that it can be resumed; a resumed sweep repeats the open round.
 
-        Its process is killed if it has not ended in time.
+        Kills its process after `timeout_s`.
         """
         with self._lock:
             if sweep_id == self._child_id and self._child is not None:
                 self._stopped = True
                 _end(self._child, timeout_s)
                 return
-            sweep = self.read(sweep_id)
-            if sweep.look_only is not None:
-                raise SweepError(f"Stop: {sweep.look_only}")
-            # Begun in a terminal, or by a server that was killed.
+            sweep = self._changeable("Stop", sweep_id)
+            # Started in a terminal, or by a server that was killed.
             named, lock = process_of(sweep.json), sweep.folder / LOCK
             process = recorder_of(sweep.json, lock)
             if process is not None:
@@ -169,25 +160,29 @@ class Sweeps:
     def delete(self, sweep_id: str) -> None:
         """Delete the folder of a sweep that no process works on."""
         with self._lock:
-            sweep = self.read(sweep_id)
-            if sweep.look_only is not None:
-                raise SweepError(f"Delete: {sweep.look_only}")
+            sweep = self._changeable("Delete", sweep_id)
             if sweep.live:
                 raise SweepError("Delete: the sweep still runs. Stop it first.")
             if sweep_id == self._child_id and self._child is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._child.wait(STOP_TIMEOUT_S)  # its sweep is over, it is on its way out
-            # What sweep.json says is not enough: a process may work on it without having written.
+                    self._child.wait(STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
+            # sweep.json is not enough: a process may work on the sweep before it writes.
             with only_one(sweep.folder):
                 shutil.rmtree(sweep.folder)
             self._ended.pop(sweep.folder, None)
 
     def close(self, timeout_s: float) -> None:
-        """Stop the sweep that this server has begun; a second call does nothing."""
+        """Stop the sweep that this server started; a second call does nothing."""
         with self._lock:
             child, self._child, self._child_id = self._child, None, None
         if child is not None and child.poll() is None:
             _end(child, timeout_s)
+
+    def _changeable(self, action: str, sweep_id: str) -> StoredSweep:
+        sweep = self.read(sweep_id)
+        if sweep.look_only is not None:
+            raise SweepError(f"{action}: {sweep.look_only}")
+        return sweep
 
     def _refuse_second(self) -> None:
         active = self.active_id()
@@ -195,9 +190,9 @@ class Sweeps:
             raise SweepError(f"Only one sweep at a time: {active} is running. Stop it first.")
 
     def _launch(self, folder: Path) -> None:
-        """Start the process that measures; its group is its own, to be ended as a whole."""
+        """Start the process that measures, in a process group that can be ended as a whole."""
         if self._child is not None:
-            _end(self._child, STOP_TIMEOUT_S)  # its sweep is over, it may still be on its way out
+            _end(self._child, STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
         self._launched_ns = os.stat(folder / SWEEP_JSON).st_mtime_ns
         with open(open_for_append(folder / LAB_LOG), "wb", buffering=0) as output:
             self._child = subprocess.Popen(
@@ -209,7 +204,7 @@ class Sweeps:
                 start_new_session=True,
             )
         self._child_id = folder.name
-        self._ended.pop(folder, None)  # its end may be another one, without a new sweep.json
+        self._ended.pop(folder, None)  # it may end anew without a new sweep.json
         self._stopped = False
 
     def _alive(self, sweep_id: str) -> bool:
@@ -225,63 +220,61 @@ class Sweeps:
         if known is not None and known[0] == modified and not self._alive(folder.name):
             return known[1]
         try:
-            content = read_sweep(folder)
-            checked = to_content(content)
+            json = read_sweep(folder)
+            content = self._current(folder, to_content(json), modified)
         except (ValueError, OverflowError) as error:
             raise SweepError(f"{folder.name}: {error}") from error
-        judged = self._judged(folder, checked, modified)
-        sweep = StoredSweep(folder, content, judged, self._look_only(folder, content))
+        sweep = StoredSweep(folder, json, content, self._look_only(folder, json))
         if not sweep.live:
             self._ended[folder] = (modified, sweep)
         return sweep
 
-    def _judged(self, folder: Path, content: SweepContent, modified_ns: int) -> SweepContent:
-        """Return the content as of now: a resumed child has not written yet, or one has ended
-        without a word."""
+    def _current(self, folder: Path, content: SweepContent, modified_ns: int) -> SweepContent:
+        """Return the content with the present status.
+
+        A resumed child has not written yet; a killed one could not write its end.
+        """
         if self._alive(folder.name):
             if content.status.live or modified_ns != self._launched_ns:
                 return content
             return replace(content, status=SweepStatus.PENDING, reason=None)
         silent = folder.name == self._child_id and modified_ns == self._launched_ns
-        age = abs(time.time() - content.created)  # a time to come is no reason to wait for it
+        age = abs(time.time() - content.created)  # of a future time too
         never_begun = content.status is SweepStatus.PENDING and age > STARTING_S
         if silent or never_begun:
-            reason = "Stopped before it began." if self._stopped else _last_words(folder)
+            reason = "Stopped before it began." if self._stopped else _exit_reason(folder)
             return replace(content, status=SweepStatus.STOPPED, reason=reason)
         return content
 
     def _look_only(self, folder: Path, content: dict[str, Any]) -> str | None:
         if folder.is_relative_to(self._examples):
             return EXAMPLE
-        host, user = content.get("host", socket.gethostname()), content.get("user", user_name())
-        if host != socket.gethostname():
-            return f"This sweep belongs to the host {str(host)[:60]}: read-only."
-        if user != user_name():
-            return f"This sweep belongs to the user {str(user)[:60]}: read-only."
+        for name, here in (("host", socket.gethostname()), ("user", user_name())):
+            if content.get(name, here) != here:
+                owner = str(content[name])[:60]
+                return f"This sweep belongs to the {name} {owner}: read-only."
         if not is_own_folder(folder):
             return "The folder of this sweep belongs to another user: read-only."
         return None
 
 
 def not_resumable(status: SweepStatus) -> str | None:
-    """Say why a sweep of this status cannot be resumed; None where it can."""
+    """Return why a sweep of this status cannot be resumed; None if it can."""
     if status is SweepStatus.FINISHED:
         return "the sweep has finished."
-    if status.live:
-        return "the sweep is running."
-    return None
+    return "the sweep is running." if status.live else None
 
 
-def _last_words(folder: Path) -> str:
-    """Say that a sweep's process has ended before it wrote anything, and what it printed last."""
-    said = (tail(folder / LAB_LOG) or "").strip().splitlines()
-    return f"The process exited before measuring: {said[-1][:200] if said else 'it said nothing'}"
+def _exit_reason(folder: Path) -> str:
+    """Return that the process of a sweep exited early, with the last line of its output."""
+    lines = (tail(folder / LAB_LOG) or "").strip().splitlines()
+    return f"The process exited before measuring: {lines[-1][:200] if lines else 'no output'}"
 
 
 def _end(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> None:
-    """Ask a process to end with SIGTERM; kill it if it has not ended in time.
+    """Send SIGTERM to a process, and SIGKILL after `timeout_s`.
 
-    Its sample is in a session of its own, and ends when it loses the sweep.
+    Its trial has its own session, and ends when its sweep is gone.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
@@ -291,7 +284,7 @@ def _end(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) ->
                 process.send_signal(number)
             process.wait(timeout_s)
         except (psutil.NoSuchProcess, ProcessLookupError):
-            return  # it has just ended
+            return
         except (psutil.TimeoutExpired, subprocess.TimeoutExpired):
             log.warning("the sweep did not end within %.1f s of %s", timeout_s, number.name)
         else:

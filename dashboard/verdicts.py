@@ -1,8 +1,8 @@
-"""The verdict that the page shows of a run: worked out every few seconds, and slow to change.
+"""The bottleneck diagnosis that the page shows, stable between two polls.
 
-All tabs poll twice a second, and each poll takes time from a training thread in this process. So a
-verdict is made at most every EVERY_S seconds for all of them together, in 2 ms. One that is shown
-stays for HOLD_S, and another takes its place only when it was found twice in a row.
+All tabs poll twice a second, and each poll takes time from a training thread in this process. A
+diagnosis takes 2 ms, so it is made at most every EVERY_S for all tabs together. A shown one stays
+for HOLD_S, and another replaces it only when found twice in a row.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from stepscope.store.reader import EVERY
 
 EVERY_S = 3.0
 HOLD_S = 10.0
-KEPT = 64  # Runs whose verdict is kept.
+KEPT = 64  # Runs whose diagnosis is kept.
 
 
 @dataclass(slots=True)
 class DisplayedDiagnosis:
-    """What is shown of a run, and what was found last; times on a monotonic clock."""
+    """The shown diagnosis of a run and the kind found last; times on a monotonic clock."""
 
     looked: float
     verdict: BottleneckDiagnosis | None = None
-    since: float = 0.0  # When its kind was first shown.
-    written: float = 0.0  # When its text was.
+    since: float = 0.0  # Time at which its kind was first shown.
+    written: float = 0.0  # Time at which its text was.
     found: BottleneckKind | None = None
     is_new: bool = True
     is_final: bool = False
 
     def settle(self, found: BottleneckDiagnosis, now: float) -> None:
-        """Take what was found: at once where nothing was known of the run before."""
-        told = found if found.kind.names_a_cause else None
-        kind = told.kind if told is not None else None
+        """Update with a new finding: at once for a run that had none before."""
+        cause = found if found.kind.names_a_cause else None
+        kind = cause.kind if cause is not None else None
         shown = self.verdict.kind if self.verdict is not None else None
         if kind == shown:
             if now - self.written >= HOLD_S:
-                self.verdict, self.written = told, now
+                self.verdict, self.written = cause, now
         elif self.is_new or (kind == self.found and (shown is None or now - self.since >= HOLD_S)):
-            self.verdict, self.since, self.written = told, now, now
+            self.verdict, self.since, self.written = cause, now, now
         self.found, self.is_new = kind, False
 
 
 class Verdicts:
-    """One a server; `of` may be called from any thread."""
+    """The diagnoses of a server's runs. Thread-safe."""
 
     def __init__(
         self, stragglers: RunLook[StragglerVerdict], clock: Callable[[], float] = time.monotonic
@@ -73,9 +73,9 @@ class Verdicts:
     def of(
         self, reader: StoreReader, run: RunInfo, allowed: IsSettingAllowed
     ) -> BottleneckDiagnosis | None:
-        """Return the verdict to show; None where there is nothing to say. Raises StoreError.
+        """Return the diagnosis to show, if any. Raises StoreError.
 
-        `allowed(field, value)` says which settings are possible on this machine.
+        `allowed(field, value)` is True for settings that this machine supports.
         """
         if run.run_json.get("kind") == RunKind.RECORD:
             return None
@@ -92,46 +92,41 @@ class Verdicts:
             or verdict(figures, setup_of(run.run_json, figures.step_time), allowed)
         )
         with self._lock:
-            if not live:  # what is found last stays
+            if not live:  # the last finding stays
                 shown.verdict, shown.is_new, shown.is_final = None, True, True
             shown.settle(found, now)
             return shown.verdict
 
 
 def _straggler(found: StragglerVerdict | None) -> BottleneckDiagnosis | None:
-    """Return a rank that holds the others up as the verdict of the run: it comes first."""
+    """Return a straggler as the diagnosis of the run: it outranks any other."""
     if found is None or found.next is None:
         return None
+    step = Recommendation(text=found.next)
     return BottleneckDiagnosis(
-        kind=BottleneckKind.STRAGGLER,
-        text=found.text,
-        share=found.share,
-        next=Recommendation(text=found.next),
+        kind=BottleneckKind.STRAGGLER, text=found.text, share=found.share, next=step
     )
 
 
 def _broken_loss(reader: StoreReader) -> BottleneckDiagnosis | None:
-    """Return the verdict of a run whose loss became NaN or infinite and that ended otherwise."""
-    broken = [event for event in reader.events(limit=EVERY) if event.kind == "nan"]
-    if not broken:
+    """Return the diagnosis of a run that did not fail, but whose loss became NaN or infinite."""
+    broken = next((event for event in reader.events(limit=EVERY) if event.kind == "nan"), None)
+    if broken is None:
         return None
-    return BottleneckDiagnosis(
-        kind=BottleneckKind.NOT_FINITE,
-        text=f"{broken[0].text.rstrip('.')}.",
-        share=0.0,
-        next=Recommendation(text="Try a lower learning rate, or clip the gradients."),
-    )
+    step = Recommendation(text="Try a lower learning rate, or clip the gradients.")
+    text = f"{broken.text.rstrip('.')}."
+    return BottleneckDiagnosis(kind=BottleneckKind.NOT_FINITE, text=text, share=0.0, next=step)
 
 
 def hang_verdict(hang: Hang | None) -> dict[str, Any] | None:
-    """Return why a job makes no step, as `as_json` does; None without a hang."""
+    """Return the diagnosis line of a hang, as `as_json` does; None without a hang."""
     return None if hang is None else {"kind": "hang", "text": hang.text, "words": hang.next}
 
 
 def as_json(found: BottleneckDiagnosis | None, places: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return what the browser draws: a sentence, and a suggestion as text or as a setting.
+    """Return the diagnosis line: a sentence, and a suggestion as text or as a setting.
 
-    `places` has the sidebar's group of each setting.
+    `places` maps each setting to its group in the sidebar.
     """
     if found is None or found.next is None:
         return None
@@ -139,6 +134,6 @@ def as_json(found: BottleneckDiagnosis | None, places: Mapping[str, str]) -> dic
     drawn: dict[str, Any] = {"kind": found.kind.value, "text": found.text}
     if step.name is None:
         return drawn | {"words": step.text}
-    said = setting_text(step.name, step.value)
-    setting = {"field": step.name, "value": step.value, "text": said}
+    text = setting_text(step.name, step.value)
+    setting = {"field": step.name, "value": step.value, "text": text}
     return drawn | {"setting": setting | {"place": places.get(step.name)}}

@@ -1,4 +1,4 @@
-"""The buttons: what each does and, for a given run, when it cannot; pure."""
+"""The buttons of a run: their labels and, for a given run, why they are disabled; pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One button; `script_help` is for a run whose loop is not ours.
+    """One button; `script_help` is its help for runs that are not built-in.
 
-    `memory`: it stands beside the memory chart, where its effect shows. `waiting` is said until the
-    answer comes, where that takes more than the end of a step.
+    `memory`: its place is next to the memory chart. `waiting` is shown until the answer comes, if
+    that takes longer than a step.
     """
 
     name: CommandName
@@ -63,10 +63,8 @@ ACTIONS = (
     Action(
         CommandName.COLLECT_GARBAGE,
         "Collect garbage",
-        (
-            "gc.collect(): free Python objects, tensors included, that only reference cycles keep "
-            "alive."
-        ),
+        "gc.collect(): free Python objects, including tensors, that are alive only through "
+        "reference cycles.",
         memory=True,
     ),
     Action(
@@ -79,7 +77,7 @@ ACTIONS = (
     ),
     Action(
         CommandName.PROFILE,
-        "Profile",
+        "Profile…",  # not the label of the tab
         "Record the next steps with the PyTorch profiler: operators, stacks and a Perfetto "
         "trace. Profiled steps are slower (1.25× to 2.3× on the CPUs measured), and training "
         "pauses briefly at the end.",
@@ -91,16 +89,23 @@ ACTIONS = (
         "Save model, optimizer, scheduler and RNG state to step-N.pt.",
     ),
 )
-END_NOW = "end_now"
-"""No command of a run, but an act of the server: for a job that does not hear one any more."""
-END_NOW_S = 10.0
-"""Age of a Stop, or of a job's last sign of life, from which Force stop is offered."""
+END_NOW = "end_now"  # Not a command of a run: the server ends a distributed run that does not stop.
+END_NOW_S = 10.0  # Age of a Stop, or of the last heartbeat, from which Force stop is offered.
+FORCE_STOP = {
+    "name": END_NOW,
+    "label": "Force stop",
+    "help": "Kill all ranks on this host: SIGTERM, then SIGKILL after 5 s. Recorded data "
+    "is kept; unsaved training state is lost.",
+    "memory": False,
+    "waiting": "the ranks are being ended…",
+    "when": {status.value: None for status in RunStatus if status.live},
+}
 CAN_WAIT = {CommandName.STOP, CommandName.MARK}
-"""What a script may be asked before its first step: it is done then, or when patience is over."""
+"""Commands that a script accepts before its first step: it executes them then."""
 
 
 def supported_commands(run: RunInfo) -> frozenset[str]:
-    """Return the commands that the run answers."""
+    """Return the commands that the run supports."""
     listed = run.run_json.get("commands")
     if isinstance(listed, list):
         return frozenset(name for name in listed if isinstance(name, str))
@@ -115,34 +120,34 @@ def start_refusal(busy: str | None, problems: Sequence[ConfigIssue]) -> str | No
 
 
 def buttons(run: RunInfo | None) -> list[Json]:
-    """Return the buttons that the run can have, none for a run that is over or of others.
+    """Return the buttons of a live run of this user; none for any other run.
 
-    `when` tells for each status in which a button is drawn why it cannot be pressed then; None
-    where it can. So a button follows the status that the browser polls.
+    `when` maps each status in which a button is drawn to its disabled reason or None, so that
+    buttons follow the status that the browser polls.
     """
     if run is None or not run.status.live or read_only_reason(run) is not None:
         return []
-    ours = run_kind(run) is RunKind.TRAINER
+    kind = run_kind(run)
     return [
         {
             "name": action.name.value,
             "label": action.label,
-            "help": action.help if ours else action.script_help or action.help,
+            "help": (kind is not RunKind.TRAINER and action.script_help) or action.help,
             "memory": action.memory,
             "waiting": action.waiting,
             "when": {
-                status.value: _not_in(status, action.name, run_kind(run))
+                status.value: _not_in(status, action.name, kind)
                 for status in RunStatus
                 if status.live and _drawn_in(status, action.name)
             },
         }
         for action in ACTIONS
         if action.name in supported_commands(run)
-    ] + ([_end_now()] if can_end_now(run) else [])
+    ] + ([FORCE_STOP] if can_end_now(run) else [])
 
 
 def can_end_now(run: RunInfo) -> bool:
-    """Say whether a job is to be ended by force: it does not stop, or gives no sign of life."""
+    """Return True for a distributed run that does not stop or has no recent heartbeat."""
     if not run.status.live or read_only_reason(run) is not None:
         return False
     asked = run.run_json.get("stop_asked")
@@ -151,20 +156,8 @@ def can_end_now(run: RunInfo) -> bool:
     return several and (late or run.heartbeat_age_s > END_NOW_S)
 
 
-def _end_now() -> Json:
-    return {
-        "name": END_NOW,
-        "label": "Force stop",
-        "help": "Kill all ranks on this host: SIGTERM, then SIGKILL after 5 s. Recorded data "
-        "is kept; unsaved training state is lost.",
-        "memory": False,
-        "waiting": "the ranks are being ended…",
-        "when": {status.value: None for status in RunStatus if status.live},
-    }
-
-
 def refusal(name: CommandName, run: RunInfo) -> str | None:
-    """Say in a sentence why the run cannot be asked this now; None where it can."""
+    """Return why the run cannot execute a command now, as a sentence; None if it can."""
     foreign = read_only_reason(run)
     if foreign is not None:
         return foreign
@@ -176,16 +169,15 @@ def refusal(name: CommandName, run: RunInfo) -> str | None:
 
 
 def _drawn_in(status: RunStatus, name: CommandName) -> bool:
-    """Pause and Resume share one place."""
-    paused = status is RunStatus.PAUSED
-    return not (name is CommandName.PAUSE and paused) and (name is not CommandName.RESUME or paused)
+    """Return False for Pause or Resume, of which only one is drawn."""
+    hidden = CommandName.PAUSE if status is RunStatus.PAUSED else CommandName.RESUME
+    return name is not hidden
 
 
 def _not_in(status: RunStatus, name: CommandName, kind: RunKind) -> str | None:
     if status is RunStatus.PENDING:
-        if name in CAN_WAIT and kind is not RunKind.TRAINER:
-            return None
-        return "the first step has not finished yet."
+        waits = name in CAN_WAIT and kind is not RunKind.TRAINER
+        return None if waits else "the first step has not finished yet."
     if name is CommandName.PAUSE and status is RunStatus.PAUSED:
         return "the run is already paused."
     if name is CommandName.RESUME and status is not RunStatus.PAUSED:

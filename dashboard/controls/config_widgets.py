@@ -1,7 +1,7 @@
-"""One field of RunConfig as a widget: its bounds, its help, and why it cannot have a value.
+"""Widgets of single RunConfig fields: label, help, range, and why a value is unsupported.
 
-Values live in `st.session_state` under `config_<field>`. `trainer.config_validation` decides what
-can be chosen; the tooltip of a disabled widget gives its reason.
+Values live in `st.session_state` under `config_<field>`. `trainer.config_validation` decides which
+values are possible; the tooltip of a disabled widget has the reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.format import named_reason
+from dashboard.format import named_reason, note, pick
 from trainer.config import FIELDS, LIMITS, ConfigError, ConfigIssue, RunConfig
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.techniques import BY_FIELD
@@ -23,6 +23,64 @@ LEAST_USE: dict[str, Any] = {
     "max_grad_norm": 1.0,
 }
 """The smallest value that turns on a number whose default is off."""
+TEXTS: dict[str, tuple[str, str]] = {
+    "batch_size": ("Batch size", "Samples per forward pass, on each rank."),
+    "learning_rate": ("Learning rate", "The optimizer's initial learning rate."),
+    "epochs": ("Epochs", "Passes over the training data."),
+    "optimizer": ("Optimizer", "SGD uses momentum 0.9."),
+    "lr_scheduler": (
+        "LR scheduler",
+        "Cosine decays to 0 over the run; plateau halves the rate when validation stalls.",
+    ),
+    "lr_warmup_steps": (
+        "LR warm-up steps",
+        "Optimizer steps in which the learning rate rises linearly to its value; 0 is off.",
+    ),
+    "max_steps": (
+        "Max steps",
+        "Stop after this many optimizer steps even if epochs remain; 0 trains all epochs.",
+    ),
+    "seed": ("Seed", "On a CPU, the same seed reproduces the losses bit for bit."),
+    "resume_from": (
+        "Resume from",
+        "A checkpoint of an earlier run with the same workload. Restores weights, optimizer, "
+        "scheduler and RNG state and continues the epoch count; a changed learning rate applies "
+        "from here on.",
+    ),
+    "nan_policy": ("On NaN loss", "What to do when the training loss is NaN or infinite."),
+    "runner": (
+        "Run in",
+        "A separate process starts more slowly, but the dashboard cannot slow it down.",
+    ),
+    "num_threads": ("CPU threads", "Threads per CPU operation; 0 uses half the cores."),
+    "num_layers": ("Layers", "Transformer blocks; memory and time grow with them."),
+    "width": ("Width", "Embedding size; memory grows with it."),
+    "context_length": ("Context", "Characters the model sees at once; memory grows with it."),
+    "dataset": (
+        "Data",
+        "Datasets in the data folder: CSV files with path,label, or one folder per class. Set "
+        "STEPSCOPE_DATA before starting the server to choose another folder.",
+    ),
+    "image_size": ("Image size", "Pixels per side; memory grows with its square."),
+    "num_classes": ("Classes", "Number of synthetic classes."),
+    "dropout": ("Dropout", "Share of activations zeroed during training; 0 is off."),
+    "tie_embeddings": (
+        "Tie embeddings",
+        "The output layer shares the embedding weights. Fewer parameters; may learn better or "
+        "worse.",
+    ),
+    "horizontal_flip": (
+        "Random flip",
+        "Mirrors half of the training images. Turn it off where left and right matter, as in "
+        "digits or text.",
+    ),
+    "skip_unreadable": (
+        "Skip unreadable images",
+        "Counts unreadable rows and images and skips them; otherwise the first one ends the run.",
+    ),
+} | {name: (technique.label, technique.help) for name, technique in BY_FIELD.items()}
+"""Label and help of each field."""
+DEFAULTS = RunConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +91,19 @@ class SidebarState:
     devices: Sequence[TrainDevice]
 
     def refusal(self, field: str, value: Any) -> ConfigIssue | None:
-        """Return why `field` could not be `value` with the rest as it is."""
+        """Return why `field` could not have `value` with the other settings unchanged."""
         return choice_problem(field, value, self.config, self.devices)
 
 
-def number(
-    name: str, label: str, text: str, *, refused: ConfigIssue | None = None, off: bool = True
-) -> None:
-    """Draw a number. `refused` is why it cannot be used, which disables it while it is `off`.
+def number(name: str, *, refused: ConfigIssue | None = None, off: bool = True) -> None:
+    """Draw a number, disabled while it is `refused` and `off`.
 
-    A number outside the field's limits is kept and shown with its range: `min_value` of Streamlit's
+    A value outside the field's limits is kept and shown with its range: `min_value` of Streamlit's
     widget would ignore it without a message.
     """
+    label, text = TEXTS[name]
     low, high = LIMITS[name]
-    whole = isinstance(getattr(RunConfig(), name), int)
+    whole = isinstance(getattr(DEFAULTS, name), int)
     small = name == "learning_rate"
     disabled = refused is not None and off
     value = st.number_input(
@@ -65,30 +122,19 @@ def number(
 
 def select(
     name: str,
-    label: str,
     options: Mapping[Any, str],
-    text: str,
     on_change: Callable[[], None] | None = None,
+    reasons: Sequence[str] = (),
 ) -> None:
-    """Draw a choice of one of these values, each with its label."""
-    st.selectbox(
-        label,
-        list(options),
-        format_func=options.__getitem__,
-        key=f"config_{name}",
-        help=text,
-        on_change=on_change,
-    )
-
-
-def caption(icon: str, text: str) -> None:
-    """Draw a sentence in small print with a Material icon."""
-    st.caption(f":material/{icon}: {text}")
+    """Draw a choice of values, each with its label; `reasons` follow the help."""
+    label, text = TEXTS[name]
+    about = "\n".join([text, "", *reasons]) if reasons else text
+    pick(label, options, f"config_{name}", about, on_change=on_change)
 
 
 def problem_caption(problem: ConfigIssue) -> None:
-    """Draw why a setting cannot be used, and what to do about it."""
-    caption("block", f"{problem.reason}. {problem.remedy}.")
+    """Draw why a setting is unsupported, and the fix."""
+    note("block", f"{problem.reason}. {problem.remedy}.")
 
 
 def _disabled_help(text: str, problem: ConfigIssue | None) -> str:
@@ -98,24 +144,23 @@ def _disabled_help(text: str, problem: ConfigIssue | None) -> str:
 def switch(name: str, choice: SidebarState) -> None:
     """Draw a technique that is on or off, disabled if it cannot be changed.
 
-    A setting that cannot be used but is on stays enabled, so that it can be turned off.
+    An unsupported technique that is on stays enabled, so that it can be turned off.
     """
-    about = BY_FIELD[name]
+    label, text = TEXTS[name]
     value = bool(getattr(choice.config, name))
     wrong, refused = choice.refusal(name, value), choice.refusal(name, not value)
     fixed = refused if wrong is None else None
-    help_text = _disabled_help(about.help, fixed)
-    st.toggle(about.label, key=f"config_{name}", help=help_text, disabled=fixed is not None)
+    help_text = _disabled_help(text, fixed)
+    st.toggle(label, key=f"config_{name}", help=help_text, disabled=fixed is not None)
     if wrong is not None:
         problem_caption(wrong)
 
 
 def switch_number(name: str, choice: SidebarState) -> None:
-    """Draw a technique that has an amount, disabled if it cannot be used."""
-    about = BY_FIELD[name]
-    off, value = getattr(RunConfig(), name), getattr(choice.config, name)
+    """Draw a number that can be off, disabled if it is unsupported."""
+    off, value = getattr(DEFAULTS, name), getattr(choice.config, name)
     refused = choice.refusal(name, value if value != off else LEAST_USE.get(name, off + 1))
-    number(name, about.label, about.help, refused=refused, off=value == off)
+    number(name, refused=refused, off=value == off)
 
 
 def switch_select(
@@ -124,29 +169,26 @@ def switch_select(
     choice: SidebarState,
     on_change: Callable[[], None] | None = None,
 ) -> None:
-    """Draw a technique of several kinds, without those that cannot be used on this device.
+    """Draw a choice of values without the unsupported ones.
 
     Streamlit cannot disable one option of a list: one line names the missing ones, and the tooltip
-    gives the reasons.
+    has the reasons.
     """
-    about = BY_FIELD[name]
-    refused = {kind: choice.refusal(name, kind) for kind in options}
     value = getattr(choice.config, name)
-    possible = {k: label for k, label in options.items() if refused[k] is None or k == value}
-    reasons = [
-        f"- {named_reason(options[kind], problem.reason)}."
-        for kind, problem in refused.items()
-        if problem is not None and kind != value
-    ]
-    text = "\n".join([about.help, "", *reasons]) if reasons else about.help
-    select(name, about.label, possible, text, on_change)
-    chosen = refused.get(value)
+    refused = {
+        kind: problem
+        for kind in options
+        if (problem := choice.refusal(name, kind)) is not None and kind != value
+    }
+    reasons = [f"- {named_reason(options[kind], one.reason)}." for kind, one in refused.items()]
+    possible = {kind: label for kind, label in options.items() if kind not in refused}
+    select(name, possible, on_change, reasons)
+    chosen = choice.refusal(name, value)
     if chosen is not None:
         problem_caption(chosen)
-    missing = [options[kind] for kind in options if kind not in possible]
-    if missing:
+    if refused:
         device = "CPU" if choice.config.device == "cpu" else "this device"
-        st.caption(f"Not available on {device}: {', '.join(missing)}.")
+        st.caption(f"Not available on {device}: {', '.join(map(options.__getitem__, refused))}.")
 
 
 NOT_PROPOSED = ("workload", "device", "resume_from", "runner")
@@ -155,21 +197,21 @@ NOT_PROPOSED = ("workload", "device", "resume_from", "runner")
 def is_possible(
     name: str, value: Any, config: Mapping[str, Any], devices: Sequence[TrainDevice]
 ) -> bool:
-    """Say whether a run of this configuration could have a setting on these devices."""
+    """Return True if a run of this configuration could have a setting on these devices."""
     try:
         current = RunConfig.from_dict(config)
-    except ConfigError:  # of another version, or not ours
+    except ConfigError:  # settings of another version
         return False
     return choice_problem(name, value, current, devices) is None
 
 
 def take_proposal(wanted: Any) -> None:
-    """Put a setting that the browser names into the sidebar; all other settings stay.
+    """Put one suggested setting into the sidebar, before the sidebar is drawn.
 
-    Call it before the sidebar is drawn. Raises ValueError for an unknown field or value.
+    Raises ValueError for an unknown field or value.
     """
     name = wanted.get("field") if isinstance(wanted, dict) else None
     if name not in FIELDS or name in NOT_PROPOSED:
         raise ValueError(f"field: unknown setting {str(name)[:40]!r}. Reload the page.")
-    checked = replace(RunConfig(), **{name: wanted.get("value")})
+    checked = replace(DEFAULTS, **{name: wanted.get("value")})
     st.session_state[f"config_{name}"] = getattr(checked, name)

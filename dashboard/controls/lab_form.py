@@ -1,25 +1,25 @@
-"""What a sweep is to measure: the baseline, the settings to tick, and for how many rounds.
+"""The lab's form: the baseline, the settings to measure, and the number of rounds.
 
-The widgets keep their values for the session, also while other pages are shown; after a reload the
-ticks and what they depend on come back from the address (`lab_url.py`).
+Widgets keep their values for the session, also while other pages are shown. The selection and what
+it depends on are in the page's address, so that a reload restores them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard.controls import lab_url
 from dashboard.controls.lab_labels import BASELINES, GROUPS, arm_help, arm_words, group_of, seconds
 from dashboard.controls.lab_labels import baseline_words as words
 from dashboard.controls.sidebar import SETTINGS, WORKLOADS
 from dashboard.controls.workload_fields import absent, offered
-from dashboard.format import escape_markdown, named_reason
+from dashboard.format import escape_markdown, named_reason, note, pick
 from dashboard.services import Devices, Services
+from stepscope.run.setting_names import EARLIER_WORKLOADS, current_variant
 from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.folder import seconds_per_sample
@@ -28,16 +28,27 @@ from trainer.lab.presets import PLAIN, PRESETS
 from trainer.lab.variants import Variant, all_variants, own_settings
 from trainer.techniques import SWITCHES
 
-_TAKEN = "lab_preset_taken"
+_PRESET_CHANGED = "lab_preset_taken"
+_LINK_READ = "lab_link_taken"
+_LINK_TICKS = "lab_link_ticks"
 _SIDEBARS = "lab_sidebars_workload"
 _KEPT: Any = {"persist_state": "session"}
 _KEPT_FIELDS = ("seed", "num_threads", *(s.field for s in SWITCHES if s.field != "channels_last"))
-"""Settings that another workload leaves as they are; channels_last has a default for each."""
+"""Settings that another workload keeps; channels_last has a default for each."""
+_PARAMS: dict[str, tuple[str, Collection[str]]] = {
+    "on": ("lab_workload", WORKLOADS),
+    "baseline": ("lab_baseline", BASELINES),
+    "preset": ("lab_preset", PRESETS),
+}
+"""Parameters of the address: the widget and the possible values of each."""
+_TICKS = "ticks"
+_BETWEEN = "~"  # Between two ticks: names of variants have commas, plus and equals signs.
+DEFAULTS = {"lab_baseline": "plain", "lab_rounds": 12, "lab_steps": 0, "lab_find_best": True}
 
 
 @dataclass(frozen=True, slots=True)
 class LabForm:
-    """The plan as it is chosen now, why it cannot start or None, and where to draw the button."""
+    """The selected plan, why it cannot start (or None), and the container for the button."""
 
     plan: SweepPlan
     refused: str | None
@@ -45,14 +56,11 @@ class LabForm:
 
 
 def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
-    """Draw the choice and return it; `settings` are the sidebar's."""
+    """Draw the form and return the selection; `settings` are the sidebar's."""
     st.markdown("#### Settings to compare")
-    boxes: dict[str, Collection[str]] = {
-        "on": WORKLOADS.keys(),
-        "baseline": BASELINES.keys(),
-        "preset": PRESETS.keys(),
-    }
-    if lab_url.take_boxes(boxes):
+    for key, value in DEFAULTS.items():
+        st.session_state.setdefault(key, value)
+    if _read_link():
         st.session_state[_SIDEBARS] = settings.workload
     base = _baseline(found.devices, settings)
     preset = _preset()
@@ -62,18 +70,18 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
     about = f"{PRESETS[preset].help} " if preset is not None else ""
     st.caption(f"{about}**Baseline:** {escape_markdown(words(base))}.")
     rounds, steps, find_best = _length()
-    # Filled when the ticks below are known; its height is kept, so that they stay where they are.
+    # Filled below, at a fixed height, so that the checkboxes keep their positions.
     place = st.container(gap="xsmall", key="lab_begin")
     of_preset = {arm.name for arm in preset_arms}
     offers = {arm.name: arm for arm in (*all_variants(base, found.devices), *preset_arms)}
-    if st.session_state.pop(_TAKEN, False):
+    if st.session_state.pop(_PRESET_CHANGED, False):
         for name in offers:
             st.session_state[_box(name)] = name in of_preset
-    for name in lab_url.ticks_of_link():
+    for name in st.session_state.pop(_LINK_TICKS, []):
         if name in offers:
             st.session_state[_box(name)] = True
     chosen = _ticks(list(offers.values()), of_preset, found.devices, own_settings(base))
-    lab_url.keep(arm.name for arm in chosen)
+    _write_link(arm.name for arm in chosen)
     plan = SweepPlan(
         config=base, arms=tuple(chosen), max_rounds=rounds, steps=steps, find_best=find_best
     )
@@ -83,13 +91,41 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
     return LabForm(plan, refused, place)
 
 
+def _read_link() -> bool:
+    """Put the address into the widgets, once per session; return True if it has a workload.
+
+    Unknown values are ignored.
+    """
+    state, params = st.session_state, st.query_params
+    if state.get(_LINK_READ):
+        return False
+    state[_LINK_READ] = True
+    given = {name: params[name] for name in _PARAMS if name in params}
+    if "on" in given:
+        given["on"] = EARLIER_WORKLOADS.get(given["on"], given["on"])
+    valid = {name: value for name, value in given.items() if value in _PARAMS[name][1]}
+    for name, value in valid.items():
+        state[_PARAMS[name][0]] = value
+    state[_LINK_TICKS] = [current_variant(name) for name in params.get(_TICKS, "").split(_BETWEEN)]
+    return "on" in valid
+
+
+def _write_link(ticked: Iterable[str]) -> None:
+    values = {name: str(st.session_state.get(key) or "") for name, (key, _) in _PARAMS.items()}
+    for name, value in (values | {_TICKS: _BETWEEN.join(ticked)}).items():
+        if not value:
+            st.query_params.pop(name, None)
+        elif st.query_params.get(name) != value:
+            st.query_params[name] = value
+
+
 def baseline(
     kind: str, settings: RunConfig, workload: Workload, device: str, devices: Sequence[TrainDevice]
 ) -> RunConfig:
-    """Return the settings to compare with: the sidebar's, or "plain", with every technique off.
+    """Return the baseline: the sidebar's settings, or "plain", with all techniques off.
 
-    A workload that is not the sidebar's brings its own sizes; what it or the device cannot do is
-    switched off.
+    A workload that is not the sidebar's has its own sizes. Techniques that it or the device does
+    not support are off.
     """
     config = settings
     if workload is not settings.workload:
@@ -103,100 +139,63 @@ def baseline(
 
 
 def _baseline(devices: Sequence[TrainDevice], settings: RunConfig) -> RunConfig:
-    names = {device.id: _device_name(device) for device in devices}
-    first = settings.device if settings.device in names else devices[0].id
+    names = _device_names(devices)
     state = st.session_state
-    if state.get(_SIDEBARS) != settings.workload:  # chosen there after the last look
+    state.setdefault("lab_device", settings.device if settings.device in names else devices[0].id)
+    if state.get(_SIDEBARS) != settings.workload:  # changed on the Run page
         state[_SIDEBARS] = state["lab_workload"] = settings.workload
-    workload = st.selectbox(
-        "Workload",
-        offered(state["lab_workload"]),
-        format_func=WORKLOADS.__getitem__,
-        key="lab_workload",
-        help="What every trial trains. A technique may help one workload and hurt another.",
-        **_KEPT,
+    workloads = {one: WORKLOADS[one] for one in offered(state["lab_workload"])}
+    about = "What every trial trains. A technique may help one workload and hurt another."
+    workload = pick("Workload", workloads, "lab_workload", about, **_KEPT)
+    about = "Where the baseline runs. Select other devices below."
+    device = pick("Device", names, "lab_device", about, **_KEPT)
+    about = (
+        "Each setting is measured as a change to the baseline. “All off” disables every technique; "
+        "“Sidebar settings” uses the sidebar of the Run page. Batch size, learning rate and sizes "
+        "come from the sidebar in both, or are the recommended ones if the workload differs."
     )
-    device = st.selectbox(
-        "Device",
-        list(names),
-        format_func=names.__getitem__,
-        key=_first("lab_device", first),
-        help="Where the baseline runs. Select other devices below.",
-        **_KEPT,
-    )
-    kind = st.radio(
-        "Baseline",
-        list(BASELINES),
-        format_func=BASELINES.__getitem__,
-        key=_first("lab_baseline", "plain"),
-        horizontal=True,
-        help="Each setting is measured as a change to the baseline. “All off” disables every "
-        "technique; “Sidebar settings” uses the sidebar of the Run page. Batch size, "
-        "learning rate and sizes come from the sidebar in both, or are the recommended "
-        "ones if the workload differs.",
-        **_KEPT,
-    )
+    label = BASELINES.__getitem__
+    more = {"key": "lab_baseline", "horizontal": True, "help": about, **_KEPT}
+    kind = st.radio("Baseline", list(BASELINES), format_func=label, **more)
     return baseline(kind, settings, workload, device, devices)
 
 
-def _device_name(device: TrainDevice) -> str:
-    return "CPU" if device.cuda_index is None else f"cuda:{device.cuda_index} · {device.name}"
+def _device_names(devices: Sequence[TrainDevice]) -> dict[str, str]:
+    return {
+        one.id: "CPU" if one.cuda_index is None else f"cuda:{one.cuda_index} · {one.name}"
+        for one in devices
+    }
 
 
 def _preset() -> str | None:
-    preset: str | None = st.pills(
-        "Preset",
-        list(PRESETS),
-        format_func=lambda name: PRESETS[name].label,
-        key="lab_preset",
-        on_change=_preset_taken,
-        help="Selects a set of settings and its baseline. You can change the selection; press "
+    more: Any = {
+        "format_func": lambda name: PRESETS[name].label,
+        # Checkboxes are set in the script: a callback has the settings of the run before.
+        "on_change": lambda: st.session_state.update({_PRESET_CHANGED: True}),
+        "help": "Selects a set of settings and its baseline. You can change the selection; press "
         "again to return to your own baseline.",
-        **_KEPT,
-    )
+    }
+    preset: str | None = st.pills("Preset", list(PRESETS), key="lab_preset", **more, **_KEPT)
     return preset
-
-
-def _preset_taken() -> None:
-    # Ticked in the script: here the settings are those of the last time the page was drawn.
-    st.session_state[_TAKEN] = True
 
 
 def _length() -> tuple[int, int, bool]:
     with st.expander("Duration"):
-        rounds = st.number_input(
-            "Max rounds",
-            2,
-            MAX_ROUNDS,
-            key=_first("lab_rounds", 12),
-            help="A round measures every setting once and the baseline once or more, in random "
-            "order. After 5, 8 and 12 rounds the lab judges, and what is decided is measured no "
-            "more.",
-            **_KEPT,
+        about = (
+            "A round measures every undecided setting once and the baseline once or more, in "
+            "random order. Verdicts follow after 5, 8 and 12 rounds."
         )
-        steps = st.number_input(
-            "Steps per trial",
-            0,
-            100_000,
-            key=_first("lab_steps", 0),
-            help="Measured steps per trial, after warm-up; 0 uses as many as the baseline runs "
-            "in two seconds.",
-            **_KEPT,
+        rounds = st.number_input("Max rounds", 2, MAX_ROUNDS, key="lab_rounds", help=about, **_KEPT)
+        about = (
+            "Measured steps per trial, after warm-up; 0 uses as many as the baseline runs in two "
+            "seconds."
         )
-        find_best = st.toggle(
-            "Find the best combination",
-            key=_first("lab_find_best", True),
-            help="Combines the winners one by one and measures the result against the baseline "
-            "again.",
-            **_KEPT,
+        steps = st.number_input("Steps per trial", 0, 100_000, key="lab_steps", help=about, **_KEPT)
+        about = (
+            "Combines the winners one by one and measures the result against the baseline again."
         )
+        find_best = st.toggle("Find the best combination", key="lab_find_best", help=about, **_KEPT)
     return int(rounds), int(steps), bool(find_best)
-
-
-def _first(key: str, value: Any) -> str:
-    """Give a widget the value that it has at first, and return its key."""
-    st.session_state.setdefault(key, value)
-    return key
 
 
 def _box(name: str) -> str:
@@ -204,53 +203,48 @@ def _box(name: str) -> str:
 
 
 def _ticks(
-    offered: list[Variant],
+    offers: list[Variant],
     of_preset: set[str],
     devices: Sequence[TrainDevice],
     own: Mapping[str, str],
 ) -> list[Variant]:
-    """Draw a box for each arm, in the sidebar's groups; return the arms to measure.
+    """Draw a checkbox for each variant, in the sidebar's groups; return the selected ones.
 
-    One of a preset that cannot be is a row of the sweep too, with its reason.
+    An unsupported variant of a preset is a row of the sweep too, with its reason.
     """
     chosen = []
     for group in GROUPS:
-        members = [arm for arm in offered if group_of(arm) == group]
+        members = [arm for arm in offers if group_of(arm) == group]
         if members:
             with st.container(gap="xxsmall"):
                 st.markdown(f"**{group}**")
-                chosen += _group(members, of_preset, devices, own)
+                chosen += _group(members, of_preset, _device_names(devices), own)
     return chosen
 
 
 def _group(
-    members: list[Variant],
-    of_preset: set[str],
-    devices: Sequence[TrainDevice],
-    own: Mapping[str, str],
+    members: list[Variant], of_preset: set[str], devices: Mapping[str, str], own: Mapping[str, str]
 ) -> list[Variant]:
     chosen = []
     refused: dict[tuple[ConfigIssue, bool], list[str]] = {}
-    names = {device.id: _device_name(device) for device in devices}
-    # What can be measured stands first: a reason below is then about the last ones.
+    # Supported variants first: the reasons below are then next to the unsupported ones.
     members = sorted(members, key=lambda arm: arm.problem is not None)
     for row in (members[at : at + 2] for at in range(0, len(members), 2)):
         for column, arm in zip(st.columns(2, gap="xsmall"), row, strict=False):
-            key, label = _box(arm.name), arm_words(arm, names)
-            # One that cannot be is on by a preset only, and can then be taken out of the sweep.
+            key, label = _box(arm.name), arm_words(arm, devices)
+            # Only a preset selects an unsupported variant, which can then be deselected.
             ticked = arm.name in of_preset and st.session_state.get(key, False)
             off = arm.problem is not None and not ticked
             if off:
-                st.session_state[key] = False  # Streamlit keeps the value of a disabled box
+                st.session_state[key] = False  # Streamlit keeps the value of a disabled checkbox
             if arm.problem is not None:
                 refused.setdefault((arm.problem, off), []).append(label)
             if column.checkbox(label, key=key, help=arm_help(arm, own), disabled=off, **_KEPT):
                 chosen.append(arm)
     for (problem, off), labels in refused.items():
-        # What is not ticked need not be taken back.
         remedy = "" if off else f" {problem.remedy}."
         text = f"{named_reason(', '.join(labels), problem.reason)}.{remedy}"
-        st.caption(f":material/block: {escape_markdown(text)}")
+        note("block", escape_markdown(text))
     return chosen
 
 
@@ -281,7 +275,7 @@ def _time_words(server: Services, plan: SweepPlan) -> str:
 
 
 def settings_of_sidebar() -> RunConfig:
-    """Return the sidebar's settings, which the page Live has drawn or a link has set."""
+    """Return the sidebar's settings, which the Run page or a link has set."""
     settings = st.session_state[SETTINGS]
     try:
         return RunConfig(**settings)

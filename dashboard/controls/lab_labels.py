@@ -1,10 +1,13 @@
-"""Words of the lab's choice: groups of settings, the baseline in a line, times as a range; pure."""
+"""Labels of the lab: groups of settings, the baseline, durations, clocks; pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from dashboard.controls import sidebar_groups
+from dashboard.controls.config_widgets import TEXTS
 from dashboard.controls.sidebar import OPTIMIZERS, PRECISIONS, WORKLOADS
 from dashboard.sweep_content import SweepContent
 from stepscope.common.formatting import format_duration
@@ -14,42 +17,29 @@ from trainer.lab.variants import Variant
 from trainer.techniques import BY_FIELD
 
 BASELINES = {"plain": "All off", "sidebar": "Sidebar settings"}
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Precision": ("precision",),
-    "Data loading": (
-        *("pin_memory", "non_blocking", "copy_stream", "dataset_on_device"),
-        *("num_workers", "prefetch_factor", "persistent_workers"),
-    ),
-    "Optimizer": ("gradient_accumulation_steps", "max_grad_norm", "optimizer_impl", "set_to_none"),
-    "Compilation and kernels": (
-        *("compile_mode", "cuda_graphs", "channels_last", "cudnn_benchmark", "deterministic"),
-        "kernel_warmup",
-    ),
-    "Memory": ("activation_checkpointing", "preallocate_memory"),
-    "Device and size": ("device", "batch_size", "num_threads"),
-    "Workload options": (),
+GROUPS = ("Precision", *sidebar_groups.GROUPS, "Device and size", "Workload options")
+"""The sidebar's groups, and two for fields of the sidebar's top."""
+PLACES = {
+    **sidebar_groups.PLACES,
+    "precision": "Precision",
+    **dict.fromkeys(("device", "batch_size", "num_threads"), "Device and size"),
 }
-"""The sidebar's groups, each with its fields; the last one takes every other field."""
 ALL_OFF = "all techniques off (set_to_none is the zero_grad() default)"
-HELP = {
-    "device": "Runs on this device instead. The batch size stays the same, so a small one "
-    "leaves a large GPU idle.",
-    "batch_size": "Samples per batch. A larger batch keeps the device busier and changes what "
-    "each step learns.",
-    "num_threads": "Threads per CPU operation. More threads than cores slow it down.",
-}
+DEVICE_HELP = (
+    "Runs on this device instead. The batch size stays the same, so a small one leaves a large GPU "
+    "idle."
+)
 
 
 def group_of(arm: Variant) -> str:
-    """Return the group that an arm's first setting belongs to."""
-    field = next(iter(arm.changes), "device")
-    return next((group for group, fields in GROUPS.items() if field in fields), "Workload options")
+    """Return the group of a variant's first setting."""
+    return PLACES.get(next(iter(arm.changes), "device"), "Workload options")
 
 
 def arm_words(arm: Variant, devices: Mapping[str, str]) -> str:
-    """Return an arm's short label beside its box; the group and the help say the rest.
+    """Return a variant's short label, which the group and the help complete.
 
-    "bf16 AMP" for a precision, "channels_last" for one switched on, "set_to_none off" for one off.
+    Examples: "bf16 AMP", "channels_last", "set_to_none off".
     """
     if not arm.changes:
         return arm.label
@@ -77,34 +67,30 @@ def _setting(field: str, value: Any) -> str:
 
 
 def arm_help(arm: Variant, own_settings: Mapping[str, str]) -> str:
-    """Return what the technique does, and what an arm changes besides it.
+    """Return the help of a variant's technique, and its other changes.
 
-    `own_settings` has the help of what a workload of the user's own declares.
+    `own_settings` has the help of a custom workload's options.
     """
     field = next(iter(arm.changes), "device")
     if field == "custom_options":
         return own_settings.get(arm.name.removesuffix("=false"), arm.label)
-    text = BY_FIELD[field].help if field in BY_FIELD else HELP.get(field, arm.label)
+    text = DEVICE_HELP if field == "device" else TEXTS.get(field, (arm.label, arm.label))[1]
     others = [f"{name} = {value}" for name, value in arm.changes.items() if name != field]
     return f"{text} Also sets {', '.join(others)}." if others else text
 
 
 def baseline_words(config: RunConfig) -> str:
-    """Return the baseline in a line: what it trains and which techniques it has on."""
-    parts = [
-        WORKLOADS.get(config.workload, str(config.workload)),
-        "CPU" if config.device == "cpu" else "GPU",
-        PRECISIONS.get(config.precision, str(config.precision)),
-        OPTIMIZERS[config.optimizer],
-        f"batch {config.batch_size}",
-    ]
+    """Return the baseline in one line: workload, device and the techniques that are on."""
     values = {name: getattr(config, name) for name in PLAIN if name != "precision"}
     used = [_setting(name, value) for name, value in values.items() if value != PLAIN[name]]
-    return " · ".join([*parts, *(used or [ALL_OFF])])
+    device = "CPU" if config.device == "cpu" else "GPU"
+    kinds = (PRECISIONS[config.precision], OPTIMIZERS[config.optimizer])
+    batch = f"batch {config.batch_size}"
+    return " · ".join([WORKLOADS[config.workload], device, *kinds, batch, *(used or [ALL_OFF])])
 
 
 def seconds(low: float, high: float) -> str:
-    """Return a range of seconds in words.
+    """Return a range of seconds as text.
 
     >>> seconds(40, 50), seconds(100, 400), seconds(300, 310)
     ('about 1 minute', '2 to 7 minutes', 'about 5 minutes')
@@ -117,50 +103,50 @@ def seconds(low: float, high: float) -> str:
     return f"{first} to {last} minutes"
 
 
-def workload_and_device(workload: str, config: Mapping[str, Any]) -> str:
-    """Return what a sweep trains and where, as its title says it."""
-    name = next((label for kind, label in WORKLOADS.items() if kind == workload), workload)
-    return f"{name} on {'CPU' if config.get('device') == 'cpu' else 'GPU'}"
+def workload_and_device(sweep: SweepContent) -> str:
+    """Return the title of a sweep; its workload may be of a later version."""
+    names: dict[str, str] = {**WORKLOADS}
+    device = "CPU" if sweep.config.get("device") == "cpu" else "GPU"
+    return f"{names.get(sweep.workload, sweep.workload)} on {device}"
 
 
 def throttle_words(sweep: SweepContent) -> str | None:
-    """Say in which rounds the device was throttled and why; None where it never was."""
-    found: dict[str, int] = {}
-    for one in sweep.rounds:
-        for reason in {sample.throttle for sample in one.samples.values() if sample.throttle}:
-            found[reason] = found.get(reason, 0) + 1
+    """Return the reasons of throttling with their numbers of rounds; None without any."""
+    found = Counter(
+        reason
+        for one in sweep.rounds
+        for reason in {trial.throttle for trial in one.samples.values() if trial.throttle}
+    )
     if not found:
         return None
     of = f"{len(sweep.rounds)} round{'s' if len(sweep.rounds) > 1 else ''}"
-    said = [f"{reason} in {count} of {of}" for reason, count in sorted(found.items())]
-    return f"The device was throttled: {'; '.join(said)}."
+    parts = [f"{reason} in {count} of {of}" for reason, count in sorted(found.items())]
+    return f"The device was throttled: {'; '.join(parts)}."
 
 
 def clock_rows(sweep: SweepContent) -> list[dict[str, Any]]:
-    """Return a row a round with clocks and power, none where no sample has any.
-
-    Clocks are in MHz, power in W, each the range over the round's samples.
-    """
+    """Return a row per round with its ranges of clock (MHz) and power (W), if recorded."""
     rows = []
     for one in sweep.rounds:
-        samples = one.samples.values()
-        clocks = [sample.sm_clock for sample in samples if sample.sm_clock is not None]
-        power = [sample.power for sample in samples if sample.power is not None]
-        throttled = sorted({sample.throttle for sample in samples if sample.throttle})
-        if clocks or power or throttled:
+        trials = one.samples.values()
+        clock = _range([trial.sm_clock for trial in trials])
+        power = _range([trial.power for trial in trials])
+        throttled = ", ".join(sorted({trial.throttle for trial in trials if trial.throttle}))
+        if clock or power or throttled:
             rows.append(
                 {
                     "Round": f"{one.phase} {one.number}",
-                    "SM clock, MHz": _range(clocks),
-                    "Power, W": _range(power),
-                    "Throttled": ", ".join(throttled) or "no",
+                    "SM clock, MHz": clock or "–",
+                    "Power, W": power or "–",
+                    "Throttled": throttled or "no",
                 }
             )
     return rows
 
 
-def _range(values: list[float]) -> str:
+def _range(readings: list[float | None]) -> str:
+    values = [value for value in readings if value is not None]
     if not values:
-        return "–"
+        return ""
     low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
     return low if low == high else f"{low}–{high}"

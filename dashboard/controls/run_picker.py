@@ -1,4 +1,4 @@
-"""Which run the page shows; `st.session_state[RUN]` is its id."""
+"""The run that the page shows, and its label; `st.session_state[RUN]` is its id."""
 
 from __future__ import annotations
 
@@ -12,22 +12,30 @@ from typing import Any
 import streamlit as st
 
 from dashboard.charts.run_view import run_kind
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, note
 from dashboard.run_index import RunList
 from dashboard.services import Services
 from stepscope.common.formatting import format_duration, printable
 from stepscope.run import RunInfo, RunKind, is_run_id, read_only_reason, restart_expected
 
 RUN = "run"
+WATCHED = "watched_live"  # Session state: the run that this page has shown while it was live.
 _CHOSEN = "run_chosen"
 _ENDED = "run_ended_when_shown"
+KINDS = {
+    RunKind.TRAINER: "built-in",
+    RunKind.WATCH: "watched",
+    RunKind.INIT: "script",
+    RunKind.RECORD: "recording",
+}
+NAME_LENGTH = 60
 
 
 def picked_run(server: Services, listing: RunList) -> str | None:
-    """Return the id of the run to show; None for none.
+    """Return the id of the run to show; None without runs.
 
-    A run that the user or the URL chose stays. Otherwise it is the active run, the newest live one
-    of this machine, or the newest one; the latter gives way to a run that begins.
+    A run chosen by the user or the URL stays. Otherwise it is the active run, the newest live one
+    of this machine, or the newest one; a run that begins replaces the latter.
     """
     state = st.session_state
     if RUN not in state and "run" in st.query_params:
@@ -42,15 +50,14 @@ def picked_run(server: Services, listing: RunList) -> str | None:
 
 
 def choices(picked: str | None, listing: RunList) -> list[tuple[str, str]]:
-    """Return the ids and labels to choose from: live runs first, then the newest."""
+    """Return ids and labels: live runs first, then the newest; an unlisted `picked` before all."""
     names = labels(listing.runs)
-    if picked and picked not in names:
-        names = {picked: picked, **names}  # of an older run, or of one that is not there
-    return list(names.items())
+    unlisted = [(picked, picked)] if picked and picked not in names else []
+    return [*unlisted, *names.items()]
 
 
 def choose(run_id: str | None) -> None:
-    """Show this run from now on, none for None or "": as somebody chose."""
+    """Show this run from now on, as chosen by the user; no run for None or ""."""
     if not run_id or is_run_id(run_id):
         st.session_state[RUN] = run_id or None
         st.session_state[_CHOSEN] = True
@@ -58,16 +65,10 @@ def choose(run_id: str | None) -> None:
 
 def newest_live(runs: Sequence[RunInfo]) -> str | None:
     """Return the newest live run of this machine, those of this user first."""
-    here = [run for run in runs if run.status.live and run.run_json.get("host") == _HOST]
-    here.sort(key=lambda run: (read_only_reason(run) is None, run.created), reverse=True)
-    return here[0].id if here else None
-
-
-_HOST = socket.gethostname()
-
-
-WATCHED = "watched_live"
-"""In the session's state: the run that this page has shown while it was live."""
+    host = socket.gethostname()
+    here = [run for run in runs if run.status.live and run.run_json.get("host") == host]
+    newest = max(here, key=lambda run: (read_only_reason(run) is None, run.created), default=None)
+    return None if newest is None else newest.id
 
 
 def next_attempt(run: RunInfo) -> str | None:
@@ -83,35 +84,27 @@ def next_attempt(run: RunInfo) -> str | None:
 
 
 def attempts(run: RunInfo) -> None:
-    """Say which attempt of a job this is, with a way to the one before and after."""
+    """Draw the number of a distributed run's attempt, and buttons for its neighbors."""
     before, after = _named(run, "restart_of"), _named(run, "restarted_as")
     sentence = restart_sentence(run.run_json)
     if restart_expected(run):
-        st.caption(":material/restart_alt: torchrun is about to restart all ranks.")
+        note("restart_alt", "torchrun is about to restart all ranks.")
     if before is None and after is None:
         return
+    if sentence is None and after is not None:
+        sentence = "torchrun restarted all ranks, in a new run."
     with st.container(horizontal=True, vertical_alignment="center", key="attempts"):
         if sentence is not None:
             st.caption(f":material/restart_alt: {escape_markdown(sentence)}", width="stretch")
-        elif after is not None:
-            st.caption(
-                ":material/restart_alt: torchrun restarted all ranks, in a new run.",
-                width="stretch",
-            )
-        for name, label in ((before, "Previous attempt"), (after, "Next attempt")):
+        for name, label in ((before, "Previous"), (after, "Next")):
             if name is not None:
-                st.button(
-                    label,
-                    key=f"attempt_{label.split()[0].lower()}",
-                    type="tertiary",
-                    on_click=choose,
-                    args=(name,),
-                    help="Each attempt is recorded as its own run.",
-                )
+                about = "Each attempt is recorded as its own run."
+                more: Any = {"type": "tertiary", "help": about, "on_click": choose, "args": (name,)}
+                st.button(f"{label} attempt", key=f"attempt_{label.lower()}", **more)
 
 
 def restart_sentence(run_json: dict[str, Any]) -> str | None:
-    """Return why an attempt began and where it went on; None for a first attempt. Pure."""
+    """Return the cause of a restart and its first step; None for a first attempt. Pure."""
     restart = run_json.get("restart")
     if not isinstance(restart, dict) or type(restart.get("number")) is not int:
         return None
@@ -129,28 +122,18 @@ def _named(run: RunInfo, entry: str) -> str | None:
     return name if isinstance(name, str) and is_run_id(name) else None
 
 
-KINDS = {
-    RunKind.TRAINER: "built-in",
-    RunKind.WATCH: "watched",
-    RunKind.INIT: "script",
-    RunKind.RECORD: "recording",
-}
-NAME_LENGTH = 60
-
-
 def labels(runs: Iterable[RunInfo], now: float | None = None) -> dict[str, str]:
-    """Return each run's label by its id, no two alike: the list knows them apart by it.
+    """Return each run's label by its id, all different.
 
-    "● train.py · watched · running · since 14:02", "digits_cnn · built-in · finished · 20 Nov
-    14:02 · 3 min 05 s", and user@host for a run that is not ours.
+    Examples: "● train.py · watched · running · since 14:02", "digits_cnn · built-in · finished ·
+    20 Nov 14:02 · 3 min 05 s". Runs of others end in user@host.
     """
     now = time.time() if now is None else now
-    made = {run.id: _label(run, now) for run in runs}
-    return distinct(made)
+    return distinct({run.id: _label(run, now) for run in runs})
 
 
 def distinct(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return labels by id with the id added where two are alike."""
+    """Return labels by id, with the id added to equal ones."""
     seen = Counter(labels.values())
     return {
         name: label if seen[label] == 1 else f"{label} · {name}" for name, label in labels.items()
@@ -158,13 +141,11 @@ def distinct(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_name(run: RunInfo) -> str:
-    """Return what a person calls the run: its script with the ending, or the name it was given."""
+    """Return the run's script with its ending, or the name that it was given."""
     name = str(run.run_json.get("name") or run.id)
     script = run.run_json.get("script")
     path = PurePath(str(script.get("path", ""))) if isinstance(script, dict) else PurePath()
-    if path.stem == name:
-        name = path.name
-    return printable(name)[:NAME_LENGTH]
+    return printable(path.name if path.stem == name else name)[:NAME_LENGTH]
 
 
 def _label(run: RunInfo, now: float) -> str:
@@ -179,9 +160,8 @@ def _label(run: RunInfo, now: float) -> str:
     if not live and run.ended is not None:
         parts.append(format_duration(max(0.0, run.ended - run.created)))
     if read_only_reason(run) is not None:
-        parts.append(
-            printable(f"{run.run_json.get('user')}@{run.run_json.get('host')}")[:NAME_LENGTH]
-        )
+        owner = f"{run.run_json.get('user')}@{run.run_json.get('host')}"
+        parts.append(printable(owner)[:NAME_LENGTH])
     return " · ".join(parts)
 
 

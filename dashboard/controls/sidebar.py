@@ -1,8 +1,8 @@
 """The sidebar: device, workload and settings as one checked RunConfig, kept in the URL.
 
-Widget values live in `st.session_state` under `config_<field>`, and all of them together under
-SETTINGS, which stays while another page is shown. A link sets them once, when the session begins;
-from then on the URL follows the widgets.
+Widget values live in `st.session_state` under `config_<field>`, and all of them under SETTINGS,
+which other pages keep. A link sets them once, when the session begins; then the URL follows the
+widgets.
 """
 
 from __future__ import annotations
@@ -14,55 +14,42 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard.controls.config_widgets import (
-    SidebarState,
-    number,
-    problem_caption,
-    select,
-    switch_select,
-)
+from dashboard.controls import config_widgets as widgets
 from dashboard.controls.sidebar_groups import groups
 from dashboard.controls.workload_fields import absent, offered, workload_fields
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, note, pick
 from dashboard.services import Devices
 from stepscope.common.formatting import format_bytes
-from trainer.config import (
-    FIELDS,
-    ConfigError,
-    ConfigIssue,
-    Optimizer,
-    Precision,
-    RunConfig,
-    Runner,
-    Strategy,
-    Workload,
-    defaults,
-)
+from trainer import config as fields
 from trainer.config_validation import TrainDevice, validate
 from trainer.techniques import PARALLEL_SWITCHES, SWITCHES
 
 WORKLOADS = {
-    Workload.LINEAR: "Linear regression (1 → 1)",
-    Workload.DIGITS_MLP: "Digits, MLP (real data)",
-    Workload.DIGITS_CNN: "Digits, small CNN (real data)",
-    Workload.IMAGES: "Your images (small CNN)",
-    Workload.GPT: "Character-level GPT (real text)",
-    Workload.RESNET: "ResNet-18, 224 px (synthetic)",
-    Workload.MATMUL: "Matrix multiplication",
-    Workload.MEMORY_STRESS: "GPU memory stress test",
-    Workload.CUSTOM: "Custom workload",
+    fields.Workload.LINEAR: "Linear regression (1 → 1)",
+    fields.Workload.DIGITS_MLP: "Digits, MLP (real data)",
+    fields.Workload.DIGITS_CNN: "Digits, small CNN (real data)",
+    fields.Workload.IMAGES: "Your images (small CNN)",
+    fields.Workload.GPT: "Character-level GPT (real text)",
+    fields.Workload.RESNET: "ResNet-18, 224 px (synthetic)",
+    fields.Workload.MATMUL: "Matrix multiplication",
+    fields.Workload.MEMORY_STRESS: "GPU memory stress test",
+    fields.Workload.CUSTOM: "Custom workload",
 }
 PRECISIONS = {
-    Precision.FP32: "fp32",
-    Precision.TF32: "tf32",
-    Precision.BF16: "bf16 AMP",
-    Precision.FP16: "fp16 AMP",
-    Precision.PURE_BF16: "pure bf16",
-    Precision.PURE_FP16: "pure fp16",
+    fields.Precision.FP32: "fp32",
+    fields.Precision.TF32: "tf32",
+    fields.Precision.BF16: "bf16 AMP",
+    fields.Precision.FP16: "fp16 AMP",
+    fields.Precision.PURE_BF16: "pure bf16",
+    fields.Precision.PURE_FP16: "pure fp16",
 }
-OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.ADAM: "Adam", Optimizer.ADAMW: "AdamW"}
-DEVICE_NAME = 15  # Characters of a GPU's name that the box has room for beside its index.
-SETTINGS = "settings"  # In the session's state: the value of every field of RunConfig, by its name.
+OPTIMIZERS = {
+    fields.Optimizer.SGD: "SGD",
+    fields.Optimizer.ADAM: "Adam",
+    fields.Optimizer.ADAMW: "AdamW",
+}
+DEVICE_NAME = 15  # Characters of a GPU's name that fit into the select box after its index.
+SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
 _AWAY = "sidebar_not_drawn"
 _KEPT = (
     "device",
@@ -73,28 +60,28 @@ _KEPT = (
     "max_steps",
     *(s.field for s in (*SWITCHES, *PARALLEL_SWITCHES) if s.field != "channels_last"),
 )
-"""Fields that a change of workload leaves alone; channels_last has a default for each."""
+"""Fields that a change of workload keeps; channels_last has a default for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRunForm:
-    """The sidebar's settings, why they cannot start, and its places for buttons."""
+    """The sidebar's settings, why they cannot start, and the containers for buttons."""
 
-    config: RunConfig
-    problems: tuple[ConfigIssue, ...]
+    config: fields.RunConfig
+    problems: tuple[fields.ConfigIssue, ...]
     estimate: DeltaGenerator  # Below the settings that are always visible.
     start: DeltaGenerator  # At the end.
 
 
-def load(config: RunConfig) -> None:
-    """Put a configuration into the sidebar; call it before the widgets are drawn."""
-    st.session_state[SETTINGS] = {name: getattr(config, name) for name in FIELDS}
+def load(config: fields.RunConfig) -> None:
+    """Put a configuration into the sidebar, before the widgets are drawn."""
+    st.session_state[SETTINGS] = {name: getattr(config, name) for name in fields.FIELDS}
     _set_widgets()
 
 
 def reset() -> None:
-    """Put the defaults of the workload and device into the sidebar; call it in a callback."""
-    load(defaults(st.session_state["config_workload"], st.session_state["config_device"]))
+    """Put the defaults of the workload and device into the sidebar, in a callback."""
+    load(fields.defaults(st.session_state["config_workload"], st.session_state["config_device"]))
 
 
 def _set_widgets() -> None:
@@ -103,18 +90,18 @@ def _set_widgets() -> None:
 
 
 def keep_settings() -> None:
-    """Say that a page without the sidebar is shown; `load_settings` then sets its widgets again.
+    """Make the next `load_settings` set the widgets again; for pages without the sidebar.
 
-    Streamlit forgets the values of widgets that are not drawn, and of one that is drawn again the
-    browser shows the default unless the script has set the value in the same run.
+    Streamlit drops the values of widgets that are not drawn, and the browser shows the default of
+    one that is drawn again unless the script sets its value in the same run.
     """
     st.session_state[_AWAY] = True
 
 
-def load_settings(found: Devices) -> list[ConfigIssue]:
-    """Fill the sidebar: from the URL at first, later with what was there before another page.
+def load_settings(found: Devices) -> list[fields.ConfigIssue]:
+    """Fill the sidebar from the URL at first, later with its settings before another page.
 
-    Returns what in the link could not be used.
+    Returns the problems of the link.
     """
     away = st.session_state.pop(_AWAY, False)
     if SETTINGS in st.session_state:
@@ -123,17 +110,14 @@ def load_settings(found: Devices) -> list[ConfigIssue]:
     else:
         params = {name: str(value) for name, value in st.query_params.items()}
         params.setdefault("device", found.devices[0].id)
-        config, unusable = RunConfig.from_params(params)
+        config, unusable = fields.RunConfig.from_params(params)
         load(config)
         st.session_state.link_problems = unusable
     return list(st.session_state.link_problems)
 
 
 def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None) -> NewRunForm:
-    """Draw the settings of a new run.
-
-    `shown` names a run on the page that was not started with such settings.
-    """
+    """Draw the settings of a new run; `shown` is the name of a shown run that is not built-in."""
     config, _ = _current()
     with st.sidebar:
         st.markdown("#### New run")
@@ -144,9 +128,15 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
             )
         _device(config, found)
         _workload(config, found)
-        choice = SidebarState(config, found.devices)
-        switch_select("precision", PRECISIONS, choice)
-        _training()
+        choice = widgets.SidebarState(config, found.devices)
+        widgets.switch_select("precision", PRECISIONS, choice)
+        columns = st.columns(2)
+        with columns[0]:
+            widgets.number("batch_size")
+            widgets.number("learning_rate")
+        with columns[1]:
+            widgets.number("epochs")
+            widgets.select("optimizer", OPTIMIZERS)
         estimate = st.container()
         groups(choice, checkpoints)
         start = st.container()
@@ -156,8 +146,8 @@ def sidebar(found: Devices, checkpoints: Sequence[str], shown: str | None = None
     return NewRunForm(config, found_problems, estimate, start)
 
 
-def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:
-    """Return the URL parameters that bring this configuration back."""
+def link_params(config: fields.RunConfig, devices: Sequence[TrainDevice]) -> dict[str, str]:
+    """Return the URL parameters of this configuration."""
     params = config.to_params()
     # A URL without a device means the best one; any other must be named, the CPU as well.
     params.pop("device", None)
@@ -166,77 +156,71 @@ def link_params(config: RunConfig, devices: Sequence[TrainDevice]) -> dict[str, 
     return params
 
 
-def _current() -> tuple[RunConfig, tuple[ConfigIssue, ...]]:
-    """Return the widgets' values as a configuration, and the values that are out of range.
+def _current() -> tuple[fields.RunConfig, tuple[fields.ConfigIssue, ...]]:
+    """Return the widgets' values as a configuration, and the issues of invalid values.
 
-    Such a field has its default in the configuration.
+    A field with an invalid value has its default in the configuration.
     """
     state = st.session_state
-    base = defaults(state["config_workload"], state["config_device"])
+    base = fields.defaults(state["config_workload"], state["config_device"])
     values = _values(base)
-    invalid: list[ConfigIssue] = []
+    invalid: list[fields.ConfigIssue] = []
     while True:
         try:
-            return RunConfig(**values), tuple(invalid)
-        except ConfigError as error:
+            return fields.RunConfig(**values), tuple(invalid)
+        except fields.ConfigError as error:
             invalid.append(error.problem)
             values[error.problem.field] = getattr(base, error.problem.field)
 
 
-def _values(base: RunConfig) -> dict[str, Any]:
-    """Return what the widgets say; of those that Streamlit has forgotten, the value of `base`.
+def _values(base: fields.RunConfig) -> dict[str, Any]:
+    """Return the widgets' values, those of `base` for widgets that Streamlit has dropped.
 
-    The ranks of DDP and FSDP are started by torchrun, whatever was chosen before, and only they.
+    The runner of DDP and FSDP, and only of them, is torchrun.
     """
     state = st.session_state
-    values = {name: state.get(f"config_{name}", getattr(base, name)) for name in FIELDS}
-    distributed = values["strategy"] in (Strategy.DDP, Strategy.FSDP)
-    if distributed != (values["runner"] == Runner.TORCHRUN):
-        values["runner"] = Runner.TORCHRUN if distributed else base.runner
+    values = {name: state.get(f"config_{name}", getattr(base, name)) for name in fields.FIELDS}
+    distributed = values["strategy"] in (fields.Strategy.DDP, fields.Strategy.FSDP)
+    if distributed != (values["runner"] == fields.Runner.TORCHRUN):
+        values["runner"] = fields.Runner.TORCHRUN if distributed else base.runner
     return values
 
 
 def _reload_defaults(devices: Sequence[TrainDevice]) -> None:
-    """Give a newly chosen workload its defaults, and take back what it cannot use."""
+    """Load the defaults of a newly chosen workload, and reset unsupported settings."""
     state = st.session_state
     kept = {name: state[f"config_{name}"] for name in _KEPT if f"config_{name}" in state}
-    load(replace(defaults(state["config_workload"], state["config_device"]), **kept))
-    _take_back(devices)
+    load(replace(fields.defaults(state["config_workload"], state["config_device"]), **kept))
+    _reset_unsupported(devices)
 
 
 def _adapt_to_device(devices: Sequence[TrainDevice]) -> None:
-    """Give a newly chosen device its loading defaults, and take back what it cannot do."""
+    """Load the loading defaults of a newly chosen device, and reset unsupported settings."""
     state = st.session_state
-    base = defaults(state["config_workload"], state["config_device"])
+    base = fields.defaults(state["config_workload"], state["config_device"])
     for name in ("pin_memory", "non_blocking", "precision"):
         state[f"config_{name}"] = getattr(base, name)
-    _take_back(devices)
+    _reset_unsupported(devices)
 
 
-def _take_back(devices: Sequence[TrainDevice]) -> None:
+def _reset_unsupported(devices: Sequence[TrainDevice]) -> None:
     config, _ = _current()
-    base = defaults(config.workload, config.device)
+    base = fields.defaults(config.workload, config.device)
     for problem in validate(config, devices):
         if problem.field not in ("device", "workload"):
             st.session_state[f"config_{problem.field}"] = getattr(base, problem.field)
 
 
-def _device(config: RunConfig, found: Devices) -> None:
+def _device(config: fields.RunConfig, found: Devices) -> None:
     names = {device.id: _device_name(device) for device in found.devices}
     if config.device not in names:  # a link from another machine
         names[config.device] = "Not on this machine"
-    st.selectbox(
-        "Device",
-        list(names),
-        format_func=names.__getitem__,
-        key="config_device",
-        on_change=_adapt_to_device,
-        args=(found.devices,),
-        help="The CPU and all CUDA devices, best first. GPUs are identified by UUID.",
-    )
+    about = "The CPU and all CUDA devices, best first. GPUs are identified by UUID."
+    more: Any = {"on_change": _adapt_to_device, "args": (found.devices,)}
+    pick("Device", names, "config_device", about, **more)
     for problem in validate(config, found.devices):
         if problem.field == "device":
-            problem_caption(problem)
+            widgets.problem_caption(problem)
     for device in found.devices:
         if device.id == config.device:
             memory = format_bytes(device.memory_total).replace(" ", "\N{NO-BREAK SPACE}")
@@ -244,11 +228,11 @@ def _device(config: RunConfig, found: Devices) -> None:
     if config.device != "cpu":
         st.caption(f"`{config.device}`")
     if found.cuda_reason:
-        st.caption(f":material/info: {found.cuda_reason}")
+        note("info", found.cuda_reason)
 
 
 def _device_name(device: TrainDevice) -> str:
-    """Return what fits into the box; the whole name stands below it."""
+    """Return a name that fits into the select box; the full name follows below it."""
     if device.cuda_index is None:
         return "CPU"
     name = device.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
@@ -257,24 +241,9 @@ def _device_name(device: TrainDevice) -> str:
     return f"cuda:{device.cuda_index} · {name}"
 
 
-def _workload(config: RunConfig, found: Devices) -> None:
-    st.selectbox(
-        "Workload",
-        offered(config.workload),
-        format_func=WORKLOADS.__getitem__,
-        key="config_workload",
-        on_change=_reload_defaults,
-        args=(found.devices,),
-        help="Selecting a workload loads its recommended epochs, batch size and learning rate.",
-    )
+def _workload(config: fields.RunConfig, found: Devices) -> None:
+    names = {one: WORKLOADS[one] for one in offered(config.workload)}
+    about = "Selecting a workload loads its recommended epochs, batch size and learning rate."
+    more: Any = {"on_change": _reload_defaults, "args": (found.devices,)}
+    pick("Workload", names, "config_workload", about, **more)
     workload_fields(config)
-
-
-def _training() -> None:
-    columns = st.columns(2)
-    with columns[0]:
-        number("batch_size", "Batch size", "Samples per forward pass, on each rank.")
-        number("learning_rate", "Learning rate", "The optimizer's initial learning rate.")
-    with columns[1]:
-        number("epochs", "Epochs", "Passes over the training data.")
-        select("optimizer", "Optimizer", OPTIMIZERS, "SGD uses momentum 0.9.")

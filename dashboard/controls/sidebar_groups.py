@@ -1,4 +1,4 @@
-"""The sidebar's collapsed groups: every technique, and settings that are seldom changed."""
+"""The sidebar's collapsed groups: techniques, and rarely changed settings."""
 
 from __future__ import annotations
 
@@ -8,59 +8,34 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from dashboard.controls.config_widgets import (
-    SidebarState,
-    caption,
-    number,
-    select,
-    switch,
-    switch_number,
-    switch_select,
-)
-from trainer.config import (
-    CompileMode,
-    LRSchedule,
-    NanPolicy,
-    OptimizerImpl,
-    RunConfig,
-    Runner,
-    Strategy,
-    defaults,
-)
+from dashboard.controls import config_widgets as widgets
+from dashboard.format import note
+from trainer import config as fields
 from trainer.config_validation import parallel_notes, step_sentence
-from trainer.techniques import BY_FIELD
 
 COMPILE = {
-    CompileMode.NONE: "Off",
-    CompileMode.DEFAULT: "default",
-    CompileMode.REDUCE_OVERHEAD: "reduce-overhead",
-    CompileMode.MAX_AUTOTUNE: "max-autotune",
+    fields.CompileMode.NONE: "Off",
+    fields.CompileMode.DEFAULT: "default",
+    fields.CompileMode.REDUCE_OVERHEAD: "reduce-overhead",
+    fields.CompileMode.MAX_AUTOTUNE: "max-autotune",
 }
 SCHEDULES = {
-    LRSchedule.NONE: "Constant",
-    LRSchedule.PLATEAU: "Reduce on plateau",
-    LRSchedule.COSINE: "Cosine",
+    fields.LRSchedule.NONE: "Constant",
+    fields.LRSchedule.PLATEAU: "Reduce on plateau",
+    fields.LRSchedule.COSINE: "Cosine",
 }
-RUNNERS = {Runner.THREAD: "Server thread", Runner.PROCESS: "Separate process"}
-NAN_POLICIES = {NanPolicy.STOP: "Stop the run", NanPolicy.CONTINUE: "Log it and continue"}
-PARALLEL = {
-    Strategy.NONE: "None (single device)",
-    Strategy.DP: "DataParallel",
-    Strategy.DDP: "DDP",
-    Strategy.FSDP: "FSDP2",
+RUNNERS = {fields.Runner.THREAD: "Server thread", fields.Runner.PROCESS: "Separate process"}
+NAN_POLICIES = {
+    fields.NanPolicy.STOP: "Stop the run",
+    fields.NanPolicy.CONTINUE: "Log it and continue",
 }
-CPU_RANKS = 2  # Default number of ranks on a CPU: enough to see how they work together.
-LABELS = {
-    "lr_scheduler": "LR scheduler",
-    "lr_warmup_steps": "LR warm-up steps",
-    "max_steps": "Max steps",
-    "seed": "Seed",
-    "resume_from": "Resume from",
-    "nan_policy": "On NaN loss",
-    "runner": "Run in",
-    "num_threads": "CPU threads",
+STRATEGIES = {
+    fields.Strategy.NONE: "None (single device)",
+    fields.Strategy.DP: "DataParallel",
+    fields.Strategy.DDP: "DDP",
+    fields.Strategy.FSDP: "FSDP2",
 }
-"""Labels of the fields that are no technique."""
+CPU_RANKS = 2  # Default number of ranks on a CPU.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Training": (
         *("lr_scheduler", "lr_warmup_steps", "gradient_accumulation_steps", "max_grad_norm"),
@@ -85,141 +60,111 @@ PLACES = {name: group for group, names in GROUPS.items() for name in names}
 """The group of each field."""
 
 
-def groups(choice: SidebarState, checkpoints: Sequence[str]) -> None:
+def groups(choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
     """Draw the groups, collapsed: a run needs none of them to start."""
-    with _group("Training", choice):
-        _training(choice, checkpoints)
-    with _group("Performance", choice):
-        switch_select("compile_mode", COMPILE, choice)
-        for name in GROUPS["Performance"][1:]:
-            if name == "optimizer_impl":
-                switch_select(name, {impl: impl.value for impl in OptimizerImpl}, choice)
-            else:
-                switch(name, choice)
-    with _group("Data loading", choice):
-        switch_number("num_workers", choice)
-        for name in GROUPS["Data loading"][1:]:
-            switch(name, choice)
-    with _group("Distributed", choice):
-        _distributed(choice)
-    with _group("Advanced", choice):
-        _advanced(choice)
+    for group, draw in (
+        ("Training", functools.partial(_training, choice, checkpoints)),
+        ("Performance", functools.partial(_performance, choice)),
+        ("Data loading", functools.partial(_data_loading, choice)),
+        ("Distributed", functools.partial(_distributed, choice)),
+        ("Advanced", functools.partial(_advanced, choice)),
+    ):
+        with st.expander(group_label(group, choice.config), key=f"group_{group}"):
+            draw()
 
 
-def group_label(group: str, config: RunConfig) -> str:
-    """Return the group's name and what differs in it from the workload's defaults.
+def group_label(group: str, config: fields.RunConfig) -> str:
+    """Return the group's name and its differences from the workload's defaults.
 
-    >>> group_label("Performance", RunConfig(compile="default", channels_last=False))
+    >>> group_label("Performance", fields.RunConfig(compile="default", channels_last=False))
     'Performance · torch.compile default, channels_last off'
     """
-    base = defaults(config.workload, config.device)
+    base = fields.defaults(config.workload, config.device)
     changed = []
     for name in GROUPS[group]:
         value = getattr(config, name)
         if value != getattr(base, name):
-            label = BY_FIELD[name].label if name in BY_FIELD else LABELS[name]
             shown = ("off", "on")[value] if isinstance(value, bool) else value
-            changed.append(f"{label} {shown}")
+            changed.append(f"{widgets.TEXTS[name][0]} {shown}")
     return f"{group} · {', '.join(changed)}" if changed else group
 
 
-def _group(group: str, choice: SidebarState) -> st.delta_generator.DeltaGenerator:
-    return st.expander(group_label(group, choice.config), key=f"group_{group}")
-
-
-def _training(choice: SidebarState, checkpoints: Sequence[str]) -> None:
-    select(
-        "lr_scheduler",
-        LABELS["lr_scheduler"],
-        SCHEDULES,
-        "Cosine decays to 0 over the run; plateau halves the rate when validation stalls.",
-    )
+def _training(choice: widgets.SidebarState, checkpoints: Sequence[str]) -> None:
+    widgets.select("lr_scheduler", SCHEDULES)
     steps = choice.config.lr_warmup_steps
-    refused = choice.refusal("lr_warmup_steps", steps or 1)
-    number(
-        "lr_warmup_steps",
-        LABELS["lr_warmup_steps"],
-        "Optimizer steps in which the learning rate rises linearly to its value; 0 is off.",
-        refused=refused,
-        off=not steps,
+    widgets.number(
+        "lr_warmup_steps", refused=choice.refusal("lr_warmup_steps", steps or 1), off=not steps
     )
     for name in ("gradient_accumulation_steps", "max_grad_norm"):
-        switch_number(name, choice)
-    number(
-        "max_steps",
-        LABELS["max_steps"],
-        "Stop after this many optimizer steps even if epochs remain; 0 trains all epochs.",
-    )
-    number("seed", LABELS["seed"], "On a CPU, the same seed reproduces the losses bit for bit.")
+        widgets.switch_number(name, choice)
+    widgets.number("max_steps")
+    widgets.number("seed")
     current = st.session_state.get("config_resume_from", "")
-    st.selectbox(
-        LABELS["resume_from"],
-        ["", *dict.fromkeys([*([current] if current else []), *checkpoints])],
-        key="config_resume_from",
-        format_func=lambda name: name or "None (start from scratch)",
-        help="A checkpoint of an earlier run with the same workload. Restores weights, optimizer, "
-        "scheduler and RNG state and continues the epoch count; a changed learning rate applies "
-        "from here on.",
-    )
+    names = dict.fromkeys(["", current, *checkpoints])
+    widgets.select("resume_from", {name: name or "None (start from scratch)" for name in names})
 
 
-def _distributed(choice: SidebarState) -> None:
+def _performance(choice: widgets.SidebarState) -> None:
+    widgets.switch_select("compile_mode", COMPILE, choice)
+    for name in GROUPS["Performance"][1:]:
+        if name == "optimizer_impl":
+            widgets.switch_select(name, {impl: impl.value for impl in fields.OptimizerImpl}, choice)
+        else:
+            widgets.switch(name, choice)
+
+
+def _data_loading(choice: widgets.SidebarState) -> None:
+    widgets.switch_number("num_workers", choice)
+    for name in GROUPS["Data loading"][1:]:
+        widgets.switch(name, choice)
+
+
+def _distributed(choice: widgets.SidebarState) -> None:
     config = choice.config
-    switch_select("strategy", PARALLEL, choice, functools.partial(_set_default_ranks, choice))
-    if config.strategy is Strategy.NONE:
+    widgets.switch_select(
+        "strategy", STRATEGIES, choice, functools.partial(_set_default_ranks, choice)
+    )
+    if config.strategy is fields.Strategy.NONE:
         return
-    switch_number("devices_per_node", choice)
-    caption("info", _placement(config))
+    widgets.switch_number("devices_per_node", choice)
+    note("info", _placement(config))
     if config.distributed:
         for name in ("num_nodes", "max_restarts"):
-            switch_number(name, choice)
+            widgets.switch_number(name, choice)
     for sentence in (step_sentence(config), *parallel_notes(config, os.cpu_count() or 1)):
         if sentence is not None:
-            caption("info", sentence)
+            note("info", sentence)
 
 
-def _advanced(choice: SidebarState) -> None:
+def _advanced(choice: widgets.SidebarState) -> None:
     config = choice.config
-    switch("deterministic", choice)
-    select(
-        "nan_policy",
-        LABELS["nan_policy"],
-        NAN_POLICIES,
-        "What to do when the training loss is NaN or infinite.",
-    )
-    switch("set_to_none", choice)
+    widgets.switch("deterministic", choice)
+    widgets.select("nan_policy", NAN_POLICIES)
+    widgets.switch("set_to_none", choice)
     if config.num_workers > 0:
-        switch_number("prefetch_factor", choice)
-        switch("persistent_workers", choice)
+        widgets.switch_number("prefetch_factor", choice)
+        widgets.switch("persistent_workers", choice)
     for name in ("copy_stream", "kernel_warmup", "preallocate_memory", *_strategy_switches(config)):
-        switch(name, choice)
-    if config.strategy is Strategy.DDP:
-        switch_number("bucket_cap_mb", choice)
+        widgets.switch(name, choice)
+    if config.strategy is fields.Strategy.DDP:
+        widgets.switch_number("bucket_cap_mb", choice)
     if config.distributed:
         st.caption("Launcher: torchrun, one process per rank.")
     else:
-        select(
-            "runner",
-            LABELS["runner"],
-            RUNNERS,
-            "A separate process starts more slowly, but the dashboard cannot slow it down.",
-        )
-    number(
-        "num_threads", LABELS["num_threads"], "Threads per CPU operation; 0 uses half the cores."
-    )
+        widgets.select("runner", RUNNERS)
+    widgets.number("num_threads")
 
 
-def _strategy_switches(config: RunConfig) -> list[str]:
+def _strategy_switches(config: fields.RunConfig) -> list[str]:
     """Return the switches that have an effect with the strategy and the device."""
     on_gpu = config.device != "cpu"
     found = []
-    if config.strategy is Strategy.DDP:
+    if config.strategy is fields.Strategy.DDP:
         found = ["static_graph", "gradient_as_bucket_view"]
-    elif config.strategy is Strategy.FSDP:
-        found = [
-            "reshard_after_forward",
-            *(["cpu_offload"] if on_gpu or config.cpu_offload else []),
-        ]
+    elif config.strategy is fields.Strategy.FSDP:
+        found = ["reshard_after_forward"]
+        if on_gpu or config.cpu_offload:
+            found.append("cpu_offload")
     if config.distributed and config.gradient_accumulation_steps > 1:
         found.append("no_sync")
     if config.distributed and (on_gpu or config.time_collectives):
@@ -227,21 +172,19 @@ def _strategy_switches(config: RunConfig) -> list[str]:
     return found
 
 
-def _placement(config: RunConfig) -> str:
-    """Return where the ranks run: on GPUs, the Device setting does not decide it."""
+def _placement(config: fields.RunConfig) -> str:
+    """Return where the ranks run: with DDP and FSDP2 the Device setting does not select GPUs."""
     if config.device == "cpu":
         return "Each rank is a CPU process, connected by gloo."
-    if config.strategy is Strategy.DP:
+    if config.strategy is fields.Strategy.DP:
         return "Uses the device above and the next ones by index."
     return "Rank 0 runs on cuda:0, rank 1 on cuda:1, and so on, connected by NCCL."
 
 
-def _set_default_ranks(choice: SidebarState) -> None:
+def _set_default_ranks(choice: widgets.SidebarState) -> None:
     """Set the number of ranks of a newly chosen strategy to the number of GPUs."""
     state = st.session_state
-    if state.config_strategy == Strategy.NONE:
-        return
-    gpus = [one for one in choice.devices if one.cuda_index is not None and one.reason is None]
-    state.config_devices_per_node = (
-        CPU_RANKS if choice.config.device == "cpu" else max(1, len(gpus))
-    )
+    if state.config_strategy != fields.Strategy.NONE:
+        gpus = [one for one in choice.devices if one.cuda_index is not None and one.reason is None]
+        on_cpu = choice.config.device == "cpu"
+        state.config_devices_per_node = CPU_RANKS if on_cpu else max(1, len(gpus))

@@ -1,4 +1,4 @@
-"""Which sweep the lab shows; its id is in the session's state and in the URL (`?sweep=`)."""
+"""The sweep that the lab shows; its id is in the session state and in the URL (`?sweep=`)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import streamlit as st
 
 from dashboard.controls.lab_labels import workload_and_device
 from dashboard.controls.run_picker import distinct
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, pick
 from dashboard.services import Services
 from dashboard.sweeps import EXAMPLE, StoredSweep
 
 SWEEP = "lab_sweep"
-_NEXT = "lab_sweep_next"
+_NEXT, _KEPT = "lab_sweep_next", "kept_lab_sweep"
 
 
 def picked_sweep(server: Services) -> str | None:
-    """Draw the list of sweeps, where there is more than none; return the one to show.
+    """Draw the list of sweeps, if there are any; return the one to show.
 
-    One that is asked for and not there is named in a sentence. One that was just started or is in
-    the URL wins, then the one chosen before, then the one that runs, then the newest of this
-    server's. An example is shown only when chosen.
+    The order: one just started or in the URL, the one chosen before, the one that runs, the newest
+    of this server. An example is shown only when chosen; an unknown one gives a warning.
     """
     state, sweeps = st.session_state, server.sweeps.list_sweeps()
     known = {sweep.id: sweep for sweep in sweeps}
@@ -31,20 +30,14 @@ def picked_sweep(server: Services) -> str | None:
     if asked and asked not in known:
         name = escape_markdown(str(asked)[:80])
         st.warning(f"The sweep {name} no longer exists.", icon=":material/link_off:")
-    chosen = asked if asked in known else state.get("kept_lab_sweep")
+    chosen = asked if asked in known else state.get(_KEPT)
     state[SWEEP] = chosen if chosen in known else first
     if own or state[SWEEP] is not None:
         names = distinct({sweep.id: label(sweep) for sweep in sweeps})
-        st.selectbox(
-            "Sweep",
-            list(known),
-            format_func=names.__getitem__,
-            key=SWEEP,
-            label_visibility="collapsed",
-            help="Earlier sweeps, newest first.",
-        )
+        about = "Earlier sweeps, newest first."
+        pick("Sweep", names, SWEEP, about, label_visibility="collapsed")
     picked: str | None = state[SWEEP]
-    state["kept_lab_sweep"] = picked
+    state[_KEPT] = picked
     if picked is None:
         st.query_params.pop("sweep", None)
     elif st.query_params.get("sweep") != picked:
@@ -53,26 +46,22 @@ def picked_sweep(server: Services) -> str | None:
 
 
 def show_sweep(sweep_id: str | None) -> None:
-    """Show this sweep from the next script run on; None: whatever comes first."""
+    """Show this sweep from the next script run on; None for the default one."""
     st.session_state[_NEXT] = sweep_id
     if sweep_id is None:
-        for key in (SWEEP, "kept_lab_sweep"):
+        for key in (SWEEP, _KEPT):
             st.session_state.pop(key, None)
         st.query_params.pop("sweep", None)
 
 
 def label(sweep: StoredSweep) -> str:
-    """Return what a sweep is called in the list.
-
-    "Digits, MLP on CPU · 22 Nov 06:15 · finished · 6 settings"
-    """
+    """Return a sweep's label, "Digits, MLP on CPU · 22 Nov 06:15 · finished · 6 settings"."""
     content = sweep.content
     when = time.strftime("%d %b %H:%M", time.localtime(content.created))
     count = len(content.arms) or len(content.plan.arms)
-    settings = f"{count} setting{'' if count == 1 else 's'}"
-    # Said the same from the start to the end of a sweep: the list is not drawn with each sample.
+    # The same text until the sweep ends, so that the list is not redrawn with each trial.
     status = "running" if sweep.live else str(content.status)
-    name = workload_and_device(content.workload, content.config)
+    name = workload_and_device(content)
     if sweep.look_only == EXAMPLE:
         name = f"Example: {name}"
-    return " · ".join([name, when, status, settings])
+    return " · ".join([name, when, status, f"{count} setting{'' if count == 1 else 's'}"])

@@ -1,17 +1,12 @@
-"""The fields that only some workloads have, drawn below the choice of the workload."""
+"""The fields of single workloads, drawn below the choice of the workload."""
 
 from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.controls.config_widgets import number, problem_caption
+from dashboard.controls.config_widgets import TEXTS, number, problem_caption, select
+from trainer import custom_workload as custom
 from trainer.config import LIMITS, ConfigIssue, RunConfig, Workload
-from trainer.custom_workload import (
-    UserWorkloadError,
-    user_problem,
-    user_workload,
-    user_workload_settings,
-)
 from trainer.datasets import data_problem, data_root, data_sets
 from trainer.workload_traits import TRAITS
 
@@ -22,106 +17,70 @@ CAPTIONS = {
     Workload.MATMUL: "Multiplies two square matrices; no data loading.",
     Workload.MEMORY_STRESS: "Synthetic images. Width and image size set the memory use.",
 }
-FIELDS: dict[str, tuple[str, str]] = {
-    "num_layers": ("Layers", "Transformer blocks; memory and time grow with them."),
-    "width": ("Width", "Embedding size; memory grows with it."),
-    "context_length": ("Context", "Characters the model sees at once; memory grows with it."),
-    "dataset": (
-        "Data",
-        "Datasets in the data folder: CSV files with path,label, or one folder per class. Set "
-        "STEPSCOPE_DATA before starting the server to choose another folder.",
-    ),
-    "image_size": ("Image size", "Pixels per side; memory grows with its square."),
-    "num_classes": ("Classes", "Number of synthetic classes."),
-    "dropout": ("Dropout", "Share of activations zeroed during training; 0 is off."),
-    "tie_embeddings": (
-        "Tie embeddings",
-        "The output layer shares the embedding weights. Fewer parameters; may learn better or "
-        "worse.",
-    ),
-    "horizontal_flip": (
-        "Random flip",
-        "Mirrors half of the training images. Turn it off where left and right matter, as in "
-        "digits or text.",
-    ),
-    "skip_unreadable": (
-        "Skip unreadable images",
-        "Counts unreadable rows and images and skips them; otherwise the first one ends the run.",
-    ),
-}
-"""Label and help of each field; its kind of widget follows from its type."""
 
 
 def offered(chosen: Workload) -> list[Workload]:
-    """Return the workloads to choose from; the user's own if one was given, or is `chosen`."""
+    """Return the workloads to choose from: the custom one only if given, or `chosen`."""
     try:
-        given = user_workload() is not None
-    except UserWorkloadError:
-        given = True  # its file is gone, which `absent` tells once it is chosen
+        given = custom.user_workload() is not None
+    except custom.UserWorkloadError:
+        given = True  # its file is gone: `absent` has the reason
     return [one for one in Workload if one is not Workload.CUSTOM or given or one is chosen]
 
 
 def absent(config: RunConfig) -> tuple[ConfigIssue, ...]:
-    """Return what this workload needs on the disk and does not find there."""
-    found = (data_problem(config), user_problem(config))
+    """Return the files that this workload lacks."""
+    found = (data_problem(config), custom.user_problem(config))
     return tuple(problem for problem in found if problem is not None)
 
 
 def workload_fields(config: RunConfig) -> None:
-    """Draw what the chosen workload has beside the settings of all: numbers first, two a row."""
+    """Draw the fields of the chosen workload: numbers first, two per row."""
     if config.workload in CAPTIONS:
         st.caption(CAPTIONS[config.workload])
     names = TRAITS[config.workload].fields
     if "custom_options" in names:
-        _own(config)
+        _custom_options(config)
     if "dataset" in names:
-        _data(config)
+        _dataset(config)
     numbers = [name for name in names if name in LIMITS]
     for first in range(0, len(numbers), 2):
         for column, name in zip(st.columns(2), numbers[first : first + 2], strict=False):
             with column:
-                number(name, *FIELDS[name])
+                number(name)
     for name in names:
         if isinstance(getattr(config, name), bool):
-            label, text = FIELDS[name]
+            label, text = TEXTS[name]
             st.toggle(label, key=f"config_{name}", help=text)
 
 
-def _data(config: RunConfig) -> None:
-    """Draw the choice of a data set, or say how to get one."""
-    found = data_sets(data_root())
-    options = found if config.dataset in found else [config.dataset, *found]
-    label, text = FIELDS["dataset"]
-    st.selectbox(
-        label,
-        options,
-        key="config_dataset",
-        format_func=lambda name: name or "No dataset selected",
-        help=text,
-    )
+def _dataset(config: RunConfig) -> None:
+    """Draw the choice of a dataset, or how to get one."""
+    names = sorted({config.dataset, *data_sets(data_root())})
+    select("dataset", {name: name or "No dataset selected" for name in names})
     problem = data_problem(config)
     if problem is not None:
         problem_caption(problem)
 
 
-def _own(config: RunConfig) -> None:
-    """Draw the user's own workload: which file it is, and a switch for each of its settings."""
-    problem = user_problem(config)
+def _custom_options(config: RunConfig) -> None:
+    """Draw the file of the custom workload, and a switch for each of its options."""
+    problem = custom.user_problem(config)
     if problem is not None:
         problem_caption(problem)
     try:
-        given, settings = user_workload(), user_workload_settings()
-    except UserWorkloadError:
+        given, settings = custom.user_workload(), custom.user_workload_settings()
+    except custom.UserWorkloadError:
         return
     if given is not None:
         st.caption(f"`{given}`, set at server start.")
     for name, text in settings.items():
         st.session_state[f"own_{name}"] = config.has(name)
-        st.toggle(name, key=f"own_{name}", help=text, on_change=_switch_own, args=(name,))
+        st.toggle(name, key=f"own_{name}", help=text, on_change=_switch_option, args=(name,))
 
 
-def _switch_own(name: str) -> None:
-    """Put a switch's new position into `own`, which keeps the names that are on."""
+def _switch_option(name: str) -> None:
+    """Add a custom option to `custom_options`, the names that are on, or remove it."""
     state = st.session_state
     on = [each for each in str(state.config_custom_options).split(",") if each and each != name]
     state.config_custom_options = ",".join([*on, name] if state[f"own_{name}"] else on)

@@ -119,7 +119,8 @@ class LiveView extends ChartView {
   async send(button, args) {
     const { store } = this;
     const [id, run] = [newCommandId(), store.run];
-    store.ask(id, button.name, `${button.label}: ${button.waiting ?? store.layout.waiting}`);
+    const label = button.label.replace("…", "");
+    store.ask(id, button.name, `${label}: ${button.waiting ?? store.layout.waiting}`);
     this.showState();
     this.poller.now();
     try {

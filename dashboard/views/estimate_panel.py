@@ -1,4 +1,4 @@
-"""The button "Will it fit?" of the sidebar, and what the prediction said above the run."""
+"""The sidebar's memory estimates, and the result of the last one above the run."""
 
 from __future__ import annotations
 
@@ -9,63 +9,58 @@ import streamlit as st
 
 from dashboard.charts.batch_size_curve import batch_figure
 from dashboard.controls.config_widgets import take_proposal
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity, Services
 from dashboard.views.parts import plot, table
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.config import ConfigIssue, RunConfig
-from trainer.runners.child_process import ChildOutput, ChildState, PredictionRun
+from trainer.runners.child_process import ChildState, PredictionRun
 
-ERROR = "fit_error"  # In the session's state: a sentence that the panel shows once.
-LOOK = "500ms"
+ERROR = "fit_error"  # Session state: a sentence that the panel shows once.
 NAMES = {
-    "parameters": "Parameters",
-    "gradients": "Gradients",
-    "optimizer_state": "Optimizer state",
-    "activations": "Activations",
     "inputs": "Batches and data",
     "temporary": "Temporary (backward, optimizer)",
     "workspace": "Library workspaces",
     "rounding": "Allocator rounding",
     "context": "CUDA context (estimate)",
     "data_set": "Dataset in memory",
-    "prefetched_batches": "Prefetched batches",
     "process": "Process itself",
     "gradient_buckets": "DDP gradient buckets",
-    "other_ranks": "Other ranks",
+}
+VERDICTS = {
+    True: (st.success, "It fits."),
+    False: (st.error, "It does not fit."),
+    None: (st.warning, "Unknown."),
 }
 
 
 def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[ConfigIssue]) -> None:
-    """Draw the two buttons; not where the settings cannot start."""
+    """Draw the two buttons, unless the settings cannot start."""
     if problems:
         return
+    activity = ServerActivity
     with st.container(horizontal=True, key="fit_buttons"):
-        for label, largest, help_text in (
+        for label, key, kind, about in (
             (
                 "Estimate memory",
-                False,
+                "fit_now",
+                activity.ESTIMATE,
                 "Estimate the peak memory of these settings without training, in a separate "
                 "process.",
             ),
             (
                 "Find max batch size",
-                True,
+                "fit_largest",
+                activity.BATCH_SIZE_FINDER,
                 "Estimate other batch sizes too, and measure the throughput of those that fit in "
                 "short runs.",
             ),
         ):
-            activity = ServerActivity.BATCH_SIZE_FINDER if largest else ServerActivity.ESTIMATE
-            refused = server.busy_reason(activity)
-            st.button(
-                label,
-                key=f"fit_{'largest' if largest else 'now'}",
-                disabled=refused is not None,
-                help=refused or help_text,
-                on_click=_start,
-                args=(server, config, largest),
-            )
+            refused = server.busy_reason(kind)
+            more: Any = {"disabled": refused is not None, "help": refused or about}
+            more["args"] = (server, config, kind is activity.BATCH_SIZE_FINDER)
+            st.button(label, key=key, on_click=_start, **more)
 
 
 def _start(server: Services, config: RunConfig, largest: bool) -> None:
@@ -76,7 +71,7 @@ def _start(server: Services, config: RunConfig, largest: bool) -> None:
 
 
 def estimate_panel(server: Services, config: RunConfig) -> None:
-    """Draw the last prediction, if there is one; it moves on while it works."""
+    """Draw the progress or result of the last estimate, if any."""
     error = st.session_state.pop(ERROR, None)
     if error is not None:
         st.error(error, icon=":material/error:")
@@ -85,9 +80,16 @@ def estimate_panel(server: Services, config: RunConfig) -> None:
         return
     with st.container(border=True, key="fit_panel"):
         if last.running():
-            st.fragment(_progress, run_every=LOOK)(last)
+            st.fragment(_progress, run_every="500ms")(last)
+            return
+        output = last.output()
+        if output.state is ChildState.FINISHED:
+            _answer(output.answer, output.seconds, last, config)
+        elif output.state is ChildState.STOPPED:
+            note("stop", "The estimate was stopped.")
         else:
-            _result(server, last, config)
+            st.error(f"No estimate. {escape_markdown(output.reason or '')}")
+        st.button("Close", key="fit_close", icon=":material/close:", on_click=server.estimates.drop)
 
 
 def _progress(run: PredictionRun) -> None:
@@ -100,61 +102,54 @@ def _progress(run: PredictionRun) -> None:
         st.rerun()
 
 
-def _result(server: Services, run: PredictionRun, config: RunConfig) -> None:
-    output = run.output()
-    if output.state is ChildState.FINISHED:
-        _answer(output, run, config)
-    elif output.state is ChildState.STOPPED:
-        st.caption(":material/stop: The prediction was stopped.")
-    else:
-        st.error(f"No estimate. {escape_markdown(output.reason or '')}")
-    st.button("Close", key="fit_close", icon=":material/close:", on_click=server.estimates.drop)
-
-
-def _answer(output: ChildOutput, run: PredictionRun, config: RunConfig) -> None:
-    answer = output.answer
-    said = f"**{VERDICTS[answer['fits']]}** {escape_markdown(answer['reason'])}"
-    draw = {True: st.success, False: st.error, None: st.warning}[answer["fits"]]
-    draw(said, icon=":material/memory:")
+def _answer(
+    answer: Mapping[str, Any], seconds: float, run: PredictionRun, config: RunConfig
+) -> None:
+    draw, verdict = VERDICTS[answer["fits"]]
+    draw(f"**{verdict}** {escape_markdown(answer['reason'])}", icon=":material/memory:")
     if run.config != config:
-        st.caption(":material/info: Settings changed since this estimate. Run it again.")
-    table(rows(answer), None, "fit_parts", "Parts of the memory", width="content")
+        note("info", "Settings changed since this estimate. Run it again.")
+    table(rows(answer), None, "fit_parts", "Parts of the memory", width="content", height="content")
     margin = answer["margin"]
-    learned = (
+    source = (
         f"learned from {margin['runs']} earlier runs"
         if margin["source"] == "learned"
         else f"default; {margin['runs']} earlier runs are too few"
     )
     st.caption(
         f"{escape_markdown(answer['device_name'])} · batch {run.config.batch_size:,} · margin "
-        f"{100 * (margin['factor'] - 1):.0f} % ({learned}) · {output.seconds:.0f} s"
+        f"{margin['factor'] - 1:.0%} ({source}) · {seconds:.0f} s"
     )
-    for note in answer["notes"]:
-        st.caption(f":material/info: {escape_markdown(note)}")
+    for sentence in answer["notes"]:
+        note("info", escape_markdown(sentence))
     if isinstance(answer.get("largest"), dict):
         _largest(answer["largest"], config)
 
 
 def rows(answer: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the table: each part, their sum, what is outside of it, and what is free."""
+    """Return the table: the parts of the peak, their sum, other memory, and free memory."""
     peak = answer["predicted_peak_bytes"]
-    found = [
-        _row(NAMES.get(name, name), size, peak) for name, size in answer["parts"].items() if size
+    found: list[tuple[str, int | None, int | None]] = [
+        *((_name(part), size, peak) for part, size in answer["parts"].items() if size),
+        ("Predicted peak", peak, peak),
+        ("Reserved by torch", answer["predicted_reserved_bytes"], None),
+        *((_name(part), size, None) for part, size in answer["outside"].items() if size),
+        ("Total with safety margin", answer["needed_bytes"], None),
+        ("Free now", answer["free_bytes"], None),
     ]
-    found.append(_row("Predicted peak", peak, peak))
-    reserved = answer["predicted_reserved_bytes"]
-    if reserved is not None:
-        found.append(_row("Reserved by torch", reserved))
-    found += [_row(NAMES.get(name, name), size) for name, size in answer["outside"].items() if size]
-    found.append(_row("Total with safety margin", answer["needed_bytes"]))
-    if answer["free_bytes"] is not None:
-        found.append(_row("Free now", answer["free_bytes"]))
-    return found
+    return [
+        {
+            "Memory": name,
+            "Size": format_bytes(size),
+            "Of the peak": f"{size / of:.0%}" if of else "",
+        }
+        for name, size, of in found
+        if size is not None
+    ]
 
 
-def _row(name: str, size: int, of: int | None = None) -> dict[str, str]:
-    share = "" if not of else f"{100 * size / of:.0f} %"
-    return {"Memory": name, "Size": format_bytes(size), "Of the peak": share}
+def _name(part: str) -> str:
+    return NAMES.get(part, part.replace("_", " ").capitalize())
 
 
 def _largest(curve: Mapping[str, Any], config: RunConfig) -> None:
@@ -163,16 +158,10 @@ def _largest(curve: Mapping[str, Any], config: RunConfig) -> None:
         plot(figure, "fit_curve")
     st.markdown(escape_markdown(curve["why"]))
     for sentence in curve["not_measured"]:
-        st.caption(f":material/info: {escape_markdown(sentence)}")
+        note("info", escape_markdown(sentence))
     recommended = curve["recommended"]
     if recommended is not None and recommended != config.batch_size:
-        st.button(
-            f"Use batch size {recommended:,}",
-            key="fit_use",
-            icon=":material/tune:",
-            on_click=take_proposal,
-            args=({"field": "batch_size", "value": recommended},),
-        )
-
-
-VERDICTS = {True: "It fits.", False: "It does not fit.", None: "Unknown."}
+        setting = {"field": "batch_size", "value": recommended}
+        text = f"Use batch size {recommended:,}"
+        use: Any = {"on_click": take_proposal, "args": (setting,)}
+        st.button(text, key="fit_use", icon=":material/tune:", **use)

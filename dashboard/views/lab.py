@@ -1,4 +1,4 @@
-"""The lab: choose settings, measure what each is worth here, and take the best into the sidebar."""
+"""The Lab page: select settings, measure their effect here, and apply the best ones."""
 
 import streamlit as st
 
@@ -8,16 +8,11 @@ from dashboard.controls.lab_form import settings_of_sidebar, wanted
 from dashboard.controls.run_picker import newest_live
 from dashboard.controls.sweep_picker import picked_sweep, show_sweep
 from dashboard.format import escape_markdown
-from dashboard.views.lab_panel import ERROR, empty_lab, rerun_once, sweep_panel
-from dashboard.views.parts import start_button
-from stepscope.run import RunError
-from trainer.lab.folder import SweepError
+from dashboard.views.lab_panel import ERROR, attempt, empty_lab, rerun_once, sweep_panel
+from dashboard.views.parts import devices, start_button
 
 server = services.get()
-if not server.devices_known:
-    with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
-        server.devices()
-found = server.devices()
+found = devices(server)
 controls.load_settings(found)
 controls.keep_settings()
 
@@ -26,10 +21,9 @@ with st.container(key="lab"):
 with left, st.container(key="lab_choice"):
     choice = wanted(server, found, settings_of_sidebar())
     busy = server.busy_reason(services.ServerActivity.SWEEP)
-    refused = busy or choice.refused
-    text = "Measure the selected settings, one process per trial."
+    refused, about = busy or choice.refused, "Measure the selected settings, one process per trial."
     pressed = start_button(
-        "Start sweep", refused, text, choice.place, width="stretch", key="lab_start"
+        "Start sweep", refused, about, choice.place, width="stretch", key="lab_start"
     )
     other = newest_live(server.list_runs())
     if other is not None and other != server.active_id():
@@ -38,13 +32,9 @@ with left, st.container(key="lab_choice"):
             "disturb the measurement."
         )
 rerun_once(lambda: server.busy_reason(services.ServerActivity.SWEEP) != busy)
-# Not in a callback: it would have the settings of the last time that the page was drawn.
+# Not in a callback: it would have the settings of the script run before.
 if pressed:
-    try:
-        show_sweep(server.start_sweep(choice.plan))
-    except (RunError, SweepError, OSError) as error:
-        st.session_state[ERROR] = f"The sweep could not start. {error}"
-    st.rerun()
+    attempt("The sweep could not start", lambda: show_sweep(server.start_sweep(choice.plan)))
 
 with right, st.container(key="lab_results"):
     shown = picked_sweep(server)

@@ -1,7 +1,7 @@
-"""A sweep on the lab page: how far it is, what it has found, and what can be done with it.
+"""One sweep on the Lab page: its progress, its buttons and its results.
 
-Everything is read from the sweep's folder. While the sweep runs, a fragment draws it anew once a
-second; elements keep their places and keys, so only what has changed is drawn.
+Everything is read from the sweep's folder. While the sweep runs, a fragment redraws it once a
+second; elements keep their keys, so that only changes are drawn.
 """
 
 from __future__ import annotations
@@ -9,33 +9,64 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import streamlit as st
 
+from dashboard.charts.lab import absent_sentence, effects_figure, listed, rows
 from dashboard.controls import sidebar as controls
-from dashboard.controls.lab_labels import workload_and_device
+from dashboard.controls.lab_labels import clock_rows, throttle_words, workload_and_device
 from dashboard.controls.sweep_picker import show_sweep
-from dashboard.format import escape_markdown
+from dashboard.format import button, escape_markdown, note
 from dashboard.services import ServerActivity, Services
-from dashboard.sweep_content import SweepContent, SweepStatus
+from dashboard.sweep_content import Best, SweepContent, SweepStatus, Verdict
 from dashboard.sweeps import StoredSweep, not_resumable
-from dashboard.views.lab_results import results
 from dashboard.views.live_panel import APPLIED
-from dashboard.views.parts import download
+from dashboard.views.parts import download, number, plot, table, text
 from stepscope.run import RunError
 from trainer.config import ConfigError, RunConfig
 from trainer.lab.folder import SweepError
 from trainer.lab.report import to_csv, to_html
 
-ERROR = "lab_error"  # In the session's state: a sentence that the page shows once.
+ERROR = "lab_error"  # Session state: a sentence that the page shows once.
 AGAIN_S = 1.0
-LOOK_S = 3.0
-"""How often a sweep that is over is looked for: it may be deleted, or resumed, elsewhere."""
+LOOK_S = 3.0  # Period of checks whether an ended sweep was deleted or resumed in another tab.
+TIME, SIZE = "%.2f ms", "%.1f MiB"
+COLUMNS = {
+    "Setting": text(pinned=True, help="What differs from the baseline."),
+    "Verdict": text(
+        help="By Student's t on log ratios to the baseline of each round, with one level for all "
+        "settings and looks."
+    ),
+    "Reason": text(width="medium", help="Why a setting failed or has no verdict."),
+    "Effect": number(format="%+.1f%%", help="Throughput relative to the baseline."),
+    "Interval": text(help="Confidence interval of the effect, in percent."),
+    "Margin of error": number(
+        format="%.1f%%",
+        help="How far the true effect may be from the verdict: from the effect if faster or "
+        "slower, otherwise from 0.",
+    ),
+    "Rounds": number(help="Rounds in which this setting and the baseline were measured."),
+    "Samples/s": number(format="%,.1f", help="Median over the rounds."),
+    "Step time": number(format=TIME, help="Median over the rounds."),
+    "Data wait": number(format=TIME, help="Part of the step time."),
+    "H2D copy": number(format=TIME, help="Part of the step time."),
+    "GPU time": number(format=TIME, help="Part of the step time."),
+    "Peak allocated": number(format=SIZE, help="Highest memory_allocated()."),
+    "Peak reserved": number(format=SIZE, help="Highest memory_reserved()."),
+    "Peak process": number(format=SIZE, help="Highest resident memory of the process."),
+    "Energy": number(format="%.3g mJ", help="GPU energy per sample."),
+    "MFU": number(format="%.1f%%", help="Share of the device's peak FLOP/s that the model used."),
+    "Loss": number(format="%.3g", help="Loss after equal steps."),
+    "Loss verdict": text(
+        help="Against the baseline. Same: its 95% interval lies within ±3%. Not shown equal: it "
+        "does not, and the loss may differ."
+    ),
+}
 
 
 def empty_lab(server: Services) -> None:
-    """Say what the lab does and what to press, and offer the recorded sweeps."""
+    """Draw the purpose of the lab and the recorded sweeps."""
     with st.container(border=True, key="lab_empty"):
         st.markdown(
             "#### Which settings pay off on this machine?\nTrains the workload repeatedly in "
@@ -45,13 +76,9 @@ def empty_lab(server: Services) -> None:
             "settings or a preset, then press **Start sweep**."
         )
         for example in server.sweeps.list_sweeps():
-            opened = st.button(
-                f"Example: {workload_and_device(example.content.workload, example.content.config)}",
-                key=f"lab_open_{example.id}",
-                icon=":material/play_circle:",
-                help="Open this recorded sweep. Nothing is measured.",
-            )
-            if opened:
+            title = f"Example: {workload_and_device(example.content)}"
+            about = "Open this recorded sweep. Nothing is measured."
+            if button(title, "play_circle", f"lab_open_{example.id}", about):
                 show_sweep(example.id)
                 st.rerun()
 
@@ -69,13 +96,13 @@ def sweep_panel(server: Services, sweep_id: str) -> None:
 
 
 def rerun_once(changed: Callable[[], bool]) -> None:
-    """Draw the page anew once `changed` is true; it is asked every LOOK_S."""
+    """Run the page again once `changed` returns True, checked every LOOK_S."""
 
-    def look() -> None:
+    def check() -> None:
         if changed():
             st.rerun()
 
-    st.fragment(look, run_every=LOOK_S)()
+    st.fragment(check, run_every=LOOK_S)()
 
 
 def deleted_or_resumed(server: Services, sweep_id: str) -> bool:
@@ -86,50 +113,57 @@ def deleted_or_resumed(server: Services, sweep_id: str) -> bool:
         return True
 
 
+def attempt(failed: str, action: Callable[[], None]) -> None:
+    """Call `action` and run the page again, which shows an error as a sentence."""
+    try:
+        action()
+    except (SweepError, RunError, OSError) as error:
+        st.session_state[ERROR] = f"{failed}. {error}"
+    st.rerun()
+
+
 def _draw(server: Services, sweep_id: str, was_live: bool) -> None:
     try:
         sweep = server.sweeps.read(sweep_id)
     except SweepError:  # deleted in another tab
         st.rerun()
     if was_live and not sweep.live:
-        st.rerun()  # the buttons on the left, and no more ticks
+        st.rerun()  # for the form on the left, and to stop the timer
     with st.container(key="lab_state"):
-        _state(sweep)
+        _state(sweep.content)
     with st.container(horizontal=True, key="lab_buttons"):
         _actions(server, sweep)
         if sweep.json.get("baseline") is not None:
             _downloads(sweep)
     with st.container(key="lab_found"):
-        results(sweep.content, functools.partial(_use, sweep))
+        results(sweep.content, functools.partial(_apply, sweep.content))
 
 
-def _state(sweep: StoredSweep) -> None:
-    content = sweep.content
-    title = workload_and_device(content.workload, content.config)
+def _state(content: SweepContent) -> None:
+    title = workload_and_device(content)
     st.markdown(f"#### {escape_markdown(title)}: {content.status}")
-    if content.status.live:
-        st.progress(content.progress.share, text=escape_markdown(progress_words(content)))
-        return
     reason = escape_markdown(content.reason) if content.reason else ""
     progress = content.progress
-    if content.status is SweepStatus.STOPPED:
+    if content.status.live:
+        st.progress(progress.share, text=escape_markdown(progress_words(content)))
+    elif content.status is SweepStatus.STOPPED:
         done = f" {progress.done} of at most {progress.total} trials measured."
-        said = f"{reason or 'Stopped.'}{done if progress.total else ''}"
-        st.warning(said, icon=":material/pause_circle:")
+        text = f"{reason or 'Stopped.'}{done if progress.total else ''}"
+        st.warning(text, icon=":material/pause_circle:")
     elif content.status is SweepStatus.FAILED:
         st.error(reason or "The sweep failed.", icon=":material/error:")
 
 
 def progress_words(content: SweepContent, now: float | None = None) -> str:
-    """Return what the sweep is doing and how long it will still take at most."""
+    """Return the sweep's current trial, its progress and the maximum time left."""
     progress = content.progress
     if content.status is SweepStatus.PENDING or not progress.total:
         return "Starting: loading PyTorch…"
     doing = progress.doing or "measuring"
     before, _, names = doing.rpartition(": ")
-    labels: dict[str, str] = {arm.name: arm.label for arm in content.arms}
+    known: dict[str, str] = {arm.name: arm.label for arm in content.arms}
     parts = [
-        f"{before}: {labels[names]}" if before and names in labels else doing,
+        f"{before}: {known[names]}" if before and names in known else doing,
         f"{progress.done} of {progress.total} trials",
     ]
     if progress.seconds_left is not None:
@@ -140,83 +174,158 @@ def progress_words(content: SweepContent, now: float | None = None) -> str:
 
 
 def _actions(server: Services, sweep: StoredSweep) -> None:
-    status = sweep.content.status
+    sweeps, refused = server.sweeps, sweep.look_only
     if sweep.live:
-        stop = st.button(
-            "Stop",
-            icon=":material/stop_circle:",
-            key=f"lab_stop_{sweep.id}",
-            disabled=sweep.look_only is not None,
-            help=sweep.look_only or "Stop now. Measurements are kept; Resume continues from there.",
-        )
-        if stop:
+        about = "Stop now. Measurements are kept; Resume continues from there."
+        if button("Stop", "stop_circle", f"lab_stop_{sweep.id}", about, refused):
             with st.spinner("Stopping…"):
-                _try("The sweep could not be stopped", lambda: server.sweeps.stop(sweep.id))
+                attempt("The sweep could not be stopped", lambda: sweeps.stop(sweep.id))
         return
-    if not_resumable(status) is None:
-        refused = sweep.look_only or server.busy_reason(ServerActivity.SWEEP)
-        resume = st.button(
-            "Resume",
-            icon=":material/resume:",
-            key=f"lab_resume_{sweep.id}",
-            disabled=refused is not None,
-            help=refused or "Continue after the last trial.",
-        )
-        if resume:
-            _try("The sweep could not go on", lambda: server.resume_sweep(sweep.id))
+    if not_resumable(sweep.content.status) is None:
+        refused = refused or server.busy_reason(ServerActivity.SWEEP)
+        about = "Continue after the last trial."
+        if button("Resume", "resume", f"lab_resume_{sweep.id}", about, refused):
+            attempt("The sweep could not be resumed", lambda: server.resume_sweep(sweep.id))
     if sweep.look_only is None:
-        _delete(server, sweep)
-
-
-def _delete(server: Services, sweep: StoredSweep) -> None:
-    with st.popover("Delete…", icon=":material/delete:", key="lab_delete"):
-        st.markdown("Delete this sweep and all its measurements?")
-        # Its key names the sweep: a press on a page of before must not delete another one.
-        sure = st.button(
-            "Delete", type="primary", key=f"lab_delete_sure_{sweep.id}", help="For good."
-        )
-    if sure:
-        show_sweep(None)
-        _try("The sweep could not be deleted", lambda: server.sweeps.delete(sweep.id))
-
-
-def _try(failed: str, action: Callable[[], None]) -> None:
-    """Do it and draw the whole page anew; a refusal becomes a sentence on it."""
-    try:
-        action()
-    except (SweepError, RunError, OSError) as error:
-        st.session_state[ERROR] = f"{failed}. {error}"
-    st.rerun()
+        with st.popover("Delete…", icon=":material/delete:", key="lab_delete"):
+            st.markdown("Delete this sweep and all its measurements?")
+            # The key has the sweep's id: a press on an outdated page must not delete another one.
+            key = f"lab_delete_sure_{sweep.id}"
+            sure = st.button("Delete", type="primary", key=key, help="For good.")
+        if sure:
+            show_sweep(None)
+            attempt("The sweep could not be deleted", lambda: sweeps.delete(sweep.id))
 
 
 def _downloads(sweep: StoredSweep) -> None:
-    for name, ending, mime, make, text in (
+    for name, ending, mime, make, about in (
         ("CSV", "csv", "text/csv", to_csv, "The table, one row per setting."),
         ("JSON", "json", "application/json", _json, "The complete sweep.json with every trial."),
         ("HTML report", "html", "text/html", to_html, "A single file to share or print."),
     ):
         made = functools.partial(make, sweep.json)
-        download(name, made, f"{sweep.id}.{ending}", f"lab_download_{ending}", text, mime=mime)
+        download(name, made, f"{sweep.id}.{ending}", f"lab_download_{ending}", about, mime=mime)
 
 
 def _json(sweep: dict[str, object]) -> str:
     return json.dumps(sweep, indent=1)
 
 
-def _use(sweep: StoredSweep) -> None:
+def _apply(sweep: SweepContent) -> None:
     """Put the best combination into the sidebar and open the Run page."""
-    best = sweep.content.best
+    best = sweep.best
     if best is None:
         return
     try:
-        config = RunConfig.from_dict({**sweep.content.config, **best.changes})
+        config = RunConfig.from_dict({**sweep.config, **best.changes})
     except ConfigError as error:
         st.session_state[ERROR] = f"These settings cannot be used: {error}"
         st.rerun()
     controls.load(config)
-    named = {arm.name: arm.label for arm in sweep.content.arms}
-    changes = ", ".join(named.get(name, name) for name in best.names)
-    title = workload_and_device(sweep.content.workload, sweep.content.config)
-    applied = f"{title}, with {changes or best.label}"
+    applied = f"{workload_and_device(sweep)}, with {labels(sweep, best.names, ', ') or best.label}"
     st.session_state[APPLIED] = f"The sidebar has the settings of the lab: {applied}."
     st.switch_page("views/run.py")
+
+
+def results(sweep: SweepContent, apply: Callable[[], None]) -> None:
+    """Draw all results; a press on "Apply settings" calls `apply`."""
+    _best(sweep, apply)
+    figure = effects_figure(sweep)
+    with st.container(border=figure is not None, key="lab_chart"):
+        if figure is not None:
+            plot(figure, "lab_effects")
+        elif sweep.status.live:
+            st.caption("Effects appear after the first rounds.")
+    drift, throttled = sweep.drift, throttle_words(sweep)
+    if drift is not None and drift.found:
+        st.warning(escape_markdown(drift.text), icon=":material/trending_down:")
+    if throttled is not None:
+        st.warning(escape_markdown(throttled), icon=":material/device_thermostat:")
+    if drift is not None and not drift.found:
+        note("check", escape_markdown(drift.text))
+    if sweep.arms:
+        with st.container(key="lab_table"):
+            arms = rows(listed(sweep))
+            table(arms, COLUMNS, "lab_rows", "Settings by effect", height="content")
+    absent = absent_sentence(sweep)
+    if absent is not None:
+        note("info", absent)
+    _more(sweep)
+
+
+def _more(sweep: SweepContent) -> None:
+    rows = clock_rows(sweep)
+    if rows:
+        with st.expander("Clocks and power of each round", icon=":material/speed:"):
+            st.table(rows)
+    if sweep.tried:
+        with st.expander("Combinations tried", icon=":material/call_merge:"):
+            for tried in sweep.tried:
+                word = "kept" if tried.kept else "left out"
+                why = f": {tried.reason}" if tried.reason else ""
+                st.caption(escape_markdown(f"{labels(sweep, tried.names)}: {word}{why}"))
+    if sweep.machine:
+        with st.expander("Baseline and machine", icon=":material/info:"):
+            st.json({"machine": sweep.machine, "baseline": sweep.config})
+
+
+def labels(sweep: SweepContent, names: Iterable[str], between: str = " + ") -> str:
+    """Return the labels of these variants, as in the table."""
+    known: dict[str, str] = {arm.name: arm.label for arm in sweep.arms}
+    return between.join(known.get(name, name) for name in names)
+
+
+def _best(sweep: SweepContent, apply: Callable[[], None]) -> None:
+    best = sweep.best
+    if best is None and not (sweep.tried and sweep.status is SweepStatus.FINISHED):
+        return
+    pressed = False
+    with st.container(border=True, horizontal=True, vertical_alignment="center", key="lab_best"):
+        if best is None:
+            st.markdown(
+                "**No best combination:** every faster combination had a worse loss after the same "
+                "number of steps."
+            )
+        elif not best.changes:
+            why = best.reason or best.text or "No setting is faster than the baseline."
+            st.markdown(f"**No better combination.** {escape_markdown(why)}")
+        else:
+            parts, effect = labels(sweep, best.names), _confirmation(best)
+            st.markdown(
+                f"**Best combination:** {escape_markdown(parts)}  \n{escape_markdown(effect)}",
+                width="stretch",
+            )
+            problem = _problem(sweep.status, best)
+            about = "Put the baseline with these changes into the sidebar of the Run page."
+            pressed = button("Apply settings", "tune", "lab_use", about, problem, type="primary")
+    if pressed:
+        apply()
+
+
+def _confirmation(best: Best) -> str:
+    """Return the result of confirming the best combination, as sentences."""
+    parts = [f"{best.text.rstrip('.')}." if best.text else ""]
+    if best.verdict in (Verdict.SLOWER, Verdict.NO_DIFFERENCE):
+        parts.append("The confirmation against the baseline shows no gain.")
+    elif best.verdict not in (None, Verdict.FASTER, Verdict.MEASURING):
+        parts.append("Not confirmed against the baseline.")
+    if best.loss_is_worse:
+        parts.append(f"Its loss after equal steps is worse: {best.loss.text or 'no figure'}.")
+    elif best.loss_not_shown_equal:
+        parts.append(f"After equal steps, its {best.loss.text or 'loss is not shown equal'}.")
+    if best.reason is not None and best.reason.rstrip(".") not in parts[0]:
+        parts.append(best.reason)
+    return " ".join(filter(None, parts))
+
+
+def _problem(status: SweepStatus, best: Best) -> str | None:
+    """Return why the best combination cannot be applied; None if it can."""
+    if status.live:
+        return "Confirmation is still running."
+    if best.verdict is Verdict.FAILED:
+        return "The confirmation run failed."
+    if best.verdict is Verdict.SLOWER:
+        return "The confirmation shows it is slower."
+    if best.loss_is_worse:
+        return "Its loss is worse than the baseline's after the same number of steps."
+    return None

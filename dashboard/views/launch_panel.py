@@ -1,4 +1,4 @@
-"""The commands that start the chosen settings by hand: one for each machine, or a Slurm script."""
+"""The commands that launch a distributed run by hand: per node, or a Slurm script."""
 
 from __future__ import annotations
 
@@ -6,24 +6,16 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
 from dashboard.services import PROJECT, Services
 from stepscope.run import folder_name
+from trainer import launch_commands as commands
 from trainer.config import RunConfig
-from trainer.launch_commands import (
-    PORT,
-    PORTS,
-    LaunchSpec,
-    inherited,
-    machine_command,
-    rank_variables,
-    slurm_script,
-)
 
-FOLDER = "launch_folder"
-"""In the session's state: where the job will record, until one has begun there."""
+FOLDER = "launch_folder"  # Session state: the folder of the next launch.
 
 
 def launch_panel(server: Services, config: RunConfig) -> None:
@@ -33,61 +25,38 @@ def launch_panel(server: Services, config: RunConfig) -> None:
     several = config.num_nodes > 1
     title = "Launch on several nodes" if several else "Launch from a terminal"
     with st.expander(title, icon=":material/terminal:", expanded=several, key="launch"):
-        columns = st.columns([3, 1])
-        host = columns[0].text_input(
-            "First machine",
-            socket.gethostname(),
-            key="launch_host",
-            help="Host name or address the other nodes can reach.",
-        )
-        port = columns[1].number_input(
-            "Port",
-            *PORTS,
-            PORT,
-            key="launch_port",
-            help="A free port on the first node that the others can reach.",
+        left, right = st.columns([3, 1])
+        about = "Host name or address the other nodes can reach."
+        host = left.text_input("First machine", socket.gethostname(), key="launch_host", help=about)
+        about = "A free port on the first node that the others can reach."
+        port = right.number_input(
+            "Port", *commands.PORTS, commands.PORT, key="launch_port", help=about
         )
         try:
-            _commands(config, _launch(config, _folder(server, config), host.strip(), int(port)))
+            variables = commands.rank_variables(config, os.cpu_count() or 1) | commands.inherited()
+            where: Any = {"folder": _folder(server, config), "project": PROJECT}
+            where |= {"host": host.strip(), "port": int(port)}
+            launch = commands.LaunchSpec(config=config, environment=variables, **where)
+            command, script = commands.machine_command(launch), commands.slurm_script(launch)
         except ValueError as error:
             st.error(str(error), icon=":material/error:")
-
-
-def _commands(config: RunConfig, launch: LaunchSpec) -> None:
-    machines = f"each of the {config.num_nodes} machines" if config.num_nodes > 1 else "the machine"
-    st.markdown(f"Run this on {machines} within a few minutes:")
-    st.code(machine_command(launch), language="bash", wrap_lines=True)
-    st.markdown("Or save this as `job.sbatch` and submit it with `sbatch job.sbatch`:")
-    st.code(slurm_script(launch), language="bash", wrap_lines=True)
-    st.caption(
-        f"All nodes need this program in `{launch.project}` and the folder "
-        f"`{launch.folder.parent}` on shared storage. The run then appears in the list with all "
-        "its ranks."
-    )
-
-
-def _launch(config: RunConfig, folder: Path, host: str, port: int) -> LaunchSpec:
-    variables = rank_variables(config, os.cpu_count() or 1)
-    return LaunchSpec(
-        config=config,
-        folder=folder,
-        project=PROJECT,
-        host=host,
-        port=port,
-        environment=variables | inherited(),
-    )
+            return
+        machines = f"each of the {config.num_nodes} machines" if several else "the machine"
+        st.markdown(f"Run this on {machines} within a few minutes:")
+        st.code(command, language="bash", wrap_lines=True)
+        st.markdown("Or save this as `job.sbatch` and submit it with `sbatch job.sbatch`:")
+        st.code(script, language="bash", wrap_lines=True)
+        st.caption(
+            f"All nodes need this program in `{launch.project}` and the folder "
+            f"`{launch.folder.parent}` on shared storage. The run then appears in the list with "
+            "all its ranks."
+        )
 
 
 def _folder(server: Services, config: RunConfig) -> Path:
-    """Return a folder for the job: the same until a run has begun there, or its name changes."""
+    """Return the folder of the next launch: a new one for each workload, and once it exists."""
     state = st.session_state
-    known = state.get(FOLDER)
-    begun = known is not None and (server.runs / known).exists()
-    if known is None or begun or f"-{_slug(config)}-" not in known:
-        tail = os.urandom(4).hex()
-        state[FOLDER] = folder_name(time.time(), config.workload, tail)
+    known, slug = state.get(FOLDER), str(config.workload).replace("_", "-")
+    if known is None or (server.runs / known).exists() or f"-{slug}-" not in known:
+        state[FOLDER] = folder_name(time.time(), config.workload, os.urandom(4).hex())
     return server.runs.absolute() / str(state[FOLDER])
-
-
-def _slug(config: RunConfig) -> str:
-    return str(config.workload).replace("_", "-")

@@ -1,4 +1,4 @@
-"""The header and the live charts: one component in the browser, and what it asks of this page."""
+"""The run's header and charts: one browser component, and its requests to this page."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from dashboard.controls.config_widgets import take_proposal
 from dashboard.controls.run_picker import RUN, choices, choose
 from dashboard.controls.sidebar import load
 from dashboard.live_chart import live_chart
-from dashboard.out_of_memory import OomRetry, retry
+from dashboard.out_of_memory import retry
 from dashboard.run_index import RunList
 from dashboard.services import ServerActivity, Services
 from stepscope.run import RunError, RunInfo, read_only_reason
 from trainer.config import ConfigIssue, RunConfig
 
-ERROR = "command_error"
-"""In the session's state: a sentence that the header shows once, as after a refused Start run."""
-START = "start_requested"  # In the session's state: True until the sidebar's settings are started.
-APPLIED = "settings_applied"
-"""In the session's state: a sentence on settings that the sidebar has now; shown once."""
+# Keys of the session state.
+ERROR = "command_error"  # A sentence that the header shows once.
+START = "start_requested"  # True until the sidebar's settings are started.
+APPLIED = "settings_applied"  # A sentence on new settings of the sidebar, shown once.
+TAB = "run_tab"  # The open tab of the run, also `tab` in the URL.
 KEY = "live"
-TAB = "run_tab"  # In the session's state, and in the URL as `tab`: the open tab of the run.
 TABS = {
     "overview": "Overview",
     "memory": "Memory",
@@ -40,9 +39,8 @@ TABS = {
 
 
 def open_tab(run: RunInfo | None) -> str:
-    """Return the tab to draw: the URL's at first, then the one that was opened last."""
-    state = st.session_state
-    tab = state.setdefault(TAB, st.query_params.get("tab", "overview"))
+    """Return the tab to draw: at first the URL's, then the last opened one."""
+    tab: str = st.session_state.setdefault(TAB, st.query_params.get("tab", "overview"))
     return tab if tab in tabs_of(run) else "overview"
 
 
@@ -58,18 +56,17 @@ def start_if_requested(
     server: Services, config: RunConfig, problems: Sequence[ConfigIssue]
 ) -> None:
     """Start the sidebar's settings if START is set, and show that run."""
-    if not st.session_state.pop(START, False):
-        return
-    if problems:
-        st.session_state[ERROR] = f"The run could not start. {problems[0]}"
+    state = st.session_state
+    if not state.pop(START, False):
         return
     try:
-        st.session_state[RUN] = server.start(config).name
+        if problems:
+            raise RunError(str(problems[0]))
+        state[RUN], state[TAB] = server.start(config).name, "overview"
     except (RunError, OSError) as error:
-        st.session_state[ERROR] = f"The run could not start. {error}"
-        return
-    st.session_state[TAB] = "overview"
-    st.rerun()
+        state[ERROR] = f"The run could not start. {error}"
+    else:
+        st.rerun()
 
 
 def live_panel(
@@ -80,7 +77,7 @@ def live_panel(
     tab: str,
     trouble: str | None = None,
 ) -> None:
-    """Draw the header and, for a run, what the component shows of `tab`.
+    """Draw the header and, for a run, the charts of `tab`.
 
     `config` has the sidebar's settings; `trouble` is why the picked run cannot be read.
     """
@@ -107,36 +104,27 @@ def live_panel(
         key=KEY,
         page_token=page_token(listing, run, server.measuring()),
         on_tab=_open_tab,
-        on_pick=_pick,
+        on_pick=lambda: choose(st.session_state[KEY].run),
         on_setting=_apply_setting,
-        on_retry=functools.partial(_retry, again),
+        on_retry=functools.partial(start_with, None if again is None else again.config),
     )
 
 
 def start_with(config: RunConfig | None) -> None:
-    """Put settings into the sidebar and have the Run page start them.
+    """Put settings into the sidebar and make the Run page start them, in a callback.
 
-    Call it in a callback. Does nothing for None.
+    Does nothing for None.
     """
     if config is None:
         return
     load(config)
-    st.session_state.setdefault("link_problems", [])  # no link is followed any more
+    st.session_state.setdefault("link_problems", [])  # the URL is not read any more
     st.session_state[START] = True
-
-
-def _retry(again: OomRetry | None) -> None:
-    """Put the settings that need less memory into the sidebar, and start them."""
-    start_with(None if again is None else again.config)
 
 
 def _open_tab() -> None:
     if st.session_state[KEY].tab in TABS:
         st.session_state[TAB] = st.session_state[KEY].tab
-
-
-def _pick() -> None:
-    choose(st.session_state[KEY].run)
 
 
 def _apply_setting() -> None:

@@ -1,4 +1,4 @@
-"""Streamlit elements in the form that several pages have them."""
+"""Streamlit elements that several pages share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,28 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.format import escape_markdown
+from dashboard.format import code_between_backticks, escape_markdown
 from dashboard.run_files import too_large_to_download
+from dashboard.services import Devices, Services
 from stepscope.common.formatting import printable
 
-OUTPUT_HEIGHT = 320  # px
-OUTPUT_LINES = 12  # Lines that fit into that height.
+READING_WIDTH = 820  # px
+TABLE_HEIGHT = 320  # px
+OUTPUT_LINES = 12  # Lines that fit into a box of TABLE_HEIGHT.
+text, number = st.column_config.TextColumn, st.column_config.NumberColumn
+
+
+def devices(server: Services) -> Devices:
+    """Return the devices; draw a spinner while torch is imported."""
+    if not server.devices_known:
+        with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
+            server.devices()
+    return server.devices()
+
+
+def warning(text: str, icon: str = "error") -> None:
+    """Draw a warning from text that is not Markdown, except code between backticks."""
+    st.warning(code_between_backticks(printable(text)), icon=f":material/{icon}:")
 
 
 def table(
@@ -23,7 +39,8 @@ def table(
     alt: str,
     **options: Any,
 ) -> Any:
-    """Draw rows as a table; `alt` describes it to screen readers."""
+    """Draw rows as a table, a long one with a scroll bar; `alt` is for screen readers."""
+    options.setdefault("height", TABLE_HEIGHT if len(rows) > 8 else "auto")
     return st.dataframe(
         rows, column_config=columns, hide_index=True, placeholder="–", key=key, alt=alt, **options
     )
@@ -32,6 +49,12 @@ def table(
 def plot(figure: dict[str, Any], key: str, alt: str | None = None) -> None:
     """Draw a Plotly figure without its buttons."""
     st.plotly_chart(figure, key=key, config={"displayModeBar": False}, alt=alt)
+
+
+def segments(label: str, options: Sequence[Any], key: str, **more: Any) -> Any:
+    """Draw a choice as adjacent buttons without a label; return the selected option."""
+    more |= {"default": options[0], "required": True, "label_visibility": "collapsed"}
+    return st.segmented_control(label, options, key=key, **more)
 
 
 def download(
@@ -44,30 +67,22 @@ def download(
     file: tuple[Path, int] | None = None,
     mime: str | None = None,
 ) -> None:
-    """Draw a button that downloads what `make` returns.
+    """Draw a button that downloads the result of `make`.
 
-    `file` is the file behind it and its size: a too large one is named instead.
+    `file` is its path and size in bytes: if it is too large, the path is shown instead.
     """
     refused = None if file is None else too_large_to_download(*file)
     if refused is not None:
         st.caption(escape_markdown(printable(refused)), width="content")
         return
-    st.download_button(
-        label,
-        make,
-        file_name=name,
-        mime=mime,
-        icon=":material/download:",
-        key=key,
-        on_click="ignore",
-        help=text,
-    )
+    more: Any = {"mime": mime, "icon": ":material/download:", "on_click": "ignore", "help": text}
+    st.download_button(label, make, file_name=name, key=key, **more)
 
 
 def start_button(
     label: str, refused: str | None, text: str, place: Any = st, **options: Any
 ) -> bool:
-    """Draw a button, and below it why it is disabled; return True for a press."""
+    """Draw a button, and its disabled reason below; return True for a press."""
     options = {"type": "primary"} | options
     pressed = place.button(label, disabled=refused is not None, help=refused or text, **options)
     if refused is not None:
@@ -76,8 +91,8 @@ def start_button(
 
 
 def output(text: str) -> None:
-    """Draw the output of a program; a long one begins at its end."""
-    # The box, not the text in it, has the height: only a box can begin at its end.
-    height: Any = OUTPUT_HEIGHT if text.count("\n") > OUTPUT_LINES else "content"
+    """Draw the output of a program; a long one is scrolled to its end."""
+    # Only a container can be scrolled to its end, not the text in it.
+    height: Any = TABLE_HEIGHT if text.count("\n") > OUTPUT_LINES else "content"
     with st.container(height=height, border=False, autoscroll=True):
         st.code(text, language=None, wrap_lines=True)

@@ -1,4 +1,4 @@
-"""The Run page: settings of a new run, one run with its controls, and its tabs."""
+"""The Run page: settings of a new run, and one run with its controls and tabs."""
 
 from dataclasses import replace
 from urllib.parse import urlencode
@@ -11,35 +11,22 @@ from dashboard.charts.run_view import run_kind
 from dashboard.controls import sidebar as controls
 from dashboard.controls.actions import start_refusal
 from dashboard.controls.run_picker import attempts, next_attempt, picked_run, run_name
-from dashboard.format import escape_markdown
+from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity
+from dashboard.views import live_panel as live
 from dashboard.views.estimate_panel import estimate_buttons, estimate_panel
 from dashboard.views.launch_panel import launch_panel
-from dashboard.views.live_panel import (
-    APPLIED,
-    START,
-    TAB,
-    TABS,
-    live_panel,
-    open_tab,
-    start_if_requested,
-)
-from dashboard.views.parts import start_button
-from dashboard.views.run_details import details_tab, logs_tab
+from dashboard.views.parts import devices, start_button
+from dashboard.views.run_details import details_tab, logs_tab, ranks_tab
 from dashboard.views.run_memory import memory_tab
 from dashboard.views.run_profile import profile_section
-from dashboard.views.run_ranks import ranks_tab
 from dashboard.views.welcome import welcome
 from stepscope.run import RunError, RunKind, read_run
 from trainer.config import checkpoints
 from trainer.config_validation import start_problem
 
 server = services.get()
-if not server.devices_known:
-    with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
-        server.devices()
-found = server.devices()
-
+found = devices(server)
 link_problems = controls.load_settings(found)
 listing = server.index.fresh()
 picked = picked_run(server, listing)
@@ -53,7 +40,7 @@ except RunError as error:
     trouble = str(error)
 if run is not None and run.folder.parent == server.examples:
     listing = replace(listing, runs=(*listing.runs, run))
-tab = open_tab(run)
+tab = live.open_tab(run)
 
 foreign = run is not None and run_kind(run) is not RunKind.TRAINER
 form = controls.sidebar(
@@ -65,58 +52,49 @@ to_start = problems if by_hand is None else (*problems, by_hand)
 refused = start_refusal(server.busy_reason(ServerActivity.RUN), to_start)
 with form.estimate:
     estimate_buttons(server, config, problems)
-with form.start:
-    live = run is not None and run.status.live
-    if start_button(
-        "Start run",
-        refused,
-        "Train with these settings.",
-        type="secondary" if live else "primary",
-        width="stretch",
-        key="start_run",
-    ):
-        st.session_state[START] = True
-start_if_requested(server, config, to_start)
+kind = "secondary" if run is not None and run.status.live else "primary"
+text = "Train with these settings."
+if start_button(
+    "Start run", refused, text, form.start, type=kind, width="stretch", key="start_run"
+):
+    st.session_state[live.START] = True
+live.start_if_requested(server, config, to_start)
 
 for problem in link_problems:
     st.warning(f"Part of the link was ignored: {problem}", icon=":material/link_off:")
 params = controls.link_params(config, found.devices)
 if picked:
     params["run"] = picked
-chosen_tab = tab if run is not None else st.session_state[TAB]  # kept for the next run
-if chosen_tab in TABS and chosen_tab != "overview":
+chosen_tab = tab if run is not None else st.session_state[live.TAB]  # for the next run
+if chosen_tab in live.TABS and chosen_tab != "overview":
     params["tab"] = chosen_tab
 if params != st.query_params.to_dict():
     st.query_params.from_dict(params)
 
 with form.start, st.container(horizontal=True):
+    about = "Restore the recommended settings of this workload."
     st.button(
-        "Reset to defaults",
-        key="reset_settings",
-        type="tertiary",
-        on_click=controls.reset,
-        help="Restore the recommended settings of this workload.",
+        "Reset to defaults", "reset_settings", about, on_click=controls.reset, type="tertiary"
     )
     with st.popover("Copy link", type="tertiary", key="copy_link"):
         st.caption("Opens this page with these settings:")
         address = (st.context.url or "").split("?")[0]
         st.code(f"{address}?{urlencode(params)}", language=None, wrap_lines=True)
 
-applied = st.session_state.pop(APPLIED, None)
+applied = st.session_state.pop(live.APPLIED, None)
 if applied is not None:
     st.success(
         f"{escape_markdown(applied)} Press **Start run** to train with them.",
         icon=":material/tune:",
     )
-note = run.run_json.get("note") if run else None
-if note:
-    st.caption(f":material/inventory_2: {escape_markdown(str(note))}")
+if run is not None and run.run_json.get("note"):
+    note("inventory_2", escape_markdown(str(run.run_json["note"])))
 estimate_panel(server, config)
 if not problems:
     launch_panel(server, config)
 if run is not None:
     attempts(run)
-live_panel(server, config, listing, run, tab, trouble)
+live.live_panel(server, config, listing, run, tab, trouble)
 if run is None:
     welcome(server, found, refused)
 elif tab == "memory":

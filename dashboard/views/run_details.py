@@ -1,4 +1,4 @@
-"""The tabs Logs and Details of a run: output, files, settings and environment."""
+"""The tabs Logs and Details of a run, and the same for one rank on the Ranks tab."""
 
 from __future__ import annotations
 
@@ -14,85 +14,48 @@ import streamlit as st
 
 from dashboard.charts.run_view import run_kind, world_size_of
 from dashboard.controls import sidebar as controls
+from dashboard.format import button, pick
+from dashboard.ranks.members import read_member
 from dashboard.run_files import tail
 from dashboard.services import Services
 from dashboard.views.live_panel import APPLIED, ERROR
-from dashboard.views.parts import download, output, table
-from stepscope.run import RunInfo, RunKind, rank_file
+from dashboard.views.parts import download, output, table, text
+from stepscope.run import RunInfo, RunKind, rank_file, rank_json
+from stepscope.run.rank_info import rank_numbers
 from trainer.config import ConfigError, RunConfig
 
 OUTPUT = "output.log"
-CHECKPOINTS = 50  # Checkpoints listed at most.
-_HIDDEN = {"capabilities", "fit"}
+RANK_LOGS = (OUTPUT, "worker.log", "traceback.txt")
+MAX_CHECKPOINTS = 50
+MAX_RANKS = 256
+MAX_JSON_BYTES = 1_000_000  # Of a rank's file, which other users may have written.
+_HIDDEN = {"capabilities", "fit", "gpu_processes"}
+_NO_OUTPUT = {
+    RunKind.INIT: "The output of a script with stepscope.init is not recorded. See its terminal.",
+    RunKind.RECORD: "A recording of the hardware has no output.",
+}
 
 
 def logs_tab(run: RunInfo) -> None:
-    """Draw the traceback and what the run printed."""
-    distributed = world_size_of(run.run_json) > 1
-    whose = f" of rank {run.cause_rank}" if distributed else ""
-    drawn = [
-        _text_file(run, rank_file("traceback.txt", run.cause), f"Traceback{whose}", expanded=True),
-        _text_file(run, "worker.log", "Training process output"),
-        bool(run.cause)
-        and _text_file(run, rank_file("worker.log", run.cause), f"Output of rank {run.cause_rank}"),
-    ]
+    """Draw the traceback and the output of a run."""
+    rank = f" of rank {run.cause_rank}" if world_size_of(run.run_json) > 1 else ""
+    files = {
+        rank_file("traceback.txt", run.cause): f"Traceback{rank}",
+        "worker.log": "Training process output",
+    }
+    if run.cause:
+        files[rank_file("worker.log", run.cause)] = f"Output{rank}"
+    drawn = False
+    for name, title in files.items():
+        content = (tail(run.folder / name) or "").strip()
+        if content:
+            drawn = True
+            with st.expander(title, icon=":material/terminal:", expanded="Traceback" in title):
+                st.code(content, language=None, wrap_lines=True)
     if os.path.exists(run.folder / OUTPUT):
         _output(run.folder)
-    elif not any(drawn):
-        st.caption(_no_logs(run))
-
-
-def _no_logs(run: RunInfo) -> str:
-    if run_kind(run) is RunKind.INIT:
-        return "The output of a script with stepscope.init is not recorded. See its terminal."
-    if run_kind(run) is RunKind.RECORD:
-        return "A recording of the hardware has no output."
-    return "The run has printed nothing."
-
-
-def details_tab(server: Services, run: RunInfo) -> None:
-    """Draw the command, files, settings and environment of a run."""
-    trainer = run_kind(run) is RunKind.TRAINER
-    script = run.run_json.get("script")
-    if isinstance(script, dict):
-        _script(script)
-    checkpoints = sorted(run.folder.glob("*.pt")) if trainer else []
-    if checkpoints and not run.status.live:
-        st.markdown("#### Checkpoints")
-        _checkpoints(server, run, [path.name for path in checkpoints[:CHECKPOINTS]])
-    config = run.run_json.get("config")
-    if isinstance(config, dict) and config:
-        _table("Settings", config)
-    environment = run.run_json.get("environment")
-    if isinstance(environment, dict):
-        _table("Environment", environment)
-    st.markdown("#### Export")
-    st.code(f"stepscope export {run.id} --format csv", language=None, wrap_lines=True)
-    with st.expander("All recorded properties (run.json)", icon=":material/data_object:"):
-        st.json({name: value for name, value in run.run_json.items() if name not in _HIDDEN})
-
-
-def _table(title: str, values: Mapping[str, Any]) -> None:
-    """Draw names and values as a table; nested values as JSON."""
-    rows = [
-        {"Name": name, "Value": value if isinstance(value, str) else json.dumps(value)}
-        for name, value in values.items()
-    ]
-    st.markdown(f"#### {title}")
-    wide = {"Name": st.column_config.TextColumn(width="medium")}
-    table(rows, wide, f"details_{title.lower()}", title, height="content", width="content")
-
-
-def _script(script: Mapping[str, Any]) -> None:
-    """Draw which script ran, and where."""
-    given = script.get("arguments")
-    words = [str(script.get("path")), *map(str, given if isinstance(given, list) else [])]
-    for title, text in (
-        ("Script", shlex.join(words)),
-        ("Working directory", str(script.get("cwd"))),
-    ):
-        st.caption(title)
-        st.code(text, language=None, wrap_lines=True)
+    elif not drawn:
+        st.caption(_NO_OUTPUT.get(run_kind(run), "The run has printed nothing."))
 
 
 @st.fragment
@@ -104,25 +67,60 @@ def _output(folder: Path) -> None:
     if not box.open:
         return
     with box:
-        text = tail(folder / OUTPUT)
-        st.button(
-            "Refresh",
-            icon=":material/refresh:",
-            key="refresh_output",
-            type="tertiary",
-            help="Reload the last 20 kB.",
-        )
-        if text is None:
+        about = "Reload the last 20 kB."
+        button("Refresh", "refresh", "refresh_output", about, type="tertiary")
+        content = tail(folder / OUTPUT)
+        if content is None:
             st.caption("The output file cannot be read.")
-        elif not text.strip():
+        elif not content.strip():
             st.caption("No output yet.")
         else:
-            output(text)
+            output(content)
+
+
+def details_tab(server: Services, run: RunInfo) -> None:
+    """Draw the command, checkpoints, settings and environment of a run."""
+    values = run.run_json
+    script = values.get("script")
+    if isinstance(script, dict):
+        given = script.get("arguments")
+        arguments = map(str, given if isinstance(given, list) else [])
+        _code("Script", shlex.join([str(script.get("path")), *arguments]))
+        _code("Working directory", str(script.get("cwd")))
+    if run_kind(run) is RunKind.TRAINER and not run.status.live:
+        _checkpoints(server, run, [path.name for path in sorted(run.folder.glob("*.pt"))])
+    for title, name in (("Settings", "config"), ("Environment", "environment")):
+        shown = values.get(name)
+        if isinstance(shown, dict) and shown:
+            _table(title, shown)
+    st.markdown("#### Export")
+    st.code(f"stepscope export {run.id} --format csv", language=None, wrap_lines=True)
+    with st.expander("All recorded properties (run.json)", icon=":material/data_object:"):
+        st.json({name: value for name, value in values.items() if name not in _HIDDEN})
+
+
+def _code(title: str, content: str) -> None:
+    st.caption(title)
+    st.code(content, language=None, wrap_lines=True)
+
+
+def _table(title: str, values: Mapping[str, Any]) -> None:
+    """Draw names and values as a table; nested values as JSON."""
+    rows = [
+        {"Name": name, "Value": value if isinstance(value, str) else json.dumps(value)}
+        for name, value in values.items()
+    ]
+    st.markdown(f"#### {title}")
+    wide = {"Name": text(width="medium"), "Value": text(width="large")}
+    table(rows, wide, f"details_{title.lower()}", title, height="content", width="content")
 
 
 def _checkpoints(server: Services, run: RunInfo, names: list[str]) -> None:
+    if not names:
+        return
+    st.markdown("#### Checkpoints")
     with st.container(horizontal=True, key="checkpoints"):
-        for name in names:
+        for name in names[:MAX_CHECKPOINTS]:
             download(
                 f"Download weights ({name})",
                 functools.partial(server.weights, run.id, name),
@@ -130,36 +128,57 @@ def _checkpoints(server: Services, run: RunInfo, names: list[str]) -> None:
                 f"weights_{name}",
                 "state_dict only; load it with torch.load(..., weights_only=True).",
             )
-        st.button(
-            "Resume in a new run",
-            icon=":material/resume:",
-            key="resume_run",
-            on_click=_resume,
-            args=(run, names),
-            help="Put this run's settings and its last checkpoint into the sidebar, then press "
-            "Start run.",
-        )
+        last = "last.pt" if "last.pt" in names else names[-1]
+        about = "Put this run's settings and its last checkpoint into the sidebar of Start run."
+        more: Any = {"on_click": _resume, "args": (run, last)}
+        button("Resume in a new run", "resume", "resume_run", about, **more)
 
 
-def _resume(run: RunInfo, names: list[str]) -> None:
-    last = "last.pt" if "last.pt" in names else names[-1]
+def _resume(run: RunInfo, checkpoint: str) -> None:
+    resume_from = f"{run.id}/{checkpoint}"
     try:
-        config = RunConfig.from_dict({**run.run_json["config"], "resume_from": f"{run.id}/{last}"})
+        config = RunConfig.from_dict({**run.run_json["config"], "resume_from": resume_from})
     except (ConfigError, KeyError, TypeError) as error:
         st.session_state[ERROR] = f"This run's settings cannot be used: {error}"
         return
     controls.load(config)
     st.session_state[APPLIED] = (
-        f"The sidebar has the settings of this run and continues from {config.resume_from} (Resume "
-        "from in the Training group)."
+        f"The sidebar has the settings of this run and continues from {resume_from} (Resume from "
+        "in the Training group)."
     )
 
 
-def _text_file(run: RunInfo, name: str, title: str, **options: Any) -> bool:
-    """Draw the end of a text file; return False for a missing or empty one."""
-    text = tail(run.folder / name)
-    if not text or not text.strip():
-        return False
-    with st.expander(title, icon=":material/terminal:", **options):
-        st.code(text, language=None, wrap_lines=True)
-    return True
+def ranks_tab(run: RunInfo) -> None:
+    """Draw the output and the properties of one rank, selected by the user."""
+    with st.expander("Output and settings of a rank", icon=":material/lan:", expanded=True):
+        numbers = rank_numbers(run.folder)[:MAX_RANKS]
+        names = {rank_label(run.folder, number): number for number in numbers}
+        label = pick("Rank", list(names), "rank_details", "Global rank of the process.")
+        number = names.get(label, 0)
+        logs = {name: tail(run.folder / name) for name in (rank_file(n, number) for n in RANK_LOGS)}
+        printed = {name: content for name, content in logs.items() if content and content.strip()}
+        for name, content in printed.items():
+            st.caption(name)
+            output(content)
+        if not printed:
+            st.caption(_NO_OUTPUT.get(run_kind(run), "The rank has printed nothing."))
+        command = f"stepscope export {run.id} --format csv --rank {number}"
+        _code("Export the metrics of this rank:", command)
+        st.caption("Settings and environment")
+        st.json(_rank_json(run.folder / rank_json(number)), expanded=1)
+
+
+def rank_label(folder: Path, number: int) -> str:
+    """Return a rank's label, "Rank 3 · node01", which does not change during a run."""
+    member = read_member(folder, number)
+    return f"Rank {number}" if member is None else f"Rank {member.rank} · {member.host}"
+
+
+def _rank_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(tail(path, MAX_JSON_BYTES) or "")
+    except ValueError:
+        return {"problem": "The rank's file cannot be read."}
+    if not isinstance(values, dict):
+        return {"problem": "The rank's file has an unknown format."}
+    return {name: value for name, value in values.items() if name not in _HIDDEN}

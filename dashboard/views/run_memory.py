@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 
+from dashboard import services
 from dashboard.charts.memory_breakdown import gpu_of, ledger_layout, missing_reasons
-from dashboard.charts.run_view import RunView, run_content
-from dashboard.format import escape_markdown
+from dashboard.charts.run_view import run_content, world_size_of
+from dashboard.format import button, escape_markdown
 from dashboard.live_chart import memory_ledger
-from dashboard.views.memory_oom import oom_section
+from dashboard.out_of_memory import OomRetry, retry, shortage
+from dashboard.services import ServerActivity
+from dashboard.views.live_panel import start_with
 from dashboard.views.memory_snapshots import snapshot_section
-from dashboard.views.parts import table
+from dashboard.views.parts import number, table, text, warning
 from stepscope.common.formatting import format_bytes, printable
+from stepscope.memory.oom.reader import OomAnalysis
+from stepscope.memory.oom.record import OomAllocationSite, OomRecord
 from stepscope.run import RunError, RunInfo, read_run
 
 KEY = "memory_ledger"
-AGAIN = "2s"
-PROCESSES = 200  # Processes of a GPU that are listed, at most.
-TEXT_LENGTH = 200
-STATES = {"running": "", "zombie": "zombie (ended, not reaped by its parent)", "gone": "ended"}
-text, number = st.column_config.TextColumn, st.column_config.NumberColumn
-COLUMNS = {
+MAX_PROCESSES = 200
+MAX_TEXT_LENGTH = 200
+STATES = {"zombie": "zombie (ended, not reaped by its parent)", "gone": "ended"}
+PROCESS_COLUMNS = {
     "Name": text(pinned=True, help="Process name, as ps shows it; – if unknown."),
     "Memory": number(format="%.1f MiB", help="On this GPU, as reported by the driver."),
     "PID": number(format="%d", help="Process ID."),
@@ -30,25 +35,33 @@ COLUMNS = {
     "Command": text(width="large", help="Full command line."),
     "State": text(help="Empty for a running process."),
 }
+FRAMES = 12
+LIBRARY = ("/torch/", "/site-packages/")
+BLOCK_COLUMNS = {
+    "Size": number(format="%.1f MiB", pinned=True, help="Total of all blocks in the row."),
+    "Blocks": number(format="localized", help="Live blocks in the row."),
+    "Module": text(help="Module whose forward pass allocated it, if the stack shows one."),
+    "Line": text(width="large", help="Innermost line outside torch."),
+    "Stack": text(width="large", help="The innermost line first."),
+}
 
 
 def memory_tab(run: RunInfo, token: str) -> None:
-    """Draw why memory ran out, if it did, what the memory is used for, and snapshots."""
-    content = run_content(run)
+    """Draw the out-of-memory analysis, the memory breakdown and snapshots."""
+    gpu = gpu_of(run_content(run))
     oom_section(run)
     st.markdown("#### Memory breakdown")
-    st.caption(_whose(run, content))
+    st.caption(_scope(run, gpu))
     memory_ledger(run.id, ledger_layout(run), key=KEY, page_token=token)
-    if gpu_of(content) is not None:
-        _processes(run)
+    if gpu is not None:
+        _processes(run, gpu)
     snapshot_section(run)
 
 
 def process_rows(run_json: dict[str, Any], gpu: str) -> list[dict[str, Any]] | None:
-    """Return a row for each process on the GPU but the run's own, those with most memory first.
+    """Return a row for each other process on the GPU, the largest first.
 
-    None where the run has no list: the driver hides them, or nobody has asked. What a run.json
-    holds in another form than Stepscope writes it is left out.
+    Skips invalid entries. Returns None if the driver hides processes or none was recorded.
     """
     listed = run_json.get("gpu_processes")
     entries = listed.get(gpu) if isinstance(listed, dict) else None
@@ -57,17 +70,16 @@ def process_rows(run_json: dict[str, Any], gpu: str) -> list[dict[str, Any]] | N
     own = run_json.get("pid")
     rows = [_row(entry) for entry in entries if isinstance(entry, dict) and entry.get("pid") != own]
     rows.sort(key=lambda row: row["Memory"] or 0.0, reverse=True)
-    return rows[:PROCESSES]
+    return rows[:MAX_PROCESSES]
 
 
-@st.fragment(run_every=AGAIN)
-def _processes(run: RunInfo) -> None:
-    """Draw the other processes on the run's GPU, as its sampler saw them last."""
+@st.fragment(run_every="2s")
+def _processes(run: RunInfo, gpu: str) -> None:
+    """Draw the other processes on the run's GPU, as its sampler read them last."""
     try:
         run = read_run(run.folder)
     except RunError:
         return  # the folder was deleted; the header shows it
-    gpu = gpu_of(run_content(run)) or ""
     rows = process_rows(run.run_json, gpu)
     st.markdown("#### Other processes on this GPU")
     if rows is None:
@@ -80,7 +92,7 @@ def _processes(run: RunInfo) -> None:
         if len(known) == len(rows) > 1:
             st.caption(f"{len(rows)} processes, {format_bytes(sum(known) * 2**20)} in total.")
         alt = "Other processes on the GPU, those with most memory first"
-        table(rows, COLUMNS, "memory_processes", alt)
+        table(rows, PROCESS_COLUMNS, "memory_processes", alt)
     if rows and not run.status.live:
         st.caption("State at the end of the run.")
 
@@ -101,19 +113,111 @@ def _row(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    return printable(" ".join(value.split()))[:TEXT_LENGTH] if isinstance(value, str) else ""
+    return printable(" ".join(value.split()))[:MAX_TEXT_LENGTH] if isinstance(value, str) else ""
 
 
-def _whose(run: RunInfo, content: RunView) -> str:
-    """Return a line on what is divided: which GPU, or the host."""
-    uuid = gpu_of(content)
+def _scope(run: RunInfo, uuid: str | None) -> str:
+    """Return which memory the breakdown divides: of a GPU or of the host."""
     if uuid is None:
         return (
             "Memory of the host, or of its container if the container has a limit: this run trains "
             "on the CPU."
         )
-    gpu = next((gpu for gpu in content.gpus if gpu.uuid == uuid), None)
-    name = uuid if gpu is None else f"{gpu.name} ({uuid})"
-    rank = run.run_json.get("world_size")
-    several = isinstance(rank, int) and rank > 1
-    return f"Memory of {escape_markdown(name)}." + (" Values of rank 0." if several else "")
+    names = {gpu.uuid: f"{gpu.name} ({uuid})" for gpu in run_content(run).gpus}
+    several = " Values of rank 0." if world_size_of(run.run_json) > 1 else ""
+    return f"Memory of {escape_markdown(names.get(uuid, uuid))}.{several}"
+
+
+def oom_section(run: RunInfo) -> None:
+    """Draw why memory ran out and what to do; nothing if no allocation failed."""
+    devices = services.get().devices().devices
+    try:
+        found = shortage(run, devices)
+    except (OSError, ValueError) as error:
+        warning(f"The out-of-memory record cannot be read: {error}")
+        return
+    if found is None:
+        return
+    verdict, record = found.verdict, found.report.last
+    ended = "Out of memory" if found.report.ended else "Allocation failed, script continued"
+    with st.container(border=True, key="oom"):
+        st.markdown(f"#### {ended}: {escape_markdown(verdict.case.value)}")
+        st.markdown(escape_markdown(verdict.text))
+        st.caption(escape_markdown(_when(found)))
+        left, right = st.columns([2, 3], gap="large")
+        with left:
+            st.markdown(evidence_table(verdict.evidence))
+        with right:
+            st.markdown("##### What to try, best first")
+            for position, step in enumerate(verdict.next, start=1):
+                st.markdown(f"{position}. {escape_markdown(step.text)}")
+                if step.code is not None:
+                    st.code(step.code, language="python" if "\n" in step.code else None)
+            again = retry(run, devices)
+            if again is not None:
+                _retry(again, helps=any(step.name == "batch_size" for step in verdict.next))
+        _blocks(record)
+        if record.stack:
+            with st.expander("Allocating stack, innermost frame first"):
+                st.code("\n".join(record.stack), language=None)
+
+
+def _when(found: OomAnalysis) -> str:
+    last, seen = found.report.last, found.report.seen
+    try:
+        clock = f"{datetime.datetime.fromtimestamp(last.ts):%H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        clock = "unknown time"
+    parts = [f"After step {last.step:,}", f"at {clock}"]
+    if last.phase is not None:
+        parts.append(f"during {last.phase}")
+    if seen > 1:
+        parts.append(f"last of {seen:,} failed allocations")
+    if last.incomplete is not None:
+        parts.append(f"missing: {last.incomplete}")
+    return f"{', '.join(parts)}."
+
+
+def evidence_table(evidence: Mapping[str, str]) -> str:
+    """Return the figures as a Markdown table, the values aligned on the right."""
+    rows = [f"| {_cell(name)} | {_cell(shown)} |" for name, shown in evidence.items()]
+    return "\n".join(["| Evidence | Value |", "|:--|--:|", *rows])
+
+
+def _cell(text: str) -> str:
+    return escape_markdown(" ".join(text.split()))
+
+
+def _retry(again: OomRetry, *, helps: bool) -> None:
+    """Draw the button, as the primary one if a smaller batch is among the suggestions."""
+    drawn = again.as_button(services.get().busy_reason(ServerActivity.RUN))
+    refused = drawn["refused"]
+    more = {"on_click": start_with, "args": (again.config,)}
+    kind = "primary" if helps else "secondary"
+    button(drawn["label"], "replay", "oom_retry", drawn["help"], refused, type=kind, **more)
+    if refused is not None:
+        st.caption(escape_markdown(refused))
+
+
+def _blocks(record: OomRecord) -> None:
+    reason = escape_markdown(record.blocks_reason or "")
+    if record.blocks:
+        st.markdown("##### The largest live blocks")
+        rows = [block_row(block) for block in record.blocks]
+        used = {name for row in rows for name, value in row.items() if value is not None}
+        shown = [{name: value for name, value in row.items() if name in used} for row in rows]
+        table(shown, BLOCK_COLUMNS, "oom_blocks", "The largest live blocks of GPU memory")
+    if reason:
+        st.caption(f"{'Without stacks' if record.blocks else 'No list of live blocks'}: {reason}.")
+
+
+def block_row(block: OomAllocationSite) -> dict[str, Any]:
+    """Return a row of the table; missing values are None."""
+    own = (frame for frame in block.frames if not any(part in frame for part in LIBRARY))
+    return {
+        "Size": block.size / 2**20,
+        "Blocks": block.count,
+        "Module": block.module,
+        "Line": next(own, None),
+        "Stack": " ← ".join(block.frames[:FRAMES]) or None,
+    }

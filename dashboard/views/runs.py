@@ -6,11 +6,10 @@ from dashboard import services
 from dashboard.controls.sidebar import keep_settings
 from dashboard.format import escape_markdown
 from dashboard.views import parts
+from dashboard.views.parts import number, text
 from dashboard.views.run_rows import row
 from dashboard.views.welcome import examples, open_run
 
-AGAIN = "5s"  # the rows are read again while the page is open: some milliseconds
-number, text = st.column_config.NumberColumn, st.column_config.TextColumn
 COLUMNS = {
     "Name": text(pinned=True, help="The script, or the built-in workload."),
     "Status": text(help="Stopped by the user, failed with an error, or crashed without a message."),
@@ -24,10 +23,8 @@ COLUMNS = {
     ),
     "Samples/s": number(
         format="%,.0f",
-        help=(
-            "Samples per step divided by mean step time. Distributed runs: rank 0's rate times the "
-            "number of ranks."
-        ),
+        help="Samples per step divided by mean step time. Distributed runs: rank 0's rate times "
+        "the number of ranks.",
     ),
     "Peak allocated": number(
         format="%.2f GiB", help="Peak of torch's CUDA allocator; empty for CPU runs."
@@ -41,7 +38,7 @@ server = services.get()
 keep_settings()
 
 
-@st.fragment(run_every=AGAIN)
+@st.fragment(run_every="5s")
 def table() -> None:
     """Draw a row for each run; a click on a cell opens the run."""
     runs = server.list_runs()
@@ -52,15 +49,14 @@ def table() -> None:
         rows = [row(run, server.summary(run)) for run in runs]
     alt = "All runs, live ones first, then the newest"
     select = {"on_select": "rerun", "selection_mode": ["single-row", "single-cell"]}
-    chosen = parts.table(rows, COLUMNS, "runs_table", alt, **select)["selection"]
+    chosen = parts.table(rows, COLUMNS, "runs_table", alt, height="auto", **select)["selection"]
     if chosen["cells"]:
         open_run(runs[chosen["cells"][0][0]].id)
-    ticked = chosen["rows"]
     with st.container(horizontal=True, vertical_alignment="center"):
-        if ticked:
-            name = escape_markdown(str(rows[ticked[0]]["Name"]))
+        for index in chosen["rows"][:1]:
+            name = escape_markdown(str(rows[index]["Name"]))
             if st.button(f"Open {name}", icon=":material/open_in_full:", key="open_ticked"):
-                open_run(runs[ticked[0]].id)
+                open_run(runs[index].id)
         st.caption("Click a cell to open the run. Click a column title to sort.")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.controls.run_picker import choose
-from dashboard.format import code_between_backticks, escape_markdown
+from dashboard.format import button, code_between_backticks, escape_markdown
 from dashboard.services import Devices, Services
 from dashboard.views.live_panel import TAB
 from dashboard.views.memory_snapshots import snapshot_section
@@ -18,7 +18,7 @@ from stepscope.common.formatting import format_bytes
 
 
 def welcome(server: Services, found: Devices, refused: str | None) -> None:
-    """Draw what a user can do without a run. `refused` is why Start run is disabled, or None."""
+    """Draw the actions without a run; `refused` is why Start run is disabled, or None."""
     best = found.devices[0]
     st.markdown("#### No run is shown")
     sweep = server.sweeps.active_id()
@@ -30,14 +30,12 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
             query_params={"sweep": sweep},
         )
     if refused is None:
-        st.markdown(
-            f"**Start run** in the sidebar trains on {escape_markdown(best.name)} "
-            f"({format_bytes(best.memory_total)})."
-        )
+        memory = format_bytes(best.memory_total)
+        name = escape_markdown(best.name)
+        st.markdown(f"**Start run** in the sidebar trains on {name} ({memory}).")
     else:
-        st.warning(
-            f"**Start run** is disabled. {code_between_backticks(refused)}", icon=":material/block:"
-        )
+        why = code_between_backticks(refused)
+        st.warning(f"**Start run** is disabled. {why}", icon=":material/block:")
     left, right = st.columns(2)
     with left, st.container(border=True, height="stretch", key="welcome_watch"):
         st.markdown("##### Watch my script")
@@ -74,15 +72,11 @@ def watch_command(runs: Path) -> str:
 
 
 def examples(server: Services) -> None:
-    """Draw a button for each recorded example; nothing where none are installed."""
+    """Draw a button for each recorded example."""
     for run in server.list_examples():
         with st.container(key=f"example_{run.id}"):
-            opened = st.button(
-                str(run.run_json["name"]),
-                key=f"open_{run.id}",
-                icon=":material/play_circle:",
-                help="Open this recording.",
-            )
+            name = str(run.run_json["name"])
+            opened = button(name, "play_circle", f"open_{run.id}", "Open this recording.")
             st.caption(str(run.run_json["note"]))
         if opened:
             open_run(run.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from tests.support.app_page import NO_GPU, Learn, Machine
+from tests.support.app_page import NO_GPU, Learn, Machine, OpenPage
 from trainer.config_validation import TrainDevice
 
 MAIN = Path(__file__).resolve().parents[2] / "dashboard" / "main.py"
@@ -32,7 +32,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[services
 
 
 @pytest.fixture
-def page(server: services.Services) -> Callable[..., AppTest]:
+def page(server: services.Services) -> OpenPage:
     """Run the page with URL parameters; no run of it may end in an exception."""
 
     def run(**params: str) -> AppTest:
@@ -48,7 +48,7 @@ def page(server: services.Services) -> Callable[..., AppTest]:
 
 @pytest.fixture
 def machine(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Let the page find these GPUs and the CPU, whatever this machine has."""
+    """Make the page find these GPUs and the CPU."""
 
     def has(*gpus: TrainDevice) -> None:
         cpu = next(device for device in server.devices().devices if device.id == "cpu")
@@ -59,8 +59,8 @@ def machine(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> Machi
 
 
 @pytest.fixture
-def learn(page: Callable[..., AppTest]) -> Learn:
-    """Open the learn page with these URL parameters."""
+def learn(page: OpenPage) -> Learn:
+    """Open the Learn page with these URL parameters."""
 
     def opened(**params: str) -> AppTest:
         app = page()

@@ -1,12 +1,8 @@
-"""The learn page: lists all lessons, shows the program that runs, and says why one cannot run."""
+"""The Learn page: lists all lessons, shows the program that runs, and why one cannot run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from stepscope.run import RunError
@@ -14,6 +10,7 @@ from tests.support.app_page import (
     GPU,
     Learn,
     Machine,
+    OpenPage,
     component,
     label,
     press,
@@ -45,25 +42,20 @@ def test_a_link_opens_a_lesson_with_the_program_that_runs(
     run = label(app, "button", "Run")
     assert run.help
     assert run.disabled == (lesson.needs_cuda is not None)
-    if lesson.needs_cuda:
-        (said,) = app.info
-        assert lesson.needs_cuda in said.value
-        assert "CPU-only build" in said.value
-
-
-def test_with_a_gpu_nothing_is_missing(learn: Learn, machine: Machine) -> None:
+    infos = [info.value for info in app.info]
+    assert bool(infos) == (lesson.needs_cuda is not None)
+    assert all(str(lesson.needs_cuda) in text and "CPU-only build" in text for text in infos)
     machine(GPU)
-    for name in ("cuda_graphs", "amp"):
-        app = learn(lesson=name)
-        assert not label(app, "button", "Run").disabled
-        assert "Without CUDA" not in text_of(app)
-        assert not app.info
+    app.run()
+    assert not label(app, "button", "Run").disabled
+    assert "Without CUDA" not in text_of(app)
+    assert not app.info
 
 
 @pytest.mark.parametrize("name", ["absent", "../devices", "<b>", "__init__"])
-def test_a_link_to_no_lesson_is_said_and_shows_the_first(learn: Learn, name: str) -> None:
+def test_a_link_to_an_unknown_lesson_shows_the_first(learn: Learn, name: str) -> None:
     app = learn(lesson=name)
-    assert "chooses the best" in text_of(app)
+    assert [one.value for one in app.warning] == ["No such lesson. Choose one from the list."]
     assert f"### {LESSONS[0].title}" in [part.value for part in app.markdown]
 
 
@@ -96,30 +88,25 @@ def test_one_lesson_at_a_time_and_stop(
     assert not label(other, "button", "Run").disabled
 
 
-def test_a_failed_lesson_says_so(
-    learn: Learn, server: services.Services, write: Write, tmp_path: Path
+def test_a_failed_lesson_and_a_child_that_cannot_start(
+    learn: Learn, server: services.Services, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for lesson in LESSONS:
-        write("raise ValueError('<b>broken</b>')\n", name=lesson.name)
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError("too many processes")
+
+    write("raise ValueError('<b>broken</b>')\n", name="autograd")
     app = learn(lesson="autograd")
     press(app, "Run")
     wait_for_result(app, server)
     assert "It ended with exit code 1." in text_of(app)
     assert "ValueError: <b>broken</b>" in app.code[0].value
-
-
-def test_a_child_that_cannot_start_is_said(learn: Learn, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_args: object, **_options: object) -> None:
-        raise OSError("too many processes")
-
-    app = learn(lesson="autograd")
     monkeypatch.setattr("trainer.runners.child_process.subprocess.Popen", refuse)
     press(app, "Run")
     assert "could not start. too many processes" in text_of(app)
 
 
 @pytest.mark.parametrize("active", ["run", "sweep"])
-def test_beside_a_run_or_a_sweep_no_lesson_starts(
+def test_during_a_run_or_a_sweep_no_lesson_starts(
     learn: Learn, server: services.Services, monkeypatch: pytest.MonkeyPatch, active: str
 ) -> None:
     app = learn(lesson="autograd")
@@ -134,14 +121,8 @@ def test_beside_a_run_or_a_sweep_no_lesson_starts(
         server.start_lesson(LESSONS[0])
 
 
-def test_beside_a_lesson_no_sweep_starts(server: services.Services, write: Write) -> None:
-    server.start_lesson(write(SLEEP))
-    with pytest.raises(RunError, match="The lesson “program” is running"):
-        server.resume_sweep("20261122-061500-digits-cnn-ab12")
-
-
-def test_beside_a_lesson_the_other_pages_say_why_nothing_starts(
-    page: Callable[..., AppTest], server: services.Services, write: Write
+def test_during_a_lesson_no_run_and_no_sweep_starts(
+    page: OpenPage, server: services.Services, write: Write
 ) -> None:
     live, lab = page(), page()
     lab.switch_page("views/lab.py").run()
@@ -150,19 +131,15 @@ def test_beside_a_lesson_the_other_pages_say_why_nothing_starts(
     start_run(live)  # drawn before the lesson began
     assert not server.list_runs()
     assert "“program” is running" in str(start_refused(live))
-    # With another name the page runs again by itself, when the lesson begins and when it ends.
+    # The other token makes the browser run the page, when the lesson begins and when it ends.
     assert component(live)["page_token"] != before
     lab.run()
-    assert label(lab, "button", "Start sweep").disabled
-    assert "“program” is running" in label(lab, "button", "Start sweep").help
+    start_sweep = label(lab, "button", "Start sweep")
+    assert start_sweep.disabled
+    assert "“program” is running" in start_sweep.help
+    with pytest.raises(RunError, match="The lesson “program” is running"):
+        server.resume_sweep("20261122-061500-digits-cnn-ab12")
     server.lessons.close()
     live.run()
     assert start_refused(live) is None
     assert component(live)["page_token"] == before
-
-
-def test_the_settings_survive_a_visit(page: Callable[..., AppTest]) -> None:
-    app = page(batch_size="32")
-    app.switch_page("views/learn.py").run()
-    app.switch_page("views/run.py").run()
-    assert label(app, "number_input", "Batch size").value == 32

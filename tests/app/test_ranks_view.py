@@ -1,9 +1,8 @@
-"""The page of a job of several ranks: its section, its details of each rank, its row in Runs."""
+"""The page of a distributed run: its tab, the details of each rank, its row in Runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,12 @@ from dashboard.run_summary import summarize
 from dashboard.views.run_rows import row
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus, read_run
-from tests.support.app_page import header
-
-OpenPage = Callable[..., AppTest]
+from tests.support.app_page import OpenPage, header
 
 
 @pytest.fixture
 def job(server: services.Services) -> Path:
-    """A recorded job of two ranks of four; the others never wrote a file."""
+    """A recorded run of two ranks of four; the others never wrote a file."""
     folder = server.runs / "job"
     folder.mkdir()
     for rank in range(2):
@@ -44,17 +41,13 @@ def codes(app: AppTest) -> list[str]:
     return [code.value for code in app.code]
 
 
-def tabs(app: AppTest) -> list[str]:
-    return [name for name, _ in header(app)["tabs"]]
-
-
 def test_only_a_distributed_run_has_the_tab_ranks(page: OpenPage, job: Path) -> None:
-    assert "ranks" in tabs(page(run="job"))
+    assert "ranks" in dict(header(page(run="job"))["tabs"])
     for size in (1, "4", None, -2, 10**12):
         describe(job, world_size=size)
-        app = page(run="job", tab="ranks")
-        assert "ranks" not in tabs(app)
-        assert header(app)["tab"] == "overview"
+        shown = header(page(run="job", tab="ranks"))
+        assert "ranks" not in dict(shown["tabs"])
+        assert shown["tab"] == "overview"
 
 
 def test_each_rank_has_its_output_settings_and_export(page: OpenPage, job: Path) -> None:
@@ -70,9 +63,6 @@ def test_each_rank_has_its_output_settings_and_export(page: OpenPage, job: Path)
     assert "of the first" not in codes(app)
     assert "stepscope export job --format csv --rank 1" in codes(app)
     assert json.loads(app.json[0].value)["rank"] == 1
-
-
-def test_a_rank_whose_file_is_broken_is_no_error(page: OpenPage, job: Path) -> None:
     (job / "rank1.json").write_text("[1, 2")
     app = page(run="job", tab="ranks")
     app.selectbox(key="rank_details").select_index(1).run()
@@ -91,7 +81,7 @@ def test_a_rank_whose_file_is_broken_is_no_error(page: OpenPage, job: Path) -> N
         ({}, "8", None),
     ],
 )
-def test_the_runs_page_says_how_many_ranks(
+def test_the_runs_page_has_the_number_of_ranks(
     job: Path, config: Any, size: Any, label: str | None
 ) -> None:
     describe(job, config=config, world_size=size)

@@ -1,24 +1,21 @@
-"""The page Runs: what a row says, and that choosing one opens it."""
+"""The Runs page: the values of a row, and that a run can be opened."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.run_summary import RunSummary, summarize
 from dashboard.views.run_rows import row
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
-from tests.support.app_page import component, record, text_of
+from tests.support.app_page import OpenPage, component, record, text_of
 from trainer.config import RunConfig
 
-OpenPage = Callable[..., AppTest]
 GIB = 2**30
 
 
@@ -28,52 +25,25 @@ def recorded(folder: Path, **run_info: Any) -> Recorder:
     recorder = Recorder(folder, name="digits_cnn", config=RunConfig().to_dict())
     recorder.describe(**run_info)
     for step in range(1, 3001):
-        loss = 5.0 - step / 1000
         seconds = 0.1 + 0.2 * (step % 2)  # of 100 samples
         rate = {"perf/samples_per_sec": 100 / seconds, "perf/step_time": seconds}
-        recorder.log(step, {"train/loss": loss, **rate})
+        recorder.log(step, {"train/loss": 5.0 - step / 1000, **rate})
     recorder.sample({"memory/peak_allocated": 2.0 * GIB, "process/rss": 1.0 * GIB})
     recorder.sample({"memory/peak_allocated": 1.0 * GIB, "process/rss": 3.0 * GIB})
     return recorder
 
 
-@pytest.fixture
-def runs_page(page: OpenPage) -> Callable[[], AppTest]:
-    def open_it() -> AppTest:
-        app = page()
-        app.switch_page("views/runs.py").run()
-        assert not app.exception
-        return app
-
-    return open_it
-
-
 def test_a_row_has_the_runs_best_loss_rate_and_peaks(tmp_path: Path) -> None:
     gpu = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * GIB}
-    recorder = recorded(tmp_path / "one", device="GPU-1", devices=[gpu])
+    recorder = recorded(tmp_path / "job", device="GPU-1", devices=[gpu], rank=0, world_size=4)
     recorder.close(RunStatus.FINISHED)
-    run = read_run(tmp_path / "one")
+    run = read_run(tmp_path / "job")
     cells = row(run, summarize(run))
     assert cells["Best loss"] == pytest.approx(2.0)
-    assert cells["Samples/s"] == pytest.approx(500, rel=1e-3), "200 samples in 0.4 s"
+    assert cells["Samples/s"] == pytest.approx(4 * 500, rel=1e-3), "200 samples in 0.4 s a rank"
     assert (cells["Peak allocated"], cells["Peak process"]) == (2.0, 3.0)
     assert (cells["Device"], cells["Precision"], cells["Steps"]) == ("NVIDIA H100", "fp32", 3000)
     assert cells["Duration"] <= timedelta(seconds=60)
-
-
-def test_the_rate_of_a_job_is_that_of_all_its_ranks(tmp_path: Path) -> None:
-    recorder = recorded(tmp_path / "job", rank=0, world_size=4)
-    recorder.close(RunStatus.FINISHED)
-    run = read_run(tmp_path / "job")
-    assert row(run, summarize(run))["Samples/s"] == pytest.approx(4 * 500, rel=1e-3)
-
-
-def test_the_best_loss_is_that_of_validation_where_there_is_one(tmp_path: Path) -> None:
-    recorder = recorded(tmp_path / "one")
-    recorder.log(3001, {"val/loss": 9.0})
-    recorder.log(3002, {"val/loss": 7.0})
-    recorder.close(RunStatus.FINISHED)
-    assert summarize(read_run(tmp_path / "one")).best_loss == 7.0
 
 
 def test_a_run_without_a_store_or_with_a_damaged_one_has_no_numbers(tmp_path: Path) -> None:
@@ -89,42 +59,30 @@ def test_the_summary_of_a_live_run_follows_it(server: services.Services) -> None
     recorder = recorded(server.runs / "one")
     recorder.set_status(RunStatus.RUNNING)
     server.summary(read_run(recorder.folder))
-    recorder.log(3001, {"val/loss": 0.25})
+    for step, loss in ((3001, 0.25), (3002, 9.0)):  # the best validation loss counts
+        recorder.log(step, {"val/loss": loss})
     recorder.close(RunStatus.FINISHED)
     ended = read_run(recorder.folder)
     assert server.summary(ended).best_loss == 0.25
-    (recorder.folder / "rank0.sqlite").unlink()  # an ended one is not read again
+    (recorder.folder / "rank0.sqlite").unlink()  # an ended run is not read again
     assert server.summary(ended).best_loss == 0.25
 
 
-def test_the_page_lists_the_runs_and_live_shows_the_one_that_was_opened(
-    runs_page: Callable[[], AppTest], server: services.Services
+def test_the_page_lists_the_runs_and_the_run_page_shows_the_opened_one(
+    page: OpenPage, server: services.Services
 ) -> None:
+    app = page()
+    app.switch_page("views/runs.py").run()
+    assert not app.exception
+    assert "No runs yet" in text_of(app)
+    assert str(server.runs.absolute()) in text_of(app)
+    assert not app.dataframe
     record(server.runs, "one")
     record(server.runs, "two")
-    app = runs_page()
+    app.run()
     table = app.dataframe[0].value
     assert list(table["Name"]) == ["digits_cnn", "digits_cnn"]
     assert list(table["Status"]) == ["finished", "finished"]
     app.session_state["run"] = "one"
     app.switch_page("views/run.py").run()
     assert component(app)["run"] == "one"
-
-
-def test_without_runs_the_page_says_where_they_would_be(
-    runs_page: Callable[[], AppTest], server: services.Services
-) -> None:
-    app = runs_page()
-    assert "No runs yet" in text_of(app)
-    assert str(server.runs.absolute()) in text_of(app)
-    assert not app.dataframe
-
-
-def test_the_settings_outlive_a_look_at_the_runs(runs_page: Callable[[], AppTest]) -> None:
-    app = runs_page()
-    app.switch_page("views/run.py").run()
-    next(box for box in app.number_input if box.label == "Seed").set_value(7).run()
-    app.query_params.clear()  # as a browser does on the way to another page
-    app.switch_page("views/runs.py").run()
-    app.switch_page("views/run.py").run()
-    assert next(box for box in app.number_input if box.label == "Seed").value == 7

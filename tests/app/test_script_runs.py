@@ -1,4 +1,4 @@
-"""The page of runs that other processes write: watched scripts, recordings, runs of others."""
+"""The Run page of runs of other processes: watched scripts, recordings, runs of other users."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from dashboard.controls import run_picker
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunKind, RunStatus, read_run
-from tests.support.app_page import component, header, label, shown_run, text_of, trigger
+from tests.support.app_page import (
+    OpenPage,
+    component,
+    header,
+    label,
+    shown_run,
+    text_of,
+    trigger,
+)
 
-OpenPage = Callable[..., AppTest]
+Begin = Callable[..., Recorder]
 WATCHED = {
     "kind": RunKind.WATCH,
     "device": "cpu",
@@ -34,7 +41,7 @@ GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
 
 
 @pytest.fixture
-def begin(server: services.Services) -> Callable[..., Recorder]:
+def begin(server: services.Services) -> Begin:
     """Begin runs that count as live until a test writes otherwise."""
 
     def start(name: str, status: RunStatus = RunStatus.RUNNING, **run_info: Any) -> Recorder:
@@ -64,31 +71,31 @@ def buttons(app: AppTest) -> set[str]:
     return {each["label"] for each in told if each["when"].get(status, "not drawn") is None}
 
 
-def test_a_watched_run_is_picked_by_itself_and_its_buttons_are_those_it_answers(
-    page: OpenPage, begin: Callable[..., Recorder]
+def test_an_empty_page_takes_the_run_that_begins_unless_emptied_by_hand(
+    page: OpenPage, begin: Begin
 ) -> None:
-    begin("one")
     app = page()
+    first = component(app)["page_token"]
+    begin("one")
+    app.run()  # as the component in the browser does for another page_token
     assert component(app)["run"] == "one"
+    assert component(app)["page_token"] != first
     assert app.query_params["run"] == "one"
     assert shown_run(app).startswith("● train.py · watched · running")
-    assert buttons(app) == {
-        "Pause",
-        "Stop",
-        "Profile",
-        "Empty cache",
-        "Reset peak stats",
-        "Collect garbage",
-        "Mark",
-    }
+    memory = {"Empty cache", "Reset peak stats", "Collect garbage"}
+    assert buttons(app) == {"Pause", "Stop", "Profile…", "Mark"} | memory
     assert "run is train.py." in text_of(app)
+    trigger(app, "run", "")
+    assert component(app)["run"] is None
+    app.run()
+    assert component(app)["run"] is None
 
 
 @pytest.mark.parametrize(
     ("run_json", "word"), [({"user": "eve"}, "user eve"), ({"host": "elsewhere"}, "host elsewhere")]
 )
 def test_a_run_of_others_is_look_only(
-    page: OpenPage, begin: Callable[..., Recorder], run_json: dict[str, str], word: str
+    page: OpenPage, begin: Begin, run_json: dict[str, str], word: str
 ) -> None:
     write(begin("theirs").folder, **run_json)
     app = page(run="theirs")
@@ -98,33 +105,8 @@ def test_a_run_of_others_is_look_only(
     assert shown_run(app).count("@") == 1
 
 
-def test_a_page_without_a_run_takes_ours_before_those_of_others(
-    page: OpenPage, begin: Callable[..., Recorder], server: services.Services
-) -> None:
-    begin("1-ours")
-    write(begin("2-theirs").folder, user="eve")
-    write(begin("3-far").folder, host="elsewhere")
-    assert component(page())["run"] == "1-ours"
-    assert run_picker.newest_live(server.list_runs()) == "1-ours"
-
-
-def test_an_empty_page_takes_the_run_that_begins_unless_emptied_by_hand(
-    page: OpenPage, begin: Callable[..., Recorder]
-) -> None:
-    app = page()
-    first = component(app)["page_token"]
-    begin("one")
-    app.run()  # what the component in the browser asks for, because `page` is another
-    assert component(app)["run"] == "one"
-    assert component(app)["page_token"] != first
-    trigger(app, "run", "")
-    assert component(app)["run"] is None
-    app.run()
-    assert component(app)["run"] is None
-
-
 def test_the_selection_stays_when_its_run_ends_and_its_label_changes(
-    page: OpenPage, begin: Callable[..., Recorder]
+    page: OpenPage, begin: Begin
 ) -> None:
     folders = [begin(name).folder for name in ("one", "two")]
     app = page(run="one")
@@ -141,48 +123,16 @@ def test_the_selection_stays_when_its_run_ends_and_its_label_changes(
     assert app.query_params["run"] == "two"
 
 
-def test_before_its_first_step_a_script_can_be_stopped_and_marked(
-    page: OpenPage, begin: Callable[..., Recorder]
-) -> None:
+def test_a_recording_has_the_machines_charts_and_no_training(page: OpenPage, begin: Begin) -> None:
     begin("one", RunStatus.PENDING)
-    assert buttons(page(run="one")) == {"Stop", "Mark"}
-
-
-def test_a_recording_has_the_machines_charts_and_no_training(
-    page: OpenPage, begin: Callable[..., Recorder]
-) -> None:
+    assert buttons(page(run="one")) == {"Stop", "Mark"}, "before the first step of a script"
     begin("rec", kind=RunKind.RECORD, commands=["mark", "stop"], devices=[GPU], script=None)
     app = page(run="rec")
     assert buttons(app) == {"Stop", "Mark"}
-    made = component(app)["layout"]
-    assert [chart["id"] for chart in made["charts"]] == [
-        "utilization",
-        "memory",
-        "power",
-        "host_memory",
-        "host_cpu",
-    ]
-    assert not {"step", "epoch", "eta"} & {tile["id"] for tile in made["kpis"]}
-    assert made["axis"] == "time"
+    assert component(app)["layout"]["axis"] == "time"
 
 
-def test_new_metrics_and_optimizers_change_the_layout(
-    page: OpenPage, begin: Callable[..., Recorder]
-) -> None:
-    folder = begin("gan").folder
-    app = page(run="gan")
-    before = component(app)
-    write(folder, custom=["train/d_real"], optimizers=["Adam", "Adam"])
-    app.run()
-    after = component(app)
-    assert before["page_token"] != after["page_token"]
-    charts = {chart["id"]: chart for chart in after["layout"]["charts"]}
-    assert charts["custom:train/d_real"]["title"] == "d_real"
-    labels = [trace["label"] for trace in charts["loss"]["traces"]]
-    assert labels[:2] == ["train (Adam 0)", "train (Adam 1)"]
-
-
-def test_a_scripts_logs_and_details(page: OpenPage, begin: Callable[..., Recorder]) -> None:
+def test_a_scripts_logs_and_details(page: OpenPage, begin: Begin) -> None:
     folder = begin("one", world_size=4).folder
     (folder / "output.log").write_text("  0%\r100%\n\x1b[31mred\x1b[0m <b>x</b>\n")
     (folder / "traceback.txt").write_text("Traceback: boom")
@@ -200,35 +150,23 @@ def test_a_scripts_logs_and_details(page: OpenPage, begin: Callable[..., Recorde
     assert "Resume in a new run" not in {button.label for button in app.button}
 
 
-@pytest.mark.parametrize("rank", [1, 9])  # torch's number of it: on a second machine another one
+@pytest.mark.parametrize("rank", [1, 9])  # the global rank, on a second machine another number
 def test_the_traceback_is_that_of_the_rank_that_failed_first(
-    rank: int, page: OpenPage, begin: Callable[..., Recorder]
+    rank: int, page: OpenPage, begin: Begin
 ) -> None:
     folder = begin("one", world_size=2).folder
-    run_json = json.loads((folder / "run.json").read_text())
-    other = run_json | {"status": "failed", "reason": "ValueError: no", "ended": 1e9, "rank": rank}
-    (folder / "rank1.json").write_text(json.dumps(other))
-    (folder / "traceback.txt").write_text("Connection closed by peer")
+    failed = json.loads((folder / "run.json").read_text())
+    failed |= {"status": "failed", "reason": "ValueError: no", "ended": 1e9, "rank": rank}
+    (folder / "rank1.json").write_text(json.dumps(failed))
+    closed = "Connection closed by peer"
+    (folder / "traceback.txt").write_text(closed)
     (folder / "traceback.rank1.txt").write_text("ValueError: no")
-    write(folder, status="failed", reason="RuntimeError: Connection closed by peer", ended=2e9)
+    write(folder, status="failed", reason=f"RuntimeError: {closed}", ended=2e9)
     app = page(run="one", tab="logs")
     codes = [code.value for code in app.code]
     assert "ValueError: no" in codes
-    assert "Connection closed by peer" not in codes
+    assert closed not in codes
     assert f"Traceback of rank {rank}" in {box.label for box in app.expander}
-
-
-def test_a_snapshot_draws_the_page_anew_while_the_run_lives(
-    page: OpenPage, begin: Callable[..., Recorder]
-) -> None:
-    folder = begin("one", device="GPU-1", devices=[GPU]).folder
-    write(folder, commands=["memory_snapshot"])
-    app = page(run="one", tab="details")
-    assert buttons(app) == {"Memory snapshot"}
-    before = component(app)["page_token"]
-    (folder / "snapshot-step-2.pickle").write_bytes(b"x")
-    app.run()
-    assert component(app)["page_token"] != before
 
 
 def test_the_empty_page_says_how_to_watch_a_script_and_where_it_looks(

@@ -1,25 +1,38 @@
-"""The sidebar's switches: all are there, what is impossible says why, and values survive."""
+"""The sidebar: every technique, reasons of unsupported ones, suggested settings, the link."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.controls import config_widgets, sidebar
-from tests.support.app_page import GPU, Machine, label, start_refused, start_run, text_of, widget
+from dashboard.controls.sidebar_groups import PLACES
+from tests.support.app_page import (
+    GPU,
+    Machine,
+    OpenPage,
+    header,
+    label,
+    record,
+    start_refused,
+    start_run,
+    text_of,
+    trigger,
+    widget,
+)
 from trainer.config import ConfigIssue, RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.techniques import SWITCHES
 
-OpenPage = Callable[..., AppTest]
 NO = ConfigIssue("any", "this machine cannot", "Leave it")
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, *refused: tuple[str, object]) -> None:
-    """Let these values of these fields be impossible, and all others possible."""
+    """Make these values of these fields unsupported, and all others supported."""
 
     def problem(
         field: str, value: object, _config: RunConfig, _devices: Sequence[TrainDevice]
@@ -29,28 +42,56 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *refused: tuple[str, object]) -> Non
     monkeypatch.setattr(config_widgets, "choice_problem", problem)
 
 
-def test_each_switch_is_drawn_with_its_two_sentences(page: OpenPage) -> None:
+def test_each_technique_is_drawn_with_its_help(page: OpenPage) -> None:
     app = page(num_workers="1")
-    drawn = {switch.field: widget(app, switch.field) for switch in SWITCHES}
-    for switch in SWITCHES:
-        found = drawn[switch.field]
-        assert found.label == switch.label
-        assert found.help.startswith(switch.help)
+    for technique in SWITCHES:
+        found = widget(app, technique.field)
+        assert found.label == technique.label
+        assert found.help.startswith(technique.help)
 
 
-def test_an_impossible_switch_is_disabled_with_the_reason(
+def test_an_unsupported_technique_is_disabled_with_the_reason(
     page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse(
-        monkeypatch, ("cuda_graphs", True), ("num_workers", 1), ("gradient_accumulation_steps", 2)
-    )
+    values = {"cuda_graphs": True, "num_workers": 1, "gradient_accumulation_steps": 2}
+    refuse(monkeypatch, *values.items())
     app = page()
     of_workers = ("prefetch_factor", "persistent_workers")
     drawn = {s.field: widget(app, s.field) for s in SWITCHES if s.field not in of_workers}
     disabled = {field: found.help for field, found in drawn.items() if found.disabled}
-    assert disabled.keys() == {"cuda_graphs", "num_workers", "gradient_accumulation_steps"}
+    assert disabled.keys() == values.keys()
     assert all(text.endswith("Disabled: this machine cannot.") for text in disabled.values())
     assert "this machine cannot" not in text_of(app), "a reason that blocks nothing is a tooltip"
+
+
+def test_an_unsupported_technique_that_is_on_can_be_turned_off(
+    page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(
+        monkeypatch, ("kernel_warmup", True), ("num_workers", 3), ("compile_mode", "max-autotune")
+    )
+    app = page(kernel_warmup="1", num_workers="3", compile_mode="max-autotune")
+    assert text_of(app).count("this machine cannot") == 3
+    assert widget(app, "compile_mode").value == "max-autotune"
+    assert "max-autotune" in widget(app, "compile_mode").options
+    for field, value in [("kernel_warmup", False), ("num_workers", 0), ("compile_mode", "none")]:
+        assert not widget(app, field).disabled
+        widget(app, field).set_value(value)
+    app.run()
+    assert widget(app, "compile_mode").options == ["Off", "default", "reduce-overhead"]
+    assert widget(app, "kernel_warmup").disabled
+
+
+def test_unsupported_options_are_one_line_with_reasons_as_help(
+    page: OpenPage, machine: Machine
+) -> None:
+    machine(GPU)
+    app = page()
+    found = widget(app, "precision")
+    assert "bf16 AMP" not in found.options
+    assert "- tf32 needs compute capability 8.0" in found.help
+    [line] = [one.value for one in app.caption if one.value.startswith("Not available on")]
+    assert line.startswith("Not available on this device: tf32, bf16 AMP")
 
 
 def test_settings_of_workers_appear_with_workers(page: OpenPage) -> None:
@@ -78,7 +119,7 @@ def test_a_number_out_of_range_is_shown_and_cannot_start(
     assert f"{field}: must be between" in str(start_refused(app))
 
 
-def test_a_group_names_what_differs_from_the_defaults(page: OpenPage) -> None:
+def test_a_group_names_its_differences_from_the_defaults(page: OpenPage) -> None:
     app = page(workload="digits_mlp", cudnn_benchmark="1", compile_mode="default")
     labels = [group.label for group in app.sidebar.expander]
     assert labels[0] == "Training"
@@ -87,47 +128,7 @@ def test_a_group_names_what_differs_from_the_defaults(page: OpenPage) -> None:
     assert app.sidebar.expander[1].label == "Performance"
 
 
-def test_a_warm_up_of_the_learning_rate_is_disabled_with_plateau(page: OpenPage) -> None:
-    app = page(workload="digits_mlp", lr_warmup_steps="5")
-    assert widget(app, "lr_warmup_steps").value == 5
-    widget(app, "lr_scheduler").set_value("plateau").run()
-    assert not widget(app, "lr_warmup_steps").disabled  # so that it can be set to 0
-    widget(app, "lr_warmup_steps").set_value(0).run()
-    assert widget(app, "lr_warmup_steps").disabled
-
-
-def test_what_is_on_and_impossible_can_be_switched_off(
-    page: OpenPage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse(
-        monkeypatch, ("kernel_warmup", True), ("num_workers", 3), ("compile_mode", "max-autotune")
-    )
-    app = page(kernel_warmup="1", num_workers="3", compile_mode="max-autotune")
-    assert text_of(app).count("this machine cannot") == 3
-    assert widget(app, "compile_mode").value == "max-autotune"
-    assert "max-autotune" in widget(app, "compile_mode").options
-    for field, value in [("kernel_warmup", False), ("num_workers", 0), ("compile_mode", "none")]:
-        assert not widget(app, field).disabled
-        widget(app, field).set_value(value)
-    app.run()
-    assert widget(app, "compile_mode").options == ["Off", "default", "reduce-overhead"]
-    assert widget(app, "kernel_warmup").disabled
-
-
-def test_kinds_that_are_missing_are_one_line_with_reasons_as_help(
-    page: OpenPage, machine: Machine
-) -> None:
-    machine(GPU)
-    app = page()
-    found = widget(app, "precision")
-    assert "bf16 AMP" not in found.options
-    assert "- tf32" in found.help
-    assert "7.5" in found.help
-    [line] = [one.value for one in app.caption if one.value.startswith("Not available on")]
-    assert line.startswith("Not available on this device: tf32, bf16 AMP")
-
-
-def test_another_device_takes_back_what_it_cannot_do(
+def test_another_device_resets_unsupported_settings(
     page: OpenPage, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_cpu(config: RunConfig, _devices: object) -> tuple[ConfigIssue, ...]:
@@ -138,58 +139,96 @@ def test_another_device_takes_back_what_it_cannot_do(
     monkeypatch.setattr(sidebar, "validate", on_cpu)
     app = page(copy_stream="1", kernel_warmup="1")
     label(app, "selectbox", "Device").select("cpu").run()
-    assert widget(app, "copy_stream").value is False
-    assert widget(app, "kernel_warmup").value is True
-    assert widget(app, "pin_memory").value is False
+    values = {"copy_stream": False, "kernel_warmup": True, "pin_memory": False}
+    assert {name: widget(app, name).value for name in values} == values
+    assert app.query_params["device"] == "cpu"
 
 
-def test_another_workload_keeps_the_switches_that_it_can_use(page: OpenPage) -> None:
-    app = page(
-        gradient_accumulation_steps="4",
-        max_steps="9",
-        deterministic="1",
-        activation_checkpointing="1",
-    )
+def test_another_workload_keeps_supported_settings_and_loads_its_defaults(page: OpenPage) -> None:
+    given = {"gradient_accumulation_steps": 4, "max_steps": 9, "deterministic": 1, "seed": 5}
+    app = page(activation_checkpointing="1", **{name: str(value) for name, value in given.items()})
     assert widget(app, "channels_last").value is True
     label(app, "selectbox", "Workload").select("digits_mlp").run()
-    assert widget(app, "gradient_accumulation_steps").value == 4
-    assert widget(app, "max_steps").value == 9
-    assert widget(app, "deterministic").value is True
+    assert {name: widget(app, name).value for name in given} == given
     assert widget(app, "channels_last").value is False
     assert widget(app, "activation_checkpointing").value is False  # of no use in two layers
+    label(app, "selectbox", "Workload").select("linear").run()
+    assert widget(app, "optimizer").value == "sgd"
 
 
-def test_values_survive_another_page_and_are_in_the_link(
-    page: OpenPage, monkeypatch: pytest.MonkeyPatch
+def test_values_survive_another_page_are_in_the_link_and_are_started(
+    page: OpenPage, server: services.Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse(monkeypatch)
-    app = page()
-    widget(app, "gradient_accumulation_steps").set_value(4)
-    widget(app, "set_to_none").set_value(False)
-    widget(app, "compile_mode").set_value("reduce-overhead")
+    app = page(workload="linear", epochs="1", max_steps="3", foreach="0")
+    values = {"gradient_accumulation_steps": 4, "set_to_none": False, "batch_size": 48}
+    for name, value in values.items():
+        widget(app, name).set_value(value)
     app.run()
-    wanted = {
+    assert {name: app.query_params[name] for name in values} == {
         "gradient_accumulation_steps": "4",
         "set_to_none": "0",
-        "compile_mode": "reduce-overhead",
+        "batch_size": "48",
     }
-    for field, value in wanted.items():
-        assert app.query_params[field] == value
-    app.switch_page("views/runs.py").run()
-    app.switch_page("views/run.py").run()
-    assert not app.exception
-    assert widget(app, "gradient_accumulation_steps").value == 4
-    assert widget(app, "set_to_none").value is False
-    assert widget(app, "compile_mode").value == "reduce-overhead"
-
-
-def test_start_takes_the_switches(page: OpenPage, server: services.Services) -> None:
-    app = page(
-        workload="linear", epochs="1", max_steps="3", gradient_accumulation_steps="2", foreach="0"
-    )
-    widget(app, "set_to_none").set_value(False)
+    app.query_params.clear()  # as a browser does on the way to another page
+    for view in ("runs", "learn", "run"):
+        app.switch_page(f"views/{view}.py").run()
+        assert not app.exception
+    assert {name: widget(app, name).value for name in values} == values
+    label(app, "selectbox", "Precision").select("bf16")  # and no time to draw the page with it
     start_run(app)
     (run,) = server.list_runs()
     config = run.run_json["config"]
-    assert (config["max_steps"], config["gradient_accumulation_steps"]) == (3, 2)
-    assert config["set_to_none"] is False
+    assert {name: config[name] for name in values} == values
+    assert (config["max_steps"], config["precision"]) == (3, "bf16")
+    assert header(app)["picked"] == run.id
+
+
+def test_a_suggested_setting_changes_nothing_else(
+    page: OpenPage, server: services.Services
+) -> None:
+    """A recorded example brought its workload, and a GPU that this machine does not have."""
+    folder = record(server.runs, "one")
+    run_json = json.loads((folder / "run.json").read_text())
+    run_json["config"] |= {"workload": "gpt", "device": "GPU-of-another", "batch_size": 48}
+    (folder / "run.json").write_text(json.dumps(run_json))
+    app = page(run="one", workload="digits_cnn", device="cpu")
+    before = header(app)["settings"]
+    assert before["num_workers"] == 0
+    trigger(app, "setting", {"field": "num_workers", "value": 3})
+    assert header(app)["settings"] == before | {"num_workers": 3}
+    assert widget(app, "num_workers").value == 3
+    assert app.query_params["num_workers"] == "3"
+    assert header(app)["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error"),
+    [
+        ({"field": "num_workers", "value": 1000}, "num_workers: must be between 0 and 64"),
+        ({"field": "device", "value": "cpu"}, "field: unknown setting"),
+        ({"field": "__class__", "value": 1}, "field: unknown setting"),
+        ("num_workers", "field: unknown setting"),
+        ({"field": "precision", "value": ["bf16"]}, "precision: must be"),
+    ],
+)
+def test_an_invalid_setting_is_refused(page: OpenPage, wanted: Any, error: str) -> None:
+    app = page()
+    before = header(app)["settings"]
+    trigger(app, "setting", wanted)
+    assert header(app)["settings"] == before
+    assert error in header(app)["error"]["text"]
+
+
+def test_a_setting_is_in_the_group_that_the_diagnosis_names(page: OpenPage) -> None:
+    app = page(
+        workload="digits_cnn", num_workers="1", strategy="ddp", gradient_accumulation_steps="2"
+    )
+    found = {
+        widget.key.removeprefix("config_"): group.label.split(" · ")[0]
+        for group in app.sidebar.expander
+        for kind in ("toggle", "number_input", "selectbox")
+        for widget in group.get(kind)
+    }
+    of_others = {"reshard_after_forward", "cpu_offload", "time_collectives", "runner"}
+    assert found == {name: group for name, group in PLACES.items() if name not in of_others}

@@ -1,18 +1,43 @@
-"""The sidebar draws the fields of the chosen workload, and no others."""
+"""The sidebar's fields of single workloads: sizes, image data, options of a custom workload."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.controls.workload_fields import FIELDS
+from dashboard.controls.config_widgets import TEXTS
+from dashboard.controls.sidebar import WORKLOADS
+from tests.support.app_page import OpenPage, start_refused
+from trainer import custom_workload
 from trainer.config import Workload
+from trainer.custom_workload import choose
+from trainer.datasets import MAKE_DIGITS, VARIABLE
 from trainer.workload_traits import TRAITS
 
-OpenPage = Callable[..., AppTest]
-WITH_FIELDS = [workload for workload in Workload if TRAITS[workload].fields]
+# A custom workload brings the labels of its own options.
+FIELDS = {name for traits in TRAITS.values() for name in traits.fields} - {"custom_options"}
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_workload.py"
+CUSTOM = WORKLOADS[Workload.CUSTOM]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of datasets."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setenv(VARIABLE, str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(custom_workload.VARIABLE, "")
+
+
+def captions(app: AppTest) -> str:
+    return "\n".join(caption.value for caption in app.sidebar.caption)
 
 
 def drawn(app: AppTest) -> dict[str, object]:
@@ -23,8 +48,10 @@ def drawn(app: AppTest) -> dict[str, object]:
 @pytest.mark.parametrize("workload", [Workload.LINEAR, Workload.GPT, Workload.RESNET])
 def test_a_workload_shows_its_own_fields_only(page: OpenPage, workload: Workload) -> None:
     shown = set(drawn(page(workload=workload.value)))
-    expected = {FIELDS[name][0] for name in TRAITS[workload].fields}
-    assert shown & {label for label, _ in FIELDS.values()} == expected
+    assert shown & {TEXTS[name][0] for name in FIELDS} == {
+        TEXTS[name][0] for name in TRAITS[workload].fields
+    }
+    assert all(TEXTS[name][1].endswith(".") for name in FIELDS)
 
 
 def test_a_link_sets_them_and_another_workload_has_its_own_defaults(page: OpenPage) -> None:
@@ -34,15 +61,56 @@ def test_a_link_sets_them_and_another_workload_has_its_own_defaults(page: OpenPa
     assert (shown["Tie embeddings"], shown["Dropout"]) == (False, 0.25)
     app.sidebar.selectbox(key="config_workload").select(Workload.RESNET).run()
     assert not app.exception
-    assert drawn(app)["Width"] == 64
-    assert drawn(app)["Image size"] == 224
+    assert (drawn(app)["Width"], drawn(app)["Image size"]) == (64, 224)
 
 
-def test_every_field_has_a_label_and_help() -> None:
-    # The switches of the user's own file have the words that it gives them.
-    for name in {name for workload in WITH_FIELDS for name in TRAITS[workload].fields} - {
-        "custom_options"
-    }:
-        label, text = FIELDS[name]
-        assert label
-        assert text.endswith(".")
+def test_without_data_the_page_shows_the_command(page: OpenPage, root: Path) -> None:
+    app = page(workload="images")
+    (warning,) = app.warning
+    for text in (captions(app), warning.value):  # as code that can be copied, without the period
+        assert f"`{MAKE_DIGITS} {root}/digits`." in text
+    assert MAKE_DIGITS in str(start_refused(app))
+
+
+def test_a_dataset_is_chosen_from_the_data_folder(page: OpenPage, root: Path) -> None:
+    for name in ("digits/train.csv", "mine.csv"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).touch()
+    app = page(workload="images", dataset="../../etc/passwd")
+    box = app.sidebar.selectbox(key="config_dataset")
+    assert (box.value, box.options) == ("digits", ["digits", "mine.csv"])
+    assert not [one for one in app.warning if MAKE_DIGITS in one.value]
+    box.select("mine.csv").run()
+    assert not app.exception
+    assert app.query_params["dataset"] in ("mine.csv", ["mine.csv"])
+    assert "Choose digits or mine.csv" in captions(page(workload="images", dataset="caltech"))
+
+
+def test_a_custom_workload_is_offered_only_if_given(page: OpenPage, tmp_path: Path) -> None:
+    assert CUSTOM not in page().sidebar.selectbox(key="config_workload").options
+    link = captions(page(workload="custom", custom_options="wide"))
+    # As code: in text the two hyphens would become one dash.
+    assert "`streamlit run app.py -- --workload path.py:build`" in link
+    choose(f"{EXAMPLE}:build")
+    assert CUSTOM in page().sidebar.selectbox(key="config_workload").options
+    unknown = captions(page(workload="custom", custom_options="nothing"))
+    assert "the file has no option nothing; it has wide, slow_loading." in unknown
+    path = tmp_path / "mine.py"
+    path.touch()
+    choose(f"{path}:build")
+    path.unlink()
+    assert "there is no file" in captions(page(workload="custom"))
+
+
+def test_the_options_of_a_custom_workload_are_switches(page: OpenPage) -> None:
+    choose(f"{EXAMPLE}:build")
+    app = page(workload="custom", custom_options="slow_loading")
+    assert "own_workload.py:build" in captions(app)
+    switches = {each.label: each for each in app.sidebar.toggle}
+    assert (switches["wide"].value, switches["slow_loading"].value) == (False, True)
+    assert switches["wide"].help.startswith("Four times the hidden units")
+    switches["wide"].set_value(True).run()
+    assert not app.exception
+    assert app.query_params["custom_options"] in ("slow_loading,wide", ["slow_loading,wide"])
+    next(each for each in app.sidebar.toggle if each.label == "slow_loading").set_value(False).run()
+    assert app.query_params["custom_options"] in ("wide", ["wide"])

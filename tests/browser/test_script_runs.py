@@ -1,4 +1,4 @@
-"""Runs that other processes write, as a person sees them: they appear, act, end and explain."""
+"""Runs of other processes in a browser: they appear, execute commands and end."""
 
 from __future__ import annotations
 
@@ -35,20 +35,14 @@ Begin = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def begin(server: Server) -> Iterator[Begin]:
-    """Begin runs in processes of their own; all are gone at the end."""
+    """Begin runs in child processes, which are killed at the end."""
     children: list[subprocess.Popen[bytes]] = []
     environment = os.environ | {"PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(server.runs)}
+    options: Any = {"env": environment, "cwd": server.log.parent}
+    options |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
     def run(*words: str) -> subprocess.Popen[bytes]:
-        children.append(
-            subprocess.Popen(
-                [sys.executable, *words],
-                env=environment,
-                cwd=server.log.parent,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        )
+        children.append(subprocess.Popen([sys.executable, *words], **options))
         return children[-1]
 
     yield run
@@ -58,7 +52,7 @@ def begin(server: Server) -> Iterator[Begin]:
 
 
 def foreign(begin: Begin, server: Server, run: str, **run_info: Any) -> subprocess.Popen[bytes]:
-    """Begin a run by the Recorder alone, with run_json of one's own."""
+    """Begin a run by the Recorder alone, with these values in run.json."""
     return begin(str(SCRIPTS / "foreign_run.py"), str(server.runs / run), json.dumps(run_info))
 
 
@@ -107,43 +101,7 @@ def test_a_run_appears_by_itself_and_the_list_follows(
     expect(page.get_by_test_id("status")).to_contain_text("Running")
 
 
-def test_the_buttons_act_on_a_run_of_another_process(
-    open_page: OpenPage, server: Server, begin: Begin
-) -> None:
-    child = foreign(begin, server, "one")
-    page = open_page()
-    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
-    for name in ("Save checkpoint", "Memory snapshot", "Resume"):
-        expect(button(page, name)).to_have_count(0)
-    button(page, "Mark").click()
-    page.get_by_label("Event text", exact=True).fill("here it is")
-    page.keyboard.press("Enter")
-    expect(page.get_by_test_id("ack")).to_contain_text("here it is — done at step")
-    button(page, "Collect garbage").click()
-    expect(page.get_by_test_id("ack")).to_contain_text("Collect garbage — done")
-    button(page, "Pause").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Paused")
-    expect(button(page, "Resume")).to_be_enabled()
-    button(page, "Resume").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Running")
-    button(page, "Stop").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Stopped from the page")
-    child.wait(10)
-    expect(button(page, "Stop")).to_have_count(0)
-
-
-def test_a_second_users_run_is_look_only(open_page: OpenPage, server: Server, begin: Begin) -> None:
-    foreign(begin, server, "theirs", user="eve")
-    page = open_page()
-    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
-    expect(page.get_by_text("This run belongs to the user eve: read-only.")).to_be_visible()
-    for name in ("Pause", "Stop", "Empty cache", "Collect garbage", "Mark"):
-        expect(button(page, name)).to_have_count(0)
-    wait_until(lambda: points(page) > 5, page)
-    wait_until(lambda: "eve@" in shown(page), page)
-
-
-def test_new_metrics_and_a_second_optimizer_appear_without_losing_the_zoom(
+def test_new_and_expanded_charts_are_complete_and_leave_the_zoom(
     open_page: OpenPage, server: Server, begin: Begin
 ) -> None:
     foreign(begin, server, "gan")
@@ -164,13 +122,6 @@ def test_new_metrics_and_a_second_optimizer_appear_without_losing_the_zoom(
     own = page.get_by_test_id("chart-custom:train/accuracy")
     own.scroll_into_view_if_needed()
     wait_until(lambda: whole(page, "custom:train/accuracy"), page)
-
-
-def test_the_optimizers_charts_are_fetched_when_they_are_unfolded(
-    open_page: OpenPage, server: Server, begin: Begin
-) -> None:
-    foreign(begin, server, "one")
-    page = open_page()
     folded = page.get_by_test_id("more")
     expect(folded).to_contain_text("learning rate 0.000", timeout=30_000)
     expect(page.get_by_test_id("chart-learning_rate")).to_be_hidden()
@@ -183,51 +134,55 @@ def test_the_optimizers_charts_are_fetched_when_they_are_unfolded(
     expect(page.get_by_test_id("chart-learning_rate")).to_be_visible(timeout=30_000)
 
 
-def test_a_recording_shows_the_machine(open_page: OpenPage, server: Server, begin: Begin) -> None:
-    foreign(begin, server, "rec", kind="record", commands=["mark", "stop"], script=None)
+def test_a_recording_of_another_user_shows_the_machine_read_only(
+    open_page: OpenPage, server: Server, begin: Begin
+) -> None:
+    recording = {"kind": "record", "commands": ["mark", "stop"], "script": None}
+    foreign(begin, server, "rec", user="eve", **recording)
     page = open_page()
     expect(page.get_by_test_id("chart-host_memory")).to_be_visible(timeout=30_000)
     expect(page.get_by_test_id("axis-switch")).to_be_hidden()
     for absent in ("chart-loss", "chart-step_time", "chart-throughput", "kpi-step", "kpi-eta"):
         expect(page.get_by_test_id(absent)).to_have_count(0)
     assert number(page, "host_memory") > 0
+    expect(page.get_by_text("This run belongs to the user eve: read-only.")).to_be_visible()
+    for name in ("Stop", "Mark"):
+        expect(button(page, name)).to_have_count(0)
+    wait_until(lambda: "eve@" in shown(page), page)
 
 
-def test_what_is_wrong_with_the_recording_is_said(
+def test_a_frozen_process_and_missing_rows_give_a_warning(
     open_page: OpenPage, server: Server, begin: Begin
 ) -> None:
     child = foreign(begin, server, "one")
     page = open_page()
     expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=30_000)
-    expect(page.get_by_test_id("warnings")).to_be_empty()
-    child.send_signal(signal.SIGSTOP)  # it lives, and its heartbeat stands still
-    expect(page.get_by_test_id("warnings")).to_contain_text("No update for 4 s")
+    warnings = page.get_by_test_id("warnings")
+    expect(warnings).to_be_empty()
+    child.send_signal(signal.SIGSTOP)  # alive without a heartbeat
+    expect(warnings).to_contain_text("No update for 4 s")
     run_json = read_run(server.runs / "one").run_json | {"dropped": 7}
     (server.runs / "one" / "run.json").write_text(json.dumps(run_json))
-    expect(page.get_by_test_id("warnings")).to_contain_text("7 steps or events were not recorded")
+    expect(warnings).to_contain_text("7 steps or events were not recorded")
     child.kill()
     expect(page.get_by_test_id("status")).to_contain_text("Crashed")
-    expect(page.get_by_test_id("warnings")).not_to_contain_text("No update")
+    expect(warnings).not_to_contain_text("No update")
 
 
-IN_SIGHT = """(code, text) => {
-    const nodes = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+IN_VIEW = """(code, text) => {
     const range = document.createRange();
-    let box = null;
-    for (let node = nodes.nextNode(); node; node = nodes.nextNode()) {
-        const at = node.data.indexOf(text);
-        if (at >= 0) {
-            range.setStart(node, at);
-            range.setEnd(node, at + text.length);
-            box = range.getBoundingClientRect();
-        }
-    }
+    const nodes = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+    let node = nodes.nextNode();
+    while (node && !node.data.includes(text)) node = nodes.nextNode();
+    if (!node) return false;
+    range.setStart(node, node.data.indexOf(text));
+    range.setEnd(node, node.data.indexOf(text) + text.length);
     let frame = code.parentElement;
     while (frame.scrollHeight <= frame.clientHeight + 1) frame = frame.parentElement;
-    const around = frame.getBoundingClientRect();
-    return box !== null && box.top >= around.top && box.bottom <= around.bottom;
+    const [box, around] = [range.getBoundingClientRect(), frame.getBoundingClientRect()];
+    return box.top >= around.top && box.bottom <= around.bottom;
 }"""
-"""Whether a line lies in the visible part of the innermost box that scrolls."""
+"""Whether a text is in the visible part of the innermost box that scrolls."""
 
 
 def test_the_output_opens_at_its_newest_line(
@@ -242,30 +197,41 @@ def test_the_output_opens_at_its_newest_line(
     expect(page.get_by_test_id("status")).to_contain_text("Stopped")
     open_tab(page, "Logs")
     code = page.get_by_test_id("stCode").filter(has_text="line 250").locator("code")
-    wait_until(lambda: bool(code.evaluate(IN_SIGHT, "line 299")), page)
-    assert not code.evaluate(IN_SIGHT, "line 200")
+    wait_until(lambda: bool(code.evaluate(IN_VIEW, "line 299")), page)
+    assert not code.evaluate(IN_VIEW, "line 200")
     with output.open("a") as file:
         file.writelines(f"line {number:03}\n" for number in range(300, 400))
     button(page, "Refresh").click()
-    wait_until(lambda: bool(code.evaluate(IN_SIGHT, "line 399")), page)
+    wait_until(lambda: bool(code.evaluate(IN_VIEW, "line 399")), page)
 
 
-def test_a_script_under_watch_is_shown_and_stopped(
+def test_a_script_under_watch_executes_commands_and_stops(
     open_page: OpenPage, server: Server, begin: Begin
 ) -> None:
     page = open_page()
     expect(page.get_by_text("No run is shown", exact=True)).to_be_visible(timeout=30_000)
     child = begin("-m", "stepscope.watch", str(SCRIPTS / "plain_loop.py"), "--flag")
-    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=40_000)
+    status, ack = page.get_by_test_id("status"), page.get_by_test_id("ack")
+    expect(status).to_contain_text("Running", timeout=40_000)
     wait_until(lambda: points(page) > 5, page)
     wait_until(lambda: "● plain_loop.py · watched · running" in shown(page), page)
     assert number(page, "samples_per_sec") > 0
     expect(page.get_by_test_id("more")).to_contain_text("learning rate 0.01")
+    for name in ("Save checkpoint", "Memory snapshot", "Resume"):
+        expect(button(page, name)).to_have_count(0)
+    button(page, "Mark").click()
+    page.get_by_label("Event text", exact=True).fill("here it is")
+    page.keyboard.press("Enter")
+    expect(ack).to_contain_text("here it is — done at step")
     button(page, "Collect garbage").click()
-    expect(page.get_by_test_id("ack")).to_contain_text("objects freed")
+    expect(ack).to_contain_text("objects freed")
+    for name, shown_as in (("Pause", "Paused"), ("Resume", "Running")):
+        button(page, name).click()
+        expect(status).to_contain_text(shown_as)
     button(page, "Stop").click()
-    assert child.wait(20) == 130  # as at Ctrl-C, and in the script's own words
-    expect(page.get_by_test_id("status")).to_contain_text("Stopped")
+    assert child.wait(20) == 130  # as at Ctrl-C, with the script's own output
+    expect(status).to_contain_text("Stopped")
+    expect(button(page, "Stop")).to_have_count(0)
     open_tab(page, "Logs")
     expect(page.get_by_text("interrupted, saved nothing")).to_be_visible()
     (folder,) = server.runs.iterdir()

@@ -41,23 +41,15 @@ def run_json_file(folder: Path) -> dict[str, Any]:
     return written
 
 
-def test_runs_are_listed(root: Path) -> None:
-    found = {run.folder.name: run for run in RunIndex(root).fresh().runs}
-    assert {name: info.status for name, info in found.items()} == {
-        "plain": RunStatus.FINISHED,
-        "fsdp": RunStatus.FINISHED,
-    }
-    assert (
-        read_run(root / "plain").run_json["step"],
-        len(metric(root / "plain", "train/loss")),
-    ) == (12, 12)
-
-
-@pytest.mark.parametrize("name", ["plain", "fsdp"])
-def test_the_settings_of_a_run_are_read(root: Path, name: str) -> None:
-    written = run_json_file(root / name)["config"]
-    config = RunConfig.from_dict(written)
-    assert {field: getattr(config, field) for field in written} == written
+def test_runs_are_listed_and_their_settings_read(root: Path) -> None:
+    found = {run.folder.name: run.status for run in RunIndex(root).fresh().runs}
+    assert found == {"plain": RunStatus.FINISHED, "fsdp": RunStatus.FINISHED}
+    steps = read_run(root / "plain").run_json["step"], len(metric(root / "plain", "train/loss"))
+    assert steps == (12, 12)
+    for name in found:
+        written = run_json_file(root / name)["config"]
+        config = RunConfig.from_dict(written)
+        assert {field: getattr(config, field) for field in written} == written
 
 
 @pytest.mark.parametrize("name", LINKS)

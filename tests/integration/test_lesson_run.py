@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dashboard import services
-from dashboard.child_runs import ChildRuns
+from dashboard.services import ChildRuns
 from tests.support.lesson_programs import EXPECTED, SLEEP, Write, run, write
 from trainer.lessons import BY_NAME, LESSONS, Lesson
 from trainer.runners.child_process import OUTPUT_LIMIT, ChildOutput, ChildState, LessonRun

@@ -1,4 +1,4 @@
-"""A real server: how it ends while clients hold on, and what it refuses before it has read it."""
+"""A real server: its end during open requests, its limits, and fatal signals."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from stepscope.run import RunStatus, read_run, run_folders
 from tests.support.server import ROOT, Server, start_server, stop_server
 from tests.support.waiting import wait_for, wait_until
 from trainer.config import RunConfig, Runner, Workload, defaults
-
-COMMAND = ("/api/command", "application/json")
 
 
 def serve(folder: Path, config: RunConfig, function: str = "") -> Server:
@@ -44,8 +42,9 @@ def head(server: Server, method: str, path: str, *lines: str) -> bytes:
     return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode()
 
 
-def post(server: Server, path: str, kind: str, *lines: str) -> bytes:
-    return head(server, "POST", path, f"Content-Type: {kind}", "X-Stepscope: 1", *lines)
+def post(server: Server, *lines: str) -> bytes:
+    kind = "Content-Type: application/json"
+    return head(server, "POST", "/api/command", kind, "X-Stepscope: 1", *lines)
 
 
 def answer(connection: socket.socket) -> str:
@@ -73,7 +72,7 @@ def test_half_a_request_holds_up_neither_the_run_nor_the_end_of_the_server(tmp_p
     folder = wait_for(lambda: next(iter(run_folders(server.runs)), None))
     wait_until(lambda: read_run(folder).run_json.get("step", 0) > 0)
     with connect(server) as connection:
-        connection.sendall(post(server, *COMMAND, "Content-Length: 2000") + b'{"run":')
+        connection.sendall(post(server, "Content-Length: 2000") + b'{"run":')
         server.process.send_signal(signal.SIGTERM)
         signaled = time.time()
         server.process.wait(10)
@@ -83,19 +82,14 @@ def test_half_a_request_holds_up_neither_the_run_nor_the_end_of_the_server(tmp_p
     assert run.ended - signaled < 4
 
 
-@pytest.mark.parametrize(
-    ("lines", "body"),
-    [
-        (["Content-Length: 1000000000000"], b'{"run":'),
-        (["Transfer-Encoding: chunked"], b"1388\r\n" + b"x" * 5000 + b"\r\n"),
-    ],
-)
-def test_a_long_command_is_refused_before_it_has_arrived(
-    server: Server, lines: list[str], body: bytes
-) -> None:
-    with connect(server) as connection:
-        connection.sendall(post(server, *COMMAND, *lines) + body)
-        assert answer(connection).startswith("HTTP/1.1 400 ")
+def test_a_long_command_is_refused_before_it_has_arrived(server: Server) -> None:
+    for line, body in (
+        ("Content-Length: 1000000000000", b'{"run":'),
+        ("Transfer-Encoding: chunked", b"1388\r\n" + b"x" * 5000 + b"\r\n"),
+    ):
+        with connect(server) as connection:
+            connection.sendall(post(server, line) + body)
+            assert answer(connection).startswith("HTTP/1.1 400 ")
 
 
 def websocket(server: Server, *lines: str) -> str:
@@ -124,15 +118,14 @@ def test_only_the_pages_own_origin_opens_the_websocket(server: Server) -> None:
         assert websocket(server, f"Origin: {origin}").startswith("HTTP/1.1 403 "), origin
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/runs", "/_stcore/health", "/api/runs", "/api/absent", "/vendor/plotly.min.js"]
-)
-def test_no_page_may_frame_an_answer(server: Server, path: str) -> None:
-    with connect(server) as connection:
-        connection.sendall(head(server, "GET", path))
-        lines = answer(connection).lower().splitlines()
-    assert "content-security-policy: frame-ancestors 'none'" in lines
-    assert "x-frame-options: deny" in lines
+def test_no_page_may_frame_an_answer(server: Server) -> None:
+    api = ("/api/runs", "/api/absent")
+    for path in ("/", "/runs", "/_stcore/health", *api, "/vendor/plotly.min.js"):
+        with connect(server) as connection:
+            connection.sendall(head(server, "GET", path))
+            lines = answer(connection).lower().splitlines()
+        assert "content-security-policy: frame-ancestors 'none'" in lines, path
+        assert "x-frame-options: deny" in lines, path
 
 
 @pytest.mark.parametrize(("function", "name"), [("abort", "SIGABRT"), ("read", "SIGSEGV")])

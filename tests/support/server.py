@@ -1,4 +1,4 @@
-"""A real server of the page, in a process of its own."""
+"""A real server of the page, in its own process."""
 
 from __future__ import annotations
 
@@ -39,24 +39,16 @@ STREAMLIT = ("-m", "streamlit")
 
 
 def start_server(folder: Path, program: Sequence[str] = STREAMLIT, **variables: str) -> Server:
-    """Start a server with these variables beside those of this process.
+    """Start a server with additional environment variables.
 
-    `program` is what Python runs in place of Streamlit's command line, with its arguments.
+    `program` replaces Streamlit's command line, with its arguments.
     """
     port, log = free_port(), folder / "server.log"
     environment = os.environ | {"STEPSCOPE_RUNS": str(folder / "runs")} | variables
     with log.open("wb") as output:
+        options = ["--server.headless", "true", "--server.port", str(port)]
         process = subprocess.Popen(
-            [
-                sys.executable,
-                *program,
-                "run",
-                "app.py",
-                "--server.headless",
-                "true",
-                "--server.port",
-                str(port),
-            ],
+            [sys.executable, *program, "run", "app.py", *options],
             cwd=ROOT,
             env=environment,
             stdout=output,

@@ -10,7 +10,7 @@ import pytest
 
 from dashboard.charts.lab import STYLES, absent_sentence, effects_figure, listed, rows
 from dashboard.sweep_content import SweepStatus, Verdict, to_content
-from dashboard.views.lab_results import COLUMNS
+from dashboard.views.lab_panel import COLUMNS
 from tests.support.fake_sweep import ARMS, BEST, arm, metrics, sweep
 
 

@@ -19,6 +19,7 @@ from dashboard.charts.snapshot import (
     peak_rows,
     where,
 )
+from dashboard.run_files import snapshots
 from dashboard.snapshot_files import SnapshotLibrary, upload_name
 from stepscope.memory.snapshots.load import load
 from stepscope.memory.snapshots.summary import SnapshotSummary, difference, summarize
@@ -113,7 +114,7 @@ def test_step_10_comes_before_step_9_and_links_are_left_out(tmp_path: Path) -> N
     for name in ("snapshot-step-9.pickle", "snapshot-step-10.pickle", "other.pickle"):
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "snapshot-step-11.pickle").symlink_to(tmp_path / "other.pickle")
-    files = SnapshotLibrary(tmp_path / "runs").of_run(tmp_path)
+    files = snapshots(tmp_path)
     assert [file.name for file in files] == ["snapshot-step-10.pickle", "snapshot-step-9.pickle"]
     assert {file.run for file in files} == {tmp_path.name}
 
