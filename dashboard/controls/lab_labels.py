@@ -105,7 +105,7 @@ def seconds(low: float, high: float) -> str:
 
 def workload_and_device(sweep: SweepContent) -> str:
     """Return the title of a sweep; its workload may be of a later version."""
-    names: dict[str, str] = {**WORKLOADS}
+    names = {str(workload): name for workload, name in WORKLOADS.items()}
     device = "CPU" if sweep.config.get("device") == "cpu" else "GPU"
     return f"{names.get(sweep.workload, sweep.workload)} on {device}"
 

@@ -201,7 +201,7 @@ class PredictionRun(Child):
         self.config = config
         self.largest = largest
         self._last: dict[str, Any] = {"progress": "Starting a process"}
-        job = {"config": config.to_dict(), "runs": str(root.resolve())}
+        job: dict[str, Any] = {"config": config.to_dict(), "runs": str(root.resolve())}
         job |= {"largest": largest, "probe": largest}
         super().__init__(
             [sys.executable, "-m", "trainer.memory_estimate", "--job"],

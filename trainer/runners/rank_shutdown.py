@@ -122,8 +122,8 @@ class ShutdownListener:
         """Return True if torchrun has fewer live ranks on this node than it started."""
         with contextlib.suppress(psutil.Error):
             ranks = psutil.Process(self._parent).children()
-            alive = sum(rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
-            return alive < self._place.local_size
+            alive = [rank for rank in ranks if rank.status() != psutil.STATUS_ZOMBIE]
+            return len(alive) < self._place.local_size
         return False
 
 

@@ -74,6 +74,7 @@ def apply_fsdp(
     outer = MixedPrecisionPolicy(inner.param_dtype, torch.float32, torch.float32 if casts else None)
     whole = {name: weights.detach() for name, weights in model.named_parameters()}
     # None: the root's weights, which backward needs first, stay gathered after the forward pass.
+    groups: list[tuple[nn.Module, MixedPrecisionPolicy, bool | None]]
     groups = [(block, inner, config.reshard_after_forward) for block in blocks(model)]
     groups.append((model, outer, None if config.reshard_after_forward else False))
     for module, policy, reshards in groups:
