@@ -190,9 +190,9 @@ def test_slots_that_a_lost_device_may_still_write_to_are_not_used_again(
     assert rows.seen == [row(2)]
 
 
-@pytest.mark.parametrize("what", ["_pinned", "_copy"])
+@pytest.mark.parametrize(("owner", "name"), [(cuda_readback, "_pinned"), (torch.Tensor, "to")])
 def test_no_memory_for_the_values_costs_no_row_and_no_slot(
-    events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch, what: str
+    events: list[FakeEvent], monkeypatch: pytest.MonkeyPatch, owner: object, name: str
 ) -> None:
     def refuse(*args: object) -> torch.Tensor:
         raise RuntimeError("CUDA error: out of memory")
@@ -201,7 +201,7 @@ def test_no_memory_for_the_values_costs_no_row_and_no_slot(
     rows = Rows()
     reader = CudaScalarReadback(rows)
     with monkeypatch.context() as patch:
-        patch.setattr(cuda_readback, what, refuse)
+        patch.setattr(owner, name, refuse)
         put(reader, 1)
     put(reader, 2)
     reader.flush()
