@@ -138,7 +138,7 @@ def alerts_file() -> dict[str, Any]:
 
 
 def try_recording(root: Path) -> str | None:
-    """Record and read one row in a temporary folder in `root`; return the error, or None."""
+    """Record and read one row in a temporary folder near `root`; return the error, or None."""
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=_existing(root)) as folder:
             recorder = Recorder(Path(folder), name="doctor", kind=RunKind.RECORD)

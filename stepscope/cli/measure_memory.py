@@ -63,10 +63,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _predict(argv: Sequence[str]) -> int:
     """Become the memory estimator; return USAGE if it is not installed."""
-    if (PROJECT / "trainer").is_dir():
+    if (PROJECT / "trainer" / "memory_estimate").is_dir():
         paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        command = [sys.executable, "-m", "trainer.memory_estimate", *argv]
+        # -P: a trainer.py in the working directory is not imported.
+        command = [sys.executable, "-P", "-m", "trainer.memory_estimate", *argv]
         os.execve(sys.executable, command, environment)  # does not return
     print("--workload: needs a checkout of the repository. Clone it.", file=sys.stderr)
     return USAGE

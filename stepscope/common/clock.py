@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
@@ -11,8 +12,10 @@ MIN_OFFSET_S = 1.0  # smaller corrections, such as NTP's, do not affect the age 
 
 elapsed: Callable[[], float] = time.monotonic
 """Returns the seconds since the system's start."""
-if sys.platform == "linux":  # partial: no Python frame in a call
-    elapsed = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+if sys.platform == "linux":
+    with contextlib.suppress(OSError):  # refused in some sandboxes
+        time.clock_gettime(time.CLOCK_BOOTTIME)
+        elapsed = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # no Python frame
 
 
 class Clock:

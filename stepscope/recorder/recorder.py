@@ -38,8 +38,9 @@ class Recorder:
     """Records one rank of one run into `folder`; does nothing in a forked child. Thread-safe.
 
     `on_command` is called with each command in the writer thread, before the loop takes it. If
-    several `ranks` share the folder, all take a command at the same step, at least `lead` steps
-    ahead. Raises StoreError or OSError if the folder cannot be set up; no later call raises.
+    several `ranks` share the folder, all take a command at the same step (`lead`: see
+    `Participant`). Raises StoreError or OSError if the folder cannot be set up; no later call
+    raises.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ _OF_A_PEER = re.compile(
     r"closed by peer|reset by peer|Broken pipe|Connection refused|pair closure|Socket Timeout"
     r"|remote process exited|ncclRemoteError|DistNetworkError|DistStoreError"
     r"|collective operation timeout|[Tt]imed out waiting \w+ for \w+ operation|wait timeout after"
-    r"|another rank had failed"
+    r"|another rank (?:had )?failed"
 )
 """Messages of gloo, NCCL, TCPStore and Stepscope about another rank that is lost or late."""
 _LOST_PEER = re.compile(

@@ -126,7 +126,7 @@ def missing_ranks(
         state, text = RankState.NEVER_STARTED, "It has never started, or it is not watched."
     elsewhere = "It may be recorded in another folder: hosts without shared storage have one each."
     missing = {}
-    for rank in set(range(first.run_json.get("world_size") or 1)) - set(here):
+    for rank in sorted(set(range(first.run_json.get("world_size") or 1)) - set(here)):
         if rank not in expected:
             missing[rank] = RankInfo(
                 rank=rank, number=None, state=RankState.ELSEWHERE, text=elsewhere

@@ -112,11 +112,10 @@ class ScriptSession(Session):
         try:
             self.oom.attach()
             self.readings.begin(cuda_index)
+            self.recorder.describe(commands=self._commands.supported_commands())
             gpu = None if cuda_index is None else _gpu(cuda_index)
             uuid = None if gpu is None else gpu["uuid"]
-            self.recorder.describe(
-                commands=self._commands.supported_commands(), device=uuid or "cpu"
-            )
+            self.recorder.describe(device=uuid or "cpu")
             self.describe_environment(None if gpu is None else gpu["name"])
             self.describe_link(uuid)
             self.sampler.train_on(uuid)

@@ -15,6 +15,7 @@ from stepscope.run import RunInfo, RunStatus, process_identity, rank_pids, read_
 from stepscope.run.rank_info import RankExit, first_cause, left_early
 from stepscope.run.status import STALE_S
 from tests.support.rank_folder import GONE_PID, RankFolder
+from trainer.runners.rank_shutdown import AFTER_PEER
 
 PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4321"
 NCCL = "DistBackendError: NCCL error, remote process exited or there was a network error"
@@ -102,11 +103,12 @@ def test_an_error_of_another_rank_is_the_runs(job: Job) -> None:
 
 def test_a_rank_killed_first_is_named(job: Job) -> None:
     now = time.time()
-    job.rank(0, "failed", reason=PEER, ended=now)
     job.rank(1, "running", pid=GONE_PID, heartbeat=now - 0.5)
-    status, reason, cause = job.read()
-    assert (status, cause) == (RunStatus.CRASHED, 1)
-    assert str(reason).startswith("Rank 1 is gone without a word")
+    for told in (PEER, AFTER_PEER):
+        job.rank(0, "failed", reason=told, ended=now)
+        status, reason, cause = job.read()
+        assert (status, cause) == (RunStatus.CRASHED, 1)
+        assert str(reason).startswith("Rank 1 is gone without a word")
 
 
 def test_a_rank_that_returned_early_is_named_with_what_the_others_were_in(job: Job) -> None:
