@@ -72,7 +72,7 @@ class LedgerView extends ChartView {
       <div class="ss-body" ref="body">
         <div class="ss-ledger-sides" ref="sides">
           <div class="ss-box ss-ledger-table" data-testid="ledger-table" ref="table"><table>
-            <thead><tr><th scope="col">Part</th><th scope="col" ref="when"></th>
+            <thead><tr><th scope="col">Part</th><th scope="col" ref="when">Now</th>
               <th scope="col">Peak</th></tr></thead><tbody ref="rows"></tbody></table>
             <p class="ss-muted ss-note">Peak: the highest value of each row during the run, each at
               its own time.</p></div>
