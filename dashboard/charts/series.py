@@ -271,7 +271,8 @@ class _SeriesResponse:
     def newest(self, info: SeriesInfo) -> dict[str, Any]:
         """Return `last`, the newest value of each metric in the last RECENT_ROWS rows.
 
-        `since` holds for each value that is not finite the step of the first such value.
+        `since` holds for each value that is not finite the step of the first one after the last
+        finite value.
         """
         block = self.reader.read(info.id, max(0, info.rows - RECENT_ROWS), info.rows, 1)
         last: dict[str, float | int | str | None] = {}

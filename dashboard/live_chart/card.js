@@ -41,7 +41,7 @@ export class Card {
   constructor(spec, scene) {
     Object.assign(this, { spec, scene, range: [0, 1], width: 0, drawnAt: 0 });
     Object.assign(this, { dirty: true, visible: false, plotted: false });
-    this.height = spec.group === "custom" ? SMALL_HEIGHT_PX : PLOT_HEIGHT_PX;
+    this.height = spec.height ?? (spec.group === "custom" ? SMALL_HEIGHT_PX : PLOT_HEIGHT_PX);
     this.box = { ...MARGIN, r: spec.y2 ? MARGIN_Y2_PX : MARGIN.r };
     this.build();
   }

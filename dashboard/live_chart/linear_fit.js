@@ -13,6 +13,9 @@ export class FitCard extends Card {
     const fitted = { ...shared, label: "fitted", color: "orange", dash: "solid" };
     const truth = { ...shared, label: "true line", color: "gray", dash: "dash" };
     super({ ...spec, y: { unit: "" }, traces: [fitted, truth] }, scene);
+    // The arrow keys read no values of this chart.
+    for (const name of ["tabindex", "role", "aria-roledescription", "aria-label"])
+      this.stage.removeAttribute(name);
   }
 
   // [slope, intercept] of the fitted and of the true line; null before the first step.

@@ -106,11 +106,11 @@ class DdpTiming:
     def _pause(self, sample: int | None) -> int:
         """Return the steps until the next reading, one before the next sample appears.
 
-        Without a sample now, each step is read. A module whose log has not changed for longer than
-        the distance is not trained at present: the pause doubles.
+        Without a sample now, each step is read, because a sample needs readings in two consecutive
+        steps. A module whose log has not changed for ten distances is idle: the pause doubles.
         """
         if sample is None:
-            idle = min(16, max(0, self._misses - self._every - FIRST))
+            idle = min(16, max(0, self._misses - 10 * self._every - FIRST))
             return min(1 << idle, 2 * self._every)
         return max(1, (self._every - sample % self._every) // self._per_step - 1)
 

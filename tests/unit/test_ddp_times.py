@@ -235,6 +235,19 @@ def test_a_module_that_is_not_trained_is_read_rarely_and_sampled_again_later() -
     assert len(iterations) > 2900 / 9
 
 
+@pytest.mark.parametrize("every", [1, 2, 4, 8])
+def test_a_module_that_is_trained_every_few_steps_is_sampled(every: int) -> None:
+    """The pause for idle modules lost all samples: a sample needs two consecutive readings."""
+    times, module = DdpTiming(), Logged()
+    times.meet(module)
+    sampled = 0
+    for step in range(1, 3000):
+        if step % every == 0:
+            module.forward()
+        sampled += "perf/comm_wait" in added(times, step * 0.01)
+    assert sampled > 3000 / every / 9 / 2
+
+
 def test_a_module_that_is_gone_is_read_no_more() -> None:
     times, module = DdpTiming(), Logged()
     times.meet(module)

@@ -83,6 +83,7 @@ ADAM = replace(
     ),
 )
 COMPLETE = OptimizerMemory(name="Adam", parameters=600 * MIB, state=GIB, expected=GIB)
+LARGE_STATE = OptimizerMemory(name="Adam", parameters=2 * GIB, state=0, expected=4 * GIB)
 MINE = OptimizerMemory(name="Mine", parameters=MIB, state=0)
 SMALL_ADAM = replace(ADAM, allocated=1400 * MIB, requested=150 * MIB)
 VALIDATION: dict[str, Any] = {
@@ -193,6 +194,11 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
     "pieces for one tensor of a state": (SMALL_ADAM, OPTIMIZER, ""),
     "pieces next to a complete state": (replace(SMALL_ADAM, optimizer=COMPLETE), OPTIMIZER, ""),
     "an unknown optimizer": (replace(ADAM, optimizer=MINE), OPTIMIZER, "keeps state for 1.00 MiB"),
+    "others that are too small for the rest of a state": (
+        replace(OTHER, step=0, steps_done=0, phase="optimizer", optimizer=LARGE_STATE),
+        OPTIMIZER,
+        "",
+    ),
     "no optimizer": (replace(ADAM, optimizer=None), OPTIMIZER, ""),
     "a later update": (after(100, 1700 * MIB, phase="optimizer"), TOO_BIG, ""),
     "enough a moment later": (

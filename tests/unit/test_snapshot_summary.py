@@ -19,6 +19,7 @@ from stepscope.memory.snapshots import segments as segment_rows
 from stepscope.memory.snapshots.load import SnapshotError, load
 from stepscope.memory.snapshots.open_snapshot import read_summary, write_summary
 from stepscope.memory.snapshots.segments import ACTIVE, FREE, MAX_SIZE
+from stepscope.memory.snapshots.stacks import module_of
 from stepscope.memory.snapshots.summary import SnapshotSummary, by_module, difference, summarize
 from tests.support.snapshots import (
     ADDRESS,
@@ -73,6 +74,11 @@ def test_sites_and_modules_are_added_up_over_segments(tmp_path: Path) -> None:
         (0, 0, 2),
         (1, 5, 1),
     ]
+
+
+def test_a_frame_without_a_line_has_a_module() -> None:
+    frames = ["net.py in forward", "/v/torch/nn/modules/module.py:1780 in _call_impl"]
+    assert module_of(frames) is not None
 
 
 def test_the_map_has_the_most_split_segments_first_and_is_bounded(

@@ -193,10 +193,12 @@ def _spike(record: OomRecord, figures: OomFigures, above: int) -> _Conclusion:
 
 
 def _enough_of_others(record: OomRecord, figures: OomFigures) -> int:
-    others = others_of(record, figures) or 0
+    others, need, state = others_of(record, figures) or 0, figures.requested, record.optimizer
+    if record.phase == "optimizer" and state is not None and state.expected is not None:
+        need = max(need, state.expected - state.state)  # the rest of the state follows
     # At this process's own limit the end of others would change nothing.
-    own_limit = figures.limit - figures.reserved < figures.requested
-    enough = max(figures.requested - figures.room, MIN_OTHERS * figures.limit)
+    own_limit = figures.limit - figures.reserved < need
+    enough = max(need - figures.room, MIN_OTHERS * figures.limit)
     return 0 if own_limit or others < enough else others
 
 

@@ -75,7 +75,8 @@ class OomObserver(capture.FailureContext):
             attach(_on_failed_allocation)
 
         # Torch keeps it until something starts CUDA, or calls it now if that has happened.
-        call_at_start(try_to_attach)
+        with _logs_errors("failed allocations are described by their message only"):
+            call_at_start(try_to_attach)
 
     def look_for_torch(self, values: Mapping[str, float] | None = None) -> None:
         """Attach once torch is imported; called by the sampler's thread with its `values`.

@@ -26,6 +26,7 @@ from stepscope.common.files import atomic_replace, is_own_folder, read_regular_f
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.common.limited_process import end_with_stdin, limit_process
 from stepscope.memory.snapshots.load import REMEDY, SnapshotError, load
+from stepscope.memory.snapshots.stacks import MAX_TEXT_CHARS
 from stepscope.memory.snapshots.summary import SnapshotSummary, summarize
 
 SCHEMA = 3
@@ -39,6 +40,7 @@ MAX_RESULT_BYTES = 128 * 2**20
 MAX_WALL_S = 600.0  # The process may have to wait for others on a busy machine.
 POLL_S = 0.1
 MAX_ERROR_CHARS = 600
+MAX_FRAME_CHARS = 2 * MAX_TEXT_CHARS + 100  # of a frame: file name, line and function
 _ROOT = Path(__file__).parents[3]
 _LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|[,:\[]-?([0-9]{20})')  # skips strings
 
@@ -112,6 +114,8 @@ def _is_consistent(summary: SnapshotSummary) -> bool:
         if any(not 0 <= span.label < len(summary.labels) for span in one.spans):
             return False
     parts = (part for memory in summary.devices for row in memory.rows for part in row.parts)
+    if any(len(text) > MAX_FRAME_CHARS for text in summary.texts.values()):
+        return False
     texts = summary.texts.keys()  # an unknown stack has no frames
     return all(texts >= set(frames) for frames in summary.stacks.values()) and all(
         part.state in (0, 1, 2) and part.size >= 0 for part in parts

@@ -69,7 +69,7 @@ def _module_file(frame: str) -> str:
     """Return a frame's file name, or the module name of a file of torch."""
     file = frame.rpartition(" in ")[0].rpartition(":")[0]
     path = PurePosixPath(file.replace("\\", "/"))
-    parts = path.with_suffix("").parts
+    parts = (*path.parts[:-1], path.stem)
     if "torch" in parts:
         return ".".join(parts[len(parts) - 1 - parts[::-1].index("torch") :])
     return path.name
