@@ -214,12 +214,16 @@ def to_content(sweep: Mapping[str, Any]) -> SweepContent:
         ) from error
 
 
+_NULLABLE = ("name", "label", "verdict")
+"""Keys whose null is validated as such: downloads use the file as it is."""
+
+
 def _present(value: Any) -> Any:
     """Return JSON values without keys whose value is null, except those of settings."""
     if isinstance(value, Mapping):
         return {
             name: part if name in ("config", "changes") else _present(part)
             for name, part in value.items()
-            if part is not None
+            if part is not None or name in _NULLABLE
         }
     return [_present(part) for part in value] if isinstance(value, list) else value

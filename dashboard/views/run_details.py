@@ -29,7 +29,7 @@ RANK_LOGS = (OUTPUT, "worker.log", "traceback.txt")
 MAX_CHECKPOINTS = 50
 MAX_RANKS = 256
 MAX_JSON_BYTES = 1_000_000  # Of a rank's file, which other users may have written.
-_HIDDEN = {"capabilities", "fit", "gpu_processes"}
+_HIDDEN = {"capabilities", "fit"}
 _NO_OUTPUT = {
     RunKind.INIT: "The output of a script with stepscope.init is not recorded. See its terminal.",
     RunKind.RECORD: "A recording of the hardware has no output.",
@@ -181,4 +181,5 @@ def _rank_json(path: Path) -> dict[str, Any]:
         return {"problem": "The rank's file cannot be read."}
     if not isinstance(values, dict):
         return {"problem": "The rank's file has an unknown format."}
-    return {name: value for name, value in values.items() if name not in _HIDDEN}
+    hidden = {*_HIDDEN, "gpu_processes"}
+    return {name: value for name, value in values.items() if name not in hidden}

@@ -8,7 +8,7 @@ import streamlit as st
 
 from dashboard.charts.profile import MAX_NODES, flame_figure, phase_figure, rows
 from dashboard.charts.run_view import run_content, world_size_of
-from dashboard.controls.actions import refusal
+from dashboard.controls.actions import supported_commands
 from dashboard.format import escape_markdown, note, pick
 from dashboard.run_files import ProfileFiles, profile_summary, profile_trace, profiles
 from dashboard.views.parts import download, number, plot, table, text, warning
@@ -48,7 +48,7 @@ def profile_section(run: RunInfo) -> None:
     made = profiles(run.folder)
     if not made:
         how = "No profile was recorded in this run."
-        if refusal(CommandName.PROFILE, run) is None:
+        if run.status.live and CommandName.PROFILE in supported_commands(run):
             how = "No profile yet. **Profile…** in the header records the next steps."
         note("speed", how)
         return

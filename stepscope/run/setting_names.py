@@ -59,14 +59,14 @@ def current_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _optimizer_impl(values: Mapping[str, Any]) -> Any:
     """Return optimizer_impl for the earlier switches; an invalid switch is returned unchanged."""
-    for name in EARLIER_IMPLS:
+    found = "for-loop"
+    for name in reversed(EARLIER_IMPLS):
         value = values.get(name, False)
         text = value.lower() if isinstance(value, str) else value
         if text not in (True, False, "1", "true", "0", "false"):
             return value
-        if text in (True, "1", "true"):
-            return name
-    return "for-loop"
+        found = name if text in (True, "1", "true") else found
+    return found
 
 
 def current_variant(name: str) -> str:

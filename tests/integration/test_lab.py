@@ -197,7 +197,7 @@ def samples_of(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         try:
-            if "trainer.lab.trial_process" in child.cmdline():
+            if "trainer.lab.trial" in child.cmdline():
                 found.append(child)
         except psutil.Error:
             continue

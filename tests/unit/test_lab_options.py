@@ -142,6 +142,7 @@ def test_options_of_the_baseline() -> None:
         (["--arms", "channels_last", "--set", "channels_last=1"], "on in the baseline by --set"),
         (["--arms", "channels_last", "--preset", "loading"], "Remove --variants or --preset"),
         (["--arms", "foreach+optimizer_impl=fused"], "has a setting twice. Remove one"),
+        (["--arms", "foreach=maybe+fused"], "maybe"),
         (["--arms", "num_workers=2+num_workers=4"], "has a setting twice. Remove one"),
         (["--arms", "accumulation=2+gradient_accumulation_steps=4"], "has a setting twice"),
         (["--set", "batch_size"], "must be FIELD=VALUE"),

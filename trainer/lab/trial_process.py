@@ -1,15 +1,8 @@
-"""The process of a trial: started with a time limit and stopped on request.
-
-The child is `python -m trainer.lab.trial_process`: stdin has one line of JSON, the job; stdout gets
-one line of JSON, the result. The child ends with its sweep: on Linux the kernel kills it, elsewhere
-a thread notices the end of stdin.
-"""
+"""The process of a trial: started with a time limit and stopped on request."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import json
 import os
 import shutil
@@ -25,7 +18,6 @@ import psutil
 
 from stepscope.common.files import open_for_append, read_tail
 from stepscope.common.formatting import format_duration, terminal_text
-from trainer.parent_death_signal import call_at_end_of, kill_group, set_parent_death_signal
 from trainer.runners.child_process import PROJECT, Child, ChildOutput, ChildState
 
 LOG = "sample.log"
@@ -90,7 +82,7 @@ class _Trial(Child):
         }
         with open(open_for_append(log, truncate=True), "wb") as output:
             super().__init__(
-                [sys.executable, "-m", "trainer.lab.trial_process"],
+                [sys.executable, "-m", "trainer.lab.trial"],
                 limit_s=timeout_s,
                 first_line=json.dumps(job).encode() + b"\n",
                 env=environment,
@@ -149,21 +141,3 @@ def _started_by(run: str) -> set[psutil.Process]:
             if process.environ().get(OF_SAMPLE) == run:
                 found.add(process)
     return found
-
-
-def main() -> None:
-    """Run one trial and print its result."""
-    set_parent_death_signal()
-    # Output of the training must not mix with the result.
-    results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    job = json.loads(sys.stdin.readline())
-    call_at_end_of(0, kill_group)
-    # Imported here because importing torch takes seconds, in which the sweep may end.
-    trial_run = importlib.import_module("trainer.lab.trial_run")
-    gc.freeze()  # imported modules stay: no collection has to traverse them
-    print(json.dumps(trial_run.run_trial(job)), file=results, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -60,7 +60,7 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
             write_pending(folder, config, "Starting the ranks.")
             ranks = TorchrunRun(config, folder)
             limit_s = seconds if timed else float("inf")
-            _wait(lambda: last_step(folder), lambda: not ranks.alive(), warmup, limit_s)
+            _wait(lambda: last_step(ranks.folder), lambda: not ranks.alive(), warmup, limit_s)
             while ranks.alive():
                 ranks.stop(STOP_S)
         else:
