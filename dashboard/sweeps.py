@@ -204,7 +204,7 @@ class Sweeps:
                 start_new_session=True,
             )
         self._child_id = folder.name
-        self._ended.pop(folder, None)  # it may end anew without a new sweep.json
+        self._ended.pop(folder, None)  # it may end again without a new sweep.json
         self._stopped = False
 
     def _alive(self, sweep_id: str) -> bool:

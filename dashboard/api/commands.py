@@ -79,7 +79,7 @@ def _parse(body: bytes) -> tuple[str, str, dict[str, Any], int]:
     try:
         asked = json.loads(body)
     except RecursionError:
-        raise ValueError("The request must not nest so many objects.") from None
+        raise ValueError("The request must nest fewer objects.") from None
     if not isinstance(asked, dict):
         raise ValueError("The request must be a JSON object.")
     run_id, name, args, command_id = map(asked.get, ("run", "name", "args", "id"))

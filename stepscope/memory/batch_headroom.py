@@ -164,8 +164,8 @@ def _incomparable_reason(steps: Sequence[StepMemory], largest: StepMemory) -> st
     if largest.freed < max(MIN_REST_BYTES, MIN_REST_FRACTION * largest.peak):
         return (
             f"activations and other memory are only {format_bytes(max(0, largest.freed))} of a "
-            f"peak of {format_bytes(largest.peak)}, too little to tell how they scale with the "
-            "batch"
+            f"peak of {format_bytes(largest.peak)}, too little to measure how they scale with "
+            "the batch"
         )
     return None
 

@@ -338,7 +338,7 @@ def test_a_small_batch_gives_no_factor(script: str) -> None:
     """The former name of the command works too."""
     done = run([*SCRIPT_FIT[:-1], "fit", script, "4", "well"])
     assert done.returncode == 0
-    assert "too little to tell" in done.stdout
+    assert "too little to measure" in done.stdout
     assert "3 steps measured" in done.stdout
 
 

@@ -188,7 +188,7 @@ def test_a_list_of_tensors_cannot_change_the_classes_that_it_names(tmp_path: Pat
         ({"size": (2.5,)}, "a whole number is missing"),
         ({"size": torch.Size([1] * 65)}, "65 dimensions"),
         ({"chunks": None}, "list is missing"),
-        ({"length": 10**14}, "shorter than it says"),
+        ({"length": 10**14}, "shorter than its header"),
     ],
 )
 def test_a_list_that_cannot_be_is_a_sentence(

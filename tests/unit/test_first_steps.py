@@ -79,7 +79,7 @@ def test_a_batch_that_is_too_large_already_should_shrink() -> None:
         ([FIRST, replace(STEP, state=GIB // 4), STEP], "state still grew"),
         ([STEP, STEP, replace(STEP, waiting=1)], "No advice: another optimizer has not stepped"),
         ([STEP, STEP, replace(STEP, device=replace(GPU, index=1))], "several devices"),
-        ([STEP, replace(STEP, kept=STEP.peak - 1000)], "too little to tell"),
+        ([STEP, replace(STEP, kept=STEP.peak - 1000)], "too little to measure"),
         ([STEP, STEP, replace(STEP, peak=5 * GIB)], "as with batches of varying length."),
         ([STEP, STEP, replace(STEP, peak=5 * GIB, kept=3 * GIB)], "as with batches of varying"),
     ],

@@ -143,7 +143,7 @@ def _place(entry: Any, sizes: Mapping[str, int]) -> filesystem._StorageInfo:
     if not _FILE.fullmatch(name) or fields.get("transform_descriptors"):
         raise ValueError("it names files that it cannot have")
     if _whole(offset) + _whole(length) > sizes.get(name, 0):
-        raise ValueError(f"{name} is shorter than it says")
+        raise ValueError(f"{name} is shorter than its header states")
     return filesystem._StorageInfo(name, offset, length)
 
 

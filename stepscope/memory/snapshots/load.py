@@ -88,7 +88,7 @@ def load(path: Path, *, progress: Progress = lambda read: None) -> MemorySnapsho
                 f"may use. {SMALLER}"
             ) from error
         except Exception as error:
-            # Python's unpickler raises anything for a broken file, as its documentation says.
+            # Python's unpickler raises anything for a broken file, as documented.
             reason = printable(str(error))[:200] or type(error).__name__
             raise SnapshotError(
                 f"{_name(path)}: must be a pickle of plain containers, got one that cannot be read "
