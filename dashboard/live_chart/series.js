@@ -2,7 +2,7 @@
 // A series is {bucket, end, start[], t[], s[], v: {metric: {mean[], min[], max[], odd[]}}}; bucket i
 // holds rows start[i] .. start[i] + bucket - 1, and `end` is the number of rows received. `odd` counts
 // values that are not finite (lines.js); the other statistics exclude them. In a series with `stack`
-// the metrics are parts of one sum: a null beside values of other metrics is a part of zero.
+// the metrics are parts of one sum: a null next to values of other metrics is zero.
 
 import { isNumber, sum } from "./format.js";
 import { bisect, oddNow, oddWord, visibleSpan, xsOf } from "./lines.js";
