@@ -399,7 +399,7 @@ SGD = "optimizer = torch.optim.SGD(model.parameters())"
         (
             f"model = torch.nn.Linear(4, 4)\n{SGD}\noptimizer.state = 5",
             "model(torch.ones(4)).sum()",
-            "AttributeError",
+            "could not be measured (TypeError",
         ),
     ],
 )
