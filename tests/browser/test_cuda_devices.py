@@ -117,7 +117,7 @@ def test_the_run_of_the_page_is_named_with_its_energy(open_page: OpenPage, serve
     working = page.get_by_test_id("gpus").locator("article").filter(has_text="run memory_stress")
     expect(working).to_have_count(1, timeout=TRAINS_MS)
     working.get_by_role("button").click()
-    expect(fact(page, "Energy of the run")).to_contain_text("J a sample", timeout=TRAINS_MS)
+    expect(fact(page, "Energy of the run")).to_contain_text("J/sample", timeout=TRAINS_MS)
     expect(fact(page, "Energy since first viewed")).to_contain_text("Wh")
     expect(fact(page, "GPU utilization")).to_contain_text("%")
     lines = page.locator(".dv-chart .js-line")

@@ -27,6 +27,12 @@ def nvml() -> Iterator[ModuleType]:
     pynvml.nvmlShutdown()
 
 
+@pytest.fixture(autouse=True)
+def started() -> None:
+    """Start CUDA: statistics are empty, and the context takes memory, at the first use."""
+    torch.ones(1, device="cuda").add_(1)
+
+
 def test_a_fault_can_be_put_into_malloc(cudasim: ModuleType) -> None:
     torch.cuda.empty_cache()
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
