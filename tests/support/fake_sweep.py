@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 from trainer.config import RunConfig, Workload
@@ -86,7 +87,7 @@ def sweep(status: str = "finished", **others: Any) -> Json:
         },
         "baseline": {"name": "baseline", "label": "digits_mlp on CPU, fp32", "rounds": 5}
         | {"metrics": metrics(10_000.0)},
-        "arms": ARMS,
+        "arms": deepcopy(ARMS),  # tests change them
         "best": None,
         "drift": None,
         "rounds": [],
