@@ -239,7 +239,7 @@ export class Card {
     return { ...line, band: bandPoints(xs, column, range, factor, times) };
   }
 
-  // Returns a trace's series with as many points as the plot has room for.
+  // Returns a trace's series with as many points as fit into the plot.
   fitting(trace, smooth) {
     const { axis, range } = this.store;
     const column = this.column(trace);

@@ -16,7 +16,7 @@ from stepscope.gpu.machine_state import DeviceState
 from stepscope.gpu.processes import GpuProcess
 from stepscope.metrics import BY_KEY, Unit
 
-NOBODY = "No processes on this GPU."
+NO_PROCESSES = "No processes on this GPU."
 DIFFERENCE = (
     "Utilization is the share of time with at least one kernel running, however small: at 100% "
     "most of the chip may be idle. SM, tensor and DRAM activity show how much of it worked "
@@ -207,7 +207,9 @@ def _no_processes(device: DeviceState) -> str:
         return absent(device, "processes")
     if device.own_processes:
         return ""
-    return "The processes of its MIG instances are listed below." if device.instances else NOBODY
+    return (
+        "The processes of its MIG instances are listed below." if device.instances else NO_PROCESSES
+    )
 
 
 def _instance(instance: DeviceState, ours: Mapping[int, str]) -> Json:

@@ -10,8 +10,8 @@ import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.run import RunStatus, read_run
-from stepscope.run.rank_info import RANKS_LIMIT
-from stepscope.run.rank_status import GRACE_S, RankState, rank_states
+from stepscope.run.rank_info import RANKS_LIMIT, RankMetadata
+from stepscope.run.rank_status import GRACE_S, RankState, missing_ranks, rank_states
 from stepscope.store import StoreWriter
 from tests.support.rank_folder import GONE_PID, RankFolder
 
@@ -133,3 +133,10 @@ def test_of_many_missing_ranks_the_first_are_named(job: Job) -> None:
     assert len(rank_states(job.folder)) == RANKS_LIMIT
     job.rank(0, world_size=RANKS_LIMIT + 1)
     assert job.states() == ["alive"]
+
+
+def test_missing_ranks_are_in_ascending_order() -> None:
+    first = RankMetadata(0, {"world_size": 64, "created": 0.0}, RunStatus.RUNNING, 0.0, 0.0)
+    missing = [3, 8, 17, 34]
+    present = set(range(64)) - set(missing)
+    assert list(missing_ranks(first, present, ended=False, now=1e6)) == missing
