@@ -43,19 +43,19 @@ ROOT = HERE.parent
 CPU, SIMULATED, GPU = "cpu-training", "two-simulated-gpus", "h100"
 LARGEST = 1_000_000
 """Bytes of all examples together."""
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 CPU_NOTE = (
-    "Recorded on a CPU with two cores: the digits CNN goes on from a checkpoint, and each button "
+    "Recorded on a CPU with two cores: the digits CNN resumes from a checkpoint, and each button "
     "is pressed once."
 )
 SIMULATED_NOTE = (
-    "Recorded on a simulator of two GPUs (tests/cudasim), not on real ones: memory is counted as "
-    "PyTorch's CUDA build does it; times, utilization, power and temperature are no GPU's. The "
-    "script examples/two_devices.py doubles its batch until the memory ends."
+    "Recorded on two simulated GPUs (tests/cudasim): memory accounting is that of PyTorch's CUDA "
+    "build; times, utilization, power and temperature are not those of a GPU. The script "
+    "examples/two_devices.py doubles its batch size until it runs out of memory."
 )
 GPU_NOTE = (
-    "Recorded on a single {name}, with driver {driver} and torch {torch}: a GPT in bf16, and each "
-    "button pressed once. It learns its small text by heart, as the validation loss shows."
+    "Recorded on a single {name}, with driver {driver} and torch {torch}: a GPT in bf16; each "
+    "button was pressed once. The validation loss rises because the model overfits its small text."
 )
 BUTTONS = (
     CommandName.MARK,
@@ -103,7 +103,7 @@ def record_simulated(runs: Path, python: Path) -> Path:
     )
     folder = _wait_for(lambda: next(iter(runs.glob("*/run.json")), None)).parent
     _press(folder, 40, CommandName.MARK, CommandName.EMPTY_CACHE, CommandName.RESET_PEAKS)
-    process.wait(PATIENCE_S)
+    process.wait(TIMEOUT_S)
     return folder
 
 
@@ -163,10 +163,10 @@ def _press_one(folder: Path, name: CommandName) -> None:
 
 
 def _wait_for(condition: Callable[[], T | None]) -> T:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not (found := condition()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {PATIENCE_S:.0f} s")
+            raise TimeoutError(f"not within {TIMEOUT_S:.0f} s")
         time.sleep(0.05)
     return found
 

@@ -1,9 +1,9 @@
-"""A training that spans two GPUs and doubles its batch until the memory of the first one ends.
+"""Train a model on two GPUs and double the batch size until the first GPU runs out of memory.
 
     stepscope watch examples/two_devices.py
 
-The first half of the network lives on cuda:0, the second on cuda:1. The batch doubles every
-`STEPS` steps, so the memory chart shows a staircase, and the run ends as out of memory.
+The first half of the network is on cuda:0, the second on cuda:1. The batch size doubles every
+`STEPS` steps, so memory rises in steps until the run ends with an out-of-memory error.
 """
 
 from __future__ import annotations

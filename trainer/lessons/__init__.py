@@ -57,7 +57,7 @@ START = "First steps"
 ARITHMETIC = "Arithmetic"
 MEMORY = "Memory and copies"
 LAUNCHES = "Kernels and launches"
-INSIDE = "Looking inside"
+INSIDE = "Profiling"
 SEVERAL = "Several processes"
 _GLOO = "two processes use gloo instead of NCCL; the values are the same."
 
@@ -71,9 +71,9 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson(
         name="devices",
         theme=START,
-        title="Devices, and choosing one",
-        text="A program that asks for its device once, in one line, runs on every machine: with a "
-        "GPU, with several and with none. Compute capability decides which number formats and "
+        title="Choose a device",
+        text="A program that selects its device in one line runs on every machine: with one GPU, "
+        "with several and with none. Compute capability decides which number formats and "
         "kernels a GPU has: 8.0 and later have bf16 and TF32. Free memory is that of the whole "
         "GPU, so it excludes the memory of other programs.",
         on_cpu="the list of CUDA devices is empty, and the CPU is chosen.",
@@ -132,11 +132,11 @@ LESSONS: tuple[Lesson, ...] = (
         name="half_tensors",
         theme=ARITHMETIC,
         title="Half tensors: fp16 and bf16",
-        text="Both have 16 bits and take half the memory of fp32. fp16 spends them on digits: it "
-        "ends at 65,504, and 1e-8 becomes 0, which is what a gradient scaler is for. bf16 has the "
-        "range of fp32 and only two to three decimal digits. Which one is fast depends on the "
-        "hardware: a device without units for a format must convert, and can be slower than in "
-        "fp32.",
+        text="Both have 16 bits and take half the memory of fp32. fp16 uses more of them "
+        "for precision: its maximum is 65,504, and 1e-8 becomes 0, so it needs a gradient scaler. "
+        "bf16 has the range of fp32 and only two to three decimal digits. Which one is fast "
+        "depends on the hardware: a device without units for a format must convert, and can be "
+        "slower than in fp32.",
     ),
     Lesson(
         name="amp",
@@ -180,7 +180,7 @@ LESSONS: tuple[Lesson, ...] = (
         "Activations grow with the batch, weights and gradients do not: so the batch is halved "
         "until it fits, and the gradients of the parts are added up. The error object must not be "
         "kept, because it holds the frames of the failed call and with them all their tensors. "
-        "Other remedies are 16 bits and activation checkpointing.",
+        "Other remedies are 16-bit precision and activation checkpointing.",
         needs_cuda="Without CUDA there is no limit to set: Linux ends a process that takes too "
         "much.",
     ),
@@ -193,7 +193,7 @@ LESSONS: tuple[Lesson, ...] = (
         "and the call returns only when that is done. From pinned memory the copy is direct, and "
         "with non_blocking=True Python continues at once. Pinning is slow: it pays for memory that "
         "is reused.",
-        needs_cuda="Pinned memory serves copies to a GPU: on a CPU a tensor is used where it lies.",
+        needs_cuda="Pinned memory serves copies to a GPU: on a CPU there is nothing to copy.",
     ),
     Lesson(
         name="streams",
