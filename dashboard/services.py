@@ -36,7 +36,6 @@ from dashboard.run_summary import RunSummary, summarize
 from dashboard.snapshot_files import SnapshotLibrary
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
-from stepscope.distributed.communication import communication_text
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.stragglers.reader import judged_run
 from stepscope.gpu.machine_monitor import MachineMonitor
@@ -140,7 +139,6 @@ class Services:
         self.estimates: ChildRuns[PredictionRun] = ChildRuns()
         self.collectives: ChildRuns[Measurement] = ChildRuns()
         self.stragglers = RunLook(judged_run, "the ranks cannot be compared")
-        self.communication = RunLook(communication_text, "the cost of collectives is unknown")
         self.verdicts = Verdicts(self.stragglers)
         self.hangs = RunLook(hang_of, "why it makes no step is unknown", keep=False)
         self.sweeps = Sweeps(runs, examples)

@@ -1,8 +1,7 @@
 """Parse the launcher's environment variables; let the ranks of a job find one run folder.
 
 Launchers: torchrun and all that use it, Accelerate, DeepSpeed, Lightning's own launcher (`RANK` or
-`LOCAL_RANK`), srun (`SLURM_*`), Open MPI (`OMPI_*`), and MPICH, MVAPICH and Intel MPI (`PMI_*`,
-`MPI_*`).
+`LOCAL_RANK`), srun (`SLURM_*`) and Open MPI (`OMPI_*`).
 """
 
 from __future__ import annotations
@@ -74,20 +73,10 @@ _OPEN_MPI = _Variables(
     "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-_HYDRA = _Variables(
-    "PMI_RANK", "PMI_RANK", "MPI_LOCALRANKID PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
-)
 _SLURM = _Variables("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
 # mpirun in a Slurm job lets srun start one daemon on each node. Its ranks inherit the daemon's
-# Slurm variables, so mpirun's own have precedence. srun may set PMI_RANK as well.
-_LAUNCHERS = (
-    _TORCH,
-    _TORCH._replace(marks="LOCAL_RANK WORLD_SIZE"),
-    _OPEN_MPI,
-    _HYDRA._replace(marks="PMI_RANK MPI_LOCALRANKID"),
-    _SLURM,
-    _HYDRA,
-)
+# Slurm variables, so mpirun's own have precedence.
+_LAUNCHERS = (_TORCH, _TORCH._replace(marks="LOCAL_RANK WORLD_SIZE"), _OPEN_MPI, _SLURM)
 
 
 def launch(environ: Mapping[str, str]) -> LauncherEnv:
