@@ -27,7 +27,6 @@ from typing import Generic, TypeVar
 import psutil
 import streamlit as st
 
-from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
 from dashboard.machine.run_energy import RunEnergies
 from dashboard.run_index import RunIndex
@@ -361,10 +360,7 @@ async def lifespan(_app: object) -> AsyncIterator[None]:
     """Stop the run and flush its data when the server ends (SIGTERM runs no atexit)."""
     services, over = get(), threading.Event()
     _end_on_signals(services, over)
-    crashes = CrashWatch(services.index)
-    crashes.start()
     yield
-    crashes.close()
     await asyncio.to_thread(services.close)
     over.set()
 

@@ -169,7 +169,7 @@ WARM = [(float(step), step, True, 0) for step in range(4)]
         (
             [*WARM, (60, 3, False, 0), (61, 3, True, 0), (90, 3, True, 0), (91, 4, True, 0)],
             [None, 1, 30, 0],
-            0,
+            31,
         ),
         ([*WARM, (60, 3, True, 1), (80, 3, True, 1), (81, 3, True, 2)], [0, 20, 0], 0),
     ],
