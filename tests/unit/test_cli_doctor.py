@@ -42,12 +42,11 @@ H100 = GpuProbe(
 )
 NO_DRIVER = "No NVIDIA driver library was found."
 
-PACKAGES = {"streamlit": "1.67", "plotly": "7.1", "pyarrow": "26", "tensorboard": "2.21"}
-SOFTWARE: dict[str, Any] = {"python": "3.11.7", "executable": "/usr/bin/python", "sqlite": "3.40.1"}
-SOFTWARE |= {"version": "0.1.0", "packages": PACKAGES, "torch": CPU_TORCH}
+SOFTWARE: dict[str, Any] = {"python": "3.11.7", "executable": "/usr/bin/python"}
+SOFTWARE |= {"version": "0.1.0", "torch": CPU_TORCH}
 HOST: dict[str, Any] = {"runs": "/data/runs", "free": 50 * GIB, "shared_memory": 8 * GIB}
 NO_GPU: dict[str, Any] = {"nvml_reason": NO_DRIVER, "nvml_broken": False, "device_nodes": False}
-UNSET = ["recording_error", "driver", "visible_devices", "page", "memory_limit", "cpu_limit"]
+UNSET = ["recording_error", "driver", "visible_devices", "page"]
 BARE = MachineProbe(**dict.fromkeys(UNSET), **SOFTWARE, **HOST, **NO_GPU, gpus=())
 WITH_GPU = dataclasses.replace(
     BARE, nvml_reason=None, driver="580.95", gpus=(H100,), torch=CUDA_TORCH, device_nodes=True
@@ -76,20 +75,6 @@ def test_a_machine_with_all_parts_has_nothing_to_say_against() -> None:
     assert marks(WITH_GPU) == {CheckStatus.OK}
     assert "80.0 GiB" in judged(WITH_GPU, "GPU 0").detail
     assert judged(WITH_GPU, "torch").detail == "2.13.0, built for CUDA 13.0; sees 1 of 1 GPU"
-
-
-@pytest.mark.parametrize(
-    ("versions", "tested"),
-    [(("2.10.1", "2.16.0a0", "3.0"), False), (("2.11.0", "2.15.3+cu132", "strange"), True)],
-)
-def test_a_version_of_torch_that_nobody_tried_is_named(
-    versions: tuple[str, ...], tested: bool
-) -> None:
-    for version in versions:
-        machine = dataclasses.replace(BARE, torch={**CPU_TORCH, "version": version})
-        said = [str(one) for one in findings(machine) if one.what == "torch's version"]
-        assert bool(said) != tested
-        assert all("tested with 2.11 to 2.15" in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -149,17 +134,8 @@ def test_each_missing_metric_is_said_with_its_reason() -> None:
     assert "MIG is on" in judged(WITH_GPU, "GPU 0", gpus=(mig,)).detail
 
 
-def test_what_limits_the_machine_is_noted() -> None:
-    container = judged(BARE, "container", memory_limit=8 * GIB, cpu_limit=2.0)
-    assert "8.00 GiB of memory and 2 CPUs" in container.detail
+def test_optional_parts_are_missing() -> None:
     assert judged(BARE, "/dev/shm", shared_memory=64 * 2**20).mark is CheckStatus.MISSING
-    assert "'0,1'" in judged(WITH_GPU, "CUDA_VISIBLE_DEVICES", visible_devices="0,1").detail
-
-
-def test_optional_parts_are_missing_with_their_remedy() -> None:
-    packages = {**BARE.packages, "pyarrow": None}
-    found = judged(BARE, "export to parquet", packages=packages)
-    assert (found.mark, found.remedy) == (CheckStatus.MISSING, "Run 'pip install pyarrow'.")
     assert judged(BARE, "page", page="streamlit is not installed.").mark is CheckStatus.MISSING
 
 
@@ -174,7 +150,7 @@ def test_the_exit_code_and_the_json_follow_the_findings(
     assert main(["doctor", "--json"]) == code
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] == (code == 0)
-    assert report["facts"]["sqlite"] == "3.40.1"
+    assert report["facts"]["runs"] == "/data/runs"
     python = {"mark": "ok", "what": "Python", "detail": "3.11.7 (/usr/bin/python)", "remedy": ""}
     assert report["findings"][0] == python
 
