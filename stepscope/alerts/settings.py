@@ -110,7 +110,7 @@ def parse_rule(name: str, raw: Any) -> AlertRule:
         raise InvalidEntry(f"rules: {form}, got {shown}.")
     rule = parse_entry(where, raw | {"name": name} if isinstance(raw, dict) else raw, AlertRule)
     default = next((rule for rule in DEFAULTS if rule.name == name), None)
-    allowed = _CUSTOM_FIELDS
+    allowed: tuple[str, ...] = _CUSTOM_FIELDS
     if default is not None:
         own = [
             field for field in ("above", "below", "clear") if getattr(default, field) is not None

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from stepscope.cli import doctor, main
-from stepscope.cli import doctor as survey
 from stepscope.cli.doctor import (
     CheckResult,
     CheckStatus,
@@ -101,12 +100,6 @@ def test_what_should_work_and_does_not_is_broken(
     [
         ({"torch": CPU_TORCH}, CheckStatus.BROKEN, "without CUDA", "CUDA build"),
         ({"torch": BLIND_TORCH}, CheckStatus.BROKEN, "driver too old", "for this driver"),
-        (
-            {"torch": BLIND_TORCH, "visible_devices": ""},
-            CheckStatus.MISSING,
-            "hides every",
-            "Unset",
-        ),
         ({"torch": BLIND_TORCH, "visible_devices": "-1"}, CheckStatus.MISSING, "hides", "Unset"),
         ({"torch": None}, CheckStatus.MISSING, "not installed", "record"),
         ({"gpus": (H100, H100)}, CheckStatus.OK, "sees 1 of 2 GPUs", ""),
@@ -172,7 +165,7 @@ def test_nvml_is_asked_for_every_metric_and_why_one_is_missing(
     def wait(seconds: float) -> None:
         clock.now += seconds
 
-    monkeypatch.setattr(survey.time, "sleep", wait)
+    monkeypatch.setattr(doctor.time, "sleep", wait)
     errors = {"nvmlDeviceGetTotalEnergyConsumption": 3, "nvmlDeviceGetEnforcedPowerLimit": 4}
     activity = dict.fromkeys(METRICS, 1.0)
     gpu = FakeGpu("GPU-a", errors=errors, field_errors={83: 3}, activity=activity)
@@ -185,7 +178,9 @@ def test_nvml_is_asked_for_every_metric_and_why_one_is_missing(
     assert found.read > 5
 
 
-def test_an_error_of_the_drivers_library_leaves_the_other_checks() -> None:
+def test_an_error_of_the_drivers_library_leaves_the_other_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert ask_nvml(NullSource("restart"))["nvml_broken"] is True, "it will not pass"
     assert ask_nvml(NullSource("no driver", retry_at=5.0))["nvml_broken"] is False
     broken = NullSource("never")
@@ -193,34 +188,27 @@ def test_an_error_of_the_drivers_library_leaves_the_other_checks() -> None:
     answer = ask_nvml(broken)
     assert (answer["nvml_broken"], answer["gpus"]) == (True, ())
     assert "ZeroDivisionError" in answer["nvml_reason"]
-
-
-def test_a_driver_that_hangs_does_not_hang_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    release, stuck = threading.Event(), NullSource("never")
-    stuck.devices = release.wait  # type: ignore[assignment, method-assign]
-    monkeypatch.setattr(survey, "NVML_TIMEOUT_S", 0.01)
-    answer = ask_nvml(stuck)
+    release = threading.Event()
+    broken.devices = release.wait  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(doctor, "NVML_TIMEOUT_S", 0.01)
+    answer = ask_nvml(broken)
     release.set()
-    assert answer["nvml_broken"] is True
     assert "did not answer" in answer["nvml_reason"]
 
 
-def test_a_torch_that_cannot_be_imported_is_told_by_its_error(tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_told_by_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'ImportError: libcudnn.so.9 is missing' >&2\nexit 1\n")
     python.chmod(0o755)
     found = ask_torch(str(python))
     assert found is not None
     assert found["error"] == "ImportError: libcudnn.so.9 is missing"
-
-
-def test_a_torch_that_takes_for_ever_or_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "TORCH_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(survey, "_ASK_TORCH", "import time; time.sleep(60)")
-    found = ask_torch(sys.executable)
-    assert found is not None
-    assert "no answer within" in found["error"]
-    monkeypatch.setattr(survey, "_installed", lambda name: None)
+    monkeypatch.setattr(doctor, "TORCH_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(doctor, "_ASK_TORCH", "import time; time.sleep(60)")
+    assert "no answer within" in (ask_torch(sys.executable) or {})["error"]
+    monkeypatch.setattr(doctor, "_installed", lambda name: None)
     assert ask_torch() is None
 
 
@@ -231,13 +219,13 @@ def test_the_alerts_file_is_said_with_what_is_wrong_and_without_its_secret(
     path.write_text('[command]\nargv = ["logger"]\n[webhook]\nurl = "https://example.com/T0KEN"\n')
     path.chmod(0o600)
     monkeypatch.setenv("STEPSCOPE_ALERTS", str(path))
-    found = judged(BARE, "alerts", alerts=survey.alerts_file())
+    found = judged(BARE, "alerts", alerts=doctor.alerts_file())
     told = "delivered to the command logger and the webhook https://example.com/…"
     assert (found.mark, found.detail) == (CheckStatus.OK, f"{path}; 7 rules, {told}")
-    assert "T0KEN" not in json.dumps(survey.alerts_file())
+    assert "T0KEN" not in json.dumps(doctor.alerts_file())
     path.chmod(0o666)
-    found = judged(BARE, "alerts", alerts=survey.alerts_file())
+    found = judged(BARE, "alerts", alerts=doctor.alerts_file())
     assert found.mark is CheckStatus.BROKEN
     assert "can be written by others" in found.detail
     monkeypatch.setenv("STEPSCOPE_ALERTS", "off")
-    assert "switched off" in judged(BARE, "alerts", alerts=survey.alerts_file()).detail
+    assert "switched off" in judged(BARE, "alerts", alerts=doctor.alerts_file()).detail

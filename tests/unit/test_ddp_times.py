@@ -31,8 +31,8 @@ DDP_KEYS = ("perf/forward_compute", "perf/backward_compute", "perf/comm_wait")
 class Logged:
     """Stands for DDP and its logger: fair because it samples where the real one does."""
 
-    def __init__(self, *, before: int = 0, on_cuda: bool = False) -> None:
-        self.forwards = before
+    def __init__(self, *, on_cuda: bool = False) -> None:
+        self.forwards = 0
         self.rate = 100
         self.logger = self
         self.ints_map: dict[str, int] = {}
@@ -80,12 +80,6 @@ def added(times: DdpTiming, now_s: float) -> dict[str, Any]:
     return row
 
 
-def test_every_step_is_read_where_steps_are_long() -> None:
-    found = sampled(Logged(), 60, 0.1)
-    assert list(found) == list(range(FIRST + 2, 61))
-    assert all(iteration == step - 1 for step, iteration in found.items())
-
-
 @pytest.mark.parametrize(
     ("step_s", "on_cuda", "every"),
     [
@@ -123,15 +117,6 @@ def test_an_update_that_is_left_out_shifts_no_sample_for_long(step_s: float) -> 
     wrong = [step for step, iteration in fewer.items() if iteration != step - 1 - (step >= 1000)]
     assert not wrong
     assert max(fewer) > 3900
-
-
-def test_short_steps_are_sampled_seldom_and_ranks_sample_the_same_ones() -> None:
-    module = Logged()
-    one, other = sampled(module, 1200, 0.005), sampled(Logged(before=3), 1200, 0.002)
-    assert module.rate == 9
-    assert {iteration % 9 for iteration in one.values()} == {0}
-    assert {iteration % 27 for iteration in other.values()} == {0}
-    assert len(set(one.values()) & set(other.values())) > 1200 / 27 - 20
 
 
 @pytest.mark.parametrize(("syncs", "step_s"), [(2, 0.01), (4, 0.002)])

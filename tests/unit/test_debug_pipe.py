@@ -67,15 +67,8 @@ class Torch:
 
     def answer(self) -> None:
         """Write the file as torch does, in place."""
-        entry = {
-            "record_id": self.enqueued,
-            "process_group": ("0", "default_pg"),
-            "collective_seq_id": self.enqueued,
-            "profiling_name": "nccl:all_reduce",
-            "time_created_ns": 10**18,
-            "state": "scheduled",
-        }
-        self.file.write_bytes(pickle.dumps({"entries": [entry], "pg_config": {}}))
+        newest = entry(self.enqueued - 1, "nccl:all_reduce", retired=False)
+        self.file.write_bytes(pickle.dumps(content(newest)))
 
     def close(self) -> None:
         os.close(self._pipe)
@@ -168,6 +161,12 @@ def test_the_pipe_is_set_for_torch_and_deleted(
     for name in (PIPE, *FILES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setenv(FILES[1], "/mine/trace")
+        close = open_pipe(tmp_path / "run")
+        assert close is not None
+        assert FILES[0] not in os.environ, "the user has set a file"
+        close()
     close = open_pipe(tmp_path / "run")
     assert close is not None
     stem = Path(os.environ[PIPE])
@@ -199,19 +198,6 @@ def test_a_folder_that_others_can_write_into_or_without_fifos_is_not_used(
     else:
         monkeypatch.setattr(os, "mkfifo", refuse)
     assert open_pipe(tmp_path) is None
-    assert PIPE not in os.environ
-
-
-def test_the_file_that_the_user_has_set_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(PIPE, raising=False)
-    monkeypatch.delenv(FILES[0], raising=False)
-    monkeypatch.setenv(FILES[1], "/mine/trace")
-    close = open_pipe(tmp_path)
-    assert close is not None
-    assert FILES[0] not in os.environ
-    close()
     assert PIPE not in os.environ
 
 

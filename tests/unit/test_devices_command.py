@@ -134,11 +134,3 @@ def test_an_error_of_the_look_is_raised_and_its_thread_ends() -> None:
     source.before_read = lambda: 1 / 0  # type: ignore[assignment, return-value]
     with pytest.raises(ZeroDivisionError):
         devices.show(machine(source), sleep=lambda _: None)
-
-
-@pytest.mark.parametrize("value", ["0.1", "nan", "3601", "soon", "-1"])
-def test_a_wrong_pause_is_wrong_usage(value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["devices", "--watch", value])
-    assert ended.value.code == 2
-    assert "--watch" in capsys.readouterr().err
