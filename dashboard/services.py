@@ -27,7 +27,6 @@ from typing import Generic, TypeVar
 import psutil
 import streamlit as st
 
-from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
 from dashboard.machine.run_energy import RunEnergies
 from dashboard.run_index import RunIndex
@@ -36,7 +35,6 @@ from dashboard.run_summary import RunSummary, summarize
 from dashboard.snapshot_files import SnapshotLibrary
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
-from stepscope.distributed.communication import communication_text
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.stragglers.reader import judged_run
 from stepscope.gpu.machine_monitor import MachineMonitor
@@ -140,7 +138,6 @@ class Services:
         self.estimates: ChildRuns[PredictionRun] = ChildRuns()
         self.collectives: ChildRuns[Measurement] = ChildRuns()
         self.stragglers = RunLook(judged_run, "the ranks cannot be compared")
-        self.communication = RunLook(communication_text, "the cost of collectives is unknown")
         self.verdicts = Verdicts(self.stragglers)
         self.hangs = RunLook(hang_of, "why it makes no step is unknown", keep=False)
         self.sweeps = Sweeps(runs, examples)
@@ -363,10 +360,7 @@ async def lifespan(_app: object) -> AsyncIterator[None]:
     """Stop the run and flush its data when the server ends (SIGTERM runs no atexit)."""
     services, over = get(), threading.Event()
     _end_on_signals(services, over)
-    crashes = CrashWatch(services.index)
-    crashes.start()
     yield
-    crashes.close()
     await asyncio.to_thread(services.close)
     over.set()
 

@@ -180,8 +180,7 @@ def get_ranks(request: Request) -> Answer:
     folder = server.folder(query.get("run", ""))
 
     def judge(run: RunInfo) -> Answer:
-        verdict = rank_verdict(server.stragglers.of(run), _hang(server, run))
-        return {"verdict": verdict, "communication": server.communication.of(run)}
+        return {"verdict": rank_verdict(server.stragglers.of(run), _hang(server, run))}
 
     return ranks_answer(_JOBS, folder, parse_question(query.items()), judge)
 

@@ -19,7 +19,7 @@ from dashboard.charts.figures import (
     title,
 )
 from stepscope.common.formatting import format_bytes, format_short_time
-from stepscope.distributed.communication import rate_text
+from stepscope.distributed.collective_metrics import rate_text
 from trainer.collectives.measurement import spread_of
 
 STYLES = {

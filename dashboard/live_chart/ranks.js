@@ -156,8 +156,6 @@ export class RankSection {
       </header>
       <p class="ss-warning" hidden ref="trouble"></p>
       <p class="ss-warning" role="note" data-testid="rank-missing" hidden ref="missing"></p>
-      <p class="ss-muted" role="note" data-testid="rank-communication" hidden
-        ref="communication"></p>
       <p class="ss-muted" ref="reading">Loading ranks…</p>
       <div ref="filled" hidden>
         <div class="ss-row ss-rank-tools" ref="tools"><span class="ss-muted">Lines</span></div>
@@ -264,13 +262,12 @@ export class RankSection {
     const { Plotly, theme } = scene;
     if (!theme || !data.answer || !data.named || !this.node.clientWidth) return;
     const { marked } = this;
-    const { verdict, communication } = data.answer;
+    const { verdict } = data.answer;
     setText(this.title, `Ranks: ${data.ranks}`);
     const { world_size: all, ranks } = data.named;
     showText(this.count, data.ranks === all ? "" : `of ${all}`);
     this.verdict.update({ answer: { verdict: verdict && { ...verdict, words: verdict.next } } });
     showText(this.missing, missingWords(data.named));
-    showText(this.communication, communication);
     setAttribute(this.meanButton, "aria-pressed", this.mean);
     // Rank 0, or the first rank of a host with its own run folder.
     const first = `rank ${ranks[0][1]}`;

@@ -34,10 +34,6 @@ RETRIED_S = 60.0  # time for which a retried allocation counts
 WARM_STEPS = 3  # steps before a run counts as warm: the first ones compile and allocate
 PATIENCE = 2.0  # factor on the longest wait for a step so far, after which a run is stuck
 LOSSES = ("train/loss", "val/loss")
-FIELDS = frozenset({"value", "threshold", "metric", "device", "seconds", "step"})
-"""Fields in the text of a rule."""
-FIELDS_OF_ENDINGS = frozenset({"value", "step"})
-"""Fields in the text of a rule about the end of a run; `value` is the reason."""
 
 
 @dataclass(slots=True)
@@ -52,7 +48,6 @@ class StallDetector:
     _step: int | None = None
     _sign: int = 0
     _since: float = 0.0
-    _whole: bool = False  # a step has been due ever since `_since`
 
     @property
     def is_warm(self) -> bool:
@@ -66,11 +61,11 @@ class StallDetector:
         """
         moved = self._step is not None and step != self._step
         if moved:
-            if self.is_warm and self._whole:
+            if self.is_warm:
                 self.longest_s = max(self.longest_s, now - self._since)
             self._changes += 1
         if self._step is None or moved or sign != self._sign or not due:
-            self._since, self._whole = now, moved and due
+            self._since = now
         self._step, self._sign = step, sign
         return now - self._since if due and self.is_warm else None
 

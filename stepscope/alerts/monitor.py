@@ -155,23 +155,18 @@ class AlertMonitor:
         self._notifier.close()
 
     def _add_steps(self, block: SeriesBlock) -> None:
-        """Add rows of steps: per metric only the values that `condition_of` distinguishes."""
+        """Add rows of steps."""
         for row, key in enumerate(block.keys):
             if key not in self._other_keys and not key.startswith("train/loss."):
                 continue
             (have,) = np.nonzero(block.count[row] + block.odd[row])
             if not len(have):
                 continue
-            place, values = ("", key), block.mean[row][have]
-            odd = have[block.odd[row][have] > 0]
-            known = values[~np.isnan(values)]
-            fresh = self._fresh.setdefault(place, [])
+            place = ("", key)
+            self._fresh.setdefault(place, []).extend(block.mean[row][have].tolist())
+            (odd,) = np.nonzero(block.odd[row])
             if len(odd):
-                fresh.append(float(block.mean[row][odd[0]]))
                 self._odd_steps.setdefault(place, int(block.step[odd[0]]))
-            if len(known):
-                fresh += [float(known.min()), float(known.max())]
-            fresh.append(float(values[-1]))
             self._of_steps.add(place)
 
     def _add_sample(self, sample: Sample) -> None:

@@ -21,16 +21,11 @@ Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 
 
 class AlertLevel(StrEnum):
-    """Severity of an alert."""
+    """Severity of an alert, the lowest first."""
 
     INFO = "info"
     WARNING = "warning"
     CRITICAL = "critical"
-
-    @property
-    def rank(self) -> int:
-        """Position in the order of severities; 0 for the lowest."""
-        return list(AlertLevel).index(self)
 
 
 class RuleCondition(StrEnum):
@@ -155,6 +150,7 @@ DEFAULTS: tuple[AlertRule, ...] = (
     AlertRule(
         name=GPU_IDLE,
         below=5,
+        clear=5,
         for_s=60,
         text="{device} is idle: utilization below {threshold} for {seconds}, while the run trains "
         "on it",

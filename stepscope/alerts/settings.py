@@ -18,31 +18,14 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from stepscope.alerts.evaluator import FIELDS, FIELDS_OF_ENDINGS, is_device_metric
-from stepscope.alerts.rules import (
-    DEFAULTS,
-    ENDINGS,
-    GPU_IDLE,
-    MEMORY_FULL,
-    AlertLevel,
-    AlertRule,
-    AlertState,
-)
+from stepscope.alerts.rules import DEFAULTS, ENDINGS, AlertLevel, AlertRule, AlertState
 from stepscope.common.files import open_regular_file
-from stepscope.metrics import BY_KEY
 
 VARIABLE = "STEPSCOPE_ALERTS"  # path of the file, or "off" to disable alerts
 SIZE_LIMIT = 64 * 1024
-RULES_LIMIT = 50
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _ENDING_FIELDS = ("enabled", "level", "text")
 _DEFAULT_FIELDS = (*_ENDING_FIELDS, "for_s", "clear_s")
-_FIELDS_BY_RULE: dict[str, tuple[str, ...]] = {
-    **{rule.name: _DEFAULT_FIELDS for rule in DEFAULTS},
-    **dict.fromkeys(ENDINGS, _ENDING_FIELDS),
-    MEMORY_FULL: ("above", "clear", "clear_s", *_ENDING_FIELDS),
-    GPU_IDLE: ("below", "clear", *_DEFAULT_FIELDS),
-}
 _BOUNDS = ("above", "below", "not_finite")
 _CUSTOM_FIELDS = ("metric", *_BOUNDS, "clear", *_DEFAULT_FIELDS)
 T = TypeVar("T")
@@ -60,7 +43,9 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def accepts(self, level: AlertLevel, state: AlertState) -> bool:
         """Return True if the channel delivers such an alert."""
-        return level.rank >= self.level.rank and (self.cleared or state is AlertState.RAISED)
+        levels = list(AlertLevel)
+        is_severe = levels.index(level) >= levels.index(self.level)
+        return is_severe and (self.cleared or state is AlertState.RAISED)
 
 
 class CommandChannel(Channel, frozen=True, kw_only=True):
@@ -125,7 +110,12 @@ def parse_rule(name: str, raw: Any) -> AlertRule:
         raise InvalidEntry(f"rules: {form}, got {shown}.")
     rule = parse_entry(where, raw | {"name": name} if isinstance(raw, dict) else raw, AlertRule)
     default = next((rule for rule in DEFAULTS if rule.name == name), None)
-    allowed = _FIELDS_BY_RULE.get(name, _CUSTOM_FIELDS)
+    allowed: tuple[str, ...] = _CUSTOM_FIELDS
+    if default is not None:
+        own = [
+            field for field in ("above", "below", "clear") if getattr(default, field) is not None
+        ]
+        allowed = _ENDING_FIELDS if name in ENDINGS else (*own, *_DEFAULT_FIELDS)
     for field in raw.keys() - set(allowed):
         text = f"has no field {ascii(field)[:60]}. Its fields are {', '.join(allowed)}."
         raise InvalidEntry(f"{where}: {text}")
@@ -134,33 +124,11 @@ def parse_rule(name: str, raw: Any) -> AlertRule:
         rule = msgspec.structs.replace(default, **{field: getattr(rule, field) for field in raw})
     elif not rule.metric or len(bounds) != 1:
         raise InvalidEntry(f"{where}: must have a metric and exactly one of {', '.join(_BOUNDS)}.")
-    if name == MEMORY_FULL and not 0 < (rule.above or 0) < 100:
-        raise InvalidEntry(f"{where}.above: must be between 0 and 100%.")
-    if "clear" in raw and not _may_clear(rule):
-        raise InvalidEntry(f"{where}.clear: must be on the good side of the threshold, or equal.")
     if not rule.text:
-        rule = msgspec.structs.replace(rule, text=_default_text(rule))
-    fields = FIELDS_OF_ENDINGS if name in ENDINGS else FIELDS
-    if set(re.findall(r"\{(\w*)\}", rule.text)) - fields:
-        raise InvalidEntry(f"{where}.text: may have in braces only {', '.join(sorted(fields))}.")
+        rule = msgspec.structs.replace(rule, text="{device}: {metric} is {value}")
     if not rule.metric.isprintable() or not rule.text.isprintable():
         raise InvalidEntry(f"{where}: metric and text must be one line of printable characters.")
     return rule
-
-
-def _may_clear(rule: AlertRule) -> bool:
-    """Return True if `clear` equals the threshold or lies on its good side."""
-    if rule.clear is None or rule.threshold is None:
-        return False
-    return rule.clear <= rule.threshold if rule.below is None else rule.clear >= rule.threshold
-
-
-def _default_text(rule: AlertRule) -> str:
-    name = BY_KEY[rule.metric].label if rule.metric in BY_KEY else "{metric}"
-    device = "{device}: " if is_device_metric(rule.metric) else ""
-    side = "above" if rule.below is None else "below"
-    bound = "" if rule.not_finite else f", {side} {{threshold}}"
-    return f"{device}{name} is {{value}}{bound}{' for {seconds}' if rule.for_s else ''}"
 
 
 class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,9 +198,7 @@ def _parse(path: Path, raw: dict[str, Any]) -> AlertSettings:
     if not isinstance(tables, dict):
         problems.append(f"{path}: rules: must be tables. Write [rules.NAME].")
         tables = {}
-    if len(tables) > RULES_LIMIT:
-        problems.append(f"{path}: rules: must be at most {RULES_LIMIT}, got {len(tables)}.")
-    for name, table in list(tables.items())[:RULES_LIMIT]:
+    for name, table in tables.items():
         try:
             rules[name] = parse_rule(name, table)
         except InvalidEntry as error:

@@ -46,31 +46,6 @@ def table(view: MachineState, columns: int) -> list[str]:
     return lines
 
 
-def brief(view: MachineState, columns: int) -> list[str]:
-    """Return the host and one line per GPU, for a terminal with too few lines for `table`."""
-    width = max(NARROWEST, columns)
-    lines = [*wrapped(_machine(view), width), *wrapped(_load(view.host), width), ""]
-    return [*lines, *(cut(printable(_short_line(device)), width) for device in view.devices)]
-
-
-def _short_line(device: DeviceState) -> str:
-    """Return index, health mark, utilization, memory, temperature, power and health text."""
-    used, total = device.values.get("gpu/mem_used"), device.values.get("gpu/mem_total")
-    cells = [
-        f"{device.info.nvml_index:>2}  {MARKS[device.health.level]:<2}",
-        f"{_short(device, 'gpu/util', '%'):>4}",
-        f"{'n/a' if used is None else format_bytes(used):>9} of {format_bytes(total):>8}",
-        f"{_short(device, 'gpu/temp', ' °C'):>6}",
-        f"{_short(device, 'gpu/power', ' W'):>5}",
-    ]
-    return "  ".join([*cells, device.health.text])
-
-
-def _short(device: DeviceState, key: str, unit: str) -> str:
-    value = device.values.get(key)
-    return "n/a" if value is None else f"{value:.0f}{unit}"
-
-
 def block(device: DeviceState, width: int) -> list[str]:
     """Return the lines of one GPU."""
     lines = [_head(device, width)]
@@ -349,11 +324,10 @@ def _writer(again: bool, as_json: bool) -> Callable[[MachineState], None]:
 
 
 def in_place(view: MachineState) -> str:
-    """Return the terminal sequence that redraws the table, or `brief` if it is too long."""
+    """Return the terminal sequence that redraws the table, cut to the lines of the terminal."""
     size = shutil.get_terminal_size()
     lines = table(view, size.columns)
     if len(lines) >= size.lines:
         note = "Enlarge the window or use --json to see everything."
-        rest = max(0, size.lines - 2)
-        lines = [*brief(view, size.columns)[:rest], note[: size.columns]]
+        lines = [*lines[: max(0, size.lines - 2)], note[: size.columns]]
     return HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_BELOW

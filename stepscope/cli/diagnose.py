@@ -14,12 +14,10 @@ from pathlib import Path
 
 from stepscope.common.formatting import printable
 from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
-from stepscope.distributed.communication import communication_text
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.recorded_run import open_run
 from stepscope.recorder.recovery import recover_ended
 from stepscope.run import RunInfo, process_of, read_only_reason
-from stepscope.run.rank_info import torch_rank
 from stepscope.run.rank_status import RankInfo, rank_states
 from stepscope.store import StoreError
 
@@ -94,17 +92,12 @@ def run(options: argparse.Namespace, root: Path) -> int:
         print(printable(str(error)), file=sys.stderr)
         return 1
     results = findings(recorded)
-    note = communication_text(info) if recorded.has_steps else None
     if options.json:
-        rank = torch_rank(recorded.ranks[0].run_json, 0)
-        notes = [Finding(kind="note", rank=rank, phase="communication", text=note)] if note else []
-        print(json.dumps([dataclasses.asdict(one) for one in (*results, *notes)], indent=1))
+        print(json.dumps([dataclasses.asdict(one) for one in results], indent=1))
     for finding in () if options.json else results:
         print(line(finding, several=len(recorded.ranks) > 1))
     if not results:
         print(printable(nothing_to_say(recorded)), file=sys.stderr if options.json else sys.stdout)
-    if note and not options.json:
-        print(printable(note))
     if options.stacks and not options.json:
         for text in stacks(info):
             print(text, flush=True)  # each takes up to 20 s

@@ -12,9 +12,7 @@ import json
 import math
 import os
 import platform
-import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -26,8 +24,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from stepscope import __version__
 from stepscope.alerts.settings import load
 from stepscope.cli import call_driver
@@ -35,7 +31,6 @@ from stepscope.cli.ui import page_missing
 from stepscope.common.formatting import format_bytes
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceInfo, DeviceSource, NullSource, open_source
-from stepscope.host.usage import HostSampler
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
 from stepscope.store import StoreError, StoreReader
@@ -44,8 +39,6 @@ NVML_TIMEOUT_S = 15.0
 BETWEEN_S = 0.15
 """Pause between two samples: rates need two, and a sleeping GPU may not answer the first."""
 TORCH_TIMEOUT_S = 120.0  # `import torch` from a cold network disk can take a minute
-
-PACKAGES = ("nvidia-ml-py", "streamlit", "plotly", "pyarrow", "tensorboard")
 
 _ASK_TORCH = """
 import json, warnings
@@ -80,7 +73,6 @@ class MachineProbe:
     runs: str
     recording_error: str | None
     free: int | None
-    sqlite: str
     nvml_reason: str | None
     nvml_broken: bool
     """The reason needs a repair: a wrong package, a driver that was updated while loaded."""
@@ -91,9 +83,6 @@ class MachineProbe:
     """The output of `_ASK_TORCH`, or its version and "error"; None if not installed."""
     visible_devices: str | None
     page: str | None  # why the page cannot be opened
-    packages: dict[str, str | None]
-    memory_limit: float | None  # of the container, as is cpu_limit
-    cpu_limit: float | None
     shared_memory: int | None
     alerts: dict[str, Any] = field(default_factory=dict)  # see `alerts_file`
 
@@ -107,15 +96,11 @@ def survey(root: Path) -> MachineProbe:
         runs=str(root.resolve()),
         recording_error=try_recording(root),
         free=_disk(_existing(root), "free"),
-        sqlite=sqlite3.sqlite_version,
         **ask_nvml(),
         device_nodes=Path("/dev/nvidiactl").exists(),
         torch=ask_torch(),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         page=page_missing(),
-        packages={name: _installed(name) for name in PACKAGES},
-        memory_limit=_memory_limit(),
-        cpu_limit=_cpu_limit(),
         shared_memory=_disk(Path("/dev/shm"), "total"),
         alerts=alerts_file(),
     )
@@ -218,23 +203,6 @@ def _disk(folder: Path, what: str) -> int | None:
     return None
 
 
-def _memory_limit() -> float | None:
-    """Return the memory limit of the container in bytes; None without one."""
-    total = HostSampler().host()["host/mem_total"]
-    return total if total < psutil.virtual_memory().total else None
-
-
-def _cpu_limit() -> float | None:
-    """Return the CPU limit of the container (cgroup v2); None without one."""
-    try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return int(limit) / int(period)
-    except (OSError, ValueError):  # no container, or the word "max" for no limit
-        return None
-
-
-TORCH_TESTED = ((2, 11), (2, 15))
-"""Oldest and newest version of torch in the tests of `watch`, `init` and the hooks."""
 GET_TORCH = "Install a CUDA build for this driver: https://pytorch.org/get-started."
 MIN_FREE_BYTES = MIN_SHARED_MEMORY_BYTES = 2**30
 
@@ -295,28 +263,16 @@ def findings(machine: MachineProbe) -> Iterator[CheckResult]:
     yield CheckResult(CheckStatus.OK, "Python", f"{machine.python} ({machine.executable})")
     yield CheckResult(CheckStatus.OK, "stepscope", machine.version)
     yield _run_folder(machine)
-    yield CheckResult(CheckStatus.OK, "SQLite", machine.sqlite)
     yield _driver(machine)
     for gpu in machine.gpus:
         yield _gpu(gpu)
-    yield from _torch(machine)
-    if machine.visible_devices is not None:
-        detail = f"{machine.visible_devices!r}: torch sees these only; Stepscope lists every GPU"
-        yield CheckResult(CheckStatus.OK, "CUDA_VISIBLE_DEVICES", detail)
-    yield from _limits(machine)
+    yield _torch(machine)
+    yield from _shared_memory(machine)
     yield from _alerts(machine.alerts)
     if machine.page is None:
-        versions = ", ".join(f"{name} {machine.packages[name]}" for name in ("streamlit", "plotly"))
-        yield CheckResult(CheckStatus.OK, "page", f"'stepscope ui' opens it ({versions})")
+        yield CheckResult(CheckStatus.OK, "page", "'stepscope ui' opens it")
     else:
         yield CheckResult(CheckStatus.MISSING, "page", machine.page)
-    for package, name in (("pyarrow", "parquet"), ("tensorboard", "tensorboard")):
-        version, what = machine.packages[package], f"export to {name}"
-        if version is not None:
-            yield CheckResult(CheckStatus.OK, what, f"{package} {version}")
-        else:
-            remedy = f"Run 'pip install {package}'."
-            yield CheckResult(CheckStatus.MISSING, what, f"{package} is not installed", remedy)
 
 
 def _run_folder(machine: MachineProbe) -> CheckResult:
@@ -363,29 +319,21 @@ def _gpu(gpu: GpuProbe) -> CheckResult:
     return CheckResult(CheckStatus.OK if gpu.read else CheckStatus.BROKEN, what, detail, remedy)
 
 
-def _torch(machine: MachineProbe) -> Iterator[CheckResult]:
+def _torch(machine: MachineProbe) -> CheckResult:
     torch = machine.torch
     if torch is None:
         remedy = "'stepscope record' works without it; a training script needs it."
-        yield CheckResult(CheckStatus.MISSING, "torch", "not installed in this environment", remedy)
-        return
+        detail = "not installed in this environment"
+        return CheckResult(CheckStatus.MISSING, "torch", detail, remedy)
     detail = torch["version"]
     if "error" in torch:
         detail += f" cannot be imported: {torch['error']}"
-        yield CheckResult(CheckStatus.BROKEN, "torch", detail, "Install it again.")
-    elif torch["cuda"] is None:
+        return CheckResult(CheckStatus.BROKEN, "torch", detail, "Install it again.")
+    if torch["cuda"] is None:
         mark = CheckStatus.BROKEN if machine.gpus else CheckStatus.OK
         remedy = GET_TORCH if machine.gpus else ""
-        yield CheckResult(mark, "torch", f"{detail}, a build without CUDA", remedy)
-    else:
-        yield _torch_devices(machine, torch, f"{detail}, built for CUDA {torch['cuda']}")
-    found = re.match(r"(\d+)\.(\d+)", torch["version"])
-    oldest, newest = TORCH_TESTED
-    if found and not oldest <= (int(found[1]), int(found[2])) <= newest:
-        tested = " to ".join(f"{major}.{minor}" for major, minor in TORCH_TESTED)
-        detail = f"{found[0]}; Stepscope is tested with {tested}"
-        remedy = "Training is unaffected; stderr lists values that cannot be recorded."
-        yield CheckResult(CheckStatus.MISSING, "torch's version", detail, remedy)
+        return CheckResult(mark, "torch", f"{detail}, a build without CUDA", remedy)
+    return _torch_devices(machine, torch, f"{detail}, built for CUDA {torch['cuda']}")
 
 
 def _torch_devices(machine: MachineProbe, torch: dict[str, Any], built: str) -> CheckResult:
@@ -404,13 +352,7 @@ def _torch_devices(machine: MachineProbe, torch: dict[str, Any], built: str) -> 
     return CheckResult(CheckStatus.BROKEN, "torch", detail, GET_TORCH)
 
 
-def _limits(machine: MachineProbe) -> Iterator[CheckResult]:
-    memory, cpus = machine.memory_limit, machine.cpu_limit
-    limits = [f"{format_bytes(memory)} of memory"] if memory is not None else []
-    limits += [f"{cpus:g} CPUs"] if cpus is not None else []
-    if limits:
-        detail = f"limited to {' and '.join(limits)}; host/cpu is that of the whole host"
-        yield CheckResult(CheckStatus.OK, "container", detail)
+def _shared_memory(machine: MachineProbe) -> Iterator[CheckResult]:
     if machine.shared_memory is not None and machine.shared_memory < MIN_SHARED_MEMORY_BYTES:
         detail = f"only {format_bytes(machine.shared_memory)}: DataLoader workers need more"
         remedy = "In a container, start it with --shm-size=8g."

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -27,9 +26,7 @@ EXAMPLES = (
     "stepscope snapshot FILE --json | jq '.allocations[0]'",
 )
 TOP = 15
-QUIET_S = 1.0  # time after which the progress is shown
 MODULES = 8  # maximum number of listed modules
-PLACES = 12  # maximum number of listed streams and pools
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +56,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
         return _refuse(f"FILE: must be a snapshot, got the folder {nameless[0].absolute()}.")
     try:
         with tempfile.TemporaryDirectory() as spare:
-            opened = [_opened(path, Path(spare)) for path in paths]
+            opened = [open_snapshot(path, Path(spare)) for path in paths]
     except SnapshotError as error:
         return _refuse(str(error))
     except OSError as error:
@@ -117,13 +114,6 @@ def _text(summary: SnapshotSummary, top: int) -> Iterator[str]:
             f"  {one.live_blocks:,} live blocks in {one.segments:,} segments; "
             f"{format_bytes(one.requested)} of them were requested"
         )
-    if len(summary.places) > 1:
-        yield "By stream and pool:"
-        for place in summary.places[:PLACES]:
-            pool = f", pool {place.pool}" if place.pool else ""
-            yield f"  GPU {place.device}, stream {place.stream}{pool}: " + parts_sentence(
-                place.parts
-            )
     yield from _history_lines(summary)
     yield from _allocation_lines(summary, top)
     modules = [one for one in by_module(summary) if one.module is not None][:MODULES]
@@ -200,23 +190,6 @@ def _where(frames: tuple[str, ...]) -> str:
 
 def _signed(size: int) -> str:
     return f"{'+' if size >= 0 else '-'}{format_bytes(abs(size))}"
-
-
-def _opened(path: Path, spare: Path) -> SnapshotSummary:
-    """Open a file; on a terminal show the progress in a temporary line."""
-    begun, drawn = time.monotonic(), False
-
-    def show(fraction: float) -> None:
-        nonlocal drawn
-        if sys.stderr.isatty() and time.monotonic() - begun >= QUIET_S:
-            drawn = True
-            print(f"\r{printable(path.name)}: {fraction:.0%} ", end="", file=sys.stderr, flush=True)
-
-    try:
-        return open_snapshot(path, spare, show)
-    finally:
-        if drawn:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _refuse(text: str) -> int:

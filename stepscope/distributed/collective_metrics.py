@@ -18,8 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stepscope.common.clock import clock
+from stepscope.common.formatting import three_digits
 from stepscope.distributed import rank_and_size
 from stepscope.distributed.flight_recorder import FlightRecorderDump, dumps, parsed
+from stepscope.gpu.device_info import DeviceProperties
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +58,8 @@ def bus_factor(operation: str, ranks: int) -> float | None:
         return None
     others = (ranks - 1) / ranks
     # nccl-tests: doc/PERFORMANCE.md, src/gather.cu and src/scatter.cu.
-    factors = {ALL_REDUCE: 2 * others, BROADCAST: 1.0, "reduce": 1.0}
-    for name in (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, "gather", "scatter"):
-        factors[name] = others
+    factors = dict.fromkeys((ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, "gather", "scatter"), others)
+    factors |= {ALL_REDUCE: 2 * others, BROADCAST: 1.0, "reduce": 1.0}
     return factors.get(_NAMES.get(operation, operation))
 
 
@@ -69,6 +70,54 @@ def algorithm_bytes(operation: str, input_bytes: int, output_bytes: int) -> int:
     """
     grows = _NAMES.get(operation, operation) in (ALL_GATHER, "gather")
     return output_bytes if grows else input_bytes
+
+
+LANE_BYTES_PER_S = {
+    3: 8e9 * 128 / 130 / 8,
+    4: 16e9 * 128 / 130 / 8,
+    5: 32e9 * 128 / 130 / 8,
+    6: 64e9 * 242 / 256 / 8,
+}
+"""Bytes/s of one PCIe lane each way by generation: transfers per second times the fraction of data
+in the line code, PCI-SIG's base specifications (https://pcisig.com/faq), with packet headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interconnect:
+    """The fastest connection of a GPU to others of its host, and its bytes/s each way."""
+
+    name: str
+    bytes_per_s: float
+
+
+def link_of(facts: DeviceProperties) -> Interconnect | None:
+    """Return a GPU's interconnect; None if unknown.
+
+    NVLink if links are up and their speed is known, else PCIe at its maximum: an idle GPU lowers
+    it. Assumes that every GPU is connected by NVLink.
+    """
+    if facts.nvlinks:
+        if facts.nvlink_speed is None:
+            return None
+        name = "1 NVLink" if facts.nvlinks == 1 else f"{facts.nvlinks} NVLinks"
+        return Interconnect(name, facts.nvlinks * facts.nvlink_speed)
+    generation, width = facts.pcie_max_gen or 0, facts.pcie_max_width
+    if generation not in LANE_BYTES_PER_S or not width:
+        return None
+    return Interconnect(
+        f"PCIe {generation} with {width} lanes", LANE_BYTES_PER_S[generation] * width
+    )
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """Return a bandwidth in GB/s of 1e9, as in nccl-tests and data sheets, or in MB/s.
+
+    >>> rate_text(450e9), rate_text(31.51e9), rate_text(1.234e9), rate_text(2.5e6)
+    ('450 GB/s', '31.5 GB/s', '1.23 GB/s', '2.50 MB/s')
+    """
+    if 0 < bytes_per_s < 0.1e9:
+        return f"{three_digits(bytes_per_s / 1e6)} MB/s"
+    return f"{three_digits(bytes_per_s / 1e9)} GB/s"
 
 
 REST = 500

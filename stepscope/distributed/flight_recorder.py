@@ -2,7 +2,7 @@
 
 NCCL and the other backends have a recorder each, read by private functions of torch. Stacks are
 never requested: they take a second and may deadlock on the GIL. A dump of 2,000 entries takes 10 to
-15 ms and holds the GIL, a JSON one 25 to 30; parsing all of it takes 15 ms more.
+15 ms and holds the GIL; parsing all of it takes 15 ms more.
 
 NCCL's dump queries CUDA events and holds the GIL while the driver answers. So only the training
 thread calls it, and not while it captures a graph, which the query would end. Other threads read
@@ -83,14 +83,8 @@ def dump() -> FlightRecorderDump | None:
 
 def dumps() -> dict[str, Mapping[str, Any]]:
     """Return the raw dump of each recorder of this torch, by the names of DUMPS."""
-    library = _library()
-    contents: dict[str, Mapping[str, Any]] = {}
-    for name in DUMPS:
-        if (call := getattr(library, name, None)) is not None:
-            contents[name] = unpickled(call(True, False, False))
-        elif (as_json := getattr(library, f"{name}_json", None)) is not None:
-            contents[name] = json.loads(as_json(True, False))
-    return contents
+    calls = {name: getattr(_library(), name, None) for name in DUMPS}
+    return {name: unpickled(call(True, False, False)) for name, call in calls.items() if call}
 
 
 def counts() -> Any:

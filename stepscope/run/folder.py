@@ -149,18 +149,6 @@ def start_ticks(pid: int) -> int | None:
         return None
 
 
-def start_above(mark: str) -> float | None:
-    """Return the start time of the nearest ancestor without an environment variable.
-
-    In epoch seconds; None if unknown.
-    """
-    with contextlib.suppress(psutil.Error, OSError):
-        for process in psutil.Process().parents():
-            if mark not in process.environ():
-                return float(process.create_time())
-    return None
-
-
 def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
     """Return the process that writes a run of this host; None if it has exited."""
     try:

@@ -119,7 +119,7 @@ def _types() -> Mapping[str, Any]:
         "local_world_size dropped dropped_values batch_size parameters device_memory",
         number: "pid_started paused_s flops_per_step peak_flops",
         moment_s: "created heartbeat ended stop_asked",
-        dict[str, Any]: "config environment capabilities script restart resumed fit link oom_kills "
+        dict[str, Any]: "config environment capabilities script restart resumed fit oom_kills "
         "gpu_processes",
         list[Any]: "devices commands custom optimizers compute_capability",
     }

@@ -117,7 +117,6 @@ class ScriptSession(Session):
             uuid = None if gpu is None else gpu["uuid"]
             self.recorder.describe(device=uuid or "cpu")
             self.describe_environment(None if gpu is None else gpu["name"])
-            self.describe_link(uuid)
             self.sampler.train_on(uuid)
             if gpu is not None:
                 # Recorded here because a rank may sample no GPU.

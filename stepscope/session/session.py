@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 
 MAX_TRACEBACK_CHARS = 20_000  # In the event.
 
-LINK_FACTS = ("nvlinks", "nvlink_speed", "pcie_max_gen", "pcie_max_width")
-"""Fields of DeviceProperties in run.json, for the utilization of the interconnect."""
 
 GpuEntry = Mapping[str, Any]
 """A GPU in run.json: `uuid`, `name`, and `memory_total` in bytes."""
@@ -112,15 +110,6 @@ class Session:
         """Record software and hardware; `gpu` is the name of the training GPU, if known."""
         driver = next((info.driver_version for info in self._source.devices()), None)
         self.recorder.describe(environment=environment(driver, gpu, self._code))
-
-    def describe_link(self, uuid: str | None) -> None:
-        """Record the interconnect of the training GPU, in a distributed job; 30 NVML calls."""
-        size = self.recorder.described().get("world_size")
-        if uuid is None or type(size) is not int or size < 2:
-            return
-        facts = self._source.facts(uuid)
-        if facts is not None:
-            self.recorder.describe(link={name: getattr(facts, name) for name in LINK_FACTS})
 
     def answer(
         self,

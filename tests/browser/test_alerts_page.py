@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,8 +13,7 @@ from playwright.sync_api import Page, expect
 
 from stepscope.run import run_folders
 from tests.support.browser_page import violations
-from tests.support.killed_runs import killed
-from tests.support.server import ROOT, Server, start_server, stop_server
+from tests.support.server import ROOT, Server
 from tests.support.waiting import wait_until
 
 SLOW_MS = 20_000
@@ -112,20 +110,3 @@ def test_an_alert_is_a_toast_a_count_and_an_event(
         expect(row).to_have_count(5, timeout=SLOW_MS)
     expect(page.get_by_test_id("status")).to_contain_text("Finished", timeout=SLOW_MS)
     expect(count).to_be_hidden()
-
-
-def test_a_killed_run_is_told_of_without_any_page(tmp_path: Path) -> None:
-    rules, noted = tmp_path / "alerts.toml", tmp_path / "noted"
-    script = tmp_path / "note.py"
-    script.write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.stdin.read())")
-    words = json.dumps([sys.executable, str(script), str(noted)])
-    rules.write_text(f"[command]\nargv = {words}\n")
-    rules.chmod(0o600)
-    server = start_server(tmp_path, CUDA_VISIBLE_DEVICES="", STEPSCOPE_ALERTS=str(rules))
-    try:
-        with killed(tmp_path) as folder:
-            wait_until(lambda: noted.exists() and noted.read_text().endswith("}"), 60)
-    finally:
-        stop_server(server)
-    told = json.loads(noted.read_text())
-    assert (told["rule"], told["run"]) == ("run_failed", folder.name)

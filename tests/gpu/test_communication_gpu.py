@@ -18,10 +18,7 @@ import torch.distributed as dist
 
 from stepscope.distributed import collective_metrics
 from stepscope.distributed.collective_metrics import CollectiveMetrics
-from stepscope.distributed.communication import communication_text, link_of
-from stepscope.gpu.source import open_source
-from stepscope.run import read_run, run_folders
-from stepscope.session.session import LINK_FACTS
+from stepscope.run import run_folders
 from tests.conftest import Need
 from tests.gpu.conftest import SIMULATED, waiting_raises
 from tests.support.run_values import recorded
@@ -83,14 +80,6 @@ def test_bytes_are_exact_and_times_and_bandwidth_appear_with_the_switch(tmp_path
     [timed] = run_folders(tmp_path / "timed")
     assert waits_timed == waits
     assert "--time-collectives" in said(plain)["comm/time"]
-    run_json = json.loads((timed / "run.json").read_text())
-    facts = open_source().facts(run_json["device"])
-    assert facts is not None
-    assert run_json["link"] == {name: getattr(facts, name) for name in LINK_FACTS}
-    told = communication_text(read_run(timed))
-    assert told is not None
-    assert "Large collectives reach" in told
-    assert ("; the link's peak is unknown." in told) == (link_of(run_json["link"]) is None)
     for rank in (0, 1):
         for folder in (plain, timed):
             # The first may have seen DDP order its buckets, which it does once.

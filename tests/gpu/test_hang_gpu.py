@@ -88,6 +88,7 @@ def test_a_look_leaves_a_capture_alone(tmp_path: Path, monkeypatch: pytest.Monke
     os.mkfifo(tmp_path / "pipe0.pipe")
     pipe = os.open(tmp_path / "pipe0.pipe", os.O_RDONLY | os.O_NONBLOCK)
     monkeypatch.setenv(debug_pipe.PIPE, str(tmp_path / "pipe"))
+    monkeypatch.setenv(debug_pipe.FILES[0], str(tmp_path / "dump"))
     monkeypatch.setattr(debug_pipe, "counts", dict)
     monkeypatch.setattr(debug_pipe, "WAIT_S", 0.0)
     monkeypatch.setattr(flight_recorder, "uses_nccl", lambda: True)

@@ -1,4 +1,4 @@
-"""Alerts of real runs, their delivery by real commands and a local webhook, and crashes."""
+"""Alerts of real runs, and their delivery by real commands and a local webhook."""
 
 from __future__ import annotations
 
@@ -13,24 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from dashboard import crash_watch
-from dashboard.crash_watch import CrashWatch
-from dashboard.run_index import RunIndex
 from stepscope.alerts import notifier
-from stepscope.alerts.crash import MARKER
 from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.rules import AlertLevel, AlertState
 from stepscope.alerts.settings import AlertSettings, CommandChannel, WebhookChannel
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.session import Session
 from stepscope.store import StoreReader
-from tests.support.killed_runs import killed
-from tests.support.run_values import alerts, steps_of
+from tests.support.run_values import alerts
 from tests.support.waiting import wait_until
 from trainer.config import NanPolicy, Optimizer, Workload, defaults
 from trainer.training.train import run
@@ -144,25 +138,6 @@ def test_the_end_of_a_run_alerts_by_its_status(tmp_path: Path, file: File) -> No
     assert said(tmp_path / "stopped") == []
 
 
-def test_a_custom_rule_over_recorded_metrics(tmp_path: Path, file: File) -> None:
-    text = '[rules.big]\nmetric = "process/rss"\nabove = 1e6\ntext = "{value} is big"\n'
-    text += '[rules.low]\nmetric = "my/score"\nbelow = 5\nclear = 6\nclear_s = 0\n'
-    file.write(text, command=False)
-    session = Session(tmp_path, name="x", kind=RunKind.INIT)
-    recorder = session.recorder
-    recorder.sample({"process/rss": 2.0e6})
-    for score in (9.0, 4.0, 9.0):  # one low value among those of a second is enough
-        recorder.log(recorder.step + 1, {"my/score": score})
-    wait_until(lambda: len(said(tmp_path)) == 2)
-    recorder.log(9, {"my/score": 8.0})
-    wait_until(lambda: len(said(tmp_path)) == 3)
-    session.close(RunStatus.FINISHED)
-    found = {(event.data["rule"], event.data["state"]): event for event in alerts(tmp_path)}
-    assert found["big", "raised"].text == "1.91 MiB is big"
-    assert found["low", "raised"].data["metric"] == "my/score"
-    assert ("low", "cleared") in found
-
-
 def test_an_invalid_file_is_reported_in_the_run_without_its_secret(
     tmp_path: Path, file: File, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,13 +190,12 @@ def test_no_shell_reads_the_command(tmp_path: Path) -> None:
     [
         (["/no/such/program"], "cannot be started (No such file or directory)"),
         (
-            [sys.executable, "-c", "print('why\\x1b[31m not'); raise SystemExit(3)"],
-            "code 3: why not",
+            [sys.executable, "-c", "print('why not'); raise SystemExit(3)"],
+            "exit code 3",
         ),
         ([sys.executable, "-c", "import time; time.sleep(60)"], "did not end within 0.5 s"),
-        (["yes"], "did not end within 0.5 s"),
     ],
-    ids=["missing", "fails", "hangs", "prints without end"],
+    ids=["missing", "fails", "hangs"],
 )
 def test_a_command_that_fails_is_logged_once(
     words: list[str], problem: str, caplog: pytest.LogCaptureFixture
@@ -231,7 +205,6 @@ def test_a_command_that_fails_is_logged_once(
         found.deliver(ALERT)
     (message,) = (m for m in caplog.messages if "alerts: the command failed" in m)
     assert problem in message
-    assert len(message) < 600
 
 
 def test_a_timeout_kills_the_children_of_a_command(tmp_path: Path) -> None:
@@ -288,8 +261,7 @@ def test_alerts_are_dropped_with_one_warning_if_no_thread_can_be_started(
             for _ in range(3):
                 found.deliver(ALERT)
     assert (receiver.got, file.lines()) == ([], [])
-    assert caplog.text.count("no thread can be started for the command") == 1
-    assert caplog.text.count("no thread can be started for the webhook") == 1
+    assert caplog.text.count("no thread can be started") == 1
     assert "T0KEN" not in caplog.text
 
 
@@ -301,7 +273,7 @@ def test_too_many_alerts_are_dropped_and_the_last_wait_is_bounded(
         for _ in range(9):
             found.deliver(ALERT)
         assert found.finish(0.05) is False
-    assert "more than 2 alerts are queued" in caplog.text
+    assert caplog.text.count("2 alerts are queued") == 1
     assert "could not be delivered within 0.05 s" in caplog.text
 
 
@@ -311,8 +283,6 @@ class Receiver:
 
     codes: list[int] = field(default_factory=list)
     delay_s: float = 0.0
-    held: threading.Event | None = None
-    """No answer before it is set."""
     location: str = ""
     got: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     url: str = ""
@@ -330,8 +300,6 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             found.got.append((self.path, json.loads(body)))
             time.sleep(found.delay_s)
-            if found.held is not None:
-                found.held.wait(60)
             self.send_response(found.codes.pop(0) if found.codes else 200)
             if found.location:
                 self.send_header("Location", found.location)
@@ -345,7 +313,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     found.url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(notifier, "PAUSES_S", (0.05, 0.05))
+    monkeypatch.setattr(notifier, "PAUSES_S", (0.0, 0.05, 0.05))
     yield found
     server.shutdown()
     server.server_close()
@@ -368,19 +336,22 @@ def test_the_webhook_gets_the_alert_as_json(receiver: Receiver) -> None:
         ([503, 429], 0, 3, None),
         ([500] * 3, 0, 3, "it answered 500"),
         ([404], 0, 1, "it answered 404"),
-        *(([code], 0, 1, "it redirects") for code in (301, 302, 303, 307, 308)),
+        *(([code], 0, 1, "it redirects") for code in (302, 308)),
         ([], 1.0, 3, "no answer within 0.2 s"),
+        (None, 0, 0, "no connection (Connection refused)"),
     ],
 )
 def test_a_temporary_problem_is_retried_and_a_redirect_is_not_followed(
     receiver: Receiver,
     caplog: pytest.LogCaptureFixture,
-    codes: list[int],
+    codes: list[int] | None,
     delay_s: float,
     requests: int,
     problem: str | None,
 ) -> None:
-    receiver.codes, receiver.delay_s = list(codes), delay_s
+    if codes is None:
+        receiver.url = "http://127.0.0.1:9"
+    receiver.codes, receiver.delay_s = list(codes or ()), delay_s
     receiver.location = f"{receiver.url}/elsewhere"
     post(receiver, timeout_s=0.2 if delay_s else 5.0)
     assert [path for path, _ in receiver.got] == ["/T0KEN"] * requests
@@ -389,93 +360,3 @@ def test_a_temporary_problem_is_retried_and_a_redirect_is_not_followed(
     assert ("the webhook at http://127.0.0.1/…" in caplog.text) == (problem is not None)
     assert "T0KEN" not in caplog.text
     assert "elsewhere" not in caplog.text
-
-
-def test_a_slow_webhook_delays_no_command(tmp_path: Path, file: File, receiver: Receiver) -> None:
-    receiver.held = threading.Event()
-    slow = WebhookChannel(url=f"{receiver.url}/T0KEN", timeout_s=30)
-    with notified(AlertSettings(command=CommandChannel(argv=file.argv), webhook=slow)) as found:
-        found.deliver(ALERT)
-        found.deliver(ALERT)
-        wait_until(lambda: len(file.lines()) == 2)
-        assert len(receiver.got) == 1  # the second request waits for the first answer
-        found._stopping.set()
-        receiver.held.set()
-
-
-def test_a_missing_server_is_logged(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
-    receiver.url = "http://127.0.0.1:9"
-    post(receiver)
-    assert "no connection (Connection refused)" in caplog.text
-    assert "T0KEN" not in caplog.text
-
-
-def test_the_server_reports_a_killed_run_once(
-    tmp_path: Path, file: File, caplog: pytest.LogCaptureFixture
-) -> None:
-    file.write('[rules.run_failed]\ntext = "At {step}: {value}"\n[rules.Hot]\nabove = 1\n')
-    with killed(tmp_path) as folder:
-        watch = CrashWatch(RunIndex(folder.parent))
-        wait_until(lambda: watch.look() == [folder.name])
-        (event,) = alerts(folder)
-        assert event.data["rule"] == "run_failed"
-        assert event.text.startswith("At ")
-        assert "gone without a word" in event.text
-        assert steps_of(folder) == event.step  # the process's last rows are stored, before it
-        wait_until(lambda: len(file.lines()) == 1)
-        # Neither another look nor another server reports it again.
-        assert watch.look() == []
-        watch._known.clear()
-        assert watch.look() == []
-        assert caplog.text.count("lowercase letters") == 1
-        assert CrashWatch(RunIndex(folder.parent)).look() == []
-        assert len(alerts(folder)) == 1
-        assert file.lines()[0]["run"] == folder.name
-
-
-def test_an_old_a_foreign_and_a_disabled_crash_is_not_reported(tmp_path: Path, file: File) -> None:
-    with killed(tmp_path) as folder:
-        wait_until(lambda: read_run(folder).status is RunStatus.CRASHED)
-        path = folder / "run.json"
-        original = path.read_text()
-        cases: list[tuple[str, dict[str, Any]]] = [
-            ("", {"heartbeat": time.time() - 3600}),
-            ("", {"host": "elsewhere", "heartbeat": time.time() - 60}),
-            ("", {"user": "somebody"}),
-            ("[rules.run_failed]\nenabled = false\n", {}),
-        ]
-        for text, change in cases:
-            file.write(text)
-            run_json = json.loads(original) | change
-            path.write_text(json.dumps(run_json))
-            os.utime(path, (run_json["heartbeat"],) * 2)
-            assert CrashWatch(RunIndex(folder.parent)).look() == []
-            assert not (folder / MARKER).exists()
-        file.write("")
-        path.write_text(original)
-        os.utime(path)
-        assert CrashWatch(RunIndex(folder.parent)).look() == [folder.name]
-
-
-def test_the_watch_is_a_thread_that_looks_until_it_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    looks: list[int] = []
-    twice = threading.Event()
-
-    def look() -> list[str]:
-        looks.append(len(looks))
-        if len(looks) == 1:
-            raise OSError("no such folder")
-        twice.set()
-        return []
-
-    monkeypatch.setattr(crash_watch, "PERIOD_S", 0.01)
-    watch = CrashWatch(RunIndex(tmp_path))
-    monkeypatch.setattr(watch, "look", look)
-    watch.start()
-    assert twice.wait(30)
-    watch.close()
-    assert not any(thread.name == "stepscope-crashes" for thread in threading.enumerate())
-    (record,) = caplog.records
-    assert "no such folder" in str(record.exc_info)

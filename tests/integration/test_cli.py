@@ -1,17 +1,13 @@
-"""`stepscope record` with signals and a page's commands, and `stepscope ui`."""
+"""`stepscope record` with signals and a page's commands."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -89,14 +85,10 @@ def test_the_page_can_mark_and_stop_it(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("number", "reason"),
-    [
-        (signal.SIGINT, "Stopped by Ctrl-C."),
-        (signal.SIGTERM, "Stopped by SIGTERM."),
-        (signal.SIGHUP, "Stopped by SIGHUP."),
-    ],
+    ("number", "name"),
+    [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")],
 )
-def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int, reason: str) -> None:
+def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int, name: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", RECORD],
         cwd=ROOT,
@@ -115,7 +107,7 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int, reason: str) -> N
     assert (process.returncode, err) == (0, "")
     assert out.startswith("Stopped after ")
     run = read_run(folder)
-    assert (run.status, run.reason) == (RunStatus.STOPPED, reason)
+    assert (run.status, run.reason) == (RunStatus.STOPPED, f"Stopped by {name}.")
     assert len(block_of(folder, "samples")) > 0
 
 
@@ -130,33 +122,3 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
     finally:
         timer.join()
         signal.signal(signal.SIGHUP, former)
-
-
-def test_ui_serves_the_runs_of_the_caller_until_sigterm(tmp_path: Path) -> None:
-    assert record(tmp_path / "mine", seconds=0.2, host_alone=True, source=NO_GPU) == 0
-    (folder,) = run_folders(tmp_path / "mine")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with (tmp_path / "log").open("w+") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.cli", "ui", "--", f"--server.port={port}"]
-            + ["--server.headless=true"],
-            cwd=tmp_path,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "STEPSCOPE_RUNS": "mine", "PYTHONPATH": str(ROOT)},
-        )
-        try:
-            answer = None
-            deadline = time.monotonic() + 60
-            while answer is None and time.monotonic() < deadline and process.poll() is None:
-                with contextlib.suppress(OSError):
-                    address = f"http://127.0.0.1:{port}/api/series?run={folder.name}"
-                    answer = json.load(urllib.request.urlopen(address, timeout=10))
-                time.sleep(0.05)
-            log.seek(0)
-            assert answer is not None, log.read()
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=30)

@@ -44,11 +44,9 @@ def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "cause", "phase", "words"),
     [
-        ("input", HangCause.NOT_ENTERED, "input", "in __getitem__ (input)"),
         ("stop", HangCause.STOPPED, None, "rank 1 is stopped by a signal"),
         ("gil", HangCause.SILENT, None, "rank 1 has not responded for 1"),
         ("mismatch", HangCause.MISMATCH, "communication", "rank 1 all_gather (400 B)"),
-        ("order", HangCause.ORDER, "communication", "ranks wait for each other"),
     ],
 )
 def test_how_a_rank_hangs_is_named(

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from stepscope.cli import main
-from stepscope.cli import snapshot as command
 from stepscope.memory.snapshots import open_snapshot as opening
 from stepscope.memory.snapshots.load import SnapshotError
 from stepscope.memory.snapshots.open_snapshot import (
@@ -153,21 +152,6 @@ def test_what_is_not_listed_is_counted(
     assert main(["snapshot", str(path), "--top", top]) == 0
     left = 2099 if top == "1" else 100
     assert f"  {left:,} further stacks" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("quiet", [0.0, 60.0])
-def test_progress_leaves_nothing_on_a_terminal(
-    real: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, quiet: float
-) -> None:
-    monkeypatch.setattr(command, "QUIET_S", quiet)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    real.write_bytes(b"no snapshot")
-    assert main(["snapshot", str(real)]) == 1
-    err = capsys.readouterr().err
-    assert ("\r" in err) is (quiet == 0)
-    if quiet == 0:
-        assert "%" in err.split("\r\x1b[K")[0]
-    assert "%" not in err.split("\r\x1b[K")[-1]
 
 
 def test_two_files_are_compared(

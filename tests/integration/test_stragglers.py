@@ -93,17 +93,6 @@ def recorded_job(folder: Path, case: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("case", "rank", "phase"),
-    [("optimizer", 2, "optimizer"), ("uneven", None, "forward"), ("none", None, None)],
-)
-def test_recorded_jobs_are_diagnosed(
-    tmp_path: Path, case: str, rank: int | None, phase: str | None
-) -> None:
-    found = diagnosed(recorded_job(tmp_path / case, case))
-    assert [(one["rank"], one["phase"]) for one in found] == ([(rank, phase)] if phase else [])
-
-
 def test_the_page_tells_it_before_what_a_rank_waits_for(
     server: services.Services, tmp_path: Path
 ) -> None:

@@ -169,10 +169,11 @@ def node(number: int, root: Path, port: str) -> subprocess.Popen[bytes]:
     script = ["-m", "stepscope.watch", "ranks.py"]
     path = os.pathsep.join([str(SCRIPTS / "host_name"), os.environ.get("PYTHONPATH", "")])
     command = [*PYTHON, "torch.distributed.run", *rendezvous, *place, *script]
-    return begin(root, command, PYTHONPATH=path, STAND_IN_HOST=f"node{number}")
+    names = {"STEPSCOPE_RUN_ID": "two", "STAND_IN_HOST": f"node{number}"}
+    return begin(root, command, PYTHONPATH=path, **names)
 
 
-def test_two_hosts_with_a_shared_disk_are_one_run(tmp_path: Path) -> None:
+def test_two_hosts_with_a_named_run_are_one_run(tmp_path: Path) -> None:
     """Two nodes of torchrun on one machine that believe to be two hosts."""
     port = free_port()
     ended(node(0, tmp_path, port), node(1, tmp_path, port))

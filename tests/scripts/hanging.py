@@ -1,6 +1,6 @@
 """Ranks that average their gradients, of which rank 1 hangs: hanging.py WHAT [BACKEND] [STEP].
 
-WHAT: sleep (in the loop), input (in the data set), forward, stop (SIGSTOP), kill (SIGKILL), gil
+WHAT: sleep (in the loop), input (in the data set), stop (SIGSTOP), kill (SIGKILL), gil
 (kept), mismatch (another collective), order (two groups in another order), receive (a message that
 nobody sends), or none. Two that are no hang: validate (all ranks, with a collective a batch), alone
 (rank 0 works on after the last step). HANGING_S says how long it hangs, HANGING_END how many steps
@@ -42,21 +42,6 @@ class Numbers(Dataset[torch.Tensor]):
         return torch.randn(4)
 
 
-class Net(nn.Module):
-    """A linear layer; one of its steps may take long."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-        self.step = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if here("forward", self.step):
-            time.sleep(HANGS_S)
-        self.step += 1
-        return self.layer(x)
-
-
 def main() -> None:
     on_gpu = BACKEND == "nccl"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
@@ -65,7 +50,7 @@ def main() -> None:
     seconds = float(os.environ.get("HANGING_TIMEOUT_S", "90"))
     dist.init_process_group(BACKEND, timeout=timedelta(seconds=seconds))
     other = dist.new_group(list(range(dist.get_world_size())))
-    model = Net().to(device)
+    model = nn.Linear(4, 1).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, batch in enumerate(DataLoader(Numbers(), batch_size=4)):
         loss = model(batch.to(device)).square().mean()

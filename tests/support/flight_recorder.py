@@ -8,11 +8,8 @@ from typing import Any
 def entry(record: int, name: str = "gloo:all_reduce", **fields: Any) -> dict[str, Any]:
     return {
         "record_id": record,
-        "pg_id": 0,
         "process_group": ("0", "default_pg"),
         "collective_seq_id": record + 1,
-        "p2p_seq_id": 0,
-        "op_id": record + 1,
         "profiling_name": name,
         "time_created_ns": 1_795_350_317_825_382_756 + record * 1_000_000,
         "input_sizes": [[64]],
@@ -20,10 +17,7 @@ def entry(record: int, name: str = "gloo:all_reduce", **fields: Any) -> dict[str
         "output_sizes": [[64]],
         "output_dtypes": ["Float"],
         "state": "scheduled",
-        "time_discovered_started_ns": None,
-        "time_discovered_completed_ns": None,
         "retired": True,
-        "timeout_ms": 1_800_000,
         "is_p2p": False,
     } | fields
 

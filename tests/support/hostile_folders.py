@@ -105,7 +105,6 @@ FILES = (
             "last.pt",
             "agreement/notices.json",
             "agreement/answers/rank0.json",
-            "crash-told",
             "ballast",
         )
     ),

@@ -27,7 +27,6 @@ from starlette.testclient import TestClient
 import stepscope
 from app import app
 from dashboard import services
-from dashboard.crash_watch import CrashWatch
 from dashboard.run_files import profiles, snapshots
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import summarize
@@ -78,7 +77,6 @@ def operations(root: Path, client: TestClient) -> Iterator[tuple[str, Callable[[
     yield "POST mark", lambda: _post(client, "mark", {"text": "x"})
     yield "POST stop", lambda: _post(client, "stop", {})
     yield "index", lambda: RunIndex(root).fresh()
-    yield "crash watch", lambda: CrashWatch(RunIndex(root)).look()
     yield "the other run", lambda: _is_found(root)
     yield "python", lambda: _read_all(folder)
     yield "findings", lambda: findings(read_recorded(read_run(folder)))

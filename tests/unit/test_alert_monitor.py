@@ -157,7 +157,6 @@ def test_lost_and_recovered_gpus_are_events_of_the_sampler(tmp_path: Path) -> No
     assert bench.look() == ["gpu_lost cleared GPU-b"]
 
 
-REFUSED = "ConnectionRefusedError: [Errno 111] Connection refused"
 BROKEN = "BrokenPipeError: [Errno 32] Broken pipe"
 RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
 
@@ -173,7 +172,6 @@ RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
         (1, 2, RunStatus.FINISHED, None, None),
         (0, 2, RunStatus.STOPPED, "Stopped.", None),
         # A run without other ranks has lost the connection to another service.
-        (0, 1, RunStatus.FAILED, REFUSED, f"The run failed: {REFUSED}"),
         (0, 1, RunStatus.FAILED, BROKEN, f"The run failed: {BROKEN}"),
         (0, None, RunStatus.FAILED, RESET, f"The run failed: {RESET}"),
         (0, 1, RunStatus.FAILED, "{step} {value}", "The run failed: {step} {value}"),

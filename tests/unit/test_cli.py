@@ -114,6 +114,8 @@ def test_all_arguments_of_watch_are_passed_on(monkeypatch: pytest.MonkeyPatch) -
         "record --seconds 0",
         "record --seconds inf",
         "record --period 0.001",
+        "devices --watch nan",
+        "devices --watch 0.1",
         "export x --format xml",
         "export x --format csv --rank -1",
     ],

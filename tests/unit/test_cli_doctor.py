@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from stepscope.cli import doctor, main
-from stepscope.cli import doctor as survey
 from stepscope.cli.doctor import (
     CheckResult,
     CheckStatus,
@@ -42,12 +41,11 @@ H100 = GpuProbe(
 )
 NO_DRIVER = "No NVIDIA driver library was found."
 
-PACKAGES = {"streamlit": "1.67", "plotly": "7.1", "pyarrow": "26", "tensorboard": "2.21"}
-SOFTWARE: dict[str, Any] = {"python": "3.11.7", "executable": "/usr/bin/python", "sqlite": "3.40.1"}
-SOFTWARE |= {"version": "0.1.0", "packages": PACKAGES, "torch": CPU_TORCH}
+SOFTWARE: dict[str, Any] = {"python": "3.11.7", "executable": "/usr/bin/python"}
+SOFTWARE |= {"version": "0.1.0", "torch": CPU_TORCH}
 HOST: dict[str, Any] = {"runs": "/data/runs", "free": 50 * GIB, "shared_memory": 8 * GIB}
 NO_GPU: dict[str, Any] = {"nvml_reason": NO_DRIVER, "nvml_broken": False, "device_nodes": False}
-UNSET = ["recording_error", "driver", "visible_devices", "page", "memory_limit", "cpu_limit"]
+UNSET = ["recording_error", "driver", "visible_devices", "page"]
 BARE = MachineProbe(**dict.fromkeys(UNSET), **SOFTWARE, **HOST, **NO_GPU, gpus=())
 WITH_GPU = dataclasses.replace(
     BARE, nvml_reason=None, driver="580.95", gpus=(H100,), torch=CUDA_TORCH, device_nodes=True
@@ -79,20 +77,6 @@ def test_a_machine_with_all_parts_has_nothing_to_say_against() -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "tested"),
-    [(("2.10.1", "2.16.0a0", "3.0"), False), (("2.11.0", "2.15.3+cu132", "strange"), True)],
-)
-def test_a_version_of_torch_that_nobody_tried_is_named(
-    versions: tuple[str, ...], tested: bool
-) -> None:
-    for version in versions:
-        machine = dataclasses.replace(BARE, torch={**CPU_TORCH, "version": version})
-        said = [str(one) for one in findings(machine) if one.what == "torch's version"]
-        assert bool(said) != tested
-        assert all("tested with 2.11 to 2.15" in line for line in said)
-
-
-@pytest.mark.parametrize(
     ("changes", "what", "said"),
     [
         ({"recording_error": "Permission denied"}, "run folder", "Permission denied"),
@@ -116,12 +100,6 @@ def test_what_should_work_and_does_not_is_broken(
     [
         ({"torch": CPU_TORCH}, CheckStatus.BROKEN, "without CUDA", "CUDA build"),
         ({"torch": BLIND_TORCH}, CheckStatus.BROKEN, "driver too old", "for this driver"),
-        (
-            {"torch": BLIND_TORCH, "visible_devices": ""},
-            CheckStatus.MISSING,
-            "hides every",
-            "Unset",
-        ),
         ({"torch": BLIND_TORCH, "visible_devices": "-1"}, CheckStatus.MISSING, "hides", "Unset"),
         ({"torch": None}, CheckStatus.MISSING, "not installed", "record"),
         ({"gpus": (H100, H100)}, CheckStatus.OK, "sees 1 of 2 GPUs", ""),
@@ -149,17 +127,8 @@ def test_each_missing_metric_is_said_with_its_reason() -> None:
     assert "MIG is on" in judged(WITH_GPU, "GPU 0", gpus=(mig,)).detail
 
 
-def test_what_limits_the_machine_is_noted() -> None:
-    container = judged(BARE, "container", memory_limit=8 * GIB, cpu_limit=2.0)
-    assert "8.00 GiB of memory and 2 CPUs" in container.detail
+def test_optional_parts_are_missing() -> None:
     assert judged(BARE, "/dev/shm", shared_memory=64 * 2**20).mark is CheckStatus.MISSING
-    assert "'0,1'" in judged(WITH_GPU, "CUDA_VISIBLE_DEVICES", visible_devices="0,1").detail
-
-
-def test_optional_parts_are_missing_with_their_remedy() -> None:
-    packages = {**BARE.packages, "pyarrow": None}
-    found = judged(BARE, "export to parquet", packages=packages)
-    assert (found.mark, found.remedy) == (CheckStatus.MISSING, "Run 'pip install pyarrow'.")
     assert judged(BARE, "page", page="streamlit is not installed.").mark is CheckStatus.MISSING
 
 
@@ -174,7 +143,7 @@ def test_the_exit_code_and_the_json_follow_the_findings(
     assert main(["doctor", "--json"]) == code
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] == (code == 0)
-    assert report["facts"]["sqlite"] == "3.40.1"
+    assert report["facts"]["runs"] == "/data/runs"
     python = {"mark": "ok", "what": "Python", "detail": "3.11.7 (/usr/bin/python)", "remedy": ""}
     assert report["findings"][0] == python
 
@@ -196,7 +165,7 @@ def test_nvml_is_asked_for_every_metric_and_why_one_is_missing(
     def wait(seconds: float) -> None:
         clock.now += seconds
 
-    monkeypatch.setattr(survey.time, "sleep", wait)
+    monkeypatch.setattr(doctor.time, "sleep", wait)
     errors = {"nvmlDeviceGetTotalEnergyConsumption": 3, "nvmlDeviceGetEnforcedPowerLimit": 4}
     activity = dict.fromkeys(METRICS, 1.0)
     gpu = FakeGpu("GPU-a", errors=errors, field_errors={83: 3}, activity=activity)
@@ -209,7 +178,9 @@ def test_nvml_is_asked_for_every_metric_and_why_one_is_missing(
     assert found.read > 5
 
 
-def test_an_error_of_the_drivers_library_leaves_the_other_checks() -> None:
+def test_an_error_of_the_drivers_library_leaves_the_other_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert ask_nvml(NullSource("restart"))["nvml_broken"] is True, "it will not pass"
     assert ask_nvml(NullSource("no driver", retry_at=5.0))["nvml_broken"] is False
     broken = NullSource("never")
@@ -217,34 +188,27 @@ def test_an_error_of_the_drivers_library_leaves_the_other_checks() -> None:
     answer = ask_nvml(broken)
     assert (answer["nvml_broken"], answer["gpus"]) == (True, ())
     assert "ZeroDivisionError" in answer["nvml_reason"]
-
-
-def test_a_driver_that_hangs_does_not_hang_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    release, stuck = threading.Event(), NullSource("never")
-    stuck.devices = release.wait  # type: ignore[assignment, method-assign]
-    monkeypatch.setattr(survey, "NVML_TIMEOUT_S", 0.01)
-    answer = ask_nvml(stuck)
+    release = threading.Event()
+    broken.devices = release.wait  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(doctor, "NVML_TIMEOUT_S", 0.01)
+    answer = ask_nvml(broken)
     release.set()
-    assert answer["nvml_broken"] is True
     assert "did not answer" in answer["nvml_reason"]
 
 
-def test_a_torch_that_cannot_be_imported_is_told_by_its_error(tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_told_by_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'ImportError: libcudnn.so.9 is missing' >&2\nexit 1\n")
     python.chmod(0o755)
     found = ask_torch(str(python))
     assert found is not None
     assert found["error"] == "ImportError: libcudnn.so.9 is missing"
-
-
-def test_a_torch_that_takes_for_ever_or_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "TORCH_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(survey, "_ASK_TORCH", "import time; time.sleep(60)")
-    found = ask_torch(sys.executable)
-    assert found is not None
-    assert "no answer within" in found["error"]
-    monkeypatch.setattr(survey, "_installed", lambda name: None)
+    monkeypatch.setattr(doctor, "TORCH_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(doctor, "_ASK_TORCH", "import time; time.sleep(60)")
+    assert "no answer within" in (ask_torch(sys.executable) or {})["error"]
+    monkeypatch.setattr(doctor, "_installed", lambda name: None)
     assert ask_torch() is None
 
 
@@ -255,13 +219,13 @@ def test_the_alerts_file_is_said_with_what_is_wrong_and_without_its_secret(
     path.write_text('[command]\nargv = ["logger"]\n[webhook]\nurl = "https://example.com/T0KEN"\n')
     path.chmod(0o600)
     monkeypatch.setenv("STEPSCOPE_ALERTS", str(path))
-    found = judged(BARE, "alerts", alerts=survey.alerts_file())
+    found = judged(BARE, "alerts", alerts=doctor.alerts_file())
     told = "delivered to the command logger and the webhook https://example.com/…"
     assert (found.mark, found.detail) == (CheckStatus.OK, f"{path}; 7 rules, {told}")
-    assert "T0KEN" not in json.dumps(survey.alerts_file())
+    assert "T0KEN" not in json.dumps(doctor.alerts_file())
     path.chmod(0o666)
-    found = judged(BARE, "alerts", alerts=survey.alerts_file())
+    found = judged(BARE, "alerts", alerts=doctor.alerts_file())
     assert found.mark is CheckStatus.BROKEN
     assert "can be written by others" in found.detail
     monkeypatch.setenv("STEPSCOPE_ALERTS", "off")
-    assert "switched off" in judged(BARE, "alerts", alerts=survey.alerts_file()).detail
+    assert "switched off" in judged(BARE, "alerts", alerts=doctor.alerts_file()).detail

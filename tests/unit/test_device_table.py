@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stepscope.cli.devices import NARROWEST, brief, table
+from stepscope.cli.devices import NARROWEST, table
 from stepscope.gpu.source import NullSource
 from tests.support.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
 
@@ -88,18 +88,6 @@ def test_instances_stand_indented_under_their_parent() -> None:
     assert lines[at].startswith("   MIG 1g.10gb · MIG-00000001 · Memory 3.00 GiB of 10.0 GiB (30%)")
     assert lines[at + 1].startswith("           5001 bob")
     assert "MIG 3g.40gb" in lines[at + 2]
-
-
-def test_in_brief_a_gpu_is_a_line() -> None:
-    first, second = gpus(2)
-    second.values, second.missing = {}, {}
-    second.lost = "lost: GPU is lost"
-    lines = brief(machine(FakeSource([first, second])).look(), 100)
-    assert lines[-2:] == [
-        " 0  ok   97%   40.0 GiB of 80.0 GiB   61 °C  553 W  Working.",
-        " 1  ✗    n/a        n/a of      n/a     n/a    n/a  Lost: GPU is lost. Retrying.",
-    ]
-    assert max(map(len, brief(machine(FakeSource(gpus(16))).look(), 40))) <= 40
 
 
 def test_after_some_watching_the_throttling_is_that_of_the_watching() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from stepscope.cli.diagnose import line
-from stepscope.diagnosis import findings as findings_module
 from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read_recorded
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
@@ -168,7 +167,6 @@ def test_what_cannot_be_read_is_a_sentence_on_stderr(
         ("hang", "No step for 9 s.", True),
         ("rank-dead", "Rank 1 is gone.", True),
         ("crashed", "Ranks 1, 2 are gone.", True),
-        ("crashed", "All 4 ranks are gone.", True),
         ("growth", "All of it stays.", False),
     ],
 )
@@ -177,14 +175,3 @@ def test_a_rank_is_said_once(kind: str, text: str, has_rank: bool) -> None:
     assert line(found, several=True) == (text if has_rank else f"Rank 1: {text}")
     assert line(found, several=False) == text
     assert line(replace(found, next="Resume it."), several=False) == f"{text} Resume it."
-
-
-def test_the_ranks_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    folder = write_run(tmp_path / "r", steps=steps(0.06))
-    monkeypatch.setattr(findings_module, "judged_ranks", lambda *_: calls.append(1))
-    recorded = read_recorded(read_run(folder))
-    findings(recorded)
-    nothing_to_say(recorded)
-    assert recorded.straggler is None
-    assert len(calls) == 1

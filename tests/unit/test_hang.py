@@ -111,14 +111,10 @@ def test_different_sizes_under_one_number() -> None:
     found = judged(ranks)
     assert (found.cause, found.ranks) == (HangCause.MISMATCH, (2,))
     assert "ranks 0, 1, 3 all_reduce (4.00 KiB); rank 2 all_reduce (40 B)" in found.text
-
-
-def test_sizes_may_differ_where_the_operation_allows_it() -> None:
-    ranks = []
-    for rank in range(2):
-        one = Collective(group="0", operation="all_to_all", sequence=7, input_bytes=40 * (1 + rank))
-        ranks.append(state(rank, replace(waits(rank, members=2), collectives=(one,))))
-    assert judged(ranks).cause is HangCause.ALL_ENTERED
+    for rank, size in enumerate((40, 80)):  # this operation allows it
+        one = Collective(group="0", operation="all_to_all", sequence=7, input_bytes=size)
+        ranks[rank] = state(rank, replace(waits(rank, members=2), collectives=(one,)))
+    assert judged(ranks[:2]).cause is HangCause.ALL_ENTERED
 
 
 def test_the_end_of_a_chain_of_groups_is_named() -> None:
@@ -254,20 +250,12 @@ def test_how_an_ended_job_hung() -> None:
     assert judged(killed, ended=True).ranks == (1,)
 
 
-def test_a_record_of_another_form_is_refused() -> None:
-    text = (DATA / "sleep-gloo" / hang_name(1)).read_text()
-    assert parse(text).rank == 1
-    for name, value in (("rank", "1"), ("collectives", [3]), ("since", None), ("frames", {})):
-        with pytest.raises(ValueError, match=name):
-            parse(json.dumps({**json.loads(text), name: value}))
-    for text in ("", "[]", '{"schema": 2}', "[" * 100_000):
-        with pytest.raises(ValueError, match="must be"):
-            parse(text)
-
-
 @pytest.mark.parametrize(
     "changed",
     [
+        {"rank": "1"},
+        {"collectives": [3]},
+        {"since": None},
         {"since": -1.0},
         {"since": -1e308, "seen": 1e308},
         {"since": 1e308, "seen": 1e308},
@@ -281,10 +269,14 @@ def test_a_record_of_another_form_is_refused() -> None:
         {"collectives": [{"group": "0", "operation": "all_reduce", "created_s": 1e308}]},
     ],
 )
-def test_times_and_counts_that_cannot_be_are_refused(changed: dict[str, Any]) -> None:
+def test_a_record_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
     told = json.loads((DATA / "sleep-gloo" / hang_name(1)).read_text())
+    assert parse(json.dumps(told)).rank == 1
     with pytest.raises(ValueError, match="record"):
         parse(json.dumps(told | changed))
+    for text in ("", "[]", '{"schema": 2}', "[" * 100_000):
+        with pytest.raises(ValueError, match="must be"):
+            parse(text)
 
 
 def test_an_entry_of_unknown_time_has_no_age_and_a_record_comes_back_as_written() -> None:

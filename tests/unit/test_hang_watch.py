@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from dashboard.run_look import EVERY_S, REST, RunLook
-from dashboard.verdicts import hang_verdict
 from stepscope.distributed.flight_recorder import Collective, FlightRecorderDump
 from stepscope.distributed.hangs import watchdog
 from stepscope.distributed.hangs.capture import (
@@ -32,18 +31,10 @@ from stepscope.distributed.hangs.watchdog import LEAST_S, PATIENCE, HangWatchdog
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.info import hung_in
+from tests.support.fake_live import FakeClock
 from tests.support.waiting import wait_until
 
 JOB = {"world_size": 2, "status": RunStatus.RUNNING, "rank": 0, "host": "node1", "pid": 100}
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -65,7 +56,7 @@ def hung(watch: HangWatchdog, run_json: dict[str, Any] = JOB) -> list[Told]:
 
 @pytest.fixture
 def watch(recorder: Recorder) -> Iterator[HangWatchdog]:
-    made = HangWatchdog(recorder, 0, clock=Clock())
+    made = HangWatchdog(recorder, 0, clock=FakeClock(now=0.0))
     yield made
     made.close(RunStatus.FINISHED)
 
@@ -241,20 +232,9 @@ def at_once(look: Callable[[], None]) -> None:
     look()
 
 
-def test_the_page_looks_only_now_and_then(recorder: Recorder) -> None:
-    looks: list[RunInfo] = []
-    clock = Clock()
-    hangs = RunLook(looks.append, "", clock, at_once)
-    run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
-    for second in (0.0, EVERY_S - 0.1, EVERY_S):
-        clock.now = second
-        assert hang_verdict(hangs.of(run)) is None
-    assert looks == [run, run]
-
-
 def test_a_poll_waits_for_no_look(recorder: Recorder) -> None:
     """A look at the files of some hundred ranks takes longer than a poll may."""
-    found, clock = both_stuck(), Clock()
+    found, clock = both_stuck(), FakeClock(now=0.0)
 
     def slow(run: RunInfo) -> Hang | None:
         clock.now += 1.0
@@ -283,7 +263,7 @@ def test_a_folder_that_cannot_be_judged_costs_one_line_of_the_log(
             raise OverflowError("nobody has thought of it")
         return "found"
 
-    clock = Clock()
+    clock = FakeClock(now=0.0)
     hangs = RunLook(fail, "it cannot be said", clock, at_once)
     run = RunInfo(recorder.folder, RunStatus.RUNNING, None, 0.0, JOB)
     for second in range(4):
@@ -314,22 +294,17 @@ def test_steps_hang_after_the_least_time_or_ten_times_their_own(pace: StallTimer
     assert [pace.look(40 + wait, 10, due=True) for wait in (39.0, 40.0)] == [None, 40.0]
 
 
-def test_the_first_steps_may_take_as_long_as_they_like() -> None:
-    pace = StallTimer()
-    assert all(pace.look(float(second), 2, due=True) is None for second in range(600))
-
-
-def test_what_is_not_due_does_not_count(pace: StallTimer) -> None:
+def test_first_steps_other_work_and_pauses_do_not_count(pace: StallTimer) -> None:
+    first = StallTimer()
+    assert all(first.look(float(second), 2, due=True) is None for second in range(600))
+    works = StallTimer()
+    run(works, range(10), 0.1)
+    for second in range(10, 60):
+        assert works.look(float(second), 90, due=True, sign=second) is None
     for second in range(10, 100):  # a pause
         assert pace.look(float(second), 90, due=False) is None
     assert pace.look(103.0, 90, due=True) is None
     assert pace.look(104.0, 90, due=True) == LEAST_S
-
-
-def test_other_work_counts_as_a_sign(pace: StallTimer) -> None:
-    assert all(
-        pace.look(float(second), 90, due=True, sign=second) is None for second in range(10, 60)
-    )
 
 
 def test_a_wait_that_ended_by_itself_is_waited_for_again(pace: StallTimer) -> None:

@@ -14,24 +14,19 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from dashboard import crash_watch
 from dashboard.charts import series
 from dashboard.charts.layout import layout
 from dashboard.charts.run_view import run_content
-from dashboard.crash_watch import CrashWatch
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, profile_trace, tail
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import summarize
 from dashboard.sweeps import Sweeps
 from dashboard.views.run_rows import row
-from stepscope.alerts.crash import MARKER, YOUNG_S, tell_crash
-from stepscope.alerts.settings import AlertSettings
 from stepscope.cli import main
 from stepscope.commands.consensus import ConsensusFiles
 from stepscope.memory.snapshots.open_snapshot import _place
@@ -317,7 +312,6 @@ def test_nothing_is_written_into_a_folder_of_another_user(
     assert read_only_reason(run) is not None
     assert recover_ended(run) == 0
     note_end(folder, RunStatus.STOPPED, "No.")
-    assert tell_crash(run, AlertSettings()) is None
     _store(folder, 5, None)
     with pytest.raises(SweepError), only_one(folder):
         pytest.fail("a sweep of another user was opened")
@@ -329,14 +323,11 @@ def test_nothing_is_written_into_a_folder_of_another_user(
 
 
 def test_a_heartbeat_in_the_future_is_no_news(tmp_path: Path) -> None:
-    future, past = time.time() + 10 * YOUNG_S, time.time() - 2 * YOUNG_S
+    future, past = time.time() + 6000, time.time() - 1200
     folder = crashed(tmp_path / "run", heartbeat=future)
     for touched in (future, past):
         os.utime(folder / "run.json", (touched, touched))
-        assert read_run(folder).heartbeat_age_s > YOUNG_S
-    run = read_run(folder)
-    assert tell_crash(run, AlertSettings()) is None
-    assert not (folder / MARKER).exists()
+        assert read_run(folder).heartbeat_age_s > 600
     near = crashed(tmp_path / "near", heartbeat=time.time() + 5)
     assert read_run(near).heartbeat_age_s == 0
 
@@ -353,18 +344,3 @@ def test_a_host_with_another_clock_lives_by_the_time_of_its_file(
     if written is not None:
         os.utime(folder / "run.json", (written, written))
     assert read_run(folder).status is status
-
-
-def test_a_crash_whose_alert_fails_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("one", "two", "three"):
-        crashed(tmp_path / name)
-
-    def tell(run: Any, settings: AlertSettings) -> Any:
-        if run.id == "two":
-            raise RuntimeError("an unexpected error")
-        return SimpleNamespace(close=lambda: None)
-
-    monkeypatch.setattr(crash_watch, "tell_crash", tell)
-    assert sorted(CrashWatch(RunIndex(tmp_path)).look()) == ["one", "three"]

@@ -86,7 +86,7 @@ class Tab:
         self.shown: dict[str, Any] = {}
         self.columns: dict[int, int] = {}
         self.most_bytes = 0
-        self.said: dict[str, Any] = {"verdict": None, "communication": None}
+        self.said: dict[str, Any] = {"verdict": None}
 
     def ask(self, **change: Any) -> dict[str, Any]:
         question = replace(self.question, **change)
@@ -297,7 +297,7 @@ def test_answers_stay_small_for_many_ranks_and_long_runs(tmp_path: Path) -> None
         "share": 0.5,
     }
     verdict |= {"text": "x" * MAX_TEXT_CHARS, "next": "x" * MAX_NEXT_CHARS}
-    tab.said = {"verdict": verdict, "communication": "x" * 500}
+    tab.said = {"verdict": verdict}
     tab.settle()
     assert {key: tab.shown[key] for key in tab.said} == tab.said
     assert len(tab.named["ranks"]) == MAX_RANKS_SHOWN

@@ -20,8 +20,6 @@ from stepscope.distributed.stragglers.step_phases import (
     OWN,
     RankStepPhases,
     StepPhase,
-    explained,
-    others,
     rank_times,
 )
 from stepscope.store.blocks import Floats
@@ -129,7 +127,6 @@ def test_a_slow_link_has_no_rank() -> None:
             StepPhase.FORWARD,
             "longer in forward and ",
         ),
-        (noise(4, 100, seed=3), np.s_[0, 4], 0.004, {0}, StepPhase.OTHER, "rank 0"),
         # Slow in each fourth step.
         (noise(4, 200, seed=4, size=0.03), np.s_[3, 0, ::4], 0.02, {3}, StepPhase.INPUT, "rank 3"),
     ],
@@ -154,24 +151,6 @@ def test_at_most_half_of_the_ranks_are_named() -> None:
     assert (found.kind, found.ranks) == (StragglerKind.UNEVEN, ())
     own[3] = own[4]  # with three of them it is not chance, and they are named
     assert set(judge(made(own)).ranks) == {0, 1, 2}
-
-
-@pytest.mark.parametrize(
-    ("excess", "named"),
-    [
-        ({"forward": 0.9, "input": 0.1}, ["forward"]),
-        ({"forward": 0.5, "input": 0.2, "backward": 0.2}, ["forward"]),
-        ({"forward": 0.5, "input": 0.3}, ["forward", "input"]),
-        ({"forward": 0.45, "input": 0.2, "backward": 0.15}, ["forward", "input"]),
-        ({"forward": 0.7, "input": -0.4}, []),
-        ({"forward": -1.0}, []),
-        ({}, []),
-    ],
-)
-def test_phases_are_named_until_they_explain_half(
-    excess: dict[str, float], named: list[str]
-) -> None:
-    assert list(explained(excess, 1.0)) == named
 
 
 def test_waiting_that_no_phase_explains_gets_no_cause() -> None:
@@ -242,19 +221,6 @@ def test_the_rows_around_a_step_belong_to_it() -> None:
     gap = rank_times(0, np.array([0.0, 1, 3, 4, 5]), ts, given)  # step 2 was not recorded
     assert gap.steps.tolist() == [0, 3, 4]
     np.testing.assert_array_equal(gap.own[OWN.index(StepPhase.OPTIMIZER)], [np.nan, np.nan, 3])
-
-
-def test_a_script_without_a_loader_makes_its_batches_before_forward() -> None:
-    given = {
-        "perf/step_time": np.full(3, 0.1),
-        "perf/forward": np.full(3, 0.05),
-        "perf/forward_compute": np.full(3, 0.01),
-        "perf/backward_compute": np.full(3, 0.02),
-        "perf/comm_wait": np.full(3, 0.005),
-    }
-    found = rank_times(0, np.arange(3.0), np.arange(3.0), given)
-    np.testing.assert_allclose(found.own[OWN.index(StepPhase.INPUT)], 0.04)
-    np.testing.assert_allclose(found.own[OWN.index(StepPhase.FORWARD)], 0.01)
 
 
 @given(order=st.permutations(range(4)), case=st.sampled_from(sorted(CASES)))
@@ -342,10 +308,3 @@ def test_one_rank_apart_in_turn_is_no_group(early: bool) -> None:
     found = judge(made(own))
     assert found.kind is (StragglerKind.NONE if early else StragglerKind.UNEVEN)
     assert "Most ranks" not in found.text
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 16, 17])
-def test_the_others_are_all_but_the_rank_itself(count: int) -> None:
-    values = np.random.default_rng(count).integers(0, 4, (count, 300)).astype(float)
-    wanted = [np.median(np.delete(values, rank, axis=0), axis=0) for rank in range(count)]
-    np.testing.assert_array_equal(others(values), wanted)

@@ -151,9 +151,17 @@ def test_ranks_of_one_parent_meet_without_a_word(
     assert len({*folders, apart()}) == len(folders) + 1
 
 
-def test_machines_meet_where_the_run_is_named(tmp_path: Path) -> None:
-    place = find_place(tmp_path, "a", ranks(3, 1, STEPSCOPE_RUN_ID="shared"))
+def test_hosts_share_a_folder_only_if_the_run_is_named(tmp_path: Path) -> None:
+    alone = find_place(tmp_path, "a", ranks(3, 1, LOCAL_WORLD_SIZE="2"))
+    assert (alone.number, alone.folder_of, alone.sharing) == (1, "host", 2)
+    named = {"LOCAL_WORLD_SIZE": "2", "STEPSCOPE_RUN_ID": "shared"}
+    place = find_place(tmp_path, "a", ranks(3, 1, **named))
     assert (place.folder, place.number) == (tmp_path / "shared", 3)
+    assert (place.folder_of, place.sharing) == ("job", 4)
+    again = find_place(tmp_path, "a", ranks(3, 1, **named, TORCHELASTIC_RESTART_COUNT="1"))
+    assert again.folder == tmp_path / "shared-restart1"
+    (place.folder / "rank3.sqlite").touch()  # an earlier run of this name
+    assert find_place(tmp_path, "a", ranks(3, 1, **named)).folder == alone.folder
     with pytest.raises(RankEnvironmentError, match="STEPSCOPE_RUN_ID"):
         find_place(tmp_path, "a", {"STEPSCOPE_RUN_ID": "../elsewhere"})
 

@@ -21,7 +21,7 @@ import msgspec
 
 from stepscope.common.files import atomic_write, read_json
 from stepscope.common.formatting import format_bytes, format_short_time
-from stepscope.distributed.communication import rate_text
+from stepscope.distributed.collective_metrics import rate_text
 from stepscope.run import folder_name, is_run_id
 from trainer.collectives.plan import NCCL, CollectivePlan
 from trainer.launch_commands import ONE_MACHINE

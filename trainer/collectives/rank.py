@@ -31,8 +31,8 @@ from stepscope.distributed.collective_metrics import (
     BROADCAST,
     REDUCE_SCATTER,
     bus_factor,
+    link_of,
 )
-from stepscope.distributed.communication import link_of
 from stepscope.gpu.source import nvml_uuid, open_source
 from stepscope.host.environment import cpu_name
 from trainer.collectives.plan import NCCL, CollectivePlan
@@ -146,7 +146,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         return found | {"device": cpu_name() or "CPU"}
     properties = torch.cuda.get_device_properties(device)
     facts = open_source().facts(nvml_uuid(str(properties.uuid), properties.name))
-    link = None if facts is None else link_of(asdict(facts))
+    link = None if facts is None else link_of(facts)
     return found | {
         "device": properties.name,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
