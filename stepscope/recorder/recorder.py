@@ -206,17 +206,10 @@ class Recorder:
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         """Acknowledge a command and add its event; `data` such as before={...}, after={...}."""
         ended = CommandResult(command.id, "done" if ok else "refused", clock.now(), text)
-        event = self._event(command.name, text, {"ok": ok, "command_id": command.id, **data})
-        if self.job is None:
-            self.put_ended(ended, event)
-        else:
-            self.job.ended(command, ok, ended, event)
-
-    def put_ended(self, ended: CommandResult, event: Event) -> None:
-        """Store the result of a command and its event."""
+        if self.job is not None:
+            self.job.finished.add(command.id)
         self._put(ended)
-        self._put(event)
-        self._writer.wake()
+        self.event(command.name, text, **{"ok": ok, "command_id": command.id, **data})
 
     def observe(self, saw: Saw, look: Look) -> None:
         """Register the observer, which the writer thread calls."""
@@ -263,7 +256,7 @@ class Recorder:
 
     def _open_gate(self) -> None:
         if not self.command_waiting and not self._rows.late:
-            self.ring.gate = self.ring.limit
+            self.ring.gate = self.ring.end
             if self.command_waiting:  # a command has arrived since the check
                 self.ring.gate = -1
 

@@ -9,7 +9,6 @@ import os
 import pwd
 import re
 import secrets
-import signal
 import socket
 import stat
 import time
@@ -196,21 +195,6 @@ def not_signaled(process: psutil.Process, file: Path) -> str:
         f"Process {process.pid} was sent no signal: it does not have {file.name} of this folder "
         f"open for writing. If it is the right one, end it by: kill -9 {process.pid}."
     )
-
-
-def send_signal(process: psutil.Process, number: signal.Signals) -> None:
-    """Signal this process, never a later one of its pid. Raises psutil.Error if it has exited."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):  # Linux before 5.3, a Python built for it, or gone
-        process.send_signal(number)
-        return
-    try:
-        if not process.is_running():
-            raise psutil.NoSuchProcess(process.pid)
-        signal.pidfd_send_signal(descriptor, number)
-    finally:
-        os.close(descriptor)
 
 
 def _writes(pid: int, file: Path) -> bool:

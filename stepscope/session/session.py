@@ -17,7 +17,6 @@ from stepscope.bottleneck.step_window import setup_of
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed.debug_pipe import open_pipe
-from stepscope.distributed.hangs.capture import failed_in
 from stepscope.distributed.hangs.watchdog import HangWatchdog
 from stepscope.gpu.source import DeviceInfo, DeviceSource
 from stepscope.host.environment import environment
@@ -30,7 +29,6 @@ from stepscope.memory.oom.recommendations import Allowed
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus, rank_file
 from stepscope.run.fatal_signal import TRACEBACK_FILE, fatal_signals_recorded
-from stepscope.run.rank_info import RankExit
 from stepscope.run.status import RunOutcome, with_case
 from stepscope.session.command_server import CommandHandler, CommandServer
 from stepscope.session.sampler import Sampler
@@ -177,8 +175,6 @@ class Session:
             except OSError as error:
                 log.warning("stepscope: the traceback was not written: %s", error)
         reason = outcome.reason or ""
-        if RankExit(self._rank, 0.0, 0.0, reason).of_a_peer:
-            self.recorder.describe(waited_in=failed_in(self._rank))
         self.recorder.event(outcome.failure or "error", reason, **data)
 
     @handlers_wait()

@@ -97,23 +97,18 @@ class StoreReader:
             return [
                 SeriesInfo(number, stream, source, self._rows(number))
                 for number, stream, source in found.fetchmany(schema.MAX_SERIES)
-                if self._is_whole("a series", _is_text(stream, 100) and _is_text(source, 100))
+                if _is_text(stream, 100) and _is_text(source, 100)
             ]
 
     def keys(self, series: int) -> tuple[str, ...]:
         """Return every metric of a series in order of appearance."""
         with self._reading():
-            # A frame has all metrics of earlier frames.
             newest = self._connection.execute(
                 "SELECT l.keys FROM frames f JOIN layouts l ON l.id = f.layout "
-                "WHERE f.series = ? AND f.level = 0 ORDER BY f.first DESC",
+                "WHERE f.series = ? AND f.level = 0 ORDER BY f.first DESC LIMIT 1",
                 (series,),
-            )
-            for (keys,) in newest:
-                with suppress(ValueError):
-                    return decode_keys(keys)
-                self._is_whole("a layout", False)
-            return ()
+            ).fetchone()
+            return decode_keys(newest[0]) if newest else ()  # it has those of earlier frames
 
     def read(self, series: int, start: int, stop: int, bucket: int) -> SeriesBlock:
         """Return rows [start, stop) in buckets of `bucket` rows (a power of two), aligned.
@@ -159,17 +154,17 @@ class StoreReader:
                 for row in self._connection.execute(newest, (after, limit)):
                     event = _event(*row)
                     if event is None:
-                        self._is_whole("an event", False)
+                        self._log_omitted("an event")
                         continue
                     left -= len(event.text) + len(row[-1])
                     if left < 0:
-                        self._is_whole("older events", False)
+                        self._log_omitted("older events")
                         break
                     events.append(event)
             except (sqlite3.DataError, sqlite3.OperationalError) as error:
                 if error.sqlite_errorcode not in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_INTERRUPT):
                     raise
-                self._is_whole("older events", False)
+                self._log_omitted("older events")
         return events[::-1]
 
     def stored_slots(self) -> int:
@@ -224,7 +219,7 @@ class StoreReader:
             try:
                 block = decode(data, decode_keys(keys), count, level)
             except ValueError:
-                self._is_whole("rows", False)
+                self._log_omitted("rows")
                 if not (_is_within(ts, MAX_TIME_S) and _is_within(step, MAX_STEP)):
                     continue
                 times, steps, none = np.full(count, ts), np.full(count, step), np.empty((0, count))
@@ -232,14 +227,13 @@ class StoreReader:
             begin = max(start, first)
             yield block.slice(begin - first, stop - first), begin
 
-    def _is_whole(self, what: str, whole: bool) -> bool:
-        """Return `whole`; if False, log once per store that `what` is omitted."""
+    def _log_omitted(self, what: str) -> None:
+        """Log once per store that `what` is omitted."""
         key = self._folder, self._rank, what
-        if not whole and key not in _logged:
+        if key not in _logged:
             _logged.add(key)
             name = f"{self._folder.name}/{schema.store_name(self._rank)}"
             log.warning("%s: %s omitted: damaged or too large", name, what)
-        return whole
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

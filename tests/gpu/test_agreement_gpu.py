@@ -38,6 +38,6 @@ def test_a_job_that_hangs_is_ended_by_force_while_it_hangs(tmp_path: Path) -> No
         until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
         running.ask(CommandName.PAUSE)
         began = time.monotonic()
-        assert "2 ranks have ended" in end_job(read_run(running.folder))
+        assert "2 processes have ended" in end_job(read_run(running.folder))
         assert time.monotonic() - began < 15.0, "it has waited for the sleep to end"
         assert running.statuses() == ["stopped", "stopped"]

@@ -30,7 +30,7 @@ from dashboard.run_index import RunIndex
 from dashboard.run_summary import summarize
 from dashboard.sweeps import Sweeps
 from dashboard.views.run_rows import row
-from stepscope.alerts.crash import MARKER, YOUNG_S, tell_crash
+from stepscope.alerts.crash import tell_crash
 from stepscope.alerts.settings import AlertSettings
 from stepscope.cli import main
 from stepscope.commands.consensus import ConsensusFiles
@@ -326,33 +326,6 @@ def test_nothing_is_written_into_a_folder_of_another_user(
     monkeypatch.undo()
     _store(folder, 5, None)
     assert (folder / FIT_JSON).exists()
-
-
-def test_a_heartbeat_in_the_future_is_no_news(tmp_path: Path) -> None:
-    future, past = time.time() + 10 * YOUNG_S, time.time() - 2 * YOUNG_S
-    folder = crashed(tmp_path / "run", heartbeat=future)
-    for touched in (future, past):
-        os.utime(folder / "run.json", (touched, touched))
-        assert read_run(folder).heartbeat_age_s > YOUNG_S
-    run = read_run(folder)
-    assert tell_crash(run, AlertSettings()) is None
-    assert not (folder / MARKER).exists()
-    near = crashed(tmp_path / "near", heartbeat=time.time() + 5)
-    assert read_run(near).heartbeat_age_s == 0
-
-
-@pytest.mark.parametrize(
-    ("ahead_s", "written", "status"),
-    [(2e9, 1e9, RunStatus.CRASHED), (7200, None, RunStatus.RUNNING)],
-)
-def test_a_host_with_another_clock_lives_by_the_time_of_its_file(
-    tmp_path: Path, ahead_s: float, written: float | None, status: RunStatus
-) -> None:
-    heartbeat = time.time() + ahead_s
-    folder = make_run(tmp_path / "run", status="running", host="far", heartbeat=heartbeat)
-    if written is not None:
-        os.utime(folder / "run.json", (written, written))
-    assert read_run(folder).status is status
 
 
 def test_a_crash_whose_alert_fails_hides_no_other(

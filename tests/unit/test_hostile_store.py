@@ -231,12 +231,6 @@ def test_a_damaged_frame_costs_its_values_alone(
     assert caplog.text.count("omitted") == 1
 
 
-def test_a_damaged_layout_of_the_last_frame_hides_no_metric(folder: Path) -> None:
-    change(folder, "UPDATE frames SET layout = 9 WHERE first = 1024 AND level = 0")
-    with StoreReader(folder) as reader:
-        assert reader.keys(1) == ("a",)
-
-
 @pytest.mark.parametrize(
     ("column", "value"),
     [
