@@ -33,7 +33,7 @@ from stepscope.common.files import atomic_write, read_regular_file
 VOTE_TIMEOUT_S = 5.0  # Votes usually arrive within milliseconds.
 MAX_HOLD_FACTOR = 4.0
 """Longest wait of a training thread for a decision, as a multiple of the vote timeout."""
-MAX_CLOSED = 64  # Closed proposals and taken commands that are kept for slow readers.
+MAX_CLOSED = 64  # Closed proposals that are kept for slow readers.
 
 
 class ProposalState(StrEnum):
@@ -54,14 +54,9 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class RankReport(msgspec.Struct):
-    """State that a rank publishes for rank 0; the keys are command ids.
+    """Votes that a rank publishes for rank 0: first steps at which it can execute each command."""
 
-    `answers` are the votes: the first steps at which the rank can execute a command. `taken` are
-    the steps at which it did.
-    """
-
-    answers: dict[int, int] = {}
-    taken: dict[int, int] = {}
+    answers: dict[int, int] = {}  # by command id
 
 
 class Coordinator:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stepscope.commands.command import Command, CommandName
 from stepscope.commands.consensus import (
-    MAX_CLOSED,
     VOTE_TIMEOUT_S,
     ConsensusFiles,
     Coordinator,
@@ -40,8 +39,7 @@ POLL_S = 0.25
 """Interval of reading while a command is pending, or if changes of a file are not reported."""
 IDLE_S = 3600.0
 NETWORK_VOTE_TIMEOUT_S = 30.0  # A network disk shows a change some seconds later.
-LATE_S = 2.0
-"""Age of a decision from which run.json lists the ranks that have not reached its step."""
+JOIN_S = 2.0
 
 
 class JobCommands(Participant):
@@ -74,11 +72,7 @@ class JobCommands(Participant):
             lambda: recorder.step, lead=lead, flag=recorder.want_boundary, vote_timeout_s=timeout_s
         )
         self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)
-        self._report = RankReport()
         self._written = b""
-        self._decisions: dict[int, tuple[Proposal, float]] = {}
-        """Rank 0's decisions in execution by command id, and when each was made (epoch seconds)."""
-        self._waits: Mapping[str, Any] | None = None
         self.finished: set[int] = set()  # ids of the commands with a result on this rank
         self._stop_proposed = False
         self._came = threading.Event()
@@ -95,17 +89,6 @@ class JobCommands(Participant):
         self._coordinator.submit(command)
         self._wake()
 
-    def take(self) -> list[Command]:
-        """Return the commands due here; the training stays at this boundary until `may_leave`."""
-        due = super().take()
-        if due:
-            step = self.step()
-            # Only the protocol's thread removes entries.
-            for command in due:
-                self._report.taken.setdefault(command.id, step)
-            self._wake()
-        return due
-
     def wait(self, timeout_s: float) -> list[Command]:
         """Return the commands that are due within `timeout_s`."""
         self._came.wait(timeout_s)
@@ -118,7 +101,7 @@ class JobCommands(Participant):
             return
         self._closing = True
         self._wake()
-        self._thread.join(LATE_S)
+        self._thread.join(JOIN_S)
         if self._number:
             return
         self._coordinator.propose(time.monotonic())
@@ -126,7 +109,6 @@ class JobCommands(Participant):
         unserved += [("the ranks agreed", one.command) for one in self._coordinator.open]
         self._coordinator.withdraw("the run has ended")
         self._write_notices()
-        self._recorder.describe(command_waits=None)
         for before, command in unserved:
             if command.id not in self.finished:  # a Stop may act without a boundary
                 text = f"{command.label}: the run ended before {before}"
@@ -144,7 +126,7 @@ class JobCommands(Participant):
                 else:
                     self._coordinate()
                 self._write_report()
-                busy = bool(self._decisions or self._coordinator.open)
+                busy = bool(self._coordinator.open)
             except Exception:  # the protocol would end with this thread
                 if not self._failed:
                     log.exception("stepscope: the ranks may not agree on a command")
@@ -162,7 +144,6 @@ class JobCommands(Participant):
         if coordinator.open and coordinator.decide(now_s, *self._votes()):
             self._publish(*before)
             self._handle(coordinator.proposals)
-        self._follow_decisions()
 
     def _publish(self, proposals: tuple[Proposal, ...], paused_at: int | None) -> None:
         """Write the proposals; if that fails, withdraw those of the given earlier state.
@@ -205,8 +186,6 @@ class JobCommands(Participant):
                 self._announce(proposal.command)
             elif proposal.state is ProposalState.WITHDRAWN:
                 self._withdrawn(proposal)
-            elif self._number == 0:
-                self._decisions[proposal.command.id] = proposal, clock.now()
             self._came.set()
 
     def _announce(self, command: Command) -> None:
@@ -233,42 +212,10 @@ class JobCommands(Participant):
 
     def _write_report(self) -> None:
         """Replace this rank's file if the report has changed."""
-        report = self._report
-        for old in list(report.taken)[:-MAX_CLOSED]:
-            del report.taken[old]
-        report.answers = dict(self.votes)
-        content = msgspec.json.encode(report)
+        content = msgspec.json.encode(RankReport(dict(self.votes)))
         is_new = bool(self._number) and content != self._written
         if is_new and self._try(lambda: self._files.write_report(self._number, content)):
             self._written = content
-
-    def _follow_decisions(self) -> None:
-        """Describe which ranks have not reached the step of a command."""
-        now, waits = clock.now(), None
-        reports = {0: self._report}
-        if self._decisions:
-            reports |= {number: self._files.report(number) for number in range(1, self._ranks)}
-        for id_, (proposal, since) in list(self._decisions.items()):
-            late = [n for n, one in reports.items() if id_ not in one.taken and self._trains(n)]
-            if not late:
-                del self._decisions[id_]
-            elif waits is None and now - since >= LATE_S:
-                ranks = [(self._rank(number), number) for number in late]
-                waits = {
-                    "id": id_,
-                    "name": proposal.command.name.value,
-                    "step": proposal.step,
-                    "since": since,
-                    "ranks": [number if rank is None else rank.rank for rank, number in ranks],
-                }
-        if waits != self._waits:
-            self._recorder.describe(command_waits=waits)
-            self._waits = waits
-
-    def _trains(self, number: int) -> bool:
-        """Return True if a rank still trains, according to its file."""
-        rank = self._rank(number) if number else None
-        return number == 0 or (rank is not None and rank.status.live)
 
     def _write_notices(self) -> bool:
         return self._try(lambda: self._files.write_notices(self._coordinator.proposals))

@@ -193,11 +193,6 @@ class Recorder:
                 self._describe(run_json)
         self._writer.wake()
 
-    def described(self) -> dict[str, Any]:
-        """Return a copy of run.json."""
-        with self._writer.run_json_lock:
-            return dict(self._writer.run_json)
-
     def want_boundary(self) -> None:
         """Force the slow path at the next step boundary. Thread-safe."""
         if self.ring.gate >= 0:

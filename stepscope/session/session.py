@@ -113,7 +113,7 @@ class Session:
 
     def describe_link(self, uuid: str | None) -> None:
         """Record the interconnect of the training GPU, in a distributed job; 30 NVML calls."""
-        size = self.recorder.described().get("world_size")
+        size = self.recorder.run_json.get("world_size")
         if uuid is None or type(size) is not int or size < 2:
             return
         facts = self._source.facts(uuid)
@@ -153,7 +153,7 @@ class Session:
         report = self.oom.failed(error, outcome)
         if report is None:
             return outcome
-        setup = setup_of(self.recorder.described())
+        setup = setup_of(self.recorder.run_json)
         growth = growth_told(self.recorder.folder, self._rank)
         verdict = judge(report.last, setup, growth=growth, allowed=allowed)
         if verdict.case is OomCause.UNKNOWN or (verdict.case is OomCause.HOST and setup.own):

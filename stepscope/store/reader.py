@@ -87,9 +87,6 @@ class StoreReader:
     def __exit__(self, *exc: object) -> None:
         self._connection.close()
 
-    def __repr__(self) -> str:
-        return f"StoreReader({self._folder.name!r}, rank={self._rank})"
-
     def series(self) -> list[SeriesInfo]:
         """Return every series of the run with its row count."""
         with self._reading():
@@ -150,21 +147,16 @@ class StoreReader:
         )
         events, left = list[EventRow](), MAX_EVENTS_LENGTH
         with self._reading():
-            try:
-                for row in self._connection.execute(newest, (after, limit)):
-                    event = _event(*row)
-                    if event is None:
-                        self._log_omitted("an event")
-                        continue
-                    left -= len(event.text) + len(row[-1])
-                    if left < 0:
-                        self._log_omitted("older events")
-                        break
-                    events.append(event)
-            except (sqlite3.DataError, sqlite3.OperationalError) as error:
-                if error.sqlite_errorcode not in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_INTERRUPT):
-                    raise
-                self._log_omitted("older events")
+            for row in self._connection.execute(newest, (after, limit)):
+                event = _event(*row)
+                if event is None:
+                    self._log_omitted("an event")
+                    continue
+                left -= len(event.text) + len(row[-1])
+                if left < 0:
+                    self._log_omitted("older events")
+                    break
+                events.append(event)
         return events[::-1]
 
     def stored_slots(self) -> int:

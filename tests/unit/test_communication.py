@@ -158,9 +158,9 @@ def test_a_job_writes_down_the_link_of_its_gpu(
             FakeSource([Gpu(gpu, facts=facts(gpu, **LINK))]), [], host=False, start=False
         )
         session.describe_link(None)
-        assert "link" not in session.recorder.described()
+        assert "link" not in session.recorder.run_json
         session.describe_link(gpu.uuid)
-        assert session.recorder.described().get("link") == kept
+        assert session.recorder.run_json.get("link") == kept
     finally:
         session.close(RunStatus.FINISHED)
 
