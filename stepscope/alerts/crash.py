@@ -15,7 +15,7 @@ from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.rules import RUN_FAILED, AlertState
 from stepscope.alerts.settings import AlertSettings
 from stepscope.recorder.recovery import recover_ended
-from stepscope.run import RunError, RunInfo, RunStatus, read_only_reason, read_run
+from stepscope.run import RunError, RunInfo, RunStatus, read_only_reason
 from stepscope.run.rank_info import now_of
 from stepscope.store import StoreError, StoreWriter, store_name
 
@@ -60,8 +60,7 @@ def _claim(run: RunInfo) -> bool:
 def _store_event(run: RunInfo, alert: Alert) -> None:
     """Store the event after the last rows that the process had recorded."""
     try:
-        if recover_ended(run):
-            run = read_run(run.folder)  # its ring may hold later steps than its run.json
+        recover_ended(run)
         if os.path.lexists(run.folder / "rank0.ring"):  # an unreadable ring is kept
             return
         epoch = run.run_json.get("epoch")

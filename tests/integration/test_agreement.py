@@ -88,16 +88,6 @@ def test_a_rank_that_is_killed_or_has_ended_holds_nobody_up(tmp_path: Path) -> N
         until(lambda: running.step() > before, "training does not go on")
 
 
-def test_ranks_that_count_differently_can_be_paused_and_resumed(tmp_path: Path) -> None:
-    """Rank 1 needs a collective more to come to the step: it waits for rank 0, which is paused."""
-    with job(tmp_path, 2, "skip", "1") as running:
-        until(lambda: running.step() > 30, "no thirtieth step")
-        running.answer(running.ask(CommandName.PAUSE))
-        running.answer(running.ask(CommandName.RESUME))
-        before = running.step()
-        until(lambda: running.step() > before, "training does not go on")
-
-
 def test_each_further_stop_is_harder_on_every_rank_while_the_job_hangs(tmp_path: Path) -> None:
     with job(tmp_path, 2, "sleep", "1") as running:
         until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import math
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from stepscope.common.files import (
     atomic_replace,
     atomic_write,
     is_network_filesystem,
-    is_own_folder,
     open_for_append,
     open_regular_file,
     read_json,
@@ -83,29 +81,6 @@ def test_a_planted_link_receives_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert victim.read_text() == "keep me"
 
 
-def test_two_threads_replace_a_file_without_mixing(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    first_has_written, second_is_done = threading.Event(), threading.Event()
-
-    def write_slowly() -> None:
-        with atomic_replace(path) as file:
-            file.write(b"a" * 10)
-            file.flush()
-            first_has_written.set()
-            second_is_done.wait(10)
-            file.write(b"a" * 10)
-
-    thread = threading.Thread(target=write_slowly)
-    thread.start()
-    first_has_written.wait(10)
-    atomic_write(path, b"b" * 5)
-    assert path.read_bytes() == b"b" * 5
-    second_is_done.set()
-    thread.join()
-    assert path.read_bytes() == b"a" * 20
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
-
-
 @pytest.mark.parametrize(
     ("content", "value"),
     [
@@ -144,13 +119,6 @@ def test_nothing_is_appended_to_the_target_of_a_link(tmp_path: Path) -> None:
     assert target.read_text() == "keptonetwo"
     os.close(open_for_append(target, truncate=True))
     assert target.read_text() == ""
-
-
-def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_own_folder(tmp_path)
-    assert not is_own_folder(tmp_path / "none")
-    monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    assert not is_own_folder(tmp_path)
 
 
 LOCAL = ("ext4", "ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2fs", "bcachefs", "jfs")

@@ -13,8 +13,6 @@ import pytest
 
 from stepscope.commands.command import Command, CommandName
 from stepscope.commands.consensus import (
-    FOLDER,
-    NOTICES,
     ConsensusFiles,
     Proposal,
     ProposalState,
@@ -105,15 +103,6 @@ def test_many_commands_at_once_are_all_served_in_order(ranks: list[Rank]) -> Non
             served += len(rank.train_until_served()[1])
     for rank in ranks:
         assert rank.recorder.texts == [f"served {number}" for number in range(count)]
-
-
-def test_what_the_disk_refuses_is_withdrawn(ranks: list[Rank], tmp_path: Path) -> None:
-    (tmp_path / FOLDER / NOTICES).mkdir()  # a file cannot take its place
-    ranks[0].commands.offer(COMMAND)
-    assert ranks[0].recorder.over.wait(PATIENCE_S)
-    (text,) = ranks[0].recorder.texts
-    assert text.endswith("the disk refuses the files of the agreement")
-    assert not ranks[0].commands.waiting
 
 
 def test_a_decision_that_the_disk_refuses_is_withdrawn(

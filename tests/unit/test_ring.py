@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,24 +177,3 @@ def test_without_a_file_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.Monk
         assert steps(ring) == [1, 2]
         ring.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_forked_child_writes_no_layout_over_the_parents(ring: RingBuffer, tmp_path: Path) -> None:
-    layout(ring, "train/loss")
-    before = (tmp_path / "rank0.ring").read_bytes()[:HEADER_BYTES]
-    child = copy.copy(ring)  # it shares the map, as after a fork
-    child._lock = None
-    child.leave()
-    assert child.layout(("train/accuracy",), True) is None
-    assert (tmp_path / "rank0.ring").read_bytes()[:HEADER_BYTES] == before
-
-
-def test_without_locks_the_ring_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_locks(_file: int, _operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    ring = RingBuffer(tmp_path / "rank0.ring")
-    assert ring.reason is None
-    fill(ring, 1, 3)
-    assert left_by(ring.path).slots["step"].tolist() == [1, 2]
