@@ -90,9 +90,6 @@ class Recorder:
             self.join_job(rank, ranks, lead=lead)
         _open_recorders.add(self)
 
-    def __repr__(self) -> str:
-        return f"Recorder({str(self.folder)!r}, step={self.step})"
-
     def join_job(self, rank: int, ranks: int, *, lead: int) -> None:
         """Take commands in step with all `ranks`; only before the first step. Raises OSError."""
         self.job = JobCommands(self, rank, ranks, lead=lead, on_command=self._on_command)
@@ -103,13 +100,6 @@ class Recorder:
     def dropped(self) -> int:
         """Rows and events lost to full queues or errors of the writer thread."""
         return self._writer.dropped
-
-    @property
-    def dropped_values(self) -> int:
-        """Rows recorded without all of their values on a GPU."""
-        late = self._rows.late
-        own = late.dropped if late is not None else 0
-        return own + self.also_dropped()
 
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not decrease.
@@ -277,7 +267,9 @@ class Recorder:
             self._writer.put(item)
 
     def _progress(self) -> dict[str, Any]:
-        return {"step": self.step, "epoch": self.epoch, "dropped_values": self.dropped_values}
+        late, dropped = self._rows.late, self.also_dropped()
+        dropped += late.dropped if late is not None else 0
+        return {"step": self.step, "epoch": self.epoch, "dropped_values": dropped}
 
     def _offer(self, command_id: int, name: str, args: str) -> None:
         try:

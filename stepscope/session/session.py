@@ -113,8 +113,7 @@ class Session:
 
     def describe_link(self, uuid: str | None) -> None:
         """Record the interconnect of the training GPU, in a distributed job; 30 NVML calls."""
-        size = self.recorder.run_json.get("world_size")
-        if uuid is None or type(size) is not int or size < 2:
+        if uuid is None or (self.recorder.run_json.get("world_size") or 1) < 2:
             return
         facts = self._source.facts(uuid)
         if facts is not None:
@@ -174,29 +173,28 @@ class Session:
                 atomic_write(self._traceback_file, trace.encode(errors="backslashreplace"))
             except OSError as error:
                 log.warning("stepscope: the traceback was not written: %s", error)
-        reason = outcome.reason or ""
-        self.recorder.event(outcome.failure or "error", reason, **data)
+        self.recorder.event(outcome.failure or "error", outcome.reason or "", **data)
 
     @handlers_wait()
     def close(self, status: RunStatus, reason: str | None = None) -> None:
         """End the run. A second call, or a call in a forked child, does nothing."""
         if os.getpid() == self._pid:
-            recorder = self.recorder
             try:
                 self._at_close.close()
             finally:  # Ctrl-C may come during a join
                 self.hang.close(status)
-                event = self.alerts.ended(recorder.run_json, recorder.step, status, reason)
+                run_json, step = self.recorder.run_json, self.recorder.step
+                event = self.alerts.ended(run_json, step, status, reason)
                 if event is not None:
-                    recorder.event(*event[:2], **event[2])
-                recorder.close(status, reason)
+                    self.recorder.event(*event[:2], **event[2])
+                self.recorder.close(status, reason)
                 self.alerts.close()
 
     def _look(
         self, run_json: Mapping[str, Any], step: int
     ) -> Sequence[tuple[str, str, dict[str, Any]]]:
-        hangs = self.hang.look(run_json, step)  # first, because an alert quotes its text
-        return [*hangs, *self.alerts.look(run_json, step)]
+        # The hang first: an alert quotes its text.
+        return [*self.hang.look(run_json, step), *self.alerts.look(run_json, step)]
 
 
 def listed(gpu: DeviceInfo) -> GpuEntry:

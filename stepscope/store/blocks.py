@@ -207,7 +207,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Event marker."""
+    """Event marker; `ts` in epoch seconds, `data` such as values before and after."""
 
     ts: float
     step: int

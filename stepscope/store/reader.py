@@ -24,6 +24,7 @@ from stepscope.store.blocks import (
     FRAME_ROWS,
     MAX_STEP,
     MAX_TIME_S,
+    Event,
     SeriesBlock,
     decode,
     decode_keys,
@@ -57,16 +58,10 @@ class SeriesInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class EventRow:
-    """Event marker; `ts` in epoch seconds, `data` such as values before and after."""
+class EventRow(Event):
+    """Event marker of a store."""
 
     id: int
-    ts: float
-    step: int
-    epoch: int
-    kind: str
-    text: str
-    data: dict[str, Any]
 
 
 class StoreReader:
@@ -272,7 +267,7 @@ def _event(
         return None
     if not isinstance(parsed, dict) or is_deeper(parsed, MAX_JSON_DEPTH):
         return None
-    return EventRow(number, ts, step, epoch, kind, text, parsed)
+    return EventRow(ts, step, epoch, kind, text, parsed, id=number)
 
 
 def send_command(
