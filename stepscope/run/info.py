@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import is_own_folder
-from stepscope.run.fatal_signal import fatal_signal
-from stepscope.run.folder import RunError, process_of, user_name
+from stepscope.run.fatal_signal import TRACEBACK_FILE, fatal_signal
+from stepscope.run.folder import RunError, process_of, rank_file, user_name
 from stepscope.run.rank_info import (
     UNREADABLE,
     RankMetadata,
@@ -162,4 +162,5 @@ def _crashed(folder: Path, number: int, process: str, gone: str) -> str:
     killed_by = fatal_signal(folder, number)
     if killed_by is None:
         return f"{gone} {GONE}"
-    return f"{process} was killed by a fatal signal ({killed_by}): see traceback.txt. {_KEPT}"
+    file = rank_file(TRACEBACK_FILE, number)
+    return f"{process} was killed by a fatal signal ({killed_by}): see {file}. {_KEPT}"
