@@ -172,9 +172,7 @@ class JobCommands(Participant):
 
     def _silence_text(self, number: int) -> str:
         rank = self._rank(number)
-        if rank is None:
-            return f"rank {number} has not started"
-        return f"rank {rank.rank} has not answered"
+        return f"rank {rank.rank} has not answered" if rank else f"rank {number} has not started"
 
     def _rank(self, number: int) -> RankMetadata | None:
         return find_rank(self._recorder.folder, number)

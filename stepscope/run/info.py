@@ -139,9 +139,7 @@ def _end_of_all(
     folder: Path, ranks: list[RankMetadata], reason: str | None
 ) -> tuple[RunStatus, str | None, RankMetadata]:
     """Return status, reason, and the rank that caused the end, of a run of several ranks."""
-    causes = first_cause(
-        [end for rank in ranks if (end := rank.end())],
-    )
+    causes = first_cause([end for rank in ranks if (end := rank.end())])
     if not causes:
         return ranks[0].status, reason, ranks[0]
     by_number = {rank.number: rank for rank in ranks}
