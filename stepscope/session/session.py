@@ -65,7 +65,6 @@ class Session:
         self.hang = HangWatchdog(self.recorder, rank)
         self.recorder.observe(self.alerts.saw, self._look)
         self.alerts.stuck = lambda: self.hang.text
-        self._traceback_file = folder / rank_file(TRACEBACK_FILE, rank)
         self._code = code
         self._pid = os.getpid()
         self._rank = rank
@@ -166,14 +165,14 @@ class Session:
         self, outcome: RunOutcome, trace: str | None, **memory: Mapping[str, float]
     ) -> None:
         """Record an event for the failure, with memory (bytes), and write the traceback."""
-        data: dict[str, Any] = {**memory}
         if trace is not None:
-            data["traceback"] = trace[-MAX_TRACEBACK_CHARS:]
+            path = self.recorder.folder / rank_file(TRACEBACK_FILE, self._rank)
             try:
-                atomic_write(self._traceback_file, trace.encode(errors="backslashreplace"))
+                atomic_write(path, trace.encode(errors="backslashreplace"))
             except OSError as error:
                 log.warning("stepscope: the traceback was not written: %s", error)
-        self.recorder.event(outcome.failure or "error", outcome.reason or "", **data)
+        shown = {} if trace is None else {"traceback": trace[-MAX_TRACEBACK_CHARS:]}
+        self.recorder.event(outcome.failure or "error", outcome.reason or "", **memory, **shown)
 
     @handlers_wait()
     def close(self, status: RunStatus, reason: str | None = None) -> None:
@@ -183,11 +182,11 @@ class Session:
                 self._at_close.close()
             finally:  # Ctrl-C may come during a join
                 self.hang.close(status)
-                run_json, step = self.recorder.run_json, self.recorder.step
-                event = self.alerts.ended(run_json, step, status, reason)
+                recorder = self.recorder
+                event = self.alerts.ended(recorder.run_json, recorder.step, status, reason)
                 if event is not None:
-                    self.recorder.event(*event[:2], **event[2])
-                self.recorder.close(status, reason)
+                    recorder.event(*event[:2], **event[2])
+                recorder.close(status, reason)
                 self.alerts.close()
 
     def _look(
