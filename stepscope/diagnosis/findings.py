@@ -19,7 +19,7 @@ from stepscope.memory.growth_detector import told_growth
 from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.memory.oom.recommendations import RemedyStep
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
-from stepscope.run.fatal_signal import fatal_signal
+from stepscope.run.folder import fatal_signal
 from stepscope.run.rank_info import rank_numbers, torch_rank
 from stepscope.run.rank_status import RankState, rank_states
 from stepscope.store import EventRow, StoreError, StoreReader, store_name

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import json
+import logging
 import os
 import pwd
 import re
@@ -18,9 +20,12 @@ from typing import Any
 
 import psutil
 
-from stepscope.common.files import atomic_write
+from stepscope.common.files import atomic_write, open_for_append, open_regular_file
+
+log = logging.getLogger(__name__)
 
 RUN_JSON = "run.json"
+TRACEBACK_FILE = "traceback.txt"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -214,3 +219,36 @@ def _writes(pid: int, file: Path) -> bool:
                 if flags & os.O_ACCMODE != os.O_RDONLY:
                     return True
     return False
+
+
+@contextlib.contextmanager
+def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
+    """Write tracebacks of fatal signals into the folder, unless faulthandler is in use."""
+    path = folder / rank_file(TRACEBACK_FILE, rank)
+    try:
+        descriptor = None if faulthandler.is_enabled() else open_for_append(path)
+    except OSError as error:
+        log.warning("stepscope: fatal signals will not be recorded: %s", error)
+        descriptor = None
+    if descriptor is None:
+        yield
+        return
+    faulthandler.enable(descriptor)
+    try:
+        yield
+    finally:
+        faulthandler.disable()
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            if path.lstat().st_size == 0:
+                path.unlink()
+
+
+def fatal_signal(folder: Path, rank: int) -> str | None:
+    """Return "Segmentation fault, see traceback.txt" of a killed rank; None without a signal."""
+    with contextlib.suppress(OSError):
+        path = folder / rank_file(TRACEBACK_FILE, rank)
+        with open(open_regular_file(path), "rb") as file:
+            found = re.match(rb"Fatal Python error: ([A-Za-z -]{1,40})\n", file.readline(100))
+            return None if found is None else f"{found[1].decode()}, see {path.name}"
+    return None

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import is_own_folder
-from stepscope.run.fatal_signal import TRACEBACK_FILE, fatal_signal
-from stepscope.run.folder import RunError, process_of, rank_file, user_name
+from stepscope.run.folder import RunError, fatal_signal, process_of, user_name
 from stepscope.run.rank_info import (
     UNREADABLE,
     RankMetadata,
@@ -160,5 +159,4 @@ def _crashed(folder: Path, number: int, process: str, gone: str) -> str:
     killed_by = fatal_signal(folder, number)
     if killed_by is None:
         return f"{gone} {GONE}"
-    file = rank_file(TRACEBACK_FILE, number)
-    return f"{process} was killed by a fatal signal ({killed_by}): see {file}. {_KEPT}"
+    return f"{process} was killed by a fatal signal ({killed_by}). {_KEPT}"

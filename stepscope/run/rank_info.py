@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
+
 from stepscope.common.files import read_json
 from stepscope.run.folder import own_start, pid_namespace, process_of, rank_json
 from stepscope.run.setting_names import current_settings
@@ -83,8 +85,6 @@ _REQUIRED = ("created", "heartbeat", "status")
 @functools.cache
 def _types() -> Mapping[str, Any]:
     """Return the type of each field of run.json that Stepscope reads."""
-    import msgspec  # noqa: PLC0415 - 10 ms, and a process that records reads no run.json
-
     meta, most = msgspec.Meta, 2**63 - 1
     text = Annotated[str, meta(max_length=_TEXT_LIMIT)]
     count = Annotated[int, meta(ge=-most, le=most)]
@@ -144,8 +144,6 @@ def read_run_json(folder: Path, number: int) -> dict[str, Any]:
 
 def _is_valid(name: str, value: Any) -> bool:
     """Return True if a field may have this value. Raises ValueError for a required field."""
-    import msgspec  # noqa: PLC0415 - see _types
-
     kind = _types().get(name)
     if kind is None or value is None:
         return True

@@ -28,7 +28,7 @@ from stepscope.memory.oom.reader import growth_told
 from stepscope.memory.oom.recommendations import Allowed
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus, rank_file
-from stepscope.run.fatal_signal import TRACEBACK_FILE, fatal_signals_recorded
+from stepscope.run.folder import TRACEBACK_FILE, fatal_signals_recorded
 from stepscope.run.status import RunOutcome, with_case
 from stepscope.session.command_server import CommandHandler, CommandServer
 from stepscope.session.sampler import Sampler

@@ -140,7 +140,7 @@ def test_a_fatal_signal_in_the_servers_thread_is_read_by_the_next_server(
     (folder,) = run_folders(server.runs)
     run = read_run(folder)
     assert run.status is RunStatus.CRASHED
-    assert f"killed by a fatal signal ({words})" in str(run.reason)
+    assert f"killed by a fatal signal ({words}, see traceback.txt)" in str(run.reason)
     trace = (folder / "traceback.txt").read_text()
     assert "trainer/training/loop.py" in trace
     monkeypatch.setenv("STEPSCOPE_RUNS", str(server.runs))

@@ -96,7 +96,7 @@ def test_of_a_rank_that_was_killed_the_fatal_signal_is_named(job: Job, signal: s
         (job.folder / "traceback.txt").write_text(f"Fatal Python error: {signal}\n")
     status, reason, cause = job.read()
     assert (status, cause) == (RunStatus.CRASHED, 0)
-    start = f"Rank 0 was killed by a fatal signal ({signal})" if signal else "Rank 0 is gone"
+    start = f"Rank 0 was killed by a fatal signal ({signal}, see" if signal else "Rank 0 is gone"
     assert str(reason).startswith(start)
 
 
