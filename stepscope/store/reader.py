@@ -274,12 +274,9 @@ def send_command(
     folder: Path, name: str, args: dict[str, Any], command_id: int | None = None
 ) -> int:
     """Submit a command for the run's next step boundary; return its id. Raises StoreError."""
-    path = folder / schema.STORE_NAME
-    if not os.path.isfile(path):
-        raise StoreError(f"{folder.name}: has no store. Start a run first.")
     command_id = command_id or time.time_ns() // 1000  # ids rise with time
     try:
-        with closing(schema.open_writable(path)) as connection:
+        with closing(schema.open_writable(folder / schema.STORE_NAME)) as connection:
             connection.execute(
                 "INSERT INTO commands (id, asked_ts, name, args) VALUES (?, ?, ?, ?)",
                 (command_id, time.time(), name, json.dumps(args)),
@@ -320,8 +317,7 @@ class StreamRows:
                 with StoreReader(self.folder, self._rank) as reader:
                     block = reader.read(series.id, start, min(start + rows, series.rows), 1)
                 if not len(block):
-                    missing = f"no row {start} of {series.rows} in {series.stream}"
-                    text = f"the store is damaged ({missing}). Restore the file from a copy."
+                    text = f"the store is damaged (no row {start}). Restore the file from a copy."
                     raise StoreError(f"{self.folder.name}: {text}")
                 yield series.source, block.with_keys(self.keys if keys is None else keys)
                 start += len(block)
