@@ -182,7 +182,10 @@ class WriterThread:
                 break  # the next slot is claimed and not written yet
             if not self._store_rows(rows, batch):
                 return True
-            self._note_recovery()
+            if self.run_json["problem"]:
+                log.warning("stepscope: the store can be written again")
+                self.run_json["problem"] = None
+                self._fill_ballast()
             if not everything and len(self._queue) < BATCH_LIMIT:
                 break  # each commit costs a millisecond of a core that the training may need
         return False
@@ -289,12 +292,6 @@ class WriterThread:
         if text not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(text)
             log.error("stepscope: %s", text, exc_info=error if traceback else None)
-
-    def _note_recovery(self) -> None:
-        if self.run_json["problem"]:
-            log.warning("stepscope: the store can be written again")
-            self.run_json["problem"] = None
-            self._fill_ballast()
 
     def _beat(self, *, durable: bool) -> None:
         """Write run.json; on a full disk, touch the old file as a heartbeat."""
