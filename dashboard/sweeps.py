@@ -27,7 +27,7 @@ from dashboard.run_files import tail
 from dashboard.sweep_content import SweepContent, SweepStatus, to_content
 from stepscope.common.files import is_own_folder, open_for_append
 from stepscope.run import process_of, user_name
-from stepscope.run.folder import not_signaled, recorder_of, send_signal
+from stepscope.run.folder import not_signaled, recorder_of
 from trainer.lab.folder import (
     LOCK,
     SWEEP_JSON,
@@ -278,10 +278,7 @@ def _end(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) ->
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
-            if isinstance(process, psutil.Process):
-                send_signal(process, number)
-            else:
-                process.send_signal(number)
+            process.send_signal(number)
             process.wait(timeout_s)
         except (psutil.NoSuchProcess, ProcessLookupError):
             return

@@ -134,7 +134,7 @@ class Run:
             if os.path.exists(path) and not self.status.live:
                 # Another reader may be moving the steps; then the next call finds them stored.
                 with contextlib.suppress(RingError, OSError):
-                    remains = stack.enter_context(abandoned(path, look_only=True))
+                    remains = stack.enter_context(abandoned(path))
                     with StoreReader(self.folder, self.rank) as reader:
                         unstored = remains(reader.stored_slots())
                     left = StepBlockBuilder().block(unstored.slots, unstored.layouts)

@@ -51,13 +51,8 @@ the time of integration and browser tests."""
 
 # Without these Chromium looks up its maker's hosts, and a container gives it no sandbox.
 CHROMIUM_ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--no-first-run",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-quic",
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"),
+    *("--disable-component-update", "--disable-sync", "--disable-quic"),
 ]
 
 

@@ -38,8 +38,6 @@ RECENT_ROWS = 24  # searched for the newest value: 2.4 s of samples, more than t
 RATE_S = 1.0  # the rate is averaged over it: a single step may be an epoch's short last batch
 MAX_RATE_ROWS = 512  # read for the rate: two frames of the store
 STALE_S = 3.0  # age of the heartbeat from which the page warns; it is written every second
-ROUND_S = 5  # resolution of a wait in a message: screen readers announce each change
-MAX_NAMED_RANKS = 8
 FOLDED = {
     *("train/amp_scale", "train/amp_skipped"),
     *("perf/tokens_per_sec", "perf/tflops", "perf/mfu"),
@@ -181,9 +179,6 @@ def warnings(run: RunInfo) -> list[str]:
             f"{dropped:,} {were} not recorded: the disk was too slow and the memory buffer is "
             "full, or the store cannot hold them. Training was not delayed."
         )
-    waits = command_wait(run, now_of(run.run_json))
-    if waits is not None:
-        found.append(waits)
     if run.status.live and age_s > STALE_S:
         found.append(
             f"No update for {_duration(age_s)}. The run has not ended, but its folder does not "
@@ -191,26 +186,6 @@ def warnings(run: RunInfo) -> list[str]:
             "stale."
         )
     return found
-
-
-def command_wait(run: RunInfo, now: float) -> str | None:
-    """Return which ranks have not reached the step of a command; None if all have."""
-    waits = run.run_json.get("command_waits")
-    if not run.status.live or not isinstance(waits, dict):
-        return None
-    try:
-        label = str(waits["name"]).replace("_", " ").capitalize()
-        since, step, ranks = float(waits["since"]), int(waits["step"]), list(waits["ranks"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    waited_s = max(ROUND_S, int(now - since) // ROUND_S * ROUND_S)
-    if len(ranks) == run.run_json.get("world_size"):
-        late = "no rank has"
-    else:
-        names = ", ".join(map(str, ranks[:MAX_NAMED_RANKS]))
-        names += ", …" if len(ranks) > MAX_NAMED_RANKS else ""
-        late = f"rank {names} has not" if len(ranks) == 1 else f"ranks {names} have not"
-    return f"{label} is waiting for step {step:,}: {late} arrived after {waited_s:,} s."
 
 
 def _waiting(run: RunInfo) -> str | None:

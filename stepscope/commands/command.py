@@ -150,39 +150,6 @@ def memory_snapshot(name: str, size: int, first: int, last: int) -> str:
     return f"Memory snapshot: {name}, {format_bytes(size)}, all allocations of {steps}"
 
 
-def combined(command: Command, results: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Return the message of a command on all ranks, by their bytes `before` and `after`.
-
-    Returns None on a CPU, and for a command that is not about memory.
-    """
-    if command.name not in _LESS:
-        return None
-    words, key = _LESS[command.name]
-    less = {
-        rank: result["before"].get(key, 0) - result["after"][key]
-        for rank, result in results.items()
-        if key in result.get("after", {})
-    }
-    if len(less) < 2:
-        return None
-    most = max(less, key=lambda rank: less[rank])
-    if less[most] <= 0:
-        return words.format(f"{len(less)} ranks", "nothing")
-    total = format_bytes(sum(max(0, freed) for freed in less.values()))
-    amount = f"{total} in all, rank {most} most with {format_bytes(less[most])}"
-    return words.format(f"{len(less)} ranks", amount)
-
-
-_LESS = {
-    CommandName.EMPTY_CACHE: ("Empty cache: {} gave back {}", "memory/reserved"),
-    CommandName.COLLECT_GARBAGE: ("Collect garbage: {} freed {}", "memory/allocated"),
-    CommandName.RESET_PEAKS: (
-        "Reset peak stats: on {} the peak allocated is lower by {}",
-        "memory/peak_allocated",
-    ),
-}
-
-
 def _change(before: ByteCounts, after: ByteCounts, key: str) -> str:
     return f"{format_bytes(before.get(key, 0))} → {format_bytes(after[key])}"
 

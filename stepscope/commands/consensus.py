@@ -10,7 +10,7 @@ thread at the boundary of its vote has completed all collectives. After the deci
 before the decided step.
 
 If a rank does not vote within `vote_timeout_s`, or has exited, rank 0 *withdraws* the command for
-all. After MAX_HOLD_FACTOR times as long without news of rank 0 a rank continues and refuses a later
+all. After MAX_HOLD_FACTOR times as long without news of rank 0 a rank continues and ignores a later
 decision. Such a decision comes only from a process of rank 0 that was suspended while it decided.
 """
 
@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -33,7 +33,7 @@ from stepscope.common.files import atomic_write, read_regular_file
 VOTE_TIMEOUT_S = 5.0  # Votes usually arrive within milliseconds.
 MAX_HOLD_FACTOR = 4.0
 """Longest wait of a training thread for a decision, as a multiple of the vote timeout."""
-MAX_CLOSED = 64  # Closed proposals and results that are kept for slow readers.
+MAX_CLOSED = 64  # Closed proposals that are kept for slow readers.
 
 
 class ProposalState(StrEnum):
@@ -54,17 +54,9 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class RankReport(msgspec.Struct):
-    """State that a rank publishes for rank 0; the keys are command ids.
+    """Votes that a rank publishes for rank 0: first steps at which it can execute each command."""
 
-    `answers` are the votes: the first steps at which the rank can execute a command. `taken` are
-    the steps at which it did. `results` have `ok`, and bytes `before` and `after` by metric. `stop`
-    is the reason of a requested stop of all ranks.
-    """
-
-    answers: dict[int, int] = {}
-    taken: dict[int, int] = {}
-    results: dict[int, dict[str, Any]] = {}
-    stop: str | None = None
+    answers: dict[int, int] = {}  # by command id
 
 
 class Coordinator:
@@ -174,8 +166,6 @@ class Participant:
         self.lead = lead
         self.votes: dict[int, int] = {}
         """Votes by command id, of the open proposals."""
-        self.late: list[Proposal] = []
-        """Decisions that came after this rank had continued without them."""
         self._waiting: deque[object] = deque()
         self.waiting: Collection[object] = self._waiting
         self._flag = flag
@@ -279,11 +269,9 @@ class Participant:
         id_ = proposal.command.id
         self._closed.add(id_)
         vote = self.votes.pop(id_, None)
-        if proposal.state is ProposalState.DECIDED and proposal.step is not None:
-            if vote is not None:
-                self.decided.append((proposal.step, proposal.command))
-            elif id_ in self._given_up:
-                self.late.append(proposal)
+        # Without a vote, this rank has continued before the decision, and ignores it.
+        if proposal.step is not None and vote is not None:
+            self.decided.append((proposal.step, proposal.command))
         self._set_flag()
 
     def _set_flag(self) -> None:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.commands.command import Command, CommandName, combined
+from stepscope.commands.command import Command, CommandName
 from stepscope.commands.consensus import (
-    MAX_CLOSED,
     VOTE_TIMEOUT_S,
     ConsensusFiles,
     Coordinator,
@@ -29,11 +27,8 @@ from stepscope.commands.consensus import (
 from stepscope.common.clock import clock
 from stepscope.common.files import REPLACED, WakeableSleep, is_network_filesystem
 from stepscope.common.json_values import first_line
-from stepscope.run import RunStatus, process_of
+from stepscope.run import RunStatus
 from stepscope.run.rank_info import RankMetadata, find_rank
-from stepscope.store import StoreError
-from stepscope.store.blocks import CommandResult, Event
-from stepscope.store.reader import send_command
 
 if TYPE_CHECKING:
     from stepscope.recorder.recorder import Recorder
@@ -44,10 +39,7 @@ POLL_S = 0.25
 """Interval of reading while a command is pending, or if changes of a file are not reported."""
 IDLE_S = 3600.0
 NETWORK_VOTE_TIMEOUT_S = 30.0  # A network disk shows a change some seconds later.
-STOP_POLL_S = 2.0  # Interval of reading the other ranks' stop requests over a network disk.
-LATE_S = 2.0
-"""Age of a decision from which run.json lists the ranks that have not reached its step."""
-RESULTS_S = 2.0  # Longest wait of rank 0's event for the results of the other ranks.
+JOIN_S = 2.0
 
 
 class JobCommands(Participant):
@@ -80,15 +72,9 @@ class JobCommands(Participant):
             lambda: recorder.step, lead=lead, flag=recorder.want_boundary, vote_timeout_s=timeout_s
         )
         self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)
-        self._report = RankReport()
         self._written = b""
-        self._decisions: dict[int, tuple[Proposal, float]] = {}
-        """Rank 0's decisions in execution by command id, and when each was made (epoch seconds)."""
-        self._waits: Mapping[str, Any] | None = None
-        self._kept_events: dict[int, tuple[CommandResult, Event]] = {}
-        self._events_lock = threading.RLock()  # a signal handler may come in the middle
-        self._stop_proposed = self._stop_forwarded = False
-        self._next_stop_poll_s = 0.0
+        self.finished: set[int] = set()  # ids of the commands with a result on this rank
+        self._stop_proposed = False
         self._came = threading.Event()
         self._closing = False
         self._failed = False
@@ -103,53 +89,19 @@ class JobCommands(Participant):
         self._coordinator.submit(command)
         self._wake()
 
-    def take(self) -> list[Command]:
-        """Return the commands due here; the training stays at this boundary until `may_leave`."""
-        due = super().take()
-        if due:
-            step = self.step()
-            # Only the protocol's thread removes entries.
-            for command in due:
-                self._report.taken.setdefault(command.id, step)
-            self._wake()
-        return due
-
     def wait(self, timeout_s: float) -> list[Command]:
         """Return the commands that are due within `timeout_s`."""
         self._came.wait(timeout_s)
         self._came.clear()
         return self.take()
 
-    def ended(self, command: Command, ok: bool, ended: CommandResult, event: Event) -> None:
-        """Record the result of a command on this rank.
-
-        Rank 0's event waits for the results of the other ranks, which it includes.
-        """
-        amounts: dict[str, Any] = {
-            key: event.data[key] for key in ("before", "after") if key in event.data
-        }
-        if self._number == 0 and ok and amounts:
-            with self._events_lock:
-                self._kept_events[command.id] = ended, event
-        else:
-            self._recorder.put_ended(ended, event)
-        self._report.results[command.id] = {"ok": ok, **amounts}
-        self._wake()
-
-    def want_stop(self, reason: str) -> None:
-        """Request a stop of all ranks from rank 0. Thread-safe."""
-        self._report.stop = reason
-        self._wake()
-
     def close(self) -> None:
-        """End the protocol, withdraw undecided commands, and record the missing results."""
+        """End the protocol, and withdraw the commands that were not executed."""
         if self._closing:
             return
         self._closing = True
         self._wake()
-        self._thread.join(LATE_S)
-        for id_ in list(self._kept_events):
-            self._release_event(id_, None)
+        self._thread.join(JOIN_S)
         if self._number:
             return
         self._coordinator.propose(time.monotonic())
@@ -157,9 +109,8 @@ class JobCommands(Participant):
         unserved += [("the ranks agreed", one.command) for one in self._coordinator.open]
         self._coordinator.withdraw("the run has ended")
         self._write_notices()
-        self._recorder.describe(command_waits=None)
         for before, command in unserved:
-            if command.id not in self._report.results:  # a Stop may act without a boundary
+            if command.id not in self.finished:  # a Stop may act without a boundary
                 text = f"{command.label}: the run ended before {before}"
                 self._recorder.finish(command, text, ok=False)
 
@@ -175,7 +126,7 @@ class JobCommands(Participant):
                 else:
                     self._coordinate()
                 self._write_report()
-                busy = bool(self._decisions or self._coordinator.open)
+                busy = bool(self._coordinator.open)
             except Exception:  # the protocol would end with this thread
                 if not self._failed:
                     log.exception("stepscope: the ranks may not agree on a command")
@@ -186,7 +137,6 @@ class JobCommands(Participant):
 
     def _coordinate(self) -> None:
         coordinator, now_s = self._coordinator, time.monotonic()
-        self._forward_stop(now_s)
         if coordinator.propose(now_s):
             self._publish(coordinator.proposals, coordinator.paused_at)
         self._handle(coordinator.proposals)
@@ -194,7 +144,6 @@ class JobCommands(Participant):
         if coordinator.open and coordinator.decide(now_s, *self._votes()):
             self._publish(*before)
             self._handle(coordinator.proposals)
-        self._follow_decisions()
 
     def _publish(self, proposals: tuple[Proposal, ...], paused_at: int | None) -> None:
         """Write the proposals; if that fails, withdraw those of the given earlier state.
@@ -205,22 +154,6 @@ class JobCommands(Participant):
             self._coordinator.proposals, self._coordinator.paused_at = proposals, paused_at
             self._coordinator.withdraw("the disk refuses the files of the agreement")
             self._write_notices()
-
-    def _forward_stop(self, now_s: float) -> None:
-        """Send Stop as the page does if another rank requests a stop, once."""
-        if self._stop_forwarded or now_s < self._next_stop_poll_s:
-            return
-        self._next_stop_poll_s = now_s + (0.0 if self._is_notified else STOP_POLL_S)
-        stops = (self._files.report(number).stop for number in range(1, self._ranks))
-        reason = next(filter(None, stops), None)
-        if reason is None:
-            return
-        self._stop_forwarded = True
-        try:
-            if not self._stop_proposed:
-                send_command(self._recorder.folder, CommandName.STOP, {"reason": reason})
-        except StoreError as error:
-            log.warning("stepscope: the ranks could not be asked to stop: %s", error)
 
     def _votes(self) -> tuple[dict[int, dict[int, int]], dict[int, str]]:
         """Return the participating ranks' votes, and the reasons of the ranks that are gone."""
@@ -239,30 +172,19 @@ class JobCommands(Participant):
 
     def _silence_text(self, number: int) -> str:
         rank = self._rank(number)
-        if rank is None:
-            return f"rank {number} has not started"
-        process = process_of(rank.run_json) if rank.age_s > 2 else None
-        stopped = process is not None and process.status() == "stopped"
-        text = f"rank {rank.rank} has not answered"
-        return f"{text} (its process is stopped)" if stopped else text
+        return f"rank {rank.rank} has not answered" if rank else f"rank {number} has not started"
 
     def _rank(self, number: int) -> RankMetadata | None:
         return find_rank(self._recorder.folder, number)
 
     def _handle(self, proposals: Sequence[Proposal]) -> None:
-        """Vote and queue decisions; record new, withdrawn and late commands."""
+        """Vote and queue decisions; record new and withdrawn commands."""
         for proposal in self.update(proposals):
             if proposal.state is ProposalState.PROPOSED:
                 self._announce(proposal.command)
             elif proposal.state is ProposalState.WITHDRAWN:
                 self._withdrawn(proposal)
-            elif self._number == 0:
-                self._decisions[proposal.command.id] = proposal, clock.now()
             self._came.set()
-        for proposal in self.late:
-            text = "not on this rank: rank 0 decided after this rank had moved on"
-            self._recorder.finish(proposal.command, f"{proposal.command.label}: {text}", ok=False)
-        self.late.clear()
 
     def _announce(self, command: Command) -> None:
         """Announce a command; run.json has the time of a Stop, as it may never be executed."""
@@ -288,64 +210,10 @@ class JobCommands(Participant):
 
     def _write_report(self) -> None:
         """Replace this rank's file if the report has changed."""
-        report = self._report
-        for entries in (report.taken, report.results):
-            for old in list(entries)[:-MAX_CLOSED]:
-                del entries[old]
-        report.answers = dict(self.votes)
-        content = msgspec.json.encode(report)
+        content = msgspec.json.encode(RankReport(dict(self.votes)))
         is_new = bool(self._number) and content != self._written
         if is_new and self._try(lambda: self._files.write_report(self._number, content)):
             self._written = content
-
-    def _follow_decisions(self) -> None:
-        """Describe which ranks have not reached the step of a command; record the results.
-
-        Rank 0's event is recorded once all results exist, or RESULTS_S after rank 0's own.
-        """
-        now, waits = clock.now(), None
-        reports = {0: self._report}
-        if self._decisions:
-            reports |= {number: self._files.report(number) for number in range(1, self._ranks)}
-        for id_, (proposal, since) in list(self._decisions.items()):
-            late = [n for n, one in reports.items() if id_ not in one.taken and self._trains(n)]
-            results = {n: one.results[id_] for n, one in reports.items() if id_ in one.results}
-            kept = self._kept_events.get(id_)
-            if kept is not None and (
-                now - kept[0].ts >= RESULTS_S
-                or not any(n not in results and self._trains(n) for n in reports)
-            ):
-                self._release_event(id_, combined(proposal.command, results))
-            if not late and 0 in results and id_ not in self._kept_events:
-                del self._decisions[id_]
-            elif late and waits is None and now - since >= LATE_S:
-                ranks = [(self._rank(number), number) for number in late]
-                waits = {
-                    "id": id_,
-                    "name": proposal.command.name.value,
-                    "step": proposal.step,
-                    "since": since,
-                    "ranks": [number if rank is None else rank.rank for rank, number in ranks],
-                }
-        if waits != self._waits:
-            self._recorder.describe(command_waits=waits)
-            self._waits = waits
-
-    def _release_event(self, id_: int, text: str | None) -> None:
-        with self._events_lock:
-            kept = self._kept_events.pop(id_, None)
-        if kept is None:
-            return
-        ended, event = kept
-        if text is not None:
-            ended = replace(ended, ts=clock.now(), result=text)
-            event = replace(event, text=text, data={**event.data, "rank0": event.text})
-        self._recorder.put_ended(ended, event)
-
-    def _trains(self, number: int) -> bool:
-        """Return True if a rank still trains, according to its file."""
-        rank = self._rank(number) if number else None
-        return number == 0 or (rank is not None and rank.status.live)
 
     def _write_notices(self) -> bool:
         return self._try(lambda: self._files.write_notices(self._coordinator.proposals))

@@ -171,38 +171,21 @@ def try_lock(descriptor: int) -> bool | None:
 
 
 def is_network_filesystem(path: Path) -> bool:
-    """Return True if other hosts may write to the file system of `path`.
+    """Return True if other hosts may write to the file system of `path`, which need not exist.
 
     True for every type but LOCAL_FILE_SYSTEMS; False without a mount table (not Linux).
-    """
-    kind = _file_system_type(path)
-    return kind is not None and kind not in LOCAL_FILE_SYSTEMS
-
-
-def _file_system_type(path: Path) -> str | None:
-    """Return the type of the file system that holds `path`, which need not exist.
-
-    Follows the mounts from the root as the kernel does, so a covered mount is not found, in any
-    order of the table.
     """
     try:
         lines = MOUNTS.read_bytes().splitlines()
     except OSError:
-        return None
-    path, inside = path.resolve(), list[tuple[bytes, bytes, int, str]]()
+        return False
+    path, kind, depth = path.resolve(), "", 0
     for line in lines:
         before, _, after = line.partition(b" - ")
-        number, parent, _, _, point = before.split(b" ")[:5]
-        if path.is_relative_to(where := _unescaped(point)):
-            inside.append((number, parent, len(where.parts), os.fsdecode(after.split(b" ")[0])))
-    numbers, kind = {number for number, *_ in inside}, None
-    # The root's parent is not listed, or is the root itself.
-    above = [mount for mount in inside if mount[1] not in numbers or mount[1] == mount[0]]
-    while above:
-        top = number, _, _, kind = min(above, key=lambda mount: mount[2])
-        inside.remove(top)
-        above = [mount for mount in inside if mount[1] == number]
-    return kind
+        point = _unescaped(before.split(b" ")[4])
+        if path.is_relative_to(point) and len(point.parts) >= depth:  # a later mount is on top
+            kind, depth = os.fsdecode(after.split(b" ")[0]), len(point.parts)
+    return bool(kind) and kind not in LOCAL_FILE_SYSTEMS
 
 
 def _unescaped(point: bytes) -> Path:

@@ -19,9 +19,9 @@ from stepscope.memory.growth_detector import told_growth
 from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.memory.oom.recommendations import RemedyStep
 from stepscope.run import RunInfo, RunKind, RunStatus, run_json_of
-from stepscope.run.fatal_signal import fatal_signal
+from stepscope.run.folder import fatal_signal
 from stepscope.run.rank_info import rank_numbers, torch_rank
-from stepscope.run.rank_status import RankState, absence, rank_states
+from stepscope.run.rank_status import RankState, rank_states
 from stepscope.store import EventRow, StoreError, StoreReader, store_name
 from stepscope.store.reader import EVERY
 
@@ -150,10 +150,11 @@ def absent_ranks(recorded: RunData) -> Iterator[Finding]:
         if not gone and standing.state is not RankState.NEVER_STARTED:
             continue
         kind = "rank-dead" if gone else "rank-missing"
+        where = f" ({standing.host})" if standing.host else ""
         yield Finding(
             kind=kind,
             rank=standing.rank,
-            text=absence([standing]) or standing.text,
+            text=f"Rank {standing.rank}{where}: {standing.text[:1].lower()}{standing.text[1:]}",
             next=_WORDS[kind],
         )
 

@@ -90,9 +90,6 @@ class Recorder:
             self.join_job(rank, ranks, lead=lead)
         _open_recorders.add(self)
 
-    def __repr__(self) -> str:
-        return f"Recorder({str(self.folder)!r}, step={self.step})"
-
     def join_job(self, rank: int, ranks: int, *, lead: int) -> None:
         """Take commands in step with all `ranks`; only before the first step. Raises OSError."""
         self.job = JobCommands(self, rank, ranks, lead=lead, on_command=self._on_command)
@@ -103,13 +100,6 @@ class Recorder:
     def dropped(self) -> int:
         """Rows and events lost to full queues or errors of the writer thread."""
         return self._writer.dropped
-
-    @property
-    def dropped_values(self) -> int:
-        """Rows recorded without all of their values on a GPU."""
-        late = self._rows.late
-        own = late.dropped if late is not None else 0
-        return own + self.also_dropped()
 
     def log(self, step: int, values: Mapping[str, Any], ts: float | None = None) -> None:
         """Record a step's metrics; `step` must not decrease.
@@ -193,11 +183,6 @@ class Recorder:
                 self._describe(run_json)
         self._writer.wake()
 
-    def described(self) -> dict[str, Any]:
-        """Return a copy of run.json."""
-        with self._writer.run_json_lock:
-            return dict(self._writer.run_json)
-
     def want_boundary(self) -> None:
         """Force the slow path at the next step boundary. Thread-safe."""
         if self.ring.gate >= 0:
@@ -206,17 +191,10 @@ class Recorder:
     def finish(self, command: Command, text: str, *, ok: bool = True, **data: Any) -> None:
         """Acknowledge a command and add its event; `data` such as before={...}, after={...}."""
         ended = CommandResult(command.id, "done" if ok else "refused", clock.now(), text)
-        event = self._event(command.name, text, {"ok": ok, "command_id": command.id, **data})
-        if self.job is None:
-            self.put_ended(ended, event)
-        else:
-            self.job.ended(command, ok, ended, event)
-
-    def put_ended(self, ended: CommandResult, event: Event) -> None:
-        """Store the result of a command and its event."""
+        if self.job is not None:
+            self.job.finished.add(command.id)
         self._put(ended)
-        self._put(event)
-        self._writer.wake()
+        self.event(command.name, text, **{"ok": ok, "command_id": command.id, **data})
 
     def observe(self, saw: Saw, look: Look) -> None:
         """Register the observer, which the writer thread calls."""
@@ -263,7 +241,7 @@ class Recorder:
 
     def _open_gate(self) -> None:
         if not self.command_waiting and not self._rows.late:
-            self.ring.gate = self.ring.limit
+            self.ring.gate = self.ring.end
             if self.command_waiting:  # a command has arrived since the check
                 self.ring.gate = -1
 
@@ -289,7 +267,9 @@ class Recorder:
             self._writer.put(item)
 
     def _progress(self) -> dict[str, Any]:
-        return {"step": self.step, "epoch": self.epoch, "dropped_values": self.dropped_values}
+        late, dropped = self._rows.late, self.also_dropped()
+        dropped += late.dropped if late is not None else 0
+        return {"step": self.step, "epoch": self.epoch, "dropped_values": dropped}
 
     def _offer(self, command_id: int, name: str, args: str) -> None:
         try:

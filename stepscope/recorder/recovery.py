@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -10,7 +9,7 @@ import sqlite3
 from collections.abc import Collection
 from pathlib import Path
 
-from stepscope.common.files import atomic_replace, is_own_folder
+from stepscope.common.files import is_own_folder
 from stepscope.metrics import Stream
 from stepscope.recorder.ring import RingError, abandoned
 from stepscope.recorder.rows import StepBlockBuilder
@@ -19,12 +18,11 @@ from stepscope.run import (
     RunInfo,
     RunStatus,
     process_of,
-    rank_json,
     read_only_reason,
     read_run,
     write_run_json,
 )
-from stepscope.run.rank_info import UNREADABLE, find_rank, now_of, numbers_with, read_run_json
+from stepscope.run.rank_info import find_rank, now_of, numbers_with
 from stepscope.store import StoreError, StoreWriter, store_name
 
 log = logging.getLogger(__name__)
@@ -52,16 +50,17 @@ def recover_ended(run: RunInfo) -> int:
 def recover(folder: Path, rank: int = 0) -> int:
     """Move the ring of a dead process into its store and delete it; return the number of rows.
 
-    Rolls back an incomplete transaction. Raises RingError if the process or another reader has the
-    ring open, StoreError or OSError if the ring or the store cannot be written.
+    Rolls back an incomplete transaction. Raises RingError if another reader has the ring open,
+    StoreError or OSError if the ring or the store cannot be written.
     """
     path = folder / f"rank{rank}.ring"
+    if _may_run(folder, rank):  # not every disk has locks
+        return 0
     if not os.path.lexists(path):
-        # A journal is on a network disk, where SQLite may not see the writer's locks.
-        if os.path.lexists(folder / f"{store_name(rank)}-journal") and not _may_run(folder, rank):
+        if os.path.lexists(folder / f"{store_name(rank)}-journal"):
             StoreWriter(folder / store_name(rank), reopen=True).close()  # SQLite does it
         return 0
-    with abandoned(path, alive=lambda: _may_run(folder, rank)) as read_rows:
+    with abandoned(path) as read_rows:
         writer = StoreWriter(folder / store_name(rank), reopen=True)
         try:
             rows = read_rows(writer.stored_slots())
@@ -76,8 +75,6 @@ def recover(folder: Path, rank: int = 0) -> int:
             path.unlink()
         finally:
             writer.close()
-    if len(block):
-        _note_step(folder, rank, int(block.step[-1]))
     return len(block)
 
 
@@ -100,17 +97,3 @@ def _may_run(folder: Path, rank: int) -> bool:
     if info is None or info.status.live or info.run_json.get("host") != socket.gethostname():
         return True
     return process_of(info.run_json) is not None
-
-
-def _note_step(folder: Path, rank: int, step: int) -> None:
-    """Write the last stored step into run.json; keep its mtime, which is a heartbeat."""
-    path = folder / rank_json(rank)
-    try:
-        run_json, times = read_run_json(folder, rank), path.stat()
-        run_json["step"] = max(step, int(run_json.get("step", 0)))
-        with atomic_replace(path) as part:
-            part.write(json.dumps(run_json, indent=1).encode())
-            part.flush()
-            os.utime(part.fileno(), ns=(times.st_atime_ns, times.st_mtime_ns))
-    except UNREADABLE as error:
-        log.warning("%s: could not be completed: %s", path, error)

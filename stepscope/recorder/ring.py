@@ -9,7 +9,6 @@ and, written last, the row's number plus one. A slot with another number is unwr
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import mmap
@@ -32,11 +31,10 @@ SLOTS = 1 << 17
 SLOT_BYTES = 128
 FILE_BYTES = HEADER_BYTES + SLOTS * SLOT_BYTES
 WIDTH = 12  # maximum number of values in a slot; a wider row takes several slots
-CROWDED = SLOTS // 4  # number of pending rows at which the writer is woken
 MARGIN = 64  # slots never filled: up to 64 threads may pass the capacity check concurrently
 HOLE_S = 1.0
 """Age at which a claimed slot counts as lost: its thread was interrupted before writing."""
-SETTLE_S = 0.05  # maximum time of a thread from claiming to writing
+SETTLE_S = 0.05  # usual maximum time of a thread from claiming to writing
 
 SLOT = np.dtype(
     [("layout", "<i8"), ("ts", "<f8"), ("step", "<i8"), ("values", "<f8", WIDTH), ("number", "<i8")]
@@ -69,24 +67,22 @@ class RingBuffer:
     """Ring of one process; `put` is thread-safe, `pending` and `release` are for one thread.
 
     Anonymous memory, with a `reason`, if a file fails or a network file system could block the
-    training. `crowded` is called once when CROWDED rows are pending.
+    training.
     """
 
-    def __init__(self, path: Path, *, crowded: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.reason: str | None = None
         self.dropped = 0  # rows refused because the ring was full
         self.lost = 0  # slots that were claimed and never written
         self.last = -1  # number of the newest row; approximate while several threads write
-        self.end = SLOTS - MARGIN  # first row without a free slot
-        self.gate = self.limit = CROWDED
-        """`put` checks the capacity from row `limit` on. `gate` is `limit`, or -1 while a command,
-        a tensor on a GPU or the end of the run needs the slow path."""
-        self._on_crowded = crowded
+        self.gate = self.end = SLOTS - MARGIN
+        """`end` is the first row without a free slot. `gate` is `end`, or -1 while a command, a
+        tensor on a GPU or the end of the run needs the slow path."""
         self.drained = 0  # rows before this number are in the store
         self._final: int | None = None
         """The exact end after `stop`: `last` may fall in a race of two threads."""
-        self._hole: tuple[int, float] | None = None
+        self._hole_since: float | None = None
         self._layouts: dict[tuple[tuple[str, ...], bool], RowLayout] = {}
         self._layout_lock = threading.Lock()
         self._header_used = len(MAGIC)
@@ -111,46 +107,38 @@ class RingBuffer:
 
     def put(self, layout: RowLayout, ts: float, step: int, values: Iterable[float | None]) -> None:
         """Write one row; a full ring counts it in `dropped` instead."""
-        if self.last >= self.limit and not self._has_room():
+        if self.last >= self.end:
+            self.dropped += 1
             return
         number, slot = self.claim()
         self.last = number
         layout.pack(self.memory, slot, layout.number, ts, step, *values, number + 1)
-
-    def _has_room(self) -> bool:
-        if self.last >= self.end:
-            self.dropped += 1
-            return False
-        self._set_limit(self.end)
-        self._on_crowded()
-        return True
-
-    def _set_limit(self, limit: int) -> None:
-        self.limit = limit
-        if self.gate >= 0:
-            self.gate = limit
 
     def waiting(self) -> int:
         """Return the approximate number of rows pending for the writer."""
         return (self.last + 1 if self._final is None else self._final) - self.drained
 
     def pending(self, *, everything: bool = False) -> PendingRows:
-        """Return a copy of the rows before the first hole; with `everything`, skip holes."""
+        """Return a copy of the rows before the first unwritten slot.
+
+        Skips unwritten slots after HOLE_S, or with `everything` after SETTLE_S.
+        """
         numbers = np.arange(self.drained, self.drained + self.waiting())
         taken = self._slots[numbers % SLOTS]
         written = taken["number"] == numbers + 1
-        if written.all():
-            self._hole = None
-            return PendingRows(taken, self.drained + len(taken), 0)
-        if everything:
+        if everything and not written.all():
             time.sleep(SETTLE_S)
             taken = self._slots[numbers % SLOTS]
             written = taken["number"] == numbers + 1
+        if everything or written.all():
+            self._hole_since = None
             return PendingRows(taken[written], self.drained + len(taken), int((~written).sum()))
-        first = int(np.argmin(written))
-        if first:
-            return PendingRows(taken[:first], self.drained + first, 0)
-        return self._at_hole(taken, written)
+        first, now = int(np.argmin(written)), time.monotonic()
+        if first or self._hole_since is None:
+            self._hole_since = now
+        if now - self._hole_since >= HOLE_S:
+            return self.pending(everything=True)
+        return PendingRows(taken[:first], self.drained + first, 0)
 
     def release(self, pending: PendingRows) -> None:
         """Free the slots of stored rows."""
@@ -158,7 +146,8 @@ class RingBuffer:
         self.lost += pending.lost
         if self._final is None:
             self.end = pending.upto + SLOTS - MARGIN
-            self._set_limit(pending.upto + CROWDED)
+            if self.gate >= 0:
+                self.gate = self.end
 
     def layouts(self) -> list[tuple[tuple[str, ...], bool]]:
         """Return keys and `timed` of every layout by its number."""
@@ -166,13 +155,13 @@ class RingBuffer:
 
     def stop(self) -> None:
         """Accept no more rows; all claimed ones are `pending` now."""
-        self.gate = self.limit = self.end = -1
+        self.gate = self.end = -1
         if self._final is None:
             self._final, _ = self.claim()
 
     def leave(self) -> None:
         """Detach a forked child from the parent's ring and its lock."""
-        self.gate = self.limit = self.end = -1
+        self.gate = self.end = -1
         self._header_used = HEADER_BYTES  # a new layout would be written over the parent's
         if self._lock is not None:
             os.close(self._lock)
@@ -185,16 +174,6 @@ class RingBuffer:
             self._lock = None
             with contextlib.suppress(OSError):
                 self.path.unlink()
-
-    def _at_hole(self, taken: Slots, written: NDArray[np.bool_]) -> PendingRows:
-        """Wait for the first claimed and unwritten slot; skip it after HOLE_S."""
-        now = time.monotonic()
-        if self._hole is None or self._hole[0] != self.drained:
-            self._hole = self.drained, now
-        if now - self._hole[1] < HOLE_S:
-            return PendingRows(taken[:0], self.drained, 0)
-        length = int(np.argmax(written)) or len(taken)
-        return PendingRows(taken[:0], self.drained + length, length)
 
     def _new_layout(self, keys: tuple[str, ...], timed: bool) -> RowLayout | None:
         if not all(type(key) is str for key in keys):
@@ -228,27 +207,16 @@ class OrphanedRows:
 
 
 @contextlib.contextmanager
-def abandoned(
-    path: Path, *, look_only: bool = False, alive: Callable[[], bool] = lambda: False
-) -> Iterator[Callable[[int], OrphanedRows]]:
+def abandoned(path: Path) -> Iterator[Callable[[int], OrphanedRows]]:
     """Yield a function from the number of stored rows to the OrphanedRows of a dead process.
 
-    `alive` returns True if the process runs, for a file system without locks. `look_only` reads a
-    ring without write permission without a lock. Raises RingError if the file is no ring or in use,
-    OSError if it cannot be opened.
+    Without locks in the file system, the caller checks the process. Raises RingError if the file is
+    no ring or in use, OSError if it cannot be opened.
     """
-    try:
-        descriptor = open_regular_file(path, writable=True)  # NFS locks only writable files
-    except OSError as error:
-        if not look_only or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        descriptor, locked = open_regular_file(path), None
-    else:
-        locked = try_lock(descriptor)
-    with open(descriptor, "rb") as file:
-        if os.fstat(descriptor).st_size != FILE_BYTES:
+    with open(open_regular_file(path, writable=True), "rb") as file:  # as NFS requires for locks
+        if os.fstat(file.fileno()).st_size != FILE_BYTES:
             raise RingError(f"{path.name}: not a ring of this version.")
-        if locked is False or (locked is None and alive()):
+        if try_lock(file.fileno()) is False:
             raise RingError(f"{path.name}: in use by another process.")
         yield lambda stored: _unstored_rows(path.name, file.read(FILE_BYTES), stored)
 

@@ -25,12 +25,10 @@ from stepscope.recorder.ring import PendingRows, RingBuffer
 from stepscope.recorder.rows import StepBlockBuilder
 from stepscope.run import HEARTBEAT_S, rank_json, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, store_name
-from stepscope.store.blocks import Event, MetricValues, QueueItem, Sample
+from stepscope.store.blocks import Event, MetricValues, QueueItem, Sample, join
 
 log = logging.getLogger(__name__)
 
-COMMAND_POLL_S = 0.05
-"""Interval of polling for commands without inotify."""
 FLUSH_S = 0.5
 """Interval of commits; half of it without a mapped ring, which loses rows of a killed process."""
 RETRY_S = 2.0  # pause after a failed write
@@ -87,7 +85,7 @@ class WriterThread:
             undo.callback(self._store.close)
             self._sleeper = WakeableSleep(folder)  # touched by `send_command`
             self.wake = self._sleeper.wake
-            self.ring = RingBuffer(folder / f"rank{rank}.ring", crowded=self.wake)
+            self.ring = RingBuffer(folder / f"rank{rank}.ring")
             undo.callback(self.ring.close)
             self._fill_ballast()
             undo.callback((folder / BALLAST).unlink, missing_ok=True)
@@ -156,8 +154,6 @@ class WriterThread:
             timeout_s = min(next_flush, next_beat, next_look) - time.monotonic()
             if self._closing.is_set():
                 timeout_s = 0.0
-            elif not self._sleeper.sees_touches:
-                timeout_s = min(timeout_s, COMMAND_POLL_S)
             woken = self._sleeper.sleep(timeout_s)
             closing = self._closing.is_set()
             self._note_clock()
@@ -184,46 +180,40 @@ class WriterThread:
             batch = list(itertools.islice(self._queue, BATCH_LIMIT))
             if rows.upto == self.ring.drained and not batch:
                 break  # the next slot is claimed and not written yet
-            if not self._store_valid(rows, batch):
+            if not self._store_rows(rows, batch):
                 return True
-            self._note_recovery()
+            if self.run_json["problem"]:
+                log.warning("stepscope: the store can be written again")
+                self.run_json["problem"] = None
+                self._fill_ballast()
             if not everything and len(self._queue) < BATCH_LIMIT:
                 break  # each commit costs a millisecond of a core that the training may need
         return False
 
-    def _store_rows(self, rows: PendingRows, batch: Sequence[QueueItem]) -> None:
-        """Commit rows and items and release them; change nothing on failure."""
+    def _store_rows(self, rows: PendingRows, batch: Sequence[QueueItem]) -> bool:
+        """Commit rows and items and release them; return False to retry later."""
         steps = copy.copy(self._steps)
         steps.broken = []
-        block = steps.block(rows.slots, self.ring.layouts())
-        with self._store.transaction():
-            self._write(block, steps, batch)
-            self._store.store_slots(rows.upto)
-        self._steps = steps
-        self._release(rows, batch)
-        if self.observer is not None:
-            self.observer[0](block, batch)
-
-    def _store_valid(self, rows: PendingRows, batch: Sequence[QueueItem]) -> bool:
-        """Store rows and items except invalid ones; return False to retry later."""
         try:
-            self._store_rows(rows, batch)
-        except Exception as error:  # noqa: BLE001 - the other rows must be stored
+            block = steps.block(rows.slots, self.ring.layouts())
+            with self._store.transaction():
+                self._write(block, steps, batch)
+                self._store.store_slots(rows.upto)
+        except Exception as error:  # noqa: BLE001 - the later rows must be stored
             if _is_temporary(error):
                 self._note_problem(error)
                 return False
-            parts = _halves(rows, batch)
-            if len(parts) > 1:
-                return all(self._store_valid(*part) for part in parts)
-            self._release(rows, batch)
-            self._lost += len(rows.slots) + len(batch)
-            self._log_once("a row could not be stored and is lost", error)
-        return True
-
-    def _release(self, rows: PendingRows, batch: Sequence[QueueItem]) -> None:
+            block, lost = join([]), len(rows.slots) + len(batch)
+            self._lost += lost
+            self._log_once(f"{lost} rows and events could not be stored and are lost", error)
+        else:
+            self._steps = steps
         self.ring.release(rows)
         for _ in batch:
             self._queue.popleft()
+        if self.observer is not None:
+            self.observer[0](block, batch)
+        return True
 
     def _write(
         self, block: SeriesBlock, steps: StepBlockBuilder, batch: Sequence[QueueItem]
@@ -303,12 +293,6 @@ class WriterThread:
             self._logged.add(text)
             log.error("stepscope: %s", text, exc_info=error if traceback else None)
 
-    def _note_recovery(self) -> None:
-        if self.run_json["problem"]:
-            log.warning("stepscope: the store can be written again")
-            self.run_json["problem"] = None
-            self._fill_ballast()
-
     def _beat(self, *, durable: bool) -> None:
         """Write run.json; on a full disk, touch the old file as a heartbeat."""
         with self.run_json_lock:
@@ -346,19 +330,3 @@ def _is_temporary(error: Exception) -> bool:
     return isinstance(error, sqlite3.Error | OSError | MemoryError) and not isinstance(
         error, invalid
     )
-
-
-def _halves(
-    rows: PendingRows, batch: Sequence[QueueItem]
-) -> list[tuple[PendingRows, Sequence[QueueItem]]]:
-    """Split steps from items, then each into halves; return a single row or item unchanged."""
-    behind = PendingRows(rows.slots[:0], rows.upto, 0)  # lost slots count once, with `rows`
-    if len(rows.slots) and batch:
-        return [(rows, ()), (behind, batch)]
-    half = max(len(rows.slots), len(batch)) // 2
-    if half == 0:
-        return [(rows, batch)]
-    if batch:
-        return [(rows, batch[:half]), (behind, batch[half:])]
-    first = PendingRows(rows.slots[:half], int(rows.slots["number"][half - 1]), 0)
-    return [(first, ()), (PendingRows(rows.slots[half:], rows.upto, rows.lost), ())]

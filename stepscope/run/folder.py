@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import json
+import logging
 import os
 import pwd
 import re
 import secrets
-import signal
 import socket
 import stat
 import time
@@ -19,9 +20,12 @@ from typing import Any
 
 import psutil
 
-from stepscope.common.files import atomic_write
+from stepscope.common.files import atomic_write, open_for_append, open_regular_file
+
+log = logging.getLogger(__name__)
 
 RUN_JSON = "run.json"
+TRACEBACK_FILE = "traceback.txt"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -186,21 +190,6 @@ def not_signaled(process: psutil.Process, file: Path) -> str:
     )
 
 
-def send_signal(process: psutil.Process, number: signal.Signals) -> None:
-    """Signal this process, never a later one of its pid. Raises psutil.Error if it has exited."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):  # Linux before 5.3, a Python built for it, or gone
-        process.send_signal(number)
-        return
-    try:
-        if not process.is_running():
-            raise psutil.NoSuchProcess(process.pid)
-        signal.pidfd_send_signal(descriptor, number)
-    finally:
-        os.close(descriptor)
-
-
 def _writes(pid: int, file: Path) -> bool:
     """Return True if a process has this regular file (device, inode) open for writing."""
     try:
@@ -218,3 +207,36 @@ def _writes(pid: int, file: Path) -> bool:
                 if flags & os.O_ACCMODE != os.O_RDONLY:
                     return True
     return False
+
+
+@contextlib.contextmanager
+def fatal_signals_recorded(folder: Path, rank: int) -> Iterator[None]:
+    """Write tracebacks of fatal signals into the folder, unless faulthandler is in use."""
+    path = folder / rank_file(TRACEBACK_FILE, rank)
+    try:
+        descriptor = None if faulthandler.is_enabled() else open_for_append(path)
+    except OSError as error:
+        log.warning("stepscope: fatal signals will not be recorded: %s", error)
+        descriptor = None
+    if descriptor is None:
+        yield
+        return
+    faulthandler.enable(descriptor)
+    try:
+        yield
+    finally:
+        faulthandler.disable()
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            if path.lstat().st_size == 0:
+                path.unlink()
+
+
+def fatal_signal(folder: Path, rank: int) -> str | None:
+    """Return "Segmentation fault, see traceback.txt" of a killed rank; None without a signal."""
+    with contextlib.suppress(OSError):
+        path = folder / rank_file(TRACEBACK_FILE, rank)
+        with open(open_regular_file(path), "rb") as file:
+            found = re.match(rb"Fatal Python error: ([A-Za-z -]{1,40})\n", file.readline(100))
+            return None if found is None else f"{found[1].decode()}, see {path.name}"
+    return None

@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.common.files import is_own_folder, read_json
-from stepscope.common.formatting import format_short_time
-from stepscope.run.fatal_signal import fatal_signal
-from stepscope.run.folder import RunError, process_of, user_name
+from stepscope.common.files import is_own_folder
+from stepscope.run.folder import RunError, fatal_signal, process_of, user_name
 from stepscope.run.rank_info import (
     UNREADABLE,
     RankMetadata,
     first_cause,
-    left_early,
     names,
     other_ranks,
     read_rank_file,
     read_run_json,
     required,
 )
-from stepscope.run.rank_status import absence, absences
-from stepscope.run.status import HEARTBEAT_S, RunStatus
-
-MAX_HANG_BYTES, MAX_HANG_FILES, MAX_HANG_TEXT = 2**20, 64, 500
+from stepscope.run.status import RunStatus
 
 _KEPT = "What was recorded is shown; resume from the last checkpoint."
 GONE = f"gone without a word (killed, or the machine went down). {_KEPT}"
-_OTHER_RUNNER = (
-    "It was a thread of the page's server, which ended with it: with the runner process, only the "
-    "training ends."
-)
-_HUNG = "It hung before:"
-_MISMATCH = (
-    " gloo aborts a rank that receives another size than it expects: one rank may have skipped a "
-    "collective, or called it with another size."
-)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -90,7 +73,7 @@ def read_run(folder: Path) -> RunInfo:
     """Return run metadata and the present status. Raises RunError for a corrupt file.
 
     A run of several ranks is live as long as rank 0, and has the status of the rank that caused its
-    end. Its reason names absent ranks, and the hang before a failure.
+    end.
     """
     try:
         own = read_rank_file(folder, 0)
@@ -102,11 +85,7 @@ def read_run(folder: Path) -> RunInfo:
         raise RunError(f"{folder.name}: {text}") from error
     status, reason, number, rank = own.status, own.run_json.get("reason"), own.number, own.rank
     if status is RunStatus.CRASHED:
-        reason = f"The training process is {GONE}"
-        if (killed_by := fatal_signal(folder, 0)) is not None:
-            in_server = (own.run_json.get("config") or {}).get("runner") == "thread"
-            advice = f" {_OTHER_RUNNER}" if in_server else ""
-            reason = f"The training process was killed by {killed_by}. {_KEPT}{advice}"
+        reason = _crashed(folder, 0, "The training process", "The training process is")
     if (own.run_json.get("world_size") or 1) != 1:
         end = own.run_json.get("job_end")  # written by the launcher of the ranks
         if end is not None and not status.live:
@@ -115,27 +94,7 @@ def read_run(folder: Path) -> RunInfo:
         elif not status.live:
             status, reason, cause = _end_of_all(folder, [own, *other_ranks(folder)], reason)
             number, rank = cause.number, cause.rank
-        hung = hung_in(folder) if status in (RunStatus.FAILED, RunStatus.CRASHED) else None
-        if hung is not None and _HUNG not in str(reason):
-            reason = f"{reason} {_HUNG} {hung[:1].lower()}{hung[1:]}"
-        absent = absence(absences(folder, own, ended=not status.live))
-        reason = " ".join(filter(None, (reason, absent))) or None
     return RunInfo(folder, status, reason, own.age_s, own.run_json, number, rank)
-
-
-def hung_in(folder: Path) -> str | None:
-    """Return the cause of a run's hang by the first rank that hung; None without a hang."""
-    try:
-        files = [name for name in os.listdir(folder) if name.startswith("hang-rank")]
-    except OSError:
-        return None
-    files.sort(key=lambda name: (len(name), name))  # by number
-    for name in files[:MAX_HANG_FILES]:
-        with contextlib.suppress(*UNREADABLE):
-            what = read_json(folder / name, MAX_HANG_BYTES)["named"]["what"]
-            if isinstance(what, str):
-                return what[:MAX_HANG_TEXT]
-    return None
 
 
 def run_json_of(run: RunInfo, number: int) -> dict[str, Any]:
@@ -179,38 +138,25 @@ def _end_of_all(
     folder: Path, ranks: list[RankMetadata], reason: str | None
 ) -> tuple[RunStatus, str | None, RankMetadata]:
     """Return status, reason, and the rank that caused the end, of a run of several ranks."""
-    causes = first_cause([end for rank in ranks if (end := rank.end())], together_s=HEARTBEAT_S)
+    causes = first_cause([end for rank in ranks if (end := rank.end())])
     if not causes:
         return ranks[0].status, reason, ranks[0]
     by_number = {rank.number: rank for rank in ranks}
     first, text = by_number[causes[0].number], causes[0].reason
     if text is None:
-        killed_by = fatal_signal(folder, first.number)
-        gone = sorted(by_number[end.number].rank for end in causes)
-        reason = f"{names(gone, len(ranks))} {GONE}"
-        if killed_by is not None:
-            reason = f"Rank {first.rank} was killed by {killed_by}. {_KEPT}"
-        return RunStatus.CRASHED, f"{reason}{_waited(ranks, killed_by)}", first
+        gone = names(sorted(by_number[end.number].rank for end in causes), len(ranks))
+        reason = _crashed(folder, first.number, f"Rank {first.rank}", gone)
+        return RunStatus.CRASHED, reason, first
     if first.status is RunStatus.STOPPED:
         return RunStatus.STOPPED, text, first
-    left = left_early(causes[0], [end for rank in ranks if (end := rank.finish())])
-    if left is not None:
-        waiting, first = first, by_number[left.number]
-        after = format_short_time(max(0.0, causes[0].earliest - left.earliest))
-        text = (
-            f"returned without an error after step {first.run_json.get('step') or 0:,}, "
-            f"{after} before rank {waiting.rank} failed{waiting.failed_in}: {text}"
-        )
     hosts = {str(rank.run_json.get("host")) for rank in ranks}
     where = f" ({first.run_json.get('host')})" if len(hosts) > 1 else ""
     return RunStatus.FAILED, f"Rank {first.rank}{where}: {text}", first
 
 
-def _waited(ranks: list[RankMetadata], killed_by: str | None) -> str:
-    """Return a sentence on the collective that another rank failed in; "" without one."""
-    rank = next((rank for rank in ranks if rank.failed_in), None)
-    if rank is None:
-        return ""
-    is_nccl = "NCCL" in str(rank.run_json.get("reason")).upper()
-    is_mismatch = (killed_by or "").startswith("SIGABRT") and not is_nccl
-    return f" Rank {rank.rank} failed{rank.failed_in}.{_MISMATCH if is_mismatch else ''}"
+def _crashed(folder: Path, number: int, process: str, gone: str) -> str:
+    """Return the reason of a crash, with the fatal signal of this rank if there was one."""
+    killed_by = fatal_signal(folder, number)
+    if killed_by is None:
+        return f"{gone} {GONE}"
+    return f"{process} was killed by a fatal signal ({killed_by}). {_KEPT}"

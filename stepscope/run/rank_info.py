@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
+
 from stepscope.common.files import read_json
 from stepscope.run.folder import own_start, pid_namespace, process_of, rank_json
 from stepscope.run.setting_names import current_settings
-from stepscope.run.status import FRESH_S, STALE_S, RunKind, RunStatus
+from stepscope.run.status import FRESH_S, HEARTBEAT_S, STALE_S, RunKind, RunStatus
 
 NAMED = 8  # maximum number of ranks in a sentence
 
@@ -27,10 +29,6 @@ _OF_A_PEER = re.compile(
     r"|another rank (?:had )?failed"
 )
 """Messages of gloo, NCCL, TCPStore and Stepscope about another rank that is lost or late."""
-_LOST_PEER = re.compile(
-    r"closed by peer|reset by peer|Broken pipe|pair closure|remote process exited|ncclRemoteError"
-)
-"""The subset that only the exit of another process causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,47 +45,31 @@ class RankExit:
         """True if the rank ended because another rank had ended."""
         return self.reason is not None and _OF_A_PEER.search(self.reason) is not None
 
-    @property
-    def lost_peer(self) -> bool:
-        """True if the rank ended because another rank's process had exited."""
-        return self.reason is not None and _LOST_PEER.search(self.reason) is not None
 
-
-def first_cause(ends: Sequence[RankExit], *, together_s: float) -> list[RankExit]:
+def first_cause(ends: Sequence[RankExit]) -> list[RankExit]:
     """Return the ends that caused the others; empty without ends.
 
-    Connection errors are ignored if a rank has another error; then the earliest end counts. A rank
-    that exited without a reason may precede lost connections by up to STALE_S. All ranks that
-    exited without a reason within `together_s` are returned.
+    Connection errors are ignored if a rank has another error; then the earliest end counts. All
+    ranks that exited without a reason within HEARTBEAT_S are returned.
     """
     spoken = sorted((end for end in ends if end.reason is not None), key=lambda end: end.earliest)
     gone = sorted((end for end in ends if end.reason is None), key=lambda end: end.earliest)
     own = next((end for end in spoken if not end.of_a_peer), None)
     if own is not None and (not gone or own.earliest <= gone[0].latest):
         return [own]
-    margin_s = STALE_S if spoken and spoken[0].lost_peer else 0.0
-    if gone and (not spoken or gone[0].earliest <= spoken[0].earliest + margin_s):
-        return [end for end in gone if end.earliest <= gone[0].earliest + together_s]
+    if gone and (not spoken or gone[0].earliest <= spoken[0].earliest):
+        return [end for end in gone if end.earliest <= gone[0].earliest + HEARTBEAT_S]
     return spoken[:1]
 
 
-def left_early(cause: RankExit, finished: Sequence[RankExit]) -> RankExit | None:
-    """Return the first rank that finished before `cause` lost it; None without such a rank."""
-    if not cause.of_a_peer:
-        return None
-    margin_s = STALE_S if cause.lost_peer else 0.0
-    before = (end for end in finished if end.earliest <= cause.earliest + margin_s)
-    return min(before, key=lambda end: end.earliest, default=None)
-
-
-def names(numbers: Sequence[int], world_size: int = 0, where: str = "") -> str:
+def names(numbers: Sequence[int], world_size: int) -> str:
     """Return these ranks as the subject of a sentence, with its "is" or "are"."""
     if len(numbers) == 1:
-        return f"Rank {numbers[0]}{where} is"
+        return f"Rank {numbers[0]} is"
     if len(numbers) == world_size:
         return f"All {world_size} ranks are"
     listed = ", ".join(str(number) for number in numbers[:NAMED])
-    return f"Ranks {listed}{', …' if len(numbers) > NAMED else ''}{where} are"
+    return f"Ranks {listed}{', …' if len(numbers) > NAMED else ''} are"
 
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
@@ -96,8 +78,6 @@ RANKS_LIMIT = 4096  # maximum number of ranks in a folder
 BYTES_LIMIT = 16 * 2**20
 """Maximum size of a rank's file: about 10 kB, plus the settings of the script."""
 _LAST_S = 4_102_444_800.0  # 2100-01-01 in epoch seconds. Tables end in 2262, `datetime` in 9999.
-_AHEAD_S = 3600.0
-"""Maximum difference of a heartbeat to the present: clocks are set, and differ by time zones."""
 _TEXT_LIMIT = 100_000
 _REQUIRED = ("created", "heartbeat", "status")
 
@@ -105,8 +85,6 @@ _REQUIRED = ("created", "heartbeat", "status")
 @functools.cache
 def _types() -> Mapping[str, Any]:
     """Return the type of each field of run.json that Stepscope reads."""
-    import msgspec  # noqa: PLC0415 - 10 ms, and a process that records reads no run.json
-
     meta, most = msgspec.Meta, 2**63 - 1
     text = Annotated[str, meta(max_length=_TEXT_LIMIT)]
     count = Annotated[int, meta(ge=-most, le=most)]
@@ -114,7 +92,7 @@ def _types() -> Mapping[str, Any]:
     moment_s = Annotated[float, meta(ge=0, lt=_LAST_S)]
     fields = {
         text: "name note reason kind host user device problem pid_namespace folder_of restarted_as "
-        "data flops_reason peak_reason waited_in",
+        "data flops_reason peak_reason",
         count: "pid step epoch epochs total_steps steps_per_epoch first_step rank local_rank "
         "local_world_size dropped dropped_values batch_size parameters device_memory",
         number: "pid_started paused_s flops_per_step peak_flops",
@@ -166,8 +144,6 @@ def read_run_json(folder: Path, number: int) -> dict[str, Any]:
 
 def _is_valid(name: str, value: Any) -> bool:
     """Return True if a field may have this value. Raises ValueError for a required field."""
-    import msgspec  # noqa: PLC0415 - see _types
-
     kind = _types().get(name)
     if kind is None or value is None:
         return True
@@ -233,17 +209,6 @@ class RankMetadata:
             return RankExit(self.number, self.beat, self.beat + STALE_S, None)
         return None
 
-    def finish(self) -> RankExit | None:
-        """Return the end of a rank that finished without an error, or None."""
-        if self.status is not RunStatus.FINISHED or self.end() is not None:
-            return None
-        return self._end_at(self.run_json.get("ended"), None)
-
-    @property
-    def failed_in(self) -> str:
-        """Collective in which the rank failed, as the end of a clause; "" if unknown."""
-        return f" in {name[:200]}" if (name := self.run_json.get("waited_in")) else ""
-
     def _end_at(self, ts: float | None, reason: str | None) -> RankExit:
         when = self.beat if ts is None else ts
         return RankExit(self.number, when, when, reason or "It gives no reason.")
@@ -254,12 +219,8 @@ def read_rank_file(folder: Path, number: int) -> RankMetadata:
     run_json = read_run_json(folder, number)
     # On a full disk the file keeps its content, but the writer still touches it.
     touched = os.stat(folder / rank_json(number)).st_mtime
-    beats, now = [float(required(run_json, "heartbeat")), touched], time.time()
-    # A heartbeat far in the future would never be stale; the disk may have the right time.
-    beat = max([beat for beat in beats if beat < now + _AHEAD_S] or beats)
-    status, age_s = RunStatus(required(run_json, "status")), now - beat
-    if age_s < 0:
-        age_s = 0.0 if age_s > -_AHEAD_S else -age_s
+    beat = max(float(required(run_json, "heartbeat")), touched)
+    status, age_s = RunStatus(required(run_json, "status")), max(0.0, time.time() - beat)
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED
     # Heartbeats and times of files are by the wall clock, all others by the process's clock.

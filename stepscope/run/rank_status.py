@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from stepscope.run.folder import rank_json
-from stepscope.run.rank_info import RankMetadata, find_rank, names, now_of, rank_numbers
-from stepscope.run.status import FRESH_S, RunKind, RunStatus
+from stepscope.run.rank_info import RankMetadata, find_rank, now_of, rank_numbers
+from stepscope.run.status import RunKind, RunStatus
 
 GRACE_S = 30.0  # age of a run up to which a rank without a file counts as starting
 
@@ -66,31 +62,6 @@ def rank_states(folder: Path, *, now: float | None = None) -> list[RankInfo]:
     at = now_of(first.run_json) if now is None else now
     missing = missing_ranks(first, here.keys(), ended=not first.status.live, now=at)
     return [info for _, info in sorted((here | missing).items())]
-
-
-def absences(folder: Path, first: RankMetadata, *, ended: bool) -> list[RankInfo]:
-    """Return the ranks that crashed in a live run, or never started; `first` is rank 0."""
-    beats = _beats(folder)
-    fresh = len(beats) if ended else sum(abs(time.time() - beat) < FRESH_S for beat in beats)
-    if fresh + 1 >= len(_expected(first)) or not os.access(folder, os.R_OK):
-        return []  # complete, deleted, or not readable
-    absent = {RankState.NEVER_STARTED} if ended else {RankState.NEVER_STARTED, RankState.DEAD}
-    return [info for info in rank_states(folder) if info.state in absent]
-
-
-def absence(absent: Sequence[RankInfo]) -> str | None:
-    """Return one sentence per state of absent ranks; None without any."""
-    sentences = []
-    for state, end in (
-        (RankState.DEAD, "gone without a word (killed, or the machine went down)"),
-        (RankState.NEVER_STARTED, "missing: never started, or not watched"),
-    ):
-        ranks = [info for info in absent if info.state is state]
-        hosts = {info.host for info in ranks}
-        where = f" ({ranks[0].host})" if len(hosts) == 1 and ranks[0].host else ""
-        if ranks:
-            sentences.append(f"{names([info.rank for info in ranks], where=where)} {end}.")
-    return " ".join(sentences) or None
 
 
 def _recorded_rank(rank: RankMetadata) -> RankInfo:
@@ -147,12 +118,3 @@ def _expected(first: RankMetadata) -> range:
         if 0 <= local_rank < count <= size and 0 <= start <= size - count:
             return range(start, start + count)
     return range(size) if folder_of == "job" else range(rank, rank + 1)
-
-
-def _beats(folder: Path) -> list[float]:
-    """Return when each rank's file but rank 0's was last touched; 3 µs a rank."""
-    beats = []
-    for number in rank_numbers(folder)[1:]:
-        with contextlib.suppress(OSError):  # deleted, or a broken link
-            beats.append(os.stat(f"{folder}/{rank_json(number)}").st_mtime)
-    return beats

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 import traceback
 from dataclasses import dataclass, replace
@@ -162,8 +161,4 @@ def _was_pinning(error: BaseException) -> bool:
     if "in pin memory thread" in _text_of(error):  # the DataLoader's, with its own traceback
         return True
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames or frames[-1].lineno is None:
-        return False
-    first, last = frames[-1].lineno, frames[-1].end_lineno or frames[-1].lineno
-    call = (linecache.getline(frames[-1].filename, number) for number in range(first, last + 1))
-    return any("pin_memory" in line for line in call)
+    return bool(frames) and "pin_memory" in (frames[-1].line or "")

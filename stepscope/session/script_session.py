@@ -105,7 +105,7 @@ class ScriptSession(Session):
             return 0.0
         if os.getpid() != self._pid:
             return 0.0
-        return self._commands.serve(self._settle)
+        return self._commands.serve(self.recorder.settle)
 
     def train_on(self, cuda_index: int | None) -> None:
         """Record the device of the first step (None: the CPU). Training thread only."""
@@ -155,12 +155,6 @@ class ScriptSession(Session):
                 super().close(status, reason)
             if self._stopper.asked and self._leads_job:
                 keep_stopped(RunInfo(self.recorder.folder, status, reason, 0.0, {}), os.environ)
-
-    def _settle(self) -> None:
-        try:
-            self.recorder.settle()
-        except Exception as error:  # noqa: BLE001 - a lost device raises any exception
-            log.warning("stepscope: pending values could not be read from the GPU: %s", error)
 
 
 def visible_gpus(gpus: Sequence[DeviceInfo], environ: Mapping[str, str]) -> list[DeviceInfo]:

@@ -17,7 +17,6 @@ from stepscope.bottleneck.step_window import setup_of
 from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed.debug_pipe import open_pipe
-from stepscope.distributed.hangs.capture import failed_in
 from stepscope.distributed.hangs.watchdog import HangWatchdog
 from stepscope.gpu.source import DeviceInfo, DeviceSource
 from stepscope.host.environment import environment
@@ -29,8 +28,7 @@ from stepscope.memory.oom.reader import growth_told
 from stepscope.memory.oom.recommendations import Allowed
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus, rank_file
-from stepscope.run.fatal_signal import TRACEBACK_FILE, fatal_signals_recorded
-from stepscope.run.rank_info import RankExit
+from stepscope.run.folder import TRACEBACK_FILE, fatal_signals_recorded
 from stepscope.run.status import RunOutcome, with_case
 from stepscope.session.command_server import CommandHandler, CommandServer
 from stepscope.session.sampler import Sampler
@@ -65,7 +63,6 @@ class Session:
         self.hang = HangWatchdog(self.recorder, rank)
         self.recorder.observe(self.alerts.saw, self._look)
         self.alerts.stuck = lambda: self.hang.text
-        self._traceback_file = folder / rank_file(TRACEBACK_FILE, rank)
         self._code = code
         self._pid = os.getpid()
         self._rank = rank
@@ -144,7 +141,7 @@ class Session:
         report = self.oom.failed(error, outcome)
         if report is None:
             return outcome
-        setup = setup_of(self.recorder.described())
+        setup = setup_of(self.recorder.run_json)
         growth = growth_told(self.recorder.folder, self._rank)
         verdict = judge(report.last, setup, growth=growth, allowed=allowed)
         if verdict.case is OomCause.UNKNOWN or (verdict.case is OomCause.HOST and setup.own):
@@ -158,27 +155,24 @@ class Session:
         self, outcome: RunOutcome, trace: str | None, **memory: Mapping[str, float]
     ) -> None:
         """Record an event for the failure, with memory (bytes), and write the traceback."""
-        data: dict[str, Any] = {**memory}
         if trace is not None:
-            data["traceback"] = trace[-MAX_TRACEBACK_CHARS:]
+            path = self.recorder.folder / rank_file(TRACEBACK_FILE, self._rank)
             try:
-                atomic_write(self._traceback_file, trace.encode(errors="backslashreplace"))
+                atomic_write(path, trace.encode(errors="backslashreplace"))
             except OSError as error:
                 log.warning("stepscope: the traceback was not written: %s", error)
-        reason = outcome.reason or ""
-        if RankExit(self._rank, 0.0, 0.0, reason).of_a_peer:
-            self.recorder.describe(waited_in=failed_in(self._rank))
-        self.recorder.event(outcome.failure or "error", reason, **data)
+        shown = {} if trace is None else {"traceback": trace[-MAX_TRACEBACK_CHARS:]}
+        self.recorder.event(outcome.failure or "error", outcome.reason or "", **memory, **shown)
 
     @handlers_wait()
     def close(self, status: RunStatus, reason: str | None = None) -> None:
         """End the run. A second call, or a call in a forked child, does nothing."""
         if os.getpid() == self._pid:
-            recorder = self.recorder
             try:
                 self._at_close.close()
             finally:  # Ctrl-C may come during a join
                 self.hang.close(status)
+                recorder = self.recorder
                 event = self.alerts.ended(recorder.run_json, recorder.step, status, reason)
                 if event is not None:
                     recorder.event(*event[:2], **event[2])
@@ -188,8 +182,8 @@ class Session:
     def _look(
         self, run_json: Mapping[str, Any], step: int
     ) -> Sequence[tuple[str, str, dict[str, Any]]]:
-        hangs = self.hang.look(run_json, step)  # first, because an alert quotes its text
-        return [*hangs, *self.alerts.look(run_json, step)]
+        # The hang first: an alert quotes its text.
+        return [*self.hang.look(run_json, step), *self.alerts.look(run_json, step)]
 
 
 def listed(gpu: DeviceInfo) -> GpuEntry:

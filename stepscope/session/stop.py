@@ -34,7 +34,7 @@ from stepscope.run import (
     read_only_reason,
     write_run_json,
 )
-from stepscope.run.folder import not_signaled, recorder_of, send_signal
+from stepscope.run.folder import not_signaled, recorder_of
 from stepscope.run.rank_info import (
     BYTES_LIMIT,
     UNREADABLE,
@@ -66,7 +66,7 @@ OTHERS_S = 5.0  # Maximum wait for the other ranks to write their exit.
 
 
 def end_job(run: RunInfo) -> str:
-    """Terminate all ranks on this host; return a message with the result. Takes up to 7 s."""
+    """Terminate all processes of a run on this host; return the result. Takes up to 7 s."""
     ranks = dict(rank_processes(run))
     refused = " ".join(
         not_signaled(process, run.folder / store_name(rank.number))
@@ -74,7 +74,7 @@ def end_job(run: RunInfo) -> str:
         if rank.number not in ranks
     )
     if not ranks:
-        return f"Force stop: {refused or 'no rank of this run is a process of this host and user.'}"
+        return f"Force stop: {refused or 'this run has no process of this host and user.'}"
     # The launcher first: it may restart the ranks.
     launchers = {parent.pid: parent for parent in map(_launcher, ranks.values()) if parent}
     _signal_all([*launchers.values(), *ranks.values()], signal.SIGTERM)
@@ -86,7 +86,7 @@ def end_job(run: RunInfo) -> str:
         _record_stop(run.folder, number, f"Ended by force from the page: {signals}.")
     if stay:
         return f"Force stop: SIGKILL sent; {len(stay)} still blocked in a driver or on a disk."
-    what = "rank has" if len(ranks) == 1 else "ranks have"
+    what = "process has" if len(ranks) == 1 else "processes have"
     return " ".join(filter(None, (f"Force stop: {len(ranks)} {what} ended ({signals}).", refused)))
 
 
@@ -105,7 +105,7 @@ def keep_stopped(run: RunInfo, environ: Mapping[str, str]) -> None:
 def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
-            send_signal(process, number)
+            process.send_signal(number)
 
 
 def rank_processes(run: RunInfo) -> Iterator[tuple[int, psutil.Process]]:
@@ -262,34 +262,18 @@ class StopEscalator:
 
 
 def kill_unheard(run: RunInfo) -> str | None:
-    """Send SIGKILL to a script, or a job's ranks, with a stale heartbeat; return a message.
+    """End a script, or a job's ranks, with a stale heartbeat; return a message. Takes up to 7 s.
 
-    Returns None, and does nothing, unless the process is a script of this host and user that has
-    the store open. A built-in training is never killed: its process may be the server.
+    Returns None, and does nothing, unless the process is a script of this host and user. A built-in
+    training is never ended: its process may be the server.
     """
     run_json = run.run_json
-    silent_s = run.heartbeat_age_s
     is_script = run_json.get("kind") in (RunKind.WATCH, RunKind.INIT)
-    if not (is_script and _is_ours(run)) or run_json["pid"] == os.getpid() or silent_s < STALE_S:
+    if not (is_script and _is_ours(run)) or run_json["pid"] == os.getpid():
         return None
-    if run_json.get("world_size", 1) != 1:
-        return end_job(run)
-    store = run.folder / store_name(0)
-    named, process = process_of(run_json), recorder_of(run_json, store)
-    if process is None:
-        return None if named is None else f"Stop: {not_signaled(named, store)}"
-    try:
-        send_signal(process, signal.SIGKILL)
-    except (psutil.Error, OSError) as error:
-        return f"SIGKILL could not be sent: {error}."
-    until = time.monotonic() + KILL_S
-    while process_of(run_json) is not None:
-        if time.monotonic() > until:
-            return "SIGKILL sent, but the process is blocked in a driver or on a disk."
-        time.sleep(0.01)
-    reason = f"Stopped from the page (SIGKILL): it had not answered for {silent_s:.0f} s."
-    _record_stop(run.folder, 0, reason)
-    return reason
+    if run.heartbeat_age_s < STALE_S or process_of(run_json) is None:
+        return None
+    return end_job(run)
 
 
 def _ignored(number: signal.Signals) -> bool:

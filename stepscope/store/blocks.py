@@ -7,7 +7,6 @@ non-finite values. In an array NaN is a missing value; a recorded NaN has RECORD
 
 from __future__ import annotations
 
-import functools
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -131,8 +130,7 @@ def merge(block: SeriesBlock, starts: NDArray[np.intp]) -> SeriesBlock:
     count = np.add.reduceat(block.count, starts, axis=1)
     odd = np.add.reduceat(block.odd, starts, axis=1)
     some = block.count > 0
-    # A sum of large values may overflow; buckets in a store of version 2 may be infinite.
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):  # a sum of large values may overflow
         total = np.add.reduceat(np.where(some, block.mean, 0.0) * block.count, starts, axis=1)
         mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
         low = np.fmin.reduceat(np.where(some, block.low, np.nan), starts, axis=1)
@@ -185,11 +183,6 @@ def decode_keys(text: object) -> tuple[str, ...]:
     """Return the metrics of a layout. Raises ValueError unless it is a list of names."""
     if not isinstance(text, str) or len(text) > MAX_KEYS_LENGTH:
         raise ValueError("the metrics of a layout must be a list of names")
-    return _parsed_keys(text)
-
-
-@functools.lru_cache(maxsize=64)  # a poll decodes dozens of frames with the same few layouts
-def _parsed_keys(text: str) -> tuple[str, ...]:
     names = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_KEYS)]
     try:  # json: a name may have a lone surrogate, which msgspec refuses
         keys: tuple[str, ...] = msgspec.convert(json.loads(text), names)
@@ -214,7 +207,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Event marker."""
+    """Event marker; `ts` in epoch seconds, `data` such as values before and after."""
 
     ts: float
     step: int

@@ -24,6 +24,7 @@ from stepscope.store.blocks import (
     FRAME_ROWS,
     MAX_STEP,
     MAX_TIME_S,
+    Event,
     SeriesBlock,
     decode,
     decode_keys,
@@ -57,16 +58,10 @@ class SeriesInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class EventRow:
-    """Event marker; `ts` in epoch seconds, `data` such as values before and after."""
+class EventRow(Event):
+    """Event marker of a store."""
 
     id: int
-    ts: float
-    step: int
-    epoch: int
-    kind: str
-    text: str
-    data: dict[str, Any]
 
 
 class StoreReader:
@@ -87,9 +82,6 @@ class StoreReader:
     def __exit__(self, *exc: object) -> None:
         self._connection.close()
 
-    def __repr__(self) -> str:
-        return f"StoreReader({self._folder.name!r}, rank={self._rank})"
-
     def series(self) -> list[SeriesInfo]:
         """Return every series of the run with its row count."""
         with self._reading():
@@ -97,23 +89,18 @@ class StoreReader:
             return [
                 SeriesInfo(number, stream, source, self._rows(number))
                 for number, stream, source in found.fetchmany(schema.MAX_SERIES)
-                if self._is_whole("a series", _is_text(stream, 100) and _is_text(source, 100))
+                if _is_text(stream, 100) and _is_text(source, 100)
             ]
 
     def keys(self, series: int) -> tuple[str, ...]:
         """Return every metric of a series in order of appearance."""
         with self._reading():
-            # A frame has all metrics of earlier frames.
             newest = self._connection.execute(
                 "SELECT l.keys FROM frames f JOIN layouts l ON l.id = f.layout "
-                "WHERE f.series = ? AND f.level = 0 ORDER BY f.first DESC",
+                "WHERE f.series = ? AND f.level = 0 ORDER BY f.first DESC LIMIT 1",
                 (series,),
-            )
-            for (keys,) in newest:
-                with suppress(ValueError):
-                    return decode_keys(keys)
-                self._is_whole("a layout", False)
-            return ()
+            ).fetchone()
+            return decode_keys(newest[0]) if newest else ()  # it has those of earlier frames
 
     def read(self, series: int, start: int, stop: int, bucket: int) -> SeriesBlock:
         """Return rows [start, stop) in buckets of `bucket` rows (a power of two), aligned.
@@ -155,21 +142,16 @@ class StoreReader:
         )
         events, left = list[EventRow](), MAX_EVENTS_LENGTH
         with self._reading():
-            try:
-                for row in self._connection.execute(newest, (after, limit)):
-                    event = _event(*row)
-                    if event is None:
-                        self._is_whole("an event", False)
-                        continue
-                    left -= len(event.text) + len(row[-1])
-                    if left < 0:
-                        self._is_whole("older events", False)
-                        break
-                    events.append(event)
-            except (sqlite3.DataError, sqlite3.OperationalError) as error:
-                if error.sqlite_errorcode not in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_INTERRUPT):
-                    raise
-                self._is_whole("older events", False)
+            for row in self._connection.execute(newest, (after, limit)):
+                event = _event(*row)
+                if event is None:
+                    self._log_omitted("an event")
+                    continue
+                left -= len(event.text) + len(row[-1])
+                if left < 0:
+                    self._log_omitted("older events")
+                    break
+                events.append(event)
         return events[::-1]
 
     def stored_slots(self) -> int:
@@ -224,7 +206,7 @@ class StoreReader:
             try:
                 block = decode(data, decode_keys(keys), count, level)
             except ValueError:
-                self._is_whole("rows", False)
+                self._log_omitted("rows")
                 if not (_is_within(ts, MAX_TIME_S) and _is_within(step, MAX_STEP)):
                     continue
                 times, steps, none = np.full(count, ts), np.full(count, step), np.empty((0, count))
@@ -232,14 +214,13 @@ class StoreReader:
             begin = max(start, first)
             yield block.slice(begin - first, stop - first), begin
 
-    def _is_whole(self, what: str, whole: bool) -> bool:
-        """Return `whole`; if False, log once per store that `what` is omitted."""
+    def _log_omitted(self, what: str) -> None:
+        """Log once per store that `what` is omitted."""
         key = self._folder, self._rank, what
-        if not whole and key not in _logged:
+        if key not in _logged:
             _logged.add(key)
             name = f"{self._folder.name}/{schema.store_name(self._rank)}"
             log.warning("%s: %s omitted: damaged or too large", name, what)
-        return whole
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -286,19 +267,16 @@ def _event(
         return None
     if not isinstance(parsed, dict) or is_deeper(parsed, MAX_JSON_DEPTH):
         return None
-    return EventRow(number, ts, step, epoch, kind, text, parsed)
+    return EventRow(ts, step, epoch, kind, text, parsed, id=number)
 
 
 def send_command(
     folder: Path, name: str, args: dict[str, Any], command_id: int | None = None
 ) -> int:
     """Submit a command for the run's next step boundary; return its id. Raises StoreError."""
-    path = folder / schema.STORE_NAME
-    if not os.path.isfile(path):
-        raise StoreError(f"{folder.name}: has no store. Start a run first.")
     command_id = command_id or time.time_ns() // 1000  # ids rise with time
     try:
-        with closing(schema.open_writable(path)) as connection:
+        with closing(schema.open_writable(folder / schema.STORE_NAME)) as connection:
             connection.execute(
                 "INSERT INTO commands (id, asked_ts, name, args) VALUES (?, ?, ?, ?)",
                 (command_id, time.time(), name, json.dumps(args)),
@@ -339,8 +317,7 @@ class StreamRows:
                 with StoreReader(self.folder, self._rank) as reader:
                     block = reader.read(series.id, start, min(start + rows, series.rows), 1)
                 if not len(block):
-                    missing = f"no row {start} of {series.rows} in {series.stream}"
-                    text = f"the store is damaged ({missing}). Restore the file from a copy."
+                    text = f"the store is damaged (no row {start}). Restore the file from a copy."
                     raise StoreError(f"{self.folder.name}: {text}")
                 yield series.source, block.with_keys(self.keys if keys is None else keys)
                 start += len(block)

@@ -13,8 +13,6 @@ from pathlib import Path
 from stepscope.common.files import is_network_filesystem, open_regular_file
 
 SCHEMA_VERSION = 3
-"""2 added the table `ring`, 3 non-finite values. Older stores can be read."""
-FIRST_WITH_RING = 2
 BUSY_TIMEOUT_S = 5.0
 
 
@@ -50,7 +48,7 @@ INSERT INTO ring VALUES (0);
 """
 
 CREATED = sorted(" ".join(text.split()) for text in TABLES.split(";") if "CREATE" in text)
-"""SQL of every object of a store; version 1 has no table `ring`."""
+"""SQL of every object of a store."""
 
 MAX_VALUE_BYTES = 64 * 2**20
 """Maximum size of a value: a full, inflated frame of 3,000 metrics."""
@@ -73,43 +71,21 @@ def create(path: Path) -> sqlite3.Connection:
     """Create a store file and return the writer's connection. Raises StoreError."""
     try:
         path.open("xb").close()  # only one of two processes can create the file
-    except FileExistsError as error:
-        text = "must be new, got an existing file. Start a new run folder."
-        raise StoreError(f"{path.name}: {text}") from error
-    except OSError as error:
-        raise StoreError(f"{path}: cannot create the store ({error.strerror}).") from error
-    connection = None
-    try:
         connection = _connect(path)
-        connection.execute(NO_WAIT)
-        mode = "DELETE" if is_network_filesystem(path) else "WAL"
-        connection.execute(f"PRAGMA journal_mode = {mode}")
-        # The writer thread makes the checkpoints: automatic checkpoints would slow commits down.
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        # In one transaction: a reader finds all tables or none.
-        connection.executescript(f"BEGIN;{TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
-    except sqlite3.Error as error:
-        if connection is not None:
-            connection.close()
-        path.unlink(missing_ok=True)
+        with _closed_on_error(connection):
+            connection.execute(NO_WAIT)
+            mode = "DELETE" if is_network_filesystem(path) else "WAL"
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+            # The writer thread makes the checkpoints: automatic ones would slow commits down.
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            # In one transaction: a reader finds all tables or none.
+            script = f"BEGIN;{TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
+            connection.executescript(script)
+    except (OSError, sqlite3.Error) as error:
+        if isinstance(error, sqlite3.Error):
+            path.unlink(missing_ok=True)
         text = f"cannot create the store ({error}). Check space and rights."
         raise StoreError(f"{path}: {text}") from error
-    return connection
-
-
-def reopen(path: Path) -> sqlite3.Connection:
-    """Return a writer's connection to the store of an exited process. Raises StoreError."""
-    connection = open_writable(path)
-    try:
-        with _closed_on_error(connection):
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version < FIRST_WITH_RING:
-                text = f"version {version} had no ring: nothing is left to store."
-                raise StoreError(f"{path}: {text}")
-            # Added rows have the newer form. The transaction also deletes a hot journal.
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    except sqlite3.Error as error:
-        raise StoreError(f"{path}: cannot be written ({error}).") from error
     return connection
 
 
@@ -199,17 +175,16 @@ def _check_content(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA_VERSION:
-        text = f"store version {version} is newer than this program's {SCHEMA_VERSION}"
-        raise StoreError(f"{path.parent.name}: {text}. Update Stepscope to open it.")
+    if version != SCHEMA_VERSION:
+        text = f"store version {version}, this program reads version {SCHEMA_VERSION}"
+        raise StoreError(f"{path.parent.name}: {text}. Open it with the Stepscope that wrote it.")
     # SQLite creates the index of a UNIQUE column without SQL text.
     objects = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql NOT NULL")
     names = {" ".join(str(sql).split()): str(name) for name, sql in objects.fetchall()}
-    expected = [sql for sql in CREATED if version >= FIRST_WITH_RING or " ring " not in sql]
-    if sorted(names) != expected:
-        other = ", ".join(name for sql, name in names.items() if sql not in expected)
+    if sorted(names) != CREATED:
+        other = ", ".join(name for sql, name in names.items() if sql not in CREATED)
         raise StoreError(
-            f"{path.parent.name}: not a Stepscope store: its tables are not those of version "
+            f"{path.parent.name}: not a Stepscope store: other tables than those of version "
             f"{version} ({other[:200] or 'some are missing'}). Restore the file from a copy."
         )
     connection.text_factory = lambda text: text.decode(errors="replace")

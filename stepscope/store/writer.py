@@ -55,12 +55,13 @@ class StoreWriter:
         """Create a store, or `reopen` the store of a killed process. Raises StoreError."""
         self._series: dict[tuple[str, str], _Series] = {}
         self._layouts: dict[tuple[str, ...], int] = {}
-        self._statements: list[tuple[str, tuple[Any, ...]]] = []
         self._commits = 0
-        self._connection = schema.reopen(path) if reopen else schema.create(path)
+        self._connection = schema.open_writable(path) if reopen else schema.create(path)
         if reopen:
             try:
                 self._load()
+                # A transaction also deletes a hot journal.
+                self._connection.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
             except (sqlite3.Error, LookupError, ValueError, TypeError, OverflowError) as error:
                 self._connection.close()
                 raise StoreError(f"{path}: damaged, nothing can be added ({error}).") from error
@@ -74,12 +75,9 @@ class StoreWriter:
             for name, old in self._series.items()
         }
         before = series, dict(self._layouts)
-        self._statements.clear()
         try:
-            yield
             self._connection.execute("BEGIN IMMEDIATE")
-            for statement, values in self._statements:
-                self._connection.execute(statement, values)
+            yield
             self._connection.execute("COMMIT")
         except BaseException:
             self._series, self._layouts = before
@@ -102,7 +100,7 @@ class StoreWriter:
         self, ts: float, step: int, epoch: int, kind: str, text: str, data: dict[str, Any]
     ) -> None:
         """Append one event; `data` must be JSON."""
-        self._add(
+        self._connection.execute(
             "INSERT INTO events (ts, step, epoch, kind, text, data) VALUES (?, ?, ?, ?, ?, ?)",
             (ts, step, epoch, kind, text, json.dumps(data)),
         )
@@ -119,7 +117,7 @@ class StoreWriter:
 
     def end_command(self, command_id: int, state: str, ts: float, result: str) -> None:
         """Store the result of a command; `state` is "done" or "refused"."""
-        self._add(
+        self._connection.execute(
             "UPDATE commands SET state = ?, done_ts = ?, result = ? WHERE id = ?",
             (state, ts, result, command_id),
         )
@@ -130,7 +128,7 @@ class StoreWriter:
 
     def store_slots(self, stored: int) -> None:
         """Store the number of ring rows in this store, in the transaction that adds them."""
-        self._add("UPDATE ring SET stored = ?", (stored,))
+        self._connection.execute("UPDATE ring SET stored = ?", (stored,))
 
     def data_version(self) -> int:
         """Return a number that changes after writes of other connections (about 2 µs)."""
@@ -152,26 +150,27 @@ class StoreWriter:
         query = self._connection.execute
         for number, text in query("SELECT id, keys FROM layouts").fetchall():
             self._layouts[decode_keys(text)] = number
-        keys_of = {number: keys for keys, number in self._layouts.items()}
-        last = "FROM frames WHERE series = ? AND level = ? ORDER BY first DESC LIMIT 1"
-        for number, stream, source in query("SELECT id, stream, source FROM series").fetchmany(
-            schema.MAX_SERIES
-        ):
+        found = query("SELECT id, stream, source FROM series").fetchmany(schema.MAX_SERIES)
+        for number, stream, source in found:
             series = self._series[stream, source] = _Series(number)
             for level in range(LEVELS):
-                newest = query(f"SELECT first + rows, layout {last}", (number, level)).fetchone()
-                if newest is None:
+                newest = query(
+                    "SELECT f.first, f.rows, l.keys, f.data FROM frames f JOIN layouts l "
+                    "ON l.id = f.layout WHERE f.series = ? AND f.level = ? "
+                    "ORDER BY f.first DESC LIMIT ?",
+                    (number, level, 2 * FRAME_ROWS // PART_ROWS),
+                ).fetchall()
+                if not newest:
                     break
-                end = int(newest[0])
+                end = int(newest[0][0] + newest[0][1])
                 if level == 0:  # a frame has all metrics of earlier frames
-                    series.keys = keys_of[newest[1]]
+                    series.keys = decode_keys(newest[0][2])
                 first = end - end % FRAME_ROWS
-                rows = query(
-                    "SELECT rows, layout, data FROM frames WHERE series = ? AND level = ? "
-                    "AND first >= ? ORDER BY first LIMIT ?",
-                    (number, level, first, FRAME_ROWS),
+                tail = join(
+                    decode(data, decode_keys(keys), rows, level)
+                    for start, rows, keys, data in reversed(newest)
+                    if start >= first
                 )
-                tail = join(decode(data, keys_of[i], count, level) for count, i, data in rows)
                 if len(tail) != end - first:
                     raise ValueError(f"row {end - 1} of {stream!s:.100} is not the last")
                 series.levels.append(_Level(first, len(tail), tail.with_keys(series.keys)))
@@ -199,7 +198,7 @@ class StoreWriter:
             rows = held.slice(level.part, len(held))
             self._insert(series, number, level.first + level.part, rows)
             return
-        self._add(
+        self._connection.execute(
             "DELETE FROM frames WHERE series = ? AND level = ? AND first >= ?",
             (series.id, number, level.first),
         )
@@ -212,18 +211,17 @@ class StoreWriter:
         end = float(rows.ts[-1]), float(rows.step[-1])
         values = series.id, number, first, len(rows), self._layout(rows.keys), *end
         statement = "INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-        self._add(statement, (*values, encode(rows, number)))
+        self._connection.execute(statement, (*values, encode(rows, number)))
 
     def _add_series(self, stream: str, source: str) -> _Series:
         series = self._series[stream, source] = _Series(len(self._series) + 1)
-        self._add("INSERT INTO series VALUES (?, ?, ?)", (series.id, stream, source))
+        self._connection.execute("INSERT INTO series VALUES (?, ?, ?)", (series.id, stream, source))
         return series
 
     def _layout(self, keys: tuple[str, ...]) -> int:
         if keys not in self._layouts:
             self._layouts[keys] = len(self._layouts) + 1
-            self._add("INSERT INTO layouts VALUES (?, ?)", (self._layouts[keys], json.dumps(keys)))
+            self._connection.execute(
+                "INSERT INTO layouts VALUES (?, ?)", (self._layouts[keys], json.dumps(keys))
+            )
         return self._layouts[keys]
-
-    def _add(self, statement: str, values: tuple[Any, ...]) -> None:
-        self._statements.append((statement, values))

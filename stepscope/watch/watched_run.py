@@ -198,7 +198,7 @@ def _give_away(run: WatchedRun, fn: Callable[..., Any], count: int) -> SpawnedRa
     """Stop recording this process, whose folder rank the first new process takes."""
     assert run.session is not None
     recorder = run.session.recorder
-    described, folder = recorder.described(), recorder.folder
+    described, folder = recorder.run_json, recorder.folder
     run.given_away = True
     run.session.close(RunStatus.PENDING)  # until the first new process has started
     parents_log = folder / "output.log"

@@ -50,7 +50,7 @@ def test_rows_events_and_status_reach_the_folder(tmp_path: Path) -> None:
 
 
 def test_commands_wake_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FLUSH_S", "HEARTBEAT_S", "COMMAND_POLL_S"):
+    for name in ("FLUSH_S", "HEARTBEAT_S"):
         monkeypatch.setattr(writer_thread, name, 60.0)
     recorder = Recorder(tmp_path, name="test")
     assert recorder.commands.take() == []

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +17,12 @@ import pytest
 
 from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.recovery import recover, recover_ended
-from stepscope.recorder.ring import RingBuffer, RingError
-from stepscope.run import RunStatus, read_run, write_run_json
+from stepscope.recorder.ring import RingBuffer
+from stepscope.run import RunStatus, read_run
 from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
 from tests.support.killed_runs import killed_run
-from tests.support.run_values import block_of, metric, steps_and_losses
+from tests.support.run_folders import make_run
+from tests.support.run_values import block_of, steps_and_losses
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +36,6 @@ def test_kill_9_loses_no_step(tmp_path: Path) -> None:
     assert numbers[-1] >= last
     assert numbers == list(range(1, len(numbers) + 1)), "none lost, none twice"
     assert losses == [number / 2 for number in numbers]
-    assert read_run(tmp_path).run_json["step"] == len(numbers)
     assert not (tmp_path / "rank0.ring").exists()
     assert recover_ended(read_run(tmp_path)) == 0
     with StoreReader(tmp_path) as reader:  # its rollups are those of its rows
@@ -94,32 +91,8 @@ def test_kill_9_loses_half_a_second_at_most_on_a_shared_disk(tmp_path: Path, lin
     assert times[-1] - times[len(numbers) - 1] <= 0.5 + delay_s
 
 
-def test_recovery_of_a_killed_rank_is_no_heartbeat(tmp_path: Path) -> None:
-    """Its peer has lost the connection a moment later: the first failure stays the first."""
-    now = time.time()
-    (tmp_path / "victim").mkdir()
-    killed_run(tmp_path / "victim", lines=20)
-    told = json.loads((tmp_path / "victim" / "run.json").read_text())
-    for path in (tmp_path / "victim").glob("rank0.*"):
-        path.rename(tmp_path / path.name.replace("rank0", "rank1"))
-    killed = told | {"rank": 1, "world_size": 2, "heartbeat": now - 60.0}
-    write_run_json(tmp_path, killed, "rank1.json")
-    os.utime(tmp_path / "rank1.json", (now - 60.0,) * 2)
-    reason = "RuntimeError: Connection reset by peer"
-    ended = {"status": "failed", "reason": reason, "ended": now - 40.0, "heartbeat": now - 40.0}
-    write_run_json(tmp_path, told | ended | {"rank": 0, "world_size": 2})
-    before = read_run(tmp_path)
-    assert before.cause_rank == 1
-    assert recover_ended(before) > 0
-    after = read_run(tmp_path)
-    assert (after.reason, after.cause_rank) == (before.reason, 1)
-    assert json.loads((tmp_path / "rank1.json").read_text())["step"] >= 1000
-
-
 def test_a_broken_loss_in_the_last_rows_becomes_its_event(tmp_path: Path) -> None:
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    (folder / "run.json").write_text("{}")
+    folder = make_run(tmp_path / "killed", pid=2**22 + 1)
     StoreWriter(folder / STORE_NAME).close()
     ring = RingBuffer(tmp_path / "rank0.ring")
     layout = ring.layout(("train/loss",), True)
@@ -133,41 +106,21 @@ def test_a_broken_loss_in_the_last_rows_becomes_its_event(tmp_path: Path) -> Non
         (event,) = reader.events()
     assert (event.kind, event.step, event.ts) == ("nan", 5, 5.0)
     assert "nan" in event.text
-    assert json.loads((folder / "run.json").read_text()) == {"step": 10}
 
 
 def test_live_and_damaged_rings_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(tmp_path, name="test")
     recorder.set_status(RunStatus.RUNNING)
     recorder.log(1, {"train/loss": 1.0})
-    with pytest.raises(RingError, match="in use"):
-        recover(tmp_path)
-    assert recover_ended(read_run(tmp_path)) == 0
+    assert recover(tmp_path) == recover_ended(read_run(tmp_path)) == 0
     recorder.close(RunStatus.FINISHED)
     assert steps_and_losses(tmp_path) == ([1.0], [1.0])
-    (tmp_path / "rank0.ring").write_bytes(b"not a ring")
+    killed = make_run(tmp_path / "killed", pid=2**22 + 1)
+    (killed / "rank0.ring").write_bytes(b"not a ring")
     for _ in range(3):
-        assert recover_ended(read_run(tmp_path)) == 0
+        assert recover_ended(read_run(killed)) == 0
     assert caplog.text.count("could not be stored") == 1
-    assert (tmp_path / "rank0.ring").exists()
-
-
-def test_rows_of_many_threads_all_arrive(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, name="test")
-
-    def work(number: int) -> None:
-        for row in range(2000):
-            recorder.log(row, {f"thread/{number}": float(row)})
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    recorder.close(RunStatus.FINISHED)
-    assert recorder.dropped == 0
-    for number in range(4):
-        assert metric(tmp_path, f"thread/{number}").tolist() == list(range(2000))
+    assert (killed / "rank0.ring").exists()
 
 
 FORKING = """
@@ -273,17 +226,14 @@ def test_values_that_no_store_accepts_cost_nothing_else(tmp_path: Path) -> None:
     config["nested"] = recorder  # later changes are ignored
     recorder.log(1, {"train/loss": 1.0, 7: 2.0, "caf\u00e9 \udcff": 3.0})  # type: ignore[dict-item]
     recorder.event("saved", "file \udcff", loss=np.float32(1), broken=float("nan"), kind="mine")
-    recorder.epoch = 2**70  # refused by SQLite
-    recorder.event("mark", "of a far epoch")
     for step in range(2, 50):
         recorder.log(step, {"train/loss": 1.0})
-    recorder.epoch = 0
     recorder.close(RunStatus.FINISHED)
     run = read_run(tmp_path)
     assert run.status is RunStatus.FINISHED
     assert run.run_json["config"]["out"] == str(tmp_path)
     assert steps_and_losses(tmp_path)[0] == [float(step) for step in range(1, 50)]
-    assert recorder.dropped == 1
+    assert recorder.dropped == 0
     with StoreReader(tmp_path) as reader:
         data = {event.text: event.data for event in reader.events()}
     assert data["file ?"] == {"loss": "1.0", "broken": "NaN", "kind": "mine"}

@@ -114,24 +114,6 @@ stepscope.init()
     assert found == {"jupyter": "My model", "unknown": "notebook", "vs code": "Third"}
 
 
-def test_amounts_of_a_step_are_kept_apart_until_one_is_logged(tmp_path: Path) -> None:
-    code = """
-import stepscope
-rec = stepscope.init("mine")
-for i in range(5):
-    rec.step(loss=1.0, tokens=512.0)
-rec.log(tokens=8)
-rec.step(loss=1.0, tokens=512.0)
-rec.step(loss=1.0, tokens=None)
-"""
-    done = script(tmp_path, code)
-    assert "must be a number" not in done.stderr
-    times, given = values(tmp_path, "perf/step_time"), [512] * 4 + [520]
-    rates = [number / time for number, time in zip(given, times, strict=False)]
-    assert values(tmp_path, "perf/tokens_per_sec") == rates
-    assert len(times) == 6
-
-
 def test_batches_measure_wait_and_samples(tmp_path: Path) -> None:
     code = """
 import numpy, stepscope
@@ -237,25 +219,6 @@ for i in range(100):
     metrics = stepscope.open(only_run(tmp_path).folder).metrics
     changed = [key for key in metrics if "xxx" in key or "half" in key]
     assert (len(changed), max(map(len, changed))) == (2, 500), "each is one metric"
-
-
-def test_under_watch_it_joins_the_run_and_does_not_end_it(tmp_path: Path) -> None:
-    code = """
-import stepscope
-with stepscope.init("other name") as rec:
-    rec.step(mine=1.0)
-    rec.close()
-rec.step(mine=2.0)
-"""
-    path = tmp_path / "mine.py"
-    path.write_text(code)
-    watch = f"from stepscope.watch.main import main; main([{str(path)!r}])"
-    script(tmp_path / "runs", watch)
-    run = only_run(tmp_path / "runs")
-    assert (run.run_json["kind"], run.run_json["name"]) == (RunKind.WATCH, "mine")
-    assert values(tmp_path / "runs", "train/mine") == [1.0, 2.0]
-    assert run.run_json["step"] == 2, "without an optimizer the script's own steps count"
-    assert run.run_json["status"] == "finished"
 
 
 def test_the_buttons_act_at_the_steps_of_a_script(tmp_path: Path) -> None:

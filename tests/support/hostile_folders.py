@@ -78,36 +78,15 @@ def record(folder: Path) -> None:
     recorder.close(RunStatus.FINISHED)
 
 
+_RUN_FILES = """
+run.json rank1.json rank0.sqlite rank0.sqlite-wal rank0.sqlite-shm rank0.sqlite-journal
+rank1.sqlite rank0.ring output.log output.rank1.log worker.log traceback.txt oom.json fit.json
+hang-rank0.json hang-rank1.json profile-step-5-6.summary.json profile-step-5-6.json.gz
+snapshot-step-5.pickle snapshot-step-5.summary.json.gz last.pt agreement/notices.json
+agreement/answers/rank0.json ballast
+"""
 FILES = (
-    *(
-        f"{RUN}/{name}"
-        for name in (
-            "run.json",
-            "rank1.json",
-            "rank0.sqlite",
-            "rank0.sqlite-wal",
-            "rank0.sqlite-shm",
-            "rank0.sqlite-journal",
-            "rank1.sqlite",
-            "rank0.ring",
-            "output.log",
-            "output.rank1.log",
-            "worker.log",
-            "traceback.txt",
-            "oom.json",
-            "fit.json",
-            "hang-rank0.json",
-            "hang-rank1.json",
-            "profile-step-5-6.summary.json",
-            "profile-step-5-6.json.gz",
-            "snapshot-step-5.pickle",
-            "snapshot-step-5.summary.json.gz",
-            "last.pt",
-            "agreement/notices.json",
-            "agreement/answers/rank0.json",
-            "ballast",
-        )
-    ),
+    *(f"{RUN}/{name}" for name in _RUN_FILES.split()),
     *(f"lab/{SWEEP}/{name}" for name in ("sweep.json", "plan.json", "samples.jsonl", "lock")),
     f"collectives/{COLLECTIVES}.json",
 )
@@ -116,24 +95,9 @@ STORES = (f"{RUN}/rank0.sqlite", f"{RUN}/rank1.sqlite")
 JSON_FILES = tuple(name for name in FILES if name.endswith(".json") and "summary" not in name)
 
 VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    1e308,
-    -1e308,
-    float("nan"),
-    float("inf"),
-    10**400,
-    2**63,
-    "",
-    "x" * 100_000,
-    "\x1b[31m\n\x00\ud800",
-    "../../canary",
-    [],
-    {},
-    [[]] * 10_000,
-    {"a": {"b": []}},
+    *(None, True, -1, 0, 1e308, -1e308, float("nan"), float("inf"), 10**400, 2**63),
+    *("", "x" * 100_000, "\x1b[31m\n\x00\ud800", "../../canary"),
+    *([], {}, [[]] * 10_000, {"a": {"b": []}}),
 )
 SCHEMAS = (
     "DROP TABLE frames; CREATE VIEW frames AS WITH RECURSIVE n(x) AS "
@@ -309,19 +273,9 @@ def _frame_bomb(path: Path, _canary: Path, _number: int) -> None:
 
 
 KINDS: dict[str, Callable[[Path, Path, int], None]] = {
-    "fifo": _fifo,
-    "link": _link,
-    "folder": _folder,
-    "bytes": _bytes,
-    "cut": _cut,
-    "sparse": _sparse,
-    "bomb": _bomb,
-    "deep": _deep,
-    "large": _large,
-    "value": _value,
-    "mode": _mode,
-    "owner": _owner,
-    "temporary_links": _temporary_links,
-    "schema": _schema,
-    "frame_bomb": _frame_bomb,
+    change.__name__.removeprefix("_"): change
+    for change in (
+        *(_fifo, _link, _folder, _bytes, _cut, _sparse, _bomb, _deep, _large, _value, _mode),
+        *(_owner, _temporary_links, _schema, _frame_bomb),
+    )
 }

@@ -58,11 +58,6 @@ class Job:
         assert found is not None
         return int(found.run_json["pid"])
 
-    def waits(self) -> dict[str, Any] | None:
-        """What number 0 says that a command waits for."""
-        found = find_rank(self.folder, 0)
-        return None if found is None else found.run_json.get("command_waits")
-
     def statuses(self) -> list[str]:
         found = [find_rank(self.folder, rank) for rank in range(self.ranks)]
         return [rank.status.value for rank in found if rank is not None]

@@ -128,7 +128,8 @@ def attack(root: Path, client: TestClient, out: TextIO) -> None:
         print(json.dumps({"begin": name}), file=out, flush=True)
         cpu, wall, problem = time.process_time(), time.monotonic(), None
         try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(out_err()):
+            text = io.StringIO()
+            with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
                 operate()
         except REFUSALS as error:
             problem = None if str(error) else "an error without a sentence"
@@ -146,11 +147,6 @@ def attack(root: Path, client: TestClient, out: TextIO) -> None:
         print(json.dumps(told), file=out, flush=True)
     services.get().close()
     print(json.dumps({"done": str(root)}), file=out, flush=True)
-
-
-def out_err() -> io.StringIO:
-    """Return a stream for what a command prints of errors."""
-    return io.StringIO()
 
 
 def serve(intact: Path, uid: int | None) -> None:

@@ -1,4 +1,4 @@
-"""pytest plugin: ends a run that hangs, and fails one in which an unexpected test skips."""
+"""pytest plugin: ends a test that hangs, and fails a run in which an unexpected test skips."""
 
 from __future__ import annotations
 
@@ -6,28 +6,17 @@ import faulthandler
 import fnmatch
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-STALLED_EXIT_CODE = 70
 _ERRORS = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("suite")
-    group.addoption(
-        "--stall-limit",
-        type=float,
-        default=700.0,  # the longest timeout of a test is 600
-        metavar="S",
-        help="end the run when for S seconds no test has begun or ended (0: never)",
-    )
     group.addoption(
         "--hang-grace",
         type=float,
@@ -48,9 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_ERRORS] = os.dup(sys.__stderr__.fileno())  # pytest does not capture this one
     if hasattr(config, "workerinput"):  # a worker: its controller does all of this
         return
-    limit = config.getoption("--stall-limit")
-    if limit > 0:
-        config.pluginmanager.register(Watchdog(limit, config.stash[_ERRORS]), "stepscope-watchdog")
     if config.getoption("--allowed-skips") is not None:
         config.pluginmanager.register(Skips(config.getoption("--allowed-skips")), "stepscope-skips")
 
@@ -68,100 +54,6 @@ def pytest_timeout_cancel_timer() -> Iterator[None]:
     """Let the process live on after its test has ended."""
     faulthandler.cancel_dump_traceback_later()
     return (yield)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return a scheduler for `--dist loadfile` under which a crashing test runs once."""
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 (a run may do without xdist)
-
-    class Files(LoadFileScheduling):  # type: ignore[misc]
-        def remove_node(self, node: Any) -> str | None:
-            """Return the test during which a worker died; its file goes on with the next one.
-
-            pytest-xdist 3.8 gives that test to the next worker, which dies of it as well.
-            """
-            files = self.assigned_work.get(node, {}).values()
-            crashed = next(
-                ((file, test) for file in files for test, done in file.items() if not done), None
-            )
-            if crashed is None:
-                return super().remove_node(node)  # type: ignore[no-any-return]
-            file, test = crashed
-            file[test] = True
-            super().remove_node(node)
-            return str(test)
-
-    return Files(config, log)
-
-
-class Watchdog:
-    """End the run, and all its processes, when no test begins or ends for `limit` seconds.
-
-    pytest-timeout ends a test that can be interrupted, and faulthandler a process that cannot. This
-    ends what is left: workers of pytest-xdist that wait for each other.
-    """
-
-    def __init__(self, limit: float, errors: int) -> None:
-        self._limit = limit
-        self._errors = errors
-        self._running: dict[str, float] = {}
-        self._latest: float | None = None  # until the first test begins
-        self._over = threading.Event()
-
-    def pytest_sessionstart(self) -> None:
-        threading.Thread(target=self._watch, name="watchdog of the suite", daemon=True).start()
-
-    def pytest_sessionfinish(self) -> None:
-        self._over.set()
-
-    def pytest_enter_pdb(self) -> None:
-        self._over.set()  # somebody sits there, who may think for long
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._latest = self._running[nodeid] = time.monotonic()
-
-    def pytest_runtest_logreport(self) -> None:
-        self._latest = time.monotonic()
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._running.pop(nodeid, None)
-        self._latest = time.monotonic()
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_handlecrashitem(self, crashitem: str) -> None:
-        self._running.pop(crashitem, None)
-
-    def _watch(self) -> None:
-        while not self._over.wait(min(1.0, self._limit / 4)):
-            if self._latest is not None and time.monotonic() - self._latest > self._limit:
-                self._end(time.monotonic() - self._latest)
-
-    def _end(self, stood: float) -> None:
-        now = time.monotonic()
-        lines = [f"no test has begun or ended for {stood:.0f} s; running:"]
-        lines += [
-            f"  {nodeid} (for {now - begun:.0f} s)" for nodeid, begun in self._running.items()
-        ]
-        processes = psutil.Process().children(recursive=True)
-        lines += ["processes:", *map(_line, processes)]
-        os.write(self._errors, ("\n" + "\n".join(lines) + "\n").encode(errors="replace"))
-        faulthandler.dump_traceback(self._errors)
-        for process in processes:
-            try:
-                process.kill()
-            except psutil.Error:
-                continue  # it is gone
-        os._exit(STALLED_EXIT_CODE)
-
-
-def _line(process: psutil.Process) -> str:
-    try:
-        return f"  {process.pid} {process.status()} {' '.join(process.cmdline())[:200]}"
-    except psutil.Error:
-        return f"  {process.pid} gone"
 
 
 class Skips:

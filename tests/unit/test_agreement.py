@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from stepscope.commands.command import Command, CommandName
 from stepscope.commands.consensus import (
-    MAX_CLOSED,
     MAX_HOLD_FACTOR,
     VOTE_TIMEOUT_S,
     Coordinator,
@@ -270,31 +269,8 @@ def test_a_training_that_is_held_goes_on_without_number_0_and_refuses_a_late_dec
     assert member.may_leave()
     assert not member.waiting
     member.update([Proposal(command(1), ProposalState.DECIDED, 4)])
-    assert [late.command.id for late in member.late] == [1]
     assert member.take() == []
     assert member.may_leave()
-
-
-def test_put_back_commands_come_first_at_the_next_boundary() -> None:
-    member = Participant(lambda: 7, lead=1)
-    member.put_back([command(1), command(2)])
-    assert member.waiting
-    assert [one.id for one in member.take()] == [1, 2]
-    assert member.may_leave()
-    assert not member.waiting
-
-
-def test_old_notices_are_forgotten_by_all() -> None:
-    leader, member = Coordinator(), Participant(lambda: 7, lead=1)
-    for number in range(3 * MAX_CLOSED):
-        leader.submit(command(number))
-        leader.propose(0.0)
-        member.update(leader.proposals)
-        leader.decide(0.0, {0: dict(member.votes)}, {})
-        member.update(leader.proposals)
-    assert len(leader.proposals) == MAX_CLOSED
-    assert len(member._closed) == MAX_CLOSED
-    assert [one.id for one in Participant(lambda: 7, lead=1).take()] == []
 
 
 def test_only_the_first_boundary_of_a_step_is_the_same_place_on_all_ranks() -> None:

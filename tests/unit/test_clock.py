@@ -10,9 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stepscope.common.clock import Clock, clock
-from stepscope.distributed import collective_metrics
-from stepscope.distributed.collective_metrics import CollectiveMetrics
+from stepscope.common.clock import Clock
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, process_of, read_run, write_run_json
 from stepscope.run.folder import folder_name
@@ -112,17 +110,6 @@ def test_the_heartbeat_of_another_host_is_by_its_wall_clock(
     assert rank.status == status
     assert rank.age_s == pytest.approx(age_s, abs=5.0)
     assert rank.beat == pytest.approx(beat - set_by_s, abs=0.01)
-
-
-def test_collectives_stay_due(monkeypatch: pytest.MonkeyPatch, set_clock: SetClock) -> None:
-    monkeypatch.setattr(collective_metrics, "rank_and_size", lambda: (0, 2))
-    monkeypatch.setattr(collective_metrics, "dumps", dict)
-    metrics = CollectiveMetrics()
-    metrics.read()
-    assert not metrics.is_due()
-    set_clock(-HOUR_S)
-    monkeypatch.setattr(clock, "offset", clock.offset + collective_metrics.MOST_S)
-    assert metrics.is_due()
 
 
 def test_folder_names_are_utc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.commands import command as results
 from stepscope.commands.command import parse_args
 from stepscope.recorder.recorder import CommandName, Recorder
 from stepscope.run import RunStatus
@@ -22,7 +21,6 @@ from stepscope.session.sampler import Sampler
 from tests.support.fake_recorder import FakeRecorder, command
 from trainer.config import RunConfig
 from trainer.training.accelerator import CpuAccelerator
-from trainer.training.checkpoint import read_checkpoint
 from trainer.training.loop import RunStoppedError, TrainerCommands
 from trainer.training.state import TrainState
 
@@ -108,12 +106,6 @@ def test_memory_commands_record_the_bytes(bench: Bench) -> None:
         assert data["before"][key] > 0 < data["after"][key]
 
 
-def test_a_saved_checkpoint_can_be_read(bench: Bench, tmp_path: Path) -> None:
-    bench.serve(CommandName.SAVE_CHECKPOINT)
-    assert bench.recorder.events[0][2]["path"] == "step-12.pt"
-    assert read_checkpoint(tmp_path / "step-12.pt")["position"]["step"] == 12
-
-
 def test_a_checkpoint_that_the_disk_refuses_does_not_end_the_run(bench: Bench) -> None:
     bench.recorder.folder = bench.recorder.folder / "missing"
     bench.serve(CommandName.SAVE_CHECKPOINT)
@@ -139,21 +131,13 @@ def test_a_command_that_fails_is_refused_and_training_goes_on(
     assert bench.recorder.events == [("empty_cache", refused, {"ok": False})]
 
 
-def test_a_command_that_only_others_answer_is_refused(bench: Bench) -> None:
-    recorder = cast("Recorder", bench.recorder)
-    server = CommandServer(recorder, Sampler(recorder, allocator_index=None), {})
-    assert CommandName.SAVE_CHECKPOINT not in server.supported_commands()
-    bench.recorder.asked = [command(CommandName.SAVE_CHECKPOINT)]
-    server.serve(bench.flush)
-    refused = "Save checkpoint: this run does not answer it"
-    assert bench.recorder.events == [("save_checkpoint", refused, {"ok": False})]
-
-
 def test_a_run_without_training_answers_marks_alone(bench: Bench) -> None:
     recorder = cast("Recorder", bench.recorder)
     sampler = Sampler(recorder, allocator_index=None)
     server = CommandServer(recorder, sampler, {}, training=False)
     assert server.supported_commands() == [CommandName.MARK]
+    trains = CommandServer(recorder, sampler, {}).supported_commands()
+    assert CommandName.SAVE_CHECKPOINT not in trains
     bench.recorder.while_paused = [command(CommandName.MARK, text="here")]
     server.wait(0.1)
     bench.recorder.while_paused = [command(CommandName.PAUSE)]
@@ -198,20 +182,6 @@ class History:
         Path(path).write_bytes(b"history")
 
 
-def test_a_snapshot_covers_one_whole_step(bench: Bench, history: History) -> None:
-    bench.recorder.step = 12
-    bench.serve(CommandName.MEMORY_SNAPSHOT)
-    bench.train(12)  # a boundary without a step, as in validation
-    assert history.calls == [("record", "all", 100_000)]
-    bench.train(13)
-    assert history.calls == [("record", "all", 100_000), "dump", ("record", None, None)]
-    [(kind, text, data)] = bench.recorder.events
-    assert kind == "memory_snapshot"
-    assert text == "Memory snapshot: snapshot-step-13.pickle, 7 B, all allocations of step 13"
-    assert (data["path"], data["bytes"]) == ("snapshot-step-13.pickle", 7)
-    assert bench.commands.serve(bench.flush) == 0.0
-
-
 def test_a_snapshot_that_cannot_be_written_whole_leaves_no_file(
     bench: Bench, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,15 +199,21 @@ def test_a_snapshot_that_cannot_be_written_whole_leaves_no_file(
     assert data["ok"] is False
 
 
-def test_a_snapshot_covers_as_many_steps_as_were_asked_for(bench: Bench, history: History) -> None:
-    bench.recorder.asked = [command(CommandName.MEMORY_SNAPSHOT, steps=3)]
-    bench.train(12, 13, 14)
+@pytest.mark.parametrize(("steps", "words"), [(1, "step 13"), (3, "steps 13 to 15")])
+def test_a_snapshot_covers_the_requested_whole_steps(
+    bench: Bench, history: History, steps: int, words: str
+) -> None:
+    bench.recorder.asked = [command(CommandName.MEMORY_SNAPSHOT, steps=steps)]
+    bench.train(12, *range(12, 12 + steps))  # one boundary without a step, as in validation
     assert history.calls == [("record", "all", 100_000)]
-    bench.train(15)
-    assert history.calls[1] == "dump"
-    [(_, text, data)] = bench.recorder.events
-    assert text.endswith("all allocations of steps 13 to 15")
-    assert (data["first"], data["last"]) == (13, 15)
+    bench.train(12 + steps)
+    assert history.calls == [("record", "all", 100_000), "dump", ("record", None, None)]
+    [(kind, text, data)] = bench.recorder.events
+    name = f"snapshot-step-{12 + steps}.pickle"
+    assert text == f"Memory snapshot: {name}, 7 B, all allocations of {words}"
+    assert (kind, data["path"], data["bytes"]) == ("memory_snapshot", name, 7)
+    assert (data["first"], data["last"]) == (13, 12 + steps)
+    assert bench.commands.serve(bench.flush) == 0.0
 
 
 @pytest.mark.parametrize("steps", [0, 51, True, "5", 2.0, None])
@@ -269,27 +245,6 @@ def test_a_run_that_ends_within_the_step_keeps_what_there_is(
     assert history.calls[1:] == ["dump", ("record", None, None)]
     [(_, text, _)] = bench.recorder.events
     assert text.endswith("step 1, which did not finish")
-
-
-def test_empty_cache_says_what_stays() -> None:
-    before = {"memory/reserved": 2.1 * 2**30, "memory/allocated": 0.5 * 2**30}
-    after = {"memory/reserved": 0.75 * 2**30, "memory/allocated": 0.5 * 2**30}
-    assert results.empty_cache(before, after) == (
-        "Empty cache: reserved 2.10 GiB → 768 MiB; 768 MiB remain: 512 MiB in "
-        "tensors and library workspaces, 256 MiB free parts of blocks in use "
-        "(fragmentation)"
-    )
-    nothing = {"memory/reserved": 0, "memory/allocated": 0}
-    assert results.empty_cache(before, nothing).endswith("→ 0 B; nothing left")
-    assert "no CUDA cache" in results.empty_cache({"process/rss": 1}, {"process/rss": 1})
-
-
-def test_reset_peaks_names_its_window() -> None:
-    before = {"memory/peak_allocated": 2**31, "memory/peak_reserved": 2**32}
-    after = {"memory/peak_allocated": 2**30, "memory/peak_reserved": 2**31}
-    text = results.reset_peaks(before, after)
-    assert "peak allocated 2.00 GiB → 1.00 GiB" in text
-    assert "peak reserved 4.00 GiB → 2.00 GiB" in text
 
 
 def test_half_a_surrogate_pair_in_arguments_is_replaced() -> None:

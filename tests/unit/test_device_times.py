@@ -178,12 +178,3 @@ def test_a_row_without_a_copy_frees_its_pairs(
     assert steps.rows == [(1, {})]
     steps.batch()
     assert len(device.events) == 4
-
-
-def test_pairs_are_limited_and_a_freed_pair_is_used_again(device: Device) -> None:
-    pairs = CudaEventTimerPool(device.event, limit=1)
-    pair = pairs.begin()
-    assert pair is not None
-    assert pairs.begin() is None
-    pairs.free(pair)
-    assert pairs.begin() == pair

@@ -26,12 +26,11 @@ from types import SimpleNamespace
 from trainer.runners import rank_shutdown
 
 rank_shutdown.GRACE_S = 0.0
-place = rank_shutdown.TorchrunEnv(1, {local_rank}, 1, {world_size})
+place = rank_shutdown.TorchrunEnv(1, 1, 1, {world_size})
 one = rank_shutdown.ShutdownListener(place, by_page={by_page})
 one.opened(
     SimpleNamespace(
         folder=None,
-        job=SimpleNamespace(want_stop=lambda reason: print("asks:", reason)),
         close=lambda status, reason: print(reason, flush=True),
     )
 )
@@ -65,12 +64,5 @@ def test_the_reason_names_only_what_there_is(
     name: str, world_size: int, by_page: bool, reason: str
 ) -> None:
     """No other machine where all ranks are on this one, and no server of a job by hand."""
-    asked = REASON.format(local_rank=1, world_size=world_size, by_page=by_page)
+    asked = REASON.format(world_size=world_size, by_page=by_page)
     assert _run(asked + RAISE.format(name=name)) == (EXIT_CODE, f"{reason}\n")
-
-
-def test_the_first_rank_of_another_machine_asks_all_to_stop() -> None:
-    """Rank 0 may not have been told."""
-    asked = REASON.format(local_rank=0, world_size=2, by_page=False)
-    said = f"asks: {SIGNALED_OR_PEER}\n{SIGNALED_OR_PEER}\n"
-    assert _run(asked + RAISE.format(name="SIGTERM")) == (EXIT_CODE, said)

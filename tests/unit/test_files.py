@@ -6,7 +6,6 @@ import errno
 import fcntl
 import math
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from stepscope.common.files import (
     atomic_replace,
     atomic_write,
     is_network_filesystem,
-    is_own_folder,
     open_for_append,
     open_regular_file,
     read_json,
@@ -83,29 +81,6 @@ def test_a_planted_link_receives_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert victim.read_text() == "keep me"
 
 
-def test_two_threads_replace_a_file_without_mixing(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    first_has_written, second_is_done = threading.Event(), threading.Event()
-
-    def write_slowly() -> None:
-        with atomic_replace(path) as file:
-            file.write(b"a" * 10)
-            file.flush()
-            first_has_written.set()
-            second_is_done.wait(10)
-            file.write(b"a" * 10)
-
-    thread = threading.Thread(target=write_slowly)
-    thread.start()
-    first_has_written.wait(10)
-    atomic_write(path, b"b" * 5)
-    assert path.read_bytes() == b"b" * 5
-    second_is_done.set()
-    thread.join()
-    assert path.read_bytes() == b"a" * 20
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
-
-
 @pytest.mark.parametrize(
     ("content", "value"),
     [
@@ -146,13 +121,6 @@ def test_nothing_is_appended_to_the_target_of_a_link(tmp_path: Path) -> None:
     assert target.read_text() == ""
 
 
-def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_own_folder(tmp_path)
-    assert not is_own_folder(tmp_path / "none")
-    monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    assert not is_own_folder(tmp_path)
-
-
 LOCAL = ("ext4", "ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2fs", "bcachefs", "jfs")
 LOCAL += ("vfat", "exfat", "ntfs3", "fuseblk")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs")
@@ -160,45 +128,18 @@ NETWORK += ("wekafs", "9p", "virtiofs", "fuse")
 NETWORK += tuple(f"fuse.{kind}" for kind in ("sshfs", "juicefs", "glusterfs", "fuse-overlayfs"))
 
 
-def mount_table(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *mounts: tuple[int, int, str, str]
-) -> None:
-    """Replace the kernel's table by mounts given as (number, parent, point, type)."""
-    lines = [
-        f"{number} {parent} 0:{number} / {point} rw,relatime shared:{number} - {kind} source rw"
-        for number, parent, point, kind in mounts
-    ]
-    table = tmp_path / "mountinfo"
-    table.write_text("".join(f"{line}\n" for line in lines))
-    monkeypatch.setattr(files, "MOUNTS", table)
-
-
 def test_an_unknown_file_system_is_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(files, "MOUNTS", tmp_path / "mountinfo")
+    assert not is_network_filesystem(tmp_path)
     for kind in (*LOCAL, *NETWORK):
         other = "nfs4" if kind in LOCAL else "ext4"
-        mount_table(monkeypatch, tmp_path, (1, 0, "/", other), (2, 1, r"/mnt/my\040disk", kind))
+        mounts = [("/", "ext2"), ("/", other), (r"/mnt/my\040disk", kind), ("/data", "ext4")]
+        lines = (f"2 1 0:2 / {point} rw shared:1 - {name} source rw\n" for point, name in mounts)
+        files.MOUNTS.write_text("".join(lines))
         assert is_network_filesystem(Path("/mnt/my disk/runs/new")) == (kind in NETWORK), kind
         assert is_network_filesystem(Path("/mnt/my")) == (kind in LOCAL), kind
-    monkeypatch.setattr(files, "MOUNTS", tmp_path / "missing")
-    assert not is_network_filesystem(tmp_path)
-
-
-def test_the_visible_mount_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mount_table(
-        monkeypatch,
-        tmp_path,
-        (2, 9, "/data", "ext4"),
-        (3, 2, "/data", "nfs4"),  # on top of the previous mount
-        (4, 9, "/mnt/disk", "nfs4"),  # covered by the next mount
-        (5, 9, "/mnt", "xfs"),
-        (6, 5, "/mnt/disk/inner", "lustre"),
-        (9, 1, "/", "btrfs"),
-    )
-    paths = ("/data/run", "/mnt/disk/run", "/mnt/disk/inner/run", "/home", "/database")
-    found = [is_network_filesystem(Path(path)) for path in paths]
-    assert found == [True, False, True, False, False]
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +29,6 @@ from stepscope.distributed.hangs.record import KEPT, HangRecord, hang_name, pars
 from stepscope.distributed.hangs.watchdog import LEAST_S, PATIENCE, HangWatchdog, StallTimer, Told
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunInfo, RunStatus
-from stepscope.run.info import hung_in
 from tests.support.fake_live import FakeClock
 from tests.support.waiting import wait_until
 
@@ -215,17 +213,6 @@ def test_the_stack_of_another_thread_names_the_phase() -> None:
     place = next(frame for frame in kept(frames) if frame.own)
     assert (place.file, place.function) == ("/x/model.py", "forward")
     assert frames_of(thread.ident or 0) == ()
-
-
-def test_the_reason_takes_the_first_rank_that_names_the_cause(tmp_path: Path) -> None:
-    assert hung_in(tmp_path) is None
-    for number, text in ((0, '{"named": 3}'), (1, "["), (2, json.dumps({"named": None}))):
-        (tmp_path / hang_name(number)).write_text(text)
-    assert hung_in(tmp_path) is None
-    for number in (10, 3):
-        told = {"named": {"what": f"Named by {number}."}}
-        (tmp_path / hang_name(number)).write_text(json.dumps(told))
-    assert hung_in(tmp_path) == "Named by 3."
 
 
 def at_once(look: Callable[[], None]) -> None:

@@ -77,15 +77,11 @@ def test_a_reading_is_followed_by_a_rest() -> None:
         return 5
 
     children = ChildProcessMemory(clock=clock, read=slow)
+    assert ChildProcessMemory(read=lambda: None).values() == {}
     assert children.values() == {KEY: 5.0}
     assert children.values() == {}
     clock.now += 0.01 * REST
     assert children.values() == {KEY: 5.0}
-
-
-def test_where_nobody_lists_them_there_is_no_value() -> None:
-    assert ChildProcessMemory(read=lambda: None).values() == {}
-    assert ChildProcessMemory(read=lambda: 0).values() == {KEY: 0.0}
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -95,23 +91,20 @@ def write(folder: Path, **files: str) -> Path:
     return folder
 
 
-def test_version_2_is_read(tmp_path: Path) -> None:
+def test_both_versions_are_read(tmp_path: Path) -> None:
+    old = write(
+        tmp_path / "1",
+        memory_limit_in_bytes="9223372036854771712\n",
+        memory_usage_in_bytes="900\n",
+        memory_oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+    )
+    assert container(old) == CgroupMemory(limit=None, used=900, kills=2)
     folder = write(
         tmp_path, memory_max="1000\n", memory_current="900\n", memory_events="oom 1\noom_kill 4\n"
     )
     assert container(folder) == CgroupMemory(limit=1000, used=900, kills=4)
     (folder / "memory.max").write_text("max\n")
     assert container(folder).limit is None
-
-
-def test_version_1_is_read(tmp_path: Path) -> None:
-    folder = write(
-        tmp_path,
-        memory_limit_in_bytes="9223372036854771712\n",
-        memory_usage_in_bytes="900\n",
-        memory_oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
-    )
-    assert container(folder) == CgroupMemory(limit=None, used=900, kills=2)
 
 
 def test_a_process_has_what_its_container_leaves(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.recovery import recover
 from stepscope.recorder.ring import abandoned
 from stepscope.run import RunStatus, read_run
-from stepscope.store import StoreError, StoreReader
+from stepscope.store import StoreError
 from stepscope.store import reader as store_rows
 from tests.support.killed_runs import killed_run
 from tests.support.run_folders import make_run
@@ -133,7 +133,6 @@ def test_names_and_representations_in_a_shell(recorder: Recorder) -> None:
     run = stepscope.open("first")
     assert repr(run) == "Run('first', finished, step 7)"
     assert repr(read_run(recorder.folder)) == "RunInfo('first', finished, step 7)"
-    assert repr(StoreReader(recorder.folder)) == "StoreReader('first', rank=0)"
     (recorder.folder / "run.json").unlink()
     assert repr(run) == "Run('first', cannot be read)"
 

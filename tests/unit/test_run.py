@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from stepscope.recorder.recovery import note_end
 from stepscope.run import (
     RunError,
     RunStatus,
-    new_run_folder,
     read_run,
     run_folder,
     run_folders,
@@ -23,15 +20,6 @@ from stepscope.run import (
     write_run_json,
 )
 from tests.support.run_folders import make_run
-
-
-def test_run_folders_are_distinct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "strftime", lambda *_: "20260101-000000")
-    with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(lambda _: new_run_folder(tmp_path / "runs", "sweep"), range(200)))
-    assert len(set(folders)) == 200
-    assert all(folder.is_dir() for folder in folders)
-
 
 GONE = {"pid": 2**22 + 1}
 FAR = {"host": "elsewhere"}
@@ -69,13 +57,9 @@ def test_a_touched_file_is_a_heartbeat_on_a_full_disk(tmp_path: Path) -> None:
     assert read_run(folder).status is RunStatus.RUNNING
 
 
-def test_an_ended_run_keeps_its_status(tmp_path: Path) -> None:
-    run = read_run(make_run(tmp_path, status="failed", reason="why", pid=2**22 + 1))
-    assert (run.status, run.reason) == (RunStatus.FAILED, "why")
-
-
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"status": "odd", "heartbeat": 1, "created": 1}']
+    "text",
+    [*("", "{", "[]", "{}", "[" * 10**6), '{"status": "odd", "heartbeat": 1, "created": 1}'],
 )
 def test_a_corrupt_run_json_is_refused_in_a_sentence(tmp_path: Path, text: str) -> None:
     folder = make_run(tmp_path)
@@ -85,12 +69,14 @@ def test_a_corrupt_run_json_is_refused_in_a_sentence(tmp_path: Path, text: str) 
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b", "/etc", "-x", "a\0b", "x" * 200, "nothing-there", "link"]
+    "name",
+    [*("", ".", "..", "../x", "a/b", "/etc", "-x", "a\0b", "x" * 200, "nothing"), "link", "circle"],
 )
 def test_a_hostile_run_name_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "link").symlink_to(make_run(tmp_path / "outside"))
+    (tmp_path / "root" / "circle").symlink_to(tmp_path / "root" / "circle")
     with pytest.raises(RunError):
         run_folder(tmp_path / "root", name)
 

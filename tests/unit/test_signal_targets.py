@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 
 from dashboard.sweeps import Sweeps
 from stepscope.run import STALE_S, RunStatus, process_identity, read_run, write_run_json
-from stepscope.run.folder import recorder_of, send_signal
+from stepscope.run.folder import recorder_of
 from stepscope.session import stop
 from stepscope.session.stop import end_job, kill_unheard
 from tests.support.child_process import holding
@@ -68,9 +67,10 @@ def make_sweep(root: Path, process: subprocess.Popen[bytes]) -> Path:
 def test_a_silent_script_is_killed(tmp_path: Path, script: subprocess.Popen[bytes]) -> None:
     folder = run_that_names(tmp_path, **facts_of(script))
     said = kill_unheard(read_run(folder))
-    assert script.wait(10) == -signal.SIGKILL
-    found = read_run(folder)
-    assert (found.status, found.reason) == (RunStatus.STOPPED, said)
+    script.wait(10)
+    assert said is not None
+    assert said.startswith("Force stop: 1 process has ended (SIGTERM")
+    assert read_run(folder).status is RunStatus.STOPPED
 
 
 @pytest.mark.parametrize(
@@ -160,19 +160,3 @@ def test_the_recorder_has_the_file_open_for_writing(
             monkeypatch.setattr(os, "getuid", lambda: 12345)
         recorder = recorder_of(facts_of(process), file)
         assert recorder == (psutil.Process(process.pid) if made == "its own" else None)
-
-
-@pytest.mark.parametrize("pidfd", [True, False])
-def test_a_signal_reaches_no_later_process(monkeypatch: pytest.MonkeyPatch, pidfd: bool) -> None:
-    if not pidfd:  # Linux before 5.3, or a Python that was built for it
-        monkeypatch.delattr(os, "pidfd_open")
-    with holding("/dev/null", "wb") as process:
-        target = psutil.Process(process.pid)
-        if pidfd:
-            with monkeypatch.context() as patch:
-                patch.setattr(psutil.Process, "is_running", lambda _: False)
-                with pytest.raises(psutil.NoSuchProcess):
-                    send_signal(target, signal.SIGKILL)
-            assert process.poll() is None
-        send_signal(target, signal.SIGKILL)
-        assert process.wait(10) == -signal.SIGKILL

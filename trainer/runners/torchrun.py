@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 
 from stepscope.run import RunError, RunStatus, rank_pids, read_run
-from stepscope.run.folder import send_signal
 from stepscope.session.stop import rank_processes
 from trainer.config import RunConfig
 from trainer.launch_commands import ONE_MACHINE, rank_variables
@@ -72,7 +71,7 @@ class TorchrunRun(ChildRun):
         self._process.kill()  # first, so that it restarts no rank
         for process in ranks:
             with contextlib.suppress(psutil.Error, OSError):
-                send_signal(process, signal.SIGKILL)
+                process.kill()
 
     def _note_end(self, code: int) -> None:
         folder, printed = self.folder, self._first / WORKER_LOG

@@ -14,7 +14,6 @@ from stepscope.distributed import flight_recorder
 from stepscope.distributed.debug_pipe import NcclRecord
 from stepscope.distributed.flight_recorder import Collective, FlightRecorderDump
 from stepscope.distributed.hangs.diagnose import COMPILING
-from stepscope.distributed.hangs.job_state import BlockedCollective
 from stepscope.distributed.hangs.record import KEPT, HangRecord, StackFrame
 
 DEEPEST = 200  # Maximum number of frames that are read.
@@ -132,23 +131,6 @@ def _recorded(rank: int) -> FlightRecorderDump | str:
     if flight_recorder.uses_nccl():
         return _nccl.look(rank)
     return flight_recorder.dump() or "torch has no Flight Recorder here"
-
-
-def failed_in(rank: int) -> str | None:
-    """Return the text of the collective that fails now without another rank; None if unknown.
-
-    It is the oldest pending one, or else the newest: gloo ends a collective that fails.
-    """
-    try:
-        dump = _recorded(rank)
-    except Exception:  # noqa: BLE001 - as above
-        return None
-    if isinstance(dump, str) or not dump.collectives:
-        return None
-    one = next((one for one in dump.collectives if not one.done), dump.collectives[-1])
-    if one.sequence is None:
-        return one.operation
-    return BlockedCollective(one.group, one.sequence, {rank: one}).words
 
 
 def newest(dump: FlightRecorderDump) -> Sequence[Collective]:
