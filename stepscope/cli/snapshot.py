@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +26,6 @@ EXAMPLES = (
     "stepscope snapshot FILE --json | jq '.allocations[0]'",
 )
 TOP = 15
-QUIET_S = 1.0  # time after which the progress is shown
 MODULES = 8  # maximum number of listed modules
 PLACES = 12  # maximum number of listed streams and pools
 
@@ -59,7 +57,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
         return _refuse(f"FILE: must be a snapshot, got the folder {nameless[0].absolute()}.")
     try:
         with tempfile.TemporaryDirectory() as spare:
-            opened = [_opened(path, Path(spare)) for path in paths]
+            opened = [open_snapshot(path, Path(spare)) for path in paths]
     except SnapshotError as error:
         return _refuse(str(error))
     except OSError as error:
@@ -200,23 +198,6 @@ def _where(frames: tuple[str, ...]) -> str:
 
 def _signed(size: int) -> str:
     return f"{'+' if size >= 0 else '-'}{format_bytes(abs(size))}"
-
-
-def _opened(path: Path, spare: Path) -> SnapshotSummary:
-    """Open a file; on a terminal show the progress in a temporary line."""
-    begun, drawn = time.monotonic(), False
-
-    def show(fraction: float) -> None:
-        nonlocal drawn
-        if sys.stderr.isatty() and time.monotonic() - begun >= QUIET_S:
-            drawn = True
-            print(f"\r{printable(path.name)}: {fraction:.0%} ", end="", file=sys.stderr, flush=True)
-
-    try:
-        return open_snapshot(path, spare, show)
-    finally:
-        if drawn:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _refuse(text: str) -> int:
