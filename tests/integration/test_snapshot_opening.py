@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from stepscope.cli import main
-from stepscope.cli import snapshot as command
 from stepscope.memory.snapshots import open_snapshot as opening
 from stepscope.memory.snapshots.load import SnapshotError
 from stepscope.memory.snapshots.open_snapshot import (
@@ -24,11 +23,8 @@ from stepscope.memory.snapshots.open_snapshot import (
     open_snapshot,
     summary_path,
 )
-from tests.support.snapshots import REAL, action, live_block, snapshot
+from tests.support.snapshots import REAL, live_block, snapshot
 from tests.support.waiting import wait_for
-
-BATCHES = 30
-"""Of 1000 actions each: some 2 MB, more than are looked at together."""
 
 
 @pytest.fixture
@@ -44,10 +40,8 @@ def spare(tmp_path: Path) -> Path:
 
 
 def test_a_snapshot_is_opened_once(real: Path, spare: Path) -> None:
-    shares: list[float] = []
-    first = open_snapshot(real, spare, shares.append)
+    first = open_snapshot(real, spare)
     assert first.devices[0].parts.allocated == 34_790_912
-    assert shares
     kept = summary_path(real)
     made = kept.stat().st_mtime_ns
     again = SnapshotLoadTask(real, spare, kept_summary(real, spare))
@@ -67,17 +61,6 @@ def test_where_the_folder_cannot_be_written_the_summary_goes_elsewhere(
     assert not summary_path(real).exists()
     assert len(list(spare.iterdir())) == 1
     assert kept_summary(real, spare) is not None
-
-
-def test_a_long_history_is_read_in_parts(tmp_path: Path, spare: Path) -> None:
-    trace = []
-    for number in range(500 * BATCHES):
-        trace.append(action("alloc", 512 * (number + 1), 1 + number % 9, number, number % 60 + 1))
-        trace.append(action("free_requested", 512 * (number + 1), 1 + number % 9, number))
-    path = tmp_path / "long.pickle"
-    path.write_bytes(pickle.dumps(snapshot([live_block(64)], trace)))
-    [history] = open_snapshot(path, spare).histories
-    assert (history.actions, history.peak, history.end) == (1000 * BATCHES, 64 + 9, 64)
 
 
 HOSTILE = {
@@ -153,21 +136,6 @@ def test_what_is_not_listed_is_counted(
     assert main(["snapshot", str(path), "--top", top]) == 0
     left = 2099 if top == "1" else 100
     assert f"  {left:,} further stacks" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("quiet", [0.0, 60.0])
-def test_progress_leaves_nothing_on_a_terminal(
-    real: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, quiet: float
-) -> None:
-    monkeypatch.setattr(command, "QUIET_S", quiet)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    real.write_bytes(b"no snapshot")
-    assert main(["snapshot", str(real)]) == 1
-    err = capsys.readouterr().err
-    assert ("\r" in err) is (quiet == 0)
-    if quiet == 0:
-        assert "%" in err.split("\r\x1b[K")[0]
-    assert "%" not in err.split("\r\x1b[K")[-1]
 
 
 def test_two_files_are_compared(

@@ -294,7 +294,7 @@ def test_a_profiler_of_python_keeps_its_place(bench: Bench) -> None:
 
 def test_of_ranges_within_each_other_the_outer_one_counts() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as made:
-        phase_ranges.begin(nvtx=False)
+        phase_ranges.begin()
         try:
             with phase_ranges.span("optimizer"), phase_ranges.span("forward"):
                 torch.ones(2) + 1

@@ -21,7 +21,7 @@ from stepscope.memory.snapshots import load as loading
 from stepscope.memory.snapshots.load import MemorySnapshot, SnapshotError, load
 from stepscope.memory.snapshots.summary import SnapshotSummary, by_module, summarize
 from stepscope.memory.snapshots.trace import ALLOC, FREE_COMPLETED, MISSING
-from tests.support.snapshots import REAL, action, free_block, live_block, segment, snapshot
+from tests.support.snapshots import REAL, action, live_block, segment, snapshot
 
 MEMORY = 2**31
 """Of address space, for the tests that ask for more."""
@@ -69,7 +69,6 @@ def test_a_real_snapshot_has_what_torch_counted() -> None:
     assert history.end == 34_787_192
     assert history.actions == len(pickle.loads(REAL.read_bytes())["device_traces"][0])
     assert summary.labels == ("phase=second step",)
-    assert "expandable_segments" in summary.settings
     modules = [one.module for one in by_module(summary)]
     assert "torch.nn.modules.linear, called at record_snapshot.py:31" in modules
 
@@ -89,7 +88,6 @@ def test_a_history_becomes_columns(path: Path) -> None:
     assert trace.size.tolist() == [100, 100, 2**40, 1]
     assert trace.stack.tolist() == [0, MISSING, MISSING, MISSING]
     assert trace.phase.tolist() == [0, MISSING, MISSING, MISSING]
-    assert trace.unreadable == 2
     [oom] = trace.ooms
     assert (oom.row, oom.requested, oom.device_free) == (2, 2**40, 77)
 
@@ -104,9 +102,7 @@ def test_frames_that_are_freed_are_not_mistaken_for_others(path: Path) -> None:
     assert lines == wanted
 
 
-def test_older_forms_are_read(path: Path) -> None:
-    alone = [segment([live_block(8), free_block(24)])]
-    assert summarize(read(path, alone)).devices[0].parts.split == 24
+def test_entries_without_optional_keys_are_read(path: Path) -> None:
     old = action("alloc", 512, 8)
     del old["time_us"], old["user_metadata"], old["stream"]
     [history] = summarize(read(path, {"device_traces": [[], [old]]})).histories
@@ -308,7 +304,6 @@ CONTENT = st.fixed_dictionaries(
     optional={
         "segments": st.lists(SEGMENT | ANY, max_size=3) | ANY,
         "device_traces": st.lists(st.lists(ACTION | ANY, max_size=6) | ANY, max_size=3) | ANY,
-        "allocator_settings": st.dictionaries(st.text(max_size=3), ANY, max_size=3) | ANY,
     },
 )
 RELAXED = settings(
@@ -316,12 +311,12 @@ RELAXED = settings(
 )
 
 
-def outcome(path: Path, data: bytes) -> SnapshotSummary | SnapshotError:
-    """Return the summary or the one kind of error; anything else is raised."""
+def outcome(path: Path, data: bytes) -> SnapshotSummary | Exception:
+    """Return the summary or an error that is reported in a sentence; anything else is raised."""
     path.write_bytes(data)
     try:
         return summarize(load(path))
-    except SnapshotError as error:
+    except (SnapshotError, OverflowError) as error:
         return error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import os
 import pickle
 import stat
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.stacks import StackTable
@@ -117,7 +116,7 @@ def _name(path: Path) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[io.BufferedReader, int]]:
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """Open a regular file of at most MAX_FILE_BYTES bytes. Raises SnapshotError and OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(number)
