@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.recorder import ring, writer_thread
+from stepscope.recorder import writer_thread
 from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.rows import StepBlockBuilder
 from stepscope.recorder.writer_thread import WriterThread
@@ -65,22 +65,6 @@ def test_an_invalid_row_costs_no_event_and_no_result(
         state = reader._connection.execute("SELECT state FROM commands WHERE id = ?", (sent,))
         assert state.fetchone() == ("done",)
     assert len(caplog.records) == 1
-
-
-def test_a_lost_slot_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go = hold(monkeypatch)
-    monkeypatch.setattr(ring, "HOLE_S", 0.0)
-    recorder = Recorder(tmp_path, name="test")
-    recorder.ring.claim()  # a thread that is ended before it writes
-    recorder.log_step({"train/loss": 1.0})
-    for number in range(4):
-        recorder.event("mark", f"before {number}")
-    recorder._writer.put(INVALID)
-    go()
-    recorder.close(RunStatus.FINISHED)
-    assert texts(tmp_path) == [f"before {number}" for number in range(4)]
-    assert steps_and_losses(tmp_path)[0] == [1]
-    assert (recorder.ring.lost, recorder.dropped) == (1, 2), "the slot, and also the sample"
 
 
 def test_a_step_that_cannot_be_stored_costs_only_itself(

@@ -347,16 +347,13 @@ def test_what_ends_the_run_is_joined_with_what_was_captured(
     assert read_report(tmp_path) == report
 
 
-def test_without_an_observer_the_message_is_what_there_is(
-    fake: FakeSource, recorder: Any, tmp_path: Path
+def test_without_an_observer_the_size_is_that_of_the_message(
+    fake: FakeSource, recorder: Any
 ) -> None:
-    fake.cuda.is_initialized = lambda: False
-
     error = OutOfMemoryError(MESSAGE)
     report = OomObserver(recorder).failed(error, outcome(error))
     assert report is not None
-    assert report.last.memory is MemoryKind.GPU
-    assert report.last.requested == 3 * GIB // 2
+    assert (report.last.memory, report.last.requested) == (MemoryKind.GPU, 3 * GIB // 2)
 
 
 def test_an_error_about_another_thing_is_no_failure_of_memory(

@@ -89,11 +89,6 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
     ),
     "one tensor": (replace(FULL, requested=3 * GIB, others=GIB), TOO_BIG, "tensor of 3.00 GiB"),
     "a memory fraction": (FRACTION, TOO_BIG, "this process may use 1.00 GiB of the GPU"),
-    "a memory fraction beside others": (
-        replace(FRACTION, free=20 * MIB, others=800 * MIB),
-        TOO_BIG,
-        "",
-    ),
     "pieces": (
         PIECES,
         PIECED,
@@ -120,11 +115,6 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
         replace(OTHER, processes=STRANGERS),
         OomCause.OTHER_PROCESS,
         "Process 77 and 2 more hold",
-    ),
-    "others without a list": (
-        replace(OTHER, processes=()),
-        OomCause.OTHER_PROCESS,
-        "Another process holds 1.09 GiB",
     ),
     "a desktop": (
         replace(FULL, others=150 * MIB, allocated=1600 * MIB, reserved=1610 * MIB),

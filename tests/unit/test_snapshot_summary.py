@@ -237,15 +237,6 @@ def test_the_difference_is_by_stack_whatever_the_addresses(tmp_path: Path) -> No
     assert not difference(first, replace(second, sites_left=3, size_left=9)).complete
 
 
-def test_every_stack_at_the_peak_is_kept(tmp_path: Path) -> None:
-    lines = range(1, 30)
-    trace = [action("alloc", 512 * line, 1000 - line, line=line) for line in lines]
-    trace += [action("free_requested", 512 * line, 1000 - line) for line in lines]
-    found = summary_of(tmp_path, snapshot([], trace))
-    frames = [found.frames(held.stack) for held in found.histories[0].at_peak]
-    assert frames == [(f"/me/net.py:{line} in forward",) for line in lines]
-
-
 def test_stacks_without_memory_are_not_kept(tmp_path: Path) -> None:
     trace = [action("alloc", 512, 10), action("free_requested", 512, 10)]
     trace += [action("alloc", 1024, 500, line=77)]
