@@ -1,4 +1,4 @@
-"""The memory snapshots of the Memory tab: choice, upload, progress and content."""
+"""The memory snapshots of the Memory tab: choice, upload and content."""
 
 from __future__ import annotations
 

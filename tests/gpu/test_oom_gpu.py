@@ -115,7 +115,7 @@ CASES = {
 }
 
 
-def watched(folder: Path, script: str, *, init: bool = False, **env: str) -> tuple[Path, str]:
+def watched(folder: Path, script: str, *, init: bool = False) -> tuple[Path, str]:
     """Run a script under `stepscope watch`, or with `stepscope.init`; return its run's folder."""
     path = folder / "train.py"
     path.write_text(("import stepscope\nrec = stepscope.init()\n" if init else "") + script)
@@ -126,7 +126,7 @@ def watched(folder: Path, script: str, *, init: bool = False, **env: str) -> tup
         timeout=280,
         check=False,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(folder / "runs"), **env},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "STEPSCOPE_RUNS": str(folder / "runs")},
     )
     (run,) = run_folders(folder / "runs")
     return run, done.stdout + done.stderr
@@ -221,11 +221,3 @@ def test_a_script_that_uses_no_cuda_gets_no_context(tmp_path: Path, init: bool) 
     _, said = watched(tmp_path, WITHOUT_CUDA, init=init)
     assert bare.stdout.startswith("started: False")
     assert bare.stdout in said
-
-
-def test_expandable_segments_are_not_proposed_where_they_are_set(tmp_path: Path) -> None:
-    run, _ = watched(tmp_path, HEAD + PIECES, PYTORCH_ALLOC_CONF="max_split_size_mb:512")
-    last = report_of(run).last
-    assert last.settings.expandable_segments is False
-    assert last.settings.text == "max_split_size_mb:512"
-    assert "expandable_segments:True" in str(judge(last).next[0].code)
