@@ -1,4 +1,4 @@
-"""The memory snapshots of the Memory tab: choice, upload, progress and content."""
+"""The memory snapshots of the Memory tab: choice, upload and content."""
 
 from __future__ import annotations
 
@@ -179,11 +179,7 @@ def _summary(file: SnapshotFile) -> SnapshotSummary | bool:
         warning(f"The snapshot cannot be opened. {opening.error}")
         st.button("Try again", key="snapshot_again", on_click=library.forget, args=(file,))
         return True
-    st.progress(
-        min(0.99, opening.share),
-        text=f"Opening {escape_markdown(printable(file.name))}: read "
-        f"{format_bytes(opening.share * file.size)} of {format_bytes(file.size)}",
-    )
+    note("hourglass", f"Opening {escape_markdown(printable(file.name))}…")
     return False
 
 
@@ -251,15 +247,10 @@ def _history(summary: SnapshotSummary, history: MemoryTimeline) -> None:
         if history.seconds is not None:
             over_time = segments("Axis", ["Actions", "Time"], "snapshot_axis") == "Time"
     plot(charts.history_figure(summary, history, over_time=over_time), "snapshot_history")
-    notes = [
+    st.caption(
         "Each band is what one stack allocated, named by its innermost line outside installed "
         "packages; the largest at the peak get their own band. Sizes as requested."
-    ]
-    if summary.unreadable:
-        notes.append(f"{summary.unreadable:,} entries could not be read.")
-    if summary.stacks_left:
-        notes.append(f"The stacks of {summary.stacks_left:,} allocations were too many to keep.")
-    st.caption(" ".join(notes))
+    )
 
 
 def _allocations(summary: SnapshotSummary, device: int, history: MemoryTimeline | None) -> None:
@@ -297,10 +288,6 @@ def _map(summary: SnapshotSummary, memory: DeviceSegments) -> None:
             table(
                 charts.place_rows(summary), COLUMNS, "snapshot_places", "Memory by stream and pool"
             )
-    if summary.settings:
-        with st.expander("Settings of the allocator", icon=":material/settings:"):
-            # Cells are Markdown, and the file may be from an untrusted source.
-            st.table({escape_markdown(k): escape_markdown(v) for k, v in summary.settings.items()})
 
 
 def difference_parts(after: SnapshotSummary, before: SnapshotSummary) -> None:

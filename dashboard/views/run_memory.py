@@ -20,7 +20,6 @@ from dashboard.views.memory_snapshots import snapshot_section
 from dashboard.views.parts import number, table, text, warning
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.oom.reader import OomAnalysis
-from stepscope.memory.oom.record import OomAllocationSite, OomRecord
 from stepscope.run import RunError, RunInfo, read_run
 
 KEY = "memory_ledger"
@@ -34,15 +33,6 @@ PROCESS_COLUMNS = {
     "User": text(help="Owner of the process."),
     "Command": text(width="large", help="Full command line."),
     "State": text(help="Empty for a running process."),
-}
-FRAMES = 12
-LIBRARY = ("/torch/", "/site-packages/")
-BLOCK_COLUMNS = {
-    "Size": number(format="%.1f MiB", pinned=True, help="Total of all blocks in the row."),
-    "Blocks": number(format="localized", help="Live blocks in the row."),
-    "Module": text(help="Module whose forward pass allocated it, if the stack shows one."),
-    "Line": text(width="large", help="Innermost line outside torch."),
-    "Stack": text(width="large", help="The innermost line first."),
 }
 
 
@@ -156,7 +146,6 @@ def oom_section(run: RunInfo) -> None:
             again = retry(run, devices)
             if again is not None:
                 _retry(again, helps=any(step.name == "batch_size" for step in verdict.next))
-        _blocks(record)
         if record.stack:
             with st.expander("Allocating stack, innermost frame first"):
                 st.code("\n".join(record.stack), language=None)
@@ -197,27 +186,3 @@ def _retry(again: OomRetry, *, helps: bool) -> None:
     button(drawn["label"], "replay", "oom_retry", drawn["help"], refused, type=kind, **more)
     if refused is not None:
         st.caption(escape_markdown(refused))
-
-
-def _blocks(record: OomRecord) -> None:
-    reason = escape_markdown(record.blocks_reason or "")
-    if record.blocks:
-        st.markdown("##### The largest live blocks")
-        rows = [block_row(block) for block in record.blocks]
-        used = {name for row in rows for name, value in row.items() if value is not None}
-        shown = [{name: value for name, value in row.items() if name in used} for row in rows]
-        table(shown, BLOCK_COLUMNS, "oom_blocks", "The largest live blocks of GPU memory")
-    if reason:
-        st.caption(f"{'Without stacks' if record.blocks else 'No list of live blocks'}: {reason}.")
-
-
-def block_row(block: OomAllocationSite) -> dict[str, Any]:
-    """Return a row of the table; missing values are None."""
-    own = (frame for frame in block.frames if not any(part in frame for part in LIBRARY))
-    return {
-        "Size": block.size / 2**20,
-        "Blocks": block.count,
-        "Module": block.module,
-        "Line": next(own, None),
-        "Stack": " ← ".join(block.frames[:FRAMES]) or None,
-    }

@@ -195,8 +195,6 @@ class ModelStateTracker:
         self._clock = clock
         self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._models: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._modes: dict[int, bool] = {}
-        """By the id of a model, True if it was in training mode at the last boundary."""
         self._due = -math.inf
         self._search_due = math.inf
         self._failed: str | None = None
@@ -218,13 +216,6 @@ class ModelStateTracker:
         """Count the parameters of this torch.nn.Module, also those that no optimizer updates."""
         self._models[id(model)] = model
 
-    def mode_at_steps(self, model: Any) -> bool | None:
-        """Return True if a model was in training mode at the last boundary; None if unknown.
-
-        Thread-safe.
-        """
-        return self._modes.get(id(model)) if self._models.get(id(model)) is model else None
-
     def search(self) -> None:
         """Enable the search for optimizers and models, for scripts that do not register them."""
         self._search_due = -math.inf
@@ -237,16 +228,7 @@ class ModelStateTracker:
         return now >= (self._due if known else self._search_due)
 
     def find(self) -> float:
-        """Search if a search is due, and return its seconds, 0.0 without one.
-
-        Call it at a boundary: the modes of the models are read there, some ten times a second.
-        """
-        took_s = self._find()
-        models = list(self._models.items())
-        self._modes = {key: vars(model).get("training") is True for key, model in models}
-        return took_s
-
-    def _find(self) -> float:
+        """Search if a search is due, and return its seconds, 0.0 without one."""
         began = self._clock()
         if began < self._search_due or self._failed is not None:
             return 0.0

@@ -1,13 +1,10 @@
-"""Name the phases of a step in a profile, and as NVTX ranges on a GPU.
+"""Name the phases of a step in a profile and in an allocation history.
 
-An allocation history has them too (`stepscope/memory/snapshots/recording.py`). `span` is called in
-every step and does nothing without a recording. Nsight Systems shows NVTX ranges as rows; they are
-emitted during a profile on CUDA and under Nsight itself.
+`span` is called in every step and does nothing without a recording.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,15 +13,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward", "backward", "optimizer")
 OTHER = "other"
 
-NSIGHT = "NSYS_PROFILING_SESSION_ID"  # Set by `nsys` in the processes that it profiles.
-
 _OFF: AbstractContextManager[None] = nullcontext()
 _Emit = Callable[[str], AbstractContextManager[None]]
-
-
-def under_nsight() -> bool:
-    """Return True if Nsight Systems profiles this process."""
-    return NSIGHT in os.environ
+_ranges: _Emit | None = None
+_labels: _Emit | None = None
 
 
 def span(name: str) -> AbstractContextManager[None]:
@@ -39,8 +31,8 @@ def span(name: str) -> AbstractContextManager[None]:
     return _both(labels(name), ranges(name))
 
 
-def begin(*, nvtx: bool) -> None:
-    """Start to emit ranges of the calling thread; `nvtx` needs a CUDA build of torch."""
+def begin() -> None:
+    """Start to emit ranges of the calling thread to torch's profiler."""
     global _ranges
     thread = threading.get_ident()
     record = sys.modules["torch"].profiler.record_function
@@ -51,7 +43,7 @@ def begin(*, nvtx: bool) -> None:
         nonlocal is_open
         is_open = True
         try:
-            with _nvtx(name) if nvtx else _OFF, record(name):
+            with record(name):
                 yield
         finally:
             is_open = False
@@ -63,9 +55,9 @@ def begin(*, nvtx: bool) -> None:
 
 
 def end() -> None:
-    """Stop emitting ranges, except for Nsight Systems."""
+    """Stop emitting ranges."""
     global _ranges
-    _ranges = _nvtx if under_nsight() else None
+    _ranges = None
 
 
 def label(emit: _Emit | None) -> None:
@@ -80,21 +72,3 @@ def _both(
 ) -> Iterator[None]:
     with outer, inner:
         yield
-
-
-@contextmanager
-def _nvtx(name: str) -> Iterator[None]:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        yield
-        return
-    torch.cuda.nvtx.range_push(name)
-    try:
-        yield
-    finally:
-        torch.cuda.nvtx.range_pop()
-
-
-_ranges: _Emit | None = None
-_labels: _Emit | None = None
-end()

@@ -21,6 +21,7 @@ from stepscope.profiling import phase_ranges
 
 log = logging.getLogger(__name__)
 
+NSIGHT = "NSYS_PROFILING_SESSION_ID"  # Set by Nsight Systems in the processes that it profiles.
 OTHER_WAIT_S = 10.0  # Longest wait of another thread's profiler for the end of this one.
 _STARTERS = ("_prepare_profiler", "_enable_profiler")
 """Functions of torch.autograd.profiler that every profiler calls first."""
@@ -54,7 +55,7 @@ class ProfilerCapture:
         if (reason := why_not()) is not None:
             raise ProfilerUnavailableError(reason)
         torch = sys.modules["torch"]
-        self.cuda = cuda and not phase_ranges.under_nsight()
+        self.cuda = cuda and NSIGHT not in os.environ
         """True if kernels are recorded, which is impossible under Nsight Systems."""
         # The tracer of frames would replace a Python profiler, such as cProfile.
         self.stacks = sys.getprofile() is None
@@ -71,7 +72,6 @@ class ProfilerCapture:
         self._profiler: Any = torch.profiler.profile(
             activities=[activity.CPU, *([activity.CUDA] if self.cuda else [])],
             record_shapes=False,
-            profile_memory=True,
             with_stack=self.stacks,
             **cycles,
         )
@@ -80,7 +80,7 @@ class ProfilerCapture:
         self._profiler.start()
         self._replaced = _give_way(torch.autograd.profiler, self._another)
         _running.append(self)
-        phase_ranges.begin(nvtx=cuda)
+        phase_ranges.begin()
 
     @property
     def running(self) -> bool:
@@ -102,9 +102,8 @@ class ProfilerCapture:
         phase_ranges.end()
         self.ended_early = early
         autograd = sys.modules["torch"].autograd
-        for name, (original, wrapper) in self._replaced.items():
-            if getattr(autograd.profiler, name) is wrapper:
-                setattr(autograd.profiler, name, original)
+        for name, original in self._replaced.items():
+            setattr(autograd.profiler, name, original)
         _running.remove(self)
         try:
             if autograd._profiler_enabled():
@@ -115,15 +114,13 @@ class ProfilerCapture:
             self._stopped.set()
 
     def save(self, path: Path) -> None:
-        """Write the chrome trace. Raises ProfilerUnavailableError if it is empty, and OSError."""
+        """Write the chrome trace. Raises ProfilerUnavailableError if it is empty."""
         if self._profiler is None:
             raise ProfilerUnavailableError(
                 "something else stopped the profiler, and nothing is left of it"
             )
         self._profiler.export_chrome_trace(str(path))
         self._profiler = None
-        if not path.exists():
-            raise OSError("torch wrote no trace, perhaps for want of disk space")
 
     def _another(self) -> None:
         """End, or make the training thread end, before another profiler starts."""
@@ -134,9 +131,9 @@ class ProfilerCapture:
             self._stopped.wait(OTHER_WAIT_S)
 
 
-def _give_way(module: Any, another: Callable[[], None]) -> dict[str, tuple[Any, Any]]:
-    """Call `another` before any profiler starts; return each original and its wrapper."""
-    replaced: dict[str, tuple[Any, Any]] = {}
+def _give_way(module: Any, another: Callable[[], None]) -> dict[str, Any]:
+    """Call `another` before any profiler starts; return the replaced functions by name."""
+    replaced: dict[str, Any] = {}
     for name in _STARTERS:
         original = getattr(module, name)
 
@@ -145,7 +142,7 @@ def _give_way(module: Any, another: Callable[[], None]) -> dict[str, tuple[Any, 
             return _original(*args, **kwargs)
 
         setattr(module, name, start)
-        replaced[name] = original, start
+        replaced[name] = original
     return replaced
 
 

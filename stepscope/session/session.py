@@ -89,7 +89,6 @@ class Session:
         gpus, self._source = list(gpus), source
         uuids = [gpu["uuid"] for gpu in gpus]
         self.sampler = Sampler(self.recorder, source=source, gpu_uuids=uuids, **options)
-        self.oom.mode_at_steps = self.sampler.readings.parts.mode_at_steps
         self.sampler.observers.append(GrowthMonitor(self.recorder).observe)
         self.recorder.describe(devices=gpus)
         self.describe_environment(trains_on)

@@ -47,7 +47,7 @@ def section(server: services.Services) -> Callable[[str | None], AppTest]:
 def until_open(app: AppTest) -> AppTest:
     """Run the section as its timer would, until nothing is being opened."""
     deadline = time.monotonic() + PATIENCE_S
-    while app.get("progress") and time.monotonic() < deadline:
+    while any("Opening" in one.value for one in app.caption) and time.monotonic() < deadline:
         time.sleep(0.2)
         app.run()
     assert not app.exception

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from playwright.sync_api import Page, expect
 
-from stepscope.memory.oom.record import OomAllocationSite, OomReport
+from stepscope.memory.oom.record import OomReport
 from stepscope.run import RunStatus, read_run, run_folders
-from tests.support.oom_records import MIB, PIECES
+from tests.support.oom_records import PIECES
 from tests.support.recorded_runs import rows, write_run
 from tests.support.server import ARTIFACTS, Server
 from trainer.config import Workload, defaults
@@ -31,9 +31,7 @@ def short_of_memory(server: Server) -> None:
     }
     folder = write_run(server.runs / "short", told, steps=rows(0.001))
     frames = ("/lib/site-packages/torch/nn/linear.py:3 forward", "/home/me/train.py:7 step")
-    record = replace(
-        PIECES, blocks=(OomAllocationSite(size=64 * MIB, count=2, frames=frames),), stack=frames
-    )
+    record = replace(PIECES, stack=frames)
     report = OomReport(first=record, last=record, ended=True)
     (folder / "oom.json").write_text(json.dumps(report.to_json()))
 

@@ -64,15 +64,6 @@ train(DataLoader(data, batch_size=8))
 cudasim.fault("sticky:illegal")
 train(DataLoader(data, batch_size=8))
 """
-DEAD_AND_CAUGHT = """
-import cudasim
-train(DataLoader(data, batch_size=8))
-cudasim.fault("sticky:illegal")
-try:
-    train(DataLoader(data, batch_size=8))
-except RuntimeError as error:
-    print(str(error).splitlines()[0], flush=True)
-"""
 
 
 def run(folder: Path, ending: str, shown_by: str) -> Ended:
@@ -113,11 +104,8 @@ def test_a_forked_child_may_end_its_interpreter(bare: Bare, tmp_path: Path, show
 
 
 @simulator_only
-@pytest.mark.parametrize("ending", [DEAD, DEAD_AND_CAUGHT], ids=["raised", "caught"])
 @pytest.mark.parametrize("shown_by", ["watch", "init"])
-def test_a_dead_context_ends_as_it_does_bare(
-    bare: Bare, tmp_path: Path, ending: str, shown_by: str
-) -> None:
-    said = same_as_bare(bare(ending), tmp_path, ending, shown_by)
+def test_a_dead_context_ends_as_it_does_bare(bare: Bare, tmp_path: Path, shown_by: str) -> None:
+    said = same_as_bare(bare(DEAD), tmp_path, DEAD, shown_by)
     own = [line for line in said.splitlines() if line.startswith("stepscope")]
     assert not [line for line in own if "CUDA_LAUNCH_BLOCKING" in line]

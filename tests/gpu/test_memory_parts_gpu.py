@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,23 +18,10 @@ from stepscope.session.script_session import ScriptSession
 from stepscope.store import StoreReader
 from stepscope.watch import hooks
 from tests.gpu.conftest import simulator_only
-from tests.support.run_values import run_json
-from trainer.config import Workload, defaults
-from trainer.devices import list_devices
-from trainer.training.train import run as train
 
 KEYS = ("memory/parameters", "memory/gradients", "memory/optimizer_state")
-EVERY = (*KEYS, "memory/allocated")
 BLOCK = 512
 """The allocator rounds sizes up to this."""
-
-
-def samples(folder: Path, *keys: str) -> list[Any]:
-    """Metrics of the sampler's rows, NaN where a row has none."""
-    with StoreReader(folder) as reader:
-        info = next(series for series in reader.series() if series.stream == "samples")
-        block = reader.read(info.id, 0, info.rows, 1)
-    return [block.mean[block.keys.index(key)] for key in keys]
 
 
 class Scales(nn.Module):
@@ -138,36 +122,6 @@ def fit(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
         loss.backward()
         optimizer.step()
         torch.cuda.synchronize()
-
-
-def test_a_watched_script_has_them_with_what_was_allocated(live: ScriptSession) -> None:
-    frozen, head = nn.Linear(64, 256).requires_grad_(False), nn.Linear(256, 1)
-    model = nn.Sequential(frozen, head).cuda()
-    optimizer = torch.optim.Adam(model.parameters())
-    fit(model, optimizer, 600)
-    live.close(RunStatus.FINISHED)
-    folder = live.recorder.folder
-    weights, updated = 65 * 256 * 4 + 257 * 4, 257 * 4
-    found = dict(zip(EVERY, samples(folder, *EVERY), strict=True))
-    known = np.isfinite(found[KEYS[0]])
-    assert known.any()
-    assert np.isfinite(found["memory/allocated"][known]).all(), "of the same boundary"
-    assert found[KEYS[0]][known][-1] >= weights  # other models of this process may count too
-    assert found[KEYS[1]][known][-1] == updated
-    assert found[KEYS[2]][known][-1] == 2 * updated
-    assert (sum(found[key][known] for key in KEYS) <= found["memory/allocated"][known]).all()
-
-
-def test_the_built_in_training_has_them(tmp_path: Path) -> None:
-    device = next(device for device in list_devices() if device.cuda_index == 0)
-    config = replace(defaults(Workload.DIGITS_MLP, device.id), epochs=2, max_steps=60)
-    assert train(config, tmp_path) is RunStatus.FINISHED, run_json(tmp_path)["reason"]
-    found = dict(zip(EVERY, samples(tmp_path, *EVERY), strict=True))
-    known = np.isfinite(found[KEYS[0]])
-    assert known.any()
-    assert set(found[KEYS[0]][known]) == {4 * run_json(tmp_path)["parameters"]}
-    assert set(found[KEYS[1]][known]) == {0.0}, "zero_grad sets them to None"
-    assert (sum(found[key][known] for key in KEYS) <= found["memory/allocated"][known]).all()
 
 
 # --- the phases -----------------------------------------------------------------------------------

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from stepscope.distributed.rendezvous import find_place
-from stepscope.memory import allocator
-from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus
-from stepscope.session.sampler import BoundarySampler, Sampler
 from stepscope.session.script_session import ScriptSession
-from tests.support.run_values import metric, run_json
-from trainer.config import Workload, defaults
-from trainer.devices import list_devices
-from trainer.training.train import run as train
+from tests.support.run_values import metric
 
 SHORT_STEPS = 50
 CYCLES_A_SECOND = 2_000_000_000
@@ -115,46 +107,3 @@ def test_the_curve_inside_a_long_step_is_recorded(live: ScriptSession) -> None:
     size = (torch.cuda.memory_allocated() - before) // len(kept)
     levels = {int(value) - before for value in allocated if value == value}
     assert {size, 2 * size, 3 * size, 4 * size} <= levels
-
-
-def test_the_built_in_training_reads_at_its_boundaries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, readers = allocator.read, Counter[str]()
-
-    def noted(index: int) -> dict[str, float]:
-        readers[threading.current_thread().name] += 1
-        return read(index)
-
-    monkeypatch.setattr(allocator, "read", noted)
-    device = next(device for device in list_devices() if device.cuda_index == 0)
-    config = defaults(Workload.LINEAR, device.id)
-    status = train(replace(config, epochs=20), tmp_path)
-    assert status is RunStatus.FINISHED, run_json(tmp_path)["reason"]
-    assert metric(tmp_path, "memory/allocated", "samples").max() > 0
-    begun = 1 + torch.cuda.device_count()  # the counts before the run, and its first reading
-    assert readers[threading.current_thread().name] > begun
-
-
-def test_ooms_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, name="second")
-    with pytest.raises(torch.OutOfMemoryError):
-        fill(2.0)
-    sampler = Sampler(recorder, allocator_index=0, gpu_uuids=[])
-    assert sampler.readings.read()["memory/ooms"] == 0.0
-    with pytest.raises(torch.OutOfMemoryError):
-        fill(2.0)
-    assert sampler.readings.read()["memory/ooms"] == 1.0
-    recorder.close(RunStatus.FINISHED)
-
-
-def test_counters_that_the_script_sets_back_count_from_there() -> None:
-    with pytest.raises(torch.OutOfMemoryError):
-        fill(2.0)
-    readings = BoundarySampler(0)
-    torch.cuda.reset_accumulated_memory_stats()
-    counts = readings.read()
-    assert (counts["memory/ooms"], counts["memory/alloc_retries"]) == (0.0, 0.0)
-    with pytest.raises(torch.OutOfMemoryError):
-        fill(2.0)
-    assert readings.read()["memory/ooms"] == 1.0

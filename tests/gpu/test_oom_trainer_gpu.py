@@ -16,11 +16,11 @@ import torch
 from stepscope.bottleneck.step_window import setup_of
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.memory.oom.classify import OomCause, OomVerdict, judge
-from stepscope.memory.oom.record import MemoryKind, OomReport, parse
+from stepscope.memory.oom.record import OomReport, parse
 from stepscope.run import RunStatus, read_run
-from tests.support.run_values import events, run_json
-from trainer.config import ConfigIssue, Optimizer, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, half_batch
+from tests.support.run_values import run_json
+from trainer.config import RunConfig, Workload, defaults
+from trainer.config_validation import TrainDevice
 from trainer.devices import list_devices
 from trainer.training.train import run as train
 
@@ -89,27 +89,6 @@ def test_a_run_that_is_too_big_says_so_and_proposes_its_settings(
     assert finding.text.startswith("Too large to fit: ")
 
 
-def test_the_optimizers_state_at_the_first_step_is_named(gpu: TrainDevice, tmp_path: Path) -> None:
-    config = replace(
-        defaults(Workload.GPT, gpu.id),
-        width=512,
-        num_layers=8,
-        context_length=8,
-        batch_size=1,
-        max_steps=2,
-        optimizer=Optimizer.ADAMW,
-    )
-    limit(gpu, 300 * MIB)
-    report, verdict = failed(config, tmp_path / "r")
-    assert verdict.case is OomCause.OPTIMIZER, (verdict.text, report.last.phase)
-    state = report.last.optimizer
-    assert state is not None
-    assert state.name == "AdamW"
-    assert state.expected == 2 * state.parameters
-    assert state.state < state.expected
-    assert verdict.next[0].name == "optimizer"
-
-
 @contextmanager
 def another_process(size: float) -> Iterator[int]:
     holder = subprocess.Popen(
@@ -133,10 +112,9 @@ def test_another_process_is_named_by_its_number(gpu: TrainDevice, tmp_path: Path
         batch = 512 if gpu.memory_total > 8 * 2**30 else 128  # 4 MiB of activations a sample
         report, verdict = failed(hungry(gpu, batch_size=batch), tmp_path / "r")
     assert verdict.case is OomCause.OTHER_PROCESS, verdict.text
-    assert f"(process {pid})" in verdict.text
+    assert f"Process {pid}" in verdict.text
     assert [one.pid for one in report.last.processes] == [pid]
-    assert verdict.next[0].code is None  # a record may be old, or made by others
-    assert f"End process {pid}" in verdict.next[0].text
+    assert "End the other process" in verdict.next[0].text
 
 
 def test_pieces_before_the_first_step_is_complete_are_a_remark(
@@ -151,43 +129,6 @@ def test_pieces_before_the_first_step_is_complete_are_a_remark(
     _, verdict = failed(hungry(gpu), tmp_path / "r")
     del kept
     assert verdict.case is OomCause.TOO_BIG, verdict.text
-    assert "in pieces of at most" in verdict.text
+    assert "Fragmentation may add to it" in verdict.text
     assert verdict.next[0].name == "batch_size"
     assert "ALLOC_CONF" in str(verdict.next[1].code)
-
-
-def test_page_locked_memory_is_the_hosts(gpu: TrainDevice, tmp_path: Path) -> None:
-    cudasim = pytest.importorskip("cudasim", reason="only the simulator refuses at will")
-    torch._C._host_emptyCache()
-    cudasim.fault("host:1")
-    report, verdict = failed(defaults(Workload.DIGITS_MLP, gpu.id), tmp_path / "r")
-    assert report.last.memory is MemoryKind.PINNED
-    assert verdict.case is OomCause.HOST
-    assert report.last.host is not None
-    assert report.last.host.total
-    reason = run_json(tmp_path / "r")["reason"]
-    assert reason.startswith("The host could not page-lock more memory. ")
-    assert ("pin_memory", False) in [(step.name, step.value) for step in verdict.next]
-
-
-def test_half_the_batch_and_twice_the_accumulation_goes_through(
-    gpu: TrainDevice, tmp_path: Path
-) -> None:
-    """The same samples a step; the model's memory does not move, so it takes some halvings."""
-    limit(gpu, 120 * MIB)
-    config: RunConfig | ConfigIssue = hungry(gpu, width=16, image_size=64)
-    sizes = []
-    for number in range(6):
-        assert isinstance(config, RunConfig)
-        sizes.append((config.batch_size, config.step_size))
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        if train(replace(config, max_steps=1, epochs=1), folder) is RunStatus.FINISHED:
-            break
-        assert "ran out of memory" in run_json(folder)["reason"]
-        config = half_batch(config, [gpu])
-    else:
-        pytest.fail(f"none of {sizes} went through")
-    assert len(sizes) > 1
-    assert {size for _, size in sizes} == {64}
-    assert [event for event in events(folder) if "oom" in event.kind] == []

@@ -13,7 +13,6 @@ import pytest
 
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.host import usage
-from stepscope.memory.oom import observer
 from stepscope.memory.oom.classify import OomCause
 from stepscope.memory.oom.reader import judged, read_report
 from stepscope.memory.oom.record import MemoryKind
@@ -145,23 +144,6 @@ def test_a_handler_that_raises_during_the_ending_does_not_lose_it(tmp_path: Path
     ended = run_json(watched(tmp_path, HANDLER_AFTER_FAILURE))
     assert ended["status"] == "failed"
     assert ended["reason"] == "ConnectionResetError: [Errno 104] Connection reset by peer"
-
-
-def test_a_worker_that_the_kernel_killed_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(observer, "kills_since", lambda first: 1)
-    monkeypatch.setattr("stepscope.memory.oom.capture.kills_since", lambda first: 1)
-
-    fail_with(monkeypatch, "DataLoader worker (pid 12) is killed by signal: Killed. ")
-    assert training_run.run(small(Workload.DIGITS_MLP), tmp_path) is RunStatus.FAILED
-    reason = run_json(tmp_path)["reason"]
-    assert reason.startswith("The host ran out of memory: the kernel killed a DataLoader worker.")
-    report = read_report(tmp_path)
-    assert report is not None
-    assert report.last.memory is MemoryKind.HOST
-    assert report.last.host is not None
-    assert report.last.host.kills == 1
 
 
 def cgroup(root: Path, kills: int) -> Path:

@@ -23,11 +23,8 @@ from stepscope.memory.snapshots.open_snapshot import (
     open_snapshot,
     summary_path,
 )
-from tests.support.snapshots import REAL, action, live_block, snapshot
+from tests.support.snapshots import REAL, live_block, snapshot
 from tests.support.waiting import wait_for
-
-BATCHES = 30
-"""Of 1000 actions each: some 2 MB, more than are looked at together."""
 
 
 @pytest.fixture
@@ -43,10 +40,8 @@ def spare(tmp_path: Path) -> Path:
 
 
 def test_a_snapshot_is_opened_once(real: Path, spare: Path) -> None:
-    shares: list[float] = []
-    first = open_snapshot(real, spare, shares.append)
+    first = open_snapshot(real, spare)
     assert first.devices[0].parts.allocated == 34_790_912
-    assert shares
     kept = summary_path(real)
     made = kept.stat().st_mtime_ns
     again = SnapshotLoadTask(real, spare, kept_summary(real, spare))
@@ -66,17 +61,6 @@ def test_where_the_folder_cannot_be_written_the_summary_goes_elsewhere(
     assert not summary_path(real).exists()
     assert len(list(spare.iterdir())) == 1
     assert kept_summary(real, spare) is not None
-
-
-def test_a_long_history_is_read_in_parts(tmp_path: Path, spare: Path) -> None:
-    trace = []
-    for number in range(500 * BATCHES):
-        trace.append(action("alloc", 512 * (number + 1), 1 + number % 9, number, number % 60 + 1))
-        trace.append(action("free_requested", 512 * (number + 1), 1 + number % 9, number))
-    path = tmp_path / "long.pickle"
-    path.write_bytes(pickle.dumps(snapshot([live_block(64)], trace)))
-    [history] = open_snapshot(path, spare).histories
-    assert (history.actions, history.peak, history.end) == (1000 * BATCHES, 64 + 9, 64)
 
 
 HOSTILE = {

@@ -32,7 +32,6 @@ from trainer.training import train as training_run
 from trainer.training.accelerator import CpuAccelerator, HostReader
 from trainer.training.loaders import Loader, make_loader
 from trainer.training.loop import TrainLoop
-from trainer.training.rank_info import TrainerRank
 from trainer.training.step import TrainStep
 
 
@@ -173,18 +172,6 @@ def test_a_device_that_this_machine_lacks_is_the_reason(tmp_path: Path) -> None:
     assert "this machine has no device" in run(config, tmp_path)["reason"]
 
 
-def test_losses_that_the_gpu_did_not_give_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def drop(self: HostReader, step: int, ts: float, row: MetricRow, scalars: object) -> None:
-        self.dropped += 1
-        self._sink(step, ts, row)
-
-    monkeypatch.setattr(HostReader, "put", drop)
-    ended = run(small(Workload.LINEAR, epochs=1), tmp_path)
-    assert ended["dropped_values"] == ended["step"] > 0
-
-
 def test_after_a_cuda_error_the_buffers_are_kept_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,12 +276,3 @@ def test_a_refused_rank_waits_for_the_file_that_its_outcome_is_found_by(
     config = small(Workload.DIGITS_MLP, strategy=Strategy.DDP, devices_per_node=2)
     assert training_run.run(config, tmp_path) is RunStatus.FAILED
     assert len(waits) == 2
-
-
-def test_a_rank_that_has_met_the_others_does_not_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rank 0 has begun then; without a shared disk its file is on another host."""
-    monkeypatch.setattr(training_run.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(training_run, "time", SimpleNamespace())
-    training_run._wait_for_first_rank(tmp_path, TrainerRank(1, 1, 2, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stepscope.memory.oom.record import OomRecord, ProcessMemory, SegmentStats
+from stepscope.memory.oom.record import OomRecord, ProcessMemory
 
 MIB = 2**20
 GIB = 2**30
@@ -22,7 +22,6 @@ FULL = OomRecord(
     free=100 * MIB,
     allocated=1720 * MIB,
     reserved=1740 * MIB,
-    own=1948 * MIB,
     others=0,
 )
 """A GPU of 2 GiB that one process has filled before its first step was complete: 208 MiB of it are
@@ -35,10 +34,7 @@ PIECES = replace(
     allocated=900 * MIB,
     reserved=1740 * MIB,
     peak_allocated=1500 * MIB,
-    inactive_split=840 * MIB,
-    segments=SegmentStats(count=40, largest_free=60 * MIB),
 )
-
 """After 20 steps: nearly half of the reserved memory is free in pieces, and more than the demand of
 1,200 MiB was allocated at once before."""
 
@@ -47,6 +43,5 @@ OTHER = replace(
     allocated=600 * MIB,
     reserved=620 * MIB,
     others=1120 * MIB,
-    own=828 * MIB,
-    processes=(ProcessMemory(pid=77, name="python", memory=1120 * MIB, yours=True),),
+    processes=(ProcessMemory(pid=77, name="python", memory=1120 * MIB),),
 )

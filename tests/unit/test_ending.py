@@ -42,10 +42,6 @@ def _run(program: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_end_of_a_child_process_does_not_end_the_rank() -> None:
-    assert _run(CHILD) == (0, "goes on\n")
-
-
 def test_a_signal_to_end_after_another_signal_ends_the_rank() -> None:
     for name in ("SIGTERM", "SIGINT", "SIGHUP"):
         assert _run(CHILD + RAISE.format(name=name)) == (EXIT_CODE, "goes on\n")

@@ -18,10 +18,8 @@ from stepscope.memory.oom.record import (
     MemoryKind,
     OomRecord,
     OomReport,
-    OptimizerMemory,
     ProcessMemory,
     RecentSamples,
-    SegmentStats,
     oom_name,
     parse,
 )
@@ -29,8 +27,8 @@ from tests.support.oom_records import FULL, OTHER, PIECES
 
 MIB = 2**20
 GIB = 2**30
-TOO_BIG, PIECED, SPIKE = OomCause.TOO_BIG, OomCause.FRAGMENTATION, OomCause.SPIKE
-OPTIMIZER, UNKNOWN = OomCause.OPTIMIZER, OomCause.UNKNOWN
+TOO_BIG, PIECED, OPTIMIZER = OomCause.TOO_BIG, OomCause.FRAGMENTATION, OomCause.OPTIMIZER
+UNKNOWN = OomCause.UNKNOWN
 
 
 def readings(steps: int, allocated: Any, peak: float) -> RecentSamples:
@@ -65,33 +63,17 @@ FRACTION = replace(
     requested=100 * MIB,
     others=0,
 )
-ELSEWHERE = SegmentStats(count=9, largest_free=MIB, elsewhere=320 * MIB)
 OUTSIDE = replace(PIECES, step=0, steps_done=0, phase=None)
 HELD = replace(after(20, 1100 * MIB), allocated=900 * MIB, peak_allocated=1100 * MIB)
 USUAL = after(20, 700 * MIB, allocated=900 * MIB)
-HIDDEN = replace(OTHER, others=None, own=None, processes=(), others_reason="in a container")
+HIDDEN = replace(OTHER, others=None, processes=(), others_reason="in a container")
 STRANGERS = (
-    ProcessMemory(pid=77, memory=GIB),
     ProcessMemory(pid=8, name="b"),
+    ProcessMemory(pid=77, memory=GIB),
     ProcessMemory(pid=9, name="c"),
 )
-ADAM = replace(
-    FULL,
-    phase="optimizer",
-    optimizer=OptimizerMemory(
-        name="AdamW", parameters=600 * MIB, state=500 * MIB, expected=1200 * MIB
-    ),
-)
-COMPLETE = OptimizerMemory(name="Adam", parameters=600 * MIB, state=GIB, expected=GIB)
-LARGE_STATE = OptimizerMemory(name="Adam", parameters=2 * GIB, state=0, expected=4 * GIB)
-MINE = OptimizerMemory(name="Mine", parameters=MIB, state=0)
-SMALL_ADAM = replace(ADAM, allocated=1400 * MIB, requested=150 * MIB)
-VALIDATION: dict[str, Any] = {
-    "phase": "validation",
-    "training": False,
-    "training_at_steps": True,
-    "function": "evaluate",
-}
+UPDATE = replace(FULL, phase="optimizer")
+VALIDATION: dict[str, Any] = {"training": False, "grad": True}
 INSIDE = RecentSamples(  # the second sample is inside the step that fails, with its own peak
     ts=(1.0, 2.0),
     steps=(19, 20),
@@ -102,39 +84,18 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
     "first step": (
         FULL,
         TOO_BIG,
-        "Before the first step was complete 1.68 GiB was in use and 300 MiB more was requested: "
-        "the GPU has 2.00 GiB",
+        "In step 1 of this run, 1.68 GiB was in use and 300 MiB more was requested: the GPU has "
+        "2.00 GiB",
     ),
     "one tensor": (replace(FULL, requested=3 * GIB, others=GIB), TOO_BIG, "tensor of 3.00 GiB"),
-    "one tensor after steps that fitted": (
-        replace(after(50, 500 * MIB), requested=3 * GIB),
-        SPIKE,
-        "",
-    ),
     "a memory fraction": (FRACTION, TOO_BIG, "this process may use 1.00 GiB of the GPU"),
-    "a memory fraction beside others": (
-        replace(FRACTION, free=20 * MIB, others=800 * MIB),
-        TOO_BIG,
-        "",
-    ),
-    "steps that fill the GPU": (
-        after(100, 1700 * MIB, others=0),
-        TOO_BIG,
-        "too close to the limit for the differences between steps",
-    ),
-    "pieces": (PIECES, PIECED, "840 MiB of the reserved memory was free in pieces of at most 60.0"),
-    "another stream": (replace(PIECES, segments=ELSEWHERE), PIECED, "belongs to another stream"),
-    "another stream in the first step": (
-        replace(PIECES, step=0, steps_done=0, peak_allocated=None, segments=ELSEWHERE),
+    "pieces": (
+        PIECES,
         PIECED,
-        "could take the requested 300 MiB",
-    ),
-    "a private pool": (
-        replace(PIECES, segments=replace(ELSEWHERE, private=400 * MIB)),
-        PIECED,
-        "belongs to a private pool",
+        "300 MiB was requested, and 840 MiB of the reserved memory was free (48%), but not in",
     ),
     "pieces outside of steps": (OUTSIDE, PIECED, ""),
+    "pieces beside a smaller process": (replace(PIECES, others=400 * MIB), PIECED, ""),
     "more than before outside of steps": (
         replace(OUTSIDE, peak_allocated=1100 * MIB),
         TOO_BIG,
@@ -147,19 +108,13 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
         "2.00 GiB. Fragmentation may add to it: 840 MiB of the reserved memory was free",
     ),
     "more than before without samples": (replace(HELD, readings=RecentSamples()), TOO_BIG, ""),
-    "a spike that was held before": (replace(USUAL, peak_allocated=1500 * MIB), PIECED, ""),
-    "a spike beyond what was held": (replace(USUAL, peak_allocated=1100 * MIB), SPIKE, ""),
+    "pieces, as much was held before": (replace(USUAL, peak_allocated=1500 * MIB), PIECED, ""),
     "few pieces": (replace(FULL, allocated=1640 * MIB, requested=150 * MIB), TOO_BIG, ""),
-    "another process": (OTHER, OomCause.OTHER_PROCESS, "python (process 77) holds 1.09 GiB"),
-    "another user's processes": (
+    "another process": (OTHER, OomCause.OTHER_PROCESS, "Process 77 (python) holds 1.09 GiB"),
+    "several processes": (
         replace(OTHER, processes=STRANGERS),
         OomCause.OTHER_PROCESS,
-        "A process (process 77), b (process 8) and 1 more hold",
-    ),
-    "others by this process's memory": (
-        replace(OTHER, others=None, processes=()),
-        OomCause.OTHER_PROCESS,
-        "Another process holds 1.09 GiB",
+        "Process 77 and 2 more hold",
     ),
     "a desktop": (
         replace(FULL, others=150 * MIB, allocated=1600 * MIB, reserved=1610 * MIB),
@@ -167,50 +122,25 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
         "",
     ),
     "hidden processes": (HIDDEN, UNKNOWN, "libraries of this one (in a container)"),
-    "a long batch": (
-        after(100, 700 * MIB),
-        SPIKE,
-        "In the forward of one step 1.97 GiB was needed, versus at most 700 MiB",
-    ),
-    "a sample inside the failing step": (replace(after(20, 0), readings=INSIDE), SPIKE, "700 MiB"),
-    "validation with gradients": (
-        after(100, 1000 * MIB, **VALIDATION),
-        SPIKE,
-        "Validation (in evaluate) ran with gradients on, so activations were kept: 1.97 GiB",
-    ),
-    "validation just above the steps": (after(100, 1700 * MIB, **VALIDATION), TOO_BIG, ""),
-    "validation below the steps": (after(100, 2040 * MIB, **VALIDATION), TOO_BIG, ""),
-    "validation after unknown steps": (
-        replace(FULL, steps_done=12, step=12, **VALIDATION),
-        UNKNOWN,
-        "",
+    "a long batch": (after(100, 700 * MIB), TOO_BIG, "Up to 700 MiB was in use before"),
+    "a sample inside the failing step": (
+        replace(after(20, 0), readings=INSIDE),
+        TOO_BIG,
+        "Up to 700 MiB",
     ),
     "optimizer": (
-        ADAM,
+        UPDATE,
         OPTIMIZER,
-        "AdamW keeps 1.17 GiB of state for 600 MiB of parameters; its first step creates it, and "
-        "500 MiB existed when another 300 MiB did not fit.",
+        "in its first step, and 300 MiB of that did not fit next to 1.68 GiB allocated.",
     ),
-    "pieces for one tensor of a state": (SMALL_ADAM, OPTIMIZER, ""),
-    "pieces next to a complete state": (replace(SMALL_ADAM, optimizer=COMPLETE), OPTIMIZER, ""),
-    "an unknown optimizer": (replace(ADAM, optimizer=MINE), OPTIMIZER, "keeps state for 1.00 MiB"),
-    "others that are too small for the rest of a state": (
-        replace(OTHER, step=0, steps_done=0, phase="optimizer", optimizer=LARGE_STATE),
-        OPTIMIZER,
-        "",
-    ),
-    "no optimizer": (replace(ADAM, optimizer=None), OPTIMIZER, ""),
     "a later update": (after(100, 1700 * MIB, phase="optimizer"), TOO_BIG, ""),
+    "no more than before": (after(100, 2040 * MIB), UNKNOWN, "no single cause explains it."),
     "enough a moment later": (
         replace(FULL, requested=50 * MIB),
         UNKNOWN,
         "was refused although 100 MiB was free a moment later",
     ),
-    "steps without samples": (
-        replace(FULL, step=9, steps_done=9),
-        UNKNOWN,
-        "; the need of earlier steps was not recorded.",
-    ),
+    "steps without samples": (replace(FULL, step=9, steps_done=9), UNKNOWN, ""),
     "less reserved than allocated": (replace(FULL, reserved=10), UNKNOWN, "not recorded,"),
     "no limit": (replace(FULL, allowed=None, total=None), UNKNOWN, "not recorded,"),
     **{
@@ -237,7 +167,7 @@ def test_free_pieces_in_a_step_that_was_never_completed_are_a_remark(done: int, 
     first_update = phase == "optimizer" and done == 0
     assert verdict.case is (OPTIMIZER if first_update else TOO_BIG)
     if not first_update:
-        assert "840 MiB of the reserved memory was free in pieces" in verdict.text
+        assert "840 MiB of the reserved memory was free" in verdict.text
         assert "batch" in verdict.next[0].text
         assert "expandable_segments:True" in (verdict.next[1].code or "")
     assert "ALLOC_CONF" not in codes(judge(FULL))
@@ -245,17 +175,19 @@ def test_free_pieces_in_a_step_that_was_never_completed_are_a_remark(done: int, 
 
 @pytest.mark.parametrize(
     ("record", "share"),
-    [(PIECES, 840 / 1740), (OTHER, 1120 / 2048), (ADAM, 1200 / 2048), (FULL, None)],
+    [(PIECES, 840 / 1740), (OTHER, 1120 / 2048), (FULL, None)],
 )
 def test_the_share_is_the_causes_fraction(record: OomRecord, share: float | None) -> None:
     assert judge(record).share == pytest.approx(share, abs=1e-4)
 
 
-@pytest.mark.parametrize("change", [{"grad": False}, {"training": True}, {"training_at_steps": 0}])
-def test_only_a_validation_with_gradients_gets_no_grad(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"grad": False}, {"training": True}])
+def test_only_evaluation_with_gradients_gets_no_grad(change: dict[str, Any]) -> None:
     assert "torch.no_grad()" in codes(judge(after(100, 700 * MIB, **VALIDATION)))
     changed = judge(after(100, 700 * MIB, **(VALIDATION | change)))
     assert "torch.no_grad()" not in codes(changed)
+    assert "max_length" in codes(changed)
+    assert "max_length" not in codes(judge(FULL))
 
 
 # --- growth ---------------------------------------------------------------------------------------
@@ -285,8 +217,8 @@ def test_growth_is_not_extrapolated_beyond_the_samples() -> None:
 
 
 def test_an_event_of_growth_counts_unless_samples_contradict_it() -> None:
-    flat = after(50_000, 1000 * MIB)
-    assert judge(flat, growth=EVENT).case is SPIKE
+    flat = after(300, 1000 * MIB)
+    assert judge(flat, growth=EVENT).case is TOO_BIG
     verdict = judge(replace(flat, readings=RecentSamples()), growth=EVENT)
     assert verdict.case is OomCause.GROWTH
     assert "by 1.37 GiB over 700 steps" in verdict.text
@@ -319,7 +251,7 @@ def test_a_sample_inside_a_long_step_does_not_count_as_growth() -> None:
     peaks = (700.0 * MIB,) * len(steps)
     columns = {"memory/allocated": inside, "memory/peak_allocated": peaks}
     samples = RecentSamples(ts=tuple(map(float, steps)), steps=steps, columns=columns)
-    assert judge(replace(after(39, 700 * MIB), readings=samples)).case is SPIKE
+    assert judge(replace(after(39, 700 * MIB), readings=samples)).case is TOO_BIG
 
 
 # --- host memory ----------------------------------------------------------------------------------
@@ -343,7 +275,6 @@ def test_host_memory_is_distinguished_from_gpu_memory(host: HostMemory | None, t
     assert verdict.case is OomCause.HOST
     assert text in verdict.text
     assert "num_workers" not in (verdict.next[0].code or "")
-    assert any("has workers" in step.text for step in verdict.next)  # unknown whether it has
     limited = host is not None and host.limit is not None
     assert any("container more memory" in step.text for step in verdict.next) is limited
 
@@ -365,17 +296,6 @@ def test_fewer_workers_are_recommended_only_if_workers_hold_the_memory(
     verdict = judge(record)
     assert ("num_workers" in codes(verdict)) is workers
     assert ("mmap" in codes(verdict)) is not workers
-    assert not any("has workers" in step.text for step in verdict.next)
-
-
-@pytest.mark.parametrize(("limit", "size"), [(None, 40 * 2**40), (GIB, 2 * GIB)])
-def test_one_request_beyond_the_host_is_a_wrong_shape(limit: int | None, size: int) -> None:
-    host = HostMemory(total=8 * GIB, available=7 * GIB, process=GIB, children=3 * GIB, limit=limit)
-    verdict = judge(OomRecord(ts=0.0, memory=MemoryKind.HOST, requested=size, host=host))
-    assert verdict.case is OomCause.HOST
-    assert "more than the host has in all" in verdict.text
-    (step,) = verdict.next
-    assert "shape" in step.text
 
 
 def test_page_locked_memory_is_host_memory() -> None:
@@ -386,15 +306,6 @@ def test_page_locked_memory_is_host_memory() -> None:
 
 
 # --- recommendations ------------------------------------------------------------------------------
-
-
-def test_a_process_is_ended_only_by_its_owner() -> None:
-    own, strangers = judge(OTHER), judge(replace(OTHER, processes=STRANGERS))
-    assert own.next[0].text == (
-        "End process 77 (python), which held 1.09 GiB, if it still runs: it was yours."
-    )
-    assert strangers.next[0].text.startswith("Wait until the other process has ended")
-    assert "kill" not in codes(own) + codes(strangers)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +332,6 @@ def test_settings_in_force_are_kept_in_the_recommended_line(text: str, line: str
 @pytest.mark.parametrize(
     "allocator",
     [
-        # What is left, max_split_size_mb, does not act on expandable segments.
         AllocatorSettings(text="x", expandable_segments=True),
         AllocatorSettings(backend="cudaMallocAsync"),
     ],
@@ -456,28 +366,22 @@ def named(verdict: OomVerdict) -> list[tuple[str | None, Any]]:
 
 
 def test_a_run_of_the_trainer_gets_settings_in_order() -> None:
-    wanted = {
-        "batch_size": 32,
-        "activation_checkpointing": True,
-        "precision": "bf16",
-        "dataset_on_device": False,
-    }
+    wanted = {"batch_size": 32, "activation_checkpointing": True, "precision": "bf16"}
     assert named(judge(FULL, ours())) == list(wanted.items())
-    in_force = judge(FULL, ours(**wanted | {"batch_size": 1}))
-    assert named(in_force) == []
-    assert "device with more memory" in in_force.next[0].text
+    in_force = ours(**wanted | {"batch_size": 1, "dataset_on_device": False})
+    assert named(judge(FULL, in_force)) == []
+    assert "device with more memory" in judge(FULL, in_force).next[0].text
     old = RunSetup(on_gpu=True, own=True, config=OURS, capability=(7, 0))
     assert ("precision", "fp16") in named(judge(FULL, old))
     impossible = judge(FULL, ours(), allowed=lambda name, value: name != "precision")
-    assert "precision" not in dict(named(impossible))
+    assert named(impossible)[2] == ("dataset_on_device", False)
 
 
 @pytest.mark.parametrize(
     ("record", "first"),
     [
         (PIECES, ("preallocate_memory", True)),
-        (replace(PIECES, segments=replace(ELSEWHERE, elsewhere=GIB)), ("copy_stream", False)),
-        (ADAM, ("optimizer", "sgd")),
+        (UPDATE, ("optimizer", "sgd")),
         (OomRecord(ts=0.0, memory=MemoryKind.HOST), ("num_workers", 2)),
         (OomRecord(ts=0.0, memory=MemoryKind.PINNED), ("copy_stream", False)),
         (OTHER, ("batch_size", 32)),
@@ -488,30 +392,50 @@ def test_each_cause_has_its_first_setting(record: OomRecord, first: tuple[str, A
 
 
 def test_a_smaller_batch_is_not_recommended_for_the_optimizers_state() -> None:
-    verdict = judge(replace(ADAM, optimizer=COMPLETE))
+    verdict = judge(UPDATE)
     assert any("hardly helps" in step.text for step in verdict.next)
-    assert "fused" in codes(verdict)
+    assert "backward" not in codes(verdict)
 
 
 # --- the file -------------------------------------------------------------------------------------
 
 RICH = replace(
-    ADAM,
+    FULL,
     message="CUDA out of memory",
     processes=OTHER.processes,
-    segments=PIECES.segments,
     host=HostMemory(total=1, kills=0),
-    settings=AllocatorSettings(text="a:b", expandable_segments=True, fraction=0.5),
+    settings=AllocatorSettings(text="a:b", expandable_segments=True),
     readings=readings(3, lambda i: i, 4),
     inputs=("1 × 2",),
     stack=("train.py:3 step",),
 )
+FORMER = {
+    "epoch": 2,
+    "training_at_steps": True,
+    "function": "evaluate",
+    "inactive_split": 7,
+    "own": 5,
+    "segments": {"count": 9, "largest_free": 1, "elsewhere": 2, "private": 0},
+    "blocks": [{"size": 5, "count": 1, "frames": ["train.py:3 step"], "module": None}],
+    "blocks_reason": "no history",
+    "optimizer": {"name": "AdamW", "parameters": 1, "state": 2, "expected": 2},
+    "processes": [{"pid": 77, "name": "python", "memory": 5, "yours": True}],
+}
+"""Fields that earlier versions have written."""
 
 
 def test_a_report_is_the_same_after_it_was_a_file() -> None:
     report = OomReport(first=FULL, last=RICH, seen=3, ended=True)
     assert parse(json.dumps(report.to_json())) == report
     assert (oom_name(), oom_name(3)) == ("oom.json", "oom-rank3.json")
+
+
+def test_a_record_of_an_earlier_version_is_read() -> None:
+    raw = OomReport(first=FULL, last=PIECES).to_json()
+    raw["last"] |= FORMER
+    found = parse(json.dumps(raw)).last
+    assert found == replace(PIECES, processes=(ProcessMemory(pid=77, name="python", memory=5),))
+    assert judge(found).case is PIECED
 
 
 @pytest.mark.parametrize(
@@ -527,9 +451,7 @@ def test_a_report_is_the_same_after_it_was_a_file() -> None:
         ({"first": {"ts": 1.0, "memory": "tape"}}, "report.first.memory"),
         ({"first": {"ts": 1.0, "stack": "abc"}}, "report.first.stack"),
         ({"first": {"ts": 1.0, "stack": ["a"] * 3000}}, "list of at most"),
-        ({"first": {"ts": 1.0, "blocks": [{"count": 1}]}}, "missing"),
-        ({"first": {"ts": 1.0, "processes": [{"pid": -1}]}}, "report.first.processes.*pid"),
-        ({"first": {"ts": 1.0, "processes": [{"pid": 1}]}}, ">= 2.*report.first.processes"),
+        ({"first": {"ts": 1.0, "processes": [{"name": "a"}]}}, "missing.*report.first.processes"),
         ({"first": {"ts": 1.0, "readings": {"columns": []}}}, "report.first.readings.columns"),
     ],
 )
@@ -568,14 +490,14 @@ def test_any_json_is_a_record_or_an_error(raw: dict[str, Any]) -> None:
     assert judge(report.last).text
 
 
-FIGURES = ("requested", "total", "allowed", "free", "allocated", "reserved", "own", "others")
+FIGURES = ("requested", "total", "allowed", "free", "allocated", "reserved", "others")
 
 
 @settings(max_examples=300, deadline=None)
 @given(
     figures=st.fixed_dictionaries(dict.fromkeys(FIGURES, sizes)),
     steps=st.none() | st.integers(0, 200),
-    phase=st.sampled_from([None, "forward", "optimizer", "validation"]),
+    phase=st.sampled_from([None, "forward", "optimizer"]),
     peak=st.integers(0, 2**40),
 )
 def test_a_verdict_is_complete_for_any_figures(

@@ -122,10 +122,10 @@ def test_an_unknown_run_or_store_is_an_error(tmp_path: Path, recorder: Recorder)
         stepscope.open("first", rank=1).events()
 
 
-def test_names_and_representations_in_a_shell(recorder: Recorder) -> None:
+def test_a_star_import_keeps_the_built_in_open() -> None:
     names: dict[str, object] = {}
     exec("from stepscope import *", names)
-    assert "open" not in names  # the built-in function
+    assert "open" not in names
     assert {"init", "log", "open"} <= set(dir(stepscope))
     assert all(hasattr(stepscope, name) for name in dir(stepscope))
     recorder.log(7, {"train/loss": 2.0})

@@ -79,7 +79,7 @@ def test_a_summary_is_read_with_care(tmp_path: Path) -> None:
     write_profile(tmp_path, 5, 6)
     assert profile_summary(tmp_path, made) == summary()
     path.write_bytes(b"\xff{")
-    with pytest.raises(ValueError, match=r"profile-step-5-6\.summary\.json: is no JSON"):
+    with pytest.raises(ValueError, match=r"profile-step-5-6\.summary\.json: must be"):
         profile_summary(tmp_path, made)
     path.write_bytes(b" " * (BYTES_LIMIT + 1))
     with pytest.raises(ValueError, match="must have at most"):
@@ -98,11 +98,8 @@ def test_a_row_an_operator() -> None:
         "CUDA total",
         "CPU self",
         "CPU total",
-        "CUDA memory",
-        "CPU memory",
     ]
     assert (row["Operator"], row["CUDA self"], row["CPU self"]) == ("aten::addmm", 0.3, 0.008)
-    assert row["CPU memory"] == 64 / 2**20
     assert [name for name in rows(summary(cuda=False))[0] if "CUDA" in name] == []
 
 

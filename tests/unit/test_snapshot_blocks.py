@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from stepscope.memory.oom.capture import live_blocks
 from stepscope.memory.snapshots.segments import Fragmentation, fragmentation
 from stepscope.memory.snapshots.stacks import StackTable, module_of
 from tests.support.snapshots import frame, free_block, live_block, segment
 
 MIB = 2**20
 FRAMES = [frame(7)]
-OTHER = [frame(70, "step", "/me/train.py")]
-
-
-def test_equal_stacks_are_added_up_and_the_largest_comes_first() -> None:
-    segments = [
-        segment([live_block(2 * MIB), live_block(5 * MIB, frames=OTHER), free_block(9 * MIB)]),
-        segment([live_block(4 * MIB), live_block(MIB, state="active_awaiting_free")]),
-        segment([live_block(MIB, frames=[])]),
-    ]
-    (first, second, third), reason = live_blocks(segments)
-    assert (first.size, first.count, first.frames) == (6 * MIB, 2, ("/me/net.py:7 in forward",))
-    assert (second.size, second.frames) == (5 * MIB, ("/me/train.py:70 in step",))
-    assert (third.size, third.frames) == (MIB, ())
-    assert reason is None
-    blocks, reason = live_blocks([segment([live_block(n, frames=[]) for n in (8, 8, 30)])])
-    assert [(one.size, one.count) for one in blocks] == [(30, 1), (16, 2)]
-    assert "history" in str(reason)
 
 
 def test_free_parts_of_segments_in_use_are_split() -> None:
@@ -53,12 +35,8 @@ def test_whole_pages_of_an_expandable_segment_are_reclaimable() -> None:
     assert (found.cached, found.split, found.largest_free) == (60 * MIB, 15 * MIB, 75 * MIB)
 
 
-def test_other_versions_are_read_and_malformed_segments_skipped() -> None:
-    live = {
-        "size": MIB,
-        "state": "active_allocated",
-        "history": [{"real_size": MIB - 5, "frames": FRAMES}],
-    }
+def test_malformed_segments_are_skipped() -> None:
+    live = {"size": MIB, "state": "active_allocated"}
     old = {"total_size": 2 * MIB, "blocks": [live, {"size": MIB, "state": "inactive"}]}
     nonsense = [None, 3, {"blocks": 7}, {"blocks": [{"size": -4, "state": "inactive"}, "x"]}]
     bools = {"total_size": True, "blocks": [{"size": True, "state": "inactive"}]}

@@ -49,18 +49,6 @@ def test_allocations_live_until_the_first_free_of_their_address(path: Path) -> N
     assert [(held.size, held.count) for held in found.at_peak] == [(100, 1), (50, 1)]
 
 
-def test_what_was_there_before_is_known_from_its_free_and_from_the_end(path: Path) -> None:
-    kept = live_block(64, address=ADDRESS + 4096)
-    trace = [action("free_requested", 2048, 200), action("alloc", 512, 10)]
-    found = history_of(path, snapshot([kept, live_block(10, address=512)], trace))
-    assert found.before == (64, 64)
-    assert found.live == (64, 74)
-    trace = [action("alloc", 512, 5), action("free_completed", 2048, 200)]
-    again = history_of(path, snapshot([kept], trace))
-    assert again.before == (264, 64)
-    assert again.live == (269, 69)
-
-
 def test_reserved_is_reckoned_back_from_the_end(path: Path) -> None:
     trace = [
         action("segment_alloc", ADDRESS, 1000),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stepscope.memory.snapshots import open_snapshot
 from stepscope.memory.snapshots import segments as segment_rows
-from stepscope.memory.snapshots.load import SnapshotError, load
+from stepscope.memory.snapshots.load import load
 from stepscope.memory.snapshots.open_snapshot import read_summary, write_summary
 from stepscope.memory.snapshots.segments import ACTIVE, FREE, MAX_SIZE
 from stepscope.memory.snapshots.stacks import module_of
@@ -153,23 +153,20 @@ def test_a_summary_never_goes_through_a_link(tmp_path: Path, real: SnapshotSumma
 
 
 @pytest.mark.parametrize("segments", [5, 40])
-def test_sizes_that_no_memory_has_are_refused(tmp_path: Path, segments: int) -> None:
-    huge = [segment([live_block(MAX_SIZE - 1)]) for _ in range(segments)]
-    with pytest.raises(SnapshotError, match=r"add up to less than 2\*\*63 bytes"):
-        summary_of(tmp_path, snapshot([]) | {"segments": huge})
-
-
-def test_whatever_fails_becomes_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_sizes_that_no_memory_has_are_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    segments: int,
 ) -> None:
-    def fail(_: object) -> None:
-        raise OverflowError("too big")
-
     monkeypatch.setattr(open_snapshot, "limit_process", lambda **_: None)
-    monkeypatch.setattr(open_snapshot, "summarize", fail)
-    assert open_snapshot.main([str(REAL), str(tmp_path / "a")]) == 1
+    huge = [segment([live_block(MAX_SIZE - 1)]) for _ in range(segments)]
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"segments": huge}))
+    assert open_snapshot.main([str(path), str(tmp_path / "a")]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("snapshot.pickle: cannot be summarized (OverflowError: too big). ")
+    assert said.startswith("snapshot.pickle: cannot be summarized (")
+    assert [path] == list(tmp_path.iterdir())
 
 
 ODD = (
@@ -238,15 +235,6 @@ def test_the_difference_is_by_stack_whatever_the_addresses(tmp_path: Path) -> No
     assert (found.before, found.after, found.complete) == (2 * MIB + 5, 2 * MIB + 12, True)
     assert difference(first, first).changes == ()
     assert not difference(first, replace(second, sites_left=3, size_left=9)).complete
-
-
-def test_every_stack_at_the_peak_is_kept(tmp_path: Path) -> None:
-    lines = range(1, 30)
-    trace = [action("alloc", 512 * line, 1000 - line, line=line) for line in lines]
-    trace += [action("free_requested", 512 * line, 1000 - line) for line in lines]
-    found = summary_of(tmp_path, snapshot([], trace))
-    frames = [found.frames(held.stack) for held in found.histories[0].at_peak]
-    assert frames == [(f"/me/net.py:{line} in forward",) for line in lines]
 
 
 def test_stacks_without_memory_are_not_kept(tmp_path: Path) -> None:

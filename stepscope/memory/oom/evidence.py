@@ -15,7 +15,6 @@ from stepscope.memory.oom.record import HostMemory, OomRecord
 FIRST_STEPS = 2
 """Number of steps with atypical memory: optimizer state and library workspaces are allocated."""
 MIN_TREND_STEPS = 6  # Minimum number of different steps of a trend.
-MAX_GROUPS = 60  # Maximum number of groups of steps that are compared in pairs.
 MIN_RISING_FRACTION = 0.9  # Minimum fraction of pairs of steps in which the later step has more.
 MIN_CONFIRMED_FRACTION = 0.5
 """Minimum slope of the last samples, as a fraction of an event's rate; below, growth has ended."""
@@ -47,26 +46,21 @@ def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> OomTren
     `growth` is the event's untrusted data. The event may be old: it counts unless the last samples
     contradict it.
     """
-    points = _at_boundaries(record)
-    # The lowest of each group: every third point of a periodic series would mislead.
-    size = max(1, -(-len(points) // MAX_GROUPS))
-    groups = (points[start : start + size] for start in range(0, len(points), size))
-    lowest = [min(group, key=lambda point: point[1]) for group in groups]
-    steps, values = np.array(lowest, float).reshape(-1, 2).T
-    first, second = np.triu_indices(len(lowest), 1)
+    steps, values = np.array(_at_boundaries(record), float).reshape(-1, 2).T
+    first, second = np.triu_indices(len(steps), 1)
     slopes = (values[second] - values[first]) / (steps[second] - steps[first])
     slope = float(np.median(slopes)) if len(slopes) else 0.0
     sampled = None
-    if len(points) >= MIN_TREND_STEPS and slope > 0 and (slopes > 0).mean() >= MIN_RISING_FRACTION:
-        span = points[-1][0] - points[0][0]
-        grown = int(min(slope * span, points[-1][1] - points[0][1]))
+    if len(steps) >= MIN_TREND_STEPS and (slopes > 0).mean() >= MIN_RISING_FRACTION:
+        span = int(steps[-1] - steps[0])
+        grown = int(min(slope * span, values[-1] - values[0]))
         sampled = OomTrend(slope, span, grown) if grown > 0 else None
     try:
         event = msgspec.convert(growth, _GrowthEvent)
     except msgspec.ValidationError:
         return sampled
     grown = int(event.bytes_per_step * int(event.steps))
-    is_over = len(points) >= 2 and slope < MIN_CONFIRMED_FRACTION * event.bytes_per_step
+    is_over = len(slopes) > 0 and slope < MIN_CONFIRMED_FRACTION * event.bytes_per_step
     if is_over or (sampled is not None and sampled.grown >= grown):
         return sampled
     return OomTrend(event.bytes_per_step, int(event.steps), grown)
@@ -148,45 +142,27 @@ def figures_of(record: OomRecord) -> OomFigures | None:
     )
 
 
-def others_of(record: OomRecord, figures: OomFigures) -> int | None:
-    """Return the bytes of other processes; None if they cannot be separated from this process."""
-    if record.others is not None:
-        return max(record.others, 0)
-    listed = [process.memory for process in record.processes if process.memory is not None]
-    if listed:
-        return sum(listed)
-    if record.own is not None and record.total is not None and record.free is not None:
-        return max(0, record.total - record.free - max(record.own, figures.reserved))
-    return None
-
-
 def evidence_of(
     record: OomRecord, figures: OomFigures | None = None, growth: OomTrend | None = None
 ) -> dict[str, str]:
     """Return the figures behind a verdict as text, by their label."""
-    segments, state, host = record.segments, record.optimizer, record.host or HostMemory()
+    host = record.host or HostMemory()
     sizes: dict[str, Any] = {
         "Requested": record.requested,
         "Allocated (tensors)": record.allocated,
         "Reserved but free (fragmented)": figures and figures.cached,
-        "Largest free block": segments and segments.largest_free,
-        "Largest free block in other streams and pools": segments and segments.elsewhere,
         "Free on the device": record.free,
-        "Other processes": figures and others_of(record, figures),
+        "Other processes": record.others,
         "Outside of PyTorch's memory": figures and figures.outside,
         "Limit of this process": record.allowed,
         "Device total": record.total,
         "Peak of earlier steps": usual_peak(record),
-        "Parameters": state and state.parameters,
-        "Optimizer state, so far": state and state.state,
-        "Optimizer state, complete": state and state.expected,
         "Host, available": host.available,
         "Host in all": host.total,
         "This process": host.process,
         "Its child processes": host.children,
         "Container, used": host.limit_used,
         "Container, limit": host.limit,
-        "Shared memory, free": host.shared_free,
     }
     shown = {name: format_bytes(size) for name, size in sizes.items() if size is not None}
     reason = record.others_reason if record.others is None else None
@@ -194,13 +170,9 @@ def evidence_of(
         "Other processes": reason and f"unknown: {reason}",
         "Growth of allocated": growth
         and f"{format_bytes(growth.per_step)} per step over {growth.steps:,} steps",
-        "Processes ended by the kernel": None if host.kills is None else f"{host.kills:,}",
-        "Phase": record.phase,
         "Model mode": {True: "training", False: "evaluation", None: None}[record.training],
         "Gradients": {True: "on", False: "off", None: None}[record.grad],
         "Model inputs": ", ".join(record.inputs),
-        "Steps completed": None if record.steps_done is None else f"{record.steps_done:,}",
         "Allocator settings": record.settings.text,
-        "Retries before": f"{record.retries:,}" if record.retries else None,
     }
-    return shown | {name: text for name, text in texts.items() if text and name not in shown}
+    return shown | {name: text for name, text in texts.items() if text}

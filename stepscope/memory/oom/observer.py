@@ -33,11 +33,7 @@ from stepscope.run.status import RunOutcome, killed_worker, shortage, with_lost_
 
 log = logging.getLogger(__name__)
 
-WHOLE_INTERVAL_S = 1.0
-"""Minimum interval between two whole records: a script may search its batch size by failing."""
 EVENT_INTERVAL_S = 5.0  # Minimum interval between two events of caught failures.
-_SLOW = ("own", "others", "others_reason", "processes", "readings")
-"""Fields that a record without its slow parts takes over from the record before."""
 _UNDESCRIBED = "cannot describe the failed allocation"
 
 
@@ -52,8 +48,7 @@ class OomObserver(capture.FailureContext):
         self._pid = os.getpid()
         self._lock = threading.Lock()  # acquired without blocking: a second thread may fail as well
         self._report: OomReport | None = None
-        self._whole_at = self._event_at = -EVENT_INTERVAL_S
-        self._written: OomReport | None = None
+        self._event_at = -EVENT_INTERVAL_S
         self._counted = 0
 
     def attach(self) -> None:
@@ -93,17 +88,9 @@ class OomObserver(capture.FailureContext):
         if os.getpid() != self._pid or not self._lock.acquire(blocking=False):
             return
         try:
-            whole = time.monotonic() - self._whole_at >= WHOLE_INTERVAL_S
-            record = capture.at_allocation(self, device, requested, allowed, free, whole)
-            if whole:
-                self._whole_at = time.monotonic()
-            elif self._report is not None:
-                last = self._report.last
-                record = replace(record, **{name: getattr(last, name) for name in _SLOW})
-            self._keep(record)
+            self._keep(capture.at_allocation(self, device, requested, allowed, free))
             self.pending = True
-            if whole:
-                self._write()
+            self._write()
         finally:
             self._lock.release()
 
@@ -112,7 +99,6 @@ class OomObserver(capture.FailureContext):
         if not self.pending:
             return
         self.pending = False
-        self._write()
         now = time.monotonic()
         if now - self._event_at >= EVENT_INTERVAL_S:
             self._event_at = now
@@ -146,10 +132,9 @@ class OomObserver(capture.FailureContext):
         return self._report
 
     def close(self) -> None:
-        """Write the rest; other runs of this process may follow."""
+        """Record the last caught failures; other runs of this process may follow."""
         self.settle()
         self._add_event()
-        self._write()
         if self in _observers:
             _observers.remove(self)
 
@@ -178,12 +163,11 @@ class OomObserver(capture.FailureContext):
 
     def _write(self) -> None:
         report = self._report
-        if report is None or report is self._written:
+        if report is None:
             return
         try:
             # Not durable: that waits for the disk, and the process is still there.
             write_run_json(self.recorder.folder, report.to_json(), self._name, durable=report.ended)
-            self._written = report
         except (OSError, ValueError) as error:
             log.warning("stepscope: cannot write %s: %s", self._name, error)
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepscope.bottleneck.recommendations import BF16_FROM, FP16_FROM, RunSetup, setting_text
-from stepscope.common.formatting import format_bytes
 from stepscope.memory.allocator import with_expandable
 from stepscope.memory.oom.record import HostMemory, OomRecord
 
-MAX_STEPS = 5
+MAX_STEPS = 3
 
 Allowed = Callable[[str, Any], bool]
 
@@ -43,11 +42,11 @@ def steps_to_take(
     has_pieces: bool = False,
 ) -> tuple[RemedyStep, ...]:
     """Return the recommendations; `has_pieces` adds one against fragmentation."""
-    steps: list[RemedyStep] = []
-    for step in advice(record, setup or RunSetup(on_gpu=True, own=False)):
-        is_possible = allowed is None or step.name is None or allowed(step.name, step.value)
-        if is_possible and step not in steps:
-            steps.append(step)
+    steps = [
+        step
+        for step in advice(record, setup or RunSetup(on_gpu=True, own=False))
+        if allowed is None or step.name is None or allowed(step.name, step.value)
+    ]
     if has_pieces:
         steps[1:1] = _allocator(record)
     return tuple(steps[:MAX_STEPS])
@@ -68,6 +67,11 @@ def _half_batch(setup: RunSetup) -> Steps:
 
 
 def smaller(record: OomRecord, setup: RunSetup) -> Steps:
+    if record.training is False and record.grad is True:
+        yield RemedyStep(
+            "If this is a validation, turn gradients off, so that no activations are kept.",
+            "model.eval()\nwith torch.no_grad():\n    outputs = model(inputs)",
+        )
     if setup.own:
         yield from _smaller_by_settings(setup)
     else:
@@ -76,6 +80,11 @@ def smaller(record: OomRecord, setup: RunSetup) -> Steps:
             "half the activations are live at a time.",
             "(loss / 2).backward()\nif i % 2:\n    optimizer.step()\n    optimizer.zero_grad()",
         )
+        if record.steps_done:
+            yield RemedyStep(
+                "If samples differ in length, limit it: the longest one sets the size of a batch.",
+                "tokens = tokens[:max_length]",
+            )
         yield RemedyStep(
             "Run the forward pass under autocast: activations take half the memory.",
             'with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
@@ -101,9 +110,10 @@ def _smaller_by_settings(setup: RunSetup) -> Steps:
 
 def pieces(record: OomRecord, setup: RunSetup) -> Steps:
     yield from _allocator(record)
-    if setup.config.get("preallocate_memory") is False and setup.own:
-        yield _setting("preallocate_memory", True, ": the largest step then takes its memory first")
     if setup.own:
+        if setup.config.get("preallocate_memory") is False:
+            yield _setting("preallocate_memory", True, ": the largest step takes its memory first")
+        yield from _off(setup, "copy_stream", "cuda_graphs")  # each has memory of its own
         yield from _smaller_by_settings(setup)
         return
     yield RemedyStep(
@@ -111,7 +121,8 @@ def pieces(record: OomRecord, setup: RunSetup) -> Steps:
         "the next step."
     )
     yield RemedyStep(
-        "Empty the cache where shapes change, for example between training and validation.",
+        "Empty the cache where shapes change, for example between training and validation. A "
+        "block that another stream or a CUDA graph used stays there.",
         "torch.cuda.empty_cache()",
     )
 
@@ -130,28 +141,11 @@ def _allocator(record: OomRecord) -> Steps:
         )
 
 
-def streams(record: OomRecord, setup: RunSetup) -> Steps:
-    yield from _off(setup, "copy_stream", "cuda_graphs")
-    if not setup.own:
-        yield RemedyStep(
-            "Free what the other stream or graph used before this allocation, or create "
-            "both tensors on one stream: a freed block stays with its stream.",
-            "torch.cuda.empty_cache()",
-        )
-    yield from smaller(record, setup)
-
-
 def others(record: OomRecord, setup: RunSetup) -> Steps:
-    yours = [process for process in record.processes if process.yours]
-    largest = max(yours, key=lambda process: process.memory or 0, default=None)
-    wait = "Wait until the other process has ended, or choose another device."
-    if largest is not None:
-        held = "" if largest.memory is None else f", which held {format_bytes(largest.memory)}"
-        name = f" ({largest.name})" if largest.name else ""
-        # No kill command: in an old record the pid may belong to another process by now.
-        yield RemedyStep(f"End process {largest.pid}{name}{held}, if it still runs: it was yours.")
-        wait = "Or choose another device."
-    yield RemedyStep(wait, None if setup.own else "CUDA_VISIBLE_DEVICES=1 python train.py")
+    yield RemedyStep(
+        "End the other process or wait until it has ended, or choose another device.",
+        None if setup.own else "CUDA_VISIBLE_DEVICES=1 python train.py",
+    )
     yield from smaller(record, setup)
 
 
@@ -167,33 +161,12 @@ def growth(record: OomRecord, setup: RunSetup) -> Steps:
     )
 
 
-def no_grad(record: OomRecord, setup: RunSetup) -> Steps:
-    yield RemedyStep(
-        "Turn gradients off for validation, so that no activations are kept.",
-        "model.eval()\nwith torch.no_grad():\n    outputs = model(inputs)",
-    )
-    yield RemedyStep("Or validate with a smaller batch than you train with.")
-
-
-def long_batch(record: OomRecord, setup: RunSetup) -> Steps:
-    if not setup.own:
-        yield RemedyStep(
-            "Cap the sample length, or fill batches by tokens instead of samples: one "
-            "long sample makes the whole batch long.",
-            "tokens = tokens[:max_length]",
-        )
-    yield from smaller(record, setup)
-
-
 def optimizer(record: OomRecord, setup: RunSetup) -> Steps:
     """Yield steps that shrink the state; a smaller batch does not."""
     if setup.text("optimizer", "") in ("adam", "adamw"):
         yield _setting("optimizer", "sgd", ", which keeps half of the state")
     if setup.own and setup.text("precision", "fp32") not in ("pure_bf16", "pure_fp16"):
         yield _setting("precision", "pure_bf16", ": weights and state take half")
-    yield from _off(setup, "dataset_on_device")
-    if setup.text("optimizer_impl", "") == "foreach":
-        yield _setting("optimizer_impl", "fused", ": foreach copies all gradients")
     if not setup.own:
         yield RemedyStep(
             "Use an optimizer with less state: 8-bit AdamW keeps a quarter, SGD with "
@@ -203,50 +176,29 @@ def optimizer(record: OomRecord, setup: RunSetup) -> Steps:
             "Shard the optimizer state across GPUs.",
             "optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
         )
-        yield RemedyStep(
-            "Use the fused optimizer: it updates without copies of all gradients.",
-            "torch.optim.AdamW(model.parameters(), fused=True)",
-        )
     yield RemedyStep(
         "Choose a smaller model or a device with more memory. A smaller batch hardly helps: "
         "its activations are freed before the optimizer's step."
     )
 
 
-def is_beyond_host(record: OomRecord) -> bool:
-    """Return True if one allocation is larger than all memory of the host or its container."""
-    total = None if record.host is None else record.host.limit or record.host.total
-    return total is not None and (record.requested or 0) > total
-
-
 def host(record: OomRecord, setup: RunSetup) -> Steps:
-    if is_beyond_host(record):
-        yield RemedyStep("Check the shape: no setting makes one allocation of this size fit.")
-        return
     memory, workers = record.host or HostMemory(), setup.number("num_workers")
     workers_hold_more = 0 < (memory.children or 0) >= (memory.process or 0)
     if setup.own:
         if workers:
             yield _setting("num_workers", workers // 2)
-        if workers and setup.number("prefetch_factor") > 1:
-            yield _setting("prefetch_factor", 1)
         yield from _half_batch(setup)
     elif workers_hold_more or "DataLoader worker" in (record.message or ""):
         yield RemedyStep(
             "Use fewer workers, and have each prefetch less.",
             "DataLoader(data, num_workers=2, prefetch_factor=1)",
         )
-        yield RemedyStep(
-            "Keep data in arrays or memory-mapped files: lists of Python objects are "
-            "gradually copied into every worker."
-        )
     else:
         yield RemedyStep(
             "Map large files into memory or read them in parts instead of loading them whole.",
             'data = numpy.load(path, mmap_mode="r")',
         )
-        if memory.children is None:
-            yield RemedyStep("If a DataLoader has workers, use fewer of them.")
     if memory.limit is not None:
         yield RemedyStep("Give the container more memory.")
     yield RemedyStep("Close other programs, or use a machine with more memory.")
@@ -254,17 +206,9 @@ def host(record: OomRecord, setup: RunSetup) -> Steps:
 
 def pinned(record: OomRecord, setup: RunSetup) -> Steps:
     yield from _off(setup, "copy_stream", "non_blocking", "pin_memory")
-    yield from _half_batch(setup)
     if not setup.own:
         yield RemedyStep(
             "Pin fewer or smaller batches.",
             "DataLoader(data, pin_memory=True, num_workers=2, prefetch_factor=1)",
         )
     yield RemedyStep("Raise the locked-memory limit (ulimit -l) or the container's memory.")
-
-
-def anything(record: OomRecord, setup: RunSetup) -> Steps:
-    yield from smaller(record, setup)
-    yield RemedyStep(
-        "Take a memory snapshot of an earlier step: it shows which lines hold the memory."
-    )

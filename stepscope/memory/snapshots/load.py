@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import io
 import os
 import pickle
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.stacks import StackTable
@@ -26,8 +25,6 @@ SMALLER = (
     "Record fewer steps or a lower max_entries, or open it with https://pytorch.org/memory_viz."
 )
 REMEDY = "Record it with torch.cuda.memory._dump_snapshot, or with Memory snapshot on the page."
-
-Progress = Callable[[int], object]  # Called with the bytes read so far.
 
 
 class SnapshotError(ValueError):
@@ -44,7 +41,6 @@ class MemorySnapshot:
     traces: dict[int, AllocatorTrace]  # By torch's index of the device, those with a history.
     stacks: StackTable
     labels: tuple[str, ...]  # The labels of allocations, by number.
-    settings: dict[str, Any]  # The allocator's settings, {} without any in the file.
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -58,26 +54,13 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to objects outside of it")
 
 
-class _File(io.FileIO):
-    """Calls `progress` with the bytes read so far."""
-
-    def __init__(self, descriptor: int, progress: Progress) -> None:
-        super().__init__(descriptor)
-        self._progress = progress
-
-    def readinto(self, buffer: Any) -> int | None:
-        count = super().readinto(buffer)
-        self._progress(self.tell())
-        return count
-
-
-def load(path: Path, *, progress: Progress = lambda read: None) -> MemorySnapshot:
+def load(path: Path) -> MemorySnapshot:
     """Return a snapshot without calling any function named in it.
 
     An untrusted file may need any amount of memory: `open_snapshot` limits it in a child process.
     Raises SnapshotError and OSError.
     """
-    with _opened(path, progress) as (file, size), _no_collection():
+    with _opened(path) as (file, size), _no_collection():
         try:
             return _snapshot(path, size, _PlainUnpickler(file).load())
         except SnapshotError:
@@ -97,14 +80,11 @@ def load(path: Path, *, progress: Progress = lambda read: None) -> MemorySnapsho
 
 
 def _snapshot(path: Path, size: int, root: object) -> MemorySnapshot:
-    if isinstance(root, list):
-        root = {"segments": root}
     if not isinstance(root, dict):
         raise SnapshotError(
             f"{_name(path)}: must hold a dict with segments, got {type(root).__name__}. {REMEDY}"
         )
     segments, histories = root.get("segments"), root.get("device_traces")
-    settings = root.get("allocator_settings")
     if not isinstance(segments, list) and not isinstance(histories, list):
         named = [key[:20] if isinstance(key, str) else type(key).__name__ for key in root]
         keys = ", ".join(printable(key) for key in named[:5]) or "nothing"
@@ -128,7 +108,6 @@ def _snapshot(path: Path, size: int, root: object) -> MemorySnapshot:
         traces=traces,
         stacks=stacks,
         labels=tuple(printable(label[:MAX_LABEL_CHARS]) for label in labels),
-        settings=settings if isinstance(settings, dict) else {},
     )
 
 
@@ -137,14 +116,14 @@ def _name(path: Path) -> str:
 
 
 @contextmanager
-def _opened(path: Path, progress: Progress) -> Iterator[tuple[io.BufferedReader[_File], int]]:
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """Open a regular file of at most MAX_FILE_BYTES bytes. Raises SnapshotError and OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(number)
     if not stat.S_ISREG(found.st_mode):
         os.close(number)
         raise SnapshotError(f"{_name(path)}: must be a file, got something else. {REMEDY}")
-    with io.BufferedReader(_File(number, progress), CHUNK) as file:
+    with os.fdopen(number, "rb", CHUNK) as file:
         if found.st_size > MAX_FILE_BYTES:
             raise SnapshotError(
                 f"{_name(path)}: must have at most {MAX_FILE_BYTES:,} bytes, got "

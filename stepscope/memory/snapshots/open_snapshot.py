@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,8 +128,7 @@ def main(arguments: Sequence[str]) -> int:
     limit_process(memory=MAX_MEMORY, cpu_s=MAX_CPU_S, file_bytes=MAX_RESULT_BYTES)
     try:
         modified_ns = snapshot.stat().st_mtime_ns
-        loaded = load(snapshot, progress=lambda read: os.write(1, f"{read}\n".encode()))
-        write_summary(result, summarize(loaded), modified_ns)
+        write_summary(result, summarize(load(snapshot)), modified_ns)
     except MemoryError:
         return _fail(
             f"{snapshot.name}: needs more than {format_bytes(MAX_MEMORY)} of memory to open. "
@@ -158,8 +157,6 @@ class SnapshotLoadTask:
     def __init__(self, path: Path, spare: Path, summary: SnapshotSummary | None = None) -> None:
         found = path.stat()
         self.path = path
-        self.share = 0.0
-        """Fraction of the file that has been read."""
         self.summary = summary
         self.error: str | None = None
         """Why the file could not be opened, as a sentence."""
@@ -179,10 +176,6 @@ class SnapshotLoadTask:
         if self.done or process is None:
             return self.done
         code = process.poll()
-        assert process.stdout is not None
-        last = (process.stdout.read() or b"").split()[-1:]
-        if last and last[0].isdigit():
-            self.share = min(1.0, int(last[0]) / max(1, self._state[0]))
         name = self.path.name
         if code is None and time.monotonic() > self._deadline:
             self.close()
@@ -205,7 +198,7 @@ class SnapshotLoadTask:
         if process is not None:
             process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
+            for pipe in (process.stdin, process.stderr):
                 if pipe is not None:
                     pipe.close()
 
@@ -216,9 +209,7 @@ def kept_summary(path: Path, spare: Path) -> SnapshotSummary | None:
     return read_summary(_place(path, spare), found.st_size, found.st_mtime_ns)
 
 
-def open_snapshot(
-    path: Path, spare: Path, progress: Callable[[float], None] = lambda share: None
-) -> SnapshotSummary:
+def open_snapshot(path: Path, spare: Path) -> SnapshotSummary:
     """Return the summary of a snapshot; blocks. Raises SnapshotError and OSError.
 
     `spare` is a folder for the summary if the folder of the file is read-only.
@@ -226,7 +217,6 @@ def open_snapshot(
     opening = SnapshotLoadTask(path, spare, kept_summary(path, spare))
     try:
         while not opening.poll():
-            progress(opening.share)
             time.sleep(POLL_S)
     finally:
         opening.close()
@@ -245,20 +235,17 @@ def _place(path: Path, spare: Path) -> Path:
 
 def _start(path: Path, result: Path) -> subprocess.Popen[bytes]:
     roots = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    process = subprocess.Popen(
+    return subprocess.Popen(
         # -P: a file of the working directory must not take the place of a module.
         [sys.executable, "-P", "-m", "stepscope.memory.snapshots.open_snapshot"]
         + [str(path.absolute()), str(result.absolute())],
         stdin=subprocess.PIPE,  # closed with this process: the child then ends
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         # One thread is enough, and others would count against the limit of memory.
         env={**os.environ, "PYTHONPATH": roots, "OPENBLAS_NUM_THREADS": "1"},
         start_new_session=True,
     )
-    assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
-    return process
 
 
 def _why(name: str, code: int, words: list[str]) -> str:

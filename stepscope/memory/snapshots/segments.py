@@ -19,7 +19,6 @@ ACTIVE, AWAITING, FREE = 0, 1, 2
 _STATES = {
     "active_allocated": ACTIVE,
     "active_awaiting_free": AWAITING,
-    "active_pending_free": AWAITING,  # older versions of torch
 }
 MAX_SIZE = 2**62  # Sizes from here on are invalid.
 PAGE_BYTES = {"small": 2 * 2**20, "large": 20 * 2**20}
@@ -157,9 +156,6 @@ def blocks_of(segment: dict[str, Any]) -> Iterator[SegmentBlock]:
         if size is None or not isinstance(state, str):
             continue
         requested, frames = whole(block.get("requested_size")), block.get("frames")
-        if requested is None and block.get("history"):  # torch before 2.1
-            first = next(_dicts(block["history"]), {})
-            requested, frames = whole(first.get("real_size")), first.get("frames")
         address = whole(block.get("address"))
         requested, code = min(size, requested or size), _STATES.get(state, FREE)
         yield SegmentBlock(start, size, requested, code, frames, address)

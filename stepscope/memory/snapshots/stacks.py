@@ -96,14 +96,13 @@ def short(frame: str) -> str:
 
 
 class StackTable:
-    """Numbers stacks from 0; `left_out` counts lists of frames beyond the limits."""
+    """Numbers stacks from 0, up to the limits."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         """The distinct frames."""
         self.frames: list[tuple[int, ...]] = []
         """For each stack its frames, as indices of `texts`, innermost first."""
-        self.left_out = 0
         self._by_frames: dict[tuple[int, ...], int] = {(): NO_STACK}
         self._by_text: dict[str, int] = {}
         self._by_ids: dict[tuple[int, ...], int] = {}
@@ -120,7 +119,6 @@ class StackTable:
             places = tuple(place for place in map(self._place, frames) if place >= 0)
             number = self._by_frames.get(places)
             if number is None and len(self.frames) >= MAX_STACKS:
-                self.left_out += 1
                 return NO_STACK
             if number is None:
                 number = self._by_frames[places] = len(self.frames)

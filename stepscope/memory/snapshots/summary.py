@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepscope.common.formatting import printable
-from stepscope.memory.snapshots.load import REMEDY, MemorySnapshot, SnapshotError
+from stepscope.memory.snapshots.load import MemorySnapshot
 from stepscope.memory.snapshots.segments import (
     ACTIVE,
     DeviceSegments,
@@ -25,9 +25,7 @@ from stepscope.memory.snapshots.trace import MAX_OOMS
 
 MAX_SITES = 2000
 """Maximum number of stacks with live memory that are listed; programs have some hundred."""
-MAX_SETTINGS = 40
 MAX_TEXT_CHARS = 200
-MAX_SUM_BYTES = 2**63  # An untrusted file may give each of many blocks a size near this.
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +65,8 @@ class SnapshotSummary:
     histories: tuple[MemoryTimeline, ...]
     failed: tuple[FailedAllocation, ...]
     labels: tuple[str, ...]
-    settings: dict[str, str]
     texts: dict[int, str]
     stacks: dict[int, tuple[int, ...]]
-    unreadable: int  # Entries of the history that were no actions.
-    stacks_left: int  # Allocations whose stack exceeded the maximum number of stacks.
 
     def frames(self, stack: int) -> tuple[str, ...]:
         """Return the lines of a stack, () if none was recorded."""
@@ -83,24 +78,7 @@ class SnapshotSummary:
 
 
 def summarize(snapshot: MemorySnapshot) -> SnapshotSummary:
-    """Return the summary of a snapshot. Raises SnapshotError for sizes of 2**63 bytes or more."""
-    name = printable(snapshot.name)[:MAX_TEXT_CHARS]
-    try:
-        summary = _summary(name, snapshot)
-        sizes = [one.parts.reserved for one in summary.devices]
-        sizes += [one.parts.reserved for one in summary.places]
-        sizes += [timeline.peak for timeline in summary.histories]
-        sizes += [value for site in summary.sites for value in (site.size, site.requested)]
-        if max((*sizes, summary.size_left)) >= MAX_SUM_BYTES:
-            raise OverflowError
-    except OverflowError:
-        raise SnapshotError(
-            f"{name}: its sizes must add up to less than 2**63 bytes, got more. {REMEDY}"
-        ) from None
-    return summary
-
-
-def _summary(name: str, snapshot: MemorySnapshot) -> SnapshotSummary:
+    """Return the summary of a snapshot. Raises OverflowError for sizes above 64 bits."""
     table = snapshot.stacks
     devices = device_memory(snapshot.segments, table)
     sites = _sites(snapshot.segments, table)
@@ -118,7 +96,7 @@ def _summary(name: str, snapshot: MemorySnapshot) -> SnapshotSummary:
     stacks = {number: table.frames[number] for number in sorted(set(used) - {NO_STACK})}
     texts = {text: table.texts[text] for frames in stacks.values() for text in frames}
     return SnapshotSummary(
-        name=name,
+        name=printable(snapshot.name)[:MAX_TEXT_CHARS],
         file_size=snapshot.size,
         devices=devices,
         places=places(snapshot.segments),
@@ -128,11 +106,8 @@ def _summary(name: str, snapshot: MemorySnapshot) -> SnapshotSummary:
         histories=histories,
         failed=tuple(failed[:MAX_OOMS]),
         labels=snapshot.labels,
-        settings=_settings(snapshot.settings),
         texts=texts,
         stacks=stacks,
-        unreadable=sum(trace.unreadable for trace in snapshot.traces.values()),
-        stacks_left=table.left_out,
     )
 
 
@@ -168,16 +143,6 @@ def _histories(
         timeline = history(device, trace, live[device], reserved.get(device))
         if timeline is not None:
             yield timeline
-
-
-def _settings(settings: dict[str, Any]) -> dict[str, str]:
-    return {
-        printable(name)[:MAX_TEXT_CHARS]: printable(str(value))[:MAX_TEXT_CHARS]
-        for name, value in list(settings.items())[:MAX_SETTINGS]
-        # Python refuses to convert a very large integer to text.
-        if isinstance(name, str)
-        and (isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63))
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,6 @@ class AllocatorTrace:
     stack: NDArray[np.int32]  # Stack number of allocations; NO_STACK for all other actions.
     phase: NDArray[np.int16]  # Label number of allocations, MISSING without a label.
     ooms: tuple[OomAction, ...] = ()
-    unreadable: int = 0  # Entries that were no actions.
 
     def __len__(self) -> int:
         return len(self.action)
@@ -78,8 +77,7 @@ def read_trace(entries: list[Any], stacks: StackTable, labels: dict[str, int]) -
         for row in np.flatnonzero(action == OOM)[:MAX_OOMS].tolist()
     ]
     address, size, time_us = (_column(known, key) for key in ("addr", "size", "time_us"))
-    unreadable = len(entries) - len(known)
-    return AllocatorTrace(action, address, size, time_us, stack, phase, tuple(ooms), unreadable)
+    return AllocatorTrace(action, address, size, time_us, stack, phase, tuple(ooms))
 
 
 def _label_number(label: object, labels: dict[str, int]) -> int:
