@@ -210,7 +210,7 @@ class Services:
         """Estimate a run's memory; with `largest` also measure throughput. Raises as `start`."""
         with self._lock:
             self._refuse(ServerActivity.BATCH_SIZE_FINDER if largest else ServerActivity.ESTIMATE)
-            self.estimates.start(lambda: PredictionRun(config, self.runs, largest=largest))
+            self.estimates.start(lambda: PredictionRun(config, largest=largest))
 
     def busy_reason(self, starting: ServerActivity) -> str | None:
         """Return why `starting` cannot begin now; None if it can."""

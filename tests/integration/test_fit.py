@@ -1,4 +1,4 @@
-"""`trainer.memory_estimate` and `stepscope measure-memory` as processes, and the margin."""
+"""`trainer.memory_estimate` and `stepscope measure-memory` as processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.recorder.recorder import Recorder
-from stepscope.run import RunKind, RunStatus
-from trainer.config import RunConfig, Workload, defaults
+from trainer.config import Workload, defaults
 from trainer.devices import list_devices
 from trainer.memory_estimate.__main__ import main
-from trainer.memory_estimate.estimate import answer
-from trainer.memory_estimate.past_runs import DEFAULT_FACTOR, FIT_JSON, margin_for
+from trainer.memory_estimate.estimate import MARGIN, answer
 from trainer.memory_estimate.probe import ROUNDS, Progress, measure
 
 FIT = [sys.executable, "-m", "trainer.memory_estimate"]
@@ -89,7 +86,7 @@ def test_the_command_prints_the_peak_and_its_parts(tmp_path: Path) -> None:
     assert found["reason"]
     assert found["device"] == "cpu"
     assert 0 < found["seconds"] < 300
-    assert found["margin"] == {"factor": DEFAULT_FACTOR, "runs": 0, "source": "default"}
+    assert found["margin"] == {"factor": MARGIN}
     chosen = [found["config"][name] for name in ("batch_size", "optimizer", "optimizer_impl")]
     assert chosen == [512, "sgd", "for-loop"]
 
@@ -180,7 +177,7 @@ def test_the_progress_line_is_cleared(
     assert (code, after) == ((0, "") if error is None else (1, said))
 
 
-def test_the_share_of_progress_only_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_of_progress_only_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(config: Any, sizes: Any, progress: Progress) -> Any:
         for share in (0.0, 0.5):
             progress("Measuring", share)
@@ -191,7 +188,7 @@ def test_the_share_of_progress_only_grows(tmp_path: Path, monkeypatch: pytest.Mo
     device = next(one for one in list_devices() if one.id == "cpu")
     note: Progress = lambda text, share: shares.append(share)  # noqa: E731
     options: dict[str, Any] = {"largest": True, "probe": True, "progress": note}
-    assert "largest" in answer(defaults(Workload.LINEAR), device, tmp_path, **options)
+    assert "largest" in answer(defaults(Workload.LINEAR), device, **options)
     assert shares == sorted(shares)
     assert shares[-2:] == pytest.approx([0.5, 0.75])
 
@@ -235,78 +232,6 @@ def test_wrong_usage_is_one_sentence(
     assert out == ""
     assert said in err
     assert len(err.strip().splitlines()) == 1
-
-
-# --- the margin of earlier runs -------------------------------------------------------------------
-
-
-CONFIG = defaults(Workload.GPT, "GPU-1")
-
-
-def recorded(root: Path, name: str, peak: float, config: RunConfig = CONFIG) -> Path:
-    folder = root / name
-    folder.mkdir()
-    recorder = Recorder(folder, name=name, kind=RunKind.TRAINER, config=config.to_dict())
-    recorder.log(1, {"train/loss": 1.0})
-    recorder.sample({"memory/peak_allocated": peak})
-    recorder.close(RunStatus.FINISHED)
-    return folder
-
-
-def test_the_margin_comes_from_measured_against_predicted_peaks(tmp_path: Path) -> None:
-    predicted: list[RunConfig] = []
-
-    def predict(other: RunConfig) -> int:
-        predicted.append(other)
-        return 1000
-
-    for number, peak in enumerate((1010.0, 1050.0, 1080.0)):
-        recorded(tmp_path, f"run-{number}", peak)
-    recorded(tmp_path, "other", 5000.0, defaults(Workload.MATMUL, "GPU-1"))
-    margin = margin_for(CONFIG, tmp_path, predict)
-    assert margin.factor == pytest.approx(1.10)
-    assert margin.runs == 3
-    # A prediction is stored with its run, for one kind of GPU.
-    for capability, count in ((None, 3), ((9, 0), 6), ((9, 0), 6), ((8, 0), 9), ((8, 0), 9)):
-        assert margin_for(CONFIG, tmp_path, predict, capability) == margin
-        assert len(predicted) == count
-
-
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_only_a_plain_file_is_read(tmp_path: Path, kind: str) -> None:
-    first = recorded(tmp_path, "run-0", 1000.0)
-    margin_for(CONFIG, tmp_path, lambda other: 1000)
-    kept = (first / FIT_JSON).rename(tmp_path / "kept")
-    if kind == "link":
-        (first / FIT_JSON).symlink_to(kept)
-    else:
-        os.mkfifo(first / FIT_JSON)
-    predicted: list[RunConfig] = []
-    margin_for(CONFIG, tmp_path, lambda other: predicted.append(other) or 900)
-    assert len(predicted) == 1
-    assert not (first / FIT_JSON).is_symlink()
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[1]", "{" * 5000, '{"method": 1, "torch": "x", "predicted_peak_bytes": 5}']
-)
-def test_a_damaged_or_older_prediction_is_repeated(tmp_path: Path, text: str) -> None:
-    folder = recorded(tmp_path, "run", 1000.0)
-    (folder / FIT_JSON).write_text(text)
-    margin_for(CONFIG, tmp_path, lambda other: 900)
-    assert json.loads((folder / FIT_JSON).read_text())["predicted_peak_bytes"] == 900
-
-
-def test_runs_that_cannot_be_predicted_or_read_do_not_count(tmp_path: Path) -> None:
-    folder = recorded(tmp_path, "run", 1000.0)
-    (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / "run.json").write_text('{"config": {"workload": 3}}')
-
-    def refuses(other: RunConfig) -> int:
-        raise RuntimeError("its data are gone")
-
-    assert margin_for(CONFIG, tmp_path, refuses).runs == 0
-    assert not (folder / FIT_JSON).exists()
 
 
 # --- stepscope measure-memory ---------------------------------------------------------------------

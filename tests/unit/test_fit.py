@@ -35,7 +35,6 @@ from trainer.memory_estimate.estimate import (
     estimate_memory,
     to_json,
 )
-from trainer.memory_estimate.past_runs import ABOVE, DEFAULT, DEFAULT_FACTOR, SafetyMargin, learned
 from trainer.memory_estimate.probe import sizes_to_measure
 from trainer.memory_estimate.simulate import simulate_step
 from trainer.memory_estimate.workspaces import backward_reorders, cublas_workspace, forward_reorders
@@ -254,20 +253,6 @@ def test_convolutions_reorder_weights_and_inputs_that_lie_otherwise() -> None:
 # --- the margin and the verdict -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ratios", "factor", "runs"),
-    [
-        ([1.3, 1.4], DEFAULT_FACTOR, 2),  # too few
-        ([1.0 + number / 1000 for number in range(100)], 1.094 + ABOVE, 100),
-        ([0.8, 0.9, 0.7], 1 + ABOVE, 3),
-        ([1e6, 0.0, 1.0, 1.0, 1.0], 1 + ABOVE, 3),  # of other code
-    ],
-)
-def test_the_margin_covers_nearly_all_runs(ratios: list[float], factor: float, runs: int) -> None:
-    source = "learned" if len(ratios) > 2 else "default"
-    assert learned(ratios) == SafetyMargin(factor, runs, source)
-
-
 def prediction(size: int) -> MemoryEstimate:
     return MemoryEstimate(
         config=RunConfig(),
@@ -289,7 +274,7 @@ def prediction(size: int) -> MemoryEstimate:
     ],
 )
 def test_the_verdict_has_three_answers(free: int | None, fits: bool | None, said: str) -> None:
-    verdict = compare_with_free(prediction(1000), FreeMemory(free, None, "nobody knows"), DEFAULT)
+    verdict = compare_with_free(prediction(1000), FreeMemory(free, None, "nobody knows"))
     assert verdict.fits is fits
     assert said in verdict.reason
     assert verdict.needed == 1110
@@ -297,9 +282,9 @@ def test_the_verdict_has_three_answers(free: int | None, fits: bool | None, said
 
 def test_the_json_has_the_peak_and_the_margin() -> None:
     free = FreeMemory(2000, 4000)
-    found = to_json(prediction(1000), compare_with_free(prediction(1000), free), free, DEFAULT)
+    found = to_json(prediction(1000), compare_with_free(prediction(1000), free), free)
     assert found["predicted_peak_bytes"] == 1000 == sum(found["parts"].values())
-    assert found["margin"] == {"factor": 1.1, "runs": 0, "source": "default"}
+    assert found["margin"] == {"factor": 1.1}
     assert found["fits"] is True
     assert found["config"]["workload"] == "digits_cnn"
 
