@@ -43,8 +43,8 @@ from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import open_source
 from stepscope.run import RunError, RunInfo, rank_pids, read_run, run_folder, run_folders, runs_root
 from stepscope.session import stop as force
+from trainer.collectives.measurement import CollectivePlan as CollectivePlan
 from trainer.collectives.measurement import Measurement
-from trainer.collectives.plan import CollectivePlan as CollectivePlan
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.lab.plan import SweepPlan
