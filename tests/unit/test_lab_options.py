@@ -50,7 +50,8 @@ def test_every_switch_has_a_variant_and_each_supported_one_can_run(device: str) 
     config = defaults(Workload.DIGITS_CNN, device)
     variants = all_variants(config, [CPU, GPU])
     missing = {switch.field for switch in SWITCHES} - {f for one in variants for f in one.changes}
-    assert missing <= NOT_TIMED | {"persistent_workers"}  # no effect without workers
+    # The last two have no effect without workers.
+    assert missing <= NOT_TIMED | {"prefetch_factor", "persistent_workers"}
     assert len({one.name for one in variants}) == len(variants)
     for variant in variants:
         if variant.problem is None:
