@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -15,10 +14,9 @@ from typing import Any
 import pytest
 
 from trainer.config import Workload, defaults
-from trainer.devices import list_devices
 from trainer.memory_estimate.__main__ import main
-from trainer.memory_estimate.estimate import MARGIN, answer
-from trainer.memory_estimate.probe import ROUNDS, Progress, measure
+from trainer.memory_estimate.estimate import MARGIN
+from trainer.memory_estimate.probe import ROUNDS, measure
 
 FIT = [sys.executable, "-m", "trainer.memory_estimate"]
 SCRIPT_FIT = [sys.executable, "-m", "stepscope.cli", "measure-memory"]
@@ -152,47 +150,6 @@ def test_a_model_that_reads_values_gets_a_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("error", [None, PermissionError(13, "Permission denied", "/data/x")])
-def test_the_progress_line_is_cleared(
-    error: OSError | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def answer(*args: Any, progress: Progress, **more: Any) -> dict[str, Any]:
-        progress("Measuring", 1.0)
-        if error is not None:
-            raise error
-        return {"fits": True}
-
-    monkeypatch.setattr("trainer.memory_estimate.estimate.answer", answer)
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    code = main(["--workload", "linear", "--device", "cpu", "--json"])
-    shown = terminal.getvalue()
-    _, after = shown.split("Measuring…\r\033[K")
-    assert "\n" not in shown.removesuffix(after)
-    said = "A file or folder cannot be used: [Errno 13] Permission denied: '/data/x'.\n"
-    assert (code, after) == ((0, "") if error is None else (1, said))
-
-
-def test_the_share_of_progress_only_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(config: Any, sizes: Any, progress: Progress) -> Any:
-        for share in (0.0, 0.5):
-            progress("Measuring", share)
-        return {}, []
-
-    monkeypatch.setattr("trainer.memory_estimate.estimate.measure", measured)
-    shares: list[float] = []
-    device = next(one for one in list_devices() if one.id == "cpu")
-    note: Progress = lambda text, share: shares.append(share)  # noqa: E731
-    options: dict[str, Any] = {"largest": True, "probe": True, "progress": note}
-    assert "largest" in answer(defaults(Workload.LINEAR), device, **options)
-    assert shares == sorted(shares)
-    assert shares[-2:] == pytest.approx([0.5, 0.75])
-
-
 GPT = "--workload gpt"
 
 
@@ -313,50 +270,27 @@ ManySteps = Callable[..., tuple[int, dict[str, Any], str]]
 SGD = "optimizer = torch.optim.SGD(model.parameters())"
 
 
-@pytest.mark.parametrize(
-    ("setup", "loss", "said"),
-    [
-        (
-            f"model = torch.nn.Linear(4, 4, device='meta')\n{SGD}",
-            "model(torch.ones(4, device='meta')).sum()",
-            "lies on meta",
-        ),
-        (
-            f"model = torch.nn.Linear(4, 4)\n{SGD}\noptimizer.state = 5",
-            "model(torch.ones(4)).sum()",
-            "could not be measured (TypeError",
-        ),
-    ],
-)
-def test_a_script_that_cannot_be_measured_ends_at_once_with_the_first_reason(
-    many_steps: ManySteps, setup: str, loss: str, said: str
-) -> None:
-    code, found, err = many_steps(setup, loss)
+def test_a_script_that_cannot_be_measured_ends_at_once(many_steps: ManySteps) -> None:
+    setup = f"model = torch.nn.Linear(4, 4)\n{SGD}\noptimizer.state = 5"
+    code, found, err = many_steps(setup, "model(torch.ones(4)).sum()")
     assert (code, found["steps"], err) == (1, 0, "")
-    assert said in found["text"]
+    assert "could not be measured (TypeError" in found["text"]
 
 
-@pytest.mark.parametrize(
-    ("closure", "said"),
-    [
-        ("); second.step(", "several optimizers alternate, so their steps are not comparable."),
-        (") if step < 40 else second.step(", "another optimizer has not stepped yet"),
-    ],
-)
-def test_two_optimizers_of_one_class(many_steps: ManySteps, closure: str, said: str) -> None:
+def test_two_optimizers_of_one_class(many_steps: ManySteps) -> None:
     setup = (
         "import copy\nmodel = torch.nn.Linear(4, 4)\nother = copy.deepcopy(model)\n"
         "optimizer = torch.optim.Adam(model.parameters())\n"
         "second = torch.optim.Adam(other.parameters())"
     )
     loss = "model(torch.ones(4)).sum() + other(torch.ones(4)).sum()"
-    code, found, err = many_steps(setup, loss, closure)
+    code, found, err = many_steps(setup, loss, "); second.step(")
     assert code == 0, err
-    assert said in found["text"]
+    assert "several optimizers alternate, so their steps are not comparable." in found["text"]
     assert found["batch_factor"] is None
 
 
-def test_sparse_gradients_and_lists_of_state_count(many_steps: ManySteps) -> None:
+def test_sparse_gradients_count(many_steps: ManySteps) -> None:
     rows, width = 1000, 8
     sparse = (
         f"model = torch.nn.Embedding({rows}, {width}, sparse=True)\n"
@@ -366,19 +300,6 @@ def test_sparse_gradients_and_lists_of_state_count(many_steps: ManySteps) -> Non
     assert code == 0, err
     assert found["parts"]["gradients"] == 32 * (width * 4 + 8)  # values, and an index of 8 bytes
     assert found["parts"]["optimizer_state"] == 2 * rows * width * 4
-    lbfgs = (
-        "model = torch.nn.Linear(64, 64, bias=False)\n"
-        "optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)"
-    )
-    closure = (
-        "lambda: (optimizer.zero_grad(), "
-        "model(torch.randn(99, 64)).square().sum().backward(), torch.ones(()))[2]"
-    )
-    loss = "model(torch.ones(64)).square().sum()"
-    code, found, err = many_steps(lbfgs, loss, closure, "--steps", "4")
-    assert code == 0, err
-    # The direction, the gradient before, and two lists of their differences.
-    assert found["parts"]["optimizer_state"] >= 4 * 64 * 64 * 4
 
 
 def test_a_script_without_steps_gets_a_sentence(tmp_path: Path) -> None:

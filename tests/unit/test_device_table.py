@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from stepscope.cli.devices import NARROWEST, brief, table
+from stepscope.cli.devices import brief, table
 from stepscope.gpu.source import NullSource
-from tests.support.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
+from tests.support.fake_machine import FakeSource, Gpu, divided, gpus, machine, process
 
 
 def text(*found: Gpu, columns: int = 80) -> str:
@@ -24,10 +24,6 @@ def test_no_line_is_wider_than_the_terminal(count: int, columns: int) -> None:
     lines = table(machine(FakeSource(found)).look(), columns)
     assert max(map(len, lines)) <= columns
     assert sum(line.startswith(tuple("0123456789")) for line in lines) >= count
-
-
-def test_a_terminal_without_a_size_gets_the_narrowest() -> None:
-    assert max(map(len, text(*gpus(1), columns=0).splitlines())) <= NARROWEST
 
 
 def test_a_block_has_all_that_is_known_of_a_gpu() -> None:
@@ -48,11 +44,6 @@ def test_a_block_has_all_that_is_known_of_a_gpu() -> None:
         "* your process",
     ):
         assert words in said
-
-
-def test_a_wide_terminal_takes_fewer_lines() -> None:
-    narrow, wide = (text(*gpus(8), columns=columns) for columns in (80, 200))
-    assert len(wide.splitlines()) < len(narrow.splitlines())
 
 
 def test_a_missing_value_has_its_reason() -> None:
@@ -100,15 +91,6 @@ def test_in_brief_a_gpu_is_a_line() -> None:
         " 1  ✗    n/a        n/a of      n/a     n/a    n/a  Lost: GPU is lost. Retrying.",
     ]
     assert max(map(len, brief(machine(FakeSource(gpus(16))).look(), 40))) <= 40
-
-
-def test_after_some_watching_the_throttling_is_that_of_the_watching() -> None:
-    clock = FakeClock()
-    found = machine(FakeSource(gpus(1)), clock)
-    found.look()
-    clock.now += 5
-    said = "\n".join(table(found.look(), 120))
-    assert "Clocks not throttled in 5 s." in said
 
 
 def test_a_process_on_an_instance_is_listed_once() -> None:

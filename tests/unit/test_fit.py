@@ -33,7 +33,6 @@ from trainer.memory_estimate.estimate import (
     MemoryEstimate,
     compare_with_free,
     estimate_memory,
-    to_json,
 )
 from trainer.memory_estimate.probe import sizes_to_measure
 from trainer.memory_estimate.simulate import simulate_step
@@ -211,12 +210,8 @@ PARTS = {
 
 
 def test_the_peak_has_the_parts_of_its_own_moment() -> None:
-    events = [
-        AllocationEvent(0, 100),
-        AllocationEvent(1, 1000),
-        AllocationEvent(1, -1000),
-        AllocationEvent(2, 500),
-    ]
+    sizes = ((0, 100), (1, 1000), (1, -1000), (2, 500))
+    events = [AllocationEvent(number, size) for number, size in sizes]
     peak = peak_memory(events, PARTS, on_gpu=False)
     assert peak.allocated == 1100
     assert (peak.parts["activations"], peak.parts["inputs"]) == (1000, 0)
@@ -225,21 +220,13 @@ def test_the_peak_has_the_parts_of_its_own_moment() -> None:
     assert rounded_up.parts["rounding"] == 512 + 1024 - 1100
 
 
-def test_what_waits_for_a_copy_is_reserved_and_not_allocated() -> None:
-    events = [AllocationEvent(0, 4 * MIB), AllocationEvent(2, 30 * MIB, WAITING)]
-    peak = peak_memory(events, PARTS, on_gpu=True)
-    assert peak.allocated == 4 * MIB
-    assert peak.reserved == 50 * MIB
-
-
-def test_an_emptied_cache_is_not_reserved_any_more() -> None:
-    events = [
-        AllocationEvent(1, 30 * MIB),
-        AllocationEvent(1, -30 * MIB),
-        AllocationEvent(EMPTY_CACHE, 0),
-        AllocationEvent(2, 40 * MIB),
-    ]
-    assert peak_memory(events, PARTS, on_gpu=True).reserved == 40 * MIB
+def test_memory_that_waits_for_a_copy_or_was_freed_is_reserved() -> None:
+    waiting = [AllocationEvent(0, 4 * MIB), AllocationEvent(2, 30 * MIB, WAITING)]
+    peak = peak_memory(waiting, PARTS, on_gpu=True)
+    assert (peak.allocated, peak.reserved) == (4 * MIB, 50 * MIB)
+    freed = [AllocationEvent(1, 30 * MIB), AllocationEvent(1, -30 * MIB)]
+    after = [AllocationEvent(EMPTY_CACHE, 0), AllocationEvent(2, 40 * MIB)]
+    assert peak_memory([*freed, *after], PARTS, on_gpu=True).reserved == 40 * MIB
 
 
 def test_convolutions_reorder_weights_and_inputs_that_lie_otherwise() -> None:
@@ -278,15 +265,6 @@ def test_the_verdict_has_three_answers(free: int | None, fits: bool | None, said
     assert verdict.fits is fits
     assert said in verdict.reason
     assert verdict.needed == 1110
-
-
-def test_the_json_has_the_peak_and_the_margin() -> None:
-    free = FreeMemory(2000, 4000)
-    found = to_json(prediction(1000), compare_with_free(prediction(1000), free), free)
-    assert found["predicted_peak_bytes"] == 1000 == sum(found["parts"].values())
-    assert found["margin"] == {"factor": 1.1}
-    assert found["fits"] is True
-    assert found["config"]["workload"] == "digits_cnn"
 
 
 # --- the largest batch ----------------------------------------------------------------------------

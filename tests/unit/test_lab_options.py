@@ -159,10 +159,6 @@ def test_wrong_words_are_refused_with_what_to_do(words: list[str], said: str) ->
         planned(*words)
 
 
-def test_all_supported_variants_are_compared_by_default() -> None:
-    assert {arm.problem for arm in planned()[0].arms} == {None}
-
-
 @pytest.mark.parametrize("name", sorted(PRESETS))
 @pytest.mark.parametrize("devices", [(CPU,), (GPU, CPU)])
 def test_presets_make_a_plan(name: str, devices: tuple[TrainDevice, ...]) -> None:

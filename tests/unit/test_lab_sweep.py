@@ -136,8 +136,6 @@ def test_true_effects_are_found_with_their_size(tmp_path: Path) -> None:
     assert first["text"].startswith("faster by ")
     assert first["loss"]["verdict"] == "same"
     assert found["baseline"]["metrics"]["samples_per_sec"] == pytest.approx(1000, rel=0.01)
-    keys = ("verdict", "effect", "low", "high", "resolution", "reason")
-    assert [found["baseline"][key] for key in keys] == [None] * 6
     assert found["machine"] == {"device": "a CPU", "torch": "2.13"}
     assert json.loads((tmp_path / SWEEP_JSON).read_text()) == found
 
@@ -305,18 +303,6 @@ def test_the_reports_name_a_search_without_a_result(tmp_path: Path) -> None:
     assert found["best"] is None
     text = "\n".join(closing(found))
     assert "none: the loss of each combination that was faster is worse." in text
-
-
-def test_a_loss_has_the_verdict_of_all_rounds_so_far(tmp_path: Path) -> None:
-    taker = FakeTaker({"kernel_warmup": 0.015}, noise=0.02)
-    taker.answers["kernel_warmup"] = lambda job: {
-        "metrics": {"loss": 0.9 + 0.01 * (job["seed"] % 3)}
-    }
-    for rounds, verdict in ((1, "undecided"), (4, "worse")):
-        taker.stop_after, taker.stopping = 2 * rounds, False
-        found = sweep(tmp_path, plan(WARMUP), taker)
-        assert (found["status"], found["arms"][0]["verdict"]) == ("stopped", "undecided")
-        assert found["arms"][0]["loss"]["verdict"] == verdict
 
 
 def test_a_loss_that_is_not_shown_equal_is_marked_and_excludes_no_variant(tmp_path: Path) -> None:
@@ -578,25 +564,15 @@ def test_a_variant_is_compared_with_the_geometric_mean_of_the_baselines(runs: in
 
 
 def test_many_variants_are_compared_with_several_trials_of_the_baseline(tmp_path: Path) -> None:
-    arms = [LAST, WARMUP, arm(deterministic=True)]
-    for field in ("num_workers", "gradient_accumulation_steps", "max_grad_norm", "num_threads"):
-        arms.append(arm(**{field: 2}))
-    a_plan = plan(*arms, max_rounds=2, find_best=False)
-    assert a_plan.baselines == 3  # the root of 7, rounded
-    taker = FakeTaker({})
-    taker.stop_after = 10 + 4
-    assert sweep(tmp_path, a_plan, taker)["status"] == "stopped"
-    taker.stop_after, taker.stopping = math.inf, False
-    found = sweep(tmp_path, a_plan, taker)
-    names = ["baseline", "baseline 2", "baseline 3", *(one.name for one in arms)]
+    arms = [LAST, WARMUP, arm(deterministic=True), ZERO]
+    found = measured(tmp_path, {}, *arms, max_rounds=2, find_best=False)
+    names = ["baseline", "baseline 2", *(one.name for one in arms)]
     assert [sorted(one["order"]) for one in found["rounds"]] == [sorted(names)] * 2
     assert [one["order"] for one in found["rounds"]] != [names] * 2
-    assert (found["baseline"]["rounds"], found["plan"]["baselines"]) == (2, 3)
     trials = [one for one in read_samples(tmp_path) if one.name.startswith("baseline")]
     rates = sorted(one.metrics["samples_per_sec"] for one in trials)
-    assert len(rates) == 6
     rate = found["baseline"]["metrics"]["samples_per_sec"]
-    assert rate == pytest.approx(sum(rates[2:4]) / 2)
+    assert rate == pytest.approx(sum(rates[1:3]) / 2)
 
 
 def test_the_number_of_baseline_trials_follows_the_supported_variants() -> None:
@@ -662,14 +638,6 @@ def test_reports_escape_the_texts_of_a_foreign_folder(tmp_path: Path) -> None:
     assert not any(line.startswith(("=", '"=')) for line in lines)
     assert lines[2].startswith("channels_last,channels_last on,faster,0.1")
     assert "\x1b" not in "".join([*table(found), *closing(found), progress_line(found)])
-
-
-def test_reports_of_a_sweep_without_a_measurement(tmp_path: Path) -> None:
-    taker = FakeTaker({})
-    taker.stopping = True
-    found = sweep(tmp_path, plan(WARMUP, steps=0), taker)
-    assert found["status"] == "stopped"
-    assert len(to_csv(found).splitlines()) == 3
 
 
 def test_the_documentation_names_every_part_of_sweep_json(tmp_path: Path) -> None:
