@@ -54,12 +54,6 @@ def test_the_command_measures_each_operation_and_size(tmp_path: Path) -> None:
     assert read_result(tmp_path, name)["rows"] == rows
 
 
-def test_a_wrong_option_is_said_before_anything_starts(tmp_path: Path) -> None:
-    done = command(tmp_path, "--ranks", "1")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "ranks: 2 to 64 processes, got 1.\n"
-
-
 @pytest.fixture
 def long(tmp_path: Path) -> Iterator[Measurement]:
     """A measurement that takes a minute, with its first result."""

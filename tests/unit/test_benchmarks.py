@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,14 +60,6 @@ def test_the_planted_delay_makes_each_step_longer(monkeypatch: pytest.MonkeyPatc
     taken = [b - a for a, b in pairwise([*ends, clock[0]])]
     longer = [1.05 * (step_s + wait_s) for step_s in (0.002, 0.004, 0.001)]
     assert taken == pytest.approx(longer, abs=4e-6)
-
-
-def test_the_planted_drift_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lab_truth_workload.drift() == 1
-    monkeypatch.setenv(lab_truth_workload.DRIFT_FOLDER, str(tmp_path))
-    assert lab_truth_workload.drift() == 1
-    (tmp_path / "samples.jsonl").write_text("{}\n" * 36)
-    assert lab_truth_workload.drift() == pytest.approx(1.06)
 
 
 def test_a_sweep_counts_as_right_if_the_delay_lies_in_its_interval() -> None:

@@ -106,14 +106,6 @@ def test_a_process_on_an_instance_is_listed_once() -> None:
     assert lines[-3].startswith("   *       9 ada")
 
 
-def test_a_sign_beside_the_line_of_health_is_told_too() -> None:
-    (gpu,) = gpus(1)
-    gpu.values |= {"gpu/throttle_reasons": 0x40, "gpu/remapped_rows": 2.0}
-    said = text(gpu, columns=200)
-    assert "!  Thermal throttling now, by the hardware: 61 °C, slowdown at 92 °C." in said
-    assert "      2 rows of memory are remapped to spare rows." in said
-
-
 def test_no_name_can_steer_the_terminal() -> None:
     (gpu,) = gpus(1)
     evil = "\x1b[2J\x1b]0;pwned\x07\n\r"

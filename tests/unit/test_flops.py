@@ -108,19 +108,12 @@ def test_speed_and_share_of_the_peak() -> None:
     }
 
 
-def test_the_peak_of_dataparallel_is_that_of_all_its_gpus() -> None:
-    config = RunConfig(
-        batch_size=8, precision=Precision.BF16, strategy=Strategy.DP, devices_per_node=4
-    )
-    speed = FlopsMeter.of(task(nn.Linear(64, 10), 64), config, GPU)
-    assert speed.per_sample is not None
-    all_at_their_peak = speed.per_sample * 8 / (4 * 989.5e12)
-    assert speed.row(8, all_at_their_peak)["perf/mfu"] == pytest.approx(100)
-    assert speed.facts(8)["peak_flops"] == 4 * 989.5e12
-    one_of_four = FlopsMeter.of(
-        task(nn.Linear(64, 10), 64), replace(config, strategy=Strategy.DDP), GPU
-    )
-    assert one_of_four.facts(8)["peak_flops"] == 989.5e12, "a rank computes on one GPU"
+@pytest.mark.parametrize(("strategy", "gpus"), [(Strategy.DP, 4), (Strategy.DDP, 1)])
+def test_the_peak_of_dataparallel_is_that_of_all_its_gpus(strategy: Strategy, gpus: int) -> None:
+    config = RunConfig(batch_size=8, precision=Precision.BF16, strategy=strategy)
+    several = replace(config, devices_per_node=4)
+    speed = FlopsMeter.of(task(nn.Linear(64, 10), 64), several, GPU)
+    assert speed.facts(8)["peak_flops"] == gpus * 989.5e12
 
 
 # --- the table of peaks ------------------------------------------------------------------------
@@ -139,13 +132,10 @@ def test_every_peak_is_positive_with_a_source_of_its_maker() -> None:
 DEVICES = [
     (H100, "bf16", 989.5),
     (H100, "pure_fp16", 989.5),
-    (H100, "tf32", 494.5),
     (H100, "fp32", 67),
     ("NVIDIA H100 PCIe", "bf16", 756.5),
-    ("NVIDIA H200 NVL", "bf16", 835.5),
     ("NVIDIA A100-SXM4-80GB", "bf16", 312),
     ("NVIDIA A100 80GB PCIe", "fp32", 19.5),
-    ("Tesla T4", "fp16", 65),
     ("Tesla V100-SXM2-32GB", "fp16", 125),
     ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
 ]

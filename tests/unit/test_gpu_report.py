@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu_parts
 from benchmarks import gpu_report as report
 from benchmarks.gpu_report import FAILED, FINISHED, NOT_STARTED, OUT_OF_TIME, Step
 
@@ -66,21 +65,6 @@ def test_a_child_that_fails_or_takes_too_long_says_so(tmp_path: Path) -> None:
     assert late["status"] == OUT_OF_TIME
     assert late["result"] is None
     assert report.last_json('{"a": 1}\n{"b": 2}\nwarning\n{broken\n') == {"b": 2}
-
-
-def test_a_failed_test_runs_once_more_unless_gpus_are_missing(tmp_path: Path) -> None:
-    path = tmp_path / "tests.jsonl"
-    lines = [
-        {"test": "t::a", "outcome": "failed", "reason": "assert 1 == 2"},
-        {"test": "t::b", "outcome": "failed", "reason": "Failed: needs two GPUs"},
-        {"test": "t::a", "outcome": "failed", "reason": "assert 1 == 2", "again": True},
-        {"test": "t::c", "outcome": "failed", "reason": "out of memory"},
-    ]
-    path.write_text("\n".join(map(json.dumps, lines)) + '\n{"test": "t::d", "outc')
-    done = gpu_parts.read_results(path)
-    ids = ["t::a", "t::b", "t::c", "t::d"]
-    assert [one for one in ids if gpu_parts.is_left(done.get(one), again=False)] == ["t::d"]
-    assert [one for one in ids if gpu_parts.is_left(done.get(one), again=True)] == ["t::c"]
 
 
 def test_the_document_has_the_machine_each_steps_state_and_the_figures() -> None:

@@ -147,7 +147,6 @@ def test_options_of_the_baseline() -> None:
         (["--arms", "num_workers=2+num_workers=4"], "has a setting twice. Remove one"),
         (["--arms", "accumulation=2+gradient_accumulation_steps=4"], "has a setting twice"),
         (["--set", "batch_size"], "must be FIELD=VALUE"),
-        (["--set", "nonsense=1"], "is no setting"),
         (["--device", "cuda"], "no usable GPU"),
         (["--precision", "tf32"], "TF32 needs NVIDIA tensor cores"),
         (["--max-rounds", "0"], "max_rounds: must be 1 to 100"),
@@ -190,9 +189,6 @@ def test_the_estimate_grows_with_arms_and_rounds() -> None:
     one = seconds("--arms", "channels_last", "--no-best")
     assert one == (5.0 + 5 * 2 * 5.0, 5.0 + 12 * 2 * 5.0)
     assert seconds("--arms", "channels_last,pin_memory", "--no-best") == one  # one cannot be
-    more = seconds("--arms", "channels_last,fused", "--no-best")
-    assert more[0] > one[0]
-    assert more[1] > one[1]
     three = seconds("--arms", "channels_last,fused,deterministic", "--no-best")
     assert three == (5.0 + 5 * 5 * 5.0, 5.0 + 12 * 5 * 5.0)  # the baseline twice a round
     assert seconds("--arms", "channels_last")[1] > one[1]

@@ -162,15 +162,6 @@ def test_a_decided_variant_drops_out(tmp_path: Path) -> None:
     assert "channels_last" not in found["rounds"][5]["order"]
 
 
-def test_two_rounds_leave_all_undecided(tmp_path: Path) -> None:
-    found = measured(tmp_path, {}, LAST, max_rounds=2)
-    only = found["arms"][0]
-    assert (only["verdict"], only["rounds"]) == ("undecided", 2)
-    assert only["resolution"] > 0
-    assert only["reason"] == "Only 2 rounds: results are evaluated from round 5 on."
-    assert found["best"] is None
-
-
 def fails(*attempts: bool) -> Callable[[Any], dict[str, Any]]:
     """Return answers that fail where `attempts`, repeated for ever, has True."""
     failures = itertools.cycle(attempts)
@@ -276,10 +267,8 @@ def test_a_combination_with_a_worse_confirmed_loss(tmp_path: Path) -> None:
         """Lose the loss of two changes in the confirmation, but not in the search."""
         return dict(NO_LOSS) if len(job["changes"]) == 2 and confirming(a_plan, job) else {}
 
-    effects, answers = (
-        {"channels_last": 0.2, "kernel_warmup": 0.1},
-        {"kernel_warmup": broken_together},
-    )
+    effects = {"channels_last": 0.2, "kernel_warmup": 0.1}
+    answers = {"kernel_warmup": broken_together}
     found = measured(tmp_path, effects, WARMUP, LAST, answers=answers)
     assert found["status"] == "finished"
     assert (found["best"]["arms"], found["best"]["verdict"]) == (["channels_last"], "faster")
@@ -408,10 +397,8 @@ def test_half_a_line_left_by_a_kill_is_repeated_with_its_round(tmp_path: Path) -
 
 
 def test_rounds_after_a_repeated_one_are_repeated_too(tmp_path: Path) -> None:
-    effects, a_plan = (
-        {"channels_last": 0.3, "set_to_none": 0.015},
-        plan(LAST, ZERO, find_best=False, max_rounds=8),
-    )
+    effects = {"channels_last": 0.3, "set_to_none": 0.015}
+    a_plan = plan(LAST, ZERO, find_best=False, max_rounds=8)
     sweep(tmp_path, a_plan, FakeTaker(effects, noise=0.008))
     lines = (tmp_path / SAMPLES).read_text().splitlines(keepends=True)
     # As if the rules of that time had ended the variant after five rounds, and not the other.
@@ -436,14 +423,12 @@ RATES = {"samples_per_sec": 1.0, "step_time": 0.1}
     "wrong",
     [
         {"metrics": {}},
-        {"metrics": RATES | {"samples_per_sec": None}},
         {"metrics": RATES | {"samples_per_sec": 0}},
         {"metrics": RATES | {"mfu": "much"}},
         {"metrics": []},
         {"seconds": None},
         {"round": "1"},
         {"reason": 5},
-        {"name": None},
     ],
 )
 def test_a_line_with_wrong_values_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
@@ -594,9 +579,7 @@ def test_plans_survive_json_and_reject_invalid_values() -> None:
         {"looks": (8, 5)},
         {"same": 0.001},
         {"looks": (math.inf,)},
-        {"looks": (5.5, 8)},
         {"max_rounds": 5.5},
-        {"steps": 40.5},
         {"seed": 1.5},
         {"find_best": "no"},
         {"baselines": -1},

@@ -269,7 +269,6 @@ def flags() -> tuple[bool | str, ...]:
     [
         ({}, ("highest", False, False, False, False, False)),
         ({"precision": Precision.TF32}, ("high", True, False, False, False, False)),
-        ({"precision": Precision.BF16}, ("highest", False, False, False, False, False)),
         ({"cudnn_benchmark": True}, ("highest", False, True, False, False, False)),
         ({"deterministic": True}, ("highest", False, False, True, True, False)),
     ],
