@@ -65,7 +65,7 @@ def prepare(
 def seconds_of(call: Call, count: int, device: torch.device) -> float:
     """Return the seconds per call of `count` calls on the slowest rank."""
     # Calls of gloo have ended when they return.
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    synchronize: Call = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     synchronize()
     dist.barrier()
     synchronize()
