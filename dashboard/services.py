@@ -41,8 +41,8 @@ from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import open_source
 from stepscope.run import RunError, RunInfo, rank_pids, read_run, run_folder, run_folders, runs_root
 from stepscope.session import stop as force
+from trainer.collectives.measurement import CollectivePlan as CollectivePlan
 from trainer.collectives.measurement import Measurement
-from trainer.collectives.plan import CollectivePlan as CollectivePlan
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.lab.plan import SweepPlan
@@ -207,7 +207,7 @@ class Services:
         """Estimate a run's memory; with `largest` also measure throughput. Raises as `start`."""
         with self._lock:
             self._refuse(ServerActivity.BATCH_SIZE_FINDER if largest else ServerActivity.ESTIMATE)
-            self.estimates.start(lambda: PredictionRun(config, self.runs, largest=largest))
+            self.estimates.start(lambda: PredictionRun(config, largest=largest))
 
     def busy_reason(self, starting: ServerActivity) -> str | None:
         """Return why `starting` cannot begin now; None if it can."""

@@ -21,13 +21,7 @@ from trainer.config import (
 )
 from trainer.workload_traits import TRAITS
 
-_DEFAULT_PREFETCH = RunConfig().prefetch_factor
-_RESNET_SHRINKS = 32  # pixels per side that become one: 4 in the stem, 2 in each of three stages
-_LEAST_CAPABILITY = {
-    **dict.fromkeys((Precision.TF32, Precision.BF16, Precision.PURE_BF16), (8, 0)),
-    **dict.fromkeys((Precision.FP16, Precision.PURE_FP16), (5, 3)),
-}
-_FEW_LAYERS = frozenset({Workload.LINEAR, Workload.DIGITS_MLP})
+_OF_AMPERE = (Precision.TF32, Precision.BF16, Precision.PURE_BF16)
 NODES_BY_HAND = ConfigIssue(
     "num_nodes",
     "each node starts its own part of the job",
@@ -40,8 +34,7 @@ NODES_BY_HAND = ConfigIssue(
 class TrainDevice:
     """A device found by `trainer.devices.list_devices`.
 
-    `reason` is None if torch can train on the device. `compile_reason` is None if torch.compile
-    works, `connection_reason` is None if ranks can exchange gradients.
+    `reason` is None if torch can train on the device, `compile_reason` if torch.compile works.
     """
 
     id: str  # "cpu" or the GPU's UUID, as NVML prints it
@@ -51,7 +44,6 @@ class TrainDevice:
     compute_capability: tuple[int, int] | None = None
     reason: str | None = None
     compile_reason: str | None = None
-    connection_reason: str | None = None
 
 
 def validate(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[ConfigIssue, ...]:
@@ -68,7 +60,7 @@ def validate(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[ConfigI
         _precision_problem(config.precision, device),
         *step_problems(config, on_gpu=on_gpu, compile_reason=device.compile_reason),
         *loading_problems(config, on_gpu=on_gpu),
-        *parallel_problems(config, gpus=gpus, connection=device.connection_reason),
+        *parallel_problems(config, gpus=gpus),
     ]
     return tuple(problem for problem in found if problem is not None)
 
@@ -93,15 +85,11 @@ def _precision_problem(precision: Precision, device: TrainDevice) -> ConfigIssue
             Precision.PURE_FP16: "pure FP16 needs a GPU: most CPUs have no FP16 arithmetic",
         }.get(precision)
         return ConfigIssue("precision", reason, "Choose fp32, bf16 or fp16") if reason else None
-    least = _LEAST_CAPABILITY.get(precision, (0, 0))
-    if capability >= least:
+    if precision not in _OF_AMPERE or capability >= (8, 0):
         return None
-    return ConfigIssue(
-        "precision",
-        f"{precision} needs compute capability {least[0]}.{least[1]}, "
-        f"{device.name} has {capability[0]}.{capability[1]}",
-        "Choose fp16 or fp32" if capability >= (5, 3) else "Choose fp32",
-    )
+    has = f"{device.name} has {capability[0]}.{capability[1]}"
+    reason = f"{precision} needs compute capability 8.0, {has}"
+    return ConfigIssue("precision", reason, "Choose fp16 or fp32")
 
 
 def half_batch(config: RunConfig, devices: Sequence[TrainDevice]) -> RunConfig | ConfigIssue:
@@ -168,18 +156,6 @@ def _model_problems(config: RunConfig) -> Iterator[ConfigIssue]:
     if not TRAITS[config.workload].convolutions:
         reason = f"it acts on convolutions, and {config.workload} has none"
         yield from _unsupported(config, {"channels_last": reason, "cudnn_benchmark": reason})
-    if config.workload in _FEW_LAYERS:
-        reason = "a model of one or two layers has no activations to checkpoint"
-        yield from _unsupported(config, {"activation_checkpointing": reason})
-    small = config.image_size <= _RESNET_SHRINKS
-    if config.workload is Workload.RESNET and config.batch_size == 1 and small:
-        reason = (
-            f"batch norm needs two values per channel; {config.image_size} px images leave one, "
-            "and the batch has one image"
-        )
-        remedy = f"Raise batch_size, or image_size above {_RESNET_SHRINKS}"
-        yield ConfigIssue("image_size", reason, remedy)
-        yield ConfigIssue("batch_size", reason, remedy)
 
 
 def _gpu_only(config: RunConfig) -> Iterator[ConfigIssue]:
@@ -231,10 +207,7 @@ def _graph_problems(config: RunConfig) -> Iterator[ConfigIssue]:
 
 def loading_problems(config: RunConfig, *, on_gpu: bool) -> list[ConfigIssue]:
     """Return issues of settings that data loading does not support or that have no effect."""
-    return [
-        *(_copy_problems(config) if on_gpu else _on_a_cpu(config)),
-        *(() if config.num_workers else _without_workers(config)),
-    ]
+    return list(_copy_problems(config) if on_gpu else _on_a_cpu(config))
 
 
 def _on_a_cpu(config: RunConfig) -> Iterator[ConfigIssue]:
@@ -271,25 +244,16 @@ def _copy_problems(config: RunConfig) -> Iterator[ConfigIssue]:
         yield ConfigIssue("dataset_on_device", reason, "Switch it off")
 
 
-def _without_workers(config: RunConfig) -> Iterator[ConfigIssue]:
-    if config.prefetch_factor != _DEFAULT_PREFETCH:
-        yield ConfigIssue("prefetch_factor", "only workers prefetch", "Set num_workers above 0")
-    if not config.persistent_workers:
-        reason = "there are no workers to keep alive"
-        yield ConfigIssue("persistent_workers", reason, "Switch it on, or set num_workers above 0")
-
-
-def parallel_problems(config: RunConfig, *, gpus: int, connection: str | None) -> list[ConfigIssue]:
+def parallel_problems(config: RunConfig, *, gpus: int) -> list[ConfigIssue]:
     """Return issues of the parallelism strategy and its settings.
 
-    `gpus`: GPUs of this machine that torch supports, 0 for a CPU run. `connection` is None if ranks
-    on such devices can exchange gradients.
+    `gpus`: GPUs of this machine that torch supports, 0 for a CPU run.
     """
     on_gpu = config.device != "cpu"
     return [
         *(_data_parallel(config, on_gpu) if config.strategy is Strategy.DP else ()),
         *_ranks(config, gpus if on_gpu else None),
-        *(_distributed(config, on_gpu, connection) if config.distributed else ()),
+        *(_distributed(config, on_gpu) if config.distributed else ()),
     ]
 
 
@@ -298,41 +262,26 @@ def start_problem(config: RunConfig) -> ConfigIssue | None:
     return NODES_BY_HAND if config.distributed and config.num_nodes > 1 else None
 
 
-def parallel_notes(config: RunConfig, cores: int) -> list[str]:
-    """Return warnings about a valid configuration on a machine with `cores` cores."""
-    notes = []
-    if config.distributed and config.device == "cpu" and config.devices_per_node > cores:
-        have = "core" if cores == 1 else "cores"
-        notes.append(
-            f"{config.devices_per_node} ranks share {cores} {have}: good to see how ranks work "
-            "together, but slower than fewer ranks."
-        )
-    accumulates = config.gradient_accumulation_steps > 1
-    if config.strategy is Strategy.FSDP and config.no_sync and accumulates:
-        notes.append(
-            "Each rank keeps full FP32 gradients between micro-batches, 4 bytes per weight. If "
-            "they do not fit, switch off no_sync."
-        )
-    return notes
+def cores_note(config: RunConfig, cores: int) -> str | None:
+    """Return a warning if the ranks of a CPU job share its `cores` cores; None otherwise."""
+    if not config.distributed or config.device != "cpu" or config.devices_per_node <= cores:
+        return None
+    have = "core" if cores == 1 else "cores"
+    return (
+        f"{config.devices_per_node} ranks share {cores} {have}: good to see how ranks work "
+        "together, but slower than fewer ranks."
+    )
 
 
 def step_sentence(config: RunConfig) -> str | None:
     """Return a sentence with the samples per optimizer step; None for one device."""
     if config.strategy is Strategy.NONE:
         return None
-    accumulation = config.gradient_accumulation_steps
-    batches = f" × {accumulation} batches" if accumulation > 1 else ""
-    if config.strategy is Strategy.DP:
-        return (
-            f"Each step uses {config.step_size:,} samples: batches of "
-            f"{config.batch_size:,}{batches}, each split across {config.devices_per_node} GPUs."
-        )
-    nodes = f" × {config.num_nodes} machines" if config.num_nodes > 1 else ""
-    return (
-        f"Each step uses {config.step_size:,} samples: {config.batch_size:,} × "
-        f"{config.devices_per_node} ranks{nodes}{batches}. You may have to rescale the learning "
-        "rate."
-    )
+    factors = {"ranks": config.world_size, "batches": config.gradient_accumulation_steps}
+    several = "".join(f" × {count} {name}" for name, count in factors.items() if count > 1)
+    product = f": {config.batch_size:,}{several}" if several else ""
+    advice = " You may have to rescale the learning rate." if config.world_size > 1 else ""
+    return f"Each step uses {config.step_size:,} samples{product}.{advice}"
 
 
 def _data_parallel(config: RunConfig, on_gpu: bool) -> Iterator[ConfigIssue]:
@@ -370,9 +319,7 @@ def _ranks(config: RunConfig, gpus: int | None) -> Iterator[ConfigIssue]:
         yield ConfigIssue("strategy", reason, "Switch off cuda_graphs")
 
 
-def _distributed(config: RunConfig, on_gpu: bool, connection: str | None) -> Iterator[ConfigIssue]:
-    if connection is not None:
-        yield ConfigIssue("strategy", connection, "Set strategy to none")
+def _distributed(config: RunConfig, on_gpu: bool) -> Iterator[ConfigIssue]:
     reasons = {"time_collectives": "gloo (CPU) does not time collectives"}
     if config.strategy is Strategy.FSDP:
         reasons["cpu_offload"] = "on a CPU the weights are already in host memory"

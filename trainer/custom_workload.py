@@ -19,7 +19,6 @@ from trainer.config import OPTION_NAME, ConfigError, ConfigIssue, RunConfig, Wor
 VARIABLE = "STEPSCOPE_WORKLOAD"
 OPTION = "--workload"
 START = "streamlit run app.py -- --workload path.py:build"
-MAX_SETTINGS = 32
 
 
 class UserWorkloadError(ConfigError):
@@ -138,9 +137,6 @@ def _settings(place: str, value: ast.expr | None) -> dict[str, str]:
     ):
         reason = "SETTINGS must be a literal dict of names and descriptions"
         raise _error(place, reason, 'Write it as {"name": "What it does."}')
-    if len(found) > MAX_SETTINGS:
-        reason = f"SETTINGS has {len(found)} names, {MAX_SETTINGS} are allowed"
-        raise _error(place, reason, "Remove some")
     for name in found:
         if not re.fullmatch(OPTION_NAME, name):
             reason = f"the setting {name[:60]!r} needs a name of small letters, digits and _"

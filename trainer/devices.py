@@ -74,7 +74,6 @@ def _gpu(index: int) -> TrainDevice:
         compute_capability=capability,
         reason=_build_reason(capability, torch.cuda.get_arch_list()),
         compile_reason=_triton_reason(capability),
-        connection_reason=_connection_reason("NCCL", "GPUs"),
     )
 
 
@@ -109,17 +108,7 @@ def _cpu() -> TrainDevice:
         name=f"{cpu_name()} ({cores} core{'s' if cores > 1 else ''})",
         memory_total=psutil.virtual_memory().total,
         compile_reason=_compiler_reason("C++", os.environ.get("CXX", "g++")),
-        connection_reason=_connection_reason("gloo", "CPUs"),
     )
-
-
-def _connection_reason(backend: str, devices: str) -> str | None:
-    """Return why ranks on such devices cannot exchange gradients; None if they can."""
-    if not torch.distributed.is_available():
-        return f"torch {torch.__version__} was built without torch.distributed"
-    if torch.distributed.is_backend_available(backend.lower()):
-        return None
-    return f"torch {torch.__version__} was built without {backend}, which connects {devices}"
 
 
 def _triton_reason(capability: tuple[int, int]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import torch
@@ -27,7 +26,6 @@ SHARED_MEMORY_REASON = (
     "Set num_workers to 0 or give the machine a larger /dev/shm."
 )
 _NO_WORKSPACE = "unable to find an engine"  # cuDNN, if no convolution's workspace fits
-_NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _GPU_CALL = ("CUDA error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "cuBLAS error")
 _SHARED_MEMORY = ("/torch_", "shared memory", "bus error")
 _SIZES = ("batch_size", "image_size", "context_length", "num_layers", "width")
@@ -62,11 +60,9 @@ def describe_failure(
         if any(word in text for word in _SHARED_MEMORY):
             return failed(SHARED_MEMORY_REASON)
         if text.startswith("DataLoader worker"):
-            pids = ", ".join(re.findall(r"\d+", re.split("exited|killed", text)[0]))
-            which = f" (process {pids})" if pids else ""
             return failed(
-                f"A DataLoader worker died{which}. Start again; if it recurs, set num_workers to 0 "
-                "and check host memory."
+                "A DataLoader worker died. Start again; if it recurs, set num_workers to 0 and "
+                "check host memory."
             )
     if short is not None:
         return out_of_memory(short, error, f"{_less_memory(short, config, device)}.")
@@ -74,11 +70,6 @@ def describe_failure(
         return failed(
             f"A GPU call failed: {first[:300]}. The GPU still responds: start again, and check "
             "the traceback if it recurs."
-        )
-    if config.deterministic and _NOT_DETERMINISTIC in first:
-        return failed(
-            f"deterministic: {first.split(_NOT_DETERMINISTIC)[0].strip()} has no deterministic "
-            "implementation. Turn off deterministic."
         )
     place = place_in_user_code(error) if config.workload is Workload.CUSTOM else None
     at = f" at {place}" if place else ""
@@ -104,8 +95,7 @@ def _less_memory(short: MemoryShortage, config: RunConfig, device: TrainDevice |
     ]
     ways = [f"lower {either(lower)}"] if lower else []
     if short is MemoryShortage.PINNED:
-        copies = ", non_blocking and copy_stream" if config.copy_stream else " and non_blocking"
-        ways.append(f"switch off pin_memory{copies}")
+        ways.append("switch off pin_memory, non_blocking and copy_stream")
     elif short is MemoryShortage.GPU or config.device == "cpu":
         if device is not None and config.precision in (Precision.FP32, Precision.TF32):
             for shorter in (Precision.BF16, Precision.FP16):

@@ -11,7 +11,7 @@ import streamlit as st
 from dashboard.controls import config_widgets as widgets
 from dashboard.format import note
 from trainer import config as fields
-from trainer.config_validation import parallel_notes, step_sentence
+from trainer.config_validation import cores_note, step_sentence
 
 COMPILE = {
     fields.CompileMode.NONE: "Off",
@@ -131,7 +131,7 @@ def _distributed(choice: widgets.SidebarState) -> None:
     if config.distributed:
         for name in ("num_nodes", "max_restarts"):
             widgets.switch_number(name, choice)
-    for sentence in (step_sentence(config), *parallel_notes(config, os.cpu_count() or 1)):
+    for sentence in (step_sentence(config), cores_note(config, os.cpu_count() or 1)):
         if sentence is not None:
             note("info", sentence)
 

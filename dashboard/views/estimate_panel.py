@@ -110,15 +110,9 @@ def _answer(
     if run.config != config:
         note("info", "Settings changed since this estimate. Run it again.")
     table(rows(answer), None, "fit_parts", "Parts of the memory", width="content", height="content")
-    margin = answer["margin"]
-    source = (
-        f"learned from {margin['runs']} earlier runs"
-        if margin["source"] == "learned"
-        else f"default; {margin['runs']} earlier runs are too few"
-    )
     st.caption(
         f"{escape_markdown(answer['device_name'])} · batch {run.config.batch_size:,} · margin "
-        f"{margin['factor'] - 1:.0%} ({source}) · {seconds:.0f} s"
+        f"{answer['margin']['factor'] - 1:.0%} · {seconds:.0f} s"
     )
     for sentence in answer["notes"]:
         note("info", escape_markdown(sentence))

@@ -26,7 +26,6 @@ from dashboard.views.parts import (
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.collectives import measurement as stored
-from trainer.collectives import plan as plans
 from trainer.runners.child_process import ChildState
 
 TABS = {"gpus": "GPUs", "collectives": "Collectives"}
@@ -41,7 +40,7 @@ COLUMNS = {
     "Bus": number(format="%.3g GB/s"),
     "Reason": text(width="large"),
 }
-NAMES = {plans.GLOO: "gloo (CPUs)", plans.NCCL: "nccl (GPUs)"}
+NAMES = {stored.GLOO: "gloo (CPUs)", stored.NCCL: "nccl (GPUs)"}
 
 
 def collectives_tab(server: Services) -> None:
@@ -55,47 +54,35 @@ def collectives_tab(server: Services) -> None:
     )
     found = server.devices()
     gpus = sum(1 for one in found.devices if one.cuda_index is not None)
-    try:
-        plan = _plan(gpus)
-        refused = plans.refusal(plan, gpus, found.cuda_reason)
-    except plans.PlanError:
-        plan, refused = plans.CollectivePlan(), "Select at least one operation."
-    _start_button(server, plan, refused)
+    plan = _plan(gpus)
+    _start_button(server, plan, stored.refusal(plan, gpus, found.cuda_reason))
     running = server.collectives.running() is not None
     st.fragment(_results, run_every=LOOK_S if running else AGAIN_S)(server, running)
 
 
-def _plan(gpus: int) -> plans.CollectivePlan:
-    """Draw the settings of a measurement. Raises PlanError."""
-    columns = st.columns([2, 2, 2, 4])
+def _plan(gpus: int) -> stored.CollectivePlan:
+    """Draw the settings of a measurement."""
+    columns = st.columns(3)
     about = "gloo transfers CPU tensors, NCCL GPU tensors (one GPU per rank)."
     backend = pick(
         "Backend", NAMES, "collectives_backend", about, columns[0], index=1 if gpus > 1 else 0
     )
     about = "Number of processes. With gloo, more processes than CPU cores slow each other down."
-    first = min(plans.MAX_RANKS, max(2, gpus))
+    first = min(stored.MAX_RANKS, max(2, gpus))
     ranks = columns[1].number_input(
-        "Ranks", 2, plans.MAX_RANKS, first, key="collectives_ranks", help=about
+        "Ranks", 2, stored.MAX_RANKS, first, key="collectives_ranks", help=about
     )
     about = (
-        "From 1 KiB in steps of ×4. Sizes whose buffers need more than a quarter of the free "
-        "memory are skipped."
+        "From 1 KiB in steps of ×4, about one second per operation and size. Sizes whose buffers "
+        "need more than a quarter of the free memory are skipped."
     )
     sizes = {size: format_bytes(size) for size in LARGEST}
     largest = pick("Largest size", sizes, "collectives_largest", about, columns[2], index=2)
-    about = "About one second per operation and size."
-    operations = columns[3].multiselect(
-        "Operations", plans.OPERATIONS, plans.OPERATIONS, key="collectives_operations", help=about
-    )
-    return plans.CollectivePlan(
-        backend=backend,
-        ranks=int(ranks),
-        operations=tuple(operations),
-        sizes=plans.sizes_between(plans.KIB, largest),
-    )
+    sizes_from_1k = stored.sizes_between(stored.KIB, largest)
+    return stored.CollectivePlan(backend=backend, ranks=int(ranks), sizes=sizes_from_1k)
 
 
-def _start_button(server: Services, plan: plans.CollectivePlan, refused: str | None) -> None:
+def _start_button(server: Services, plan: stored.CollectivePlan, refused: str | None) -> None:
     if server.collectives.running() is not None:
         if st.button("Stop", icon=":material/stop:", help="Stop. Results so far are kept."):
             server.collectives.close()
@@ -120,10 +107,10 @@ def _results(server: Services, was_running: bool) -> None:
     last = server.collectives.last()
     output = last.output() if last is not None else None
     if last is not None and output is not None and output.state is ChildState.RUNNING:
-        done = len(output.answer["rows"])
+        done, count = len(output.answer["rows"]), len(stored.OPERATIONS) * len(last.plan.sizes)
         st.progress(
-            min(1.0, done / last.plan.count),
-            text=f"{done} of {last.plan.count} results after {output.seconds:.0f} s. The first "
+            min(1.0, done / count),
+            text=f"{done} of {count} results after {output.seconds:.0f} s. The first "
             "seconds go to starting processes.",
         )
         _show(output.answer, None)
@@ -141,9 +128,8 @@ def _stored(server: Services) -> None:
         return
     left, right = st.columns(2)
     about = "Files in `collectives` in the runs folder, newest first."
-    labels = {name: stored.result_label(name) for name in names}
-    shown = pick("Measurement", labels, "collectives_shown", about, left)
-    others = {name: label for name, label in labels.items() if name != shown}
+    shown = pick("Measurement", {name: name for name in names}, "collectives_shown", about, left)
+    others = {name: name for name in names if name != shown}
     more: Any = {"index": None, "placeholder": "nothing"}
     about = "Shown as dotted lines."
     other = pick("Compare with", others, "collectives_other", about, right, **more)
@@ -167,8 +153,7 @@ def _show(document: dict[str, Any], other: dict[str, Any] | None) -> None:
         if drawn is not None:
             plot(drawn, "collectives_figure")
     if rows:
-        for line in stored.closing(document):
-            st.caption(escape_markdown(line))
+        st.caption(escape_markdown(stored.closing(document)))
         table(table_rows(document), COLUMNS, "collectives_rows", "Results", height="content")
 
 

@@ -26,7 +26,7 @@ from dashboard.views.parts import download, number, plot, table, text
 from stepscope.run import RunError
 from trainer.config import ConfigError, RunConfig
 from trainer.lab.folder import SweepError
-from trainer.lab.report import to_csv, to_html
+from trainer.lab.report import to_csv
 
 ERROR = "lab_error"  # Session state: a sentence that the page shows once.
 AGAIN_S = 1.0
@@ -201,7 +201,6 @@ def _downloads(sweep: StoredSweep) -> None:
     for name, ending, mime, make, about in (
         ("CSV", "csv", "text/csv", to_csv, "The table, one row per setting."),
         ("JSON", "json", "application/json", _json, "The complete sweep.json with every trial."),
-        ("HTML report", "html", "text/html", to_html, "A single file to share or print."),
     ):
         made = functools.partial(make, sweep.json)
         download(name, made, f"{sweep.id}.{ending}", f"lab_download_{ending}", about, mime=mime)

@@ -15,8 +15,13 @@ from dashboard import services
 from stepscope.run import RunError
 from tests.support.app_page import GPU, Machine, label, text_of
 from tests.support.collectives_results import DOCUMENT, ROW
-from trainer.collectives.measurement import new_result_path, read_result, result_names, write_result
-from trainer.collectives.plan import CollectivePlan
+from trainer.collectives.measurement import (
+    CollectivePlan,
+    new_result_path,
+    read_result,
+    result_names,
+    write_result,
+)
 
 
 @pytest.fixture
@@ -44,16 +49,12 @@ def test_nothing_measured_says_what_to_press(
         ("selectbox", "Backend"),
         ("number_input", "Ranks"),
         ("selectbox", "Largest size"),
-        ("multiselect", "Operations"),
         ("button", "Measure"),
     ):
         assert label(app, kind, name).help
     label(app, "selectbox", "Backend").select("nccl").run()
     assert label(app, "button", "Measure").disabled
-    assert "NCCL needs GPUs. torch" in text_of(app)
-    label(app, "selectbox", "Backend").select("gloo").run()
-    label(app, "multiselect", "Operations").set_value([]).run()
-    assert "Select at least one operation." in text_of(app)
+    assert "NCCL needs a GPU for each of the 2 ranks; found 0. torch" in text_of(app)
 
 
 def test_with_two_gpus_nccl_is_offered_and_more_ranks_are_refused(
@@ -74,7 +75,6 @@ def test_it_measures_keeps_and_shows(
     machine()
     app = communication()
     label(app, "selectbox", "Largest size").select(2**20).run()
-    label(app, "multiselect", "Operations").set_value(["broadcast"]).run()
     label(app, "button", "Measure").click().run()
     assert label(app, "button", "Stop").help
     with pytest.raises(RunError, match="Collectives are being measured"):
@@ -102,14 +102,14 @@ def test_kept_ones_are_compared_and_a_broken_one_is_said(
     first, second = result_names(server.runs)
     app = communication()
     assert "8 ranks by nccl on H100, 18 NVLinks" in text_of(app)
-    options = label(app, "selectbox", "Measurement").options
-    assert all(option.rpartition(", ")[0].endswith(", nccl") for option in options)
+    assert label(app, "selectbox", "Measurement").options == [first, second]
     label(app, "selectbox", "Compare with").select(second).run()
     assert not app.exception
     for text, said in (
         ("{", "cannot be read"),
         (json.dumps(DOCUMENT | {"ranks": None}), "$.ranks"),
         (json.dumps(DOCUMENT | {"machine": "x"}), "$.machine"),
+        (json.dumps(DOCUMENT | {"rows": [{**ROW, "bus": math.nan}]}), "$.rows"),
     ):
         (server.runs / "collectives" / f"{first}.json").write_text(text)
         app.run()
@@ -121,11 +121,10 @@ def test_without_a_result_there_is_no_chart_to_choose(
     communication: Callable[[], AppTest], machine: Machine, server: services.Services
 ) -> None:
     machine()
-    rows = [{**ROW, "bus": math.nan}, DOCUMENT["rows"][1]]
     path = new_result_path(server.runs, "nccl", 8)
     write_result(path, DOCUMENT)
     assert "Chart" in [one.label for one in communication().radio]
-    path.write_text(json.dumps(DOCUMENT | {"rows": rows}))
+    path.write_text(json.dumps(DOCUMENT | {"rows": DOCUMENT["rows"][1:]}))
     assert "Chart" not in [one.label for one in communication().radio]
     path.write_text(json.dumps(DOCUMENT | {"rows": []}))
     app = communication()

@@ -33,7 +33,7 @@ ANSWER: dict[str, Any] = {
     "device_name": "a CPU",
     "free_bytes": 8 * GIB,
     "total_bytes": 16 * GIB,
-    "margin": {"factor": 1.1, "runs": 0, "source": "default"},
+    "margin": {"factor": 1.1},
     "fits": True,
     "reason": "It needs 4.00 GiB, and 8.00 GiB are free.",
     "notes": ["Something is not predicted."],

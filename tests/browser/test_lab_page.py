@@ -118,9 +118,6 @@ def test_three_settings_from_ticking_to_the_report(open_page: OpenPage, server: 
     }
     content = json.loads(downloaded(page, "JSON"))
     assert content["status"] == "finished"
-    report = downloaded(page, "HTML report")
-    assert report.startswith("<!doctype html>")
-    assert "foreach" in report
 
 
 @SLOW

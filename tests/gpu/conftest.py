@@ -11,17 +11,12 @@ import pytest
 import torch
 
 from tests.conftest import Need
-from tests.support.gpu_processes import (
-    no_process_left,
-    none_left,
-    pytest_runtest_makereport,
-    release,
-)
+from tests.support.gpu_processes import no_process_left, none_left, release
 from trainer.config_validation import TrainDevice
 from trainer.devices import cuda_reason, list_devices
 from trainer.training.accelerator import CudaAccelerator
 
-__all__ = ["no_process_left", "pytest_runtest_makereport"]  # found here by pytest
+__all__ = ["no_process_left"]  # found here by pytest
 
 SIMULATED = importlib.util.find_spec("cudasim") is not None
 """The GPU is simulated (tests/cudasim): it can be broken, doubled and asked what it was told."""

@@ -135,5 +135,4 @@ def test_an_operation_without_a_deterministic_algorithm_is_told_with_the_remedy(
 
     monkeypatch.setattr(TrainStep, "forward", scatter)
     reason = refused(tmp_path, "run", replace(CNN, deterministic=True))
-    assert reason.startswith("deterministic: put_ has no")
-    assert "has no deterministic implementation. Turn off deterministic." in reason
+    assert "put_ does not have a deterministic implementation, but you set" in reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.collectives.plan import MIB
+from trainer.collectives.measurement import MIB
 
 ROW: dict[str, Any] = {
     "operation": "all_reduce",

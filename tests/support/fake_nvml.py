@@ -96,6 +96,27 @@ class FakeGpu:
     field_errors: dict[int, int] = field(default_factory=dict)
 
 
+PLAIN: dict[str, Callable[[FakeGpu], int]] = {
+    "MigMode": lambda gpu: gpu.mig,
+    "PowerUsage": lambda gpu: gpu.average_mw,
+    "EnforcedPowerLimit": lambda gpu: gpu.limit_mw,
+    "TotalEnergyConsumption": lambda gpu: gpu.energy_mj,
+    "CurrentClocksEventReasons": lambda gpu: gpu.reasons,
+    "CurrentClocksThrottleReasons": lambda gpu: gpu.reasons,
+    "FanSpeed": lambda gpu: gpu.fan,
+    "PcieReplayCounter": lambda gpu: gpu.replays,
+    "Architecture": lambda gpu: pynvml.NVML_DEVICE_ARCH_HOPPER,
+    "PowerManagementDefaultLimit": lambda gpu: 650_000,
+    "CurrPcieLinkGeneration": lambda gpu: gpu.link[0],
+    "CurrPcieLinkWidth": lambda gpu: gpu.link[1],
+    "MaxPcieLinkGeneration": lambda gpu: 5,
+    "MaxPcieLinkWidth": lambda gpu: 16,
+    "MaxMigDeviceCount": lambda gpu: 7,
+    "GpuInstanceId": lambda gpu: 9,
+}
+"""Functions nvmlDeviceGet… with one value, which their first argument gets."""
+
+
 class FakeNvml:
     """The library object: `missing` symbols, library-wide `errors`, and `calls` counted by name."""
 
@@ -115,8 +136,9 @@ class FakeNvml:
         self.calls: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Callable[..., int]:
+        plain = PLAIN.get(name.removeprefix("nvmlDeviceGet"))
         body = getattr(FakeNvml, f"_{name}", None)
-        if body is None or name in self.missing:
+        if (body is None and plain is None) or name in self.missing:
             raise AttributeError(name)
 
         def call(*args: Any) -> int:
@@ -125,6 +147,9 @@ class FakeNvml:
                 return self.errors[name]
             if args and isinstance(args[0], pynvml.c_nvmlDevice_t):
                 gpu = self.gpus[(ctypes.c_void_p.from_buffer(args[0]).value or 0) - 1]
+                if name not in gpu.errors and plain is not None:
+                    args[1]._obj.value = plain(gpu)
+                    return 0
                 return gpu.errors.get(name) or int(body(self, gpu, *args[1:]) or 0)
             return int(body(self, *args) or 0)
 
@@ -166,9 +191,6 @@ class FakeNvml:
     def _nvmlDeviceGetName(self, gpu: FakeGpu, text: Any, size: Any) -> None:
         text.value = gpu.name.encode()
 
-    def _nvmlDeviceGetMigMode(self, gpu: FakeGpu, current: Any, pending: Any) -> None:
-        current._obj.value = gpu.mig
-
     def _nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu, rates: Any) -> None:
         rates._obj.gpu, rates._obj.memory = gpu.util, gpu.mem_util
 
@@ -188,15 +210,6 @@ class FakeNvml:
             value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
             value.value.ullVal = known.get(value.fieldId, 0)
 
-    def _nvmlDeviceGetPowerUsage(self, gpu: FakeGpu, power: Any) -> None:
-        power._obj.value = gpu.average_mw
-
-    def _nvmlDeviceGetEnforcedPowerLimit(self, gpu: FakeGpu, limit: Any) -> None:
-        limit._obj.value = gpu.limit_mw
-
-    def _nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu, energy: Any) -> None:
-        energy._obj.value = gpu.energy_mj
-
     def _nvmlDeviceGetTemperatureV(self, gpu: FakeGpu, temperature: Any) -> None:
         temperature._obj.temperature = gpu.temp
 
@@ -207,17 +220,8 @@ class FakeNvml:
         is_memory = kind.value == pynvml.NVML_CLOCK_MEM
         clock._obj.value = gpu.mem_clock if is_memory else gpu.sm_clock
 
-    def _nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu, reasons: Any) -> None:
-        reasons._obj.value = gpu.reasons
-
-    def _nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu, reasons: Any) -> None:
-        reasons._obj.value = gpu.reasons
-
     def _nvmlDeviceGetMarginTemperature(self, gpu: FakeGpu, margin: Any) -> None:
         margin._obj.marginTemperature = gpu.margin
-
-    def _nvmlDeviceGetFanSpeed(self, gpu: FakeGpu, speed: Any) -> None:
-        speed._obj.value = gpu.fan
 
     def _nvmlDeviceGetTotalEccErrors(
         self, gpu: FakeGpu, kind: Any, counter: Any, count: Any
@@ -228,19 +232,10 @@ class FakeNvml:
         for one, value in zip(rows, gpu.remapped, strict=True):
             one._obj.value = value
 
-    def _nvmlDeviceGetPcieReplayCounter(self, gpu: FakeGpu, count: Any) -> None:
-        count._obj.value = gpu.replays
-
     # --- facts and MIG
 
     def _nvmlDeviceGetPciInfo_v3(self, gpu: FakeGpu, info: Any) -> None:
         info._obj.busId = b"00000000:17:00.0"
-
-    def _nvmlDeviceGetArchitecture(self, gpu: FakeGpu, architecture: Any) -> None:
-        architecture._obj.value = pynvml.NVML_DEVICE_ARCH_HOPPER
-
-    def _nvmlDeviceGetPowerManagementDefaultLimit(self, gpu: FakeGpu, limit: Any) -> None:
-        limit._obj.value = 650_000
 
     def _nvmlDeviceGetTemperatureThreshold(self, gpu: FakeGpu, which: Any, value: Any) -> None:
         value._obj.value = {0: 95, 1: 92, 3: 0}[which.value]
@@ -248,26 +243,11 @@ class FakeNvml:
     def _nvmlDeviceGetMaxClockInfo(self, gpu: FakeGpu, kind: Any, clock: Any) -> None:
         clock._obj.value = 2619 if kind.value == pynvml.NVML_CLOCK_MEM else 1980
 
-    def _nvmlDeviceGetCurrPcieLinkGeneration(self, gpu: FakeGpu, value: Any) -> None:
-        value._obj.value = gpu.link[0]
-
-    def _nvmlDeviceGetCurrPcieLinkWidth(self, gpu: FakeGpu, value: Any) -> None:
-        value._obj.value = gpu.link[1]
-
-    def _nvmlDeviceGetMaxPcieLinkGeneration(self, gpu: FakeGpu, value: Any) -> None:
-        value._obj.value = 5
-
-    def _nvmlDeviceGetMaxPcieLinkWidth(self, gpu: FakeGpu, value: Any) -> None:
-        value._obj.value = 16
-
     def _nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> None:
         version._obj.value = 12080
 
     def _instances(self, gpu: FakeGpu) -> list[FakeGpu]:
         return [one for one in self.gpus if one.parent == gpu.uuid]
-
-    def _nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu, count: Any) -> None:
-        count._obj.value = 7
 
     def _nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: Any, handle: Any) -> int:
         instances = self._instances(gpu)
@@ -283,9 +263,6 @@ class FakeNvml:
             return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         self._hand_out(found[0], handle)
         return 0
-
-    def _nvmlDeviceGetGpuInstanceId(self, gpu: FakeGpu, number: Any) -> None:
-        number._obj.value = 9
 
     # --- processes
 

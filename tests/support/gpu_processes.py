@@ -1,4 +1,4 @@
-"""Processes that a test starts: none outlives it, and a failure lists who has memory of a GPU."""
+"""Processes that a test starts: none outlives it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import psutil
-import pynvml
 import pytest
 import torch
 
@@ -87,36 +86,8 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def memory_of_gpus() -> str:
-    """Return who has memory of the GPUs, and which processes of these tests run."""
-    lines = []
-    try:
-        pynvml.nvmlInit()
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-            used = pynvml.nvmlDeviceGetMemoryInfo(gpu).used
-            lines.append(f"GPU {index}: {used / 2**20:,.0f} MiB are used")
-            for one in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu):
-                size = (one.usedGpuMemory or 0) / 2**20
-                lines.append(f"  {size:,.0f} MiB: {described(one.pid)}")
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        lines.append(f"NVML: {error}")
-    lines += [f"  runs: {described(pid)}" for pid in sorted(started())]
-    return "\n".join(lines)
-
-
 @pytest.fixture(autouse=True)
 def no_process_left() -> Iterator[None]:
     """Fail a test that leaves a process behind."""
     with none_left():
         yield
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
-    """Add to the report of a failure whose memory it is."""
-    report = yield
-    if report.failed:
-        report.sections.append(("Memory of the GPUs", memory_of_gpus()))
-    return report

@@ -24,16 +24,9 @@ def record(server: Server, gpus: list[dict[str, Any]], epochs: int = 0) -> str:
     recorder.describe(config={"device": device}, devices=gpus, total_steps=1_000_000, epochs=1000)
     recorder.set_status(RunStatus.RUNNING)
     recorder.epoch = 999
+    values = {"train/loss": 1e-6, "perf/samples_per_sec": 123_456.0, "train/epoch": 999.0}
     for step in range(999_700, 1_000_000):
-        recorder.log(
-            step,
-            {
-                "train/loss": 1.5 / step,
-                "perf/samples_per_sec": 123_456.0,
-                "perf/step_time": 0.01 + 0.001 * (step % 7),
-                "train/epoch": 999.0,
-            },
-        )
+        recorder.log(step, values | {"perf/step_time": 0.01 + 0.001 * (step % 7)})
     for epoch in range(1, epochs + 1):
         recorder.epoch = epoch
         recorder.event("epoch", f"Epoch {epoch}: validation loss {1 / epoch:.4g}")
@@ -41,16 +34,11 @@ def record(server: Server, gpus: list[dict[str, Any]], epochs: int = 0) -> str:
     recorder.log(1_000_000, {"val/loss": 0.1234, "val/accuracy": 97.53})
     names = ("memory/allocated", "memory/reserved", "memory/peak_allocated", "process/rss")
     recorder.sample(dict.fromkeys(names, 1023.4 * 2**20))
+    values = {"gpu/mem_used": 70.5 * GIB, "gpu/mem_total": 80.0 * GIB}
+    values |= {"gpu/temp": 77.0, "gpu/power": 699.9}
     for place, gpu in enumerate(gpus):
-        values: dict[str, Any] = {
-            "gpu/util": 100.0 - 10 * place,
-            "gpu/mem_used": 70.5 * GIB,
-            "gpu/temp": 77.0,
-            "gpu/mem_total": 80.0 * GIB,
-            "gpu/power": 699.9,
-        }
-        recorder.device(str(gpu["uuid"]), values)
-        recorder.device(str(gpu["uuid"]), values)
+        for _ in range(2):
+            recorder.device(str(gpu["uuid"]), values | {"gpu/util": 100.0 - 10 * place})
     recorder.event("empty_cache", "Empty cache")
     recorder.close(RunStatus.FINISHED)
     return folder.name

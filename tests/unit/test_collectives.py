@@ -183,12 +183,3 @@ def test_an_error_of_torch_is_the_reason(job: Job, monkeypatch: pytest.MonkeyPat
     assert job.take() == {}
     assert job.collectives.reasons()["comm/bytes"] == "RuntimeError: no such buffer"
     assert not job.collectives.is_due()
-
-
-def test_no_job_reads_nothing() -> None:
-    clock = FakeClock()
-    alone = CollectiveMetrics(clock=clock, wall=clock)
-    alone.step = lambda: 5
-    assert not alone.is_due()
-    assert alone.read() == 0.0
-    assert alone.reasons() == {}

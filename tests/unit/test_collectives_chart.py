@@ -8,7 +8,7 @@ import pytest
 
 from dashboard.charts.collectives import MAX_SIZE_LABELS, SHOWN, STYLES, figure, table_rows
 from tests.support.collectives_results import ROW
-from trainer.collectives.plan import OPERATIONS
+from trainer.collectives.measurement import OPERATIONS
 
 MISSING = {"operation": "broadcast", "bytes": 2**30, "reason": "no room <b>"}
 

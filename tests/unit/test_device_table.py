@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from stepscope.cli.devices import NARROWEST, table
+from stepscope.cli.devices import table
 from stepscope.gpu.source import NullSource
-from tests.support.fake_machine import FakeClock, FakeSource, Gpu, divided, gpus, machine, process
+from tests.support.fake_machine import FakeSource, Gpu, divided, gpus, machine, process
 
 
 def text(*found: Gpu, columns: int = 80) -> str:
@@ -24,10 +24,6 @@ def test_no_line_is_wider_than_the_terminal(count: int, columns: int) -> None:
     lines = table(machine(FakeSource(found)).look(), columns)
     assert max(map(len, lines)) <= columns
     assert sum(line.startswith(tuple("0123456789")) for line in lines) >= count
-
-
-def test_a_terminal_without_a_size_gets_the_narrowest() -> None:
-    assert max(map(len, text(*gpus(1), columns=0).splitlines())) <= NARROWEST
 
 
 def test_a_block_has_all_that_is_known_of_a_gpu() -> None:
@@ -48,11 +44,6 @@ def test_a_block_has_all_that_is_known_of_a_gpu() -> None:
         "* your process",
     ):
         assert words in said
-
-
-def test_a_wide_terminal_takes_fewer_lines() -> None:
-    narrow, wide = (text(*gpus(8), columns=columns) for columns in (80, 200))
-    assert len(wide.splitlines()) < len(narrow.splitlines())
 
 
 def test_a_missing_value_has_its_reason() -> None:
@@ -90,15 +81,6 @@ def test_instances_stand_indented_under_their_parent() -> None:
     assert "MIG 3g.40gb" in lines[at + 2]
 
 
-def test_after_some_watching_the_throttling_is_that_of_the_watching() -> None:
-    clock = FakeClock()
-    found = machine(FakeSource(gpus(1)), clock)
-    found.look()
-    clock.now += 5
-    said = "\n".join(table(found.look(), 120))
-    assert "Clocks not throttled in 5 s." in said
-
-
 def test_a_process_on_an_instance_is_listed_once() -> None:
     gpu = divided()
     on_both = gpu.instances[0].processes
@@ -110,14 +92,6 @@ def test_a_process_on_an_instance_is_listed_once() -> None:
     ]
     assert sum(" 5001 " in line for line in lines) == 1
     assert lines[-3].startswith("   *       9 ada")
-
-
-def test_a_sign_beside_the_line_of_health_is_told_too() -> None:
-    (gpu,) = gpus(1)
-    gpu.values |= {"gpu/throttle_reasons": 0x40, "gpu/remapped_rows": 2.0}
-    said = text(gpu, columns=200)
-    assert "!  Thermal throttling now, by the hardware: 61 °C, slowdown at 92 °C." in said
-    assert "      2 rows of memory are remapped to spare rows." in said
 
 
 def test_no_name_can_steer_the_terminal() -> None:

@@ -39,8 +39,8 @@ BUS_ERROR = (
         (torch.AcceleratorError("CUDA error: out of memory\nSearch for …"), "oom", ["GPU"]),
         (RuntimeError(NO_ENGINE), "oom", ["GPU"]),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom", ["host"]),
-        (RuntimeError(EXITED), "error", ["12, 13", "num_workers"]),
-        (RuntimeError(KILLED), "error", ["process 9", "num_workers"]),
+        (RuntimeError(EXITED), "error", ["worker died", "num_workers"]),
+        (RuntimeError(KILLED), "error", ["worker died", "num_workers"]),
         (RuntimeError(BUS_ERROR), "error", ["/dev/shm"]),
         (NonFiniteLossError("The loss is nan."), "error", ["The loss is nan."]),
         (KeyError("x"), "error", ["KeyError", "traceback"]),
@@ -128,9 +128,7 @@ def test_memory_that_cannot_be_pinned_is_not_the_gpus() -> None:
     for error in (caught.value, in_thread):
         reason = describe_failure(error, ON_GPU, gpu()).reason
         assert reason.startswith("The host could not page-lock more memory. ")
-        assert "switch off pin_memory and non_blocking." in reason
-        aside = describe_failure(error, replace(ON_GPU, copy_stream=True), gpu()).reason
-        assert "switch off pin_memory, non_blocking and copy_stream." in aside
+        assert "switch off pin_memory, non_blocking and copy_stream." in reason
         assert "page-lock" in str(outcome(error).reason)
     elsewhere = torch.AcceleratorError("CUDA error: out of memory")
     assert describe_failure(elsewhere, ON_GPU, gpu()).reason.startswith("The GPU ran out of memory")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from stepscope.host.usage import CgroupMemory
 from stepscope.memory.batch_headroom import StepMemory, TrainingDevice, report
 from stepscope.watch import memory_probe
-from stepscope.watch.memory_probe import StepMemoryProbe, process_peak
+from stepscope.watch.memory_probe import StepMemoryProbe
 from trainer.config_validation import TrainDevice
 from trainer.memory_estimate import estimate
 
@@ -101,11 +100,3 @@ def test_the_hosts_memory_ends_at_the_limit_of_the_container(
     assert StepMemoryProbe(3, lambda: None)._device(None).free == 4096
     host = estimate.free_memory(TrainDevice(id="cpu", name="CPU", memory_total=GIB))
     assert (host.bytes, host.total) == (4096, GIB)
-
-
-def test_the_peak_of_the_process_is_what_the_system_says(tmp_path: Path) -> None:
-    status = tmp_path / "status"
-    status.write_text("Name:\tpython\nVmHWM:\t   2048 kB\n")
-    assert process_peak(status) == 2 * 2**20
-    status.write_text("nothing")
-    assert process_peak(status) > 2**20

@@ -38,23 +38,6 @@ def test_a_linear_layer() -> None:
     assert count(task(two, 64), 8) == 2 * first + 3 * second
 
 
-class Attention(nn.Module):
-    """Self-attention of 4 heads that makes its own positions on the inputs' device."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q = (x + torch.arange(x.shape[1], device=x.device)[:, None]).unflatten(2, (4, 16))
-        q = q.transpose(1, 2)
-        return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-
-
-def test_attention_counts_in_full() -> None:
-    projection, length, width = nn.Linear(64, 64), 32, 64
-    model = nn.Sequential(projection, Attention())
-    linear = 2 * 8 * length * width * width
-    scores = 2 * 8 * length * length * width
-    assert count(task(model, length, width), 8) == 2 * linear + 3 * 2 * scores
-
-
 @pytest.mark.parametrize("workload", [Workload.DIGITS_CNN, Workload.MEMORY_STRESS, Workload.LINEAR])
 def test_counting_changes_nothing(workload: Workload) -> None:
     config = replace(defaults(workload), batch_size=8)
@@ -86,13 +69,6 @@ def test_a_language_model_needs_six_operations_a_weight_and_token() -> None:
     tokens = 4 * 64
     attention = 12 * config.num_layers * config.width * config.context_length * tokens
     assert count(made, 4) == pytest.approx(6 * weights * tokens + attention, rel=0.001)
-
-
-def test_weights_that_two_layers_share_are_one() -> None:
-    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
-    apart = count(task(model, 64), 8)
-    model[1].weight = model[0].weight
-    assert count(task(model, 64), 8) == apart
 
 
 class Reads(nn.Linear):
@@ -132,25 +108,12 @@ def test_speed_and_share_of_the_peak() -> None:
     }
 
 
-def test_the_peak_of_dataparallel_is_that_of_all_its_gpus() -> None:
-    config = RunConfig(
-        batch_size=8, precision=Precision.BF16, strategy=Strategy.DP, devices_per_node=4
-    )
-    speed = FlopsMeter.of(task(nn.Linear(64, 10), 64), config, GPU)
-    assert speed.per_sample is not None
-    all_at_their_peak = speed.per_sample * 8 / (4 * 989.5e12)
-    assert speed.row(8, all_at_their_peak)["perf/mfu"] == pytest.approx(100)
-    assert speed.facts(8)["peak_flops"] == 4 * 989.5e12
-    one_of_four = FlopsMeter.of(
-        task(nn.Linear(64, 10), 64), replace(config, strategy=Strategy.DDP), GPU
-    )
-    assert one_of_four.facts(8)["peak_flops"] == 989.5e12, "a rank computes on one GPU"
-
-
-def test_a_cpu_has_a_speed_and_no_share() -> None:
-    speed = FlopsMeter.of(task(nn.Linear(64, 10), 64), RunConfig(batch_size=8), CPU)
-    assert set(speed.row(8, 1.0)) == {"perf/tflops"}
-    assert "cores" in speed.facts(8)["peak_reason"]
+@pytest.mark.parametrize(("strategy", "gpus"), [(Strategy.DP, 4), (Strategy.DDP, 1)])
+def test_the_peak_of_dataparallel_is_that_of_all_its_gpus(strategy: Strategy, gpus: int) -> None:
+    config = RunConfig(batch_size=8, precision=Precision.BF16, strategy=strategy)
+    several = replace(config, devices_per_node=4)
+    speed = FlopsMeter.of(task(nn.Linear(64, 10), 64), several, GPU)
+    assert speed.facts(8)["peak_flops"] == gpus * 989.5e12
 
 
 # --- the table of peaks ------------------------------------------------------------------------
@@ -169,13 +132,10 @@ def test_every_peak_is_positive_with_a_source_of_its_maker() -> None:
 DEVICES = [
     (H100, "bf16", 989.5),
     (H100, "pure_fp16", 989.5),
-    (H100, "tf32", 494.5),
     (H100, "fp32", 67),
     ("NVIDIA H100 PCIe", "bf16", 756.5),
-    ("NVIDIA H200 NVL", "bf16", 835.5),
     ("NVIDIA A100-SXM4-80GB", "bf16", 312),
     ("NVIDIA A100 80GB PCIe", "fp32", 19.5),
-    ("Tesla T4", "fp16", 65),
     ("Tesla V100-SXM2-32GB", "fp16", 125),
     ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
 ]

@@ -15,7 +15,7 @@ from dashboard.sweep_content import SweepStatus, to_content
 from dashboard.sweeps import Sweeps
 from dashboard.views.lab_panel import progress_words
 from stepscope.run import process_identity, process_of
-from tests.support.fake_sweep import arm, sweep
+from tests.support.fake_sweep import sweep
 from trainer.lab.folder import (
     LOCK,
     PLAN_JSON,
@@ -25,7 +25,6 @@ from trainer.lab.folder import (
     read_sweep,
     seconds_per_sample,
 )
-from trainer.lab.report import to_html
 
 HUGE = 10**400
 GOOD, BAD = "20261122-061500-digits-mlp-ab12", "20261122-061501-digits-mlp-ab13"
@@ -109,12 +108,6 @@ def test_a_process_number_that_is_none_is_no_process() -> None:
     found = process_of(process_identity())
     assert found is not None
     assert found.pid == os.getpid()
-
-
-def test_a_report_says_where_the_time_is_not_known() -> None:
-    for created in (HUGE, 1e300, float("nan"), None):
-        told = sweep(created=created, arms=[arm("compile", "faster", 0.31)], combining=[])
-        assert "Started at an unknown time on" in to_html(told)
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -64,24 +64,17 @@ def test_an_invalid_plan_is_a_sentence(folder: Path, capsys: pytest.CaptureFixtu
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_wrong_usage_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
+    for words, said in (
         ("--workload linear --arms x", "--variants: 'x' is no setting"),
         ("--workload linear --json /nowhere/out.json", "--json: must be a file in an existing"),
         ("--folder /nowhere", "has no plan.json"),
-    ],
-)
-def test_wrong_usage_is_a_sentence(
-    words: str,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path))
-    assert main(words.split()) == USAGE
-    assert said in capsys.readouterr().err
+    ):
+        assert main(words.split()) == USAGE
+        assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -50,7 +50,8 @@ def test_every_switch_has_a_variant_and_each_supported_one_can_run(device: str) 
     config = defaults(Workload.DIGITS_CNN, device)
     variants = all_variants(config, [CPU, GPU])
     missing = {switch.field for switch in SWITCHES} - {f for one in variants for f in one.changes}
-    assert missing <= NOT_TIMED | {"persistent_workers"}  # no effect without workers
+    # The last two have no effect without workers.
+    assert missing <= NOT_TIMED | {"prefetch_factor", "persistent_workers"}
     assert len({one.name for one in variants}) == len(variants)
     for variant in variants:
         if variant.problem is None:
@@ -146,7 +147,6 @@ def test_options_of_the_baseline() -> None:
         (["--arms", "num_workers=2+num_workers=4"], "has a setting twice. Remove one"),
         (["--arms", "accumulation=2+gradient_accumulation_steps=4"], "has a setting twice"),
         (["--set", "batch_size"], "must be FIELD=VALUE"),
-        (["--set", "nonsense=1"], "is no setting"),
         (["--device", "cuda"], "no usable GPU"),
         (["--precision", "tf32"], "TF32 needs NVIDIA tensor cores"),
         (["--max-rounds", "0"], "max_rounds: must be 1 to 100"),
@@ -156,10 +156,6 @@ def test_options_of_the_baseline() -> None:
 def test_wrong_words_are_refused_with_what_to_do(words: list[str], said: str) -> None:
     with pytest.raises((UsageError, ConfigError), match=said):
         planned(*words)
-
-
-def test_all_supported_variants_are_compared_by_default() -> None:
-    assert {arm.problem for arm in planned()[0].arms} == {None}
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -193,9 +189,6 @@ def test_the_estimate_grows_with_arms_and_rounds() -> None:
     one = seconds("--arms", "channels_last", "--no-best")
     assert one == (5.0 + 5 * 2 * 5.0, 5.0 + 12 * 2 * 5.0)
     assert seconds("--arms", "channels_last,pin_memory", "--no-best") == one  # one cannot be
-    more = seconds("--arms", "channels_last,fused", "--no-best")
-    assert more[0] > one[0]
-    assert more[1] > one[1]
     three = seconds("--arms", "channels_last,fused,deterministic", "--no-best")
     assert three == (5.0 + 5 * 5 * 5.0, 5.0 + 12 * 5 * 5.0)  # the baseline twice a round
     assert seconds("--arms", "channels_last")[1] > one[1]

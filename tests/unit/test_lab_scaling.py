@@ -36,13 +36,9 @@ def test_a_cpu_offers_as_many_ranks_as_cores(monkeypatch: pytest.MonkeyPatch) ->
         assert arm.problem is None
         assert changed(baseline, arm.changes).runner is Runner.TORCHRUN
         assert "runner" not in arm.label
-
-
-def test_one_core_offers_nothing_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     [arm] = offered(CONFIG, [CPU])
-    assert arm.problem is not None
-    assert arm.problem.reason == "this machine has one core"
+    assert "this machine has one core" in str(arm.problem)
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 1), (2, 2), (6, 6)])

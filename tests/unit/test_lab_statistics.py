@@ -81,10 +81,6 @@ def test_the_level_of_an_arm_is_close_to_dunnetts() -> None:
     assert rules.level(9) == pytest.approx(1 - 0.95 ** (1 / 9))
 
 
-def test_a_tiny_alpha_gets_bonferronis_level_at_least() -> None:
-    assert 1e-6 / 3 <= replace(RULES, alpha=1e-6).level(1) <= 1e-6
-
-
 def test_variances_are_moderated_as_smyth_does() -> None:
     even = np.array([1.0, 1.1, 0.9, 1.0])
     degrees = np.full(4, 4.0)
@@ -133,21 +129,13 @@ def test_arms_share_their_variance_and_all_have_one_level() -> None:
     assert (noisy[1] - noisy[0]) / 2 == pytest.approx(0.03 * student.isf(level / 2, 4 + 3))
 
 
-def test_a_failed_arm_keeps_its_share_of_the_error() -> None:
-    arms = {name: spread(0.05, 0.01) for name in "abc"}
-    three, four = judge(arms, ONE_LOOK)["a"], judge({**arms, "d": []}, ONE_LOOK)["a"]
-    assert ends(four)[0] < ends(three)[0]
-
-
 def test_estimates_are_fractions_with_a_margin_of_error() -> None:
     values = spread(math.log(1.12), 0.004)
     found = judge({"a": values}, ONE_LOOK)["a"]
-    assert found.side is Side.ABOVE
-    assert found.effect == pytest.approx(0.12)
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low < 0.12 < found.high
-    assert found.resolution == pytest.approx(max(0.12 - found.low, found.high - 0.12))
+    assert (found.side, found.effect) == (Side.ABOVE, pytest.approx(0.12))
+    low, high = map(math.expm1, ends(found))
+    assert low < 0.12 < high
+    assert found.resolution == pytest.approx(max(0.12 - low, high - 0.12))
     slower = judge({"a": [-value for value in values]}, ONE_LOOK)["a"]
     assert (slower.side, slower.effect) == (Side.BELOW, pytest.approx(1 / 1.12 - 1))
     for error, side in ((0.003, Side.SAME), (0.03, Side.OPEN)):
@@ -219,10 +207,3 @@ def test_simulated_effects_are_found_with_their_size() -> None:
     assert found["false"] <= 0.02
     assert found["found"] >= 0.98
     assert found["covered"] >= 0.97
-
-
-def test_fifteen_arms_have_intervals_of_half_the_width() -> None:
-    widths = lab_errors.half_widths(15, 100)
-    assert widths["before"] == pytest.approx(0.06, abs=0.003)
-    assert widths["after_with_1_baseline_run"] < 0.6 * widths["before"]
-    assert widths["after"] < 0.028

@@ -71,14 +71,6 @@ def test_each_epoch_is_a_block_where_there_are_five_whole_ones() -> None:
     assert few != pytest.approx((5 * 128 + 64) / 6, rel=0.01)
 
 
-def test_the_starts_of_few_epochs_are_left_out() -> None:
-    # The documented limit: with two epochs in the window the slow start is in one block of ten.
-    epochs = np.repeat([1.0, 2.0], 100)
-    seconds = np.ones(200)
-    seconds[100] = 30.0
-    assert rate(seconds, np.ones(200), epochs) == pytest.approx(1)
-
-
 def test_a_short_window_gives_its_mean() -> None:
     seconds = np.array([1.0, 1.0, 4.0])
     assert len(burst_cuts(seconds)) == 0

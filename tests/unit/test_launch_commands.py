@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import config_from_args, parse_args
 
-from trainer.collectives.measurement import measuring_arguments
-from trainer.collectives.plan import CollectivePlan
+from trainer.collectives.measurement import CollectivePlan, measuring_arguments
 from trainer.config import RunConfig, Runner, Strategy, Workload, defaults
 from trainer.launch_commands import (
     LaunchSpec,

@@ -14,7 +14,6 @@ from stepscope.gpu.nvml_queries import (
     FIELDS,
     PLAUSIBLE,
     SELDOM_S,
-    FieldValueReader,
     SamplingTier,
 )
 from stepscope.gpu.nvml_reader import ONE_READING
@@ -63,12 +62,6 @@ def test_every_gpu_metric_comes_from_one_field() -> None:
     assert sorted(keys + elsewhere) == sorted(m.key for m in METRICS if m.stream is Stream.DEVICES)
     assert sorted(keys) == sorted(PLAUSIBLE)
     assert set(keys) > COUNTERS
-
-
-def test_a_field_value_never_comes_after_a_call() -> None:
-    for entry in FIELDS:
-        kinds = [isinstance(reader, FieldValueReader) for reader in entry.readers]
-        assert kinds == sorted(kinds, reverse=True), entry.keys
 
 
 STORED = """
@@ -246,31 +239,6 @@ def test_a_lost_gpu_is_left_alone_and_looked_for_every_five_seconds(
     clock.now += 5
     assert source.read(A, *ALL)["gpu/util"] == 37.0
     assert (source.lost(A), lacks(source)) == (None, {})
-
-
-def test_a_gpu_found_again_is_asked_everything_anew(
-    source: NvmlSource, gpu: FakeGpu, clock: FakeClock
-) -> None:
-    gpu.errors = {"nvmlDeviceGetTemperatureV": 4}
-    source.read(A, *ALL)
-    assert lacks(source) == {"gpu/temp": "permission"}
-    gpu.errors = {"nvmlDeviceGetUtilizationRates": 15}
-    source.read(A, *ALL)
-    gpu.errors = {}
-    clock.now += 5
-    assert source.read(A, *ALL)["gpu/temp"] == 51.0
-
-
-def test_a_gpu_with_a_handle_but_no_answer_stays_lost(
-    source: NvmlSource, gpu: FakeGpu, clock: FakeClock
-) -> None:
-    gpu.errors = {"nvmlDeviceGetUtilizationRates": 15}
-    for _ in range(3):
-        assert source.read(A, *ALL) == {}
-        assert source.lost(A) is not None
-        clock.now += 6
-    assert source.read("GPU-cccc", *ALL) == {}
-    assert (source.lost("GPU-cccc") or "").startswith("not found")
 
 
 def test_a_foreign_shutdown_is_healed_by_one_init_as_soon_as_that_succeeds(

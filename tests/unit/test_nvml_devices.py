@@ -14,8 +14,8 @@ from stepscope.gpu.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.nvml_reader import ONE_READING
-from stepscope.gpu.processes import NOT_LISTED, SM_S
-from stepscope.gpu.source import NvmlSource
+from stepscope.gpu.processes import NOT_LISTED, SM_S, GpuProcess
+from stepscope.gpu.source import DeviceProperties, NvmlSource
 from tests.support.fake_nvml import GIB, NS, FakeClock, FakeGpu, FakeNvml, FakeProcess, install
 
 A, B, SLICE = "GPU-aaaa", "GPU-bbbb", "MIG-1111"
@@ -43,14 +43,27 @@ def source(library: FakeNvml, clock: FakeClock) -> NvmlSource:
     return NvmlSource(clock)
 
 
-def test_facts_say_what_does_not_change(source: NvmlSource) -> None:
-    facts = source.facts(B)
+def facts_of(source: NvmlSource, uuid: str = A) -> DeviceProperties:
+    """Return the facts of a GPU that has them."""
+    facts = source.facts(uuid)
     assert facts is not None
+    return facts
+
+
+def listed(source: NvmlSource) -> tuple[GpuProcess, ...]:
+    """Return the processes of a GPU that lists them."""
+    found = source.processes(A)
+    assert found is not None
+    return found
+
+
+def test_facts_say_what_does_not_change(source: NvmlSource) -> None:
+    facts = facts_of(source, B)
     assert (facts.uuid, facts.nvml_index, facts.architecture) == (B, 1, "Hopper")
     assert (facts.pci_bus_id, facts.cuda_version) == ("00000000:17:00.0", "12.8")
     assert (facts.power_limit, facts.power_limit_default) == (700.0, 650.0)
-    assert (facts.temp_shutdown, facts.temp_slowdown) == (95, 92)
-    assert facts.temp_max_operating is None, "0 is no threshold"
+    # A threshold of 0 is none.
+    assert (facts.temp_shutdown, facts.temp_slowdown, facts.temp_max_operating) == (95, 92, None)
     assert (facts.max_sm_clock, facts.max_mem_clock) == (1980, 2619)
     assert (facts.pcie_gen, facts.pcie_width) == (4, 8)
     assert (facts.pcie_max_gen, facts.pcie_max_width) == (5, 16)
@@ -70,8 +83,7 @@ def test_nvlinks_that_are_up_and_their_speed(
     source: NvmlSource, gpu: FakeGpu, links: Any, fields: dict[int, float], expected: Any
 ) -> None:
     gpu.nvlinks, gpu.fields = links, gpu.fields | fields
-    facts = source.facts(A)
-    assert facts is not None
+    facts = facts_of(source)
     assert (facts.nvlinks, facts.nvlink_speed) == expected
 
 
@@ -80,13 +92,11 @@ def test_missing_facts_are_none_and_a_lost_gpu_keeps_the_last(
 ) -> None:
     library.missing = {"nvmlDeviceGetArchitecture", "nvmlSystemGetCudaDriverVersion_v2"}
     gpu.errors = {"nvmlDeviceGetPciInfo_v3": 4, "nvmlDeviceGetEnforcedPowerLimit": 4}
-    facts = source.facts(A)
-    assert facts is not None
+    facts = facts_of(source)
     assert (facts.architecture, facts.cuda_version) == (None, None)
     assert (facts.pci_bus_id, facts.power_limit, facts.pcie_gen) == (None, None, 4)
     gpu.link, gpu.errors = (5, 16), {}
-    facts = source.facts(A)
-    assert facts is not None
+    facts = facts_of(source)
     assert (facts.power_limit, facts.pcie_gen) == (700.0, 5), "of now"
     gpu.errors = {"nvmlDeviceGetUtilizationRates": 15, "nvmlDeviceGetHandleByUUID": 15}
     source.read(A, SamplingTier.FAST)
@@ -112,9 +122,7 @@ def test_instances_have_their_parents_number_and_their_own_memory(divided: NvmlS
     assert (info.uuid, info.name, info.nvml_index) == (SLICE, "NVIDIA Test 80GB MIG 1g.10gb", 0)
     assert (info.memory_total, info.mig, divided.devices()[0].mig) == (10 * GIB, False, True)
     assert divided.instances(B) == divided.instances("GPU-cccc") == []
-    facts, parent = divided.facts(SLICE), divided.facts(A)
-    assert facts is not None
-    assert parent is not None
+    facts, parent = facts_of(divided, SLICE), facts_of(divided)
     assert (facts.parent_uuid, facts.mig_profile, facts.nvml_index) == (A, "1g.10gb", 0)
     assert facts.memory_total == 10 * GIB
     assert (parent.mig, parent.parent_uuid, parent.mig_profile) == (True, None, None)
@@ -167,21 +175,18 @@ def test_processes_have_memory_kind_and_share(
         FakeProcess(ME, 5, sm=30, stamp=10),
         FakeProcess(4_000_000, None, sm=20, stamp=11, graphics=True),
     ]
-    first = source.processes(A)
-    assert first is not None
-    listed = [(one.pid, one.memory, one.kind, one.sm) for one in first]
-    assert listed == [(ME, 5, "compute", None), (4_000_000, None, "graphics", None)]
+    assert [(one.pid, one.memory, one.kind, one.sm) for one in listed(source)] == [
+        (ME, 5, "compute", None),
+        (4_000_000, None, "graphics", None),
+    ]
     gpu.processes[0].stamp = 20
     clock.now += SM_S
     source.processes(A)
-    second = source.processes(A)
-    assert second is not None
+    second = listed(source)
     assert [one.sm for one in second] == [30.0, 0.0], "kept until the next reading"
     assert [one.yours for one in second] == [True, False]
     clock.now += SM_S
-    third = source.processes(A)
-    assert third is not None
-    assert [one.sm for one in third] == [None, None], "nothing new"
+    assert [one.sm for one in listed(source)] == [None, None], "nothing new"
 
 
 def test_no_process_is_an_empty_list_and_hidden_ones_are_none(
@@ -212,28 +217,18 @@ def test_an_older_driver_lists_processes_by_an_older_call(
         "nvmlDeviceGetGraphicsRunningProcesses_v3",
         "nvmlDeviceGetProcessesUtilizationInfo",
     }
-    found = source.processes(A)
-    assert found is not None
-    assert [(one.pid, one.sm) for one in found] == [(ME, None)]
+    assert [(one.pid, one.sm) for one in listed(source)] == [(ME, None)]
 
 
-@pytest.mark.parametrize(
-    ("number", "words"), [(0, None), (1, "the GPU has to be reset"), (99, "action 99")]
-)
 def test_a_recovery_action_is_in_words(
-    source: NvmlSource,
-    library: FakeNvml,
-    gpu: FakeGpu,
-    clock: FakeClock,
-    number: int,
-    words: str | None,
+    source: NvmlSource, library: FakeNvml, gpu: FakeGpu, clock: FakeClock
 ) -> None:
-    gpu.fields[230] = number
-    assert source.recovery_action(A) == words
-    for _ in range(3):
+    for number, words in ((0, None), (1, "the GPU has to be reset"), (99, "action 99")):
+        gpu.fields[230] = number
+        assert source.recovery_action(A) == words
         assert source.recovery_action(B) is None
         clock.now += 10
-    assert library.asked_fields.count(230) == 2, "a driver without it is asked once"
+    assert library.asked_fields.count(230) == 3 + 1, "a driver without it is asked once"
 
 
 BUSY = {2: 81.0, 3: 44.5, 5: math.nan, 10: 30.0, 20: 3.0, 21: 4.0, 60: 5.0, 61: 6.0}

@@ -121,7 +121,6 @@ def test_a_number_that_is_used_again_is_another_process(
         ("python -u -O /home/me/train.py --lr 1", "python train.py"),
         ("python -m", "python -m"),
         ("sh -c HF_TOKEN=abc python train.py", "sh"),
-        ("python", "python"),
         ("", ""),
     ],
 )

@@ -16,7 +16,7 @@ from stepscope import RunError
 from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.recovery import recover
 from stepscope.recorder.ring import abandoned
-from stepscope.run import RunStatus, read_run
+from stepscope.run import RunStatus
 from stepscope.store import StoreError
 from stepscope.store import reader as store_rows
 from tests.support.killed_runs import killed_run
@@ -127,14 +127,6 @@ def test_a_star_import_keeps_the_built_in_open() -> None:
     exec("from stepscope import *", names)
     assert "open" not in names
     assert {"init", "log", "open"} <= set(dir(stepscope))
-    assert all(hasattr(stepscope, name) for name in dir(stepscope))
-    recorder.log(7, {"train/loss": 2.0})
-    recorder.close(RunStatus.FINISHED)
-    run = stepscope.open("first")
-    assert repr(run) == "Run('first', finished, step 7)"
-    assert repr(read_run(recorder.folder)) == "RunInfo('first', finished, step 7)"
-    (recorder.folder / "run.json").unlink()
-    assert repr(run) == "Run('first', cannot be read)"
 
 
 def test_the_ranks_of_a_job_are_listed(recorder: Recorder) -> None:

@@ -1,19 +1,24 @@
-"""The step: equal to the textbook's, clipped by the true norm, no gradients left."""
+"""The step: equal to the textbook's, clipped by the true norm; its model and its flags."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.backends import cudnn
 
 from trainer.config import Precision, RunConfig
 from trainer.training.accelerator import RUN_AHEAD, CudaAccelerator
+from trainer.training.backend_flags import run_flags
 from trainer.training.model import InputFormat, prepare
 from trainer.training.precision import autocast, grad_scaler
 from trainer.training.step import TrainPhaseTimer, TrainStep
+
+CPU = torch.device("cpu")
 
 
 def make(
@@ -27,8 +32,8 @@ def make(
         model=model,
         loss=nn.MSELoss(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        scaler=scaler or grad_scaler(precision, torch.device("cpu")),
-        autocast=autocast(precision, torch.device("cpu")),
+        scaler=scaler or grad_scaler(precision, CPU),
+        autocast=autocast(precision, CPU),
         max_grad_norm=max_grad_norm,
     )
 
@@ -92,7 +97,7 @@ def test_gradients_are_freed_or_filled_with_zeros(set_to_none: bool) -> None:
 @pytest.mark.parametrize("precision", [Precision.PURE_BF16, Precision.PURE_FP16])
 def test_pure_precisions_take_the_loss_in_fp32(precision: Precision) -> None:
     config = replace(RunConfig(), precision=precision)
-    model = prepare(nn.Linear(4, 2), config, torch.device("cpu"))
+    model = prepare(nn.Linear(4, 2), config, CPU)
     seen: list[torch.dtype] = []
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -136,13 +141,13 @@ def test_the_limit_is_meant_for_the_gradients_without_the_loss_scale() -> None:
 
 
 def test_a_step_with_infinite_gradients_is_skipped_and_the_scale_halved() -> None:
-    step = make(scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
+    step = make(precision=Precision.FP16)
     before = [p.detach().clone() for p in step.model.parameters()]
     step(torch.full((3, 4), 1e38), BATCH[1])
     for weights, former in zip(step.model.parameters(), before, strict=True):
         assert torch.equal(weights, former)
         assert weights.grad is None
-    assert step.scaler.get_scale() == 512.0
+    assert step.scaler.get_scale() == 2.0**15
 
 
 def test_in_a_job_the_times_of_its_parts_are_taken_over_all_batches() -> None:
@@ -208,23 +213,85 @@ def test_the_host_runs_so_many_steps_ahead_and_no_more(monkeypatch: pytest.Monke
         assert step - done == min(step, RUN_AHEAD)
 
 
-def test_autocast_acts_only_in_mixed_precision() -> None:
-    x = torch.ones(2, 2)
-    cpu = torch.device("cpu")
-    for precision, expected in [(Precision.FP32, torch.float32), (Precision.BF16, torch.bfloat16)]:
-        context = autocast(precision, cpu)
-        for _ in range(2):  # the loop enters one context again and again
-            with context:
-                assert (x @ x).dtype == expected
+# --- the model as a run wants it ------------------------------------------------------------------
+
+IMAGES = torch.rand(2, 3, 8, 8)
 
 
-def test_fp16_has_a_scaler_on_a_cpu_too() -> None:
-    scaler = grad_scaler(Precision.FP16, torch.device("cpu"))
-    weights = torch.ones(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weights], lr=0.5)
-    for factor, left, scale in [(1.0, 0.5, 2.0**16), (torch.inf, 0.5, 2.0**15)]:
-        optimizer.zero_grad()
-        scaler.scale((weights * factor).sum()).backward()  # type: ignore[no-untyped-call]
-        scaler.step(optimizer)
-        scaler.update()
-        assert (weights.tolist(), scaler.get_scale()) == ([left, left], scale)
+def convolutional() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_channels_last_is_the_format_of_weights_and_images(wanted: bool) -> None:
+    chosen = RunConfig(channels_last=wanted)
+    weights = prepare(convolutional(), chosen, CPU)[0].weight  # type: ignore[index]
+    images = InputFormat.of(chosen)(IMAGES)
+    for part in (weights, images):
+        assert part.is_contiguous(memory_format=torch.channels_last) == wanted
+        assert part.is_contiguous() != wanted
+    flat = torch.rand(2, 5)
+    assert InputFormat.of(chosen)(flat) is flat
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [(Precision.PURE_BF16, torch.bfloat16), (Precision.PURE_FP16, torch.float16)],
+)
+def test_pure_precisions_cast_everything_but_batch_norm_and_integers(
+    precision: Precision, dtype: torch.dtype
+) -> None:
+    chosen = RunConfig(precision=precision)
+    conv, norm, _, linear = prepare(convolutional(), chosen, CPU)  # type: ignore[misc]
+    assert {p.dtype for p in (*conv.parameters(), *linear.parameters())} == {dtype}
+    assert {p.dtype for p in norm.parameters()} == {norm.running_var.dtype} == {torch.float32}
+    form = InputFormat.of(chosen)
+    assert form(IMAGES).dtype == dtype
+    assert form(torch.arange(3)).dtype == torch.int64
+
+
+# --- process-wide flags ---------------------------------------------------------------------------
+
+
+def flags() -> tuple[bool | str, ...]:
+    return (
+        torch.get_float32_matmul_precision(),
+        cudnn.allow_tf32,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ("highest", False, False, False, False, False)),
+        ({"precision": Precision.TF32}, ("high", True, False, False, False, False)),
+        ({"cudnn_benchmark": True}, ("highest", False, True, False, False, False)),
+        ({"deterministic": True}, ("highest", False, False, True, True, False)),
+    ],
+)
+def test_flags_follow_the_configuration_and_are_put_back(
+    changes: dict[str, Any], expected: tuple[bool | str, ...]
+) -> None:
+    before = flags()
+    with run_flags(replace(RunConfig(), **changes)):
+        assert flags() == expected
+    assert flags() == before
+    with pytest.raises(ZeroDivisionError), run_flags(replace(RunConfig(), **changes)):
+        raise ZeroDivisionError
+    assert flags() == before
+
+
+def test_the_flags_of_a_user_come_back() -> None:
+    cudnn.benchmark = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with run_flags(RunConfig()):
+            assert flags()[2:] == (False, False, False, False)
+        assert flags()[2:] == (True, False, True, True)
+    finally:
+        cudnn.benchmark = False
+        torch.use_deterministic_algorithms(False)

@@ -11,16 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.run import runs_root
-from trainer.collectives.measurement import HEADING, Measurement, closing, line
-from trainer.collectives.plan import (
-    GLOO,
-    NCCL,
-    OPERATIONS,
-    CollectivePlan,
-    PlanError,
-    parse_sizes,
-    refusal,
-)
+from trainer.collectives import measurement as collectives
 from trainer.lab.options import print_error
 from trainer.runners.child_process import ChildState
 
@@ -31,18 +22,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
     try:
-        measurement = Measurement(_plan(options), runs_root(options.runs))
-    except PlanError as error:
+        measurement = collectives.Measurement(_plan(options), runs_root(options.runs))
+    except collectives.PlanError as error:
         print_error(str(error))
         return USAGE
-    except OSError as error:
-        print_error(f"torchrun cannot be started: {error}.")
-        return FAILED
     try:
-        return _follow(measurement, as_json=options.json)
+        measurement.wait()
     except KeyboardInterrupt:
         measurement.stop()
-        return STOPPED
+    output = measurement.output()
+    as_json = json.dumps(output.answer, indent=1)
+    print(as_json if options.json else collectives.terminal_text(output.answer))
+    saved = f"Saved as {measurement.saved}" if measurement.saved is not None else None
+    for text in filter(None, (saved, output.reason)):
+        print_error(text)
+    return {ChildState.FINISHED: FINISHED, ChildState.STOPPED: STOPPED}.get(output.state, FAILED)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,52 +47,25 @@ def parser() -> argparse.ArgumentParser:
         "between processes on this machine, by size.",
     )
     add = found.add_argument
-    add("--backend", choices=(GLOO, NCCL), default=GLOO, help="gloo: CPUs, nccl: GPUs")
+    add("--backend", choices=("gloo", "nccl"), default="gloo", help="gloo: CPUs, nccl: GPUs")
     add("--ranks", type=int, default=2, help="number of processes (default: 2)")
-    operations = ",".join(OPERATIONS)
-    add("--operations", default=operations, metavar="NAMES", help=f"of {operations} (default: all)")
     sizes = "bytes of the whole array: 1K..64M in steps of 4×, or 1K,1M (default: 1K..16M)"
     add("--sizes", default="1K..16M", help=sizes)
-    seconds = "time for each size and operation (default: 0.2; old name: --seconds)"
-    add("--seconds-per-size", "--seconds", dest="seconds", type=float, default=0.2, help=seconds)
     add("--runs", type=Path, metavar="DIR", help="folder of all runs (default: STEPSCOPE_RUNS)")
     add("--json", action="store_true", help="print the whole result as JSON")
     return found
 
 
-def _plan(options: argparse.Namespace) -> CollectivePlan:
-    plan = CollectivePlan(
-        backend=options.backend,
-        ranks=options.ranks,
-        operations=tuple(filter(None, options.operations.split(","))),
-        sizes=parse_sizes(options.sizes),
-        seconds=options.seconds,
-    )
-    if plan.backend == NCCL:
+def _plan(options: argparse.Namespace) -> collectives.CollectivePlan:
+    sizes = collectives.parse_sizes(options.sizes)
+    plan = collectives.CollectivePlan(backend=options.backend, ranks=options.ranks, sizes=sizes)
+    if plan.backend == collectives.NCCL:
         devices = importlib.import_module("trainer.devices")
         gpus = [one for one in devices.list_devices() if one.cuda_index is not None]
-        refused = refusal(plan, len(gpus), devices.cuda_reason())
+        refused = collectives.refusal(plan, len(gpus), devices.cuda_reason())
         if refused is not None:
-            raise PlanError(refused)
+            raise collectives.PlanError(refused)
     return plan
-
-
-def _follow(measurement: Measurement, *, as_json: bool) -> int:
-    shown, ended = 0, False
-    if not as_json:
-        print(HEADING)
-    while not ended:
-        ended = measurement.wait(0.2)
-        output = measurement.output()
-        for row in [] if as_json else output.answer["rows"][shown:]:
-            print(line(row), flush=True)
-            shown += 1
-    lines = [json.dumps(output.answer, indent=1)] if as_json else closing(output.answer)
-    print("\n".join(lines))
-    saved = f"Saved as {measurement.saved}" if measurement.saved is not None else None
-    for text in filter(None, (saved, output.reason)):
-        print_error(text)
-    return FINISHED if output.state is ChildState.FINISHED else FAILED
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Measurements of collectives: torchrun in a child process, result files, and text.
+"""Measurements of collectives: their plan, torchrun in a child process, files, and text.
 
-The results are JSON files in `collectives` of the runs folder.
+The results are JSON files in `collectives` of the runs folder. Does not import torch.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,19 +23,72 @@ from stepscope.common.files import atomic_write, read_json
 from stepscope.common.formatting import format_bytes, format_short_time
 from stepscope.distributed.collective_metrics import rate_text
 from stepscope.run import folder_name, is_run_id
-from trainer.collectives.plan import NCCL, CollectivePlan
 from trainer.launch_commands import ONE_MACHINE
 from trainer.runners.child_process import Child, ChildOutput, ChildState
 
+GLOO, NCCL = "gloo", "nccl"
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+MAX_RANKS = 64
+_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
 FOLDER = "collectives"
 SCHEMA = 1
 MAX_BYTES = 16 * 2**20
 LIMIT_S = 900.0
-DISTURBED = 3  # Slowest over fastest round above which other work disturbed a result.
-HEADING = f"{'operation':16s}{'size':>10s}{'time':>12s}{'algorithm':>14s}{'bus':>14s}"
-_NAME = re.compile(r"(\d{8}-\d{6})(Z?)-([a-z]+)-(\d+)-(\d{3})")
 # Seconds, bytes and bytes/s within a logarithmic axis.
 _Measured = Annotated[float, msgspec.Meta(ge=1e-12, le=1e18)]
+
+
+class PlanError(ValueError):
+    """An invalid plan; the message has the field, its valid values, and the given one."""
+
+
+def sizes_between(first: int, last: int) -> tuple[int, ...]:
+    """Return the sizes from `first` up to `last` in steps of 4×."""
+    return tuple(size for power in range(32) if (size := first * 4**power) <= last)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectivePlan:
+    """One measurement; `sizes` are bytes of the whole array, as in nccl-tests. Raises PlanError."""
+
+    backend: str = GLOO
+    ranks: int = 2
+    sizes: tuple[int, ...] = sizes_between(KIB, 16 * MIB)
+
+    def __post_init__(self) -> None:
+        if self.backend not in (GLOO, NCCL):
+            raise PlanError(f"backend: gloo for CPUs or nccl for GPUs, got {self.backend!r}.")
+        if not 2 <= self.ranks <= MAX_RANKS:
+            raise PlanError(f"ranks: 2 to {MAX_RANKS} processes, got {self.ranks}.")
+        if not self.sizes or not all(KIB <= size <= 16 * GIB for size in self.sizes):
+            raise PlanError(f"sizes: 1 KiB to 16 GiB each, got {list(self.sizes)} bytes.")
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the sizes in a text such as "1K..64M" or "1K,1M,16M". Raises PlanError."""
+    first, is_range, last = text.partition("..")
+    if not is_range:
+        return tuple(map(_size, text.split(",")))
+    return sizes_between(_size(first), _size(last))
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.strip())
+    if match is None:
+        raise PlanError(f"sizes: such as 1K..64M or 1K,1M with K, M or G, got {text[:80]!r}.")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def refusal(plan: CollectivePlan, gpus: int, no_gpu: str | None) -> str | None:
+    """Return why this machine cannot measure the plan, or None.
+
+    `no_gpu` is the reason why torch has no CUDA device.
+    """
+    if plan.backend != NCCL or gpus >= plan.ranks:
+        return None
+    remedy = no_gpu or "Reduce the ranks."
+    return f"NCCL needs a GPU for each of the {plan.ranks} ranks; found {gpus}. {remedy}"
 
 
 class ResultError(Exception):
@@ -52,32 +105,33 @@ class _Machine(msgspec.Struct):
     link: _Link | None = None
 
 
-class _Document(msgspec.Struct):
-    ranks: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-    backend: str
-    rows: list[Any]
-    machine: _Machine | None = None
-
-
 class _Row(msgspec.Struct):
     operation: str
     bytes: _Measured
-    reason: str = ""
-    seconds: _Measured = 1.0
-    algorithm: _Measured = 1.0
-    bus: _Measured = 1.0
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    seconds: _Measured | msgspec.UnsetType = msgspec.UNSET
+    algorithm: _Measured | msgspec.UnsetType = msgspec.UNSET
+    bus: _Measured | msgspec.UnsetType = msgspec.UNSET
     fastest_s: _Measured = 1.0
     slowest_s: _Measured = 1.0
+
+    def __post_init__(self) -> None:
+        given = {part is not msgspec.UNSET for part in (self.seconds, self.algorithm, self.bus)}
+        if given != {self.reason is msgspec.UNSET}:
+            raise ValueError("a row must have either its results or a reason")
+
+
+class _Document(msgspec.Struct):
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    backend: str
+    rows: list[_Row]
+    machine: _Machine | None = None
 
 
 def new_result_path(root: Path, backend: str, ranks: int) -> Path:
     """Return an unused path for a measurement that starts now."""
-    for number in range(1000):
-        name = folder_name(time.time(), f"{backend} {ranks}", f"{number:03d}")
-        path = root / FOLDER / f"{name}.json"
-        if not path.exists():
-            return path
-    raise FileExistsError(f"1000 measurements of this second in {root / FOLDER}")
+    name = folder_name(time.time(), f"{backend} {ranks}", secrets.token_hex(4))
+    return root / FOLDER / f"{name}.json"
 
 
 def write_result(path: Path, document: Mapping[str, Any]) -> None:
@@ -92,28 +146,8 @@ def result_names(root: Path) -> list[str]:
     return sorted(filter(is_run_id, found), reverse=True)
 
 
-def result_label(name: str) -> str:
-    """Return the local time, backend and ranks of a measurement from its name.
-
-    Names without a Z after the time are in local time.
-
-    >>> result_label("20261122-141500-gloo-2-000")
-    '2026-11-22 14:15:00, gloo, 2 ranks'
-    """
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return name
-    stamp, utc, backend, ranks, number = match.groups()
-    again = f" ({int(number) + 1})" if int(number) else ""
-    try:
-        when = datetime.strptime(stamp, "%Y%m%d-%H%M%S").replace(tzinfo=UTC if utc else None)
-    except ValueError:
-        return name
-    return f"{when.astimezone():%Y-%m-%d %H:%M:%S}, {backend}, {ranks} ranks{again}"
-
-
 def read_result(root: Path, name: str) -> dict[str, Any]:
-    """Return the measurement with this name, without its invalid rows. Raises ResultError."""
+    """Return the measurement with this name. Raises ResultError."""
     path = root / FOLDER / f"{name}.json"
     if not is_run_id(name) or not os.path.isfile(path):
         raise ResultError(f"measurement: {name[:120]!r} does not exist. Choose one from the list.")
@@ -122,25 +156,16 @@ def read_result(root: Path, name: str) -> dict[str, Any]:
         msgspec.convert(document, _Document)
     except (OSError, ValueError) as error:
         raise ResultError(f"measurement: {name} cannot be read ({error}). Delete it.") from error
-    document["rows"] = [row for row in document["rows"] if _is_row(row)]
     return document
 
 
-def _is_row(row: Any) -> bool:
-    try:
-        msgspec.convert(row, _Row)
-    except msgspec.ValidationError:
-        return False
-    return "reason" in row or {"seconds", "algorithm", "bus"} <= row.keys()
+def terminal_text(document: Mapping[str, Any]) -> str:
+    """Return a measurement as a table for a terminal."""
+    heading = f"{'operation':16s}{'size':>10s}{'time':>12s}{'algorithm':>14s}{'bus':>14s}"
+    return "\n".join([heading, *map(_line, document["rows"]), closing(document)])
 
 
-def line(row: Mapping[str, Any]) -> str:
-    """Return one result as a line.
-
-    >>> line({"operation": "broadcast", "bytes": 2**20, "seconds": 1e-3, "algorithm": 1.0486e9,
-    ...       "bus": 1.0486e9})
-    'broadcast         1.00 MiB     1.00 ms     1.05 GB/s     1.05 GB/s'
-    """
+def _line(row: Mapping[str, Any]) -> str:
     start = f"{row['operation']:16s}{format_bytes(row['bytes']):>10s}"
     if "reason" in row:
         return f"{start}  not measured: {row['reason']}"
@@ -148,22 +173,13 @@ def line(row: Mapping[str, Any]) -> str:
     return f"{start}{format_short_time(row['seconds']):>12s}{algorithm:>14s}{bus:>14s}"
 
 
-def closing(document: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the ranks, the link's speed, and the disturbed results."""
+def closing(document: Mapping[str, Any]) -> str:
+    """Return a sentence on the ranks, the device and its link's speed."""
     machine = document.get("machine") or {}
     link = machine.get("link")
     ranks = f"{document['ranks']} ranks by {document['backend']} on {machine.get('device', '?')}"
     speed = "" if link is None else f", {link['name']}: {rate_text(link['bytes_per_s'])} each way"
-    lines = [f"{ranks}{speed}."]
-    measured = [row for row in document["rows"] if "reason" not in row]
-    disturbed = sum((spread_of(row) or 0) > DISTURBED for row in measured)
-    if disturbed:
-        lines.append(
-            f"Other work disturbed {disturbed} of {len(measured)} results: their slowest round "
-            f"took more than {DISTURBED} times as long as the fastest. Measure again while the "
-            "machine is idle."
-        )
-    return lines
+    return f"{ranks}{speed}."
 
 
 def spread_of(row: Mapping[str, Any]) -> float | None:
@@ -231,13 +247,13 @@ class Measurement(Child):
         if self._late:
             return f"Ended after the limit of {LIMIT_S / 60:.0f} min. Measure fewer sizes."
         lines = self._error_lines()  # torchrun's summary follows the rank's error
-        texts = [line.partition(": ")[2] for line in lines if line.startswith("[rank")]
-        causes = [text for text in texts if text and not text.startswith((" ", "Traceback"))]
+        causes = re.findall(r"^\[rank\d+\]: ([\w.]+: .*)", "\n".join(lines), re.MULTILINE)
         cause = (causes[:1] or lines[-1:] or [""])[0]
         return f"torchrun ended with exit code {code}. {cause[:300]}".strip()
 
 
 def measuring_arguments(plan: CollectivePlan) -> list[str]:
     """Return torchrun's arguments for the ranks."""
-    rank = ("-m", "trainer.collectives.rank", msgspec.json.encode(plan).decode())
-    return [*ONE_MACHINE, f"--nproc-per-node={plan.ranks}", *rank]
+    sizes = ",".join(map(str, plan.sizes))
+    ranks = f"--nproc-per-node={plan.ranks}"
+    return [*ONE_MACHINE, ranks, "-m", "trainer.collectives.rank", plan.backend, sizes]

@@ -1,4 +1,4 @@
-"""One rank of the benchmark: `torchrun … -m trainer.collectives.rank PLAN`.
+"""One rank of the benchmark: `torchrun … -m trainer.collectives.rank BACKEND BYTES,…`.
 
 Rank 0 prints JSON lines: the machine, each result, the end. Times are measured as nccl-tests does:
 consecutive calls, one synchronization at the end, the maximum over the ranks.
@@ -11,41 +11,33 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from itertools import chain
 from typing import Any
 
-import msgspec
 import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stepscope.distributed.collective_metrics import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BROADCAST,
-    REDUCE_SCATTER,
-    bus_factor,
-    link_of,
-)
+from stepscope.distributed.collective_metrics import bus_factor, link_of
 from stepscope.gpu.source import nvml_uuid, open_source
 from stepscope.host.environment import cpu_name
-from trainer.collectives.plan import NCCL, CollectivePlan
+from trainer.collectives.measurement import NCCL, OPERATIONS
 
 WARM_UP = 3
+SECONDS = 0.2  # For each operation and size.
 ROUNDS = 5  # The result is the median of their times.
 MAX_CALLS = 2_000
 TIMEOUT_S = 120.0  # Of one collective, after which a missing rank blocks the others no longer.
 ELEMENT_BYTES = 4  # float32, the default of nccl-tests
 _NAMES = {  # in torch from 2.13 on, and before
-    ALL_GATHER: ("all_gather_single", "all_gather_into_tensor"),
-    REDUCE_SCATTER: ("reduce_scatter_single", "reduce_scatter_tensor"),
-    ALL_TO_ALL: ("all_to_all_single",),
+    "all_gather": ("all_gather_single", "all_gather_into_tensor"),
+    "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
+    "all_to_all": ("all_to_all_single",),
 }
 
 Call = Callable[[], object]
@@ -59,23 +51,20 @@ def prepare(
     The array has about `size` bytes, a multiple of the number of ranks.
     """
     part = max(1, size // (ELEMENT_BYTES * ranks))
-    source = torch.ones(part if operation == ALL_GATHER else part * ranks, device=device)
-    if operation == ALL_REDUCE:
+    source = torch.ones(part if operation == "all_gather" else part * ranks, device=device)
+    if operation == "all_reduce":
         return partial(dist.all_reduce, source), source, source
-    if operation == BROADCAST:
+    if operation == "broadcast":
         return partial(dist.broadcast, source, 0), source, source
-    out = torch.zeros(part if operation == REDUCE_SCATTER else part * ranks, device=device)
+    out = torch.zeros(part if operation == "reduce_scatter" else part * ranks, device=device)
     found = next(name for name in _NAMES[operation] if hasattr(dist, name))
     return partial(getattr(dist, found), out, source), source, out
 
 
 def seconds_of(call: Call, count: int, device: torch.device) -> float:
     """Return the seconds per call of `count` calls on the slowest rank."""
-
-    def synchronize() -> None:
-        if device.type == "cuda":  # calls of gloo have ended when they return
-            torch.cuda.synchronize(device)
-
+    # Calls of gloo have ended when they return.
+    synchronize: Call = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     synchronize()
     dist.barrier()
     synchronize()
@@ -88,18 +77,16 @@ def seconds_of(call: Call, count: int, device: torch.device) -> float:
     return float(took) / count
 
 
-def measure(
-    operation: str, size: int, plan: CollectivePlan, device: torch.device
-) -> dict[str, Any]:
+def measure(operation: str, size: int, ranks: int, device: torch.device) -> dict[str, Any]:
     """Return one result: seconds of a call, algorithm and bus bandwidth in bytes/s."""
-    call, source, out = prepare(operation, size, plan.ranks, device)
+    call, source, out = prepare(operation, size, ranks, device)
     call()
-    wanted = float(plan.ranks if operation in (ALL_REDUCE, REDUCE_SCATTER) else 1)
+    wanted = float(ranks if operation in ("all_reduce", "reduce_scatter") else 1)
     found = (float(out[0]), float(out[-1]))
     if found != (wanted, wanted):
         raise ValueError(f"the result is {found[0]:g} … {found[1]:g}, not {wanted:g}")
     once_s = max(1e-7, seconds_of(call, WARM_UP, device))
-    count = int(min(MAX_CALLS, max(2, plan.seconds / ROUNDS / once_s)))
+    count = int(min(MAX_CALLS, max(2, SECONDS / ROUNDS / once_s)))
     rounds = [seconds_of(call, count, device) for _ in range(ROUNDS)]
     took_s, whole = statistics.median(rounds), max(source.nbytes, out.nbytes)
     return {
@@ -110,26 +97,27 @@ def measure(
         "slowest_s": max(rounds),
         "calls": count * ROUNDS,
         "algorithm": whole / took_s,
-        "bus": whole / took_s * (bus_factor(operation, plan.ranks) or 0.0),
+        "bus": whole / took_s * (bus_factor(operation, ranks) or 0.0),
     }
 
 
-def results(plan: CollectivePlan, device: torch.device) -> Iterator[dict[str, Any]]:
+def results(sizes: Sequence[int], device: torch.device) -> Iterator[dict[str, Any]]:
     """Yield all results; an operation without a measurement has a reason."""
-    free = psutil.virtual_memory().available / plan.ranks
+    ranks = dist.get_world_size()
+    free = psutil.virtual_memory().available / ranks
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     least = torch.tensor(free / 4, dtype=torch.float64, device=device)
     dist.all_reduce(least, dist.ReduceOp.MIN)
     limit = float(least)
-    for operation in plan.operations:
+    for operation in OPERATIONS:
         refused: str | None = None
-        for size in sorted(plan.sizes):
+        for size in sorted(sizes):
             if refused is None and 2 * size > limit:
                 refused = "its buffers would take more than a quarter of the free memory"
             if refused is None:
                 try:
-                    yield measure(operation, size, plan, device)
+                    yield measure(operation, size, ranks, device)
                     continue
                 except (RuntimeError, ValueError) as error:
                     # All ranks raise for an unsupported operation. The barrier raises, and ends
@@ -156,15 +144,15 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """Measure as one rank of a torchrun job."""
-    plan = msgspec.json.decode(arguments[0], type=CollectivePlan)
+    backend, sizes = arguments[0], list(map(int, arguments[1].split(",")))
     local = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local) if plan.backend == NCCL else torch.device("cpu")
+    device = torch.device("cuda", local) if backend == NCCL else torch.device("cpu")
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(plan.backend, timeout=timedelta(seconds=TIMEOUT_S))
+    dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_S))
     try:
-        measured = ({"result": result} for result in results(plan, device))
+        measured = ({"result": result} for result in results(sizes, device))
         for content in chain([{"machine": machine(device)}], measured, [{"end": True}]):
             if dist.get_rank() == 0:
                 sys.stdout.write(json.dumps(content) + "\n")

@@ -34,7 +34,7 @@ from trainer.lab.folder import (
 )
 from trainer.lab.options import PLANNING, UsageError, is_file, parser, plan_of, print_error
 from trainer.lab.plan import SweepPlan, estimate, with_problems
-from trainer.lab.report import Terminal, closing, table, to_csv, to_html
+from trainer.lab.report import closing, progress_line, table, to_csv
 from trainer.lab.sweep import SweepRunner
 from trainer.lab.trial_process import TrialProcess
 from trainer.lab.variants import all_variants
@@ -70,11 +70,11 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
             print(f"{variant.name:<34} {text}")
         return FINISHED
     folder, plan = _folder_and_plan(options, devices)
-    process.folder, terminal = folder, Terminal()
+    process.folder = folder
     _print_estimate(folder, plan)
 
     def show(sweep: dict[str, Any]) -> None:
-        terminal.show(sweep)
+        print_error(progress_line(sweep))
         if options.json not in (None, "-"):
             write_json(Path(options.json), sweep)
 
@@ -85,7 +85,6 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
         sweep = _refuse(folder, f"The baseline cannot run here: {refused}")
     else:
         sweep = SweepRunner(folder, plan, devices, process, show).run()
-    terminal.clear()
     return _close(options, folder, sweep)
 
 
@@ -155,9 +154,8 @@ def _close(options: argparse.Namespace, folder: Path, sweep: dict[str, Any]) -> 
         print(json.dumps(sweep, indent=1))
     elif options.json:
         write_json(Path(options.json), sweep)
-    for path, text in ((options.html, to_html), (options.csv, to_csv)):
-        if path:
-            atomic_write(Path(path), text(sweep), durable=False)
+    if options.csv:
+        atomic_write(Path(options.csv), to_csv(sweep), durable=False)
     if sweep["baseline"] is not None:
         lines = [*table(sweep), "", *closing(sweep)]
         print("\n".join(lines), file=sys.stderr if options.json == "-" else sys.stdout)
@@ -173,7 +171,7 @@ def _close(options: argparse.Namespace, folder: Path, sweep: dict[str, Any]) -> 
 
 def _check_outputs(options: argparse.Namespace) -> None:
     """Raise UsageError for a result file that cannot be written."""
-    for name in ("json", "html", "csv"):
+    for name in ("json", "csv"):
         path = getattr(options, name)
         if path and path != "-" and not (Path(path).parent.is_dir() and not Path(path).is_dir()):
             raise UsageError(f"--{name}: must be a file in an existing folder, got {path!r}.")

@@ -78,7 +78,6 @@ def parser() -> argparse.ArgumentParser:
     add("--no-combination", "--no-best", dest="no_best", action="store_true", help=help_)
     add("--folder", metavar="DIR", help="sweep folder; resumes if it contains plan.json")
     add("--json", metavar="FILE", help="write results as JSON after every trial (- for stdout)")
-    add("--html", metavar="FILE", help="write a self-contained HTML report at the end")
     add("--csv", metavar="FILE", help="write the variants as CSV at the end")
     add("--list", action="store_true", help="list the settings for this baseline and exit")
     return found

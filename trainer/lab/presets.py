@@ -149,7 +149,6 @@ def _variants(fields: Sequence[str], baseline: RunConfig, devices: Devices) -> l
     return [
         make_variant({field: value}, baseline, devices)
         for field in fields
-        if field != "prefetch_factor"  # needs workers
         for value in suggested(field, baseline, devices)
     ]
 

@@ -112,7 +112,7 @@ def own_changes(config: RunConfig, options: str) -> dict[str, bool]:
 def suggested(field: str, config: RunConfig, devices: Sequence[TrainDevice]) -> Iterator[Any]:
     """Yield the values of a field that are worth comparing with the baseline's value."""
     now = getattr(config, field)
-    if field == "persistent_workers" and config.num_workers == 0:
+    if field in ("prefetch_factor", "persistent_workers") and config.num_workers == 0:
         return
     if isinstance(now, bool):
         yield not now
@@ -187,13 +187,11 @@ _UNPINNED = {"non_blocking": False, "copy_stream": False}
 _ON_CPU = dict.fromkeys(
     ("pin_memory", "dataset_on_device", "cuda_graphs", "preallocate_memory"), False
 )
-_NO_WORKERS = {"prefetch_factor": RunConfig().prefetch_factor, "persistent_workers": True}
 _NEEDS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("non_blocking", True, {"pin_memory": True}),
     ("copy_stream", True, {"pin_memory": True, "non_blocking": True}),
     ("pin_memory", False, _UNPINNED),
-    ("num_workers", 0, _NO_WORKERS),
-    ("dataset_on_device", True, {**_NO_WORKERS, "num_workers": 0, "copy_stream": False}),
+    ("dataset_on_device", True, {"num_workers": 0, "copy_stream": False}),
     ("device", "cpu", _UNPINNED | _ON_CPU),
 )
 """A field, a value, and the settings that this value requires."""

@@ -10,11 +10,9 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from stepscope.common.formatting import format_bytes, three_digits
-from stepscope.run import runs_root
 from trainer.config import ConfigError, RunConfig
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, choose, user_problem
@@ -54,7 +52,6 @@ def _run(options: argparse.Namespace) -> int:
         found = estimate.answer(
             config,
             device,
-            runs_root(options.runs),
             largest=options.find_batch_size,
             probe=options.measure_throughput,
             progress=lambda text, share: _show(f"{text}…"),
@@ -97,7 +94,6 @@ def answer_job() -> None:
         found = estimate.answer(
             config,
             device_of(config, list_devices()),
-            Path(job["runs"]),
             largest=bool(job["largest"]),
             probe=bool(job["probe"]),
             progress=lambda text, share: write({"progress": text, "share": share}),
@@ -135,9 +131,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         lines.append(f"Reserved by torch: {format_bytes(found['predicted_reserved_bytes'])}")
     for name, size in found["outside"].items():
         lines.append(f"In addition: {name.replace('_', ' ')} {format_bytes(size)}")
-    margin = found["margin"]
-    percent = f"{100 * (margin['factor'] - 1):.0f}%"
-    lines.append(f"Safety margin: {percent} ({margin['source']}, {margin['runs']} earlier runs)")
+    lines.append(f"Safety margin: {100 * (found['margin']['factor'] - 1):.0f}%")
     lines += found["notes"]
     if "largest" not in found:
         return lines

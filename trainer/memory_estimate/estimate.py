@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -22,11 +21,11 @@ from trainer.memory_estimate.allocation_tracker import AllocationCategory
 from trainer.memory_estimate.allocator import PeakMemory, peak_memory
 from trainer.memory_estimate.batch_size_finder import curve, explore
 from trainer.memory_estimate.options import ABSENT
-from trainer.memory_estimate.past_runs import DEFAULT, SafetyMargin, margin_for
 from trainer.memory_estimate.probe import Progress, measure, sizes_to_measure
 from trainer.memory_estimate.simulate import SimulatedStep, simulate_step
 
 NOT_MEASURED = "The throughput of several ranks is not measured here."
+MARGIN = 1.10  # Memory of kernels, which is not predicted, is a few percent.
 CONTEXT = 512 * 2**20  # Assumed size of a process's CUDA context on a recent GPU.
 ASSUMED = (9, 0)  # Compute capability if the GPU does not report it.
 NCCL_NOTE = "NCCL's own buffers are not included: about 100 MiB per GPU, more with many ranks."
@@ -127,15 +126,13 @@ def capability_of(device: TrainDevice) -> tuple[int, int] | None:
     return None if device.cuda_index is None else device.compute_capability or ASSUMED
 
 
-def compare_with_free(
-    prediction: MemoryEstimate, free: FreeMemory, margin: SafetyMargin = DEFAULT
-) -> FitResult:
+def compare_with_free(prediction: MemoryEstimate, free: FreeMemory) -> FitResult:
     """Compare a prediction with the free memory. Pure."""
     outside = sum(prediction.outside.values())
-    needed = round(prediction.taken * margin.factor) + outside
+    needed = round(prediction.taken * MARGIN) + outside
     available = f"{format_bytes(free.bytes)} is free"
     least = prediction.taken + outside
-    with_margin = f"{format_bytes(needed)} with a margin of {100 * (margin.factor - 1):.0f}%"
+    with_margin = f"{format_bytes(needed)} with a margin of {100 * (MARGIN - 1):.0f}%"
     fits, reason = None, free.reason or "Free memory is unknown."
     if free.bytes is not None and least > free.bytes:
         fits = False
@@ -158,9 +155,7 @@ def _on_host(config: RunConfig, step: SimulatedStep, process: int) -> dict[str, 
     return found
 
 
-def to_json(
-    prediction: MemoryEstimate, verdict: FitResult, free: FreeMemory, margin: SafetyMargin
-) -> dict[str, Any]:
+def to_json(prediction: MemoryEstimate, verdict: FitResult, free: FreeMemory) -> dict[str, Any]:
     """Return the output of `python -m trainer.memory_estimate --json`."""
     return {
         "predicted_peak_bytes": prediction.peak.allocated,
@@ -172,7 +167,7 @@ def to_json(
         "device_name": prediction.device,
         "free_bytes": free.bytes,
         "total_bytes": free.total,
-        "margin": asdict(margin),
+        "margin": {"factor": MARGIN},
         "fits": verdict.fits,
         "reason": verdict.reason,
         "notes": list(prediction.notes),
@@ -184,7 +179,6 @@ def to_json(
 def answer(
     config: RunConfig,
     device: TrainDevice,
-    root: Path,
     *,
     largest: bool = False,
     probe: bool = False,
@@ -198,16 +192,9 @@ def answer(
     progress("Simulating a step on fake tensors", 0.1)
     prediction = estimate_memory(config, device)
     free = free_memory(device)
-    progress("Reading earlier runs", 0.3)
-    margin = margin_for(
-        config,
-        root,
-        lambda other: estimate_memory(other, device).peak.allocated,
-        capability_of(device),
-    )
-    found = to_json(prediction, compare_with_free(prediction, free, margin), free, margin)
+    found = to_json(prediction, compare_with_free(prediction, free), free)
     if largest:
-        found["largest"] = _largest(config, device, free, margin, probe, progress)
+        found["largest"] = _largest(config, device, free, probe, progress)
     found["seconds"] = round(time.perf_counter() - began, 3)
     return found
 
@@ -216,7 +203,6 @@ def _largest(
     config: RunConfig,
     device: TrainDevice,
     free: FreeMemory,
-    margin: SafetyMargin,
     probe: bool,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -227,7 +213,7 @@ def _largest(
         count += 1
         progress(f"Predicting batch size {size:,}", min(0.5, 0.3 + 0.02 * count))
         other = estimate_memory(replace(config, batch_size=size), device)
-        return other.peak.allocated, compare_with_free(other, free, margin).needed, other.samples
+        return other.peak.allocated, compare_with_free(other, free).needed, other.samples
 
     points = explore(needs, config.batch_size, free.bytes)
     rates: dict[int, list[float]] = {}

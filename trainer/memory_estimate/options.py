@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     add("--find-batch-size", "--largest", action="store_true", help=help_)
     help_ = "with --find-batch-size: recommend a size, by short runs (old name: --probe)"
     add("--measure-throughput", "--probe", action="store_true", help=help_)
-    add("--runs", metavar="DIR", type=Path, help="folder of all runs (STEPSCOPE_RUNS, or runs/)")
+    add("--runs", help=argparse.SUPPRESS)  # of earlier versions; has no effect
     add("--json", action="store_true", help="print one JSON object")
     for field in {*FIELDS, *EARLIER_IMPLS} - {*_OWN}:
         is_switch = isinstance(getattr(RunConfig(), field), bool)

@@ -197,12 +197,11 @@ class PredictionRun(Child):
     Raises OSError if the process cannot be started.
     """
 
-    def __init__(self, config: RunConfig, root: Path, *, largest: bool = False) -> None:
+    def __init__(self, config: RunConfig, *, largest: bool = False) -> None:
         self.config = config
         self.largest = largest
         self._last: dict[str, Any] = {"progress": "Starting a process"}
-        job: dict[str, Any] = {"config": config.to_dict(), "runs": str(root.resolve())}
-        job |= {"largest": largest, "probe": largest}
+        job = {"config": config.to_dict(), "largest": largest, "probe": largest}
         super().__init__(
             [sys.executable, "-m", "trainer.memory_estimate", "--job"],
             limit_s=ESTIMATE_LIMIT_S,
