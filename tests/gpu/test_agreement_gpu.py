@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from stepscope.recorder.recorder import CommandName
-from stepscope.run import read_run
-from stepscope.session.stop import end_job
 from tests.support.jobs import PATIENCE_S, job, until
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -30,14 +28,4 @@ def test_buttons_wait_for_a_rank_that_sleeps_and_act_at_the_same_step(tmp_path: 
             assert [answer.step for answer in answers] == [waits["step"]] * 2
             assert all(answer.data["ok"] for answer in answers)
         assert running.process.wait(PATIENCE_S) != 0, "Stop acts as Ctrl-C in a script"
-        assert running.statuses() == ["stopped", "stopped"]
-
-
-def test_a_job_that_hangs_is_ended_by_force_while_it_hangs(tmp_path: Path) -> None:
-    with job(tmp_path, 2, "sleep", "1", how="nccl") as running:
-        until(lambda: running.step(1) == 20, "rank 1 does not come to its sleep")
-        running.ask(CommandName.PAUSE)
-        began = time.monotonic()
-        assert "2 ranks have ended" in end_job(read_run(running.folder))
-        assert time.monotonic() - began < 15.0, "it has waited for the sleep to end"
         assert running.statuses() == ["stopped", "stopped"]

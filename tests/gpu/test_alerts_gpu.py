@@ -9,7 +9,6 @@ from pathlib import Path
 
 from stepscope.run import RunStatus, read_run, run_folders
 from stepscope.store import EventRow
-from tests.gpu.conftest import simulator_only
 from tests.support.run_values import alerts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,27 +38,6 @@ steps(3)
 del held, more
 torch.cuda.empty_cache()
 steps(6)
-"""
-STEERED = """
-def say(text):
-    pathlib.Path(os.environ["CUDASIM_NVML"]).write_text(text)
-
-steps(4)
-say("throttle 0x44")  # heat, and the power cap, which is normal
-steps(3)
-say("")
-steps(3)
-steps(5, pause=0.8)  # nearly nothing to do
-matrix = torch.randn(512, 512, device="cuda")
-ends = time.monotonic() + 4
-while time.monotonic() < ends:
-    for _ in range(10):
-        matrix @ matrix
-    steps(0.01, pause=0)
-say("lost")
-steps(2)
-say("")
-steps(3)
 """
 
 
@@ -96,18 +74,3 @@ def test_full_memory_with_retries_is_told(tmp_path: Path) -> None:
     assert raised.data["uuid"].startswith("GPU-")
     assert "about to run out of memory" in raised.text
     assert (cleared.data["rule"], cleared.data["state"]) == ("memory_full", "cleared")
-
-
-@simulator_only
-def test_heat_an_idle_and_a_lost_gpu_are_told(tmp_path: Path) -> None:
-    rules = "[rules.throttling]\nfor_s = 1\nclear_s = 1\n[rules.gpu_idle]\nfor_s = 2\nclear_s = 0\n"
-    _, found = watched(tmp_path, STEERED, rules)
-    # How busy the simulated GPU is in the small steps depends on the machine.
-    told = [(event.data["rule"], event.data["state"]) for event in found]
-    heat = next(event for event in found if event.data["rule"] == "throttling")
-    assert heat.text.endswith("clocks lowered by hardware thermal slowdown for 1 s")
-    for rule in ("throttling", "gpu_idle"):
-        states = [state for name, state in told if name == rule]
-        assert states[:2] == ["raised", "cleared"], told
-    assert ("gpu_lost", "raised") in told  # it is over 45 s after the GPU is back
-    assert {event.data["uuid"] for event in found} == {heat.data["uuid"]}

@@ -20,26 +20,6 @@ def by_hand():
         print(loss.item().hex())
 
 
-def forked():
-    child = os.fork()
-    if child == 0:
-        sys.exit(0)
-    os.waitpid(child, 0)
-    w = nn.Parameter(torch.tensor(3.0))
-    w.square().backward()
-
-
-def functions():
-    w = torch.tensor(3.0)
-    for _ in range(5):
-        w = w - 0.1 * torch.func.grad(lambda w: (w - 1).square())(w)
-    print(w.item())
-
-
-def never_stepped():
-    w = nn.Parameter(torch.tensor(3.0))
-    torch.optim.SGD([w])
-    w.square().backward()
 
 
 def work():

@@ -3,13 +3,13 @@
 import pytest
 
 from tests.support.python_programs import run_python
-from trainer.runners.rank_shutdown import EXIT_CODE, SERVER_ENDED, SIGNALED, SIGNALED_OR_PEER
+from trainer.runners.rank_shutdown import EXIT_CODE, SIGNALED
 
 CHILD = """
 import select, signal, threading
 from trainer.runners.rank_shutdown import ShutdownListener, TorchrunEnv
 
-ending = ShutdownListener(TorchrunEnv(0, 0, 1, 1), by_page=True)
+ending = ShutdownListener(TorchrunEnv(0, 0, 1, 1))
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's DataLoader with workers does
 signal.raise_signal(signal.SIGCHLD)
 while select.select([ending._pipe], [], [], 0)[0]:
@@ -26,8 +26,8 @@ from types import SimpleNamespace
 from trainer.runners import rank_shutdown
 
 rank_shutdown.GRACE_S = 0.0
-place = rank_shutdown.TorchrunEnv(1, {local_rank}, 1, {world_size})
-one = rank_shutdown.ShutdownListener(place, by_page={by_page})
+place = rank_shutdown.TorchrunEnv(1, {local_rank}, 1, 2)
+one = rank_shutdown.ShutdownListener(place)
 one.opened(
     SimpleNamespace(
         folder=None,
@@ -52,25 +52,9 @@ def test_a_signal_to_end_after_another_signal_ends_the_rank() -> None:
         assert _run(CHILD + RAISE.format(name=name)) == (EXIT_CODE, "goes on\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "world_size", "by_page", "reason"),
-    [
-        ("SIGHUP", 1, True, SERVER_ENDED),
-        ("SIGTERM", 1, True, SIGNALED),
-        ("SIGTERM", 2, False, SIGNALED_OR_PEER),
-        ("SIGHUP", 2, False, SIGNALED_OR_PEER),
-    ],
-)
-def test_the_reason_names_only_what_there_is(
-    name: str, world_size: int, by_page: bool, reason: str
-) -> None:
-    """No other machine where all ranks are on this one, and no server of a job by hand."""
-    asked = REASON.format(local_rank=1, world_size=world_size, by_page=by_page)
-    assert _run(asked + RAISE.format(name=name)) == (EXIT_CODE, f"{reason}\n")
-
-
-def test_the_first_rank_of_another_machine_asks_all_to_stop() -> None:
+@pytest.mark.parametrize(("local_rank", "asks"), [(0, f"asks: {SIGNALED}\n"), (1, "")])
+def test_the_first_rank_of_another_machine_asks_all_to_stop(local_rank: int, asks: str) -> None:
     """Rank 0 may not have been told."""
-    asked = REASON.format(local_rank=0, world_size=2, by_page=False)
-    said = f"asks: {SIGNALED_OR_PEER}\n{SIGNALED_OR_PEER}\n"
+    asked = REASON.format(local_rank=local_rank)
+    said = f"{asks}{SIGNALED}\n"
     assert _run(asked + RAISE.format(name="SIGTERM")) == (EXIT_CODE, said)

@@ -6,10 +6,8 @@ run ─> session, device, sampler ─> _attempt ─> _train: model, strategy, co
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +17,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-from stepscope.common.formatting import format_bytes
 from stepscope.profiling.phase_ranges import DATA
 from stepscope.recorder.cuda_readback import keep_for_good
 from stepscope.recorder.recorder import Recorder
-from stepscope.run import RUN_JSON, RunKind, RunStatus
+from stepscope.run import RunKind, RunStatus
 from stepscope.run.status import RunOutcome
 from stepscope.session.session import Session, traceback_text
 from trainer.config import RunConfig
@@ -54,12 +50,8 @@ from trainer.training.warmup import full_batch_size, run_warmup
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
 
-log = logging.getLogger(__name__)
-
 DATA_FILES = {f"trainer/training/{name}.py": DATA for name in ("loaders", "worker_pool")}
 """Files whose failed allocations belong to the data phase."""
-FIRST_RANK_S = 30.0  # timeout for rank 0 to start: importing torch takes seconds
-POLL_S = 0.05
 
 
 def run(
@@ -97,19 +89,9 @@ def run(
             outcome = _run(config, session, stop or threading.Event(), ranks)
     finally:
         session.close(outcome.status, outcome.reason)
-    _wait_for_first_rank(folder, ranks)
     if outcome.status is RunStatus.FINISHED:
         destroy_process_group()
     return outcome.status
-
-
-def _wait_for_first_rank(folder: Path, ranks: TrainerRank) -> None:
-    """Wait for the run.json of rank 0, which torchrun kills when this rank ends early."""
-    if not ranks.rank or dist.is_initialized():  # connected ranks: rank 0 has written it
-        return
-    deadline = time.monotonic() + FIRST_RANK_S
-    while not os.path.exists(folder / RUN_JSON) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
 
 
 def _run(
@@ -176,7 +158,6 @@ class _RunContext:
 def _attempt(attempt: _RunContext) -> RunOutcome:
     """Train, return the outcome, and free all memory of the run."""
     compute = attempt.compute
-    baseline = compute.memory()
     at_failure: Mapping[str, float] = {}
     trace: str | None = None
     outcome = RunOutcome()
@@ -204,13 +185,9 @@ def _attempt(attempt: _RunContext) -> RunOutcome:
     if not outcome.fatal:
         gc.collect()
         compute.release()
-    after = compute.memory()
     if outcome.failure is not None:
+        after = compute.memory()
         attempt.session.note_failure(outcome, trace, before=at_failure, after=after)
-    leaked = after.get("memory/allocated", 0) - baseline.get("memory/allocated", 0)
-    # A rank ends now; there torch still holds DDP's last buckets.
-    if leaked > 0 and not attempt.ranks.several:
-        log.warning("%s stay allocated on the GPU after the run", format_bytes(leaked))
     return outcome
 
 
@@ -310,14 +287,14 @@ def _resume(training: TrainState, recorder: Recorder) -> None:
     state = read_checkpoint(recorder.folder.parent / name, partial(room, training))
     training.load(state)
     recorder.step, recorder.epoch = training.step, training.epoch
-    taken, changed = training.from_checkpoint(state)
-    text = f"Resumed from {name} after step {training.step}, with its {', '.join(taken)}"
+    changed = training.changed_settings(state)
+    text = f"Resumed from {name} after step {training.step}"
     if changed:
         differ = [f"{key} {now} (was {then})" for key, (then, now) in changed.items()]
         text += f"; changed since: {', '.join(differ)}"
     recorder.event("resumed", text, path=name)
     position = {"checkpoint": name, "step": training.step, "epoch": training.epoch}
-    recorder.describe(resumed=position | {"from_checkpoint": taken, "changed": changed})
+    recorder.describe(resumed=position | {"changed": changed})
 
 
 @contextmanager
