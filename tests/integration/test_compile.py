@@ -61,11 +61,6 @@ def test_a_compiled_model_trains_as_the_plain_one_and_keeps_its_names(
         read_checkpoint(tmp_path / name / "last.pt")["model"] for name in ("plain", "compiled")
     ]
     assert names[0].keys() == names[1].keys()
-    more = replace(COMPILED, max_steps=40, resume_from="compiled/last.pt")
-    expected = replace(MLP, max_steps=40, resume_from="plain/last.pt")
-    np.testing.assert_allclose(
-        train(tmp_path, "again", more), train(tmp_path, "expected", expected), rtol=1e-4
-    )
 
 
 def test_one_static_graph_is_compiled_and_serves_the_full_batches(

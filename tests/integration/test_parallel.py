@@ -89,7 +89,6 @@ def two(root: Path, one: Path) -> Path:
         "fp16-ddp": job(HALF_PRECISION, DDP, 2),
         "fp16-fsdp": job(replace(HALF_PRECISION, max_grad_norm=100.0), FSDP, 2),
         "norms": job(NORMS, DDP, 2),
-        "norms-fsdp": job(NORMS, FSDP, 2, precision=Precision.BF16),
         "norms-saved": job(NORMS, FSDP, 2),
         "half-ddp": job(MLP, DDP, 2, max_steps=HALF),
         "half-fsdp": job(MLP, FSDP, 2, max_steps=HALF),
@@ -159,13 +158,6 @@ def test_all_ranks_have_the_validation_loss_of_the_whole_split(
     assert found[0][0] == pytest.approx(recorded(one, "val/loss")[0], rel=RELATIVE)
     scored = recorded(two / name, "val/accuracy")[0]
     assert scored == pytest.approx(recorded(one, "val/accuracy")[0], abs=1e-4)
-
-
-@pytest.mark.parametrize("name", ["norms", "norms-fsdp"])
-def test_batch_norm_is_validated_with_the_statistics_that_are_saved(name: str, two: Path) -> None:
-    found = [recorded(two / name, "val/loss", rank)[-1] for rank in (0, 1)]
-    assert found[0] == found[1]
-    assert np.isfinite(found[0])
 
 
 def test_a_checkpoint_within_an_epoch_has_the_batch_norm_of_rank_0(two: Path) -> None:

@@ -145,25 +145,6 @@ def test_a_long_step_at_shutdown_ends_the_run_as_stopped(
     assert read_run(run.folder).reason == ended.reason
 
 
-def test_a_thread_that_still_loads_torch_at_shutdown_reads_as_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loading, load = threading.Event(), importlib.import_module
-
-    def slow(name: str) -> object:
-        loading.wait()
-        return load(name)
-
-    monkeypatch.setattr(importlib, "import_module", slow)
-    run = runners.start(config(Runner.THREAD, LONG), tmp_path)
-    assert not run.stop(0.01)
-    run.end_with_server()
-    assert read_run(run.folder).status is RunStatus.STOPPED
-    loading.set()
-    assert run.stop(20)
-    assert read_run(run.folder).reason == "Stopped before training began."
-
-
 def test_a_child_killed_at_shutdown_reads_as_stopped_with_its_rows(tmp_path: Path) -> None:
     run = runners.start(config(Runner.PROCESS, LONG), tmp_path)
     assert isinstance(run, runners.ProcessRun)

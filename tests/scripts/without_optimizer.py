@@ -1,7 +1,6 @@
 """Trains without an optimizer of torch in this process, in the way that its argument names."""
 # ruff: noqa: T201
 
-import os
 import sys
 import time
 
@@ -18,8 +17,6 @@ def by_hand():
             w -= 0.1 * w.grad
             w.grad.zero_()
         print(loss.item().hex())
-
-
 
 
 def work():

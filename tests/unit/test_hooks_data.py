@@ -162,7 +162,6 @@ class Sample:
         ([["a"], {"x": (torch.zeros(6),)}], 6),
         (Sample(), 7),
         ((torch.tensor(1.0), torch.zeros(2)), 2),
-        ([], None),
         (["only", "words"], None),
     ],
 )

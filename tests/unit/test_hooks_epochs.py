@@ -148,20 +148,10 @@ def one_restarted(batches: DataLoader[Any]) -> Iterator[Any]:
         yield torch.cat([next(short), next(long)])
 
 
-def looked_at_before(batches: DataLoader[Any]) -> Iterator[Any]:
-    next(iter(batches))
-    yield from batches
-
-
 def twice_beside_a_longer(batches: DataLoader[Any]) -> Iterator[Any]:
     second = loader(9)
     for _ in range(2):
         yield from map(torch.cat, zip(batches, second, strict=False))
-
-
-def twice_beside_a_kept_shorter(batches: DataLoader[Any]) -> Iterator[Any]:
-    for _ in range(2):
-        yield from map(torch.cat, zip(batches, itertools.cycle(loader(4)), strict=False))
 
 
 READ_AHEAD = [1] * 4 + [2] * 4 + [3] * 3
@@ -177,9 +167,7 @@ READ_AHEAD = [1] * 4 + [2] * 4 + [3] * 3
         (one_at_a_time, [1] + [None] * 3),
         (in_turn, [1] + [None] * 5),
         (one_restarted, [1, 1, None, None, None]),
-        (looked_at_before, [1] * 4),
         (twice_beside_a_longer, [1] * 4 + [2] * 4),
-        (twice_beside_a_kept_shorter, [1] * 4 + [2] * 4),
     ],
 )
 def test_the_epoch_of_each_step(

@@ -14,7 +14,6 @@ from types import ModuleType
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepscope.watch import hooks
@@ -140,19 +139,6 @@ def test_every_backward_is_a_step() -> None:
     assert live.devices == [None]
     assert len(live.values("perf/step_time")) == len(losses) - 1
     assert live.boundaries == 5, "commands act from the step on at which it is certain"
-
-
-def test_their_samples_and_epochs() -> None:
-    w = nn.Parameter(torch.ones(3))
-    loader = DataLoader([torch.ones(3)] * 10, batch_size=2)
-    with hooked() as live:
-        for _ in range(2):
-            for batch in loader:
-                (batch * w).sum().backward()
-    rows = [row for _, row in live.rows]
-    assert [row["train/epoch"] for row in rows] == [1] * 5 + [2] * 5
-    rates = [(row["perf/samples_per_sec"] or 0) * (row["perf/step_time"] or 0) for row in rows[1:]]
-    assert rates == pytest.approx([2] * 9)
 
 
 def test_nothing_is_a_step_before_the_optimizer_is_made() -> None:
