@@ -26,7 +26,7 @@ class Decoded:
 
     def take(self, indices: Tensor) -> Batch:
         (self.folder / f"asked-{os.getpid()}-{indices.tolist()}").touch()
-        if self.broken in indices:
+        if self.broken in indices.tolist():
             raise RunFailedError("images/7.png is no image. Remove it or skip broken images.")
         values = [float((self.folder / str(index)).read_text()) for index in indices.tolist()]
         if self.noisy:
