@@ -134,7 +134,7 @@ BAD_ROWS = [
     ("f.png,", "the label has 0 characters"),
     ("f.png," + "x" * 201, "the label has 201 characters"),
     ("f.png", "it has 1 of the 2 columns"),
-    ("a.png,bird", "a.png is there already, with another label or split, in labels.csv, line 2"),
+    ("a.png,bird", "a.png is already in labels.csv, line 2, with another label or split"),
 ]
 
 
@@ -174,7 +174,7 @@ def test_a_bad_row_is_named_and_ends_the_run_or_is_left_out(
 def test_an_image_of_two_splits_or_of_an_unknown_one_is_refused(folder: Path) -> None:
     table(folder, rows(*GOOD), "train.csv")
     table(folder, rows(GOOD[0]), "val.csv")
-    with pytest.raises(ImageError, match=r"^val\.csv, line 2: a\.png .* train\.csv, line 2\."):
+    with pytest.raises(ImageError, match=r"^val\.csv, line 2: a\.png .* train\.csv, line 2, with"):
         read(folder)
     with pytest.raises(ImageError, match="line 3: the split is 'dev', not train, validation or"):
         read(table(folder, rows("a.png,x,train", "b.png,x,dev", header="path,label,split")))

@@ -58,8 +58,8 @@ class HostLoader:
         for indices, batch in zip(asked, taken, strict=True):
             if len(batch[1]) != len(indices):
                 raise RunFailedError(
-                    f"A batch has {len(batch[1]):,} of {len(indices):,} samples. Return a sample "
-                    "for each index of Split.take."
+                    f"A batch has {len(batch[1]):,} of {len(indices):,} samples. Return one sample "
+                    "per index from Split.take."
                 )
             yield self._copies.send(batch)
 

@@ -118,8 +118,9 @@ def _usable(
         if reason is None and former is not None:
             if (former.label, former.part) == (entry.label, entry.part):
                 continue
-            reason = f"{shown(entry.path)} is there already, with another label or split"
-            reason += f", in {former.where}"
+            reason = (
+                f"{shown(entry.path)} is already in {former.where}, with another label or split"
+            )
         if reason is not None:
             broken.add(entry.where, reason)
             continue
