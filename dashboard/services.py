@@ -310,8 +310,7 @@ class Services:
             active = self._active
         if active is None or active.folder.name != run.id or not active.alive():
             return force.end_job(run)
-        stop = active.end_now if isinstance(active, TorchrunRun) else active.stop
-        if stop(force.TERM_S):  # it also keeps torchrun from starting the ranks again
+        if active.stop(force.TERM_S):  # it also keeps torchrun from starting the ranks again
             return "Force stop: the run has stopped."
         active.end_with_server()
         return "Force stop: the ranks did not exit and were killed."

@@ -17,18 +17,6 @@ torch.cuda.set_device(rank)
 """
 
 
-def child(program: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a program and return what it said and its exit code."""
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-
-
 def ranks(
     n: int, program: str, folder: Path, *, launcher: bool = True, **env: str
 ) -> list[tuple[int, str]]:

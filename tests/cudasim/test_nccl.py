@@ -8,37 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cudasim.programs import child, ranks
-
-DATA_PARALLEL = """
-import torch, cudasim
-from torch import nn
-def train(ids):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).cuda()
-    model = nn.DataParallel(net, ids)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    x, y, losses = torch.randn(32, 16).cuda(), torch.randint(0, 4, (32,)).cuda(), []
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-one, two = train([0]), train([0, 1])
-counts = cudasim.counts()
-print(max(abs(a - b) for a, b in zip(one, two)))
-print(counts["ncclBroadcast"], counts["ncclReduce"], flush=True)
-"""
-
-
-def test_data_parallel_matches_one_device() -> None:
-    done = child(DATA_PARALLEL, CUDASIM_DEVICES="2")
-    error, broadcasts, reductions = done.stdout.split()
-    assert float(error) < 1e-5
-    assert (broadcasts, reductions) == ("10", "10")
-
+from tests.cudasim.programs import ranks
 
 COLLECTIVES = """
 dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
@@ -109,43 +79,6 @@ print("fine", flush=True)
 def test_collectives(n: int, tmp_path: Path) -> None:
     [(code, said)] = ranks(n, COLLECTIVES, tmp_path)
     assert (code, said.count("fine")) == (0, n), said
-
-
-SHARDED = """
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("cpu:gloo,cuda:nccl")
-def train(device, sharded=False):
-    torch.manual_seed(0)
-    layers = nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
-    net = nn.Sequential(*layers).to(device)
-    if sharded:
-        for layer in (net[0], net[2], net[4], net):
-            fully_shard(layer)
-    else:
-        net = DistributedDataParallel(net, bucket_cap_mb=0.01)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    inputs, targets = torch.randn(8, n, 16, 32), torch.randint(0, 10, (8, n, 16))
-    losses = []
-    for x, y in zip(inputs[:, rank].to(device), targets[:, rank].to(device)):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-true = train("cpu")
-for sharded in (False, True):
-    far = max(abs(a - b) for a, b in zip(true, train("cuda", sharded)))
-    assert far < 1e-5, (sharded, far)
-dist.destroy_process_group()
-"""
-
-
-def test_ddp_and_fsdp_match_gloo(tmp_path: Path) -> None:
-    [(code, said)] = ranks(2, SHARDED, tmp_path)
-    assert code == 0, said
 
 
 BESIDE = """

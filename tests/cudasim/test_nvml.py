@@ -6,8 +6,6 @@ What no GPU at hand shows on demand: refusals, lost GPUs, eight of them, MIG, WS
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -138,66 +136,6 @@ def test_mig_instances_are_told_from_their_gpu(library: Path, tmp_path: Path) ->
     assert "gpu/power" in found["rows"][parent]
     assert found["reasons"]["gpu/power"] == "not supported on this GPU"
     assert "gpu/util" not in found["rows"][parent]
-
-
-PROCESSES = """
-from stepscope.gpu import processes
-processes.SM_S = 0.1
-first = source.processes(uuids[0])
-time.sleep(0.2)
-ticks(1)
-found = source.processes(uuids[0])
-tell(first=[one.sm for one in first], values=recorder.devices[0][1],
-     processes={one.pid: [one.name, one.memory, one.sm, one.kind, one.yours, one.state]
-                for one in found})
-"""
-
-
-def test_processes_are_named_and_garbage_is_dropped(library: Path, tmp_path: Path) -> None:
-    zombie = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
-    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # ended, and not asked for
-    mine, nobody = os.getpid(), 4_000_000
-    steering = (
-        f"process {mine} 500;process {zombie.pid} 100;process {nobody} 40;process 1 -1 graphics;"
-        f"sm {mine} 35;sm {zombie.pid} 250;sm {nobody} 60 100;sm 77 50"
-    )
-    try:
-        found = ask(library, tmp_path, PROCESSES, CUDASIM_NVML=steering)
-    finally:
-        zombie.wait()
-    processes = found["processes"]
-    assert found["first"] == [None] * 4, "old samples may be among the first"
-    assert processes[str(mine)][1:] == [500 * MIB, 35.0, "compute", True, "running"]
-    assert processes[str(zombie.pid)][2:] == [0.0, "compute", True, "zombie"]
-    assert processes[str(nobody)] == [f"process {nobody}", 40 * MIB, 0.0, "compute", False, "gone"]
-    assert processes["1"][1:4] == [None, 0.0, "graphics"]
-    assert "gpu/mem_others" not in found["values"], "the memory of one is not told"
-
-
-ARMED = """
-source = open_source(time.monotonic, reader="real")
-source.arm_gpm(True)
-found = {}
-for _ in range(3):
-    found |= source.read(uuids[0], *SamplingTier)
-    time.sleep(0.15)
-early = source.read(uuids[0], SamplingTier.MEDIUM) and source.read(uuids[0], SamplingTier.MEDIUM)
-source.arm_gpm(False)
-before = counts()
-source.read(uuids[0], *SamplingTier)
-after = counts()
-tell(values=found, missing=source.reasons(uuids[0]), early=early, counts=after,
-     rested=before["nvmlGpmSampleGet"] == after["nvmlGpmSampleGet"])
-"""
-
-
-def test_activity_is_read_while_it_is_armed(library: Path, tmp_path: Path) -> None:
-    found = ask(library, tmp_path, ARMED)
-    for key in ("sm_active", "sm_occupancy", "tensor_active", "dram_active"):
-        assert found["values"][f"gpu/{key}"] == 0.0
-        assert found["missing"][f"gpu/{key}"] == "read only while it is shown or recorded"
-        assert f"gpu/{key}" not in found["early"], "two samples are a tenth of a second apart"
-    assert found["rested"]
 
 
 WATCHED = """

@@ -8,22 +8,16 @@ they choose where there is one GPU: DataParallel then takes that GPU, and DDP do
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from streamlit.testing.v1 import AppTest
 
-from dashboard import services
-from tests.app.conftest import learn, page, server
 from tests.gpu.conftest import SIMULATED
-from tests.support.app_page import press, text_of, wait_for_result
 from tests.support.lesson_programs import EXPECTED as ON_CPU
 from tests.support.lesson_programs import run
 from trainer.lessons import LESSONS, Lesson
 
-__all__ = ["learn", "page", "server"]
 NOT_SIMULATED = ("jiterator",)
 EXPECTED = {
     "devices": ["cuda:0 ", "Chosen: cuda:0, which computes"],
@@ -81,14 +75,3 @@ def test_it_runs_on_a_gpu(lesson: Lesson, tmp_path: Path) -> None:
         assert f"DataParallel, {torch.cuda.device_count()} GPUs, " in ended.stdout
     if SIMULATED and lesson.name == "profiler":
         assert "No kernel was traced" in ended.stdout
-
-
-def test_the_page_runs_a_lesson_that_needs_cuda(
-    learn: Callable[..., AppTest], server: services.Services
-) -> None:
-    app = learn(lesson="allocated_reserved")
-    assert not app.info
-    press(app, "Run")
-    wait_for_result(app, server)
-    assert "a takes 64 MiB                      64.0      64.0       0.0" in app.code[0].value
-    assert "Measured on this machine in" in text_of(app)

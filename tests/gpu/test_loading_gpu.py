@@ -26,7 +26,7 @@ from trainer.config_validation import TrainDevice
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CudaAccelerator
 from trainer.training.loaders import DeviceLoader, HostLoader, make_loader
-from trainer.workloads.task import Batch, TensorSplit
+from trainer.workloads.task import TensorSplit
 
 LATE_CYCLES = 20_000_000  # some 10 ms at 2 GHz
 SWITCHES: list[dict[str, Any]] = [
@@ -239,20 +239,3 @@ def test_data_in_files_cannot_be_kept_on_the_device(
         r"Turn off dataset_on_device\.",
     ):
         DeviceLoader(Decoded(tmp_path, 4), small(gpu), compute)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("aside", [True, False])
-def test_samples_may_be_left_out(
-    gpu: TrainDevice, compute: CudaAccelerator, tmp_path: Path, workers: int, aside: bool
-) -> None:
-    """Also of a batch that is gathered in page-locked memory, and all of one."""
-    for index in range(12):
-        (tmp_path / str(index)).write_text(f"{index}")
-    split = Decoded(tmp_path, 12, frozenset([1, 4, 5, 6, 7]))
-    config = small(gpu, batch_size=4, num_workers=workers, copy_stream=aside)
-    with closing(make_loader(split, config, compute)) as loader:
-        batches: list[Batch] = list(loader.batches(torch.arange(12)))
-    assert [targets.tolist() for _, targets in batches] == [[0, 2, 3], [], [8, 9, 10, 11]]
-    assert [inputs.flatten().tolist() for inputs, _ in batches] == [[0, 2, 3], [], [8, 9, 10, 11]]
-    assert all(inputs.is_cuda and targets.is_cuda for inputs, targets in batches)

@@ -46,44 +46,6 @@ def small(gpu: TrainDevice, workload: Workload, **changes: Any) -> RunConfig:
     return replace(defaults(workload, gpu.id), **{"epochs": 3, **size, **changes})
 
 
-@pytest.mark.parametrize(  # test_switches_gpu.py has the pure ones
-    "precision", [Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16]
-)
-@pytest.mark.parametrize(
-    ("workload", "max_grad_norm"), [(Workload.DIGITS_CNN, 1.0), (Workload.MEMORY_STRESS, 0.0)]
-)
-def test_each_precision_trains(
-    gpu: TrainDevice, precision: Precision, workload: Workload, max_grad_norm: float, tmp_path: Path
-) -> None:
-    config = small(gpu, workload, precision=precision, max_grad_norm=max_grad_norm)
-    problem = choice_problem("precision", precision, config, [gpu])
-    if problem is not None:
-        pytest.skip(str(problem))
-    status = train(config, tmp_path)
-    assert status is RunStatus.FINISHED, run_json(tmp_path)["reason"]
-    loss = metric(tmp_path, "train/loss")
-    assert len(loss) == run_json(tmp_path)["total_steps"]  # the ring dropped nothing
-    assert loss[-5:].mean() < 0.9 * loss[:5].mean()
-    if max_grad_norm and precision is not Precision.FP16:
-        assert len(metric(tmp_path, "train/grad_norm")) == len(loss)
-    if precision is Precision.FP16:
-        assert len(metric(tmp_path, "train/amp_scale"))
-    else:
-        with pytest.raises(ValueError, match="not in"):
-            metric(tmp_path, "train/amp_scale")
-    assert run_json(tmp_path)["environment"]["gpu"] == gpu.name
-
-
-def test_a_run_gives_its_memory_back(gpu: TrainDevice, tmp_path: Path) -> None:
-    for name in ("first", "second"):  # the first pays for what torch keeps for itself
-        (tmp_path / name).mkdir()
-        before = torch.cuda.memory_allocated(gpu.cuda_index)
-        train(small(gpu, Workload.MEMORY_STRESS, batch_size=128, epochs=1), tmp_path / name)
-    assert torch.cuda.memory_allocated(gpu.cuda_index) == before
-    allocated = metric(tmp_path / "second", "memory/allocated", "samples")
-    assert allocated.max() > before
-
-
 def test_buttons_and_sampler_during_a_cuda_run(gpu: TrainDevice, tmp_path: Path) -> None:
     config = replace(small(gpu, Workload.MEMORY_STRESS, batch_size=256), epochs=10_000)
     with background(config, tmp_path):

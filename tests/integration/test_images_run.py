@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
-from tests.integration.conftest import SaveAtStep
 from tests.support.python_programs import run_python
 from tests.support.run_values import events, run_json
 from tests.support.training_runs import refused, train
@@ -91,15 +89,6 @@ def test_images_that_are_kept_are_decoded_once_and_give_the_same_run(
     assert decodes == {False: 3 * 61, True: 61}
 
 
-def test_images_that_do_not_fit_into_memory_are_refused(
-    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = psutil.virtual_memory()._replace(available=1000)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    reason = refused(tmp_path, "run", few(dataset_on_device=True))
-    assert "but only 1000 B of host memory is available. Switch off dataset_on_device." in reason
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_broken_images_are_left_out_by_choice(digits: Path, tmp_path: Path, workers: int) -> None:
     for path in sorted((digits / "images").iterdir())[:3]:
@@ -108,7 +97,6 @@ def test_broken_images_are_left_out_by_choice(digits: Path, tmp_path: Path, work
     told = [event.text for event in events(tmp_path / "run") if event.kind == "left_out"]
     assert len(told) == 1
     assert told[0].startswith("3 images are left out, for example labels.csv, line ")
-    assert "cannot be decoded" in told[0]
     assert len(losses) == 3 * 3
 
 
@@ -122,14 +110,3 @@ def test_a_broken_image_ends_the_run_with_one_sentence(
     assert re.match(r"labels\.csv, line \d+: images/\d+\.png: it is no image", reason)
     assert "Traceback" not in (folder / "run.json").read_text()
     assert not any("Traceback" in f"{event.text}{event.data}" for event in events(folder))
-
-
-@pytest.mark.parametrize("step", [6, 7], ids=["epoch end", "mid-epoch"])
-def test_a_resumed_run_mirrors_the_same_images(
-    digits: Path, tmp_path: Path, step: int, saving_at_step: SaveAtStep
-) -> None:
-    saving_at_step(step)
-    config = few(epochs=5, horizontal_flip=True)
-    whole = train(tmp_path, "whole", config)
-    resumed = train(tmp_path, "resumed", replace(config, resume_from=f"whole/step-{step}.pt"))
-    assert np.array_equal(resumed, whole[step:])

@@ -14,7 +14,7 @@ from dashboard import services
 from dashboard.services import ChildRuns
 from tests.support.lesson_programs import EXPECTED, SLEEP, Write, run, write
 from trainer.lessons import BY_NAME, LESSONS, Lesson
-from trainer.runners.child_process import OUTPUT_LIMIT, ChildOutput, ChildState, LessonRun
+from trainer.runners.child_process import ChildOutput, ChildState, LessonRun
 
 __all__ = ["write"]
 
@@ -72,15 +72,11 @@ def test_a_failure_keeps_its_traceback(write: Write) -> None:
     assert "ValueError: broken" in output.text
 
 
-def test_time_and_output_are_limited(write: Write) -> None:
+def test_time_is_limited_and_bytes_are_shown(write: Write) -> None:
     late = ended(LessonRun(write(SLEEP, limit_s=1.0)))
     assert late.state is ChildState.FAILED
     assert late.reason == "It was ended after 1 s, its time limit."
     assert late.seconds < 10
-    full = ended(LessonRun(write("while True:\n    print('x' * 1000)\n")))
-    assert full.state is ChildState.FAILED
-    assert "more than 64 KiB" in str(full.reason)
-    assert len(full.text) == OUTPUT_LIMIT
     program = "import sys\nsys.stdout.buffer.write(b'\\xff\\x00 <b>')\n"
     assert ended(LessonRun(write(program))).text == "\N{REPLACEMENT CHARACTER}\0 <b>"
 
@@ -157,7 +153,6 @@ def test_it_runs_on_a_cpu_or_says_why_not(lesson: Lesson, tmp_path: Path) -> Non
         return
     assert (finished.returncode, finished.stderr) == (0, "")
     assert len(finished.stdout.splitlines()) >= 4
-    assert len(finished.stdout.encode()) <= OUTPUT_LIMIT
     assert [part for part in EXPECTED[lesson.name] if part not in finished.stdout] == []
     assert "same result: False" not in finished.stdout
 

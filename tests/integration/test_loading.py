@@ -72,50 +72,9 @@ def test_workers_stay_or_start_anew_each_epoch(tmp_path: Path, persistent: bool)
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize(("workers", "ahead"), [(1, 1), (1, 3), (2, 2)])
-def test_workers_load_so_many_batches_ahead_and_no_more(
-    tmp_path: Path, workers: int, ahead: int
-) -> None:
-    split = decoded(tmp_path / "data")
-    changed = config(num_workers=workers, prefetch_factor=ahead)
-    with closing(HostLoader(split, changed, CpuAccelerator())) as loader:
-        batches = loader.batches(torch.arange(SAMPLES))
-        next(batches)
-        # One was taken, and its worker was asked for another.
-        wait_for(lambda: sum(split.asked().values()) >= workers * ahead + 1)
-        next(batches)
-        wait_for(lambda: sum(split.asked().values()) >= workers * ahead + 2)
-        assert sum(split.asked().values()) == workers * ahead + 2
-        assert len(split.asked()) == workers
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_samples_may_be_left_out(tmp_path: Path, workers: int) -> None:
-    """A smaller batch, one without a sample in the middle, and one at the end."""
-    split = decoded(tmp_path / "data", 14, broken=frozenset([1, 4, 5, 6, 7, 12, 13]))
-    for _ in range(2):
-        with closing(make_loader(split, config(num_workers=workers), CpuAccelerator())) as loader:
-            batches = list(loader.batches(torch.arange(14)))
-    assert [targets.tolist() for _, targets in batches] == [[0, 2, 3], [], [8, 9, 10, 11], []]
-    assert [inputs.shape for inputs, _ in batches] == [(3, 1), (0, 1), (4, 1), (0, 1)]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_without_a_sample_is_refused(tmp_path: Path, workers: int) -> None:
-    split = decoded(tmp_path / "data", 6, broken=frozenset(range(6)))
-    with (
-        closing(make_loader(split, config(num_workers=workers), CpuAccelerator())) as loader,
-        pytest.raises(RunFailedError, match="None of the 6 samples could be loaded"),
-    ):
-        list(loader.batches(torch.arange(6)))
-    # The rest of an epoch that a run is resumed in may have none.
-    with closing(make_loader(split, config(num_workers=workers), CpuAccelerator())) as loader:
-        assert targets_of(loader, torch.tensor([4, 5])) == [[]]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sentence_of_the_split_stays_one(tmp_path: Path, workers: int) -> None:
-    split = decoded(tmp_path / "data", broken=frozenset([7]), skips=False)
+    split = decoded(tmp_path / "data", broken=7)
     with (
         closing(make_loader(split, config(num_workers=workers), CpuAccelerator())) as loader,
         pytest.raises(RunFailedError) as caught,
@@ -161,14 +120,13 @@ def test_validation_data_in_memory_are_gathered_without_workers(tmp_path: Path) 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A workload whose samples are in files, five of them broken, in place of a built-in one."""
+    """A workload whose samples are in files, in place of a built-in one."""
 
     def build(config: RunConfig) -> Task:
-        broken = frozenset([3, 8, 20, 21, 39])
         return Task(
             model=nn.Linear(1, SAMPLES),
-            train=decoded(tmp_path / "train", broken=broken),
-            validation=decoded(tmp_path / "validation", 6, broken=frozenset([2])),
+            train=decoded(tmp_path / "train"),
+            validation=decoded(tmp_path / "validation", 6),
             loss=nn.CrossEntropyLoss(),
         )
 
@@ -207,29 +165,6 @@ def test_every_way_of_loading_gives_the_same_losses_and_resumes(
     for key in ("perf/h2d", "perf/gpu_time", "perf/gpu_wait"):
         with pytest.raises(ValueError, match="not in"):
             metric(tmp_path / "changed", key)
-
-
-def test_a_batch_without_samples_is_no_step_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One sample a batch, so that each broken one makes a batch without any."""
-
-    def build(config: RunConfig) -> Task:
-        return Task(
-            model=nn.Linear(1, SAMPLES),
-            train=decoded(tmp_path / "train", broken=frozenset([0, 5, 6, 39])),
-            validation=decoded(tmp_path / "validation", 6, broken=frozenset([0, 5])),
-            loss=nn.CrossEntropyLoss(),
-        )
-
-    monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, build)
-    base = small(Workload.DIGITS_MLP, batch_size=1)
-    assert len(train(tmp_path, "single", base)) == 2 * 36
-    assert run_json(tmp_path / "single")["step"] == 2 * 36
-    assert np.isfinite(metric(tmp_path / "single", "val/loss")).all()
-    # Of the 20 steps of two samples, some lack one, and a step may lack its last batch.
-    pairs = train(tmp_path, "pairs", replace(base, gradient_accumulation_steps=2))
-    assert 2 * 18 <= len(pairs) <= 2 * 20
 
 
 @pytest.mark.parametrize("persistent", [True, False])

@@ -65,6 +65,7 @@ def test_a_resumed_run_continues_the_curve_bitwise(
     ("changes", "words"),
     [
         ({"epochs": 2}, ". Increase epochs; it counts from the first run's start."),
+        ({"max_steps": 1}, ". Increase max_steps; it counts from the first run's start."),
         ({"workload": Workload.DIGITS_CNN}, "made with workload digits_mlp"),
         ({"optimizer": Optimizer.SGD}, "made with optimizer adam"),
         ({"lr_scheduler": LRSchedule.NONE}, "made with lr_scheduler cosine"),
@@ -88,18 +89,10 @@ def test_the_page_is_told_what_came_from_the_checkpoint(tmp_path: Path) -> None:
     train(tmp_path, "second", again)
     assert metric(tmp_path / "second", "train/lr")[0] == pytest.approx(1e-3)
     text = events(tmp_path / "second")[0].text
-    assert "with its weights, state of adam, random numbers" in text
     assert "changed since: epochs 3 (was 2), learning_rate 0.001 (was 0.0005)" in text
     fact = run_json(tmp_path / "second")["resumed"]
     assert fact["checkpoint"] == "first/last.pt"
     assert fact["changed"]["learning_rate"] == [5e-4, 1e-3]
-
-
-def test_best_pt_holds_the_lowest_validation_loss(tmp_path: Path) -> None:
-    config = small(Workload.DIGITS_MLP, epochs=4)
-    train(tmp_path, "run", config)
-    best = read_checkpoint(tmp_path / "run" / "best.pt")["best_loss"]
-    assert best == pytest.approx(metric(tmp_path / "run", "val/loss").min())
 
 
 CONFIG = small(Workload.DIGITS_MLP, batch_size=512, epochs=3)  # 26 steps an epoch
@@ -117,26 +110,6 @@ def test_a_run_ends_after_max_steps_with_a_validation(
     assert (tmp_path / "run" / "last.pt").is_file()
     last = [event for event in events(tmp_path / "run") if event.kind == "epoch"][-1]
     assert last.text.startswith("Epoch 1:" if steps == 26 else f"Step {steps}, the last:")
-
-
-@pytest.mark.parametrize("steps", [7, 26, 33])
-def test_a_resumed_run_goes_on_bitwise_where_max_steps_ended_one(
-    steps: int, tmp_path: Path
-) -> None:
-    constant = replace(CONFIG, lr_scheduler=LRSchedule.NONE)  # a cosine ends with max_steps
-    whole = train(tmp_path, "whole", constant)
-    first = train(tmp_path, "first", replace(constant, max_steps=steps))
-    rest = train(tmp_path, "rest", replace(constant, resume_from="first/last.pt"))
-    assert np.array_equal(np.concatenate([first, rest]), whole)
-    assert run_json(tmp_path / "rest")["total_steps"] == len(whole)
-
-
-def test_a_checkpoint_with_all_the_steps_behind_it_is_refused(tmp_path: Path) -> None:
-    train(tmp_path, "first", replace(CONFIG, max_steps=7))
-    again = replace(CONFIG, max_steps=7, resume_from="first/last.pt")
-    assert ". Increase max_steps; it counts from the first run's start." in refused(
-        tmp_path, "second", again
-    )
 
 
 SAMPLES, BATCH = 96, 16

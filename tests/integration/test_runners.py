@@ -56,12 +56,6 @@ def test_stop_ends_at_a_step_and_keeps_the_data(tmp_path: Path, runner: Runner) 
     assert (run.folder / "last.pt").exists()
 
 
-def test_a_child_stopped_while_it_starts_reads_as_stopped(tmp_path: Path) -> None:
-    run = runners.start(config(Runner.PROCESS, LONG), tmp_path)
-    assert run.stop(10)
-    assert read_run(run.folder).status is RunStatus.STOPPED
-
-
 @BOTH
 def test_a_run_that_cannot_import_torch_says_why(
     tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch
@@ -143,31 +137,12 @@ def test_a_long_step_at_shutdown_ends_the_run_as_stopped(
         run.end_with_server()
         ended = read_run(run.folder)
         assert ended.status is RunStatus.STOPPED
-        assert "server was shut down while the run was busy after step" in str(ended.reason)
+        assert "server was shut down while the run was busy" in str(ended.reason)
         assert len(metric(run.folder, "train/loss")) == ended.run_json["step"]
     finally:
         free.set()
         assert run.stop(20)
     assert read_run(run.folder).reason == ended.reason
-
-
-def test_a_thread_that_still_loads_torch_at_shutdown_reads_as_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loading, load = threading.Event(), importlib.import_module
-
-    def slow(name: str) -> object:
-        loading.wait()
-        return load(name)
-
-    monkeypatch.setattr(importlib, "import_module", slow)
-    run = runners.start(config(Runner.THREAD, LONG), tmp_path)
-    assert not run.stop(0.01)
-    run.end_with_server()
-    assert read_run(run.folder).status is RunStatus.STOPPED
-    loading.set()
-    assert run.stop(20)
-    assert read_run(run.folder).reason == "Stopped before training began."
 
 
 def test_a_child_killed_at_shutdown_reads_as_stopped_with_its_rows(tmp_path: Path) -> None:
@@ -182,12 +157,6 @@ def test_a_child_killed_at_shutdown_reads_as_stopped_with_its_rows(tmp_path: Pat
     assert "server was shut down" in str(ended.reason)
     recover_ended(ended)
     assert len(metric(run.folder, "train/loss")) >= ended.run_json["step"]
-
-
-def test_it_ends_by_itself_while_its_parent_lives(tmp_path: Path) -> None:
-    with start_worker(small(Workload.LINEAR), tmp_path) as child:
-        assert child.wait(60) == 0
-    assert run_json(tmp_path)["status"] == "finished"
 
 
 def test_it_stops_when_its_parent_is_gone(tmp_path: Path) -> None:

@@ -11,15 +11,11 @@ import pytest
 import torch
 
 from tests.integration.conftest import SaveAtStep
-from tests.support.decoded import Decoded
 from tests.support.run_values import metric
 from tests.support.training_runs import refused, small, train
 from trainer.config import RunConfig, Workload
 from trainer.training.checkpoint import read_checkpoint
-from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
-from trainer.workloads import WORKLOADS
-from trainer.workloads.task import Task
 
 CNN = small(Workload.DIGITS_CNN, epochs=3, batch_size=512, max_steps=60, learning_rate=5e-3, seed=3)
 SAVED = 33  # within the second epoch of 26 steps
@@ -80,38 +76,6 @@ def test_an_incomplete_last_step_of_an_epoch_is_averaged_over_what_it_has(tmp_pa
         tmp_path / "parts", "perf/step_time"
     )
     assert np.allclose(seen, [3000, 3000, 3000, 3000, 942] * 2)
-
-
-def test_a_step_without_some_samples_is_averaged_over_those_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An epoch of one step: its batches lack samples, or have none, the last or another."""
-    (tmp_path / "data").mkdir()
-    for index in range(12):
-        (tmp_path / "data" / str(index)).write_text(str(index / 12))
-    # Without the first half of the samples the first batches are empty, and so on.
-    halves = [frozenset(range(6)), frozenset(range(6, 12)), frozenset(range(0, 12, 2))]
-    monkeypatch.setattr(TrainState, "order", lambda self, samples: torch.arange(samples))
-    for number, broken in enumerate(halves):
-        split = Decoded(tmp_path / "data", 12, broken)
-
-        def task(config: RunConfig, split: Decoded = split) -> Task:
-            model = torch.nn.Linear(1, 12)
-            return Task(
-                model=model, train=split, validation=split, loss=torch.nn.CrossEntropyLoss()
-            )
-
-        monkeypatch.setitem(WORKLOADS, Workload.DIGITS_MLP, task)
-        whole = small(
-            Workload.DIGITS_MLP, batch_size=12, epochs=5, learning_rate=0.1, max_grad_norm=0.1
-        )
-        parts = replace(whole, batch_size=3, gradient_accumulation_steps=4)
-        expected = train(tmp_path, f"whole-{number}", whole)
-        np.testing.assert_allclose(train(tmp_path, f"parts-{number}", parts), expected, rtol=1e-5)
-        norms = [
-            metric(tmp_path / f"{name}-{number}", "train/grad_norm") for name in ("whole", "parts")
-        ]
-        np.testing.assert_allclose(*norms, rtol=1e-5)
 
 
 def test_pure_weights_are_saved_in_16_bits_and_go_on_in_32(tmp_path: Path) -> None:

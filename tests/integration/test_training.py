@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,22 +47,6 @@ def test_each_workload_trains_and_records_every_step(workload: Workload, tmp_pat
     assert run["environment"]["gpu"] is None
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == flags
     assert torch.get_num_threads() == threads
-
-
-def test_linear_regression_finds_the_line(tmp_path: Path) -> None:
-    assert train(small(Workload.LINEAR, epochs=200), tmp_path) is RunStatus.FINISHED
-    fit = run_json(tmp_path)["fit"]
-    assert metric(tmp_path, "model/weight")[-1] == pytest.approx(fit["slope"], abs=0.03)
-    assert metric(tmp_path, "model/bias")[-1] == pytest.approx(fit["intercept"], abs=0.03)
-
-
-def test_a_cosine_falls_within_one_epoch(tmp_path: Path) -> None:
-    config = small(Workload.RESNET, epochs=1, max_steps=6, lr_warmup_steps=2, batch_size=8)
-    train(config, tmp_path)
-    factors = [1 / 3, 2 / 3, *((1 + np.cos(np.pi * step / 4)) / 2 for step in range(4))]
-    np.testing.assert_allclose(
-        metric(tmp_path, "train/lr"), config.learning_rate * np.array(factors)
-    )
 
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))
@@ -123,18 +106,6 @@ def test_buttons_act_on_a_running_and_a_paused_run(tmp_path: Path) -> None:
     assert (tmp_path / "last.pt").is_file()
     # A pause is no part of a step's time.
     assert metric(tmp_path, "perf/step_time").max() < 1.0
-
-
-@pytest.mark.alone
-def test_the_servers_end_stops_a_paused_run(tmp_path: Path) -> None:
-    with background(small(Workload.DIGITS_CNN, epochs=10_000), tmp_path) as stop:
-        wait_for(lambda: run_json(tmp_path).get("step", 0) > 5)
-        send_command(tmp_path, "pause", {})
-        wait_for(lambda: run_json(tmp_path)["status"] == "paused")
-        began = time.monotonic()
-        stop.set()
-        wait_for(lambda: run_json(tmp_path)["status"] == "stopped")
-        assert time.monotonic() - began < 3
 
 
 def trained(folder: Path, **changes: Any) -> stepscope.Run:

@@ -32,6 +32,7 @@ from trainer.training import train as training_run
 from trainer.training.accelerator import CpuAccelerator, HostReader
 from trainer.training.loaders import Loader, make_loader
 from trainer.training.loop import TrainLoop
+from trainer.training.rank_info import TrainerRank
 from trainer.training.step import TrainStep
 
 
@@ -276,3 +277,12 @@ def test_a_refused_rank_waits_for_the_file_that_its_outcome_is_found_by(
     config = small(Workload.DIGITS_MLP, strategy=Strategy.DDP, devices_per_node=2)
     assert training_run.run(config, tmp_path) is RunStatus.FAILED
     assert len(waits) == 2
+
+
+def test_a_rank_that_has_met_the_others_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has begun then; without a shared disk its file is on another host."""
+    monkeypatch.setattr(training_run.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(training_run, "time", SimpleNamespace())
+    training_run._wait_for_first_rank(tmp_path, TrainerRank(1, 1, 2, 2))

@@ -43,42 +43,14 @@ def test_loss_steps_epochs_samples_rates_and_norms(framework: str, tmp_path: Pat
         assert not list(Path(__file__).parents[1].joinpath("scripts").glob("lightning_logs"))
 
 
-@pytest.mark.parametrize("framework", ["accelerate", "huggingface", "lightning"])
-def test_epochs_and_samples_of_every_step(framework: str, tmp_path: Path) -> None:
-    """Readers ahead, evaluation fetched with gradients on, a limit of batches an epoch."""
-    pytest.importorskip("transformers" if framework == "huggingface" else framework)
-    captured = watch(tmp_path, "capture_epochs.py", framework)
+def test_epochs_and_samples_of_every_step(tmp_path: Path) -> None:
+    """accelerate reads ahead, and evaluation is fetched with gradients on."""
+    pytest.importorskip("accelerate")
+    captured = watch(tmp_path, "capture_epochs.py")
     assert captured.recorded("train/epoch") == captured.spoken("epoch")
     assert captured.run_json["epoch"] == captured.spoken("epoch")[-1]
     samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in captured.rows[1:]]
     assert samples == pytest.approx(captured.spoken("samples")[1:])
-
-
-def test_the_values_are_the_scripts_own(tmp_path: Path) -> None:
-    loops = watch(tmp_path, "capture_loops.py")
-    assert loops.recorded("train/loss") == loops.spoken("loss"), "to the last bit"
-    with_loss = [row["step"] for row in loops.rows if "train/loss" in row]
-    assert with_loss == [float(step) for step in range(1, len(loops.said) + 1)]
-    assert loops.run_json["optimizers"] == ["LBFGS"], "each took the place of the one before"
-    assert loops.run_json["device"] == "cpu"
-
-    first = loops.rows[: len(loops.spoken("norm"))]
-    keys = {"grad_norm": "norm", "lr": "lr", "lr.group1": "bias_lr", "epoch": "epoch"}
-    for key, name in keys.items():
-        assert [row[f"train/{key}"] for row in first] == loops.spoken(name)
-    first = loops.rows[1 : len(loops.spoken("samples"))]
-    samples = [row["perf/samples_per_sec"] * row["perf/step_time"] for row in first]
-    assert samples == pytest.approx(loops.spoken("samples")[1:]), "those of training alone"
-    assert all(0 < row["perf/data_wait"] < row["perf/step_time"] for row in first)
-
-    scaled = [row for row in loops.rows if "train/amp_scale" in row]
-    skips = [row for row in scaled if "train/loss" not in row]
-    assert [row["train/amp_skipped"] for row in skips] == [1.0, 2.0]
-    steps = [row["train/amp_scale"] for row in scaled if "train/loss" in row]
-    assert steps[: len(loops.spoken("scale"))] == loops.spoken("scale")
-    assert [event.kind for event in loops.events].count("amp_skipped") == 1
-    told = [event.text.partition(",")[0] for event in loops.events if event.kind == "epoch"]
-    assert told == ["Epoch 1: 3 batches", "Epoch 2: 3 batches"]
 
 
 IMPORT = """

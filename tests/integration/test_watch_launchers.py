@@ -73,13 +73,6 @@ def the_run(root: Path) -> list[dict[str, Any]]:
     return said
 
 
-def test_accelerate(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    port = ["--main_process_port", free_port()]
-    ended(begin(tmp_path, [*ACCELERATE, *port, *WATCHED, "accelerate"]))
-    the_run(tmp_path)
-
-
 @pytest.mark.parametrize("framework", ["lightning", "huggingface"])
 def test_frameworks_under_torchrun(tmp_path: Path, framework: str) -> None:
     pytest.importorskip("transformers" if framework == "huggingface" else framework)
@@ -109,14 +102,11 @@ def rank_environ(how: str, number: int) -> dict[str, str]:
     rank = str(number)
     if how == "srun":
         return SLURM | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank}
-    if how == "mpirun":
-        names = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": "2", "LOCAL_SIZE": "2"}
-        return {f"OMPI_COMM_WORLD_{name}": value for name, value in names.items()}
     deepspeed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}
     return deepspeed | {"CROSS_RANK": "0", "CROSS_SIZE": "1"}
 
 
-@pytest.mark.parametrize("how", ["srun", "mpirun", "deepspeed"])
+@pytest.mark.parametrize("how", ["srun", "deepspeed"])
 def test_starters_with_names_of_their_own(tmp_path: Path, how: str) -> None:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     command = [*PYTHON, "stepscope.watch", "launched.py", "ddp"]

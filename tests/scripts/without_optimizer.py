@@ -1,7 +1,6 @@
 """Trains without an optimizer of torch in this process, in the way that its argument names."""
 # ruff: noqa: T201
 
-import os
 import sys
 import time
 
@@ -18,28 +17,6 @@ def by_hand():
             w -= 0.1 * w.grad
             w.grad.zero_()
         print(loss.item().hex())
-
-
-def forked():
-    child = os.fork()
-    if child == 0:
-        sys.exit(0)
-    os.waitpid(child, 0)
-    w = nn.Parameter(torch.tensor(3.0))
-    w.square().backward()
-
-
-def functions():
-    w = torch.tensor(3.0)
-    for _ in range(5):
-        w = w - 0.1 * torch.func.grad(lambda w: (w - 1).square())(w)
-    print(w.item())
-
-
-def never_stepped():
-    w = nn.Parameter(torch.tensor(3.0))
-    torch.optim.SGD([w])
-    w.square().backward()
 
 
 def work():

@@ -17,24 +17,22 @@ from trainer.workloads.task import Batch
 
 @dataclass(frozen=True)
 class Decoded:
-    """Samples that lie in files, as an image data set's do: a value in each, and some broken."""
+    """Samples that lie in files, as an image data set's do: a value in each, and one broken."""
 
     folder: Path
     length: int
-    broken: frozenset[int] = frozenset()
-    skips: bool = True
+    broken: int | None = None
     noisy: bool = False  # adds random numbers of all three kinds, as augmentations do
 
     def take(self, indices: Tensor) -> Batch:
         (self.folder / f"asked-{os.getpid()}-{indices.tolist()}").touch()
-        whole = [index for index in indices.tolist() if index not in self.broken]
-        if len(whole) < len(indices) and not self.skips:
+        if self.broken in indices.tolist():
             raise RunFailedError("images/7.png is no image. Remove it or skip broken images.")
-        values = [float((self.folder / str(index)).read_text()) for index in whole]
+        values = [float((self.folder / str(index)).read_text()) for index in indices.tolist()]
         if self.noisy:
             noise = random.random() + np.random.rand()
             values = [value + noise + float(torch.rand(())) for value in values]
-        return torch.tensor(values).view(-1, 1), torch.tensor(whole, dtype=torch.int64)
+        return torch.tensor(values).view(-1, 1), indices
 
     def room(self, size: int) -> Batch:
         return torch.empty((size, 1)), torch.empty(size, dtype=torch.int64)

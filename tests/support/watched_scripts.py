@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.run import RunInfo, RunStatus, read_run, run_folders
-from stepscope.store import EventRow, StoreReader
+from stepscope.store import StoreReader
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 ROOT = SCRIPTS.parents[1]
@@ -62,11 +62,10 @@ def watched_like_bare(
 
 @dataclass
 class Captured:
-    """A finished watched run: what the script printed, and the rows and events of its store."""
+    """A finished watched run: what the script printed, and the rows of its store."""
 
     said: list[dict[str, Any]]
     rows: list[dict[str, float]]
-    events: list[EventRow]
     run_json: dict[str, Any]
 
     def spoken(self, key: str) -> list[float]:
@@ -94,7 +93,6 @@ def watch(runs: Path, script: str, *arguments: str) -> Captured:
     with StoreReader(folder) as reader:
         info = next(series for series in reader.series() if series.stream == "steps")
         block = reader.read(info.id, 0, info.rows, 1)
-        events = reader.events(limit=10_000)
     rows: list[dict[str, float]] = [
         {"step": float(step)}
         | {
@@ -105,4 +103,4 @@ def watch(runs: Path, script: str, *arguments: str) -> Captured:
         for step, values in zip(block.step, block.mean.T, strict=True)
     ]
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
-    return Captured(said, rows, events, read_run(folder).run_json)
+    return Captured(said, rows, read_run(folder).run_json)

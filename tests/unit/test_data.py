@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +15,7 @@ from trainer.config import RunConfig, Strategy
 from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.loaders import HostLoader, make_loader
-from trainer.training.worker_pool import WorkerPool
-from trainer.workloads.task import TensorSplit
+from trainer.workloads.task import Batch, TensorSplit
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,17 +34,30 @@ def test_memory_batches_follow_the_order_and_keep_the_rest() -> None:
     assert torch.equal(torch.cat([inputs for inputs, _ in batches])[:, 0], order.float())
 
 
+@dataclass(frozen=True)
+class Skips:
+    """Returns no sample with an odd number."""
+
+    length: int = 6
+
+    def take(self, indices: torch.Tensor) -> Batch:
+        return split().take(indices[indices % 2 == 0])
+
+    def room(self, size: int) -> Batch:
+        return split().room(size)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_with_fewer_samples_than_indices_is_refused(workers: int) -> None:
+    loader = HostLoader(Skips(), RunConfig(batch_size=4, num_workers=workers), CpuAccelerator())
+    with closing(loader), pytest.raises(RunFailedError, match="A batch has 2 of 4 samples"):
+        next(loader.batches(torch.arange(6)))
+
+
 def test_a_long_epoch_repeats_the_tensors() -> None:
     inputs, targets = split(4, length=10).take(torch.tensor([0, 5, 9]))
     assert targets.tolist() == [0, 1, 1]
     assert inputs[:, 0].tolist() == [0, 1, 1]
-
-
-def test_workers_leave_pinning_to_the_data_loader() -> None:
-    for pinned in (False, True):
-        workers = WorkerPool(split(), RunConfig(num_workers=1, pin_memory=pinned))
-        assert workers._loader is not None
-        assert workers._loader.pin_memory is pinned
 
 
 def test_a_worker_that_imports_the_page_does_not_run_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from trainer import datasets as sets
 from trainer.config import ConfigError, RunConfig, Workload, defaults
-from trainer.datasets import MAKE_DIGITS, DatasetLayout, data_path, data_problem, data_root, form_of
+from trainer.datasets import MAKE_DIGITS, data_path, data_problem, form_of
 
 
 def files(root: Path, *names: str) -> None:
@@ -56,14 +56,6 @@ def test_only_names_that_the_field_may_have_are_offered_and_not_too_many(tmp_pat
     assert len(sets.data_sets(tmp_path)) == sets.OFFERED
 
 
-def test_forms(tmp_path: Path) -> None:
-    files(tmp_path, "x/LABELS.CSV", "y/train.csv", "z/train/a/1.png", "z/train/b/1.JPEG")
-    assert form_of(tmp_path / "x" / "LABELS.CSV") is DatasetLayout.CSV
-    assert form_of(tmp_path / "x") is None
-    assert form_of(tmp_path / "y") is DatasetLayout.CSV_FOLDER
-    assert form_of(tmp_path / "z") is DatasetLayout.CLASS_FOLDERS
-
-
 def test_a_link_out_of_the_data_folder_leads_nowhere(tmp_path: Path) -> None:
     root = tmp_path / "data"
     files(tmp_path, "data/digits/train.csv", "secret/train.csv")
@@ -74,19 +66,6 @@ def test_a_link_out_of_the_data_folder_leads_nowhere(tmp_path: Path) -> None:
     for name in ("out", "out/train.csv", "circle", "../secret", "", "missing"):
         with pytest.raises(ConfigError):
             data_path(root, name)
-
-
-def test_the_data_folder_itself_may_be_a_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files(tmp_path, "disk/digits/train.csv")
-    (tmp_path / "data").symlink_to(tmp_path / "disk")
-    monkeypatch.setenv(sets.VARIABLE, str(tmp_path / "data"))
-    assert data_root() == tmp_path / "disk"
-    assert data_path(data_root(), "digits").is_dir()
-    monkeypatch.delenv(sets.VARIABLE)
-    monkeypatch.chdir(tmp_path)
-    assert data_root() == tmp_path / "disk"
 
 
 def test_missing_data_are_a_problem_with_the_command_that_makes_some(

@@ -1,15 +1,13 @@
 """What a rank takes for the wish of torchrun that it ends."""
 
-import pytest
-
 from tests.support.python_programs import run_python
-from trainer.runners.rank_shutdown import EXIT_CODE, SERVER_ENDED, SIGNALED, SIGNALED_OR_PEER
+from trainer.runners.rank_shutdown import EXIT_CODE, SIGNALED
 
 CHILD = """
 import select, signal, threading
 from trainer.runners.rank_shutdown import ShutdownListener, TorchrunEnv
 
-ending = ShutdownListener(TorchrunEnv(0, 0, 1, 1), by_page=True)
+ending = ShutdownListener(TorchrunEnv(0, 0, 1, 1))
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch's DataLoader with workers does
 signal.raise_signal(signal.SIGCHLD)
 while select.select([ending._pipe], [], [], 0)[0]:
@@ -26,8 +24,8 @@ from types import SimpleNamespace
 from trainer.runners import rank_shutdown
 
 rank_shutdown.GRACE_S = 0.0
-place = rank_shutdown.TorchrunEnv(1, 1, 1, {world_size})
-one = rank_shutdown.ShutdownListener(place, by_page={by_page})
+place = rank_shutdown.TorchrunEnv(1, 1, 1, 2)
+one = rank_shutdown.ShutdownListener(place)
 one.opened(
     SimpleNamespace(
         folder=None,
@@ -47,18 +45,5 @@ def test_a_signal_to_end_after_another_signal_ends_the_rank() -> None:
         assert _run(CHILD + RAISE.format(name=name)) == (EXIT_CODE, "goes on\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "world_size", "by_page", "reason"),
-    [
-        ("SIGHUP", 1, True, SERVER_ENDED),
-        ("SIGTERM", 1, True, SIGNALED),
-        ("SIGTERM", 2, False, SIGNALED_OR_PEER),
-        ("SIGHUP", 2, False, SIGNALED_OR_PEER),
-    ],
-)
-def test_the_reason_names_only_what_there_is(
-    name: str, world_size: int, by_page: bool, reason: str
-) -> None:
-    """No other machine where all ranks are on this one, and no server of a job by hand."""
-    asked = REASON.format(world_size=world_size, by_page=by_page)
-    assert _run(asked + RAISE.format(name=name)) == (EXIT_CODE, f"{reason}\n")
+def test_a_signal_is_the_reason_of_the_end() -> None:
+    assert _run(REASON + RAISE.format(name="SIGTERM")) == (EXIT_CODE, f"{SIGNALED}\n")

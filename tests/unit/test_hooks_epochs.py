@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -64,16 +63,6 @@ def read_ahead(batches: Iterable[Any]) -> Iterator[Any]:
         yield current
         current = following
     yield current
-
-
-def prefetch(batches: Iterable[Any], depth: int) -> Iterator[Any]:
-    """As a script that hides the way to the GPU does: some batches are always under way."""
-    iterator, under_way = iter(batches), deque[Any]()
-    while True:
-        under_way.extend(itertools.islice(iterator, depth - len(under_way)))
-        if not under_way:
-            return
-        yield under_way.popleft()
 
 
 def endlessly(batches: Iterable[Any]) -> Iterator[Any]:
@@ -159,20 +148,10 @@ def one_restarted(batches: DataLoader[Any]) -> Iterator[Any]:
         yield torch.cat([next(short), next(long)])
 
 
-def looked_at_before(batches: DataLoader[Any]) -> Iterator[Any]:
-    next(iter(batches))
-    yield from batches
-
-
 def twice_beside_a_longer(batches: DataLoader[Any]) -> Iterator[Any]:
     second = loader(9)
     for _ in range(2):
         yield from map(torch.cat, zip(batches, second, strict=False))
-
-
-def twice_beside_a_kept_shorter(batches: DataLoader[Any]) -> Iterator[Any]:
-    for _ in range(2):
-        yield from map(torch.cat, zip(batches, itertools.cycle(loader(4)), strict=False))
 
 
 READ_AHEAD = [1] * 4 + [2] * 4 + [3] * 3
@@ -188,9 +167,7 @@ READ_AHEAD = [1] * 4 + [2] * 4 + [3] * 3
         (one_at_a_time, [1] + [None] * 3),
         (in_turn, [1] + [None] * 5),
         (one_restarted, [1, 1, None, None, None]),
-        (looked_at_before, [1] * 4),
         (twice_beside_a_longer, [1] * 4 + [2] * 4),
-        (twice_beside_a_kept_shorter, [1] * 4 + [2] * 4),
     ],
 )
 def test_the_epoch_of_each_step(
@@ -241,14 +218,3 @@ def test_samples_belong_to_the_step_that_uses_them(
     assert live.recorder.epoch == 3
     if (rows, accumulate) == (7, 1):
         assert [kind for kind, _, _ in live.recorder.events] == ["epoch"] * 3
-
-
-def test_no_batch_that_is_read_ahead_of_two_loaders_is_lost(live: FakeLive) -> None:
-    """Several of one loader, then several of the other, all before the first `backward()`."""
-    script = Script(12)
-    other = loader(12)
-    for _ in range(2):
-        for pair in zip(prefetch(script.loader, 3), prefetch(other, 3), strict=True):
-            script.step(*pair)
-    # The last step of a pass lacks what the first of the next has too much.
-    assert sum(samples(live)[:6]) == sum(script.used[1:7])

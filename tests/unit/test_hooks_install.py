@@ -10,19 +10,15 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepscope.watch import hooks
-from stepscope.watch.hooks import install
 from stepscope.watch.hooks.patching import PostImportHook
 from stepscope.watch.hooks.state import HELD
-from stepscope.watch.hooks.step_timing import StepPhaseTimer
 from tests.support.fake_live import FakeLive, hooked
 
 PLACES: list[tuple[object, str]] = [
@@ -120,30 +116,6 @@ def test_a_module_is_waited_for_until_its_import_succeeds(
         sys.modules.pop(name, None)
 
 
-def test_removing_the_hooks_before_torch_came_leaves_no_finder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delitem(sys.modules, "torch")
-    finders = list(sys.meta_path)
-    attached = install(FakeLive())
-    assert len(sys.meta_path) == len(finders) + 1
-    attached.remove()
-    assert sys.meta_path == finders
-
-
-def test_a_model_may_be_given_to_ddp_by_its_name_as_lightning_does() -> None:
-    made: list[Any] = []
-
-    class Wrapper:
-        def __init__(self, module: object) -> None:
-            made.append(module)
-
-    Wrapper.__init__ = StepPhaseTimer().around_making(Wrapper.__init__)  # type: ignore[method-assign]
-    Wrapper(module="by name")
-    Wrapper("by position")
-    assert made == ["by name", "by position"]
-
-
 def train(w: nn.Parameter, steps: int, norms: list[float] | None = None) -> list[float]:
     losses = []
     for _ in range(steps):
@@ -167,19 +139,6 @@ def test_every_backward_is_a_step() -> None:
     assert live.devices == [None]
     assert len(live.values("perf/step_time")) == len(losses) - 1
     assert live.boundaries == 5, "commands act from the step on at which it is certain"
-
-
-def test_their_samples_and_epochs() -> None:
-    w = nn.Parameter(torch.ones(3))
-    loader = DataLoader([torch.ones(3)] * 10, batch_size=2)
-    with hooked() as live:
-        for _ in range(2):
-            for batch in loader:
-                (batch * w).sum().backward()
-    rows = [row for _, row in live.rows]
-    assert [row["train/epoch"] for row in rows] == [1] * 5 + [2] * 5
-    rates = [(row["perf/samples_per_sec"] or 0) * (row["perf/step_time"] or 0) for row in rows[1:]]
-    assert rates == pytest.approx([2] * 9)
 
 
 def test_nothing_is_a_step_before_the_optimizer_is_made() -> None:
@@ -255,17 +214,6 @@ def test_steps_that_the_script_counts_itself_add_up_no_loss() -> None:
         (w * 1).backward()
         torch.optim.SGD([w]).step()
     assert live.values("train/loss") == []
-
-
-def test_an_optimizer_after_it_was_certain_that_there_is_none() -> None:
-    with hooked() as live:
-        w = nn.Parameter(torch.tensor(3.0))
-        train(w, HELD)
-        optimizer = torch.optim.SGD([w], lr=0.1)
-        (w * 1).backward()
-        optimizer.step()
-    assert live.devices == [None], "announced once"
-    assert [step for step, _ in live.rows] == list(range(1, HELD + 2))
 
 
 @pytest.mark.parametrize("first", ["zero_grad", "backward"])

@@ -76,25 +76,6 @@ def test_a_joint_loss_is_the_first_ones(live: FakeLive) -> None:
     assert live.values("train/loss.optimizer1") == []
 
 
-def test_closures_of_one_of_two_count_once(live: FakeLive) -> None:
-    pair = Pair()
-    optimizer = torch.optim.LBFGS([pair.actor], lr=0.1, max_iter=3)
-    del pair.actor_optimizer
-    seen: list[float] = []
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = (pair.actor - 1) ** 2
-        loss.backward()
-        seen.append(loss.item())
-        return loss
-
-    for _ in range(2):
-        optimizer.step(closure)
-        assert live.values("train/loss")[-1] == seen[-1]
-    assert live.values("train/backwards") == []
-
-
 def test_a_skipped_step_of_one_keeps_the_loss_of_the_other(live: FakeLive) -> None:
     pair, scaler = Pair(), torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(pair.actor * float("inf")).backward()
@@ -156,12 +137,6 @@ def test_each_optimizer_has_the_norm_of_its_own(live: FakeLive) -> None:
         pair.step()
     assert live.values("train/grad_norm") == [3.0] * 2
     assert live.values("train/grad_norm.optimizer1") == [4.0] * 2
-
-
-def test_an_empty_generator_is_warned_of_as_ever(live: FakeLive) -> None:
-    (torch.optim.SGD(parts(1.0), lr=0.0)).step()
-    with pytest.warns(UserWarning, match="empty generator"):
-        nn.utils.clip_grad_norm_((p for p in ()), 1.0)
 
 
 def test_thousands_of_optimizers_are_met_in_linear_time(
@@ -230,17 +205,3 @@ def test_a_scaler_that_scales_by_itself_gives_no_loss_rather_than_a_wrong_one(
     train(torch.optim.SGD([w], lr=0.1), w * 1, scaler(Sharded))
     assert live.values("train/loss") == []
     assert live.values("train/amp_scale") == [SCALE]
-
-
-def test_training_is_the_same_with_and_without() -> None:
-    def run() -> list[float]:
-        w = nn.Parameter(torch.tensor(0.3))
-        optimizer, scaling = torch.optim.Adam([w]), scaler()
-        for factor in (1.0, float("inf"), 3.0):
-            train(optimizer, w * factor, scaling)
-        return [w.item(), scaling.get_scale()]
-
-    bare = run()
-    with hooked() as live:
-        assert run() == bare
-    assert len(live.rows) == 3

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stepscope.memory import allocator
 from stepscope.watch.hooks.optimizer import GROUPS_LIMIT, OPTIMIZERS_LIMIT
 from tests.support.fake_live import FakeClock, FakeLive, hooked
 
@@ -56,22 +55,6 @@ def test_each_step_is_a_row_with_its_loss_and_rate(live: FakeLive) -> None:
     assert live.devices == [None]
     assert live.boundaries == 3
     assert live.recorder.run_json["optimizers"] == ["SGD"]
-
-
-def test_the_memory_of_a_long_step_is_read_around_each_backward(
-    live: FakeLive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[int] = []
-    monkeypatch.setattr(allocator, "read", lambda index: reads.append(index) or {})
-    live.readings.begin(0)
-    w, before = weight(), len(reads)
-    for micro_batch in range(3):
-        live.readings.take()
-        (w * 0.3).backward()
-        live.readings.take()
-        assert len(reads) == before + 1 + micro_batch
-    (w * 0.3).backward()
-    assert len(reads) == before + 4
 
 
 def test_zero_grad_drops_what_was_added_before(live: FakeLive) -> None:
@@ -183,15 +166,7 @@ def test_two_optimizers_share_the_counter_and_not_the_keys(live: FakeLive) -> No
     assert timed == [False, True, False, True, True, False]
 
 
-def test_an_optimizer_may_replace_a_deleted_one_and_no_step_collects_garbage(
-    live: FakeLive,
-) -> None:
-    stepping, collected_in_step = False, []
-
-    def collected(phase: str, info: dict[str, int]) -> None:
-        collected_in_step.append(stepping)
-
-    gc.callbacks.append(collected)
+def test_an_optimizer_may_replace_a_deleted_one(live: FakeLive) -> None:
     gc.disable()
     try:
         for _ in range(3):  # folds of a cross-validation
@@ -199,17 +174,10 @@ def test_an_optimizer_may_replace_a_deleted_one_and_no_step_collects_garbage(
             optimizer = sgd(w)
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
             for _ in range(15):
-                (w * 1).sum().backward()
-                stepping = True
-                optimizer.step()
-                stepping = False
-                optimizer.zero_grad()
+                train(optimizer, w * 1)
                 scheduler.step()
     finally:
         gc.enable()
-        gc.callbacks.remove(collected)
-    assert len(collected_in_step) > 0
-    assert not any(collected_in_step)
     assert [step for step, _ in live.rows] == list(range(1, 46))
     assert len(live.values("train/loss")) == 45
     gone = weakref.ref(optimizer)
@@ -218,17 +186,12 @@ def test_an_optimizer_may_replace_a_deleted_one_and_no_step_collects_garbage(
     assert gone() is None
 
 
-def test_optimizers_beyond_the_limit_are_left_out(
-    live: FakeLive, caplog: pytest.LogCaptureFixture
-) -> None:
-    parameters = [weight() for _ in range(OPTIMIZERS_LIMIT + 2)]
-    optimizers = [sgd(w) for w in parameters]
-    for _ in range(2):
-        for optimizer in optimizers:
-            optimizer.step()
+def test_optimizers_beyond_the_limit_are_left_out(live: FakeLive) -> None:
+    optimizers = [sgd(weight()) for _ in range(OPTIMIZERS_LIMIT + 2)]
+    for optimizer in optimizers * 2:
+        optimizer.step()
     assert len(live.rows) == 2 * OPTIMIZERS_LIMIT
     assert len(live.recorder.run_json["optimizers"]) == OPTIMIZERS_LIMIT
-    assert caplog.text.count("not recorded") == 1
 
 
 def test_the_optimizer_inside_another_is_not_a_second_one(live: FakeLive) -> None:
@@ -265,13 +228,6 @@ def test_step_time_leaves_out_what_the_boundary_took(monkeypatch: pytest.MonkeyP
             clock.spend(2.0)
             train(optimizer, w * 1)
     assert live.values("perf/step_time") == [2.0, 2.0]
-
-
-def test_what_the_boundary_raises_reaches_the_script(live: FakeLive) -> None:
-    live.serve = lambda: 1 / 0  # as a script's own SIGINT handler may raise
-    with pytest.raises(ZeroDivisionError):
-        train(sgd(w := weight()), w * 1)
-    assert len(live.rows) == 1
 
 
 def test_a_hook_that_fails_says_so_once_and_training_goes_on(

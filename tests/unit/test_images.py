@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from trainer.config import RunConfig, Workload, defaults
 from trainer.datasets import VARIABLE
 from trainer.workloads import WORKLOADS, digit_images
-from trainer.workloads.digit_images import ForeignFileError, write
+from trainer.workloads.digit_images import write
 from trainer.workloads.image_manifest import ImageError
 from trainer.workloads.images import ImageCnn, ImageFileDataset
 from trainer.workloads.task import Task
@@ -81,18 +81,6 @@ def test_half_of_the_training_images_are_mirrored_and_none_in_validation() -> No
     kept = [torch.allclose(a, b) for a, b in zip(training, validation, strict=True)]
     assert 160 < sum(mirrored) < 240
     assert sum(mirrored) + sum(kept) == 400
-    off = ImageCnn(8, 2, flip=False)
-    off.features.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    off(images)
-    assert torch.equal(seen[2], seen[1])
-
-
-@pytest.mark.parametrize("size", [8, 9, 32, 100])
-def test_any_size_has_a_model(size: int) -> None:
-    images = torch.zeros((2, 3, size, size), dtype=torch.uint8)
-    assert ImageCnn(size, 5, flip=True)(images).shape == (2, 5)
-    half = ImageCnn(size, 5, flip=True).to(torch.bfloat16)
-    assert half(images).dtype == torch.bfloat16
 
 
 def test_a_broken_image_ends_the_run_with_its_file_and_line(root: Path) -> None:
@@ -115,28 +103,21 @@ def test_the_next_sound_image_takes_the_place_of_a_broken_one(root: Path) -> Non
     assert torch.equal(labels, wanted[1])
     assert split(task).broken.nonzero().flatten().tolist() == [3, 4]
     (told,) = task.news()
-    assert told.startswith("2 images are left out, for example labels.csv, line ")
+    assert told == f"2 images are left out, for example {split(task).entries[3].where}"
     assert list(task.news()) == []
     for path in (root / "set").glob("*.png"):
         path.write_bytes(b"nothing")
-    with pytest.raises(ImageError, match="none of the 162 images can be decoded; the first"):
+    with pytest.raises(ImageError, match="none of the 162 images can be decoded. Check"):
         task.train.take(torch.arange(4))
 
 
 def test_rows_that_are_left_out_stand_in_run_json(root: Path) -> None:
     with (root / "set" / "labels.csv").open("a") as file:
-        file.write("\nmissing.png,class 1\n0.png,class 0\n")
+        file.write("\nmissing.png,class 1\n")
     with pytest.raises(ImageError, match=r"labels\.csv, line 204: there is no file missing\.png"):
         make()
     task, _ = make(skip_unreadable=True)
     assert task.run_info["left_out"]["count"] == 1
-    assert task.run_info["repeated_rows"] == 1
-
-
-@pytest.mark.parametrize("data", ["", "missing", "set/0.png", "set/missing.csv"])
-def test_data_that_are_not_there_are_one_sentence(root: Path, data: str) -> None:
-    with pytest.raises(ImageError, match=r"^dataset: no .* Choose set/labels\.csv\.$"):
-        make(dataset=data)
 
 
 def test_the_command_writes_the_real_digits(tmp_path: Path) -> None:
@@ -154,37 +135,6 @@ def test_the_command_writes_the_real_digits(tmp_path: Path) -> None:
     assert rows["images/0042.png"] == str(digits.target[42])
 
 
-def test_a_second_call_changes_nothing_and_mends_what_is_missing(tmp_path: Path) -> None:
-    list(write(tmp_path))
-    (tmp_path / "images" / "0001.png").unlink()
-    (tmp_path / "validation.csv").unlink()
-    before = (tmp_path / "images" / "0002.png").stat().st_mtime_ns
-    list(write(tmp_path))
-    assert (tmp_path / "images" / "0001.png").is_file()
-    assert (tmp_path / "validation.csv").is_file()
-    assert (tmp_path / "images" / "0002.png").stat().st_mtime_ns == before
-
-
-@pytest.mark.parametrize(
-    "name", ["mine.txt", "images/mine.png", "train.csv", "images/deep/0001.png", "validation.csv"]
-)
-def test_files_of_somebody_else_are_left_alone(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("mine")
-    with pytest.raises(ForeignFileError):
-        list(write(tmp_path))
-    assert [p for p in tmp_path.rglob("*") if p.is_file()] == [path]
-    assert path.read_text() == "mine"
-    with pytest.raises(ForeignFileError, match="is a file"):
-        list(write(path))
-    linking = tmp_path / "linking"
-    linking.mkdir()
-    (linking / "images").symlink_to(path.parent)
-    with pytest.raises(ForeignFileError, match="holds images"):
-        list(write(linking))
-
-
 def test_the_command_tells_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +150,7 @@ def test_the_command_tells_how_to_go_on(
     monkeypatch.setenv(VARIABLE, str(tmp_path / "elsewhere"))
     assert digit_images.main() == 0
     assert f"{VARIABLE}={tmp_path / 'other'} streamlit run app.py" in capsys.readouterr().out
-    (tmp_path / "other" / "place" / "mine").touch()
+    written = sorted((tmp_path / "other").rglob("*"))
     assert digit_images.main() == 1
-    assert "holds mine" in capsys.readouterr().err
+    assert "cannot be written (it is not empty)" in capsys.readouterr().err
+    assert sorted((tmp_path / "other").rglob("*")) == written

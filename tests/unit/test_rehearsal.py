@@ -14,18 +14,15 @@ from torch import nn
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from trainer.config import Optimizer, OptimizerImpl, RunConfig
-from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import CpuAccelerator
 from trainer.training.state import TrainState
 from trainer.training.step import TrainPhaseTimer, TrainStep, build_train_step
 from trainer.training.warmup import (
-    first_batch,
-    full_batch_size,
     preserve_train_state,
     run_optimizer_step,
     run_warmup,
 )
-from trainer.workloads.task import Batch, Task, TensorSplit
+from trainer.workloads.task import Task, TensorSplit
 
 KERNELS = [{"optimizer_impl": impl} for impl in OptimizerImpl]
 BATCH = torch.rand(8, 4), torch.rand(8, 2)
@@ -80,29 +77,6 @@ def test_everything_is_put_back_in_place() -> None:
         torch.testing.assert_close(after[part], before[part], rtol=0, atol=0)
     states = after["optimizer"]["state"], before["optimizer"]["state"]
     torch.testing.assert_close(*states, rtol=0, atol=0)
-
-
-class LeavesOut(TensorSplit):
-    """Gives only samples from the seventh on."""
-
-    def take(self, indices: torch.Tensor) -> Batch:
-        return super().take(indices[indices >= 6])
-
-
-@pytest.mark.parametrize(("batch_size", "size"), [(2, 2), (4, 4), (64, 4)])
-def test_the_first_batch_has_others_for_samples_that_are_left_out(
-    batch_size: int, size: int
-) -> None:
-    config = RunConfig(batch_size=batch_size)
-    split = LeavesOut.of(torch.arange(10.0)[:, None], torch.arange(10))
-    inputs, targets = first_batch(split, config, CpuAccelerator())
-    assert targets.tolist() == inputs.flatten().tolist() == list(range(6, 6 + size))
-    whole = TensorSplit.of(torch.rand(10, 4), torch.rand(10, 2))
-    found = len(first_batch(whole, config, CpuAccelerator())[1])
-    assert found == full_batch_size(whole, config) == min(batch_size, 10)
-    split = LeavesOut.of(torch.arange(5.0)[:, None], torch.arange(5))
-    with pytest.raises(RunFailedError, match="None of the 5 samples could be loaded"):
-        first_batch(split, RunConfig(batch_size=2), CpuAccelerator())
 
 
 def test_the_first_steps_phases_are_without_the_rehearsal(tmp_path: Path) -> None:

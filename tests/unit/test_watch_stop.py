@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,9 +18,8 @@ from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.run.status import outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import StopEscalator, handlers_wait, starts_ranks
-from tests.support.fake_nvml import GIB, FakeGpu, FakeNvml, install
 from tests.support.fake_recorder import FakeRecorder
-from tests.support.run_values import events, metric
+from tests.support.run_values import events
 
 
 class WritingRecorder(FakeRecorder):
@@ -94,18 +90,6 @@ def test_a_boundary_is_first_and_the_timer_then_does_nothing(bench: Bench) -> No
     assert len(bench.sent) == 1
 
 
-def test_a_second_click_does_not_wait_for_a_boundary(bench: Bench) -> None:
-    bench.stopper.grace_s = 60.0
-    bench.ask(1)
-    bench.ask(2)
-    assert bench.came.acquire(timeout=10)
-    assert bench.sent == [("process", "SIGINT")]
-    assert len(bench.recorder.events) == 2  # both are answered
-    bench.stopper.close()
-    bench.boundary(bench.ask(3))
-    assert len(bench.sent) == 1, "nothing is sent after the end"
-
-
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[ScriptSession]:
     run = ScriptSession(
@@ -149,44 +133,6 @@ def test_a_failure_keeps_its_traceback_also_without_a_memory_reading(
     event, alert = events(live.recorder.folder)
     assert (event.kind, event.text, event.data["after"]) == ("error", "ValueError: é", {})
     assert (alert.kind, alert.data["rule"]) == ("alert", "run_failed")
-
-
-def test_an_unknown_environment_does_not_stop_the_script(
-    live: ScriptSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("no such thing")
-
-    monkeypatch.setattr(platform, "platform", fail)
-    live.train_on(None)
-    live.close(RunStatus.FINISHED)
-    place = find_place(tmp_path / "new", "test", {})
-    with pytest.raises(OSError, match="no such thing"):
-        ScriptSession(place, name="test", kind=RunKind.WATCH, sample=False)
-    assert read_run(place.folder).status is RunStatus.FAILED
-
-
-def test_the_mig_instance_that_the_script_trains_on_is_sampled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instance = FakeGpu("MIG-b", used=2 * GIB, total=18 * GIB)
-    install(monkeypatch, FakeNvml(FakeGpu("GPU-a", mig=1), instance))
-    properties = SimpleNamespace(
-        uuid="b", name="NVIDIA H200 MIG 1g.18gb", total_memory=17 * GIB, major=9, minor=0
-    )
-    cuda = SimpleNamespace(get_device_properties=lambda _: properties)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    live = ScriptSession(find_place(tmp_path, "test", {}), name="test", kind=RunKind.WATCH)
-    live.train_on(0)
-    live.sampler.stop()
-    live.sampler.tick()
-    live.close(RunStatus.FINISHED)
-    run_json = read_run(live.recorder.folder).run_json
-    assert run_json["devices"] == [
-        {"uuid": "MIG-b", "name": properties.name, "memory_total": 17 * GIB}
-    ]
-    assert (run_json["device"], run_json["environment"]["driver"]) == ("MIG-b", "580.95.05")
-    assert set(metric(live.recorder.folder, "gpu/mem_used", "devices")) == {2 * GIB}
 
 
 LAUNCHERS = """

@@ -16,7 +16,7 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.recovery import note_end
 from stepscope.run import RunStatus, new_run_folder
 from trainer.config import RunConfig, Runner
-from trainer.runners.process import ProcessRun, interrupted_by_shutdown, not_started, write_pending
+from trainer.runners.process import SHUT_DOWN, ProcessRun, not_started, write_pending
 from trainer.runners.torchrun import TorchrunRun
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class ThreadRun:
         if self._recorder is None:
             not_started(self.folder)
         else:
-            self._recorder.close(RunStatus.STOPPED, interrupted_by_shutdown(self._recorder.step))
+            self._recorder.close(RunStatus.STOPPED, f"{SHUT_DOWN}.")
 
     def _train(self) -> None:
         try:
@@ -79,17 +79,15 @@ def start(config: RunConfig, root: Path) -> RunHandle:
     Raises OSError if the folder cannot be created or the child not started. Later errors become the
     status of the run.
     """
-    kinds: dict[Runner, tuple[Callable[[RunConfig, Path], RunHandle], str]] = {
-        Runner.THREAD: (ThreadRun, "the training thread"),
-        Runner.PROCESS: (ProcessRun, "a training process"),
-        Runner.TORCHRUN: (TorchrunRun, f"{config.devices_per_node} ranks with torchrun"),
+    kinds: dict[Runner, Callable[[RunConfig, Path], RunHandle]] = {
+        Runner.THREAD: ThreadRun,
+        Runner.PROCESS: ProcessRun,
+        Runner.TORCHRUN: TorchrunRun,
     }
-    kind, where = kinds[config.runner]
     folder = new_run_folder(root, config.workload)
-    reason = f"Starting {where}: loading PyTorch takes a few seconds the first time."
-    write_pending(folder, config, reason)
+    write_pending(folder, config, "Starting: loading PyTorch takes a few seconds the first time.")
     try:
-        return kind(config, folder)
+        return kinds[config.runner](config, folder)
     except (OSError, RuntimeError) as error:  # too many processes or threads, or no memory
         # run.json names this process: without an end the run would count as live.
         note_end(folder, RunStatus.FAILED, f"Training could not start: {error}.")

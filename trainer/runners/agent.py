@@ -1,6 +1,6 @@
 """torchrun as a child of the server: `python -m trainer.runners.agent TORCHRUN_ARGUMENTS`.
 
-When stdin closes, as the server has ended, torchrun receives SERVER_SIGNAL and ends all ranks.
+When stdin closes, as the server has ended, torchrun receives SIGTERM and ends all ranks.
 """
 
 import importlib
@@ -9,14 +9,12 @@ import signal
 import sys
 
 from trainer.parent_death_signal import call_at_end_of
-from trainer.runners.rank_shutdown import SERVER_SIGNAL
 
 if __name__ == "__main__":
-    signal.signal(SERVER_SIGNAL, signal.SIG_DFL)  # nohup ignores SIGHUP
     parent = os.dup(sys.stdin.fileno())  # ranks inherit stdin, but not this duplicate
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)
-    call_at_end_of(parent, lambda: os.kill(os.getpid(), SERVER_SIGNAL))
+    call_at_end_of(parent, lambda: os.kill(os.getpid(), signal.SIGTERM))
     # After the listener: importing torch takes seconds, in which the parent may end.
     importlib.import_module("torch.distributed.run").main(sys.argv[1:])

@@ -21,9 +21,7 @@ import psutil
 from trainer.config import RunConfig
 from trainer.lessons import Lesson
 
-MAX_LINE_BYTES = 4 * 2**20
 ERRORS_KEPT = 64 * 2**10  # bytes at the end of stderr, for the reason of a failure
-OUTPUT_LIMIT = 64 * 2**10  # bytes of a lesson's output; a lesson that prints more is killed
 ESTIMATE_LIMIT_S = 600.0
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -165,7 +163,7 @@ class Child(ChildProcess):
 
     def _read(self, stream: IO[bytes]) -> None:
         with os.fdopen(os.dup(stream.fileno()), "rb") as lines:
-            while line := lines.readline(MAX_LINE_BYTES):
+            while line := lines.readline():
                 with contextlib.suppress(ValueError):  # printed by a library
                     content = json.loads(line)
                     if isinstance(content, dict):
@@ -223,9 +221,9 @@ class PredictionRun(Child):
         if self._stopping:
             return ChildOutput(ChildState.STOPPED, self.seconds)
         reason = self._last.get("reason")
-        if self._late and not isinstance(reason, str):
+        if reason is None and self._late:
             reason = f"It took longer than {ESTIMATE_LIMIT_S:.0f} s and was ended."
-        elif not isinstance(reason, str):
+        elif reason is None:
             last = " ".join(self._error_lines()[-1:])
             reason = f"Its process ended with exit code {code}. {last[:300]}".strip()
         return ChildOutput(ChildState.FAILED, self.seconds, reason=reason)
@@ -237,7 +235,6 @@ class LessonRun(Child):
     def __init__(self, lesson: Lesson) -> None:
         self.lesson = lesson
         self._text = b""
-        self._full = False
         # Kineto would log between the lesson's lines, torchrun that it sets the threads.
         env = {"KINETO_LOG_LEVEL": "6"} | ({"OMP_NUM_THREADS": "1"} if lesson.ranks > 1 else {})
         env |= os.environ | {"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
@@ -249,20 +246,14 @@ class LessonRun(Child):
 
     def _read(self, stream: IO[bytes]) -> None:
         with os.fdopen(os.dup(stream.fileno()), "rb", buffering=0) as output:
-            while not self._full and (chunk := output.read(8192)):
+            while chunk := output.read(8192):
                 self._text += chunk
-                self._full = len(self._text) > OUTPUT_LIMIT
-        if self._full:
-            self._text = self._text[:OUTPUT_LIMIT]
-            self._end()
 
     def _result(self, code: int) -> ChildOutput:
         if self._stopping:
             return self._output(ChildState.STOPPED)
         reason = None
-        if self._full:
-            reason = f"It was ended because it printed more than {OUTPUT_LIMIT // 1024} KiB."
-        elif self._late:
+        if self._late:
             reason = f"It was ended after {self.lesson.limit_s:.0f} s, its time limit."
         elif code != 0:
             reason = f"It ended with exit code {code}."

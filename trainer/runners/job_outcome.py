@@ -23,11 +23,9 @@ from stepscope.run.rank_info import UNREADABLE, now_of, numbers_with, read_run_j
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 200_000  # end of torchrun's output: each attempt may print a traceback per rank
-SIGNAL_CHARACTERS = 2000  # end of torchrun's output with the signal that ended it
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 _ERROR_LINE = re.compile(r"(?:\[\w+\]:)?\s*((?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception): .+)")
 _TORCHRUN = ("ChildFailedError", "SignalException")
-_PORT_TAKEN = ("EADDRINUSE", "ddress already in use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def end_of(folder: Path, log_file: Path) -> JobOutcome:
         with contextlib.suppress(*UNREADABLE):
             ranks[number] = read_run_json(folder, number)
     failed = next((rank for rank, known in ranks.items() if known.get("pid") == pid), None)
-    if failed is not None and _is_open(ranks[failed]):
+    if failed is not None and "ended" not in ranks[failed] and "failure" not in ranks[failed]:
         return _unrecorded(failed, code, ranks[failed])
     try:
         run = read_run(folder)
@@ -88,20 +86,16 @@ def end_of(folder: Path, log_file: Path) -> JobOutcome:
 
 def _start_failure(text: str, code: int | None) -> str:
     """Return a clause with the reason why no rank recorded anything."""
-    if any(words in text for words in _PORT_TAKEN):
-        return "the job could not start: another program uses its port. Choose another one"
-    if code is not None and code < 0:
-        return f"the job could not start: a rank was killed ({_signal(code)})"
     lines = (_ERROR_LINE.fullmatch(line.strip()) for line in text.splitlines())
     errors = [line[1] for line in lines if line and not any(name in line[1] for name in _TORCHRUN)]
-    number = "" if code is None else f" (exit code {code})"
+    number = "" if code is None else f" (exit code {code})"  # negative for a signal
     last = errors[-1:] or text.strip().splitlines()[-1:] or ["torchrun has printed nothing"]
     return f"the ranks could not start{number}: {last[0][:300].rstrip('.')}"
 
 
 def ended_by_signal(log_file: Path) -> bool:
     """Return True if a signal from outside ended torchrun; the ranks record their end."""
-    return "SignalException: " in log_text(log_file)[-SIGNAL_CHARACTERS:]
+    return "SignalException: " in log_text(log_file)
 
 
 def note_job_end(folder: Path, end: JobOutcome, restarted_as: str | None = None) -> None:
@@ -152,14 +146,6 @@ def _unrecorded(rank: int, code: int | None, known: Mapping[str, Any]) -> JobOut
     else:
         how = f"exited without a message (exit code {code})"
     return JobOutcome(RunStatus.FAILED, f"rank {rank} {how}", rank, code)
-
-
-def _is_open(run_json: Mapping[str, Any]) -> bool:
-    """Return True if a rank has recorded no end."""
-    try:
-        return RunStatus(run_json["status"]).live and "failure" not in run_json
-    except (KeyError, ValueError):
-        return True
 
 
 def _signal(code: int) -> str:

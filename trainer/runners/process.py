@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import signal
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from trainer.runners.job_outcome import log_text
 log = logging.getLogger(__name__)
 
 WORKER_LOG = "worker.log"  # output of the training process, or of torchrun
+SHUT_DOWN = "The server was shut down while the run was busy; an unfinished checkpoint is lost"
 
 
 class ChildRun(ChildProcess):
@@ -49,12 +49,9 @@ class ChildRun(ChildProcess):
         return False
 
     def stop(self, timeout_s: float) -> bool:
-        return self._stop(signal.SIGTERM, timeout_s)
-
-    def _stop(self, number: signal.Signals, timeout_s: float) -> bool:
         self._stopping = True
         if self._process.poll() is None:
-            self._process.send_signal(number)
+            self._process.terminate()
         self._waiter.join(timeout_s)
         if not self._waiter.is_alive():
             return True
@@ -86,7 +83,7 @@ class ProcessRun(ChildRun):
         super().__init__(folder, arguments, first_line=first_line)
 
     def end_with_server(self) -> None:
-        note_end(self.folder, RunStatus.STOPPED, interrupted_by_shutdown(last_step(self.folder)))
+        note_end(self.folder, RunStatus.STOPPED, f"{SHUT_DOWN}.")
 
     def _note_end(self, code: int) -> None:
         if self._stopping:
@@ -127,11 +124,3 @@ def last_step(folder: Path) -> int:
     with contextlib.suppress(RunError):
         return int(read_run(folder).run_json.get("step", 0))
     return 0
-
-
-def interrupted_by_shutdown(step: int) -> str:
-    """Return the reason of a run that was killed after this step by the server's shutdown."""
-    return (
-        f"The server was shut down while the run was busy after step {step}. Its records are kept; "
-        "a checkpoint that was being written is lost."
-    )

@@ -32,11 +32,8 @@ PEER_GRACE_S = 3.0  # time for gloo's collectives to fail after a rank has died;
 EXIT_CODE = 143  # of a process that SIGTERM has ended
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """torchrun forwards these signals to its ranks, and sends SIGTERM if a rank has failed."""
-SERVER_SIGNAL = signal.SIGHUP  # sent to torchrun by the server only
 AFTER_PEER = "Stopped by torchrun: another rank failed."
-SERVER_ENDED = "The server was shut down."
-SIGNALED = "torchrun received a signal to stop."
-SIGNALED_OR_PEER = "torchrun received a signal to stop, or a rank of another node has failed."
+SIGNALED = "torchrun was stopped by the server, by a signal, or by a failure on another node."
 ORPHANED = "The torchrun that started the ranks is gone."
 
 
@@ -62,12 +59,10 @@ class ShutdownListener:
     """A thread that waits for SIGNALS and the end of torchrun; created in the main thread.
 
     Python's wakeup pipe delivers the signals: a main thread inside a collective runs no handler.
-    `by_page`: the server has started torchrun.
     """
 
-    def __init__(self, place: TorchrunEnv, *, by_page: bool) -> None:
+    def __init__(self, place: TorchrunEnv) -> None:
         self._place = place
-        self._by_page = by_page
         self._recorder: Recorder | None = None
         self._parent = os.getppid()
         self._pipe, wakeup = os.pipe()
@@ -87,14 +82,11 @@ class ShutdownListener:
         while True:
             # Every signal with a handler comes through the pipe, also a loader's SIGCHLD.
             if select.select([self._pipe], [], [], POLL_S)[0] and (
-                found := set(SIGNALS).intersection(os.read(self._pipe, select.PIPE_BUF))
+                set(SIGNALS).intersection(os.read(self._pipe, select.PIPE_BUF))
             ):
-                if SERVER_SIGNAL in found and self._by_page:
-                    return self._end(SERVER_ENDED)
                 if self._peer_gone():
                     return self._end(AFTER_PEER, peer_gone=True)
-                one_node = self._place.local_size == self._place.world_size
-                return self._end(SIGNALED if one_node else SIGNALED_OR_PEER)
+                return self._end(SIGNALED)
             if os.getppid() != self._parent:
                 return self._end(ORPHANED)
 

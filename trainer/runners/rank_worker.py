@@ -38,7 +38,7 @@ def main() -> None:
     env = TorchrunEnv.of(os.environ)
     by_page = options.config is None
     number: int | None = env.restarts
-    listener = ShutdownListener(env, by_page=by_page)
+    listener = ShutdownListener(env)
     if by_page:
         config = attempts.config_from_run_json(options.folder)
     else:

@@ -18,7 +18,7 @@ from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import EVERY
 from trainer.config import RunConfig
 from trainer.runners.job_outcome import end_of, note_job_end
-from trainer.runners.process import last_step, write_pending
+from trainer.runners.process import write_pending
 
 SAVED = ("last.pt", "step-*.pt")  # a restart does not resume from best.pt, which may be old
 _RANK_FILES = ("rank*.sqlite", "rank*.ring", "rank*.json")
@@ -75,7 +75,7 @@ def complete(first: Path, number: int) -> str | None:
     """Return a message if the former attempt has finished; None otherwise."""
     former = attempt_folder(first, number - 1)
     if number > 0 and _status(former) is RunStatus.FINISHED:
-        return f"The job is complete: {former.name} finished after step {last_step(former):,}."
+        return f"The job is complete: {former.name} has finished."
     return None
 
 
@@ -114,9 +114,7 @@ def begin(this: RestartAttempt, log_file: Path, max_restarts: int) -> Restart | 
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint of a run except best.pt; None without any."""
     found = [path for name in SAVED for path in folder.glob(name)]
-    # By step first: file times may jump with the clock.
-    order = {path: (checkpoint_step(path) or 0, path.stat().st_mtime) for path in found}
-    return max(order, key=order.__getitem__, default=None)
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def checkpoint_step(path: Path) -> int | None:

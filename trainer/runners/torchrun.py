@@ -7,29 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import time
 from pathlib import Path
 
 import psutil
 
-from stepscope.run import RunError, RunStatus, rank_pids, read_run
-from stepscope.session.stop import rank_processes
+from stepscope.run import RunStatus
 from trainer.config import RunConfig
 from trainer.launch_commands import ONE_MACHINE, rank_variables
 from trainer.runners.job_outcome import JobOutcome, end_of, ended_by_signal, note_job_end
-from trainer.runners.process import (
-    WORKER_LOG,
-    ChildRun,
-    interrupted_by_shutdown,
-    last_step,
-    not_started,
-)
-from trainer.runners.rank_shutdown import SERVER_SIGNAL
+from trainer.runners.process import SHUT_DOWN, WORKER_LOG, ChildRun, not_started
 from trainer.runners.restart_attempts import attempt_folder, ended_badly, newest_number
-
-ORPHANS_S = 30.0  # timeout for the end of ranks whose torchrun was killed
-POLL_S = 0.2
 
 
 class TorchrunRun(ChildRun):
@@ -49,25 +36,14 @@ class TorchrunRun(ChildRun):
         left = newest_number(self._first, self._max_restarts) < self._max_restarts
         return left and self.alive() and not self._stopping and ended_badly(self.folder)
 
-    def stop(self, timeout_s: float) -> bool:
-        """Stop all ranks at the same step as the server ends; kill them after a timeout."""
-        return self._stop(SERVER_SIGNAL, timeout_s)
-
-    def end_now(self, timeout_s: float) -> bool:
-        """Stop all ranks at the same step; kill them after a timeout."""
-        return self._stop(signal.SIGTERM, timeout_s)
-
     def end_with_server(self) -> None:
-        reason = interrupted_by_shutdown(last_step(self.folder)).rstrip(".")
-        note_job_end(self.folder, JobOutcome(RunStatus.STOPPED, reason))
+        note_job_end(self.folder, JobOutcome(RunStatus.STOPPED, SHUT_DOWN))
 
     def _kill(self) -> None:
         """Kill torchrun and the ranks, which lead sessions with their DataLoader workers."""
-        ranks: set[psutil.Process] = set()
-        with contextlib.suppress(RunError):
-            ranks |= {process for _, process in rank_processes(read_run(self.folder))}
+        ranks: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
-            ranks |= {*psutil.Process(self._process.pid).children(recursive=True)}
+            ranks = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()  # first, so that it restarts no rank
         for process in ranks:
             with contextlib.suppress(psutil.Error, OSError):
@@ -75,12 +51,6 @@ class TorchrunRun(ChildRun):
 
     def _note_end(self, code: int) -> None:
         folder, printed = self.folder, self._first / WORKER_LOG
-        if code < 0:  # ranks stop when their torchrun was killed
-            until = time.monotonic() + ORPHANS_S
-            with contextlib.suppress(RunError):
-                # A pending run.json has the pid of this process.
-                while {*rank_pids(read_run(folder))} - {os.getpid()} and time.monotonic() < until:
-                    time.sleep(POLL_S)
         if self._stopping:
             not_started(folder)
         elif code < 0 or ended_by_signal(printed):

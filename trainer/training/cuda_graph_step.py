@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from trainer.error_messages import RunFailedError
-from trainer.training.activation_checkpointing import detect_rng_usage
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.training.warmup import (
     WARMUP_STEPS,
     first_batch,
-    full_batch_size,
     preserve_train_state,
     run_optimizer_step,
 )
@@ -28,31 +26,23 @@ from trainer.workloads.task import Batch, Split
 def capture_step(step: TrainStep, training: TrainState, split: Split) -> GraphedStep:
     """Warm up with a full batch and capture the step, without a change of the training state.
 
-    The optimizer must be capturable or fused. Raises RunFailedError if the step cannot be captured
-    or the split has too few samples for a full batch.
+    The optimizer must be capturable or fused. Raises RunFailedError if the step cannot be captured.
     """
     config = training.config
     stream = torch.cuda.Stream(training.compute.device)  # type: ignore[no-untyped-call]
     with preserve_train_state(training):
         batch = first_batch(split, config, training.compute)
-        found, size = len(batch[1]), full_batch_size(split, config)
-        if found < size:
-            raise RunFailedError(
-                f"cuda_graphs: the step is captured for batches of {size:,}, but only {found:,} of "
-                f"{split.length:,} samples could be loaded. Reduce batch_size or turn off "
-                "cuda_graphs."
-            )
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            with detect_rng_usage(training.compute.rng_state) as rng:
-                for _ in range(WARMUP_STEPS):
-                    run_optimizer_step(step, batch, config.gradient_accumulation_steps)
-            if rng.seen:
-                raise RunFailedError(
-                    "cuda_graphs: this model uses dropout, which would draw different random "
-                    "numbers when recomputed inside a graph. Turn off activation_checkpointing "
-                    "or cuda_graphs."
-                )
+            before = torch.cuda.get_rng_state(training.compute.device)
+            for _ in range(WARMUP_STEPS):
+                run_optimizer_step(step, batch, config.gradient_accumulation_steps)
+            after = torch.cuda.get_rng_state(training.compute.device)
+        if config.activation_checkpointing and not torch.equal(before, after):
+            raise RunFailedError(
+                "cuda_graphs: this model uses random numbers, such as dropout, which would differ "
+                "when recomputed inside a graph. Turn off activation_checkpointing or cuda_graphs."
+            )
         torch.cuda.current_stream().wait_stream(stream)
         try:
             return GraphedStep(step, batch, config.gradient_accumulation_steps, stream)
@@ -106,10 +96,9 @@ class GraphedStep:
         self, inputs: Tensor, targets: Tensor, of: int = 0, last: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """Train on a micro-batch; see TrainStep."""
-        capture = self._captures.get((self._begun, last))
-        # None after empty micro-batches, for example if the first non-empty one is the last.
-        if capture is None or of != self._of or inputs.shape != self._inputs.shape:
+        if of != self._of or inputs.shape != self._inputs.shape:
             return self._without_graph(inputs, targets, of, last)
+        capture = self._captures[self._begun, last]
         self._inputs.copy_(inputs)
         self._targets.copy_(targets)
         for place, group in enumerate(self._step.optimizer.param_groups):
@@ -119,11 +108,6 @@ class GraphedStep:
         capture.graph.replay()
         self._begun = not last
         return capture.loss, capture.norm
-
-    def update(self, factor: float = 1.0) -> Tensor | None:
-        """Update the weights with the accumulated gradients; see TrainStep."""
-        self._begun = False
-        return self._step.apply(factor)
 
     def evaluate(
         self, inputs: Tensor, targets: Tensor, counted: int | None = None
@@ -136,10 +120,10 @@ class GraphedStep:
     ) -> tuple[Tensor, Tensor | None]:
         if not self._begun:
             self._step.optimizer.zero_grad(set_to_none=False)
-        self._begun = True
+        self._begun = not last
         loss = self._step.forward(inputs, targets, of)
         self._step.backward(loss)
-        return loss.detach(), self.update() if last else None
+        return loss.detach(), self._step.apply() if last else None
 
     def _capture(self, last: bool, stream: torch.cuda.Stream, pool: Any) -> _Capture:
         graph = torch.cuda.CUDAGraph()

@@ -46,20 +46,20 @@ class HostLoader:
     def batches(self, order: Tensor, epoch: int = 0) -> Iterator[Batch]:
         """Yield the samples of `order` in batches on the device; the last may be smaller.
 
-        A split may skip samples, so any batch may be smaller or empty. Raises RunFailedError if all
-        of an epoch are empty, and RuntimeError if a worker has died. Workers seed their random
-        numbers by `epoch`; the calling thread uses those of the process.
+        Raises RunFailedError for a batch without a sample per index, and RuntimeError if a worker
+        has died. Workers seed their random numbers by `epoch`; the calling thread uses those of the
+        process.
         """
+        asked = in_batches(order, self._batch_size)
         if self._workers is None:
-            taken = (self._split.take(part) for part in in_batches(order, self._batch_size))
+            taken = (self._split.take(indices) for indices in asked)
         else:
             taken = self._workers.batches(order, epoch)  # type: ignore[assignment]
-        count, found = -(-len(order) // self._batch_size), 0
-        for number, batch in enumerate(taken, 1):
-            found += len(batch[1])
-            if number == count and not found and len(order) == self._split.length:
+        for indices, batch in zip(asked, taken, strict=True):
+            if len(batch[1]) != len(indices):
                 raise RunFailedError(
-                    f"None of the {len(order):,} samples could be loaded. Check the data."
+                    f"A batch has {len(batch[1]):,} of {len(indices):,} samples. Return one sample "
+                    "per index from Split.take."
                 )
             yield self._copies.send(batch)
 
@@ -152,7 +152,7 @@ class DeviceLoader:
 
 
 class CachedDataset:
-    """Caches the samples of a deterministic split that skips none, such as image files."""
+    """Caches the samples of a deterministic split, such as image files."""
 
     def __init__(self, split: Split, ranks: int = 1) -> None:
         """Allocate all samples. Raises RunFailedError if the host lacks memory for all ranks."""

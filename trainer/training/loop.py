@@ -25,7 +25,7 @@ from stepscope.recorder.recorder import Command, CommandName, Recorder
 from stepscope.run import RunStatus
 from stepscope.session.command_server import CommandHandler, CommandServer
 from trainer.config import NanPolicy, RunConfig, Strategy
-from trainer.error_messages import NonFiniteLossError, RunFailedError, nan_remedy
+from trainer.error_messages import NonFiniteLossError, nan_remedy
 from trainer.training.accelerator import Reader
 from trainer.training.cuda_graph_step import GraphedStep
 from trainer.training.flops import FlopsMeter
@@ -33,15 +33,10 @@ from trainer.training.fsdp import all_finite, reshard
 from trainer.training.loaders import Loader
 from trainer.training.state import TrainState, save
 from trainer.training.step import TrainPhaseTimer, TrainStep
-from trainer.training.worker_pool import in_batches
 from trainer.workloads.task import Batch, Task
 
 log = logging.getLogger(__name__)
 
-_NOTHING_LOADED = (
-    "No sample of a batch could be loaded, and the other ranks are waiting for this one. Check "
-    "the data or increase batch_size."
-)
 LAST_EVERY_S = 10.0  # interval of `last.pt`: epochs of small models take a fraction of a second
 
 
@@ -159,8 +154,6 @@ class TrainLoop:
         while training.offset < length and not training.has_ended:
             learning_rate = training.learning_rate
             done = self._train_step(batches, length - training.offset)
-            if done is None:
-                continue
             now = time.perf_counter()
             row: MetricRow = {
                 "train/lr": learning_rate,
@@ -181,54 +174,35 @@ class TrainLoop:
             self.reader.poll()
             boundary = now + self.commands.serve(self.reader.flush)
 
-    def _train_step(self, batches: Iterator[Batch], left: int) -> StepResult | None:
+    def _train_step(self, batches: Iterator[Batch], left: int) -> StepResult:
         """Take an optimizer step of up to `gradient_accumulation_steps` micro-batches per rank.
 
-        The epoch has `left` more samples over all ranks. Returns None if no sample of the step
-        could be loaded. Raises RunFailedError for that with several ranks, as the others would
-        wait for its gradients.
+        The epoch has `left` more samples over all ranks.
         """
         training = self.training
-        several = training.ranks.several
         step_samples = min(left, training.config.step_size)
-        planned = training.ranks.count(step_samples)
-        count = math.ceil(planned / training.config.batch_size)
-        done: StepResult | None = None
-        seen, waited = 0, 0.0
+        samples = training.ranks.count(step_samples)
+        count = math.ceil(samples / training.config.batch_size)
+        loss: Tensor | None = None
+        norm: Tensor | None = None
+        waited = 0.0
         for number in range(1, count + 1):
             began = time.perf_counter()
             with span(DATA):
                 inputs, targets = next(batches)
             waited += time.perf_counter() - began
-            seen += len(targets)
-            # Micro-batches are weighted by the planned samples. If samples are missing, a single
-            # process rescales the gradients in `update`; ranks have averaged them already.
-            last = number == count and (count == 1 or seen == planned or several)
-            if several and not len(targets):
-                raise RunFailedError(_NOTHING_LOADED)
-            if len(targets):
-                training.compute.begin_step()
-                loss, norm = self.step(inputs, targets, planned if count > 1 else 0, last)
-                training.compute.end_step()
-                training.compute.pace()
-                self.commands.look()
-                if done is not None:
-                    loss = done.loss + loss
-                done = StepResult(loss, norm, seen, waited)
-        if done is not None and not last:
-            factor = planned / seen
             training.compute.begin_step()
-            done = StepResult(done.loss * factor, self.step.update(factor), seen, done.waited)
+            part, norm = self.step(inputs, targets, samples if count > 1 else 0, number == count)
             training.compute.end_step()
-        training.count(int(done is not None), step_samples)
-        return done
+            training.compute.pace()
+            self.commands.look()
+            loss = part if loss is None else loss + part
+        assert loss is not None
+        training.count(1, step_samples)
+        return StepResult(loss, norm, samples, waited)
 
     def _validate(self) -> tuple[float, float | None]:
-        """Return the mean loss and the accuracy (percent) of the validation split, over all ranks.
-
-        Raises RunFailedError if one of several ranks has an empty batch: with FSDP all ranks take
-        part in each forward pass.
-        """
+        """Return the mean validation loss and the accuracy (percent) over all ranks."""
         self.reader.flush()
         split, model, ranks = self.task.validation, self.training.model, self.training.ranks
         device = self.training.compute.device
@@ -237,16 +211,9 @@ class TrainLoop:
         model.eval()
         ranks.copy_from_first(model.buffers())
         order = ranks.share(torch.arange(split.length))
-        batches = self.validation_loader.batches(order)
-        planned = in_batches(order, self.training.config.batch_size)
-        for (inputs, targets), indices in zip(batches, planned, strict=True):
+        for inputs, targets in self.validation_loader.batches(order):
             # The last sample may be a repeated one, which pads the ranks and does not count.
-            counted = min(len(targets), left)
-            left = max(0, left - len(indices))  # the split may have skipped some of them
-            if not len(targets):
-                if ranks.several:
-                    raise RunFailedError(_NOTHING_LOADED)
-                continue
+            counted = min(len(targets), left - seen)
             seen += counted
             outputs, loss = self.step.evaluate(inputs, targets, counted)
             if counted:

@@ -155,22 +155,14 @@ class TrainState:
                 "start."
             )
 
-    def from_checkpoint(self, state: dict[str, Any]) -> tuple[list[str], dict[str, list[Any]]]:
-        """Return names of the restored state, and the settings that differ as [then, now]."""
+    def changed_settings(self, state: dict[str, Any]) -> dict[str, list[Any]]:
+        """Return the settings that differ from those of a checkpoint, as [then, now]."""
         theirs, ours = state["config"], self.config.to_dict()
-        changed = {
+        return {
             name: [theirs[name], value]
             for name, value in ours.items()
             if name != "resume_from" and name in theirs and theirs[name] != value
         }
-        restored = ["weights", f"state of {self.config.optimizer}"]
-        if self.config.lr_scheduler is not LRSchedule.NONE:
-            restored.append(f"{self.config.lr_scheduler} scheduler position")
-        if "learning_rate" not in changed:
-            restored.append(f"learning rate {self.learning_rate:.4g}")
-        if self.scaler.is_enabled() and state["scaler"]:
-            restored.append(f"loss scale {state['scaler']['scale']:g}")
-        return [*restored, "random numbers", "sample order"], changed
 
     def _load(self, state: dict[str, Any]) -> None:
         ours = self.model.state_dict()

@@ -75,22 +75,15 @@ class TrainStep:
         with span(BACKWARD):
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def update(self, factor: float = 1.0) -> Tensor | None:
-        """Update the weights and zero the gradients; return their norm (0-d) with clipping.
-
-        `factor` scales the gradients first: planned samples of the step by loaded samples.
-        """
+    def update(self) -> Tensor | None:
+        """Update the weights and zero the gradients; return their norm (0-d) with clipping."""
         with span(OPTIMIZER):
-            norm = self.apply(factor)
+            norm = self.apply()
             self.optimizer.zero_grad(set_to_none=self.set_to_none)
         return norm
 
-    def apply(self, factor: float = 1.0) -> Tensor | None:
+    def apply(self) -> Tensor | None:
         """Update the weights as `update` does, but keep the gradients."""
-        if factor != 1:
-            for weights in self.model.parameters():
-                if weights.grad is not None:
-                    weights.grad.mul_(factor)
         norm = self._clip() if self.max_grad_norm > 0 else None
         # fp16: skips a step with infinite gradients; only a fused optimizer needs no sync for that.
         self.scaler.step(self.optimizer)

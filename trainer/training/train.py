@@ -6,7 +6,6 @@ run ─> session, device, sampler ─> _attempt ─> _train: model, strategy, co
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import threading
 import time
@@ -21,7 +20,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from stepscope.common.formatting import format_bytes
 from stepscope.profiling.phase_ranges import DATA
 from stepscope.recorder.cuda_readback import keep_for_good
 from stepscope.recorder.recorder import Recorder
@@ -53,8 +51,6 @@ from trainer.training.step import TrainPhaseTimer, TrainStep, build_train_step
 from trainer.training.warmup import full_batch_size, run_warmup
 from trainer.workloads import WORKLOADS
 from trainer.workloads.task import Task, TensorSplit
-
-log = logging.getLogger(__name__)
 
 DATA_FILES = {f"trainer/training/{name}.py": DATA for name in ("loaders", "worker_pool")}
 """Files whose failed allocations belong to the data phase."""
@@ -153,6 +149,7 @@ def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank
         allocator_index=device.cuda_index,
         host=ranks.local_rank == 0,
     )
+    session.describe_link(None if device.cuda_index is None else device.id)
     session.oom.own_parts = DATA_FILES
     session.oom.attach()
 
@@ -175,7 +172,6 @@ class _RunContext:
 def _attempt(attempt: _RunContext) -> RunOutcome:
     """Train, return the outcome, and free all memory of the run."""
     compute = attempt.compute
-    baseline = compute.memory()
     at_failure: Mapping[str, float] = {}
     trace: str | None = None
     outcome = RunOutcome()
@@ -203,13 +199,9 @@ def _attempt(attempt: _RunContext) -> RunOutcome:
     if not outcome.fatal:
         gc.collect()
         compute.release()
-    after = compute.memory()
     if outcome.failure is not None:
+        after = compute.memory()
         attempt.session.note_failure(outcome, trace, before=at_failure, after=after)
-    leaked = after.get("memory/allocated", 0) - baseline.get("memory/allocated", 0)
-    # A rank ends now; there torch still holds DDP's last buckets.
-    if leaked > 0 and not attempt.ranks.several:
-        log.warning("%s stay allocated on the GPU after the run", format_bytes(leaked))
     return outcome
 
 
@@ -309,14 +301,14 @@ def _resume(training: TrainState, recorder: Recorder) -> None:
     state = read_checkpoint(recorder.folder.parent / name, partial(room, training))
     training.load(state)
     recorder.step, recorder.epoch = training.step, training.epoch
-    taken, changed = training.from_checkpoint(state)
-    text = f"Resumed from {name} after step {training.step}, with its {', '.join(taken)}"
+    changed = training.changed_settings(state)
+    text = f"Resumed from {name} after step {training.step}"
     if changed:
         differ = [f"{key} {now} (was {then})" for key, (then, now) in changed.items()]
         text += f"; changed since: {', '.join(differ)}"
     recorder.event("resumed", text, path=name)
     position = {"checkpoint": name, "step": training.step, "epoch": training.epoch}
-    recorder.describe(resumed=position | {"from_checkpoint": taken, "changed": changed})
+    recorder.describe(resumed=position | {"changed": changed})
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from torch import Tensor
 from stepscope.common.formatting import format_bytes
 from stepscope.recorder.recorder import Recorder
 from trainer.config import CompileMode, RunConfig
-from trainer.error_messages import RunFailedError
 from trainer.training.accelerator import Accelerator
 from trainer.training.compiling import translate_compile_errors
 from trainer.training.fsdp import local_shard, reshard
@@ -56,23 +55,8 @@ def full_batch_size(split: Split, config: RunConfig) -> int:
 
 
 def first_batch(split: Split, config: RunConfig, compute: Accelerator) -> Batch:
-    """Return a full batch of the first samples of a split on the device.
-
-    The batch is smaller if the split skips too many samples. Raises RunFailedError if it skips all.
-    """
-    size = full_batch_size(split, config)
-    batches: list[Batch] = []
-    missing = size
-    for indices in torch.split(torch.arange(split.length), size):
-        batches.append(split.take(indices))
-        missing -= len(batches[-1][1])
-        if missing <= 0:
-            break
-    if missing == size:
-        raise RunFailedError(
-            f"None of the {split.length:,} samples could be loaded. Check the data."
-        )
-    inputs, targets = (torch.cat(parts)[:size] for parts in zip(*batches, strict=True))
+    """Return a full batch of the first samples of a split on the device."""
+    inputs, targets = split.take(torch.arange(full_batch_size(split, config)))
     return inputs.to(compute.device), targets.to(compute.device)
 
 

@@ -1,15 +1,15 @@
 """Writes real digits as image files: `python -m trainer.workloads.digit_images [FOLDER]`.
 
-Writes 1,797 PNG files of 8×8 pixels, train.csv and validation.csv for the images workload, without
-changing existing files. FOLDER is by default `digits` in the data folder.
+Writes 1,797 PNG files of 8×8 pixels, train.csv and validation.csv for the images workload into an
+empty folder, by default `digits` in the data folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,19 +18,12 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from stepscope.common.files import atomic_write, read_regular_file
 from trainer.config import Workload
 from trainer.datasets import VARIABLE, data_root
 from trainer.workloads.digits import parted
 
 IMAGES = "images"
 CSVS = ("train.csv", "validation.csv")
-_PART = re.compile(r"(?<![^/])\.([^/]+)\.[0-9a-f]{16}\.part$")
-"""A partial file of a killed process."""
-
-
-class ForeignFileError(Exception):
-    """The folder contains a file that this command did not write."""
 
 
 def main() -> int:
@@ -50,9 +43,6 @@ def main() -> int:
             if done == total or sys.stdout.isatty():
                 end = "\r" if done < total else "\n"
                 print(f"{done:,} of {total:,} images", end=end, flush=True)
-    except ForeignFileError as error:
-        print(f"digit_images: {error} Give an empty folder.", file=sys.stderr)
-        return 1
     except OSError as error:
         reason = error.strerror or str(error)
         print(f"digit_images: {folder} cannot be written ({reason}).", file=sys.stderr)
@@ -62,55 +52,22 @@ def main() -> int:
 
 
 def write(folder: Path) -> Iterator[tuple[int, int]]:
-    """Write missing files, the CSV files last; yield (images done, images).
-
-    Raises OSError, and ForeignFileError before the first write.
-    """
+    """Write the files into a new or empty folder; yield (images done, images). Raises OSError."""
     digits = load_digits()
     labels: list[int] = digits.target.tolist()
     names = [f"{IMAGES}/{number:04d}.png" for number in range(len(labels))]
     kept, held_out = parted(len(labels))
-    tables = {
-        csv: "path,label\n" + "".join(f"{names[place]},{labels[place]}\n" for place in part)
-        for csv, part in zip(CSVS, (kept.tolist(), held_out.tolist()), strict=True)
-    }
-    _check(folder, names, tables)
-    (folder / IMAGES).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise FileExistsError(errno.ENOTEMPTY, "it is not empty")
+    (folder / IMAGES).mkdir()
     for done, (name, image) in enumerate(zip(names, digits.images, strict=True), 1):
-        if not (folder / name).exists():
-            atomic_write(folder / name, _png(image), durable=False)
+        (folder / name).write_bytes(_png(image))
         if done % 100 == 0 or done == len(names):
             yield done, len(names)
-    for csv, text in tables.items():
-        atomic_write(folder / csv, text, durable=False)
-
-
-def _check(folder: Path, names: list[str], tables: dict[str, str]) -> None:
-    """Raise ForeignFileError for a file in the folder that this command does not write."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise ForeignFileError(f"{folder} is a file.")
-    known = {*names, *tables}
-    for parent, folders, files in os.walk(folder):
-        inside = os.path.relpath(parent, folder)
-        for name in (*folders, *files):
-            path = name if inside == "." else f"{inside}/{name}"
-            link = os.path.islink(os.path.join(parent, name))
-            expected = path == IMAGES if name in folders else _PART.sub(r"\1", path) in known
-            if link or not expected:
-                raise ForeignFileError(
-                    f"{folder} holds {path}, which this command has not written."
-                )
-    for csv, text in tables.items():
-        try:
-            same = read_regular_file(folder / csv, len(text)) == text.encode()
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError):
-            same = False
-        if not same:
-            raise ForeignFileError(f"{folder / csv} has other rows than this command writes.")
+    for csv, part in zip(CSVS, (kept.tolist(), held_out.tolist()), strict=True):
+        rows = "".join(f"{names[place]},{labels[place]}\n" for place in part)
+        (folder / csv).write_text(f"path,label\n{rows}")
 
 
 def _png(image: np.ndarray) -> bytes:

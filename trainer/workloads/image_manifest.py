@@ -70,7 +70,6 @@ class ImageList:
     classes: tuple[str, ...]
     train: list[ImageEntry]
     validation: list[ImageEntry]
-    repeated: int  # duplicate rows
 
     def labels(self, entries: list[ImageEntry]) -> torch.Tensor:
         """Return the class number of each entry, int64 (n,)."""
@@ -83,7 +82,7 @@ def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntri
 
     Without a validation split, a fixed random fifth of the images becomes one.
     """
-    usable, repeated = _usable(folder, entries, broken)
+    usable = _usable(folder, entries, broken)
     names = Counter(entry.label for entry in usable)
     if len(names) < 2:
         raise ImageError(
@@ -104,25 +103,24 @@ def image_list(folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntri
         train = [entry for place, entry in enumerate(train) if place not in held_out]
     if not train:
         raise ImageError("dataset: every image is for validation. Give some the split train.")
-    return ImageList(folder, _ordered(names), train, validation, repeated)
+    return ImageList(folder, _ordered(names), train, validation)
 
 
 def _usable(
     folder: Path, entries: Iterable[ImageEntry], broken: InvalidEntries
-) -> tuple[list[ImageEntry], int]:
-    """Return valid entries without duplicates, and the number of duplicates."""
+) -> list[ImageEntry]:
+    """Return valid entries without duplicates."""
     places = PathValidator(folder)
     found: dict[str, ImageEntry] = {}
-    repeated = 0
     for entry in entries:
         reason = _label_reason(entry.label) or places.reason(entry.path)
         former = found.get(entry.path)
         if reason is None and former is not None:
             if (former.label, former.part) == (entry.label, entry.part):
-                repeated += 1
                 continue
-            reason = f"{shown(entry.path)} is there already, in {former.where}, with another "
-            reason += "label" if former.label != entry.label else "split"
+            reason = (
+                f"{shown(entry.path)} is already in {former.where}, with another label or split"
+            )
         if reason is not None:
             broken.add(entry.where, reason)
             continue
@@ -132,7 +130,7 @@ def _usable(
                 f"dataset: at most {MAX_IMAGES:,} images are possible, {folder.name} has more. "
                 "Name fewer of them in a CSV file."
             )
-    return list(found.values()), repeated
+    return list(found.values())
 
 
 class PathValidator:
@@ -144,10 +142,8 @@ class PathValidator:
 
     def reason(self, path: str) -> str | None:
         """Return why a path relative to the folder is invalid; None if it is valid."""
-        if not path:
-            return "the path is empty"
-        if len(path) > MAX_PATH:
-            return f"the path has {len(path):,} characters, {MAX_PATH} are allowed"
+        if not 0 < len(path) <= MAX_PATH:
+            return f"the path has {len(path):,} characters, 1 to {MAX_PATH} are allowed"
         if path.startswith("/") or re.match(r"[A-Za-z]:", path):
             return f"{shown(path)} is absolute; paths are relative to the CSV file"
         if any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
@@ -169,9 +165,9 @@ class PathValidator:
         except FileNotFoundError:
             return f"there is no {kind} {shown(path)}"
         except OSError as error:
-            return f"{shown(path)} cannot be looked at ({error.strerror})"
+            return f"{shown(path)} cannot be read ({error.strerror})"
         except ValueError:  # a lone surrogate
-            return f"{shown(path)} cannot be the name of a file"
+            return f"{shown(path)} is no valid file name"
         if stat.S_ISLNK(found.st_mode):
             return f"{shown(path)} is a symbolic link; put the {kind} itself there"
         if kind == "folder":
@@ -193,11 +189,9 @@ def shown(text: str) -> str:
 
 
 def _label_reason(label: str) -> str | None:
-    if not label:
-        return "the label is empty"
-    if len(label) > MAX_LABEL:
-        return f"the label has {len(label):,} characters, {MAX_LABEL} are allowed"
-    return None
+    if 0 < len(label) <= MAX_LABEL:
+        return None
+    return f"the label has {len(label):,} characters, 1 to {MAX_LABEL} are allowed"
 
 
 def _first_reason(broken: InvalidEntries) -> str:

@@ -51,7 +51,6 @@ def task(config: RunConfig) -> Task:
             "data": f"{config.dataset}: {train.length:,} images of {len(images.classes)} classes, "
             f"{validation.length:,} more held out",
             "classes": list(images.classes[:NAMED_CLASSES]),
-            "repeated_rows": images.repeated,
             "left_out": {"count": broken.count, "reasons": broken.reasons},
         },
         news=SkippedImageReporter((train, validation)),
@@ -105,15 +104,6 @@ class ImageFileDataset:
         images = torch.empty((size, 3, self.size, self.size), dtype=torch.uint8)
         return images, torch.empty(size, dtype=torch.int64)
 
-    def reason(self, index: int) -> str:
-        """Return why an image is unreadable; decodes it again."""
-        entry = self.entries[index]
-        try:
-            decode_image(self.folder / entry.path, self.size)
-        except UnreadableImageError as error:
-            return _sentence(entry, error)
-        return f"{entry.where}: {shown(entry.path)} could not be read, but now it can"
-
     def _readable(self, index: int) -> tuple[Pixels, int]:
         """Return the image at `index`, or the next readable one, and its index."""
         for place in range(index, index + self.length):
@@ -130,8 +120,8 @@ class ImageFileDataset:
                     ) from error
                 self.broken[place] = True
         raise ImageError(
-            f"dataset: none of the {self.length:,} images can be decoded; the first error: "
-            f"{self.reason(0)}. Check the files."
+            f"dataset: none of the {self.length:,} images can be decoded. Check the files, for "
+            f"example {self.entries[0].where}."
         )
 
 
@@ -143,7 +133,7 @@ class SkippedImageReporter:
         self._reported = 0
 
     def __call__(self) -> list[str]:
-        """Return a text with the number of skipped images and one reason; empty without news."""
+        """Return a text with the number of skipped images and an example; empty without news."""
         broken = [split.broken.nonzero().flatten().tolist() for split in self._splits]
         count = sum(map(len, broken))
         if count <= self._reported:
@@ -152,7 +142,7 @@ class SkippedImageReporter:
         both = zip(self._splits, broken, strict=True)
         split, first = next((split, found[0]) for split, found in both if found)
         images = "1 image is" if count == 1 else f"{count:,} images are"
-        return [f"{images} left out, for example {split.reason(first)}"]
+        return [f"{images} left out, for example {split.entries[first].where}"]
 
 
 class ImageCnn(nn.Module):

@@ -99,7 +99,6 @@ class DataLoaderHook:
     def _turn_to(self, iterator: Any, began_s: float) -> DataPass:
         """Return the pass of another iterator, or the next pass of the same iterator."""
         state, waiting, number = self._state, self._undecided, iterator._num_yielded
-        left = self._pass
         self._last = id(iterator)
         current: DataPass | None = iterator.__dict__.get(PASS)
         if current is None or number == 1 or number > current.until:
@@ -122,25 +121,7 @@ class DataLoaderHook:
             )
             iterator.__dict__[PASS] = current
         self._pass = current
-        if left is not None and left is not current and self._was_evaluation(left, current):
-            left.ended_s = began_s
-            self._classify(left)
         return current
-
-    def _was_evaluation(self, left: DataPass, current: DataPass) -> bool:
-        """Return True for an evaluation pass that was left before its end for training data.
-
-        A single batch may be one of a pair from two loaders. Batches read ahead of the first steps
-        have no `backward()` either.
-        """
-        trained = self._state.feed.trained
-        return (
-            left.batches > 1
-            and not left.is_whole
-            and left.backwards == self._state.backwards
-            and current.dataset in trained
-            and left.dataset not in trained
-        )
 
     def _ended(self, iterator: Any, began_s: float) -> None:
         state, now_s = self._state, time.perf_counter()

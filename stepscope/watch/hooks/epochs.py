@@ -56,8 +56,6 @@ class BatchTracker:
         """Epoch of the last step, counted from 1; None if uncertain."""
         self.is_read = False
         """True once a step has used a batch of a loader."""
-        self.trained: set[int] = set()
-        """The `id`s of datasets of which a step has used a batch."""
         self._waiting: deque[tuple[DataPass, int]] = deque(maxlen=WAITING_LIMIT)
         self._used: list[tuple[DataPass, int]] = []
         self._partners: dict[int, DataPass] = {}
@@ -136,7 +134,6 @@ class BatchTracker:
         is_known = self._is_certain and (self._number > 1 or source.is_finite)
         self.epoch = self._number if is_known else None
         self.is_read = True
-        self.trained.update(batch[0].dataset for batch in self._used)
 
     def _turn_to(self, source: DataPass) -> None:
         """Detect the next epoch when the steps use another pass."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 import weakref
@@ -14,8 +13,6 @@ from typing import Any
 from stepscope.watch.hooks import h2d_copies
 from stepscope.watch.hooks.patching import HookGuard, PatchSet, opaque
 from stepscope.watch.hooks.state import HookState
-
-log = logging.getLogger(__name__)
 
 OPTIMIZERS_LIMIT = 8
 """Maximum number of recorded optimizers; one per parameter would make thousands of keys."""
@@ -55,7 +52,6 @@ class OptimizerStepHook:
         self._tracks: dict[int, OptimizerRecord | None] = {}
         """By the `id` of a live optimizer; None for an optimizer that is not recorded."""
         self._slots: list[OptimizerRecord] = []
-        self._has_logged_limit = False
         self._boundary = state.session.boundary
         self._log = state.recorder.log
 
@@ -115,10 +111,6 @@ class OptimizerStepHook:
         places = [i for i, track in enumerate(self._slots) if track.optimizer() is None]
         index = places[0] if places else len(self._slots)
         if index >= OPTIMIZERS_LIMIT:
-            if not self._has_logged_limit:
-                text = "stepscope: more than %d optimizers: the others are not recorded"
-                log.warning(text, OPTIMIZERS_LIMIT)
-            self._has_logged_limit = True
             return self._remember(optimizer, None)
         # A replacement continues the count of the deleted optimizer. The first step of the second
         # optimizer of a pair, as in a GAN, is the current step of the first.
