@@ -29,7 +29,6 @@ import streamlit as st
 
 from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
-from dashboard.machine.run_energy import RunEnergies
 from dashboard.run_index import RunIndex
 from dashboard.run_look import RunLook
 from dashboard.run_summary import RunSummary, summarize
@@ -146,7 +145,6 @@ class Services:
         self.sweeps = Sweeps(runs, examples)
         self.snapshots = SnapshotLibrary(runs)
         self.machine = MachinePoller(MachineMonitor(functools.partial(open_source, reader="page")))
-        self.energies = RunEnergies()
         self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()
         self._closing = threading.Lock()
