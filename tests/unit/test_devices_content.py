@@ -48,9 +48,6 @@ def rows(found: Json) -> dict[str, str]:
     return {row[0]: row[1] for group in found["groups"] for row in group["rows"]}
 
 
-# --- the page -------------------------------------------------------------------------------------
-
-
 def test_a_card_says_who_how_much_and_how_well() -> None:
     (gpu,) = gpus(1)
     (card,) = page(gpu, cuda={gpu.info.uuid: 3})["cards"]
@@ -105,9 +102,6 @@ def test_without_a_gpu_there_is_the_machine_the_reason_and_what_to_do() -> None:
     assert found["cards"] == []
     assert found["host"]["memory"]["share"] > 0
     assert dict(found["host"]["facts"])["Driver"] == "none"
-
-
-# --- the details ----------------------------------------------------------------------------------
 
 
 def test_every_metric_is_there_or_says_why_not() -> None:
