@@ -141,9 +141,6 @@ def test_the_table_and_the_curve_have_what_was_predicted() -> None:
     assert free["y0"] == 8.0
     assert recommended["x0"] == 256
     assert batch_figure({"points": []}) is None
-
-
-def test_the_curve_has_a_unit_that_fits_and_no_limit_far_above_it() -> None:
     point = {"batch_size": 8, "needed_bytes": 3 * 2**20, "samples_per_sec": None}
     figure = batch_figure({"points": [point], "free_bytes": 4 * 2**20})
     assert figure is not None

@@ -61,23 +61,6 @@ def test_a_link_to_an_unknown_lesson_shows_the_first(learn: Learn, name: str) ->
     assert f"### {LESSONS[0].title}" in [part.value for part in app.markdown]
 
 
-def test_one_lesson_at_a_time_and_stop(
-    learn: Learn, server: services.Services, write: Write
-) -> None:
-    for lesson in LESSONS:
-        write(SLEEP, name=lesson.name)
-    app, other = learn(lesson="autograd"), learn(lesson="seeds")
-    press(app, "Run")
-    other.run()
-    assert label(other, "button", "Run").disabled
-    assert "“Autograd by hand” is running" in text_of(other)
-    press(app, "Stop")
-    assert server.lessons.running() is None
-    assert "Stopped after" in text_of(app)
-    other.run()
-    assert not label(other, "button", "Run").disabled
-
-
 def test_a_lesson_shows_its_result_its_failure_and_why_it_cannot_start(
     learn: Learn, server: services.Services, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,9 +70,8 @@ def test_an_unreadable_run_is_refused_and_the_page_stays(
     (record(server.runs, "corrupt") / "run.json").write_text("{")
     app = page(run=name)
     assert component(app)["run"] is None
-    assert header(app)["trouble"]
-    if name == "absent":
-        assert f"no run 'absent' in {server.runs}." in header(app)["trouble"]
+    reason = f"no run 'absent' in {server.runs}." if name == "absent" else "run"
+    assert reason in header(app)["trouble"]
     assert start_refused(app) is None
 
 
@@ -85,7 +84,7 @@ def test_a_hostile_link_is_reported_and_replaced(page: OpenPage) -> None:
     assert label(app, "number_input", "Seed").value == 7
 
 
-def test_a_gpu_is_preselected_and_named_with_memory_and_uuid(
+def test_a_gpu_is_preselected_named_and_limits_the_choices(
     page: OpenPage, machine: Machine
 ) -> None:
     machine(GPU)
@@ -94,6 +93,11 @@ def test_a_gpu_is_preselected_and_named_with_memory_and_uuid(
     assert (device.value, device.options) == (GPU.id, ["cuda:0 · T4", "CPU"])
     assert f"NVIDIA T4 · 15.0\N{NO-BREAK SPACE}GiB `{GPU.id}`" in text_of(app)
     assert not label(app, "toggle", "pin_memory").disabled
+    precision = label(app, "selectbox", "Precision")
+    assert "bf16 AMP" not in precision.options
+    assert "- tf32 needs compute capability 8.0" in precision.help
+    [line] = [one.value for one in app.caption if one.value.startswith("Not available on")]
+    assert line.startswith("Not available on this device: tf32, bf16 AMP")
 
 
 def test_a_broken_torch_or_folder_leaves_the_page(

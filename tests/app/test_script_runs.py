@@ -115,15 +115,6 @@ def test_the_selection_stays_when_its_run_ends_and_its_label_changes(
     assert app.query_params["run"] == "two"
 
 
-def test_a_recording_has_the_machines_charts_and_no_training(page: OpenPage, begin: Begin) -> None:
-    begin("one", RunStatus.PENDING)
-    assert buttons(page(run="one")) == {"Stop", "Mark"}, "before the first step of a script"
-    begin("rec", kind=RunKind.RECORD, commands=["mark", "stop"], devices=[GPU], script=None)
-    app = page(run="rec")
-    assert buttons(app) == {"Stop", "Mark"}
-    assert component(app)["layout"]["axis"] == "time"
-
-
 def test_a_scripts_logs_and_details(page: OpenPage, begin: Begin) -> None:
     folder = begin("one", world_size=4).folder
     (folder / "output.log").write_text("  0%\r100%\n\x1b[31mred\x1b[0m <b>x</b>\n")

@@ -37,15 +37,11 @@ def drawn(app: AppTest) -> set[str]:
     return {one.field for one in PARALLEL_SWITCHES if f"config_{one.field}" in keys}
 
 
-def test_one_device_has_no_further_controls(page: OpenPage) -> None:
+def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
     app = page()
     assert drawn(app) == {"strategy"}
     assert widget(app, "strategy").options == ["None (single device)", "DDP", "FSDP2"]
     assert "DataParallel" in widget(app, "strategy").help.split("\n", 1)[1]
-
-
-def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
-    app = page()
     widget(app, "strategy").set_value("ddp").run()
     assert drawn(app) == {
         *("strategy", "devices_per_node", "num_nodes", "max_restarts"),
@@ -60,12 +56,7 @@ def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
     widget(app, "gradient_accumulation_steps").set_value(4).run()
     assert "no_sync" in drawn(app)
     assert "Each step uses 1,024 samples: 128 × 2 ranks × 4 batches." in text_of(app)
-
-
-def test_no_parallelism_takes_torchrun_back(page: OpenPage) -> None:
-    app = page(
-        strategy="fsdp", runner="torchrun", devices_per_node="2", gradient_accumulation_steps="2"
-    )
+    widget(app, "strategy").set_value("fsdp").run()
     assert {"reshard_after_forward", "no_sync"} <= drawn(app)
     assert "bucket_cap_mb" not in drawn(app)
     widget(app, "strategy").set_value("none").run()
@@ -99,8 +90,7 @@ def test_a_link_without_a_runner_can_start_and_another_workload_keeps_the_ranks(
     for name in ("strategy", "devices_per_node", "num_nodes", "static_graph", "bucket_cap_mb"):
         assert widget(app, name).label == about[name].label
         assert widget(app, name).help.startswith(about[name].help)
-    (box,) = [one for one in app.selectbox if one.label == "Workload"]
-    box.select("digits_mlp").run()
+    label(app, "selectbox", "Workload").select("digits_mlp").run()
     assert widget(app, "devices_per_node").value == 3
     assert widget(app, "static_graph").value is True
 

@@ -41,13 +41,8 @@ def record(root: Path, name: str, status: RunStatus = RunStatus.FINISHED, **run_
 
 
 def component(app: AppTest) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(_first(app).proto.json)
-    return data
-
-
-def _first(app: AppTest) -> Any:
     """The component of the run, or of the GPUs: the first one of its page."""
-    return next(iter(app.get("bidi_component")))
+    return drawn_components(app)[0]
 
 
 def header(app: AppTest) -> dict[str, Any]:
@@ -75,7 +70,7 @@ def drawn_components(app: AppTest) -> list[dict[str, Any]]:
 
 def trigger(app: AppTest, event: str, value: object = 1) -> None:
     """Do what the component in the browser does for a press or a choice."""
-    live = _first(app)
+    live = app.get("bidi_component")[0]
     states = app._tree.get_widget_states()
     name = f"$$STREAMLIT_INTERNAL_KEY_{live.proto.id}__events"
     states.widgets.add(id=name, json_trigger_value=json.dumps([{"event": event, "value": value}]))

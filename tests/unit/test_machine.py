@@ -30,7 +30,6 @@ from tests.support.fake_machine import (
     GIB,
     FakeClock,
     FakeSource,
-    Gpu,
     divided,
     facts,
     gpus,
@@ -250,19 +249,3 @@ def test_json_has_every_value_in_stored_units_and_reasons_for_the_others() -> No
     assert found["host"]["driver"] == "580.95.05"
     none = machine_json(machine(NullSource("The NVIDIA driver is not loaded.")).look())
     assert (none["devices"], none["reason"]) == ([], "The NVIDIA driver is not loaded.")
-
-
-def test_a_gpu_of_which_the_driver_tells_little_is_still_seen() -> None:
-    bare = replace(info(), memory_total=None, driver_version=None)
-    keys = {"gpu/mem_used": 3.0 * GIB}
-    why = {key: "not supported on this GPU" for key in BUSY if key not in keys}
-    gpu = Gpu(bare, keys, {**why, "processes": "not supported on this GPU"}, None, None)
-    view = machine(FakeSource([gpu])).look()
-    device = only(view)
-    assert device.values == keys
-    assert len(device.missing) == len(BUSY) + 1
-    assert device.processes is None, "hidden processes are not no processes"
-    assert device.health.level is HealthStatus.OK
-    assert "cannot be read here" in device.health.text
-    assert (view.host.driver, view.host.cuda) == (None, None)
-    assert machine_json(view)["devices"][0]["facts"] is None

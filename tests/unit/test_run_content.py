@@ -59,16 +59,13 @@ def test_each_gpu_says_what_it_does_not_give() -> None:
     missing = {"GPU-1": {"gpu/temp": "not supported on this GPU"}, "MIG-1": lacks}
     found = content(kind="record", devices=[GPU, mig], capabilities={"missing": missing})
     whole, instance = found.gpus
+    assert NOT_SUPPORTED == nvml_device.NOT_BY_GPU
     assert (whole.index, instance.index) == (0, 1)
     assert whole.missing == {"gpu/temp": "not supported on this GPU"}
     assert instance.missing == {
         "gpu/util": "not available with MIG enabled",
         "gpu/power": "permission",
     }
-
-
-def test_the_words_for_a_metric_that_a_gpu_does_not_have_are_the_samplers() -> None:
-    assert NOT_SUPPORTED == nvml_device.NOT_BY_GPU
 
 
 def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none() -> None:
