@@ -51,14 +51,6 @@ print("second", file=sys.stderr)
     assert output.seconds == run.output().seconds > 0  # the clock has stopped
 
 
-def test_a_failure_keeps_its_traceback(write: Write) -> None:
-    output = ended(LessonRun(write("print('before')\nraise ValueError('broken')\n")))
-    assert output.state is ChildState.FAILED
-    assert output.reason == "It ended with exit code 1."
-    assert output.text.startswith("before\n")
-    assert "ValueError: broken" in output.text
-
-
 def test_time_and_output_are_limited(write: Write) -> None:
     late = ended(LessonRun(write(SLEEP, limit_s=1.0)))
     assert late.state is ChildState.FAILED

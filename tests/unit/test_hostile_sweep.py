@@ -117,12 +117,18 @@ def test_a_report_says_where_the_time_is_not_known() -> None:
         assert "Started at an unknown time on" in to_html(told)
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_lock_or_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / LOCK).symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic links"), only_one(tmp_path / "sweep"):
         pass
+    folder = written(tmp_path / "other", GOOD, json.dumps(sweep()))
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / GOOD).symlink_to(folder)
+    with pytest.raises(SweepError):
+        Sweeps(tmp_path, tmp_path / "examples").delete(GOOD)
+    assert (folder / SWEEP_JSON).is_file()
     assert (tmp_path / "precious").read_text() == "kept"
 
 

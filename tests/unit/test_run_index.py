@@ -162,18 +162,10 @@ def test_the_token_of_a_page_changes_with_what_the_page_is_built_from(tmp_path: 
     seen = [token()]
     write(tmp_path, "a", step=2)
     assert token() == seen[0]  # a step and a heartbeat change no page
-    changes: dict[str, Any] = {
-        "kind": "script",
-        "device": "GPU-1",
-        "devices": [{"id": "GPU-1"}],
-        "optimizers": ["Adam"],
-        "custom": ["train/x"],
-        "commands": ["stop"],
-        "capabilities": {"energy": "not supported"},
-        "total_steps": 50,
-        "world_size": 2,
-        "status": "paused",
-    }
+    changes: dict[str, Any] = {"kind": "script", "device": "GPU-1", "devices": [{"id": "GPU-1"}]}
+    changes |= {"optimizers": ["Adam"], "custom": ["train/x"], "commands": ["stop"]}
+    changes |= {"capabilities": {"energy": "not supported"}, "total_steps": 50}
+    changes |= {"world_size": 2, "status": "paused"}
     for name, value in changes.items():
         write(tmp_path, "a", **{name: value})
         seen.append(token())
