@@ -6,17 +6,15 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from dashboard.api.devices import devices_answer
 from dashboard.machine.machine_poller import MachinePoller
 from stepscope.gpu.source import NullSource
 from stepscope.run import RunError
-from tests.support.app_page import component, text_of
+from tests.support.app_page import OpenPage, at_address, component, text_of
 from tests.support.fake_machine import FakeErrors, FakeSource, divided, gpus, info, machine
 
-OpenPage = Callable[..., AppTest]
 Sees = Callable[[object], None]
 
 
@@ -40,12 +38,16 @@ def test_the_page_has_a_card_for_every_gpu_or_why_there_is_none(
     page: OpenPage, sees: Sees, count: int
 ) -> None:
     sees(FakeSource(gpus(count)) if count else NullSource("The NVIDIA driver is not loaded."))
-    app = page()
-    app.switch_page("views/hardware.py").run()
-    assert not app.exception
+    app = at_address(page, "hardware")
     told = component(app)["first"]["machine"]
     assert [card["title"] for card in told["cards"]] == [f"GPU {n}" for n in range(count)]
-    assert (told["none"] is None) == bool(count)
+    assert told["host"]["memory"]["share"] > 0
+    if count == 0:
+        assert told["none"]["reason"] == "The NVIDIA driver is not loaded."
+        assert "stepscope doctor" in told["none"]["next"]
+        assert dict(told["host"]["facts"])["Driver"] == "none"
+    else:
+        assert told["none"] is None
     assert "stepscope devices --watch" in text_of(app)
 
 
@@ -57,10 +59,8 @@ def test_a_gpu_is_answered_with_details_and_what_is_new_of_its_history(
     json.dumps(whole, allow_nan=False)
     assert whole["gpu"]["title"] == "GPU 1"
     (at,) = whole["gpu"]["history"]["t"]
-    assert (
-        devices_answer(server, {"gpu": info(1).uuid, "since": str(at + 1)})["gpu"]["history"]["t"]
-        == []
-    )
+    later = devices_answer(server, {"gpu": info(1).uuid, "since": str(at + 1)})
+    assert later["gpu"]["history"]["t"] == []
     assert len(devices_answer(server, {"gpu": info(2).uuid})["gpu"]["instances"]) == 2
     assert devices_answer(server, {})["gpu"] is None
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from dashboard.charts.batch_size_curve import batch_figure
 from dashboard.services import ServerActivity, Services
 from dashboard.views.estimate_panel import rows
 from stepscope.run import RunError
-from tests.support.app_page import label, text_of
+from tests.support.app_page import OpenPage, label, text_of
 from trainer.config import RunConfig, Workload, defaults
 from trainer.runners.child_process import ChildOutput, ChildState
 
-OpenPage = Callable[..., AppTest]
 GIB = 2**30
 
 ANSWER: dict[str, Any] = {
@@ -27,10 +24,8 @@ ANSWER: dict[str, Any] = {
     "predicted_reserved_bytes": None,
     "outside": {"data_set": GIB},
     "needed_bytes": 4 * GIB,
-    "device": "cpu",
     "device_name": "a CPU",
     "free_bytes": 8 * GIB,
-    "total_bytes": 16 * GIB,
     "margin": {"factor": 1.1, "runs": 0, "source": "default"},
     "fits": True,
     "reason": "It needs 4.00 GiB, and 8.00 GiB are free.",
@@ -46,8 +41,6 @@ ANSWER: dict[str, Any] = {
             for size, rate in ((64, None), (128, 900.0), (256, 1000.0), (1024, None))
         ],
         "free_bytes": 8 * GIB,
-        "headroom": 0.1,
-        "largest": 256,
         "recommended": 256,
         "why": "256 reaches 1,000 samples/s.",
         "not_measured": ["512: not measured, a step would take about 9 s"],
@@ -107,7 +100,9 @@ def test_settings_that_cannot_start_have_no_button_and_only_the_finder_waits_for
     assert server.busy_reason(ServerActivity.ESTIMATE) is None
 
 
-def test_the_recommended_batch_can_be_applied(page: OpenPage, server: Services) -> None:
+def test_the_recommended_batch_can_be_applied_and_a_failure_has_its_reason(
+    page: OpenPage, server: Services
+) -> None:
     config = replace(defaults(Workload.LINEAR), batch_size=128)
     output = ChildOutput(ChildState.FINISHED, seconds=3.0, answer=ANSWER)
     ended(server, config, output)
@@ -119,12 +114,9 @@ def test_the_recommended_batch_can_be_applied(page: OpenPage, server: Services) 
     label(app, "button", "Use batch size 256").click().run()
     assert app.number_input(key="config_batch_size").value == 256
     assert ":material/info: Settings changed since this estimate. Run it again." in text_of(app)
-
-
-def test_a_failure_is_a_sentence(page: OpenPage, server: Services) -> None:
-    output = ChildOutput(ChildState.FAILED, reason="It <b>broke.")
-    ended(server, defaults(Workload.LINEAR), output)
-    assert "No estimate." in text_of(page(workload="linear", device="cpu"))
+    ended(server, config, ChildOutput(ChildState.FAILED, reason="It <b>broke."))
+    app.run()
+    assert r"No estimate. It \<b\>broke." in text_of(app)
 
 
 def test_the_table_and_the_curve_have_what_was_predicted() -> None:

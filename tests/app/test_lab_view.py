@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ from dashboard.sweep_content import to_content
 from dashboard.views import lab_panel
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, user_name
-from tests.support.app_page import GPU, Machine, label, start_refused, text_of
+from tests.support.app_page import GPU, Machine, OpenPage, at_address, label, start_refused, text_of
 from tests.support.fake_sweep import BEST, sweep
 from trainer.config import Precision
 from trainer.lab.plan import SweepPlan
 
-OpenPage = Callable[..., AppTest]
 ID = "20261122-061500-digits-mlp-ab12"
 
 
@@ -61,15 +59,6 @@ def started(server: Services, monkeypatch: pytest.MonkeyPatch) -> list[SweepPlan
     return plans
 
 
-def at_address(page: OpenPage, **params: str) -> AppTest:
-    """The lab of a new session, opened by its own address."""
-    app = page()
-    app.switch_page("views/lab.py")
-    for name, value in params.items():
-        app.query_params[name] = value
-    return app.run()
-
-
 def labels(app: AppTest) -> set[str]:
     return {button.label for button in app.button}
 
@@ -91,7 +80,9 @@ def test_a_tick_has_an_estimate_and_start_takes_it(lab: OpenPage, started: list[
     assert label(app, "selectbox", "Sweep").value == "started-1"
 
 
-def test_the_ticks_are_there_after_a_reload(lab: OpenPage, page: OpenPage) -> None:
+def test_the_ticks_are_there_after_a_reload_and_an_invalid_address_changes_nothing(
+    lab: OpenPage, page: OpenPage
+) -> None:
     app = lab()
     label(app, "selectbox", "Workload").select("digits_mlp").run()
     label(app, "radio", "Baseline").set_value("sidebar").run()
@@ -99,19 +90,15 @@ def test_the_ticks_are_there_after_a_reload(lab: OpenPage, page: OpenPage) -> No
     label(app, "checkbox", "num_workers 2").check().run()
     address = {name: str(value) for name, value in app.query_params.items()}
     assert address["ticks"].split("~") == ["precision=bf16", "num_workers=2"]
-    again = at_address(page, **address)
+    again = at_address(page, "lab", **address)
     assert label(again, "selectbox", "Workload").value == "digits_mlp"
     assert label(again, "radio", "Baseline").value == "sidebar"
     ticked = [box.label for box in again.checkbox if box.value]
     assert sorted(ticked) == ["bf16 AMP", "num_workers 2"]
     label(again, "checkbox", "num_workers 2").uncheck().run()
     assert again.query_params["ticks"] == "precision=bf16"
-
-
-def test_an_invalid_address_changes_nothing(page: OpenPage) -> None:
     ticks = "precision=bf17~~__class__"
-    app = at_address(page, on="nonsense", baseline="x", preset="<b>", ticks=ticks)
-    assert not app.exception
+    app = at_address(page, "lab", on="nonsense", baseline="x", preset="<b>", ticks=ticks)
     assert [box.label for box in app.checkbox if box.value] == []
     assert "ticks" not in app.query_params
     assert app.query_params["on"] == label(app, "selectbox", "Workload").value
@@ -140,13 +127,6 @@ def test_a_preset_ticks_its_settings_and_unsupported_ones_are_disabled(
     assert not {"precision=bf16", "precision=tf32"} & names
     label(app, "button_group", "Preset").set_value(None).run()  # a second press
     assert not any(box.value for box in app.checkbox)
-
-
-def test_cpu_against_gpu_needs_a_gpu(
-    lab: OpenPage, started: list[SweepPlan], machine: Machine
-) -> None:
-    machine()
-    app = lab()
     label(app, "button_group", "Preset").set_value("cpu_gpu").run()
     assert label(app, "button", "Start sweep").disabled
     assert "None of these settings can be measured on this machine." in text_of(app)
@@ -154,8 +134,8 @@ def test_cpu_against_gpu_needs_a_gpu(
     app = lab()
     label(app, "button_group", "Preset").set_value("cpu_gpu").run()
     label(app, "button", "Start sweep").click().run()
-    assert started[0].config.device == "cpu"
-    assert started[0].arms[0].changes["device"] == GPU.id
+    assert started[1].config.device == "cpu"
+    assert started[1].arms[0].changes["device"] == GPU.id
 
 
 def test_the_workload_of_the_sidebar_is_the_default(lab: OpenPage) -> None:
@@ -190,10 +170,13 @@ def test_the_sidebar_can_be_the_baseline(lab: OpenPage, started: list[SweepPlan]
     assert (other.workload, other.precision, other.batch_size) == ("linear", Precision.BF16, 32)
 
 
-def test_a_finished_sweep_has_chart_table_and_best(lab: OpenPage, server: Services) -> None:
+def test_a_finished_sweep_has_chart_table_and_best_settings_to_apply(
+    lab: OpenPage, server: Services
+) -> None:
     drift = {"rho": -0.9, "p": 0.001, "text": "The machine became slower by 3.0%."}
     rounds = [{"round": 1, "samples": {"baseline": {"throttle": "power cap", "sm_clock": 1410}}}]
-    store(server.runs, sweep(best=BEST, drift=drift, rounds=rounds))
+    best = BEST | {"changes": {"precision": "bf16", "optimizer_impl": "for-loop"}}
+    store(server.runs, sweep(best=best, drift=drift, rounds=rounds))
     app = lab()
     [table] = app.dataframe
     assert "compile on" in list(table.value["Setting"])
@@ -208,14 +191,6 @@ def test_a_finished_sweep_has_chart_table_and_best(lab: OpenPage, server: Servic
     widgets = [*app.button, *app.selectbox, *app.number_input, *app.checkbox, *app.toggle]
     widgets += [*app.radio, *app.get("button_group")]
     assert [widget.label for widget in widgets if not widget.help] == []
-
-
-def test_use_these_settings_fills_the_sidebar(lab: OpenPage, server: Services) -> None:
-    store(
-        server.runs,
-        sweep(best=BEST | {"changes": {"precision": "bf16", "optimizer_impl": "for-loop"}}),
-    )
-    app = lab()
     label(app, "button", "Apply settings").click().run()
     assert not app.exception
     assert label(app, "selectbox", "Precision").value == "bf16"
@@ -228,8 +203,6 @@ def test_use_these_settings_fills_the_sidebar(lab: OpenPage, server: Services) -
 
 REFUTED = "The confirmation against the baseline shows no gain."
 OPEN = "Not confirmed against the baseline."
-
-
 WORSE = "Its loss after equal steps is worse: a loss [1, 2]."
 UNEQUAL = "After equal steps, its a loss [1, 2]."
 
@@ -252,10 +225,9 @@ def test_the_confirmation_and_the_loss_decide(
     change = {"verdict": verdict, "loss": {"verdict": loss, "text": "a loss [1, 2]"}}
     store(server.runs, sweep("stopped", best=BEST | change))
     app = lab()
-    texts = [
-        text for text in (REFUTED, OPEN, WORSE, UNEQUAL) if escape_markdown(text) in text_of(app)
-    ]
-    assert texts == ([told] if told else [])
+    texts = map(escape_markdown, (REFUTED, OPEN, WORSE, UNEQUAL))
+    expected = [escape_markdown(told)] if told else []
+    assert [text for text in texts if text in text_of(app)] == expected
     assert label(app, "button", "Apply settings").disabled is not usable
     assert f"{escape_markdown(BEST['text'])}." in text_of(app)
 
@@ -321,12 +293,16 @@ def test_a_killed_sweep_resumes_unless_a_run_is_active_or_it_is_of_another_host(
     assert "Delete" not in labels(app)
 
 
-def test_delete_here_or_in_another_tab_shows_the_next(lab: OpenPage, server: Services) -> None:
+def test_a_link_opens_its_sweep_and_a_deleted_one_shows_the_next(
+    lab: OpenPage, page: OpenPage, server: Services
+) -> None:
     store(server.runs, sweep(), "20261101-000000-a-1")
     folder = store(server.runs, sweep())
-    app, other = lab(), lab()
+    app, other = lab(), at_address(page, "lab", sweep=ID)
     for tab in (app, other):
         assert label(tab, "selectbox", "Sweep").value == ID
+    linked = at_address(page, "lab", sweep="20261101-000000-a-1")
+    assert label(linked, "selectbox", "Sweep").value == "20261101-000000-a-1"
     label(other, "button", "Delete").click().run()
     assert not other.exception
     assert not folder.exists()
@@ -339,13 +315,6 @@ def test_delete_here_or_in_another_tab_shows_the_next(lab: OpenPage, server: Ser
     assert "no longer exists." not in text_of(app)  # said once
     label(app, "button", "Delete").click().run()
     assert r"Which settings pay off on this machine?" in text_of(app)
-
-
-def test_a_link_opens_its_sweep(page: OpenPage, server: Services) -> None:
-    for name in ("20261101-000000-a-1", ID):
-        store(server.runs, sweep(), name)
-    app = at_address(page, sweep="20261101-000000-a-1")
-    assert label(app, "selectbox", "Sweep").value == "20261101-000000-a-1"
 
 
 def test_an_empty_lab_has_an_example(

@@ -39,8 +39,7 @@ def test_the_empty_page_shows_what_to_do_and_why_there_is_no_gpu(
     assert variable == f"STEPSCOPE_RUNS={server.runs}"
     assert shutil.which(program), "the command works as it stands"
     assert words == ["watch", "train.py"]
-    assert component(app)["run"] is component(app)["layout"] is None
-    assert start_refused(app) is None
+    assert component(app)["run"] is component(app)["layout"] is start_refused(app) is None
     assert header(app)["buttons"] == []
     widgets = [*app.button, *app.selectbox, *app.number_input, *app.toggle, *app.text_input]
     assert [widget.label for widget in widgets if not widget.help] == []

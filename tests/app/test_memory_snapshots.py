@@ -21,6 +21,7 @@ from tests.support.app_page import record
 from tests.support.snapshots import REAL, live_block, snapshot
 
 PATIENCE_S = 60.0
+STEP_5 = "snapshot-step-5"
 Section = Callable[[str | None], AppTest]
 
 
@@ -83,15 +84,12 @@ def test_a_runs_snapshot_shows_bands_allocations_and_segments(
 
 def test_two_snapshots_are_compared_by_stack(section: Section, tmp_path: Path) -> None:
     folder = record(tmp_path, "one", device="GPU-1")
-    (folder / "snapshot-step-5.pickle").write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
+    (folder / f"{STEP_5}.pickle").write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
     more = snapshot([live_block(2**20), live_block(3 * 2**20, line=8)])
     (folder / "snapshot-step-10.pickle").write_bytes(pickle.dumps(more))
     app = section("one")
     chosen, other = app.selectbox
-    assert [option.partition(" ")[0] for option in chosen.options] == [
-        "snapshot-step-10.pickle",
-        "snapshot-step-5.pickle",
-    ]
+    assert [name.partition(".")[0] for name in chosen.options] == ["snapshot-step-10", STEP_5]
     other.select_index(0).run()
     app = until_open(app)
     assert "3.00 MiB more than the 1.00 MiB" in texts(app)
@@ -148,4 +146,4 @@ def test_an_uploaded_file_is_kept_and_shown(section: Section) -> None:
     assert app.selectbox(key="snapshot_chosen").value.name == "my-file.pickle"
     assert len(figures(app)) == 2
     app.file_uploader[0].upload("empty.pickle", b"", "application/octet-stream").run()
-    assert "The file was not kept. The file must not be empty" in texts(app)
+    assert "The file was not kept. The file must have 1 to" in texts(app)

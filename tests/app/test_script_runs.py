@@ -24,18 +24,14 @@ from tests.support.app_page import (
 )
 
 Begin = Callable[..., Recorder]
+ABSENT = (CommandName.SAVE_CHECKPOINT, CommandName.MEMORY_SNAPSHOT)
 WATCHED = {
     "kind": RunKind.WATCH,
     "device": "cpu",
     "optimizers": ["Adam"],
-    "commands": [
-        str(name)
-        for name in CommandName
-        if name not in (CommandName.SAVE_CHECKPOINT, CommandName.MEMORY_SNAPSHOT)
-    ],
+    "commands": [str(name) for name in CommandName if name not in ABSENT],
     "script": {"path": "/home/me/train.py", "arguments": ["--lr", "0.1"], "cwd": "/home/me"},
 }
-GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
 
 
 @pytest.fixture
@@ -89,15 +85,7 @@ def test_an_empty_page_takes_the_run_that_begins_unless_emptied_by_hand(
     assert component(app)["run"] is None
 
 
-def test_a_run_of_others_is_look_only(page: OpenPage, begin: Begin) -> None:
-    write(begin("theirs").folder, host="elsewhere")
-    app = page(run="theirs")
-    assert buttons(app) == set()
-    assert "belongs to the host elsewhere" in header(app)["look_only"]
-    assert shown_run(app).count("@") == 1
-
-
-def test_the_selection_stays_when_its_run_ends_and_its_label_changes(
+def test_the_selection_stays_when_its_run_ends_or_is_of_another_host(
     page: OpenPage, begin: Begin
 ) -> None:
     folders = [begin(name).folder for name in ("one", "two")]
@@ -113,6 +101,11 @@ def test_the_selection_stays_when_its_run_ends_and_its_label_changes(
     trigger(app, "run", "../etc")  # no choice of the list
     assert component(app)["run"] == "two"
     assert app.query_params["run"] == "two"
+    write(folders[1], host="elsewhere")
+    app.run()
+    assert buttons(app) == set()
+    assert "belongs to the host elsewhere" in header(app)["look_only"]
+    assert shown_run(app).count("@") == 1
 
 
 def test_a_scripts_logs_and_details(page: OpenPage, begin: Begin) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tests.support.app_page import (
     GPU,
     KINDS,
     Machine,
+    OpenPage,
     header,
     label,
     record,
@@ -27,7 +27,6 @@ from tests.support.app_page import (
 )
 from trainer.techniques import PARALLEL_SWITCHES
 
-OpenPage = Callable[..., AppTest]
 OTHER_GPU = replace(GPU, id="GPU-1", cuda_index=1)
 
 
@@ -121,32 +120,24 @@ def change(folder: Path, **entries: Any) -> None:
     (folder / RUN_JSON).write_text(json.dumps(told | entries))
 
 
-def test_an_attempt_says_why_it_began_and_leads_to_the_one_before(
+def test_the_page_follows_a_restarted_job_and_leads_to_the_attempt_before(
     page: OpenPage, server: services.Services
 ) -> None:
     before = record(server.runs, "first", RunStatus.FAILED)
     later = record(server.runs, "second")
-    change(before, restarted_as=later.name)
-    change(later, restart_of=before.name, restart=RESTART)
-    app = page(run=later.name)
-    said = "Restart 1 of 3: rank 2 was killed (SIGKILL); resumed after step 400."
-    assert said in text_of(app).replace("\\", "")
-    label(app, "button", "Previous attempt").click().run()
-    assert header(app)["picked"] == before.name
-    # Somebody has chosen the old attempt: the page stays there.
-    app.run()
-    assert header(app)["picked"] == before.name
-    assert [one for one in app.button if one.label == "Next attempt"]
-
-
-def test_the_page_follows_a_job_that_it_shows(page: OpenPage, server: services.Services) -> None:
-    before = record(server.runs, "first", RunStatus.FAILED)
-    later = record(server.runs, "second")
     ended = json.loads((before / RUN_JSON).read_text())
     change(before, status="running", heartbeat=time.time())
+    change(later, restart_of=before.name, restart=RESTART)
     app = page(run=before.name)
     assert header(app)["picked"] == before.name
     change(before, **ended | {"restarted_as": later.name})
     app.run()
     assert header(app)["picked"] == later.name
     assert app.query_params["run"] == later.name
+    said = "Restart 1 of 3: rank 2 was killed (SIGKILL); resumed after step 400."
+    assert said in text_of(app).replace("\\", "")
+    label(app, "button", "Previous attempt").click().run()
+    assert header(app)["picked"] == before.name
+    app.run()  # the user has chosen the old attempt: the page stays there
+    assert header(app)["picked"] == before.name
+    assert label(app, "button", "Next attempt").help

@@ -59,15 +59,14 @@ def test_a_workload_shows_its_own_fields_with_its_own_defaults(page: OpenPage) -
     assert (drawn(app)["Width"], drawn(app)["Image size"]) == (64, 224)
 
 
-def test_without_data_the_page_shows_the_command(page: OpenPage, root: Path) -> None:
+def test_a_dataset_of_the_data_folder_or_the_command_that_makes_one(
+    page: OpenPage, root: Path
+) -> None:
     app = page(workload="images")
     (warning,) = app.warning
     for text in (captions(app), warning.value):  # as code that can be copied, without the period
         assert f"`{MAKE_DIGITS} {root}/digits`." in text
     assert MAKE_DIGITS in str(start_refused(app))
-
-
-def test_a_dataset_is_chosen_from_the_data_folder(page: OpenPage, root: Path) -> None:
     for name in ("digits/train.csv", "mine.csv"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).touch()

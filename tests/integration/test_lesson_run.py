@@ -14,7 +14,7 @@ from stepscope.run import RunError
 from tests.support.gpu_processes import is_running
 from tests.support.lesson_programs import EXPECTED, SLEEP, Write, run, write
 from tests.support.waiting import wait_until
-from trainer.lessons import BY_NAME, LESSONS, Lesson
+from trainer.lessons import LESSONS, Lesson
 from trainer.runners.child_process import OUTPUT_LIMIT, ChildOutput, ChildState, LessonRun
 
 __all__ = ["write"]
@@ -133,9 +133,3 @@ def test_it_runs_on_a_cpu_or_says_why_not(lesson: Lesson, tmp_path: Path) -> Non
     assert len(finished.stdout.encode()) <= OUTPUT_LIMIT
     assert [part for part in EXPECTED[lesson.name] if part not in finished.stdout] == []
     assert "same result: False" not in finished.stdout
-
-
-def test_compiling_without_a_compiler_says_what_to_install(tmp_path: Path) -> None:
-    finished = run(BY_NAME["compile_modes"], tmp_path, PATH=str(tmp_path))
-    assert finished.returncode == 1
-    assert "apt install g++" in finished.stderr

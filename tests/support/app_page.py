@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import services
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
+from tests.support.waiting import wait_until
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 
@@ -49,6 +49,17 @@ def header(app: AppTest) -> dict[str, Any]:
     """What the header row is told: runs, buttons, what is in the way."""
     told: dict[str, Any] = component(app)["header"]
     return told
+
+
+def at_address(page: OpenPage, view: str, **params: str) -> AppTest:
+    """Open a page in a new session by its own address."""
+    app = page()
+    app.switch_page(f"views/{view}.py")
+    for name, value in params.items():
+        app.query_params[name] = value
+    app.run()
+    assert not app.exception
+    return app
 
 
 def start_run(app: AppTest) -> None:
@@ -108,9 +119,6 @@ def press(app: AppTest, name: str) -> None:
 
 
 def wait_for_result(app: AppTest, server: services.Services) -> None:
-    deadline = time.monotonic() + 60
-    while server.lessons.running() is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: server.lessons.running() is None, 60)
     app.run()
     assert not app.exception

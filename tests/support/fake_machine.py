@@ -168,16 +168,12 @@ class FakeSource:
         gpu = self._gpu(uuid)
         if gpu.lost is not None:
             return {}
-        keys = [key for tier in tiers for key in TIERS[tier]]
-        return {
-            key: gpu.values[key] for key in keys if key in gpu.values and key not in gpu.missing
-        }
+        keys = {key for tier in tiers for key in TIERS[tier]} - gpu.missing.keys()
+        return {key: value for key, value in gpu.values.items() if key in keys}
 
     def reasons(self, uuid: str) -> dict[str, str]:
         gpu = self._gpu(uuid)
-        if gpu.lost is not None:
-            return dict.fromkeys(BUSY, gpu.lost)
-        return dict(gpu.missing)
+        return dict(gpu.missing) if gpu.lost is None else dict.fromkeys(BUSY, gpu.lost)
 
     def lost(self, uuid: str) -> str | None:
         return self._gpu(uuid).lost

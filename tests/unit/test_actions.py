@@ -45,7 +45,6 @@ def run(status: RunStatus = RunStatus.RUNNING, **run_info: Any) -> RunInfo:
         (run(**WATCHED), set(SCRIPT) - {CommandName.RESUME}),
         (run(kind="record", commands=["mark", "stop"]), set(EARLY)),
         (run(RunStatus.PENDING, **WATCHED), set(EARLY)),
-        (run(RunStatus.PENDING, kind="record", commands=WATCHED["commands"]), set(EARLY)),
         (run(RunStatus.PENDING), set()),
         *((run(status), set()) for status in RunStatus if not status.live),
         (run(user="eve"), set()),

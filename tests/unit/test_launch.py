@@ -54,11 +54,6 @@ def test_every_launcher_tells_the_same(environ: dict[str, str]) -> None:
     assert (launch(other).job, launch(other).rank) == (found.job, 0)
 
 
-def test_torchrun_inside_of_srun_counts() -> None:
-    found = launch(SRUN | TORCHRUN | {"RANK": "6"})
-    assert (found.rank, found.restarts, found.address) == (6, 2, "node1")
-
-
 @pytest.mark.parametrize("mpirun", [OPEN_MPI, HYDRA])
 @pytest.mark.parametrize(
     "daemon",
@@ -73,9 +68,11 @@ def test_mpirun_inside_of_srun_counts(mpirun: dict[str, str], daemon: dict[str, 
     assert launch(SRUN | daemon | {"SLURM_LOCALID": "0"} | mpirun) == launch(mpirun)
 
 
-def test_srun_counts_where_it_starts_programs_of_mpi_itself() -> None:
+def test_srun_counts_where_it_starts_programs_of_mpi_itself_but_not_torchrun() -> None:
     """As with --mpi=pmi2: the numbers are the same, and Slurm knows the job and this host."""
     assert launch(SRUN | {"PMI_RANK": "5", "PMI_SIZE": "8"}) == launch(SRUN)
+    found = launch(SRUN | TORCHRUN | {"RANK": "6"})
+    assert (found.rank, found.restarts, found.address) == (6, 2, "node1")
 
 
 @pytest.mark.parametrize(

@@ -100,15 +100,20 @@ def test_the_version_changes_with_the_status_of_a_run(tmp_path: Path) -> None:
     assert index.fresh().version == versions[0]
 
 
-def test_another_run_of_an_old_name_is_read_again(tmp_path: Path) -> None:
+def test_another_run_of_an_old_name_and_a_run_of_another_host_are_read_again(
+    tmp_path: Path,
+) -> None:
     folder = write(tmp_path, "a", "finished")
-    age(folder / "run.json", tmp_path)
+    far = write(tmp_path, "far", host="elsewhere", heartbeat=LONG_AGO)
+    age(folder / "run.json", far / "run.json", tmp_path)
     index = RunIndex(tmp_path)
-    assert index.fresh().runs[0].status is RunStatus.FINISHED
+    assert {run.status for run in index.fresh().runs} == {RunStatus.FINISHED, RunStatus.CRASHED}
     (folder / "run.json").unlink()
     write(tmp_path, "a", "stopped")
     write(tmp_path, "b", "finished")
-    assert {run.id: run.status for run in index.fresh().runs}["a"] is RunStatus.STOPPED
+    write(tmp_path, "far", host="elsewhere")
+    found = {run.id: run.status for run in index.fresh().runs}
+    assert (found["a"], found["far"]) == (RunStatus.STOPPED, RunStatus.RUNNING)
 
 
 def test_unreadable_runs_are_not_listed_and_logged_once(
@@ -127,15 +132,6 @@ def test_unreadable_runs_are_not_listed_and_logged_once(
         assert ids(index) == ["good", "odd"]
     assert len(caplog.records) == 3
     assert "worse" in reads
-
-
-def test_a_crashed_run_of_another_host_may_recover(tmp_path: Path) -> None:
-    folder = write(tmp_path, "far", host="elsewhere", heartbeat=LONG_AGO)
-    age(folder / "run.json", tmp_path)
-    index = RunIndex(tmp_path)
-    assert index.fresh().runs[0].status is RunStatus.CRASHED
-    write(tmp_path, "far", host="elsewhere")
-    assert index.fresh().runs[0].status is RunStatus.RUNNING
 
 
 def test_a_page_takes_the_newest_live_run_of_this_machine_ours_first(tmp_path: Path) -> None:

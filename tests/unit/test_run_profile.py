@@ -10,7 +10,6 @@ import pytest
 from dashboard import run_files
 from dashboard.charts.profile import flame_figure, phase_figure, rows
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, profiles
-from stepscope.profiling.summary import BYTES_LIMIT
 from stepscope.profiling.trace_stats import FlameGraph
 from tests.support.profiles import summary, write_profile
 
@@ -54,19 +53,6 @@ def test_each_rank_has_its_own_profile_of_the_same_steps(
     with pytest.raises(ValueError, match=r"profile-step-5-6\.rank10\.summary\.json: must be"):
         profile_summary(tmp_path, ProfileFiles(5, 6, None, 10))
     assert profile_summary(tmp_path, ProfileFiles(5, 6, 5, 2)) == summary()
-
-
-def test_a_summary_is_read_with_care(tmp_path: Path) -> None:
-    made, path = ProfileFiles(5, 6, None), tmp_path / "profile-step-5-6.summary.json"
-    path.write_bytes(b"\xff{")
-    with pytest.raises(ValueError, match=r"profile-step-5-6\.summary\.json: is no JSON"):
-        profile_summary(tmp_path, made)
-    path.write_bytes(b" " * (BYTES_LIMIT + 1))
-    with pytest.raises(ValueError, match="must have at most"):
-        profile_summary(tmp_path, made)
-    path.unlink()
-    with pytest.raises(OSError, match="profile-step-5-6"):
-        profile_summary(tmp_path, made)
 
 
 def test_a_row_an_operator() -> None:
