@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from tests.support.app_page import NO_GPU, Learn, Machine, OpenPage
+from tests.support.app_page import NO_GPU, Learn, Machine, OpenPage, at_address
 from trainer.config_validation import TrainDevice
 
 MAIN = Path(__file__).resolve().parents[2] / "dashboard" / "main.py"
@@ -62,12 +63,4 @@ def machine(server: services.Services, monkeypatch: pytest.MonkeyPatch) -> Machi
 def learn(page: OpenPage) -> Learn:
     """Open the Learn page with these URL parameters."""
 
-    def opened(**params: str) -> AppTest:
-        app = page()
-        for name, value in params.items():
-            app.query_params[name] = value
-        app.switch_page("views/learn.py").run()
-        assert not app.exception
-        return app
-
-    return opened
+    return functools.partial(at_address, page, "learn")

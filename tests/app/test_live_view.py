@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,14 +28,18 @@ from tests.support.waiting import wait_until
 
 
 def test_the_empty_page_shows_what_to_do_and_why_there_is_no_gpu(
-    page: OpenPage, machine: Machine
+    page: OpenPage, machine: Machine, server: services.Services
 ) -> None:
     machine()
     app = page()
-    for text in ("**Start run** in the sidebar", NO_GPU, "stepscope watch train.py"):
+    for text in ("**Start run** in the sidebar", NO_GPU, str(server.runs)):
         assert text in text_of(app)
-    assert component(app)["run"] is component(app)["layout"] is None
-    assert start_refused(app) is None
+    [command] = [code.value for code in app.code if "watch" in code.value]
+    variable, program, *words = shlex.split(command)
+    assert variable == f"STEPSCOPE_RUNS={server.runs}"
+    assert shutil.which(program), "the command works as it stands"
+    assert words == ["watch", "train.py"]
+    assert component(app)["run"] is component(app)["layout"] is start_refused(app) is None
     assert header(app)["buttons"] == []
     widgets = [*app.button, *app.selectbox, *app.number_input, *app.toggle, *app.text_input]
     assert [widget.label for widget in widgets if not widget.help] == []
@@ -63,9 +69,8 @@ def test_an_unreadable_run_is_refused_and_the_page_stays(
     (record(server.runs, "corrupt") / "run.json").write_text("{")
     app = page(run=name)
     assert component(app)["run"] is None
-    assert header(app)["trouble"]
-    if name == "absent":
-        assert f"no run 'absent' in {server.runs}." in header(app)["trouble"]
+    reason = f"no run 'absent' in {server.runs}." if name == "absent" else "run"
+    assert reason in header(app)["trouble"]
     assert start_refused(app) is None
 
 
@@ -78,7 +83,7 @@ def test_a_hostile_link_is_reported_and_replaced(page: OpenPage) -> None:
     assert label(app, "number_input", "Seed").value == 7
 
 
-def test_a_gpu_is_preselected_and_named_with_memory_and_uuid(
+def test_a_gpu_is_preselected_named_and_limits_the_choices(
     page: OpenPage, machine: Machine
 ) -> None:
     machine(GPU)
@@ -87,6 +92,11 @@ def test_a_gpu_is_preselected_and_named_with_memory_and_uuid(
     assert (device.value, device.options) == (GPU.id, ["cuda:0 · T4", "CPU"])
     assert f"NVIDIA T4 · 15.0\N{NO-BREAK SPACE}GiB `{GPU.id}`" in text_of(app)
     assert not label(app, "toggle", "pin_memory").disabled
+    precision = label(app, "selectbox", "Precision")
+    assert "bf16 AMP" not in precision.options
+    assert "- tf32 needs compute capability 8.0" in precision.help
+    [line] = [one.value for one in app.caption if one.value.startswith("Not available on")]
+    assert line.startswith("Not available on this device: tf32, bf16 AMP")
 
 
 def test_a_broken_torch_or_folder_leaves_the_page(

@@ -12,7 +12,7 @@ import pytest
 from dashboard import services
 from stepscope.memory.oom.record import OomRecord, OomReport
 from stepscope.run import RunStatus
-from tests.support.app_page import GPU, Machine, OpenPage, header, record, text_of, trigger
+from tests.support.app_page import GPU, OpenPage, header, record, text_of, trigger
 from tests.support.oom_records import FULL, PIECES
 from trainer.config import RunConfig, Workload, defaults
 
@@ -49,32 +49,22 @@ def test_the_case_its_proof_and_what_to_do_are_shown(page: OpenPage, tmp_path: P
     assert any("train.py:7 step" in code.value for code in app.code)
 
 
-def test_a_caught_failure_is_told_and_cannot_be_retried(page: OpenPage, tmp_path: Path) -> None:
-    short_of_memory(tmp_path, FULL, ended=False)
-    app = page(run="short", tab="memory")
-    assert "#### Allocation failed, script continued: Too large to" in text_of(app)
-    record(tmp_path, "other")
-    assert "Allocation failed" not in text_of(page(run="other", tab="memory"))
-    assert not [one for one in app.button if one.key == "oom_retry"]
-    assert header(page(run="short"))["retry"] is None
-
-
-def test_a_file_that_is_no_report_is_told_by_its_field(page: OpenPage, tmp_path: Path) -> None:
-    folder = short_of_memory(tmp_path)
-    (folder / "oom.json").write_text('{"schema": 1, "first": {"ts": "<b>*x*"}}')
-    app = page(run="short", tab="memory")
-    assert any("report.first.ts" in warning.value for warning in app.warning)
-    assert header(page(run="short"))["retry"] is None
-
-
-def test_markdown_and_markup_of_a_foreign_file_are_shown_as_they_are(
+def test_a_caught_failure_with_markup_is_told_and_cannot_be_retried(
     page: OpenPage, tmp_path: Path
 ) -> None:
     odd = replace(FULL, inputs=("<img> | [x](http://a)",), phase="**bold**")
-    short_of_memory(tmp_path, odd)
-    said = text_of(page(run="short", tab="memory"))
-    assert r"\<img\> \| \[x\](http\:" in said
-    assert r"\*\*bold\*\*" in said
+    folder = short_of_memory(tmp_path, odd, ended=False)
+    app = page(run="short", tab="memory")
+    assert "Allocation failed, script continued" in text_of(app)
+    assert r"\<img\> \| \[x\](http\:" in text_of(app)
+    assert r"\*\*bold\*\*" in text_of(app)
+    assert not [one for one in app.button if one.key == "oom_retry"]
+    assert header(page(run="short"))["retry"] is None
+    (folder / "oom.json").write_text('{"schema": 1, "first": {"ts": "<b>*x*"}}')
+    app = page(run="short", tab="memory")
+    assert any("report.first.ts" in warning.value for warning in app.warning)
+    record(tmp_path, "other")
+    assert "Allocation failed" not in text_of(page(run="other", tab="memory"))
 
 
 @pytest.mark.parametrize("place", ["tab", "header"])
@@ -93,41 +83,39 @@ def test_retry_starts_half_the_batch_with_twice_the_accumulation(
         return record(tmp_path, "again", config=config.to_dict())
 
     monkeypatch.setattr(server, "start", start)
+    app = page(run="short", tab="memory")
     if place == "tab":
-        app = page(run="short", tab="memory")
-        (button,) = [one for one in app.button if one.key == "oom_retry"]
+        button = app.button(key="oom_retry")
         assert button.label == "Retry with batch size 8 × 4 accumulation steps"
         button.click().run()
         assert not app.exception
     else:
-        app = page(run="short")
         assert header(app)["retry"]["refused"] is None
         trigger(app, "retry")
-        assert header(app)["picked"] == "again"
+    assert header(app)["picked"] == "again"
     assert started == [replace(CONFIG, batch_size=8, gradient_accumulation_steps=4)]
 
 
-@pytest.mark.parametrize("why", ["batch of one", "busy", "another machine"])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 1}, "a batch of one sample cannot be halved"),
+        ({"device": GPU.id}, "this machine"),
+        ({}, "The run another is active."),
+    ],
+)
 def test_what_cannot_be_retried_says_why(
     page: OpenPage,
     tmp_path: Path,
     server: services.Services,
-    machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
-    why: str,
+    changes: dict[str, Any],
+    words: str,
 ) -> None:
-    config, words = CONFIG, "The run another is active."
-    if why == "batch of one":
-        config, words = replace(CONFIG, batch_size=1), "a batch of one sample cannot be halved"
-    elif why == "another machine":
-        machine()
-        config = replace(CONFIG, device=GPU.id)
-        words = "this machine"
-    else:
-        monkeypatch.setattr(server, "active_id", lambda: "another")
-    short_of_memory(tmp_path, FULL, config=config)
+    monkeypatch.setattr(server, "active_id", lambda: "another")
+    short_of_memory(tmp_path, FULL, config=replace(CONFIG, **changes))
     app = page(run="short", tab="memory")
-    (button,) = [one for one in app.button if one.key == "oom_retry"]
+    button = app.button(key="oom_retry")
     assert button.disabled
     assert words in button.help
-    assert words in header(page(run="short"))["retry"]["refused"]
+    assert words in header(app)["retry"]["refused"]

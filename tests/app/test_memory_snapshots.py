@@ -21,6 +21,8 @@ from tests.support.app_page import record
 from tests.support.snapshots import REAL, live_block, snapshot
 
 PATIENCE_S = 60.0
+STEP_5 = "snapshot-step-5"
+Section = Callable[[str | None], AppTest]
 
 
 SECTION = """
@@ -36,7 +38,7 @@ snapshot_section(None if run_id is None else read_run(server.folder(run_id)))
 
 
 @pytest.fixture
-def section(server: services.Services) -> Callable[[str | None], AppTest]:
+def section(server: services.Services) -> Section:
     def run(run_id: str | None) -> AppTest:
         app = AppTest.from_string(SECTION.format(run_id=run_id), default_timeout=30).run()
         return until_open(app)
@@ -63,7 +65,7 @@ def texts(app: AppTest) -> str:
 
 
 def test_a_runs_snapshot_shows_bands_allocations_and_segments(
-    section: Callable[[str | None], AppTest], tmp_path: Path
+    section: Section, tmp_path: Path
 ) -> None:
     folder = record(tmp_path, "one", device="GPU-1")
     shutil.copy(REAL, folder / "snapshot-step-5.pickle")
@@ -80,19 +82,14 @@ def test_a_runs_snapshot_shows_bands_allocations_and_segments(
     assert (folder / "snapshot-step-5.summary.json.gz").exists()
 
 
-def test_two_snapshots_are_compared_by_stack(
-    section: Callable[[str | None], AppTest], tmp_path: Path
-) -> None:
+def test_two_snapshots_are_compared_by_stack(section: Section, tmp_path: Path) -> None:
     folder = record(tmp_path, "one", device="GPU-1")
-    (folder / "snapshot-step-5.pickle").write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
+    (folder / f"{STEP_5}.pickle").write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
     more = snapshot([live_block(2**20), live_block(3 * 2**20, line=8)])
     (folder / "snapshot-step-10.pickle").write_bytes(pickle.dumps(more))
     app = section("one")
     chosen, other = app.selectbox
-    assert [option.partition(" ")[0] for option in chosen.options] == [
-        "snapshot-step-10.pickle",
-        "snapshot-step-5.pickle",
-    ]
+    assert [name.partition(".")[0] for name in chosen.options] == ["snapshot-step-10", STEP_5]
     other.select_index(0).run()
     app = until_open(app)
     assert "3.00 MiB more than the 1.00 MiB" in texts(app)
@@ -102,7 +99,7 @@ def test_two_snapshots_are_compared_by_stack(
 
 
 def test_what_is_no_snapshot_is_told_and_can_be_tried_again(
-    section: Callable[[str | None], AppTest], tmp_path: Path
+    section: Section, tmp_path: Path
 ) -> None:
     folder = record(tmp_path, "one", device="GPU-1")
     path = folder / "snapshot-step-5.pickle"
@@ -115,22 +112,15 @@ def test_what_is_no_snapshot_is_told_and_can_be_tried_again(
     assert "1.00 MiB allocated" in texts(app)
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_without_one_it_says_how_to_get_it(
-    section: Callable[[str | None], AppTest], tmp_path: Path, live: bool
-) -> None:
-    status = RunStatus.RUNNING if live else RunStatus.FINISHED
-    record(tmp_path, "one", status, commands=["memory_snapshot"])
-    app = section("one")
-    assert ("A live run on CUDA" in texts(app)) is not live
-    assert "You can also open any `torch.cuda.memory._dump_snapshot` file, here or from" in texts(
-        app
-    )
+def test_without_one_it_says_how_to_get_it(section: Section, tmp_path: Path) -> None:
+    for status in (RunStatus.RUNNING, RunStatus.FINISHED):
+        record(tmp_path, str(status), status, commands=["memory_snapshot"])
+        shown = texts(section(str(status)))
+        assert ("A live run on CUDA" in shown) is (status is RunStatus.FINISHED)
+        assert "You can also open any `torch.cuda.memory._dump_snapshot` file" in shown
 
 
-def test_files_put_into_the_folder_open_without_a_run(
-    section: Callable[[str | None], AppTest], tmp_path: Path
-) -> None:
+def test_files_put_into_the_folder_open_without_a_run(section: Section, tmp_path: Path) -> None:
     folder = tmp_path / "snapshots"
     folder.mkdir()
     settings = {"allocator_settings": {"x": "![a](http://e.example)"}}
@@ -149,11 +139,11 @@ def test_files_put_into_the_folder_open_without_a_run(
     assert app.session_state[WAITS] is False
 
 
-def test_an_uploaded_file_is_kept_and_shown(section: Callable[[str | None], AppTest]) -> None:
+def test_an_uploaded_file_is_kept_and_shown(section: Section) -> None:
     app = section(None)
     app.file_uploader[0].upload("my file.pickle", REAL.read_bytes(), "application/octet-stream")
     until_open(app.run())
     assert app.selectbox(key="snapshot_chosen").value.name == "my-file.pickle"
     assert len(figures(app)) == 2
     app.file_uploader[0].upload("empty.pickle", b"", "application/octet-stream").run()
-    assert "The file was not kept. The file must not be empty" in texts(app)
+    assert "The file was not kept. The file must have 1 to" in texts(app)

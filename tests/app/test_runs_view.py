@@ -47,12 +47,11 @@ def test_a_row_has_the_runs_best_loss_rate_and_peaks(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_store_or_with_a_damaged_one_has_no_numbers(tmp_path: Path) -> None:
-    folder = record(tmp_path, "one")
-    store = folder / "rank0.sqlite"
+    store = record(tmp_path, "one") / "rank0.sqlite"
     store.write_bytes(b"x" * 5000)
-    assert summarize(read_run(folder)) == RunSummary()
+    assert summarize(read_run(store.parent)) == RunSummary()
     store.unlink()
-    assert summarize(read_run(folder)) == RunSummary()
+    assert summarize(read_run(store.parent)) == RunSummary()
 
 
 def test_the_summary_of_a_live_run_follows_it(server: services.Services) -> None:
@@ -78,11 +77,9 @@ def test_the_page_lists_the_runs_and_the_run_page_shows_the_opened_one(
     assert str(server.runs.absolute()) in text_of(app)
     assert not app.dataframe
     record(server.runs, "one")
-    record(server.runs, "two")
     app.run()
     table = app.dataframe[0].value
-    assert list(table["Name"]) == ["digits_cnn", "digits_cnn"]
-    assert list(table["Status"]) == ["finished", "finished"]
+    assert (list(table["Name"]), list(table["Status"])) == (["digits_cnn"], ["finished"])
     app.session_state["run"] = "one"
     app.switch_page("views/run.py").run()
     assert component(app)["run"] == "one"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,18 +24,14 @@ from tests.support.app_page import (
 )
 
 Begin = Callable[..., Recorder]
+ABSENT = (CommandName.SAVE_CHECKPOINT, CommandName.MEMORY_SNAPSHOT)
 WATCHED = {
     "kind": RunKind.WATCH,
     "device": "cpu",
     "optimizers": ["Adam"],
-    "commands": [
-        str(name)
-        for name in CommandName
-        if name not in (CommandName.SAVE_CHECKPOINT, CommandName.MEMORY_SNAPSHOT)
-    ],
+    "commands": [str(name) for name in CommandName if name not in ABSENT],
     "script": {"path": "/home/me/train.py", "arguments": ["--lr", "0.1"], "cwd": "/home/me"},
 }
-GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
 
 
 @pytest.fixture
@@ -91,21 +85,7 @@ def test_an_empty_page_takes_the_run_that_begins_unless_emptied_by_hand(
     assert component(app)["run"] is None
 
 
-@pytest.mark.parametrize(
-    ("run_json", "word"), [({"user": "eve"}, "user eve"), ({"host": "elsewhere"}, "host elsewhere")]
-)
-def test_a_run_of_others_is_look_only(
-    page: OpenPage, begin: Begin, run_json: dict[str, str], word: str
-) -> None:
-    write(begin("theirs").folder, **run_json)
-    app = page(run="theirs")
-    assert component(app)["run"] == "theirs"
-    assert buttons(app) == set()
-    assert f"belongs to the {word}" in header(app)["look_only"]
-    assert shown_run(app).count("@") == 1
-
-
-def test_the_selection_stays_when_its_run_ends_and_its_label_changes(
+def test_the_selection_stays_when_its_run_ends_or_is_of_another_host(
     page: OpenPage, begin: Begin
 ) -> None:
     folders = [begin(name).folder for name in ("one", "two")]
@@ -121,15 +101,11 @@ def test_the_selection_stays_when_its_run_ends_and_its_label_changes(
     trigger(app, "run", "../etc")  # no choice of the list
     assert component(app)["run"] == "two"
     assert app.query_params["run"] == "two"
-
-
-def test_a_recording_has_the_machines_charts_and_no_training(page: OpenPage, begin: Begin) -> None:
-    begin("one", RunStatus.PENDING)
-    assert buttons(page(run="one")) == {"Stop", "Mark"}, "before the first step of a script"
-    begin("rec", kind=RunKind.RECORD, commands=["mark", "stop"], devices=[GPU], script=None)
-    app = page(run="rec")
-    assert buttons(app) == {"Stop", "Mark"}
-    assert component(app)["layout"]["axis"] == "time"
+    write(folders[1], host="elsewhere")
+    app.run()
+    assert buttons(app) == set()
+    assert "belongs to the host elsewhere" in header(app)["look_only"]
+    assert shown_run(app).count("@") == 1
 
 
 def test_a_scripts_logs_and_details(page: OpenPage, begin: Begin) -> None:
@@ -167,15 +143,3 @@ def test_the_traceback_is_that_of_the_rank_that_failed_first(
     assert "ValueError: no" in codes
     assert closed not in codes
     assert f"Traceback of rank {rank}" in {box.label for box in app.expander}
-
-
-def test_the_empty_page_says_how_to_watch_a_script_and_where_it_looks(
-    page: OpenPage, server: services.Services
-) -> None:
-    app = page()
-    [command] = [code.value for code in app.code if "watch" in code.value]
-    variable, program, *words = shlex.split(command)
-    assert variable == f"STEPSCOPE_RUNS={server.runs}"
-    assert shutil.which(program), "the command works as it stands"
-    assert words == ["watch", "train.py"]
-    assert str(server.runs) in text_of(app)

@@ -45,34 +45,28 @@ def drawn(app: AppTest) -> dict[str, object]:
     return {widget.label: widget.value for widget in widgets}
 
 
-@pytest.mark.parametrize("workload", [Workload.LINEAR, Workload.GPT, Workload.RESNET])
-def test_a_workload_shows_its_own_fields_only(page: OpenPage, workload: Workload) -> None:
-    shown = set(drawn(page(workload=workload.value)))
-    assert shown & {TEXTS[name][0] for name in FIELDS} == {
-        TEXTS[name][0] for name in TRAITS[workload].fields
-    }
-    assert all(TEXTS[name][1].endswith(".") for name in FIELDS)
-
-
-def test_a_link_sets_them_and_another_workload_has_its_own_defaults(page: OpenPage) -> None:
+def test_a_workload_shows_its_own_fields_with_its_own_defaults(page: OpenPage) -> None:
     app = page(workload="gpt", num_layers="3", width="96", tie_embeddings="0", dropout="0.25")
     shown = drawn(app)
     assert (shown["Layers"], shown["Width"], shown["Context"]) == (3, 96, 64)
     assert (shown["Tie embeddings"], shown["Dropout"]) == (False, 0.25)
-    app.sidebar.selectbox(key="config_workload").select(Workload.RESNET).run()
-    assert not app.exception
+    labels = {name: TEXTS[name][0] for name in FIELDS}
+    for workload in (Workload.LINEAR, Workload.GPT, Workload.RESNET):
+        app.sidebar.selectbox(key="config_workload").select(workload).run()
+        assert not app.exception
+        expected = {labels[name] for name in TRAITS[workload].fields}
+        assert drawn(app).keys() & set(labels.values()) == expected
     assert (drawn(app)["Width"], drawn(app)["Image size"]) == (64, 224)
 
 
-def test_without_data_the_page_shows_the_command(page: OpenPage, root: Path) -> None:
+def test_a_dataset_of_the_data_folder_or_the_command_that_makes_one(
+    page: OpenPage, root: Path
+) -> None:
     app = page(workload="images")
     (warning,) = app.warning
     for text in (captions(app), warning.value):  # as code that can be copied, without the period
         assert f"`{MAKE_DIGITS} {root}/digits`." in text
     assert MAKE_DIGITS in str(start_refused(app))
-
-
-def test_a_dataset_is_chosen_from_the_data_folder(page: OpenPage, root: Path) -> None:
     for name in ("digits/train.csv", "mine.csv"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).touch()

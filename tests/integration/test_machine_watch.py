@@ -55,17 +55,6 @@ def test_many_tabs_share_one_thread_and_its_looks(watching: Make) -> None:
     assert len(source.reads) == 5, "one look: two fast readings, and one of each other tier"
 
 
-def test_it_goes_on_looking_by_itself(watching: Make) -> None:
-    source = FakeSource(gpus(1))
-    watch = watching(source)
-    watch.look()
-    source.gpus[0].values["gpu/util"] = 12.0
-    wait_until(lambda: watch.look().view.devices[0].values["gpu/util"] == 12.0)  # type: ignore[union-attr]
-    kept = watch.history(info().uuid)
-    assert kept is not None
-    assert len(kept.since(0.0)) >= 2
-
-
 def test_it_ends_when_nobody_has_asked_for_a_while_and_begins_anew(watching: Make) -> None:
     source = FakeSource(gpus(1))
     watch = watching(source, idle_s=0.1)
@@ -84,14 +73,18 @@ def test_errors_of_the_driver_are_watched_where_there_are_gpus(watching: Make) -
     watch = watching(FakeSource(gpus(1)))
     wait_until(lambda: bool(watch.look().view.devices[0].xids))  # type: ignore[union-attr]
     assert len(FakeErrors.begun) == 1
+    kept = watch.history(info().uuid)
+    assert kept is not None
+    assert len(kept.since(0.0)) >= 2, "it looks by itself"
     watching(NullSource("The NVIDIA driver is not loaded.")).look()
     assert len(FakeErrors.begun) == 1
 
 
-def test_a_driver_that_does_not_answer_is_said_and_holds_nobody_up(watching: Make) -> None:
-    source, release = FakeSource(gpus(1)), threading.Event()
+def test_a_driver_that_does_not_answer_or_falls_silent_holds_nobody_up(watching: Make) -> None:
+    source, release, late = FakeSource(gpus(1)), threading.Event(), [0.0]
     source.before_read = lambda: release.wait(20) and None
-    watch = watching(source)
+    clock: Any = lambda: time.monotonic() + late[0]  # noqa: E731
+    watch = watching(source, clock=clock, idle_s=3600.0)
     seen = watch.look(wait_s=0.05)
     assert seen.view is None
     assert seen.trouble is not None
@@ -102,6 +95,15 @@ def test_a_driver_that_does_not_answer_is_said_and_holds_nobody_up(watching: Mak
     release.set()
     wait_until(lambda: watch.look().view is not None)
     assert watch.look().trouble is None
+    called = threading.Event()
+    release.clear()
+    source.before_read = lambda: called.set() or (release.wait(20) and None)
+    assert called.wait(20)
+    late[0] = 30.0
+    seen = watch.look()
+    release.set()
+    assert seen.view is not None, "what was seen last"
+    assert str(seen.trouble).startswith("No response from the NVIDIA driver for 30 s;")
 
 
 def test_a_look_that_fails_is_told_and_the_next_may_succeed(watching: Make) -> None:
@@ -118,18 +120,3 @@ def test_a_look_that_fails_is_told_and_the_next_may_succeed(watching: Make) -> N
     watch.close()
     watch.look()
     assert threads() == [], "after the end nothing begins again"
-
-
-def test_a_driver_that_falls_silent_is_said_with_what_was_seen_last(watching: Make) -> None:
-    source, release, late = FakeSource(gpus(1)), threading.Event(), [0.0]
-    clock: Any = lambda: time.monotonic() + late[0]  # noqa: E731
-    watch = watching(source, clock=clock, idle_s=3600.0)
-    assert watch.look().trouble is None
-    source.before_read = lambda: release.wait(20) and None
-    time.sleep(0.1)  # the thread is in the call now
-    late[0] = 30.0
-    seen = watch.look()
-    release.set()
-    assert seen.view is not None
-    assert seen.trouble is not None
-    assert seen.trouble.startswith("No response from the NVIDIA driver for 30 s;")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import services
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
+from tests.support.waiting import wait_until
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 
@@ -41,19 +41,25 @@ def record(root: Path, name: str, status: RunStatus = RunStatus.FINISHED, **run_
 
 
 def component(app: AppTest) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(_first(app).proto.json)
-    return data
-
-
-def _first(app: AppTest) -> Any:
     """The component of the run, or of the GPUs: the first one of its page."""
-    return next(iter(app.get("bidi_component")))
+    return drawn_components(app)[0]
 
 
 def header(app: AppTest) -> dict[str, Any]:
     """What the header row is told: runs, buttons, what is in the way."""
     told: dict[str, Any] = component(app)["header"]
     return told
+
+
+def at_address(page: OpenPage, view: str, **params: str) -> AppTest:
+    """Open a page in a new session by its own address."""
+    app = page()
+    app.switch_page(f"views/{view}.py")
+    for name, value in params.items():
+        app.query_params[name] = value
+    app.run()
+    assert not app.exception
+    return app
 
 
 def start_run(app: AppTest) -> None:
@@ -75,7 +81,7 @@ def drawn_components(app: AppTest) -> list[dict[str, Any]]:
 
 def trigger(app: AppTest, event: str, value: object = 1) -> None:
     """Do what the component in the browser does for a press or a choice."""
-    live = _first(app)
+    live = app.get("bidi_component")[0]
     states = app._tree.get_widget_states()
     name = f"$$STREAMLIT_INTERNAL_KEY_{live.proto.id}__events"
     states.widgets.add(id=name, json_trigger_value=json.dumps([{"event": event, "value": value}]))
@@ -96,7 +102,7 @@ def label(app: AppTest, kind: str, text: str) -> Any:
 def text_of(app: AppTest) -> str:
     return " ".join(
         str(part.value)
-        for kind in ("markdown", "caption", "warning", "error", "code")
+        for kind in ("markdown", "caption", "success", "info", "warning", "error", "code")
         for part in app.get(kind)
     )
 
@@ -113,9 +119,6 @@ def press(app: AppTest, name: str) -> None:
 
 
 def wait_for_result(app: AppTest, server: services.Services) -> None:
-    deadline = time.monotonic() + 60
-    while server.lessons.running() is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: server.lessons.running() is None, 60)
     app.run()
     assert not app.exception

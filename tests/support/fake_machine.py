@@ -19,80 +19,46 @@ from stepscope.gpu.xid import NO_INSTANCE, XidEvent, xid_event
 
 GIB = 2**30
 
-TIERS: dict[SamplingTier, tuple[str, ...]] = {
-    SamplingTier.FAST: (
-        "gpu/util",
-        "gpu/mem_util",
-        "gpu/mem_used",
-        "gpu/mem_reserved",
-        "gpu/power",
-        "gpu/sm_clock",
-        "gpu/throttle_reasons",
-        "gpu/throttle_power",
-        "gpu/throttle_sw_thermal",
-        "gpu/throttle_hw_thermal",
-        "gpu/throttle_brake",
-        "gpu/pcie_tx",
-        "gpu/pcie_rx",
-        "gpu/nvlink_tx",
-        "gpu/nvlink_rx",
-    ),
-    SamplingTier.MEDIUM: (
-        "gpu/temp",
-        "gpu/temp_mem",
-        "gpu/temp_margin",
-        "gpu/mem_clock",
-        "gpu/energy",
-        "gpu/sm_active",
-        "gpu/sm_occupancy",
-        "gpu/tensor_active",
-        "gpu/dram_active",
-    ),
-    SamplingTier.SLOW: ("gpu/power_limit", "gpu/mem_total", "gpu/fan"),
-    SamplingTier.RARE: (
-        "gpu/ecc_corrected",
-        "gpu/ecc_uncorrected",
-        "gpu/remapped_rows",
-        "gpu/remap_pending",
-        "gpu/remap_failed",
-        "gpu/pcie_replays",
-    ),
+TIERS: dict[SamplingTier, dict[str, float]] = {
+    SamplingTier.FAST: {
+        "gpu/util": 97.0,
+        "gpu/mem_util": 40.0,
+        "gpu/mem_used": 40.0 * GIB,
+        "gpu/mem_reserved": 0.5 * GIB,
+        "gpu/power": 553.0,
+        "gpu/sm_clock": 1755.0,
+        "gpu/throttle_reasons": 0.0,
+        "gpu/throttle_power": 10.0,
+        "gpu/throttle_sw_thermal": 0.0,
+        "gpu/throttle_hw_thermal": 0.0,
+        "gpu/throttle_brake": 0.0,
+        "gpu/pcie_tx": 1.5 * GIB,
+        "gpu/pcie_rx": 0.25 * GIB,
+        "gpu/nvlink_tx": 0.0,
+        "gpu/nvlink_rx": 0.0,
+    },
+    SamplingTier.MEDIUM: {
+        "gpu/temp": 61.0,
+        "gpu/temp_mem": 68.0,
+        "gpu/temp_margin": 31.0,
+        "gpu/mem_clock": 2619.0,
+        "gpu/energy": 1000.0,
+        "gpu/sm_active": 71.0,
+        "gpu/sm_occupancy": 22.0,
+        "gpu/tensor_active": 33.0,
+        "gpu/dram_active": 45.0,
+    },
+    SamplingTier.SLOW: {"gpu/power_limit": 700.0, "gpu/mem_total": 80.0 * GIB},
+    SamplingTier.RARE: {
+        "gpu/ecc_corrected": 0.0,
+        "gpu/ecc_uncorrected": 0.0,
+        "gpu/remapped_rows": 0.0,
+        "gpu/remap_pending": 0.0,
+        "gpu/remap_failed": 0.0,
+        "gpu/pcie_replays": 0.0,
+    },
 }
-
-BUSY: dict[str, float] = {
-    "gpu/util": 97.0,
-    "gpu/mem_util": 40.0,
-    "gpu/mem_used": 40.0 * GIB,
-    "gpu/mem_reserved": 0.5 * GIB,
-    "gpu/power": 553.0,
-    "gpu/sm_clock": 1755.0,
-    "gpu/throttle_reasons": 0.0,
-    "gpu/throttle_power": 10.0,
-    "gpu/throttle_sw_thermal": 0.0,
-    "gpu/throttle_hw_thermal": 0.0,
-    "gpu/throttle_brake": 0.0,
-    "gpu/pcie_tx": 1.5 * GIB,
-    "gpu/pcie_rx": 0.25 * GIB,
-    "gpu/nvlink_tx": 0.0,
-    "gpu/nvlink_rx": 0.0,
-    "gpu/temp": 61.0,
-    "gpu/temp_mem": 68.0,
-    "gpu/temp_margin": 31.0,
-    "gpu/mem_clock": 2619.0,
-    "gpu/energy": 1000.0,
-    "gpu/sm_active": 71.0,
-    "gpu/sm_occupancy": 22.0,
-    "gpu/tensor_active": 33.0,
-    "gpu/dram_active": 45.0,
-    "gpu/power_limit": 700.0,
-    "gpu/mem_total": 80.0 * GIB,
-    "gpu/ecc_corrected": 0.0,
-    "gpu/ecc_uncorrected": 0.0,
-    "gpu/remapped_rows": 0.0,
-    "gpu/remap_pending": 0.0,
-    "gpu/remap_failed": 0.0,
-    "gpu/pcie_replays": 0.0,
-}
+BUSY = {key: value for values in TIERS.values() for key, value in values.items()}
 """Readings of a GPU at work that has no trouble."""
 
 IDLE = BUSY | {"gpu/util": 0.0, "gpu/power": 72.0, "gpu/sm_clock": 345.0, "gpu/temp": 34.0}
@@ -202,16 +168,12 @@ class FakeSource:
         gpu = self._gpu(uuid)
         if gpu.lost is not None:
             return {}
-        keys = [key for tier in tiers for key in TIERS[tier]]
-        return {
-            key: gpu.values[key] for key in keys if key in gpu.values and key not in gpu.missing
-        }
+        keys = {key for tier in tiers for key in TIERS[tier]} - gpu.missing.keys()
+        return {key: value for key, value in gpu.values.items() if key in keys}
 
     def reasons(self, uuid: str) -> dict[str, str]:
         gpu = self._gpu(uuid)
-        if gpu.lost is not None:
-            return dict.fromkeys(BUSY, gpu.lost)
-        return dict(gpu.missing)
+        return dict(gpu.missing) if gpu.lost is None else dict.fromkeys(BUSY, gpu.lost)
 
     def lost(self, uuid: str) -> str | None:
         return self._gpu(uuid).lost

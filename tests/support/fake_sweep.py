@@ -11,20 +11,10 @@ Json = dict[str, Any]
 
 
 def metrics(rate: float, **others: float | None) -> Json:
-    values = {
-        "samples_per_sec": rate,
-        "step_time": 128 / rate,
-        "data_wait": 0.001,
-        "h2d": None,
-        "gpu_time": None,
-        "peak_allocated": None,
-        "peak_reserved": None,
-        "peak_process": 512 * 2**20,
-        "energy_per_sample": None,
-        "loss": 0.5,
-        "mfu": None,
-    }
-    return values | others
+    of_gpu = ("h2d", "gpu_time", "peak_allocated", "peak_reserved", "energy_per_sample", "mfu")
+    values: Json = dict.fromkeys(of_gpu)
+    values |= {"samples_per_sec": rate, "step_time": 128 / rate, "data_wait": 0.001}
+    return values | {"peak_process": 512 * 2**20, "loss": 0.5} | others
 
 
 def arm(name: str, verdict: str, effect: float | None = None, **others: Any) -> Json:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import re
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -69,15 +66,3 @@ def test_each_has_its_events_and_gpus(
         devices = [info for info in reader.series() if info.stream == "devices"]
         assert len(devices) == gpus
         assert all(metrics <= set(reader.keys(info.id)) for info in devices)
-
-
-@pytest.mark.skipif(getpass.getuser() == "root", reason="root may write everywhere")
-def test_each_opens_from_a_folder_without_write_permission(tmp_path: Path) -> None:
-    for name, source in RUNS.items():
-        folder = shutil.copytree(source, tmp_path / name)
-        os.chmod(folder, 0o555)
-        try:
-            with StoreReader(folder) as reader:
-                assert reader.events()
-        finally:
-            os.chmod(folder, 0o755)

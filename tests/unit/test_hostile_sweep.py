@@ -97,7 +97,7 @@ def test_null_in_place_of_a_number_is_a_missing_value() -> None:
     found = to_content(content)
     assert (found.updated, found.progress.done, found.progress.total) == (0.0, 0, 96)
     assert (found.arms[0].rounds, found.arms[0].metrics) == (0, {})
-    assert (found.rounds[0].number, found.rounds[0].samples) == (0, {})
+    assert found.rounds[0].samples == {}
     assert found.config["max_steps"] is None  # a setting may be null
 
 
@@ -110,12 +110,18 @@ def test_a_process_number_that_is_none_is_no_process() -> None:
     assert found.pid == os.getpid()
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_lock_or_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / LOCK).symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic links"), only_one(tmp_path / "sweep"):
         pass
+    folder = written(tmp_path / "other", GOOD, json.dumps(sweep()))
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / GOOD).symlink_to(folder)
+    with pytest.raises(SweepError):
+        Sweeps(tmp_path, tmp_path / "examples").delete(GOOD)
+    assert (folder / SWEEP_JSON).is_file()
     assert (tmp_path / "precious").read_text() == "kept"
 
 

@@ -16,8 +16,7 @@ from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER,
 class Memory:
     """Stands for torch.cuda.memory: the text that the next allocation gets."""
 
-    def __init__(self) -> None:
-        self.text = "the script's"
+    text = "the script's"
 
     def _set_memory_metadata(self, text: str) -> None:
         self.text = text
@@ -40,6 +39,14 @@ def test_each_phase_of_a_step_is_labeled(memory: Memory) -> None:
         with span(phase):
             seen.append(memory.text)
         seen.append(memory.text)
+    labels.begin_step()
+    assert memory.text == "phase=forward"
+    with span(DATA), span(FORWARD):
+        assert memory.text == "phase=data"
+    thread = threading.Thread(target=lambda: span(BACKWARD).__enter__())
+    thread.start()
+    thread.join()
+    assert memory.text == "phase=forward", "of another thread"
     labels.end()
     assert [text.removeprefix("phase=") for text in seen] == [
         *("forward", "data", "forward", "forward", "forward"),
@@ -48,27 +55,6 @@ def test_each_phase_of_a_step_is_labeled(memory: Memory) -> None:
     assert memory.text == "the script's"
     with span(FORWARD):
         assert memory.text == "the script's"
-
-
-def test_boundaries_outer_spans_and_threads(memory: Memory) -> None:
-    labels = AllocationLabeler()
-    with span(BACKWARD):
-        pass
-    assert memory.text == "phase=optimizer"
-    labels.begin_step()
-    assert memory.text == "phase=forward"
-    with span(DATA), span(FORWARD):
-        assert memory.text == "phase=data"
-
-    def other() -> None:
-        with span(BACKWARD):
-            pass
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert memory.text == "phase=forward"
-    labels.end()
 
 
 def test_an_older_torch_has_no_place_for_labels(monkeypatch: pytest.MonkeyPatch) -> None:
