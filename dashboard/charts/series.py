@@ -247,12 +247,7 @@ def window(
 
 def events(reader: StoreReader, run: RunInfo, after: int) -> list[dict[str, Any]]:
     """Return the newest events after an id, the oldest first."""
-    return [_event(event, run.created) for event in reader.events(after, MAX_EVENTS)]
-
-
-def rank_events(rows: Iterable[tuple[int, EventRow]], run: RunInfo) -> list[dict[str, Any]]:
-    """Return events of other ranks; their ids are text that contains the rank."""
-    return [_event(event, run.created) | {"id": f"rank{rank}-{event.id}"} for rank, event in rows]
+    return [event_json(event, run.created) for event in reader.events(after, MAX_EVENTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +403,8 @@ def _number(value: float) -> float | int:
     return int(short) if short.is_integer() and abs(short) < 2**53 else short
 
 
-def _event(event: EventRow, created: float) -> dict[str, Any]:
+def event_json(event: EventRow, created: float) -> dict[str, Any]:
+    """Return an event as a JSON value; its time in seconds since `created`."""
     return {
         "id": event.id,
         "t": round(event.ts - created, 3),

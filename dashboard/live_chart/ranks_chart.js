@@ -22,7 +22,7 @@ const HINT = "Select ranks in the table, or click a heatmap row, to plot them.";
 export function rankLines(data, picked, mean) {
   const lines = [...picked].map((row, i) => ({
     row,
-    label: `rank ${data.named.ranks[row][1]}`,
+    label: `rank ${data.answer.ranks[row][1]}`,
     color: `gpu${i % 8}`,
     ...data.line(row),
   }));
@@ -123,7 +123,7 @@ export class RankChart {
     );
     const { low, high, over } = colorRange(data.cells, metric.key) ?? { low: 0, high: 1 };
     const { unit, factor } = scaleFor(metric.unit, high);
-    const strips = data.named.ranks.map((_, row) => data.strip(row));
+    const strips = data.answer.ranks.map((_, row) => data.strip(row));
     const highest = `${over ? "≥ " : ""}${short(high / factor)}${suffix(unit)}`;
     const color = theme.palette[metric.color];
     const heat = {
@@ -149,7 +149,7 @@ export class RankChart {
     const heat = this.rowHeight * data.ranks;
     const plot = heat + GAP_PX + LINES_HEIGHT_PX;
     const ticks = data.ticks(this.width);
-    const labels = rowLabels(data.named, this.rowHeight, marked);
+    const labels = rowLabels(data.answer, this.rowHeight, marked);
     const [low, high] = lineRange(this.lines);
     const { unit, factor } = scaleFor(metric.unit, Math.max(Math.abs(low), Math.abs(high)));
     const levels = Array.from({ length: 4 }, (_, i) => low + ((high - low) * i) / 3);
@@ -212,7 +212,7 @@ export class RankChart {
       });
       return `${data.where(x)}: ${values.join(", ")}`;
     }
-    const [, rank, , place] = data.named.ranks[row];
+    const [, rank, , place] = data.answer.ranks[row];
     let column = Math.floor(x / data.width);
     while (column > 0 && !isNumber(data.cells[column]?.[row])) column -= 1;
     const value = data.cells[column]?.[row];
