@@ -213,7 +213,7 @@ def _delta(
     start, stop, bucket, reset = span(source.samples.rows, cursor)
     part = _rows(reader, run, source, start, stop, bucket) | {"reset": reset}
     values = {} if now is None else _values(now.parts or {})
-    return part | {"last": values, "since": {}}
+    return part | {"last": values}
 
 
 def _rows(

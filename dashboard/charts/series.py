@@ -35,8 +35,8 @@ TARGET = 500  # buckets of a chart, at most
 MAX_NEW = 250  # new buckets; with more, a fresh overview is smaller
 MAX_EVENTS = 1000  # newest events of a first answer: epochs must not crowd out commands
 RECENT_ROWS = 24  # searched for the newest value: 2.4 s of samples, more than the slowest tier
+RECENT_STEPS = 128  # searched for the newest value of a step
 RATE_S = 1.0  # the rate is averaged over it: a single step may be an epoch's short last batch
-MAX_RATE_ROWS = 512  # read for the rate: two frames of the store
 STALE_S = 3.0  # age of the heartbeat from which the page warns; it is written every second
 ROUND_S = 5  # resolution of a wait in a message: screen readers announce each change
 MAX_NAMED_RANKS = 8
@@ -264,70 +264,17 @@ class _SeriesResponse:
         return {**self.rows(info, start, stop, bucket), "reset": reset}
 
     def newest(self, info: SeriesInfo) -> dict[str, Any]:
-        """Return `last`, the newest value of each metric in the last RECENT_ROWS rows.
-
-        `since` holds for each value that is not finite the step of the first one after the last
-        finite value.
-        """
-        block = self.reader.read(info.id, max(0, info.rows - RECENT_ROWS), info.rows, 1)
-        last: dict[str, float | int | str | None] = {}
-        since: dict[str, int] = {}
-        for key, value in _newest_values(block).items():
-            if key not in self.keys.last:
-                continue
-            if math.isfinite(value):
-                last[key] = _number(value)
-            else:
-                last[key] = number_name(value)
-                since[key] = self._odd_since(info, key)
+        """Return `last`, the newest value of each metric in the last rows."""
+        rows = RECENT_STEPS if info.stream == "steps" else RECENT_ROWS
+        block = self.reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
+        last: dict[str, float | int | str | None] = {
+            key: _number(value) if math.isfinite(value) else number_name(value)
+            for key, value in _newest_values(block).items()
+            if key in self.keys.last
+        }
         if info.stream == "steps" and len(block):
-            last["step"] = int(block.step[-1])
-            if RATE in last and RATE not in since:
-                last.update(_last_second(self._until_last_second(info, block)))
-        return {"last": last, "since": since}
-
-    def _until_last_second(self, info: SeriesInfo, block: SeriesBlock) -> SeriesBlock:
-        """Return the newest rows back to RATE_S before the last timed row."""
-        rows = len(block)
-        while rows < min(MAX_RATE_ROWS, info.rows):
-            timed = np.flatnonzero(np.isfinite(block.mean[block.keys.index(RATE)]))
-            if len(timed) and block.ts[0] <= block.ts[timed[-1]] - RATE_S:
-                break
-            rows = min(4 * rows, MAX_RATE_ROWS)
-            block = self.reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
-        return block
-
-    def _odd_since(self, info: SeriesInfo, key: str) -> int:
-        """Return the step of the first value after the last finite one."""
-        finite = self._find(info, key, "count", 0, info.rows, newest=True)
-        start = 0 if finite is None else finite + 1
-        first = self._find(info, key, "odd", start, info.rows, newest=False)
-        at = info.rows - 1 if first is None else first
-        return int(self.reader.read(info.id, at, at + 1, 1).step[0])
-
-    def _find(
-        self, info: SeriesInfo, key: str, what: str, start: int, stop: int, *, newest: bool
-    ) -> int | None:
-        """Return the newest or the first row from start to stop with a nonzero `what` of a metric.
-
-        Searches TARGET buckets, then inside the match: three reads for ten million rows.
-        """
-        bucket = fitting_bucket(stop - start)
-        block = self.reader.read(info.id, start, stop, bucket)
-        if key not in block.keys:
-            return None
-        # The first bucket may begin before `start`, and its match may lie there.
-        begin = start - start % bucket
-        have = np.flatnonzero(getattr(block, what)[block.keys.index(key)]).tolist()
-        for place in reversed(have) if newest else have:
-            low = max(start, begin + place * bucket)
-            if bucket == 1:
-                return low
-            high = min(stop, begin + (place + 1) * bucket)
-            found = self._find(info, key, what, low, high, newest=newest)
-            if found is not None:
-                return found
-        return None
+            last |= {"step": int(block.step[-1])} | _last_second(block)
+        return {"last": last}
 
     def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
         """Return the rows from start to stop in buckets."""
