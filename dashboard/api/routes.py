@@ -27,6 +27,7 @@ from dashboard.api.origin import NotAllowed, check_sender
 from dashboard.api.page_token import page_token
 from dashboard.charts import memory_breakdown, series
 from dashboard.charts.rank_events import read_rank_events, unseen
+from dashboard.charts.run_state import state
 from dashboard.controls.config_widgets import is_possible
 from dashboard.controls.sidebar_groups import PLACES
 from dashboard.out_of_memory import as_verdict
@@ -98,7 +99,7 @@ def get_series(request: Request) -> Answer:
         recover_ended(run)  # rows that a killed process had not stored
     token = {"page_token": page_token(server.index.recent(), run, server.measuring(SWEEP_AGE_S))}
     if not (folder / STORE_NAME).exists():
-        return series.state(run) | token
+        return state(run) | token
     include_folded = bool(query.get("include_folded"))
     try:
         with StoreReader(folder) as reader:
@@ -115,7 +116,7 @@ def get_series(request: Request) -> Answer:
     except StoreError:
         if run.status is not RunStatus.PENDING:
             raise
-        return series.state(run) | token  # the store is being created
+        return state(run) | token  # the store is being created
 
 
 def _verdict(server: services.Services, reader: StoreReader, run: RunInfo) -> Answer | None:

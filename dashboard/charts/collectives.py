@@ -15,6 +15,7 @@ from dashboard.charts.figures import (
     Json,
     layout,
     line,
+    plain,
     title,
 )
 from stepscope.common.formatting import format_bytes
@@ -62,7 +63,7 @@ def _traces(document: Document, dash: str) -> list[Json]:
         {
             "type": "scatter",
             "mode": "lines+markers",
-            "name": operation + (" (compared)" if dash == "dot" else ""),
+            "name": plain(operation) + (" (compared)" if dash == "dot" else ""),
             "x": [row["bytes"] for row in found],
             "y": [row["bus"] / 1e9 for row in found],
             "text": [f"{format_bytes(row['bytes'])}: {rate_text(row['bus'])}" for row in found],

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dashboard.charts.chart_spec import COLORS
+from dashboard.charts.run_state import state
 from dashboard.charts.run_view import (
     custom_metrics,
     loss_keys,
@@ -24,10 +25,8 @@ from dashboard.charts.run_view import (
     run_kind,
 )
 from stepscope.common.formatting import number_name
-from stepscope.recorder.cuda_readback import SLOTS
 from stepscope.recorder.rows import RATE, STEP_TIME
-from stepscope.run import RunInfo, RunKind, RunStatus
-from stepscope.run.rank_info import now_of
+from stepscope.run import RunInfo, RunKind
 from stepscope.store import EventRow, SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.reader import Axis
 
@@ -37,14 +36,11 @@ MAX_EVENTS = 1000  # newest events of a first answer: epochs must not crowd out 
 RECENT_ROWS = 24  # searched for the newest value: 2.4 s of samples, more than the slowest tier
 RECENT_STEPS = 128  # searched for the newest value of a step
 RATE_S = 1.0  # the rate is averaged over it: a single step may be an epoch's short last batch
-STALE_S = 3.0  # age of the heartbeat from which the page warns; it is written every second
-ROUND_S = 5  # resolution of a wait in a message: screen readers announce each change
-MAX_NAMED_RANKS = 8
 FOLDED = {
     *("train/amp_scale", "train/amp_skipped"),
     *("perf/tokens_per_sec", "perf/tflops", "perf/mfu"),
     *("gpu/temp", "gpu/power_limit"),
-    *("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth"),
+    *("comm/rate", "comm/share", "comm/bus_bandwidth"),
 }
 """Metrics of folded charts, like learning rates and gradient norms: sent only while open."""
 LIVE_KEYS = COLORS.keys() - FOLDED - {"train/lr", "train/grad_norm"} | {
@@ -139,89 +135,6 @@ def update(
         }
         answer["progress"] |= {name: value for name, value in newest.items() if value is not None}
     return answer
-
-
-def state(run: RunInfo) -> dict[str, Any]:
-    """Return the state of a run: the part of an answer that needs no store."""
-    run_json = run.run_json
-    progress = {
-        name: run_json.get(name)
-        for name in ("step", "total_steps", "epoch", "epochs", "first_step", "paused_s")
-    }
-    progress["epoch"] = progress["epoch"] or None  # counted from 1; 0: not counted
-    if run_kind(run) is RunKind.RECORD:
-        progress["step"] = None  # a recording has no steps
-    return {
-        "run": run.id,
-        "status": run.status,
-        "reason": run.reason or _waiting(run),
-        "warnings": warnings(run),
-        "t0": run.created,
-        "now": round((run.ended or now_of(run.run_json)) - run.created, 3),
-        "progress": progress,
-        "series": {},
-        "events": [],
-    }
-
-
-def warnings(run: RunInfo) -> list[str]:
-    """Return the warnings about the recording itself, one sentence each."""
-    run_json, age_s = run.run_json, run.heartbeat_age_s
-    found = [str(run_json["problem"])] if run_json.get("problem") else []
-    late, dropped = run_json.get("dropped_values"), run_json.get("dropped")
-    if isinstance(late, int) and late > 0:
-        step = "step lacks" if late == 1 else "steps lack"
-        found.append(
-            f"{late:,} {step} GPU values such as the loss: the copy was refused, failed, or "
-            f"more than {SLOTS:,} were in flight. Training was not delayed."
-        )
-    if isinstance(dropped, int) and dropped > 0:
-        were = "step or event was" if dropped == 1 else "steps or events were"
-        found.append(
-            f"{dropped:,} {were} not recorded: the disk was too slow and the memory buffer is "
-            "full, or the store cannot hold them. Training was not delayed."
-        )
-    waits = command_wait(run, now_of(run.run_json))
-    if waits is not None:
-        found.append(waits)
-    if run.status.live and age_s > STALE_S:
-        found.append(
-            f"No update for {_duration(age_s)}. The run has not ended, but its folder does not "
-            "change: the disk may be full or read-only, or the process blocked. Values may be "
-            "stale."
-        )
-    return found
-
-
-def command_wait(run: RunInfo, now: float) -> str | None:
-    """Return which ranks have not reached the step of a command; None if all have."""
-    waits = run.run_json.get("command_waits")
-    if not run.status.live or not isinstance(waits, dict):
-        return None
-    try:
-        label = str(waits["name"]).replace("_", " ").capitalize()
-        since, step, ranks = float(waits["since"]), int(waits["step"]), list(waits["ranks"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    waited_s = max(ROUND_S, int(now - since) // ROUND_S * ROUND_S)
-    if len(ranks) == run.run_json.get("world_size"):
-        late = "no rank has"
-    else:
-        names = ", ".join(map(str, ranks[:MAX_NAMED_RANKS]))
-        names += ", …" if len(ranks) > MAX_NAMED_RANKS else ""
-        late = f"rank {names} has not" if len(ranks) == 1 else f"ranks {names} have not"
-    return f"{label} is waiting for step {step:,}: {late} arrived after {waited_s:,} s."
-
-
-def _waiting(run: RunInfo) -> str | None:
-    if run.status is RunStatus.PENDING and run_kind(run) in (RunKind.WATCH, RunKind.INIT):
-        return "The script has not finished its first optimizer step yet."
-    return None
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    return f"{whole} s" if whole < 120 else f"{whole // 60} min"
 
 
 def window(
