@@ -105,7 +105,6 @@ def ledger_layout(run: RunInfo) -> Json:
             for name, label, color, keys in SUMS[place]
         ],
         "axis": "time",
-        "fit": None,
     }
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 from stepscope.metrics import BY_KEY
@@ -58,11 +57,11 @@ class RunView:
 
     `has_cuda`: the run trains on a CUDA device. `training_gpu`: its UUID, by default the first of
     `gpus`. `gpu_reason`, `allocator_reason`: why GPU or allocator values are missing; the latter is
-    None if the allocator of a CUDA device answers. `fit`: data and true line of the linear
-    workload. `optimizers`: class names in the order of their first steps. `custom`: metrics of
-    this run only that get a chart; `custom_left` counts the others. `flops_reason`: why FLOPs were
-    not counted; `peak_reason`: why their fraction of the peak is unknown. `ranks`: the world size.
-    `collectives`: reasons for missing collective metrics, under `lost` for unread collectives.
+    None if the allocator of a CUDA device answers. `optimizers`: class names in the order of their
+    first steps. `custom`: metrics of this run only that get a chart; `custom_left` counts the
+    others. `flops_reason`: why FLOPs were not counted; `peak_reason`: why their fraction of the
+    peak is unknown. `ranks`: the world size. `collectives`: reasons for missing
+    collective metrics, under `lost` for unread collectives.
     """
 
     has_cuda: bool
@@ -70,7 +69,6 @@ class RunView:
     training_gpu: str | None = None
     gpu_reason: str = NO_GPU
     allocator_reason: str | None = None
-    fit: Mapping[str, Any] | None = None
     kind: RunKind = RunKind.TRAINER
     optimizers: tuple[str, ...] = ()
     custom: tuple[str, ...] = ()
@@ -93,7 +91,6 @@ def run_content(run: RunInfo) -> RunView:
         training_gpu=None if device in ("cpu", None) else device,
         gpu_reason=_gpu_reason(run_json, capabilities, on_cpu),
         allocator_reason=_allocator_reason(device, capabilities),
-        fit=_fit(_dict(run_json.get("fit"))),
         kind=kind,
         optimizers=optimizer_names(run_json),
         custom=custom,
@@ -205,17 +202,6 @@ def _missing(entry: Mapping[str, Any], reasons: Mapping[str, Any]) -> dict[str, 
         key: WITH_MIG if mig and reason == NOT_SUPPORTED else str(reason)
         for key, reason in reasons.items()
     }
-
-
-def _fit(fit: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    try:
-        points = {axis: [float(value) for value in fit[axis]] for axis in ("x", "y")}
-        truth = {name: float(fit[name]) for name in ("slope", "intercept")}
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    if not all(map(isfinite, (*points["x"], *points["y"], *truth.values()))):
-        return None
-    return points | truth
 
 
 def _texts(value: Any) -> list[str]:
