@@ -82,8 +82,8 @@ _RANK_EVENTS = RankEvents()
 def get_series(request: Request) -> Answer:
     """`/api/series?run=&since=&events=&…`: state of a run, new rows and new events.
 
-    `include_folded=1` adds the metrics of folded charts, `include_ledger=1` the memory breakdown;
-    `only=ledger` returns the breakdown alone, with its newest and peak values.
+    `include_folded=1` adds the metrics of folded charts; `only=ledger` returns the memory breakdown
+    alone, with its newest and peak values.
     """
     query = request.query_params
     server = services.get()
@@ -107,10 +107,6 @@ def get_series(request: Request) -> Answer:
             rows, seen = _RANK_EVENTS.of(run, query.get("rank_events", "")[:40])
             answer["rank_events"] = series.rank_events(rows, run)
             answer["rank_events_seen"] = seen
-            if query.get("include_ledger"):
-                part = memory_breakdown.live_part(reader, run, cursors)
-                answer["series"] |= part["series"]
-                answer["ledger"] = part["ledger"]
             return answer | token | {"verdict": _verdict(server, reader, run)}
     except StoreError:
         if run.status is not RunStatus.PENDING:
@@ -153,13 +149,12 @@ def get_window(request: Request) -> Answer:
         raise ValueError(f"axis: must be step or time, got {query['axis'][:40]!r}.")
     low, high = _finite(query.get("from", "")), _finite(query.get("to", ""))
     run = read_run(folder)
-    found: Answer = {}
     with StoreReader(folder) as reader:
-        if query.get("only") != memory_breakdown.SERIES:
+        if query.get("only") == memory_breakdown.SERIES:
+            found = memory_breakdown.window_part(reader, run, axis, low, high)
+        else:
             include_folded = bool(query.get("include_folded"))
             found = series.window(reader, run, axis, low, high, include_folded)["series"]
-        if query.get("only") == memory_breakdown.SERIES or query.get("include_ledger"):
-            found |= memory_breakdown.window_part(reader, run, axis, low, high)
     return {"run": run.id, "series": found}
 
 
