@@ -84,8 +84,8 @@ _RANK_EVENTS = RunLook(read_rank_events, "the events of the ranks cannot be read
 def get_series(request: Request) -> Answer:
     """`/api/series?run=&since=&events=&…`: state of a run, new rows and new events.
 
-    `include_folded=1` adds the metrics of folded charts, `include_ledger=1` the memory breakdown;
-    `only=ledger` returns the breakdown alone, with its newest and peak values.
+    `include_folded=1` adds the metrics of folded charts; `only=ledger` returns the memory breakdown
+    alone, with its newest and peak values.
     """
     query = request.query_params
     server = services.get()
@@ -108,10 +108,6 @@ def get_series(request: Request) -> Answer:
             answer = series.update(reader, run, cursors, int(after), include_folded)
             found = unseen(_RANK_EVENTS.of(run) or [], query.get("rank_events", ""))
             answer["rank_events"], answer["rank_events_seen"] = found
-            if query.get("include_ledger"):
-                part = memory_breakdown.live_part(reader, run, cursors)
-                answer["series"] |= part["series"]
-                answer["ledger"] = part["ledger"]
             return answer | token | {"verdict": _verdict(server, reader, run)}
     except StoreError:
         if run.status is not RunStatus.PENDING:
@@ -152,13 +148,12 @@ def get_window(request: Request) -> Answer:
     axis = _axis(query.get("axis", "step"))
     low, high = _finite(query.get("from", "")), _finite(query.get("to", ""))
     run = read_run(folder)
-    found: Answer = {}
     with StoreReader(folder) as reader:
-        if query.get("only") != memory_breakdown.SERIES:
+        if query.get("only") == memory_breakdown.SERIES:
+            found = memory_breakdown.window_part(reader, run, axis, low, high)
+        else:
             include_folded = bool(query.get("include_folded"))
             found = series.window(reader, run, axis, low, high, include_folded)["series"]
-        if query.get("only") == memory_breakdown.SERIES or query.get("include_ledger"):
-            found |= memory_breakdown.window_part(reader, run, axis, low, high)
     return {"run": run.id, "series": found}
 
 

@@ -120,7 +120,7 @@ def chart(
     """Return one chart.
 
     Kinds: lines, heat (one row per GPU; the lines of a GPU that the user selects), ledger (stacked
-    categories; lines until the user switches), fit. Groups: main, custom (small), more (folded).
+    categories). Groups: main, custom (small), more (folded).
     `empty` is shown while no line has a value.
     """
     return {

@@ -17,10 +17,10 @@ from dashboard.charts.chart_spec import (
     training_gpu,
     y_axis,
 )
-from dashboard.charts.memory_breakdown import ledger_traces, metric_words, place_of
+from dashboard.charts.memory_breakdown import metric_words
 from dashboard.charts.run_view import RunView, loss_keys, norm_keys, rate_keys
 from dashboard.charts.tiles import NO_EPOCH, NO_SAMPLES, tiles
-from stepscope.metrics import METRICS, Stream, Unit
+from stepscope.metrics import METRICS, Unit
 from stepscope.run import RunKind
 
 NO_COLLECTIVES = "No data yet: collectives are read at the end of a step, every 1 to 64 s."
@@ -38,14 +38,13 @@ WAITING = {
     RunKind.INIT: "sent. Waiting for the script's next step…",
     RunKind.RECORD: "sent. Waiting for the recording…",
 }
-FIT_METRICS = {"series": Stream.STEPS.value, "weight": "model/weight", "bias": "model/bias"}
 PERCENT = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
 
 
 def layout(content: RunView) -> Json:
     """Return the component's layout.
 
-    `charts`, `kpis` (tiles), `metrics` (unit and label by key), `fit`; `axis` is "time" for a run
+    `charts`, `kpis` (tiles), `metrics` (unit and label by key); `axis` is "time" for a run
     without steps; `waiting` is shown until a command is answered; `absent` lists what the run
     lacks and why; `no_epoch` is why an epoch may be missing; `custom_note` counts the metrics
     without a chart; `ranks` is true for a job of several ranks.
@@ -59,7 +58,6 @@ def layout(content: RunView) -> Json:
         "charts": charts,
         "kpis": tiles(content),
         "metrics": known | user_defined,
-        "fit": content.fit and {**FIT_METRICS, **content.fit},
         "axis": "time" if recording else "step",
         "waiting": WAITING[content.kind],
         "absent": _absent(content, drawn),
@@ -71,8 +69,6 @@ def layout(content: RunView) -> Json:
 
 def _training(content: RunView) -> list[Json]:
     charts = [_loss(content), _memory(content), _utilization(content), _step_time(content)]
-    if content.fit is not None:
-        charts.append(chart("fit", "Fit", [], kind="fit"))
     charts += _custom(content)
     if content.gpus:
         charts.append(_power(content, "more"))
@@ -132,14 +128,12 @@ def _loss(content: RunView) -> Json:
 
 
 def _memory(content: RunView) -> Json:
-    """Return the memory chart, of many GPUs only for the training one.
-
-    It can be switched to the stacked memory breakdown.
-    """
+    """Return the memory chart, of many GPUs only for the training one."""
+    y = y_axis(Unit.BYTES)
     if not content.has_cuda:
         traces = [trace(key, "peak") for key in ("process/rss", "process/peak_rss")]
         traces.append(trace("host/mem_used", "context"))
-        return _with_ledger(content, traces)
+        return chart("memory", "Memory", traces, y=y)
     keys = ("memory/allocated", "memory/reserved", "memory/peak_allocated")
     traces = [trace(key, "peak") for key in keys]
     used = gpu_traces(content, "gpu/mem_used", "device used", style="peak")
@@ -148,12 +142,7 @@ def _memory(content: RunView) -> Json:
         many = gpu_kind(content) == "heat"
         traces += [used[training.index]] if many else used
         traces.append(trace("gpu/mem_total", "context", gpu=training, label="total"))
-    return _with_ledger(content, traces)
-
-
-def _with_ledger(content: RunView, lines: list[Json]) -> Json:
-    traces = [*lines, *ledger_traces(place_of(content))]
-    return chart("memory", "Memory", traces, kind="ledger", y=y_axis(Unit.BYTES))
+    return chart("memory", "Memory", traces, y=y)
 
 
 def _memory_used(content: RunView, group: str) -> Json:

@@ -106,7 +106,6 @@ def ledger_layout(run: RunInfo) -> Json:
             for name, label, color, keys in SUMS[place]
         ],
         "axis": "time",
-        "fit": None,
     }
 
 
@@ -126,16 +125,6 @@ def update(
         "notes": _notes(now, run, source.place),
     }
     return answer
-
-
-def live_part(reader: StoreReader, run: RunInfo, cursors: Mapping[str, SeriesCursor]) -> Json:
-    """Return the new rows and the notes for a poll of the Overview tab."""
-    source = _source(reader, run)
-    if source is None:
-        return {"series": {}, "ledger": {"notes": []}}
-    now = newest_moment(reader, source)
-    rows = _delta(reader, run, source, cursors.get(SERIES), now)
-    return {"series": {SERIES: rows}, "ledger": {"notes": _notes(now, run, source.place)}}
 
 
 def window_part(reader: StoreReader, run: RunInfo, axis: Axis, low: float, high: float) -> Json:

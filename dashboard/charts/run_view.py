@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 from stepscope.metrics import BY_KEY
@@ -51,11 +50,11 @@ class RunView:
 
     `has_cuda`: the run trains on a CUDA device. `training_gpu`: its UUID, by default the first of
     `gpus`. `gpu_reason`, `allocator_reason`: why GPU or allocator values are missing; the latter is
-    None if the allocator of a CUDA device answers. `fit`: data and true line of the linear
-    workload. `optimizers`: class names in the order of their first steps. `custom`: metrics of
-    this run only that get a chart; `custom_left` counts the others. `flops_reason`: why FLOPs were
-    not counted; `peak_reason`: why their fraction of the peak is unknown. `ranks`: the world size.
-    `collectives`: the reason for each missing collective metric.
+    None if the allocator of a CUDA device answers. `optimizers`: class names in the order of their
+    first steps. `custom`: metrics of this run only that get a chart; `custom_left` counts the
+    others. `flops_reason`: why FLOPs were not counted; `peak_reason`: why their fraction of the
+    peak is unknown. `ranks`: the world size. `collectives`: the reason for each missing collective
+    metric.
     """
 
     has_cuda: bool
@@ -63,7 +62,6 @@ class RunView:
     training_gpu: str | None = None
     gpu_reason: str = NO_GPU
     allocator_reason: str | None = None
-    fit: Mapping[str, Any] | None = None
     kind: RunKind = RunKind.TRAINER
     optimizers: tuple[str, ...] = ()
     custom: tuple[str, ...] = ()
@@ -86,7 +84,6 @@ def run_content(run: RunInfo) -> RunView:
         training_gpu=None if device in ("cpu", None) else device,
         gpu_reason=_gpu_reason(run_json, capabilities, on_cpu),
         allocator_reason=_allocator_reason(device, capabilities),
-        fit=_fit(_dict(run_json.get("fit"))),
         kind=kind,
         optimizers=optimizer_names(run_json),
         custom=custom,
@@ -186,17 +183,6 @@ def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
 
 def _reasons(value: Any) -> dict[str, str]:
     return {key: text for key, text in _dict(value).items() if isinstance(text, str)}
-
-
-def _fit(fit: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    try:
-        points = {axis: [float(value) for value in fit[axis]] for axis in ("x", "y")}
-        truth = {name: float(fit[name]) for name in ("slope", "intercept")}
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    if not all(map(isfinite, (*points["x"], *points["y"], *truth.values()))):
-        return None
-    return points | truth
 
 
 def _texts(value: Any) -> list[str]:

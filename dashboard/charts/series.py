@@ -44,7 +44,7 @@ FOLDED = {
 }
 """Metrics of folded charts, like learning rates and gradient norms: sent only while open."""
 LIVE_KEYS = COLORS.keys() - FOLDED - {"train/lr", "train/grad_norm"} | {
-    *("val/accuracy", "model/weight", "model/bias", "sampler/cost")
+    *("val/accuracy", "sampler/cost")
 }
 """Metrics of charts and tiles, sent with every poll."""
 

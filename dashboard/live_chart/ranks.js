@@ -12,7 +12,6 @@ const PACE_MS = 2_000;
 const FIRST_PACE_MS = 200; // while the server reads the ranks
 const ENDED_PACE_MS = 10_000;
 const LAST_POLLS = 3; // after the end of rank 0, for the last steps of the other ranks
-const MAX_PICKED = 8;
 
 const SLOWEST_WAITS = "Time per step waiting for other ranks in backward; the slowest waits least";
 // The metrics of the heatmap: label, unit, color and help by key, in the server's order.
@@ -52,11 +51,9 @@ export const COLUMNS = [
 export const startsDescending = (key) =>
   key !== "rank" && COLUMNS.some(([other, , , , number]) => other === key && number);
 
-// The table is sortable by each column and has a checkbox per rank for its line.
+// The table is sortable by each column.
 class RankTable {
-  // `toggle(row)` is called for a press on a rank's checkbox.
-  constructor(toggle) {
-    this.toggle = toggle;
+  constructor() {
     this.chosen = null; // {key, descending}, the user's choice
     const table = parts(`<div class="ss-scroll ss-rank-table" tabindex="0" role="region"
       aria-label="Table of the ranks" data-testid="rank-table"><table>
@@ -67,18 +64,17 @@ class RankTable {
   sort(key) {
     const { key: now, descending } = this.order;
     this.chosen = { key, descending: now === key ? !descending : startsDescending(key) };
-    this.update(this.data, this.verdict, this.marked, this.picked);
+    this.update(this.data, this.verdict, this.marked);
   }
 
-  update(data, verdict, marked, picked) {
-    Object.assign(this, { data, verdict, marked, picked });
+  update(data, verdict, marked) {
+    Object.assign(this, { data, verdict, marked });
     const rows = data.rows();
     this.order = this.chosen ?? usualSort(verdict, rows);
     const shown = COLUMNS.filter(
       ([key, , , , , optional]) => !optional || rows.some((row) => isNumber(row[key])),
     );
-    const line = el("span", { class: "ss-spoken" }, "Line");
-    render(this.head, el("th", { scope: "col" }, line), ...shown.map((each) => this.title(each)));
+    render(this.head, ...shown.map((each) => this.title(each)));
     const { key, descending } = this.order;
     render(this.body, ...sorted(rows, key, descending).map((row) => this.line(row, shown)));
   }
@@ -97,13 +93,6 @@ class RankTable {
   }
 
   line(row, columns) {
-    const tick = el("input", {
-      type: "checkbox",
-      "aria-label": `Line of rank ${row.rank}`,
-      checked: this.picked.has(row.row) ? "" : null,
-      hidden: row.row === null ? "" : null,
-      onclick: () => this.toggle(row.row),
-    });
     const cells = columns.map(([key, , , text, number]) => {
       const attributes = { class: number ? "ss-figure" : null, "data-column": key };
       if (key === "state")
@@ -118,7 +107,6 @@ class RankTable {
         "data-named": this.marked.has(row.row) || null,
         "data-tone": wentWrong(row) ? "bad" : null,
       },
-      el("td", {}, tick),
       ...cells,
     );
   }
@@ -130,9 +118,9 @@ export class RankSection {
     this.scene = scene;
     this.data = new RankData();
     this.seen = false;
-    this.reset();
-    this.chart = new RankChart((row) => (row === null ? this.showMean(false) : this.toggle(row)));
-    this.table = new RankTable((row) => this.toggle(row));
+    this.polledEnded = 0;
+    this.chart = new RankChart();
+    this.table = new RankTable();
     this.verdict = new VerdictLine("rank-verdict");
     this.build();
     this.poller = new Poller({
@@ -158,24 +146,11 @@ export class RankSection {
       <p class="ss-muted" role="note" data-testid="rank-communication" hidden
         ref="communication"></p>
       <p class="ss-muted" ref="reading">Loading ranks…</p>
-      <div ref="filled" hidden>
-        <div class="ss-row ss-rank-tools" ref="tools"><span class="ss-muted">Lines</span></div>
-      </div>
+      <div ref="filled" hidden></div>
     </section>`);
     Object.assign(this, section);
-    const mean = { class: "ss-tool", title: "Mean of all ranks" };
-    this.meanButton = button(() => this.showMean(!this.mean), mean, "mean");
-    this.firstButton = button(() => this.toggle(0), { class: "ss-tool" });
-    this.tools.append(this.meanButton, this.firstButton);
     this.trouble.after(this.verdict.node);
-    this.filled.prepend(this.chart.node);
-    this.filled.append(this.table.node);
-  }
-
-  reset() {
-    this.picked = new Set();
-    this.mean = true;
-    this.polledEnded = 0;
+    this.filled.append(this.chart.node, this.table.node);
   }
 
   watch() {
@@ -198,7 +173,7 @@ export class RankSection {
       return;
     }
     this.data.open(run);
-    this.reset();
+    this.polledEnded = 0;
     this.table.chosen = null;
     this.reading.hidden = false;
     this.filled.hidden = true;
@@ -239,19 +214,6 @@ export class RankSection {
     this.poller.restart();
   }
 
-  toggle(row) {
-    if (!this.picked.delete(row)) {
-      if (this.picked.size >= MAX_PICKED) this.picked.delete([...this.picked][0]);
-      this.picked.add(row);
-    }
-    this.draw();
-  }
-
-  showMean(shown) {
-    this.mean = shown;
-    this.draw();
-  }
-
   // The rows that the diagnosis names.
   get marked() {
     const named = new Set(this.data.answer.verdict?.ranks);
@@ -260,34 +222,24 @@ export class RankSection {
   }
 
   draw() {
-    const { data, scene, picked } = this;
+    const { data, scene } = this;
     const { Plotly, theme } = scene;
     if (!theme || !data.answer || !this.node.clientWidth) return;
     const { marked } = this;
-    const { verdict, communication, world_size: all, ranks } = data.answer;
+    const { verdict, communication, world_size: all } = data.answer;
     setText(this.title, `Ranks: ${data.ranks}`);
     showText(this.count, data.ranks === all ? "" : `of ${all}`);
     this.verdict.update({ answer: { verdict: verdict && { ...verdict, words: verdict.next } } });
     showText(this.missing, missingWords(data.answer));
     showText(this.communication, communication);
-    setAttribute(this.meanButton, "aria-pressed", this.mean);
-    // Rank 0, or the first rank of a host with its own run folder.
-    const first = `rank ${ranks[0][1]}`;
-    setText(this.firstButton, first);
-    setAttribute(
-      this.firstButton,
-      "title",
-      `The line of ${first}, as in the charts of the Overview`,
-    );
-    setAttribute(this.firstButton, "aria-pressed", picked.has(0));
     this.drawModes();
     // Without a value only the table is shown.
     const none = !data.metrics.length;
-    for (const node of [this.chart.node, this.tools, this.modes]) node.hidden = none;
+    for (const node of [this.chart.node, this.modes]) node.hidden = none;
     const [label, unit, color] = METRICS[data.shown] ?? [data.shown ?? "", "", "blue"];
     const metric = { key: data.shown, label, unit, color };
-    if (!none && Plotly) this.chart.draw(scene, data, metric, marked, picked, this.mean);
-    this.table.update(data, verdict, marked, picked);
+    if (!none && Plotly) this.chart.draw(scene, data, metric, marked);
+    this.table.update(data, verdict, marked);
   }
 
   drawModes() {

@@ -1,6 +1,6 @@
 // The data of the Ranks tab, without DOM: answers of dashboard/ranks/ranks_response.py, rows, texts.
 
-import { clock, counted, isNumber, stepTicks, sum, timeTicks } from "./format.js";
+import { clock, counted, isNumber, stepTicks, timeTicks } from "./format.js";
 
 const MAX_EMPTY_SHARE = 0.05; // of the axis, before the first value; a longer part is cut
 
@@ -70,35 +70,11 @@ export class RankData {
     return this.answer?.ranks.length ?? 0;
   }
 
-  // Returns {xs, values} of `valueOf(column)` where that is a number. `xs` are the middles of columns.
-  points(valueOf) {
-    const [xs, values] = [[], []];
-    this.cells.forEach((column, at) => {
-      const value = valueOf(column);
-      if (!isNumber(value)) return;
-      xs.push((at + 0.5) * this.width);
-      values.push(value);
-    });
-    return { xs, values };
-  }
-
-  line(row) {
-    return this.points((column) => column[row]);
-  }
-
-  meanLine() {
-    return this.points((column) => {
-      const known = column.filter(isNumber);
-      return sum(known) / known.length;
-    });
-  }
-
-  // Returns the row of a heatmap: from the beginning of the first column to the end of the last one.
+  // Returns the values of a rank as {xs, values, times}; `xs` are the beginnings of columns.
   strip(row) {
-    const { xs, values } = this.line(row);
-    const edges = xs.map((x) => x - this.width / 2);
-    if (xs.length) edges.push(xs.at(-1) + this.width / 2);
-    return { xs: edges, values: [...values, ...values.slice(-1)], times: edges };
+    const known = [...this.cells.keys()].filter((at) => isNumber(this.cells[at]?.[row]));
+    const xs = known.map((at) => at * this.width);
+    return { xs, values: known.map((at) => this.cells[at][row]), times: xs };
   }
 
   // The beginning of the axis in seconds or steps. The start-up before the first step is cut.

@@ -317,10 +317,9 @@ def test_the_parts_of_the_memory_are_sent_to_whom_asks_for_them(client: TestClie
     def asked(**params: Any) -> Any:
         return client.get("/api/series", params={"run": "cuda", **params}).json()
 
-    plain, with_parts, only = asked(), asked(include_ledger=1), asked(only="ledger")
+    plain, only = asked(), asked(only="ledger")
     assert "ledger" not in plain["series"]
-    assert set(with_parts["series"]) == {*plain["series"], "ledger"}
-    assert with_parts["ledger"]["notes"]
+    assert only["ledger"]["notes"]
     assert set(only["series"]) == {"ledger"}
     assert only["ledger"]["peaks"]["ledger/reserved"] > 0
     assert only["page_token"] == plain["page_token"]
@@ -328,7 +327,6 @@ def test_the_parts_of_the_memory_are_sent_to_whom_asks_for_them(client: TestClie
     place = {"run": "cuda", "axis": "time", "from": 2, "to": 3}
     for more, expected in (
         ({}, set(plain["series"])),
-        ({"include_ledger": 1}, {*plain["series"], "ledger"}),
         ({"only": "ledger"}, {"ledger"}),
     ):
         window = client.get("/api/window", params=place | more).json()

@@ -10,7 +10,7 @@ import pytest
 
 from dashboard.charts.chart_spec import COLORS, GPU_COLORS, series_of
 from dashboard.charts.layout import layout
-from dashboard.charts.memory_breakdown import SERIES, TOTAL
+from dashboard.charts.memory_breakdown import SERIES
 from dashboard.charts.run_view import NO_ALLOCATOR, RunView, SampledGpu
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
@@ -33,7 +33,6 @@ RECORD = RunView(has_cuda=False, gpus=(H100,), kind=RunKind.RECORD)
 EIGHT = tuple(
     SampledGpu(uuid=f"GPU-{n}", name="A100", index=n, memory_bytes=40 * 2**30) for n in range(8)
 )
-FIT = {"x": [0.0, 1.0], "y": [1.0, 3.0], "slope": 2.0, "intercept": 1.0}
 
 
 def chart(made: dict[str, Any], chart_id: str) -> dict[str, Any]:
@@ -85,16 +84,6 @@ def test_a_cuda_run_shows_the_allocator_and_the_device_total() -> None:
     wanted = {"loss", "samples_per_sec", "step_time", "allocated", "gpu_util", "power"}
     assert wanted <= set(tiles)
     assert len(tiles) <= 8, "one row at 1400 px"
-
-
-@pytest.mark.parametrize(("content", "part"), [(CPU, "workers"), (CUDA, "outside")])
-def test_the_memory_chart_can_be_switched_to_the_ledger(content: RunView, part: str) -> None:
-    memory = chart(layout(content), "memory")
-    assert memory["kind"] == "ledger"
-    parts = [trace for trace in memory["traces"] if trace["series"] == SERIES]
-    assert f"{SERIES}/{part}" in {trace["metric"] for trace in parts}
-    assert (parts[0]["metric"], parts[-1]["metric"]) == (f"{SERIES}/free", TOTAL)
-    assert chart(layout(RECORD), "memory")["kind"] == "lines"
 
 
 def test_a_script_may_give_tokens_and_the_built_in_training_has_none() -> None:
@@ -198,14 +187,6 @@ def test_the_colors_of_several_gpus_mean_nothing_else(kind: RunKind) -> None:
         found.add(entry["color"])
     assert [of_gpus[gpu.uuid] for gpu in EIGHT] == [{color} for color in GPU_COLORS]
     assert not others & set.union(*of_gpus.values())
-
-
-def test_the_linear_workload_adds_the_fit_chart() -> None:
-    made = layout(RunView(has_cuda=False, fit=FIT))
-    assert chart(made, "fit")["kind"] == "fit"
-    assert made["fit"]["slope"] == 2.0
-    assert all(entry["id"] != "fit" for entry in layout(CPU)["charts"])
-    assert layout(CPU)["fit"] is None
 
 
 def test_a_device_series_needs_its_gpu() -> None:

@@ -63,20 +63,15 @@ LATE = NAMED | cells(*[NONE] * 5, [1, 2, 3])
 
 def test_each_answer_has_all_columns(js: Script) -> None:
     second = NAMED | cells([1, 2, np.inf], [4, 5, np.nan])
-    lines = data(js, "[0, 2].map((row) => data.line(row))", FIRST, second)
-    assert lines == [{"xs": [0.25, 0.75], "values": [1, 4]}, {"xs": [], "values": []}]
-    assert data(js, "data.meanLine().values", FIRST, second) == [1.5, 4.5]
-    row = data(js, "data.strip(0)", FIRST)
-    assert (row["xs"], row["values"]) == ([0, 0.5, 1], [1, 1, 1])
+    rows = data(js, "[0, 2].map((row) => data.strip(row))", FIRST, second)
+    assert [(row["xs"], row["values"]) for row in rows] == [([0, 0.5], [1, 4]), ([], [])]
     wider = NAMED | {"width": 1} | cells([9, 9, 9])
-    assert data(js, "data.line(0)", FIRST, wider) == {"xs": [0.5], "values": [9]}
-    assert data(js, "(data.chooseAxis('step'), data.line(0).xs)", FIRST) == []
-    assert (
-        data(js, "(data.chooseAxis('step'), data.take(answers[0]), data.line(0).xs)", FIRST) == []
-    )
-    assert (
-        data(js, "data.metrics.length", NAMED | {"metrics": [], "metric": None, "cells": ""}) == 0
-    )
+    assert data(js, "data.strip(0)", FIRST, wider)["values"] == [9]
+    assert data(js, "(data.chooseAxis('step'), data.strip(0).xs)", FIRST) == []
+    late = "(data.chooseAxis('step'), data.take(answers[0]), data.strip(0).xs)"
+    assert data(js, late, FIRST) == []
+    empty = NAMED | {"metrics": [], "metric": None, "cells": ""}
+    assert data(js, "data.metrics.length + data.cells.length", empty) == 0
 
 
 @pytest.mark.parametrize(
@@ -143,8 +138,7 @@ GIVEN = {
     "places": [{"rank": rank, "place": f"GPU {n}"} for rank, n in enumerate((10, 2, 1))],
     "states": [{"rank": n, "state": s} for n, s in enumerate([*"sxcpfa", "never started"])],
     "steady": [[1.0, 1.02]] * 60,
-    "named": {"ranks": [[n, n, n // 4, ""] for n in range(8)], "hosts": ["a", "<b>"]},
-    "line": {"xs": [0, 1, 2], "values": [5, 6, 7]},
+    "ranks": [[n, n, 0, ""] for n in range(8)],
 }
 
 
@@ -175,12 +169,9 @@ def order(rows: str, key: str, descending: bool = False) -> str:
         ("colorRange(steady, 'perf/data_wait').low", 0),
         ("Object.values(colorRange([[0, 0]], 'x'))", [0, 1, False]),
         ("colorRange([[null, null]], 'x')", None),
-        (  # as many rows are named as fit, and a host once
-            "rowLabels(named, 5, new Set([2])).map(({text}) => text)",
-            ["a 0", "<b>▸ 2</b>", "3", "&lt;b> 4", "6"],
-        ),
-        ("rowLabels({...named, hosts: ['a']}, 26, new Set())[7]", {"row": 7, "text": "7"}),
-        ("[1.2, 9].map((x) => lineValueAt(line, x, 1))", [6, None]),
+        # As many rows are named as fit.
+        ("rowLabels(ranks, 5, new Set([2])).map(({text}) => text)", ["0", "<b>▸ 2</b>", "3", "6"]),
+        ("rowLabels(ranks, 26, new Set())[7]", {"row": 7, "text": "7"}),
     ],
 )
 def test_sorting_texts_and_colors(js: Script, expression: str, found: Any) -> None:
@@ -201,31 +192,3 @@ def test_missing_ranks_are_named(js: Script) -> None:
         "all: hosts that share no disk have one each. 2 more ranks are recorded and not shown."
     )
     assert js("missingWords(named)", named={"missing": {}, "left_out": 0}) == ""
-
-
-def test_lines_of_picked_ranks_and_the_mean(js: Script) -> None:
-    answer = NAMED | cells([1, 2, 3], [3, 4, 5])
-    found = data(js, "rankLines(data, new Set([2]), true)", answer)
-    lines = [(line["label"], line["values"]) for line in found]
-    assert lines == [("rank 2", [3, 5]), ("mean", [2, 4])]
-
-
-@pytest.mark.parametrize(
-    ("values", "low", "high"),
-    [
-        ([2.0, 4.0], 1.9, 4.1),
-        ([0.001, 0.0311], 0, 0.0327),
-        ([-2.0, 3.0], -2.25, 3.25),
-        ([3.0, 3.0], 2.85, 3.15),
-        ([0.0], 0, 0.05),
-        ([], 0, 1),
-        ([*[0.02] * 60, 5.0], 0.019, 0.021),  # a slow first step does not set the axis
-        ([*[0.02] * 60, 0.03], 0.0195, 0.0305),
-    ],
-)
-def test_the_axis_of_lines_holds_the_usual_values(
-    js: Script, values: list[float], low: float, high: float
-) -> None:
-    found = js("lineRange([{values}])", values=values)
-    assert found == pytest.approx([low, high], rel=0.06, abs=0.06 * (high - low))
-    assert found[0] < found[1]
