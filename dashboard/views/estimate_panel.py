@@ -59,13 +59,17 @@ def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[Con
         ):
             refused = server.busy_reason(kind)
             more: Any = {"disabled": refused is not None, "help": refused or about}
-            more["args"] = (server, config, kind is activity.BATCH_SIZE_FINDER)
+            more["args"] = (server, config, kind)
             st.button(label, key=key, on_click=_start, **more)
 
 
-def _start(server: Services, config: RunConfig, largest: bool) -> None:
+def _start(server: Services, config: RunConfig, kind: ServerActivity) -> None:
+    largest = kind is ServerActivity.BATCH_SIZE_FINDER
     try:
-        server.start_estimate(config, largest=largest)
+        server.begin(
+            kind,
+            lambda: server.estimates.keep(PredictionRun(config, server.runs, largest=largest)),
+        )
     except (RunError, OSError) as error:
         st.session_state[ERROR] = f"The estimate could not start. {error}"
 

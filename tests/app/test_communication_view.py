@@ -16,7 +16,6 @@ from stepscope.run import RunError
 from tests.support.app_page import GPU, Machine, label, text_of
 from tests.support.collectives_results import DOCUMENT, ROW
 from trainer.collectives.measurement import new_result_path, read_result, result_names, write_result
-from trainer.collectives.plan import CollectivePlan
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_it_measures_keeps_and_shows(
     label(app, "button", "Measure").click().run()
     assert label(app, "button", "Stop").help
     with pytest.raises(RunError, match="Collectives are being measured"):
-        server.start_collectives(CollectivePlan())
+        server.begin(services.ServerActivity.COLLECTIVES, lambda: None)
     assert "Hardware page" in str(server.busy_reason(services.ServerActivity.LESSON))
     until = time.monotonic() + 90
     while server.collectives.running() is not None:

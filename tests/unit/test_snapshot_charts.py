@@ -142,17 +142,14 @@ def test_an_upload_never_replaces_a_file(tmp_path: Path) -> None:
 def test_what_is_no_snapshot_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offered = SnapshotLibrary(tmp_path)
     monkeypatch.setattr("dashboard.snapshot_files.MAX_FILE_BYTES", 1000)
-    monkeypatch.setattr("dashboard.snapshot_files.TOTAL_LIMIT", 1500)
     for name, size, told in (
         ("a.exe", 1, "must end in .pickle"),
-        ("b.pickle", 0, "must not be empty"),
-        ("b.pickle", 1001, "must have at most 1,000 bytes, got 1,001"),
+        ("b.pickle", 0, "must have 1 to 1,000 bytes, got 0"),
+        ("b.pickle", 1001, "must have 1 to 1,000 bytes, got 1,001"),
     ):
         with pytest.raises(ValueError, match=told):
             offered.keep(name, bytes(size))
     assert offered.keep("b.pickle", bytes(1000)) == "b.pickle"
-    with pytest.raises(ValueError, match="The folder snapshots must have at most"):
-        offered.keep("c.pickle", bytes(600))
     assert [file.name for file in offered.others()] == ["b.pickle"]
 
 
