@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.chart_spec import COLORS, GPU_COLORS, series_of
+from dashboard.charts.chart_spec import COLORS, GPU_COLORS
 from dashboard.charts.layout import layout
 from dashboard.charts.memory_breakdown import SERIES
 from dashboard.charts.run_view import NO_ALLOCATOR, RunView, SampledGpu
@@ -107,13 +107,6 @@ def test_a_cpu_run_draws_no_gpu_and_says_once_why() -> None:
         assert text.count(said) == 1
 
 
-def test_cuda_without_nvml_keeps_the_allocator_and_explains_the_rest() -> None:
-    made = layout(RunView(has_cuda=True, gpu_reason="NVML is not installed."))
-    assert metrics(chart(made, "memory"))[0] == "memory/allocated"
-    assert "allocated" in {tile["id"] for tile in made["kpis"]}
-    assert made["absent"] == ("No GPU utilization, power or temperature: NVML is not installed.")
-
-
 def test_what_a_gpu_does_not_give_is_said_once_with_its_reason() -> None:
     lacks = {"gpu/util": "not available with MIG enabled", "gpu/energy": "permission"}
     gpu = SampledGpu(uuid="MIG-1", name="H100", missing=lacks | {"gpu/mem_util": lacks["gpu/util"]})
@@ -187,12 +180,6 @@ def test_the_colors_of_several_gpus_mean_nothing_else(kind: RunKind) -> None:
         found.add(entry["color"])
     assert [of_gpus[gpu.uuid] for gpu in EIGHT] == [{color} for color in GPU_COLORS]
     assert not others & set.union(*of_gpus.values())
-
-
-def test_a_device_series_needs_its_gpu() -> None:
-    assert series_of(BY_KEY["train/loss"]) == Stream.STEPS.value
-    with pytest.raises(ValueError, match="gpu: must be set for gpu/util"):
-        series_of(BY_KEY["gpu/util"])
 
 
 def test_each_optimizer_has_a_loss_of_its_own_and_one_alone_no_name() -> None:

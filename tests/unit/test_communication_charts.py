@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboard.charts.layout import communication, layout
-from dashboard.charts.run_view import LOST, RunView, _collectives
+from dashboard.charts.run_view import RunView
 from dashboard.charts.series import FOLDED
 from stepscope.distributed.collective_metrics import KEYS, NONE_LARGE, NOT_BY_GLOO, SWITCHED_OFF
 
@@ -24,10 +24,9 @@ def test_a_run_of_one_process_has_none() -> None:
 
 def test_a_timed_job_has_all_of_them_folded_away() -> None:
     found = charts(job())
-    assert list(found) == ["communication", "collectives", "bus"]
+    assert list(found) == ["communication", "bus"]
     drawn = {line["metric"] for made in found.values() for line in made["traces"]}
-    assert drawn == set(KEYS)
-    assert drawn <= FOLDED
+    assert drawn == {"comm/rate", "comm/share", "comm/bus_bandwidth"} <= FOLDED
     assert {made["group"] for made in found.values()} == {"more"}
     assert {line["series"] for made in found.values() for line in made["traces"]} == {"samples"}
     made = layout(job())
@@ -43,10 +42,3 @@ def test_what_is_missing_is_said_once_with_the_reason() -> None:
     off = charts(job(**dict.fromkeys(KEYS, SWITCHED_OFF)))
     assert off["communication"]["empty"] == f"Collectives are not read: {SWITCHED_OFF}."
     assert "No times" not in off["communication"]["note"]
-
-
-def test_lost_ones_are_said_without_a_number_that_grows() -> None:
-    found = _collectives({"collectives": {"lost": "80 of 100 collectives …", "odd": 3}})
-    assert found == {"lost": LOST}
-    assert _collectives({"collectives": "broken"}) == {}
-    assert LOST in charts(job(**found))["communication"]["note"]

@@ -11,12 +11,10 @@ from dashboard.charts.layout import layout
 from dashboard.charts.run_view import (
     MAX_CUSTOM_CHARTS,
     NOT_BEGUN,
-    NOT_SUPPORTED,
     RunView,
     custom_metrics,
     run_content,
 )
-from stepscope.gpu import nvml_device
 from stepscope.run import RunInfo, RunKind, RunStatus
 
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
@@ -61,14 +59,7 @@ def test_each_gpu_says_what_it_does_not_give() -> None:
     whole, instance = found.gpus
     assert (whole.index, instance.index) == (0, 1)
     assert whole.missing == {"gpu/temp": "not supported on this GPU"}
-    assert instance.missing == {
-        "gpu/util": "not available with MIG enabled",
-        "gpu/power": "permission",
-    }
-
-
-def test_the_words_for_a_metric_that_a_gpu_does_not_have_are_the_samplers() -> None:
-    assert NOT_SUPPORTED == nvml_device.NOT_BY_GPU
+    assert instance.missing == lacks
 
 
 def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none() -> None:
