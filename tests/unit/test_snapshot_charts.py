@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.charts.figures import unit_of
 from dashboard.charts.snapshot import (
     allocation_rows,
     change_rows,
@@ -94,15 +93,6 @@ def test_changes_have_a_sign(real: SnapshotSummary, tmp_path: Path) -> None:
     rows = change_rows(difference(real, summarize(load(path))))
     assert rows[0]["Change"] == -32.0
     assert {row["Change"] > 0 for row in rows} == {True, False}
-
-
-def test_units_follow_the_largest_value() -> None:
-    assert [unit_of(size)[0] for size in (5, 5 * 1024, 5 * 2**20, 2**31)] == [
-        "B",
-        "KiB",
-        "MiB",
-        "GiB",
-    ]
 
 
 # --- files ----------------------------------------------------------------------------------------
