@@ -202,6 +202,7 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
         ("withUnit(0, '%')", "0%"),
         ("withUnit(null, 'W')", "n/a"),
         ("withUnit(0.0211, 's')", "21.1 ms"),
+        ("withUnit(0.0189, 'TFLOP/s')", "18.9 GFLOP/s"),
         ("withUnit(311.6, 'W')", "312 W"),
         ("withUnit(0.31256, '')", "0.3126"),
         ("withUnit(1610612736, 'B/s')", "1.50 GiB/s"),
