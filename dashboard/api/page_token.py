@@ -31,5 +31,5 @@ def page_token(listing: RunList, run: RunInfo | None, measuring: str | None = No
     run_json = [run.run_json.get(name) for name in _FACTS]
     files = snapshots(run.folder), profiles(run.folder)
     stuck = can_end_now(run)
-    built_from = (run.id, run.status.value, run_json, "fit" in run.run_json, files, stuck)
+    built_from = (run.id, run.status.value, run_json, files, stuck)
     return f"{state}-{zlib.crc32(repr(built_from).encode()):x}"

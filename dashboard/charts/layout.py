@@ -17,10 +17,10 @@ from dashboard.charts.chart_spec import (
     training_gpu,
     y_axis,
 )
-from dashboard.charts.memory_breakdown import ledger_traces, metric_words, place_of
+from dashboard.charts.memory_breakdown import metric_words
 from dashboard.charts.run_view import RunView, loss_keys, norm_keys, rate_keys
 from dashboard.charts.tiles import NO_EPOCH, NO_SAMPLES, tiles
-from stepscope.metrics import METRICS, Stream, Unit
+from stepscope.metrics import METRICS, Unit
 from stepscope.run import RunKind
 
 NO_COLLECTIVES = "No data yet: collectives are read at the end of a step, every 1 to 64 s."
@@ -38,14 +38,13 @@ WAITING = {
     RunKind.INIT: "sent. Waiting for the script's next step…",
     RunKind.RECORD: "sent. Waiting for the recording…",
 }
-FIT_METRICS = {"series": Stream.STEPS.value, "weight": "model/weight", "bias": "model/bias"}
 PERCENT = y_axis(Unit.PERCENT, fixed=(0.0, 100.0))
 
 
 def layout(content: RunView) -> Json:
     """Return the component's layout.
 
-    `charts`, `kpis` (tiles), `metrics` (unit and label by key), `fit`; `axis` is "time" for a run
+    `charts`, `kpis` (tiles), `metrics` (unit and label by key); `axis` is "time" for a run
     without steps; `waiting` is shown until a command is answered; `absent` lists what the run
     lacks and why; `no_epoch` is why an epoch may be missing; `custom_note` counts the metrics
     without a chart; `ranks` is true for a job of several ranks.
@@ -59,7 +58,6 @@ def layout(content: RunView) -> Json:
         "charts": charts,
         "kpis": tiles(content),
         "metrics": known | user_defined,
-        "fit": content.fit and {**FIT_METRICS, **content.fit},
         "axis": "time" if recording else "step",
         "waiting": WAITING[content.kind],
         "absent": _absent(content, drawn),
@@ -71,8 +69,6 @@ def layout(content: RunView) -> Json:
 
 def _training(content: RunView) -> list[Json]:
     charts = [_loss(content), _memory(content), _utilization(content), _step_time(content)]
-    if content.fit is not None:
-        charts.append(chart("fit", "Fit", [], kind="fit"))
     charts += _custom(content)
     if content.gpus:
         charts.append(_power(content, "more"))
@@ -103,13 +99,11 @@ def _absent(content: RunView, drawn: set[str]) -> str | None:
     if content.allocator_reason and content.kind is not RunKind.RECORD:
         texts.append(content.allocator_reason)
     missing: dict[tuple[str, str], list[str]] = {}
-    for metric in METRICS:
-        if metric.key in drawn:
-            reasons = {gpu.index: gpu.missing.get(metric.key) for gpu in content.gpus}
-            for reason in filter(None, dict.fromkeys(reasons.values())):
-                lacking = [str(index) for index, why in reasons.items() if why == reason]
-                whose = "" if len(lacking) == len(reasons) else f" of GPU {', '.join(lacking)}"
-                missing.setdefault((reason, whose), []).append(metric.label)
+    for gpu in content.gpus:
+        whose = "" if len(content.gpus) == 1 else f" of GPU {gpu.index}"
+        for metric in METRICS:
+            if metric.key in drawn and metric.key in gpu.missing:
+                missing.setdefault((gpu.missing[metric.key], whose), []).append(metric.label)
     for (reason, whose), labels in missing.items():
         names = ", ".join(labels)
         texts.append(f"{names[0].upper()}{names[1:]}{whose}: {reason.removesuffix('.')}.")
@@ -134,14 +128,12 @@ def _loss(content: RunView) -> Json:
 
 
 def _memory(content: RunView) -> Json:
-    """Return the memory chart, of many GPUs only for the training one.
-
-    It can be switched to the stacked memory breakdown.
-    """
+    """Return the memory chart, of many GPUs only for the training one."""
+    y = y_axis(Unit.BYTES)
     if not content.has_cuda:
         traces = [trace(key, "peak") for key in ("process/rss", "process/peak_rss")]
         traces.append(trace("host/mem_used", "context"))
-        return _with_ledger(content, traces)
+        return chart("memory", "Memory", traces, y=y)
     keys = ("memory/allocated", "memory/reserved", "memory/peak_allocated")
     traces = [trace(key, "peak") for key in keys]
     used = gpu_traces(content, "gpu/mem_used", "device used", style="peak")
@@ -150,12 +142,7 @@ def _memory(content: RunView) -> Json:
         many = gpu_kind(content) == "heat"
         traces += [used[training.index]] if many else used
         traces.append(trace("gpu/mem_total", "context", gpu=training, label="total"))
-    return _with_ledger(content, traces)
-
-
-def _with_ledger(content: RunView, lines: list[Json]) -> Json:
-    traces = [*lines, *ledger_traces(place_of(content))]
-    return chart("memory", "Memory", traces, kind="ledger", y=y_axis(Unit.BYTES))
+    return chart("memory", "Memory", traces, y=y)
 
 
 def _memory_used(content: RunView, group: str) -> Json:
@@ -261,33 +248,23 @@ def _optimizer(content: RunView) -> list[Json]:
 
 
 def communication(content: RunView) -> list[Json]:
-    """Return the charts of collectives, by second and by step; none for a single process."""
+    """Return the charts of collectives; none for a single process."""
     if content.ranks == 1:
         return []
     reasons = content.collectives
-    unread = reasons.get("comm/bytes")
+    unread, untimed = reasons.get("comm/bytes"), reasons.get("comm/time")
     empty = NO_COLLECTIVES if unread is None else COLLECTIVES_UNREAD.format(unread)
-    untimed = reasons.get("comm/time") if unread is None else None
-    parts = [
-        COLLECTIVES_NOTE,
-        reasons.get("lost"),
-        None if untimed is None else f"No times: {untimed}.",
-    ]
-    bandwidth, note = y_axis(Unit.BYTES_PER_SECOND), " ".join(filter(None, parts))
-    rates = [trace("comm/rate", "points"), _timed("comm/share")]
-    totals = [trace("comm/bytes", "points"), _timed("comm/time")]
-    share, size, time = y_axis(Unit.PERCENT), y_axis(Unit.BYTES), y_axis(Unit.SECOND)
-    more = functools.partial(chart, empty=empty, group="more")
-    charts = [
-        more("communication", "Communication", rates, y=bandwidth, y2=share, note=note),
-        more("collectives", "Collectives per step", totals, y=size, y2=time),
-    ]
+    note = COLLECTIVES_NOTE
+    if unread is None and untimed is not None:
+        note += f" No times: {untimed}."
+    timed = trace("comm/share", "points", axis="y2", dash="dot", optional=True)
+    lines = [trace("comm/rate", "points"), timed]
+    bandwidth, share = y_axis(Unit.BYTES_PER_SECOND), y_axis(Unit.PERCENT)
+    more = functools.partial(chart, y=bandwidth, empty=empty, group="more")
+    charts = [more("communication", "Communication", lines, y2=share, note=note)]
     if "comm/bus_bandwidth" not in reasons:
         bus = [trace("comm/bus_bandwidth", "points", optional=True)]
-        note = "Of timed collectives of at least 1 MiB."
-        charts.append(more("bus", "Bus bandwidth", bus, y=bandwidth, note=note))
+        charts.append(
+            more("bus", "Bus bandwidth", bus, note="Of timed collectives of at least 1 MiB.")
+        )
     return charts
-
-
-def _timed(key: str) -> Json:
-    return trace(key, "points", axis="y2", dash="dot", optional=True)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dashboard.charts.chart_spec import Json, chart, training_gpu, y_axis
+from dashboard.charts.run_state import state
 from dashboard.charts.run_view import RunView, run_content
-from dashboard.charts.series import SeriesCursor, events, fitting_bucket, rounded, span, state
+from dashboard.charts.series import SeriesCursor, events, fitting_bucket, rounded, span
 from stepscope.memory.breakdown import (
     CATEGORIES,
     CategoryBytes,
@@ -105,7 +106,6 @@ def ledger_layout(run: RunInfo) -> Json:
             for name, label, color, keys in SUMS[place]
         ],
         "axis": "time",
-        "fit": None,
     }
 
 
@@ -125,16 +125,6 @@ def update(
         "notes": _notes(now, run, source.place),
     }
     return answer
-
-
-def live_part(reader: StoreReader, run: RunInfo, cursors: Mapping[str, SeriesCursor]) -> Json:
-    """Return the new rows and the notes for a poll of the Overview tab."""
-    source = _source(reader, run)
-    if source is None:
-        return {"series": {}, "ledger": {"notes": []}}
-    now = newest_moment(reader, source)
-    rows = _delta(reader, run, source, cursors.get(SERIES), now)
-    return {"series": {SERIES: rows}, "ledger": {"notes": _notes(now, run, source.place)}}
 
 
 def window_part(reader: StoreReader, run: RunInfo, axis: Axis, low: float, high: float) -> Json:
@@ -213,7 +203,7 @@ def _delta(
     start, stop, bucket, reset = span(source.samples.rows, cursor)
     part = _rows(reader, run, source, start, stop, bucket) | {"reset": reset}
     values = {} if now is None else _values(now.parts or {})
-    return part | {"last": values, "since": {}}
+    return part | {"last": values}
 
 
 def _rows(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 from stepscope.metrics import BY_KEY
@@ -22,13 +21,6 @@ NOT_BEGUN = (
     "shown."
 )
 CPU_TRAINS = "this run trains on the CPU."
-NOT_SUPPORTED = "not supported on this GPU"
-"""The sampler's text for NVML_ERROR_NOT_SUPPORTED."""
-LOST = (
-    "Some collectives were overwritten before they were read; they are assumed to be like the "
-    "others."
-)
-WITH_MIG = "not available with MIG enabled"
 
 MAX_CUSTOM_CHARTS = 12  # charts of user-defined metrics; the others are recorded only
 MAX_CUSTOM_CHARS = 100  # a longer metric name would dominate every poll
@@ -58,11 +50,11 @@ class RunView:
 
     `has_cuda`: the run trains on a CUDA device. `training_gpu`: its UUID, by default the first of
     `gpus`. `gpu_reason`, `allocator_reason`: why GPU or allocator values are missing; the latter is
-    None if the allocator of a CUDA device answers. `fit`: data and true line of the linear
-    workload. `optimizers`: class names in the order of their first steps. `custom`: metrics of
-    this run only that get a chart; `custom_left` counts the others. `flops_reason`: why FLOPs were
-    not counted; `peak_reason`: why their fraction of the peak is unknown. `ranks`: the world size.
-    `collectives`: reasons for missing collective metrics, under `lost` for unread collectives.
+    None if the allocator of a CUDA device answers. `optimizers`: class names in the order of their
+    first steps. `custom`: metrics of this run only that get a chart; `custom_left` counts the
+    others. `flops_reason`: why FLOPs were not counted; `peak_reason`: why their fraction of the
+    peak is unknown. `ranks`: the world size. `collectives`: the reason for each missing collective
+    metric.
     """
 
     has_cuda: bool
@@ -70,7 +62,6 @@ class RunView:
     training_gpu: str | None = None
     gpu_reason: str = NO_GPU
     allocator_reason: str | None = None
-    fit: Mapping[str, Any] | None = None
     kind: RunKind = RunKind.TRAINER
     optimizers: tuple[str, ...] = ()
     custom: tuple[str, ...] = ()
@@ -93,7 +84,6 @@ def run_content(run: RunInfo) -> RunView:
         training_gpu=None if device in ("cpu", None) else device,
         gpu_reason=_gpu_reason(run_json, capabilities, on_cpu),
         allocator_reason=_allocator_reason(device, capabilities),
-        fit=_fit(_dict(run_json.get("fit"))),
         kind=kind,
         optimizers=optimizer_names(run_json),
         custom=custom,
@@ -101,15 +91,8 @@ def run_content(run: RunInfo) -> RunView:
         flops_reason=_text(run_json.get("flops_reason")),
         peak_reason=_text(run_json.get("peak_reason")),
         ranks=world_size_of(run_json),
-        collectives=_collectives(capabilities),
+        collectives=_reasons(capabilities.get("collectives")),
     )
-
-
-def _collectives(capabilities: Mapping[str, Any]) -> dict[str, str]:
-    """Return the reasons for missing metrics; `lost` without its growing count."""
-    reasons = _dict(capabilities.get("collectives"))
-    texts = {key: text for key, text in reasons.items() if isinstance(text, str)}
-    return texts | ({"lost": LOST} if "lost" in texts else {})
 
 
 def world_size_of(run_json: Mapping[str, Any]) -> int:
@@ -192,30 +175,14 @@ def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
             name=str(entry.get("name")),
             index=index,
             memory_bytes=memory if type(memory := entry.get("memory_total")) is int else None,
-            missing=_missing(entry, _dict(missing.get(str(entry["uuid"])))),
+            missing=_reasons(missing.get(str(entry["uuid"]))),
         )
         for index, entry in enumerate(entries)
     ]
 
 
-def _missing(entry: Mapping[str, Any], reasons: Mapping[str, Any]) -> dict[str, str]:
-    """Return the reasons for missing metrics; of a MIG instance NVML reports "not supported"."""
-    mig = str(entry["uuid"]).startswith("MIG-") or " MIG " in str(entry.get("name"))
-    return {
-        key: WITH_MIG if mig and reason == NOT_SUPPORTED else str(reason)
-        for key, reason in reasons.items()
-    }
-
-
-def _fit(fit: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    try:
-        points = {axis: [float(value) for value in fit[axis]] for axis in ("x", "y")}
-        truth = {name: float(fit[name]) for name in ("slope", "intercept")}
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    if not all(map(isfinite, (*points["x"], *points["y"], *truth.values()))):
-        return None
-    return points | truth
+def _reasons(value: Any) -> dict[str, str]:
+    return {key: text for key, text in _dict(value).items() if isinstance(text, str)}
 
 
 def _texts(value: Any) -> list[str]:

@@ -1,9 +1,8 @@
-// The chart of the memory breakdown: parts stacked up to the total. On the Overview the user switches
-// between the stack and lines.
+// The chart of the memory breakdown: parts stacked up to the total.
 
 import { Card } from "./card.js";
-import { button, el, setAttribute, setText, showText } from "./dom.js";
-import { MISSING, sum } from "./format.js";
+import { button, setAttribute } from "./dom.js";
+import { sum } from "./format.js";
 import { breaks, holds, visibleSpan, xsOf } from "./lines.js";
 import { thinned } from "./series.js";
 
@@ -11,7 +10,6 @@ const MIN_MOMENT_PX = 2;
 const SINGLE_MOMENT_PX = 3;
 
 const isPart = (trace) => trace.style === "part";
-const isStacked = (trace) => trace.series === "ledger";
 
 // Indices of the moments in the range that have any part.
 function momentsIn(xs, columns, range) {
@@ -49,73 +47,20 @@ export function stackTop(xs, columns, range) {
 }
 
 export class BreakdownCard extends Card {
-  build() {
-    this.switchable = !this.spec.traces.every(isStacked);
-    super.build();
-    for (const { node, label, trace } of this.chips) {
-      setText(label, trace.short ?? trace.label);
-      if (isStacked(trace)) setAttribute(node, "title", trace.help || "Show or hide the total");
-      node.classList.toggle("ss-part", isPart(trace));
-    }
-    this.unknown = el("p", { class: "ss-muted ss-note", hidden: "" });
-    if (this.switchable) this.legend.after(this.unknown);
-    this.showMode();
-  }
-
+  // "full scale" shows and hides the free memory, as its row of the table does.
   buttons() {
     const attributes = { class: "ss-tool", title: "Scale the axis to the total or to usage" };
     this.whole = button(() => this.pick(this.free), attributes, "full scale");
-    const list = [...super.buttons(), this.whole];
-    if (!this.switchable) return list;
-    const mode = (stacked, label, title) => button(() => this.choose(stacked), { title }, label);
-    this.modes = [
-      mode(false, "Lines", "Allocated, reserved, peak and used as lines"),
-      mode(true, "Breakdown", "Stacked parts of the memory"),
-    ];
-    const group = { class: "ss-switch ss-modes", role: "group", "aria-label": "Memory as" };
-    return [...list, el("div", group, ...this.modes)];
+    return [...super.buttons().filter((node) => node !== this.full), this.whole];
   }
 
   get free() {
     return this.spec.traces.find(isPart);
   }
 
-  pick(trace) {
-    super.pick(trace);
-    this.showMode();
-  }
-
-  // True if parts are drawn, false for lines.
-  get stacked() {
-    return !this.switchable || this.store.prefs.stacked;
-  }
-
-  choose(stacked) {
-    if (stacked === this.stacked) return;
-    this.store.showStacked(stacked);
-    this.showMode();
-    this.scene.redraw(this);
-  }
-
-  showMode() {
-    if (this.full) this.full.hidden = this.stacked;
-    this.whole.hidden = !this.stacked;
-    setAttribute(this.whole, "aria-pressed", !this.hidden(this.free));
-    this.legend.classList.toggle("ss-parts", this.stacked);
-    this.modes?.forEach((node, i) =>
-      setAttribute(node, "aria-pressed", Boolean(i) === this.stacked),
-    );
-  }
-
-  // Shows which parts are unknown, and why.
   showHeld() {
     super.showHeld();
-    const { notes = [] } = this.store.answer?.ledger ?? {};
-    showText(this.unknown, this.stacked ? notes.join(" ") : "");
-  }
-
-  get lines() {
-    return this.spec.traces.filter((trace) => isStacked(trace) === this.stacked);
+    setAttribute(this.whole, "aria-pressed", !this.hidden(this.free));
   }
 
   // The drawn parts, from the bottom of the stack to its top.
@@ -124,30 +69,14 @@ export class BreakdownCard extends Card {
     return this.spec.traces.filter(shown).reverse();
   }
 
-  // A line and a part may have the same label.
-  lineName(trace) {
-    return isStacked(trace) ? `${this.spec.id}/${trace.metric}` : super.lineName(trace);
-  }
-
-  // A part that another part includes now has no value; its chip stays for earlier moments.
-  valueText(trace, x) {
-    const text = super.valueText(trace, x);
-    return isPart(trace) && text === MISSING ? "" : text;
-  }
-
-  top(axis) {
-    if (!this.stacked) return super.top(axis);
+  top() {
     const series = this.store.source("ledger");
     if (!series) return 0;
-    const all = this.spec.traces.filter(isPart).every((trace) => !this.hidden(trace));
-    const total = all && series.v["ledger/total"];
-    if (total) return Math.max(0, ...total.mean.slice(...this.span(series)));
     const columns = this.parts.map((trace) => series.v[trace.metric].mean);
     return stackTop(xsOf(series, this.store.axis), columns, this.store.range);
   }
 
   traces(factors) {
-    if (!this.stacked) return super.traces(factors);
     const { parts, store } = this;
     if (!parts.length) return [];
     const { axis, range } = store;
@@ -162,7 +91,7 @@ export class BreakdownCard extends Card {
       ...{ stackgroup: "parts", fillcolor: palette[color] },
       line: { width: 0.6, color: background },
     }));
-    const total = this.lines.filter((trace) => !isPart(trace));
+    const total = this.spec.traces.filter((trace) => !isPart(trace));
     return [...areas, ...total.flatMap((trace) => this.drawn(trace, factors.y))];
   }
 }

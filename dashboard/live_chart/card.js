@@ -33,9 +33,6 @@ const MAX_DOTS = 60; // more dots would become a band
 const MIN_POINT_PX = 3; // narrower points of a noisy line would be a solid block
 const BAND_OPACITY = 0.13; // of the area between minimum and maximum
 const KEY_STEP = 0.01; // of the range, per press of an arrow key
-const CSV_COLUMNS = "series,metric,unit,first_row,rows,time_s,step,mean,min,max,not_finite".split(
-  ",",
-);
 
 export class Card {
   constructor(spec, scene) {
@@ -117,11 +114,8 @@ export class Card {
 
   buttons() {
     const { spec, scene } = this;
-    const quiet = (title) => ({ class: "ss-tool ss-quiet", title });
-    const list = [
-      button(() => this.saveCsv(), quiet("Download visible points (CSV)"), "CSV"),
-      button(() => this.savePng(), quiet("Download chart (PNG)"), "PNG"),
-    ];
+    const quiet = { class: "ss-tool ss-quiet", title: "Download chart (PNG)" };
+    const list = [button(() => this.savePng(), quiet, "PNG")];
     if (spec.loss) {
       const slider = el("input", {
         ...{ type: "range", min: 0, max: 0.99, step: 0.01, value: this.store.prefs.smoothing },
@@ -150,7 +144,7 @@ export class Card {
     return this.store.prefs.hidden.includes(this.lineName(trace));
   }
 
-  // The traces of the current mode.
+  // The drawn traces.
   get lines() {
     return this.spec.traces;
   }
@@ -161,10 +155,6 @@ export class Card {
 
   column(trace) {
     return this.source(trace)?.v[trace.metric];
-  }
-
-  unitOf(trace) {
-    return this.store.layout.metrics[trace.metric]?.unit || "";
   }
 
   // Indices [from, to) of a series in the shown range.
@@ -273,16 +263,12 @@ export class Card {
     return { ...shared, tickmode: "array", tickvals: ticks.values, ticktext: ticks.text };
   }
 
-  // The layout that all charts share.
-  frame(dragmode) {
-    const { template } = this.scene.theme;
-    const { width, height, box: margin } = this;
-    return { template, width, height, margin, dragmode, showlegend: false, hovermode: false };
-  }
-
   figure() {
-    const { spec, scene } = this;
-    const layout = { ...this.frame("zoom"), xaxis: this.xAxis() };
+    const { spec, scene, width, height, box: margin } = this;
+    const layout = {
+      ...{ template: scene.theme.template, width, height, margin, xaxis: this.xAxis() },
+      ...{ dragmode: "zoom", showlegend: false, hovermode: false },
+    };
     const [factors, units] = [{}, []];
     for (const [name, key] of Object.entries({ y: "yaxis", y2: "yaxis2" })) {
       if (!spec[name]) continue;
@@ -419,8 +405,8 @@ export class Card {
     const series = this.source(trace);
     const column = series?.v[trace.metric];
     if (!column) return MISSING;
-    const text = (value) =>
-      typeof value === "string" ? value : withUnit(value, this.unitOf(trace));
+    const unit = this.store.layout.metrics[trace.metric]?.unit || "";
+    const text = (value) => (typeof value === "string" ? value : withUnit(value, unit));
     if (x === null) {
       if (trace.style === "points") return text(latestEver(series, trace.metric));
       return oddNow(series, trace.metric) ?? text(latest(series, trace.metric));
@@ -434,36 +420,6 @@ export class Card {
 
   // --- export ---
 
-  saveCsv() {
-    const rows = this.spec.traces.flatMap((trace) => this.csvRows(trace));
-    const text = [CSV_COLUMNS, ...rows].map((row) => row.join(",")).join("\n");
-    const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-    el("a", { href: url, download: `${this.fileName()}.csv` }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 1000);
-  }
-
-  // The CSV rows of a trace. `odd` of a single row is its value, of a bucket the number of values that
-  // are not finite.
-  csvRows(trace) {
-    if (!this.column(trace)) return [];
-    const { start, bucket, t, s } = this.source(trace);
-    const { mean, min, max, odd } = this.column(trace);
-    const [from, to] = this.span(this.source(trace));
-    const rows = [];
-    for (let i = from; i < to; i += 1) {
-      if (mean[i] === null && !odd[i]) continue;
-      const single = typeof odd[i] === "string";
-      const values = single ? [odd[i], odd[i], odd[i], 1] : [mean[i], min[i], max[i], odd[i] ?? 0];
-      const place = [start[i], bucket, t[i], s[i]];
-      rows.push([trace.series, trace.metric, this.unitOf(trace), ...place, ...values]);
-    }
-    return rows;
-  }
-
-  fileName() {
-    return `${this.store.run}-${this.spec.id}`.replace(/[^\w.-]+/g, "-");
-  }
-
   savePng() {
     if (!this.plotted) return;
     const { Plotly, theme } = this.scene;
@@ -473,8 +429,9 @@ export class Card {
       ...{ showlegend: true, margin: { ...this.box, l: 70, t: 60, b: 40 } },
       title: { text: `${this.spec.title} ${this.unit.textContent}` },
     };
-    const size = { format: "png", width: 1200, height: 500, scale: 2 };
-    Plotly.downloadImage({ data, layout: image }, { ...size, filename: this.fileName() });
+    const filename = `${this.store.run}-${this.spec.id}`.replace(/[^\w.-]+/g, "-");
+    const file = { format: "png", width: 1200, height: 500, scale: 2, filename };
+    Plotly.downloadImage({ data, layout: image }, file);
   }
 
   close() {

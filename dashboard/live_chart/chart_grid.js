@@ -3,31 +3,10 @@
 import { BreakdownCard } from "./breakdown_card.js";
 import { Card } from "./card.js";
 import { button, parts, render, setChildren, setText, showText } from "./dom.js";
-import { sum, withUnit } from "./format.js";
 import { HeatCard } from "./heat.js";
-import { oddNow, recorded } from "./lines.js";
-import { FitCard } from "./linear_fit.js";
-import { latestOf } from "./series.js";
+import { recorded } from "./lines.js";
 
-const KINDS = { fit: FitCard, heat: HeatCard, ledger: BreakdownCard };
-
-// A learning rate or scale as text: 0.001, 0.00003, 65536.
-export const brief = (value) => String(Number(value.toPrecision(Math.abs(value) >= 1000 ? 7 : 4)));
-
-// Returns the newest value of each metric of a chart, of several GPUs their mean: "power 312 W".
-export function newestWords(lines, live, metrics) {
-  const keys = new Set(lines.filter(({ style }) => style !== "context").map((line) => line.metric));
-  return [...keys].flatMap((key) => {
-    const { label, unit } = metrics[key];
-    const names = lines.filter((line) => line.metric === key).map((line) => line.series);
-    const odd = oddNow(live[names[0]], key);
-    const values = latestOf(live, names, key);
-    if (odd !== null) return [`${label} ${odd}`];
-    if (!values.length) return [];
-    const mean = sum(values) / values.length;
-    return [`${label} ${unit ? withUnit(mean, unit) : brief(mean)}`];
-  });
-}
+const KINDS = { heat: HeatCard, ledger: BreakdownCard };
 
 export class Board {
   // `unfolded(open)` is called when the collapsed charts are expanded or collapsed.
@@ -79,10 +58,9 @@ export class Board {
   // Sets the charts. A card with the same description stays: a metric that appears in the middle of a
   // run neither redraws the other charts nor ends a drag.
   set(layout) {
-    const fit = JSON.stringify(layout.fit);
     const before = new Map(this.cards.map((card) => [card.described, card]));
     this.cards = layout.charts.map((spec) => {
-      const described = JSON.stringify(spec) + (spec.kind === "fit" ? fit : "");
+      const described = JSON.stringify(spec);
       const kept = before.get(described);
       before.delete(described);
       return kept || this.make(spec, described);
@@ -116,20 +94,26 @@ export class Board {
     card.node.remove();
   }
 
-  // Hides charts without recorded metrics. Shows the newest values of the collapsed charts.
-  refresh({ live, layout }) {
-    const words = [];
-    for (const { node, spec } of this.cards) {
-      const lines = spec.traces;
-      const absent = (line) => line.optional && !recorded(live[line.series]?.v[line.metric]);
-      node.hidden = lines.length > 0 && lines.every(absent);
-      if (spec.group === "more") words.push(...newestWords(lines, live, layout.metrics));
+  // Hides charts of which no metric was ever recorded. Lists the collapsed charts.
+  refresh({ live }) {
+    const present = ({ optional, series, metric }) =>
+      !optional || recorded(live[series]?.v[metric]) || live[series]?.last?.[metric] !== undefined;
+    for (const card of this.cards) {
+      const { traces } = card.spec;
+      card.known ||= !traces.length || traces.some(present);
+      card.node.hidden = !card.known;
     }
-    const main = this.cards.filter(({ node, spec }) => spec.group === "main" && !node.hidden);
+    const shown = (group) => this.cards.filter(({ spec, known }) => known && spec.group === group);
+    const main = shown("main");
     main.forEach(({ node }, i) =>
       node.classList.toggle("ss-wide", main.length % 2 === 1 && i === main.length - 1),
     );
-    setText(this.summary, words.join("  ·  "));
+    setText(
+      this.summary,
+      shown("more")
+        .map(({ spec }) => spec.title)
+        .join("  ·  "),
+    );
   }
 
   clear() {

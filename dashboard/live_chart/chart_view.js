@@ -14,11 +14,7 @@ export class ChartView {
   // collapsed charts are expanded or collapsed.
   constructor(only = null, unfolded = () => {}) {
     this.polls = 0;
-    this.store = new Store(
-      () => this.moved(),
-      () => this.wanted(),
-      only,
-    );
+    this.store = new Store(() => this.moved(), only);
     this.bar = new AxisBar(this.store);
     this.painter = new Painter(
       this.store,
@@ -124,12 +120,6 @@ export class ChartView {
     this.painter.hover(null, null);
     this.detail.plan();
     this.redraw();
-  }
-
-  // Requests series that were not shown before.
-  wanted() {
-    this.poller.now();
-    this.detail.plan();
   }
 
   redraw() {

@@ -51,7 +51,6 @@ export function morph(node, fresh) {
   for (const name of node.getAttributeNames()) setAttribute(node, name, fresh.getAttribute(name));
   for (const name of fresh.getAttributeNames()) setAttribute(node, name, fresh.getAttribute(name));
   node.onclick = fresh.onclick;
-  if (node.nodeName === "INPUT") node.checked = fresh.checked;
   return render(node, ...fresh.childNodes);
 }
 

@@ -2,7 +2,6 @@
 
 import { button, el, parts, setText } from "./dom.js";
 import { MISSING, change, clock, counted, isNumber } from "./format.js";
-import { listed } from "./ranks_data.js";
 
 // Each kind: its name, its label on the charts ("" for a line alone), and its group. Group "bad"
 // holds failures with an orange mark.
@@ -131,7 +130,7 @@ export function toneOf(event) {
 // Returns the rows of a group, newest first: {event, word, text}. In "all", many events of a repeated
 // kind are one row, at the place of the newest.
 export function rowsOf(events, group) {
-  const shown = mergeRanks(events).filter((event) => group === "all" || groupOf(event) === group);
+  const shown = events.filter((event) => group === "all" || groupOf(event) === group);
   const merged = new Map();
   for (const kind of group === "all" ? REPEATED : []) {
     const same = shown.filter((event) => event.kind === kind && event.data?.ok !== false);
@@ -143,26 +142,6 @@ export function rowsOf(events, group) {
       : { event, word: nameOf(event), text: event.text || "" };
   const newest = (event) => !merged.has(event) || merged.get(event).at(-1) === event;
   return shown.filter(newest).reverse().map(row);
-}
-
-// Merges equal answers of several ranks to one command: "Ranks 1–3: memory was freed".
-export function mergeRanks(events) {
-  const answers = Map.groupBy(events, answerKey);
-  return events.flatMap((event) => {
-    const key = answerKey(event);
-    const same = key === null ? [event] : answers.get(key);
-    if (same.length === 1) return [event];
-    const ranks = listed(same.map(({ data }) => data.rank));
-    return event === same[0] ? [{ ...event, text: `Ranks ${ranks}: ${bareText(event)}` }] : [];
-  });
-}
-
-const bareText = (event) => (event.text || "").replace(/^Rank \d+: /, "");
-
-// Equal for the ranks with the same answer to a command; null for other events.
-function answerKey(event) {
-  const { rank, command_id: id, ok } = event.data || {};
-  return rank === undefined || !id ? null : JSON.stringify([event.kind, id, ok, bareText(event)]);
 }
 
 // One row for many events: "Epochs 1–480", "last: validation loss 0.031".

@@ -1,5 +1,5 @@
-// A chart of many GPUs: a heatmap with a row per GPU over the shared horizontal axis. A click on a row,
-// or on its chip, shows the lines of that GPU in all such charts.
+// A chart of many GPUs: a heatmap with a row per GPU over the shared horizontal axis. A press on the
+// chip of a GPU shows its lines in all such charts.
 
 import { Card } from "./card.js";
 import { button, el, setAttribute, setText } from "./dom.js";
@@ -8,7 +8,6 @@ import { breaks, visibleSpan, xsOf } from "./lines.js";
 import { withAlpha } from "./theme.js";
 
 const MIN_CELL_PX = 3;
-const MAX_CLICK_PX = 4; // of movement between press and release; more is a zoom
 const MIN_OPACITY = 0.07; // of the color of the lowest value
 
 // Means of `values` in equal cells of the range, null where there are none. A value holds until the
@@ -60,7 +59,6 @@ export class HeatCard extends Card {
     const all = { class: "ss-tool", "data-testid": "all-gpus" };
     this.back = button(() => this.choose(null), all, "All GPUs");
     this.unit.after(this.scale, this.back);
-    this.stage.addEventListener("pointerdown", (event) => this.pressRow(event));
   }
 
   // The GPU whose lines are drawn; null for the heatmap.
@@ -87,18 +85,6 @@ export class HeatCard extends Card {
   pick(trace) {
     if (this.gpu === null && this.rows.includes(trace)) this.choose(trace.gpu);
     else super.pick(trace);
-  }
-
-  pressRow(down) {
-    if (this.gpu !== null || !this.plotted) return;
-    const { top } = this.stage.getBoundingClientRect();
-    const share = (down.clientY - top - this.box.t) / (this.height - this.box.t - this.box.b);
-    const row = this.rows[Math.floor(share * this.rows.length)];
-    const release = (up) => {
-      const moved = Math.hypot(up.clientX - down.clientX, up.clientY - down.clientY);
-      if (row && moved <= MAX_CLICK_PX) this.choose(row.gpu);
-    };
-    window.addEventListener("pointerup", release, { once: true });
   }
 
   figure() {

@@ -157,10 +157,8 @@ class LiveView extends ChartView {
   acknowledge(fresh) {
     for (const event of fresh) {
       const tone = event.data?.ok === false ? "refused" : "done";
-      const first = event.data?.rank === undefined; // the table has the other ranks
       const id = commandOf(event);
-      if (id !== null && (first || tone === "refused"))
-        this.store.settle(id, ackText(event), tone, event.kind);
+      if (id !== null) this.store.settle(id, ackText(event), tone, event.kind);
     }
   }
 

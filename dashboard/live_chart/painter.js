@@ -61,8 +61,7 @@ export class Painter {
     this.grown += before && after ? ((after[1] - before[1]) / span) * PLOT_WIDTH_PX : Infinity;
     const now = performance.now();
     for (const card of this.cards()) {
-      const follows = !this.store.zoom || card.spec.kind === "fit";
-      if (!follows && !marked && card.drawnAt) continue;
+      if (this.store.zoom && !marked && card.drawnAt) continue;
       const touched = this.grown > 0 || card.spec.traces.some(({ series }) => changed.has(series));
       const due = marked || this.grown >= 1 || now - card.drawnAt > MAX_REDRAW_MS;
       if (touched && due) card.dirty = true;

@@ -8,11 +8,10 @@ import { RankChart } from "./ranks_chart.js";
 import { RankData, isKnown, missingWords, sorted, stateWords } from "./ranks_data.js";
 import { usualSort, wentWrong } from "./ranks_data.js";
 
-const PACE_MS = 1_000;
-const MORE_PACE_MS = 20; // the answer was incomplete, or the server still reads
+const PACE_MS = 2_000;
+const FIRST_PACE_MS = 200; // while the server reads the ranks
 const ENDED_PACE_MS = 10_000;
-const LAST_POLLS = 5; // after the end of rank 0, for the last steps of the other ranks
-const MAX_PICKED = 8;
+const LAST_POLLS = 3; // after the end of rank 0, for the last steps of the other ranks
 
 const SLOWEST_WAITS = "Time per step waiting for other ranks in backward; the slowest waits least";
 // The metrics of the heatmap: label, unit, color and help by key, in the server's order.
@@ -26,10 +25,9 @@ export const METRICS = {
   "train/loss": ["Loss", "", "blue", "Loss of each rank over its samples"],
 };
 
-const MIB = 2 ** 20;
 const seconds = (value) => withUnit(value, "s");
 const share = (value) => (isNumber(value) ? percent(value) : MISSING);
-const size = (value) => (isNumber(value) ? withUnit(value * MIB, "B") : MISSING);
+const size = (value) => (isNumber(value) ? withUnit(value, "B") : MISSING);
 const WAITS =
   "Share of the step spent in backward waiting for other ranks; the slowest waits least";
 
@@ -53,11 +51,9 @@ export const COLUMNS = [
 export const startsDescending = (key) =>
   key !== "rank" && COLUMNS.some(([other, , , , number]) => other === key && number);
 
-// The table is sortable by each column and has a checkbox per rank for its line.
+// The table is sortable by each column.
 class RankTable {
-  // `toggle(row)` is called for a press on a rank's checkbox.
-  constructor(toggle) {
-    this.toggle = toggle;
+  constructor() {
     this.chosen = null; // {key, descending}, the user's choice
     const table = parts(`<div class="ss-scroll ss-rank-table" tabindex="0" role="region"
       aria-label="Table of the ranks" data-testid="rank-table"><table>
@@ -68,18 +64,17 @@ class RankTable {
   sort(key) {
     const { key: now, descending } = this.order;
     this.chosen = { key, descending: now === key ? !descending : startsDescending(key) };
-    this.update(this.data, this.verdict, this.marked, this.picked);
+    this.update(this.data, this.verdict, this.marked);
   }
 
-  update(data, verdict, marked, picked) {
-    Object.assign(this, { data, verdict, marked, picked });
+  update(data, verdict, marked) {
+    Object.assign(this, { data, verdict, marked });
     const rows = data.rows();
     this.order = this.chosen ?? usualSort(verdict, rows);
     const shown = COLUMNS.filter(
       ([key, , , , , optional]) => !optional || rows.some((row) => isNumber(row[key])),
     );
-    const line = el("span", { class: "ss-spoken" }, "Line");
-    render(this.head, el("th", { scope: "col" }, line), ...shown.map((each) => this.title(each)));
+    render(this.head, ...shown.map((each) => this.title(each)));
     const { key, descending } = this.order;
     render(this.body, ...sorted(rows, key, descending).map((row) => this.line(row, shown)));
   }
@@ -98,13 +93,6 @@ class RankTable {
   }
 
   line(row, columns) {
-    const tick = el("input", {
-      type: "checkbox",
-      "aria-label": `Line of rank ${row.rank}`,
-      checked: this.picked.has(row.row) ? "" : null,
-      hidden: row.row === null ? "" : null,
-      onclick: () => this.toggle(row.row),
-    });
     const cells = columns.map(([key, , , text, number]) => {
       const attributes = { class: number ? "ss-figure" : null, "data-column": key };
       if (key === "state")
@@ -119,7 +107,6 @@ class RankTable {
         "data-named": this.marked.has(row.row) || null,
         "data-tone": wentWrong(row) ? "bad" : null,
       },
-      el("td", {}, tick),
       ...cells,
     );
   }
@@ -131,9 +118,9 @@ export class RankSection {
     this.scene = scene;
     this.data = new RankData();
     this.seen = false;
-    this.reset();
-    this.chart = new RankChart((row) => (row === null ? this.showMean(false) : this.toggle(row)));
-    this.table = new RankTable((row) => this.toggle(row));
+    this.polledEnded = 0;
+    this.chart = new RankChart();
+    this.table = new RankTable();
     this.verdict = new VerdictLine("rank-verdict");
     this.build();
     this.poller = new Poller({
@@ -157,24 +144,11 @@ export class RankSection {
       <p class="ss-warning" hidden ref="trouble"></p>
       <p class="ss-warning" role="note" data-testid="rank-missing" hidden ref="missing"></p>
       <p class="ss-muted" ref="reading">Loading ranks…</p>
-      <div ref="filled" hidden>
-        <div class="ss-row ss-rank-tools" ref="tools"><span class="ss-muted">Lines</span></div>
-      </div>
+      <div ref="filled" hidden></div>
     </section>`);
     Object.assign(this, section);
-    const mean = { class: "ss-tool", title: "Mean of all ranks" };
-    this.meanButton = button(() => this.showMean(!this.mean), mean, "mean");
-    this.firstButton = button(() => this.toggle(0), { class: "ss-tool" });
-    this.tools.append(this.meanButton, this.firstButton);
     this.trouble.after(this.verdict.node);
-    this.filled.prepend(this.chart.node);
-    this.filled.append(this.table.node);
-  }
-
-  reset() {
-    this.picked = new Set();
-    this.mean = true;
-    this.polledEnded = 0;
+    this.filled.append(this.chart.node, this.table.node);
   }
 
   watch() {
@@ -197,7 +171,7 @@ export class RankSection {
       return;
     }
     this.data.open(run);
-    this.reset();
+    this.polledEnded = 0;
     this.table.chosen = null;
     this.reading.hidden = false;
     this.filled.hidden = true;
@@ -222,13 +196,14 @@ export class RankSection {
     if (answer.run !== data.run) return;
     data.take(answer);
     this.polledEnded = data.live ? 0 : this.polledEnded + 1;
-    if (data.more || data.unread) this.poller.plan(MORE_PACE_MS);
-    if (data.unread) setText(this.reading, `Reading the ranks… ${data.unread} to go.`);
-    if (!data.answer || !data.named) return;
+    if (!data.answer) {
+      this.poller.plan(FIRST_PACE_MS);
+      return;
+    }
     this.reading.hidden = true;
     this.filled.hidden = false;
     this.draw();
-    if (!data.more) setAttribute(this.node, "data-ready", 1);
+    setAttribute(this.node, "data-ready", 1);
   }
 
   choose(metric) {
@@ -237,55 +212,31 @@ export class RankSection {
     this.poller.restart();
   }
 
-  toggle(row) {
-    if (!this.picked.delete(row)) {
-      if (this.picked.size >= MAX_PICKED) this.picked.delete([...this.picked][0]);
-      this.picked.add(row);
-    }
-    this.draw();
-  }
-
-  showMean(shown) {
-    this.mean = shown;
-    this.draw();
-  }
-
   // The rows that the diagnosis names.
   get marked() {
     const named = new Set(this.data.answer.verdict?.ranks);
-    const rows = this.data.named.ranks.map(([, rank], row) => (named.has(rank) ? row : null));
+    const rows = this.data.answer.ranks.map(([, rank], row) => (named.has(rank) ? row : null));
     return new Set(rows.filter((row) => row !== null));
   }
 
   draw() {
-    const { data, scene, picked } = this;
+    const { data, scene } = this;
     const { Plotly, theme } = scene;
-    if (!theme || !data.answer || !data.named || !this.node.clientWidth) return;
+    if (!theme || !data.answer || !this.node.clientWidth) return;
     const { marked } = this;
-    const { verdict } = data.answer;
+    const { verdict, world_size: all } = data.answer;
     setText(this.title, `Ranks: ${data.ranks}`);
-    const { world_size: all, ranks } = data.named;
     showText(this.count, data.ranks === all ? "" : `of ${all}`);
     this.verdict.update({ answer: { verdict: verdict && { ...verdict, words: verdict.next } } });
-    showText(this.missing, missingWords(data.named));
-    setAttribute(this.meanButton, "aria-pressed", this.mean);
-    // Rank 0, or the first rank of a host with its own run folder.
-    const first = `rank ${ranks[0][1]}`;
-    setText(this.firstButton, first);
-    setAttribute(
-      this.firstButton,
-      "title",
-      `The line of ${first}, as in the charts of the Overview`,
-    );
-    setAttribute(this.firstButton, "aria-pressed", picked.has(0));
+    showText(this.missing, missingWords(data.answer));
     this.drawModes();
     // Without a value only the table is shown.
     const none = !data.metrics.length;
-    for (const node of [this.chart.node, this.tools, this.modes]) node.hidden = none;
+    for (const node of [this.chart.node, this.modes]) node.hidden = none;
     const [label, unit, color] = METRICS[data.shown] ?? [data.shown ?? "", "", "blue"];
     const metric = { key: data.shown, label, unit, color };
-    if (!none && Plotly) this.chart.draw(scene, data, metric, marked, picked, this.mean);
-    this.table.update(data, verdict, marked, picked);
+    if (!none && Plotly) this.chart.draw(scene, data, metric, marked);
+    this.table.update(data, verdict, marked);
   }
 
   drawModes() {

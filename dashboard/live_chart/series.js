@@ -5,7 +5,7 @@
 // the metrics are parts of one sum: a null next to values of other metrics is zero.
 
 import { isNumber, sum } from "./format.js";
-import { bisect, oddNow, oddWord, visibleSpan, xsOf } from "./lines.js";
+import { oddNow, oddWord, visibleSpan, xsOf } from "./lines.js";
 
 const MAX_BUCKETS = 500;
 const MAX_AGE_BUCKETS = 5; // a metric without a value in the newest ones is missing
@@ -98,8 +98,8 @@ export function mergeSeries(held, part) {
     const none = nulls(fresh.start.length);
     for (const stat of STATS) append(series.v[key][stat], fresh.v[key]?.[stat] ?? none);
   }
-  const { end, last = null, since = null } = part;
-  Object.assign(series, { stack: fresh.stack, end, last, since });
+  const { end, last = null } = part;
+  Object.assign(series, { stack: fresh.stack, end, last });
   while (series.start.length > MAX_BUCKETS) series = coarsen(series, series.bucket * 2);
   return series;
 }
@@ -123,13 +123,6 @@ export function latest(series, key, stat = "mean") {
 export function latestOf(live, names, key) {
   const stat = key.includes("peak") ? "max" : "mean";
   return names.map((name) => latest(live[name], key, stat)).filter(isNumber);
-}
-
-// Returns the value of a metric at a time, or up to ten rows before it (slow sensors); else null.
-export function valueAt(series, key, time) {
-  const values = series.v[key].mean;
-  const at = Math.min(bisect(series.t, time), values.length - 1);
-  return values.slice(Math.max(0, at - 10), at + 1).findLast((value) => value !== null) ?? null;
 }
 
 // Returns the newest value of any age, for metrics with one value per epoch; a word if not finite.

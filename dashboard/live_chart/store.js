@@ -1,6 +1,7 @@
 // The state of a view: the shown run, its data, and the user's choices. Only the methods below change
 // it. No DOM.
 
+import { commandOf } from "./events.js";
 import { convertX, xsOf } from "./lines.js";
 import { cursorText, mergeSeries } from "./series.js";
 
@@ -15,14 +16,13 @@ const DEFAULTS = {
   log: false,
   smoothing: 0.6,
   unfolded: false,
-  stacked: false,
 };
 
 export class Store {
-  // `moved()` is called for another part of the horizontal axis, `wanted()` if the next poll requests
-  // more. `only` is the one series that is requested, null for all drawn ones.
-  constructor(moved, wanted = () => {}, only = null) {
-    Object.assign(this, { moved, wanted, only });
+  // `moved()` is called for another part of the horizontal axis. `only` is the one series that is
+  // requested, null for all drawn ones.
+  constructor(moved, only = null) {
+    Object.assign(this, { moved, only });
     this.header = null; // content from the page's script: runs, buttons, errors
     this.shownError = null; // id of the script's last error
     this.tab = "overview"; // the open tab of the run
@@ -102,14 +102,10 @@ export class Store {
     };
   }
 
-  // Series of collapsed charts and of the memory breakdown are requested only while they are shown.
+  // Series of collapsed charts are requested only while they are shown.
   extras() {
     if (this.only) return { only: this.only };
-    const { unfolded, stacked } = this.prefs;
-    return {
-      ...(unfolded ? { include_folded: 1 } : {}),
-      ...(stacked ? { include_ledger: 1 } : {}),
-    };
+    return this.prefs.unfolded ? { include_folded: 1 } : {};
   }
 
   // Merges the answer to a poll. Returns the new events.
@@ -121,7 +117,9 @@ export class Store {
     const own = (answer.events || []).filter((event) => event.id > this.lastEvent);
     this.lastEvent = own.at(-1)?.id ?? this.lastEvent;
     // Events of other ranks have their own ids and may arrive late.
-    const others = (answer.rank_events || []).filter((event) => !this.rankEvents.has(event.id));
+    const others = (answer.rank_events || []).filter(
+      (event) => !this.rankEvents.has(event.id) && !repeatsRank0(event),
+    );
     for (const event of others) this.rankEvents.add(event.id);
     this.rankEventsSeen = answer.rank_events_seen || "";
     const fresh = [...own, ...others];
@@ -159,12 +157,6 @@ export class Store {
   showFolded(shown) {
     this.set("unfolded", shown);
     this.afresh ||= shown;
-  }
-
-  // Draws the memory breakdown, or lines.
-  showStacked(shown) {
-    this.set("stacked", shown);
-    if (shown) this.wanted();
   }
 
   save() {
@@ -237,6 +229,9 @@ export class Store {
     this.moved();
   }
 }
+
+// True for the result of a command on another rank: rank 0 has the same, unless the rank refused it.
+const repeatsRank0 = (event) => commandOf(event) !== null && event.data.ok !== false;
 
 function widened([from, to], span) {
   const missing = Math.max(0, span - (to - from)) / 2;

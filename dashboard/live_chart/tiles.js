@@ -2,8 +2,8 @@
 
 import { el, parts, render, setAttribute, setText, showText } from "./dom.js";
 import { MISSING, bytesOf, isNumber, percent, precise, sum, withUnit } from "./format.js";
-import { linePoints, oddNow, oddText } from "./lines.js";
-import { latest, latestEver, latestOf, valueAt } from "./series.js";
+import { linePoints, oddNow } from "./lines.js";
+import { latest, latestEver, latestOf } from "./series.js";
 
 const SPARK_POINTS = 60;
 
@@ -27,7 +27,9 @@ function tile(spec, live, ended) {
   setText(label, spec.label);
   setText(value, number);
   setText(unit, detail);
-  if (drawn) setAttribute(line, "d", sparkPath(spec, live));
+  const [name, ...others] = spec.series;
+  if (drawn && !others.length)
+    setAttribute(line, "d", sparkPath(live[name], spec.metric, name !== "steps"));
   return node;
 }
 
@@ -37,7 +39,7 @@ export function tileContent(spec, live, ended = false) {
   const { series, metric } = spec;
   const shown = { reason: null, odd: false, drawn: true };
   if (series.length === 1 && oddNow(live[series[0]], metric) !== null)
-    return { ...shown, text: oddText(live[series[0]], metric), odd: true };
+    return { ...shown, text: [oddNow(live[series[0]], metric), ""], odd: true };
   if (ended && spec.ended !== "last") {
     const columns = series.map((name) => live[name]?.v[metric]);
     const values = columns.map((column) => wholeRun(column, spec.ended)).filter(isNumber);
@@ -91,16 +93,13 @@ function validationText(keys, steps) {
   return parts.filter(Boolean).join(" · ");
 }
 
-// The newest values (of several GPUs their mean) as an SVG path. Like a line of a chart it bridges the
-// gaps of slow sensors.
-export function sparkPath({ series: names, metric }, live) {
-  const held = names.map((name) => live[name]).filter((series) => series?.v[metric]);
-  const times = held[0].t.slice(-SPARK_POINTS);
-  const one = held.length === 1 ? held[0].v[metric] : null;
-  const values = one ? one.mean.slice(-SPARK_POINTS) : times.map((t) => meanAt(held, metric, t));
+// The newest values of a series as an SVG path. Like a line of a chart it bridges the gaps of slow
+// sensors.
+export function sparkPath({ t, v }, metric, bridges) {
+  const [values, odd] = [v[metric].mean, v[metric].odd].map((all) => all.slice(-SPARK_POINTS));
   const places = values.map((_, i) => i);
-  const bridged = names[0] === "steps" ? null : times;
-  const { x, y } = linePoints(places, values, null, 1, bridged, one?.odd.slice(-SPARK_POINTS));
+  const times = bridges ? t.slice(-SPARK_POINTS) : null;
+  const { x, y } = linePoints(places, values, null, 1, times, odd);
   const known = y.filter((value) => value !== null);
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const height = (value) => (high > low ? 18 - (16 * (value - low)) / (high - low) : 18);
@@ -110,11 +109,6 @@ export function sparkPath({ series: names, metric }, live) {
     value === null ? "" : `${pen(i)}${place(x[i])} ${height(value).toFixed(1)}`,
   );
   return points.join("");
-}
-
-function meanAt(held, metric, time) {
-  const values = held.map((series) => valueAt(series, metric, time)).filter(isNumber);
-  return values.length ? mean(values) : null;
 }
 
 export class TileRow {

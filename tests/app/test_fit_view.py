@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.batch_size_curve import batch_figure
 from dashboard.services import ServerActivity, Services
-from dashboard.views.estimate_panel import rows
+from dashboard.views.estimate_panel import batch_rows, rows
 from stepscope.run import RunError
 from tests.support.app_page import OpenPage, label, text_of
 from trainer.config import RunConfig, Workload, defaults
@@ -119,26 +118,11 @@ def test_the_recommended_batch_can_be_applied_and_a_failure_has_its_reason(
     assert r"No estimate. It \<b\>broke." in text_of(app)
 
 
-def test_the_table_and_the_curve_have_what_was_predicted() -> None:
+def test_the_tables_have_what_was_predicted() -> None:
     table = {row["Memory"]: row["Size"] for row in rows(ANSWER)}
     assert "Library workspaces" not in table
     assert (table["Predicted peak"], table["Dataset in memory"]) == ("3.00 GiB", "1.00 GiB")
-    figure = batch_figure(ANSWER["largest"])
-    assert figure is not None
-    memory, rate = figure["data"]
-    assert memory["x"] == [64, 128, 256, 1024]
-    assert memory["y"][2] == pytest.approx(256 / 90, rel=1e-6)
-    assert (rate["x"], rate["y"]) == ([128, 256], [900.0, 1000.0])
-    free, recommended = figure["layout"]["shapes"]
-    assert free["y0"] == 8.0
-    assert recommended["x0"] == 256
-    assert batch_figure({"points": []}) is None
-    point = {"batch_size": 8, "needed_bytes": 3 * 2**20, "samples_per_sec": None}
-    figure = batch_figure({"points": [point], "free_bytes": 4 * 2**20})
-    assert figure is not None
-    assert figure["data"][0]["y"] == [3.0]
-    assert figure["layout"]["yaxis"]["title"]["text"] == "MiB"
-    assert figure["layout"]["annotations"][0]["text"] == "free: 4 MiB"
-    figure = batch_figure({**ANSWER["largest"], "free_bytes": 10**15, "recommended": None})
-    assert figure is not None
-    assert figure["layout"]["shapes"] == []
+    points = batch_rows(ANSWER["largest"])
+    assert [row["Batch size"] for row in points] == [64, 128, 256, 1024]
+    assert [row["Samples/s"] for row in points] == [None, 900.0, 1000.0, None]
+    assert points[2]["Needed, with margin"] == "2.84 GiB"

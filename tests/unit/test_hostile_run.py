@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from dashboard.charts import series
 from dashboard.charts.layout import layout
+from dashboard.charts.run_state import state
 from dashboard.charts.run_view import run_content
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, tail
 from dashboard.run_index import RunIndex
@@ -239,7 +239,7 @@ def test_a_row_of_the_runs_page_holds_whatever_run_json_says(tmp_path: Path) -> 
             (folder / "run.json").write_text(json.dumps(written | {name: value}))
             run = read_run(folder)
             assert type(row(run, summarize(run))["Steps"]) in (int, type(None))
-            json.dumps([series.state(run), layout(run_content(run))], allow_nan=False).encode()
+            json.dumps([state(run), layout(run_content(run))], allow_nan=False).encode()
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])

@@ -1,22 +1,22 @@
-"""The JavaScript of the Ranks tab without DOM, run in Node: half floats, rows, order, texts."""
+"""The JavaScript of the Ranks tab without DOM, run in Node: cells, rows, order, texts."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dashboard.ranks.rank_cache import STRIPS
-from dashboard.ranks.time_grid import packed
+from dashboard.ranks.heatmap import METRICS
 from tests.support.javascript import Script, js
 
 __all__ = ["js"]
 
 NAMED = {
     "run": "r",
-    "who": "w",
-    "unread": 0,
+    "axis": "time",
     "live": True,
     "now": 4.0,
     "hosts": ["a", "b"],
@@ -25,11 +25,8 @@ NAMED = {
     "missing": {"never started": [3]},
     "left_out": 0,
     "metrics": ["perf/step_time"],
-    "columns": "c-0",
     "width": 0.5,
     "metric": "perf/step_time",
-}
-TABLE = {
     "table": {
         "step": [7, 8, 7],
         "time": [0.1, 0.1, 0.1],
@@ -45,8 +42,9 @@ TABLE = {
 }
 
 
-def strip(values: list[list[float]], at: list[int], seen: int) -> dict[str, Any]:
-    return {"strip": {"at": at} | packed(np.array(values)), "seen": seen, "more": False}
+def cells(*columns: Sequence[float]) -> dict[str, Any]:
+    data = np.array(columns, "<f4").tobytes()
+    return {"cells": base64.b64encode(data).decode()}
 
 
 def data(js: Script, expression: str, *answers: dict[str, Any]) -> Any:
@@ -57,31 +55,23 @@ def data(js: Script, expression: str, *answers: dict[str, Any]) -> Any:
     )
 
 
-FIRST = NAMED | strip([[1, 2, 3], [1, 2, 3]], [0, 1], 5)
-LATE = NAMED | strip([[1, 2, 3]], [5], 5)
+NONE = [np.nan] * 3
+FIRST = NAMED | cells([1, 2, 3], [1, 2, 3])
+LATE = NAMED | cells(*[NONE] * 5, [1, 2, 3])
 """The first value is in column 5."""
 
 
-@pytest.mark.parametrize("scale", [1e-9, 0.04, 31e9])
-def test_the_browser_reads_the_values_that_the_server_packs(js: Script, scale: float) -> None:
-    values = np.random.default_rng(1).uniform(0.0001, 1, (7, 5)) * scale
-    values[2, 3] = np.nan
-    found = js("unpacked(strip, 7, 5)", strip=packed(values))
-    assert found[2][3] is None
-    found[2][3] = np.nan
-    assert np.nanmax(np.abs(np.array(found, dtype=float) / values - 1)) < 0.0005
-
-
-def test_columns_replace_columns_and_another_width_starts_anew(js: Script) -> None:
-    second = {**NAMED, **strip([[4, 5, np.nan]], [1], 6)}
-    lines = data(js, "[0, 2].map((row) => data.line(row))", FIRST, second)
-    assert lines == [{"xs": [0.25, 0.75], "values": [1, 4]}, {"xs": [0.25], "values": [3]}]
-    assert data(js, "data.meanLine().values", FIRST, second) == [2, 4.5]
-    row = data(js, "data.strip(0)", FIRST)
-    assert (row["xs"], row["values"]) == ([0, 0.5, 1], [1, 1, 1])
-    wider = {**NAMED, "columns": "c-1", "width": 1, **strip([[9, 9, 9]], [0], 7)}
-    assert data(js, "data.line(0)", FIRST, wider) == {"xs": [0.5], "values": [9]}
-    assert data(js, "(data.chooseAxis('step'), data.line(0).xs)", FIRST) == []
+def test_each_answer_has_all_columns(js: Script) -> None:
+    second = NAMED | cells([1, 2, np.inf], [4, 5, np.nan])
+    rows = data(js, "[0, 2].map((row) => data.strip(row))", FIRST, second)
+    assert [(row["xs"], row["values"]) for row in rows] == [([0, 0.5], [1, 4]), ([], [])]
+    wider = NAMED | {"width": 1} | cells([9, 9, 9])
+    assert data(js, "data.strip(0)", FIRST, wider)["values"] == [9]
+    assert data(js, "(data.chooseAxis('step'), data.strip(0).xs)", FIRST) == []
+    late = "(data.chooseAxis('step'), data.take(answers[0]), data.strip(0).xs)"
+    assert data(js, late, FIRST) == []
+    empty = NAMED | {"metrics": [], "metric": None, "cells": ""}
+    assert data(js, "data.metrics.length + data.cells.length", empty) == 0
 
 
 @pytest.mark.parametrize(
@@ -94,15 +84,13 @@ def test_the_time_before_the_first_step_is_cut(
     assert data(js, "[data.begin, data.end]", answer) == [begin, end]
 
 
-def test_the_next_question_names_what_the_browser_has(js: Script) -> None:
-    more = FIRST | {"more": True}
-    known = {"run": "r", "metric": "", "axis": "time", "columns": "c-0", "seen": 5, "who": "w"}
-    assert data(js, "data.question()", more) == known
-    assert data(js, "data.question().only_strips", more, more | TABLE) == 1
-    waiting = {"run": "r", "live": True, "now": 1, "unread": 3, "more": True}
-    assert data(js, "[data.unread, data.question().who]", waiting) == [3, ""]
-    steps = data(js, "(data.chooseAxis('step'), data.question())", FIRST)
-    assert steps == known | {"axis": "step", "columns": "", "seen": 0}
+def test_the_next_question_and_an_answer_before_the_ranks_are_read(js: Script) -> None:
+    known = {"run": "r", "metric": "", "axis": "time"}
+    assert data(js, "data.question()", FIRST) == known
+    unread = {"run": "r", "live": True, "now": 1, "axis": "time"}
+    assert data(js, "[data.answer, data.ranks, data.rows()]", unread) == [None, 0, []]
+    asked = data(js, "(data.chooseAxis('step'), data.choose('m'), data.question())", FIRST)
+    assert asked == {"run": "r", "metric": "m", "axis": "step"}
 
 
 @pytest.mark.parametrize(
@@ -118,12 +106,12 @@ def test_the_next_question_names_what_the_browser_has(js: Script) -> None:
 def test_an_axis_of_steps(
     js: Script, expression: str, width: float, columns: int, found: Any
 ) -> None:
-    answer = NAMED | strip([[1, 2, 3]] * columns, list(range(columns)), 5) | {"width": width}
+    answer = NAMED | cells(*[[1, 2, 3]] * columns) | {"width": width}
     assert data(js, f"(data.axis = 'step', {expression})", answer) == found
 
 
 def test_an_axis_of_time(js: Script) -> None:
-    found = data(js, "[data.where(185), data.ticks(300).text]", LATE | TABLE)
+    found = data(js, "[data.where(185), data.ticks(300).text]", LATE)
     assert found == ["3:05", ["0:03", "0:04"]]
 
 
@@ -135,7 +123,7 @@ def test_ticks_of_steps_are_whole_inside_the_axis_and_few(js: Script, end: int) 
 
 
 def test_rows_of_the_table_and_ranks_without_a_file(js: Script) -> None:
-    rows = data(js, "data.rows()", FIRST | TABLE)
+    rows = data(js, "data.rows()", FIRST)
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     busy = [pytest.approx(0.08), pytest.approx(0.098), None, None]
     assert [row.get("own") for row in rows] == busy
@@ -150,8 +138,7 @@ GIVEN = {
     "places": [{"rank": rank, "place": f"GPU {n}"} for rank, n in enumerate((10, 2, 1))],
     "states": [{"rank": n, "state": s} for n, s in enumerate([*"sxcpfa", "never started"])],
     "steady": [[1.0, 1.02]] * 60,
-    "named": {"ranks": [[n, n, n // 4, ""] for n in range(8)], "hosts": ["a", "<b>"]},
-    "line": {"xs": [0, 1, 2], "values": [5, 6, 7]},
+    "ranks": [[n, n, 0, ""] for n in range(8)],
 }
 
 
@@ -182,12 +169,9 @@ def order(rows: str, key: str, descending: bool = False) -> str:
         ("colorRange(steady, 'perf/data_wait').low", 0),
         ("Object.values(colorRange([[0, 0]], 'x'))", [0, 1, False]),
         ("colorRange([[null, null]], 'x')", None),
-        (  # as many rows are named as fit, and a host once
-            "rowLabels(named, 5, new Set([2])).map(({text}) => text)",
-            ["a 0", "<b>▸ 2</b>", "3", "&lt;b> 4", "6"],
-        ),
-        ("rowLabels({...named, hosts: ['a']}, 26, new Set())[7]", {"row": 7, "text": "7"}),
-        ("[1.2, 9].map((x) => lineValueAt(line, x, 1))", [6, None]),
+        # As many rows are named as fit.
+        ("rowLabels(ranks, 5, new Set([2])).map(({text}) => text)", ["0", "<b>▸ 2</b>", "3", "6"]),
+        ("rowLabels(ranks, 26, new Set())[7]", {"row": 7, "text": "7"}),
     ],
 )
 def test_sorting_texts_and_colors(js: Script, expression: str, found: Any) -> None:
@@ -195,9 +179,9 @@ def test_sorting_texts_and_colors(js: Script, expression: str, found: Any) -> No
     assert js(expression, **GIVEN) == (pytest.approx(found) if numeric else found)
 
 
-def test_each_metric_of_the_strips_has_its_texts(js: Script) -> None:
+def test_each_metric_of_the_heatmap_has_its_texts(js: Script) -> None:
     texts = js("METRICS")
-    assert list(texts) == [strip.name for strip in STRIPS]
+    assert list(texts) == list(METRICS)
     assert all(len(each) == 4 for each in texts.values())
 
 
@@ -208,31 +192,3 @@ def test_missing_ranks_are_named(js: Script) -> None:
         "all: hosts that share no disk have one each. 2 more ranks are recorded and not shown."
     )
     assert js("missingWords(named)", named={"missing": {}, "left_out": 0}) == ""
-
-
-def test_lines_of_picked_ranks_and_the_mean(js: Script) -> None:
-    answer = NAMED | strip([[1, 2, 3], [3, 4, 5]], [0, 1], 5) | TABLE
-    found = data(js, "rankLines(data, new Set([2]), true)", answer)
-    lines = [(line["label"], line["values"]) for line in found]
-    assert lines == [("rank 2", [3, 5]), ("mean", [2, 4])]
-
-
-@pytest.mark.parametrize(
-    ("values", "low", "high"),
-    [
-        ([2.0, 4.0], 1.9, 4.1),
-        ([0.001, 0.0311], 0, 0.0327),
-        ([-2.0, 3.0], -2.25, 3.25),
-        ([3.0, 3.0], 2.85, 3.15),
-        ([0.0], 0, 0.05),
-        ([], 0, 1),
-        ([*[0.02] * 60, 5.0], 0.019, 0.021),  # a slow first step does not set the axis
-        ([*[0.02] * 60, 0.03], 0.0195, 0.0305),
-    ],
-)
-def test_the_axis_of_lines_holds_the_usual_values(
-    js: Script, values: list[float], low: float, high: float
-) -> None:
-    found = js("lineRange([{values}])", values=values)
-    assert found == pytest.approx([low, high], rel=0.06, abs=0.06 * (high - low))
-    assert found[0] < found[1]

@@ -11,12 +11,10 @@ from dashboard.charts.layout import layout
 from dashboard.charts.run_view import (
     MAX_CUSTOM_CHARTS,
     NOT_BEGUN,
-    NOT_SUPPORTED,
     RunView,
     custom_metrics,
     run_content,
 )
-from stepscope.gpu import nvml_device
 from stepscope.run import RunInfo, RunKind, RunStatus
 
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
@@ -59,13 +57,9 @@ def test_each_gpu_says_what_it_does_not_give() -> None:
     missing = {"GPU-1": {"gpu/temp": "not supported on this GPU"}, "MIG-1": lacks}
     found = content(kind="record", devices=[GPU, mig], capabilities={"missing": missing})
     whole, instance = found.gpus
-    assert NOT_SUPPORTED == nvml_device.NOT_BY_GPU
     assert (whole.index, instance.index) == (0, 1)
     assert whole.missing == {"gpu/temp": "not supported on this GPU"}
-    assert instance.missing == {
-        "gpu/util": "not available with MIG enabled",
-        "gpu/power": "permission",
-    }
+    assert instance.missing == lacks
 
 
 def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none() -> None:

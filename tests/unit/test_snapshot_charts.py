@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.charts.figures import unit_of
 from dashboard.charts.snapshot import (
     allocation_rows,
     change_rows,
@@ -33,7 +32,7 @@ def real() -> SnapshotSummary:
 
 def test_bands_stack_up_to_what_is_live(real: SnapshotSummary) -> None:
     [history] = real.histories
-    figure = history_figure(real, history, over_time=False)
+    figure = history_figure(real, history)
     stacked = [trace for trace in figure["data"] if "stackgroup" in trace]
     sums = [sum(values) for values in zip(*(trace["y"] for trace in stacked), strict=True)]
     assert sums == pytest.approx([live / 2**20 for live in history.live], abs=0.02)
@@ -41,8 +40,6 @@ def test_bands_stack_up_to_what_is_live(real: SnapshotSummary) -> None:
     assert figure["layout"]["yaxis"]["ticksuffix"] == " MiB"
     assert figure["data"][-1]["name"] == "Reserved"
     assert stacked[0]["x"] == list(history.columns)
-    timed = history_figure(real, history, over_time=True)
-    assert timed["data"][0]["x"] == list(history.seconds or ())
     [note] = figure["layout"]["annotations"]
     [span, *_] = history.spans
     assert (note["text"], note["x"]) == ("second step", history.columns[span.first])
@@ -82,7 +79,7 @@ def test_foreign_names_are_text_in_a_figure(tmp_path: Path) -> None:
     summary = summarize(load(path))
     texts = json.dumps(
         [
-            history_figure(summary, summary.histories[0], over_time=False),
+            history_figure(summary, summary.histories[0]),
             map_figure(summary, summary.devices[0]),
         ]
     )
@@ -96,15 +93,6 @@ def test_changes_have_a_sign(real: SnapshotSummary, tmp_path: Path) -> None:
     rows = change_rows(difference(real, summarize(load(path))))
     assert rows[0]["Change"] == -32.0
     assert {row["Change"] > 0 for row in rows} == {True, False}
-
-
-def test_units_follow_the_largest_value() -> None:
-    assert [unit_of(size)[0] for size in (5, 5 * 1024, 5 * 2**20, 2**31)] == [
-        "B",
-        "KiB",
-        "MiB",
-        "GiB",
-    ]
 
 
 # --- files ----------------------------------------------------------------------------------------
