@@ -23,7 +23,6 @@ from tests.support.browser_page import (
     OpenPage,
     button,
     choose,
-    open_tab,
     points,
     start,
     wait_until,
@@ -223,10 +222,7 @@ def test_the_ledger_sums_to_the_gpu_and_shows_another_process(
         keep(page, f"ledger-{scheme}")
         other.kill()
     wait_until(lambda: table(page)["ledger/others"] < grown, page, 30)
-    open_tab(page, "Overview")
-    button(page, "Breakdown").click()
-    wait_until(lambda: "parameters" in areas(page, "memory"), page, 30)
-    keep(page, f"ledger-live-{scheme}")
+    wait_until(lambda: "parameters" in areas(page, "ledger"), page, 30)
     button(page, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)
     context.close()

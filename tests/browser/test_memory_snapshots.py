@@ -7,7 +7,6 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.support.browser_page import OpenPage, violations
@@ -57,22 +56,3 @@ def test_a_file_is_sent_drawn_and_still_there_after_a_reload(
     with page.expect_download() as download:
         section(page).get_by_test_id("stDownloadButton").get_by_role("button").click()
     assert download.value.suggested_filename in ("less.pickle", "my-run.pickle")
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "words"),
-    [
-        ("notes.txt", b"x", "not allowed"),
-        ("empty.pickle", b"", "The file was not kept."),
-        ("call.pickle", b"cos\nsystem\n(S'true'\ntR.", "only plain containers are read"),
-    ],
-)
-def test_what_is_no_snapshot_is_told(
-    open_page: OpenPage, tmp_path: Path, name: str, data: bytes, words: str
-) -> None:
-    page = open_page(PAGE, expected="404")
-    expect(section(page)).to_be_visible(timeout=60_000)
-    path = tmp_path / name
-    path.write_bytes(data)
-    send(page, path)
-    expect(page.get_by_text(words).first).to_be_visible(timeout=60_000)
