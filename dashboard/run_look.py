@@ -1,7 +1,7 @@
 """Slow findings about distributed runs, computed in a thread and shared by all tabs.
 
-All tabs poll twice a second. Judging a job reads the files of every rank: 2 ms a rank, 0.1 s for
-64. While a run is live a thread does it, and a poll takes the latest finding.
+All tabs poll twice a second. A finding reads the files of every rank: 1 to 10 ms a rank, up to
+0.7 s for 64. While a run is live a thread does it, and a poll takes the latest finding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
 REST = 20  # Pause in multiples of the duration of a search: at most 5% of a core.
-MAX_CACHED = 64  # Runs whose latest finding is kept.
+MAX_CACHED = 16  # Runs whose latest finding is kept.
+AT_REST_S = 3600.0  # After rank 0 has ended: the other ranks may continue until a timeout.
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -45,7 +46,7 @@ def _in_thread(search: Callable[[], None]) -> None:
 @dataclass(slots=True)
 class _Entry(Generic[T]):
     found: T | None = None
-    next: float = 0.0  # On a monotonic clock; infinite after the search of an ended run.
+    next: float = 0.0  # On a monotonic clock; infinite once a run is at rest.
     under_way: bool = False
     logged: bool = False
 
@@ -77,7 +78,7 @@ class RunLook(Generic[T]):
     def of(self, run: RunInfo) -> T | None:
         """Return the latest result; None at first and for a single process.
 
-        A run that has ended is searched once, and the caller waits for it.
+        The caller waits for the search of a run that has ended.
         """
         if not in_job(run.run_json):
             return None
@@ -103,6 +104,7 @@ class RunLook(Generic[T]):
                 log.warning("%s: %s", run.id, self._problem, exc_info=True)
             entry.logged = True
         now = self._clock()
-        pause_s = max(EVERY_S, REST * (now - began)) if run.status.live else float("inf")
+        at_rest = not run.status.live and run.heartbeat_age_s > AT_REST_S
+        pause_s = float("inf") if at_rest else max(EVERY_S, REST * (now - began))
         with self._lock:
             entry.found, entry.under_way, entry.next = found, False, now + pause_s

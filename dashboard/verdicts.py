@@ -1,8 +1,7 @@
-"""The bottleneck diagnosis that the page shows, stable between two polls.
+"""The bottleneck diagnosis that the page shows.
 
 All tabs poll twice a second, and each poll takes time from a training thread in this process. A
-diagnosis takes 2 ms, so it is made at most every EVERY_S for all tabs together. A shown one stays
-for HOLD_S, and another replaces it only when found twice in a row.
+diagnosis takes 2 ms, so it is made for all tabs together, and a shown one stays for HOLD_S.
 """
 
 from __future__ import annotations
@@ -29,34 +28,18 @@ from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.store import StoreReader
 from stepscope.store.reader import EVERY
 
-EVERY_S = 3.0
+EVERY_S = 3.0  # Between two diagnoses of a run until one is shown.
 HOLD_S = 10.0
 KEPT = 64  # Runs whose diagnosis is kept.
 
 
 @dataclass(slots=True)
-class DisplayedDiagnosis:
-    """The shown diagnosis of a run and the kind found last; times on a monotonic clock."""
+class _Shown:
+    """The shown diagnosis of a run, and the time of the next one on a monotonic clock."""
 
-    looked: float
+    next: float = 0.0
     verdict: BottleneckDiagnosis | None = None
-    since: float = 0.0  # Time at which its kind was first shown.
-    written: float = 0.0  # Time at which its text was.
-    found: BottleneckKind | None = None
-    is_new: bool = True
     is_final: bool = False
-
-    def settle(self, found: BottleneckDiagnosis, now: float) -> None:
-        """Update with a new finding: at once for a run that had none before."""
-        cause = found if found.kind.names_a_cause else None
-        kind = cause.kind if cause is not None else None
-        shown = self.verdict.kind if self.verdict is not None else None
-        if kind == shown:
-            if now - self.written >= HOLD_S:
-                self.verdict, self.written = cause, now
-        elif self.is_new or (kind == self.found and (shown is None or now - self.since >= HOLD_S)):
-            self.verdict, self.since, self.written = cause, now, now
-        self.found, self.is_new = kind, False
 
 
 class Verdicts:
@@ -68,7 +51,7 @@ class Verdicts:
         self._clock = clock
         self._stragglers = stragglers
         self._lock = threading.Lock()
-        self._shown: OrderedDict[str, DisplayedDiagnosis] = OrderedDict()
+        self._shown: OrderedDict[str, _Shown] = OrderedDict()
 
     def of(
         self, reader: StoreReader, run: RunInfo, allowed: IsSettingAllowed
@@ -81,21 +64,21 @@ class Verdicts:
             return None
         now, live = self._clock(), run.status.live
         with self._lock:
-            shown = recent(self._shown, str(run.folder), lambda: DisplayedDiagnosis(now), KEPT)
-            if not shown.is_new and (shown.is_final or (live and now - shown.looked < EVERY_S)):
+            shown = recent(self._shown, str(run.folder), _Shown, KEPT)
+            if shown.is_final or (live and now < shown.next):
                 return shown.verdict
-            shown.looked = now
+            shown.next = now + EVERY_S
         figures = recent_figures(reader, run.run_json)
         found = (
             _straggler(self._stragglers.of(run))
             or (None if live or run.status is RunStatus.FAILED else _broken_loss(reader))
             or verdict(figures, setup_of(run.run_json, figures.step_time), allowed)
         )
+        cause = found if found.kind.names_a_cause else None
         with self._lock:
-            if not live:  # the last finding stays
-                shown.verdict, shown.is_new, shown.is_final = None, True, True
-            shown.settle(found, now)
-            return shown.verdict
+            shown.verdict, shown.is_final = cause, not live
+            shown.next = now + (EVERY_S if cause is None else HOLD_S)
+        return cause
 
 
 def _straggler(found: StragglerVerdict | None) -> BottleneckDiagnosis | None:

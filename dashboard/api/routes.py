@@ -25,13 +25,15 @@ from dashboard.api import commands
 from dashboard.api.devices import devices_answer
 from dashboard.api.origin import NotAllowed, check_sender
 from dashboard.api.page_token import page_token
-from dashboard.api.ranks import Jobs, ranks_answer
 from dashboard.charts import memory_breakdown, series
-from dashboard.charts.rank_events import RankEvents
+from dashboard.charts.rank_events import read_rank_events, unseen
+from dashboard.charts.run_state import state
 from dashboard.controls.config_widgets import is_possible
 from dashboard.controls.sidebar_groups import PLACES
 from dashboard.out_of_memory import as_verdict
-from dashboard.ranks.ranks_response import parse_question, rank_verdict
+from dashboard.ranks.job_ranks import read_job
+from dashboard.ranks.ranks_response import rank_verdict, ranks_answer
+from dashboard.run_look import RunLook
 from dashboard.verdicts import as_json, hang_verdict
 from stepscope.distributed.hangs.job_state import Hang
 from stepscope.recorder.recovery import recover_ended
@@ -75,7 +77,7 @@ def _answering(handler: Callable[[Request], Answer]) -> Callable[[Request], Resp
     return respond
 
 
-_RANK_EVENTS = RankEvents()
+_RANK_EVENTS = RunLook(read_rank_events, "the events of the ranks cannot be read")
 
 
 @_answering
@@ -97,21 +99,20 @@ def get_series(request: Request) -> Answer:
         recover_ended(run)  # rows that a killed process had not stored
     token = {"page_token": page_token(server.index.recent(), run, server.measuring(SWEEP_AGE_S))}
     if not (folder / STORE_NAME).exists():
-        return series.state(run) | token
+        return state(run) | token
     include_folded = bool(query.get("include_folded"))
     try:
         with StoreReader(folder) as reader:
             if query.get("only") == memory_breakdown.SERIES:
                 return memory_breakdown.update(reader, run, cursors, int(after)) | token
             answer = series.update(reader, run, cursors, int(after), include_folded)
-            rows, seen = _RANK_EVENTS.of(run, query.get("rank_events", "")[:40])
-            answer["rank_events"] = series.rank_events(rows, run)
-            answer["rank_events_seen"] = seen
+            found = unseen(_RANK_EVENTS.of(run) or [], query.get("rank_events", ""))
+            answer["rank_events"], answer["rank_events_seen"] = found
             return answer | token | {"verdict": _verdict(server, reader, run)}
     except StoreError:
         if run.status is not RunStatus.PENDING:
             raise
-        return series.state(run) | token  # the store is being created
+        return state(run) | token  # the store is being created
 
 
 def _verdict(server: services.Services, reader: StoreReader, run: RunInfo) -> Answer | None:
@@ -144,9 +145,7 @@ def get_window(request: Request) -> Answer:
     """`/api/window?run=&axis=step|time&from=&to=&…`: rows of `get_series` in a zoomed range."""
     query = request.query_params
     folder = services.get().folder(query.get("run", ""))
-    axis = AXES.get(query.get("axis", "step"))
-    if axis is None:
-        raise ValueError(f"axis: must be step or time, got {query['axis'][:40]!r}.")
+    axis = _axis(query.get("axis", "step"))
     low, high = _finite(query.get("from", "")), _finite(query.get("to", ""))
     run = read_run(folder)
     with StoreReader(folder) as reader:
@@ -164,21 +163,18 @@ def get_devices(request: Request) -> Answer:
     return devices_answer(services.get(), request.query_params)
 
 
-_JOBS = Jobs()
+_JOBS = RunLook(read_job, "the ranks cannot be read")
 
 
 @_answering
 def get_ranks(request: Request) -> Answer:
-    """`/api/ranks?run=&metric=&columns=&seen=&who=`: the ranks of a job with new values."""
-    query = request.query_params
-    server = services.get()
-    folder = server.folder(query.get("run", ""))
-
-    def judge(run: RunInfo) -> Answer:
-        verdict = rank_verdict(server.stragglers.of(run), _hang(server, run))
-        return {"verdict": verdict, "communication": server.communication.of(run)}
-
-    return ranks_answer(_JOBS, folder, parse_question(query.items()), judge)
+    """`/api/ranks?run=&metric=&axis=step|time`: the ranks of a job, read at most every 2 s."""
+    query, server = request.query_params, services.get()
+    axis = _axis(query.get("axis", "time"))
+    run = read_run(server.folder(query.get("run", "")))
+    verdict = rank_verdict(server.stragglers.of(run), _hang(server, run))
+    judged = {"verdict": verdict, "communication": server.communication.of(run)}
+    return ranks_answer(_JOBS.of(run), run, query.get("metric", ""), axis, judged)
 
 
 async def post_command(request: Request) -> Response:
@@ -220,6 +216,13 @@ def _plotly_gzip() -> bytes:
     """Return plotly.js gzipped: 1.5 of 4.8 MB, 95 ms once."""
     script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
     return gzip.compress(script.read_bytes(), 6)
+
+
+def _axis(text: str) -> Axis:
+    axis = AXES.get(text)
+    if axis is None:
+        raise ValueError(f"axis: must be step or time, got {text[:40]!r}.")
+    return axis
 
 
 def _finite(text: str) -> float:

@@ -15,11 +15,11 @@ _KEYS = {
     "blue": (
         *("train/loss", "train/lr", "train/grad_norm", "train/amp_scale", "memory/allocated"),
         *("process/rss", "process/cpu", "perf/samples_per_sec", "perf/tflops", "perf/step_time"),
-        *("comm/rate", "comm/bytes"),
+        "comm/rate",
     ),
     "orange": (
         *("val/loss", "memory/reserved", "gpu/temp", "perf/tokens_per_sec", "perf/mfu"),
-        *("perf/data_wait", "comm/share", "comm/time"),
+        *("perf/data_wait", "comm/share"),
     ),
     "green": (
         *("gpu/mem_used", "host/mem_used", "host/cpu", "gpu/util", "perf/h2d"),

@@ -209,15 +209,3 @@ def _row(arm: Arm) -> dict[str, Any]:
         },
         "Loss verdict": arm.loss.verdict and arm.loss.verdict.replace("_", " "),
     }
-
-
-def absent_sentence(sweep: SweepContent) -> str | None:
-    """Return which measurements this machine does not give; None if none is missing."""
-    measured = {key for arm in listed(sweep) for key in arm.metrics}
-    names = {"allocated and reserved memory": "peak_allocated", "energy": "energy_per_sample"}
-    missing = " and no ".join(name for name, key in names.items() if key not in measured)
-    if not measured or not missing:
-        return None
-    if sweep.config.get("device") == "cpu":
-        return f"Not available on CPU: {missing}."
-    return f"This GPU or its driver gives no {missing}."

@@ -99,13 +99,11 @@ def _absent(content: RunView, drawn: set[str]) -> str | None:
     if content.allocator_reason and content.kind is not RunKind.RECORD:
         texts.append(content.allocator_reason)
     missing: dict[tuple[str, str], list[str]] = {}
-    for metric in METRICS:
-        if metric.key in drawn:
-            reasons = {gpu.index: gpu.missing.get(metric.key) for gpu in content.gpus}
-            for reason in filter(None, dict.fromkeys(reasons.values())):
-                lacking = [str(index) for index, why in reasons.items() if why == reason]
-                whose = "" if len(lacking) == len(reasons) else f" of GPU {', '.join(lacking)}"
-                missing.setdefault((reason, whose), []).append(metric.label)
+    for gpu in content.gpus:
+        whose = "" if len(content.gpus) == 1 else f" of GPU {gpu.index}"
+        for metric in METRICS:
+            if metric.key in drawn and metric.key in gpu.missing:
+                missing.setdefault((gpu.missing[metric.key], whose), []).append(metric.label)
     for (reason, whose), labels in missing.items():
         names = ", ".join(labels)
         texts.append(f"{names[0].upper()}{names[1:]}{whose}: {reason.removesuffix('.')}.")
@@ -250,33 +248,23 @@ def _optimizer(content: RunView) -> list[Json]:
 
 
 def communication(content: RunView) -> list[Json]:
-    """Return the charts of collectives, by second and by step; none for a single process."""
+    """Return the charts of collectives; none for a single process."""
     if content.ranks == 1:
         return []
     reasons = content.collectives
-    unread = reasons.get("comm/bytes")
+    unread, untimed = reasons.get("comm/bytes"), reasons.get("comm/time")
     empty = NO_COLLECTIVES if unread is None else COLLECTIVES_UNREAD.format(unread)
-    untimed = reasons.get("comm/time") if unread is None else None
-    parts = [
-        COLLECTIVES_NOTE,
-        reasons.get("lost"),
-        None if untimed is None else f"No times: {untimed}.",
-    ]
-    bandwidth, note = y_axis(Unit.BYTES_PER_SECOND), " ".join(filter(None, parts))
-    rates = [trace("comm/rate", "points"), _timed("comm/share")]
-    totals = [trace("comm/bytes", "points"), _timed("comm/time")]
-    share, size, time = y_axis(Unit.PERCENT), y_axis(Unit.BYTES), y_axis(Unit.SECOND)
-    more = functools.partial(chart, empty=empty, group="more")
-    charts = [
-        more("communication", "Communication", rates, y=bandwidth, y2=share, note=note),
-        more("collectives", "Collectives per step", totals, y=size, y2=time),
-    ]
+    note = COLLECTIVES_NOTE
+    if unread is None and untimed is not None:
+        note += f" No times: {untimed}."
+    timed = trace("comm/share", "points", axis="y2", dash="dot", optional=True)
+    lines = [trace("comm/rate", "points"), timed]
+    bandwidth, share = y_axis(Unit.BYTES_PER_SECOND), y_axis(Unit.PERCENT)
+    more = functools.partial(chart, y=bandwidth, empty=empty, group="more")
+    charts = [more("communication", "Communication", lines, y2=share, note=note)]
     if "comm/bus_bandwidth" not in reasons:
         bus = [trace("comm/bus_bandwidth", "points", optional=True)]
-        note = "Of timed collectives of at least 1 MiB."
-        charts.append(more("bus", "Bus bandwidth", bus, y=bandwidth, note=note))
+        charts.append(
+            more("bus", "Bus bandwidth", bus, note="Of timed collectives of at least 1 MiB.")
+        )
     return charts
-
-
-def _timed(key: str) -> Json:
-    return trace(key, "points", axis="y2", dash="dot", optional=True)

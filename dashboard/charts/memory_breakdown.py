@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dashboard.charts.chart_spec import Json, chart, training_gpu, y_axis
+from dashboard.charts.run_state import state
 from dashboard.charts.run_view import RunView, run_content
-from dashboard.charts.series import SeriesCursor, events, fitting_bucket, rounded, span, state
+from dashboard.charts.series import SeriesCursor, events, fitting_bucket, rounded, span
 from stepscope.memory.breakdown import (
     CATEGORIES,
     CategoryBytes,
@@ -202,7 +203,7 @@ def _delta(
     start, stop, bucket, reset = span(source.samples.rows, cursor)
     part = _rows(reader, run, source, start, stop, bucket) | {"reset": reset}
     values = {} if now is None else _values(now.parts or {})
-    return part | {"last": values, "since": {}}
+    return part | {"last": values}
 
 
 def _rows(

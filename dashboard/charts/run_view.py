@@ -21,13 +21,6 @@ NOT_BEGUN = (
     "shown."
 )
 CPU_TRAINS = "this run trains on the CPU."
-NOT_SUPPORTED = "not supported on this GPU"
-"""The sampler's text for NVML_ERROR_NOT_SUPPORTED."""
-LOST = (
-    "Some collectives were overwritten before they were read; they are assumed to be like the "
-    "others."
-)
-WITH_MIG = "not available with MIG enabled"
 
 MAX_CUSTOM_CHARTS = 12  # charts of user-defined metrics; the others are recorded only
 MAX_CUSTOM_CHARS = 100  # a longer metric name would dominate every poll
@@ -60,8 +53,8 @@ class RunView:
     None if the allocator of a CUDA device answers. `optimizers`: class names in the order of their
     first steps. `custom`: metrics of this run only that get a chart; `custom_left` counts the
     others. `flops_reason`: why FLOPs were not counted; `peak_reason`: why their fraction of the
-    peak is unknown. `ranks`: the world size. `collectives`: reasons for missing
-    collective metrics, under `lost` for unread collectives.
+    peak is unknown. `ranks`: the world size. `collectives`: the reason for each missing collective
+    metric.
     """
 
     has_cuda: bool
@@ -98,15 +91,8 @@ def run_content(run: RunInfo) -> RunView:
         flops_reason=_text(run_json.get("flops_reason")),
         peak_reason=_text(run_json.get("peak_reason")),
         ranks=world_size_of(run_json),
-        collectives=_collectives(capabilities),
+        collectives=_reasons(capabilities.get("collectives")),
     )
-
-
-def _collectives(capabilities: Mapping[str, Any]) -> dict[str, str]:
-    """Return the reasons for missing metrics; `lost` without its growing count."""
-    reasons = _dict(capabilities.get("collectives"))
-    texts = {key: text for key, text in reasons.items() if isinstance(text, str)}
-    return texts | ({"lost": LOST} if "lost" in texts else {})
 
 
 def world_size_of(run_json: Mapping[str, Any]) -> int:
@@ -189,19 +175,14 @@ def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
             name=str(entry.get("name")),
             index=index,
             memory_bytes=memory if type(memory := entry.get("memory_total")) is int else None,
-            missing=_missing(entry, _dict(missing.get(str(entry["uuid"])))),
+            missing=_reasons(missing.get(str(entry["uuid"]))),
         )
         for index, entry in enumerate(entries)
     ]
 
 
-def _missing(entry: Mapping[str, Any], reasons: Mapping[str, Any]) -> dict[str, str]:
-    """Return the reasons for missing metrics; of a MIG instance NVML reports "not supported"."""
-    mig = str(entry["uuid"]).startswith("MIG-") or " MIG " in str(entry.get("name"))
-    return {
-        key: WITH_MIG if mig and reason == NOT_SUPPORTED else str(reason)
-        for key, reason in reasons.items()
-    }
+def _reasons(value: Any) -> dict[str, str]:
+    return {key: text for key, text in _dict(value).items() if isinstance(text, str)}
 
 
 def _texts(value: Any) -> list[str]:

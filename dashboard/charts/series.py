@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dashboard.charts.chart_spec import COLORS
+from dashboard.charts.run_state import state
 from dashboard.charts.run_view import (
     custom_metrics,
     loss_keys,
@@ -24,10 +25,8 @@ from dashboard.charts.run_view import (
     run_kind,
 )
 from stepscope.common.formatting import number_name
-from stepscope.recorder.cuda_readback import SLOTS
 from stepscope.recorder.rows import RATE, STEP_TIME
-from stepscope.run import RunInfo, RunKind, RunStatus
-from stepscope.run.rank_info import now_of
+from stepscope.run import RunInfo, RunKind
 from stepscope.store import EventRow, SeriesBlock, SeriesInfo, StoreReader
 from stepscope.store.reader import Axis
 
@@ -35,16 +34,13 @@ TARGET = 500  # buckets of a chart, at most
 MAX_NEW = 250  # new buckets; with more, a fresh overview is smaller
 MAX_EVENTS = 1000  # newest events of a first answer: epochs must not crowd out commands
 RECENT_ROWS = 24  # searched for the newest value: 2.4 s of samples, more than the slowest tier
+RECENT_STEPS = 128  # searched for the newest value of a step
 RATE_S = 1.0  # the rate is averaged over it: a single step may be an epoch's short last batch
-MAX_RATE_ROWS = 512  # read for the rate: two frames of the store
-STALE_S = 3.0  # age of the heartbeat from which the page warns; it is written every second
-ROUND_S = 5  # resolution of a wait in a message: screen readers announce each change
-MAX_NAMED_RANKS = 8
 FOLDED = {
     *("train/amp_scale", "train/amp_skipped"),
     *("perf/tokens_per_sec", "perf/tflops", "perf/mfu"),
     *("gpu/temp", "gpu/power_limit"),
-    *("comm/bytes", "comm/rate", "comm/time", "comm/share", "comm/bus_bandwidth"),
+    *("comm/rate", "comm/share", "comm/bus_bandwidth"),
 }
 """Metrics of folded charts, like learning rates and gradient norms: sent only while open."""
 LIVE_KEYS = COLORS.keys() - FOLDED - {"train/lr", "train/grad_norm"} | {
@@ -141,89 +137,6 @@ def update(
     return answer
 
 
-def state(run: RunInfo) -> dict[str, Any]:
-    """Return the state of a run: the part of an answer that needs no store."""
-    run_json = run.run_json
-    progress = {
-        name: run_json.get(name)
-        for name in ("step", "total_steps", "epoch", "epochs", "first_step", "paused_s")
-    }
-    progress["epoch"] = progress["epoch"] or None  # counted from 1; 0: not counted
-    if run_kind(run) is RunKind.RECORD:
-        progress["step"] = None  # a recording has no steps
-    return {
-        "run": run.id,
-        "status": run.status,
-        "reason": run.reason or _waiting(run),
-        "warnings": warnings(run),
-        "t0": run.created,
-        "now": round((run.ended or now_of(run.run_json)) - run.created, 3),
-        "progress": progress,
-        "series": {},
-        "events": [],
-    }
-
-
-def warnings(run: RunInfo) -> list[str]:
-    """Return the warnings about the recording itself, one sentence each."""
-    run_json, age_s = run.run_json, run.heartbeat_age_s
-    found = [str(run_json["problem"])] if run_json.get("problem") else []
-    late, dropped = run_json.get("dropped_values"), run_json.get("dropped")
-    if isinstance(late, int) and late > 0:
-        step = "step lacks" if late == 1 else "steps lack"
-        found.append(
-            f"{late:,} {step} GPU values such as the loss: the copy was refused, failed, or "
-            f"more than {SLOTS:,} were in flight. Training was not delayed."
-        )
-    if isinstance(dropped, int) and dropped > 0:
-        were = "step or event was" if dropped == 1 else "steps or events were"
-        found.append(
-            f"{dropped:,} {were} not recorded: the disk was too slow and the memory buffer is "
-            "full, or the store cannot hold them. Training was not delayed."
-        )
-    waits = command_wait(run, now_of(run.run_json))
-    if waits is not None:
-        found.append(waits)
-    if run.status.live and age_s > STALE_S:
-        found.append(
-            f"No update for {_duration(age_s)}. The run has not ended, but its folder does not "
-            "change: the disk may be full or read-only, or the process blocked. Values may be "
-            "stale."
-        )
-    return found
-
-
-def command_wait(run: RunInfo, now: float) -> str | None:
-    """Return which ranks have not reached the step of a command; None if all have."""
-    waits = run.run_json.get("command_waits")
-    if not run.status.live or not isinstance(waits, dict):
-        return None
-    try:
-        label = str(waits["name"]).replace("_", " ").capitalize()
-        since, step, ranks = float(waits["since"]), int(waits["step"]), list(waits["ranks"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    waited_s = max(ROUND_S, int(now - since) // ROUND_S * ROUND_S)
-    if len(ranks) == run.run_json.get("world_size"):
-        late = "no rank has"
-    else:
-        names = ", ".join(map(str, ranks[:MAX_NAMED_RANKS]))
-        names += ", …" if len(ranks) > MAX_NAMED_RANKS else ""
-        late = f"rank {names} has not" if len(ranks) == 1 else f"ranks {names} have not"
-    return f"{label} is waiting for step {step:,}: {late} arrived after {waited_s:,} s."
-
-
-def _waiting(run: RunInfo) -> str | None:
-    if run.status is RunStatus.PENDING and run_kind(run) in (RunKind.WATCH, RunKind.INIT):
-        return "The script has not finished its first optimizer step yet."
-    return None
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    return f"{whole} s" if whole < 120 else f"{whole // 60} min"
-
-
 def window(
     reader: StoreReader,
     run: RunInfo,
@@ -247,12 +160,7 @@ def window(
 
 def events(reader: StoreReader, run: RunInfo, after: int) -> list[dict[str, Any]]:
     """Return the newest events after an id, the oldest first."""
-    return [_event(event, run.created) for event in reader.events(after, MAX_EVENTS)]
-
-
-def rank_events(rows: Iterable[tuple[int, EventRow]], run: RunInfo) -> list[dict[str, Any]]:
-    """Return events of other ranks; their ids are text that contains the rank."""
-    return [_event(event, run.created) | {"id": f"rank{rank}-{event.id}"} for rank, event in rows]
+    return [event_json(event, run.created) for event in reader.events(after, MAX_EVENTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,70 +177,17 @@ class _SeriesResponse:
         return {**self.rows(info, start, stop, bucket), "reset": reset}
 
     def newest(self, info: SeriesInfo) -> dict[str, Any]:
-        """Return `last`, the newest value of each metric in the last RECENT_ROWS rows.
-
-        `since` holds for each value that is not finite the step of the first one after the last
-        finite value.
-        """
-        block = self.reader.read(info.id, max(0, info.rows - RECENT_ROWS), info.rows, 1)
-        last: dict[str, float | int | str | None] = {}
-        since: dict[str, int] = {}
-        for key, value in _newest_values(block).items():
-            if key not in self.keys.last:
-                continue
-            if math.isfinite(value):
-                last[key] = _number(value)
-            else:
-                last[key] = number_name(value)
-                since[key] = self._odd_since(info, key)
+        """Return `last`, the newest value of each metric in the last rows."""
+        rows = RECENT_STEPS if info.stream == "steps" else RECENT_ROWS
+        block = self.reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
+        last: dict[str, float | int | str | None] = {
+            key: _number(value) if math.isfinite(value) else number_name(value)
+            for key, value in _newest_values(block).items()
+            if key in self.keys.last
+        }
         if info.stream == "steps" and len(block):
-            last["step"] = int(block.step[-1])
-            if RATE in last and RATE not in since:
-                last.update(_last_second(self._until_last_second(info, block)))
-        return {"last": last, "since": since}
-
-    def _until_last_second(self, info: SeriesInfo, block: SeriesBlock) -> SeriesBlock:
-        """Return the newest rows back to RATE_S before the last timed row."""
-        rows = len(block)
-        while rows < min(MAX_RATE_ROWS, info.rows):
-            timed = np.flatnonzero(np.isfinite(block.mean[block.keys.index(RATE)]))
-            if len(timed) and block.ts[0] <= block.ts[timed[-1]] - RATE_S:
-                break
-            rows = min(4 * rows, MAX_RATE_ROWS)
-            block = self.reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
-        return block
-
-    def _odd_since(self, info: SeriesInfo, key: str) -> int:
-        """Return the step of the first value after the last finite one."""
-        finite = self._find(info, key, "count", 0, info.rows, newest=True)
-        start = 0 if finite is None else finite + 1
-        first = self._find(info, key, "odd", start, info.rows, newest=False)
-        at = info.rows - 1 if first is None else first
-        return int(self.reader.read(info.id, at, at + 1, 1).step[0])
-
-    def _find(
-        self, info: SeriesInfo, key: str, what: str, start: int, stop: int, *, newest: bool
-    ) -> int | None:
-        """Return the newest or the first row from start to stop with a nonzero `what` of a metric.
-
-        Searches TARGET buckets, then inside the match: three reads for ten million rows.
-        """
-        bucket = fitting_bucket(stop - start)
-        block = self.reader.read(info.id, start, stop, bucket)
-        if key not in block.keys:
-            return None
-        # The first bucket may begin before `start`, and its match may lie there.
-        begin = start - start % bucket
-        have = np.flatnonzero(getattr(block, what)[block.keys.index(key)]).tolist()
-        for place in reversed(have) if newest else have:
-            low = max(start, begin + place * bucket)
-            if bucket == 1:
-                return low
-            high = min(stop, begin + (place + 1) * bucket)
-            found = self._find(info, key, what, low, high, newest=newest)
-            if found is not None:
-                return found
-        return None
+            last |= {"step": int(block.step[-1])} | _last_second(block)
+        return {"last": last}
 
     def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
         """Return the rows from start to stop in buckets."""
@@ -408,7 +263,8 @@ def _number(value: float) -> float | int:
     return int(short) if short.is_integer() and abs(short) < 2**53 else short
 
 
-def _event(event: EventRow, created: float) -> dict[str, Any]:
+def event_json(event: EventRow, created: float) -> dict[str, Any]:
+    """Return an event as a JSON value; its time in seconds since `created`."""
     return {
         "id": event.id,
         "t": round(event.ts - created, 3),

@@ -67,10 +67,9 @@ def _where_and_inner(frames: tuple[str, ...]) -> str:
     return own if inner == own else f"{own} · {inner.rpartition(' in ')[0]}"
 
 
-def history_figure(summary: SnapshotSummary, history: MemoryTimeline, *, over_time: bool) -> Json:
-    """Return live bytes as stacked bands over actions, or over seconds if recorded."""
-    timed = over_time and history.seconds is not None
-    x = list(history.seconds or ()) if timed else list(history.columns)
+def history_figure(summary: SnapshotSummary, history: MemoryTimeline) -> Json:
+    """Return live bytes as stacked bands over the actions of the allocator."""
+    x = list(history.columns)
     unit, factor = unit_of(max(history.live, default=0))
     bands: list[tuple[str, str, tuple[int, ...]]] = []
     if any(history.before):
@@ -91,7 +90,7 @@ def history_figure(summary: SnapshotSummary, history: MemoryTimeline, *, over_ti
     ]
     if history.reserved is not None and any(history.reserved):
         traces.append(_line(x, "Reserved", history.reserved, unit, factor, GRAY))
-    return {"data": traces, "layout": _history_layout(summary, history, x, unit, timed=timed)}
+    return {"data": traces, "layout": _history_layout(summary, history, unit)}
 
 
 def map_figure(summary: SnapshotSummary, memory: DeviceSegments) -> Json:
@@ -135,23 +134,6 @@ def module_rows(summary: SnapshotSummary, device: int) -> list[Json]:
             "Blocks": one.count,
         }
         for one in by_module(summary, device)
-    ]
-
-
-def place_rows(summary: SnapshotSummary) -> list[Json]:
-    """Return one row per stream and pool."""
-    return [
-        {
-            "GPU": place.device,
-            "Stream": str(place.stream),
-            "Pool": place.pool or "default",
-            "Reserved": place.parts.reserved / MIB,
-            "Allocated": place.parts.allocated / MIB,
-            "Cached": place.parts.cached / MIB,
-            "Split": place.parts.split / MIB,
-            "Segments": place.segments,
-        }
-        for place in summary.places
     ]
 
 
@@ -200,9 +182,8 @@ def _line(
     }
 
 
-def _history_layout(
-    summary: SnapshotSummary, history: MemoryTimeline, x: list[Any], unit: str, *, timed: bool
-) -> Json:
+def _history_layout(summary: SnapshotSummary, history: MemoryTimeline, unit: str) -> Json:
+    x = history.columns
     shapes = [line("x", x[column], ORANGE, "solid") for column in history.ooms]
     notes = [_note(x[column], "out of memory") for column in history.ooms[:3]]
     named: set[int] = set()
@@ -216,7 +197,6 @@ def _history_layout(
             named.add(span.label)
             after = span.first + MIN_NAME_DISTANCE * len(x)
             notes.append(_note(x[span.first], plain(name)))
-    across = "Seconds since the first action" if timed else "Actions of the allocator"
     return layout(
         HISTORY_PX,
         dragmode="zoom",
@@ -224,7 +204,7 @@ def _history_layout(
         legend={"traceorder": "reversed", "font": {"size": 12}, "itemclick": False},
         shapes=shapes,
         annotations=notes,
-        xaxis={"title": title(across), "ticksuffix": " s" if timed else "", "showgrid": False},
+        xaxis={"title": title("Actions of the allocator"), "showgrid": False},
         yaxis={"ticksuffix": f" {unit}", "rangemode": "tozero", "automargin": True},
     )
 

@@ -1,7 +1,5 @@
 // From a series to the points of a line, without DOM.
 
-import { counted, isNumber } from "./format.js";
-
 // The longest gap that a line bridges: slow sensors have a value per second.
 const MAX_BRIDGE_S = 2.5;
 
@@ -138,12 +136,6 @@ export function oddSpans(xs, column, range) {
 export function oddNow(series, key) {
   const last = series?.last?.[key];
   return typeof last === "string" ? oddWord(last) : null;
-}
-
-// A tile's two lines for a metric whose newest value is not finite.
-export function oddText(series, key) {
-  const since = series.since?.[key];
-  return [oddNow(series, key), isNumber(since) ? `since step ${counted(since)}` : ""];
 }
 
 // True if a column has a finite value; true if it has any recorded value.

@@ -8,10 +8,10 @@ import { RankChart } from "./ranks_chart.js";
 import { RankData, isKnown, missingWords, sorted, stateWords } from "./ranks_data.js";
 import { usualSort, wentWrong } from "./ranks_data.js";
 
-const PACE_MS = 1_000;
-const MORE_PACE_MS = 20; // the answer was incomplete, or the server still reads
+const PACE_MS = 2_000;
+const FIRST_PACE_MS = 200; // while the server reads the ranks
 const ENDED_PACE_MS = 10_000;
-const LAST_POLLS = 5; // after the end of rank 0, for the last steps of the other ranks
+const LAST_POLLS = 3; // after the end of rank 0, for the last steps of the other ranks
 
 const SLOWEST_WAITS = "Time per step waiting for other ranks in backward; the slowest waits least";
 // The metrics of the heatmap: label, unit, color and help by key, in the server's order.
@@ -25,10 +25,9 @@ export const METRICS = {
   "train/loss": ["Loss", "", "blue", "Loss of each rank over its samples"],
 };
 
-const MIB = 2 ** 20;
 const seconds = (value) => withUnit(value, "s");
 const share = (value) => (isNumber(value) ? percent(value) : MISSING);
-const size = (value) => (isNumber(value) ? withUnit(value * MIB, "B") : MISSING);
+const size = (value) => (isNumber(value) ? withUnit(value, "B") : MISSING);
 const WAITS =
   "Share of the step spent in backward waiting for other ranks; the slowest waits least";
 
@@ -199,13 +198,14 @@ export class RankSection {
     if (answer.run !== data.run) return;
     data.take(answer);
     this.polledEnded = data.live ? 0 : this.polledEnded + 1;
-    if (data.more || data.unread) this.poller.plan(MORE_PACE_MS);
-    if (data.unread) setText(this.reading, `Reading the ranks… ${data.unread} to go.`);
-    if (!data.answer || !data.named) return;
+    if (!data.answer) {
+      this.poller.plan(FIRST_PACE_MS);
+      return;
+    }
     this.reading.hidden = true;
     this.filled.hidden = false;
     this.draw();
-    if (!data.more) setAttribute(this.node, "data-ready", 1);
+    setAttribute(this.node, "data-ready", 1);
   }
 
   choose(metric) {
@@ -217,21 +217,20 @@ export class RankSection {
   // The rows that the diagnosis names.
   get marked() {
     const named = new Set(this.data.answer.verdict?.ranks);
-    const rows = this.data.named.ranks.map(([, rank], row) => (named.has(rank) ? row : null));
+    const rows = this.data.answer.ranks.map(([, rank], row) => (named.has(rank) ? row : null));
     return new Set(rows.filter((row) => row !== null));
   }
 
   draw() {
     const { data, scene } = this;
     const { Plotly, theme } = scene;
-    if (!theme || !data.answer || !data.named || !this.node.clientWidth) return;
+    if (!theme || !data.answer || !this.node.clientWidth) return;
     const { marked } = this;
-    const { verdict, communication } = data.answer;
+    const { verdict, communication, world_size: all } = data.answer;
     setText(this.title, `Ranks: ${data.ranks}`);
-    const { world_size: all } = data.named;
     showText(this.count, data.ranks === all ? "" : `of ${all}`);
     this.verdict.update({ answer: { verdict: verdict && { ...verdict, words: verdict.next } } });
-    showText(this.missing, missingWords(data.named));
+    showText(this.missing, missingWords(data.answer));
     showText(this.communication, communication);
     this.drawModes();
     // Without a value only the table is shown.

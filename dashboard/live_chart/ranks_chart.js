@@ -70,7 +70,7 @@ export class RankChart {
     );
     const { low, high, over } = colorRange(data.cells, metric.key) ?? { low: 0, high: 1 };
     const { unit, factor } = scaleFor(metric.unit, high);
-    const strips = data.named.ranks.map((_, row) => data.strip(row));
+    const strips = data.answer.ranks.map((_, row) => data.strip(row));
     const highest = `${over ? "≥ " : ""}${short(high / factor)}${suffix(unit)}`;
     return {
       ...heatTrace(strips, [begin, end], most, [low, high], theme.palette[metric.color]),
@@ -86,7 +86,7 @@ export class RankChart {
   layout(marked) {
     const { data, theme } = this;
     const ticks = data.ticks(this.width);
-    const labels = rowLabels(data.named.ranks, this.rowHeight, marked);
+    const labels = rowLabels(data.answer.ranks, this.rowHeight, marked);
     return {
       ...{ width: this.width, height: this.rowHeight * data.ranks + MARGIN.t + MARGIN.b },
       ...{ margin: MARGIN, hovermode: "closest", dragmode: false, template: theme.template },
@@ -124,7 +124,7 @@ export class RankChart {
   // Returns the text of a cursor. A rank without a value at `x` has the value of the column before.
   words({ row, x }) {
     const { data, metric } = this;
-    const [, rank, , place] = data.named.ranks[row];
+    const [, rank, , place] = data.answer.ranks[row];
     let column = Math.floor(x / data.width);
     while (column > 0 && !isNumber(data.cells[column]?.[row])) column -= 1;
     const value = data.cells[column]?.[row];

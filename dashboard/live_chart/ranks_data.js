@@ -4,19 +4,13 @@ import { clock, counted, isNumber, stepTicks, timeTicks } from "./format.js";
 
 const MAX_EMPTY_SHARE = 0.05; // of the axis, before the first value; a longer part is cut
 
-function halfFloat(bits) {
-  const [sign, exponent, part] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
-  if (exponent === 31) return part ? NaN : sign * Infinity;
-  return sign * (exponent ? 2 ** (exponent - 15) * (1 + part / 1024) : 2 ** -14 * (part / 1024));
-}
-
-// Decodes a strip from base64: `columns` lists of `ranks` values, null for missing values.
-export function unpacked({ data, scale }, columns, ranks) {
-  const floats = new DataView(Uint8Array.from(atob(data), (byte) => byte.charCodeAt(0)).buffer);
-  return Array.from({ length: columns }, (_, column) =>
+// Decodes the heatmap from base64: columns of 32-bit floats of all ranks, null for missing values.
+export function unpacked(text, ranks) {
+  const floats = new Float32Array(Uint8Array.from(atob(text), (byte) => byte.charCodeAt(0)).buffer);
+  return Array.from({ length: floats.length / ranks }, (_, column) =>
     Array.from({ length: ranks }, (_, rank) => {
-      const share = halfFloat(floats.getUint16(2 * (column * ranks + rank), true));
-      return Number.isFinite(share) ? share * scale : null;
+      const value = floats[column * ranks + rank];
+      return Number.isFinite(value) ? value : null;
     }),
   );
 }
@@ -34,19 +28,13 @@ export class RankData {
 
   open(run) {
     this.run = run;
-    this.answer = null; // the newest one with a table
-    this.named = null; // the newest one with names
-    this.who = "";
-    this.unread = 0;
+    this.answer = null; // the newest one
     this.live = true;
     this.metrics = [];
     this.forget();
   }
 
   forget() {
-    this.columns = "";
-    this.seen = 0;
-    this.more = false;
     this.width = 1;
     this.cells = []; // column -> values of all ranks
     this.shown = null; // the metric of the cells
@@ -64,39 +52,22 @@ export class RankData {
 
   // The parameters of the next poll.
   question() {
-    const { run, metric, axis, columns, seen, who, more } = this;
-    const rest = more && this.answer ? { only_strips: 1 } : {};
-    return { run, metric, axis, columns, seen, who, ...rest };
+    const { run, metric, axis } = this;
+    return { run, metric, axis };
   }
 
+  // Takes an answer; it has no ranks while the server reads them.
   take(answer) {
-    this.unread = answer.unread;
     this.now = answer.now;
     this.live = answer.live;
-    if (!answer.who) return;
-    if (answer.ranks) {
-      this.named = answer;
-      this.answer = null; // its rows belong to other ranks
-    }
-    this.who = answer.who;
-    if (answer.table) this.answer = answer;
-    this.metrics = answer.metrics;
-    this.takeStrip(answer);
-    this.more = answer.more || !this.answer;
-  }
-
-  takeStrip({ columns, metric, width, seen, strip }) {
-    if (columns !== this.columns || metric !== this.shown) this.forget();
-    Object.assign(this, { columns, seen, width, shown: metric });
-    if (!strip) return;
-    const ranks = this.named.ranks.length;
-    unpacked(strip, strip.at.length, ranks).forEach((values, i) => {
-      this.cells[strip.at[i]] = values;
-    });
+    if (!answer.ranks || answer.axis !== this.axis) return;
+    const { metrics, width, metric: shown, cells } = answer;
+    Object.assign(this, { answer, metrics, width, shown });
+    this.cells = unpacked(cells, answer.ranks.length);
   }
 
   get ranks() {
-    return this.named?.ranks.length ?? 0;
+    return this.answer?.ranks.length ?? 0;
   }
 
   // Returns the values of a rank as {xs, values, times}; `xs` are the beginnings of columns.
@@ -141,16 +112,16 @@ export class RankData {
 
   // Returns the rows of the table in the order of the ranks, ranks without a file last.
   rows() {
-    if (!this.answer || !this.named) return [];
-    const { table, state, ends } = this.answer;
+    if (!this.answer) return [];
+    const { table, state, ends, ranks, hosts, missing } = this.answer;
     const ended = new Map(ends.map(([row, seconds, reason]) => [row, { seconds, reason }]));
-    const here = this.named.ranks.map(([number, rank, host, place], row) => {
+    const here = ranks.map(([number, rank, host, place], row) => {
       const values = Object.fromEntries(Object.keys(table).map((key) => [key, table[key][row]]));
       const own = ownTime(values.time, values.wait);
-      const about = { row, number, rank, host: this.named.hosts[host], place, state: state[row] };
+      const about = { row, number, rank, host: hosts[host], place, state: state[row] };
       return { ...about, ...values, own, ended: ended.get(row) ?? null };
     });
-    const absent = Object.entries(this.named.missing)
+    const absent = Object.entries(missing)
       .filter(([state]) => state !== "elsewhere")
       .flatMap(([state, ranks]) => ranks.map((rank) => ({ row: null, rank, state })));
     return [...here, ...absent];

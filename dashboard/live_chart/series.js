@@ -98,8 +98,8 @@ export function mergeSeries(held, part) {
     const none = nulls(fresh.start.length);
     for (const stat of STATS) append(series.v[key][stat], fresh.v[key]?.[stat] ?? none);
   }
-  const { end, last = null, since = null } = part;
-  Object.assign(series, { stack: fresh.stack, end, last, since });
+  const { end, last = null } = part;
+  Object.assign(series, { stack: fresh.stack, end, last });
   while (series.start.length > MAX_BUCKETS) series = coarsen(series, series.bucket * 2);
   return series;
 }

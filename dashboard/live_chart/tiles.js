@@ -2,7 +2,7 @@
 
 import { el, parts, render, setAttribute, setText, showText } from "./dom.js";
 import { MISSING, bytesOf, isNumber, percent, precise, sum, withUnit } from "./format.js";
-import { linePoints, oddNow, oddText } from "./lines.js";
+import { linePoints, oddNow } from "./lines.js";
 import { latest, latestEver, latestOf } from "./series.js";
 
 const SPARK_POINTS = 60;
@@ -39,7 +39,7 @@ export function tileContent(spec, live, ended = false) {
   const { series, metric } = spec;
   const shown = { reason: null, odd: false, drawn: true };
   if (series.length === 1 && oddNow(live[series[0]], metric) !== null)
-    return { ...shown, text: oddText(live[series[0]], metric), odd: true };
+    return { ...shown, text: [oddNow(live[series[0]], metric), ""], odd: true };
   if (ended && spec.ended !== "last") {
     const columns = series.map((name) => live[name]?.v[metric]);
     const values = columns.map((column) => wholeRun(column, spec.ended)).filter(isNumber);

@@ -39,11 +39,12 @@ class RankEntry:
     reason: str | None = None
 
 
-def read_member(folder: Path, number: int) -> RankEntry | None:
-    """Read a rank file (0.2 ms); None if it cannot be read."""
+def read_member(folder: Path, number: int) -> RankEntry:
+    """Read a rank file (0.2 ms); a rank with an unreadable file is pending, with a reason."""
     file = find_rank(folder, number)
     if file is None:
-        return None
+        text = "Its file cannot be read."
+        return RankEntry(number, number, "?", None, (), None, RunStatus.PENDING, None, text)
     ended = None if file.status is RunStatus.CRASHED else file.run_json.get("ended")
     info = RunInfo(folder, file.status, None, file.age_s, file.run_json)
     local, reason = file.run_json.get("local_rank"), file.run_json.get("reason")
@@ -58,12 +59,6 @@ def read_member(folder: Path, number: int) -> RankEntry | None:
         ended=None if file.status.live else file.beat if ended is None else ended,
         reason=printable(reason)[:MAX_REASON_CHARS] if isinstance(reason, str) else None,
     )
-
-
-def unreadable(number: int) -> RankEntry:
-    """Return the entry of a rank whose file cannot be read."""
-    pending = RunStatus.PENDING
-    return RankEntry(number, number, "?", None, (), None, pending, None, "Its file cannot be read.")
 
 
 def places(members: Iterable[RankEntry]) -> list[str]:

@@ -8,7 +8,7 @@ import streamlit as st
 
 from dashboard import services
 from dashboard.api.devices import devices_answer
-from dashboard.charts.collectives import SHOWN, figure, table_rows
+from dashboard.charts.collectives import figure, table_rows
 from dashboard.controls.sidebar import keep_settings
 from dashboard.format import escape_markdown, pick
 from dashboard.live_chart import device_cards
@@ -160,12 +160,10 @@ def _stored(server: Services) -> None:
 
 def _show(document: dict[str, Any], other: dict[str, Any] | None) -> None:
     rows = document["rows"]
-    if any("reason" not in row for row in rows):
-        about = "Both axes are logarithmic. The dashed line is the link's peak."
-        kind = st.radio("Chart", list(SHOWN), horizontal=True, key="collectives_chart", help=about)
-        drawn = figure(kind, document, other)
-        if drawn is not None:
-            plot(drawn, "collectives_figure")
+    drawn = figure(document, other)
+    if drawn is not None:
+        plot(drawn, "collectives_figure")
+        st.caption("Both axes are logarithmic. The dashed line is the link's peak.")
     if rows:
         for line in stored.closing(document):
             st.caption(escape_markdown(line))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 import streamlit as st
 
-from dashboard.charts.lab import absent_sentence, effects_figure, listed, rows
+from dashboard.charts.lab import effects_figure, listed, rows
 from dashboard.controls import sidebar as controls
 from dashboard.controls.lab_labels import clock_rows, throttle_words, workload_and_device
 from dashboard.controls.sweep_picker import show_sweep
@@ -247,9 +247,6 @@ def results(sweep: SweepContent, apply: Callable[[], None]) -> None:
         with st.container(key="lab_table"):
             arms = rows(listed(sweep))
             table(arms, COLUMNS, "lab_rows", "Settings by effect", height="content")
-    absent = absent_sentence(sweep)
-    if absent is not None:
-        note("info", absent)
     _more(sweep)
 
 

@@ -45,7 +45,6 @@ COLUMNS = {
     "Stack": st.column_config.ListColumn(
         width="large", help="Innermost frame first. A double click shows all of it."
     ),
-    **{name: number(format=SIZE) for name in ("Reserved", "Allocated", "Cached", "Split")},
 }
 
 
@@ -240,17 +239,12 @@ def _totals(memory: DeviceSegments) -> str:
 
 
 def _history(summary: SnapshotSummary, history: MemoryTimeline) -> None:
-    over_time = False
-    with st.container(horizontal=True, vertical_alignment="center"):
-        lasted = f" in {lasting(history.seconds[-1])}" if history.seconds else ""
-        st.markdown(
-            f"**Allocations over time:** {history.actions:,} actions{lasted}, peak "
-            f"{format_bytes(history.peak)}, {format_bytes(history.end)} at the end",
-            width="content",
-        )
-        if history.seconds is not None:
-            over_time = segments("Axis", ["Actions", "Time"], "snapshot_axis") == "Time"
-    plot(charts.history_figure(summary, history, over_time=over_time), "snapshot_history")
+    lasted = f" in {lasting(history.seconds[-1])}" if history.seconds else ""
+    st.markdown(
+        f"**Allocations over time:** {history.actions:,} actions{lasted}, peak "
+        f"{format_bytes(history.peak)}, {format_bytes(history.end)} at the end"
+    )
+    plot(charts.history_figure(summary, history), "snapshot_history")
     notes = [
         "Each band is what one stack allocated, named by its innermost line outside installed "
         "packages; the largest at the peak get their own band. Sizes as requested."
@@ -292,11 +286,6 @@ def _map(summary: SnapshotSummary, memory: DeviceSegments) -> None:
     if more:
         left = memory.parts.reserved - sum(row.size for row in shown)
         st.caption(f"{more:,} further segments of {format_bytes(left)} are split less.")
-    if len(summary.places) > 1:
-        with st.expander("By stream and pool", icon=":material/call_split:"):
-            table(
-                charts.place_rows(summary), COLUMNS, "snapshot_places", "Memory by stream and pool"
-            )
     if summary.settings:
         with st.expander("Settings of the allocator", icon=":material/settings:"):
             # Cells are Markdown, and the file may be from an untrusted source.

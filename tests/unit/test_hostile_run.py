@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from dashboard import crash_watch
-from dashboard.charts import series
 from dashboard.charts.layout import layout
+from dashboard.charts.run_state import state
 from dashboard.charts.run_view import run_content
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, profile_trace, tail
@@ -245,7 +245,7 @@ def test_a_row_of_the_runs_page_holds_whatever_run_json_says(tmp_path: Path) -> 
             (folder / "run.json").write_text(json.dumps(written | {name: value}))
             run = read_run(folder)
             assert type(row(run, summarize(run))["Steps"]) in (int, type(None))
-            json.dumps([series.state(run), layout(run_content(run))], allow_nan=False).encode()
+            json.dumps([state(run), layout(run_content(run))], allow_nan=False).encode()
 
 
 def test_nested_brackets_and_a_circular_link_are_no_run(tmp_path: Path) -> None:

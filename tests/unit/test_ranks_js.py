@@ -1,22 +1,22 @@
-"""The JavaScript of the Ranks tab without DOM, run in Node: half floats, rows, order, texts."""
+"""The JavaScript of the Ranks tab without DOM, run in Node: cells, rows, order, texts."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dashboard.ranks.rank_cache import STRIPS
-from dashboard.ranks.time_grid import packed
+from dashboard.ranks.heatmap import METRICS
 from tests.support.javascript import Script, js
 
 __all__ = ["js"]
 
 NAMED = {
     "run": "r",
-    "who": "w",
-    "unread": 0,
+    "axis": "time",
     "live": True,
     "now": 4.0,
     "hosts": ["a", "b"],
@@ -25,11 +25,8 @@ NAMED = {
     "missing": {"never started": [3]},
     "left_out": 0,
     "metrics": ["perf/step_time"],
-    "columns": "c-0",
     "width": 0.5,
     "metric": "perf/step_time",
-}
-TABLE = {
     "table": {
         "step": [7, 8, 7],
         "time": [0.1, 0.1, 0.1],
@@ -45,8 +42,9 @@ TABLE = {
 }
 
 
-def strip(values: list[list[float]], at: list[int], seen: int) -> dict[str, Any]:
-    return {"strip": {"at": at} | packed(np.array(values)), "seen": seen, "more": False}
+def cells(*columns: Sequence[float]) -> dict[str, Any]:
+    data = np.array(columns, "<f4").tobytes()
+    return {"cells": base64.b64encode(data).decode()}
 
 
 def data(js: Script, expression: str, *answers: dict[str, Any]) -> Any:
@@ -57,28 +55,23 @@ def data(js: Script, expression: str, *answers: dict[str, Any]) -> Any:
     )
 
 
-FIRST = NAMED | strip([[1, 2, 3], [1, 2, 3]], [0, 1], 5)
-LATE = NAMED | strip([[1, 2, 3]], [5], 5)
+NONE = [np.nan] * 3
+FIRST = NAMED | cells([1, 2, 3], [1, 2, 3])
+LATE = NAMED | cells(*[NONE] * 5, [1, 2, 3])
 """The first value is in column 5."""
 
 
-@pytest.mark.parametrize("scale", [1e-9, 0.04, 31e9])
-def test_the_browser_reads_the_values_that_the_server_packs(js: Script, scale: float) -> None:
-    values = np.random.default_rng(1).uniform(0.0001, 1, (7, 5)) * scale
-    values[2, 3] = np.nan
-    found = js("unpacked(strip, 7, 5)", strip=packed(values))
-    assert found[2][3] is None
-    found[2][3] = np.nan
-    assert np.nanmax(np.abs(np.array(found, dtype=float) / values - 1)) < 0.0005
-
-
-def test_columns_replace_columns_and_another_width_starts_anew(js: Script) -> None:
-    second = {**NAMED, **strip([[4, 5, np.nan]], [1], 6)}
+def test_each_answer_has_all_columns(js: Script) -> None:
+    second = NAMED | cells([1, 2, np.inf], [4, 5, np.nan])
     rows = data(js, "[0, 2].map((row) => data.strip(row))", FIRST, second)
-    assert [(row["xs"], row["values"]) for row in rows] == [([0, 0.5], [1, 4]), ([0], [3])]
-    wider = {**NAMED, "columns": "c-1", "width": 1, **strip([[9, 9, 9]], [0], 7)}
+    assert [(row["xs"], row["values"]) for row in rows] == [([0, 0.5], [1, 4]), ([], [])]
+    wider = NAMED | {"width": 1} | cells([9, 9, 9])
     assert data(js, "data.strip(0)", FIRST, wider)["values"] == [9]
     assert data(js, "(data.chooseAxis('step'), data.strip(0).xs)", FIRST) == []
+    late = "(data.chooseAxis('step'), data.take(answers[0]), data.strip(0).xs)"
+    assert data(js, late, FIRST) == []
+    empty = NAMED | {"metrics": [], "metric": None, "cells": ""}
+    assert data(js, "data.metrics.length + data.cells.length", empty) == 0
 
 
 @pytest.mark.parametrize(
@@ -91,15 +84,13 @@ def test_the_time_before_the_first_step_is_cut(
     assert data(js, "[data.begin, data.end]", answer) == [begin, end]
 
 
-def test_the_next_question_names_what_the_browser_has(js: Script) -> None:
-    more = FIRST | {"more": True}
-    known = {"run": "r", "metric": "", "axis": "time", "columns": "c-0", "seen": 5, "who": "w"}
-    assert data(js, "data.question()", more) == known
-    assert data(js, "data.question().only_strips", more, more | TABLE) == 1
-    waiting = {"run": "r", "live": True, "now": 1, "unread": 3, "more": True}
-    assert data(js, "[data.unread, data.question().who]", waiting) == [3, ""]
-    steps = data(js, "(data.chooseAxis('step'), data.question())", FIRST)
-    assert steps == known | {"axis": "step", "columns": "", "seen": 0}
+def test_the_next_question_and_an_answer_before_the_ranks_are_read(js: Script) -> None:
+    known = {"run": "r", "metric": "", "axis": "time"}
+    assert data(js, "data.question()", FIRST) == known
+    unread = {"run": "r", "live": True, "now": 1, "axis": "time"}
+    assert data(js, "[data.answer, data.ranks, data.rows()]", unread) == [None, 0, []]
+    asked = data(js, "(data.chooseAxis('step'), data.choose('m'), data.question())", FIRST)
+    assert asked == {"run": "r", "metric": "m", "axis": "step"}
 
 
 @pytest.mark.parametrize(
@@ -115,12 +106,12 @@ def test_the_next_question_names_what_the_browser_has(js: Script) -> None:
 def test_an_axis_of_steps(
     js: Script, expression: str, width: float, columns: int, found: Any
 ) -> None:
-    answer = NAMED | strip([[1, 2, 3]] * columns, list(range(columns)), 5) | {"width": width}
+    answer = NAMED | cells(*[[1, 2, 3]] * columns) | {"width": width}
     assert data(js, f"(data.axis = 'step', {expression})", answer) == found
 
 
 def test_an_axis_of_time(js: Script) -> None:
-    found = data(js, "[data.where(185), data.ticks(300).text]", LATE | TABLE)
+    found = data(js, "[data.where(185), data.ticks(300).text]", LATE)
     assert found == ["3:05", ["0:03", "0:04"]]
 
 
@@ -132,7 +123,7 @@ def test_ticks_of_steps_are_whole_inside_the_axis_and_few(js: Script, end: int) 
 
 
 def test_rows_of_the_table_and_ranks_without_a_file(js: Script) -> None:
-    rows = data(js, "data.rows()", FIRST | TABLE)
+    rows = data(js, "data.rows()", FIRST)
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     busy = [pytest.approx(0.08), pytest.approx(0.098), None, None]
     assert [row.get("own") for row in rows] == busy
@@ -188,9 +179,9 @@ def test_sorting_texts_and_colors(js: Script, expression: str, found: Any) -> No
     assert js(expression, **GIVEN) == (pytest.approx(found) if numeric else found)
 
 
-def test_each_metric_of_the_strips_has_its_texts(js: Script) -> None:
+def test_each_metric_of_the_heatmap_has_its_texts(js: Script) -> None:
     texts = js("METRICS")
-    assert list(texts) == [strip.name for strip in STRIPS]
+    assert list(texts) == list(METRICS)
     assert all(len(each) == 4 for each in texts.values())
 
 

@@ -1,4 +1,4 @@
-"""The diagnosis on the page: computed rarely, slow to change, equal for all tabs."""
+"""The diagnosis on the page: computed rarely, equal for all tabs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from dashboard.controls.config_widgets import is_possible
 from dashboard.controls.sidebar_groups import PLACES
 from dashboard.run_look import RunLook
-from dashboard.verdicts import EVERY_S, HOLD_S, KEPT, DisplayedDiagnosis, Verdicts, as_json
+from dashboard.verdicts import EVERY_S, HOLD_S, Verdicts, as_json
 from stepscope.bottleneck.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
-from stepscope.bottleneck.recommendations import Recommendation, RunSetup
+from stepscope.bottleneck.recommendations import RunSetup
 from stepscope.distributed.stragglers.reader import judged_run
 from stepscope.run import RunInfo, RunStatus, read_run
 from stepscope.store import StoreReader
@@ -51,91 +51,43 @@ def ask(clock: FakeClock) -> Ask:
     return of
 
 
-def test_young_runs_and_recordings_have_none(tmp_path: Path, ask: Ask) -> None:
-    assert ask(write_run(tmp_path / "a", steps=rows(0.06, count=10))) is None
+def test_young_runs_and_recordings_have_none(tmp_path: Path, clock: FakeClock, ask: Ask) -> None:
+    young = write_run(tmp_path / "a", steps=rows(0.06, count=10))
+    assert ask(young) is None
     assert ask(write_run(tmp_path / "r", {"kind": "record"}, steps=rows(0.06))) is None
-    found = ask(write_run(tmp_path / "b", steps=rows(0.06)))
+    (young / "rank0.sqlite").unlink()
+    write_run(young, steps=rows(0.06))
+    assert ask(young) is None
+    clock.now += EVERY_S
+    found = ask(young)
     assert found is not None
     assert found.kind is BottleneckKind.INPUT
 
 
-def test_it_is_made_once_for_all_tabs(
+def test_it_is_made_once_for_all_tabs_and_stays_a_while(
     tmp_path: Path, clock: FakeClock, ask: Ask, monkeypatch: Any
 ) -> None:
-    made: list[int] = []
-    judge = verdict
-
-    def counted(*given: Any) -> BottleneckDiagnosis:
-        made.append(1)
-        return judge(*given)
-
-    monkeypatch.setattr("dashboard.verdicts.verdict", counted)
     folder = write_run(tmp_path / "r", steps=rows(0.06))
-    for _ in range(10):
-        assert ask(folder) is not None
-    assert len(made) == 1
-    clock.now += EVERY_S
-    ask(folder)
-    assert len(made) == 2
+    shown = ask(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("dashboard.verdicts.recent_figures", lambda *_: pytest.fail("read again"))
+        for _ in range(10):
+            clock.now += HOLD_S / 11
+            assert ask(folder) is shown
+    clock.now += HOLD_S
+    assert ask(folder) is not shown
 
 
 def test_the_verdict_of_an_ended_run_is_made_once_and_is_the_last(
     tmp_path: Path, clock: FakeClock, ask: Ask, monkeypatch: Any
 ) -> None:
     folder = write_run(tmp_path / "r", steps=rows(0.06))
-    assert ask(folder, RunStatus.FINISHED) is not None
+    live = ask(folder)
+    ended = ask(folder, RunStatus.FINISHED)
+    assert ended is not live
     monkeypatch.setattr("dashboard.verdicts.recent_figures", lambda *_: pytest.fail("read again"))
     clock.now += 1000
-    assert ask(folder, RunStatus.FINISHED) is not None
-
-
-def test_only_the_newest_runs_are_kept(tmp_path: Path, ask: Ask, monkeypatch: Any) -> None:
-    verdicts = Verdicts(RunLook(judged_run, ""))
-    folder = write_run(tmp_path / "r", steps=rows(0.06))
-    run = read_run(folder)
-    with StoreReader(folder) as reader:
-        for number in range(KEPT + 10):
-            other = replace(run, folder=tmp_path / str(number))
-            verdicts.of(reader, other, lambda name, value: True)
-    assert len(verdicts._shown) == KEPT
-
-
-def found_as(kind: BottleneckKind) -> BottleneckDiagnosis:
-    return BottleneckDiagnosis(kind=kind, text=kind.value, next=Recommendation(text="Try it."))
-
-
-def test_another_verdict_must_be_found_twice_and_wait_its_turn() -> None:
-    shown = DisplayedDiagnosis(looked=0)
-
-    def settled(kind: BottleneckKind, now: float) -> BottleneckKind | None:
-        shown.settle(found_as(kind), now)
-        return None if shown.verdict is None else shown.verdict.kind
-
-    # Between two kinds every EVERY_S seconds: the displayed one must not follow.
-    kinds = [BottleneckKind.INPUT, *[BottleneckKind.COMPUTE, BottleneckKind.INPUT] * 10]
-    seen = {settled(kind, turn * EVERY_S) for turn, kind in enumerate(kinds)}
-    assert seen == {BottleneckKind.INPUT}
-    began = 20 * EVERY_S
-    for later, kind, expected in (
-        (EVERY_S, BottleneckKind.COMPUTE, BottleneckKind.INPUT),
-        (2 * EVERY_S, BottleneckKind.COMPUTE, BottleneckKind.COMPUTE),
-        (3 * EVERY_S, BottleneckKind.UNCLEAR, BottleneckKind.COMPUTE),
-        (3 * EVERY_S + 1, BottleneckKind.UNCLEAR, BottleneckKind.COMPUTE),  # held for HOLD_S
-        (2 * EVERY_S + HOLD_S, BottleneckKind.UNCLEAR, None),
-        (100, BottleneckKind.INPUT, None),
-        (100 + EVERY_S, BottleneckKind.INPUT, BottleneckKind.INPUT),
-    ):
-        assert settled(kind, began + later) is expected
-
-
-def test_its_numbers_change_only_so_often() -> None:
-    shown = DisplayedDiagnosis(looked=0)
-    shown.settle(replace(found_as(BottleneckKind.INPUT), text="63 %"), 0)
-    shown.settle(replace(found_as(BottleneckKind.INPUT), text="64 %"), EVERY_S)
-    assert shown.verdict is not None
-    assert shown.verdict.text == "63 %"
-    shown.settle(replace(found_as(BottleneckKind.INPUT), text="65 %"), HOLD_S)
-    assert shown.verdict.text == "65 %"
+    assert ask(folder, RunStatus.FINISHED) is ended
 
 
 def test_a_run_whose_loss_became_nan_says_so_after_its_end(tmp_path: Path, ask: Ask) -> None:

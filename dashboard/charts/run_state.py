@@ -1,0 +1,86 @@
+"""The state of a run as JSON values: status, progress, and warnings about the recording. No I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dashboard.charts.run_view import run_kind
+from stepscope.recorder.cuda_readback import SLOTS
+from stepscope.run import RunInfo, RunKind, RunStatus
+from stepscope.run.rank_info import names, now_of
+
+STALE_S = 3.0  # age of the heartbeat from which the page warns; it is written every second
+ROUND_S = 5  # resolution of a wait in a message: screen readers announce each change
+
+
+def state(run: RunInfo) -> dict[str, Any]:
+    """Return the state of a run: the part of an answer that needs no store."""
+    run_json = run.run_json
+    progress = {
+        name: run_json.get(name)
+        for name in ("step", "total_steps", "epoch", "epochs", "first_step", "paused_s")
+    }
+    progress["epoch"] = progress["epoch"] or None  # counted from 1; 0: not counted
+    if run_kind(run) is RunKind.RECORD:
+        progress["step"] = None  # a recording has no steps
+    return {
+        "run": run.id,
+        "status": run.status,
+        "reason": run.reason or _waiting(run),
+        "warnings": warnings(run),
+        "t0": run.created,
+        "now": round((run.ended or now_of(run.run_json)) - run.created, 3),
+        "progress": progress,
+        "series": {},
+        "events": [],
+    }
+
+
+def warnings(run: RunInfo) -> list[str]:
+    """Return the warnings about the recording itself, one sentence each."""
+    run_json, age_s = run.run_json, run.heartbeat_age_s
+    found = [str(run_json["problem"])] if run_json.get("problem") else []
+    late, dropped = run_json.get("dropped_values"), run_json.get("dropped")
+    if isinstance(late, int) and late > 0:
+        step = "step lacks" if late == 1 else "steps lack"
+        found.append(
+            f"{late:,} {step} GPU values such as the loss: the copy was refused, failed, or "
+            f"more than {SLOTS:,} were in flight. Training was not delayed."
+        )
+    if isinstance(dropped, int) and dropped > 0:
+        were = "step or event was" if dropped == 1 else "steps or events were"
+        found.append(
+            f"{dropped:,} {were} not recorded: the disk was too slow and the memory buffer is "
+            "full, or the store cannot hold them. Training was not delayed."
+        )
+    waits = command_wait(run, now_of(run.run_json))
+    if waits is not None:
+        found.append(waits)
+    if run.status.live and age_s > STALE_S:
+        found.append(
+            f"No update for {age_s:,.0f} s. The run has not ended, but its folder does not "
+            "change: the disk may be full or read-only, or the process blocked. Values may be "
+            "stale."
+        )
+    return found
+
+
+def command_wait(run: RunInfo, now: float) -> str | None:
+    """Return which ranks have not reached the step of a command; None if all have."""
+    waits = run.run_json.get("command_waits")
+    if not run.status.live or not isinstance(waits, dict):
+        return None
+    try:
+        label = str(waits["name"]).replace("_", " ").capitalize()
+        since, step, ranks = float(waits["since"]), int(waits["step"]), list(waits["ranks"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    waited_s = max(ROUND_S, int(now - since) // ROUND_S * ROUND_S)
+    late = names(ranks, run.run_json.get("world_size", 0))
+    return f"{label} is waiting for step {step:,}: {late} not there after {waited_s:,} s."
+
+
+def _waiting(run: RunInfo) -> str | None:
+    if run.status is RunStatus.PENDING and run_kind(run) in (RunKind.WATCH, RunKind.INIT):
+        return "The script has not finished its first optimizer step yet."
+    return None

@@ -1,0 +1,183 @@
+"""The ranks of a job at one time, read from their files: names, table and heatmaps."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dashboard.charts.run_view import world_size_of
+from dashboard.charts.series import fitting_bucket
+from dashboard.ranks.heatmap import FIRST_WIDTHS, Heatmap, MetricPoints, heatmap, points_of
+from dashboard.ranks.members import MAX_RANKS_SHOWN, RankEntry, places, read_member
+from stepscope.metrics import Stream
+from stepscope.run import RunInfo, RunStatus
+from stepscope.run.rank_info import RankMetadata, now_of, rank_numbers
+from stepscope.run.rank_status import missing_ranks
+from stepscope.store import SeriesBlock, SeriesInfo, StoreError, StoreReader
+from stepscope.store.blocks import Floats
+
+log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+NEWEST_ROWS = 128  # newest rows that the table shows
+MIB = 2**20
+LETTERS = {
+    RunStatus.PENDING: "p",
+    RunStatus.RUNNING: "a",
+    RunStatus.PAUSED: "a",
+    RunStatus.FINISHED: "f",
+    RunStatus.STOPPED: "s",
+    RunStatus.FAILED: "x",
+    RunStatus.CRASHED: "c",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobRanks:
+    """The ranks as JSON values, and a heatmap for each axis."""
+
+    table: Json
+    heat: dict[str, Heatmap]
+
+
+class _NewestRows:
+    """The newest rows of one rank: `step`, and values (n,) by metric."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self._values: dict[str, Floats] = {}
+
+    def take(self, block: SeriesBlock) -> None:
+        """Add the rows of a series."""
+        if len(block):
+            self.step = max(self.step or 0, int(np.nan_to_num(block.step[-1], posinf=0.0)))
+        self._values |= dict(zip(block.keys, block.mean, strict=True))
+
+    def mean(self, key: str) -> float | None:
+        """Return the mean; None without a value."""
+        values = self._finite(key)
+        return float(values.mean()) if len(values) else None
+
+    def last(self, key: str) -> float | None:
+        """Return the newest value; None without one."""
+        values = self._finite(key)
+        return float(values[-1]) if len(values) else None
+
+    def share(self, key: str) -> float | None:
+        """Return a time in percent of the step time; None if one of them is unknown."""
+        part, whole = self.mean(key), self.mean("perf/step_time")
+        if part is None or not whole or whole < 0:
+            return None
+        return min(100.0, max(0.0, 100.0 * part / whole))
+
+    def _finite(self, key: str) -> Floats:
+        values = self._values.get(key, np.empty(0))
+        return values[np.isfinite(values)]
+
+
+def read_job(run: RunInfo) -> JobRanks:
+    """Read the ranks of a job, at most MAX_RANKS_SHOWN, from their files and stores."""
+    numbers = rank_numbers(run.folder)
+    members = [read_member(run.folder, number) for number in numbers[:MAX_RANKS_SHOWN]]
+    newest = [_NewestRows() for _ in members]
+    points: dict[str, dict[str, list[MetricPoints]]] = {
+        axis: defaultdict(list) for axis in FIRST_WIDTHS
+    }
+    for own, member in enumerate(members):
+        try:
+            with StoreReader(run.folder, member.number) as reader:
+                for info in reader.series():
+                    whole = reader.read(info.id, 0, info.rows, fitting_bucket(info.rows))
+                    for row in _rows_of(info, own, members):
+                        for axis, name, found in points_of(whole, row, run.created):
+                            points[axis][name].append(found)
+                    if info.stream != Stream.DEVICES:
+                        start = max(0, info.rows - NEWEST_ROWS)
+                        newest[own].take(reader.read(info.id, start, info.rows, 1))
+        except StoreError as error:  # being created, or damaged
+            log.debug("rank %d of %s: %s", member.number, run.id, error)
+    names = _names(run, members) | {"left_out": len(numbers) - len(members)}
+    heat = {axis: heatmap(points[axis], len(members), axis) for axis in FIRST_WIDTHS}
+    return JobRanks(names | _table(newest) | _state(members, run.created), heat)
+
+
+def _rows_of(info: SeriesInfo, own: int, members: Sequence[RankEntry]) -> list[int]:
+    """Return the rows of a series of rank `own`: those of a GPU are of the ranks on that GPU."""
+    if info.stream != Stream.DEVICES:
+        return [own]
+    place = members[own].host, info.source
+    return [row for row, member in enumerate(members) if (member.host, member.device) == place]
+
+
+def _names(run: RunInfo, members: list[RankEntry]) -> Json:
+    hosts = list(dict.fromkeys(member.host for member in members))
+    size = world_size_of(run.run_json)
+    return {
+        "hosts": hosts,
+        "ranks": [
+            [member.number, member.rank, hosts.index(member.host), place]
+            for member, place in zip(members, places(members), strict=True)
+        ],
+        "world_size": size,
+        "missing": _missing(members, run, size),
+    }
+
+
+def _missing(members: list[RankEntry], run: RunInfo, size: int) -> dict[str, list[int]]:
+    """Return the global ranks without a file by state; {} for jobs with more ranks than shown."""
+    if size > MAX_RANKS_SHOWN:
+        return {}
+    file = RankMetadata(0, run.run_json, run.status, 0.0, 0.0)
+    present = {member.rank for member in members}
+    found: dict[str, list[int]] = defaultdict(list)
+    for rank, standing in missing_ranks(
+        file, present, ended=not run.status.live, now=now_of(run.run_json)
+    ).items():
+        found[standing.state.value].append(rank)
+    return found
+
+
+def _table(newest: Sequence[_NewestRows]) -> Json:
+    """Return the columns of the table, each in the order of the ranks."""
+    on_gpu = any(each.last("memory/allocated") is not None for each in newest)
+    memory, peak = (
+        ("memory/allocated", "memory/peak_allocated")
+        if on_gpu
+        else ("process/rss", "process/peak_rss")
+    )
+
+    def column(value: Callable[[_NewestRows], float | None]) -> list[float | None]:
+        return [_finite(value(each)) for each in newest]
+
+    return {
+        "table": {
+            "step": [each.step for each in newest],
+            "time": column(lambda each: each.mean("perf/step_time")),
+            "wait": column(lambda each: each.share("perf/comm_wait")),
+            "data": column(lambda each: each.share("perf/data_wait")),
+            "memory": column(lambda each: each.last(memory)),
+            "peak": column(lambda each: each.last(peak)),
+        },
+        "memory": "allocated" if on_gpu else "process",
+    }
+
+
+def _state(members: Sequence[RankEntry], created: float) -> Json:
+    return {
+        "state": "".join(LETTERS[member.status] for member in members),
+        "ends": [
+            [row, _finite((member.ended or math.nan) - created), member.reason]
+            for row, member in enumerate(members)
+            if not member.status.live
+        ],
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
