@@ -86,7 +86,6 @@ def test_an_alert_is_a_toast_a_count_and_an_event(
         row = page.get_by_test_id("events").locator("tr[data-kind=alert]")
         expect(row).to_have_count(2, timeout=SLOW_MS)
         expect(row.nth(0)).to_contain_text("Alert: Critical", timeout=SLOW_MS)
-        page.screenshot(path=ROOT / "test-artifacts" / "alert-toasts.png")
         assert violations(page) == []
 
         # By keyboard: the focus stays among the toasts that are left.

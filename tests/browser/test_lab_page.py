@@ -19,10 +19,8 @@ from tests.support.fake_sweep import BEST, sweep
 from tests.support.server import Server
 
 SLOW = pytest.mark.timeout(300)  # ten processes that import torch, on a machine that is busy
-PATIENCE = 60_000
-SAMPLES = 10
-"""Of two rounds: three settings once, the baseline twice."""
-"""Milliseconds: Streamlit fetches the chart library at the first chart."""
+PATIENCE = 60_000  # ms: Streamlit fetches the chart library at the first chart
+SAMPLES = 10  # of two rounds: three settings once, the baseline twice
 ID = "20261122-061500-digits-mlp-ab12"
 
 

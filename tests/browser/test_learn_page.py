@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -39,23 +37,6 @@ def test_a_lesson_runs_from_its_page(open_page: OpenPage, name: str) -> None:
     expect(page.locator(".stCode")).to_have_count(2, timeout=30 * SECOND)
     assert len(page.locator(".stCode").first.inner_text().splitlines()) >= 4
     expect(button(page, "Run")).to_be_enabled()
-
-
-def test_output_comes_while_it_runs_and_stop_ends_it(open_page: OpenPage) -> None:
-    page = open_page("/learn?lesson=compile_modes", expected=MISSING)
-    other = open_page("/learn?lesson=seeds", expected=MISSING)
-    shown(other, BY_NAME["seeds"])
-    button(page, "Run").click()
-    # The first line is there long before the compiler is loaded.
-    expect(page.locator(".stCode").first).to_contain_text("eager ", timeout=60 * SECOND)
-    expect(page.get_by_role("progressbar")).to_be_visible()
-    expect(page.get_by_text(re.compile(r"Running for \d+ s \(limit 300 s\)"))).to_be_visible()
-    expect(other.get_by_text("“torch.compile in three modes” is running")).to_be_visible()
-    expect(button(other, "Run")).to_be_disabled()
-    button(page, "Stop").click()
-    expect(page.get_by_text("Stopped after")).to_be_visible()
-    expect(button(page, "Run")).to_be_enabled()
-    expect(button(other, "Run")).to_be_enabled()  # by itself, some seconds later
 
 
 def test_from_lesson_to_lesson_by_links_and_back(open_page: OpenPage) -> None:

@@ -19,14 +19,9 @@ from tests.support.browser_page import (
     window,
 )
 from tests.support.memory_page import areas, open_memory, sums_up, table
-from tests.support.server import ARTIFACTS, Server
+from tests.support.server import Server
 
 LONG = "/?epochs=5000&num_workers=1"
-
-
-def keep(page: Page, name: str) -> None:
-    ARTIFACTS.mkdir(exist_ok=True)
-    page.screenshot(path=ARTIFACTS / f"memory-{name}.png", full_page=True)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -63,7 +58,6 @@ def watch(page: Page, server: Server, theme: str) -> None:
         f"rgb({', '.join(str(int(c[i : i + 2], 16)) for i in (1, 3, 5))})" for c in drawn.values()
     ]
     assert swatches == plain[::-1]
-    keep(page, theme)
     assert violations(page) == []
 
     button(page, "available").click()  # a row of the table: removes the part from the stack
