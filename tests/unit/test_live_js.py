@@ -172,10 +172,7 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
         # A single moment is visible, and the range is kept.
         ("stacked([7], [[3]], null, 1, [7], 0.5)", {"x": [7, 7.5], "ys": [[3, 3]]}),
         ("stacked([0, 1, 2, 3, 4], [[1, 1, 1, 1, 1]], [2, 3], 1).x", [1, 2, 3, 4]),
-        (
-            "[2, 3].map((x) => stackTop([0, 1, 2, 3], [[1, 9, 1, 1], [2, 3, 3, null]], [x, 3]))",
-            [12, 4],
-        ),
+        ("stackTop([0, 1, 2, 3], [[1, 9, 1, 1], [null, 2, 3, null]], [3, 3])", 4),
         ("ema([4, 4, null, 4], 0.5)", [4, 4, None, 4]),  # no start bias
         ("ema([0, 1], 0.5)[1]", 2 / 3),
         (f"[250, 900].map((step) => convertX({SERIES}, 'time', step))", [15, 20]),
