@@ -27,9 +27,7 @@ COLLECTIVES = "/hardware?tab=collectives"
 
 def show(page: Page, server: Server, run: str) -> None:
     page.goto(f"{server.url}/?run={run}")
-    expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
-        "data-ready", "1", timeout=60_000
-    )
+    expect(page.get_by_test_id("stepscope-live")).to_have_attribute("data-ready", "1")
 
 
 def unfold_all(page: Page) -> None:
@@ -38,12 +36,13 @@ def unfold_all(page: Page) -> None:
             summary.click()
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_page_has_a_violation(browser: Browser, server: Server, scheme: str) -> None:
     write_result(new_result_path(server.runs, "nccl", 8), DOCUMENT)
     with window(browser, scheme=scheme) as page:
         page.goto(server.url)
-        expect(page.get_by_text("No run is shown", exact=True)).to_be_visible(timeout=60_000)
+        expect(page.get_by_text("No run is shown", exact=True)).to_be_visible()
         assert violations(page) == []
         shutil.copytree(ROOT / "examples" / "cpu-training", server.runs / "one")
         for run in EXAMPLES:
@@ -56,7 +55,7 @@ def test_no_page_has_a_violation(browser: Browser, server: Server, scheme: str) 
                 assert violations(page) == [], tab
         for path, content in (("/runs", "stDataFrame"), (COLLECTIVES, "stPlotlyChart")):
             page.goto(server.url + path)
-            expect(page.get_by_test_id(content).first).to_be_visible(timeout=60_000)
+            expect(page.get_by_test_id(content).first).to_be_visible()
             settle(page)
             assert violations(page) == [], path
         page.goto(f"{server.url}/?epochs=5000")
@@ -99,4 +98,4 @@ def test_a_phone_starts_with_the_sidebar_closed_and_nothing_is_wider_than_it(
         assert wide(page, "[data-testid=stepscope-live] *, .stMain button", ".ss-scroll") == []
         write_result(new_result_path(server.runs, "nccl", 8), DOCUMENT)
         page.goto(server.url + COLLECTIVES)
-        expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible(timeout=60_000)
+        expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible()

@@ -66,7 +66,7 @@ def test_without_a_gpu_it_shows_the_machine_with_a_reason_and_a_fix(
 def test_it_is_updated_in_place_and_left_by_the_navigation(open_page: OpenPage) -> None:
     page = open_page()
     links = page.get_by_test_id("stHeader").get_by_role("link")
-    expect(page.get_by_text("No run is shown", exact=True)).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("No run is shown", exact=True)).to_be_visible()
     links.filter(has_text="Hardware").click()
     devices = page.get_by_test_id("devices")
     expect(page.get_by_test_id("host")).to_be_visible()

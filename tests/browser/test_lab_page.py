@@ -59,7 +59,7 @@ def fill(page: Page, name: str, value: int) -> None:
 
 def start(page: Page, rounds: int) -> None:
     """Choose a sweep of three settings over short samples, and start it."""
-    expect(button(page, "Start sweep")).to_be_disabled(timeout=PATIENCE)
+    expect(button(page, "Start sweep")).to_be_disabled()
     page.get_by_role("combobox", name="Workload").click()
     page.get_by_role("option", name="Digits, MLP").click()
     page.get_by_text("Duration").click()
@@ -69,7 +69,7 @@ def start(page: Page, rounds: int) -> None:
         tick(page, name)
     expect(page.get_by_text("3 settings plus the baseline")).to_be_visible()
     button(page, "Start sweep").click()
-    expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
+    expect(button(page, "Stop")).to_be_visible()
     expect(button(page, "Start sweep")).to_be_disabled()
 
 
@@ -86,7 +86,7 @@ def samples(server: Server) -> int:
 def settled(page: Page) -> None:
     """Wait until Streamlit has drawn everything: it fades what may go, and buttons change color."""
     app = page.get_by_test_id("stApp")
-    expect(app).to_have_attribute("data-test-script-state", "notRunning", timeout=PATIENCE)
+    expect(app).to_have_attribute("data-test-script-state", "notRunning")
     page.wait_for_timeout(700)
 
 
@@ -102,27 +102,27 @@ def test_three_settings_from_ticking_by_stop_and_resume_to_the_report(
 ) -> None:
     page = open_page("/lab", expected="404")
     start(page, rounds=2)
-    expect(page.get_by_text(f"of {SAMPLES} trials")).to_be_visible(timeout=PATIENCE)
-    expect(row(page, "optimizer_impl fused")).to_contain_text("measuring", timeout=PATIENCE)
+    expect(page.get_by_text(f"of {SAMPLES} trials")).to_be_visible()
+    expect(row(page, "optimizer_impl fused")).to_contain_text("measuring")
     page.goto("about:blank")  # nobody looks: it goes on
     had = samples(server)
     wait_until(lambda: samples(server) > had, page, 120)
     page.goto(f"{server.url}/lab")
     button(page, "Stop").click(timeout=PATIENCE)
-    expect(page.get_by_text("Stopped; resume continues from here.")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("Stopped; resume continues from here.")).to_be_visible()
     assert samples(server) < SAMPLES
     button(page, "Resume").click()
-    expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
+    expect(button(page, "Stop")).to_be_visible()
     page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
-    expect(button(page, "Start run")).to_be_disabled(timeout=PATIENCE)
+    expect(button(page, "Start run")).to_be_disabled()
     page.get_by_test_id("stHeader").get_by_role("link", name="Lab").click()
-    expect(button(page, "Start sweep")).to_be_visible(timeout=PATIENCE)
+    expect(button(page, "Start sweep")).to_be_visible()
     expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
     assert samples(server) >= SAMPLES  # the open round was taken again whole
     for label in ("precision bf16", "optimizer_impl fused", "optimizer_impl foreach"):
         expect(row(page, label)).to_contain_text("undecided")
         expect(row(page, label)).to_contain_text("Only 2 rounds")
-    expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
+    expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible()
     expect(button(page, "Start sweep")).to_be_enabled()
     lines = list(csv.DictReader(downloaded(page, "CSV").splitlines()))
     assert {line["name"] for line in lines} == {
@@ -135,14 +135,14 @@ def test_three_settings_from_ticking_by_stop_and_resume_to_the_report(
     assert report.startswith("<!doctype html>")
     assert "foreach" in report
     page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
-    expect(button(page, "Start run")).to_be_enabled(timeout=PATIENCE)
+    expect(button(page, "Start run")).to_be_enabled()
 
 
 def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Server) -> None:
     running(server)
     page = open_page("/lab", expected="404")
     plot = page.locator(".st-key-lab_chart .js-plotly-plot")
-    expect(plot).to_be_visible(timeout=PATIENCE)
+    expect(plot).to_be_visible()
     page.get_by_text("Duration").click()
     field = page.get_by_role("spinbutton", name="Max rounds")
     field.fill("7")
@@ -151,12 +151,12 @@ def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Ser
     canvas.evaluate("node => { node.dataset.mine = 'table'; }")
     before = page.get_by_role("progressbar").get_attribute("aria-valuenow")
     running(server, progress={"done": 48, "total": 96, "doing": "x", "seconds_left": 9.0})
-    expect(page.get_by_text("48 of 96 trials")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("48 of 96 trials")).to_be_visible()
     assert page.get_by_role("progressbar").get_attribute("aria-valuenow") != before
     assert page.locator("[data-mine]").count() == 2
     expect(field).to_have_value("7")  # typed, not yet sent
     running(server, arms=[])
-    expect(plot).to_have_count(0, timeout=PATIENCE)
+    expect(plot).to_have_count(0)
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 1400), ("light", 400)])

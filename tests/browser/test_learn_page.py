@@ -15,7 +15,7 @@ SECOND = 1_000
 
 
 def shown(page: Page, lesson: Lesson) -> None:
-    expect(page.get_by_role("heading", name=lesson.title)).to_be_visible(timeout=60 * SECOND)
+    expect(page.get_by_role("heading", name=lesson.title)).to_be_visible()
 
 
 @pytest.mark.parametrize("name", ["seeds", "all_reduce", "jiterator"])  # alone, two ranks, CUDA

@@ -68,7 +68,7 @@ def watch(page: Page, server: Server, theme: str) -> None:
 
     open_tab(page, "Overview")
     button(page, "Stop").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=60_000)
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped")
     open_memory(page)
     expect(page.get_by_test_id("ledger-table")).to_contain_text("At the end")
     assert sums_up(table(page))
@@ -107,9 +107,9 @@ def test_a_narrow_stack_can_be_read_and_zoomed(
 
 def test_a_run_that_begins_appears_on_the_empty_page(open_page: OpenPage) -> None:
     page = open_page("/memory", "404")  # the old address; Streamlit looks for files below it
-    expect(page.get_by_text("No run is shown")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("No run is shown")).to_be_visible()
     other = open_page(LONG)
     start(other)
-    expect(page.get_by_test_id("ledger-table")).to_be_visible(timeout=60_000)
+    expect(page.get_by_test_id("ledger-table")).to_be_visible()
     button(other, "Stop").click()
-    expect(other.get_by_test_id("status")).to_contain_text("Stopped", timeout=60_000)
+    expect(other.get_by_test_id("status")).to_contain_text("Stopped")
