@@ -140,8 +140,8 @@ def test_all_gpus_and_their_details(
             expect(opened.get_by_text("UUID", exact=True)).to_be_visible()
             expect(opened).to_contain_text("Processes")
             if number == 3:
-                words = re.compile("Utilization and activity: utilization \\d+%, SM active")
+                words = re.compile("Utilization and activity: SM active 71%, ")
                 chart = opened.locator(".dv-chart").first
-                expect(chart).to_have_attribute("aria-label", words, timeout=30_000)
+                expect(chart).to_have_attribute("aria-label", words)
             assert violations(page) == []
         assert page.evaluate("window.pwned === undefined")
