@@ -9,9 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from tests.support.server import ARTIFACTS, Server, start_server, stop_server
+
+expect.set_options(timeout=60_000)  # ms: the first page imports torch on a busy machine
 
 
 class Servers:

@@ -16,7 +16,6 @@ from tests.support.browser_page import violations
 from tests.support.server import ROOT, Server
 from tests.support.waiting import wait_until
 
-SLOW_MS = 20_000
 SCRIPT = """
 import pathlib, sys, time
 import stepscope
@@ -66,7 +65,7 @@ def test_an_alert_is_a_toast_a_count_and_an_event(
 ) -> None:
     with training(tmp_path, server.runs) as run:
         page = open_page(f"/?run={run}")
-        expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=SLOW_MS)
+        expect(page.get_by_test_id("status")).to_contain_text("Running")
         toasts, count = page.get_by_test_id("toasts"), page.get_by_test_id("alerts")
         expect(count).to_be_hidden()
         expect(toasts.locator(".ss-toast")).to_have_count(0)
@@ -74,39 +73,38 @@ def test_an_alert_is_a_toast_a_count_and_an_event(
         (tmp_path / "low").touch()
         low = toasts.locator("[aria-live=polite] .ss-toast")
         # Text, never markup.
-        expect(low).to_have_text("WarningThe score is 1 <b>×", timeout=SLOW_MS)
-        expect(count).to_have_text("1 alert", timeout=SLOW_MS)
+        expect(low).to_have_text("WarningThe score is 1 <b>×")
+        expect(count).to_have_text("1 alert")
         expect(count).to_have_attribute("title", "The score is 1 <b>")
         (tmp_path / "broken").touch()
         broken = toasts.locator("[aria-live=assertive] .ss-toast")
-        expect(broken).to_contain_text("Criticaltrain/loss is NaN at step", timeout=SLOW_MS)
-        expect(count).to_have_text("2 alerts", timeout=SLOW_MS)
+        expect(broken).to_contain_text("Criticaltrain/loss is NaN at step")
+        expect(count).to_have_text("2 alerts")
         row = page.get_by_test_id("events").locator("tr[data-kind=alert]")
-        expect(row).to_have_count(2, timeout=SLOW_MS)
-        expect(row.nth(0)).to_contain_text("Alert: Critical", timeout=SLOW_MS)
-        page.screenshot(path=ROOT / "test-artifacts" / "alert-toasts.png")
+        expect(row).to_have_count(2)
+        expect(row.nth(0)).to_contain_text("Alert: Critical")
         assert violations(page) == []
 
         # By keyboard: the focus stays among the toasts that are left.
         page.get_by_role("button", name="Dismiss: train/loss").press("Enter")
-        expect(broken).to_have_count(0, timeout=SLOW_MS)
+        expect(broken).to_have_count(0)
         expect(page.get_by_role("button", name="Dismiss: The score")).to_be_focused()
-        expect(count).to_have_text("2 alerts", timeout=SLOW_MS)  # dismissed is not over
+        expect(count).to_have_text("2 alerts")  # dismissed is not over
 
         # What was raised before the page was loaded is in the events and no toast.
         page.reload()
-        expect(count).to_have_text("2 alerts", timeout=SLOW_MS)
-        expect(row).to_have_count(2, timeout=SLOW_MS)
-        expect(toasts.locator(".ss-toast")).to_have_count(0, timeout=SLOW_MS)
+        expect(count).to_have_text("2 alerts")
+        expect(row).to_have_count(2)
+        expect(toasts.locator(".ss-toast")).to_have_count(0)
 
         # One that is over goes by itself.
         (tmp_path / "low").unlink()
-        expect(count).to_have_text("1 alert", timeout=SLOW_MS)
-        expect(row.nth(0)).to_contain_text("Alert cleared", timeout=SLOW_MS)
+        expect(count).to_have_text("1 alert")
+        expect(row.nth(0)).to_contain_text("Alert cleared")
         (tmp_path / "low").touch()
-        expect(low).to_have_count(1, timeout=SLOW_MS)
+        expect(low).to_have_count(1)
         (tmp_path / "low").unlink()
-        expect(low).to_have_count(0, timeout=SLOW_MS)
-        expect(row).to_have_count(5, timeout=SLOW_MS)
-    expect(page.get_by_test_id("status")).to_contain_text("Finished", timeout=SLOW_MS)
+        expect(low).to_have_count(0)
+        expect(row).to_have_count(5)
+    expect(page.get_by_test_id("status")).to_contain_text("Finished")
     expect(count).to_be_hidden()

@@ -21,8 +21,9 @@ from tests.support.browser_page import (
     start,
     violations,
     wait_until,
+    window,
 )
-from tests.support.server import ARTIFACTS, Server, start_server, stop_server
+from tests.support.server import Server, start_server, stop_server
 from trainer.devices import cuda_reason
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,31 +84,25 @@ def fact(page: Page, label: str) -> Locator:
 def test_every_gpu_has_a_card_and_all_are_seen_at_once(
     browser: Browser, server: Server, other: tuple[int, int], theme: str
 ) -> None:
-    context = browser.new_context(
-        viewport={"width": 1400, "height": 1000},
-        color_scheme="light" if theme == "light" else "dark",
-    )
-    page = context.new_page()
-    page.goto(f"{server.url}/hardware?tab=gpus")
-    expect(card(page, 0)).to_be_visible(timeout=60_000)
-    boxes = [one.bounding_box() for one in page.locator("article").all()]
-    assert len(boxes) >= 1
-    assert max(box["y"] + box["height"] for box in boxes if box) <= 1000
-    last, pid = other
-    if last > 0:
-        expect(card(page, 0)).to_contain_text("No processes.")
-    expect(card(page, last)).to_contain_text(re.compile(r"you: \S*python"))
-    expect(card(page, last).locator(".dv-cuda")).to_have_text(f"cuda:{last}", timeout=60_000)
-    assert violations(page) == []
-    card(page, last).get_by_role("button").click()
-    expect(page.get_by_test_id("gpu-details")).to_contain_text(str(pid))
-    expect(fact(page, "Device used")).to_contain_text("GiB (")
-    assert violations(page) == []
-    page.screenshot(path=ARTIFACTS / f"cuda-devices-{theme}.png", full_page=True)
-    page.keyboard.press("Escape")
-    expect(page.get_by_test_id("gpu-details")).to_have_count(0)
-    expect(card(page, last).get_by_role("button")).to_be_focused()
-    context.close()
+    with window(browser, scheme=theme) as page:
+        page.goto(f"{server.url}/hardware?tab=gpus")
+        expect(card(page, 0)).to_be_visible()
+        boxes = [one.bounding_box() for one in page.locator("article").all()]
+        assert len(boxes) >= 1
+        assert max(box["y"] + box["height"] for box in boxes if box) <= 1000
+        last, pid = other
+        if last > 0:
+            expect(card(page, 0)).to_contain_text("No processes.")
+        expect(card(page, last)).to_contain_text(re.compile(r"you: \S*python"))
+        expect(card(page, last).locator(".dv-cuda")).to_have_text(f"cuda:{last}")
+        assert violations(page) == []
+        card(page, last).get_by_role("button").click()
+        expect(page.get_by_test_id("gpu-details")).to_contain_text(str(pid))
+        expect(fact(page, "Device used")).to_contain_text("GiB (")
+        assert violations(page) == []
+        page.keyboard.press("Escape")
+        expect(page.get_by_test_id("gpu-details")).to_have_count(0)
+        expect(card(page, last).get_by_role("button")).to_be_focused()
 
 
 def test_the_run_of_the_page_is_named(open_page: OpenPage, server: Server) -> None:
@@ -121,7 +116,6 @@ def test_the_run_of_the_page_is_named(open_page: OpenPage, server: Server) -> No
     expect(fact(page, "GPU utilization")).to_contain_text("%")
     lines = page.locator(".dv-chart .js-line")
     wait_until(lambda: lines.count() and "L" in (lines.first.get_attribute("d") or ""), page, 20)
-    page.screenshot(path=ARTIFACTS / "cuda-devices-run.png")
     page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
     button(page, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)

@@ -23,13 +23,13 @@ from tests.support.browser_page import (
     OpenPage,
     button,
     choose,
-    open_tab,
     points,
     start,
     wait_until,
+    window,
 )
 from tests.support.memory_page import areas, open_memory, sums_up, table
-from tests.support.server import ARTIFACTS, Server, start_server, stop_server
+from tests.support.server import Server, start_server, stop_server
 from trainer.devices import cuda_reason
 
 TOO_LARGE = "width=256&image_size=256&batch_size=512"  # 34 GB for the first layer's output
@@ -89,12 +89,6 @@ def tile(page: Page, name: str) -> str:
     return page.get_by_test_id(f"kpi-{name}").locator(".ss-num").inner_text()
 
 
-def keep(page: Page, name: str) -> None:
-    """Save a screenshot."""
-    ARTIFACTS.mkdir(exist_ok=True)
-    page.screenshot(path=ARTIFACTS / f"cuda-{name}.png")
-
-
 def test_a_device_and_each_precision_are_chosen_and_train(
     open_page: OpenPage, server: Server
 ) -> None:
@@ -129,7 +123,6 @@ def test_a_device_and_each_precision_are_chosen_and_train(
         expect(page.get_by_test_id("kpi-loss")).to_contain_text("val")
         used.append(precision)
     assert {"fp32", "fp16"} <= set(used)
-    keep(page, "precisions")
 
 
 def test_the_memory_chart_is_whole_and_the_memory_buttons_act_on_it(
@@ -158,7 +151,6 @@ def test_the_memory_chart_is_whole_and_the_memory_buttons_act_on_it(
     assert peak == reset["after"]["memory/allocated"] < reset["before"]["memory/peak_allocated"]
     expect(page.get_by_test_id("kpi-peak")).to_contain_text(format_bytes(peak))
     assert tile(page, "allocated") == tile(page, "peak")
-    keep(page, "memory-buttons")
     button(page, "Resume").click()
     expect(page.get_by_test_id("status")).to_contain_text("Running")
     wait_until(lambda: tile(page, "allocated") != tile(page, "peak"), page, 60)
@@ -173,7 +165,6 @@ def test_filling_the_gpu_is_explained_and_survived(open_page: OpenPage, server: 
     expect(status).to_contain_text("The GPU ran out of memory (tried to allocate")
     expect(status).to_contain_text("Lower batch_size, image_size or width")
     expect(page.get_by_test_id("events")).to_contain_text("Out of memory")
-    keep(page, "out-of-memory")
     pid = server.process.pid
     choose(page, "Workload", "Linear regression")
     expect(page).to_have_url(re.compile("workload=linear"))
@@ -192,44 +183,37 @@ def test_filling_the_gpu_is_explained_and_survived(open_page: OpenPage, server: 
 def test_the_ledger_sums_to_the_gpu_and_shows_another_process(
     browser: Browser, server: Server, tmp_path: Path, scheme: Any
 ) -> None:
-    context = browser.new_context(viewport={"width": 1400, "height": 1000}, color_scheme=scheme)
-    page = context.new_page()
-    page.goto(f"{server.url}/?workload=digits_mlp&epochs=5000&optimizer=adamw")
-    expect(button(page, "Start run")).to_be_enabled(timeout=TRAINS_MS)
-    start(page)
-    open_memory(page)
-    wait_until(lambda: "ledger/others" in table(page), page, 60)
-    wait_until(lambda: "ledger/parameters" in table(page), page, 60)
-    alone = table(page)
-    assert sums_up(alone)
-    assert alone["ledger/parameters"] > 0
-    assert alone["ledger/optimizer_state"] > alone["ledger/parameters"]
-    assert alone["ledger/outside"] > 0
-    environment = os.environ | small_gpus(tmp_path)
-    command = [sys.executable, "-c", HOLD]
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        grown = alone["ledger/others"] + HELD
-        wait_until(lambda: table(page)["ledger/others"] >= 0.99 * grown, page, 30)
-        wait_until(lambda: pids(server) == {other.pid}, page, 30)
-        expect(page.get_by_test_id("stDataFrame")).to_be_visible(timeout=30_000)
-        shared = table(page)
-        assert sums_up(shared)
-        assert shared["ledger/parameters"] == alone["ledger/parameters"]
-        page.wait_for_timeout(1000)
-        keep(page, f"ledger-{scheme}")
-        other.kill()
-    wait_until(lambda: table(page)["ledger/others"] < grown, page, 30)
-    open_tab(page, "Overview")
-    button(page, "Breakdown").click()
-    wait_until(lambda: "parameters" in areas(page, "memory"), page, 30)
-    keep(page, f"ledger-live-{scheme}")
-    button(page, "Stop").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)
-    context.close()
+    with window(browser, scheme=scheme) as page:
+        page.goto(f"{server.url}/?workload=digits_mlp&epochs=5000&optimizer=adamw")
+        expect(button(page, "Start run")).to_be_enabled(timeout=TRAINS_MS)
+        start(page)
+        open_memory(page)
+        wait_until(lambda: "ledger/others" in table(page), page, 60)
+        wait_until(lambda: "ledger/parameters" in table(page), page, 60)
+        alone = table(page)
+        assert sums_up(alone)
+        assert alone["ledger/parameters"] > 0
+        assert alone["ledger/optimizer_state"] > alone["ledger/parameters"]
+        assert alone["ledger/outside"] > 0
+        environment = os.environ | small_gpus(tmp_path)
+        command = [sys.executable, "-c", HOLD]
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "held\n"
+            grown = alone["ledger/others"] + HELD
+            wait_until(lambda: table(page)["ledger/others"] >= 0.99 * grown, page, 30)
+            wait_until(lambda: pids(server) == {other.pid}, page, 30)
+            expect(page.get_by_test_id("stDataFrame")).to_be_visible(timeout=30_000)
+            shared = table(page)
+            assert sums_up(shared)
+            assert shared["ledger/parameters"] == alone["ledger/parameters"]
+            other.kill()
+        wait_until(lambda: table(page)["ledger/others"] < grown, page, 30)
+        wait_until(lambda: "parameters" in areas(page, "ledger"), page, 30)
+        button(page, "Stop").click()
+        expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)
 
 
 def pids(server: Server) -> set[int]:

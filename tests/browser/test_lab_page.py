@@ -6,7 +6,6 @@ import csv
 import json
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,13 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from stepscope.common.files import atomic_write
 from stepscope.run import process_identity, user_name
-from tests.support.browser_page import OpenPage, button, violations, wait_until
+from tests.support.browser_page import OpenPage, button, violations, wait_until, wide, window
 from tests.support.fake_sweep import BEST, sweep
-from tests.support.large_gpus import GPUS, record
 from tests.support.server import Server
 
 SLOW = pytest.mark.timeout(300)  # ten processes that import torch, on a machine that is busy
-PATIENCE = 60_000
-SAMPLES = 10
-"""Of two rounds: three settings once, the baseline twice."""
-"""Milliseconds: Streamlit fetches the chart library at the first chart."""
+PATIENCE = 60_000  # ms: Streamlit fetches the chart library at the first chart
+SAMPLES = 10  # of two rounds: three settings once, the baseline twice
 ID = "20261122-061500-digits-mlp-ab12"
 
 
@@ -63,7 +59,7 @@ def fill(page: Page, name: str, value: int) -> None:
 
 def start(page: Page, rounds: int) -> None:
     """Choose a sweep of three settings over short samples, and start it."""
-    expect(button(page, "Start sweep")).to_be_disabled(timeout=PATIENCE)
+    expect(button(page, "Start sweep")).to_be_disabled()
     page.get_by_role("combobox", name="Workload").click()
     page.get_by_role("option", name="Digits, MLP").click()
     page.get_by_text("Duration").click()
@@ -73,7 +69,7 @@ def start(page: Page, rounds: int) -> None:
         tick(page, name)
     expect(page.get_by_text("3 settings plus the baseline")).to_be_visible()
     button(page, "Start sweep").click()
-    expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
+    expect(button(page, "Stop")).to_be_visible()
     expect(button(page, "Start sweep")).to_be_disabled()
 
 
@@ -90,7 +86,7 @@ def samples(server: Server) -> int:
 def settled(page: Page) -> None:
     """Wait until Streamlit has drawn everything: it fades what may go, and buttons change color."""
     app = page.get_by_test_id("stApp")
-    expect(app).to_have_attribute("data-test-script-state", "notRunning", timeout=PATIENCE)
+    expect(app).to_have_attribute("data-test-script-state", "notRunning")
     page.wait_for_timeout(700)
 
 
@@ -101,16 +97,32 @@ def downloaded(page: Page, name: str) -> str:
 
 
 @SLOW
-def test_three_settings_from_ticking_to_the_report(open_page: OpenPage, server: Server) -> None:
+def test_three_settings_from_ticking_by_stop_and_resume_to_the_report(
+    open_page: OpenPage, server: Server
+) -> None:
     page = open_page("/lab", expected="404")
     start(page, rounds=2)
-    expect(page.get_by_text(f"of {SAMPLES} trials")).to_be_visible(timeout=PATIENCE)
-    expect(row(page, "optimizer_impl fused")).to_contain_text("measuring", timeout=PATIENCE)
+    expect(page.get_by_text(f"of {SAMPLES} trials")).to_be_visible()
+    expect(row(page, "optimizer_impl fused")).to_contain_text("measuring")
+    page.goto("about:blank")  # nobody looks: it goes on
+    had = samples(server)
+    wait_until(lambda: samples(server) > had, page, 120)
+    page.goto(f"{server.url}/lab")
+    button(page, "Stop").click(timeout=PATIENCE)
+    expect(page.get_by_text("Stopped; resume continues from here.")).to_be_visible()
+    assert samples(server) < SAMPLES
+    button(page, "Resume").click()
+    expect(button(page, "Stop")).to_be_visible()
+    page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
+    expect(button(page, "Start run")).to_be_disabled()
+    page.get_by_test_id("stHeader").get_by_role("link", name="Lab").click()
+    expect(button(page, "Start sweep")).to_be_visible()
     expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
+    assert samples(server) >= SAMPLES  # the open round was taken again whole
     for label in ("precision bf16", "optimizer_impl fused", "optimizer_impl foreach"):
         expect(row(page, label)).to_contain_text("undecided")
         expect(row(page, label)).to_contain_text("Only 2 rounds")
-    expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
+    expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible()
     expect(button(page, "Start sweep")).to_be_enabled()
     lines = list(csv.DictReader(downloaded(page, "CSV").splitlines()))
     assert {line["name"] for line in lines} == {
@@ -118,49 +130,16 @@ def test_three_settings_from_ticking_to_the_report(open_page: OpenPage, server: 
     }
     content = json.loads(downloaded(page, "JSON"))
     assert content["status"] == "finished"
-
-
-@SLOW
-def test_stop_reload_and_resume(open_page: OpenPage, server: Server) -> None:
-    page = open_page("/lab", expected="404")
-    start(page, rounds=2)
-    wait_until(lambda: samples(server) >= 2, page, 120)
-    page.goto("about:blank")  # nobody looks: it goes on
-    had = samples(server)
-    wait_until(lambda: samples(server) > had, page, 60)
-    page.goto(f"{server.url}/lab")
-    button(page, "Stop").click(timeout=PATIENCE)
-    expect(page.get_by_text("Stopped; resume continues from here.")).to_be_visible(timeout=PATIENCE)
-    had = samples(server)
-    assert had < SAMPLES
-    button(page, "Resume").click()
-    expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
+    assert (content["progress"]["done"], content["progress"]["total"]) == (SAMPLES, SAMPLES)
     page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
-    expect(button(page, "Start run")).to_be_disabled(timeout=PATIENCE)
-    page.get_by_test_id("stHeader").get_by_role("link", name="Lab").click()
-    expect(button(page, "Start sweep")).to_be_visible(timeout=PATIENCE)
-    expect(button(page, "Stop")).to_have_count(0, timeout=200_000)
-    (sweep,) = server.runs.glob("lab/*/sweep.json")
-    progress = json.loads(sweep.read_text())["progress"]
-    assert (progress["done"], progress["total"]) == (SAMPLES, SAMPLES)
-    assert samples(server) >= SAMPLES  # the open round was taken again whole
-    page.get_by_test_id("stHeader").get_by_role("link", name="Run", exact=True).click()
-    expect(button(page, "Start run")).to_be_enabled(timeout=PATIENCE)
-
-
-def test_a_run_can_start_when_the_sweep_has_ended(open_page: OpenPage, server: Server) -> None:
-    running(server)
-    page = open_page("/")
-    expect(button(page, "Start run")).to_be_disabled(timeout=PATIENCE)
-    store(server)
-    expect(button(page, "Start run")).to_be_enabled(timeout=PATIENCE)
+    expect(button(page, "Start run")).to_be_enabled()
 
 
 def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Server) -> None:
     running(server)
     page = open_page("/lab", expected="404")
     plot = page.locator(".st-key-lab_chart .js-plotly-plot")
-    expect(plot).to_be_visible(timeout=PATIENCE)
+    expect(plot).to_be_visible()
     page.get_by_text("Duration").click()
     field = page.get_by_role("spinbutton", name="Max rounds")
     field.fill("7")
@@ -169,102 +148,38 @@ def test_what_has_not_changed_is_not_drawn_anew(open_page: OpenPage, server: Ser
     canvas.evaluate("node => { node.dataset.mine = 'table'; }")
     before = page.get_by_role("progressbar").get_attribute("aria-valuenow")
     running(server, progress={"done": 48, "total": 96, "doing": "x", "seconds_left": 9.0})
-    expect(page.get_by_text("48 of 96 trials")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("48 of 96 trials")).to_be_visible()
     assert page.get_by_role("progressbar").get_attribute("aria-valuenow") != before
     assert page.locator("[data-mine]").count() == 2
     expect(field).to_have_value("7")  # typed, not yet sent
     running(server, arms=[])
-    expect(plot).to_have_count(0, timeout=PATIENCE)
+    expect(plot).to_have_count(0)
 
 
-def test_an_ended_sweep_is_looked_for_seldom(open_page: OpenPage, server: Server) -> None:
-    """Only the choice is checked, every three seconds."""
-    store(server)
-    page = open_page("/", expected="404")
-    sent: list[float] = []
-    page.on("websocket", lambda ws: ws.on("framesent", lambda _: sent.append(time.monotonic())))
-    page.goto(f"{server.url}/lab")
-    expect(row(page, "compile")).to_have_count(1, timeout=PATIENCE)
-    page.wait_for_timeout(2_000)
-    before = len(sent)
-    page.wait_for_timeout(6_000)
-    assert before > 0
-    # Twice; three seconds may begin just before.
-    assert len(sent) - before <= 3
-
-
-@pytest.fixture(params=["light", "dark"])
-def themed(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Page]:
-    """A tab of a browser that asks for this theme."""
-    context = browser.new_context(
-        viewport={"width": 1400, "height": 1000}, color_scheme=request.param
-    )
-    page = context.new_page()
-    page.set_default_timeout(30_000)
-    yield page
-    context.close()
-
-
-def test_no_state_has_a_violation(themed: Page, server: Server) -> None:
-    page = themed
-    page.goto(f"{server.url}/lab")
-    expect(page.get_by_text(r"Which settings pay off on this machine?")).to_be_visible(
-        timeout=PATIENCE
-    )
-    page.get_by_text("All techniques", exact=True).click()
-    expect(
-        page.get_by_text("are not supported here and are listed with the reason.")
-    ).to_be_visible(timeout=PATIENCE)
-    settled(page)
-    assert violations(page) == []
-    drift = {"rho": -0.9, "p": 0.001, "text": "The machine became slower."}
-    store(server, best=BEST, drift=drift)
-    page.goto(f"{server.url}/lab")
-    expect(row(page, "precision")).to_contain_text("failed", timeout=PATIENCE)
-    expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
-    settled(page)
-    assert violations(page) == []
-    running(server)
-    page.reload()
-    expect(button(page, "Stop")).to_be_visible(timeout=PATIENCE)
-    expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
-    page.wait_for_timeout(700)  # its script runs each second
-    assert violations(page) == []
-
-
-def test_delete_asks_first(open_page: OpenPage, server: Server) -> None:
-    folder = store(server)
-    page = open_page("/lab", expected="404")
-    page.get_by_role("button", name="Delete…").click(timeout=PATIENCE)
-    expect(page.get_by_text("Delete this sweep and all its measurements?")).to_be_visible()
-    assert folder.exists()
-    button(page, "Delete").click()
-    expect(page.get_by_text(r"Which settings pay off on this machine?")).to_be_visible()
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("width", [400, 1400])
-def test_nothing_is_wider_than_the_page(browser: Browser, server: Server, width: int) -> None:
-    store(server, best=BEST)
-    context = browser.new_context(viewport={"width": width, "height": 900})
-    page = context.new_page()
-    page.goto(f"{server.url}/lab")
-    expect(row(page, "compile")).to_have_count(1, timeout=PATIENCE)
-    expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible(timeout=PATIENCE)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    wide = """nodes => nodes.filter(node => node.getBoundingClientRect().right > innerWidth + 1
-            && !node.closest(".st-key-lab_table")).map(node => node.outerHTML.slice(0, 160))"""
-    assert page.locator(".stMain button, .stMain p, .stMain h4").evaluate_all(wide) == []
-    context.close()
-
-
-def test_a_table_on_a_phone_names_its_other_columns(open_page: OpenPage, server: Server) -> None:
-    record(server, GPUS[:2])
-    page = open_page("/lab", expected="404")
-    page.goto(f"{server.url}/runs")
-    data = page.get_by_test_id("stDataFrame")
-    hint = "node => getComputedStyle(node, '::after').content"
-    for width, more in ((400, True), (1000, False)):
-        page.set_viewport_size({"width": width, "height": 900})
-        expect(data).to_be_visible(timeout=PATIENCE)
-        assert ("scroll sideways" in data.evaluate(hint)) is more
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 1400), ("light", 400)])
+def test_no_state_has_a_violation_or_is_wider_than_the_page(
+    browser: Browser, server: Server, scheme: str, width: int
+) -> None:
+    chart = ".st-key-lab_chart .js-plotly-plot"
+    with window(browser, width, scheme) as page:
+        page.goto(f"{server.url}/lab")
+        expect(page.get_by_text("Which settings pay off on this machine?")).to_be_visible()
+        page.get_by_text("All techniques", exact=True).click()
+        unsupported = "are not supported here and are listed with the reason."
+        expect(page.get_by_text(unsupported)).to_be_visible()
+        settled(page)
+        assert violations(page) == []
+        drift = {"rho": -0.9, "p": 0.001, "text": "The machine became slower."}
+        store(server, best=BEST, drift=drift)
+        page.goto(f"{server.url}/lab")
+        expect(row(page, "precision")).to_contain_text("failed")
+        expect(page.locator(chart)).to_be_visible()
+        settled(page)
+        assert violations(page) == []
+        assert wide(page, ".stMain :is(button, p, h4)", ".st-key-lab_table") == []
+        running(server)
+        page.reload()
+        expect(button(page, "Stop")).to_be_visible()
+        expect(page.locator(chart)).to_be_visible()
+        page.wait_for_timeout(700)  # its script runs each second
+        assert violations(page) == []

@@ -1,16 +1,12 @@
-"""The learn page in Chromium: every lesson runs from its page, on one server, as a person does."""
+"""The learn page in Chromium: lessons run from their pages as a person runs them."""
 
 from __future__ import annotations
-
-import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browser_page import OpenPage, button, press, settle, violations, wait_until
-from tests.support.server import Server, start_server, stop_server
+from tests.support.browser_page import OpenPage, button, settle, violations, wait_until, window
+from tests.support.server import Server
 from trainer.lessons import BY_NAME, LESSONS, Lesson
 
 MISSING = "404"
@@ -18,16 +14,8 @@ MISSING = "404"
 SECOND = 1_000
 
 
-@pytest.fixture(scope="module")
-def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all tests here; each test ends what it starts."""
-    server = start_server(tmp_path_factory.mktemp("server"), CUDA_VISIBLE_DEVICES="")
-    yield server
-    stop_server(server)
-
-
 def shown(page: Page, lesson: Lesson) -> None:
-    expect(page.get_by_role("heading", name=lesson.title)).to_be_visible(timeout=60 * SECOND)
+    expect(page.get_by_role("heading", name=lesson.title)).to_be_visible()
 
 
 @pytest.mark.parametrize("name", ["seeds", "all_reduce", "jiterator"])  # alone, two ranks, CUDA
@@ -51,23 +39,6 @@ def test_a_lesson_runs_from_its_page(open_page: OpenPage, name: str) -> None:
     expect(button(page, "Run")).to_be_enabled()
 
 
-def test_output_comes_while_it_runs_and_stop_ends_it(open_page: OpenPage) -> None:
-    page = open_page("/learn?lesson=compile_modes", expected=MISSING)
-    other = open_page("/learn?lesson=seeds", expected=MISSING)
-    shown(other, BY_NAME["seeds"])
-    button(page, "Run").click()
-    # The first line is there long before the compiler is loaded.
-    expect(page.locator(".stCode").first).to_contain_text("eager ", timeout=60 * SECOND)
-    expect(page.get_by_role("progressbar")).to_be_visible()
-    expect(page.get_by_text(re.compile(r"Running for \d+ s \(limit 300 s\)"))).to_be_visible()
-    expect(other.get_by_text("“torch.compile in three modes” is running")).to_be_visible()
-    expect(button(other, "Run")).to_be_disabled()
-    button(page, "Stop").click()
-    expect(page.get_by_text("Stopped after")).to_be_visible()
-    expect(button(page, "Run")).to_be_enabled()
-    expect(button(other, "Run")).to_be_enabled()  # by itself, some seconds later
-
-
 def test_from_lesson_to_lesson_by_links_and_back(open_page: OpenPage) -> None:
     page = open_page("/", expected=MISSING)  # at the reload
     page.get_by_test_id("stHeader").get_by_role("link", name="Learn").click()
@@ -85,34 +56,20 @@ def test_from_lesson_to_lesson_by_links_and_back(open_page: OpenPage) -> None:
     expect(marked).to_have_text("Mixed precision by hand")
 
 
-def test_a_lesson_runs_by_keyboard(open_page: OpenPage) -> None:
-    page = open_page("/learn?lesson=autograd", expected=MISSING)
-    shown(page, BY_NAME["autograd"])
-    expect(button(page, "Run")).to_be_enabled()
-    press(page, button(page, "Run"))
-    expect(page.get_by_text("Measured on this machine in")).to_be_visible(timeout=60 * SECOND)
-
-
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
 def test_it_has_no_violation_and_fits(
-    browser: Browser, server: Server, scheme: Any, width: Any
+    browser: Browser, server: Server, scheme: str, width: int
 ) -> None:
-    size = {"width": width, "height": 1000}
-    context = browser.new_context(viewport=size, color_scheme=scheme)
-    page = context.new_page()
-    for name in ("autograd", "cuda_graphs"):
-        page.goto(f"{server.url}/learn?lesson={name}")
-        shown(page, BY_NAME[name])
-        if name == "autograd":
-            button(page, "Run").click()
-            expect(button(page, "Stop")).to_be_visible()
+    with window(browser, width, scheme) as page:
+        for name in ("autograd", "cuda_graphs"):
+            page.goto(f"{server.url}/learn?lesson={name}")
+            shown(page, BY_NAME[name])
+            if name == "autograd":
+                button(page, "Run").click()
+                expect(button(page, "Stop")).to_be_visible()
+                settle(page)
+                assert violations(page) == []
+                expect(page.get_by_text("Measured on this machine in")).to_be_visible()
+            expect(button(page, "Run")).to_be_visible()
             settle(page)
             assert violations(page) == []
-            expect(page.get_by_text("Measured on this machine in")).to_be_visible(
-                timeout=60 * SECOND
-            )
-        expect(button(page, "Run")).to_be_visible()
-        settle(page)
-        assert violations(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-    context.close()

@@ -1,9 +1,8 @@
-"""The Memory tab, and the switch of the memory chart of the Overview, on a CPU."""
+"""The Memory tab on a CPU."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -16,47 +15,26 @@ from tests.support.browser_page import (
     start,
     violations,
     wait_until,
+    wide,
+    window,
 )
 from tests.support.memory_page import areas, open_memory, sums_up, table
-from tests.support.server import ARTIFACTS, Server
+from tests.support.server import Server
 
 LONG = "/?epochs=5000&num_workers=1"
 
 
-def keep(page: Page, name: str) -> None:
-    ARTIFACTS.mkdir(exist_ok=True)
-    page.screenshot(path=ARTIFACTS / f"memory-{name}.png", full_page=True)
-
-
-@pytest.fixture(params=["light", "dark"])
-def themed(request: pytest.FixtureRequest, browser: Browser) -> Iterator[tuple[Page, str]]:
-    """A browser tab with a theme; no error in its console."""
-    context = browser.new_context(
-        viewport={"width": 1400, "height": 1000}, color_scheme=request.param
-    )
-    page = context.new_page()
-    page.set_default_timeout(30_000)
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    yield page, request.param
-    context.close()
-    assert errors == []
-
-
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_breakdown_of_a_cpu_run_live_and_afterwards(
-    themed: tuple[Page, str], server: Server
+    browser: Browser, server: Server, scheme: str
 ) -> None:
-    page, theme = themed
+    with window(browser, scheme=scheme) as page:
+        watch(page, server, scheme)
+
+
+def watch(page: Page, server: Server, theme: str) -> None:
     page.goto(f"{server.url}{LONG}")
     start(page)
-    chart = page.get_by_test_id("chart-memory")
-    wait_until(lambda: chart.locator(".js-plotly-plot").count() == 1, page, 30)
-    assert areas(page, "memory") == {}
-    button(page, "Breakdown").click()
-    wait_until(lambda: len(areas(page, "memory")) > 1, page, 30)
-    expect(chart).to_contain_text("available")
-    keep(page, f"live-{theme}")
-
     open_memory(page)
     wait_until(lambda: "ledger/parameters" in table(page) and sums_up(table(page)), page, 60)
     ledger = page.get_by_test_id("stepscope-ledger")
@@ -80,64 +58,58 @@ def test_the_breakdown_of_a_cpu_run_live_and_afterwards(
         f"rgb({', '.join(str(int(c[i : i + 2], 16)) for i in (1, 3, 5))})" for c in drawn.values()
     ]
     assert swatches == plain[::-1]
-    keep(page, theme)
     assert violations(page) == []
 
     button(page, "available").click()  # a row of the table: removes the part from the stack
     wait_until(lambda: "available" not in areas(page, "ledger"), page)
+    expect(button(page, "full scale")).to_have_attribute("aria-pressed", "false")
     button(page, "full scale").click()
     wait_until(lambda: "available" in areas(page, "ledger"), page)
 
     open_tab(page, "Overview")
     button(page, "Stop").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=60_000)
-    wait_until(lambda: len(areas(page, "memory")) > 1, page, 30)  # the choice is kept
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped")
     open_memory(page)
     expect(page.get_by_test_id("ledger-table")).to_contain_text("At the end")
     assert sums_up(table(page))
     assert run_folder(server).name in page.url
 
 
-@pytest.mark.parametrize("width", [400, 800])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (800, "light")])
 def test_a_narrow_stack_can_be_read_and_zoomed(
-    themed: tuple[Page, str], server: Server, width: int
+    browser: Browser, server: Server, width: int, scheme: str
 ) -> None:
-    page, theme = themed
-    page.set_viewport_size({"width": width, "height": 900})
-    page.goto(f"{server.url}/?run=cpu-training&tab=memory")
-    heading = page.get_by_test_id("ledger-table").locator("thead")
-    expect(heading).to_contain_text("At the end", timeout=60_000)
-    wait_until(lambda: len(areas(page, "ledger")) > 1, page, 30)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    ledger = page.get_by_test_id("stepscope-ledger")
-    wide = "nodes => nodes.filter((node) => node.getBoundingClientRect().right > innerWidth).length"
-    assert ledger.locator("*").evaluate_all(wide) == 0
+    with window(browser, width, scheme) as page:
+        page.goto(f"{server.url}/?run=cpu-training&tab=memory")
+        heading = page.get_by_test_id("ledger-table").locator("thead")
+        expect(heading).to_contain_text("At the end")
+        wait_until(lambda: len(areas(page, "ledger")) > 1, page, 30)
+        assert wide(page, "[data-testid=stepscope-ledger] *", ".ss-scroll") == []
 
-    stage = page.get_by_test_id("chart-ledger").locator(".ss-stage")
-    stage.scroll_into_view_if_needed()
-    box = stage.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 150)
-    expect(heading).to_contain_text(re.compile(r"At \d+:\d\d"))
-    assert sums_up(table(page))
-    page.mouse.down()
-    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 150, steps=5)
-    page.mouse.up()
-    back = ledger.get_by_test_id("back-to-live")
-    expect(back).to_be_visible()
-    low, high = map(float, (ledger.get_attribute("data-zoom") or "").split(","))
-    assert 0 < low < high
-    page.wait_for_timeout(500)  # the zoom's finer moments
-    keep(page, f"zoom-{theme}-{width}")
-    back.click()
-    expect(back).to_be_hidden()
+        stage = page.get_by_test_id("chart-ledger").locator(".ss-stage")
+        stage.scroll_into_view_if_needed()
+        box = stage.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 150)
+        expect(heading).to_contain_text(re.compile(r"At \d+:\d\d"))
+        assert sums_up(table(page))
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 150, steps=5)
+        page.mouse.up()
+        ledger = page.get_by_test_id("stepscope-ledger")
+        back = ledger.get_by_test_id("back-to-live")
+        expect(back).to_be_visible()
+        low, high = map(float, (ledger.get_attribute("data-zoom") or "").split(","))
+        assert 0 < low < high
+        back.click()
+        expect(back).to_be_hidden()
 
 
 def test_a_run_that_begins_appears_on_the_empty_page(open_page: OpenPage) -> None:
     page = open_page("/memory", "404")  # the old address; Streamlit looks for files below it
-    expect(page.get_by_text("No run is shown")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("No run is shown")).to_be_visible()
     other = open_page(LONG)
     start(other)
-    expect(page.get_by_test_id("ledger-table")).to_be_visible(timeout=60_000)
+    expect(page.get_by_test_id("ledger-table")).to_be_visible()
     button(other, "Stop").click()
-    expect(other.get_by_test_id("status")).to_contain_text("Stopped", timeout=60_000)
+    expect(other.get_by_test_id("status")).to_contain_text("Stopped")

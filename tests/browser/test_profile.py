@@ -24,7 +24,7 @@ def take_profile(page: Page, steps: int) -> None:
     field.fill(str(steps))
     field.press("Enter")
     answer = page.get_by_test_id("ack")
-    expect(answer).to_have_text(re.compile(r"^Profile: steps? .* — done"), timeout=60_000)
+    expect(answer).to_have_text(re.compile(r"^Profile: steps? .* — done"))
 
 
 def slices(page: Page) -> Locator:
@@ -36,9 +36,9 @@ def test_a_profile_from_the_press_to_the_trace(
 ) -> None:
     page = open_page(LONG)
     button(page, "Start run").click()
-    expect(page.get_by_test_id("status")).to_contain_text("Running", timeout=60_000)
+    expect(page.get_by_test_id("status")).to_contain_text("Running")
     open_tab(page, "Profile")
-    expect(page.get_by_text("No profile yet")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("No profile yet")).to_be_visible()
     take_profile(page, 3)
     expect(slices(page).first).to_be_visible(timeout=30_000)
     expect(page.get_by_text("No profile yet")).to_have_count(0)

@@ -16,22 +16,20 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.run.rank_info import rank_numbers, read_rank_file
-from stepscope.store import StoreReader
 from tests.support.browser_page import (
     OpenPage,
     button,
     open_tab,
-    run_folder,
     violations,
     wait_until,
+    window,
 )
-from tests.support.server import ARTIFACTS, ROOT, Server
+from tests.support.server import ROOT, Server
 
 SCRIPT = Path(__file__).with_name("scripts") / "slow_rank.py"
 RANKS = 4
 SLOW = 2
-MINUTE = 60_000
-PATIENCE = 3 * MINUTE
+PATIENCE = 180_000
 """For the first page and the start of four processes on a busy machine."""
 SLOW_TEST = pytest.mark.timeout(600)  # four processes that import torch on a busy machine
 
@@ -77,7 +75,7 @@ def ranks(page: Page) -> Locator:
     section = page.get_by_test_id("ranks")
     expect(section).to_be_visible(timeout=PATIENCE)
     section.scroll_into_view_if_needed()
-    expect(section).to_have_attribute("data-ready", "1", timeout=MINUTE)
+    expect(section).to_have_attribute("data-ready", "1")
     return section
 
 
@@ -86,28 +84,15 @@ def row(section: Locator, rank: int) -> Locator:
 
 
 def rows_contain(section: Locator, *words: str) -> None:
-    expect(section.locator("tbody tr")).to_have_count(RANKS, timeout=MINUTE)
+    expect(section.locator("tbody tr")).to_have_count(RANKS)
     for rank in range(RANKS):
         for word in words:
-            expect(row(section, rank)).to_contain_text(word, timeout=MINUTE)
-
-
-def lines(chart: Locator) -> list[str]:
-    """Return the legend of the lines: a rank or the mean, and its newest value."""
-    names: list[str] = chart.locator(".js-plotly-plot").evaluate(
-        "plot => plot.data.filter(({type}) => type === 'scatter').map(({name}) => name)"
-    )
-    return names
+            expect(row(section, rank)).to_contain_text(word)
 
 
 def order(section: Locator) -> list[int]:
     rows = section.locator("tbody tr").all()
     return [int(each.get_attribute("data-rank") or -1) for each in rows]
-
-
-def picture(page: Page, name: str) -> None:
-    ARTIFACTS.mkdir(exist_ok=True)
-    page.get_by_test_id("ranks").screenshot(path=ARTIFACTS / f"{name}.png")
 
 
 @SLOW_TEST
@@ -120,31 +105,21 @@ def test_a_job_with_a_slow_rank_and_a_killed_rank(
 
     # The diagnosis names the slow rank; its row is marked and first.
     verdict = section.get_by_test_id("rank-verdict")
-    expect(verdict).to_have_attribute("data-kind", "straggler", timeout=MINUTE)
+    expect(verdict).to_have_attribute("data-kind", "straggler")
     expect(verdict).to_contain_text(re.compile(f"rank {SLOW}.*forward"))
     expect(row(section, SLOW)).to_have_attribute("data-named", "true")
     expect(section.locator("tbody tr").first).to_have_attribute("data-rank", str(SLOW))
 
-    # A heatmap of another metric, and lines of two ranks.
+    # A heatmap of another metric, and the arrow keys read its values.
     section.get_by_role("button", name="Waiting for ranks", exact=True).click()
     chart = section.get_by_test_id("rank-chart")
     expect(chart).to_have_attribute("aria-label", re.compile("Waiting for ranks"))
-    for rank in (0, SLOW):
-        row(section, rank).get_by_role("checkbox").check()
-    wait_until(lambda: len(lines(chart)) == 3, page)
-    for name, drawn in zip(("rank 0", f"rank {SLOW}", "mean"), lines(chart), strict=True):
-        assert re.fullmatch(rf"{name} [\d.]+ [mµ]?s", drawn)
-    picture(page, "ranks-live")
-
-    # The arrow keys read a single value, Enter adds a line.
     chart.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     expect(chart.get_by_test_id("rank-reading")).to_have_text(
         re.compile(r"Rank 1 \(CPU\), steps? [\d–]+: [\d.]+ ms")
     )
-    page.keyboard.press("Enter")
-    wait_until(lambda: len(lines(chart)) == 4, page)
 
     section.get_by_role("button", name="Rank", exact=True).click()
     assert order(section) == [0, 1, 2, 3]
@@ -153,14 +128,13 @@ def test_a_job_with_a_slow_rank_and_a_killed_rank(
 
     (folder,) = [path.parent for path in server.runs.glob("*/run.json")]
     os.kill(int(read_rank_file(folder, 3).run_json["pid"]), signal.SIGKILL)
-    expect(row(section, 3)).to_contain_text(re.compile(r"dead since \d+:\d\d"), timeout=MINUTE)
+    expect(row(section, 3)).to_contain_text(re.compile(r"dead since \d+:\d\d"))
     assert job.wait(60) != 0
     expect(page.get_by_test_id("stepscope-live")).to_have_attribute(
-        "data-status", re.compile("crashed|failed"), timeout=MINUTE
+        "data-status", re.compile("crashed|failed")
     )
     assert read_run(folder).status in (RunStatus.CRASHED, RunStatus.FAILED)
     expect(row(section, 3)).to_contain_text("dead since")
-    picture(page, "ranks-killed")
 
 
 def start_with_ddp(page: Page) -> None:
@@ -189,38 +163,11 @@ def test_a_built_in_run_from_start_to_stop(server: Server, open_page: OpenPage) 
     status = page.get_by_test_id("status")
     expect(status).to_contain_text("Running", timeout=PATIENCE)
     rows_contain(ranks(page), "alive")
-    picture(page, "ranks-ours")
-
-    # A command acts on all ranks at the same step.
-    open_tab(page, "Overview")
-    for name, kind in {
-        "Reset peak stats": "reset_peaks",
-        "Save checkpoint": "save_checkpoint",
-    }.items():
-        button(page, name).click()
-        wait_until(lambda kind=kind: len(acted(server, kind)) == RANKS, page, 60)
-        assert len(set(acted(server, kind))) == 1, f"{name}: steps {acted(server, kind)}"
-    button(page, "Pause").click()
-    expect(status).to_contain_text("Paused", timeout=MINUTE)
-    assert len(set(acted(server, "pause"))) == 1
-    button(page, "Resume").click()
-    expect(status).to_contain_text("Running", timeout=MINUTE)
-
     button(page, "Stop").click()
-    expect(status).to_contain_text("Stopped", ignore_case=True, timeout=MINUTE)
+    expect(status).to_contain_text("Stopped", ignore_case=True)
     rows_contain(ranks(page), "stopped")
-    picture(page, "ranks-ours-stopped")
     assert processes(server) == []
     expect(button(page, "Start run")).to_be_enabled()
-
-
-def acted(server: Server, kind: str) -> list[int]:
-    """Return the step of each rank's event of a kind."""
-    folder, found = run_folder(server), []
-    for rank in range(RANKS):
-        with StoreReader(folder, rank) as reader:
-            found += [event.step for event in reader.events() if event.kind == kind]
-    return found
 
 
 @SLOW_TEST
@@ -231,20 +178,10 @@ def test_many_ranks_are_readable_in_both_themes_and_on_a_phone(
     command = [sys.executable, "-m", "benchmarks.recorded_job", str(folder), "16", "2000"]
     subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True, capture_output=True)
     for scheme, width in (("light", 1400), ("dark", 1400), ("light", 400), ("dark", 400)):
-        context = browser.new_context(
-            viewport={"width": width, "height": 900},
-            color_scheme=scheme,  # type: ignore[arg-type]
-        )
-        page = context.new_page()
-        page.goto(f"{server.url}/?run={folder.name}")
-        live = page.get_by_test_id("stepscope-live")
-        expect(live).to_have_attribute("data-ready", "1", timeout=PATIENCE)
-        expect(ranks(page).locator("tbody tr")).to_have_count(16)
-        picture(page, f"ranks-16-{scheme}-{width}")
-        assert violations(page) == []
-        wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-        assert wide <= 0, f"the page scrolls sideways at {width} px"
-        context.close()
+        with window(browser, width, scheme) as page:
+            page.goto(f"{server.url}/?run={folder.name}")
+            expect(ranks(page).locator("tbody tr")).to_have_count(16)
+            assert violations(page) == []
 
 
 def record(server: Server, steps: int, first: int = 0) -> None:
@@ -267,7 +204,7 @@ def test_without_a_value_only_the_table_is_drawn(open_page: OpenPage, server: Se
     expect(row(section, 1)).to_contain_text("finished")
     expect(row(section, 1).locator("td[data-column=step]")).to_have_text("n/a")
     expect(section.get_by_test_id("rank-chart")).to_be_hidden()
-    expect(section.locator(":is(.ss-modes, .ss-rank-tools):visible")).to_have_count(0)
+    expect(section.locator(".ss-modes:visible")).to_have_count(0)
 
 
 def test_the_heatmap_and_lines_follow_the_axis_of_the_charts(
@@ -280,19 +217,16 @@ def test_the_heatmap_and_lines_follow_the_axis_of_the_charts(
     reading = chart.get_by_test_id("rank-reading")
 
     def drawn(words: str) -> None:
-        expect(chart).to_have_attribute("aria-label", re.compile(f"^{words}\\. "), timeout=MINUTE)
+        expect(chart).to_have_attribute("aria-label", re.compile(f"^{words}\\. "))
 
-    drawn("Step time over steps: mean")
+    drawn("Step time over steps")
     chart.focus()
     page.keyboard.press("ArrowDown")
     expect(reading).to_have_text("Rank 4 (CPU), step 5: 500 ms")
-    for names in ("rank 4, mean", "mean"):
-        section.get_by_role("button", name="rank 4", exact=True).click()
-        drawn(f"Step time over steps: {names}")
     chart.hover(position={"x": 200, "y": 20})
     expect(reading).to_have_text(re.compile(r"Rank 4 \(CPU\), step \d: \d00(\.0)? ms"))
     page.get_by_test_id("axis-switch").get_by_role("button", name="Time").click()
-    drawn("Step time over time: mean")
+    drawn("Step time over time")
     expect(section).to_have_attribute("data-ready", "1")
     expect(reading).to_have_text("")
     chart.focus()

@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.support.server import Server
 
 OpenPage = Callable[..., Page]
-STREAMLITS: list[list[str]] = []
-"""Elements of Streamlit's own, as axe selects them, that no setting of ours can mend."""
 SMALL = "epochs=5000&width=8&image_size=16&batch_size=64"
 """URL parameters of a long training that needs little memory."""
 TRAINS_MS = 60_000
 """Longest time from Start to a training that runs."""
+
+
+@contextmanager
+def window(browser: Browser, width: int = 1400, scheme: Any = "light") -> Iterator[Page]:
+    """Open a window; at its end its page is not wider, and has raised no error."""
+    context = browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()
+    assert errors == []
+
+
+def wide(page: Page, nodes: str, besides: str) -> list[str]:
+    """Return nodes beyond the right edge of the window, except in boxes that scroll."""
+    found: list[str] = page.locator(nodes).evaluate_all(
+        """(nodes, box) => nodes.filter((node) => !node.closest(box) &&
+            node.getBoundingClientRect().right > innerWidth + 1)
+            .map((node) => node.outerHTML.slice(0, 160))""",
+        besides,
+    )
+    return found
 
 
 def button(page: Page, name: str) -> Locator:
@@ -93,8 +117,7 @@ def axis_range(page: Page, chart: str) -> list[float]:
 
 def violations(page: Page) -> list[str]:
     """Return what axe finds, a line for each element."""
-    context: dict[str, Any] = {"exclude": STREAMLITS}
-    found = Axe().run(page, context=context).response["violations"]
+    found = Axe().run(page).response["violations"]
     return [
         f"{rule['id']}: {node['target']} {node['html'][:200]} {node['failureSummary'][:300]}"
         for rule in found
