@@ -65,10 +65,7 @@ def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[Con
 def _start(server: Services, config: RunConfig, kind: ServerActivity) -> None:
     largest = kind is ServerActivity.BATCH_SIZE_FINDER
     try:
-        server.begin(
-            kind,
-            lambda: server.estimates.keep(PredictionRun(config, server.runs, largest=largest)),
-        )
+        server.begin(kind, lambda: server.estimates.keep(PredictionRun(config, largest=largest)))
     except (RunError, OSError) as error:
         st.session_state[ERROR] = f"The estimate could not start. {error}"
 

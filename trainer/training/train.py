@@ -149,7 +149,6 @@ def _sample(session: Session, devices: Sequence[TrainDevice], ranks: TrainerRank
         allocator_index=device.cuda_index,
         host=ranks.local_rank == 0,
     )
-    session.describe_link(None if device.cuda_index is None else device.id)
     session.oom.own_parts = DATA_FILES
     session.oom.attach()
 
