@@ -27,6 +27,7 @@ from typing import Generic, TypeVar
 import psutil
 import streamlit as st
 
+from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
 from dashboard.run_index import RunIndex
 from dashboard.run_look import RunLook
@@ -309,7 +310,10 @@ async def lifespan(_app: object) -> AsyncIterator[None]:
     """Stop the run and flush its data when the server ends (SIGTERM runs no atexit)."""
     services, over = get(), threading.Event()
     _end_on_signals(services, over)
+    crashes = CrashWatch(services.index)
+    crashes.start()
     yield
+    crashes.close()
     await asyncio.to_thread(services.close)
     over.set()
 

@@ -10,7 +10,7 @@ from stepscope.profiling.phase_ranges import OTHER
 from stepscope.profiling.summary import ProfileSummary
 from stepscope.profiling.trace_stats import FlameGraph
 
-MS = 1000.0
+MS, MIB = 1000.0, 2.0**20
 PHASE_COLORS = {
     "data": ORANGE,  # as perf/data_wait in the step time chart
     "forward": BLUE,
@@ -31,12 +31,14 @@ _OPERATOR = re.compile(r"[\w.]+(::|Backward\d|$)")
 
 
 def rows(summary: ProfileSummary) -> list[Json]:
-    """Return one row per operator: in ms, summed over the profiled steps."""
+    """Return one row per operator: ms and MiB, summed over the profiled steps."""
     columns = {
         "CUDA self": ("cuda_self_us", MS),
         "CUDA total": ("cuda_total_us", MS),
         "CPU self": ("cpu_self_us", MS),
         "CPU total": ("cpu_total_us", MS),
+        "CUDA memory": ("cuda_memory", MIB),
+        "CPU memory": ("cpu_memory", MIB),
     }
     return [
         {"Operator": operator.name, "Calls": operator.calls}

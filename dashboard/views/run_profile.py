@@ -22,7 +22,8 @@ from stepscope.run import RunInfo
 NO_CUDA = "No CUDA times: Nsight Systems was attached and had exclusive access."
 BADGES = {"Python": "blue", "module": "green", "built-in function": "gray", "operator": "orange"}
 """Colors of `dashboard.charts.profile.KINDS`."""
-TIME = "%.3f ms"
+TIME, MEMORY = "%.3f ms", "%.2f MiB"
+NET = "Net memory: allocated minus freed by the operator itself."
 COLUMNS = {
     "Operator": text(
         pinned=True, width="large", help="PyTorch's name; aten:: is its core tensor library."
@@ -32,6 +33,8 @@ COLUMNS = {
     "CUDA total": number(format=TIME, help="Including child operators."),
     "CPU self": number(format=TIME, help="Time in the operator itself, in all profiled steps."),
     "CPU total": number(format=TIME, help="Including child operators."),
+    "CUDA memory": number(format=MEMORY, help=NET),
+    "CPU memory": number(format=MEMORY, help=NET),
 }
 PERFETTO = (
     "Open the trace at [ui.perfetto.dev](https://ui.perfetto.dev) with *Open trace file*; it "

@@ -17,6 +17,8 @@ import msgspec
 OPERATOR, FRAME, ANNOTATION = "cpu_op", "python_function", "user_annotation"
 GPU_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
+MEMORY = "[memory]"
+CPU, CUDA = 0, 1  # Device types of torch (c10/core/DeviceType.h).
 NONE = -1  # The number of an unknown link or call.
 
 _OWN = re.compile(r"stepscope/session/command(s|_server)\.py\(\d+\): serve$").search
@@ -31,10 +33,15 @@ _INVALID = re.compile(
 
 
 class EventArgs(msgspec.Struct, gc=False):
-    """Arguments of an event: `link` is an operator's id, `call` the id of a CUDA call."""
+    """Arguments of an event: `link` is an operator's id, `call` the id of a CUDA call.
+
+    `size` is the bytes allocated (positive) or freed (negative) on a device type.
+    """
 
     link: int = msgspec.field(default=NONE, name="External id")
     call: int = msgspec.field(default=NONE, name="correlation")
+    size: int = msgspec.field(default=0, name="Bytes")
+    device_type: int = msgspec.field(default=NONE, name="Device Type")
 
 
 class TraceSpan(msgspec.Struct, gc=False):
@@ -76,6 +83,7 @@ class ChromeTrace:
             text = _INVALID.sub(_replacement, text)
             events = msgspec.json.decode(text, type=_File).events
         self.operators, self.frames, self.annotations = (_Threads(list) for _ in range(3))
+        self.allocations = _Threads(list)
         self.gpu: list[TraceSpan] = []
         self.launches: dict[int, float] = {}
         """Start of each CUDA call in microseconds, by its id."""
@@ -84,9 +92,11 @@ class ChromeTrace:
         for raw in events:
             with suppress(msgspec.ValidationError):
                 event = decode(raw)
-                if event.ph != "X":
+                if event.name == MEMORY and isinstance(event.tid, int):
+                    self.allocations[event.tid].append(event)
+                elif event.ph != "X":
                     continue
-                if event.cat in kinds and isinstance(event.tid, int):
+                elif event.cat in kinds and isinstance(event.tid, int):
                     kinds[event.cat][event.tid].append(event)
                 elif event.cat in GPU_WORK:
                     self.gpu.append(event)

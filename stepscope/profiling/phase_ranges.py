@@ -1,10 +1,13 @@
-"""Name the phases of a step in a profile and in an allocation history.
+"""Name the phases of a step in a profile, and as NVTX ranges on a GPU.
 
-`span` is called in every step and does nothing without a recording.
+An allocation history has them too (`stepscope/memory/snapshots/recording.py`). `span` is called in
+every step and does nothing without a recording. Nsight Systems shows NVTX ranges as rows; they are
+emitted during a profile on CUDA and under Nsight itself.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,10 +16,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward", "backward", "optimizer")
 OTHER = "other"
 
+NSIGHT = "NSYS_PROFILING_SESSION_ID"  # Set by `nsys` in the processes that it profiles.
+
 _OFF: AbstractContextManager[None] = nullcontext()
 _Emit = Callable[[str], AbstractContextManager[None]]
-_ranges: _Emit | None = None
-_labels: _Emit | None = None
+
+
+def under_nsight() -> bool:
+    """Return True if Nsight Systems profiles this process."""
+    return NSIGHT in os.environ
 
 
 def span(name: str) -> AbstractContextManager[None]:
@@ -31,8 +39,8 @@ def span(name: str) -> AbstractContextManager[None]:
     return _both(labels(name), ranges(name))
 
 
-def begin() -> None:
-    """Start to emit ranges of the calling thread to torch's profiler."""
+def begin(*, nvtx: bool) -> None:
+    """Start to emit ranges of the calling thread; `nvtx` needs a CUDA build of torch."""
     global _ranges
     thread = threading.get_ident()
     record = sys.modules["torch"].profiler.record_function
@@ -43,7 +51,7 @@ def begin() -> None:
         nonlocal is_open
         is_open = True
         try:
-            with record(name):
+            with _nvtx(name) if nvtx else _OFF, record(name):
                 yield
         finally:
             is_open = False
@@ -55,9 +63,9 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Stop emitting ranges."""
+    """Stop emitting ranges, except for Nsight Systems."""
     global _ranges
-    _ranges = None
+    _ranges = _nvtx if under_nsight() else None
 
 
 def label(emit: _Emit | None) -> None:
@@ -72,3 +80,21 @@ def _both(
 ) -> Iterator[None]:
     with outer, inner:
         yield
+
+
+@contextmanager
+def _nvtx(name: str) -> Iterator[None]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        yield
+        return
+    torch.cuda.nvtx.range_push(name)
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
+
+
+_ranges: _Emit | None = None
+_labels: _Emit | None = None
+end()

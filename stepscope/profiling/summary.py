@@ -39,7 +39,7 @@ BYTES_LIMIT = 8 * 2**20  # Three times a summary with all nodes and operators.
 
 
 class ProfileSummary(msgspec.Struct, tag_field="schema", tag=1):
-    """Summary of a profile for the page; times in microseconds.
+    """Summary of a profile for the page; times in microseconds, memory in bytes.
 
     `first` and `last` are steps. Without `cuda` no kernels were recorded, and all CUDA times are
     zero. `operators_left` counts further operators, which took less time.
@@ -88,8 +88,10 @@ def parse(text: str) -> ProfileSummary:
         raise ValueError(f"must have at most {BYTES_LIMIT} bytes, got {len(text)}")
     try:
         summary = msgspec.json.decode(text, type=ProfileSummary)
-    except (ValueError, RecursionError) as error:
+    except msgspec.ValidationError as error:
         raise ValueError(f"must be the summary of a profile: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is no JSON ({type(error).__name__})") from None
     for times in (summary.phases.cpu_us, summary.phases.cuda_us):
         if times.keys() != {*PHASES, OTHER}:
             raise ValueError("phases: must have each phase once")

@@ -21,7 +21,6 @@ from stepscope.profiling import phase_ranges
 
 log = logging.getLogger(__name__)
 
-NSIGHT = "NSYS_PROFILING_SESSION_ID"  # Set by Nsight Systems in the processes that it profiles.
 OTHER_WAIT_S = 10.0  # Longest wait of another thread's profiler for the end of this one.
 _STARTERS = ("_prepare_profiler", "_enable_profiler")
 """Functions of torch.autograd.profiler that every profiler calls first."""
@@ -55,7 +54,7 @@ class ProfilerCapture:
         if (reason := why_not()) is not None:
             raise ProfilerUnavailableError(reason)
         torch = sys.modules["torch"]
-        self.cuda = cuda and NSIGHT not in os.environ
+        self.cuda = cuda and not phase_ranges.under_nsight()
         """True if kernels are recorded, which is impossible under Nsight Systems."""
         # The tracer of frames would replace a Python profiler, such as cProfile.
         self.stacks = sys.getprofile() is None
@@ -72,6 +71,7 @@ class ProfilerCapture:
         self._profiler: Any = torch.profiler.profile(
             activities=[activity.CPU, *([activity.CUDA] if self.cuda else [])],
             record_shapes=False,
+            profile_memory=True,
             with_stack=self.stacks,
             **cycles,
         )
@@ -80,7 +80,7 @@ class ProfilerCapture:
         self._profiler.start()
         self._replaced = _give_way(torch.autograd.profiler, self._another)
         _running.append(self)
-        phase_ranges.begin()
+        phase_ranges.begin(nvtx=cuda)
 
     @property
     def running(self) -> bool:
@@ -102,8 +102,9 @@ class ProfilerCapture:
         phase_ranges.end()
         self.ended_early = early
         autograd = sys.modules["torch"].autograd
-        for name, original in self._replaced.items():
-            setattr(autograd.profiler, name, original)
+        for name, (original, wrapper) in self._replaced.items():
+            if getattr(autograd.profiler, name) is wrapper:
+                setattr(autograd.profiler, name, original)
         _running.remove(self)
         try:
             if autograd._profiler_enabled():
@@ -114,13 +115,15 @@ class ProfilerCapture:
             self._stopped.set()
 
     def save(self, path: Path) -> None:
-        """Write the chrome trace. Raises ProfilerUnavailableError if it is empty."""
+        """Write the chrome trace. Raises ProfilerUnavailableError if it is empty, and OSError."""
         if self._profiler is None:
             raise ProfilerUnavailableError(
                 "something else stopped the profiler, and nothing is left of it"
             )
         self._profiler.export_chrome_trace(str(path))
         self._profiler = None
+        if not path.exists():
+            raise OSError("torch wrote no trace, perhaps for want of disk space")
 
     def _another(self) -> None:
         """End, or make the training thread end, before another profiler starts."""
@@ -131,9 +134,9 @@ class ProfilerCapture:
             self._stopped.wait(OTHER_WAIT_S)
 
 
-def _give_way(module: Any, another: Callable[[], None]) -> dict[str, Any]:
-    """Call `another` before any profiler starts; return the replaced functions by name."""
-    replaced: dict[str, Any] = {}
+def _give_way(module: Any, another: Callable[[], None]) -> dict[str, tuple[Any, Any]]:
+    """Call `another` before any profiler starts; return each original and its wrapper."""
+    replaced: dict[str, tuple[Any, Any]] = {}
     for name in _STARTERS:
         original = getattr(module, name)
 
@@ -142,7 +145,7 @@ def _give_way(module: Any, another: Callable[[], None]) -> dict[str, Any]:
             return _original(*args, **kwargs)
 
         setattr(module, name, start)
-        replaced[name] = original
+        replaced[name] = original, start
     return replaced
 
 

@@ -1,4 +1,4 @@
-"""Time by operator and by phase of a step, and the flame graph. Pure; no I/O.
+"""Time and memory by operator and by phase of a step, and the flame graph. Pure; no I/O.
 
 Operators are counted as torch's `key_averages` does.
 """
@@ -16,6 +16,8 @@ from typing import Annotated
 import msgspec
 
 from stepscope.profiling.chrome_trace import (
+    CPU,
+    CUDA,
     NONE,
     ChromeTrace,
     TraceSpan,
@@ -25,15 +27,17 @@ from stepscope.profiling.chrome_trace import (
 from stepscope.profiling.phase_ranges import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
 
 Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+Bytes = Annotated[int, msgspec.Meta(ge=-(2**60), le=2**60)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 
 
 @dataclass(slots=True)
 class OperatorStats:
-    """All calls of one operator; times in microseconds.
+    """All calls of one operator; times in microseconds, memory in bytes.
 
-    "Self" excludes the operators within it.
+    "Self" excludes the operators within it. Memory is allocated less freed bytes while the operator
+    itself ran, so it may be negative.
     """
 
     name: str
@@ -42,6 +46,8 @@ class OperatorStats:
     cpu_total_us: Number = 0.0
     cuda_self_us: Number = 0.0
     cuda_total_us: Number = 0.0
+    cpu_memory: Bytes = 0
+    cuda_memory: Bytes = 0
 
 
 def operators(trace: ChromeTrace) -> list[OperatorStats]:
@@ -51,8 +57,10 @@ def operators(trace: ChromeTrace) -> list[OperatorStats]:
     for work in trace.gpu:
         gpu_us[work.args.link] += work.duration_us
     gpu_us.pop(NONE, None)
-    for spans in trace.operators.values():
-        _add_thread(stats, spans, parents(spans), gpu_us)
+    for thread, spans in trace.operators.items():
+        outer = parents(spans)
+        _add_thread(stats, spans, outer, gpu_us)
+        _add_memory(stats, spans, outer, trace.allocations.get(thread, []))
     return sorted(stats.values(), key=lambda op: -(op.cpu_self_us + op.cuda_self_us))
 
 
@@ -77,6 +85,25 @@ def _add_thread(
             operator.cuda_self_us += started_us
             for name in around | {span.name}:
                 stats[name].cuda_total_us += started_us
+
+
+def _add_memory(
+    stats: dict[str, OperatorStats],
+    spans: list[TraceSpan],
+    outer: list[int],
+    allocations: list[TraceSpan],
+) -> None:
+    starts = [span.start_us for span in spans]
+    for allocation in allocations:
+        index = bisect_right(starts, allocation.start_us) - 1
+        while index >= 0 and spans[index].end_us < allocation.start_us:
+            index = outer[index]
+        if index >= 0:
+            operator = stats[spans[index].name]
+            if allocation.args.device_type == CPU:
+                operator.cpu_memory += allocation.args.size
+            elif allocation.args.device_type == CUDA:
+                operator.cuda_memory += allocation.args.size
 
 
 NODES_LIMIT = 20_000

@@ -1,4 +1,4 @@
-"""Profiles of a training on CUDA.
+"""Profiles of a training on CUDA: the command's life, and the NVTX ranges around parts of a step.
 
 The simulator has no trace of kernels: there these tests see operators of the host alone.
 """
@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -60,6 +61,7 @@ def test_a_profile_on_cuda(tmp_path: Path) -> None:
     script = Script(tmp_path)
     try:
         script.profile(3)
+        assert torch.cuda.nvtx.range_pop() < 0  # type: ignore[no-untyped-call] # none is open
     finally:
         event = script.close()
     assert event.data["ok"], event.text
@@ -76,3 +78,44 @@ def test_a_profile_on_cuda(tmp_path: Path) -> None:
         assert kinds["kernel"] > 0
         assert linear.cuda_self_us > 0
         assert all(summary.phases.cuda_us[phase] > 0 for phase in PHASES)
+
+
+def test_nvtx_ranges_are_emitted_while_profiled_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append("end"))
+    script = Script(tmp_path)
+    try:
+        script.train(2)
+        assert seen == []
+        script.profile(2)
+        script.train(2)
+    finally:
+        script.close()
+    assert seen == [word for phase in PHASES for word in (phase, "end")] * 2
+
+
+def test_under_nsight_all_steps_have_ranges_and_kernels_are_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: None)
+    monkeypatch.setenv(phase_ranges.NSIGHT, "1")
+    phase_ranges.end()
+    try:
+        script = Script(tmp_path)
+        try:
+            script.train(2)
+            assert seen == [*PHASES] * 2
+            script.profile(1)
+        finally:
+            event = script.close()
+        summary = (script.live.recorder.folder / event.data["summary"]).read_text()
+        assert not parse(summary).cuda
+        assert len(seen) == 3 * (2 + profile_command.BEFORE_STEPS + 1 + 2)
+    finally:
+        monkeypatch.delenv(phase_ranges.NSIGHT)
+        phase_ranges.end()

@@ -13,18 +13,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from dashboard import crash_watch
+from dashboard.crash_watch import CrashWatch
+from dashboard.run_index import RunIndex
 from stepscope.alerts import notifier
+from stepscope.alerts.crash import MARKER
 from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.rules import AlertLevel, AlertState
 from stepscope.alerts.settings import AlertSettings, CommandChannel, WebhookChannel
 from stepscope.run import RunKind, RunStatus, read_run
 from stepscope.session.session import Session
 from stepscope.store import StoreReader
-from tests.support.run_values import alerts
+from tests.support.killed_runs import killed
+from tests.support.run_values import alerts, steps_of
 from tests.support.waiting import wait_until
 from trainer.config import NanPolicy, Optimizer, Workload, defaults
 from trainer.training.train import run
@@ -360,3 +366,74 @@ def test_a_temporary_problem_is_retried_and_a_redirect_is_not_followed(
     assert ("the webhook at http://127.0.0.1/…" in caplog.text) == (problem is not None)
     assert "T0KEN" not in caplog.text
     assert "elsewhere" not in caplog.text
+
+
+def test_the_server_reports_a_killed_run_once(
+    tmp_path: Path, file: File, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write('[rules.run_failed]\ntext = "At {step}: {value}"\n[rules.Hot]\nabove = 1\n')
+    with killed(tmp_path) as folder:
+        watch = CrashWatch(RunIndex(folder.parent))
+        wait_until(lambda: watch.look() == [folder.name])
+        (event,) = alerts(folder)
+        assert event.data["rule"] == "run_failed"
+        assert event.text.startswith("At ")
+        assert "gone without a word" in event.text
+        assert steps_of(folder) >= event.step  # the process's last rows are stored, before it
+        wait_until(lambda: len(file.lines()) == 1)
+        # Neither another look nor another server reports it again.
+        assert watch.look() == []
+        watch._known.clear()
+        assert watch.look() == []
+        assert caplog.text.count("lowercase letters") == 1
+        assert CrashWatch(RunIndex(folder.parent)).look() == []
+        assert len(alerts(folder)) == 1
+        assert file.lines()[0]["run"] == folder.name
+
+
+def test_an_old_a_foreign_and_a_disabled_crash_is_not_reported(tmp_path: Path, file: File) -> None:
+    with killed(tmp_path) as folder:
+        wait_until(lambda: read_run(folder).status is RunStatus.CRASHED)
+        path = folder / "run.json"
+        original = path.read_text()
+        cases: list[tuple[str, dict[str, Any]]] = [
+            ("", {"heartbeat": time.time() - 3600}),
+            ("", {"host": "elsewhere", "heartbeat": time.time() - 60}),
+            ("", {"user": "somebody"}),
+            ("[rules.run_failed]\nenabled = false\n", {}),
+        ]
+        for text, change in cases:
+            file.write(text)
+            run_json = json.loads(original) | change
+            path.write_text(json.dumps(run_json))
+            os.utime(path, (run_json["heartbeat"],) * 2)
+            assert CrashWatch(RunIndex(folder.parent)).look() == []
+            assert not (folder / MARKER).exists()
+        file.write("")
+        path.write_text(original)
+        os.utime(path)
+        assert CrashWatch(RunIndex(folder.parent)).look() == [folder.name]
+
+
+def test_the_watch_is_a_thread_that_looks_until_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[int] = []
+    twice = threading.Event()
+
+    def look() -> list[str]:
+        looks.append(len(looks))
+        if len(looks) == 1:
+            raise OSError("no such folder")
+        twice.set()
+        return []
+
+    monkeypatch.setattr(crash_watch, "PERIOD_S", 0.01)
+    watch = CrashWatch(RunIndex(tmp_path))
+    monkeypatch.setattr(watch, "look", look)
+    watch.start()
+    assert twice.wait(30)
+    watch.close()
+    assert not any(thread.name == "stepscope-crashes" for thread in threading.enumerate())
+    (record,) = caplog.records
+    assert "no such folder" in str(record.exc_info)

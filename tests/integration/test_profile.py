@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stepscope.profiling.phase_ranges import PHASES
 from stepscope.profiling.summary import ProfileSummary, parse
 from stepscope.run import RunError, RunStatus, read_run, run_folders
@@ -88,16 +90,14 @@ def ours(folder: Path) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def watched(
-    runs: Path, *arguments: str, module: tuple[str, ...] = ("-m", "stepscope.watch")
-) -> Iterator[Path]:
-    """Run the script and return its folder; Stop ends it as Ctrl-C does."""
+def watched(runs: Path, *arguments: str) -> Iterator[Path]:
+    """Watch the script and return its folder; Stop ends it as Ctrl-C does."""
     process = subprocess.Popen(
-        [sys.executable, *module, "profiled.py", *arguments],
+        [sys.executable, "-m", "stepscope.watch", "profiled.py", *arguments],
         cwd=SCRIPTS,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={**os.environ, "STEPSCOPE_RUNS": str(runs), "PYTHONPATH": str(SCRIPTS.parents[1])},
+        env={**os.environ, "STEPSCOPE_RUNS": str(runs)},
     )
     try:
         folder: Path = wait_for(lambda: next(run_folders(runs)))
@@ -155,10 +155,48 @@ def test_a_watched_script(tmp_path: Path) -> None:
     assert last.text.startswith("Profile: ")
 
 
-def test_a_script_of_init(tmp_path: Path) -> None:
-    with watched(tmp_path, "--init", module=()) as folder:
+@pytest.mark.parametrize("framework", ["lightning", "huggingface"])
+def test_a_script_of_a_framework(tmp_path: Path, framework: str) -> None:
+    pytest.importorskip("transformers" if framework == "huggingface" else framework)
+    with watched(tmp_path, f"--{framework}") as folder:
         event = ask(folder, "profile", steps=3)
     assert event.data["ok"], event.text
     checked_trace(folder, event)
+    summary = summary_of(folder, event)
+    assert summary.last - summary.first == 2
+    for phase in ("data", "forward", "backward", "optimizer"):
+        assert summary.phases.cpu_us[phase] > 0, phase
+
+
+def test_a_script_of_init(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import time, torch, stepscope\n"
+        "rec = stepscope.init('mine')\n"
+        "w = torch.ones(3, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([w], lr=0.1)\n"
+        "for batch in rec.batches(torch.ones(3) for _ in range(1_000_000)):\n"
+        "    loss = (w * batch).sum() ** 2\n"
+        "    optimizer.zero_grad()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+        "    rec.step(loss=loss)\n"
+        "    time.sleep(0.002)\n"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    environ = {**os.environ, "STEPSCOPE_RUNS": str(tmp_path / "runs"), "PYTHONPATH": root}
+    process = subprocess.Popen([sys.executable, str(script)], env=environ, stderr=subprocess.PIPE)
+    try:
+        folder: Path = wait_for(lambda: next(run_folders(tmp_path / "runs")))
+        wait_for(lambda: read_run(folder).status is RunStatus.RUNNING)
+        event = ask(folder, "profile", steps=3)
+        ask(folder, "stop")
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert event.data["ok"], event.text
+    checked_trace(folder, event)
     times = summary_of(folder, event).phases.cpu_us
-    assert all(times[phase] > 0 for phase in ("data", "forward", "backward", "optimizer"))
+    assert all(times[phase] > 0 for phase in ("data", "backward", "optimizer"))
+    assert times["forward"] == 0  # no module, and nothing else tells what forward is

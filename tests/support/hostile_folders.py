@@ -83,7 +83,7 @@ run.json rank1.json rank0.sqlite rank0.sqlite-wal rank0.sqlite-shm rank0.sqlite-
 rank1.sqlite rank0.ring output.log output.rank1.log worker.log traceback.txt oom.json fit.json
 hang-rank0.json hang-rank1.json profile-step-5-6.summary.json profile-step-5-6.json.gz
 snapshot-step-5.pickle snapshot-step-5.summary.json.gz last.pt agreement/notices.json
-agreement/answers/rank0.json ballast
+agreement/answers/rank0.json crash-told ballast
 """
 FILES = (
     *(f"{RUN}/{name}" for name in _RUN_FILES.split()),

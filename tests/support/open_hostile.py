@@ -27,6 +27,7 @@ from starlette.testclient import TestClient
 import stepscope
 from app import app
 from dashboard import services
+from dashboard.crash_watch import CrashWatch
 from dashboard.run_files import profiles, snapshots
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import summarize
@@ -82,6 +83,7 @@ def operations(root: Path, client: TestClient) -> Iterator[tuple[str, Callable[[
     yield "findings", lambda: findings(read_recorded(read_run(folder)))
     yield "recover", lambda: recover_ended(read_run(folder))
     yield "note end", lambda: note_end(folder, RunStatus.FAILED, "killed")
+    yield "crash watch", lambda: CrashWatch(RunIndex(root)).look()
     yield "summary", lambda: summarize(read_run(folder))
     yield "files", lambda: (profiles(folder), snapshots(folder))
     yield "snapshot", lambda: _kept_summary(folder / "snapshot-step-5.pickle")

@@ -25,6 +25,12 @@ def kernel(dur: float, link: int) -> Any:
     return event("kernel", "sgemm", 500.0, dur, 99, **{"External id": link})
 
 
+def allocation(ts: float, size: int, device_type: int = 0, tid: int = MAIN) -> Any:
+    args = {"Bytes": size, "Device Type": device_type, "Addr": 1}
+    where = {"ph": "i", "cat": "cpu_instant_event", "tid": tid}
+    return {**where, "name": "[memory]", "ts": ts, "args": args}
+
+
 def frame(name: str, ts: float, dur: float) -> Any:
     return event("python_function", name, ts, dur)
 
@@ -47,6 +53,10 @@ STEP = [
     kernel(200.0, 4),
     kernel(50.0, 6),
     kernel(5.0, 77),
+    allocation(15, 400, 1),
+    allocation(16, 64),
+    allocation(24, -24),
+    allocation(95, 1000),
 ]
 
 

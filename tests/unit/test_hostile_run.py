@@ -14,19 +14,24 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from dashboard import crash_watch
 from dashboard.charts.layout import layout
 from dashboard.charts.run_state import state
 from dashboard.charts.run_view import run_content
+from dashboard.crash_watch import CrashWatch
 from dashboard.run_files import ProfileFiles, file_content, profile_summary, tail
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import summarize
 from dashboard.sweeps import Sweeps
 from dashboard.views.run_rows import row
+from stepscope.alerts.crash import tell_crash
+from stepscope.alerts.settings import AlertSettings
 from stepscope.cli import main
 from stepscope.commands.consensus import ConsensusFiles
 from stepscope.memory.snapshots.open_snapshot import _place
@@ -300,31 +305,23 @@ def test_nothing_is_written_into_a_folder_of_another_user(
     assert read_only_reason(run) is not None
     assert recover_ended(run) == 0
     note_end(folder, RunStatus.STOPPED, "No.")
+    assert tell_crash(run, AlertSettings()) is None
     with pytest.raises(SweepError), only_one(folder):
         pytest.fail("a sweep of another user was opened")
     assert _place(snapshot, tmp_path / "spare").parent == tmp_path / "spare"
     assert content() == before
 
 
-def test_a_heartbeat_in_the_future_is_no_news(tmp_path: Path) -> None:
-    future, past = time.time() + 6000, time.time() - 1200
-    folder = crashed(tmp_path / "run", heartbeat=future)
-    for touched in (future, past):
-        os.utime(folder / "run.json", (touched, touched))
-        assert read_run(folder).heartbeat_age_s > 600
-    near = crashed(tmp_path / "near", heartbeat=time.time() + 5)
-    assert read_run(near).heartbeat_age_s == 0
-
-
-@pytest.mark.parametrize(
-    ("ahead_s", "written", "status"),
-    [(2e9, 1e9, RunStatus.CRASHED), (7200, None, RunStatus.RUNNING)],
-)
-def test_a_host_with_another_clock_lives_by_the_time_of_its_file(
-    tmp_path: Path, ahead_s: float, written: float | None, status: RunStatus
+def test_a_crash_whose_alert_fails_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heartbeat = time.time() + ahead_s
-    folder = make_run(tmp_path / "run", status="running", host="far", heartbeat=heartbeat)
-    if written is not None:
-        os.utime(folder / "run.json", (written, written))
-    assert read_run(folder).status is status
+    for name in ("one", "two", "three"):
+        crashed(tmp_path / name)
+
+    def tell(run: Any, settings: AlertSettings) -> Any:
+        if run.id == "two":
+            raise RuntimeError("an unexpected error")
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(crash_watch, "tell_crash", tell)
+    assert sorted(CrashWatch(RunIndex(tmp_path)).look()) == ["one", "three"]

@@ -222,6 +222,16 @@ def test_a_pause_ends_it(bench: Bench) -> None:
     bench.ended(True, "it ended early: the run was paused", 6, 7)
 
 
+def test_asked_of_a_paused_run_it_begins_after_the_pause(bench: Bench) -> None:
+    bench.recorder.while_paused = [
+        command(CommandName.PROFILE, steps=1),
+        command(CommandName.RESUME),
+    ]
+    bench.serve(command(CommandName.PAUSE))
+    bench.train(profile_command.BEFORE_STEPS + 2)
+    assert bench.answers[0][2]["ok"]
+
+
 def test_the_end_of_the_run_ends_it(bench: Bench) -> None:
     bench.begin(3)
     for _ in range(2):
@@ -284,7 +294,7 @@ def test_a_profiler_of_python_keeps_its_place(bench: Bench) -> None:
 
 def test_of_ranges_within_each_other_the_outer_one_counts() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as made:
-        phase_ranges.begin()
+        phase_ranges.begin(nvtx=False)
         try:
             with phase_ranges.span("optimizer"), phase_ranges.span("forward"):
                 torch.ones(2) + 1
