@@ -15,8 +15,7 @@ from stepscope.profiling.summary import BYTES_LIMIT, ProfileSummary, parse
 TAIL_BYTES = 20_000
 DOWNLOAD_LIMIT = 256 * 2**20  # Bytes: Streamlit holds a download in the memory of this process.
 MAX_SNAPSHOTS = 50
-PROFILES = 50  # Maximum; a profile of several ranks counts once.
-PROFILED_RANKS = 64  # Maximum of ranks of a profile, the lowest are listed.
+MAX_PROFILES = 500  # Of all ranks.
 
 _PROFILE = re.compile(r"profile-step-(\d{1,16})-(\d{1,16})(?:\.rank(\d{1,6}))?\.summary\.json")
 _SNAPSHOT = re.compile(r"snapshot-[\w.-]{1,100}\.pickle")
@@ -75,19 +74,16 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def profiles(folder: Path) -> tuple[ProfileFiles, ...]:
     """Return the profiles of a run by steps, the latest first, then by rank."""
     sizes = _plain_files(folder, "profile-")
-    found: dict[tuple[int, int], list[ProfileFiles]] = {}
+    found = []
     for name in sizes:
         matched = _PROFILE.fullmatch(name)
         if matched is not None:
             first, last, number = (int(part or 0) for part in matched.groups())
             made = ProfileFiles(first, last, sizes.get(trace_name(first, last, number)), number)
             if name == made.summary:  # not 007
-                found.setdefault((last, first), []).append(made)
-    return tuple(
-        made
-        for steps in sorted(found, reverse=True)[:PROFILES]
-        for made in sorted(found[steps], key=lambda each: each.number)[:PROFILED_RANKS]
-    )
+                found.append(made)
+    found.sort(key=lambda made: (-made.last, -made.first, made.number))
+    return tuple(found[:MAX_PROFILES])
 
 
 def profile_summary(folder: Path, profile: ProfileFiles) -> ProfileSummary:
@@ -97,11 +93,6 @@ def profile_summary(folder: Path, profile: ProfileFiles) -> ProfileSummary:
         return parse(data.decode(errors="replace"))
     except ValueError as error:
         raise ValueError(f"{profile.summary}: {error}. Profile again.") from error
-
-
-def profile_trace(folder: Path, profile: ProfileFiles) -> bytes:
-    """Return the compressed trace of a profile. Raises OSError, ValueError if it is too large."""
-    return file_content(folder / profile.trace)
 
 
 def too_large_to_download(path: Path, size: int) -> str | None:

@@ -29,7 +29,6 @@ import streamlit as st
 
 from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
-from dashboard.machine.run_energy import RunEnergies
 from dashboard.run_index import RunIndex
 from dashboard.run_look import RunLook
 from dashboard.run_summary import RunSummary, summarize
@@ -44,15 +43,11 @@ from stepscope.gpu.source import open_source
 from stepscope.run import RunError, RunInfo, rank_pids, read_run, run_folder, run_folders, runs_root
 from stepscope.session import stop as force
 from trainer.collectives.measurement import Measurement
-from trainer.collectives.plan import CollectivePlan as CollectivePlan
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
-from trainer.lab.plan import SweepPlan
-from trainer.lessons import Lesson
 from trainer.runners import RunHandle, start
 from trainer.runners.child_process import Child, LessonRun, PredictionRun
 from trainer.runners.torchrun import TorchrunRun
-from trainer.runners.weights import read_weights
 
 log = logging.getLogger(__name__)
 
@@ -63,28 +58,21 @@ JOB_STOP_TIMEOUT_S = 9.0
 CLIENTS_S = 1.0  # Time that clients have to end their requests once everything has stopped.
 
 C = TypeVar("C", bound=Child)
+T = TypeVar("T")
 
 
 class ChildRuns(Generic[C]):
-    """Child processes of one kind: one runs at a time, the last of each name is kept. Thread-safe.
+    """Child processes of one kind, the last of each name. Thread-safe.
 
     Lessons, memory estimates and measurements of collectives each have one.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._last: dict[str, C] = {}
 
-    def start(self, make: Callable[[], C], name: str = "") -> bool:
-        """Start a process as the last one of `name`; return False while another one runs.
-
-        Raises the errors of `make`.
-        """
-        with self._lock:
-            if self.running() is not None:
-                return False
-            self._last[name] = make()
-            return True
+    def keep(self, child: C, name: str = "") -> None:
+        """Keep a started process as the last one of `name`."""
+        self._last[name] = child
 
     def last(self, name: str = "") -> C | None:
         """Return the last process of this name, if any."""
@@ -146,7 +134,6 @@ class Services:
         self.sweeps = Sweeps(runs, examples)
         self.snapshots = SnapshotLibrary(runs)
         self.machine = MachinePoller(MachineMonitor(functools.partial(open_source, reader="page")))
-        self.energies = RunEnergies()
         self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()
         self._closing = threading.Lock()
@@ -164,53 +151,29 @@ class Services:
         """True once `devices` no longer blocks."""
         return self._devices.done()
 
+    def begin(self, starting: ServerActivity, start: Callable[[], T]) -> T:
+        """Call `start` and return its result. Raises RunError while another activity runs."""
+        with self._lock:
+            reason = self.busy_reason(starting)
+            if reason is not None:
+                raise RunError(reason)
+            return start()
+
     def start(self, config: RunConfig) -> Path:
-        """Start a run and return its folder.
+        """Start a run and return its folder. Raises as `begin`, OSError if it cannot be started."""
+        return self.begin(ServerActivity.RUN, lambda: self._start(config))
 
-        Raises RunError while another activity runs, OSError if the run cannot be started.
-        """
-        with self._lock:
-            self._refuse(ServerActivity.RUN)
-            if self._active is not None:
-                # Its end is recorded; its thread or process may need a moment to exit.
-                self._active.stop(STOP_TIMEOUT_S)
-                if self._active.alive():
-                    raise RunError(
-                        f"Start: {self._active.folder.name} has ended but has not shut down "
-                        "yet. Try again in a moment; if it persists, restart the server."
-                    )
-            self._active = start(config, self.runs)
-            return self._active.folder
-
-    def start_sweep(self, plan: SweepPlan) -> str:
-        """Start a sweep and return its id. Raises as `start`, and SweepError."""
-        with self._lock:
-            self._refuse(ServerActivity.SWEEP)
-            return self.sweeps.start(plan)
-
-    def resume_sweep(self, sweep_id: str) -> None:
-        """Continue a sweep. Raises as `start_sweep`."""
-        with self._lock:
-            self._refuse(ServerActivity.SWEEP)
-            self.sweeps.resume(sweep_id)
-
-    def start_lesson(self, lesson: Lesson) -> None:
-        """Run a lesson. Raises as `start`."""
-        with self._lock:
-            self._refuse(ServerActivity.LESSON)
-            self.lessons.start(lambda: LessonRun(lesson), lesson.name)
-
-    def start_collectives(self, plan: CollectivePlan) -> None:
-        """Measure collectives. Raises as `start`."""
-        with self._lock:
-            self._refuse(ServerActivity.COLLECTIVES)
-            self.collectives.start(lambda: Measurement(plan, self.runs))
-
-    def start_estimate(self, config: RunConfig, *, largest: bool) -> None:
-        """Estimate a run's memory; with `largest` also measure throughput. Raises as `start`."""
-        with self._lock:
-            self._refuse(ServerActivity.BATCH_SIZE_FINDER if largest else ServerActivity.ESTIMATE)
-            self.estimates.start(lambda: PredictionRun(config, self.runs, largest=largest))
+    def _start(self, config: RunConfig) -> Path:
+        if self._active is not None:
+            # Its end is recorded; its thread or process may need a moment to exit.
+            self._active.stop(STOP_TIMEOUT_S)
+            if self._active.alive():
+                raise RunError(
+                    f"Start: {self._active.folder.name} has ended but has not shut down "
+                    "yet. Try again in a moment; if it persists, restart the server."
+                )
+        self._active = start(config, self.runs)
+        return self._active.folder
 
     def busy_reason(self, starting: ServerActivity) -> str | None:
         """Return why `starting` cannot begin now; None if it can."""
@@ -240,12 +203,6 @@ class Services:
             doing = "A batch size search" if estimate.largest else "A memory estimate"
             yield kind, f"{doing} is running. {wait} Run page."
 
-    def _refuse(self, starting: ServerActivity) -> None:
-        """Raise RunError if `starting` has to wait."""
-        reason = self.busy_reason(starting)
-        if reason is not None:
-            raise RunError(reason)
-
     def measuring(self, max_age_s: float = 0.0) -> str | None:
         """Return the sweep, at most `max_age_s` old, or the lesson that runs now, if any."""
         run = self.lessons.running()
@@ -265,12 +222,9 @@ class Services:
 
     def folder(self, run_id: str) -> Path:
         """Return the folder of a run or example. Raises RunError for an unknown or unsafe id."""
-        try:
-            return run_folder(self.runs, run_id)
-        except RunError:
-            with contextlib.suppress(RunError):
-                return run_folder(self.examples, run_id)
-            raise  # the message names the runs folder, not the examples
+        with contextlib.suppress(RunError):
+            return run_folder(self.examples, run_id)
+        return run_folder(self.runs, run_id)
 
     def list_runs(self) -> list[RunInfo]:
         """Return the listed runs, live ones first, then newest first."""
@@ -291,10 +245,6 @@ class Services:
             self._summaries[run.id] = summary
         return summary
 
-    def weights(self, run_id: str, name: str) -> bytes:
-        """Return the weights of a checkpoint. Raises RunError and OSError."""
-        return read_weights(self.folder(run_id) / name)
-
     def cuda_indices(self) -> dict[str, int]:
         """Return torch's GPU indices by UUID; {} while torch is being imported."""
         found = self.devices().devices if self.devices_known else []
@@ -309,8 +259,7 @@ class Services:
 
     def end_job(self, run: RunInfo) -> str:
         """End all ranks of a distributed run by force; return the result. Takes seconds."""
-        with self._lock:
-            active = self._active
+        active = self._active
         if active is None or active.folder.name != run.id or not active.alive():
             return force.end_job(run)
         stop = active.end_now if isinstance(active, TorchrunRun) else active.stop

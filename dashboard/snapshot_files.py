@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import re
-import stat
 import tempfile
 import threading
 from collections import OrderedDict
@@ -14,14 +13,12 @@ from pathlib import Path
 
 from dashboard.run_files import SnapshotFile
 from stepscope.common.files import atomic_write
-from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.load import MAX_FILE_BYTES
 from stepscope.memory.snapshots.open_snapshot import SnapshotLoadTask, kept_summary
 
 FOLDER = "snapshots"  # In the runs folder; files that users put there are listed too.
 MAX_OPENED = 6  # Opened snapshots whose summaries are kept.
 MAX_LISTED = 100
-TOTAL_LIMIT = 16 * 2**30  # Bytes in the folder up to which an upload is accepted.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,119}\.(pickle|pkl)", re.ASCII)
 _ENDINGS = (".pickle", ".pkl")
 
@@ -37,24 +34,13 @@ class SnapshotLibrary:
 
     def others(self) -> list[SnapshotFile]:
         """Return the snapshots in the folder, the newest first."""
-        found = sorted(
-            ((state, name) for state, name in self._files() if _is_listed(name)),
-            key=lambda one: -one[0].st_mtime,
-        )
-        return [
-            SnapshotFile(self.folder / name, state.st_size, None)
-            for state, name in found[:MAX_LISTED]
-        ]
-
-    def kept_bytes(self) -> int:
-        """Return the size of all regular files in the folder."""
-        return sum(state.st_size for state, _ in self._files())
-
-    def _files(self) -> list[tuple[os.stat_result, str]]:
+        found = []
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
-            files = [(entry.stat(follow_symlinks=False), entry.name) for entry in entries]
-            return [(state, name) for state, name in files if stat.S_ISREG(state.st_mode)]
-        return []
+            for entry in filter(_is_listed, entries):
+                state = entry.stat(follow_symlinks=False)
+                file = SnapshotFile(self.folder / entry.name, state.st_size, None)
+                found.append((-state.st_mtime, file))
+        return [file for _, file in sorted(found, key=lambda one: one[0])[:MAX_LISTED]]
 
     def opening(self, file: SnapshotFile) -> SnapshotLoadTask | None:
         """Return the task that opens a file; None while another file is being opened.
@@ -91,10 +77,11 @@ class SnapshotLibrary:
         A name in use gets a number. Raises ValueError for an invalid name or size, and OSError.
         """
         stem, _, ending = upload_name(name).rpartition(".")
+        if not 0 < len(data) <= MAX_FILE_BYTES:
+            raise ValueError(
+                f"The file must have 1 to {MAX_FILE_BYTES:,} bytes, got {len(data):,}."
+            )
         with self._lock:
-            refused = too_large(len(data), self.kept_bytes())
-            if refused is not None:
-                raise ValueError(refused)
             self.folder.mkdir(parents=True, exist_ok=True)
             names = (f"{stem}{f'-{n}' if n > 1 else ''}.{ending}" for n in itertools.count(1))
             free = next(name for name in names if not os.path.lexists(self.folder / name))
@@ -131,23 +118,7 @@ def upload_name(name: str) -> str:
     return checked
 
 
-def too_large(size: int, kept: int) -> str | None:
-    """Return why a file of this size is refused when `kept` bytes are stored; None if accepted."""
-    if size == 0:
-        return "The file must not be empty."
-    if size > MAX_FILE_BYTES:
-        return (
-            f"The file must have at most {MAX_FILE_BYTES:,} bytes, got {size:,}. "
-            "Record fewer steps, or with a lower max_entries."
-        )
-    if size + kept > TOTAL_LIMIT:
-        return (
-            f"The folder {FOLDER} must have at most {format_bytes(TOTAL_LIMIT)}, got "
-            f"{format_bytes(kept)} and a file of {format_bytes(size)}. Delete snapshots there."
-        )
-    return None
-
-
-def _is_listed(name: str) -> bool:
-    """Return False for hidden names, other endings and control characters."""
-    return name.lower().endswith(_ENDINGS) and not name.startswith(".") and name.isprintable()
+def _is_listed(entry: os.DirEntry[str]) -> bool:
+    """Return False for links, hidden names, other endings and control characters."""
+    named = entry.name.lower().endswith(_ENDINGS) and not entry.name.startswith(".")
+    return named and entry.name.isprintable() and entry.is_file(follow_symlinks=False)

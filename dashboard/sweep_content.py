@@ -135,18 +135,14 @@ class Progress(_Part, frozen=True, kw_only=True):
 
 
 class RoundSample(_Part, frozen=True, kw_only=True):
-    """The device during one trial: clock in MHz, power in W, reason of throttling."""
+    """The device during one trial: why it was throttled."""
 
-    sm_clock: float | None = None
-    power: float | None = None
     throttle: str | None = None
 
 
 class Round(_Part, frozen=True, kw_only=True):
-    """The trials of one round by the variant's name; `phase` is the purpose of the round."""
+    """The trials of one round by the variant's name."""
 
-    number: Count = field(name="round", default=0)
-    phase: str = "measuring"
     samples: dict[str, RoundSample] = field(default_factory=dict)
 
 
@@ -160,14 +156,6 @@ class Drift(_Part, frozen=True, kw_only=True):
     def found(self) -> bool:
         """True if the change is significant."""
         return self.p is not None and self.p < DRIFT_P
-
-
-class Tried(_Part, frozen=True, kw_only=True):
-    """A combination that the search for the best one has measured."""
-
-    names: tuple[str, ...] = field(name="tried", default=())
-    kept: bool = False
-    reason: str | None = None
 
 
 class Plan(_Part, frozen=True, kw_only=True):
@@ -191,7 +179,7 @@ class SweepContent(_Part, frozen=True, kw_only=True):
     arms: Annotated[tuple[Arm, ...], Meta(max_length=200)] = ()
     best: Best | None = None
     drift: Drift | None = None
-    tried: tuple[Tried, ...] = field(name="combining", default=())
+    tried: list[Any] = field(name="combining", default_factory=list)
     rounds: tuple[Round, ...] = ()
     plan: Plan = Plan()
     machine: dict[str, Any] = field(default_factory=dict)

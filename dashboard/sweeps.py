@@ -84,7 +84,6 @@ class Sweeps:
         self._child: subprocess.Popen[bytes] | None = None
         self._child_id: str | None = None
         self._launched_ns = 0
-        self._stopped = False
         self._looked: tuple[float, str | None] = (-float("inf"), None)
         self._ended: dict[Path, tuple[int, StoredSweep]] = {}
 
@@ -99,12 +98,9 @@ class Sweeps:
 
     def read(self, sweep_id: str) -> StoredSweep:
         """Return a sweep or example. Raises SweepError for an unknown or unsafe id."""
-        try:
-            return self._read(sweep_folder(self._runs, sweep_id))
-        except SweepError:
-            with contextlib.suppress(SweepError):
-                return self._read(sweep_folder(self._examples, sweep_id))
-            raise
+        with contextlib.suppress(SweepError):
+            return self._read(sweep_folder(self._examples, sweep_id))
+        return self._read(sweep_folder(self._runs, sweep_id))
 
     def active_id(self, max_age_s: float = 0.0) -> str | None:
         """Return the sweep that any process of this machine measures now, if any.
@@ -122,7 +118,6 @@ class Sweeps:
     def start(self, plan: SweepPlan) -> str:
         """Start a sweep in a new folder and return its id."""
         with self._lock:
-            self._refuse_second()
             folder = new_sweep_folder(self._runs, str(plan.config.workload))
             write_plan(folder, plan)
             self._launch(folder)
@@ -131,7 +126,6 @@ class Sweeps:
     def resume(self, sweep_id: str) -> None:
         """Continue a sweep that was stopped or whose process was killed."""
         with self._lock:
-            self._refuse_second()
             sweep = self.read(sweep_id)
             reason = sweep.look_only or not_resumable(sweep.content.status)
             if reason is not None:
@@ -145,7 +139,6 @@ class Sweeps:
         """
         with self._lock:
             if sweep_id == self._child_id and self._child is not None:
-                self._stopped = True
                 _end(self._child, timeout_s)
                 return
             sweep = self._changeable("Stop", sweep_id)
@@ -163,9 +156,6 @@ class Sweeps:
             sweep = self._changeable("Delete", sweep_id)
             if sweep.live:
                 raise SweepError("Delete: the sweep still runs. Stop it first.")
-            if sweep_id == self._child_id and self._child is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._child.wait(STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
             # sweep.json is not enough: a process may work on the sweep before it writes.
             with only_one(sweep.folder):
                 shutil.rmtree(sweep.folder)
@@ -184,11 +174,6 @@ class Sweeps:
             raise SweepError(f"{action}: {sweep.look_only}")
         return sweep
 
-    def _refuse_second(self) -> None:
-        active = self.active_id()
-        if active is not None:
-            raise SweepError(f"Only one sweep at a time: {active} is running. Stop it first.")
-
     def _launch(self, folder: Path) -> None:
         """Start the process that measures, in a process group that can be ended as a whole."""
         if self._child is not None:
@@ -205,7 +190,6 @@ class Sweeps:
             )
         self._child_id = folder.name
         self._ended.pop(folder, None)  # it may end again without a new sweep.json
-        self._stopped = False
 
     def _alive(self, sweep_id: str) -> bool:
         child = self._child
@@ -242,8 +226,7 @@ class Sweeps:
         age = abs(time.time() - content.created)  # of a future time too
         never_begun = content.status is SweepStatus.PENDING and age > STARTING_S
         if silent or never_begun:
-            reason = "Stopped before it began." if self._stopped else _exit_reason(folder)
-            return replace(content, status=SweepStatus.STOPPED, reason=reason)
+            return replace(content, status=SweepStatus.STOPPED, reason=_exit_reason(folder))
         return content
 
     def _look_only(self, folder: Path, content: dict[str, Any]) -> str | None:
@@ -266,9 +249,10 @@ def not_resumable(status: SweepStatus) -> str | None:
 
 
 def _exit_reason(folder: Path) -> str:
-    """Return that the process of a sweep exited early, with the last line of its output."""
+    """Return that a sweep ended early, with the last line of its output if it has any."""
     lines = (tail(folder / LAB_LOG) or "").strip().splitlines()
-    return f"The process exited before measuring: {lines[-1][:200] if lines else 'no output'}"
+    end = f"The process exited before measuring: {lines[-1][:200]}" if lines else ""
+    return end or "Stopped before it began."
 
 
 def _end(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> None:

@@ -54,7 +54,7 @@ class LaunchSpec:
         if not _HOST.fullmatch(self.host):
             raise ValueError(
                 f"host: must be a host name or an address, got {self.host[:60]!r}. "
-                "Give the name by which the other machines reach the first one."
+                "Give the name by which the other nodes reach the first one."
             )
         if not PORTS[0] <= self.port <= PORTS[1]:
             raise ValueError(

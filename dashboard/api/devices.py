@@ -42,8 +42,7 @@ def _gpu(
     kept = server.machine.history(uuid)
     if device is None or kept is None:
         raise RunError(f"gpu: this machine has no GPU {uuid[:60]!r}. Choose another one.")
-    energy = server.energies.of(server.index.recent().runs, uuid)
-    return details(device, view.since, energy, ours, _torchs(server, uuid), kept.seen) | {
+    return details(device, view.since, ours, _torchs(server, uuid), kept.seen) | {
         "history": history(kept.since(since))
     }
 

@@ -1,4 +1,4 @@
-"""Labels of the lab: groups of settings, the baseline, durations, clocks; pure."""
+"""Labels of the lab: groups of settings, the baseline, durations; pure."""
 
 from __future__ import annotations
 
@@ -122,31 +122,3 @@ def throttle_words(sweep: SweepContent) -> str | None:
     of = f"{len(sweep.rounds)} round{'s' if len(sweep.rounds) > 1 else ''}"
     parts = [f"{reason} in {count} of {of}" for reason, count in sorted(found.items())]
     return f"The device was throttled: {'; '.join(parts)}."
-
-
-def clock_rows(sweep: SweepContent) -> list[dict[str, Any]]:
-    """Return a row per round with its ranges of clock (MHz) and power (W), if recorded."""
-    rows = []
-    for one in sweep.rounds:
-        trials = one.samples.values()
-        clock = _range([trial.sm_clock for trial in trials])
-        power = _range([trial.power for trial in trials])
-        throttled = ", ".join(sorted({trial.throttle for trial in trials if trial.throttle}))
-        if clock or power or throttled:
-            rows.append(
-                {
-                    "Round": f"{one.phase} {one.number}",
-                    "SM clock, MHz": clock or "–",
-                    "Power, W": power or "–",
-                    "Throttled": throttled or "no",
-                }
-            )
-    return rows
-
-
-def _range(readings: list[float | None]) -> str:
-    values = [value for value in readings if value is not None]
-    if not values:
-        return ""
-    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
-    return low if low == high else f"{low}–{high}"

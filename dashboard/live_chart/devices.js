@@ -129,8 +129,7 @@ class DeviceDetails {
   // The owner sets `theme` and `plotly`, the address of plotly.js.
   constructor(close) {
     const details = parts(`<section class="ss-box dv-details" data-testid="gpu-details">
-      <div class="ss-row" ref="head"><h3 ref="title"></h3>
-        <a class="ss-link" target="_self" ref="run">Open run</a></div>
+      <div class="ss-row" ref="head"><h3 ref="title"></h3></div>
       <ul class="dv-signs" ref="signs"></ul>
       <div class="dv-charts" ref="charts"></div>
       <p class="ss-muted ss-note" ref="difference"></p>
@@ -150,7 +149,6 @@ class DeviceDetails {
     for (const node of [this.signs, this.groups, this.processes]) render(node);
     setText(this.title, "Reading…");
     showText(this.difference, "");
-    this.run.hidden = true;
   }
 
   clearCharts() {
@@ -168,8 +166,6 @@ class DeviceDetails {
     this.gpu = gpu;
     setText(this.title, `${gpu.title} · ${gpu.name}`);
     setAttribute(this.node, "aria-label", `Details of ${gpu.title}`);
-    this.run.hidden = !gpu.run;
-    if (gpu.run) setAttribute(this.run, "href", `./?${new URLSearchParams({ run: gpu.run })}`);
     const sign = ({ level, text }) => el("li", {}, levelIcon(level), text);
     render(this.signs, ...gpu.signs.map(sign));
     extend(this.history, gpu.history, now);
@@ -264,7 +260,6 @@ class DevicesView {
       <section class="ss-box ss-note ss-section" data-testid="no-gpu" hidden ref="none">
         <h3>No GPU found</h3><p ref="reason"></p><p class="ss-muted" ref="next"></p>
       </section>
-      <p class="ss-muted ss-note" hidden ref="summary"></p>
       <div class="dv-grid" data-testid="gpus" ref="grid"></div>
     </div>`);
     Object.assign(this, view, { root: view.node });
@@ -309,7 +304,7 @@ class DevicesView {
     if (first) this.details.node.scrollIntoView({ block: "nearest" });
   }
 
-  showMachine({ host, none, summary, cards }) {
+  showMachine({ host, none, cards }) {
     this.host.hidden = false;
     render(
       this.load,
@@ -322,7 +317,6 @@ class DevicesView {
     this.none.hidden = !none;
     setText(this.reason, none?.reason ?? "");
     setText(this.next, none?.next ?? "");
-    showText(this.summary, summary);
     this.gpus = cards;
     this.showCards();
   }

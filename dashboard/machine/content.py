@@ -32,7 +32,6 @@ def machine_content(view: MachineState, cuda: Mapping[str, int], ours: Mapping[i
         "ts": view.ts,
         "host": host_content(view.host),
         "none": None if view.reason is None else {"reason": view.reason, "next": NO_GPU},
-        "summary": _summary(view.devices),
         "cards": [card(device, cuda, ours) for device in view.devices],
     }
 
@@ -53,18 +52,6 @@ def host_content(host: HostState) -> Json:
             ["System", host.platform],
         ],
     }
-
-
-def _summary(devices: tuple[DeviceState, ...]) -> str:
-    """Return the sum line of all GPUs."""
-    if not devices:
-        return ""
-    loads = [device.values["gpu/util"] for device in devices if "gpu/util" in device.values]
-    powers = [device.values["gpu/power"] for device in devices if "gpu/power" in device.values]
-    parts = [f"{len(devices)} GPU{'' if len(devices) == 1 else 's'}"]
-    parts += [f"{sum(loads) / len(loads):.0f}% mean utilization"] if len(loads) > 1 else []
-    parts += [f"{sum(powers):,.0f} W in total"] if len(powers) > 1 else []
-    return " · ".join(parts)
 
 
 def card(device: DeviceState, cuda: Mapping[str, int], ours: Mapping[int, str]) -> Json:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 
 from dashboard.charts.chart_spec import COLORS
 from dashboard.machine.content import Json, absent, instance_name, of_total, owner
-from dashboard.machine.run_energy import RunEnergy
 from stepscope.common.formatting import format_bytes, format_duration, format_energy
 from stepscope.gpu.device_events import throttle_text
 from stepscope.gpu.health import link
@@ -32,14 +31,11 @@ RELIABILITY = (
 )
 THRESHOLD = "The GPU's own threshold."
 ENERGY = "Whole GPU, all users, since this server first read it."
-RUN_ENERGY = "Whole GPU while the active run trained on it, including pauses."
 LOWERED = "Time the driver lowered the clocks, by reason; reasons can overlap."
 PCIE = "An idle GPU slows its link to save power; under load it should run at its maximum."
 XID = "Errors that the driver reported while the Hardware page was open, newest first."
 NVML_INDEX = "nvidia-smi's index; torch may number GPUs differently."
 MIG = "Whether the GPU is divided into instances."
-CUDA = "The newest CUDA that the driver can run."
-OLD_S = 30.0  # age from which a row shows it; the slowest values are read every 10 s
 TEXTS: dict[Unit, Callable[[float], str]] = {
     Unit.PERCENT: lambda value: f"{value:.0f}%",
     Unit.BYTES: format_bytes,
@@ -56,7 +52,6 @@ Row = tuple[str, str, str, bool]
 def details(
     device: DeviceState,
     since: float,
-    run: RunEnergy | None,
     ours: Mapping[int, str],
     torchs: str = "not known yet",
     seen: Collection[str] | None = None,
@@ -76,9 +71,8 @@ def details(
         "difference": DIFFERENCE,
         "groups": [
             {"title": title, "rows": [list(row) for row in rows]}
-            for title, rows in _groups(device, since, run, torchs).items()
+            for title, rows in _groups(device, since, torchs).items()
         ],
-        "run": None if run is None else run.run_id,
         "processes": None if processes is None else [_process(one, ours) for one in processes],
         "no_processes": _no_processes(device),
         "instances": [_instance(instance, ours) for instance in device.instances],
@@ -86,9 +80,7 @@ def details(
     }
 
 
-def _groups(
-    device: DeviceState, since: float, run: RunEnergy | None, torchs: str
-) -> dict[str, list[Row]]:
+def _groups(device: DeviceState, since: float, torchs: str) -> dict[str, list[Row]]:
     info = device.info
 
     def fact(name: str, text: str = "{}") -> str | None:
@@ -99,7 +91,6 @@ def _groups(
     def metrics(*keys: str) -> list[Row]:
         return [_metric(device, key) for key in keys]
 
-    limit = fact("power_limit_default", " (default {:.0f} W)") or ""
     clocks = {
         "gpu/sm_clock": fact("max_sm_clock", " of {:,.0f}"),
         "gpu/mem_clock": fact("max_mem_clock", " of {:,.0f}"),
@@ -109,7 +100,6 @@ def _groups(
     if device.facts is not None and device.facts.pcie_gen is not None:
         now = link(device.facts.pcie_gen, device.facts.pcie_width)
         pcie = f"{now}, at most {link(device.facts.pcie_max_gen, device.facts.pcie_max_width)}"
-    of_run = [] if run is None else [_known("Energy of the run", run.text, RUN_ENERGY)]
     return {
         "Activity": metrics(*ACTIVITY),
         "Memory": [_memory(device), *metrics("gpu/mem_reserved")],
@@ -117,11 +107,8 @@ def _groups(
             *metrics("gpu/temp", "gpu/temp_mem", "gpu/temp_margin"),
             _known("Slowdown temperature", fact("temp_slowdown", "{:.0f} °C"), THRESHOLD),
             _known("Shutdown temperature", fact("temp_shutdown", "{:.0f} °C"), THRESHOLD),
-            *metrics("gpu/power"),
-            _metric(device, "gpu/power_limit", limit),
-            *metrics("gpu/fan"),
+            *metrics("gpu/power", "gpu/power_limit", "gpu/fan"),
             _energy(device, since),
-            *of_run,
         ],
         "Clocks": [
             *(_metric(device, key, most or "") for key, most in clocks.items()),
@@ -136,10 +123,8 @@ def _groups(
             _known("UUID", info.uuid, "Stable; indices can change."),
             _known("NVML index", str(info.nvml_index), NVML_INDEX),
             _known("Torch's name here", torchs, "CUDA_VISIBLE_DEVICES hides and renumbers GPUs."),
-            _known("Driver", info.driver_version or None, "NVIDIA's driver."),
             _known("PCI address", fact("pci_bus_id"), "PCI bus, device and function."),
             _known("Architecture", fact("architecture"), "NVIDIA's name of the generation."),
-            _known("CUDA of the driver", fact("cuda_version"), CUDA),
             _known("MIG", "on" if info.mig else "off", MIG),
         ],
     }
@@ -155,9 +140,7 @@ def _metric(device: DeviceState, key: str, after: str = "") -> Row:
     label = metric.label[:1].upper() + metric.label[1:]
     if value is None:
         return label, absent(device, key), metric.meaning, True
-    age_s = device.ages.get(key, 0.0)
-    old = f" ({format_duration(age_s)} ago)" if age_s > OLD_S else ""
-    return label, f"{TEXTS[metric.unit](value)}{after}{old}", metric.meaning, False
+    return label, f"{TEXTS[metric.unit](value)}{after}", metric.meaning, False
 
 
 def _memory(device: DeviceState) -> Row:

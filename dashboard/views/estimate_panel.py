@@ -7,11 +7,10 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.charts.batch_size_curve import batch_figure
 from dashboard.controls.config_widgets import take_proposal
 from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity, Services
-from dashboard.views.parts import plot, table
+from dashboard.views.parts import table
 from stepscope.common.formatting import format_bytes
 from stepscope.run import RunError
 from trainer.config import ConfigIssue, RunConfig
@@ -59,13 +58,17 @@ def estimate_buttons(server: Services, config: RunConfig, problems: Sequence[Con
         ):
             refused = server.busy_reason(kind)
             more: Any = {"disabled": refused is not None, "help": refused or about}
-            more["args"] = (server, config, kind is activity.BATCH_SIZE_FINDER)
+            more["args"] = (server, config, kind)
             st.button(label, key=key, on_click=_start, **more)
 
 
-def _start(server: Services, config: RunConfig, largest: bool) -> None:
+def _start(server: Services, config: RunConfig, kind: ServerActivity) -> None:
+    largest = kind is ServerActivity.BATCH_SIZE_FINDER
     try:
-        server.start_estimate(config, largest=largest)
+        server.begin(
+            kind,
+            lambda: server.estimates.keep(PredictionRun(config, server.runs, largest=largest)),
+        )
     except (RunError, OSError) as error:
         st.session_state[ERROR] = f"The estimate could not start. {error}"
 
@@ -152,10 +155,21 @@ def _name(part: str) -> str:
     return NAMES.get(part, part.replace("_", " ").capitalize())
 
 
+def batch_rows(curve: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one row per batch size; its throughput is None if it was not measured."""
+    return [
+        {
+            "Batch size": point["batch_size"],
+            "Needed, with margin": format_bytes(point["needed_bytes"]),
+            "Samples/s": point["samples_per_sec"],
+        }
+        for point in curve["points"]
+    ]
+
+
 def _largest(curve: Mapping[str, Any], config: RunConfig) -> None:
-    figure = batch_figure(curve)
-    if figure is not None:
-        plot(figure, "fit_curve")
+    alt = "Memory and throughput by batch size"
+    table(batch_rows(curve), None, "fit_curve", alt, width="content", height="content")
     st.markdown(escape_markdown(curve["why"]))
     for sentence in curve["not_measured"]:
         note("info", escape_markdown(sentence))

@@ -105,7 +105,10 @@ def _start_button(server: Services, plan: plans.CollectivePlan, refused: str | N
     about = "Run these ranks with torchrun on this machine."
     if start_button("Measure", refused, about, icon=":material/speed:"):
         try:
-            server.start_collectives(plan)
+            server.begin(
+                ServerActivity.COLLECTIVES,
+                lambda: server.collectives.keep(stored.Measurement(plan, server.runs)),
+            )
         except (RunError, OSError) as error:
             st.error(f"The measurement could not start. {error}")
         else:

@@ -11,6 +11,8 @@ from dashboard.format import escape_markdown
 from dashboard.views.lab_panel import ERROR, attempt, empty_lab, rerun_once, sweep_panel
 from dashboard.views.parts import devices, start_button
 
+SWEEP = services.ServerActivity.SWEEP
+
 server = services.get()
 found = devices(server)
 controls.load_settings(found)
@@ -20,7 +22,7 @@ with st.container(key="lab"):
     left, right = st.columns([3, 7], gap="medium")
 with left, st.container(key="lab_choice"):
     choice = wanted(server, found, settings_of_sidebar())
-    busy = server.busy_reason(services.ServerActivity.SWEEP)
+    busy = server.busy_reason(SWEEP)
     refused, about = busy or choice.refused, "Measure the selected settings, one process per trial."
     pressed = start_button(
         "Start sweep", refused, about, choice.place, width="stretch", key="lab_start"
@@ -31,10 +33,13 @@ with left, st.container(key="lab_choice"):
             f":material/warning: Run {escape_markdown(other)} is live on this machine and will "
             "disturb the measurement."
         )
-rerun_once(lambda: server.busy_reason(services.ServerActivity.SWEEP) != busy)
+rerun_once(lambda: server.busy_reason(SWEEP) != busy)
 # Not in a callback: it would have the settings of the script run before.
 if pressed:
-    attempt("The sweep could not start", lambda: show_sweep(server.start_sweep(choice.plan)))
+    attempt(
+        "The sweep could not start",
+        lambda: show_sweep(server.begin(SWEEP, lambda: server.sweeps.start(choice.plan))),
+    )
 
 with right, st.container(key="lab_results"):
     shown = picked_sweep(server)

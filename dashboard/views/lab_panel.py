@@ -15,7 +15,7 @@ import streamlit as st
 
 from dashboard.charts.lab import effects_figure, listed, rows
 from dashboard.controls import sidebar as controls
-from dashboard.controls.lab_labels import clock_rows, throttle_words, workload_and_device
+from dashboard.controls.lab_labels import throttle_words, workload_and_device
 from dashboard.controls.sweep_picker import show_sweep
 from dashboard.format import button, escape_markdown, note
 from dashboard.services import ServerActivity, Services
@@ -30,7 +30,7 @@ from trainer.lab.report import to_csv, to_html
 
 ERROR = "lab_error"  # Session state: a sentence that the page shows once.
 AGAIN_S = 1.0
-LOOK_S = 3.0  # Period of checks whether an ended sweep was deleted or resumed in another tab.
+LOOK_S = 3.0  # Period of checks whether another activity has begun or ended.
 TIME, SIZE = "%.2f ms", "%.1f MiB"
 COLUMNS = {
     "Setting": text(pinned=True, help="What differs from the baseline."),
@@ -91,8 +91,6 @@ def sweep_panel(server: Services, sweep_id: str) -> None:
         st.error(str(error), icon=":material/error:")
         return
     st.fragment(_draw, run_every=AGAIN_S if sweep.live else None)(server, sweep_id, sweep.live)
-    if not sweep.live:
-        rerun_once(lambda: deleted_or_resumed(server, sweep_id))
 
 
 def rerun_once(changed: Callable[[], bool]) -> None:
@@ -103,14 +101,6 @@ def rerun_once(changed: Callable[[], bool]) -> None:
             st.rerun()
 
     st.fragment(check, run_every=LOOK_S)()
-
-
-def deleted_or_resumed(server: Services, sweep_id: str) -> bool:
-    """Return True once the sweep was deleted or resumed in another tab."""
-    try:
-        return server.sweeps.read(sweep_id).live
-    except SweepError:
-        return True
 
 
 def attempt(failed: str, action: Callable[[], None]) -> None:
@@ -185,7 +175,10 @@ def _actions(server: Services, sweep: StoredSweep) -> None:
         refused = refused or server.busy_reason(ServerActivity.SWEEP)
         about = "Continue after the last trial."
         if button("Resume", "resume", f"lab_resume_{sweep.id}", about, refused):
-            attempt("The sweep could not be resumed", lambda: server.resume_sweep(sweep.id))
+            attempt(
+                "The sweep could not be resumed",
+                lambda: server.begin(ServerActivity.SWEEP, lambda: sweeps.resume(sweep.id)),
+            )
     if sweep.look_only is None:
         with st.popover("Delete…", icon=":material/delete:", key="lab_delete"):
             st.markdown("Delete this sweep and all its measurements?")
@@ -247,20 +240,6 @@ def results(sweep: SweepContent, apply: Callable[[], None]) -> None:
         with st.container(key="lab_table"):
             arms = rows(listed(sweep))
             table(arms, COLUMNS, "lab_rows", "Settings by effect", height="content")
-    _more(sweep)
-
-
-def _more(sweep: SweepContent) -> None:
-    rows = clock_rows(sweep)
-    if rows:
-        with st.expander("Clocks and power of each round", icon=":material/speed:"):
-            st.table(rows)
-    if sweep.tried:
-        with st.expander("Combinations tried", icon=":material/call_merge:"):
-            for tried in sweep.tried:
-                word = "kept" if tried.kept else "left out"
-                why = f": {tried.reason}" if tried.reason else ""
-                st.caption(escape_markdown(f"{labels(sweep, tried.names)}: {word}{why}"))
     if sweep.machine:
         with st.expander("Baseline and machine", icon=":material/info:"):
             st.json({"machine": sweep.machine, "baseline": sweep.config})

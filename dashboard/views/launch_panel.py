@@ -6,7 +6,6 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 
@@ -25,24 +24,23 @@ def launch_panel(server: Services, config: RunConfig) -> None:
     several = config.num_nodes > 1
     title = "Launch on several nodes" if several else "Launch from a terminal"
     with st.expander(title, icon=":material/terminal:", expanded=several, key="launch"):
-        left, right = st.columns([3, 1])
         about = "Host name or address the other nodes can reach."
-        host = left.text_input("First machine", socket.gethostname(), key="launch_host", help=about)
-        about = "A free port on the first node that the others can reach."
-        port = right.number_input(
-            "Port", *commands.PORTS, commands.PORT, key="launch_port", help=about
-        )
+        host = st.text_input("First node", socket.gethostname(), key="launch_host", help=about)
         try:
             variables = commands.rank_variables(config, os.cpu_count() or 1) | commands.inherited()
-            where: Any = {"folder": _folder(server, config), "project": PROJECT}
-            where |= {"host": host.strip(), "port": int(port)}
-            launch = commands.LaunchSpec(config=config, environment=variables, **where)
+            launch = commands.LaunchSpec(
+                config=config,
+                folder=_folder(server, config),
+                project=PROJECT,
+                host=host.strip(),
+                environment=variables,
+            )
             command, script = commands.machine_command(launch), commands.slurm_script(launch)
         except ValueError as error:
             st.error(str(error), icon=":material/error:")
             return
-        machines = f"each of the {config.num_nodes} machines" if several else "the machine"
-        st.markdown(f"Run this on {machines} within a few minutes:")
+        nodes = f"each of the {config.num_nodes} nodes" if several else "the node"
+        st.markdown(f"Run this on {nodes} within a few minutes:")
         st.code(command, language="bash", wrap_lines=True)
         st.markdown("Or save this as `job.sbatch` and submit it with `sbatch job.sbatch`:")
         st.code(script, language="bash", wrap_lines=True)

@@ -13,18 +13,9 @@ from dashboard.services import ServerActivity
 from dashboard.views.parts import READING_WIDTH, devices, start_button
 from stepscope.run import RunError
 from trainer.lessons import BY_NAME, LESSONS, Lesson
-from trainer.runners.child_process import ChildOutput, ChildState
+from trainer.runners.child_process import ChildOutput, ChildState, LessonRun
 
 LOOK, LOOK_AGAIN = "500ms", "5s"  # Refresh of the output while a lesson runs, and while none does.
-
-
-def link(lesson: Lesson, key: str, icon: str | None = None) -> None:
-    """Draw a link to a lesson."""
-    # The key is for page.css: Streamlit marks every link to this page as the current one.
-    with st.container(key=key, width="content" if icon else "stretch"):
-        st.page_link(
-            "views/learn.py", label=lesson.title, icon=icon, query_params={"lesson": lesson.name}
-        )
 
 
 def cuda_note(lesson: Lesson) -> None:
@@ -71,7 +62,10 @@ def run_button(lesson: Lesson) -> None:
         st.button("Run", type="primary", icon=icon, disabled=True, help=about)
     elif start_button("Run", server.busy_reason(ServerActivity.LESSON), about, icon=icon):
         try:
-            server.start_lesson(lesson)
+            server.begin(
+                ServerActivity.LESSON,
+                lambda: server.lessons.keep(LessonRun(lesson), lesson.name),
+            )
         except (RunError, OSError) as error:
             st.error(f"The lesson could not start. {error}")
         else:
@@ -103,7 +97,10 @@ with st.sidebar:
     for theme, lessons in groupby(LESSONS, key=lambda lesson: lesson.theme):
         st.markdown(f"#### {theme}")
         for each in lessons:
-            link(each, "lesson_here" if each is shown else f"lesson_{each.name}")
+            # The key is for page.css: Streamlit marks every link to this page as the current one.
+            with st.container(key="lesson_here" if each is shown else f"lesson_{each.name}"):
+                query = {"lesson": each.name}
+                st.page_link("views/learn.py", label=each.title, query_params=query)
 
 st.markdown(f"### {shown.title}")
 st.container(width=READING_WIDTH).markdown(shown.text)
@@ -112,9 +109,3 @@ running = server.lessons.running() is not None
 st.fragment(result, run_every=LOOK if running else LOOK_AGAIN)(shown, running)
 st.caption(f"`{shown.command}`")
 st.code(shown.path.read_text(encoding="utf-8"), language="python", wrap_lines=True)
-
-place = LESSONS.index(shown)
-with st.container(horizontal=True, horizontal_alignment="distribute"):
-    for near, name, icon in ((place - 1, "before", "back"), (place + 1, "after", "forward")):
-        if 0 <= near < len(LESSONS):
-            link(LESSONS[near], f"lesson_{name}", f":material/arrow_{icon}:")

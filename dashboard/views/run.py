@@ -1,7 +1,6 @@
 """The Run page: settings of a new run, and one run with its controls and tabs."""
 
 from dataclasses import replace
-from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -71,15 +70,11 @@ if chosen_tab in live.TABS and chosen_tab != "overview":
 if params != st.query_params.to_dict():
     st.query_params.from_dict(params)
 
-with form.start, st.container(horizontal=True):
+with form.start:
     about = "Restore the recommended settings of this workload."
     st.button(
         "Reset to defaults", "reset_settings", about, on_click=controls.reset, type="tertiary"
     )
-    with st.popover("Copy link", type="tertiary", key="copy_link"):
-        st.caption("Opens this page with these settings:")
-        address = (st.context.url or "").split("?")[0]
-        st.code(f"{address}?{urlencode(params)}", language=None, wrap_lines=True)
 
 applied = st.session_state.pop(live.APPLIED, None)
 if applied is not None:
@@ -106,4 +101,4 @@ elif tab == "profile":
 elif tab == "logs":
     logs_tab(run)
 elif tab == "details":
-    details_tab(server, run)
+    details_tab(run)

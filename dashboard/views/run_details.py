@@ -17,12 +17,12 @@ from dashboard.controls import sidebar as controls
 from dashboard.format import button, pick
 from dashboard.ranks.members import read_member
 from dashboard.run_files import tail
-from dashboard.services import Services
 from dashboard.views.live_panel import APPLIED, ERROR
 from dashboard.views.parts import download, output, table, text
 from stepscope.run import RunInfo, RunKind, rank_file, rank_json
 from stepscope.run.rank_info import rank_numbers
 from trainer.config import ConfigError, RunConfig
+from trainer.runners.weights import read_weights
 
 OUTPUT = "output.log"
 RANK_LOGS = (OUTPUT, "worker.log", "traceback.txt")
@@ -78,7 +78,7 @@ def _output(folder: Path) -> None:
             output(content)
 
 
-def details_tab(server: Services, run: RunInfo) -> None:
+def details_tab(run: RunInfo) -> None:
     """Draw the command, checkpoints, settings and environment of a run."""
     values = run.run_json
     script = values.get("script")
@@ -88,7 +88,7 @@ def details_tab(server: Services, run: RunInfo) -> None:
         _code("Script", shlex.join([str(script.get("path")), *arguments]))
         _code("Working directory", str(script.get("cwd")))
     if run_kind(run) is RunKind.TRAINER and not run.status.live:
-        _checkpoints(server, run, [path.name for path in sorted(run.folder.glob("*.pt"))])
+        _checkpoints(run, [path.name for path in sorted(run.folder.glob("*.pt"))])
     for title, name in (("Settings", "config"), ("Environment", "environment")):
         shown = values.get(name)
         if isinstance(shown, dict) and shown:
@@ -115,7 +115,7 @@ def _table(title: str, values: Mapping[str, Any]) -> None:
     table(rows, wide, f"details_{title.lower()}", title, height="content", width="content")
 
 
-def _checkpoints(server: Services, run: RunInfo, names: list[str]) -> None:
+def _checkpoints(run: RunInfo, names: list[str]) -> None:
     if not names:
         return
     st.markdown("#### Checkpoints")
@@ -123,7 +123,7 @@ def _checkpoints(server: Services, run: RunInfo, names: list[str]) -> None:
         for name in names[:MAX_CHECKPOINTS]:
             download(
                 f"Download weights ({name})",
-                functools.partial(server.weights, run.id, name),
+                functools.partial(read_weights, run.folder / name),
                 f"{run.id}-{name.removesuffix('.pt')}-weights.pt",
                 f"weights_{name}",
                 "state_dict only; load it with torch.load(..., weights_only=True).",

@@ -18,7 +18,7 @@ from dashboard.services import ServerActivity
 from dashboard.views.live_panel import start_with
 from dashboard.views.memory_snapshots import snapshot_section
 from dashboard.views.parts import number, table, text, warning
-from stepscope.common.formatting import format_bytes, printable
+from stepscope.common.formatting import printable
 from stepscope.memory.oom.reader import OomAnalysis
 from stepscope.memory.oom.record import OomAllocationSite, OomRecord
 from stepscope.run import RunError, RunInfo, read_run
@@ -88,9 +88,6 @@ def _processes(run: RunInfo, gpu: str) -> None:
     elif not rows:
         st.caption("None. This run is the only process on the GPU.")
     else:
-        known = [row["Memory"] for row in rows if row["Memory"] is not None]
-        if len(known) == len(rows) > 1:
-            st.caption(f"{len(rows)} processes, {format_bytes(sum(known) * 2**20)} in total.")
         alt = "Other processes on the GPU, those with most memory first"
         table(rows, PROCESS_COLUMNS, "memory_processes", alt)
     if rows and not run.status.live:

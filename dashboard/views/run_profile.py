@@ -10,7 +10,7 @@ from dashboard.charts.profile import MAX_NODES, flame_figure, phase_figure, rows
 from dashboard.charts.run_view import run_content, world_size_of
 from dashboard.controls.actions import supported_commands
 from dashboard.format import escape_markdown, note, pick
-from dashboard.run_files import ProfileFiles, profile_summary, profile_trace, profiles
+from dashboard.run_files import ProfileFiles, file_content, profile_summary, profiles
 from dashboard.views.parts import download, number, plot, table, text, warning
 from dashboard.views.run_details import rank_label
 from stepscope.common.formatting import format_bytes
@@ -60,7 +60,7 @@ def profile_section(run: RunInfo) -> None:
                 path, size = run.folder / profile.trace, profile.trace_size
                 download(
                     f"Trace ({format_bytes(size)})",
-                    functools.partial(profile_trace, run.folder, profile),
+                    functools.partial(file_content, path),
                     f"{run.id}-{path.name}",
                     f"trace_{profile.first}_{profile.last}_{profile.number}",
                     "Every event of these steps on a time axis, for Perfetto (ui.perfetto.dev).",

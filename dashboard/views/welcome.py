@@ -21,14 +21,6 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
     """Draw the actions without a run; `refused` is why Start run is disabled, or None."""
     best = found.devices[0]
     st.markdown("#### No run is shown")
-    sweep = server.sweeps.active_id()
-    if sweep is not None:
-        st.page_link(
-            "views/lab.py",
-            label="A sweep is measuring: watch it or stop it in Lab",
-            icon=":material/science:",
-            query_params={"sweep": sweep},
-        )
     if refused is None:
         memory = format_bytes(best.memory_total)
         name = escape_markdown(best.name)
@@ -45,11 +37,6 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
     with right, st.container(border=True, height="stretch", key="welcome_demo"):
         st.markdown("##### Try a demo")
         examples(server)
-    if found.cuda_reason:
-        st.caption(
-            "Without a GPU, the memory chart shows the memory of the process: PyTorch has no "
-            "allocated and reserved counters for the CPU."
-        )
     box = st.expander(
         "Open a memory snapshot",
         icon=":material/memory_alt:",

@@ -16,7 +16,6 @@ from stepscope.run import RunError
 from tests.support.app_page import GPU, Machine, label, text_of
 from tests.support.collectives_results import DOCUMENT, ROW
 from trainer.collectives.measurement import new_result_path, read_result, result_names, write_result
-from trainer.collectives.plan import CollectivePlan
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_it_measures_keeps_and_shows(
     label(app, "button", "Measure").click().run()
     assert label(app, "button", "Stop").help
     with pytest.raises(RunError, match="Collectives are being measured"):
-        server.start_collectives(CollectivePlan())
+        server.begin(services.ServerActivity.COLLECTIVES, lambda: None)
     assert "Hardware page" in str(server.busy_reason(services.ServerActivity.LESSON))
     until = time.monotonic() + 90
     while server.collectives.running() is not None:
@@ -117,17 +116,17 @@ def test_kept_ones_are_compared_and_a_broken_one_is_said(
         assert said in text_of(app)
 
 
-def test_without_a_result_there_is_no_chart_to_choose(
+def test_without_a_result_there_is_no_chart(
     communication: Callable[[], AppTest], machine: Machine, server: services.Services
 ) -> None:
     machine()
     rows = [{**ROW, "bus": math.nan}, DOCUMENT["rows"][1]]
     path = new_result_path(server.runs, "nccl", 8)
     write_result(path, DOCUMENT)
-    assert "Chart" in [one.label for one in communication().radio]
+    assert len(communication().get("plotly_chart")) == 1
     path.write_text(json.dumps(DOCUMENT | {"rows": rows}))
-    assert "Chart" not in [one.label for one in communication().radio]
+    assert len(communication().get("plotly_chart")) == 0
     path.write_text(json.dumps(DOCUMENT | {"rows": []}))
     app = communication()
-    assert "Chart" not in [one.label for one in app.radio]
+    assert len(app.get("plotly_chart")) == 0
     assert "has no results" in app.info[0].value

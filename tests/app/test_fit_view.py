@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import services
-from dashboard.charts.batch_size_curve import batch_figure
-from dashboard.services import Services
-from dashboard.views.estimate_panel import rows
+from dashboard.services import ServerActivity, Services
+from dashboard.views.estimate_panel import batch_rows, rows
 from stepscope.run import RunError
-from tests.support.app_page import label
+from tests.support.app_page import label, text_of
 from trainer.config import RunConfig, Workload, defaults
-from trainer.lessons import LESSONS
 from trainer.runners.child_process import ChildOutput, ChildState
 
 OpenPage = Callable[..., AppTest]
@@ -57,29 +54,12 @@ ANSWER: dict[str, Any] = {
 }
 
 
-def text_of(app: AppTest) -> str:
-    kinds = ("markdown", "caption", "success", "warning", "error", "info")
-    return "\n".join(str(getattr(one, "value", "")) for kind in kinds for one in app.get(kind))
-
-
-class Ended:
-    """A prediction that has ended, in the place of a child process."""
-
-    def __init__(self, config: RunConfig, output: ChildOutput) -> None:
-        self.config = config
-        self.largest = True
-        self._output = output
-
-    def output(self) -> ChildOutput:
-        """Return the final output."""
-        return self._output
-
-    def running(self) -> bool:
-        """Return False."""
-        return False
-
-    def stop(self, timeout_s: float = 0.0) -> None:
-        """Do nothing."""
+def ended(server: Services, config: RunConfig, output: ChildOutput) -> None:
+    """Make this the last prediction, in the place of a child process that has ended."""
+    child: Any = SimpleNamespace(
+        config=config, output=lambda: output, running=lambda: False, stop=lambda: None
+    )
+    server.estimates.keep(child)
 
 
 def test_the_settings_of_the_sidebar_are_predicted(page: OpenPage, server: Services) -> None:
@@ -106,7 +86,7 @@ def test_a_prediction_can_be_stopped(page: OpenPage, server: Services) -> None:
     app = page(workload="gpt", device="cpu")
     label(app, "button", "Estimate memory").click().run()
     with pytest.raises(RunError, match="memory estimate is running"):
-        server.start_estimate(defaults(Workload.LINEAR), largest=False)
+        server.begin(ServerActivity.LESSON, lambda: None)
     assert label(app, "button", "Find max batch size").disabled
     label(app, "button", "Stop").click().run()
     run = server.estimates.last()
@@ -116,23 +96,20 @@ def test_a_prediction_can_be_stopped(page: OpenPage, server: Services) -> None:
     assert "stopped" in text_of(app)
 
 
-def test_settings_that_cannot_start_have_no_button(page: OpenPage) -> None:
-    for precision, offered in (("fp32", True), ("tf32", False)):
-        app = page(workload="linear", device="cpu", precision=precision)
-        assert ("Estimate memory" in [button.label for button in app.button]) is offered
-
-
-def test_the_largest_batch_waits_for_a_run(page: OpenPage, server: Services) -> None:
+def test_settings_that_cannot_start_have_no_button_and_only_the_finder_waits_for_a_run(
+    page: OpenPage, server: Services
+) -> None:
+    app = page(workload="linear", device="cpu", precision="tf32")
+    assert "Estimate memory" not in [button.label for button in app.button]
     server.active_id = lambda: "one"  # type: ignore[method-assign]
-    reason = server.busy_reason(services.ServerActivity.BATCH_SIZE_FINDER)
-    assert "one is active" in str(reason)
-    assert server.busy_reason(services.ServerActivity.ESTIMATE) is None
+    assert "one is active" in str(server.busy_reason(ServerActivity.BATCH_SIZE_FINDER))
+    assert server.busy_reason(ServerActivity.ESTIMATE) is None
 
 
 def test_the_recommended_batch_can_be_applied(page: OpenPage, server: Services) -> None:
     config = replace(defaults(Workload.LINEAR), batch_size=128)
     output = ChildOutput(ChildState.FINISHED, seconds=3.0, answer=ANSWER)
-    server.estimates.start(lambda: cast(Any, Ended(config, output)))
+    ended(server, config, output)
     app = page(workload="linear", device="cpu", batch_size="128")
     said = text_of(app)
     assert "256 reaches 1,000 samples/s" in said
@@ -145,43 +122,15 @@ def test_the_recommended_batch_can_be_applied(page: OpenPage, server: Services) 
 
 def test_a_failure_is_a_sentence(page: OpenPage, server: Services) -> None:
     output = ChildOutput(ChildState.FAILED, reason="It <b>broke.")
-    server.estimates.start(lambda: cast(Any, Ended(defaults(Workload.LINEAR), output)))
+    ended(server, defaults(Workload.LINEAR), output)
     assert "No estimate." in text_of(page(workload="linear", device="cpu"))
 
 
-def test_the_table_and_the_curve_have_what_was_predicted() -> None:
+def test_the_tables_have_what_was_predicted() -> None:
     table = {row["Memory"]: row["Size"] for row in rows(ANSWER)}
     assert "Library workspaces" not in table
     assert (table["Predicted peak"], table["Dataset in memory"]) == ("3.00 GiB", "1.00 GiB")
-    figure = batch_figure(ANSWER["largest"])
-    assert figure is not None
-    memory, rate = figure["data"]
-    assert memory["x"] == [64, 128, 256, 1024]
-    assert memory["y"][2] == pytest.approx(256 / 90, rel=1e-6)
-    assert (rate["x"], rate["y"]) == ([128, 256], [900.0, 1000.0])
-    free, recommended = figure["layout"]["shapes"]
-    assert free["y0"] == 8.0
-    assert recommended["x0"] == 256
-    assert batch_figure({"points": []}) is None
-
-
-def test_the_curve_has_a_unit_that_fits_and_no_limit_far_above_it() -> None:
-    point = {"batch_size": 8, "needed_bytes": 3 * 2**20, "samples_per_sec": None}
-    figure = batch_figure({"points": [point], "free_bytes": 4 * 2**20})
-    assert figure is not None
-    assert figure["data"][0]["y"] == [3.0]
-    assert figure["layout"]["yaxis"]["title"]["text"] == "MiB"
-    assert figure["layout"]["annotations"][0]["text"] == "free: 4 MiB"
-    figure = batch_figure({**ANSWER["largest"], "free_bytes": 10**15, "recommended": None})
-    assert figure is not None
-    assert figure["layout"]["shapes"] == []
-
-
-def test_a_server_that_ends_ends_the_prediction(server: Services, tmp_path: Path) -> None:
-    server.start_estimate(defaults(Workload.GPT), largest=False)
-    run = server.estimates.last()
-    assert run is not None
-    with pytest.raises(RunError, match="memory estimate is running"):
-        server.start_lesson(LESSONS[0])
-    server.close()
-    assert not run.running()
+    points = batch_rows(ANSWER["largest"])
+    assert [row["Batch size"] for row in points] == [64, 128, 256, 1024]
+    assert [row["Samples/s"] for row in points] == [None, 900.0, 1000.0, None]
+    assert points[2]["Needed, with margin"] == "2.84 GiB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dashboard import services
+from dashboard.services import ServerActivity
 from stepscope.run import RunError
 from tests.support.app_page import (
     GPU,
@@ -21,6 +22,7 @@ from tests.support.app_page import (
 )
 from tests.support.lesson_programs import SLEEP, Write, write
 from trainer.lessons import BY_NAME, LESSONS
+from trainer.runners.child_process import LessonRun
 
 __all__ = ["write"]
 
@@ -52,23 +54,11 @@ def test_a_link_opens_a_lesson_with_the_program_that_runs(
     assert not app.info
 
 
-@pytest.mark.parametrize("name", ["absent", "../devices", "<b>", "__init__"])
+@pytest.mark.parametrize("name", ["absent", "../devices", "<b>"])
 def test_a_link_to_an_unknown_lesson_shows_the_first(learn: Learn, name: str) -> None:
     app = learn(lesson=name)
     assert [one.value for one in app.warning] == ["No such lesson. Choose one from the list."]
     assert f"### {LESSONS[0].title}" in [part.value for part in app.markdown]
-
-
-def test_a_lesson_runs_and_shows_its_result(learn: Learn, server: services.Services) -> None:
-    app = learn(lesson="autograd")
-    press(app, "Run")
-    assert label(app, "button", "Stop").help
-    wait_for_result(app, server)
-    assert "a second backward() adds its gradient: 16.0" in app.code[0].value
-    assert "Measured on this machine in" in text_of(app)
-    assert not label(app, "button", "Run").disabled
-    other = learn(lesson="autograd")  # another tab
-    assert "adds its gradient: 16.0" in other.code[0].value
 
 
 def test_one_lesson_at_a_time_and_stop(
@@ -88,14 +78,20 @@ def test_one_lesson_at_a_time_and_stop(
     assert not label(other, "button", "Run").disabled
 
 
-def test_a_failed_lesson_and_a_child_that_cannot_start(
+def test_a_lesson_shows_its_result_its_failure_and_why_it_cannot_start(
     learn: Learn, server: services.Services, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_args: object, **_options: object) -> None:
         raise OSError("too many processes")
 
-    write("raise ValueError('<b>broken</b>')\n", name="autograd")
+    write("print('gradient: 16.0')\n", name="autograd")
     app = learn(lesson="autograd")
+    press(app, "Run")
+    wait_for_result(app, server)
+    assert "gradient: 16.0" in app.code[0].value
+    assert "Measured on this machine in" in text_of(app)
+    assert "gradient: 16.0" in learn(lesson="autograd").code[0].value, "in another tab"
+    write("raise ValueError('<b>broken</b>')\n", name="autograd")
     press(app, "Run")
     wait_for_result(app, server)
     assert "It ended with exit code 1." in text_of(app)
@@ -118,7 +114,7 @@ def test_during_a_run_or_a_sweep_no_lesson_starts(
     assert label(app, "button", "Run").disabled
     assert f"The {active} 20261122-digits is" in text_of(app)
     with pytest.raises(RunError, match=f"The {active} 20261122-digits is"):
-        server.start_lesson(LESSONS[0])
+        server.begin(ServerActivity.LESSON, lambda: None)
 
 
 def test_during_a_lesson_no_run_and_no_sweep_starts(
@@ -127,7 +123,8 @@ def test_during_a_lesson_no_run_and_no_sweep_starts(
     live, lab = page(), page()
     lab.switch_page("views/lab.py").run()
     before = component(live)["page_token"]
-    server.start_lesson(write(SLEEP))
+    lesson = write(SLEEP)
+    server.begin(ServerActivity.LESSON, lambda: server.lessons.keep(LessonRun(lesson), "program"))
     start_run(live)  # drawn before the lesson began
     assert not server.list_runs()
     assert "“program” is running" in str(start_refused(live))
@@ -138,7 +135,7 @@ def test_during_a_lesson_no_run_and_no_sweep_starts(
     assert start_sweep.disabled
     assert "“program” is running" in start_sweep.help
     with pytest.raises(RunError, match="The lesson “program” is running"):
-        server.resume_sweep("20261122-061500-digits-cnn-ab12")
+        server.begin(ServerActivity.SWEEP, lambda: None)
     server.lessons.close()
     live.run()
     assert start_refused(live) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,12 +28,17 @@ from tests.support.waiting import wait_until
 
 
 def test_the_empty_page_shows_what_to_do_and_why_there_is_no_gpu(
-    page: OpenPage, machine: Machine
+    page: OpenPage, machine: Machine, server: services.Services
 ) -> None:
     machine()
     app = page()
-    for text in ("**Start run** in the sidebar", NO_GPU, "stepscope watch train.py"):
+    for text in ("**Start run** in the sidebar", NO_GPU, str(server.runs)):
         assert text in text_of(app)
+    [command] = [code.value for code in app.code if "watch" in code.value]
+    variable, program, *words = shlex.split(command)
+    assert variable == f"STEPSCOPE_RUNS={server.runs}"
+    assert shutil.which(program), "the command works as it stands"
+    assert words == ["watch", "train.py"]
     assert component(app)["run"] is component(app)["layout"] is None
     assert start_refused(app) is None
     assert header(app)["buttons"] == []

@@ -19,6 +19,7 @@ from tests.support.app_page import (
     KINDS,
     Machine,
     header,
+    label,
     record,
     start_refused,
     text_of,
@@ -41,15 +42,6 @@ def test_one_device_has_no_further_controls(page: OpenPage) -> None:
     assert drawn(app) == {"strategy"}
     assert widget(app, "strategy").options == ["None (single device)", "DDP", "FSDP2"]
     assert "DataParallel" in widget(app, "strategy").help.split("\n", 1)[1]
-
-
-def test_each_control_has_its_help(page: OpenPage) -> None:
-    about = {one.field: one for one in PARALLEL_SWITCHES}
-    app = page(strategy="ddp", runner="torchrun", devices_per_node="2")
-    for name in ("strategy", "devices_per_node", "num_nodes", "static_graph", "bucket_cap_mb"):
-        found = widget(app, name)
-        assert found.label == about[name].label
-        assert found.help.startswith(about[name].help)
 
 
 def test_ddp_brings_torchrun_and_what_acts_on_it(page: OpenPage) -> None:
@@ -82,12 +74,6 @@ def test_no_parallelism_takes_torchrun_back(page: OpenPage) -> None:
     assert start_refused(app) is None
 
 
-def test_a_link_to_ddp_without_a_runner_can_start(page: OpenPage) -> None:
-    app = page(strategy="ddp", devices_per_node="2")
-    assert app.query_params["runner"] == "torchrun"
-    assert start_refused(app) is None
-
-
 def test_ranks_on_gpus(page: OpenPage, machine: Machine) -> None:
     machine(GPU, OTHER_GPU)
     app = page()
@@ -101,24 +87,25 @@ def test_ranks_on_gpus(page: OpenPage, machine: Machine) -> None:
     assert "PyTorch can use 2" in str(start_refused(app))
 
 
-def test_many_ranks_on_few_cores_are_said_to_be_slow(
+def test_a_link_without_a_runner_can_start_and_another_workload_keeps_the_ranks(
     page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    app = page(strategy="ddp", devices_per_node="4")
-    assert "4 ranks share 2 cores: good to" in text_of(app)
-    assert start_refused(app) is None
-
-
-def test_another_workload_keeps_the_ranks(page: OpenPage) -> None:
     app = page(strategy="ddp", devices_per_node="3", static_graph="1")
+    assert app.query_params["runner"] == "torchrun"
+    assert start_refused(app) is None
+    assert "3 ranks share 2 cores: good to" in text_of(app)
+    about = {one.field: one for one in PARALLEL_SWITCHES}
+    for name in ("strategy", "devices_per_node", "num_nodes", "static_graph", "bucket_cap_mb"):
+        assert widget(app, name).label == about[name].label
+        assert widget(app, name).help.startswith(about[name].help)
     (box,) = [one for one in app.selectbox if one.label == "Workload"]
     box.select("digits_mlp").run()
     assert widget(app, "devices_per_node").value == 3
     assert widget(app, "static_graph").value is True
 
 
-def test_several_machines_get_their_command_instead_of_start(page: OpenPage) -> None:
+def test_several_nodes_get_their_command_instead_of_start(page: OpenPage) -> None:
     app = page(strategy="ddp", devices_per_node="4", num_nodes="2", workload="linear")
     assert "Run the command shown" in str(start_refused(app))
     command, script = [code.value for code in app.code if "--nnodes" in code.value]
@@ -127,19 +114,13 @@ def test_several_machines_get_their_command_instead_of_start(page: OpenPage) -> 
     assert "#SBATCH --nodes=2" in script
     again = [code.value for code in page(strategy="ddp", devices_per_node="4", num_nodes="2").code]
     assert command not in again  # another session starts another run
-    (host,) = [one for one in app.text_input if one.label == "First machine"]
+    host = label(app, "text_input", "First node")
     host.set_value("gpu-7").run()
     moved, _ = [code.value for code in app.code if "--nnodes" in code.value]
     assert "--rdzv-endpoint gpu-7:29500" in moved
     assert moved.split("-m ")[1] == command.split("-m ")[1]  # the same run all the while
-    (host,) = [one for one in app.text_input if one.label == "First machine"]
-    host.set_value("no host").run()
+    label(app, "text_input", "First node").set_value("no host").run()
     assert "host: must be a host name" in " ".join(error.value for error in app.error)
-
-
-def test_start_is_disabled_on_several_machines(page: OpenPage) -> None:
-    app = page(strategy="ddp", devices_per_node="2", num_nodes="2")
-    assert "Run the command shown" in str(start_refused(app))
 
 
 RESTART = {"number": 1, "of": 3, "cause": "rank 2 was killed (SIGKILL)", "rank": 2, "step": 400}
@@ -160,8 +141,7 @@ def test_an_attempt_says_why_it_began_and_leads_to_the_one_before(
     app = page(run=later.name)
     said = "Restart 1 of 3: rank 2 was killed (SIGKILL); resumed after step 400."
     assert said in text_of(app).replace("\\", "")
-    (button,) = [one for one in app.button if one.label == "Previous attempt"]
-    button.click().run()
+    label(app, "button", "Previous attempt").click().run()
     assert header(app)["picked"] == before.name
     # Somebody has chosen the old attempt: the page stays there.
     app.run()

@@ -42,14 +42,6 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *refused: tuple[str, object]) -> Non
     monkeypatch.setattr(config_widgets, "choice_problem", problem)
 
 
-def test_each_technique_is_drawn_with_its_help(page: OpenPage) -> None:
-    app = page(num_workers="1")
-    for technique in SWITCHES:
-        found = widget(app, technique.field)
-        assert found.label == technique.label
-        assert found.help.startswith(technique.help)
-
-
 def test_an_unsupported_technique_is_disabled_with_the_reason(
     page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +50,10 @@ def test_an_unsupported_technique_is_disabled_with_the_reason(
     app = page()
     of_workers = ("prefetch_factor", "persistent_workers")
     drawn = {s.field: widget(app, s.field) for s in SWITCHES if s.field not in of_workers}
+    for technique in SWITCHES:
+        if technique.field in drawn:
+            assert drawn[technique.field].label == technique.label
+            assert drawn[technique.field].help.startswith(technique.help)
     disabled = {field: found.help for field, found in drawn.items() if found.disabled}
     assert disabled.keys() == values.keys()
     assert all(text.endswith("Disabled: this machine cannot.") for text in disabled.values())
@@ -94,14 +90,6 @@ def test_unsupported_options_are_one_line_with_reasons_as_help(
     assert line.startswith("Not available on this device: tf32, bf16 AMP")
 
 
-def test_settings_of_workers_appear_with_workers(page: OpenPage) -> None:
-    app = page()
-    assert not [one for one in app.toggle if one.key == "config_persistent_workers"]
-    widget(app, "num_workers").set_value(2).run()
-    assert not widget(app, "persistent_workers").disabled
-    assert widget(app, "prefetch_factor").value == 2
-
-
 @pytest.mark.parametrize(
     ("field", "value"), [("learning_rate", -3.0), ("epochs", 0), ("batch_size", 10**8)]
 )
@@ -119,11 +107,15 @@ def test_a_number_out_of_range_is_shown_and_cannot_start(
     assert f"{field}: must be between" in str(start_refused(app))
 
 
-def test_a_group_names_its_differences_from_the_defaults(page: OpenPage) -> None:
+def test_a_group_names_its_differences_and_workers_bring_their_settings(page: OpenPage) -> None:
     app = page(workload="digits_mlp", cudnn_benchmark="1", compile_mode="default")
+    assert not [one for one in app.toggle if one.key == "config_persistent_workers"]
     labels = [group.label for group in app.sidebar.expander]
     assert labels[0] == "Training"
     assert labels[1] == "Performance · torch.compile default, cudnn.benchmark on"
+    widget(app, "num_workers").set_value(2).run()
+    assert not widget(app, "persistent_workers").disabled
+    assert widget(app, "prefetch_factor").value == 2
     app.button(key="reset_settings").click().run()
     assert app.sidebar.expander[1].label == "Performance"
 
@@ -171,7 +163,7 @@ def test_values_survive_another_page_are_in_the_link_and_are_started(
         "batch_size": "48",
     }
     app.query_params.clear()  # as a browser does on the way to another page
-    for view in ("runs", "learn", "run"):
+    for view in ("runs", "hardware", "learn", "run"):
         app.switch_page(f"views/{view}.py").run()
         assert not app.exception
     assert {name: widget(app, name).value for name in values} == values

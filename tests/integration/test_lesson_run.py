@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dashboard import services
-from dashboard.services import ChildRuns
+from dashboard.services import ServerActivity
+from stepscope.run import RunError
+from tests.support.gpu_processes import is_running
 from tests.support.lesson_programs import EXPECTED, SLEEP, Write, run, write
+from tests.support.waiting import wait_until
 from trainer.lessons import BY_NAME, LESSONS, Lesson
 from trainer.runners.child_process import OUTPUT_LIMIT, ChildOutput, ChildState, LessonRun
 
@@ -20,10 +21,7 @@ __all__ = ["write"]
 
 
 def until(run: LessonRun, true: Callable[[ChildOutput], bool]) -> ChildOutput:
-    deadline = time.monotonic() + 20
-    while not true(run.output()):
-        assert time.monotonic() < deadline, run.output()
-        time.sleep(0.02)
+    wait_until(lambda: true(run.output()), 20)
     return run.output()
 
 
@@ -31,20 +29,9 @@ def ended(run: LessonRun) -> ChildOutput:
     return until(run, lambda output: output.state is not ChildState.RUNNING)
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-
-
 def wait_for_end(pid: int) -> None:
     """Wait until a killed process is gone."""
-    deadline = time.monotonic() + 5
-    while alive(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not is_running(pid), 5)
 
 
 def test_output_comes_while_it_runs_and_stays(write: Write, tmp_path: Path) -> None:
@@ -111,36 +98,30 @@ print("child", subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid)
     wait_for_end(int(output.text.split()[1]))
 
 
-def test_the_server_ends_it_at_its_own_end(write: Write, tmp_path: Path) -> None:
+def test_one_at_a_time_the_last_of_each_name_is_kept_and_the_server_ends_it(
+    write: Write, tmp_path: Path
+) -> None:
     server = services.Services(tmp_path, tmp_path)
     server.devices()
-    server.start_lesson(write(SLEEP))
-    run = server.lessons.last("program")
-    assert run is not None
-    server.close()
-    assert run.output().state is ChildState.STOPPED
-
-
-def test_one_at_a_time_and_the_last_result_of_each_name_is_kept(write: Write) -> None:
-    runs: ChildRuns[LessonRun] = ChildRuns()
+    lessons = server.lessons
     slow, quick = write(SLEEP, name="slow"), write("print('done')\n", name="quick")
-    assert runs.start(lambda: LessonRun(slow), "slow")
-    first = runs.running()
-    assert first is not None
-    assert not runs.start(lambda: LessonRun(quick), "quick")
-    assert runs.last("quick") is None
+    first = LessonRun(slow)
+    server.begin(ServerActivity.LESSON, lambda: lessons.keep(first, "slow"))
+    assert lessons.running() is first
+    with pytest.raises(RunError, match="“slow” is running"):
+        server.begin(ServerActivity.LESSON, lambda: None)
     first.stop(10)
-    assert runs.start(lambda: LessonRun(quick), "quick")
-    second = runs.last("quick")
-    assert second is not None
+    second = LessonRun(quick)
+    server.begin(ServerActivity.LESSON, lambda: lessons.keep(second, "quick"))
     assert ended(second).text == "done\n"
-    assert runs.last("slow") is first
+    assert lessons.last("slow") is first
     assert first.output().state is ChildState.STOPPED
-    runs.drop("slow")
-    assert runs.last("slow") is None
-    assert runs.start(lambda: LessonRun(slow), "slow")
-    runs.close()
-    assert runs.running() is None
+    lessons.drop("slow")
+    assert lessons.last("slow") is None
+    last = LessonRun(slow)
+    lessons.keep(last, "slow")
+    server.close()
+    assert last.output().state is ChildState.STOPPED
 
 
 @pytest.mark.timeout(400)  # compiling takes half a minute, on a busy machine much longer

@@ -142,9 +142,12 @@ def test_the_page_is_told_when_it_has_to_change(client: TestClient, runs: Path) 
         time.sleep(0.05)
 
 
-def test_a_foreign_host_is_refused(client: TestClient) -> None:
+def test_a_foreign_host_and_an_unknown_route_are_refused(client: TestClient) -> None:
     answer = client.get("/api/series?run=one", headers={"host": "evil.example"})
     assert answer.status_code == 400
+    for method, path in (("GET", "/api/absent"), ("POST", "/api/"), ("DELETE", "/api/series/more")):
+        answer = client.request(method, path)
+        assert (answer.status_code, path in answer.json()["error"]) == (404, True)
 
 
 def test_plotly_comes_gzipped_from_the_installed_package(client: TestClient) -> None:
@@ -212,10 +215,8 @@ def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: 
         ({"run": "../etc"}, 404, "name of a run folder"),
         ({"run": 3}, 400, "run:"),
         ({"name": "rm"}, 400, "name:"),
-        ({"name": ["stop"]}, 400, "name:"),
         ({"id": "1"}, 400, "id:"),
         ({"id": 2**60}, 400, "id:"),
-        ({"id": True}, 400, "id:"),
         ({"args": {"text": "x"}}, 400, "args:"),
         ({"name": "mark", "args": {"text": "x" * 201}}, 400, "at most 200"),
         ({"name": "mark", "args": {"text": "x" * 9000}}, 400, "bytes"),
@@ -225,8 +226,6 @@ def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: 
         ({"name": "resume"}, 403, "does not support it."),
         ({"name": "profile"}, 400, "steps must be a whole number from 1 to 50"),
         ({"name": "profile", "args": {"steps": 51}}, 400, "from 1 to 50"),
-        ({"name": "profile", "args": {"steps": True}}, 400, "from 1 to 50"),
-        ({"name": "profile", "args": {"steps": 5}}, 403, "does not support it."),
         ({"name": "memory_snapshot", "args": {"steps": 0}}, 400, "from 1 to 50"),
         ({"name": "memory_snapshot", "args": {"steps": 3}}, 403, "does not support it."),
     ],
@@ -286,14 +285,6 @@ def test_the_third_stop_ends_a_script_that_hears_none(client: TestClient, runs: 
         assert script.wait(10) == -9
     assert "it had not answered for" in said
     assert read_run(folder).status is RunStatus.STOPPED
-
-
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-@pytest.mark.parametrize("path", ["/api/absent", "/api/", "/api/series/more"])
-def test_an_unknown_route_is_answered_404(client: TestClient, method: str, path: str) -> None:
-    answer = client.request(method, path)
-    assert answer.status_code == 404
-    assert path in answer.json()["error"]
 
 
 def test_a_module_of_the_live_chart_is_kept_by_its_version(client: TestClient) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.services import Services
+from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import SweepStatus
 from dashboard.sweeps import StoredSweep
 from stepscope.run import RunError, RunStatus, process_of, read_run
@@ -31,12 +31,17 @@ def server(tmp_path: Path) -> Iterator[Services]:
     made.close()
 
 
-def plan(server: Services, rounds: int = 2, steps: int = 5) -> SweepPlan:
+def start(server: Services, rounds: int = 2) -> str:
     base = defaults(Workload.LINEAR)
     arm = make_variant({"optimizer_impl": "for-loop"}, base, server.devices().devices)
-    return SweepPlan(
-        config=base, arms=(arm,), steps=steps, warmup=2, max_rounds=rounds, find_best=False
+    plan = SweepPlan(
+        config=base, arms=(arm,), steps=5, warmup=2, max_rounds=rounds, find_best=False
     )
+    return server.begin(ServerActivity.SWEEP, lambda: server.sweeps.start(plan))
+
+
+def resume(server: Services, sweep_id: str) -> None:
+    server.begin(ServerActivity.SWEEP, lambda: server.sweeps.resume(sweep_id))
 
 
 def samples(server: Services, sweep_id: str) -> int:
@@ -50,34 +55,31 @@ def ended(server: Services, sweep_id: str) -> StoredSweep:
 
 
 def test_a_sweep_runs_to_its_end_and_no_training_beside_it(server: Services) -> None:
-    sweep_id = server.start_sweep(plan(server))
+    run = server.start(replace(defaults(Workload.LINEAR), epochs=LONG))
+    wait_until(lambda: read_run(run).status is RunStatus.RUNNING)
+    with pytest.raises(RunError, match=f"{run.name} is active"):
+        start(server)
+    assert server.sweeps.list_sweeps() == []
+    assert server._active is not None
+    server._active.stop(10)
+    sweep_id = start(server)
     assert server.sweeps.active_id() == sweep_id
     with pytest.raises(RunError, match=f"The sweep {sweep_id} is measuring"):
         server.start(defaults(Workload.LINEAR))
-    with pytest.raises(RunError, match="is measuring"):
-        server.start_sweep(plan(server))
     sweep = ended(server, sweep_id)
     assert sweep.content.status is SweepStatus.FINISHED, sweep.content.reason
     assert samples(server, sweep_id) == 4
     assert server.sweeps.active_id() is None
     with pytest.raises(SweepError, match="has finished"):
-        server.resume_sweep(sweep_id)
-
-
-def test_no_sweep_beside_a_training(server: Services) -> None:
-    run = server.start(replace(defaults(Workload.LINEAR), epochs=LONG))
-    wait_until(lambda: read_run(run).status is RunStatus.RUNNING)
-    with pytest.raises(RunError, match=f"{run.name} is active"):
-        server.start_sweep(plan(server))
-    assert server.sweeps.list_sweeps() == []
+        resume(server, sweep_id)
 
 
 def test_a_stopped_or_killed_sweep_continues_where_it_was(server: Services) -> None:
-    sweep_id = server.start_sweep(plan(server))
+    sweep_id = start(server)
     server.sweeps.stop(sweep_id)
     content = server.sweeps.read(sweep_id).content
     assert (content.status, content.reason) == (SweepStatus.STOPPED, "Stopped before it began.")
-    server.resume_sweep(sweep_id)
+    resume(server, sweep_id)
     wait_until(lambda: samples(server, sweep_id) >= 1)
     os.kill(int(server.sweeps.read(sweep_id).json["pid"]), signal.SIGKILL)
     sweep = ended(server, sweep_id)
@@ -85,7 +87,7 @@ def test_a_stopped_or_killed_sweep_continues_where_it_was(server: Services) -> N
     assert "killed" in str(sweep.content.reason)
     assert server.sweeps.active_id() is None
     had = samples(server, sweep_id)
-    server.resume_sweep(sweep_id)
+    resume(server, sweep_id)
     assert server.sweeps.read(sweep_id).live
     assert ended(server, sweep_id).content.status is SweepStatus.FINISHED
     # Four trials; those of the incomplete round are repeated.
@@ -94,7 +96,7 @@ def test_a_stopped_or_killed_sweep_continues_where_it_was(server: Services) -> N
 
 
 def test_its_server_or_another_ends_a_sweep(server: Services, tmp_path: Path) -> None:
-    sweep_id = server.start_sweep(plan(server, rounds=50))
+    sweep_id = start(server, rounds=50)
     wait_until(lambda: samples(server, sweep_id) >= 1)
     second = Services(tmp_path / "runs", tmp_path / "examples")
     second.devices()
@@ -106,7 +108,7 @@ def test_its_server_or_another_ends_a_sweep(server: Services, tmp_path: Path) ->
     second.sweeps.delete(sweep_id)
     assert second.sweeps.list_sweeps() == []
     second.close()
-    sweep_id = server.start_sweep(plan(server, rounds=50))
+    sweep_id = start(server, rounds=50)
     wait_until(lambda: samples(server, sweep_id) >= 1)
     process = process_of(server.sweeps.read(sweep_id).json)
     assert process is not None
@@ -116,11 +118,11 @@ def test_its_server_or_another_ends_a_sweep(server: Services, tmp_path: Path) ->
 
 
 def test_a_process_that_cannot_begin_leaves_its_last_words(server: Services) -> None:
-    sweep_id = server.start_sweep(plan(server))
+    sweep_id = start(server)
     server.sweeps.stop(sweep_id)
     folder = server.sweeps.read(sweep_id).folder
     (folder / "plan.json").write_text("{}")
-    server.resume_sweep(sweep_id)
+    resume(server, sweep_id)
     sweep = ended(server, sweep_id)
     assert "The process exited before measuring:" in str(sweep.content.reason)
     assert "plan.json: is no plan" in str(sweep.content.reason)

@@ -96,7 +96,7 @@ def label(app: AppTest, kind: str, text: str) -> Any:
 def text_of(app: AppTest) -> str:
     return " ".join(
         str(part.value)
-        for kind in ("markdown", "caption", "warning", "error", "code")
+        for kind in ("markdown", "caption", "success", "info", "warning", "error", "code")
         for part in app.get(kind)
     )
 

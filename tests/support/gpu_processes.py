@@ -41,10 +41,11 @@ def started() -> set[int]:
         getattr(forkserver._forkserver, "_forkserver_pid", None),
         getattr(resource_tracker._resource_tracker, "_pid", None),
     }
-    return {pid for pid in found - lasting if _runs(pid)}
+    return {pid for pid in found - lasting if is_running(pid)}
 
 
-def _runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Return False for a process that has ended, reaped or not."""
     try:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.Error:

@@ -16,13 +16,15 @@ from dashboard.controls.actions import (
     can_end_now,
     refusal,
     start_refusal,
-    supported_commands,
 )
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunStatus, user_name
 from trainer.config import ConfigIssue
 
 SCRIPT = [name for name in CommandName if name is not CommandName.SAVE_CHECKPOINT]
+WATCHED: dict[str, Any] = {"kind": "watch", "commands": [str(name) for name in SCRIPT]}
+LATER = (CommandName.MEMORY_SNAPSHOT, CommandName.PROFILE)
+EARLY = (CommandName.STOP, CommandName.MARK)
 
 
 @pytest.fixture(autouse=True)
@@ -36,71 +38,52 @@ def run(status: RunStatus = RunStatus.RUNNING, **run_info: Any) -> RunInfo:
     return RunInfo(Path("run"), status, None, 0.0, {**ours, **run_info})
 
 
-def possible(info: RunInfo) -> set[CommandName]:
-    return {name for name in CommandName if refusal(name, info) is None}
+@pytest.mark.parametrize(
+    ("info", "commands"),
+    [
+        (run(), set(CommandName) - {*LATER, CommandName.RESUME}),
+        (run(**WATCHED), set(SCRIPT) - {CommandName.RESUME}),
+        (run(kind="record", commands=["mark", "stop"]), set(EARLY)),
+        (run(RunStatus.PENDING, **WATCHED), set(EARLY)),
+        (run(RunStatus.PENDING, kind="record", commands=WATCHED["commands"]), set(EARLY)),
+        (run(RunStatus.PENDING), set()),
+        *((run(status), set()) for status in RunStatus if not status.live),
+        (run(user="eve"), set()),
+        (run(host="elsewhere"), set()),
+    ],
+)
+def test_a_run_answers_what_it_lists_in_its_state(
+    info: RunInfo, commands: set[CommandName]
+) -> None:
+    assert {name for name in CommandName if refusal(name, info) is None} == commands
 
 
-def test_a_run_that_lists_nothing_answers_what_there_was_at_first() -> None:
-    later = {CommandName.MEMORY_SNAPSHOT, CommandName.PROFILE}
-    assert supported_commands(run()) == set(CommandName) - later
-    assert possible(run()) == supported_commands(run()) - {CommandName.RESUME}
-
-
-def test_only_what_a_run_answers_can_be_asked() -> None:
-    watched = run(kind="watch", commands=[str(name) for name in SCRIPT], device="GPU-1")
-    assert possible(watched) == set(SCRIPT) - {CommandName.RESUME}
-    recording = run(kind="record", commands=["mark", "stop"])
-    assert possible(recording) == {CommandName.MARK, CommandName.STOP}
-    assert "does not support" in str(refusal(CommandName.PAUSE, recording))
-
-
-def test_a_paused_run_resumes_and_does_not_pause_again() -> None:
-    paused = run(RunStatus.PAUSED)
-    assert refusal(CommandName.RESUME, paused) is None
-    assert refusal(CommandName.PAUSE, paused) == "the run is already paused."
-
-
-def test_before_the_first_step_a_script_can_be_stopped_and_the_trainer_waits() -> None:
-    names = [str(name) for name in SCRIPT]
-    for kind in ("watch", "init", "record"):
-        pending = run(RunStatus.PENDING, kind=kind, commands=names)
-        assert possible(pending) == {CommandName.STOP, CommandName.MARK}
-    assert possible(run(RunStatus.PENDING)) == set()
-
-
-@pytest.mark.parametrize("status", [status for status in RunStatus if not status.live], ids=str)
-def test_an_ended_run_answers_nothing(status: RunStatus) -> None:
-    assert possible(run(status)) == set()
-    assert str(status) in str(refusal(CommandName.STOP, run(status)))
-
-
-@pytest.mark.parametrize("run_json", [{"user": "eve"}, {"host": "elsewhere"}])
-def test_a_run_of_others_can_only_be_looked_at(run_json: dict[str, str]) -> None:
-    assert possible(run(**run_json)) == set()
-    assert "read-only" in str(refusal(CommandName.STOP, run(**run_json)))
+@pytest.mark.parametrize(
+    ("info", "name", "reason"),
+    [
+        (run(kind="record", commands=["stop"]), CommandName.PAUSE, "does not support"),
+        (run(RunStatus.PAUSED), CommandName.PAUSE, "the run is already paused."),
+        (run(RunStatus.FAILED), CommandName.STOP, "failed"),
+        (run(user="eve"), CommandName.STOP, "read-only"),
+    ],
+)
+def test_a_refused_command_has_a_reason(info: RunInfo, name: CommandName, reason: str) -> None:
+    assert reason in str(refusal(name, info))
+    assert refusal(CommandName.RESUME, run(RunStatus.PAUSED)) is None
 
 
 def drawn(info: RunInfo | None, status: RunStatus) -> list[str]:
     return [button["label"] for button in buttons(info) if status in button["when"]]
 
 
-def test_a_button_that_a_run_cannot_have_is_not_drawn() -> None:
+def test_the_buttons_follow_the_run_and_its_status() -> None:
     recording = run(kind="record", commands=["mark", "stop"])
     assert drawn(recording, RunStatus.RUNNING) == ["Stop", "Mark"]
     assert buttons(None) == buttons(run(RunStatus.FINISHED)) == buttons(run(user="eve")) == []
-
-
-def test_pause_and_resume_share_a_place() -> None:
     running, paused = drawn(run(), RunStatus.RUNNING), drawn(run(), RunStatus.PAUSED)
     assert (running[0], paused[0], running[1:]) == ("Pause", "Resume", paused[1:])
-
-
-def test_a_button_that_is_possible_but_not_now_says_why() -> None:
     (pause,) = [button for button in buttons(run()) if button["name"] == "pause"]
     assert pause["when"] == {"pending": "the first step has not finished yet.", "running": None}
-
-
-def test_the_memory_buttons_are_told_from_the_others() -> None:
     beside = {button["name"] for button in buttons(run()) if button["memory"]}
     assert beside == {"empty_cache", "reset_peaks", "collect_garbage"}
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from dashboard.charts.chart_spec import COLORS, GPU_COLORS, series_of
+from dashboard.charts.chart_spec import COLORS, GPU_COLORS
 from dashboard.charts.layout import layout
 from dashboard.charts.memory_breakdown import SERIES
 from dashboard.charts.run_view import NO_ALLOCATOR, RunView, SampledGpu
+from dashboard.charts.series import FOLDED
+from stepscope.distributed.collective_metrics import KEYS, NOT_BY_GLOO, SWITCHED_OFF
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RunKind
 
@@ -107,13 +109,6 @@ def test_a_cpu_run_draws_no_gpu_and_says_once_why() -> None:
         assert text.count(said) == 1
 
 
-def test_cuda_without_nvml_keeps_the_allocator_and_explains_the_rest() -> None:
-    made = layout(RunView(has_cuda=True, gpu_reason="NVML is not installed."))
-    assert metrics(chart(made, "memory"))[0] == "memory/allocated"
-    assert "allocated" in {tile["id"] for tile in made["kpis"]}
-    assert made["absent"] == ("No GPU utilization, power or temperature: NVML is not installed.")
-
-
 def test_what_a_gpu_does_not_give_is_said_once_with_its_reason() -> None:
     lacks = {"gpu/util": "not available with MIG enabled", "gpu/energy": "permission"}
     gpu = SampledGpu(uuid="MIG-1", name="H100", missing=lacks | {"gpu/mem_util": lacks["gpu/util"]})
@@ -189,12 +184,6 @@ def test_the_colors_of_several_gpus_mean_nothing_else(kind: RunKind) -> None:
     assert not others & set.union(*of_gpus.values())
 
 
-def test_a_device_series_needs_its_gpu() -> None:
-    assert series_of(BY_KEY["train/loss"]) == Stream.STEPS.value
-    with pytest.raises(ValueError, match="gpu: must be set for gpu/util"):
-        series_of(BY_KEY["gpu/util"])
-
-
 def test_each_optimizer_has_a_loss_of_its_own_and_one_alone_no_name() -> None:
     loss = chart(layout(WATCHED), "loss")
     assert metrics(loss) == ["train/loss", "train/loss.optimizer1", "val/loss"]
@@ -254,3 +243,41 @@ def test_a_recording_of_many_gpus_draws_them_all_and_one_without_any_says_why() 
     bare = layout(RunView(has_cuda=False, kind=RunKind.RECORD, gpu_reason="no driver."))
     assert bare["absent"] == "No GPU utilization, power or temperature: no driver."
     assert {tile["id"] for tile in bare["kpis"]} == {"host_cpu", "host_memory"}
+
+
+def test_flops_and_their_share_of_the_peak_have_an_axis_each() -> None:
+    flops = chart(layout(CUDA), "flops")
+    drawn = {line["metric"]: (line["axis"], line["optional"]) for line in flops["traces"]}
+    assert drawn == {"perf/tflops": ("y", True), "perf/mfu": ("y2", True)}
+    assert (flops["group"], flops["y"]["unit"], flops["y2"]["unit"]) == ("more", "TFLOP/s", "%")
+    reasons = {"flops_reason": "Not counted: x.", "peak_reason": "No share of a peak: y."}
+    flops = chart(layout(replace(CUDA, **reasons)), "flops")
+    assert (flops["empty"], flops["note"], flops["y2"]) == (*reasons.values(), None)
+    (line,) = flops["traces"]
+    assert not line["optional"], "the chart stays, with its reason"
+    assert all(entry["id"] != "flops" for entry in layout(WATCHED)["charts"])
+
+
+def collectives(**reasons: str) -> dict[str, Any]:
+    """The charts of the collectives of a job."""
+    made = layout(RunView(has_cuda=False, ranks=2, collectives=reasons))["charts"]
+    return {entry["id"]: entry for entry in made if entry["id"] in ("communication", "bus")}
+
+
+def test_the_collectives_of_a_timed_job_are_folded_away() -> None:
+    assert not {"communication", "bus"} & {entry["id"] for entry in layout(CUDA)["charts"]}
+    found = collectives()
+    drawn = {line["metric"] for entry in found.values() for line in entry["traces"]}
+    assert drawn == {"comm/rate", "comm/share", "comm/bus_bandwidth"} <= FOLDED
+    assert {entry["group"] for entry in found.values()} == {"more"}
+    assert {line["series"] for entry in found.values() for line in entry["traces"]} == {"samples"}
+
+
+def test_missing_collectives_have_the_reason_once() -> None:
+    times = dict.fromkeys(("comm/time", "comm/share", "comm/bus_bandwidth"), NOT_BY_GLOO)
+    found = collectives(**times)
+    assert found["communication"]["note"] == f"Collectives of rank 0. No times: {NOT_BY_GLOO}."
+    assert "bus" not in found
+    off = collectives(**dict.fromkeys(KEYS, SWITCHED_OFF))["communication"]
+    assert off["empty"] == f"Collectives are not read: {SWITCHED_OFF}."
+    assert "No times" not in off["note"]

@@ -50,12 +50,6 @@ def test_a_bucket_keeps_a_spike_and_weighs_its_mean() -> None:
     assert again.mean[0, 0] == pytest.approx((1 + 99 + 2) / 3)
 
 
-def test_a_bucket_without_a_value_stays_missing() -> None:
-    merged = merge(rows(None, None, 3.0), np.array([0, 2]))
-    assert np.isnan(merged.mean[0, 0])
-    assert merged.count[0].tolist() == [0, 1]
-
-
 def test_a_nan_that_was_recorded_is_not_missing_however_it_travels() -> None:
     block = rows(None, float("nan"))
     traveled = join([block, rows(1.0, key="val/loss")]).with_keys(("val/loss", "train/loss"))

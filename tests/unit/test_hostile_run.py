@@ -25,7 +25,7 @@ from dashboard.charts.layout import layout
 from dashboard.charts.run_state import state
 from dashboard.charts.run_view import run_content
 from dashboard.crash_watch import CrashWatch
-from dashboard.run_files import ProfileFiles, file_content, profile_summary, profile_trace, tail
+from dashboard.run_files import ProfileFiles, file_content, profile_summary, tail
 from dashboard.run_index import RunIndex
 from dashboard.run_summary import summarize
 from dashboard.sweeps import Sweeps
@@ -153,7 +153,7 @@ def test_no_download_and_no_checkpoint_is_a_special_file(tmp_path: Path, kind: s
         make_special(tmp_path / name, kind)
     for read in (
         lambda: profile_summary(tmp_path, profile),
-        lambda: profile_trace(tmp_path, profile),
+        lambda: file_content(tmp_path / profile.trace),
         lambda: file_content(tmp_path / "snapshot-1.pickle"),
         lambda: read_list(tmp_path / "parts"),
     ):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.memory.breakdown import MemoryDomain
 from stepscope.memory.breakdown_series import (
     BreakdownSample,
     BreakdownSource,
@@ -133,12 +132,6 @@ def test_a_gpu_without_samples_leaves_pytorchs_memory(tmp_path: Path) -> None:
     assert parts(found(tmp_path / "none", rows[:5], None)[-1]) == ONLY_PYTORCH
 
 
-def test_a_recording_of_the_host_has_no_process(tmp_path: Path) -> None:
-    rows = [sample(tick, process__rss=100) for tick in range(20)]
-    moments = found(tmp_path, rows, [device(tick) for tick in range(20)])
-    assert parts(moments[-1]) == {"free": 10240 - 2000, "used": 2000}
-
-
 def test_a_run_on_the_cpu_divides_the_host(tmp_path: Path) -> None:
     host = {"host__mem_total": 8000.0, "host__mem_used": 5000.0, "process__children_rss": 700.0}
     rows = [
@@ -160,17 +153,6 @@ def test_each_category_has_its_own_peak(tmp_path: Path) -> None:
     expected = {"reserved": 1500 * MIB, "allocated": 1400 * MIB, "parameters": 70 * MIB}
     assert highest.items() >= expected.items()
     assert "activations" not in highest, "a difference of samples has no peak"
-
-
-def test_the_source_is_the_gpu_if_there_is_one(tmp_path: Path) -> None:
-    write_run(tmp_path / "r", gpu=GPU, samples=[process(0)], devices=[device(0)])
-    write_run(tmp_path / "s", steps=[(0.0, 1, {"train/loss": 1.0})])
-    with StoreReader(tmp_path / "s") as reader:
-        assert ledger_source(reader.series(), GPU) is None
-    with StoreReader(tmp_path / "r") as reader:
-        on_gpu, on_host = (source_of(reader, gpu) for gpu in (GPU, None))
-    assert (on_gpu.place, on_host.place) == (MemoryDomain.DEVICE, MemoryDomain.HOST)
-    assert (on_gpu.device is not None, on_host.device) == (True, None)
 
 
 @pytest.mark.parametrize("bucket", [1, 2, 8])

@@ -32,11 +32,6 @@ def code_lines(source: str) -> set[int]:
     return lines
 
 
-def test_code_lines_are_counted_without_comments_and_docstrings() -> None:
-    source = '"""Two\nlines."""\n\nx = [\n    1,\n]  # three\n# none\ndef f():\n    """No."""\n'
-    assert code_lines(source) == {4, 5, 6, 8}
-
-
 def test_every_file_is_listed_once_and_themes_are_contiguous() -> None:
     files = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
     assert sorted(lesson.name for lesson in LESSONS) == files

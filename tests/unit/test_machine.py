@@ -59,8 +59,12 @@ def only(view: MachineState) -> DeviceState:
 
 @pytest.mark.parametrize("count", [1, 8, 16])
 def test_every_gpu_is_seen_with_its_values_facts_and_processes(count: int) -> None:
+    pauses: list[float] = []
     source = FakeSource(gpus(count))
-    view = machine(source).look()
+    view = MachineMonitor(lambda: source, pause=pauses.append).look()
+    # Two readings so close that no counter wraps between them.
+    assert pauses == [RATE_S], "one pause for all GPUs"
+    assert {tier for _, tier in source.reads[:count]} == {SamplingTier.FAST}
     assert [device.info.nvml_index for device in view.devices] == list(range(count))
     first = view.devices[0]
     assert first.values == BUSY
@@ -84,14 +88,6 @@ def test_fast_values_are_read_at_each_look_and_rare_ones_seldom() -> None:
     looks(found, clock, 7)
     counts = [[asked for _, asked in source.reads].count(tier) for tier in SamplingTier]
     assert counts == [22, 11, 11, 2]
-
-
-def test_two_readings_of_a_look_are_so_close_that_no_counter_wraps_between_them() -> None:
-    pauses: list[float] = []
-    source = FakeSource(gpus(2))
-    MachineMonitor(lambda: source, pause=pauses.append).look()
-    assert pauses == [RATE_S], "one pause for all GPUs"
-    assert [tier for _, tier in source.reads[:3]] == [SamplingTier.FAST] * 3
 
 
 def test_a_value_that_is_not_answered_any_more_is_missing_with_its_reason() -> None:
@@ -139,19 +135,6 @@ def test_mig_instances_stand_under_their_parent_with_their_own_memory() -> None:
     gpu.instances.pop()
     assert len(only(looks(found, clock, 5)).instances) == 2, "looked for again every 10 s"
     assert len(only(looks(found, clock, 6)).instances) == 1
-
-
-def test_throttle_times_are_those_since_the_looking_began() -> None:
-    (gpu,) = gpus(1)
-    clock = FakeClock()
-    found = machine(FakeSource([gpu]), clock)
-    looks(found, clock, 1)
-    gpu.values["gpu/throttle_hw_thermal"] += 2.0
-    device = only(looks(found, clock, 5))
-    assert device.throttle_window_s == 5.0
-    assert {time.key: time.seconds for time in device.throttled if time.seconds} == {
-        "gpu/throttle_hw_thermal": 2.0
-    }
 
 
 def test_a_link_that_speeds_up_with_the_load_is_no_trouble_unless_it_stays_slow() -> None:
@@ -203,20 +186,19 @@ def test_an_xid_is_remembered_with_its_age_and_as_bad_as_its_advice() -> None:
     assert second.health.text.startswith("Xid 79: the GPU has fallen off the bus, 4 s ago (20 in")
 
 
-LEVELS = {
-    HealthStatus.NOTICE: (63, 43),
-    HealthStatus.WARNING: (13, 31, 9999),
-    HealthStatus.CRITICAL: (48, 74, 95),
-}
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_how_bad_an_xid_is_follows_from_what_nvidia_advises(level: HealthStatus) -> None:
-    for code in LEVELS[level]:
-        known = XidLog()
-        known.add(10.0, xid_event("GPU-1", code, NO_INSTANCE))
-        (xid,) = known.of("GPU-1", 12.0)
-        assert (xid.code, xid.level, xid.age_s) == (code, level, 2.0)
+@pytest.mark.parametrize(
+    ("code", "level"),
+    [
+        *((code, HealthStatus.NOTICE) for code in (63, 43)),
+        *((code, HealthStatus.WARNING) for code in (13, 31, 9999)),
+        *((code, HealthStatus.CRITICAL) for code in (48, 74, 95)),
+    ],
+)
+def test_how_bad_an_xid_is_follows_from_what_nvidia_advises(code: int, level: HealthStatus) -> None:
+    known = XidLog()
+    known.add(10.0, xid_event("GPU-1", code, NO_INSTANCE))
+    (xid,) = known.of("GPU-1", 12.0)
+    assert (xid.code, xid.level, xid.age_s) == (code, level, 2.0)
 
 
 Readings = list[tuple[float, float | None, float | None]]

@@ -54,16 +54,12 @@ def test_every_color_mode_of_a_white_image_is_white(
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
-def test_16_bit_gray_is_scaled_not_cut_off(tmp_path: Path, name: str) -> None:
+def test_16_bit_gray_is_scaled_and_32_bit_gray_refused(tmp_path: Path, name: str) -> None:
     image = Image.fromarray(SHADES.astype(np.uint16) * 257)
     pixels = decode_image(saved(tmp_path, image, name), 8)
     assert np.abs(pixels[..., 0].astype(int) - SHADES).max() <= 1
     assert (pixels[..., 0] == pixels[..., 2]).all()
-
-
-@pytest.mark.parametrize("mode", ["I", "F"])
-def test_32_bit_gray_has_no_known_range(tmp_path: Path, mode: str) -> None:
-    path = saved(tmp_path, Image.fromarray(SHADES).convert(mode), "a.tif")
+    path = saved(tmp_path, Image.fromarray(SHADES).convert("F"), "a.tif")
     with pytest.raises(UnreadableImageError, match="has 32-bit"):
         decode_image(path, 8)
 
@@ -113,17 +109,12 @@ def broken_files() -> dict[str, tuple[bytes, str]]:
     return {
         "text": (b"not an image at all", unknown),
         "html": (b"<html>404</html>", unknown),
-        "zeros": (b"\0" * 1000, unknown),
         "half-png": (png[: len(png) // 2], undecodable),
         "half-jpeg": (jpeg[: len(jpeg) // 2], undecodable),
         "half-gif": (encoded("GIF")[:900], undecodable),
-        "half-webp": (encoded("WEBP")[:900], undecodable),
-        "half-tiff": (encoded("TIFF")[:900], undecodable),
-        "half-bmp": (encoded("BMP")[:900], undecodable),
         "head-of-png": (png[:20], ""),
         "damaged-png": (bytes(damaged), undecodable),
         "pdf": (encoded("PDF"), unknown),
-        "eps": (encoded("EPS"), unknown),
     }
 
 

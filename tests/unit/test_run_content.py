@@ -11,12 +11,10 @@ from dashboard.charts.layout import layout
 from dashboard.charts.run_view import (
     MAX_CUSTOM_CHARTS,
     NOT_BEGUN,
-    NOT_SUPPORTED,
     RunView,
     custom_metrics,
     run_content,
 )
-from stepscope.gpu import nvml_device
 from stepscope.run import RunInfo, RunKind, RunStatus
 
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H100", "memory_total": 80 * 2**30}
@@ -26,22 +24,21 @@ def content(status: RunStatus = RunStatus.RUNNING, **given: Any) -> RunView:
     return run_content(RunInfo(Path("run"), status, None, 0.0, {"created": 0.0, **given}))
 
 
-def test_a_trainer_run_trains_where_its_configuration_says() -> None:
-    found = content(config={"device": "GPU-1"}, devices=[GPU])
-    assert (found.kind, found.has_cuda, found.training_gpu) == (RunKind.TRAINER, True, "GPU-1")
+def test_the_device_is_the_configured_or_the_described_one() -> None:
+    trainer = content(config={"device": "GPU-1"}, devices=[GPU])
+    script = content(kind="watch", device="GPU-1", devices=[GPU], config={"device": "cpu"})
+    for found, kind in ((trainer, RunKind.TRAINER), (script, RunKind.WATCH)):
+        assert (found.kind, found.has_cuda, found.training_gpu) == (kind, True, "GPU-1")
+        assert found.gpus[0].uuid == "GPU-1"
     assert not content(config={}).has_cuda
-
-
-def test_a_scripts_device_is_the_one_it_describes() -> None:
-    found = content(kind="watch", device="GPU-1", devices=[GPU], config={"device": "cpu"})
-    assert (found.has_cuda, found.training_gpu, found.gpus[0].uuid) == (True, "GPU-1", "GPU-1")
-
-
-def test_before_its_first_step_nobody_knows_where_a_script_trains() -> None:
-    found = content(RunStatus.PENDING, kind="watch", devices=[GPU])
-    assert found.allocator_reason == NOT_BEGUN
-    assert not found.has_cuda
-    assert len(found.gpus) == 1  # what the machine does is of interest already
+    pending = content(RunStatus.PENDING, kind="watch", devices=[GPU])
+    assert (pending.allocator_reason, pending.has_cuda) == (NOT_BEGUN, False)
+    assert len(pending.gpus) == 1  # what the machine does is of interest already
+    on_cpu = content(kind="watch", device="cpu", devices=[GPU])
+    assert on_cpu.gpus == ()
+    assert "trains on the CPU" in on_cpu.gpu_reason
+    recording = content(kind="record", devices=[GPU, {**GPU, "uuid": "GPU-2"}])
+    assert [gpu.uuid for gpu in recording.gpus] == ["GPU-1", "GPU-2"]
 
 
 def test_a_cuda_run_without_an_allocator_says_why() -> None:
@@ -54,17 +51,6 @@ def test_a_cuda_run_without_an_allocator_says_why() -> None:
     )
 
 
-def test_a_script_on_the_cpu_shows_no_gpu_of_others() -> None:
-    found = content(kind="watch", device="cpu", devices=[GPU])
-    assert found.gpus == ()
-    assert "trains on the CPU" in found.gpu_reason
-
-
-def test_a_recording_keeps_its_gpus() -> None:
-    found = content(kind="record", devices=[GPU, {**GPU, "uuid": "GPU-2"}])
-    assert [gpu.uuid for gpu in found.gpus] == ["GPU-1", "GPU-2"]
-
-
 def test_each_gpu_says_what_it_does_not_give() -> None:
     mig = {"uuid": "MIG-1", "name": "NVIDIA H200 MIG 1g.18gb"}
     lacks = {"gpu/util": "not supported on this GPU", "gpu/power": "permission"}
@@ -73,14 +59,7 @@ def test_each_gpu_says_what_it_does_not_give() -> None:
     whole, instance = found.gpus
     assert (whole.index, instance.index) == (0, 1)
     assert whole.missing == {"gpu/temp": "not supported on this GPU"}
-    assert instance.missing == {
-        "gpu/util": "not available with MIG enabled",
-        "gpu/power": "permission",
-    }
-
-
-def test_the_words_for_a_metric_that_a_gpu_does_not_have_are_the_samplers() -> None:
-    assert NOT_SUPPORTED == nvml_device.NOT_BY_GPU
+    assert instance.missing == lacks
 
 
 def test_metrics_of_the_scripts_own_are_bounded_and_those_of_the_table_are_none() -> None:

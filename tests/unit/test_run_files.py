@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.format import escape_markdown
 from dashboard.run_files import (
     DOWNLOAD_LIMIT,
     SnapshotFile,
@@ -51,7 +50,3 @@ def test_only_the_end_of_a_regular_file_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe", "absent"):  # and does not wait for a writer of the pipe
         assert tail(tmp_path / name) is None
-
-
-def test_plain_text_has_no_markdown() -> None:
-    assert escape_markdown("a_b [x](y)") == r"a\_b \[x\](y)"

@@ -248,20 +248,18 @@ def test_nothing_is_asked_of_the_device_while_a_graph_is_captured(
     assert rows.seen == [row(1)]
 
 
-@pytest.mark.parametrize("handed_on_by", [CudaScalarReadback.poll, CudaScalarReadback.flush])
-def test_what_the_sink_raises_reaches_the_caller(
-    events: list[FakeEvent], handed_on_by: Callable[[CudaScalarReadback], None]
-) -> None:
+def test_what_the_sink_raises_reaches_the_caller(events: list[FakeEvent]) -> None:
     """The trainer's sink ends a run whose loss is NaN."""
 
     def refuse(step: int, ts: float, values: MetricRow) -> None:
         raise ArithmeticError("The loss is NaN")
 
-    reader = CudaScalarReadback(refuse)
-    put(reader, 1)
-    events[0].landed = True
-    with pytest.raises(ArithmeticError, match="The loss is NaN"):
-        handed_on_by(reader)
+    for handed_on_by in (CudaScalarReadback.poll, CudaScalarReadback.flush):
+        reader = CudaScalarReadback(refuse)
+        put(reader, 1)
+        events[-1].landed = True
+        with pytest.raises(ArithmeticError, match="The loss is NaN"):
+            handed_on_by(reader)
 
 
 def test_a_forked_child_frees_no_memory_of_the_device(

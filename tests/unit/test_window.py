@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from stepscope.bottleneck.step_window import (
     WINDOW_S,
     recent_figures,
     setup_of,
-    training_gpu,
 )
 from stepscope.run import read_run
 from stepscope.store import StoreReader
@@ -95,11 +93,7 @@ def test_only_the_gpu_that_trains_counts_and_its_throttling_is_named(tmp_path: P
     assert found.throttle_words == ("hardware thermal slowdown",)
     assert found.sm_clock_max == 1980.0
     assert on_gpu(tmp_path / "other", rows, devices, "GPU-x").utilization is None
-
-
-def test_few_readings_are_no_mean(tmp_path: Path) -> None:
-    devices: list[Row] = [(1.0 + 0.1 * i, 0, {"gpu/util": 0.0}) for i in range(5)]
-    assert on_gpu(tmp_path, steps(50, 0.1), devices).utilization is None
+    assert on_gpu(tmp_path / "few", rows, devices[:5]).utilization is None, "too few for a mean"
 
 
 @pytest.mark.parametrize("seconds", [0.0003, 0.001, 0.0019])
@@ -126,21 +120,6 @@ def test_copies_are_those_of_the_steps_that_were_measured(tmp_path: Path) -> Non
     assert found.copies == pytest.approx(0.015)
     assert found.device_time == pytest.approx(0.05)
     assert found.data_wait is None
-
-
-@pytest.mark.parametrize(
-    ("run_json", "gpu"),
-    [
-        ({"config": {"device": GPU}}, GPU),
-        ({"config": {"device": "cpu"}}, None),
-        ({}, None),
-        ({"kind": "watch", "config": {"device": GPU}}, None),
-        ({"kind": "watch", "device": GPU}, GPU),
-        ({"device": 7, "config": []}, None),
-    ],
-)
-def test_the_gpu_that_trains(run_json: dict[str, Any], gpu: str | None) -> None:
-    assert training_gpu(run_json) == gpu
 
 
 def test_the_setup_of_a_foreign_run_json_is_read_with_care() -> None:
