@@ -182,7 +182,7 @@ def test_the_driver_lists_who_holds_the_gpu(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class FakeSource:
-    """A CUDA build of torch as far as the capture asks it; fair because it only gives figures."""
+    """A CUDA build of torch as far as the capture reads it."""
 
     def __init__(self) -> None:
         self.queued: list[Callable[[], None]] = []
@@ -274,7 +274,6 @@ def test_torch_that_is_imported_later_is_found_by_the_sampler(
     watch.look_for_torch()
     watch.look_for_torch()
     assert len(fake.queued) == 1
-    watch.close()
 
 
 def test_the_observer_raises_nothing_and_says_what_is_missing(

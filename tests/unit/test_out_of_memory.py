@@ -89,6 +89,7 @@ CASES: dict[str, tuple[OomRecord, OomCause, str]] = {
     ),
     "one tensor": (replace(FULL, requested=3 * GIB, others=GIB), TOO_BIG, "tensor of 3.00 GiB"),
     "a memory fraction": (FRACTION, TOO_BIG, "this process may use 1.00 GiB of the GPU"),
+    "a fraction beside others": (replace(FRACTION, free=MIB, others=800 * MIB), TOO_BIG, ""),
     "pieces": (
         PIECES,
         PIECED,
