@@ -7,10 +7,9 @@ from typing import Any
 from dashboard.charts.run_view import run_kind
 from stepscope.recorder.cuda_readback import SLOTS
 from stepscope.run import RunInfo, RunKind, RunStatus
-from stepscope.run.rank_info import names, now_of
+from stepscope.run.rank_info import now_of
 
 STALE_S = 3.0  # age of the heartbeat from which the page warns; it is written every second
-ROUND_S = 5  # resolution of a wait in a message: screen readers announce each change
 
 
 def state(run: RunInfo) -> dict[str, Any]:
@@ -53,9 +52,6 @@ def warnings(run: RunInfo) -> list[str]:
             f"{dropped:,} {were} not recorded: the disk was too slow and the memory buffer is "
             "full, or the store cannot hold them. Training was not delayed."
         )
-    waits = command_wait(run, now_of(run.run_json))
-    if waits is not None:
-        found.append(waits)
     if run.status.live and age_s > STALE_S:
         found.append(
             f"No update for {age_s:,.0f} s. The run has not ended, but its folder does not "
@@ -63,21 +59,6 @@ def warnings(run: RunInfo) -> list[str]:
             "stale."
         )
     return found
-
-
-def command_wait(run: RunInfo, now: float) -> str | None:
-    """Return which ranks have not reached the step of a command; None if all have."""
-    waits = run.run_json.get("command_waits")
-    if not run.status.live or not isinstance(waits, dict):
-        return None
-    try:
-        label = str(waits["name"]).replace("_", " ").capitalize()
-        since, step, ranks = float(waits["since"]), int(waits["step"]), list(waits["ranks"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    waited_s = max(ROUND_S, int(now - since) // ROUND_S * ROUND_S)
-    late = names(ranks, run.run_json.get("world_size", 0))
-    return f"{label} is waiting for step {step:,}: {late} not there after {waited_s:,} s."
 
 
 def _waiting(run: RunInfo) -> str | None:

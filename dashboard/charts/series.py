@@ -186,7 +186,7 @@ class _SeriesResponse:
             if key in self.keys.last
         }
         if info.stream == "steps" and len(block):
-            last |= {"step": int(block.step[-1])} | _last_second(block)
+            last |= {"step": int(block.step[-1]), **_last_second(block)}
         return {"last": last}
 
     def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
