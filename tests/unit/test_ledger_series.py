@@ -109,8 +109,7 @@ def test_the_parts_are_a_series_of_the_memory_tab_alone(tmp_path: Path) -> None:
 
 def test_a_run_without_samples_has_no_ledger(tmp_path: Path) -> None:
     write_run(tmp_path, steps=[(0.0, 1, {"train/loss": 1.0})])
-    found = answer(read_run(tmp_path))
-    assert (found["series"], found.get("ledger")) == ({}, None)
+    assert "ledger" not in answer(read_run(tmp_path))
 
 
 def test_a_recording_of_the_machine_shows_its_first_gpu(tmp_path: Path) -> None:
@@ -148,6 +147,7 @@ def test_other_processes_are_listed_by_memory_and_foreign_text_is_tamed() -> Non
 
 
 def test_no_list_is_not_an_empty_one() -> None:
-    for listed in (None, [], {}, {GPU: None}, {"GPU-2": PROCESSES}, {GPU: {"pid": 1}}):
+    lists: tuple[Any, ...] = (None, [], {}, {GPU: None}, {"GPU-2": PROCESSES}, {GPU: {"pid": 1}})
+    for listed in lists:
         assert process_rows({"gpu_processes": listed}, GPU) is None
     assert process_rows({"gpu_processes": {GPU: []}}, GPU) == []

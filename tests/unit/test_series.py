@@ -224,9 +224,6 @@ def state(status: RunStatus, age_s: float = 0.0, **run_info: Any) -> dict[str, A
     return run_state.state(run)
 
 
-WAITS = {"name": "save_checkpoint", "since": 0.0, "step": 1200, "ranks": [1, 3]}
-
-
 @pytest.mark.parametrize(
     ("status", "age_s", "run_info", "warning"),
     [
@@ -238,15 +235,8 @@ WAITS = {"name": "save_checkpoint", "since": 0.0, "step": 1200, "ranks": [1, 3]}
             (status, 12.4, {}, "No update for 12 s.")
             for status in (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)
         ),
-        (RunStatus.FINISHED, 1e6, {"command_waits": WAITS}, None),
+        (RunStatus.FINISHED, 1e6, {}, None),
         (RunStatus.RUNNING, 1.0, {"problem": "Disk full."}, "Disk full."),
-        (
-            RunStatus.RUNNING,
-            0.0,
-            {"command_waits": WAITS, "world_size": 4},
-            "Save checkpoint is waiting for step 1,200: Ranks 1, 3 are not there after",
-        ),
-        (RunStatus.RUNNING, 0.0, {"command_waits": {"name": "stop"}}, None),
     ],
 )
 def test_warnings_about_the_recording(
