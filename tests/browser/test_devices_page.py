@@ -112,7 +112,7 @@ def answers(page: Page, found: list[Gpu]) -> None:
             device = next(device for device in view.devices if device.info.uuid == uuid)
             kept = watched.history(uuid)
             assert kept is not None
-            answer["gpu"] = details(device, view.since, None, {}, "cuda:0", kept.seen)
+            answer["gpu"] = details(device, view.since, {}, "cuda:0", kept.seen)
             answer["gpu"]["history"] = history(kept.since(0.0))
         route.fulfill(body=json.dumps(answer), content_type="application/json")
 
