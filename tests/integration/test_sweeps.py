@@ -79,14 +79,6 @@ def test_a_stopped_or_killed_sweep_continues_where_it_was(server: Services) -> N
     server.sweeps.stop(sweep_id)
     content = server.sweeps.read(sweep_id).content
     assert (content.status, content.reason) == (SweepStatus.STOPPED, "Stopped before it began.")
-    path = server.sweeps.read(sweep_id).folder / "plan.json"
-    plan = path.read_text()
-    path.write_text("{}")
-    resume(server, sweep_id)
-    reason = str(ended(server, sweep_id).content.reason)
-    assert reason.startswith("The process exited before measuring:")
-    assert "plan.json: is no plan" in reason
-    path.write_text(plan)
     resume(server, sweep_id)
     wait_until(lambda: samples(server, sweep_id) >= 1)
     os.kill(int(server.sweeps.read(sweep_id).json["pid"]), signal.SIGKILL)
@@ -123,6 +115,16 @@ def test_its_server_or_another_ends_a_sweep(server: Services, tmp_path: Path) ->
     server.close()
     assert not process.is_running()
     assert server.sweeps.read(sweep_id).content.status is SweepStatus.STOPPED
+
+
+def test_a_process_that_cannot_begin_leaves_its_last_words(server: Services) -> None:
+    sweep_id = start(server)
+    server.sweeps.stop(sweep_id)
+    (server.sweeps.read(sweep_id).folder / "plan.json").write_text("{}")
+    resume(server, sweep_id)
+    reason = str(ended(server, sweep_id).content.reason)
+    assert reason.startswith("The process exited before measuring:")
+    assert "plan.json: is no plan" in reason
 
 
 @pytest.mark.parametrize("sweep_id", ["../runs", "absent", "", "a/b"])
