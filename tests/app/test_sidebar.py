@@ -123,12 +123,11 @@ def test_another_device_resets_unsupported_settings(
 
 def test_another_workload_keeps_supported_settings_and_loads_its_defaults(page: OpenPage) -> None:
     given = {"gradient_accumulation_steps": 4, "max_steps": 9, "deterministic": 1, "seed": 5}
-    app = page(activation_checkpointing="1", **{name: str(value) for name, value in given.items()})
+    app = page(**{name: str(value) for name, value in given.items()})
     assert widget(app, "channels_last").value is True
     label(app, "selectbox", "Workload").select("digits_mlp").run()
     assert {name: widget(app, name).value for name in given} == given
     assert widget(app, "channels_last").value is False
-    assert widget(app, "activation_checkpointing").value is False  # of no use in two layers
     label(app, "selectbox", "Workload").select("linear").run()
     assert widget(app, "optimizer").value == "sgd"
 

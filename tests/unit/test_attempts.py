@@ -64,7 +64,8 @@ def checkpoint(folder: Path, name: str, step: int, age_s: float = 0.0) -> None:
     writer.close()
 
 
-PEER: dict[str, Any] = {"status": "failed", "ended": time.time()}
+# After the heartbeat of rank 1, which the test writes later.
+PEER: dict[str, Any] = {"status": "failed", "ended": time.time() + 600.0}
 PEER |= {"reason": "RuntimeError: Connection closed by peer"}
 OWN = PEER | {"reason": "Training raised ValueError: no."}
 

@@ -30,7 +30,7 @@ def test_there_are_three_small_ones_without_a_journal() -> None:
 def test_each_has_its_description_and_names_no_machine(name: str) -> None:
     run = read_run(RUNS[name])
     assert run.run_json["name"].startswith("Example: ")
-    assert run.run_json["note"].startswith("Recorded on a ")
+    assert run.run_json["note"].startswith("Recorded on ")
     assert ("simulat" in run.run_json["note"]) == ("simulat" in name)
     assert read_only_reason(run) is not None
     assert recover_ended(run) == 0

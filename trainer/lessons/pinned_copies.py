@@ -6,7 +6,7 @@ import time
 import torch
 
 if not torch.cuda.is_available():
-    sys.exit("Pinned memory serves copies to a GPU: on a CPU a tensor is used where it lies.")
+    sys.exit("Pinned memory serves copies to a GPU: on a CPU there is nothing to copy.")
 
 
 def ten_copies(source: torch.Tensor, target: torch.Tensor) -> tuple[float, float]:
