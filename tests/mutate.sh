@@ -1,6 +1,6 @@
 #!/bin/sh
-# Changes one place at a time in trainer/ and in stepscope's recording, store, diagnosis and alerts, and
-# sees whether a test fails: mutate.sh [PATTERN]
+# Changes one place at a time in the folders that tests/mutmut.cfg lists, and checks that a test fails:
+# mutate.sh [PATTERN]
 #
 # PATTERN chooses mutants by name. The default takes every tenth; '*' takes all, which needs a night.
 # Works in a copy in a new folder of /tmp, where `mutmut results` lists the survivors afterwards and
