@@ -96,9 +96,10 @@ class RunIndex:
         self._list_names()
         listed = 0
         for name in self._names:
-            if listed == MAX_LISTED:
-                return
             entry = self._entries.get(name)
+            once_live = entry is not None and entry.run is not None and entry.run.status.live
+            if listed >= MAX_LISTED and not once_live:
+                continue
             if entry is None or not entry.final:
                 entry = self._entries[name] = _read(self._folder / name, entry)
             if entry.run is not None:

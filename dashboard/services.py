@@ -221,9 +221,12 @@ class Services:
 
     def folder(self, run_id: str) -> Path:
         """Return the folder of a run or example. Raises RunError for an unknown or unsafe id."""
-        with contextlib.suppress(RunError):
-            return run_folder(self.examples, run_id)
-        return run_folder(self.runs, run_id)
+        try:
+            return run_folder(self.runs, run_id)
+        except RunError:
+            with contextlib.suppress(RunError):
+                return run_folder(self.examples, run_id)
+            raise  # the message names the runs folder, not the examples
 
     def list_runs(self) -> list[RunInfo]:
         """Return the listed runs, live ones first, then newest first."""

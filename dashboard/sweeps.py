@@ -42,6 +42,7 @@ from trainer.lab.folder import (
 from trainer.lab.plan import SweepPlan
 
 log = logging.getLogger(__name__)
+STOPPED = "Stopped before it began."
 
 LAB_LOG = "lab.log"
 STOP_TIMEOUT_S = 10.0
@@ -84,6 +85,7 @@ class Sweeps:
         self._child: subprocess.Popen[bytes] | None = None
         self._child_id: str | None = None
         self._launched_ns = 0
+        self._stopped = False
         self._looked: tuple[float, str | None] = (-float("inf"), None)
         self._ended: dict[Path, tuple[int, StoredSweep]] = {}
 
@@ -98,9 +100,12 @@ class Sweeps:
 
     def read(self, sweep_id: str) -> StoredSweep:
         """Return a sweep or example. Raises SweepError for an unknown or unsafe id."""
-        with contextlib.suppress(SweepError):
-            return self._read(sweep_folder(self._examples, sweep_id))
-        return self._read(sweep_folder(self._runs, sweep_id))
+        try:
+            return self._read(sweep_folder(self._runs, sweep_id))
+        except SweepError:
+            with contextlib.suppress(SweepError):
+                return self._read(sweep_folder(self._examples, sweep_id))
+            raise
 
     def active_id(self, max_age_s: float = 0.0) -> str | None:
         """Return the sweep that any process of this machine measures now, if any.
@@ -139,6 +144,7 @@ class Sweeps:
         """
         with self._lock:
             if sweep_id == self._child_id and self._child is not None:
+                self._stopped = True
                 _end(self._child, timeout_s)
                 return
             sweep = self._changeable("Stop", sweep_id)
@@ -179,6 +185,7 @@ class Sweeps:
         if self._child is not None:
             _end(self._child, STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
         self._launched_ns = os.stat(folder / SWEEP_JSON).st_mtime_ns
+        self._stopped = False
         with open(open_for_append(folder / LAB_LOG), "wb", buffering=0) as output:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "trainer.lab", "--folder", str(folder.resolve())],
@@ -226,7 +233,8 @@ class Sweeps:
         age = abs(time.time() - content.created)  # of a future time too
         never_begun = content.status is SweepStatus.PENDING and age > STARTING_S
         if silent or never_begun:
-            return replace(content, status=SweepStatus.STOPPED, reason=_exit_reason(folder))
+            reason = STOPPED if self._stopped else _exit_reason(folder)
+            return replace(content, status=SweepStatus.STOPPED, reason=reason)
         return content
 
     def _look_only(self, folder: Path, content: dict[str, Any]) -> str | None:
@@ -252,7 +260,7 @@ def _exit_reason(folder: Path) -> str:
     """Return that a sweep ended early, with the last line of its output if it has any."""
     lines = (tail(folder / LAB_LOG) or "").strip().splitlines()
     end = f"The process exited before measuring: {lines[-1][:200]}" if lines else ""
-    return end or "Stopped before it began."
+    return end or STOPPED
 
 
 def _end(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> None:

@@ -106,8 +106,10 @@ def get_series(request: Request) -> Answer:
             if query.get("only") == memory_breakdown.SERIES:
                 return memory_breakdown.update(reader, run, cursors, int(after)) | token
             answer = series.update(reader, run, cursors, int(after), include_folded)
-            found = unseen(_RANK_EVENTS.of(run) or [], query.get("rank_events", ""))
-            answer["rank_events"], answer["rank_events_seen"] = found
+            found = _RANK_EVENTS.of(run)
+            unread = unseen(found or [], query.get("rank_events", ""))
+            answer["rank_events"] = unread[0]
+            answer["rank_events_seen"] = "" if found is None else unread[1]
             return answer | token | {"verdict": _verdict(server, reader, run)}
     except StoreError:
         if run.status is not RunStatus.PENDING:

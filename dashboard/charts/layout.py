@@ -99,11 +99,13 @@ def _absent(content: RunView, drawn: set[str]) -> str | None:
     if content.allocator_reason and content.kind is not RunKind.RECORD:
         texts.append(content.allocator_reason)
     missing: dict[tuple[str, str], list[str]] = {}
-    for gpu in content.gpus:
-        whose = "" if len(content.gpus) == 1 else f" of GPU {gpu.index}"
-        for metric in METRICS:
-            if metric.key in drawn and metric.key in gpu.missing:
-                missing.setdefault((gpu.missing[metric.key], whose), []).append(metric.label)
+    for metric in METRICS:
+        if metric.key in drawn:
+            reasons = {gpu.index: gpu.missing.get(metric.key) for gpu in content.gpus}
+            for reason in filter(None, dict.fromkeys(reasons.values())):
+                lacking = [str(index) for index, why in reasons.items() if why == reason]
+                whose = "" if len(lacking) == len(reasons) else f" of GPU {', '.join(lacking)}"
+                missing.setdefault((reason, whose), []).append(metric.label)
     for (reason, whose), labels in missing.items():
         names = ", ".join(labels)
         texts.append(f"{names[0].upper()}{names[1:]}{whose}: {reason.removesuffix('.')}.")

@@ -1,4 +1,4 @@
-"""Alerts and command results of the ranks other than 0, each from its own store."""
+"""Alerts and refused commands of the ranks other than 0, each from its own store."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from stepscope.store import EventRow, StoreError, StoreReader
 
 ALERT = "alert"
 MAX_EVENTS = 100  # newest events of all other ranks
+MAX_READ = 1000  # newest events of a rank: epochs must not crowd out alerts
 
 Events = list[dict[str, Any]]
 
 
 def read_rank_events(run: RunInfo) -> Events:
-    """Return the newest alerts and command results of the other ranks, oldest first.
+    """Return the newest alerts and refused commands of the other ranks, oldest first.
 
     `no_step` alerts are omitted: rank 0 of a hanging job has them too. The ids are text.
     """
@@ -37,7 +38,7 @@ def unseen(events: Events, seen: str) -> tuple[Events, str]:
 def _events(run: RunInfo, number: int) -> Iterator[dict[str, Any]]:
     try:
         with StoreReader(run.folder, number) as reader:
-            rows = [event for event in reader.events() if _is_shown(event)]
+            rows = [event for event in reader.events(limit=MAX_READ) if _is_shown(event)]
     except StoreError:  # being created, or damaged
         return
     file = find_rank(run.folder, number) if rows else None
@@ -51,4 +52,4 @@ def _events(run: RunInfo, number: int) -> Iterator[dict[str, Any]]:
 def _is_shown(event: EventRow) -> bool:
     if event.kind == ALERT:
         return event.data.get("rule") != NO_STEP
-    return event.data.get("command_id") is not None
+    return event.data.get("command_id") is not None and event.data.get("ok") is False

@@ -20,6 +20,9 @@ NOT_BEGUN = (
     "The training device is known after the first optimizer step; until then process memory is "
     "shown."
 )
+NOT_SUPPORTED = "not supported on this GPU"
+"""The sampler's text for NVML_ERROR_NOT_SUPPORTED."""
+WITH_MIG = "not available with MIG enabled"
 CPU_TRAINS = "this run trains on the CPU."
 
 MAX_CUSTOM_CHARTS = 12  # charts of user-defined metrics; the others are recorded only
@@ -175,7 +178,7 @@ def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
             name=str(entry.get("name")),
             index=index,
             memory_bytes=memory if type(memory := entry.get("memory_total")) is int else None,
-            missing=_reasons(missing.get(str(entry["uuid"]))),
+            missing=_missing(entry, _reasons(missing.get(str(entry["uuid"])))),
         )
         for index, entry in enumerate(entries)
     ]
@@ -195,3 +198,12 @@ def _text(value: Any) -> str | None:
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _missing(entry: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return the reasons for missing metrics; of a MIG instance NVML reports "not supported"."""
+    is_instance = str(entry["uuid"]).startswith("MIG-") or " MIG " in str(entry.get("name"))
+    return {
+        key: WITH_MIG if is_instance and reason == NOT_SUPPORTED else reason
+        for key, reason in reasons.items()
+    }

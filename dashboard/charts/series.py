@@ -34,7 +34,7 @@ TARGET = 500  # buckets of a chart, at most
 MAX_NEW = 250  # new buckets; with more, a fresh overview is smaller
 MAX_EVENTS = 1000  # newest events of a first answer: epochs must not crowd out commands
 RECENT_ROWS = 24  # searched for the newest value: 2.4 s of samples, more than the slowest tier
-RECENT_STEPS = 128  # searched for the newest value of a step
+RECENT_STEPS = 512  # searched for the newest value of a step
 RATE_S = 1.0  # the rate is averaged over it: a single step may be an epoch's short last batch
 FOLDED = {
     *("train/amp_scale", "train/amp_skipped"),

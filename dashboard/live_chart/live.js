@@ -146,8 +146,8 @@ class LiveView extends ChartView {
     const { store } = this;
     if (fresh.length) this.table.show(store.events, store.layout.metrics);
     if (!first) {
-      this.acknowledge(fresh);
-      this.toasts.take(fresh);
+      this.acknowledge(store.news);
+      this.toasts.take(store.news);
     }
     this.showAnswer();
     setAttribute(this.root, "data-status", answer.status);

@@ -121,8 +121,10 @@ export class Store {
       (event) => !this.rankEvents.has(event.id) && !repeatsRank0(event),
     );
     for (const event of others) this.rankEvents.add(event.id);
-    this.rankEventsSeen = answer.rank_events_seen || "";
     const fresh = [...own, ...others];
+    // Without a cursor, the events of other ranks may be old: they are listed, not announced.
+    this.news = this.rankEventsSeen ? fresh : own;
+    this.rankEventsSeen = answer.rank_events_seen || "";
     this.events = [...this.events, ...fresh].slice(-MAX_EVENTS);
     if (others.length) this.events.sort((a, b) => a.t - b.t);
     return fresh;

@@ -161,7 +161,9 @@ class AlertNotifier:
 
     def deliver(self, alert: Alert) -> None:
         """Queue an alert; drop it, with one warning, if the queue is full. Never blocks."""
-        if self._closed or not self._channels:
+        if self._closed or not any(
+            channel.accepts(alert.level, alert.state) for _, channel, _ in self._channels
+        ):
             return
         if self._alerts.qsize() < QUEUE_LIMIT:
             self._alerts.put(alert)

@@ -150,7 +150,6 @@ DEFAULTS: tuple[AlertRule, ...] = (
     AlertRule(
         name=GPU_IDLE,
         below=5,
-        clear=5,
         for_s=60,
         text="{device} is idle: utilization below {threshold} for {seconds}, while the run trains "
         "on it",

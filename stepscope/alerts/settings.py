@@ -112,9 +112,8 @@ def parse_rule(name: str, raw: Any) -> AlertRule:
     default = next((rule for rule in DEFAULTS if rule.name == name), None)
     allowed: tuple[str, ...] = _CUSTOM_FIELDS
     if default is not None:
-        own = [
-            field for field in ("above", "below", "clear") if getattr(default, field) is not None
-        ]
+        own = [field for field in ("above", "below") if getattr(default, field) is not None]
+        own += ["clear"] if own else []
         allowed = _ENDING_FIELDS if name in ENDINGS else (*own, *_DEFAULT_FIELDS)
     for field in raw.keys() - set(allowed):
         text = f"has no field {ascii(field)[:60]}. Its fields are {', '.join(allowed)}."

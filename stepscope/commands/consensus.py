@@ -54,9 +54,14 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class RankReport(msgspec.Struct):
-    """Votes that a rank publishes for rank 0: first steps at which it can execute each command."""
+    """State that a rank publishes for rank 0.
 
-    answers: dict[int, int] = {}  # by command id
+    `answers` are the votes by command id: the first steps at which the rank can execute a command.
+    `stop` is the reason of a requested stop of all ranks.
+    """
+
+    answers: dict[int, int] = {}
+    stop: str | None = None
 
 
 class Coordinator:

@@ -29,6 +29,8 @@ from stepscope.common.files import REPLACED, WakeableSleep, is_network_filesyste
 from stepscope.common.json_values import first_line
 from stepscope.run import RunStatus
 from stepscope.run.rank_info import RankMetadata, find_rank
+from stepscope.store import StoreError
+from stepscope.store.reader import send_command
 
 if TYPE_CHECKING:
     from stepscope.recorder.recorder import Recorder
@@ -39,6 +41,7 @@ POLL_S = 0.25
 """Interval of reading while a command is pending, or if changes of a file are not reported."""
 IDLE_S = 3600.0
 NETWORK_VOTE_TIMEOUT_S = 30.0  # A network disk shows a change some seconds later.
+STOP_POLL_S = 2.0  # Interval of reading the other ranks' stop requests over a network disk.
 JOIN_S = 2.0
 
 
@@ -74,7 +77,9 @@ class JobCommands(Participant):
         self._coordinator = Coordinator(vote_timeout_s=timeout_s, silence_text=self._silence_text)
         self._written = b""
         self.finished: set[int] = set()  # ids of the commands with a result on this rank
-        self._stop_proposed = False
+        self._stop_proposed = self._stop_forwarded = False
+        self._wanted_stop: str | None = None
+        self._next_stop_poll_s = 0.0
         self._came = threading.Event()
         self._closing = False
         self._failed = False
@@ -94,6 +99,11 @@ class JobCommands(Participant):
         self._came.wait(timeout_s)
         self._came.clear()
         return self.take()
+
+    def want_stop(self, reason: str) -> None:
+        """Request a stop of all ranks from rank 0. Thread-safe."""
+        self._wanted_stop = reason
+        self._wake()
 
     def close(self) -> None:
         """End the protocol, and withdraw the commands that were not executed."""
@@ -137,6 +147,7 @@ class JobCommands(Participant):
 
     def _coordinate(self) -> None:
         coordinator, now_s = self._coordinator, time.monotonic()
+        self._forward_stop(now_s)
         if coordinator.propose(now_s):
             self._publish(coordinator.proposals, coordinator.paused_at)
         self._handle(coordinator.proposals)
@@ -154,6 +165,22 @@ class JobCommands(Participant):
             self._coordinator.proposals, self._coordinator.paused_at = proposals, paused_at
             self._coordinator.withdraw("the disk refuses the files of the agreement")
             self._write_notices()
+
+    def _forward_stop(self, now_s: float) -> None:
+        """Send Stop as the page does if another rank requests a stop, once."""
+        if self._stop_forwarded or now_s < self._next_stop_poll_s:
+            return
+        self._next_stop_poll_s = now_s + (0.0 if self._is_notified else STOP_POLL_S)
+        stops = (self._files.report(number).stop for number in range(1, self._ranks))
+        reason = next(filter(None, stops), None)
+        if reason is None:
+            return
+        self._stop_forwarded = True
+        try:
+            if not self._stop_proposed:
+                send_command(self._recorder.folder, CommandName.STOP, {"reason": reason})
+        except StoreError as error:
+            log.warning("stepscope: the ranks could not be asked to stop: %s", error)
 
     def _votes(self) -> tuple[dict[int, dict[int, int]], dict[int, str]]:
         """Return the participating ranks' votes, and the reasons of the ranks that are gone."""
@@ -210,7 +237,7 @@ class JobCommands(Participant):
 
     def _write_report(self) -> None:
         """Replace this rank's file if the report has changed."""
-        content = msgspec.json.encode(RankReport(dict(self.votes)))
+        content = msgspec.json.encode(RankReport(dict(self.votes), self._wanted_stop))
         is_new = bool(self._number) and content != self._written
         if is_new and self._try(lambda: self._files.write_report(self._number, content)):
             self._written = content

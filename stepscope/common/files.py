@@ -179,12 +179,12 @@ def is_network_filesystem(path: Path) -> bool:
         lines = MOUNTS.read_bytes().splitlines()
     except OSError:
         return False
-    path, kind, depth = path.resolve(), "", 0
+    path, kind = path.resolve(), ""
     for line in lines:
         before, _, after = line.partition(b" - ")
         point = _unescaped(before.split(b" ")[4])
-        if path.is_relative_to(point) and len(point.parts) >= depth:  # a later mount is on top
-            kind, depth = os.fsdecode(after.split(b" ")[0]), len(point.parts)
+        if path.is_relative_to(point):  # a later mount is on top, or covers an earlier one
+            kind = os.fsdecode(after.split(b" ")[0])
     return bool(kind) and kind not in LOCAL_FILE_SYSTEMS
 
 

@@ -55,6 +55,7 @@ class DdpTiming:
         self._module = weakref.ref(module)
         self._counted[module] = -1
         self._count_models()
+        self._models = 1  # a former model is counted again after the first steps
         self._steps = self._every = 0
         self._judged_s = None
         self._on_cuda = bool(next(module.parameters()).is_cuda)

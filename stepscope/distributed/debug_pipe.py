@@ -28,7 +28,8 @@ PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 MAX_BYTES = 64 * 2**20
 """2,000 collectives with their stacks, which torch always writes here, take some 10 MiB."""
-WAIT_S = 5.0  # Timeout of one `look`: the monitor reads its pipe once a second.
+WAIT_S = 3.0  # Timeout of one `look`: the monitor reads its pipe once a second.
+LATE_S = 60.0  # Age from which a request counts as not answered.
 POLL_S = 0.1
 OURS = "nccl-record-"
 """Begin of the name of a dump in the run folder, to which torch appends the rank."""
@@ -106,40 +107,61 @@ class NcclRecord:
         self._dump: FlightRecorderDump | None = None
         self._counts: Any = None
         """The numbers of the collectives when `_dump` was requested."""
+        self._requested: tuple[float, int | None, Any] | None = None
+        """When a dump was requested, the mtime of the file before, and the numbers then."""
 
     def look(self, rank: int) -> FlightRecorderDump | str:
         """Return the present dump, or the reason why it is missing; waits up to WAIT_S."""
+        until = time.monotonic() + WAIT_S
+        while (result := self._poll(rank)) is None:
+            if time.monotonic() > until:
+                return "torch has not written NCCL's Flight Recorder yet"
+            time.sleep(POLL_S)
+        return result
+
+    def _poll(self, rank: int) -> FlightRecorderDump | str | None:
+        """Return the dump or the reason why it is missing; None while torch writes it."""
         now = counts()
         if now is None:
             return "this torch has no Flight Recorder for NCCL"
-        if self._dump is not None and now == self._counts:
-            return self._dump
-        if _capturing:
-            return "a CUDA graph is being captured"
-        stem, path = os.environ.get(PIPE), next(filter(None, map(os.environ.get, FILES)), None)
-        if stem is None or path is None:
-            return f"NCCL's Flight Recorder is not read: {PIPE} was not set when the ranks met"
-        file = Path(f"{path}{rank}")
-        before = _mtime_ns(file)
-        try:
-            pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-            with open(pipe, "wb", buffering=0) as writer:
-                writer.write(b"1")
-        except OSError as error:
-            return f"NCCL's Flight Recorder is not read: no debug pipe ({error.strerror})"
-        until = time.monotonic() + WAIT_S
-        while time.monotonic() < until:
-            time.sleep(POLL_S)
-            if _mtime_ns(file) in (None, before):
-                continue
+        file = Path(f"{_prefix()}{rank}")
+        if self._requested is None and (self._dump is None or now != self._counts):
+            if _capturing:
+                return "a CUDA graph is being captured"
+            if (stem := os.environ.get(PIPE)) is None:
+                return f"NCCL's Flight Recorder is not read: {PIPE} was not set when the ranks met"
+            before = _mtime_ns(file)
+            try:
+                pipe = os.open(f"{stem}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                with open(pipe, "wb", buffering=0) as writer:
+                    writer.write(b"1")
+            except OSError as error:
+                return f"NCCL's Flight Recorder is not read: no debug pipe ({error.strerror})"
+            self._requested = time.monotonic(), before, now
+        if self._requested is not None:
+            self._read(file, *self._requested)
+        return self._dump if self._requested is None and now == self._counts else None
+
+    def _read(self, file: Path, began_s: float, before: int | None, numbers: Any) -> None:
+        """Read the requested dump if torch has completed it."""
+        if _mtime_ns(file) not in (None, before):
             # Incomplete while torch writes it: the next poll reads it again.
             with contextlib.suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):
                 self._dump = parsed(unpickled(read_regular_file(file, MAX_BYTES)))
-                self._counts = now
-                if file.name.startswith(OURS):
+                self._counts, self._requested = numbers, None
+                if file.name.startswith(OURS):  # a dump that torch makes at a timeout stays
                     file.unlink()
-                return self._dump
-        return "torch has not written NCCL's Flight Recorder yet"
+        if self._requested is not None and time.monotonic() - began_s > LATE_S:
+            self._requested = None
+
+
+def _prefix() -> str:
+    """Return the path of torch's dumps without the rank."""
+    for name in FILES:
+        if os.environ.get(name):
+            return os.environ[name]
+    cache = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '/tmp')}/.cache"
+    return f"{cache}/torch/comm_lib_trace_rank_"
 
 
 def _mtime_ns(file: Path) -> int | None:

@@ -57,7 +57,9 @@ def first_cause(ends: Sequence[RankExit]) -> list[RankExit]:
     own = next((end for end in spoken if not end.of_a_peer), None)
     if own is not None and (not gone or own.earliest <= gone[0].latest):
         return [own]
-    if gone and (not spoken or gone[0].earliest <= spoken[0].earliest):
+    # A lost connection is its peer's exit, and a network disk has a clock of its own.
+    margin_s = HEARTBEAT_S if spoken and spoken[0].of_a_peer else 0.0
+    if gone and (not spoken or gone[0].earliest <= spoken[0].earliest + margin_s):
         return [end for end in gone if end.earliest <= gone[0].earliest + HEARTBEAT_S]
     return spoken[:1]
 

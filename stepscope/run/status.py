@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import traceback
 from dataclasses import dataclass, replace
@@ -161,4 +162,8 @@ def _was_pinning(error: BaseException) -> bool:
     if "in pin memory thread" in _text_of(error):  # the DataLoader's, with its own traceback
         return True
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and "pin_memory" in (frames[-1].line or "")
+    if not frames or frames[-1].lineno is None:
+        return False
+    first, last = frames[-1].lineno, frames[-1].end_lineno or frames[-1].lineno
+    call = (linecache.getline(frames[-1].filename, number) for number in range(first, last + 1))
+    return any("pin_memory" in line for line in call)

@@ -95,12 +95,17 @@ class StoreReader:
     def keys(self, series: int) -> tuple[str, ...]:
         """Return every metric of a series in order of appearance."""
         with self._reading():
+            # A frame has all metrics of earlier frames.
             newest = self._connection.execute(
                 "SELECT l.keys FROM frames f JOIN layouts l ON l.id = f.layout "
-                "WHERE f.series = ? AND f.level = 0 ORDER BY f.first DESC LIMIT 1",
+                "WHERE f.series = ? AND f.level = 0 ORDER BY f.first DESC",
                 (series,),
-            ).fetchone()
-            return decode_keys(newest[0]) if newest else ()  # it has those of earlier frames
+            )
+            for (keys,) in newest:
+                with suppress(ValueError):
+                    return decode_keys(keys)
+                self._log_omitted("a layout")
+            return ()
 
     def read(self, series: int, start: int, stop: int, bucket: int) -> SeriesBlock:
         """Return rows [start, stop) in buckets of `bucket` rows (a power of two), aligned.
@@ -142,16 +147,21 @@ class StoreReader:
         )
         events, left = list[EventRow](), MAX_EVENTS_LENGTH
         with self._reading():
-            for row in self._connection.execute(newest, (after, limit)):
-                event = _event(*row)
-                if event is None:
-                    self._log_omitted("an event")
-                    continue
-                left -= len(event.text) + len(row[-1])
-                if left < 0:
-                    self._log_omitted("older events")
-                    break
-                events.append(event)
+            try:
+                for row in self._connection.execute(newest, (after, limit)):
+                    event = _event(*row)
+                    if event is None:
+                        self._log_omitted("an event")
+                        continue
+                    left -= len(event.text) + len(row[-1])
+                    if left < 0:
+                        self._log_omitted("older events")
+                        break
+                    events.append(event)
+            except (sqlite3.DataError, sqlite3.OperationalError) as error:
+                if error.sqlite_errorcode not in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_INTERRUPT):
+                    raise
+                self._log_omitted("older events")
         return events[::-1]
 
     def stored_slots(self) -> int:

@@ -1,12 +1,13 @@
 """Tee the output of a script to `output.log` in its run folder.
 
 `sys.stdout` and `sys.stderr` remain the same objects, with their encoding, buffering and file
-descriptor. Only `write` of the raw file object below is replaced. Output of C code and
+descriptor. Only `write` and `flush` of the raw file object below are replaced. Output of C code and
 child processes is not in the log.
 """
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import sys
@@ -21,12 +22,16 @@ from stepscope.run import rank_file
 LIMIT_BYTES = 8 * 2**20
 """Size at which `output.log` is rotated to `output.1.log`: the last 8 to 16 MiB are kept."""
 
+BEGUN_S = 0.5  # Maximum delay of an incomplete line.
+
 
 class OutputLog:
     """The log of one process, written immediately, so that a killed process loses nothing.
 
-    If a write fails, `failed` is called once, and the log ends. Raises OSError if the file cannot
-    be created.
+    Only an incomplete line of an unbuffered stream is delayed, to its end, a flush or BEGUN_S.
+    There `print` writes a line in two parts, and a write to the log between them would merge lines
+    of ranks that share a pipe more often. If a write fails, `failed` is called once, and the log
+    ends. Raises OSError if the file cannot be created.
     """
 
     def __init__(
@@ -40,6 +45,8 @@ class OutputLog:
         self._size = 0
         self._waiting: deque[bytes] = deque()
         self._writing = threading.Lock()
+        self._closed = threading.Event()
+        self._begun: threading.Thread | None = None
         self._on = True
         os.register_at_fork(after_in_child=self._leave)
 
@@ -49,19 +56,32 @@ class OutputLog:
         raw = getattr(buffer, "raw", buffer)  # none below an unbuffered stream (python -u)
         if not isinstance(raw, io.FileIO):
             return f"it is not a file but {type(stream).__name__}"
-        write = raw.write
+        write, in_parts = raw.write, raw is buffer
 
         def kept(data: Any, /) -> int | None:
             written = write(data)
             if written and self._on:
-                self._waiting.append(bytes(memoryview(data).cast("B")[:written]))
-                self._flush()
+                some = bytes(memoryview(data).cast("B")[:written])
+                self._waiting.append(some)
+                if not in_parts or some[-1] in b"\r\n" or self._closed.is_set():
+                    self.flush()
             return written
 
+        flush = raw.flush
+
+        def flushed() -> None:
+            flush()
+            if self._on:
+                self.flush()
+
         raw.write = kept  # type: ignore[method-assign]
+        raw.flush = flushed  # type: ignore[method-assign]
+        if in_parts and self._begun is None:
+            self._begun = threading.Thread(target=self._work, name="stepscope-output", daemon=True)
+            self._begun.start()
         return None
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Write the pending bytes, unless another thread is writing and so includes them."""
         # Never blocks, because a signal handler may print during a write of this thread.
         while self._waiting and self._writing.acquire(blocking=False):
@@ -70,8 +90,19 @@ class OutputLog:
             finally:
                 self._writing.release()
 
+    def close(self) -> None:
+        """Write the incomplete line, and write later output immediately."""
+        self._closed.set()
+        if self._begun is not None:
+            self._begun.join()
+        self.flush()
+
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+
+    def _work(self) -> None:
+        while not self._closed.wait(BEGUN_S):
+            self.flush()
 
     def _write(self, data: bytes) -> None:
         try:
@@ -90,9 +121,9 @@ class OutputLog:
 
     def _leave(self) -> None:
         """Detach after a fork, in the child: two processes cannot rotate one file."""
-        self._on = False
+        self._on, self._begun = False, None
         self._waiting.clear()
-        self._writing = threading.Lock()
+        self._closed, self._writing = threading.Event(), threading.Lock()
 
 
 def keep_output(folder: Path, rank: int, failed: Callable[[str], None]) -> None:
@@ -105,6 +136,7 @@ def keep_output(folder: Path, rank: int, failed: Callable[[str], None]) -> None:
     except OSError as error:
         failed(f"The output is not kept: {error}.")
         return
+    atexit.register(log.close)
     for stream in ("stdout", "stderr"):
         reason = log.keep(getattr(sys, stream))
         if reason is not None:

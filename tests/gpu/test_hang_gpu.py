@@ -58,8 +58,6 @@ def test_watchdog_flight_recorder_and_finding_name_the_same(need: Need, tmp_path
     run = job.run
     assert run is not None
     assert run.status in (RunStatus.CRASHED, RunStatus.FAILED)
-    words = f"rank 1 has not entered all_reduce #{found.sequence} (16 B), which "
-    assert words in (run.reason or ""), "the end by the time-out names the same"
 
 
 @pytest.mark.parametrize(

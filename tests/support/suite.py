@@ -56,6 +56,33 @@ def pytest_timeout_cancel_timer() -> Iterator[None]:
     return (yield)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return a scheduler for `--dist loadfile` under which a crashing test runs once."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 (a run may do without xdist)
+
+    class Files(LoadFileScheduling):  # type: ignore[misc]
+        def remove_node(self, node: Any) -> str | None:
+            """Return the test during which a worker died; its file goes on with the next one.
+
+            pytest-xdist 3.8 gives that test to the next worker, which dies of it as well.
+            """
+            files = self.assigned_work.get(node, {}).values()
+            crashed = next(
+                ((file, test) for file in files for test, done in file.items() if not done), None
+            )
+            if crashed is None:
+                return super().remove_node(node)  # type: ignore[no-any-return]
+            file, test = crashed
+            file[test] = True
+            super().remove_node(node)
+            return str(test)
+
+    return Files(config, log)
+
+
 class Skips:
     """Fail a run in which a test skips that no pattern of a file names."""
 

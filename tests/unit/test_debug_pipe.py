@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,8 +68,15 @@ class Torch:
 
     def answer(self) -> None:
         """Write the file as torch does, in place."""
-        newest = entry(self.enqueued - 1, "nccl:all_reduce", retired=False)
-        self.file.write_bytes(pickle.dumps(content(newest)))
+        entry = {
+            "record_id": self.enqueued,
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": self.enqueued,
+            "profiling_name": "nccl:all_reduce",
+            "time_created_ns": 10**18,
+            "state": "scheduled",
+        }
+        self.file.write_bytes(pickle.dumps({"entries": [entry], "pg_config": {}}))
 
     def close(self) -> None:
         os.close(self._pipe)
@@ -76,8 +84,8 @@ class Torch:
 
 @pytest.fixture
 def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Torch]:
-    monkeypatch.setattr(debug_pipe, "WAIT_S", 0.2)
-    monkeypatch.setattr(debug_pipe, "POLL_S", 0.01)
+    monkeypatch.setattr(debug_pipe, "WAIT_S", 0.0)
+    monkeypatch.setattr(debug_pipe, "POLL_S", 0.0)
     monkeypatch.setattr(hang_capture, "_nccl", NcclRecord())
     made = Torch(tmp_path, monkeypatch)
     yield made
@@ -89,29 +97,26 @@ def look() -> HangRecord:
     return capture(known, threading.get_ident())
 
 
-def test_a_look_requests_a_dump_and_reads_it_when_it_is_there(
-    torch: Torch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "not written" in str(look().collectives_reason)
-    assert torch.requests() == 1
-    answers: list[Callable[[], object]] = [
-        lambda: None,
-        lambda: torch.file.write_bytes(b"\x80"),  # torch has begun to write it
-        torch.answer,
-    ]
-    sleeps = iter([*answers, torch.answer])
-    monkeypatch.setattr("time.sleep", lambda _: next(sleeps)())
+def test_a_look_requests_a_dump_and_reads_it_when_it_is_there(torch: Torch) -> None:
+    record = look()
+    assert (record.collectives, torch.requests()) == ((), 1)
+    assert record.collectives_reason is not None
+    torch.file.write_bytes(b"\x80")  # torch has begun to write it
+    assert look().collectives == ()
+    torch.answer()
     record = look()
     assert [one.sequence for one in record.collectives] == [5]
     assert record.collectives_reason is None
     assert not torch.file.exists()
     assert set(torch.calls) == {(False, False, False)}, "a dump of collectives asks CUDA"
-    assert torch.requests() == 1
-    assert [one.sequence for one in look().collectives] == [5]
+    for _ in range(3):
+        assert [one.sequence for one in look().collectives] == [5]
     assert torch.requests() == 0, "collectives have not gone on"
     torch.enqueued = 6
-    assert [one.sequence for one in look().collectives] == [6]
+    assert look().collectives == (), "what was read before is not so any more"
     assert torch.requests() == 1
+    torch.answer()
+    assert [one.sequence for one in look().collectives] == [6]
 
 
 def test_a_graph_that_is_captured_is_left_alone(torch: Torch) -> None:
@@ -126,7 +131,7 @@ def test_a_graph_that_is_captured_is_left_alone(torch: Torch) -> None:
     with pytest.raises(RuntimeError, match="no such pool"):
         graph.capture_begin("bad")
     assert look().collectives_reason != "a CUDA graph is being captured"
-    assert torch.requests() == 1, "again after a failed capture"
+    assert torch.requests() == 1
 
 
 @pytest.mark.parametrize("missing", ["variable", "pipe", "reader", "recorder"])
@@ -147,6 +152,16 @@ def test_what_cannot_be_read_says_why(
     assert record.collectives_reason
 
 
+def test_a_request_that_is_not_answered_is_made_again(
+    torch: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look()
+    monkeypatch.setattr(debug_pipe, "LATE_S", -1.0)
+    look()
+    look()
+    assert torch.requests() == 2
+
+
 def test_gloo_is_read_at_once(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace())
     read = FlightRecorderDump(collectives=(), groups={})
@@ -161,12 +176,6 @@ def test_the_pipe_is_set_for_torch_and_deleted(
     for name in (PIPE, *FILES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setenv(FILES[1], "/mine/trace")
-        close = open_pipe(tmp_path / "run")
-        assert close is not None
-        assert FILES[0] not in os.environ, "the user has set a file"
-        close()
     close = open_pipe(tmp_path / "run")
     assert close is not None
     stem = Path(os.environ[PIPE])
@@ -198,6 +207,19 @@ def test_a_folder_that_others_can_write_into_or_without_fifos_is_not_used(
     else:
         monkeypatch.setattr(os, "mkfifo", refuse)
     assert open_pipe(tmp_path) is None
+    assert PIPE not in os.environ
+
+
+def test_the_file_that_the_user_has_set_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PIPE, raising=False)
+    monkeypatch.delenv(FILES[0], raising=False)
+    monkeypatch.setenv(FILES[1], "/mine/trace")
+    close = open_pipe(tmp_path)
+    assert close is not None
+    assert FILES[0] not in os.environ
+    close()
     assert PIPE not in os.environ
 
 
@@ -247,7 +269,12 @@ def test_both_recorders_are_read_without_stacks(monkeypatch: pytest.MonkeyPatch)
     assert asked == [(True, False, False)] * 2
 
 
-def test_without_a_recorder_there_is_no_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_writes_json_only_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps(content(entry(4))).encode()
+    torch_with(monkeypatch, _dump_fr_trace_json=lambda *flags: text)
+    record = dump()
+    assert record is not None
+    assert [one.record for one in record.collectives] == [4]
     torch_with(monkeypatch)
     assert dump() is None
     monkeypatch.delitem(sys.modules, "torch")

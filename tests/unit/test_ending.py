@@ -1,5 +1,7 @@
 """What a rank takes for the wish of torchrun that it ends."""
 
+import pytest
+
 from tests.support.python_programs import run_python
 from trainer.runners.rank_shutdown import EXIT_CODE, SIGNALED
 
@@ -24,11 +26,12 @@ from types import SimpleNamespace
 from trainer.runners import rank_shutdown
 
 rank_shutdown.GRACE_S = 0.0
-place = rank_shutdown.TorchrunEnv(1, 1, 1, 2)
+place = rank_shutdown.TorchrunEnv(1, {local_rank}, 1, 2)
 one = rank_shutdown.ShutdownListener(place)
 one.opened(
     SimpleNamespace(
         folder=None,
+        job=SimpleNamespace(want_stop=lambda reason: print("asks:", reason, flush=True)),
         close=lambda status, reason: print(reason, flush=True),
     )
 )
@@ -45,5 +48,9 @@ def test_a_signal_to_end_after_another_signal_ends_the_rank() -> None:
         assert _run(CHILD + RAISE.format(name=name)) == (EXIT_CODE, "goes on\n")
 
 
-def test_a_signal_is_the_reason_of_the_end() -> None:
-    assert _run(REASON + RAISE.format(name="SIGTERM")) == (EXIT_CODE, f"{SIGNALED}\n")
+@pytest.mark.parametrize(("local_rank", "asks"), [(0, f"asks: {SIGNALED}\n"), (1, "")])
+def test_the_first_rank_of_another_machine_asks_all_to_stop(local_rank: int, asks: str) -> None:
+    """Rank 0 may not have received the signal."""
+    asked = REASON.format(local_rank=local_rank)
+    said = f"{asks}{SIGNALED}\n"
+    assert _run(asked + RAISE.format(name="SIGTERM")) == (EXIT_CODE, said)

@@ -17,6 +17,7 @@ from stepscope.gpu.source import DeviceInfo
 from stepscope.run import RunStatus
 from stepscope.run.status import outcome
 from stepscope.session.script_session import visible_gpus
+from stepscope.watch import output_log
 from stepscope.watch.main import _parse, main
 from stepscope.watch.output_log import OutputLog
 from stepscope.watch.script import ScriptNotFoundError, from_file
@@ -237,3 +238,33 @@ def test_a_script_does_not_get_our_future_imports(
     exec(from_file(str(tmp_path / "script.py"), []).code, {})
     with pytest.raises(ScriptNotFoundError, match="can't open file"):
         from_file(str(tmp_path / "missing.py"), [])
+
+
+def test_a_line_in_two_parts_is_kept_in_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = OutputLog(tmp_path / "output.log", failed=pytest.fail)
+    raw = io.FileIO(tmp_path / "terminal", "w")
+    writes: list[bytes] = []
+    to_log = os.write
+
+    def note(file: int, data: bytes) -> int:
+        writes.append(bytes(data))
+        return to_log(file, data)
+
+    monkeypatch.setattr(output_log, "BEGUN_S", 3600.0)  # so that only what is tested writes
+    monkeypatch.setattr(os, "write", note)
+    with io.TextIOWrapper(raw, write_through=True) as unbuffered:  # type: ignore[arg-type]
+        log.keep(unbuffered)
+        print("begun", end="", flush=True, file=unbuffered)
+        assert writes == [b"begun"], "a flush writes it"
+        writes.clear()
+        print("loss", 0.5, file=unbuffered)
+        assert (tmp_path / "terminal").read_text() == "begunloss 0.5\n"
+        assert writes == [b"loss 0.5\n"]
+        unbuffered.write("10 %\r")
+        unbuffered.write("loading … ")
+        assert writes[1:] == [b"10 %\r"]
+        log.close()
+        print("done", file=unbuffered)
+    assert (tmp_path / "output.log").read_bytes().endswith("\n10 %\rloading … done\n".encode())

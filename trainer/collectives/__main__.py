@@ -23,6 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         measurement = collectives.Measurement(_plan(options), runs_root(options.runs))
+    except OSError as error:
+        print_error(f"torchrun cannot be started: {error}.")
+        return FAILED
     except collectives.PlanError as error:
         print_error(str(error))
         return USAGE

@@ -1,8 +1,8 @@
 """Shutdown of a rank after a signal from torchrun, or after the end of torchrun.
 
 A rank must not stop alone, as the others would wait for it in a collective. So rank 0 sends the
-Stop command, and all ranks stop at the same step. After a timeout the thread of this module ends
-the rank without a step boundary.
+Stop command, and all ranks stop at the same step. The first rank of another node passes the request
+to rank 0. After a timeout the thread of this module ends the rank without a step boundary.
 """
 
 from __future__ import annotations
@@ -93,11 +93,22 @@ class ShutdownListener:
     def _end(self, reason: str, *, peer_gone: bool = False) -> None:
         recorder = self._recorder
         if recorder is not None:
-            if self._place.rank == 0 and not peer_gone:
-                _send_stop(recorder, reason)
+            if self._place.local_rank == 0 and not peer_gone:
+                self._send_stop(recorder, reason)
             time.sleep(PEER_GRACE_S if peer_gone else GRACE_S)
             recorder.close(RunStatus.FAILED if peer_gone else RunStatus.STOPPED, reason)
         os._exit(EXIT_CODE)
+
+    def _send_stop(self, recorder: Recorder, reason: str) -> None:
+        """Send the Stop command to all ranks, from another node through rank 0."""
+        if self._place.rank != 0:
+            if recorder.job is not None:
+                recorder.job.want_stop(reason)
+            return
+        try:
+            send_command(recorder.folder, CommandName.STOP, {"reason": reason})
+        except StoreError as error:
+            log.warning("the Stop command could not be sent: %s", error)
 
     def _peer_gone(self) -> bool:
         """Return True if torchrun has fewer live ranks on this node than it started."""
@@ -106,14 +117,6 @@ class ShutdownListener:
             alive = [rank for rank in ranks if rank.status() != psutil.STATUS_ZOMBIE]
             return len(alive) < self._place.local_size
         return False
-
-
-def _send_stop(recorder: Recorder, reason: str) -> None:
-    """Send the Stop command to all ranks."""
-    try:
-        send_command(recorder.folder, CommandName.STOP, {"reason": reason})
-    except StoreError as error:
-        log.warning("the Stop command could not be sent: %s", error)
 
 
 def _reset_signals() -> None:

@@ -114,7 +114,9 @@ def begin(this: RestartAttempt, log_file: Path, max_restarts: int) -> Restart | 
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint of a run except best.pt; None without any."""
     found = [path for name in SAVED for path in folder.glob(name)]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    # By step first: file times may jump with the clock.
+    order = {path: (checkpoint_step(path) or 0, path.stat().st_mtime) for path in found}
+    return max(order, key=order.__getitem__, default=None)
 
 
 def checkpoint_step(path: Path) -> int | None:

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 import psutil
 
-from stepscope.run import RunStatus
+from stepscope.run import RunError, RunStatus, rank_pids, read_run
+from stepscope.session.stop import rank_processes
 from trainer.config import RunConfig
 from trainer.launch_commands import ONE_MACHINE, rank_variables
 from trainer.runners.job_outcome import JobOutcome, end_of, ended_by_signal, note_job_end
 from trainer.runners.process import SHUT_DOWN, WORKER_LOG, ChildRun, not_started
 from trainer.runners.restart_attempts import attempt_folder, ended_badly, newest_number
+
+ORPHANS_S = 30.0  # timeout for the end of ranks whose torchrun was killed
+POLL_S = 0.2
 
 
 class TorchrunRun(ChildRun):
@@ -41,9 +46,11 @@ class TorchrunRun(ChildRun):
 
     def _kill(self) -> None:
         """Kill torchrun and the ranks, which lead sessions with their DataLoader workers."""
-        ranks: list[psutil.Process] = []
+        ranks: set[psutil.Process] = set()
+        with contextlib.suppress(RunError):
+            ranks |= {process for _, process in rank_processes(read_run(self.folder))}
         with contextlib.suppress(psutil.Error):
-            ranks = psutil.Process(self._process.pid).children(recursive=True)
+            ranks |= {*psutil.Process(self._process.pid).children(recursive=True)}
         self._process.kill()  # first, so that it restarts no rank
         for process in ranks:
             with contextlib.suppress(psutil.Error, OSError):
@@ -51,6 +58,12 @@ class TorchrunRun(ChildRun):
 
     def _note_end(self, code: int) -> None:
         folder, printed = self.folder, self._first / WORKER_LOG
+        if code < 0:  # ranks stop when their torchrun was killed
+            until = time.monotonic() + ORPHANS_S
+            with contextlib.suppress(RunError):
+                # A pending run.json has the pid of this process.
+                while {*rank_pids(read_run(folder))} - {os.getpid()} and time.monotonic() < until:
+                    time.sleep(POLL_S)
         if self._stopping:
             not_started(folder)
         elif code < 0 or ended_by_signal(printed):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.error_messages import RunFailedError
+from trainer.training.activation_checkpointing import detect_rng_usage
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.training.warmup import (
@@ -33,15 +34,14 @@ def capture_step(step: TrainStep, training: TrainState, split: Split) -> Graphed
     with preserve_train_state(training):
         batch = first_batch(split, config, training.compute)
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            before = torch.cuda.get_rng_state(training.compute.device)
+        with torch.cuda.stream(stream), detect_rng_usage(training.compute.rng_state) as rng:
             for _ in range(WARMUP_STEPS):
                 run_optimizer_step(step, batch, config.gradient_accumulation_steps)
-            after = torch.cuda.get_rng_state(training.compute.device)
-        if config.activation_checkpointing and not torch.equal(before, after):
+        if rng.seen:
             raise RunFailedError(
-                "cuda_graphs: this model uses random numbers, such as dropout, which would differ "
-                "when recomputed inside a graph. Turn off activation_checkpointing or cuda_graphs."
+                "cuda_graphs: this model uses dropout, which would draw different random "
+                "numbers when recomputed inside a graph. Turn off activation_checkpointing "
+                "or cuda_graphs."
             )
         torch.cuda.current_stream().wait_stream(stream)
         try:

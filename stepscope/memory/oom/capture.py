@@ -179,7 +179,7 @@ def shared_out(processes: Iterable[GpuProcess], own_pid: int) -> Fields:
             memory=process.memory,
         )
         for process in listed
-        if process.pid != own_pid
+        if process.pid not in (0, 1, own_pid)  # 1 is the init process, or the container's own
     )
     reason = reasons.get(OTHERS)
     return {"others": others, "others_reason": reason, "processes": holders[:MAX_PROCESSES]}

@@ -157,7 +157,9 @@ def _fragmentation(record: OomRecord, figures: OomFigures) -> _Conclusion | None
 
 def _others(record: OomRecord, figures: OomFigures) -> _Conclusion | None:
     """Return "another process" if the request would fit without the other processes."""
-    others = record.others or 0
+    others = record.others
+    if others is None:  # at least those whose memory is known
+        others = sum(process.memory or 0 for process in record.processes)
     enough = max(figures.requested - figures.room, MIN_OTHERS * figures.limit)
     # At this process's own limit the end of others would change nothing.
     if figures.limit - figures.reserved < figures.requested or others < enough:

@@ -14,6 +14,7 @@ from stepscope.memory.oom.record import HostMemory, OomRecord
 
 FIRST_STEPS = 2
 """Number of steps with atypical memory: optimizer state and library workspaces are allocated."""
+MAX_GROUPS = 60  # Maximum number of groups of steps that are compared in pairs.
 MIN_TREND_STEPS = 6  # Minimum number of different steps of a trend.
 MIN_RISING_FRACTION = 0.9  # Minimum fraction of pairs of steps in which the later step has more.
 MIN_CONFIRMED_FRACTION = 0.5
@@ -46,14 +47,19 @@ def trend(record: OomRecord, growth: Mapping[str, Any] | None = None) -> OomTren
     `growth` is the event's untrusted data. The event may be old: it counts unless the last samples
     contradict it.
     """
-    steps, values = np.array(_at_boundaries(record), float).reshape(-1, 2).T
-    first, second = np.triu_indices(len(steps), 1)
+    points = _at_boundaries(record)
+    # The lowest of each group: every third point of a periodic series would mislead.
+    size = max(1, -(-len(points) // MAX_GROUPS))
+    groups = (points[start : start + size] for start in range(0, len(points), size))
+    lowest = [min(group, key=lambda point: point[1]) for group in groups]
+    steps, values = np.array(lowest, float).reshape(-1, 2).T
+    first, second = np.triu_indices(len(lowest), 1)
     slopes = (values[second] - values[first]) / (steps[second] - steps[first])
     slope = float(np.median(slopes)) if len(slopes) else 0.0
     sampled = None
-    if len(steps) >= MIN_TREND_STEPS and (slopes > 0).mean() >= MIN_RISING_FRACTION:
-        span = int(steps[-1] - steps[0])
-        grown = int(min(slope * span, values[-1] - values[0]))
+    if len(points) >= MIN_TREND_STEPS and slope > 0 and (slopes > 0).mean() >= MIN_RISING_FRACTION:
+        span = points[-1][0] - points[0][0]
+        grown = int(min(slope * span, points[-1][1] - points[0][1]))
         sampled = OomTrend(slope, span, grown) if grown > 0 else None
     try:
         event = msgspec.convert(growth, _GrowthEvent)
