@@ -28,6 +28,10 @@ _OF_A_PEER = re.compile(
     r"|collective operation timeout|[Tt]imed out waiting \w+ for \w+ operation|wait timeout after"
     r"|another rank (?:had )?failed"
 )
+_LOST_PEER = re.compile(
+    r"closed by peer|reset by peer|Broken pipe|pair closure|remote process exited|ncclRemoteError"
+)
+"""The subset that only the exit of another process causes."""
 """Messages of gloo, NCCL, TCPStore and Stepscope about another rank that is lost or late."""
 
 
@@ -45,6 +49,11 @@ class RankExit:
         """True if the rank ended because another rank had ended."""
         return self.reason is not None and _OF_A_PEER.search(self.reason) is not None
 
+    @property
+    def lost_peer(self) -> bool:
+        """True if the rank ended because another rank's process had exited."""
+        return self.reason is not None and _LOST_PEER.search(self.reason) is not None
+
 
 def first_cause(ends: Sequence[RankExit]) -> list[RankExit]:
     """Return the ends that caused the others; empty without ends.
@@ -57,8 +66,8 @@ def first_cause(ends: Sequence[RankExit]) -> list[RankExit]:
     own = next((end for end in spoken if not end.of_a_peer), None)
     if own is not None and (not gone or own.earliest <= gone[0].latest):
         return [own]
-    # A lost connection is its peer's exit, and a network disk has a clock of its own.
-    margin_s = HEARTBEAT_S if spoken and spoken[0].of_a_peer else 0.0
+    # A lost connection is the exit of its peer, whose host or disk may have another clock.
+    margin_s = STALE_S if spoken and spoken[0].lost_peer else 0.0
     if gone and (not spoken or gone[0].earliest <= spoken[0].earliest + margin_s):
         return [end for end in gone if end.earliest <= gone[0].earliest + HEARTBEAT_S]
     return spoken[:1]

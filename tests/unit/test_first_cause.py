@@ -43,6 +43,7 @@ def gone(number: int, beat: float) -> RankExit:
         ([gone(0, 10.5), said(1, 10)], [1]),
         # Killed first: what the other one says is that it is gone.
         ([said(0, 10.1, PEER), gone(1, 9.5)], [1]),
+        ([said(0, 10, PEER), gone(1, 10.3)], [1]),  # the clock of a network disk is ahead
         ([said(0, 2000, TIMED_OUT), gone(1, 200)], [1]),
         ([said(0, 40), gone(1, 10)], [1]),
         # It was late, and lived: the launcher killed it because of the other one's end.

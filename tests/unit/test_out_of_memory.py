@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -206,6 +207,13 @@ def test_growth_has_its_rate_and_its_sum() -> None:
     assert "grew by 10.0 MiB per step, by 1.44 GiB over 147 steps," in verdict.text
     assert "loss.item()" in codes(verdict)
     assert verdict.evidence["Growth of allocated"] == "10.0 MiB per step over 147 steps"
+
+
+def test_growth_is_found_in_samples_at_any_phase_of_fast_steps() -> None:
+    """Three in ten samples are inside a forward pass and contain its activations."""
+    inside = np.random.default_rng(0).random(301) < 0.3
+    verdict = judge(grown(lambda i: (200 + 4 * i + 400 * inside[i]) * MIB, steps=300))
+    assert verdict.case is OomCause.GROWTH
 
 
 def test_growth_is_not_extrapolated_beyond_the_samples() -> None:
