@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -119,8 +120,9 @@ def test_a_killed_worker_alone_is_no_lack_of_memory(tmp_path: Path) -> None:
     run = watched(tmp_path, KILLED_WORKER)
     ended = run_json(run)
     assert ended["status"] == "failed"
-    # torch notices the missing worker, or its queue does so first.
-    assert "DataLoader worker" in ended["reason"] or "ConnectionResetError" in ended["reason"]
+    # torch notices the missing worker, or its queue or the sharing of its tensors does so first.
+    errors = "DataLoader worker|Connection\\w+Error|EOFError|FileNotFoundError"
+    assert re.search(errors, ended["reason"]), ended["reason"]
     assert read_report(run) is None
 
 
