@@ -221,3 +221,43 @@ def test_a_script_that_uses_no_cuda_gets_no_context(tmp_path: Path, init: bool) 
     _, said = watched(tmp_path, WITHOUT_CUDA, init=init)
     assert bare.stdout.startswith("started: False")
     assert bare.stdout in said
+
+
+RETRIED = """
+for size in (0.6, 0.7, 0.5, 0.8):
+    kept = take(size * free)
+    del kept
+print(torch.cuda.memory_stats()["num_alloc_retries"], "retries")
+"""
+
+
+def test_a_second_try_that_succeeds_is_no_failure(tmp_path: Path) -> None:
+    run, said = watched(tmp_path, HEAD + RETRIED)
+    assert " retries" in said
+    assert "\n0 retries" not in said
+    assert not (run / "oom.json").exists()
+    assert not [event for event in events(run) if "oom" in event.kind]
+
+
+IN_THREADS = """
+import threading
+def fail():
+    for _ in range(20):
+        try:
+            take(2 * total)
+        except torch.OutOfMemoryError:
+            pass
+threads = [threading.Thread(target=fail) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print("joined")
+"""
+
+
+def test_failures_in_several_threads_neither_hang_nor_raise(tmp_path: Path) -> None:
+    run, said = watched(tmp_path, HEAD + IN_THREADS)
+    assert "joined" in said
+    assert "could not be described" not in said
+    report = report_of(run)
+    assert 1 < report.seen <= 80
+    assert not report.ended
