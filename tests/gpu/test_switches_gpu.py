@@ -192,7 +192,7 @@ class Waits(Draws):
         (
             Draws,
             {"activation_checkpointing": True},
-            "this model uses random numbers, such as dropout, which would differ when recomputed",
+            "this model uses dropout, which would draw different random",
         ),
         (Waits, {}, "operation not permitted when stream is capturing"),
     ],
