@@ -221,7 +221,7 @@ def measure(plan: Plan) -> dict[str, Any]:
     ):
         page = browser.new_page()  # torch and all modules are loaded by the first visit
         page.goto(server.url)
-        page.get_by_text("Nothing is running yet").wait_for(timeout=60_000)
+        page.get_by_role("button", name="Start run", exact=True).wait_for(timeout=60_000)
         page.close()
         lengths = [measure_length(server, browser, steps, plan) for steps in plan.lengths]
         clicks = measure_clicks(server, browser, plan.clicks, plan.settle_s)
