@@ -100,7 +100,7 @@ def chromium() -> Iterator[Browser]:
 def start_run(page: Page, url: str) -> None:
     """Open the page, press Start and wait until the run is training."""
     page.goto(url)
-    page.get_by_role("button", name="Start", exact=True).click(timeout=60_000)
+    page.get_by_role("button", name="Start run", exact=True).click(timeout=60_000)
     page.locator("[data-testid=stepscope-live][data-status=running]").wait_for(timeout=60_000)
 
 
