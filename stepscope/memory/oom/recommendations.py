@@ -113,7 +113,7 @@ def pieces(record: OomRecord, setup: RunSetup) -> Steps:
     if setup.own:
         if setup.config.get("preallocate_memory") is False:
             yield _setting("preallocate_memory", True, ": the largest step takes its memory first")
-        yield from _off(setup, "copy_stream", "cuda_graphs")  # each has memory of its own
+        yield from _off(setup, "copy_stream", "cuda_graphs")  # each reserves separate memory
         yield from _smaller_by_settings(setup)
         return
     yield RemedyStep(
