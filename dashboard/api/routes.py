@@ -11,10 +11,8 @@ import gzip
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import plotly
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -199,7 +197,7 @@ def no_such_route(request: Request) -> Response:
 
 
 def get_plotly(_request: Request) -> Response:
-    """`/vendor/plotly.min.js`: plotly.js of the installed plotly package."""
+    """`/vendor/plotly-….min.js`: plotly.js of the components."""
     return Response(
         _plotly_gzip(), headers=FOREVER | {"Content-Encoding": "gzip"}, media_type="text/javascript"
     )
@@ -215,9 +213,8 @@ def get_live_module(request: Request) -> Response:
 
 @functools.cache
 def _plotly_gzip() -> bytes:
-    """Return plotly.js gzipped: 1.5 of 4.8 MB, 95 ms once."""
-    script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-    return gzip.compress(script.read_bytes(), 6)
+    """Return plotly.js gzipped: 0.5 of 1.5 MB, 60 ms once."""
+    return gzip.compress(live_chart.PLOTLY.read_bytes(), 6)
 
 
 def _axis(text: str) -> Axis:
@@ -242,6 +239,6 @@ ROUTES = [
     Route("/api/ranks", get_ranks),
     Route("/api/command", post_command, methods=["POST"]),
     Route("/api/{path:path}", no_such_route, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
-    Route("/vendor/plotly.min.js", get_plotly),
+    Route(live_chart.PLOTLY_URL, get_plotly),
     Route(live_chart.MODULES_PATH, get_live_module),
 ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,10 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _STYLES = (_FOLDER / "live.css").read_text(encoding="utf-8")
-PLOTLY_URL = f"/vendor/plotly.min.js?v={version('plotly')}"
+# The cartesian bundle of plotly.js (npm: plotly.js-cartesian-dist-min), unchanged. The plotly package
+# has only the full one, which takes 1 s longer to load (docs/performance.md).
+PLOTLY = _FOLDER / "plotly" / "plotly-cartesian-4.1.1.min.js"
+PLOTLY_URL = f"/vendor/{PLOTLY.name}"
 
 MODULES = {path.name: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("*.js"))}
 """The JavaScript modules by file name, served at MODULES_PATH."""

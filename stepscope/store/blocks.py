@@ -7,6 +7,7 @@ non-finite values. In an array NaN is a missing value; a recorded NaN has RECORD
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -179,6 +180,7 @@ def decode(data: object, keys: Sequence[str], rows: int, level: int) -> SeriesBl
     return SeriesBlock(tuple(keys), ts, step, *statistics)
 
 
+@functools.lru_cache(maxsize=16)  # each frame of a store names its layout
 def decode_keys(text: object) -> tuple[str, ...]:
     """Return the metrics of a layout. Raises ValueError unless it is a list of names."""
     if not isinstance(text, str) or len(text) > MAX_KEYS_LENGTH:

@@ -15,6 +15,7 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
+from dashboard import live_chart
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.support.server import ROOT, Server, start_server, stop_server
 from tests.support.waiting import wait_for, wait_until
@@ -120,7 +121,7 @@ def test_only_the_pages_own_origin_opens_the_websocket(server: Server) -> None:
 
 def test_no_page_may_frame_an_answer(server: Server) -> None:
     api = ("/api/runs", "/api/absent")
-    for path in ("/", "/runs", "/_stcore/health", *api, "/vendor/plotly.min.js"):
+    for path in ("/", "/runs", "/_stcore/health", *api, live_chart.PLOTLY_URL):
         with connect(server) as connection:
             connection.sendall(head(server, "GET", path))
             lines = answer(connection).lower().splitlines()
