@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _STYLES = (_FOLDER / "live.css").read_text(encoding="utf-8")
-# The cartesian bundle of plotly.js (npm: plotly.js-cartesian-dist-min), unchanged. The plotly package
-# has only the full one, which takes 1 s longer to load (docs/performance.md).
+# The cartesian bundle of plotly.js (npm: plotly.js-cartesian-dist-min), unchanged. The plotly
+# package has only the full bundle, which takes 1 s longer to load (docs/performance.md).
 PLOTLY = _FOLDER / "plotly" / "plotly-cartesian-4.1.1.min.js"
 PLOTLY_URL = f"/vendor/{PLOTLY.name}"
 
