@@ -19,7 +19,7 @@ from benchmarks.serving import VIEWPORT, Server, await_charts, start_run
 from stepscope.metrics import Stream
 from stepscope.store import StoreReader
 
-ANSWERED_P95_MS = 100
+ANSWERED_P95_MS = 40
 ACKNOWLEDGED_MS = 300  # and one step
 RECENT_ROWS = 2000
 

@@ -4,13 +4,15 @@
 
 For runs of 600, 60,000 and 1,000,000 recorded steps that go on at 25 steps/s (with one GPU and the
 10 Hz sampler): per poll the server's CPU time above idle, the bytes, and the browser's main-thread
-time; long tasks and frame gaps. Then button presses during a real training run in the server.
+time; long tasks and frame gaps. The time from the address to the charts, beside that of a Streamlit
+page with only a title. Then button presses during a real training run in the server.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,7 +32,9 @@ from benchmarks.report import at_most, quantile, say
 from benchmarks.serving import ROOT, VIEWPORT, Server, cpu_seconds
 
 SERVER_CPU_MS = 5
-POLL_BYTES = 5000
+POLL_BYTES = 3000
+OPENING_S = 1.0
+"""From the address to the charts, more than a Streamlit page with only a title needs."""
 CLIENT_SHARE = 0.25
 LONG_TASK_MS = 50
 GROWTH = 1.25
@@ -65,9 +69,10 @@ class Plan:
     window_s: float = 30
     frames_s: float = FRAMES_S
     clicks: int = 40
+    openings: int = 7
 
 
-QUICK = Plan(lengths=(600, 1_000_000), settle_s=3, window_s=6, frames_s=3, clicks=5)
+QUICK = Plan(lengths=(600, 1_000_000), settle_s=3, window_s=6, frames_s=3, clicks=5, openings=3)
 
 
 @dataclass
@@ -118,6 +123,34 @@ def measure_length(server: Server, browser: Browser, steps: int, plan: Plan) -> 
         found = _measure_page(server, page, idle, plan)
         page.close()
     return {"steps": steps, "open_s": opened_s, "server_idle_share": idle, **found}
+
+
+def measure_opening(
+    server: Server, browser: Browser, empty_url: str, plan: Plan
+) -> dict[str, list[float]]:
+    """Return seconds from the address to an empty page, to the charts, and to those of a second tab.
+
+    Each round has a fresh browser profile for the empty page and for the charts.
+    """
+    folder = server.runs / "benchmark-opening"
+    found: dict[str, list[float]] = {"empty": [], "charts": [], "second_tab": []}
+    with _live_run(folder, 60_000):
+        for number in range(plan.openings):
+            say(f"opening: round {number + 1}")
+            with browser.new_context(viewport=VIEWPORT) as context:
+                page, began = context.new_page(), time.monotonic()
+                page.goto(empty_url)
+                page.get_by_role("heading", name="Empty").wait_for()
+                found["empty"].append(time.monotonic() - began)
+            with browser.new_context(viewport=VIEWPORT) as context:
+                for name in ("charts", "second_tab"):
+                    page, began = context.new_page(), time.monotonic()
+                    page.goto(f"{server.url}/?run={folder.name}")
+                    serving.await_charts(page)
+                    found[name].append(time.monotonic() - began)
+                    page.close()
+                    time.sleep(1)
+    return found
 
 
 def _idle_share(server: Server, plan: Plan) -> float:
@@ -192,18 +225,22 @@ def growth(lengths: list[dict[str, Any]]) -> dict[str, float]:
     return {name: last[name] / first[name] for name in names if first[name] > 0}
 
 
-def targets(lengths: list[dict[str, Any]], clicks: dict[str, Any]) -> dict[str, Any]:
+def targets(
+    lengths: list[dict[str, Any]], clicks: dict[str, Any], opening: dict[str, list[float]]
+) -> dict[str, Any]:
     """Hold the worst of all lengths against what is promised."""
 
     def worst(name: str) -> float:
         return float(max(length[name] for length in lengths))
 
     step_ms = clicks["step_ms"] or 0.0
+    open_s, empty_s = statistics.median(opening["charts"]), statistics.median(opening["empty"])
     return {
         "server_cpu_ms_per_poll": at_most(worst("server_cpu_ms_per_poll"), SERVER_CPU_MS),
         "json_bytes_per_poll": at_most(worst("json_bytes_per_poll"), POLL_BYTES),
         "client_main_share": at_most(worst("client_main_share"), CLIENT_SHARE),
         "tasks_over_50_ms": at_most(worst("long_tasks"), 0),
+        "open_s": at_most(open_s, empty_s + OPENING_S),
         "growth": at_most(max(growth(lengths).values()), GROWTH),
         "click_answered_p95_ms": at_most(clicks["answered_ms"]["p95"], ANSWERED_P95_MS),
         "click_acknowledged_p95_ms": at_most(
@@ -224,14 +261,17 @@ def measure(plan: Plan) -> dict[str, Any]:
         page.get_by_role("button", name="Start run", exact=True).wait_for(timeout=60_000)
         page.close()
         lengths = [measure_length(server, browser, steps, plan) for steps in plan.lengths]
+        with serving.serve_empty_page(Path(folder) / "empty") as url:
+            opening = measure_opening(server, browser, url, plan)
         clicks = measure_clicks(server, browser, plan.clicks, plan.settle_s)
         memory = psutil.Process(server.process.pid).memory_info().rss
     return {
         "lengths": lengths,
         "growth": growth(lengths),
+        "opening_s": opening,
         "clicks": clicks,
         "server_rss_mib": memory / 2**20,
-        "targets": targets(lengths, clicks),
+        "targets": targets(lengths, clicks, opening),
     }
 
 

@@ -49,33 +49,38 @@ class Server:
 @contextmanager
 def serve(folder: Path) -> Iterator[Server]:
     """Start the app on a free port of localhost, without GPUs, and stop it at the end."""
+    runs = folder / "runs"
+    with _streamlit("app.py", ROOT, folder, STEPSCOPE_RUNS=str(runs)) as (url, process):
+        yield Server(url, runs, psutil.Process(process.pid))
+
+
+@contextmanager
+def serve_empty_page(folder: Path) -> Iterator[str]:
+    """Start a Streamlit app with only a title; yield its address."""
+    folder.mkdir(parents=True)
+    (folder / "app.py").write_text('import streamlit as st\n\nst.title("Empty")\n')
+    with _streamlit("app.py", folder, folder) as (url, _):
+        yield url
+
+
+@contextmanager
+def _streamlit(
+    script: str, cwd: Path, folder: Path, **variables: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     folder.mkdir(parents=True, exist_ok=True)
     port, log = _free_port(), folder / "server.log"
-    environment = os.environ | {"STEPSCOPE_RUNS": str(folder / "runs"), "CUDA_VISIBLE_DEVICES": ""}
+    options = {"headless": "true", "address": "127.0.0.1", "port": port, "fileWatcherType": "none"}
+    command = [sys.executable, "-m", "streamlit", "run", script]
+    command += [f"--server.{name}={value}" for name, value in options.items()]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", **variables}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "streamlit",
-                "run",
-                "app.py",
-                "--server.headless",
-                "true",
-                "--server.address",
-                "127.0.0.1",
-                "--server.port",
-                str(port),
-            ],
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            command, cwd=cwd, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
     try:
         url = f"http://127.0.0.1:{port}"
         _await_health(url, process, log)
-        yield Server(url, folder / "runs", psutil.Process(process.pid))
+        yield url, process
     finally:
         process.terminate()
         try:
