@@ -128,7 +128,7 @@ def measure_length(server: Server, browser: Browser, steps: int, plan: Plan) -> 
 def measure_opening(
     server: Server, browser: Browser, empty_url: str, plan: Plan
 ) -> dict[str, list[float]]:
-    """Return seconds from the address to an empty page, to the charts, and to those of a second tab.
+    """Return seconds from the address to an empty page, the charts, and those of a second tab.
 
     Each round has a fresh browser profile for the empty page and for the charts.
     """

@@ -28,6 +28,7 @@ from stepscope.common.formatting import number_name
 from stepscope.recorder.rows import RATE, STEP_TIME
 from stepscope.run import RunInfo, RunKind
 from stepscope.store import EventRow, SeriesBlock, SeriesInfo, StoreReader
+from stepscope.store.blocks import merge
 from stepscope.store.reader import Axis
 
 TARGET = 500  # buckets of a chart, at most
@@ -122,10 +123,7 @@ def update(
 ) -> dict[str, Any]:
     """Return the run's state, the rows after the cursors and the events after `after_event`."""
     part = _SeriesResponse(reader, run.created, keys_of(run, include_folded))
-    series = {
-        _name(info): {**part.delta(info, cursors.get(_name(info))), **part.newest(info)}
-        for info in reader.series()
-    }
+    series = {_name(info): part.update(info, cursors.get(_name(info))) for info in reader.series()}
     answer = {**state(run), "series": series, "events": events(reader, run, after_event)}
     if "steps" in series:
         # The rows are newer than run.json, which is rewritten once a second.
@@ -171,27 +169,40 @@ class _SeriesResponse:
     created: float
     keys: Keys
 
-    def delta(self, info: SeriesInfo, cursor: SeriesCursor | None) -> dict[str, Any]:
-        """Return the rows after a cursor, or an overview if that is smaller."""
-        start, stop, bucket, reset = span(info.rows, cursor)
-        return {**self.rows(info, start, stop, bucket), "reset": reset}
+    def update(self, info: SeriesInfo, cursor: SeriesCursor | None) -> dict[str, Any]:
+        """Return the rows after a cursor, or an overview if that is smaller, and `last`.
 
-    def newest(self, info: SeriesInfo) -> dict[str, Any]:
-        """Return `last`, the newest value of each metric in the last rows."""
-        rows = RECENT_STEPS if info.stream == "steps" else RECENT_ROWS
-        block = self.reader.read(info.id, max(0, info.rows - rows), info.rows, 1)
+        `last` has the newest value of each metric in the last rows.
+        """
+        start, stop, bucket, reset = span(info.rows, cursor)
+        newest = max(0, stop - (RECENT_STEPS if info.stream == "steps" else RECENT_ROWS))
+        first = min(start, newest) if stop - start <= RECENT_STEPS else newest
+        raw = self.reader.read(info.id, first, stop, 1)
+        if first <= start and len(raw) == stop - first:
+            block = _in_buckets(raw.slice(start - first, len(raw)), start, bucket)
+        else:  # many new rows, or damaged frames
+            block = self.reader.read(info.id, start, stop, bucket)
+        rows = self._rows(block, bucket)
+        recent = raw.slice(max(0, len(raw) - (stop - newest)), len(raw))
+        last = {"last": self._last(recent, info.stream == "steps")}
+        return _position(start, stop, bucket, reset) | rows | last
+
+    def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
+        """Return the rows from start to stop in buckets."""
+        rows = self._rows(self.reader.read(info.id, start, stop, bucket), bucket)
+        return _position(start, stop, bucket, reset=False) | rows
+
+    def _last(self, block: SeriesBlock, is_steps: bool) -> dict[str, float | int | str | None]:
         last: dict[str, float | int | str | None] = {
             key: _number(value) if math.isfinite(value) else number_name(value)
             for key, value in _newest_values(block).items()
             if key in self.keys.last
         }
-        if info.stream == "steps" and len(block):
+        if is_steps and len(block):
             last |= {"step": int(block.step[-1]), **_last_second(block)}
-        return {"last": last}
+        return last
 
-    def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
-        """Return the rows from start to stop in buckets."""
-        block = self.reader.read(info.id, start, stop, bucket)
+    def _rows(self, block: SeriesBlock, bucket: int) -> dict[str, Any]:
         has_values: list[bool] = np.any(block.count + block.odd, axis=1).tolist()
         values = {
             key: _values(block, row, bucket)
@@ -199,14 +210,20 @@ class _SeriesResponse:
             if key in self.keys.drawn and has_values[row]
         }
         return {
-            "end": stop,
-            "bucket": bucket,
-            "first": start - start % bucket,
-            "reset": False,
             "t": [round(ts - self.created, 3) for ts in block.ts.tolist()],
             "s": [int(step) for step in block.step.tolist()],
             "v": values,
         }
+
+
+def _position(start: int, stop: int, bucket: int, reset: bool) -> dict[str, Any]:
+    return {"end": stop, "bucket": bucket, "first": start - start % bucket, "reset": reset}
+
+
+def _in_buckets(rows: SeriesBlock, start: int, bucket: int) -> SeriesBlock:
+    """Merge rows, the first of which has the number `start`, into aligned buckets."""
+    numbers = np.arange(start, start + len(rows)) // bucket
+    return merge(rows, np.flatnonzero(np.diff(numbers, prepend=-1)))
 
 
 def _newest_values(block: SeriesBlock) -> dict[str, float]:

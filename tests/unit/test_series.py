@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,14 @@ def test_new_rows_replace_the_unfinished_bucket(tmp_path: Path) -> None:
     steps = answer(tmp_path, {"steps": SeriesCursor(2997, 8)})["series"]["steps"]
     assert (steps["first"], steps["reset"]) == (2992, False)
     assert steps["v"]["train/loss"]["min"] == [2992, 3000]
+
+
+def test_new_rows_after_a_lost_frame_keep_their_buckets(tmp_path: Path) -> None:
+    fill(tmp_path, 3001).close()
+    with closing(sqlite3.connect(tmp_path / STORE_NAME)) as store, store:
+        store.execute("DELETE FROM frames WHERE level = 0 AND first = 2048")
+    steps = answer(tmp_path, {"steps": SeriesCursor(2997, 8)})["series"]["steps"]
+    assert (steps["first"], steps["v"]["train/loss"]["min"]) == (2992, [2992, 3000])
 
 
 def test_a_client_far_behind_or_of_another_run_gets_an_overview(tmp_path: Path) -> None:
