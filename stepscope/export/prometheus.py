@@ -46,7 +46,7 @@ ROWS_LIMIT = 4096  # newest rows of a series that a scrape reads
 SAMPLE_AGE_S = 60.0  # age from which a value of the sampler is missing, before its newest row
 FRESH_S = 1.0
 """Age up to which a scrape gets the previous one's values."""
-DRIVER_TIMEOUT_S = 5.0
+DRIVER_TIMEOUT_S = 3.0
 LABEL_LENGTH = 200
 _THROTTLES = {
     "power_cap": POWER_CAP,
