@@ -25,7 +25,13 @@ from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
 
 from stepscope import __version__
 from stepscope.bottleneck.step_window import training_gpu
-from stepscope.export.prometheus_names import GPU_METRICS, RUN_METRICS, ExportedMetric
+from stepscope.export.prometheus_names import (
+    GPU_METRICS,
+    HELP,
+    RUN_METRICS,
+    SCALES,
+    ExportedMetric,
+)
 from stepscope.gpu.health import HW_THERMAL, POWER_BRAKE, POWER_CAP, SLOWDOWN, SW_THERMAL
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.machine_state import DeviceState, MachineState
@@ -69,7 +75,7 @@ class _Families:
     def __init__(self) -> None:
         self.found: dict[str, Metric] = {}
 
-    def add(self, name: str, text: str, value: float, labels: Mapping[str, str]) -> None:
+    def add(self, name: str, text: str, value: float, labels: Mapping[str, Any]) -> None:
         name = f"stepscope_{name}"
         kind = next((k for k in ("total", "info") if name.endswith(f"_{k}")), "gauge")
         family = self.found.get(name)
@@ -77,21 +83,18 @@ class _Families:
             base = name.removesuffix(f"_{kind}")
             family = Metric(base, text, {"total": "counter"}.get(kind, kind))
             self.found[name] = family
-        family.add_sample(name, {key: _label(value) for key, value in labels.items()}, value)
+        # Prometheus omits a label without text.
+        texts = {k: "" if text is None else str(text)[:LABEL_LENGTH] for k, text in labels.items()}
+        family.add_sample(name, texts, value)
 
     def add_all(
         self, table: Iterable[ExportedMetric], values: Mapping[str, float], labels: dict[str, str]
     ) -> None:
         for metric in table:
             if metric.key in values:
-                value = metric.scaled(values[metric.key])
-                self.add(metric.name, metric.text, value, labels | metric.labels)
-
-
-def _label(value: object) -> str:
-    """Return an untrusted text as a label value; "" for None, which Prometheus omits."""
-    text = "" if value is None else str(value)[:LABEL_LENGTH]
-    return text.encode("utf-8", "replace").decode()  # a lone surrogate would end the scrape
+                scale = SCALES.get(BY_KEY[metric.key].unit, 1.0)
+                text = HELP.get(metric.name, BY_KEY[metric.key].meaning)
+                self.add(metric.name, text, values[metric.key] * scale, labels | metric.labels)
 
 
 class _NewestValues:
@@ -106,7 +109,7 @@ class _NewestValues:
         """Read the rows since the last call; return the values. Raises StoreError."""
         with StoreReader(folder, number) as reader:
             for series in reader.series():
-                if series.stream not in (Stream.STEPS, Stream.SAMPLES) or series.source:
+                if series.stream not in (Stream.STEPS, Stream.SAMPLES):
                     continue
                 start = max(self._rows.get(series.id, 0), series.rows - ROWS_LIMIT)
                 block = reader.read(series.id, start, series.rows, 1)
@@ -142,7 +145,7 @@ class _MachinePoll:
             self._thread = threading.Thread(target=self._look, name=name, daemon=True)
             self._thread.start()
         self._thread.join(DRIVER_TIMEOUT_S)
-        return None if self._thread.is_alive() else self._state
+        return self._state
 
     def _look(self) -> None:
         try:
@@ -217,7 +220,7 @@ def _add_up(families: _Families, reader: str, up: bool) -> None:
 
 def _add_gpu(families: _Families, device: DeviceState) -> None:
     info, labels = device.info, {"uuid": device.info.uuid}
-    about = {"index": str(info.nvml_index), "name": info.name, "driver": info.driver_version or ""}
+    about = {"index": info.nvml_index, "name": info.name, "driver": info.driver_version}
     families.add("gpu_info", "A GPU or MIG instance.", 1, labels | about)
     families.add("gpu_up", "0 if the driver has lost the GPU.", device.lost is None, labels)
     families.add_all(GPU_METRICS, device.values, labels)
@@ -267,7 +270,7 @@ def _add_rank(families: _Families, folder: Path, rank: RankMetadata) -> dict[str
         **{f"slurm_{name}": slurm.get(name) for name in ("job_id", "array_task_id")},
     }
     text = "A process of a live run; uuid is that of the GPU that it trains on."
-    families.add("run_info", text, 1, labels | cast(dict[str, str], about))
+    families.add("run_info", text, 1, labels | about)
     text = "Last heartbeat of the process, in seconds since the epoch."
     beat = rank.beat + wall_offset_of(content)
     families.add("run_heartbeat_timestamp_seconds", text, beat, labels)

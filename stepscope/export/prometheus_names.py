@@ -8,7 +8,7 @@ from stepscope.metrics import BY_KEY, Unit
 
 SCALES = {Unit.PERCENT: 0.01, Unit.MEGAHERTZ: 1e6, Unit.TERAFLOPS: 1e12}
 """Factors from stored to base units: ratio, hertz, FLOP/s. All others are stored in base units."""
-_HELP = {
+HELP = {
     "gpu_throttle_seconds_total": "Time since driver load in which a reason lowered the clocks.",
     "gpu_ecc_errors_total": "Memory errors since driver load that ECC has found.",
 }
@@ -21,15 +21,6 @@ class ExportedMetric(NamedTuple):
     key: str
     name: str
     labels: dict[str, str]
-
-    @property
-    def text(self) -> str:
-        """The help text."""
-        return _HELP.get(self.name, BY_KEY[self.key].meaning)
-
-    def scaled(self, value: float) -> float:
-        """Convert a stored value to the base unit."""
-        return value * SCALES.get(BY_KEY[self.key].unit, 1.0)
 
 
 def _table(text: str) -> tuple[ExportedMetric, ...]:

@@ -103,9 +103,11 @@ def static_target(folder: Path, text: str) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join(10)
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join(10)
 
 
 @contextmanager
@@ -115,8 +117,10 @@ def recorded_on_gpu(folder: Path) -> Iterator[Recorder]:
     recorder = Recorder(folder, name="on a GPU")
     recorder.describe(device=UUID)
     recorder.set_status(RunStatus.RUNNING)
-    yield recorder
-    recorder.close(RunStatus.FINISHED)
+    try:
+        yield recorder
+    finally:
+        recorder.close(RunStatus.FINISHED)
 
 
 def test_every_query_has_data_while_a_run_trains(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 import time
 import urllib.error
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from tests.support.fake_machine import BUSY, GIB, FakeClock, FakeSource, Gpu, di
 from tests.support.fake_machine import facts as facts_of
 from tests.support.prometheus_text import Samples, get, scrape, serving
 from tests.support.run_folders import Row, make_run, make_store
+from tests.support.waiting import wait_until
 
 NO_GPU = NullSource("No GPU.")
 
@@ -107,6 +109,34 @@ def test_a_driver_that_fails_is_0_and_the_next_scrape_tries_again(tmp_path: Path
         assert one(scrape(url), "up", reader="gpus") == 0, "within a second nothing is read"
         assert source.reads == []
         clock.now += 1
+        assert one(scrape(url), "up", reader="gpus") == 1
+        source.before_read = lambda: 1 / 0  # type: ignore[assignment, return-value]
+        clock.now += 1
+        found = scrape(url)
+        assert one(found, "up", reader="gpus") == 0
+        assert "gpu_info" not in found, "nothing of an earlier reading"
+
+
+def test_a_driver_that_hangs_is_0_and_called_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "DRIVER_TIMEOUT_S", 0.05)
+    source, clock, calls, answer = FakeSource(gpus(1)), FakeClock(), [0], threading.Event()
+
+    def hang() -> None:
+        calls[0] += 1
+        answer.wait(20)
+
+    source.before_read = hang
+    collector = ExporterCollector(tmp_path, machine(source), clock=clock)
+    with serving(collector) as url:
+        for _ in range(3):
+            assert one(scrape(url), "up", reader="gpus") == 0
+            clock.now += 1
+        assert calls == [1]
+        answer.set()
+        wait_until(lambda: not [t for t in threading.enumerate() if t.name == "stepscope-exporter"])
+        monkeypatch.setattr(prometheus, "DRIVER_TIMEOUT_S", 20)
         assert one(scrape(url), "up", reader="gpus") == 1
 
 
@@ -237,7 +267,10 @@ def test_names_end_in_their_base_unit() -> None:
         end = ends[BY_KEY[metric.key].unit]
         assert metric.name.removesuffix("_total").endswith(end), metric
         sums = ("A counter", "Packets retransmitted")
-        counts = BY_KEY[metric.key].meaning.startswith(sums) or "rrors" in metric.text[:14]
+        counts = (
+            BY_KEY[metric.key].meaning.startswith(sums)
+            or "rrors" in BY_KEY[metric.key].meaning[:14]
+        )
         rises = counts or metric.key in ("memory/alloc_retries", "memory/ooms")
         assert metric.name.endswith("_total") is rises, metric
 
