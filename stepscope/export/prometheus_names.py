@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stepscope.metrics import BY_KEY, Unit
+from stepscope.metrics import Unit
 
 SCALES = {Unit.PERCENT: 0.01, Unit.MEGAHERTZ: 1e6, Unit.TERAFLOPS: 1e12}
 """Factors from stored to base units: ratio, hertz, FLOP/s. All others are stored in base units."""
