@@ -25,6 +25,7 @@ from stepscope.recorder.cuda_readback import MetricRow, keep_for_good
 from stepscope.recorder.rows import RESTART, RowWriter, TimedRow
 from stepscope.recorder.writer_thread import Look, Saw, WriterThread
 from stepscope.run import RunKind, RunStatus, process_identity
+from stepscope.run.folder import slurm_job
 from stepscope.store.blocks import CommandResult, Event, MetricValues, QueueItem, Sample
 
 log = logging.getLogger(__name__)
@@ -300,7 +301,7 @@ def _first_run_json(
     name: str, kind: RunKind, config: Mapping[str, Any] | None, rank: int
 ) -> dict[str, Any]:
     """Return run.json before the first step."""
-    now = clock.now()
+    now, slurm = clock.now(), slurm_job(os.environ)
     return {
         "schema": 1,
         "name": name,
@@ -317,4 +318,4 @@ def _first_run_json(
         "dropped": 0,
         "dropped_values": 0,
         **process_identity(),
-    }
+    } | ({} if slurm is None else {"slurm": slurm})

@@ -116,6 +116,20 @@ def process_identity() -> dict[str, Any]:
     }
 
 
+_SLURM = {
+    "job_id": "SLURM_JOB_ID",
+    "array_job_id": "SLURM_ARRAY_JOB_ID",
+    "array_task_id": "SLURM_ARRAY_TASK_ID",
+    "node_list": "SLURM_JOB_NODELIST",
+}
+
+
+def slurm_job(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the Slurm job of an environment, for run.json; None outside of a job."""
+    job = {name: environ[variable] for name, variable in _SLURM.items() if variable in environ}
+    return job or None
+
+
 @functools.cache
 def pid_namespace() -> str | None:
     """Return a name of this pid namespace, unique among all hosts; None if unknown."""

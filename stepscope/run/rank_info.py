@@ -109,7 +109,7 @@ def _types() -> Mapping[str, Any]:
         number: "pid_started paused_s flops_per_step peak_flops",
         moment_s: "created heartbeat ended stop_asked",
         dict[str, Any]: "config environment capabilities script restart resumed fit oom_kills "
-        "gpu_processes",
+        "gpu_processes slurm",
         list[Any]: "devices commands custom optimizers compute_capability",
     }
     end = [("rank", count), ("status", RunStatus), ("reason", text)]

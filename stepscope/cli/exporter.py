@@ -1,0 +1,61 @@
+"""`stepscope exporter`: Prometheus metrics of this machine's GPUs and of live runs over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from stepscope.cli import number_type
+
+PORT = 9849
+
+EXAMPLES = (
+    "stepscope exporter",
+    "stepscope exporter --address 0.0.0.0 --port 9900    for a Prometheus on another host",
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `run`."""
+    parser.add_argument(
+        "--port",
+        type=number_type(0, 65535, int),
+        default=PORT,
+        metavar="N",
+        help=f"TCP port, 0 for a free one (default: {PORT})",
+    )
+    parser.add_argument(
+        "--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+
+
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Serve until Ctrl-C; return 1 if the server cannot start."""
+    try:
+        from stepscope.export.prometheus import ExporterCollector, open_server
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "prometheus_client":
+            raise
+        print(
+            "stepscope exporter: needs the package prometheus-client, which is not installed. "
+            "Run \"pip install 'stepscope[prometheus]'\".",
+            file=sys.stderr,
+        )
+        return 1
+    from stepscope.gpu.machine_monitor import MachineMonitor
+    from stepscope.gpu.source import open_source
+
+    collector = ExporterCollector(root, MachineMonitor(open_source))
+    try:
+        server = open_server(collector, options.address, options.port)
+    except OSError as error:
+        place = f"{options.address} port {options.port}"
+        print(f"--address, --port: cannot listen ({error.strerror}), got {place}.", file=sys.stderr)
+        return 1
+    host, port = server.server_address[:2]
+    shown = f"[{host!s}]" if ":" in str(host) else str(host)
+    print(f"Metrics of the GPUs and of {root}: http://{shown}:{port}/metrics", flush=True)
+    with server:
+        server.serve_forever()
+    return 0

@@ -1,0 +1,328 @@
+"""Prometheus metrics of this machine's GPUs and of the live runs, as `stepscope exporter` serves.
+
+Values are in base units; the name ends in the unit, `_ratio` is 0 to 1. A missing value has no
+series, and the series of a run disappear with its end. Each scrape reads the newest rows only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import platform
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
+
+from stepscope import __version__
+from stepscope.bottleneck.step_window import training_gpu
+from stepscope.export.prometheus_names import (
+    GPU_METRICS,
+    HELP,
+    RUN_METRICS,
+    SCALES,
+    ExportedMetric,
+)
+from stepscope.gpu.health import HW_THERMAL, POWER_BRAKE, POWER_CAP, SLOWDOWN, SW_THERMAL
+from stepscope.gpu.machine_monitor import MachineMonitor
+from stepscope.gpu.machine_state import DeviceState, MachineState
+from stepscope.metrics import BY_KEY, Stream
+from stepscope.run import RUN_JSON, RunStatus, run_folders
+from stepscope.run.rank_info import RankMetadata, find_rank, rank_numbers, wall_offset_of
+from stepscope.store import StoreError, StoreReader, store_name
+from stepscope.store.blocks import missing
+
+log = logging.getLogger(__name__)
+
+RUNS_LIMIT, RANKS_LIMIT = 32, 512
+"""Maximum number of runs, the newest, and of their processes in one scrape."""
+IDLE_S = 3600.0  # age of run.json from which a run is not read: a live one writes it every second
+CRASHED_S = 300.0
+"""Time in which a crashed process keeps its heartbeat, so that an alert can refer to it."""
+ROWS_LIMIT = 4096  # newest rows of a series that a scrape reads
+SAMPLE_AGE_S = 60.0  # age from which a value of the sampler is missing, before its newest row
+FRESH_S = 1.0
+"""Age up to which a scrape gets the previous one's values."""
+DRIVER_TIMEOUT_S = 3.0
+LABEL_LENGTH = 200
+_THROTTLES = {
+    "power_cap": POWER_CAP,
+    "hardware_slowdown": SLOWDOWN,
+    "thermal_software": SW_THERMAL,
+    "thermal_hardware": HW_THERMAL,
+    "power_brake": POWER_BRAKE,
+}
+_RUN_KEYS = {metric.key for metric in RUN_METRICS}
+_RUN_JSON = {
+    "step": ("run_steps_total", "Last optimizer step."),
+    "total_steps": ("run_planned_steps", "Number of steps that the run will have."),
+    "dropped": ("run_dropped_rows_total", "Rows and events lost to a full queue."),
+}
+
+
+class _Families:
+    """Samples by metric name."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Metric] = {}
+
+    def add(self, name: str, text: str, value: float, labels: Mapping[str, Any]) -> None:
+        name = f"stepscope_{name}"
+        kind = next((k for k in ("total", "info") if name.endswith(f"_{k}")), "gauge")
+        family = self.found.get(name)
+        if family is None:
+            base = name.removesuffix(f"_{kind}")
+            family = Metric(base, text, {"total": "counter"}.get(kind, kind))
+            self.found[name] = family
+        # Prometheus omits a label without text.
+        texts = {k: "" if text is None else str(text)[:LABEL_LENGTH] for k, text in labels.items()}
+        family.add_sample(name, texts, value)
+
+    def add_all(
+        self, table: Iterable[ExportedMetric], values: Mapping[str, float], labels: dict[str, str]
+    ) -> None:
+        for metric in table:
+            if metric.key in values:
+                scale = SCALES.get(BY_KEY[metric.key].unit, 1.0)
+                text = HELP.get(metric.name, BY_KEY[metric.key].meaning)
+                self.add(metric.name, text, values[metric.key] * scale, labels | metric.labels)
+
+
+class _NewestValues:
+    """The newest value of each exported metric of one process."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}  # Rows read so far, by series.
+        self._values: dict[str, tuple[float, float]] = {}  # Time and value, by metric.
+        self._sampled_at = 0.0
+
+    def read(self, folder: Path, number: int) -> dict[str, float]:
+        """Read the rows since the last call; return the values. Raises StoreError."""
+        with StoreReader(folder, number) as reader:
+            for series in reader.series():
+                if series.stream not in (Stream.STEPS, Stream.SAMPLES):
+                    continue
+                start = max(self._rows.get(series.id, 0), series.rows - ROWS_LIMIT)
+                block = reader.read(series.id, start, series.rows, 1)
+                self._rows[series.id] = series.rows
+                for row, key in enumerate(block.keys):
+                    given = np.flatnonzero(~missing(block.mean[row]))
+                    if key in _RUN_KEYS and BY_KEY[key].stream == series.stream and len(given):
+                        last = given[-1]
+                        self._values[key] = float(block.ts[last]), float(block.mean[row, last])
+                if series.stream == Stream.SAMPLES and len(block):
+                    self._sampled_at = float(block.ts[-1])
+        old = self._sampled_at - SAMPLE_AGE_S
+        return {
+            key: value
+            for key, (ts, value) in self._values.items()
+            if BY_KEY[key].stream is Stream.STEPS or ts >= old
+        }
+
+
+class _MachinePoll:
+    """Reads the GPUs in a thread of its own, because a broken GPU can block a driver call."""
+
+    def __init__(self, machine: MachineMonitor) -> None:
+        self._machine = machine
+        self._thread: threading.Thread | None = None
+        self._state: MachineState | None = None
+
+    def state(self) -> MachineState | None:
+        """Return the present state; None if the driver does not answer or reading failed."""
+        if self._thread is None or not self._thread.is_alive():
+            self._state = None
+            name = "stepscope-exporter"  # the thread ends with this reading
+            self._thread = threading.Thread(target=self._look, name=name, daemon=True)
+            self._thread.start()
+        self._thread.join(DRIVER_TIMEOUT_S)
+        return self._state
+
+    def _look(self) -> None:
+        try:
+            self._state = self._machine.look()
+        except Exception:  # shown as stepscope_up 0; the next reading may succeed
+            log.warning("stepscope exporter: the GPUs could not be read", exc_info=True)
+
+
+class ExporterCollector:
+    """Custom collector of prometheus-client. Thread-safe."""
+
+    def __init__(
+        self, root: Path, machine: MachineMonitor, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._root = root
+        self._poll = _MachinePoll(machine)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._families: list[Metric] = []
+        self._read_at: float | None = None
+        self._newest: dict[tuple[str, int], _NewestValues] = {}
+
+    def collect(self) -> list[Metric]:
+        """Return all metrics, at most FRESH_S old."""
+        with self._lock:
+            now = self._clock()
+            if self._read_at is None or now - self._read_at >= FRESH_S:
+                families = _Families()
+                build = {"version": __version__, "python": platform.python_version()}
+                families.add("build_info", "Version of the exporter.", 1, build)
+                self._add_gpus(families)
+                self._add_runs(families)
+                self._families, self._read_at = list(families.found.values()), self._clock()
+            return self._families
+
+    def _add_gpus(self, families: _Families) -> None:
+        state = self._poll.state()
+        if state is None or state.reason is None:  # else the machine has no GPU to read
+            _add_up(families, "gpus", state is not None)
+        for device in () if state is None else state.devices:
+            for one in (device, *device.instances):
+                _add_gpu(families, one)
+
+    def _add_runs(self, families: _Families) -> None:
+        _add_up(families, "runs", os.access(self._root, os.R_OK | os.X_OK))
+        unreadable, newest = 0, dict[tuple[str, int], _NewestValues]()
+        runs, omitted = _live_runs(self._root)
+        for folder, ranks in runs:
+            for rank in ranks:
+                labels = _add_rank(families, folder, rank)
+                if not rank.status.live or not (folder / store_name(rank.number)).exists():
+                    continue
+                key = folder.name, rank.number
+                newest[key] = self._newest.get(key) or _NewestValues()
+                try:
+                    values = newest[key].read(folder, rank.number)
+                except StoreError:
+                    unreadable += 1
+                else:
+                    families.add_all(RUN_METRICS, values, labels)
+        self._newest = newest
+        text = "Live processes that the exporter leaves out: it has a limit of runs and of ranks."
+        families.add("omitted_processes", text, omitted, {})
+        text = "Live processes with a store that cannot be read."
+        families.add("unreadable_processes", text, unreadable, {})
+
+
+def _add_up(families: _Families, reader: str, up: bool) -> None:
+    text = "1 if the last reading succeeded, of the GPUs or of the runs folder; else 0."
+    families.add("up", text, float(up), {"reader": reader})
+
+
+def _add_gpu(families: _Families, device: DeviceState) -> None:
+    info, labels = device.info, {"uuid": device.info.uuid}
+    about = {"index": info.nvml_index, "name": info.name, "driver": info.driver_version}
+    families.add("gpu_info", "A GPU or MIG instance.", 1, labels | about)
+    families.add("gpu_up", "0 if the driver has lost the GPU.", device.lost is None, labels)
+    families.add_all(GPU_METRICS, device.values, labels)
+    slowdown = None if device.facts is None else device.facts.temp_slowdown
+    if slowdown is not None:
+        text = "Temperature from which the GPU slows itself down."
+        families.add("gpu_temperature_slowdown_celsius", text, slowdown, labels)
+    mask = device.values.get("gpu/throttle_reasons")
+    if mask is not None:
+        text = "1 if the clocks are lowered now for this reason, else 0."
+        for reason, bit in _THROTTLES.items():
+            families.add("gpu_throttled", text, bool(int(mask) & bit), labels | {"reason": reason})
+
+
+def _live_runs(root: Path) -> tuple[list[tuple[Path, list[RankMetadata]]], int]:
+    """Return the newest runs with processes that are live or have just crashed.
+
+    Also returns how many such processes are left out. A folder costs one stat if it is old.
+    """
+    runs, omitted, left = list[tuple[Path, list[RankMetadata]]](), 0, RANKS_LIMIT
+    for folder in run_folders(root):
+        try:
+            if time.time() - os.stat(folder / RUN_JSON).st_mtime > IDLE_S:
+                continue
+        except OSError:  # removed meanwhile
+            continue
+        found = (find_rank(folder, number) for number in rank_numbers(folder))
+        ranks = {rank.rank: rank for rank in found if rank is not None and _is_shown(rank)}
+        shown = [ranks[rank] for rank in sorted(ranks)][: left if len(runs) < RUNS_LIMIT else 0]
+        left -= len(shown)
+        omitted += len(ranks) - len(shown)
+        if shown:
+            runs.append((folder, shown))
+    return runs, omitted
+
+
+def _is_shown(rank: RankMetadata) -> bool:
+    return rank.status.live or (rank.status is RunStatus.CRASHED and rank.age_s < CRASHED_S)
+
+
+def _add_rank(families: _Families, folder: Path, rank: RankMetadata) -> dict[str, str]:
+    """Add what run.json has; return the labels of this process."""
+    content, labels = rank.run_json, {"run": folder.name, "rank": str(rank.rank)}
+    slurm = content.get("slurm") or {}
+    about = {name: content.get(name) for name in ("name", "kind", "host")} | {
+        "uuid": training_gpu(content),
+        **{f"slurm_{name}": slurm.get(name) for name in ("job_id", "array_task_id")},
+    }
+    text = "A process of a live run; uuid is that of the GPU that it trains on."
+    families.add("run_info", text, 1, labels | about)
+    text = "Last heartbeat of the process, in seconds since the epoch."
+    beat = rank.beat + wall_offset_of(content)
+    families.add("run_heartbeat_timestamp_seconds", text, beat, labels)
+    for key, (name, text) in _RUN_JSON.items():
+        value = content.get(key) if rank.status.live else None
+        if value is not None and value >= 0:
+            families.add(name, text, value, labels)
+    return labels
+
+
+class ExporterServer(ThreadingMixIn, WSGIServer):
+    """HTTP server with one thread per request."""
+
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 10.0  # for a client that sends nothing
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+def open_server(collector: ExporterCollector, address: str, port: int) -> ExporterServer:
+    """Return a bound server of /metrics and /-/ready; port 0 is a free one. Raises OSError."""
+    family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    server = type("_Server", (ExporterServer,), {"address_family": family})
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(cast(Any, collector))
+    serve = make_wsgi_app(registry)
+    local = ipaddress.ip_address(place[0]).is_loopback
+
+    def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if local and _host(environ.get("HTTP_HOST", "")) not in _LOCAL | {address}:
+            return _answer(start, "400 Bad Request", "Host: must be localhost or the address.")
+        if environ["PATH_INFO"] == "/metrics":
+            return cast(Iterable[bytes], serve(environ, start))
+        if environ["PATH_INFO"] == "/-/ready":
+            return _answer(start, "200 OK", "Stepscope exporter is ready.")
+        return _answer(start, "404 Not Found", "The metrics are at /metrics.")
+
+    return cast(ExporterServer, make_server(str(place[0]), port, application, server, _Handler))
+
+
+_LOCAL = {"localhost", "127.0.0.1", "[::1]"}
+
+
+def _host(header: str) -> str:
+    """Return the Host header without its port; checked because of DNS rebinding."""
+    return re.sub(r":\d*$", "", header).lower()
+
+
+def _answer(start: Callable[..., Any], status: str, text: str) -> list[bytes]:
+    start(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [f"{text}\n".encode()]

@@ -1,0 +1,300 @@
+"""`stepscope exporter`: GPUs and live runs as Prometheus metrics, in both formats."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+import urllib.error
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from stepscope.cli import main
+from stepscope.export import prometheus
+from stepscope.export.prometheus import ExporterCollector
+from stepscope.export.prometheus_names import GPU_METRICS, RUN_METRICS
+from stepscope.gpu.source import NullSource
+from stepscope.metrics import BY_KEY, Unit
+from stepscope.recorder.recorder import Recorder
+from stepscope.run import RunStatus, read_run
+from stepscope.store import SeriesBlock, StoreWriter, store_name
+from tests.support.fake_machine import BUSY, GIB, FakeClock, FakeSource, Gpu, divided, gpus, machine
+from tests.support.fake_machine import facts as facts_of
+from tests.support.prometheus_text import Samples, get, scrape, serving
+from tests.support.run_folders import Row, make_run, make_store
+from tests.support.waiting import wait_until
+
+NO_GPU = NullSource("No GPU.")
+
+
+def exported(root: Path, source: Any = NO_GPU) -> Samples:
+    with serving(ExporterCollector(root, machine(source))) as url:
+        return scrape(url)
+
+
+def one(found: Samples, name: str, **labels: str) -> float:
+    """The value of the only series with these labels."""
+    (value,) = (value for has, value in found[name] if labels.items() <= has.items())
+    return value
+
+
+@contextmanager
+def stored(folder: Path) -> Iterator[Callable[[str, list[Row]], None]]:
+    """Yield a function that appends rows to a stream of the folder's store."""
+    writer = StoreWriter(folder / store_name(0))
+
+    def append(stream: str, rows: list[Row]) -> None:
+        with writer.transaction():
+            writer.append(stream, "", SeriesBlock.from_rows(rows))
+
+    yield append
+    writer.close()
+
+
+def test_a_gpu_has_base_units_and_no_value_that_is_missing(tmp_path: Path) -> None:
+    gpu = gpus(1)[0]
+    gpu.values |= {"gpu/throttle_reasons": 0x24}
+    gpu.missing["gpu/temp_mem"] = "not supported"
+    found = exported(tmp_path, FakeSource([gpu]))
+    uuid = gpu.info.uuid
+    ((labels, value),) = found["gpu_info"]
+    assert value == 1
+    assert labels == {
+        "uuid": uuid,
+        "index": "0",
+        "name": gpu.info.name,
+        "driver": "580.95.05",
+    }
+    assert one(found, "gpu_utilization_ratio", uuid=uuid) == pytest.approx(0.97)
+    assert one(found, "gpu_memory_used_bytes") == 40 * GIB
+    assert one(found, "gpu_sm_clock_hertz") == 1.755e9
+    assert one(found, "gpu_energy_joules_total") == BUSY["gpu/energy"]
+    assert one(found, "gpu_throttle_seconds_total", reason="power_cap") == 10
+    assert one(found, "gpu_temperature_slowdown_celsius") == 92
+    active = {labels["reason"] for labels, value in found["gpu_throttled"] if value}
+    assert active == {"power_cap", "thermal_software"}
+    assert "gpu_memory_temperature_celsius" not in found
+    assert "gpu_fan_speed_ratio" not in found
+    assert one(found, "up", reader="gpus") == one(found, "gpu_up") == 1
+
+
+def test_mig_instances_lost_gpus_and_a_machine_without_one(tmp_path: Path) -> None:
+    lost = Gpu(facts=facts_of(gpus(2)[1].info), info=gpus(2)[1].info, lost="fell off the bus")
+    found = exported(tmp_path, FakeSource([divided(), lost]))
+    assert len(found["gpu_info"]) == 4
+    assert one(found, "gpu_memory_used_bytes", uuid="MIG-00000001-0000-4000-8000-000000000000")
+    assert one(found, "gpu_up", uuid=lost.info.uuid) == 0
+    assert lost.info.uuid not in {labels["uuid"] for labels, _ in found["gpu_power_watts"]}
+    found = exported(tmp_path)
+    assert [labels["reader"] for labels, _ in found["up"]] == ["runs"]
+    assert not [name for name in found if name.startswith("gpu_")]
+    assert one(exported(tmp_path / "absent"), "up", reader="runs") == 0
+
+
+def test_a_driver_that_fails_is_0_and_the_next_scrape_tries_again(tmp_path: Path) -> None:
+    source, clock = FakeSource(gpus(1)), FakeClock()
+    source.before_read = lambda: 1 / 0  # type: ignore[assignment, return-value]
+    collector = ExporterCollector(tmp_path, machine(source), clock=clock)
+    with serving(collector) as url:
+        assert one(scrape(url), "up", reader="gpus") == 0
+        source.before_read = lambda: None
+        assert one(scrape(url), "up", reader="gpus") == 0, "within a second nothing is read"
+        assert source.reads == []
+        clock.now += 1
+        assert one(scrape(url), "up", reader="gpus") == 1
+        source.before_read = lambda: 1 / 0  # type: ignore[assignment, return-value]
+        clock.now += 1
+        found = scrape(url)
+        assert one(found, "up", reader="gpus") == 0
+        assert "gpu_info" not in found, "nothing of an earlier reading"
+
+
+def test_a_driver_that_hangs_is_0_and_called_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "DRIVER_TIMEOUT_S", 0.05)
+    source, clock, calls, answer = FakeSource(gpus(1)), FakeClock(), [0], threading.Event()
+
+    def hang() -> None:
+        calls[0] += 1
+        answer.wait(20)
+
+    source.before_read = hang
+    collector = ExporterCollector(tmp_path, machine(source), clock=clock)
+    with serving(collector) as url:
+        for _ in range(3):
+            assert one(scrape(url), "up", reader="gpus") == 0
+            clock.now += 1
+        assert calls == [1]
+        answer.set()
+        wait_until(lambda: not [t for t in threading.enumerate() if t.name == "stepscope-exporter"])
+        monkeypatch.setattr(prometheus, "DRIVER_TIMEOUT_S", 20)
+        assert one(scrape(url), "up", reader="gpus") == 1
+
+
+def test_a_live_run_has_its_newest_values(tmp_path: Path) -> None:
+    folder = make_run(
+        tmp_path,
+        host="a \ud800\n\"'\\ é" + "x" * 500,
+        kind="init",
+        device="GPU-x",
+        step=7,
+        slurm={"job_id": "4711"},
+    )
+    steps: list[Row] = [(1.0, 1, {"train/loss": 3.0, "val/accuracy": 50.0, "mine": 1.0})]
+    steps += [(2.0 + n, 2 + n, {"train/loss": 2.0, "train/lr": None}) for n in range(700)]
+    samples: list[Row] = [(9.0, 1, {"memory/allocated": 5.0}), (99.0, 1, {"process/rss": 6.0})]
+    with stored(folder) as append:
+        append("steps", steps)
+        append("samples", samples)
+    found = exported(tmp_path)
+    ((labels, _),) = found["run_info"]
+    host = labels.pop("host")
+    assert host.startswith("a ?\n\"'\\ é")
+    assert len(host) == prometheus.LABEL_LENGTH
+    expected = {"kind": "init", "uuid": "GPU-x", "slurm_job_id": "4711"}
+    assert labels == {"run": folder.name, "rank": "0"} | expected
+    assert found["run_loss"] == [({"run": folder.name, "rank": "0"}, 2.0)]
+    assert one(found, "run_validation_accuracy_ratio") == 0.5
+    assert one(found, "run_steps_total") == 7
+    assert one(found, "run_process_resident_bytes") == 6
+    assert "run_memory_allocated_bytes" not in found, "the sampler has not read it for 90 s"
+    assert not {"run_learning_rate", "run_planned_steps", "run_epoch"} & found.keys()
+    assert one(found, "run_heartbeat_timestamp_seconds") == pytest.approx(time.time(), abs=60)
+    assert not [name for name in found if "mine" in name]
+
+
+def test_a_scrape_reads_only_new_rows_and_keeps_the_last_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "ROWS_LIMIT", 4)
+    folder, clock = make_run(tmp_path), FakeClock()
+    collector = ExporterCollector(tmp_path, machine(NO_GPU), clock=clock)
+    with serving(collector) as url, stored(folder) as append:
+        append("steps", [(1.0, n, {"train/loss": 1.0, "val/loss": 9.0}) for n in range(3)])
+        assert one(scrape(url), "run_validation_loss") == 9
+        append("steps", [(2.0, 3 + n, {"train/loss": math.nan}) for n in range(9)])
+        assert one(scrape(url), "run_loss") == 1, "within a second nothing is read"
+        clock.now += 1
+        found = scrape(url)
+        assert math.isnan(one(found, "run_loss")), "recorded as not a number"
+        assert one(found, "run_validation_loss") == 9
+
+
+def test_the_series_of_a_run_end_with_it(tmp_path: Path) -> None:
+    make_run(tmp_path, "finished", status="finished")
+    make_run(tmp_path, "long-ago", old=True)
+    make_run(tmp_path, "old", old=True, pid=2**22 + 1)
+    gone = make_run(tmp_path, "gone", pid=2**22 + 1, step=3)
+    broken = make_run(tmp_path, "broken")
+    (broken / store_name(0)).write_bytes(b"no store" * 999)
+    (make_run(tmp_path, "torn") / "run.json").write_text("{")
+    live = make_run(tmp_path, "live", world_size=2)
+    make_store(live)
+    for folder in tmp_path.iterdir():
+        if "long-ago" in folder.name:
+            os.utime(folder / "run.json", (1e9, 1e9))
+    (live / "rank1.json").write_text((gone / "run.json").read_text().replace("{", '{"rank": 1,', 1))
+    found = exported(tmp_path)
+    about = [(labels["run"], labels["rank"]) for labels, _ in found["run_info"]]
+    crashed = [(gone.name, "0"), (live.name, "1")]
+    assert {*crashed, (live.name, "0"), (broken.name, "0")} <= set(about)
+    assert {name.split("-")[2] for name, _ in about} == {"gone", "live", "broken", "old"}
+    beats = {
+        (labels["run"], labels["rank"]) for labels, _ in found["run_heartbeat_timestamp_seconds"]
+    }
+    assert beats == set(about), "an alert needs the last heartbeat of a crashed process"
+    values = {(labels["run"], labels["rank"]) for labels, _ in found["run_steps_total"]}
+    assert not values & set(crashed)
+    assert one(found, "run_loss", run=live.name) == 0.3
+    assert one(found, "unreadable_processes") == 1
+
+
+def test_a_recorded_run_appears_and_disappears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    (tmp_path / "r").mkdir()
+    recorder = Recorder(tmp_path / "r", name="r")
+    assert read_run(tmp_path / "r").run_json["slurm"] == {"job_id": "12", "array_task_id": "3"}
+    labels, _ = exported(tmp_path)["run_info"][0]
+    assert (labels["slurm_job_id"], labels["slurm_array_task_id"]) == ("12", "3")
+    recorder.close(RunStatus.FINISHED)
+    assert "run_info" not in exported(tmp_path)
+
+
+def test_the_newest_runs_and_lowest_ranks_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "RUNS_LIMIT", 2)
+    monkeypatch.setattr(prometheus, "RANKS_LIMIT", 3)
+    for number in range(4):
+        folder = make_run(tmp_path)
+        text = (folder / "run.json").read_text()
+        (folder / "rank1.json").write_text(text.replace("{", '{"rank": 1,', 1))
+        os.rename(folder, tmp_path / f"run{number}")
+    found = exported(tmp_path)
+    about = [(labels["run"], labels["rank"]) for labels, _ in found["run_info"]]
+    assert about == [("run3", "0"), ("run3", "1"), ("run2", "0")]
+    assert one(found, "omitted_processes") == 5
+
+
+def test_names_end_in_their_base_unit() -> None:
+    ends = {
+        Unit.BYTES: "_bytes",
+        Unit.PERCENT: "_ratio",
+        Unit.WATT: "_watts",
+        Unit.JOULE: "_joules",
+        Unit.CELSIUS: "_celsius",
+        Unit.MEGAHERTZ: "_hertz",
+        Unit.SECOND: "_seconds",
+        Unit.PER_SECOND: "_per_second",
+        Unit.BYTES_PER_SECOND: "_bytes_per_second",
+        Unit.TERAFLOPS: "_flops_per_second",
+        Unit.COUNT: "",
+        Unit.NONE: "",
+    }
+    for metric in (*GPU_METRICS, *RUN_METRICS):
+        end = ends[BY_KEY[metric.key].unit]
+        assert metric.name.removesuffix("_total").endswith(end), metric
+        sums = ("A counter", "Packets retransmitted")
+        counts = (
+            BY_KEY[metric.key].meaning.startswith(sums)
+            or "rrors" in BY_KEY[metric.key].meaning[:14]
+        )
+        rises = counts or metric.key in ("memory/alloc_retries", "memory/ooms")
+        assert metric.name.endswith("_total") is rises, metric
+
+
+def test_paths_and_the_host_header(tmp_path: Path) -> None:
+    with serving(ExporterCollector(tmp_path, machine(NO_GPU))) as url:
+        assert get(f"{url}/-/ready")[1] == "Stepscope exporter is ready.\n"
+        port = url.rpartition(":")[2]
+        for host in (f"localhost:{port}", "127.0.0.1", f"[::1]:{port}"):
+            assert "stepscope_up" in get(f"{url}/metrics", Host=host)[1]
+        for path, host, code in (("/", url[7:], 404), ("/metrics", "evil.example", 400)):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                get(f"{url}{path}", Host=host)
+            assert refused.value.code == code
+            refused.value.close()
+
+
+def test_the_command_without_its_package_or_port(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with serving(ExporterCollector(tmp_path, machine(NO_GPU))) as url:
+        assert main(["exporter", "--port", url.rpartition(":")[2]]) == 1
+    assert "cannot listen (Address already in use), got 127.0.0.1" in capsys.readouterr().err
+    monkeypatch.delitem(sys.modules, "stepscope.export.prometheus")
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert main(["exporter"]) == 1
+    assert "pip install 'stepscope[prometheus]'" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""The Grafana dashboard follows the rules of Grafana's dashboard linter that we rely on."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from stepscope.export.prometheus_names import GPU_METRICS, RUN_METRICS
+from tests.support.grafana import DASHBOARD, PANELS, targets
+
+VARIABLES: dict[str, dict[str, Any]] = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+SOURCE = {"type": "prometheus", "uid": "$datasource"}
+SELECTOR = re.compile(r"(stepscope_\w+)\{([^}]*)\}")
+
+
+def test_variables_and_rows() -> None:
+    assert list(VARIABLES) == ["datasource", "job", "instance", "gpu", "run"]
+    assert VARIABLES["datasource"]["type"] == "datasource"
+    assert VARIABLES["datasource"]["query"] == "prometheus"
+    for variable in list(VARIABLES.values())[1:]:
+        assert variable["datasource"] == SOURCE
+        assert variable["refresh"] == 2, "on a change of the time range"
+        assert (variable["multi"], variable["includeAll"], variable["allValue"]) == (
+            True,
+            True,
+            ".+",
+        )
+        assert variable["query"]["query"] == variable["definition"]
+    assert DASHBOARD["editable"] is False
+    assert DASHBOARD["schemaVersion"] == 42, "the last one of Grafana's first format"
+    rows = [one["title"] for one in DASHBOARD["panels"] if one["type"] == "row"]
+    assert rows == ["Overview", "GPU details", "Run details"]
+    ids = [one["id"] for one in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    places = [tuple(one["gridPos"].values()) for one in DASHBOARD["panels"]]
+    cells = [(x + i, y + j) for h, w, x, y in places for i in range(w) for j in range(h)]
+    assert len(set(cells)) == len(cells), "no panel overlaps another"
+    assert max(x for x, _ in cells) == 23
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
+def test_each_panel(panel: dict[str, Any]) -> None:
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["datasource"] == SOURCE
+    assert panel["targets"]
+    known = {f"stepscope_{metric.name}" for metric in (*GPU_METRICS, *RUN_METRICS)}
+    for target in panel["targets"]:
+        assert target["datasource"] == SOURCE
+        expr = target["expr"]
+        names, selectors = zip(*SELECTOR.findall(expr), strict=True)
+        assert len(names) == len(re.findall("stepscope_", expr)), "each has a selector"
+        for selector in selectors:
+            assert 'job=~"$job", instance=~"$instance"' in selector
+        assert not re.search(r'(?<!~)="\$', expr), "a variable may have several values"
+        assert re.findall(r"\[(.*?)\]", expr) in ([], ["$__rate_interval"])
+        for name in names:
+            rated = f"rate({name}" in expr or f"increase({name}" in expr
+            assert rated is name.endswith("_total"), name
+            assert name in known or not re.match(r"stepscope_(gpu|run)_.*_(bytes|watts)", name)
+
+
+def test_targets_are_named_apart() -> None:
+    for panel in PANELS:
+        legends = [target["legendFormat"] for target in panel["targets"]]
+        assert len(set(legends)) == len(legends)
+    assert len(targets()) > 30
