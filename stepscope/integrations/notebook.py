@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import html
-import http.client
 import importlib
 import json
 import os
@@ -104,17 +102,17 @@ def _start(root: Path) -> _Server:
         process = subprocess.Popen(
             [sys.executable, "-m", "stepscope.cli", "ui", "--", *words],
             env={**os.environ, "STEPSCOPE_RUNS": str(root), FRAMES: " ".join(origins)},
-            # The server ends when this pipe is closed, even if this process is killed.
+            # The server ends when this pipe is closed: at the end of this process, also if killed.
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Interrupt Kernel signals the kernel's process group
         )
-        atexit.register(_end, process, os.getpid())
         until = time.monotonic() + START_S
-        while not _responds(port):
+        while not _listens(port):
             if process.poll() is not None or time.monotonic() > until:
-                process.terminate()
+                process.kill()
+                process.communicate()  # closes the pipe
                 log.seek(0)
                 text = log.read().decode(errors="replace").strip()[-1000:]
                 raise RunError(f"show: the dashboard did not start. {text}")
@@ -122,18 +120,8 @@ def _start(root: Path) -> _Server:
     return _Server(process, port, bool(origins))
 
 
-def _responds(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-    try:
-        connection.request("GET", "/_stcore/health")
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except OSError:
-        return False
-    finally:
-        connection.close()
-
-
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End the server; does nothing in a forked child."""
-    if os.getpid() == owner:
-        process.terminate()
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=2).close()
+        return True
+    return False
