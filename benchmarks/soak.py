@@ -152,6 +152,8 @@ def main() -> None:
                 found.setdefault(key, []).append(value)
         run = read_run(folder)
         kinds = [event.kind for event in product.open(folder).events()]
+    if len(found.get("hours", [])) < 6:
+        raise SystemExit("Fewer than 6 measurements: give more --minutes.")
     grows = {
         key: growth(values)
         for key, values in found.items()
