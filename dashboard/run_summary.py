@@ -10,6 +10,7 @@ from dashboard.charts.run_view import world_size_of
 from stepscope.metrics import Stream
 from stepscope.recorder.rows import RATE, STEP_TIME
 from stepscope.run import RunInfo
+from stepscope.run.retention import folder_size
 from stepscope.store import SeriesBlock, StoreError, StoreReader
 
 NEWEST_ROWS = 4096  # Rows that give the samples per step: it hardly changes within a run.
@@ -17,21 +18,23 @@ NEWEST_ROWS = 4096  # Rows that give the samples per step: it hardly changes wit
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Values of a whole run; None if not recorded, bytes are maxima.
+    """Values of a whole run; None if not recorded, peaks and `size` in bytes.
 
-    `best_loss` is the lowest validation loss, or the lowest training loss without validation.
-    `samples_per_s` is samples per step by the mean step time, the first steps included; of a
-    distributed run rank 0's times the number of ranks, as all take batches of one size.
+    `size` is the sum of the folder's files. `best_loss` is the lowest validation loss, or the
+    lowest training loss without validation. `samples_per_s` is samples per step by the mean step
+    time, the first steps included; of a distributed run rank 0's times the number of ranks, as all
+    take batches of one size.
     """
 
     best_loss: float | None = None
     samples_per_s: float | None = None
     peak_allocated: float | None = None
     peak_process: float | None = None
+    size: int | None = None
 
 
 def summarize(run: RunInfo) -> RunSummary:
-    """Return the summary of the stored data, an empty one without a store."""
+    """Return the summary of the stored data, only the size without a store."""
     try:
         with StoreReader(run.folder) as reader:
             whole = {
@@ -41,7 +44,7 @@ def summarize(run: RunInfo) -> RunSummary:
             }
             each_step = samples_of_a_step(reader)
     except StoreError:
-        return RunSummary()
+        return RunSummary(size=folder_size(run.folder))
     steps, samples = whole.get(Stream.STEPS), whole.get(Stream.SAMPLES)
     step_time = _of(steps, "mean", STEP_TIME)
     validated = _of(steps, "low", "val/loss")
@@ -51,6 +54,7 @@ def summarize(run: RunInfo) -> RunSummary:
         samples_per_s=rate,
         peak_allocated=_of(samples, "high", "memory/peak_allocated"),
         peak_process=_of(samples, "high", "process/rss"),
+        size=folder_size(run.folder),
     )
 
 

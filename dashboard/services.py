@@ -14,6 +14,7 @@ import importlib
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
@@ -45,6 +46,7 @@ from trainer.collectives.measurement import CollectivePlan as CollectivePlan
 from trainer.collectives.measurement import Measurement
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
+from trainer.parent_death_signal import call_at_end_of
 from trainer.runners import RunHandle, start
 from trainer.runners.child_process import Child, LessonRun, PredictionRun
 from trainer.runners.torchrun import TorchrunRun
@@ -313,6 +315,8 @@ async def lifespan(_app: object) -> AsyncIterator[None]:
     """Stop the run and flush its data when the server ends (SIGTERM runs no atexit)."""
     services, over = get(), threading.Event()
     _end_on_signals(services, over)
+    if "STEPSCOPE_FRAMES" in os.environ:  # of a notebook, which keeps the other end of stdin open
+        call_at_end_of(sys.stdin.fileno(), lambda: os.kill(os.getpid(), signal.SIGTERM))
     crashes = CrashWatch(services.index)
     crashes.start()
     yield

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stepscope.integrations.notebook import show
     from stepscope.recorded_run import Run
     from stepscope.recorded_run import open_run as open  # noqa: F401 - not in __all__, see there
     from stepscope.run import RunError
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 # Without `open`: `from stepscope import *` must not replace the builtin.
-__all__ = ["Run", "RunError", "Tracker", "__version__", "init", "log"]
+__all__ = ["Run", "RunError", "Tracker", "__version__", "init", "log", "show"]
 
 _LAZY_EXPORTS = {
     "init": ("stepscope.tracker", "init"),
     "Tracker": ("stepscope.tracker", "Tracker"),
     "open": ("stepscope.recorded_run", "open_run"),
     "Run": ("stepscope.recorded_run", "Run"),
+    "show": ("stepscope.integrations.notebook", "show"),
     "RunError": ("stepscope.run", "RunError"),
 }
 """Imported at the first use: numpy and sqlite take 0.2 s, and commands need neither."""

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -277,13 +277,15 @@ def init(
     *,
     runs: Path | str | None = None,
     config: Mapping[str, Any] | None = None,
+    tags: Sequence[str] = (),
     sample: bool = True,
 ) -> Tracker:
     """Start recording this process, print the run on stderr, and return a Tracker.
 
-    `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `sample` records memory
-    and GPUs ten times a second. A second call, or a call under `stepscope watch`, returns the
-    tracker of the current run. If no run folder can be written, logs a warning and records nothing.
+    `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `stepscope gc` can keep
+    runs with `tags`; `sample` records memory and GPUs ten times a second. A second call, or a call
+    under `stepscope watch`, returns the tracker of the current run. If no run folder can be
+    written, logs a warning and records nothing.
     """
     global _current
     if _current is not None and not _current._closed and _current._pid == os.getpid():
@@ -293,6 +295,8 @@ def init(
         root = runs_root(None if runs is None else Path(runs))
         place = find_place(root, name, os.environ)
         session = ScriptSession(place, name=name, kind=RunKind.INIT, config=config, sample=sample)
+        if tags:
+            session.recorder.describe(tags=[str(tag) for tag in tags])
     except Exception as error:  # noqa: BLE001 - no error may end the training
         log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)
         return Tracker(None)

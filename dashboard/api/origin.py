@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_NONE = "'none'"
+_LOCAL = re.compile(r"http://(?:localhost|127\.0\.0\.1):\d{1,5}")
+
+
+def local_origins(text: str) -> list[str]:
+    """Return the origins of this machine in a list separated by spaces, without all others."""
+    return [origin for origin in text.split() if _LOCAL.fullmatch(origin)]
 
 
 class NotAllowed(Exception):
@@ -19,11 +28,15 @@ class OwnPagesOnly:
 
     Streamlit accepts every port of localhost, where any user's program may serve a page. A request
     without an Origin header comes from no page that could read the answer or send the headers that
-    `check_sender` requires. `allowed`: further origins.
+    `check_sender` requires. `allowed`: further origins. `frames`: origins whose pages may frame
+    this server's pages, by default none.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Collection[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, allowed: Collection[str] = (), frames: Collection[str] = ()
+    ) -> None:
         self._app = app
+        self._frames = " ".join(frames)
         self._allowed = frozenset(origin.rstrip("/") for origin in allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,8 +52,9 @@ class OwnPagesOnly:
         async def send_unframed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 added = MutableHeaders(scope=message)
-                added.append("Content-Security-Policy", "frame-ancestors 'none'")
-                added["X-Frame-Options"] = "DENY"  # for browsers without frame-ancestors
+                added.append("Content-Security-Policy", f"frame-ancestors {self._frames or _NONE}")
+                if not self._frames:
+                    added["X-Frame-Options"] = "DENY"  # for browsers without frame-ancestors
             await send(message)
 
         await app(scope, receive, send_unframed)

@@ -1,17 +1,21 @@
-"""The rows of the Runs page; pure."""
+"""The rows of the Runs page, and the disk use of the runs."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from dashboard.charts.run_view import run_content, run_kind, training_device, world_size_of
 from dashboard.controls.run_picker import KINDS, run_name
 from dashboard.run_summary import RunSummary
+from stepscope.common.formatting import format_bytes
 from stepscope.run import RunInfo
 from stepscope.run.rank_info import now_of
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 def row(run: RunInfo, summary: RunSummary) -> dict[str, Any]:
@@ -32,11 +36,19 @@ def row(run: RunInfo, summary: RunSummary) -> dict[str, Any]:
         "Samples/s": summary.samples_per_s,
         "Peak allocated": None if allocated is None else allocated / GIB,
         "Peak process": None if process is None else process / GIB,
+        "Size": None if summary.size is None else summary.size / MIB,
         "Started": datetime.fromtimestamp(run.created),
         "Duration": None
         if ended is None
         else timedelta(seconds=max(0, round(ended - run.created))),
     }
+
+
+def disk_use(folder: Path, sizes: Sequence[int]) -> str:
+    """Return a sentence with the sum of the sizes in bytes, and the free space of the disk."""
+    listed = f"The {len(sizes)} listed runs use" if len(sizes) > 1 else "The listed run uses"
+    free = format_bytes(shutil.disk_usage(folder).free)
+    return f"{listed} {format_bytes(sum(sizes))}; {free} are free. `stepscope gc` deletes old runs."
 
 
 def _ranks(ranks: int, strategy: object) -> str | None:

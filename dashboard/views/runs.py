@@ -7,7 +7,7 @@ from dashboard.controls.sidebar import keep_settings
 from dashboard.format import escape_markdown
 from dashboard.views import parts
 from dashboard.views.parts import number, text
-from dashboard.views.run_rows import row
+from dashboard.views.run_rows import disk_use, row
 from dashboard.views.welcome import examples, open_run
 
 COLUMNS = {
@@ -30,6 +30,7 @@ COLUMNS = {
         format="%.2f GiB", help="Peak of torch's CUDA allocator; empty for CPU runs."
     ),
     "Peak process": number(format="%.2f GiB", help="Peak resident memory of the training process."),
+    "Size": number(format="%.1f MiB", help="Sum of the files of the run folder."),
     "Started": st.column_config.DatetimeColumn(format="D MMM HH:mm", help="Local time."),
     "Duration": number(format="compact", help="Hours:minutes:seconds from start to end."),
 }
@@ -46,7 +47,8 @@ def table() -> None:
         st.markdown(f"#### No runs yet\nRuns recorded in `{server.runs.absolute()}` appear here.")
         return
     with st.spinner("Reading the runs…", show_time=True):
-        rows = [row(run, server.summary(run)) for run in runs]
+        summaries = [server.summary(run) for run in runs]
+    rows = [row(run, summary) for run, summary in zip(runs, summaries, strict=True)]
     alt = "All runs, live ones first, then the newest"
     select = {"on_select": "rerun", "selection_mode": ["single-row", "single-cell"]}
     chosen = parts.table(rows, COLUMNS, "runs_table", alt, height="auto", **select)["selection"]
@@ -58,6 +60,7 @@ def table() -> None:
             if st.button(f"Open {name}", icon=":material/open_in_full:", key="open_ticked"):
                 open_run(runs[index].id)
         st.caption("Click a cell to open the run. Click a column title to sort.")
+        st.caption(disk_use(server.runs, [summary.size or 0 for summary in summaries]))
 
 
 table()

@@ -32,6 +32,7 @@ COMMANDS = {
     "diagnose": "diagnose a run: what its steps wait for, what ended it, what to try next",
     "snapshot": "summarize a PyTorch memory snapshot, or compare two",
     "export": "write a run's values as csv, json, parquet or TensorBoard event files",
+    "gc": "delete old runs of this user",
     "exporter": "serve metrics of this machine's GPUs and of live runs to Prometheus",
     "doctor": "check this machine: what works, what is missing, and why",
     "ui": "open the dashboard on this machine's runs",

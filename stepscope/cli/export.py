@@ -1,4 +1,4 @@
-"""`stepscope export`: a run's rows as CSV, JSON, Parquet or TensorBoard events."""
+"""`stepscope export`: rows of a run, or of all runs, in files for other tools."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 from stepscope.cli import number_type
+from stepscope.common.formatting import printable
+from stepscope.export.all_runs import export_all
 from stepscope.export.tables import ExportRequest, export
 from stepscope.metrics import Stream
 from stepscope.recorder.recovery import recover_ended
@@ -16,6 +18,7 @@ from stepscope.store import StoreError
 EXAMPLES = (
     "stepscope export RUN --format csv > steps.csv",
     "stepscope export RUN --format parquet --stream devices --output gpu.parquet",
+    "stepscope export --all --format parquet --output exported",
     "stepscope export RUN --format tensorboard --output tb && tensorboard --logdir tb",
 )
 
@@ -23,36 +26,43 @@ EXAMPLES = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
     formats, streams = ("csv", "json", "parquet", "tensorboard"), (*map(str, Stream), "events")
-    parser.add_argument("id", metavar="RUN", help="name of the run folder ('stepscope runs')")
+    parser.add_argument(
+        "id", nargs="?", metavar="RUN", help="name of the run folder ('stepscope runs')"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="export all runs and ranks into one folder (parquet)"
+    )
     parser.add_argument("--format", required=True, choices=formats)
     parser.add_argument(
-        "--stream", default="steps", choices=streams, help="stream to export (default: steps)"
+        "--stream", choices=streams, help="stream to export (default: steps; with --all, every one)"
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="output file, or log directory for tensorboard (default: stdout; csv and json only)",
+        help="output file; log directory for tensorboard, folder for --all (default: stdout; csv "
+        "and json only)",
     )
     parser.add_argument(
         "--rank",
         type=number_type(0, 10**9, int),
-        default=0,
         metavar="N",
         help="rank of a distributed run (default: 0)",
     )
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Export a run; return the exit code. Raises RunError for an unknown run."""
-    folder = run_folder(root, options.id)
+    """Export a run, or all; return the exit code. Raises RunError for an unknown run."""
     problem = _usage_problem(options)
     if problem is not None:
         print(problem, file=sys.stderr)
         return 2
-    recover_ended(read_run(folder))
     try:
-        request = ExportRequest(options.format, options.stream, options.rank)
+        if options.all:
+            return _export_all(root, options.output, options.stream)
+        folder = run_folder(root, options.id)
+        recover_ended(read_run(folder))
+        request = ExportRequest(options.format, options.stream or "steps", options.rank or 0)
         written = export(folder, request, options.output)
     except BrokenPipeError:  # an OSError too, but not of --output
         raise
@@ -77,9 +87,30 @@ def run(options: argparse.Namespace, root: Path) -> int:
     return 1
 
 
+def _export_all(root: Path, output: Path, stream: str | None) -> int:
+    """Export all runs; return 1 if one cannot be read. Raises OSError, ModuleNotFoundError."""
+    streams = (*map(str, Stream), "events") if stream is None else (stream,)
+    unread = dict.fromkeys(export_all(root, output, streams))  # a store is read for each stream
+    for problem in unread:
+        print(printable(problem), file=sys.stderr)
+    print(f"The runs of {root} were written to {output}.")
+    return int(bool(unread))
+
+
 def _usage_problem(options: argparse.Namespace) -> str | None:
+    if options.all == (options.id is not None):
+        got = "both" if options.all else "neither"
+        return f"export: needs a run or --all, got {got}. List the runs with 'stepscope runs'."
+    if options.all and (options.format != "parquet" or options.rank is not None):
+        return "--all: exports every rank as parquet. Use --format parquet without --rank."
     if options.format in ("parquet", "tensorboard") and options.output is None:
-        what = "a file" if options.format == "parquet" else "a log directory"
+        what = (
+            "a folder"
+            if options.all
+            else "a file"
+            if options.format == "parquet"
+            else "a log directory"
+        )
         return f"--output: --format {options.format} needs {what}, got none. Add --output NAME."
     if options.format == "tensorboard" and options.stream == "events":
         return "--stream: TensorBoard holds numbers only, got events. Use csv, json or parquet."

@@ -206,24 +206,28 @@ def export(folder: Path, wanted: ExportRequest, output: Path | None) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def series_table(rows: StreamRows) -> Table:
-    """Return the rows of a series stream: time, step, the GPU of `devices`, and every metric."""
+def series_table(rows: StreamRows, keys: Sequence[str] | None = None) -> Table:
+    """Return the rows of a series stream: time, step, the GPU of `devices`, and these metrics.
+
+    `keys` may have metrics that the rows lack; None means all metrics of the rows.
+    """
+    keys = rows.keys if keys is None else keys
     columns: dict[str, ColumnType] = {"ts": "float", "step": "int"}
     with_uuid = rows.stream == "devices"
     if with_uuid:
         columns["uuid"] = "text"
-    for key in rows.keys:
-        columns[_free_name(key, columns)] = "float"
+    for key in keys:
+        columns[free_name(key, columns)] = "float"
 
     def batches() -> Iterator[Sequence[Column]]:
-        for source, block in rows.slices():
+        for source, block in rows.slices(keys):
             uuid = [[source] * len(block)] if with_uuid else []
             yield [block.ts, block.step.astype(np.int64).tolist(), *uuid, *block.mean]
 
     return Table(columns, batches())
 
 
-def _free_name(key: str, taken: Mapping[str, ColumnType]) -> str:
+def free_name(key: str, taken: Mapping[str, ColumnType]) -> str:
     """Return a metric's column name: its key, with "_" appended while it is taken."""
     while key in taken:
         key += "_"

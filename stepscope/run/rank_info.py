@@ -110,7 +110,7 @@ def _types() -> Mapping[str, Any]:
         moment_s: "created heartbeat ended stop_asked",
         dict[str, Any]: "config environment capabilities script restart resumed fit oom_kills "
         "gpu_processes slurm",
-        list[Any]: "devices commands custom optimizers compute_capability",
+        list[Any]: "devices commands custom optimizers compute_capability tags",
     }
     end = [("rank", count), ("status", RunStatus), ("reason", text)]
     restarts = [("max_restarts", count, 0), ("restarts", count, 0)]

@@ -11,6 +11,7 @@ import pytest
 from dashboard import services
 from dashboard.run_summary import RunSummary, summarize
 from dashboard.views.run_rows import row
+from stepscope.common.formatting import format_bytes
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from tests.support.app_page import OpenPage, component, record, text_of
@@ -49,9 +50,10 @@ def test_a_row_has_the_runs_best_loss_rate_and_peaks(tmp_path: Path) -> None:
 def test_a_run_without_a_store_or_with_a_damaged_one_has_no_numbers(tmp_path: Path) -> None:
     store = record(tmp_path, "one") / "rank0.sqlite"
     store.write_bytes(b"x" * 5000)
-    assert summarize(read_run(store.parent)) == RunSummary()
+    others = sum(path.stat().st_size for path in store.parent.iterdir() if path != store)
+    assert summarize(read_run(store.parent)) == RunSummary(size=others + 5000)
     store.unlink()
-    assert summarize(read_run(store.parent)) == RunSummary()
+    assert summarize(read_run(store.parent)) == RunSummary(size=others)
 
 
 def test_the_summary_of_a_live_run_follows_it(server: services.Services) -> None:
@@ -80,6 +82,9 @@ def test_the_page_lists_the_runs_and_the_run_page_shows_the_opened_one(
     app.run()
     table = app.dataframe[0].value
     assert (list(table["Name"]), list(table["Status"])) == (["digits_cnn"], ["finished"])
+    size = sum(path.stat().st_size for path in (server.runs / "one").iterdir())
+    assert list(table["Size"]) == [size / 2**20]
+    assert f"use {format_bytes(size)}; " in text_of(app).replace("uses", "use")
     app.session_state["run"] = "one"
     app.switch_page("views/run.py").run()
     assert component(app)["run"] == "one"

@@ -8,7 +8,9 @@ events, a command that was served and one that was not.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -18,6 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import stepscope
+from stepscope.cli import main
 from stepscope.recorder.recovery import recover
 from stepscope.recorder.ring import RingBuffer
 from stepscope.run import process_identity, write_run_json
@@ -130,3 +134,40 @@ def test_the_last_rows_of_a_killed_process_are_added(folder: Path, tmp_path: Pat
     assert rows.mean[1, 600:].tolist() == pytest.approx([math.nan] * 50, nan_ok=True)
     assert buckets.odd.sum() == 1  # the new NaN alone: this form has a place for it
     assert user_version(folder) == schema.SCHEMA_VERSION
+
+
+def test_an_old_store_is_opened_from_python_and_exported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(folder.parent))
+    write_run_json(folder, {"created": 1.0, "status": "finished", "heartbeat": 2.0})
+    before = (folder / STORE_NAME).read_bytes()
+    run = stepscope.open(folder)
+    assert set(run.metrics) >= {"train/loss", "custom/late", "gpu/util"}
+    np.testing.assert_array_equal(run.series("train/loss").value, LOSSES)
+    assert main(["export", "run", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["custom/late"] for row in rows[299:302]] == [None, -300.0, -301.0]
+    assert main(["diagnose", "run"]) == 0
+    assert (folder / STORE_NAME).read_bytes() == before, "reading changes no store"
+
+
+@pytest.mark.parametrize("version", [2])
+def test_a_newer_store_is_refused_in_a_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(folder.parent))
+    write_run_json(folder, {"created": 1.0, "status": "finished", "heartbeat": 2.0})
+    newer = schema.SCHEMA_VERSION + 1
+    query(folder, f"PRAGMA user_version = {newer}")
+    sentence = f"store version {newer} is newer than this program's .*Update Stepscope to open it"
+    with pytest.raises(StoreError, match=sentence):
+        stepscope.open(folder).series("train/loss")
+    with pytest.raises(StoreError, match=sentence):
+        send_command(folder, "stop", {})
+    for words in (["export", "run", "--format", "csv"], ["diagnose", "run"]):
+        assert main(words) == 1
+        assert re.search(sentence, capsys.readouterr().err), words
+    assert main(["runs"]) == 0
+    assert "finished" in capsys.readouterr().out, "run.json is read"
+    assert user_version(folder) == newer

@@ -1,0 +1,102 @@
+"""`stepscope.show()`: what a notebook displays, and who may frame the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import stepscope
+from dashboard.api.origin import local_origins
+from stepscope.integrations import notebook
+from stepscope.integrations.notebook import RunPage, notebook_origins
+from tests.support.run_folders import make_run
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The runtime file of the Jupyter server of this kernel."""
+    paths = types.SimpleNamespace(jupyter_runtime_dir=lambda: str(tmp_path))
+    monkeypatch.setitem(sys.modules, "jupyter_core.paths", paths)  # type: ignore[arg-type]
+    monkeypatch.setenv("JPY_PARENT_PID", "4711")
+    return tmp_path / "jpserver-4711.json"
+
+
+def test_the_origins_are_those_of_the_kernels_jupyter_server(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert notebook_origins() == []
+    for content in ("{", "[]", "{}", '{"port": "x"}', '{"port": null}'):
+        runtime.write_text(content)
+        assert notebook_origins() == [], content
+    runtime.write_text(json.dumps({"port": 8889, "url": "http://localhost:8889/"}))
+    assert notebook_origins() == ["http://localhost:8889", "http://127.0.0.1:8889"]
+    for pid in ("4712", "../4711", ""):
+        monkeypatch.setenv("JPY_PARENT_PID", pid)
+        assert notebook_origins() == [], pid
+    monkeypatch.delenv("JPY_PARENT_PID")
+    assert notebook_origins() == []
+
+
+def test_only_origins_of_this_machine_with_a_port_may_frame() -> None:
+    good = ["http://localhost:8888", "http://127.0.0.1:1"]
+    bad = ["*", "http://localhost:*", "http://localhost", "http://localhost:1;x", "'self'"]
+    bad += ["http://localhost.evil:80", "https://evil.example", "http://a@localhost:80"]
+    assert local_origins(" ".join([*good, *bad])) == good
+    assert local_origins("http://localhost:80\nhttp://127.0.0.1:80,x") == ["http://localhost:80"]
+    assert local_origins("") == []
+
+
+def test_a_page_is_a_frame_and_a_link_or_only_a_link() -> None:
+    url = 'http://localhost:1/?run=a&x="><script>'
+    html = RunPage(url, 640, framed=True)._repr_html_()
+    assert "<script>" not in html
+    assert 'src="http://localhost:1/?run=a&amp;x=&quot;&gt;&lt;script&gt;&amp;embed=true"' in html
+    assert "height:640px" in html
+    unframed = RunPage(url, 640, framed=False)._repr_html_()
+    assert "<iframe" not in unframed
+    assert 'href="http://localhost:1/?run=a' in unframed
+
+
+def test_a_server_that_ends_at_once_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path, status="finished")
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho streamlit is not installed.\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(notebook.sys, "executable", str(program))
+    with pytest.raises(stepscope.RunError, match="did not start. streamlit is not installed"):
+        stepscope.show(folder)
+    assert tmp_path not in notebook._servers
+    with pytest.raises(stepscope.RunError, match="no run 'absent'"):
+        stepscope.show("absent", runs=tmp_path)
+
+
+def test_the_address_has_the_run_and_a_server_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Path] = []
+    process = types.SimpleNamespace(poll=lambda: None)
+
+    def start(root: Path) -> notebook._Server:
+        started.append(root)
+        return notebook._Server(process, 8600 + len(started), framed=True)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(notebook, "_start", start)
+    monkeypatch.setattr(notebook, "_servers", {})
+    with stepscope.init("demo", runs=tmp_path / "mine", sample=False) as recording:
+        assert recording.folder is not None
+        page = stepscope.show(height=300)
+    assert page == RunPage(f"http://localhost:8601/?run={recording.folder.name}", 300, framed=True)
+    other = make_run(tmp_path / "other", status="finished")
+    assert stepscope.show(stepscope.open(other)).url.startswith("http://localhost:8602/?run=")
+    assert stepscope.show(recording.folder).url == page.url
+    process.poll = lambda: 1
+    assert stepscope.show(other).url == f"http://localhost:8603/?run={other.name}"
+    assert [root.name for root in started] == ["mine", "other", "other"]
+    assert os.path.isabs(started[0])

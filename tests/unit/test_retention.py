@@ -1,0 +1,241 @@
+"""`stepscope gc` deletes old runs and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepscope
+from stepscope.cli import gc, main
+from stepscope.run import process_identity, read_run, retention
+from stepscope.run.retention import DAY_S, StoredRun, decide, folder_size
+from tests.support.run_folders import make_run
+
+GONE = {"pid": 2**22 + 1}
+NOW = 1e9
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of all runs."""
+    root = tmp_path / "runs"
+    root.mkdir()
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(root))
+    return root
+
+
+def ended(root: Path, name: str, days: float = 50, size: int = 1000, **run_info: Any) -> Path:
+    """Make a run that ended some days ago; `size` bytes are added to it."""
+    about = {"status": "finished", "ended": time.time() - days * DAY_S, **GONE, **run_info}
+    folder = root / name
+    os.rename(make_run(root, name, **about), folder)
+    (folder / "best.pt").write_bytes(b"x" * size)
+    return folder
+
+
+def names(root: Path) -> set[str]:
+    return set(os.listdir(root))
+
+
+stored = st.builds(
+    StoredRun,
+    st.uuids().map(str),
+    st.integers(0, 1000),
+    st.floats(NOW - 100 * DAY_S, NOW),
+    st.sampled_from([None, None, "live"]),
+)
+
+
+@given(
+    st.lists(stored, max_size=20),
+    st.none() | st.floats(0, 100),
+    st.none() | st.integers(0, 10_000),
+)
+def test_a_plan_keeps_what_is_protected_and_deletes_the_oldest_of_the_rest(
+    found: list[StoredRun], keep_days: float | None, max_bytes: int | None
+) -> None:
+    decisions = decide(found, NOW, keep_days, max_bytes)
+    assert sorted(decision.run.id for decision in decisions) == sorted(run.id for run in found)
+    assert all(decision.reason for decision in decisions)
+    deleted = [decision.run for decision in decisions if decision.delete]
+    oldest = NOW - (keep_days or 0) * DAY_S
+    free = [run for run in found if run.protected is None and run.ended <= oldest]
+    by_age = sorted(free, key=lambda run: (run.ended, run.id))
+    assert deleted == by_age[: len(deleted)]
+    left = sum(run.size for run in found) - sum(run.size for run in deleted)
+    if max_bytes is None:
+        assert len(deleted) == len(free)
+    else:
+        assert left <= max_bytes or len(deleted) == len(free)
+        assert not deleted or left + deleted[-1].size > max_bytes, "one more than necessary"
+
+
+def test_old_runs_are_deleted_and_their_sizes_printed(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = ended(runs, "old", 31, 3 * 2**20), ended(runs, "new", 29)
+    tagged = ended(runs, "tagged", tags=["paper", "\x1b[2J"])
+    assert main(["gc", "--keep-days", "30", "--keep-tagged", "--dry-run"]) == 0
+    dry = capsys.readouterr().out
+    assert names(runs) == {old.name, new.name, tagged.name}
+    assert main(["gc", "--keep-days", "30", "--keep-tagged"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[:-1] == dry.splitlines()[:-1]
+    lines = {line.split()[1]: line for line in out.splitlines()[:-1]}
+    assert lines["old"].split()[:4] == ["delete", "old", "3.00", "MiB"]
+    assert lines["new"].startswith("keep")
+    assert "less than 30 days" in lines["new"]
+    assert lines["tagged"].startswith("keep")
+    assert "paper" in lines["tagged"]
+    assert "\x1b" not in out
+    assert names(runs) == {new.name, tagged.name}
+    assert main(["gc", "--keep-days", "30"]) == 0
+    assert names(runs) == {new.name}
+
+
+def test_the_maximum_size_deletes_the_oldest_first(runs: Path) -> None:
+    for name, days in (("b", 3), ("a", 2), ("d", 9), ("c", 1)):
+        ended(runs, name, days, 100_000)
+    assert main(["gc", "--max-size", "250kB"]) == 0
+    assert names(runs) == {"a", "c"}
+    assert main(["gc", "--max-size", "0B", "--keep-days", "1.5"]) == 0
+    assert names(runs) == {"c"}
+
+
+LIVE: dict[str, dict[str, Any]] = {
+    "running": {"status": "running", **process_identity()},
+    "process-alive": process_identity(),
+    "crashed-elsewhere": {"status": "running", "host": "node7", "heartbeat": 1.0},
+    "crashed-in-a-container": {"status": "running", "pid_namespace": "x/1", "heartbeat": 1.0},
+    "other-user": {"user": "ada"},
+    "torchrun-restarts": {
+        "status": "failed",
+        "torchrun": process_identity() | {"max_restarts": 3, "restarts": 0},
+    },
+}
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_a_run_that_may_be_live_is_never_deleted(runs: Path, name: str) -> None:
+    folder = ended(runs, name, **LIVE[name])
+    ended(runs, "crashed-here", status="running", heartbeat=1.0)
+    ended(runs, "finished-elsewhere", host="node7")
+    long_ago = time.time() - 50 * DAY_S
+    for path in runs.glob("*/run.json"):
+        os.utime(path, (long_ago, long_ago))
+    if name == "running":
+        os.utime(folder / "run.json")
+    assert main(["gc", "--keep-days", "0"]) == 0
+    assert names(runs) == {name}
+
+
+@pytest.mark.parametrize("rank", [process_identity(), {"status": "running", "host": "node7"}])
+def test_a_run_with_another_live_rank_is_never_deleted(runs: Path, rank: dict[str, Any]) -> None:
+    folder = ended(runs, "job", world_size=2)
+    own = read_run(folder).run_json | {"rank": 1} | rank
+    (folder / "rank1.json").write_text(json.dumps(own))
+    assert main(["gc", "--keep-days", "0"]) == 0
+    assert names(runs) == {"job"}
+
+
+def test_a_run_that_becomes_live_meanwhile_stays(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ended(runs, "again")
+
+    def decided(*arguments: Any) -> Any:
+        decisions = decide(*arguments)
+        run_json = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(run_json | process_identity()))
+        return decisions
+
+    monkeypatch.setattr(gc, "decide", decided)
+    assert main(["gc", "--keep-days", "0"]) == 0
+    assert names(runs) == {"again"}
+
+
+def test_nothing_outside_of_the_runs_folder_is_touched(runs: Path, tmp_path: Path) -> None:
+    outside = ended(tmp_path, "outside")
+    (runs / "link").symlink_to(outside)
+    os.rename(ended(runs, "x"), runs / "..x")  # no name of a run
+    (runs / "lab").mkdir()
+    (runs / "lab" / "plan.json").write_text("{}")
+    (runs / "torn").mkdir()
+    (runs / "torn" / "run.json").write_text("{")
+    inner = ended(runs, "inner")
+    (runs / "alias").symlink_to(inner)
+    (inner / "data").symlink_to(outside)
+    (inner / "deep" / "deeper").mkdir(parents=True)
+    (runs / ".deleted-link").symlink_to(outside)
+    before = names(runs)
+    assert main(["gc", "--keep-days", "0"]) == 0
+    assert names(runs) == before - {"inner"}
+    assert names(outside) == {"run.json", "best.pt"}
+
+
+def test_an_interrupted_deletion_is_completed_and_a_failed_one_reported(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(runs, "old")
+
+    def fail(path: Path) -> None:
+        (path / "run.json").unlink()
+        raise PermissionError(13, "not permitted", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(retention.shutil, "rmtree", lambda path, **_: fail(path))
+        patched.setattr(gc, "interrupted_deletions", lambda root: ())
+        assert main(["gc", "--keep-days", "0"]) == 1
+    assert "not permitted" in capsys.readouterr().err
+    assert main(["runs"]) == 0
+    assert "No runs" in capsys.readouterr().out, "half a run is not listed"
+    assert main(["gc", "--keep-days", "0", "--dry-run"]) == 0
+    assert len(names(runs)) == 1
+    assert main(["gc", "--keep-days", "0"]) == 0
+    assert names(runs) == set()
+
+
+def test_wrong_usage_deletes_nothing(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(runs, "old")
+    assert main(["gc"]) == main(["gc", "--keep-tagged"]) == 2
+    for words in (["--max-size", "20"], ["--max-size", "-1GB"], ["--keep-days", "-1"]):
+        with pytest.raises(SystemExit) as ended_by:
+            main(["gc", *words])
+        assert ended_by.value.code == 2
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "examples").symlink_to(runs)
+    monkeypatch.setattr(gc, "PROJECT", tmp_path / "project")
+    assert main(["gc", "--keep-days", "0"]) == 2
+    assert "examples" in capsys.readouterr().err
+    assert names(runs) == {"old"}
+
+
+def test_a_size_has_a_unit() -> None:
+    sizes: dict[str, int] = {"1B": 1, "2kb": 2000, "2KiB": 2048, "1.5TB": 1_500_000_000_000}
+    assert {text: gc.size_in_bytes(text) for text in sizes} == sizes
+
+
+def test_init_records_tags(runs: Path) -> None:
+    with stepscope.init("demo", tags=["paper", "final"], sample=False) as recording:
+        assert recording.folder is not None
+    assert read_run(recording.folder).run_json["tags"] == ["paper", "final"]
+
+
+def test_the_size_of_a_folder_has_all_files_and_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "one").write_bytes(b"x" * 10)
+    (tmp_path / "a" / "b" / "two").write_bytes(b"x" * 5)
+    (tmp_path / "large").write_bytes(b"x" * 1000)
+    link = tmp_path / "a" / "link"
+    link.symlink_to(tmp_path / "large")
+    assert folder_size(tmp_path / "a") == 15 + link.lstat().st_size
+    assert folder_size(tmp_path / "absent") == 0
