@@ -295,10 +295,10 @@ class Services:
                 reason = f"PyTorch is not installed. Run {INSTALL_TRAIN}, then restart"
             else:
                 log.exception("devices could not be listed")
-                reason = f"PyTorch could not be loaded ({error}). Reinstall it, then restart."
+                reason = f"PyTorch could not be loaded ({error}). Reinstall it, then restart"
             total = psutil.virtual_memory().total
             cpu = TrainDevice(id="cpu", name="CPU", memory_total=total, reason=reason)
-            devices = Devices([cpu], reason)
+            devices = Devices([cpu], f"{reason}.")
         self._devices.set_result(devices)
         # Imported objects stay: without a freeze, full collections would walk a million objects.
         gc.freeze()

@@ -34,6 +34,7 @@ COMMANDS = {
     "export": "write a run's values as csv, json, parquet or TensorBoard event files",
     "lab": "measure which settings make training faster on this machine",
     "collectives": "measure collectives between this machine's GPUs or processes",
+    "sample-data": "write 1,797 real digits as image files, data for the workload images",
     "doctor": "check this machine: what works, what is missing, and why",
     "ui": "open the dashboard on this machine's runs",
     "demo": "open the dashboard with a run recorded on an H100",
@@ -41,7 +42,11 @@ COMMANDS = {
 """Help lines. Each command but `watch` and PROGRAMS is the module `stepscope.cli.NAME`, which has
 EXAMPLES, `add_options(parser)` and `run(options, root)`."""
 
-PROGRAMS = {"lab": "trainer.lab", "collectives": "trainer.collectives"}
+PROGRAMS = {
+    "lab": "trainer.lab",
+    "collectives": "trainer.collectives",
+    "sample-data": "trainer.workloads.digit_images",
+}
 """Commands that become a program of the dashboard's training, which has its own options."""
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 APP = _PACKAGE / "_app" if (_PACKAGE / "_app").is_dir() else _PACKAGE.parent
+PAGE = ("streamlit", "plotly")
 CONFIG = ".streamlit/config.toml"
 """Address, allowed hosts and theme. Streamlit's defaults would open the page to the network."""
 
@@ -54,10 +55,10 @@ def become_program(module: str, arguments: Sequence[str]) -> int:
     It runs in the caller's folder, from which no trainer.py is imported.
     """
     reason = missing(("torch", "scipy"), "train")
-    if reason is not None:
-        print(reason, file=sys.stderr)
-        return 1
-    paths = [str(APP), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *arguments], environment)
+    if reason is None:
+        paths = [str(APP), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, "-P", "-m", module, *arguments], environment)
+    print(reason, file=sys.stderr)
+    return 1

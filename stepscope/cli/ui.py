@@ -28,23 +28,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a server."""
     port = number_type(1, 65_535, int)
-    parser.add_argument("--port", type=port, metavar="N", help="port (the first free one from 8501)")
+    parser.add_argument(
+        "--port", type=port, metavar="N", help="port (the first free one from 8501)"
+    )
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
 
 
-def run(options: argparse.Namespace, root: Path, app: Path = app_process.APP) -> int:
+def run(options: argparse.Namespace, root: Path) -> int:
     """Become the server, so that signals and the exit code are its own; return 1 if it cannot."""
     words = ["--server.port", str(options.port)] if options.port else []
     words += ["--server.headless", "true"] if options.no_browser else []
     words += options.arguments
     if options.workload:
         words += ["--", "--workload", os.path.abspath(options.workload)]
-    return serve(words, root, app)
+    return serve(words, root)
 
 
 def serve(words: list[str], root: Path, app: Path = app_process.APP) -> int:
     """Become the server with these arguments of Streamlit; return 1 if a package is missing."""
-    reason = app_process.missing(("streamlit", "plotly"), "ui", app)
+    reason = app_process.missing(app_process.PAGE, "ui", app)
     if reason is None:
         data = os.path.abspath(os.environ.get("STEPSCOPE_DATA") or "data")
         app_process.become_server(
