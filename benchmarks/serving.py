@@ -50,7 +50,7 @@ class Server:
 def serve(folder: Path) -> Iterator[Server]:
     """Start the app on a free port of localhost, without GPUs, and stop it at the end."""
     folder.mkdir(parents=True, exist_ok=True)
-    port, log = _free_port(), folder / "server.log"
+    port, log = free_port(), folder / "server.log"
     environment = os.environ | {"STEPSCOPE_RUNS": str(folder / "runs"), "CUDA_VISIBLE_DEVICES": ""}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -74,7 +74,7 @@ def serve(folder: Path) -> Iterator[Server]:
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        _await_health(url, process, log)
+        await_health(f"{url}/_stcore/health", process, log)
         yield Server(url, folder / "runs", psutil.Process(process.pid))
     finally:
         process.terminate()
@@ -133,17 +133,19 @@ def children_on(cores: Sequence[int] | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _await_health(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def await_health(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the address answers. Exits with the log if the server ends."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
-            with urllib.request.urlopen(f"{url}/_stcore/health", timeout=2):
+            with urllib.request.urlopen(url, timeout=2):
                 return
         except OSError:
             if process.poll() is not None or time.monotonic() > deadline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -155,8 +156,8 @@ def test_the_wheel_has_the_page_in_the_package_and_nothing_else(installed: Insta
     files = {path: f"stepscope/_app/{path}" for path in ("app.py", ".streamlit/config.toml")}
     for folder in ("stepscope", *folders):
         for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                name = path.relative_to(ROOT).as_posix()
+            name = path.relative_to(ROOT).as_posix()
+            if path.is_file() and not re.search(r"(^|/)(__pycache__|\.\w+)/", name):
                 files[name] = name if folder == "stepscope" else f"stepscope/_app/{name}"
     with zipfile.ZipFile(installed.wheel) as wheel:
         names = set(wheel.namelist())
