@@ -1,8 +1,8 @@
 """Processes of the dashboard and of its training programs, which this package never imports.
 
 They are the folders dashboard/ and trainer/ of a checkout, or of `stepscope/_app` in an installed
-wheel. Only a process that starts here has that folder on its path: to any other process
-`import trainer` is a module of its own.
+wheel. There only a process that starts here has that folder on its path: in any other process
+`import trainer` finds a module of the user, or none.
 """
 
 from __future__ import annotations
