@@ -1,6 +1,6 @@
 """From an empty environment to the first chart of `stepscope demo`, with uv and with pip.
 
-    python -m benchmarks.first_minute [--out FILE]
+    python -m benchmarks.first_minute
 
 Builds the wheel and installs `stepscope[ui]` once, which fills the package caches. Measures a
 second time: new environment, installation, start of the server, and Chromium until all charts in
@@ -9,8 +9,6 @@ view are drawn. No torch. Beside it `trackio show`, until its first page. Needs 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -23,6 +21,7 @@ from typing import Any
 
 from playwright.sync_api import Browser
 
+from benchmarks import report
 from benchmarks.serving import ROOT, await_health, chromium, free_port
 
 TARGET_S = 15.0
@@ -42,14 +41,11 @@ class Program:
     drawn: str
 
 
-def main() -> int:
-    """Print the measurements; return 1 if ours with uv takes longer than the target."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the results as JSON")
-    options = parser.parse_args()
+def main() -> None:
+    """Measure and print one JSON object last."""
     if (uv := shutil.which("uv")) is None:
         raise SystemExit("uv is missing. Install it: pip install uv")
-    found = []
+    load, found = os.getloadavg()[0], {}
     with tempfile.TemporaryDirectory() as made, chromium() as browser:
         wheel = build_wheel(Path(made))
         for program in (
@@ -66,11 +62,11 @@ def main() -> int:
                 for _ in ("caches are filled", "measured"):
                     with tempfile.TemporaryDirectory(dir=made) as folder:
                         row = measure(program, installer, uv, Path(folder), browser)
-                found.append(row)
-                print(json.dumps(row), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1))
-    return 0 if found[0]["total_s"] <= TARGET_S else 1
+                name = f"{' '.join(program.words[:2])}, {installer}"
+                found[name] = row
+                report.say(f"{name}: {row}")
+    targets = {"total_s": report.at_most(found["stepscope demo, uv"]["total_s"], TARGET_S)}
+    report.report("first_minute", {}, load, {"programs": found, "targets": targets})
 
 
 def build_wheel(folder: Path) -> Path:
@@ -114,8 +110,6 @@ def measure(
         process.terminate()
         process.wait(20)
     return {
-        "program": " ".join(program.words[:2]),
-        "installer": installer,
         "install_s": round(installed - began, 1),
         "start_s": round(answered - installed, 1),
         "page_s": round(drawn - answered, 1),
@@ -144,4 +138,4 @@ def size(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
