@@ -48,9 +48,11 @@ def serve(words: list[str], root: Path, app: Path = app_process.APP) -> int:
     """Become the server with these arguments of Streamlit; return 1 if a package is missing."""
     reason = app_process.missing(app_process.PAGE, "ui", app)
     if reason is None:
+        # The server runs in another folder, where a relative path would be wrong.
         data = os.path.abspath(os.environ.get("STEPSCOPE_DATA") or "data")
-        app_process.become_server(
-            words, {"STEPSCOPE_RUNS": str(root.resolve()), "STEPSCOPE_DATA": data}
-        )
+        variables = {"STEPSCOPE_RUNS": str(root.resolve()), "STEPSCOPE_DATA": data}
+        if (alerts := os.environ.get("STEPSCOPE_ALERTS", "")) not in {"", "off"}:
+            variables["STEPSCOPE_ALERTS"] = os.path.abspath(os.path.expanduser(alerts))
+        app_process.become_server(words, variables)
     print(reason, file=sys.stderr)
     return 1

@@ -134,6 +134,7 @@ def test_ui_becomes_streamlit_on_the_callers_runs(
     monkeypatch.setattr(os, "execve", lambda *call: became.append((*call, os.getcwd())))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPSCOPE_RUNS", "mine")
+    monkeypatch.setenv("STEPSCOPE_ALERTS", "my.toml")
     given = ["--port", "8600", "--no-browser", "--workload", "my.py:build", "--", "--x", "1"]
     main(["ui", *given])
     ((path, words, environment, folder),) = became
@@ -143,6 +144,7 @@ def test_ui_becomes_streamlit_on_the_callers_runs(
     assert words[5:] == [*options, "--", "--workload", str(tmp_path / "my.py:build")]
     assert environment["STEPSCOPE_RUNS"] == str(tmp_path / "mine")
     assert environment["STEPSCOPE_DATA"] == str(tmp_path / "data")
+    assert environment["STEPSCOPE_ALERTS"] == str(tmp_path / "my.toml")
     assert (Path(folder) / "app.py").is_file()
     capsys.readouterr()
     assert ui.serve([], tmp_path, app=tmp_path) == 1
