@@ -18,7 +18,7 @@ LINT   ?= lint
 PYTEST := -m pytest $(XDIST) $(PYTEST_ARGS)
 QUICK  := -m "not slow and not cuda"
 
-.PHONY: run install install-test test test-slow coverage explore test-cuda test-cuda-core test-python test-torch lint bench gpu-report examples screenshots mutate clean
+.PHONY: run install install-test test test-slow coverage explore test-cuda test-cuda-core test-python test-torch lint bench wheel gpu-report examples screenshots mutate clean
 
 run: install
 	$(BIN)/streamlit run app.py $(ARGS)
@@ -27,7 +27,7 @@ install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test
 
 # PyTorch first and by its pin: anything that needs torch is then content with it.
-$(VENV)/.installed: requirements.txt pyproject.toml
+$(VENV)/.installed: requirements.txt pyproject.toml hatch_build.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)"
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -e .
@@ -94,6 +94,10 @@ bench: install-test
 	$(BIN)/python -m benchmarks.loop --workload images --epochs 5
 	$(BIN)/python -m benchmarks.interference
 	$(BIN)/python -m benchmarks.live_page
+
+# dist/: the sdist, and the wheel built from it.
+wheel: install-test
+	$(BIN)/python -m build
 
 # All that needs a real GPU, with $(PYTHON) as it is; call it again to run what is left (docs/gpu/README.md).
 OUT     ?= gpu-report

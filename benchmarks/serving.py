@@ -68,7 +68,7 @@ def _streamlit(
     script: str, cwd: Path, folder: Path, **variables: str
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     folder.mkdir(parents=True, exist_ok=True)
-    port, log = _free_port(), folder / "server.log"
+    port, log = free_port(), folder / "server.log"
     options = {"headless": "true", "address": "127.0.0.1", "port": port, "fileWatcherType": "none"}
     command = [sys.executable, "-m", "streamlit", "run", script]
     command += [f"--server.{name}={value}" for name, value in options.items()]
@@ -79,7 +79,7 @@ def _streamlit(
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        _await_health(url, process, log)
+        await_health(f"{url}/_stcore/health", process, log)
         yield url, process
     finally:
         process.terminate()
@@ -138,17 +138,19 @@ def children_on(cores: Sequence[int] | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _await_health(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def await_health(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the address answers. Exits with the log if the server ends."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
-            with urllib.request.urlopen(f"{url}/_stcore/health", timeout=2):
+            with urllib.request.urlopen(url, timeout=2):
                 return
         except OSError:
             if process.poll() is not None or time.monotonic() > deadline:

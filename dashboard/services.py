@@ -54,6 +54,7 @@ from trainer.runners.torchrun import TorchrunRun
 log = logging.getLogger(__name__)
 
 PROJECT = Path(__file__).resolve().parent.parent
+INSTALL_TRAIN = "pip install 'stepscope[train]'"
 STOP_TIMEOUT_S = 4.0
 JOB_STOP_TIMEOUT_S = 9.0
 """For ranks, which agree on a step first; a container is killed 10 s after its SIGTERM."""
@@ -292,11 +293,14 @@ class Services:
             found = importlib.import_module("trainer.devices")
             devices = Devices(found.list_devices(), found.cuda_reason())
         except Exception as error:  # a broken torch must not take recorded runs from the page
-            log.exception("devices could not be listed")
-            reason = f"PyTorch could not be loaded ({error}). Reinstall it, then restart."
+            if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+                reason = f"PyTorch is not installed. Run {INSTALL_TRAIN}, then restart"
+            else:
+                log.exception("devices could not be listed")
+                reason = f"PyTorch could not be loaded ({error}). Reinstall it, then restart"
             total = psutil.virtual_memory().total
             cpu = TrainDevice(id="cpu", name="CPU", memory_total=total, reason=reason)
-            devices = Devices([cpu], reason)
+            devices = Devices([cpu], f"{reason}.")
         self._devices.set_result(devices)
         # Imported objects stay: without a freeze, full collections would walk a million objects.
         gc.freeze()

@@ -42,7 +42,7 @@ SLOW = {
     *("test_watch_launchers", "test_collectives_measured", "test_ranks_page", "test_lesson_run"),
     *("test_lab", "test_lab_page", "test_sweeps", "test_fit", "test_growth", "test_compile"),
     *("test_integrations_lightning", "test_integrations_huggingface", "test_watch_frameworks"),
-    *("test_learn_page", "test_profile"),
+    *("test_learn_page", "test_profile", "test_installed"),
     *("test_alerts_page", "test_hostile_folders", "test_suite", "test_axe"),
 }
 """Jobs of several processes, sweeps, frameworks, lessons and all pages at once: more than half of

@@ -53,10 +53,12 @@ def validate(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[ConfigI
         reason = f"this machine has no device {config.device}"
         return (ConfigIssue("device", reason, "Choose another device"),)
     on_gpu = device.cuda_index is not None
+    others = any(other.reason is None for other in devices)
+    remedy = "Choose another device" if others else "No other device can train here"
     usable = sum(other.cuda_index is not None and other.reason is None for other in devices)
     gpus = usable if on_gpu else 0
     found = [
-        ConfigIssue("device", device.reason, "Choose another device") if device.reason else None,
+        ConfigIssue("device", device.reason, remedy) if device.reason else None,
         _precision_problem(config.precision, device),
         *step_problems(config, on_gpu=on_gpu, compile_reason=device.compile_reason),
         *loading_problems(config, on_gpu=on_gpu),

@@ -18,7 +18,7 @@ from trainer.config import OPTION_NAME, ConfigError, ConfigIssue, RunConfig, Wor
 
 VARIABLE = "STEPSCOPE_WORKLOAD"
 OPTION = "--workload"
-START = "streamlit run app.py -- --workload path.py:build"
+START = "stepscope ui --workload path.py:build"
 
 
 class UserWorkloadError(ConfigError):

@@ -3,7 +3,7 @@
 Each component polls `/api/series` or `/api/devices` for new points: a script run sends
 configuration but no samples. Streamlit sends inline source with every message, so only a loader is
 inline, and the browser fetches the modules from a route of this server, once. (A file-backed
-component needs an installed package; Stepscope runs from a checkout.)
+component needs a package of its own name on the path; a checkout has none.)
 """
 
 from __future__ import annotations

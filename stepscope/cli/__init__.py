@@ -34,11 +34,22 @@ COMMANDS = {
     "export": "write a run's values as csv, json, parquet or TensorBoard event files",
     "gc": "delete old runs of this user",
     "exporter": "serve metrics of this machine's GPUs and of live runs to Prometheus",
+    "lab": "measure which settings make training faster on this machine",
+    "collectives": "measure collectives between this machine's GPUs or processes",
+    "sample-data": "write 1,797 real digits as image files, data for the workload images",
     "doctor": "check this machine: what works, what is missing, and why",
     "ui": "open the dashboard on this machine's runs",
+    "demo": "open the dashboard with a run recorded on an H100",
 }
-"""Help lines. Each command but `watch` is the module `stepscope.cli.NAME`, which has
+"""Help lines. Each command but `watch` and PROGRAMS is the module `stepscope.cli.NAME`, which has
 EXAMPLES, `add_options(parser)` and `run(options, root)`."""
+
+PROGRAMS = {
+    "lab": "trainer.lab",
+    "collectives": "trainer.collectives",
+    "sample-data": "trainer.workloads.digit_images",
+}
+"""Commands that become a program of the dashboard's training, which has its own options."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(importlib.import_module("stepscope.watch.main").main(argv[1:]) or 0)
     if argv[:1] in (["measure-memory"], ["fit"]):  # fit is the former name
         return int(importlib.import_module("stepscope.cli.measure_memory").main(argv[1:]))
+    if argv[:1] and argv[0] in PROGRAMS:
+        become = importlib.import_module("stepscope.cli.app_process").become_program
+        return int(become(PROGRAMS[argv[0]], argv[1:]))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # no name may break a listing
     options = parser(next((word for word in argv if word in COMMANDS), None)).parse_args(argv)
@@ -84,7 +98,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
             description=text[0].upper() + text[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == command and name != "watch":
+        if name == command and name not in {"watch", *PROGRAMS}:
             module = importlib.import_module(f"stepscope.cli.{name.replace('-', '_')}")
             found.epilog = "\n  ".join(("examples:", *module.EXAMPLES))
             module.add_options(found)

@@ -27,7 +27,7 @@ from typing import Any
 from stepscope import __version__
 from stepscope.alerts.settings import load
 from stepscope.cli import call_driver
-from stepscope.cli.ui import page_missing
+from stepscope.cli.app_process import PAGE, missing
 from stepscope.common.formatting import format_bytes
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceInfo, DeviceSource, NullSource, open_source
@@ -100,7 +100,7 @@ def survey(root: Path) -> MachineProbe:
         device_nodes=Path("/dev/nvidiactl").exists(),
         torch=ask_torch(),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        page=page_missing(),
+        page=missing(PAGE, "ui"),
         shared_memory=_disk(Path("/dev/shm"), "total"),
         alerts=alerts_file(),
     )

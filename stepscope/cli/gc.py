@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from stepscope.cli import number_type
-from stepscope.cli.ui import PROJECT
+from stepscope.cli.app_process import APP
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.run import run_folders
 from stepscope.run.retention import decide, delete_run, interrupted_deletions, stored_run
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
     if options.keep_days is None and options.max_size is None:
         print("gc: needs --keep-days or --max-size, got neither. Add one.", file=sys.stderr)
         return 2
-    if root.resolve() == (PROJECT / "examples").resolve():
+    if root.resolve() == (APP / "examples").resolve():
         print(f"gc: {root} has the examples. Set STEPSCOPE_RUNS to your runs.", file=sys.stderr)
         return 2
     tagged, failed, freed = options.keep_tagged, False, 0

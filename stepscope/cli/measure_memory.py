@@ -1,8 +1,8 @@
 """`stepscope measure-memory`: run a script's first steps and report the headroom for its batch.
 
 The script is the `__main__` of this process, as under `stepscope watch`; its output goes to
-standard error, so that standard output has only the result. With `--workload` the process becomes
-`python -m trainer.memory_estimate`, which predicts instead.
+standard error, so that standard output has only the result. With `--workload` or `--config` the
+process becomes `python -m trainer.memory_estimate`, which predicts instead.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from stepscope.cli import number_type
+from stepscope.cli.app_process import become_program
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.batch_headroom import FitReport, report
 from stepscope.watch.memory_probe import MeasurementDone, StepMemoryProbe
@@ -23,7 +24,6 @@ from stepscope.watch.script import Script, ScriptNotFoundError, from_file, from_
 
 DONE, FAILED, USAGE = 0, 1, 2
 STEPS = 3
-PROJECT = Path(__file__).resolve().parents[2]
 NO_SCRIPT = "Name a script, a module after -m, or --workload NAME."
 EXAMPLES = (
     "stepscope measure-memory train.py --batch-size 64",
@@ -36,8 +36,8 @@ EXAMPLES = (
 def main(argv: Sequence[str]) -> int:
     """Run the script in `argv` until its first steps are measured; return the exit code."""
     first = next((word for word in argv if word != "--json"), "")
-    if first.partition("=")[0] == "--workload":
-        return _predict(argv)
+    if first.partition("=")[0] in ("--workload", "--config"):
+        return become_program("trainer.memory_estimate", argv)
     options, words = _parse(argv)
     try:
         script = (from_module if options.module else from_file)(words[0], words[1:])
@@ -59,18 +59,6 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"{printable(text)}\n")
     print_report()
     return DONE if len(probe.steps) >= options.steps and probe.refused is None else FAILED
-
-
-def _predict(argv: Sequence[str]) -> int:
-    """Become the memory estimator; return USAGE if it is not installed."""
-    if (PROJECT / "trainer" / "memory_estimate").is_dir():
-        paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        # -P: a trainer.py in the working directory is not imported.
-        command = [sys.executable, "-P", "-m", "trainer.memory_estimate", *argv]
-        os.execve(sys.executable, command, environment)  # does not return
-    print("--workload: needs a checkout of the repository. Clone it.", file=sys.stderr)
-    return USAGE
 
 
 def _run(script: Script) -> str | None:

@@ -3,49 +3,56 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[2]
-"""Folder of a checkout, which has app.py, dashboard/ and the .streamlit settings."""
+from stepscope.cli import app_process, number_type
 
-EXAMPLES = ("stepscope ui", "stepscope ui -- --server.port 8600 --server.headless true")
+EXAMPLES = (
+    "stepscope ui",
+    "stepscope ui --port 8600 --no-browser",
+    "stepscope ui --workload my_model.py:build",
+    "stepscope ui -- --server.baseUrlPath stepscope",
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
+    add_server_options(parser)
+    add = parser.add_argument
+    add("--workload", metavar="PATH.py:FUNCTION", help="a workload of your own, to train")
+    add("arguments", nargs="*", metavar="-- ARGUMENT", help="more arguments for 'streamlit run'")
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a server."""
+    port = number_type(1, 65_535, int)
     parser.add_argument(
-        "arguments", nargs="*", metavar="-- ARGUMENT", help="arguments for 'streamlit run'"
+        "--port", type=port, metavar="N", help="port (the first free one from 8501)"
     )
+    parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
 
 
-def run(options: argparse.Namespace, root: Path, project: Path = PROJECT) -> int:
-    """Replace this process by `streamlit run app.py`; return 1 without the dashboard.
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Become the server, so that signals and the exit code are its own; return 1 if it cannot."""
+    words = ["--server.port", str(options.port)] if options.port else []
+    words += ["--server.headless", "true"] if options.no_browser else []
+    words += options.arguments
+    if options.workload:
+        words += ["--", "--workload", os.path.abspath(options.workload)]
+    return serve(words, root)
 
-    So signals and the exit code are Streamlit's.
-    """
-    missing = page_missing(project)
-    if missing is None:
-        # The page runs in the project's folder, where a relative path would be wrong.
-        environment = {**os.environ, "STEPSCOPE_RUNS": str(root.resolve())}
-        command = [sys.executable, "-m", "streamlit", "run", "app.py", *options.arguments]
-        sys.stdout.flush()
-        os.chdir(project)
-        os.execve(sys.executable, command, environment)  # does not return
-    print(missing, file=sys.stderr)
+
+def serve(words: list[str], root: Path, app: Path = app_process.APP) -> int:
+    """Become the server with these arguments of Streamlit; return 1 if a package is missing."""
+    reason = app_process.missing(app_process.PAGE, "ui", app)
+    if reason is None:
+        # The server runs in another folder, where a relative path would be wrong.
+        data = os.path.abspath(os.environ.get("STEPSCOPE_DATA") or "data")
+        variables = {"STEPSCOPE_RUNS": str(root.resolve()), "STEPSCOPE_DATA": data}
+        if (alerts := os.environ.get("STEPSCOPE_ALERTS", "")) not in {"", "off"}:
+            variables["STEPSCOPE_ALERTS"] = os.path.abspath(os.path.expanduser(alerts))
+        app_process.become_server(words, variables)
+    print(reason, file=sys.stderr)
     return 1
-
-
-def page_missing(project: Path = PROJECT) -> str | None:
-    """Return why the page cannot be opened, or None."""
-    if not (project / "app.py").is_file() or not (project / "dashboard").is_dir():
-        return (
-            "The dashboard is not part of this installation. Clone the repository and run "
-            "'make run', or 'pip install -e .' there and call 'stepscope ui' again."
-        )
-    for name in ("streamlit", "plotly"):
-        if importlib.util.find_spec(name) is None:
-            return f"{name} is not installed. Run 'pip install -r {project}/requirements.txt'."
-    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.support.app_page import (
     GPU,
     Machine,
     OpenPage,
+    at_address,
     header,
     label,
     record,
@@ -199,3 +201,18 @@ def test_a_setting_is_in_the_group_that_the_diagnosis_names(page: OpenPage) -> N
     }
     of_others = {"reshard_after_forward", "cpu_offload", "time_collectives", "runner"}
     assert found == {name: group for name, group in PLACES.items() if name not in of_others}
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "trainer.devices", raising=False)
+
+
+def test_without_torch_start_names_what_to_install(
+    without_torch: None, page: OpenPage, server: services.Services
+) -> None:
+    app = page()
+    assert "PyTorch is not installed. Run pip install 'stepscope[train]'" in str(start_refused(app))
+    assert server.devices().cuda_reason is not None
+    assert not at_address(page, "lab").exception  # shows recorded sweeps

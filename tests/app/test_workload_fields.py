@@ -84,7 +84,7 @@ def test_a_custom_workload_is_offered_only_if_given(page: OpenPage, tmp_path: Pa
     assert CUSTOM not in page().sidebar.selectbox(key="config_workload").options
     link = captions(page(workload="custom", custom_options="wide"))
     # As code: in text the two hyphens would become one dash.
-    assert "`streamlit run app.py -- --workload path.py:build`" in link
+    assert "`stepscope ui --workload path.py:build`" in link
     choose(f"{EXAMPLE}:build")
     assert CUSTOM in page().sidebar.selectbox(key="config_workload").options
     unknown = captions(page(workload="custom", custom_options="nothing"))

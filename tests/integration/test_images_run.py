@@ -25,7 +25,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
     done = run_python("-m", "trainer.workloads.digit_images", **{VARIABLE: str(root)})
     assert (done.returncode, done.stderr) == (0, "")
-    assert "streamlit run app.py" in done.stdout
+    assert "stepscope ui" in done.stdout
     return root
 
 

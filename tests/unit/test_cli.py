@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli import BROKEN_PIPE, COMMANDS, main, parser, ui
+from stepscope.cli import BROKEN_PIPE, COMMANDS, PROGRAMS, main, parser, ui
 from tests.support.child_process import child
 from tests.support.run_folders import make_run
 
@@ -134,25 +134,47 @@ def test_ui_becomes_streamlit_on_the_callers_runs(
     monkeypatch.setattr(os, "execve", lambda *call: became.append((*call, os.getcwd())))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPSCOPE_RUNS", "mine")
-    main(["ui", "--", "--server.port", "8600"])
+    monkeypatch.setenv("STEPSCOPE_ALERTS", "my.toml")
+    given = ["--port", "8600", "--no-browser", "--workload", "my.py:build", "--", "--x", "1"]
+    main(["ui", *given])
     ((path, words, environment, folder),) = became
     assert path == sys.executable
-    assert words[1:] == ["-m", "streamlit", "run", "app.py", "--server.port", "8600"]
+    assert words[1:5] == ["-m", "streamlit", "run", "app.py"]
+    options = ["--server.port", "8600", "--server.headless", "true", "--x", "1"]
+    assert words[5:] == [*options, "--", "--workload", str(tmp_path / "my.py:build")]
     assert environment["STEPSCOPE_RUNS"] == str(tmp_path / "mine")
+    assert environment["STEPSCOPE_DATA"] == str(tmp_path / "data")
+    assert environment["STEPSCOPE_ALERTS"] == str(tmp_path / "my.toml")
     assert (Path(folder) / "app.py").is_file()
-    nothing = argparse.Namespace(arguments=[])
-    assert ui.run(nothing, tmp_path, project=tmp_path) == 1
+    capsys.readouterr()
+    assert ui.serve([], tmp_path, app=tmp_path) == 1
     assert "not part of this installation" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert ui.run(nothing, tmp_path) == 1
-    assert "requirements.txt" in capsys.readouterr().err
+    assert main(["ui"]) == main(["demo", "--no-browser"]) == 1
+    assert capsys.readouterr().err.count("pip install 'stepscope[ui]'") == 2
+    assert main(["lab", "--list"]) == main(["measure-memory", "--config", "-"]) == 1
+    assert capsys.readouterr().err.count("pip install 'stepscope[train]'") == 2
+
+
+def test_a_program_has_its_folder_on_the_path_before_the_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    became: list[tuple[str, list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda *call: became.append(call))
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    main(["lab", "--preset", "scaling"])
+    main(["collectives", "--help"])
+    (_, lab, environment), (_, collectives, _) = became
+    assert lab[1:] == ["-P", "-m", "trainer.lab", "--preset", "scaling"]
+    assert collectives[1:] == ["-P", "-m", "trainer.collectives", "--help"]
+    assert environment["PYTHONPATH"] == f"{ROOT}{os.pathsep}/theirs"
 
 
 def test_the_document_has_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     parts = re.split(r"^## stepscope ([\w-]+)$", (ROOT / "docs/cli.md").read_text(), flags=re.M)
     documented = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert set(documented) == set(COMMANDS)
-    for name in COMMANDS.keys() - {"watch"}:
+    for name in COMMANDS.keys() - {"watch"} - PROGRAMS.keys():
         (commands,) = (
             action
             for action in parser(name)._actions

@@ -143,13 +143,13 @@ def test_the_command_tells_how_to_go_on(
     assert digit_images.main() == 0
     output = capsys.readouterr().out
     assert "1,797 of 1,797 images" in output
-    assert "Train on it: streamlit run app.py\n" in output
+    assert "Train on it: stepscope ui\n" in output
     assert "?workload=images&data=digits" in output
     assert (tmp_path / "digits" / "train.csv").is_file()
     monkeypatch.setattr(sys, "argv", ["digit_images", str(tmp_path / "other" / "place")])
     monkeypatch.setenv(VARIABLE, str(tmp_path / "elsewhere"))
     assert digit_images.main() == 0
-    assert f"{VARIABLE}={tmp_path / 'other'} streamlit run app.py" in capsys.readouterr().out
+    assert f"{VARIABLE}={tmp_path / 'other'} stepscope ui" in capsys.readouterr().out
     written = sorted((tmp_path / "other").rglob("*"))
     assert digit_images.main() == 1
     assert "cannot be written (it is not empty)" in capsys.readouterr().err

@@ -213,7 +213,7 @@ def test_wrong_usage_deletes_nothing(
         assert ended_by.value.code == 2
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "examples").symlink_to(runs)
-    monkeypatch.setattr(gc, "PROJECT", tmp_path / "project")
+    monkeypatch.setattr(gc, "APP", tmp_path / "project")
     assert main(["gc", "--keep-days", "0"]) == 2
     assert "examples" in capsys.readouterr().err
     assert names(runs) == {"old"}

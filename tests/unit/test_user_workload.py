@@ -151,7 +151,7 @@ def test_problems_of_the_choice(write: Write, tmp_path: Path) -> None:
     config = defaults(Workload.CUSTOM)
     none = user_problem(config)
     assert none is not None
-    assert "streamlit run app.py -- --workload" in none.remedy
+    assert "stepscope ui --workload" in none.remedy
     assert user_problem(RunConfig()) is None
     path = write("SETTINGS = {'a': 'Does a.'}")
     assert user_problem(replace(config, custom_options="a")) is None

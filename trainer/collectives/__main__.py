@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the command's options."""
     found = argparse.ArgumentParser(
-        prog="python -m trainer.collectives",
+        prog="stepscope collectives",
         description="Measure all_reduce, all_gather, reduce_scatter, broadcast and all_to_all "
         "between processes on this machine, by size.",
     )

@@ -164,7 +164,7 @@ def _close(options: argparse.Namespace, folder: Path, sweep: dict[str, Any]) -> 
     if sweep["status"] == "stopped":
         given = user_workload() if sweep["workload"] == Workload.CUSTOM else None
         custom = f" --workload {shlex.quote(f'{given.path}:{given.function}')}" if given else ""
-        print_error(f"To resume: python -m trainer.lab --folder {shlex.quote(str(folder))}{custom}")
+        print_error(f"To resume: stepscope lab --folder {shlex.quote(str(folder))}{custom}")
         return STOPPED
     return FINISHED if sweep["status"] == "finished" else FAILED
 

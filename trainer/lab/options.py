@@ -29,10 +29,10 @@ from trainer.lab.variants import (
 
 EXAMPLES = """\
 examples:
-  python -m trainer.lab --workload digits_cnn --variants channels_last,precision=bf16 --json a.json
-  python -m trainer.lab --workload digits_cnn --preset tutorials --max-rounds 8
-  python -m trainer.lab --workload digits_mlp --variants num_workers=2+prefetch_factor=4
-  python -m trainer.lab --folder runs/lab/NAME        resumes a stopped sweep
+  stepscope lab --workload digits_cnn --variants channels_last,precision=bf16 --json a.json
+  stepscope lab --workload digits_cnn --preset tutorials --max-rounds 8
+  stepscope lab --workload digits_mlp --variants num_workers=2+prefetch_factor=4
+  stepscope lab --folder runs/lab/NAME        resumes a stopped sweep
 
 A variant turns a setting on (pin_memory), sets a value (channels_last=false, precision=bf16), or
 changes several settings (num_workers=2+prefetch_factor=4). A number or choice without a value, such
@@ -51,9 +51,9 @@ def print_error(text: str) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of `python -m trainer.lab`."""
+    """Return the parser of `stepscope lab`."""
     found = argparse.ArgumentParser(
-        prog="python -m trainer.lab",
+        prog="stepscope lab",
         description="Measure which settings make training faster on this machine. Each trial is a "
         "fresh process; a round has a trial of each variant and the baseline, in random order.",
         epilog=EXAMPLES,

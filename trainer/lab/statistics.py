@@ -6,16 +6,17 @@ logarithms of ratios (0.05 is about 5%); `EffectEstimate` has fractions.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import digamma, polygamma, stdtr, stdtrit
 
 PATHS = 2**18  # Simulated paths of a level: the error over all looks is 5% ± 0.1 points.
 MAX_EXACT_RANKS = 7
@@ -66,6 +67,12 @@ class Rules:
 
 
 @cache
+def _special() -> Any:
+    """Return scipy.special; the page shows recorded sweeps without it."""
+    return importlib.import_module("scipy.special")
+
+
+@cache
 def _level_of_look(looks: tuple[int, ...], alpha: float) -> float:
     """Return the level of Student's t at each look that gives `alpha` over all looks.
 
@@ -84,7 +91,7 @@ def _level_of_look(looks: tuple[int, ...], alpha: float) -> float:
         total += added * mean
         variance = (squares - total**2 / count) / (count - 1)
         t = np.abs(total) / np.sqrt(count * variance)
-        smallest, before = np.minimum(smallest, 2 * stdtr(count - 1, -t)), count
+        smallest, before = np.minimum(smallest, 2 * _special().stdtr(count - 1, -t)), count
     return float(max(alpha / len(looks), np.quantile(smallest, alpha)))
 
 
@@ -102,10 +109,10 @@ def moderated(
     if len(variances) > 1 and typical > 0:
         # Equal values have no logarithm; limma's floor.
         logs = np.log(np.maximum(variances, 1e-5 * typical))
-        logs -= digamma(degrees / 2) - np.log(degrees / 2)
-        excess = float(logs.var(ddof=1) - polygamma(1, degrees / 2).mean())
+        logs -= _special().digamma(degrees / 2) - np.log(degrees / 2)
+        excess = float(logs.var(ddof=1) - _special().polygamma(1, degrees / 2).mean())
         choices = np.geomspace(1e-3, len(variances) - 1, 500)
-        prior = float(np.interp(-excess, -polygamma(1, choices / 2), choices))
+        prior = float(np.interp(-excess, -_special().polygamma(1, choices / 2), choices))
     pooled = np.average(variances, weights=degrees) if len(variances) else 0.0
     mixed = (prior * pooled + degrees * variances) / (prior + degrees)
     return np.maximum(mixed, variances), degrees + prior
@@ -177,7 +184,7 @@ def _interval(
 ) -> tuple[float, float, float]:
     """Return the mean and Student's confidence interval with error probability `level`."""
     mean = float(values.mean())
-    half = float(-stdtrit(degrees, level / 2) * math.sqrt(variance / len(values)))
+    half = float(-_special().stdtrit(degrees, level / 2) * math.sqrt(variance / len(values)))
     return mean, mean - half, mean + half
 
 
@@ -237,4 +244,4 @@ def drift(values: Sequence[float]) -> DriftTest | None:
         products = np.abs(others @ centered)
         return DriftTest(rho, float(np.mean(products >= abs(order @ centered) - 1e-9)))
     t = abs(rho) * math.sqrt((count - 2) / max(1e-12, 1 - rho * rho))
-    return DriftTest(rho, float(2 * stdtr(count - 2, -t)))
+    return DriftTest(rho, float(2 * _special().stdtr(count - 2, -t)))

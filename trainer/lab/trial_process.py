@@ -82,7 +82,7 @@ class _Trial(Child):
         }
         with open(open_for_append(log, truncate=True), "wb") as output:
             super().__init__(
-                [sys.executable, "-m", "trainer.lab.trial"],
+                [sys.executable, "-P", "-m", "trainer.lab.trial"],
                 limit_s=timeout_s,
                 first_line=json.dumps(job).encode() + b"\n",
                 env=environment,

@@ -18,12 +18,12 @@ from trainer.lab.options import UsageError, configured, settings_of, value_of
 
 EXAMPLES = """\
 examples:
-  python -m trainer.memory_estimate --workload gpt --batch-size 64 --precision bf16 --json
-  python -m trainer.memory_estimate --workload resnet --batch-size 256 --activation-checkpointing
-  python -m trainer.memory_estimate --workload gpt --width 1024 --layers 24 --device cuda
+  stepscope measure-memory --workload gpt --batch-size 64 --precision bf16 --json
+  stepscope measure-memory --workload resnet --batch-size 256 --activation-checkpointing
+  stepscope measure-memory --workload gpt --width 1024 --layers 24 --device cuda
       (also without a GPU)
-  python -m trainer.memory_estimate --config runs/NAME/run.json --batch-size 128
-  python -m trainer.memory_estimate --workload digits_cnn --find-batch-size --measure-throughput
+  stepscope measure-memory --config runs/NAME/run.json --batch-size 128
+  stepscope measure-memory --workload digits_cnn --find-batch-size --measure-throughput
 
 Each setting of a run is an option: --optimizer adamw, --num-workers 4. Exit codes:
 0 it fits, or this is unknown; 1 it does not fit, or the prediction failed; 2 wrong usage; 130
@@ -45,7 +45,7 @@ _EARLIER = {field: (name,) for name, field in EARLIER_FIELDS.items()}
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `python -m trainer.memory_estimate`."""
     found = argparse.ArgumentParser(
-        prog="python -m trainer.memory_estimate",
+        prog="stepscope measure-memory",
         description="Predict a run's peak memory without running it or needing a GPU, and "
         "compare it with free device memory.",
         epilog=EXAMPLES,

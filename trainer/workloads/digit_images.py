@@ -29,7 +29,7 @@ CSVS = ("train.csv", "validation.csv")
 def main() -> int:
     """Write the files; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.workloads.digit_images",
+        prog="stepscope sample-data",
         description="Write scikit-learn's 1,797 real digits as PNG files with CSV files of "
         "path,label, for the workload images.",
     )
@@ -84,7 +84,7 @@ def _next_command(folder: Path) -> str:
     set_root = "" if in_root else f"{VARIABLE}={root} "
     name = folder.relative_to(root).as_posix()
     return (
-        f"{folder} is ready. Train on it: {set_root}streamlit run app.py\n"
+        f"{folder} is ready. Train on it: {set_root}stepscope ui\n"
         f"Then open http://localhost:8501/?workload={Workload.IMAGES}&data={name}"
     )
 
