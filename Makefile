@@ -61,18 +61,18 @@ explore: install-test
 	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=explore tests/unit \
 		tests/integration/test_hostile_folders.py
 
-# The CUDA build of torch on simulated NVIDIA libraries (tests/cudasim/README.md); needs gcc and g++.
+# The CUDA build of torch on simulated NVIDIA libraries (simulator/README.md); needs gcc and g++.
 $(CUDASIM)/.installed-test: requirements.txt requirements-test.txt pyproject.toml \
-		tests/cudasim/setup.sh $(wildcard tests/cudasim/src/* tests/cudasim/python/*)
-	PYTHON=$(PYTHON) tests/cudasim/setup.sh $(CUDASIM) "$$(sed -n 's/^torch==//p' requirements.txt)"
+		simulator/setup.sh $(wildcard simulator/src/* simulator/python/*)
+	PYTHON=$(PYTHON) simulator/setup.sh $(CUDASIM) "$$(sed -n 's/^torch==//p' requirements.txt)"
 	$(CUDASIM)/bin/pip install --quiet --disable-pip-version-check -r requirements-test.txt -e .
 	touch $@
 
 test-cuda: $(CUDASIM)/.installed-test
-	$(CUDASIM)/bin/python $(PYTEST) --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu $(wildcard tests/browser/test_cuda_*.py))
+	$(CUDASIM)/bin/python $(PYTEST) --require-gpu $(or $(TESTS_CUDA),tests/simulator tests/gpu $(wildcard tests/browser/test_cuda_*.py))
 
 # The core of it, in some minutes.
-CUDA_CORE := tests/cudasim/test_nccl.py $(addprefix tests/gpu/test_,training_gpu.py values_gpu.py watch_gpu.py \
+CUDA_CORE := tests/simulator/test_nccl.py $(addprefix tests/gpu/test_,training_gpu.py values_gpu.py watch_gpu.py \
 	ledger_gpu.py fit_gpu.py parallel_gpu.py) tests/browser/test_cuda_page.py
 test-cuda-core:
 	$(MAKE) test-cuda TESTS_CUDA="$(CUDA_CORE)"
@@ -115,4 +115,4 @@ mutate: install-test
 	tests/mutate.sh $(MUTANTS)
 
 clean:
-	rm -rf $(VENV) .venv-* tests/cudasim/build benchmarks/.venv-* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-* simulator/build benchmarks/.venv-* .pytest_cache .mypy_cache .ruff_cache

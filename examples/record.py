@@ -49,7 +49,7 @@ CPU_NOTE = (
     "is pressed once."
 )
 SIMULATED_NOTE = (
-    "Recorded on two simulated GPUs (tests/cudasim): memory accounting is that of PyTorch's CUDA "
+    "Recorded on two simulated GPUs (simulator/): memory accounting is that of PyTorch's CUDA "
     "build; times, utilization, power and temperature are not those of a GPU. The script "
     "examples/two_devices.py doubles its batch size until it runs out of memory."
 )

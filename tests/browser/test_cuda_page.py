@@ -1,4 +1,4 @@
-"""The page with CUDA in a browser: on the simulator (tests/cudasim) or on a GPU."""
+"""The page with CUDA in a browser: on the simulator (simulator/) or on a GPU."""
 
 from __future__ import annotations
 
