@@ -89,7 +89,6 @@ def record_simulated(runs: Path, python: Path) -> Path:
     simulator = {
         "CUDASIM_DEVICES": "2",
         "CUDASIM_MEMORY": "400M",
-        "CUDASIM_NAME": "Simulated GPU",
         "CUDASIM_SHM": str(runs.parent / "gpus"),
         "STEPSCOPE_RUNS": str(runs),
         "PYTHONPATH": str(ROOT),
