@@ -50,10 +50,7 @@ OPTIMIZERS = {
     fields.Optimizer.ADAMW: "AdamW",
 }
 DEVICE_NAME = 15  # Characters of a GPU's name that fit into the select box after its index.
-PRACTICE = {
-    "workload": fields.Workload.MEMORY_STRESS.value,
-    **{"epochs": "100", "batch_size": "32", "width": "8", "image_size": "64"},
-}
+PRACTICE = {"workload": "memory_stress", "epochs": "100", "width": "8", "image_size": "64"}
 """First settings on a simulated GPU: *Empty cache* frees memory, and a CPU computes the steps."""
 SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
 _AWAY = "sidebar_not_drawn"
