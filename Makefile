@@ -1,5 +1,6 @@
 # make run | install | test | bench. Everything lives in .venv.
-# make test-cuda: the CUDA tests on a simulator, without a GPU; it lives in .venv-cudasim.
+# make run-simulated: the page with simulated GPUs; make test-cuda: the CUDA tests on them. They live in
+# .venv-cudasim.
 PYTHON ?= python3
 VENV   := .venv
 CUDASIM := .venv-cudasim
@@ -18,7 +19,7 @@ LINT   ?= lint
 PYTEST := -m pytest $(XDIST) $(PYTEST_ARGS)
 QUICK  := -m "not slow and not cuda"
 
-.PHONY: run install install-test test test-slow coverage explore test-cuda test-cuda-core test-python test-torch lint bench wheel gpu-report examples screenshots mutate clean
+.PHONY: run run-simulated install install-test test test-slow coverage explore test-cuda test-cuda-core test-python test-torch lint bench wheel gpu-report examples screenshots mutate clean
 
 run: install
 	$(BIN)/streamlit run app.py $(ARGS)
@@ -61,18 +62,28 @@ explore: install-test
 	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=explore tests/unit \
 		tests/integration/test_hostile_folders.py
 
-# The CUDA build of torch on simulated NVIDIA libraries (tests/cudasim/README.md); needs gcc and g++.
-$(CUDASIM)/.installed-test: requirements.txt requirements-test.txt pyproject.toml \
-		tests/cudasim/setup.sh $(wildcard tests/cudasim/src/* tests/cudasim/python/*)
-	PYTHON=$(PYTHON) tests/cudasim/setup.sh $(CUDASIM) "$$(sed -n 's/^torch==//p' requirements.txt)"
-	$(CUDASIM)/bin/pip install --quiet --disable-pip-version-check -r requirements-test.txt -e .
+# The CUDA build of torch on simulated NVIDIA libraries (simulator/README.md); needs gcc and g++.
+$(CUDASIM)/.installed: requirements.txt pyproject.toml \
+		simulator/setup.sh $(wildcard simulator/src/* simulator/python/*)
+	PYTHON=$(PYTHON) simulator/setup.sh $(CUDASIM) "$$(sed -n 's/^torch==//p' requirements.txt)"
+	$(CUDASIM)/bin/pip install --quiet --disable-pip-version-check -r requirements.txt -e .
 	touch $@
 
+$(CUDASIM)/.installed-test: $(CUDASIM)/.installed requirements-test.txt
+	$(CUDASIM)/bin/pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	touch $@
+
+# The page for those who have no GPU, such as make run-simulated GPUS=4 MEMORY=1G; up to 8, in host memory.
+GPUS   ?= 2
+MEMORY ?= 2G
+run-simulated: $(CUDASIM)/.installed
+	CUDASIM_DEVICES=$(GPUS) CUDASIM_MEMORY=$(MEMORY) $(CUDASIM)/bin/streamlit run app.py $(ARGS)
+
 test-cuda: $(CUDASIM)/.installed-test
-	$(CUDASIM)/bin/python $(PYTEST) --require-gpu $(or $(TESTS_CUDA),tests/cudasim tests/gpu $(wildcard tests/browser/test_cuda_*.py))
+	$(CUDASIM)/bin/python $(PYTEST) --require-gpu $(or $(TESTS_CUDA),tests/simulator tests/gpu $(wildcard tests/browser/test_cuda_*.py))
 
 # The core of it, in some minutes.
-CUDA_CORE := tests/cudasim/test_nccl.py $(addprefix tests/gpu/test_,training_gpu.py values_gpu.py watch_gpu.py \
+CUDA_CORE := tests/simulator/test_nccl.py $(addprefix tests/gpu/test_,training_gpu.py values_gpu.py watch_gpu.py \
 	ledger_gpu.py fit_gpu.py parallel_gpu.py) tests/browser/test_cuda_page.py
 test-cuda-core:
 	$(MAKE) test-cuda TESTS_CUDA="$(CUDA_CORE)"
@@ -119,4 +130,4 @@ mutate: install-test
 	tests/mutate.sh $(MUTANTS)
 
 clean:
-	rm -rf $(VENV) .venv-* tests/cudasim/build benchmarks/.venv-* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-* simulator/build benchmarks/.venv-* .pytest_cache .mypy_cache .ruff_cache

@@ -9,7 +9,7 @@ when the command is called with the same DIR; one that failed or ran out of time
 with the end of its output, and is run again after those that were never run. A step that takes
 longer than what is left of the minutes is not started, a shorter one after it is.
 It needs Python 3.11 with torch, pytest, numpy, psutil and nvidia-ml-py; neither Streamlit nor
-Plotly nor a network. On the simulator (tests/cudasim) the steps are shorter: their figures mean
+Plotly nor a network. On the simulator (simulator/) the steps are shorter: their figures mean
 nothing.
 """
 

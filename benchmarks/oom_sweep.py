@@ -2,7 +2,7 @@
 
     .venv-cudasim/bin/python -m benchmarks.oom_sweep --out FOLDER [--only NAME] [--judge]
 
-Needs the simulator (tests/cudasim). Each script runs once on a large device, which tells the peaks
+Needs the simulator (simulator/). Each script runs once on a large device, which tells the peaks
 of allocated and reserved memory up to every step: the truth. Then it runs under `stepscope watch`
 on devices of `FACTORS` times its whole peak, besides what a context takes. What is right:
 

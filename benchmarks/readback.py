@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("Needs CUDA: a GPU, or the simulator in tests/cudasim.")
+        raise SystemExit("Needs CUDA: a GPU, or the simulator (simulator/).")
     options = {"quick": args.quick, "launches": args.launches}
     load, rounds = os.getloadavg()[0], 4 if args.quick else args.rounds
     report.report("readback", options, load, measure(args.launches, rounds))

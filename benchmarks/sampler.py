@@ -4,7 +4,7 @@
 
 Stepscope's sampler (its thread at 10 Hz, all tiers, processes, recording) beside nvitop's snapshot
 of all devices and gpustat's query, each called ten times a second. Rounds are interleaved, a fresh
-process each. NVML is the simulator's (tests/cudasim, compiled here with gcc), which answers from
+process each. NVML is the simulator's (simulator/, compiled here with gcc), which answers from
 memory: a driver's own time is not in the numbers. Two processes are on each GPU.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.peers.environment import SAMPLERS, Peers, environment, last_line, prepare, without
 from benchmarks.report import at_most, say
-from tests.cudasim.nvml_library import INCLUDE, build
+from tests.simulator.nvml_library import INCLUDE, build
 
 OURS = "stepscope"
 GPUS = (1, 8)
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--wait-quiet", type=float, default=0.0, metavar="SECONDS")
     options = parser.parse_args()
     if not (INCLUDE / "nvml.h").exists():
-        raise SystemExit(f"nvml.h is not in {INCLUDE}: tests/cudasim/setup.sh fetches it.")
+        raise SystemExit(f"nvml.h is not in {INCLUDE}: simulator/setup.sh fetches it.")
     plan = Plan(rounds=2, seconds=3.0) if options.quick else Plan(rounds=options.rounds)
     peers = without("--no-peers", SAMPLERS) if options.no_peers else prepare(SAMPLERS)
     report.wait_for_quiet(options.wait_quiet)

@@ -6,6 +6,9 @@ from pathlib import Path
 if __name__ == "__main__":  # multiprocessing imports this file in data-loading workers too
     import streamlit as st
 
+    from dashboard import services
+    from dashboard.views.parts import simulated_badge
+
     FOLDER = Path(__file__).parent
 
     st.set_page_config(
@@ -37,4 +40,5 @@ if __name__ == "__main__":  # multiprocessing imports this file in data-loading 
         pages.append(st.Page(target, title=path, url_path=path, visibility="hidden"))
     shown = st.navigation(pages, position="top")
     st.set_page_config(page_title=f"{shown.title} · Stepscope")
+    simulated_badge(services.get())
     shown.run()

@@ -39,7 +39,7 @@ from dashboard.verdicts import Verdicts
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.stragglers.reader import judged_run
 from stepscope.gpu.machine_monitor import MachineMonitor
-from stepscope.gpu.source import open_source
+from stepscope.gpu.source import is_simulated, open_source
 from stepscope.run import RunError, RunInfo, rank_pids, read_run, run_folder, run_folders, runs_root
 from stepscope.session import stop as force
 from trainer.collectives.measurement import CollectivePlan as CollectivePlan
@@ -118,6 +118,11 @@ class Devices:
 
     devices: list[TrainDevice]
     cuda_reason: str | None
+
+    @property
+    def simulated(self) -> bool:
+        """True if the simulator provides the GPUs."""
+        return any(is_simulated(device.id) for device in self.devices)
 
 
 class Services:

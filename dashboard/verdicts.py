@@ -74,7 +74,8 @@ class Verdicts:
             or (None if live or run.status is RunStatus.FAILED else _broken_loss(reader))
             or verdict(figures, setup_of(run.run_json, figures.step_time), allowed)
         )
-        cause = found if found.kind.names_a_cause else None
+        is_shown = found.kind.names_a_cause or found.kind is BottleneckKind.SIMULATED
+        cause = found if is_shown else None
         with self._lock:
             shown.verdict, shown.is_final = cause, not live
             shown.next = now + (EVERY_S if cause is None else HOLD_S)
@@ -111,10 +112,12 @@ def as_json(found: BottleneckDiagnosis | None, places: Mapping[str, str]) -> dic
 
     `places` maps each setting to its group in the sidebar.
     """
-    if found is None or found.next is None:
+    if found is None:
         return None
     step = found.next
     drawn: dict[str, Any] = {"kind": found.kind.value, "text": found.text}
+    if step is None:
+        return drawn
     if step.name is None:
         return drawn | {"words": step.text}
     text = setting_text(step.name, step.value)

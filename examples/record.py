@@ -49,7 +49,7 @@ CPU_NOTE = (
     "is pressed once."
 )
 SIMULATED_NOTE = (
-    "Recorded on two simulated GPUs (tests/cudasim): memory accounting is that of PyTorch's CUDA "
+    "Recorded on two simulated GPUs (simulator/): memory accounting is that of PyTorch's CUDA "
     "build; times, utilization, power and temperature are not those of a GPU. The script "
     "examples/two_devices.py doubles its batch size until it runs out of memory."
 )
@@ -89,7 +89,6 @@ def record_simulated(runs: Path, python: Path) -> Path:
     simulator = {
         "CUDASIM_DEVICES": "2",
         "CUDASIM_MEMORY": "400M",
-        "CUDASIM_NAME": "Simulated GPU",
         "CUDASIM_SHM": str(runs.parent / "gpus"),
         "STEPSCOPE_RUNS": str(runs),
         "PYTHONPATH": str(ROOT),

@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Give each worker of pytest-xdist simulated GPUs of its own (tests/cudasim).
+    """Give each worker of pytest-xdist simulated GPUs of its own (simulator/).
 
     Their file is new: other tests that run on this machine have others. No test may run the command
     that the developer's own alerts.toml names.
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves to `test-slow` and `test-cuda`, and what may run once only."""
     for item in items:
         tier, *_, name = (*item.path.relative_to(TESTS).parts, item.path.stem)
-        if tier in ("gpu", "cudasim") or name.startswith("test_cuda_"):
+        if tier in ("gpu", "simulator") or name.startswith("test_cuda_"):
             item.add_marker("cuda")
         elif tier in ("integration", "browser") and name in SLOW:
             item.add_marker("slow")

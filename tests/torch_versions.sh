@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the tests of what concerns torch under another version of it: torch_versions.sh VERSION [PYTEST ARGUMENTS]
 #
-# The CUDA build of that version on the simulator (tests/cudasim), in .venv-torch-VERSION: 530 MB to
+# The CUDA build of that version on the simulator (simulator/), in .venv-torch-VERSION: 530 MB to
 # download, 2 GB on disk. The page and the built-in training are left out: they run with the pinned
 # version only.
 set -eu
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 version=$1
 shift
 venv=.venv-torch-$version
-CUDASIM_BUILD=$PWD/$venv/cudasim tests/cudasim/setup.sh "$venv" "$version"
+CUDASIM_BUILD=$PWD/$venv/cudasim simulator/setup.sh "$venv" "$version"
 
 # The pinned packages but torch, the page and the linters. The machine's pip settings may cap torch.
 packages=$(sed -n '/^[a-z]/p' requirements.txt requirements-test.txt |

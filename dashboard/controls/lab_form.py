@@ -25,7 +25,7 @@ from trainer.config_validation import TrainDevice, validate
 from trainer.lab.folder import seconds_per_sample
 from trainer.lab.plan import MAX_ROUNDS, SweepPlan, estimate
 from trainer.lab.presets import PLAIN, PRESETS
-from trainer.lab.variants import Variant, all_variants, own_settings
+from trainer.lab.variants import Variant, all_variants, own_settings, speed_problem
 from trainer.techniques import SWITCHES
 
 _PRESET_CHANGED = "lab_preset_taken"
@@ -249,6 +249,9 @@ def _group(
 
 
 def _refused(plan: SweepPlan, found: Sequence[ConfigIssue]) -> str | None:
+    untimed = speed_problem(plan.config.device)
+    if untimed is not None:
+        return f"The baseline is not measured. {untimed}"
     if found:
         return "The baseline cannot run. " + " ".join(map(str, found))
     if not plan.arms:

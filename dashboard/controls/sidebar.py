@@ -20,6 +20,7 @@ from dashboard.controls.workload_fields import absent, offered, workload_fields
 from dashboard.format import escape_markdown, note, pick
 from dashboard.services import Devices
 from stepscope.common.formatting import format_bytes
+from stepscope.gpu.source import is_simulated
 from trainer import config as fields
 from trainer.config_validation import TrainDevice, validate
 from trainer.techniques import PARALLEL_SWITCHES, SWITCHES
@@ -49,6 +50,8 @@ OPTIMIZERS = {
     fields.Optimizer.ADAMW: "AdamW",
 }
 DEVICE_NAME = 15  # Characters of a GPU's name that fit into the select box after its index.
+PRACTICE = {"workload": "memory_stress", "epochs": "100", "width": "8", "image_size": "64"}
+"""First settings on a simulated GPU: *Empty cache* frees memory, and a CPU computes the steps."""
 SETTINGS = "settings"  # Session state: the value of every field of RunConfig by its name.
 _AWAY = "sidebar_not_drawn"
 _KEPT = (
@@ -110,6 +113,8 @@ def load_settings(found: Devices) -> list[fields.ConfigIssue]:
     else:
         params = {name: str(value) for name, value in st.query_params.items()}
         params.setdefault("device", found.devices[0].id)
+        if is_simulated(params["device"]) and "workload" not in params:
+            params = PRACTICE | params
         config, unusable = fields.RunConfig.from_params(params)
         load(config)
         st.session_state.link_problems = unusable
@@ -153,6 +158,8 @@ def link_params(config: fields.RunConfig, devices: Sequence[TrainDevice]) -> dic
     params.pop("device", None)
     if config.device != devices[0].id:
         params["device"] = config.device
+    if is_simulated(config.device):  # without it the link means PRACTICE
+        params["workload"] = config.workload
     return params
 
 

@@ -10,7 +10,7 @@ from dashboard import services
 from dashboard.controls.sidebar import keep_settings
 from dashboard.format import note
 from dashboard.services import ServerActivity
-from dashboard.views.parts import READING_WIDTH, devices, start_button
+from dashboard.views.parts import READING_WIDTH, devices, practice_command, start_button
 from stepscope.run import RunError
 from trainer.lessons import BY_NAME, LESSONS, Lesson
 from trainer.runners.child_process import ChildOutput, ChildState, LessonRun
@@ -23,8 +23,10 @@ def cuda_note(lesson: Lesson) -> None:
     if missing_cuda is None:
         return
     if lesson.needs_cuda:
+        practice = practice_command() if lesson.runs_simulated else None
         st.info(
-            f"**This lesson needs CUDA.** {lesson.needs_cuda} No CUDA here: {missing_cuda}",
+            f"**This lesson needs CUDA.** {lesson.needs_cuda} No CUDA here: {missing_cuda}"
+            + (f" It also runs on simulated GPUs: `{practice}`." if practice else ""),
             icon=":material/memory:",
         )
     elif lesson.on_cpu:

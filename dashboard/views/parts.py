@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import streamlit as st
 
 from dashboard.format import code_between_backticks, escape_markdown
 from dashboard.run_files import too_large_to_download
-from dashboard.services import Devices, Services
+from dashboard.services import PROJECT, Devices, Services
 from stepscope.common.formatting import printable
 
 READING_WIDTH = 820  # px
@@ -25,6 +27,22 @@ def devices(server: Services) -> Devices:
         with st.spinner("Loading PyTorch and looking for GPUs…", show_time=True):
             server.devices()
     return server.devices()
+
+
+def simulated_badge(server: Services) -> None:
+    """Draw which figures of simulated GPUs are real."""
+    # Only in the simulator's Python does a page without devices wait for torch.
+    if "cudasim" in sys.modules and devices(server).simulated:
+        st.markdown(
+            ":orange-badge[:material/science: Simulated GPU] Memory accounting is PyTorch's own; "
+            "times, power and utilization are not a GPU's."
+        )
+
+
+def practice_command() -> str | None:
+    """Return the command that provides simulated GPUs; None where the simulator cannot run."""
+    supported = (platform.system(), platform.machine()) == ("Linux", "x86_64")
+    return "make run-simulated" if supported and (PROJECT / "simulator").is_dir() else None
 
 
 def warning(text: str, icon: str = "error") -> None:

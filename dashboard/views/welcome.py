@@ -14,6 +14,7 @@ from dashboard.format import button, code_between_backticks, escape_markdown
 from dashboard.services import Devices, Services
 from dashboard.views.live_panel import TAB
 from dashboard.views.memory_snapshots import snapshot_section
+from dashboard.views.parts import practice_command
 from stepscope.common.formatting import format_bytes
 
 
@@ -28,6 +29,12 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
     else:
         why = code_between_backticks(refused)
         st.warning(f"**Start run** is disabled. {why}", icon=":material/block:")
+    practice = practice_command()
+    if found.cuda_reason is not None and practice is not None:
+        st.markdown(
+            f"**No GPU here?** `{practice}` opens this page with simulated GPUs. Their memory "
+            "accounting is that of PyTorch's CUDA build; their times are not those of a GPU."
+        )
     left, right = st.columns(2)
     with left, st.container(border=True, height="stretch", key="welcome_watch"):
         st.markdown("##### Watch my script")

@@ -30,7 +30,7 @@ IsSettingAllowed = Callable[[str, Any], bool]
 
 
 class BottleneckKind(StrEnum):
-    """Bottleneck of a step. The last two name no cause."""
+    """Bottleneck of a step. The last three name no cause."""
 
     INPUT = "input-bound"
     TRANSFER = "transfer-bound"
@@ -40,13 +40,15 @@ class BottleneckKind(StrEnum):
     STRAGGLER = "straggler"
     """Found by `distributed/stragglers` from the steps of all ranks, never by `verdict`."""
     NOT_FINITE = "loss-not-finite"  # Found in the events of an ended run, never by `verdict`.
+    SIMULATED = "simulated"
     UNCLEAR = "no single cause"
     TOO_YOUNG = "not enough data yet"
 
     @property
     def names_a_cause(self) -> bool:
         """False for a verdict that abstains."""
-        return self not in (BottleneckKind.UNCLEAR, BottleneckKind.TOO_YOUNG)
+        abstains = (BottleneckKind.SIMULATED, BottleneckKind.UNCLEAR, BottleneckKind.TOO_YOUNG)
+        return self not in abstains
 
 
 PHASES = {
@@ -132,6 +134,9 @@ def verdict(
         return BottleneckDiagnosis(
             kind=BottleneckKind.TOO_YOUNG, text=text, missing_steps=missing, figures=figures
         )
+    if setup.simulated:
+        text = "No diagnosis: the GPU is simulated, and its times are not those of a GPU."
+        return BottleneckDiagnosis(kind=BottleneckKind.SIMULATED, text=text, figures=figures)
     parts = parts_of(figures, setup)
     if isinstance(parts, str):
         return BottleneckDiagnosis(kind=BottleneckKind.UNCLEAR, text=parts, figures=figures)

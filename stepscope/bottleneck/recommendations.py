@@ -22,8 +22,8 @@ class RunSetup:
     """Properties of a run on which recommendations depend.
 
     `own`: `config` is a RunConfig; a script's settings are not used. `capability` is the GPU's
-    compute capability, None if unknown. `step_time` is in seconds. `in_memory`: the data set is in
-    memory, where worker processes only slow loading.
+    compute capability, None if unknown. `simulated`: the GPU is not real. `step_time` is in
+    seconds. `in_memory`: the data set is in memory, where worker processes only slow loading.
     """
 
     on_gpu: bool
@@ -31,6 +31,7 @@ class RunSetup:
     config: Mapping[str, Any] = field(default_factory=dict)
     cores: int = 1
     capability: tuple[int, int] | None = None
+    simulated: bool = False
     step_time: float = 0.0
     in_memory: bool = False
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stepscope.bottleneck.classify import MIN_STEPS, StepAverages
 from stepscope.bottleneck.recommendations import RunSetup
 from stepscope.gpu.device_events import throttle_words
+from stepscope.gpu.source import is_simulated
 from stepscope.metrics import Stream
 from stepscope.recorder.rows import STEP_TIME
 from stepscope.run import RunKind
@@ -65,13 +66,15 @@ def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> RunSetup:
     """Return the properties of a run for recommendations, from an untrusted run.json."""
     environment, config = (_dict(run_json.get(name)) for name in ("environment", "config"))
     capability, cores = run_json.get("compute_capability"), environment.get("cores")
+    gpu = training_gpu(run_json)
     known = isinstance(capability, list) and [type(part) for part in capability] == [int, int]
     return RunSetup(
-        on_gpu=training_gpu(run_json) is not None,
+        on_gpu=gpu is not None,
         own=run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER,
         config=config,
         cores=cores if type(cores) is int and cores > 0 else 1,
         capability=(capability[0], capability[1]) if capability and known else None,
+        simulated=gpu is not None and is_simulated(gpu),
         step_time=step_time,
         in_memory=run_json.get("data_in_memory") is True,
     )

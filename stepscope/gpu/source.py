@@ -23,6 +23,7 @@ __all__ = [
     "NullSource",
     "NvmlSource",
     "SamplingTier",
+    "is_simulated",
     "nvml_uuid",
     "open_source",
 ]
@@ -88,6 +89,11 @@ def nvml_uuid(uuid: str, name: str) -> str:
     if uuid.startswith(("GPU-", "MIG-")):
         return uuid
     return f"MIG-{uuid}" if " MIG " in name else f"GPU-{uuid}"
+
+
+def is_simulated(uuid: str) -> bool:
+    """Return True for a GPU of the simulator, by its reserved UUID (simulator/src/shared.h)."""
+    return uuid[4:].startswith("c0da5130-0000-4000-8000-0000000000")
 
 
 _NO_LIBRARY = (

@@ -15,7 +15,7 @@ from stepscope.gpu.source import DeviceInfo, DeviceSource, NullSource, nvml_uuid
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
 from stepscope.run.status import RunOutcome
-from stepscope.session.session import GpuEntry, Session, listed, traceback_text
+from stepscope.session.session import GpuEntry, Session, gpu_entry, listed, traceback_text
 from stepscope.session.stop import GRACE_S, JOB_GRACE_S, REASON, StopEscalator, keep_stopped
 
 log = logging.getLogger(__name__)
@@ -185,4 +185,4 @@ def _gpu(cuda_index: int) -> GpuEntry:
     """Return the entry in run.json of a CUDA device, by torch's properties."""
     properties = sys.modules["torch"].cuda.get_device_properties(cuda_index)
     uuid = nvml_uuid(str(properties.uuid), properties.name)
-    return {"uuid": uuid, "name": properties.name, "memory_total": properties.total_memory}
+    return gpu_entry(uuid, properties.name, properties.total_memory)

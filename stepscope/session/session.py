@@ -18,7 +18,7 @@ from stepscope.common.files import atomic_write
 from stepscope.common.formatting import terminal_text
 from stepscope.distributed.debug_pipe import open_pipe
 from stepscope.distributed.hangs.watchdog import HangWatchdog
-from stepscope.gpu.source import DeviceInfo, DeviceSource
+from stepscope.gpu.source import DeviceInfo, DeviceSource, is_simulated
 from stepscope.host.environment import environment
 from stepscope.host.usage import first_count
 from stepscope.memory.growth_detector import GrowthMonitor
@@ -40,7 +40,7 @@ MAX_TRACEBACK_CHARS = 20_000  # In the event.
 
 
 GpuEntry = Mapping[str, Any]
-"""A GPU in run.json: `uuid`, `name`, and `memory_total` in bytes."""
+"""A GPU in run.json: `uuid`, `name`, `memory_total` in bytes, and perhaps `simulated`."""
 
 
 class Session:
@@ -187,7 +187,13 @@ class Session:
 
 def listed(gpu: DeviceInfo) -> GpuEntry:
     """Return the entry of a GPU in run.json."""
-    return {"uuid": gpu.uuid, "name": gpu.name, "memory_total": gpu.memory_total}
+    return gpu_entry(gpu.uuid, gpu.name, gpu.memory_total)
+
+
+def gpu_entry(uuid: str, name: str, memory_total: int | None) -> GpuEntry:
+    """Return an entry of run.json; only that of a simulated GPU has the key `simulated`."""
+    entry: dict[str, Any] = {"uuid": uuid, "name": name, "memory_total": memory_total}
+    return entry | {"simulated": True} if is_simulated(uuid) else entry
 
 
 def traceback_text(error: BaseException) -> str:

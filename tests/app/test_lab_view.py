@@ -20,6 +20,7 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, user_name
 from tests.support.app_page import GPU, Machine, OpenPage, at_address, label, start_refused, text_of
 from tests.support.fake_sweep import BEST, sweep
+from tests.support.train_devices import SIMULATED
 from trainer.config import Precision
 from trainer.lab.plan import SweepPlan
 
@@ -102,6 +103,17 @@ def test_the_ticks_are_there_after_a_reload_and_an_invalid_address_changes_nothi
     assert [box.label for box in app.checkbox if box.value] == []
     assert "ticks" not in app.query_params
     assert app.query_params["on"] == label(app, "selectbox", "Workload").value
+
+
+def test_the_speed_of_a_simulated_gpu_is_not_measured(lab: OpenPage, machine: Machine) -> None:
+    machine(SIMULATED)
+    app = lab()
+    label(app, "checkbox", "pin_memory").check().run()
+    start = label(app, "button", "Start sweep")
+    assert (start.disabled, "the GPU is simulated" in start.help) == (True, True)
+    label(app, "selectbox", "Device").select("cpu").run()
+    label(app, "checkbox", "bf16 AMP").check().run()
+    assert not label(app, "button", "Start sweep").disabled
 
 
 def test_a_preset_ticks_its_settings_and_unsupported_ones_are_disabled(

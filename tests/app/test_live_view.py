@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from dashboard import services
 from stepscope.run import RunStatus
 from tests.support.app_page import (
     GPU,
     NO_GPU,
+    Learn,
     Machine,
     OpenPage,
     component,
@@ -23,7 +26,9 @@ from tests.support.app_page import (
     start_refused,
     start_run,
     text_of,
+    widget,
 )
+from tests.support.train_devices import SIMULATED
 from tests.support.waiting import wait_until
 
 
@@ -81,6 +86,44 @@ def test_a_hostile_link_is_reported_and_replaced(page: OpenPage) -> None:
     for name in ("epochs", "batch_size", "workload"):
         assert f"{name}:" in warnings
     assert label(app, "number_input", "Seed").value == 7
+
+
+def test_simulated_gpus_have_a_badge_on_each_page_and_settings_that_move_memory(
+    page: OpenPage, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(SIMULATED)
+    assert "not a GPU's" not in text_of(page()), "in a Python without the simulator"
+    monkeypatch.setitem(sys.modules, "cudasim", sys)
+    app = page()
+    for view in ("runs", "lab", "hardware", "learn", "run"):
+        app.switch_page(f"views/{view}.py").run()
+        assert "times, power and utilization are not a GPU's" in text_of(app), view
+    assert label(app, "selectbox", "Workload").value == "memory_stress"
+    assert app.query_params["width"] == "8"
+    assert "make run-simulated" not in text_of(app)
+    linked = page(workload="digits_cnn")
+    assert linked.query_params["workload"] == "digits_cnn", "it survives a reload"
+    assert widget(linked, "batch_size").value == 128
+    machine()
+    assert "not a GPU's" not in text_of(page())
+
+
+def test_the_command_for_simulated_gpus_is_offered_where_they_can_run(
+    page: OpenPage, learn: Learn, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offered(app: AppTest) -> bool:
+        return "make run-simulated" in text_of(app)
+
+    machine()
+    for system, here in (("Linux", True), ("Darwin", False)):
+        monkeypatch.setattr("platform.system", lambda name=system: name)
+        monkeypatch.setattr("platform.machine", lambda: "x86_64")
+        assert offered(page()) is here
+        assert offered(learn(lesson="cuda_graphs")) is here
+        assert not offered(learn(lesson="jiterator")), "the simulator has no NVRTC"
+        assert not offered(learn(lesson="autograd"))
+    machine(GPU)
+    assert not offered(page())
 
 
 def test_a_gpu_is_preselected_named_and_limits_the_choices(

@@ -1,7 +1,8 @@
-"""The page with CUDA in a browser: on the simulator (tests/cudasim) or on a GPU."""
+"""The page with CUDA in a browser: on the simulator (simulator/) or on a GPU."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -12,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Browser, Page, expect
 
 from stepscope.common.formatting import format_bytes
+from stepscope.run.rank_info import read_rank_file
 from stepscope.store import EventRow, StoreReader
 from tests.conftest import Need
 from tests.support.browser_page import (
-    SMALL,
     TRAINS_MS,
     OpenPage,
     button,
     choose,
+    open_tab,
     points,
     start,
     wait_until,
@@ -33,6 +36,7 @@ from tests.support.server import Server, start_server, stop_server
 from trainer.devices import cuda_reason
 
 TOO_LARGE = "width=256&image_size=256&batch_size=512"  # 34 GB for the first layer's output
+SIMULATED = importlib.util.find_spec("cudasim") is not None
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16 AMP", "fp16": "fp16 AMP"}
 MEMORY = {"allocated", "reserved", "peak allocated", "device used", "total"}
 HELD = 256 * 2**20
@@ -85,6 +89,14 @@ def memory_lines(page: Page) -> dict[str, int]:
     return found
 
 
+def memory_line(page: Page, name: str) -> list[float]:
+    """Return the values of a line of the memory chart, in MiB."""
+    plot = page.get_by_test_id("chart-memory").locator(".js-plotly-plot")
+    line = f"node.data.find((line) => line.name.startsWith('{name}'))"
+    found: list[float | None] = plot.evaluate(f"node => Array.from({line}.y)")
+    return [value for value in found if value is not None]
+
+
 def tile(page: Page, name: str) -> str:
     return page.get_by_test_id(f"kpi-{name}").locator(".ss-num").inner_text()
 
@@ -128,8 +140,13 @@ def test_a_device_and_each_precision_are_chosen_and_train(
 def test_the_memory_chart_is_whole_and_the_memory_buttons_act_on_it(
     open_page: OpenPage, server: Server
 ) -> None:
-    page = open_page(f"/?workload=fill&{SMALL}")
+    page = open_page(
+        "/?workload=fill&precision=fp16&epochs=5000&width=8&image_size=32&batch_size=128"
+    )
     start(page)
+    button(page, "Time").click()
+    for name in ("allocated", "reserved", "peak allocated"):
+        wait_until(lambda n=name: _rises(memory_line(page, n)), page, 60)
     wait_until(lambda: points(page, "memory") > 20 and points(page) > 5, page, 60)
     lines = memory_lines(page)
     assert {name.partition(" (")[0] for name in lines} == MEMORY
@@ -143,17 +160,76 @@ def test_the_memory_chart_is_whole_and_the_memory_buttons_act_on_it(
     emptied = event(server, "empty_cache").data
     before, after = emptied["before"]["memory/reserved"], emptied["after"]["memory/reserved"]
     assert after < before
+    marker = f"reserved {format_bytes(before)} → {format_bytes(after)}"
+    expect(page.get_by_test_id("events")).to_contain_text(marker)
     expect(page.get_by_test_id("kpi-reserved")).to_contain_text(format_bytes(after))
+    wait_until(lambda: _falls_to(memory_line(page, "reserved"), before, after), page, 30)
     button(page, "Reset peak stats").click()
     expect(page.get_by_test_id("ack")).to_contain_text("Reset peak stats: peak allocated")
     reset = event(server, "reset_peaks").data
     peak = reset["after"]["memory/peak_allocated"]
     assert peak == reset["after"]["memory/allocated"] < reset["before"]["memory/peak_allocated"]
     expect(page.get_by_test_id("kpi-peak")).to_contain_text(format_bytes(peak))
+    highest = reset["before"]["memory/peak_allocated"]
+    wait_until(lambda: _falls_to(memory_line(page, "peak allocated"), highest, peak), page, 30)
     assert tile(page, "allocated") == tile(page, "peak")
     button(page, "Resume").click()
     expect(page.get_by_test_id("status")).to_contain_text("Running")
     wait_until(lambda: tile(page, "allocated") != tile(page, "peak"), page, 60)
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)
+
+
+def _rises(values: list[float]) -> bool:
+    return len(values) > 1 and values[0] < values[-1]
+
+
+def _falls_to(values: list[float], before: float, after: float) -> bool:
+    """Return True if a line in MiB fell from `before` to `after`, in bytes, and stays there."""
+    highest, last = max(values) * 2**20, values[-1] * 2**20
+    return highest >= before * 0.999 and last == pytest.approx(after, rel=1e-3)
+
+
+@pytest.mark.skipif(not SIMULATED, reason="a GPU that is there is not simulated")
+def test_a_simulated_gpu_is_named_and_its_speed_is_not_judged(
+    open_page: OpenPage, server: Server
+) -> None:
+    page = open_page()
+    box = page.get_by_test_id("stSidebar").get_by_role("combobox", name="Device")
+    expect(box).to_have_value("cuda:0 · Simulated GPU", timeout=TRAINS_MS)
+    badge = page.get_by_text("times, power and utilization are not a GPU's")
+    start(page)
+    expect(page.get_by_test_id("verdict")).to_have_attribute(
+        "data-kind", "simulated", timeout=90_000
+    )
+    assert "GPU is simulated" in page.get_by_test_id("verdict").inner_text()
+    assert [gpu["simulated"] for gpu in run_json(server)["devices"]] == [True]
+    button(page, "Empty cache").click()
+    expect(page.get_by_test_id("ack")).to_contain_text("Empty cache: reserved", timeout=TRAINS_MS)
+    emptied = event(server, "empty_cache").data
+    assert emptied["after"]["memory/reserved"] < 0.9 * emptied["before"]["memory/reserved"]
+    button(page, "Stop").click()
+    expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)
+    for name in ("Runs", "Hardware", "Learn", "Lab"):
+        page.get_by_role("link", name=name, exact=True).first.click()
+        expect(page).to_have_url(re.compile(name.lower()))
+        expect(badge).to_have_count(1)
+    page.get_by_text("pin_memory", exact=True).click()
+    expect(page.get_by_text("The baseline is not measured")).to_be_visible()
+    expect(button(page, "Start sweep")).to_be_disabled()
+
+
+def test_ddp_on_two_gpus_shows_both_ranks(open_page: OpenPage, server: Server, need: Need) -> None:
+    need(None if SIMULATED or torch.cuda.device_count() > 1 else "only one GPU here")
+    page = open_page("/?workload=digits_mlp&strategy=ddp&devices_per_node=2&epochs=5000")
+    start(page)
+    open_tab(page, "Ranks")
+    rows = page.get_by_test_id("ranks").locator("tbody tr")
+    expect(rows).to_have_count(2, timeout=TRAINS_MS)
+    wait_until(lambda: all("MiB" in text for text in rows.all_inner_texts()), page, 60)
+    devices = [read_rank_file(newest(server), number).run_json["device"] for number in (0, 1)]
+    assert len(set(devices)) == 2
+    open_tab(page, "Overview")
     button(page, "Stop").click()
     expect(page.get_by_test_id("status")).to_contain_text("Stopped", timeout=TRAINS_MS)
 

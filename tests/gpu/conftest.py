@@ -19,7 +19,7 @@ from trainer.training.accelerator import CudaAccelerator
 __all__ = ["no_process_left"]  # found here by pytest
 
 SIMULATED = importlib.util.find_spec("cudasim") is not None
-"""The GPU is simulated (tests/cudasim): it can be broken, doubled and asked what it was told."""
+"""The GPU is simulated (simulator/): it can be broken, doubled and asked what it was told."""
 
 simulator_only = pytest.mark.skipif(
     not SIMULATED, reason="on the simulator only: breaks the device for good, or counts its calls"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.train_devices import SIMULATED
 from trainer.config import Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.lab.__main__ import FAILED, FINISHED, STOPPED, USAGE, main
@@ -46,6 +47,17 @@ def test_a_sweep_that_cannot_run_is_failed(folder: Path) -> None:
     assert main(["--folder", str(folder)]) == FAILED
     assert read_sweep(folder)["status"] == "failed"
     assert read_sweep(folder)["reason"].startswith("The baseline cannot run here: ")
+
+
+def test_the_speed_of_a_simulated_gpu_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.devices.list_devices", lambda: [SIMULATED])
+    arms = (Variant(name="fused", label="fused on", changes={"optimizer_impl": "fused"}),)
+    config = defaults(Workload.LINEAR, SIMULATED.id)
+    write_plan(tmp_path, SweepPlan(config=config, arms=arms))
+    assert main(["--folder", str(tmp_path)]) == FAILED
+    assert "the GPU is simulated" in read_sweep(tmp_path)["reason"]
 
 
 def test_a_running_sweep_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.train_devices import SIMULATED
 from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
 from trainer.lab.folder import (
@@ -26,7 +27,14 @@ from trainer.lab.options import UsageError, parser, plan_of
 from trainer.lab.plan import SweepPlan, estimate
 from trainer.lab.presets import PRESETS
 from trainer.lab.sweep_state import merged
-from trainer.lab.variants import FIXED, NOT_TIMED, all_variants, changed, make_variant
+from trainer.lab.variants import (
+    FIXED,
+    NOT_TIMED,
+    all_variants,
+    changed,
+    make_variant,
+    speed_problem,
+)
 from trainer.techniques import SWITCHES
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
@@ -173,6 +181,14 @@ def test_presets_make_a_plan(name: str, devices: tuple[TrainDevice, ...]) -> Non
     if name == "tutorials":
         off = {switch.field for switch in SWITCHES} - {"set_to_none", "persistent_workers"}
         assert not any(getattr(plan.config, field) is True for field in off)
+
+
+def test_a_simulated_gpu_is_not_compared_with_a_cpu() -> None:
+    plan, _ = planned("--preset", "cpu_gpu", devices=(SIMULATED, CPU))
+    assert [str(arm.problem.reason) for arm in plan.arms if arm.problem] != []
+    assert [arm.name for arm in plan.arms if arm.problem is None] == []
+    assert speed_problem(SIMULATED.id) is not None
+    assert speed_problem(GPU.id) is speed_problem("cpu") is None
 
 
 def test_the_page_can_plan_without_torch() -> None:

@@ -22,6 +22,7 @@ from stepscope.store.writer import StoreWriter
 from tests.support.fake_nvml import FakeClock
 from tests.support.javascript import Script, js
 from tests.support.recorded_runs import CREATED, rows, write_run
+from tests.support.train_devices import SIMULATED
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 
@@ -88,6 +89,14 @@ def test_the_verdict_of_an_ended_run_is_made_once_and_is_the_last(
     monkeypatch.setattr("dashboard.verdicts.recent_figures", lambda *_: pytest.fail("read again"))
     clock.now += 1000
     assert ask(folder, RunStatus.FINISHED) is ended
+
+
+def test_that_a_gpu_is_simulated_is_shown_instead(tmp_path: Path, ask: Ask) -> None:
+    folder = write_run(tmp_path / "r", {"device": SIMULATED.id}, steps=rows(0.06))
+    found = as_json(ask(folder), PLACES)
+    assert found is not None
+    assert found.keys() == {"kind", "text"}
+    assert found["kind"] == "simulated"
 
 
 def test_a_run_whose_loss_became_nan_says_so_after_its_end(tmp_path: Path, ask: Ask) -> None:

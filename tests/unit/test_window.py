@@ -14,8 +14,10 @@ from stepscope.bottleneck.step_window import (
     setup_of,
 )
 from stepscope.run import read_run
+from stepscope.session.session import gpu_entry
 from stepscope.store import StoreReader
 from tests.support.recorded_runs import Row, recorded_run, write_run
+from tests.support.train_devices import SIMULATED
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 
@@ -120,6 +122,20 @@ def test_copies_are_those_of_the_steps_that_were_measured(tmp_path: Path) -> Non
     assert found.copies == pytest.approx(0.015)
     assert found.device_time == pytest.approx(0.05)
     assert found.data_wait is None
+
+
+def test_the_speed_of_a_simulated_gpu_is_not_judged_and_that_of_its_cpu_is() -> None:
+    figures = StepAverages(steps=50, step_time=0.1, data_wait=0.09, utilization=0.05)
+    for device, kind in (
+        (SIMULATED.id, BottleneckKind.SIMULATED),
+        ("GPU-c0da5131-0000-4000-8000-000000000001", BottleneckKind.INPUT),
+        ("cpu", BottleneckKind.INPUT),
+    ):
+        found = verdict(figures, setup_of({"config": {"device": device}}))
+        assert found.kind is kind, device
+        assert (found.next is None) == (kind is BottleneckKind.SIMULATED) == ("simul" in found.text)
+    entries = [gpu_entry(device, "GPU", 2**31) for device in (SIMULATED.id, GPU)]
+    assert [entry.get("simulated") for entry in entries] == [True, None]
 
 
 def test_the_setup_of_a_foreign_run_json_is_read_with_care() -> None:

@@ -37,7 +37,7 @@ from trainer.lab.plan import SweepPlan, estimate, with_problems
 from trainer.lab.report import closing, progress_line, table, to_csv
 from trainer.lab.sweep import SweepRunner
 from trainer.lab.trial_process import TrialProcess
-from trainer.lab.variants import all_variants
+from trainer.lab.variants import all_variants, speed_problem
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 
@@ -81,6 +81,7 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
     config = plan.config
     refused = next(iter(validate(config, devices)), None)
     refused = refused or data_problem(config) or user_problem(config)
+    refused = refused or speed_problem(config.device)
     if refused is not None:
         sweep = _refuse(folder, f"The baseline cannot run here: {refused}")
     else:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.gpu.source import is_simulated
 from stepscope.run.setting_names import current_settings
 from trainer.config import (
     FIELDS,
@@ -140,6 +141,14 @@ def _numbers(field: str, config: RunConfig) -> Sequence[float]:
     return numbers.get(field, ())
 
 
+def speed_problem(device: str) -> ConfigIssue | None:
+    """Return why the speed of a device is not measured; None if it is."""
+    if not is_simulated(device):
+        return None
+    reason = "the GPU is simulated, and its times are not those of a GPU"
+    return ConfigIssue("device", reason, "Choose the CPU, or measure on a machine with a GPU")
+
+
 def make_variant(
     changes: Mapping[str, Any],
     config: RunConfig,
@@ -156,6 +165,7 @@ def make_variant(
         problem = next((one for one in found if one.field in changes), next(iter(found), None))
     except ConfigError as error:
         problem = error.problem
+    problem = problem or speed_problem(str(whole.get("device", "")))
     shown = (item for item in whole.items() if item[0] != "runner")  # follows from the strategy
     label = ", ".join(_label(field, value, config) for field, value in shown)
     return Variant(name=name or variant_name(changes), label=label, changes=whole, problem=problem)

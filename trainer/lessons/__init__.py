@@ -19,7 +19,7 @@ class Lesson:
 
     `needs_cuda` is the reason why the program needs CUDA, which it prints without a GPU; None if it
     runs on a CPU too. `on_cpu` describes the difference there. `ranks` is the number of processes
-    that torchrun starts, or 1 without torchrun.
+    that torchrun starts, or 1 without torchrun. `runs_simulated`: the simulator has what it needs.
     """
 
     name: str  # of the file, and in the address of the page
@@ -27,6 +27,7 @@ class Lesson:
     title: str
     text: str
     needs_cuda: str | None = None
+    runs_simulated: bool = True
     on_cpu: str = ""
     limit_s: float = 60.0  # after which the page kills it
     ranks: int = 1
@@ -248,6 +249,7 @@ LESSONS: tuple[Lesson, ...] = (
         "bytes, and such formulas are bound by memory. Jiterator has no backward pass: use it "
         "where no gradient is needed, else torch.compile.",
         needs_cuda="Jiterator compiles its kernels with NVRTC, NVIDIA's compiler for GPUs.",
+        runs_simulated=False,
     ),
     Lesson(
         name="profiler",

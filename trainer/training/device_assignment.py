@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stepscope.gpu.source import DeviceSource, NullSource, open_source
-from stepscope.session.session import GpuEntry
+from stepscope.session.session import GpuEntry, gpu_entry
 from trainer.config import RunConfig, Strategy
 from trainer.config_validation import TrainDevice, validate
 from trainer.devices import list_devices
@@ -57,7 +57,7 @@ def sampled(devices: Sequence[TrainDevice], source: DeviceSource) -> list[GpuEnt
     gpus = [device for device in devices if device.cuda_index is not None]
     return [
         # NVML lists no MIG instance among its devices, but reads one by its UUID.
-        {"uuid": gpu.id, "name": gpu.name, "memory_total": totals.get(gpu.id, gpu.memory_total)}
+        gpu_entry(gpu.id, gpu.name, totals.get(gpu.id, gpu.memory_total))
         for gpu in sorted(gpus, key=lambda gpu: gpu.cuda_index or 0)
     ]
 

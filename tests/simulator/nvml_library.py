@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-INCLUDE = Path(os.environ.get("CUDASIM_BUILD", HERE / "build")) / "include"
+ROOT = Path(__file__).resolve().parents[2]
+SIMULATOR = ROOT / "simulator"
+INCLUDE = Path(os.environ.get("CUDASIM_BUILD", SIMULATOR / "build")) / "include"
 TIMEOUT_S = 60
 
 HEAD = """
@@ -55,13 +55,13 @@ def no_header() -> str | None:
     """Say why the library cannot be compiled; None where it can."""
     if (INCLUDE / "nvml.h").exists():
         return None
-    return f"nvml.h is not in {INCLUDE}: tests/cudasim/setup.sh fetches it"
+    return f"nvml.h is not in {INCLUDE}: simulator/setup.sh fetches it"
 
 
 def build(folder: Path, *flags: str) -> Path:
     """Compile the library into a folder; return its path."""
     library = folder / "libnvidia-ml.so.1"
-    sources = sorted(str(path) for path in (HERE / "src").glob("nvml*.c"))
+    sources = sorted(str(path) for path in (SIMULATOR / "src").glob("nvml*.c"))
     command = ["gcc", "-O1", "-fPIC", "-shared", "-Wall", "-Werror", "-fvisibility=hidden", *flags]
     command += [f"-I{INCLUDE}", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), *sources]
     subprocess.run([*command, "-lpthread"], check=True, timeout=TIMEOUT_S)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Need
-from tests.cudasim.nvml_library import ask, build, no_header
+from tests.simulator.nvml_library import ask, build, no_header
 
 MIB = 2**20
 FIRST = "GPU-c0da5130-0000-4000-8000-000000000001"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cudasim.programs import ranks
+from tests.simulator.programs import ranks
 
 COLLECTIVES = """
 dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
