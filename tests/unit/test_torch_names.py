@@ -18,10 +18,12 @@ import stepscope
 from stepscope.common.torch_version import SUPPORTED, unsupported, warn_if_unsupported
 from tests.support.fake_live import FakeLive, hooked
 
+FRAMES = ("set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy")
 NAMES: list[tuple[object, str, str]] = [
-    (eval_frame, "set_code_exec_strategy", "cannot keep its compiler off our code"),
-    (eval_frame, "_FrameAction", "cannot keep its compiler off our code"),
-    (eval_frame, "_FrameExecStrategy", "cannot keep its compiler off our code"),
+    *(
+        (eval_frame, name, "cannot keep its compiler off our code")
+        for name in (("skip_code",) if hasattr(eval_frame, "skip_code") else FRAMES)
+    ),
     (torch._C, "_disabled_torch_dispatch_impl", "train/loss will be missing"),
     (torch.nn.utils.clip_grad, "clip_grad_norm_", "train/grad_norm will be missing"),
     (torch.amp.GradScaler, "scale", "train/amp_scale and train/amp_skipped will be missing"),
