@@ -39,9 +39,11 @@ P
 pip install -q filelock typing-extensions sympy networkx jinja2 fsspec numpy nvidia-ml-py
 
 mkdir -p "$build/wheels" "$build/include" "$build/out"
+cudart=$(readelf -d "$site/torch/lib/libc10_cuda.so" | sed -n 's/.*\[\(libcudart[^]]*\)\].*/\1/p')
+case $cudart in *.12) runtime=nvidia-cuda-runtime-cu12==12.4.127 ;; *) runtime=nvidia-cuda-runtime==13.0.96 ;; esac
 if ! test -e "$build/include/nvml.h"; then
   echo "CUDA's headers (2.5 MB)"
-  pip download -q --no-deps -d "$build/wheels" nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 nvidia-nvml-dev==13.0.87
+  pip download -q --no-deps -d "$build/wheels" "$runtime" nvidia-cuda-crt==13.0.88 nvidia-nvml-dev==13.0.87
   "$python" - "$build" <<'P'
 import sys, zipfile
 from pathlib import Path
@@ -58,7 +60,9 @@ fi
 
 echo "building (about 20 s)"
 torch=$site/torch
-g++ -std=c++20 -O1 -fPIC -fvisibility=hidden -I"$build/include" -I"$torch/include" -I"$torch/include/torch/csrc/api/include" \
+# torch 2.6 was compiled with the older ABI of std::string.
+abi=$(nm -D --defined-only "$torch/lib/libc10.so" | grep -q 'c105ErrorC.*__cxx11' && echo 1 || echo 0)
+g++ -std=c++20 -O1 -D_GLIBCXX_USE_CXX11_ABI=$abi -fPIC -fvisibility=hidden -I"$build/include" -I"$torch/include" -I"$torch/include/torch/csrc/api/include" \
   -c -o "$build/torch_ops.o" "$here/src/torch_ops.cpp" &
 operations=$!  # the longest by far
 g++ -std=c++17 -O2 -g -fPIC -fvisibility=hidden -Wall -I"$build/include" -c -o "$build/cudart.o" "$here/src/cudart.cpp"
@@ -67,11 +71,12 @@ g++ -std=c++20 -O2 -g -fPIC -fvisibility=hidden -Wall -I"$build/include" -I"$tor
 gcc -O2 -fPIC -shared -Wall -fvisibility=hidden -I"$build/include" -Wl,-soname,libnvidia-ml.so.1 \
   -o "$build/out/libnvidia-ml.so.1" "$here"/src/nvml*.c -lpthread
 wait "$operations"
-g++ -shared -o "$build/out/libcudasim_torch.so" "$build/torch_ops.o" -L"$build/out" -l:libcudart.so.13 \
+g++ -shared -o "$build/out/libcudasim_torch.so" "$build/torch_ops.o" -L"$build/out" -l:"$cudart" \
   -L"$torch/lib" -lc10 -lc10_cuda -ltorch_cpu -ltorch_cuda -Wl,--allow-shlib-undefined
 
-# Where torch's RPATH looks for NVIDIA's wheels.
+# Where torch's RPATH looks for NVIDIA's wheels; the builds for CUDA 12 look there by another name.
 mkdir -p "$site/nvidia/cu13/lib" "$site/cudasim-0.1.dist-info"
+case $cudart in *.12) ln -sfn cu13 "$site/nvidia/cuda_runtime" ;; esac
 install -m 644 "$build"/out/* "$site/nvidia/cu13/lib/" # new files: a running program keeps the old ones
 install -m 644 "$here/python/cudasim.py" "$site/"
 printf 'import cudasim; cudasim.preload_nvml()\n' > "$site/cudasim.pth"

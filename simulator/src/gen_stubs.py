@@ -23,8 +23,8 @@ PREFIXES = {
     "cusparseLt": "libcusparseLt.so.0",
     "cuFile": "libcufile.so.0",
     "nvshmem": "libnvshmem_host.so.3",
-    "cuda": "libcudart.so.13",
-    "__cuda": "libcudart.so.13",
+    "cuda": "libcudart",  # and its version
+    "__cuda": "libcudart",
     "cu": "libcuda.so.1",
 }
 # "Not supported" in each library's own numbers.
@@ -105,11 +105,11 @@ def defined(objects: list[str]) -> set[str]:
     return {line.split()[-1] for line in out.splitlines() if " T " in line}
 
 
-def home(name: str) -> str | None:
+def home(name: str, cudart: str) -> str | None:
     for prefix, soname in PREFIXES.items():
         rest = name.removeprefix(prefix)
         if rest and rest != name and (prefix != "cu" or rest[0].isupper()):
-            return soname
+            return cudart if soname == "libcudart" else soname
     return None
 
 
@@ -141,6 +141,7 @@ def main() -> None:
     ours = {path.name for path in Path(torch_lib).glob("*.so*")}
     symbols: dict[str, dict[str, str | None]] = defaultdict(dict)  # soname -> name -> version
     sonames: set[str] = {"libcuda.so.1"}
+    (cudart,) = (n for n in needed(Path(torch_lib) / "libc10_cuda.so") if n.startswith("libcudart"))
     for library in sorted(Path(torch_lib).glob("*.so*")):
         sonames |= {n for n in needed(library) if re.match(r"lib(cu|nccl|nv)", n)} - ours
         for symbol in undefined(library):
@@ -149,7 +150,7 @@ def main() -> None:
                 symbols["libnvshmem_host.so.3"][name] = version
             elif re.match(r"lib(cu|nccl|nv)", version):
                 symbols[version][name] = version
-            elif not version and (soname := home(name)):
+            elif not version and (soname := home(name, cudart)):
                 symbols[soname].setdefault(name, None)
     by_hand = defined(given)
     for soname in sorted(sonames | set(symbols), key=lambda s: (not s.startswith("libcudart"), s)):
@@ -164,7 +165,7 @@ def main() -> None:
             missing = " ".join(sorted(names)) or "nothing"
             sys.stdout.write(f"{soname}, not by hand: {missing}\n")
         if soname.startswith(("libcuda.", "libnccl.")):
-            link += ["-Wl,--no-as-needed", str(folder / "out" / "libcudart.so.13")]
+            link += ["-Wl,--no-as-needed", str(folder / "out" / cudart)]
         source = stem.with_suffix(".c")
         source.write_text(HEAD + "\n".join(body(n, soname, cudnn) for n in sorted(names)) + "\n")
         versions = {version for version in names.values() if version}

@@ -29,6 +29,7 @@ from stepscope.alerts.settings import load
 from stepscope.cli import call_driver
 from stepscope.cli.app_process import PAGE, missing
 from stepscope.common.formatting import format_bytes
+from stepscope.common.torch_version import SUPPORTED, unsupported
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceInfo, DeviceSource, NullSource, open_source
 from stepscope.recorder.recorder import Recorder
@@ -267,6 +268,10 @@ def findings(machine: MachineProbe) -> Iterator[CheckResult]:
     for gpu in machine.gpus:
         yield _gpu(gpu)
     yield _torch(machine)
+    problem = unsupported(machine.torch["version"]) if machine.torch else None
+    if problem is not None:
+        remedy = f"Install torch {SUPPORTED}."
+        yield CheckResult(CheckStatus.MISSING, "torch version", problem, remedy)
     yield from _shared_memory(machine)
     yield from _alerts(machine.alerts)
     if machine.page is None:

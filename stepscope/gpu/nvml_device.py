@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from stepscope.host.environment import under_wsl
+
 log = logging.getLogger(__name__)
 
 NOT_BY_GPU, NOT_BY_DRIVER = "not supported on this GPU", "not offered by this driver"
-NO_DATA, PERMISSION = "no data", "permission"
+NOT_UNDER_WSL, NO_DATA, PERMISSION = "not supported under WSL2", "no data", "permission"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0
 """After SLOW_CALLS consecutive calls longer than SLOW_S, the query's minimum period."""
@@ -133,8 +135,14 @@ class NvmlLibrary:
         self.opened = 1
         self._open = True
         self.driver = static(pynvml.nvmlSystemGetDriverVersion)
+        self._wsl = under_wsl()
         major = (self.driver or "").partition(".")[0]
         self.major = int(major) if major.isdecimal() else None
+
+    def judge(self, code: int, answered: bool) -> tuple[ErrorAction, str]:
+        """Return the result of `judge`; under WSL2 it names WSL2 as the reason."""
+        step, reason = judge(code, answered)
+        return step, NOT_UNDER_WSL if self._wsl and reason == NOT_BY_GPU else reason
 
     def reopen(self) -> None:
         """Initialize NVML again after a shutdown by other code. Raises NVMLError."""
@@ -230,7 +238,7 @@ class NvmlDevice:
         if not isinstance(error, pynvml.NVMLError):
             asking.back_off(now, f"{type(error).__name__}: {error}")
             return False
-        step, reason = judge(error.value, asking.answered)
+        step, reason = self.library.judge(error.value, asking.answered)
         match step:
             case ErrorAction.ALTERNATIVE:
                 return asking.unsupported(reason)

@@ -150,7 +150,7 @@ def sm_shares(
 GRAPHICS_S, SM_S = 10.0, 5.0
 """Periods of the queries for graphics processes and utilization, which take milliseconds on some
 machines (docs/gpu/h100.md)."""
-NOT_LISTED = "this driver lists no processes (as under WSL)"
+NOT_LISTED = "this driver lists no processes"
 
 
 class GpuProcessList:

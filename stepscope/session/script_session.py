@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from stepscope.common.clock import clock
+from stepscope.common.torch_version import warn_if_unsupported
 from stepscope.distributed.rendezvous import RankContext
 from stepscope.gpu.source import DeviceInfo, DeviceSource, NullSource, nvml_uuid, open_source
 from stepscope.recorder.recorder import CommandName
@@ -109,6 +110,8 @@ class ScriptSession(Session):
 
     def train_on(self, cuda_index: int | None) -> None:
         """Record the device of the first step (None: the CPU). Training thread only."""
+        torch = sys.modules.get("torch")
+        warn_if_unsupported(str(getattr(torch, "__version__", "")))
         try:
             self.oom.attach()
             self.readings.begin(cuda_index)

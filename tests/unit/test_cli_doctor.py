@@ -76,6 +76,17 @@ def test_a_machine_with_all_parts_has_nothing_to_say_against() -> None:
     assert judged(WITH_GPU, "torch").detail == "2.13.0, built for CUDA 13.0; sees 1 of 1 GPU"
 
 
+def test_a_torch_outside_the_range_is_named_and_nothing_is_broken() -> None:
+    for version in ("2.5.1", "3.0.0+cu140"):
+        found = judged(WITH_GPU, "torch version", torch={**CUDA_TORCH, "version": version})
+        assert found.mark is CheckStatus.MISSING
+        assert version in found.detail
+        assert "2.6 to 2.15" in found.remedy
+    assert judged(WITH_GPU, "torch").mark is CheckStatus.OK
+    names = {one.what for one in findings(dataclasses.replace(WITH_GPU, torch=None))}
+    assert "torch version" not in names
+
+
 @pytest.mark.parametrize(
     ("changes", "what", "said"),
     [

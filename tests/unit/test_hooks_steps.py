@@ -57,6 +57,8 @@ def test_each_step_is_a_row_with_its_loss_and_rate(live: FakeLive) -> None:
     assert live.recorder.run_json["optimizers"] == ["SGD"]
 
 
+# torch 2.8 warns of its own LBFGS
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_zero_grad_drops_what_was_added_before(live: FakeLive) -> None:
     """Closures that LBFGS calls many times, and SAM's two passes, count once."""
     w = weight(3.0)

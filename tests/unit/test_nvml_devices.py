@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -12,6 +13,7 @@ import pytest
 
 from stepscope.gpu.gpm import BEFORE_HOPPER, NOT_ARMED, ONLY_ROOT, SHARES
 from stepscope.gpu.machine_monitor import MachineMonitor
+from stepscope.gpu.nvml_device import NOT_BY_GPU, NOT_UNDER_WSL, PERMISSION
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.nvml_reader import ONE_READING
 from stepscope.gpu.processes import NOT_LISTED, SM_S, GpuProcess
@@ -202,6 +204,35 @@ def test_no_process_is_an_empty_list_and_hidden_ones_are_none(
         assert source.processes(B) is None
     assert source.reasons(B)["processes"] == NOT_LISTED
     assert library.calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 1 + 1
+
+
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        ("6.1.0-37-amd64", NOT_BY_GPU),
+        ("5.15.153.1-microsoft-standard-WSL2", NOT_UNDER_WSL),
+        ("4.4.0-19041-Microsoft", NOT_UNDER_WSL),
+    ],
+)
+def test_under_wsl_a_value_that_is_not_supported_has_wsl_as_its_reason(
+    library: FakeNvml, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, release: str, reason: str
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    library.errors = {
+        "nvmlDeviceGetUtilizationRates": 3,
+        "nvmlDeviceGetFanSpeed": 4,
+        "nvmlDeviceGetComputeRunningProcesses_v3": 3,
+        "nvmlDeviceGetComputeRunningProcesses_v2": 3,
+    }
+    pynvml.nvmlInit()
+    source = NvmlSource(clock)
+    values = source.read(A, *SamplingTier)
+    assert source.processes(A) is None
+    reasons = source.reasons(A)
+    assert "gpu/util" not in values
+    assert reasons["gpu/util"] == reason
+    assert reasons["processes"] == (NOT_LISTED if reason == NOT_BY_GPU else reason)
+    assert reasons["gpu/fan"] == PERMISSION
 
 
 def test_an_older_driver_lists_processes_by_an_older_call(

@@ -33,6 +33,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from stepscope.common.torch_version import warn_if_unsupported
 from stepscope.distributed.ddp_timing import DDP_METRICS
 from stepscope.watch.hooks import attribution, dataloader, loss, optimizer, step_timing
 from stepscope.watch.hooks.patching import HookGuard, PatchSet, PostImportHook
@@ -91,6 +92,7 @@ class TorchHooks:
 
     def _attach(self, torch: ModuleType) -> None:
         self._has_torch = True
+        warn_if_unsupported(str(torch.__version__))
         for metrics, attach in CAPTURES:
             try:
                 attach(torch, self._state, self._patches)

@@ -111,6 +111,9 @@ def opaque(function: Function, *, with_callees: bool = False) -> Function:
         try:
             # Like torch._dynamo.disable, without the import of torch._dynamo, which takes 1 s.
             frames = torch._C._dynamo.eval_frame
+            if hasattr(frames, "skip_code"):  # the older torch, which cannot exclude callees
+                frames.skip_code(function.__code__)
+                return function
             action, strategy = frames._FrameAction, frames._FrameExecStrategy
             callees = action.SKIP if with_callees else action.DEFAULT
             frames.set_code_exec_strategy(function.__code__, strategy(action.SKIP, callees))
