@@ -141,6 +141,9 @@ def test_what_this_machine_cannot_do_is_not_proposed() -> None:
     assert not is_possible("precision", "tf32", config, [CPU])
     assert not is_possible("num_workers", 65, config, [CPU])
     assert not is_possible("num_workers", 2, {"batch_size": "many"}, [CPU])
+    elsewhere = config | {"device": "GPU-of-another-machine"}
+    assert is_possible("num_workers", 2, elsewhere, [CPU])
+    assert not is_possible("cuda_graphs", True, elsewhere, [CPU])
 
 
 # --- in the browser ----------------------------------------------------------------------------
