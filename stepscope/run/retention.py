@@ -164,12 +164,13 @@ def delete_run(folder: Path, root: Path, *, keep_tagged: bool) -> str | None:
     The folder is renamed first, so that no reader finds half a run. Raises FileNotFoundError if it
     is gone, OSError if it cannot be renamed, PartlyDeletedError as `remove`.
     """
-    folder.lstat()
     protected = stored_run(folder, root, keep_tagged=keep_tagged).protected
     if protected is None:
         removed = root / f"{_REMOVED}{secrets.token_hex(4)}-{folder.name}"
         folder.rename(removed)
         remove(removed)
+    else:
+        folder.lstat()  # a folder that is gone cannot be read either
     return protected
 
 
