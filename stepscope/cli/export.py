@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Export a run, or all; return the exit code. Raises RunError for an unknown run."""
+    """Export a run, or all; return the exit code. Raises RunError without the run."""
     problem = _usage_problem(options)
     if problem is not None:
         print(problem, file=sys.stderr)
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 
 def _export_all(root: Path, output: Path, stream: str | None) -> int:
-    """Export all runs; return 1 if one cannot be read. Raises OSError, ModuleNotFoundError."""
+    """Export all runs; return 1 if one cannot be read. Raises the errors of `export_all`."""
     streams = (*map(str, Stream), "events") if stream is None else (stream,)
     unread = dict.fromkeys(export_all(root, output, streams))  # a store is read for each stream
     for problem in unread:
@@ -104,13 +104,8 @@ def _usage_problem(options: argparse.Namespace) -> str | None:
     if options.all and (options.format != "parquet" or options.rank is not None):
         return "--all: exports every rank as parquet. Use --format parquet without --rank."
     if options.format in ("parquet", "tensorboard") and options.output is None:
-        what = (
-            "a folder"
-            if options.all
-            else "a file"
-            if options.format == "parquet"
-            else "a log directory"
-        )
+        what = "a file" if options.format == "parquet" else "a log directory"
+        what = "a folder" if options.all else what
         return f"--output: --format {options.format} needs {what}, got none. Add --output NAME."
     if options.format == "tensorboard" and options.stream == "events":
         return "--stream: TensorBoard holds numbers only, got events. Use csv, json or parquet."
