@@ -11,8 +11,8 @@ from stepscope.common.formatting import printable
 from stepscope.export.all_runs import export_all
 from stepscope.export.tables import ExportRequest, export
 from stepscope.metrics import Stream
+from stepscope.recorded_run import open_run
 from stepscope.recorder.recovery import recover_ended
-from stepscope.run import read_run, run_folder
 from stepscope.store import StoreError
 
 EXAMPLES = (
@@ -27,7 +27,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
     formats, streams = ("csv", "json", "parquet", "tensorboard"), (*map(str, Stream), "events")
     parser.add_argument(
-        "id", nargs="?", metavar="RUN", help="name of the run folder ('stepscope runs')"
+        "id",
+        nargs="?",
+        metavar="RUN",
+        help="name of the run folder ('stepscope runs'), or its path",
     )
     parser.add_argument(
         "--all", action="store_true", help="export all runs and ranks into one folder (parquet)"
@@ -60,10 +63,10 @@ def run(options: argparse.Namespace, root: Path) -> int:
     try:
         if options.all:
             return _export_all(root, options.output, options.stream)
-        folder = run_folder(root, options.id)
-        recover_ended(read_run(folder))
+        opened = open_run(options.id, runs=root)
+        recover_ended(opened.info())
         request = ExportRequest(options.format, options.stream or "steps", options.rank or 0)
-        written = export(folder, request, options.output)
+        written = export(opened.folder, request, options.output)
     except BrokenPipeError:  # an OSError too, but not of --output
         raise
     except StoreError as error:
