@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import importlib.util
 import logging
 import os
 import signal
@@ -53,6 +54,8 @@ from trainer.runners.torchrun import TorchrunRun
 log = logging.getLogger(__name__)
 
 PROJECT = Path(__file__).resolve().parent.parent
+PACKAGES = {"torch": "PyTorch", "sklearn": "scikit-learn", "scipy": "scipy", "PIL": "pillow"}
+"""What built-in training, the Lab, the lessons and Collectives import, and the names for pip."""
 INSTALL_TRAIN = "pip install torch scikit-learn scipy pillow"
 STOP_TIMEOUT_S = 4.0
 JOB_STOP_TIMEOUT_S = 9.0
@@ -124,6 +127,15 @@ class Devices:
         return any(is_simulated(device.id) for device in self.devices)
 
 
+@functools.cache
+def missing_package() -> str | None:
+    """Return which package of the built-in training is missing, and the fix; None if none is."""
+    for module, name in PACKAGES.items():
+        if importlib.util.find_spec(module) is None:
+            return f"{name} is not installed. Run {INSTALL_TRAIN}, then restart Stepscope."
+    return None
+
+
 class Services:
     """The shared state of one server. Thread-safe."""
 
@@ -183,6 +195,8 @@ class Services:
 
     def busy_reason(self, starting: ServerActivity) -> str | None:
         """Return why `starting` cannot begin now; None if it can."""
+        if (missing := missing_package()) is not None:
+            return missing
         for active, reason in self._activities():
             if {active, starting} != SIDE_BY_SIDE:
                 return reason
@@ -298,7 +312,7 @@ class Services:
             devices = Devices(found.list_devices(), found.cuda_reason())
         except Exception as error:  # a broken torch must not take recorded runs from the page
             if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-                reason = f"PyTorch is not installed. Run {INSTALL_TRAIN}, then restart"
+                reason = "PyTorch is not installed"
             else:
                 log.exception("devices could not be listed")
                 reason = f"PyTorch could not be loaded ({error}). Reinstall it, then restart"

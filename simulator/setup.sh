@@ -1,7 +1,7 @@
 #!/bin/sh
 # Sets up the simulator in a virtual environment: setup.sh VENV [TORCH_VERSION]
 #
-# Needs gcc, g++, Python 3.11 (PYTHON=…) and pip's registry. If VENV is absent, it is made. A CPU
+# Needs gcc, g++, Python 3.11 or newer (PYTHON=…) and pip's registry. If VENV is absent, it is made. A CPU
 # build of torch in it is replaced by the CUDA build of the same version. NVIDIA's own wheels (2.5 GB)
 # are not needed: torch's list of them is taken out of its metadata, so that pip installs other
 # packages that need torch without fetching them. Run it again after a change of the sources.
@@ -9,7 +9,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 venv=$1
 version=${2:-2.13.0}
-build=${CUDASIM_BUILD:-$here/build}
+build=${CUDASIM_BUILD:-$here/build/$version}
 
 test -x "$venv/bin/python" || "${PYTHON:-python3}" -m venv "$venv"
 venv=$(cd "$venv" && pwd)

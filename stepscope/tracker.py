@@ -284,19 +284,20 @@ def init(
 
     `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `stepscope gc` can keep
     runs with `tags`; `sample` records memory and GPUs ten times a second. A second call, or a call
-    under `stepscope watch`, returns the tracker of the current run. If no run folder can be
-    written, logs a warning and records nothing.
+    under `stepscope watch`, adds its tags to the current run and returns the tracker. If no run
+    folder can be written, logs a warning and records nothing. Invalid tags are logged and ignored.
     """
     global _current
+    texts = _texts(tags)
     if _current is not None and not _current._closed and _current._pid == os.getpid():
+        _add_tags(_current.session, texts)
         return _current
     try:
         name = name or running_name()
         root = runs_root(None if runs is None else Path(runs))
         place = find_place(root, name, os.environ)
         session = ScriptSession(place, name=name, kind=RunKind.INIT, config=config, sample=sample)
-        if tags:
-            session.recorder.describe(tags=[str(tag) for tag in tags])
+        _add_tags(session, texts)
     except Exception as error:  # noqa: BLE001 - no error may end the training
         log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)
         return Tracker(None)
@@ -307,6 +308,22 @@ def init(
     atexit.unregister(_close_at_exit)
     atexit.register(_close_at_exit)
     return _current
+
+
+def _texts(tags: Any) -> list[str]:
+    """Return tags as texts; [] with a warning for other values."""
+    try:
+        return [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
+    except Exception as error:  # noqa: BLE001 - the values are the script's and may raise anything
+        log.warning("stepscope: tags: must be a sequence of texts; ignored (%r)", error)
+        return []
+
+
+def _add_tags(session: ScriptSession | None, tags: list[str]) -> None:
+    """Add tags that the run does not have yet."""
+    if session is not None and tags:
+        before = session.recorder.run_json.get("tags") or ()
+        session.recorder.describe(tags=list(dict.fromkeys((*before, *tags))))
 
 
 def attach(session: ScriptSession) -> Tracker:

@@ -98,6 +98,13 @@ def run_content(run: RunInfo) -> RunView:
     )
 
 
+def has_simulated_gpus(run: RunInfo) -> bool:
+    """Return True for a run on a machine whose GPUs the simulator provided."""
+    listed = run.run_json.get("devices")
+    entries = map(_dict, listed if isinstance(listed, list) else [])
+    return any(entry.get("simulated") is True for entry in entries)
+
+
 def world_size_of(run_json: Mapping[str, Any]) -> int:
     """Return the number of processes of a job; 1 if run.json has no valid number."""
     size = run_json.get("world_size", 1)

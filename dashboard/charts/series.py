@@ -175,6 +175,7 @@ class _SeriesResponse:
         `last` has the newest value of each metric in the last rows.
         """
         start, stop, bucket, reset = span(info.rows, cursor)
+        start -= start % bucket  # also without new rows: the client replaces its last bucket
         newest = max(0, stop - (RECENT_STEPS if info.stream == "steps" else RECENT_ROWS))
         first = min(start, newest) if stop - start <= RECENT_STEPS else newest
         raw = self.reader.read(info.id, first, stop, 1)

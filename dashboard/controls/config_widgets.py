@@ -202,6 +202,8 @@ def is_possible(
         current = RunConfig.from_dict(config)
     except ConfigError:  # settings of another version
         return False
+    if devices and current.device not in {device.id for device in devices}:
+        current = replace(current, device=devices[0].id)  # a run of another machine
     return choice_problem(name, value, current, devices) is None
 
 

@@ -84,7 +84,15 @@ def load(config: fields.RunConfig) -> None:
 
 def reset() -> None:
     """Put the defaults of the workload and device into the sidebar, in a callback."""
-    load(fields.defaults(st.session_state["config_workload"], st.session_state["config_device"]))
+    load(_defaults())
+
+
+def _defaults() -> fields.RunConfig:
+    """Return the defaults of the chosen workload and device: PRACTICE on a simulated GPU."""
+    workload, device = st.session_state["config_workload"], st.session_state["config_device"]
+    if is_simulated(device) and workload == PRACTICE["workload"]:
+        return fields.RunConfig.from_params(PRACTICE | {"device": device})[0]
+    return fields.defaults(workload, device)
 
 
 def _set_widgets() -> None:
@@ -197,7 +205,7 @@ def _reload_defaults(devices: Sequence[TrainDevice]) -> None:
     """Load the defaults of a newly chosen workload, and reset unsupported settings."""
     state = st.session_state
     kept = {name: state[f"config_{name}"] for name in _KEPT if f"config_{name}" in state}
-    load(replace(fields.defaults(state["config_workload"], state["config_device"]), **kept))
+    load(replace(_defaults(), **kept))
     _reset_unsupported(devices)
 
 

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 NO_GPU = (
     "Only host data is shown until there is a GPU; checked every 30 s. Training on the CPU "
     "needs no GPU. To use one, install its driver so that nvidia-smi lists it; start "
-    "containers with --gpus all. `stepscope doctor` lists what is missing."
+    "containers with --gpus all. The command 'stepscope doctor' lists what is missing."
 )
 
 

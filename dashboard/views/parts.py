@@ -10,10 +10,12 @@ from typing import Any
 
 import streamlit as st
 
+from dashboard.charts.run_view import has_simulated_gpus
 from dashboard.format import code_between_backticks, escape_markdown
 from dashboard.run_files import too_large_to_download
 from dashboard.services import PROJECT, Devices, Services
 from stepscope.common.formatting import printable
+from stepscope.run import RunInfo
 
 READING_WIDTH = 820  # px
 TABLE_HEIGHT = 320  # px
@@ -29,13 +31,14 @@ def devices(server: Services) -> Devices:
     return server.devices()
 
 
-def simulated_badge(server: Services) -> None:
-    """Draw which figures of simulated GPUs are real."""
+def simulated_badge(server: Services, run: RunInfo | None = None) -> None:
+    """Draw which figures of simulated GPUs are real: of this machine, or only of `run`."""
     # Only in the simulator's Python does a page without devices wait for torch.
-    if "cudasim" in sys.modules and devices(server).simulated:
+    here = "cudasim" in sys.modules and devices(server).simulated
+    if here if run is None else has_simulated_gpus(run) and not here:
         st.markdown(
-            ":orange-badge[:material/science: Simulated GPU] Memory accounting is PyTorch's own; "
-            "times, power and utilization are not a GPU's."
+            ":orange-badge[:material/science: Simulated GPU] Allocated, reserved and peak memory "
+            "are real values of PyTorch. Times, power and utilization are simulated."
         )
 
 

@@ -15,7 +15,7 @@ from dashboard.services import ServerActivity
 from dashboard.views import live_panel as live
 from dashboard.views.estimate_panel import estimate_buttons, estimate_panel
 from dashboard.views.launch_panel import launch_panel
-from dashboard.views.parts import devices, start_button
+from dashboard.views.parts import devices, simulated_badge, start_button
 from dashboard.views.run_details import details_tab, logs_tab, ranks_tab
 from dashboard.views.run_memory import memory_tab
 from dashboard.views.run_profile import profile_section
@@ -88,6 +88,7 @@ estimate_panel(server, config)
 if not problems:
     launch_panel(server, config)
 if run is not None:
+    simulated_badge(server, run)
     attempts(run)
 live.live_panel(server, config, listing, run, tab, trouble)
 if run is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import streamlit as st
 
+from dashboard import services
 from dashboard.charts.run_view import run_kind, world_size_of
 from dashboard.controls import sidebar as controls
 from dashboard.format import button, pick
@@ -94,9 +95,14 @@ def details_tab(run: RunInfo) -> None:
         if isinstance(shown, dict) and shown:
             _table(title, shown)
     st.markdown("#### Export")
-    st.code(f"stepscope export {run.id} --format csv", language=None, wrap_lines=True)
+    st.code(_export_command(run), language=None, wrap_lines=True)
     with st.expander("All recorded properties (run.json)", icon=":material/data_object:"):
         st.json({name: value for name, value in values.items() if name not in _HIDDEN})
+
+
+def _export_command(run: RunInfo) -> str:
+    example = run.folder.parent == services.get().examples
+    return f"stepscope export {shlex.quote(str(run.folder)) if example else run.id} --format csv"
 
 
 def _code(title: str, content: str) -> None:
@@ -162,7 +168,7 @@ def ranks_tab(run: RunInfo) -> None:
             output(content)
         if not printed:
             st.caption(_NO_OUTPUT.get(run_kind(run), "The rank has printed nothing."))
-        command = f"stepscope export {run.id} --format csv --rank {number}"
+        command = f"{_export_command(run)} --rank {number}"
         _code("Export the metrics of this rank:", command)
         st.caption("Settings and environment")
         st.json(_rank_json(run.folder / rank_json(number)), expanded=1)

@@ -45,9 +45,15 @@ def row(run: RunInfo, summary: RunSummary) -> dict[str, Any]:
 
 
 def disk_use(folder: Path, sizes: Sequence[int]) -> str:
-    """Return a sentence with the sum of the sizes in bytes, and the free space of the disk."""
+    """Return a sentence with the sum of the sizes in bytes, and the free space of the disk.
+
+    Returns "" if the free space is unknown, such as for a folder that was deleted.
+    """
+    try:
+        free = format_bytes(shutil.disk_usage(folder).free)
+    except OSError:
+        return ""
     listed = f"The {len(sizes)} listed runs use" if len(sizes) > 1 else "The listed run uses"
-    free = format_bytes(shutil.disk_usage(folder).free)
     return f"{listed} {format_bytes(sum(sizes))}; {free} are free. `stepscope gc` deletes old runs."
 
 

@@ -30,7 +30,9 @@ COLUMNS = {
         format="%.2f GiB", help="Peak of torch's CUDA allocator; empty for CPU runs."
     ),
     "Peak process": number(format="%.2f GiB", help="Peak resident memory of the training process."),
-    "Size": number(format="%.1f MiB", help="Sum of the files of the run folder."),
+    "Size": number(
+        format="%.1f MiB", help="All files of the run folder; a live run has a buffer of 16 MiB."
+    ),
     "Started": st.column_config.DatetimeColumn(format="D MMM HH:mm", help="Local time."),
     "Duration": number(format="compact", help="Hours:minutes:seconds from start to end."),
 }

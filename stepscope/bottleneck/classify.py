@@ -24,7 +24,6 @@ STANDS_STILL = 1 - EXPLAINED
 GAPS = 0.25
 """Minimum fraction of a step in gaps between launches: small gaps are usual."""
 AHEAD = 0.02  # Minimum fraction of a step that a host ahead of its GPU waits for it.
-BUSY_HOST = 0.9  # Utilization of all cores from which a waiting process waits for a core.
 
 IsSettingAllowed = Callable[[str, Any], bool]
 
@@ -63,9 +62,9 @@ PHASES = {
 class StepAverages:
     """Means over a window of steady steps; None if not recorded.
 
-    Times are seconds per step. `utilization`, `throttled` and `host_cpu` are fractions: of time, of
-    samples with an abnormal clocks event reason, and of all cores. `process_cpu` is in cores.
-    Clocks are in MHz, `sm_clock_max` is the run's maximum.
+    Times are seconds per step. `utilization` and `throttled` are fractions: of time, and of samples
+    with an abnormal clocks event reason. `process_cpu` is in cores. Clocks are in MHz,
+    `sm_clock_max` is the run's maximum.
     """
 
     steps: int
@@ -76,7 +75,6 @@ class StepAverages:
     gpu_wait: float | None = None
     utilization: float | None = None
     process_cpu: float | None = None
-    host_cpu: float | None = None
     throttled: float | None = None
     throttle_words: tuple[str, ...] = ()
     sm_clock: float | None = None
@@ -275,13 +273,11 @@ def _lowered(figures: StepAverages) -> str:
 
 
 def _unclear(parts: StepBreakdown, figures: StepAverages, setup: RunSetup) -> str:
-    crowded = (figures.host_cpu or 0.0) >= BUSY_HOST
-    unnamed = "waiting for a CPU core" if crowded else "waiting for something else"
     shares: Mapping[str, float] = {
         "computing": parts.compute,
         "waiting for data": parts.data,
         "H2D copy time": parts.copies,
-        "gaps between launches" if setup.on_gpu else unnamed: parts.other,
+        "gaps between launches" if setup.on_gpu else "unexplained": parts.other,
     }
     listed = [f"{percent(share)} {name}" for name, share in shares.items() if share >= 0.005]
     return f"No single cause: each step is {', '.join(listed)}."

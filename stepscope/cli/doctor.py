@@ -302,7 +302,7 @@ def _driver(machine: MachineProbe) -> CheckResult:
     elif machine.torch and machine.torch.get("available"):
         detail += " Yet torch sees a GPU"
     elif not machine.nvml_broken:
-        return CheckResult(CheckStatus.MISSING, "NVIDIA driver", detail, "No GPU values then.")
+        return CheckResult(CheckStatus.MISSING, "NVIDIA driver", detail, "GPU values are missing.")
     remedy = "Check that nvidia-smi works; utilization, power and temperature are missing."
     return CheckResult(CheckStatus.BROKEN, "NVIDIA driver", detail, remedy)
 

@@ -11,8 +11,8 @@ from stepscope.common.formatting import printable
 from stepscope.export.all_runs import export_all
 from stepscope.export.tables import ExportRequest, export
 from stepscope.metrics import Stream
+from stepscope.recorded_run import open_run
 from stepscope.recorder.recovery import recover_ended
-from stepscope.run import read_run, run_folder
 from stepscope.store import StoreError
 
 EXAMPLES = (
@@ -27,7 +27,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
     formats, streams = ("csv", "json", "parquet", "tensorboard"), (*map(str, Stream), "events")
     parser.add_argument(
-        "id", nargs="?", metavar="RUN", help="name of the run folder ('stepscope runs')"
+        "id",
+        nargs="?",
+        metavar="RUN",
+        help="name of the run folder ('stepscope runs'), or its path",
     )
     parser.add_argument(
         "--all", action="store_true", help="export all runs and ranks into one folder (parquet)"
@@ -52,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Export a run, or all; return the exit code. Raises RunError for an unknown run."""
+    """Export a run, or all; return the exit code. Raises RunError without the run."""
     problem = _usage_problem(options)
     if problem is not None:
         print(problem, file=sys.stderr)
@@ -60,10 +63,10 @@ def run(options: argparse.Namespace, root: Path) -> int:
     try:
         if options.all:
             return _export_all(root, options.output, options.stream)
-        folder = run_folder(root, options.id)
-        recover_ended(read_run(folder))
+        opened = open_run(options.id, runs=root)
+        recover_ended(opened.info())
         request = ExportRequest(options.format, options.stream or "steps", options.rank or 0)
-        written = export(folder, request, options.output)
+        written = export(opened.folder, request, options.output)
     except BrokenPipeError:  # an OSError too, but not of --output
         raise
     except StoreError as error:
@@ -88,7 +91,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 
 def _export_all(root: Path, output: Path, stream: str | None) -> int:
-    """Export all runs; return 1 if one cannot be read. Raises OSError, ModuleNotFoundError."""
+    """Export all runs; return 1 if one cannot be read. Raises the errors of `export_all`."""
     streams = (*map(str, Stream), "events") if stream is None else (stream,)
     unread = dict.fromkeys(export_all(root, output, streams))  # a store is read for each stream
     for problem in unread:
@@ -104,13 +107,8 @@ def _usage_problem(options: argparse.Namespace) -> str | None:
     if options.all and (options.format != "parquet" or options.rank is not None):
         return "--all: exports every rank as parquet. Use --format parquet without --rank."
     if options.format in ("parquet", "tensorboard") and options.output is None:
-        what = (
-            "a folder"
-            if options.all
-            else "a file"
-            if options.format == "parquet"
-            else "a log directory"
-        )
+        what = "a file" if options.format == "parquet" else "a log directory"
+        what = "a folder" if options.all else what
         return f"--output: --format {options.format} needs {what}, got none. Add --output NAME."
     if options.format == "tensorboard" and options.stream == "events":
         return "--stream: TensorBoard holds numbers only, got events. Use csv, json or parquet."

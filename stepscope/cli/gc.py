@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -12,8 +11,18 @@ from pathlib import Path
 from stepscope.cli import number_type
 from stepscope.cli.app_process import APP
 from stepscope.common.formatting import format_bytes, printable
-from stepscope.run import run_folders
-from stepscope.run.retention import decide, delete_run, interrupted_deletions, stored_run
+from stepscope.run import is_run_id, run_folders
+from stepscope.run.retention import (
+    Decision,
+    PartlyDeletedError,
+    StoredRun,
+    decide,
+    delete_run,
+    folder_size,
+    interrupted_deletions,
+    remove,
+    stored_run,
+)
 
 EXAMPLES = (
     "stepscope gc --keep-days 30 --keep-tagged --dry-run",
@@ -50,28 +59,43 @@ def run(options: argparse.Namespace, root: Path) -> int:
     if root.resolve() == (APP / "examples").resolve():
         print(f"gc: {root} has the examples. Set STEPSCOPE_RUNS to your runs.", file=sys.stderr)
         return 2
+    if not root.is_dir():
+        print(f"gc: no folder {root}. Set STEPSCOPE_RUNS to your runs.", file=sys.stderr)
+        return 2
     tagged, failed, freed = options.keep_tagged, False, 0
+    half = [StoredRun(path.name, folder_size(path), 0.0) for path in interrupted_deletions(root)]
     runs = [stored_run(folder, root, keep_tagged=tagged) for folder in run_folders(root)]
-    decisions = decide(runs, time.time(), options.keep_days, options.max_size)
+    decisions = [Decision(run, True, "its deletion was interrupted") for run in half]
+    decisions += decide(runs, time.time(), options.keep_days, options.max_size)
     for decision in decisions:
-        delete, reason = decision.delete, decision.reason
-        if delete and not options.dry_run:
+        word, reason = "delete" if decision.delete else "keep", decision.reason
+        if decision.delete and not options.dry_run:
             try:
-                kept = delete_run(root / decision.run.id, root, keep_tagged=tagged)
-                delete, reason = kept is None, kept or reason
+                word, reason = _delete(decision, root / decision.run.id, keep_tagged=tagged)
             except OSError as error:
-                delete, failed = False, True
-                print(f"{decision.run.id}: cannot be deleted ({error}).", file=sys.stderr)
-        freed += decision.run.size if delete else 0
+                partly, failed = isinstance(error, PartlyDeletedError), True
+                word = "partly" if partly else "keep"
+                reason = f"{'partly deleted,' if partly else 'cannot be deleted:'} {error}"
+                print(printable(f"{decision.run.id}: {reason}"), file=sys.stderr)
+        freed += decision.run.size if word == "delete" else 0
         size = format_bytes(decision.run.size)
-        print(
-            printable(f"{'delete' if delete else 'keep':<6}  {decision.run.id}  {size}  {reason}")
-        )
-    for path in () if options.dry_run else interrupted_deletions(root):
-        shutil.rmtree(path, ignore_errors=True)
-    total, done = sum(run.size for run in runs), "would be" if options.dry_run else "were"
+        print(printable(f"{word:<6}  {decision.run.id}  {size}  {reason}"))
+    total = sum(decision.run.size for decision in decisions)
+    done = "would be" if options.dry_run else "were"
     print(f"{format_bytes(freed)} of {format_bytes(total)} {done} deleted in {root}.")
     return int(failed)
+
+
+def _delete(decision: Decision, folder: Path, *, keep_tagged: bool) -> tuple[str, str]:
+    """Delete a run, or complete its deletion; return word and reason. Raises OSError."""
+    if not is_run_id(folder.name):
+        remove(folder)
+        return "delete", decision.reason
+    try:
+        kept = delete_run(folder, folder.parent, keep_tagged=keep_tagged)
+    except FileNotFoundError:
+        return "gone", "was deleted meanwhile"
+    return ("delete", decision.reason) if kept is None else ("keep", kept)
 
 
 def size_in_bytes(text: str) -> int:

@@ -6,6 +6,7 @@ null in its file. So no reader needs to merge schemas.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,47 +21,67 @@ from stepscope.export.tables import (
     write_parquet,
 )
 from stepscope.recorder.recovery import recover_ended
-from stepscope.run import RunError, RunInfo, is_run_id, read_run, run_folders
+from stepscope.run import RunError, RunInfo, read_run, run_folders
 from stepscope.run.rank_info import numbers_with
 from stepscope.store import StoreError
 from stepscope.store.reader import StreamRows
 
 RUNS_FILE = "runs.parquet"
+_RANK_FILE = re.compile(r"(.+)\.rank\d+\.parquet")
 
 
 def export_all(root: Path, output: Path, streams: Iterable[str]) -> Iterator[str]:
     """Write `output`/STREAM/RUN.rankK.parquet of all runs and runs.parquet; replace earlier files.
 
-    Yields a sentence for each run or rank that cannot be read. Raises OSError, and
+    Files of runs that no longer exist are deleted at the end. Those of runs and ranks that cannot
+    be read stay. Yields a sentence for each of these. Raises RunError without runs, OSError, and
     ModuleNotFoundError without pyarrow.
     """
+    import pyarrow  # noqa: F401, PLC0415 - no file may change without it
+
+    folders = list(run_folders(root))
+    if not folders:
+        raise RunError(f"export: no runs in {root}. Set STEPSCOPE_RUNS to the folder of your runs.")
     earlier = (output / RUNS_FILE).exists()
     runs: list[RunInfo] = []
-    for folder in run_folders(root):
+    unread: set[str] = set()
+    for folder in folders:
         try:
             runs.append(read_run(folder))
             recover_ended(runs[-1])
         except RunError as error:
+            unread.add(folder.name)
             yield str(error)
+    kept: dict[Path, set[str]] = {}
     for stream in streams:
         folder = output / stream
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob("*.parquet") if earlier else ():
-            if is_run_id(path.name):
-                path.unlink()
-        yield from _export_stream(runs, stream, folder)
+        kept[folder] = set()
+        yield from _export_stream(runs, stream, folder, kept[folder])
     with output_file(output / RUNS_FILE) as part:
         write_parquet(part, run_table(runs))
+    for path in (path for folder in kept for path in folder.iterdir()) if earlier else ():
+        found = _RANK_FILE.fullmatch(path.name)
+        if found is None or found[1] in unread or path.name in kept[path.parent]:
+            continue
+        if path.is_file():
+            path.unlink()
 
 
-def _export_stream(runs: Sequence[RunInfo], stream: str, folder: Path) -> Iterator[str]:
-    """Write a file for each rank with rows; yield a sentence for each that cannot be read."""
+def _export_stream(
+    runs: Sequence[RunInfo], stream: str, folder: Path, kept: set[str]
+) -> Iterator[str]:
+    """Write a file for each rank with rows; yield a sentence for each that cannot be read.
+
+    The names of the files of both are added to `kept`.
+    """
     found: dict[tuple[str, int], StreamRows] = {}
     for run in runs:
         for rank in numbers_with(run.folder, "sqlite"):
             try:
                 found[run.id, rank] = StreamRows(run.folder, stream, rank)
             except StoreError as error:
+                kept.add(_name(run.id, rank))
                 yield str(error)
     keys = sorted({key for rows in found.values() for key in rows.keys})
     for (run_id, rank), rows in found.items():
@@ -71,10 +92,17 @@ def _export_stream(runs: Sequence[RunInfo], stream: str, folder: Path) -> Iterat
                 continue
             else:
                 table = series_table(rows, keys)
-            with output_file(folder / f"{run_id}.rank{rank}.parquet") as part:
+            kept.add(_name(run_id, rank))
+            with output_file(folder / _name(run_id, rank)) as part:
                 write_parquet(part, labeled(table, {"run": run_id, "rank": rank}))
         except StoreError as error:
+            kept.add(_name(run_id, rank))
             yield str(error)
+
+
+def _name(run_id: str, rank: int) -> str:
+    """Return the name of a rank's file, as _RANK_FILE matches it."""
+    return f"{run_id}.rank{rank}.parquet"
 
 
 def labeled(table: Table, labels: Mapping[str, str | int]) -> Table:

@@ -1,13 +1,15 @@
 """Prometheus metrics of this machine's GPUs and of the live runs, as `stepscope exporter` serves.
 
-Values are in base units; the name ends in the unit, `_ratio` is 0 to 1. A missing value has no
+Values are in base units; the name ends in the unit, a `_ratio` of 1 is 100%. A missing value has no
 series, and the series of a run disappear with its end. Each scrape reads the newest rows only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
+import math
 import os
 import platform
 import re
@@ -35,9 +37,10 @@ from stepscope.export.prometheus_names import (
 from stepscope.gpu.health import HW_THERMAL, POWER_BRAKE, POWER_CAP, SLOWDOWN, SW_THERMAL
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.machine_state import DeviceState, MachineState
+from stepscope.gpu.source import WITHOUT_GPU
 from stepscope.metrics import BY_KEY, Stream
 from stepscope.run import RUN_JSON, RunStatus, run_folders
-from stepscope.run.rank_info import RankMetadata, find_rank, rank_numbers, wall_offset_of
+from stepscope.run.rank_info import RankMetadata, find_rank, now_of, rank_numbers, wall_offset_of
 from stepscope.store import StoreError, StoreReader, store_name
 from stepscope.store.blocks import missing
 
@@ -45,11 +48,11 @@ log = logging.getLogger(__name__)
 
 RUNS_LIMIT, RANKS_LIMIT = 32, 512
 """Maximum number of runs, the newest, and of their processes in one scrape."""
-IDLE_S = 3600.0  # age of run.json from which a run is not read: a live one writes it every second
 CRASHED_S = 300.0
 """Time in which a crashed process keeps its heartbeat, so that an alert can refer to it."""
 ROWS_LIMIT = 4096  # newest rows of a series that a scrape reads
-SAMPLE_AGE_S = 60.0  # age from which a value of the sampler is missing, before its newest row
+VALUE_AGE_S, AGE_STEPS = 60.0, 3
+"""Age from which values of the sampler are missing; those of step speed if also AGE_STEPS steps."""
 FRESH_S = 1.0
 """Age up to which a scrape gets the previous one's values."""
 DRIVER_TIMEOUT_S = 3.0
@@ -103,10 +106,9 @@ class _NewestValues:
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}  # Rows read so far, by series.
         self._values: dict[str, tuple[float, float]] = {}  # Time and value, by metric.
-        self._sampled_at = 0.0
 
-    def read(self, folder: Path, number: int) -> dict[str, float]:
-        """Read the rows since the last call; return the values. Raises StoreError."""
+    def read(self, folder: Path, number: int, now: float) -> dict[str, float]:
+        """Read the rows since the last call; return the values at `now`. Raises StoreError."""
         with StoreReader(folder, number) as reader:
             for series in reader.series():
                 if series.stream not in (Stream.STEPS, Stream.SAMPLES):
@@ -119,13 +121,13 @@ class _NewestValues:
                     if key in _RUN_KEYS and BY_KEY[key].stream == series.stream and len(given):
                         last = given[-1]
                         self._values[key] = float(block.ts[last]), float(block.mean[row, last])
-                if series.stream == Stream.SAMPLES and len(block):
-                    self._sampled_at = float(block.ts[-1])
-        old = self._sampled_at - SAMPLE_AGE_S
+        step_s = self._values.get("perf/step_time", (0.0, 0.0))[1]
+        speed = max(VALUE_AGE_S, AGE_STEPS * step_s)
+        ages = {"train": math.inf, "val": math.inf, "perf": speed}
         return {
             key: value
             for key, (ts, value) in self._values.items()
-            if BY_KEY[key].stream is Stream.STEPS or ts >= old
+            if ts >= now - ages.get(key.partition("/")[0], VALUE_AGE_S)
         }
 
 
@@ -167,6 +169,7 @@ class ExporterCollector:
         self._families: list[Metric] = []
         self._read_at: float | None = None
         self._newest: dict[tuple[str, int], _NewestValues] = {}
+        self._ended: dict[Path, tuple[int, int]] = {}  # When runs without live processes changed.
 
     def collect(self) -> list[Metric]:
         """Return all metrics, at most FRESH_S old."""
@@ -183,8 +186,8 @@ class ExporterCollector:
 
     def _add_gpus(self, families: _Families) -> None:
         state = self._poll.state()
-        if state is None or state.reason is None:  # else the machine has no GPU to read
-            _add_up(families, "gpus", state is not None)
+        if state is None or state.reason not in WITHOUT_GPU:
+            _add_up(families, "gpus", state is not None and state.reason is None)
         for device in () if state is None else state.devices:
             for one in (device, *device.instances):
                 _add_gpu(families, one)
@@ -192,7 +195,7 @@ class ExporterCollector:
     def _add_runs(self, families: _Families) -> None:
         _add_up(families, "runs", os.access(self._root, os.R_OK | os.X_OK))
         unreadable, newest = 0, dict[tuple[str, int], _NewestValues]()
-        runs, omitted = _live_runs(self._root)
+        runs, omitted = self._live_runs()
         for folder, ranks in runs:
             for rank in ranks:
                 labels = _add_rank(families, folder, rank)
@@ -201,7 +204,7 @@ class ExporterCollector:
                 key = folder.name, rank.number
                 newest[key] = self._newest.get(key) or _NewestValues()
                 try:
-                    values = newest[key].read(folder, rank.number)
+                    values = newest[key].read(folder, rank.number, now_of(rank.run_json))
                 except StoreError:
                     unreadable += 1
                 else:
@@ -211,6 +214,33 @@ class ExporterCollector:
         families.add("omitted_processes", text, omitted, {})
         text = "Live processes with a store that cannot be read."
         families.add("unreadable_processes", text, unreadable, {})
+
+    def _live_runs(self) -> tuple[list[tuple[Path, list[RankMetadata]]], int]:
+        """Return the newest runs with processes that are live or have just crashed.
+
+        Also returns how many such processes are left out. A run without any costs two stats: each
+        process that writes replaces its file, which changes the time of the folder.
+        """
+        runs, omitted, left = list[tuple[Path, list[RankMetadata]]](), 0, RANKS_LIMIT
+        before, self._ended = self._ended, {}
+        for folder in run_folders(self._root):
+            try:
+                changed = folder.stat().st_mtime_ns, (folder / RUN_JSON).stat().st_mtime_ns
+            except OSError:  # removed meanwhile
+                continue
+            ranks = dict[int, RankMetadata]()
+            if before.get(folder) != changed:
+                found = (find_rank(folder, number) for number in rank_numbers(folder))
+                ranks = {rank.rank: rank for rank in found if rank is not None and _is_shown(rank)}
+            if not ranks:
+                self._ended[folder] = changed
+                continue
+            shown = [ranks[rank] for rank in sorted(ranks)][: left if len(runs) < RUNS_LIMIT else 0]
+            left -= len(shown)
+            omitted += len(ranks) - len(shown)
+            if shown:
+                runs.append((folder, shown))
+        return runs, omitted
 
 
 def _add_up(families: _Families, reader: str, up: bool) -> None:
@@ -235,28 +265,6 @@ def _add_gpu(families: _Families, device: DeviceState) -> None:
             families.add("gpu_throttled", text, bool(int(mask) & bit), labels | {"reason": reason})
 
 
-def _live_runs(root: Path) -> tuple[list[tuple[Path, list[RankMetadata]]], int]:
-    """Return the newest runs with processes that are live or have just crashed.
-
-    Also returns how many such processes are left out. A folder costs one stat if it is old.
-    """
-    runs, omitted, left = list[tuple[Path, list[RankMetadata]]](), 0, RANKS_LIMIT
-    for folder in run_folders(root):
-        try:
-            if time.time() - os.stat(folder / RUN_JSON).st_mtime > IDLE_S:
-                continue
-        except OSError:  # removed meanwhile
-            continue
-        found = (find_rank(folder, number) for number in rank_numbers(folder))
-        ranks = {rank.rank: rank for rank in found if rank is not None and _is_shown(rank)}
-        shown = [ranks[rank] for rank in sorted(ranks)][: left if len(runs) < RUNS_LIMIT else 0]
-        left -= len(shown)
-        omitted += len(ranks) - len(shown)
-        if shown:
-            runs.append((folder, shown))
-    return runs, omitted
-
-
 def _is_shown(rank: RankMetadata) -> bool:
     return rank.status.live or (rank.status is RunStatus.CRASHED and rank.age_s < CRASHED_S)
 
@@ -270,7 +278,8 @@ def _add_rank(families: _Families, folder: Path, rank: RankMetadata) -> dict[str
         **{f"slurm_{name}": slurm.get(name) for name in ("job_id", "array_task_id")},
     }
     text = "A process of a live run; uuid is that of the GPU that it trains on."
-    families.add("run_info", text, 1, labels | about)
+    if rank.status.live:
+        families.add("run_info", text, 1, labels | about)
     text = "Last heartbeat of the process, in seconds since the epoch."
     beat = rank.beat + wall_offset_of(content)
     families.add("run_heartbeat_timestamp_seconds", text, beat, labels)
@@ -289,6 +298,11 @@ class ExporterServer(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     timeout = 10.0  # for a client that sends nothing
+
+    def handle(self) -> None:
+        """Answer the request of a client, which may be silent or gone."""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""

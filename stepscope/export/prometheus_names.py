@@ -11,8 +11,14 @@ SCALES = {Unit.PERCENT: 0.01, Unit.MEGAHERTZ: 1e6, Unit.TERAFLOPS: 1e12}
 HELP = {
     "gpu_throttle_seconds_total": "Time since driver load in which a reason lowered the clocks.",
     "gpu_ecc_errors_total": "Memory errors since driver load that ECC has found.",
+    "gpu_fan_speed_ratio": "Requested fan speed, as a share of its maximum; may exceed 1.",
+    "gpu_memory_reserved_bytes": "Device memory that the driver keeps, not part of that in use.",
+    "gpu_pcie_transmit_bytes_per_second": "From the GPU over PCIe, mean of 0.2 s before a scrape.",
+    "gpu_pcie_receive_bytes_per_second": "To the GPU over PCIe, mean of 0.2 s before a scrape.",
+    "run_mfu_ratio": "Model FLOP/s as a share of the GPU's dense peak for the run's precision.",
+    "run_process_cpu_ratio": "CPU time per wall time, without workers; 1 is one core.",
 }
-"""Where several metrics, which differ in a label, have one name."""
+"""Where several metrics have one name, and where the stored metric has another unit."""
 
 
 class ExportedMetric(NamedTuple):

@@ -23,6 +23,7 @@ __all__ = [
     "NullSource",
     "NvmlSource",
     "SamplingTier",
+    "WITHOUT_GPU",
     "is_simulated",
     "nvml_uuid",
     "open_source",
@@ -100,6 +101,9 @@ _NO_LIBRARY = (
     "No NVIDIA driver library (libnvidia-ml.so.1) was found; in a container, "
     "ask for the driver capability 'utility'."
 )
+_NO_GPU = "The NVIDIA driver reports no GPU."
+WITHOUT_GPU = frozenset({_NO_LIBRARY, _NO_GPU})
+"""Reasons of a machine that need not have a GPU; all others are failures."""
 _WRONG_PACKAGE = (
     "The installed pynvml module is not NVIDIA's: run 'pip uninstall pynvml', "
     "then 'pip install --force-reinstall nvidia-ml-py'."
@@ -142,5 +146,5 @@ def _open(clock: Clock) -> DeviceSource:
                 )
         return NullSource(f"NVML did not start: {error}.", retry_at)
     if not source.devices():
-        return NullSource("The NVIDIA driver reports no GPU.", retry_at)
+        return NullSource(_NO_GPU, retry_at)
     return source

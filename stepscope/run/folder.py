@@ -61,7 +61,7 @@ def run_folder(root: Path, run_id: str) -> Path:
     if not os.path.isfile(folder / RUN_JSON):  # False where it cannot be read
         if os.path.isdir(folder) and not os.access(folder, os.X_OK):
             raise RunError(f"run: {folder} cannot be read. Change its permissions.")
-        raise RunError(f"run: no run {run_id!r} in {root}. Pick one from the list.")
+        raise RunError(f"run: no run {run_id!r} in {root}. 'stepscope runs' lists all runs.")
     return folder
 
 

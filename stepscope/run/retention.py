@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stepscope.common.files import is_own_folder
-from stepscope.run.folder import RunError, is_in, pid_namespace, process_of, user_name
-from stepscope.run.info import RunInfo, read_run, restart_expected
+from stepscope.run.folder import (
+    RunError,
+    is_in,
+    is_run_id,
+    pid_namespace,
+    process_of,
+    user_name,
+)
+from stepscope.run.info import RunInfo, read_run
 from stepscope.run.rank_info import (
     UNREADABLE,
     RankMetadata,
-    other_ranks,
+    rank_numbers,
     read_rank_file,
     wall_offset_of,
 )
@@ -25,11 +34,19 @@ from stepscope.run.status import RunStatus
 DAY_S = 86_400.0
 _REMOVED = ".deleted-"
 """Prefix of a folder that is being deleted: no run has such a name."""
+_REMOVED_RUN = re.compile(rf"{re.escape(_REMOVED)}[0-9a-f]{{8}}-(.+)")
+
+
+class PartlyDeletedError(OSError):
+    """A folder that was renamed for its deletion, but still has files."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run folder: its size in bytes, its end in epoch seconds, and why it must stay, or None."""
+    """A run folder: its size in bytes, its end, and why it must stay, or None.
+
+    `ended` is in epoch seconds of the wall clock, as `now` of `decide`.
+    """
 
     id: str
     size: int
@@ -74,17 +91,29 @@ def decide(
 
 def stored_run(folder: Path, root: Path, *, keep_tagged: bool) -> StoredRun:
     """Return a run folder of `root` with the reason, if any, for which it must not be deleted."""
-    size, ended = folder_size(folder), 0.0
     if folder.is_symlink() or not is_in(folder, root):
-        return StoredRun(folder.name, 0, ended, "a link, not a folder")
+        return StoredRun(folder.name, 0, 0.0, "a link, not a folder")
+    size = folder_size(folder)
     try:
         run = read_run(folder)
-        ranks = [read_rank_file(folder, 0), *other_ranks(folder)]
-    except (RunError, *UNREADABLE) as error:
-        return StoredRun(folder.name, size, ended, f"cannot be read: {error}")
-    last = run.run_json["heartbeat"] - wall_offset_of(run.run_json)
-    ended = last if run.ended is None else run.ended
-    return StoredRun(run.id, size, ended, _protected(run, ranks, keep_tagged))
+        ranks = [read_rank_file(folder, number) for number in rank_numbers(folder)]
+    except RunError as error:
+        return StoredRun(folder.name, size, 0.0, f"cannot be read: {error}")
+    except UNREADABLE as error:
+        return StoredRun(folder.name, size, 0.0, f"the file of a rank cannot be read: {error}")
+    return StoredRun(run.id, size, max(map(_ended, ranks)), _protected(run, ranks, keep_tagged))
+
+
+def _ended(rank: RankMetadata) -> float:
+    """Return the end of a rank, or its last heartbeat, in epoch seconds of the wall clock."""
+    ended = rank.run_json.get("ended")  # by the clock of the process, as `beat`
+    return float(rank.beat if ended is None else ended) + wall_offset_of(rank.run_json)
+
+
+def _is_here(identity: Mapping[str, Any]) -> bool:
+    """Return True if a process, if alive, can be seen from here."""
+    namespace = identity.get("pid_namespace")
+    return identity.get("host") == socket.gethostname() and namespace in (None, pid_namespace())
 
 
 def _protected(run: RunInfo, ranks: list[RankMetadata], keep_tagged: bool) -> str | None:
@@ -92,23 +121,29 @@ def _protected(run: RunInfo, ranks: list[RankMetadata], keep_tagged: bool) -> st
     if not is_own_folder(run.folder) or run.run_json.get("user", user_name()) != user_name():
         return "belongs to another user"
     for rank in ranks:
-        host, namespace = rank.run_json.get("host"), rank.run_json.get("pid_namespace")
-        here = host == socket.gethostname() and namespace in (None, pid_namespace())
+        host, here = rank.run_json.get("host"), _is_here(rank.run_json)
         if rank.status.live:
             return f"live ({rank.status})"
         if rank.status is RunStatus.CRASHED and not here:
             return f"may be live on {host}: its process cannot be seen from here"
         if here and (process := process_of(rank.run_json)) is not None:
             return f"its process {process.pid} is alive"
-    if restart_expected(run):
-        return "torchrun will restart it"
-    if keep_tagged and run.run_json.get("tags"):
-        return f"tagged {', '.join(map(str, run.run_json['tags'][:5]))}"
-    return None
+    torchrun = run.run_json.get("torchrun")
+    if torchrun is not None:
+        # Each restart reads the settings and checkpoints of the earlier attempts.
+        if (process := process_of(torchrun)) is not None:
+            return f"its torchrun, process {process.pid}, is alive"
+        left = torchrun.get("max_restarts", 0) > torchrun.get("restarts", 0)
+        if left and not _is_here(torchrun) and run.status in (RunStatus.FAILED, RunStatus.CRASHED):
+            return f"torchrun on {torchrun.get('host')} may restart it"
+    tags = [str(tag) for rank in ranks for tag in rank.run_json.get("tags") or ()]
+    return f"tagged {', '.join(tags[:5])}" if keep_tagged and tags else None
 
 
 def folder_size(folder: Path) -> int:
     """Return the sum of the sizes in bytes of all files below a folder; links are not followed."""
+    if folder.is_symlink():
+        return folder.lstat().st_size
     total, folders = 0, [os.fspath(folder)]
     while folders:
         try:
@@ -124,20 +159,38 @@ def folder_size(folder: Path) -> int:
 
 
 def delete_run(folder: Path, root: Path, *, keep_tagged: bool) -> str | None:
-    """Delete a run folder; return why it stays, if anything changed since. Raises OSError.
+    """Delete a run folder; return why it stays, if anything changed since.
 
-    The folder is renamed first, so that no reader finds half a run.
+    The folder is renamed first, so that no reader finds half a run. Raises FileNotFoundError if it
+    is gone, OSError if it cannot be renamed, PartlyDeletedError as `remove`.
     """
     protected = stored_run(folder, root, keep_tagged=keep_tagged).protected
     if protected is None:
         removed = root / f"{_REMOVED}{secrets.token_hex(4)}-{folder.name}"
         folder.rename(removed)
-        shutil.rmtree(removed)
+        remove(removed)
+    else:
+        folder.lstat()  # a folder that is gone cannot be read either
     return protected
+
+
+def remove(folder: Path, attempts: int = 100) -> None:
+    """Delete a folder that `delete_run` has renamed. Raises PartlyDeletedError."""
+    while os.path.lexists(folder):
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            attempts -= 1
+            # Another `stepscope gc` may delete the same files.
+            if not isinstance(error, FileNotFoundError) or attempts == 0:
+                raise PartlyDeletedError(f"left in {folder.name} ({error})") from error
 
 
 def interrupted_deletions(root: Path) -> Iterator[Path]:
     """Yield the folders of this user whose deletion was interrupted."""
-    for path in root.glob(f"{_REMOVED}*"):
+    for path in sorted(root.glob(f"{_REMOVED}*")):
+        found = _REMOVED_RUN.fullmatch(path.name)
+        if found is None or not is_run_id(found[1]):
+            continue
         if path.is_dir() and not path.is_symlink() and is_own_folder(path):
             yield path

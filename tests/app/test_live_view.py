@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -30,6 +31,8 @@ from tests.support.app_page import (
 )
 from tests.support.train_devices import SIMULATED
 from tests.support.waiting import wait_until
+
+BADGE = "utilization are simulated"
 
 
 def test_the_empty_page_shows_what_to_do_and_why_there_is_no_gpu(
@@ -92,20 +95,35 @@ def test_simulated_gpus_have_a_badge_on_each_page_and_settings_that_move_memory(
     page: OpenPage, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(SIMULATED)
-    assert "not a GPU's" not in text_of(page()), "in a Python without the simulator"
+    assert BADGE not in text_of(page()), "in a Python without the simulator"
     monkeypatch.setitem(sys.modules, "cudasim", sys)
     app = page()
     for view in ("runs", "lab", "hardware", "learn", "run"):
         app.switch_page(f"views/{view}.py").run()
-        assert "times, power and utilization are not a GPU's" in text_of(app), view
+        assert text_of(app).count(BADGE) == 1, view
     assert label(app, "selectbox", "Workload").value == "memory_stress"
+    widget(app, "width").set_value(64).run()
+    label(app, "button", "Reset to defaults").click().run()
+    assert (widget(app, "width").value, widget(app, "image_size").value) == (8, 64)
+    for workload in ("linear", "memory_stress"):
+        widget(app, "workload").select(workload).run()
+    assert (widget(app, "width").value, widget(app, "image_size").value) == (8, 64)
     assert app.query_params["width"] == "8"
     assert "make run-simulated" not in text_of(app)
     linked = page(workload="digits_cnn")
     assert linked.query_params["workload"] == "digits_cnn", "it survives a reload"
     assert widget(linked, "batch_size").value == 128
     machine()
-    assert "not a GPU's" not in text_of(page())
+    assert BADGE not in text_of(page())
+
+
+@pytest.mark.parametrize("entry", [{"simulated": True}, {"simulated": "yes"}, "x"])
+def test_a_run_on_simulated_gpus_has_the_badge_on_any_machine(
+    page: OpenPage, machine: Machine, server: services.Services, entry: Any
+) -> None:
+    machine()
+    record(server.runs, "one", devices=[entry])
+    assert (BADGE in text_of(page(run="one"))) is (entry == {"simulated": True})
 
 
 def test_the_command_for_simulated_gpus_is_offered_where_they_can_run(

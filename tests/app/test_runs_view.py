@@ -10,7 +10,7 @@ import pytest
 
 from dashboard import services
 from dashboard.run_summary import RunSummary, summarize
-from dashboard.views.run_rows import row
+from dashboard.views.run_rows import disk_use, row
 from stepscope.common.formatting import format_bytes
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
@@ -54,6 +54,14 @@ def test_a_run_without_a_store_or_with_a_damaged_one_has_no_numbers(tmp_path: Pa
     assert summarize(read_run(store.parent)) == RunSummary(size=others + 5000)
     store.unlink()
     assert summarize(read_run(store.parent)) == RunSummary(size=others)
+    link = tmp_path / "link"
+    link.symlink_to(store.parent)
+    assert summarize(read_run(link)) == RunSummary(size=link.lstat().st_size)
+
+
+def test_the_disk_use_of_a_folder_that_disappears_is_empty(tmp_path: Path) -> None:
+    assert "2 listed runs use 3.00 KiB;" in disk_use(tmp_path, [1024, 2048])
+    assert disk_use(tmp_path / "absent", [1000]) == ""
 
 
 def test_the_summary_of_a_live_run_follows_it(server: services.Services) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -204,9 +204,12 @@ def test_a_setting_is_in_the_group_that_the_diagnosis_names(page: OpenPage) -> N
 
 
 @pytest.fixture
-def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "trainer.devices", raising=False)
+    services.missing_package.cache_clear()
+    yield
+    services.missing_package.cache_clear()
 
 
 def test_without_torch_start_names_what_to_install(
@@ -216,3 +219,4 @@ def test_without_torch_start_names_what_to_install(
     assert "PyTorch is not installed. Run pip install torch " in str(start_refused(app))
     assert server.devices().cuda_reason is not None
     assert not at_address(page, "lab").exception  # shows recorded sweeps
+    assert server.busy_reason(services.ServerActivity.LESSON) == services.missing_package()

@@ -197,7 +197,7 @@ def test_a_simulated_gpu_is_named_and_its_speed_is_not_judged(
     page = open_page()
     box = page.get_by_test_id("stSidebar").get_by_role("combobox", name="Device")
     expect(box).to_have_value("cuda:0 · Simulated GPU", timeout=TRAINS_MS)
-    badge = page.get_by_text("times, power and utilization are not a GPU's")
+    badge = page.get_by_text("Times, power and utilization are simulated")
     start(page)
     expect(page.get_by_test_id("verdict")).to_have_attribute(
         "data-kind", "simulated", timeout=90_000

@@ -141,7 +141,9 @@ def test_the_measurement_finds_the_bandwidth_that_there_is(tmp_path: Path) -> No
         *(sys.executable, "-m", "trainer.collectives", "--backend", "nccl", "--json"),
         *("--ranks", str(ranks), "--sizes", "1M", "--runs", str(tmp_path)),
     ]
-    rows = json.loads(started(command, tmp_path, **SLOW).stdout)["rows"]
+    document = json.loads(started(command, tmp_path, **SLOW).stdout)
+    assert document["machine"]["simulated"] is SIMULATED
+    rows = document["rows"]
     assert [row["operation"] for row in rows if "reason" in row] == []
     if SIMULATED:
         # all_to_all is made of messages, which the simulator gives no least time.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import socket
+import struct
 import sys
 import threading
 import time
@@ -21,18 +24,20 @@ from stepscope.cli import main
 from stepscope.export import prometheus
 from stepscope.export.prometheus import ExporterCollector
 from stepscope.export.prometheus_names import GPU_METRICS, RUN_METRICS
-from stepscope.gpu.source import NullSource
+from stepscope.gpu.machine_monitor import MachineMonitor
+from stepscope.gpu.source import WITHOUT_GPU, NullSource, open_source
 from stepscope.metrics import BY_KEY, Unit
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from stepscope.store import SeriesBlock, StoreWriter, store_name
 from tests.support.fake_machine import BUSY, GIB, FakeClock, FakeSource, Gpu, divided, gpus, machine
 from tests.support.fake_machine import facts as facts_of
+from tests.support.fake_nvml import FakeNvml, install
 from tests.support.prometheus_text import Samples, get, scrape, serving
 from tests.support.run_folders import Row, make_run, make_store
 from tests.support.waiting import wait_until
 
-NO_GPU = NullSource("No GPU.")
+NO_GPU = NullSource(min(WITHOUT_GPU))
 
 
 def exported(root: Path, source: Any = NO_GPU) -> Samples:
@@ -99,6 +104,18 @@ def test_mig_instances_lost_gpus_and_a_machine_without_one(tmp_path: Path) -> No
     assert one(exported(tmp_path / "absent"), "up", reader="runs") == 0
 
 
+@pytest.mark.parametrize("code", [0, 9, 12, 18, 999])
+def test_a_driver_that_does_not_start_is_0_unless_there_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    library = install(monkeypatch, FakeNvml())
+    library.errors = {"nvmlInitWithFlags": code}
+    with serving(ExporterCollector(tmp_path, MachineMonitor(open_source))) as url:
+        up = [value for labels, value in scrape(url)["up"] if labels["reader"] == "gpus"]
+    absent = code in (0, 12)  # no GPU, no library
+    assert up == ([] if absent else [0])
+
+
 def test_a_driver_that_fails_is_0_and_the_next_scrape_tries_again(tmp_path: Path) -> None:
     source, clock = FakeSource(gpus(1)), FakeClock()
     source.before_read = lambda: 1 / 0  # type: ignore[assignment, return-value]
@@ -151,7 +168,9 @@ def test_a_live_run_has_its_newest_values(tmp_path: Path) -> None:
     )
     steps: list[Row] = [(1.0, 1, {"train/loss": 3.0, "val/accuracy": 50.0, "mine": 1.0})]
     steps += [(2.0 + n, 2 + n, {"train/loss": 2.0, "train/lr": None}) for n in range(700)]
-    samples: list[Row] = [(9.0, 1, {"memory/allocated": 5.0}), (99.0, 1, {"process/rss": 6.0})]
+    old, now = time.time() - 90, time.time()
+    steps += [(old, 800, {"perf/step_time": 0.1, "perf/samples_per_sec": 9.0})]
+    samples: list[Row] = [(old, 1, {"memory/allocated": 5.0}), (now, 1, {"process/rss": 6.0})]
     with stored(folder) as append:
         append("steps", steps)
         append("samples", samples)
@@ -167,9 +186,22 @@ def test_a_live_run_has_its_newest_values(tmp_path: Path) -> None:
     assert one(found, "run_steps_total") == 7
     assert one(found, "run_process_resident_bytes") == 6
     assert "run_memory_allocated_bytes" not in found, "the sampler has not read it for 90 s"
+    assert "run_samples_per_second" not in found, "paused or hung"
     assert not {"run_learning_rate", "run_planned_steps", "run_epoch"} & found.keys()
     assert one(found, "run_heartbeat_timestamp_seconds") == pytest.approx(time.time(), abs=60)
     assert not [name for name in found if "mine" in name]
+
+
+def test_the_rates_of_long_steps_are_kept_longer_and_a_stopped_sampler_has_none(
+    tmp_path: Path,
+) -> None:
+    with stored(make_run(tmp_path)) as append:
+        old = time.time() - 90
+        append("steps", [(old, 1, {"perf/step_time": 40.0, "perf/samples_per_sec": 9.0})])
+        append("samples", [(old, 1, {"process/cpu": 5.0})])
+    found = exported(tmp_path)
+    assert one(found, "run_samples_per_second") == 9
+    assert "run_process_cpu_ratio" not in found
 
 
 def test_a_scrape_reads_only_new_rows_and_keeps_the_last_value(
@@ -191,31 +223,55 @@ def test_a_scrape_reads_only_new_rows_and_keeps_the_last_value(
 
 def test_the_series_of_a_run_end_with_it(tmp_path: Path) -> None:
     make_run(tmp_path, "finished", status="finished")
-    make_run(tmp_path, "long-ago", old=True)
-    make_run(tmp_path, "old", old=True, pid=2**22 + 1)
+    silent = make_run(tmp_path, "silent", old=True)  # stopped by a signal, for instance
+    ended = make_run(tmp_path, "ended", old=True, pid=2**22 + 1)
+    left = make_run(tmp_path, "left", old=True, pid=2**22 + 1)
     gone = make_run(tmp_path, "gone", pid=2**22 + 1, step=3)
     broken = make_run(tmp_path, "broken")
     (broken / store_name(0)).write_bytes(b"no store" * 999)
     (make_run(tmp_path, "torn") / "run.json").write_text("{")
     live = make_run(tmp_path, "live", world_size=2)
     make_store(live)
-    for folder in tmp_path.iterdir():
-        if "long-ago" in folder.name:
-            os.utime(folder / "run.json", (1e9, 1e9))
-    (live / "rank1.json").write_text((gone / "run.json").read_text().replace("{", '{"rank": 1,', 1))
+    for folder, source in (live, gone), (left, live):
+        text = (source / "run.json").read_text().replace("{", '{"rank": 1,', 1)
+        (folder / "rank1.json").write_text(text)
+    for folder in (silent, ended, left):
+        content = (folder / "run.json").read_text()
+        (folder / "run.json").write_text(re.sub(r'("heartbeat": )[\d.]+', r"\g<1>1e9", content))
+        os.utime(folder / "run.json", (1e9, 1e9))
+    os.utime(silent, (1e9, 1e9))
     found = exported(tmp_path)
-    about = [(labels["run"], labels["rank"]) for labels, _ in found["run_info"]]
-    crashed = [(gone.name, "0"), (live.name, "1")]
-    assert {*crashed, (live.name, "0"), (broken.name, "0")} <= set(about)
-    assert {name.split("-")[2] for name, _ in about} == {"gone", "live", "broken", "old"}
+    alive = {(silent, "0"), (left, "1"), (live, "0"), (broken, "0")}
+    shown = {(folder.name, rank) for folder, rank in alive}
+    crashed = {(gone.name, "0"), (live.name, "1")}
+    assert {(labels["run"], labels["rank"]) for labels, _ in found["run_info"]} == shown
     beats = {
         (labels["run"], labels["rank"]) for labels, _ in found["run_heartbeat_timestamp_seconds"]
     }
-    assert beats == set(about), "an alert needs the last heartbeat of a crashed process"
+    assert beats == shown | crashed, "an alert needs the last heartbeat of a crashed process"
     values = {(labels["run"], labels["rank"]) for labels, _ in found["run_steps_total"]}
-    assert not values & set(crashed)
+    assert not values & crashed
     assert one(found, "run_loss", run=live.name) == 0.3
     assert one(found, "unreadable_processes") == 1
+
+
+def test_the_files_of_an_ended_run_are_read_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, reads, find = FakeClock(), list[str](), prometheus.find_rank
+    monkeypatch.setattr(prometheus, "find_rank", lambda *at: reads.append(at[0].name) or find(*at))
+    ended, live = make_run(tmp_path, status="finished"), make_run(tmp_path)
+    os.utime(ended, (1e9, 1e9))
+    collector = ExporterCollector(tmp_path, machine(NO_GPU), clock=clock)
+    for expected in ({ended.name, live.name}, {live.name}):
+        reads.clear()
+        collector.collect()
+        clock.now += 1
+        assert set(reads) == expected
+    text = (live / "run.json").read_text().replace("{", '{"rank": 1,', 1)
+    (ended / "rank1.json").write_text(text)  # a restart
+    with serving(collector) as url:
+        assert one(scrape(url), "run_info", run=ended.name, rank="1") == 1
 
 
 def test_a_recorded_run_appears_and_disappears(
@@ -273,6 +329,29 @@ def test_names_end_in_their_base_unit() -> None:
         )
         rises = counts or metric.key in ("memory/alloc_retries", "memory/ooms")
         assert metric.name.endswith("_total") is rises, metric
+
+
+def test_help_is_of_the_exported_unit_and_has_no_key() -> None:
+    families, every = prometheus._Families(), (*GPU_METRICS, *RUN_METRICS)
+    families.add_all(every, {metric.key: 1.0 for metric in every}, {})
+    groups = "|".join({key.partition("/")[0] for key in BY_KEY})
+    for name, family in families.found.items():
+        assert not re.search(rf"\b({groups})/|100|%", family.documentation), name
+
+
+def test_clients_that_are_silent_or_reset_print_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prometheus.ExporterServer, "daemon_threads", False)  # closing joins them
+    with serving(ExporterCollector(tmp_path, machine(NO_GPU))) as url:
+        address = "127.0.0.1", int(url.rpartition(":")[2])
+        with socket.create_connection(address) as reset:
+            reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reset.sendall(b"GET /metrics")
+        monkeypatch.setattr(prometheus._Handler, "timeout", 0.05)
+        with socket.create_connection(address, 20) as silent:
+            assert silent.recv(1) == b"", "closed by the server"
+    assert capsys.readouterr().err == ""
 
 
 def test_paths_and_the_host_header(tmp_path: Path) -> None:

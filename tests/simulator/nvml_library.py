@@ -15,7 +15,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = ROOT / "simulator"
-INCLUDE = Path(os.environ.get("CUDASIM_BUILD", SIMULATOR / "build")) / "include"
+BUILDS = SIMULATOR / "build"  # a folder for each version of torch, all with the same nvml.h
+INCLUDE = Path(os.environ.get("CUDASIM_BUILD") or next(BUILDS.glob("*/"), BUILDS)) / "include"
 TIMEOUT_S = 60
 
 HEAD = """

@@ -44,6 +44,19 @@ def write_run(
     return folder
 
 
+def write_slow_job(folder: Path, device: str) -> Path:
+    """Write a job of two ranks on such devices, of which rank 1 is slow in forward."""
+    for rank, (forward, wait) in enumerate(((0.02, 0.04), (0.05, 0.01))):
+        values = {"perf/step_time": 0.1, "perf/data_wait": 0.01, "perf/forward": forward}
+        values |= {"perf/forward_compute": forward, "perf/comm_wait": wait}
+        steps = [(0.1 * i, i, {**values, "perf/ddp_iteration": float(i)}) for i in range(1, 80)]
+        told = {"device": device, "world_size": 2, "rank": rank}
+        write_run(folder, told, rank=rank, steps=steps)
+        if rank:
+            write_run_json(folder, told | process_identity(), f"rank{rank}.json")
+    return folder
+
+
 def rows(wait: float, count: int = 60) -> list[Row]:
     """Return steps of 0.1 s, each of which waits so long for its data."""
     values = {"perf/step_time": 0.1, "perf/data_wait": wait}

@@ -123,5 +123,7 @@ def test_text_for_a_terminal() -> None:
     assert last == closing(document) == "2 ranks by nccl on H100."
     document["machine"] = {"device": "H100", "link": {"name": "18 NVLinks", "bytes_per_s": 450e9}}
     assert closing(document) == "2 ranks by nccl on H100, 18 NVLinks: 450 GB/s each way."
+    document["machine"] = {"device": "Simulated GPU", "simulated": True}
+    assert "not those of a GPU" in terminal_text(document)
     for machine in (None, {}):
         assert closing(KEPT | {"machine": machine}).startswith("2 ranks by gloo on ")

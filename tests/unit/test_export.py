@@ -35,7 +35,7 @@ def exported(run: Path, output: Path, *arguments: str) -> int:
 
 def table(run: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
     """Return the rows of an export as JSON."""
-    assert main(["export", run.name, "--format", "json", *arguments]) == 0
+    assert main(["export", str(run), "--format", "json", *arguments]) == 0  # the path, not the name
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     return rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ def exported(tmp_path: Path, *words: str, code: int = 1) -> set[str]:
     return {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
 
 
+def contents(tmp_path: Path) -> dict[Path, bytes]:
+    files = (tmp_path / "exported").rglob("*.parquet")
+    return {path: path.read_bytes() for path in files}
+
+
 def test_duckdb_queries_the_folder_as_documented(runs: Path, tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     exported(tmp_path)
@@ -94,23 +100,45 @@ def test_another_export_replaces_its_files_and_no_others(runs: Path, tmp_path: P
     mine = tmp_path / "exported" / "steps" / "mine.parquet"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"mine")
+    (mine.parent / "folder.rank0.parquet").mkdir()
     exported(tmp_path, "--stream", "steps")
     assert mine.read_bytes() == b"mine", "no export was here before"
-    mine.unlink()
     for run in ("a", "torn"):
         os.rename(runs / run, tmp_path / run)
     found = exported(tmp_path, "--stream", "steps", code=0)
+    assert mine.read_bytes() == b"mine", "not a name of an export"
     assert found == {
         "runs.parquet",
-        *(f"steps/{name}.parquet" for name in ("b.rank0", "b.rank1", "gpus.rank0")),
+        *(f"steps/{name}.parquet" for name in ("b.rank0", "b.rank1", "gpus.rank0", "mine")),
     }
+    (runs / "b" / "rank1.sqlite").write_bytes(b"x" * 5000)
+    (runs / "gpus" / "run.json").write_text("{")
+    assert exported(tmp_path, "--stream", "steps") == found, "the only copy of a damaged run"
 
 
-def test_no_runs_are_an_empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "absent"))
-    assert exported(tmp_path, code=0) == {"runs.parquet"}
-    assert parquet.read_table(tmp_path / "exported" / "runs.parquet").num_rows == 0
+@pytest.mark.parametrize("reason", ["absent", "empty", "no pyarrow"])
+def test_an_export_that_cannot_work_deletes_nothing(
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reason: str,
+) -> None:
+    exported(tmp_path)
+    before = contents(tmp_path)
+    capsys.readouterr()
+    if reason == "no pyarrow":
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+    else:
+        root = tmp_path / reason
+        monkeypatch.setenv("STEPSCOPE_RUNS", str(root))
+        if reason == "empty":
+            root.mkdir()
+    exported(tmp_path, code=1 if reason == "no pyarrow" else 2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert ("pip install pyarrow" if reason == "no pyarrow" else str(root)) in err
+    assert contents(tmp_path) == before
 
 
 def test_wrong_usage_is_a_sentence(

@@ -16,7 +16,8 @@ from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
 from tests.support.command_line import diagnose
-from tests.support.recorded_runs import Row, recorded_run, write_run
+from tests.support.recorded_runs import Row, recorded_run, write_run, write_slow_job
+from tests.support.train_devices import SIMULATED
 
 KEYS = {"kind", "rank", "phase", "share", "text", "next", "setting"}
 
@@ -157,6 +158,14 @@ def test_what_cannot_be_read_is_a_sentence_on_stderr(
     out, err = diagnose(capsys, "broken", "--json", code=1)
     assert out == ""
     assert err.startswith("broken: ")
+
+
+def test_simulated_times_make_no_straggler(tmp_path: Path) -> None:
+    found = found_in(write_slow_job(tmp_path / "cpu", "cpu"))
+    assert [(one.kind, one.rank, one.phase) for one in found] == [("straggler", 1, "forward")]
+    folder = write_slow_job(tmp_path / "gpu", SIMULATED.id)
+    assert found_in(folder) == []
+    assert "straggler" not in nothing_to_say(read_recorded(read_run(folder)))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.support.train_devices import SIMULATED
 from trainer.config import Optimizer, RunConfig, Runner, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
 from trainer.error_messages import RunFailedError
@@ -31,6 +32,7 @@ from trainer.memory_estimate.batch_size_finder import Point, curve, explore
 from trainer.memory_estimate.estimate import (
     FreeMemory,
     MemoryEstimate,
+    answer,
     compare_with_free,
     estimate_memory,
 )
@@ -314,6 +316,22 @@ def test_the_reason_names_the_limit() -> None:
     # Only sizes with headroom are measured.
     points = [Point(size, 100 * size, 110 * size) for size in (1, 2, 4, 8, 16, 32, 64, 128, 120)]
     assert sizes_to_measure(points, 110 * 100) == [4, 8, 16, 32, 64]
+
+
+def test_a_simulated_gpu_has_a_largest_batch_without_a_speed(
+    one_layer: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = FreeMemory(2**30, 2**31)
+    monkeypatch.setattr("trainer.memory_estimate.estimate.free_memory", lambda device: free)
+    monkeypatch.setattr(
+        "trainer.memory_estimate.estimate.measure",
+        lambda config, sizes, progress: ({size: [9.0, 9.0] for size in sizes}, []),
+    )
+    for gpu, is_timed in ((GPU, True), (SIMULATED, False)):
+        found = answer(replace(one_layer, device=gpu.id), gpu, largest=True, probe=True)["largest"]
+        assert found["largest"] > 0
+        assert (found["recommended"] is not None) is is_timed
+        assert ("simulated" in " ".join(found["not_measured"])) is not is_timed
 
 
 # --- several devices ------------------------------------------------------------------------------

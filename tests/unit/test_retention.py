@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope
+from stepscope import tracker
 from stepscope.cli import gc, main
 from stepscope.run import process_identity, read_run, retention
 from stepscope.run.retention import DAY_S, StoredRun, decide, folder_size
@@ -119,6 +121,15 @@ LIVE: dict[str, dict[str, Any]] = {
         "status": "failed",
         "torchrun": process_identity() | {"max_restarts": 3, "restarts": 0},
     },
+    "torchrun-has-restarted": {
+        "status": "failed",
+        "restarted_as": "x-restart1",
+        "torchrun": process_identity() | {"max_restarts": 3, "restarts": 0},
+    },
+    "torchrun-elsewhere": {
+        "status": "failed",
+        "torchrun": {"host": "node7", **GONE, "max_restarts": 3, "restarts": 2},
+    },
 }
 
 
@@ -127,6 +138,9 @@ def test_a_run_that_may_be_live_is_never_deleted(runs: Path, name: str) -> None:
     folder = ended(runs, name, **LIVE[name])
     ended(runs, "crashed-here", status="running", heartbeat=1.0)
     ended(runs, "finished-elsewhere", host="node7")
+    last = {"host": "node7", **GONE, "max_restarts": 3, "restarts": 3}
+    ended(runs, "last-restart-elsewhere", status="failed", torchrun=last)
+    ended(runs, "torchrun-gone", status="failed", torchrun=process_identity() | last | GONE)
     long_ago = time.time() - 50 * DAY_S
     for path in runs.glob("*/run.json"):
         os.utime(path, (long_ago, long_ago))
@@ -143,6 +157,61 @@ def test_a_run_with_another_live_rank_is_never_deleted(runs: Path, rank: dict[st
     (folder / "rank1.json").write_text(json.dumps(own))
     assert main(["gc", "--keep-days", "0"]) == 0
     assert names(runs) == {"job"}
+
+
+@pytest.mark.parametrize("content", ['{"status": "runn', "[]", '{"status": "running"}', None])
+def test_a_run_with_an_unreadable_rank_is_never_deleted(runs: Path, content: str | None) -> None:
+    path = ended(runs, "job", world_size=2) / "rank1.json"
+    if content is None:
+        path.symlink_to(runs / "absent")
+    else:
+        path.write_text(content)
+    assert main(["gc", "--keep-days", "0"]) == 0
+    assert names(runs) == {"job"}
+
+
+def test_a_tag_of_any_rank_counts(runs: Path) -> None:
+    folder = ended(runs, "job", world_size=2)
+    own = read_run(folder).run_json | {"rank": 1, "tags": ["paper"]}
+    (folder / "rank1.json").write_text(json.dumps(own))
+    assert main(["gc", "--keep-days", "0", "--keep-tagged"]) == 0
+    assert names(runs) == {"job"}
+
+
+CRASHED = {"status": "running", "ended": None}
+YEAR_S = 365 * DAY_S
+
+
+@pytest.mark.parametrize(
+    ("days", "run_info", "rank", "beat_days"),
+    [
+        (2.0, {}, None, 9),
+        (2.0 + 365, {"wall_offset_s": YEAR_S}, None, 9),
+        (2.0 - 365, {"wall_offset_s": -YEAR_S}, None, 9),
+        (9, CRASHED, None, 2),
+        (9, CRASHED | {"wall_offset_s": YEAR_S}, None, 2),
+        (9, CRASHED, CRASHED, 2),
+        (9, {}, {"ended": None, "status": "failed"}, 2),
+        (9, {}, {"wall_offset_s": 7 * DAY_S}, 2),
+    ],
+)
+def test_the_end_of_a_run_is_by_the_wall_clock(
+    runs: Path, days: float, run_info: dict[str, Any], rank: dict[str, Any] | None, beat_days: int
+) -> None:
+    """`ended` is by the clock of the process, a heartbeat and the time of a file by the wall's."""
+    beat = time.time() - beat_days * DAY_S
+    folder = ended(runs, "job", days, heartbeat=beat, **run_info)
+    if rank is not None:
+        first = json.loads((folder / "run.json").read_text())
+        (folder / "rank1.json").write_text(json.dumps(first | {"rank": 1} | rank))
+        about = first | {"world_size": 2, "heartbeat": time.time() - 9 * DAY_S}
+        (folder / "run.json").write_text(json.dumps(about))
+    for path in folder.glob("*.json"):
+        os.utime(path, (1.0, 1.0))
+    assert main(["gc", "--keep-days", "2.5"]) == 0
+    assert names(runs) == {"job"}
+    assert main(["gc", "--keep-days", "1.5"]) == 0
+    assert names(runs) == set()
 
 
 def test_a_run_that_becomes_live_meanwhile_stays(
@@ -173,7 +242,9 @@ def test_nothing_outside_of_the_runs_folder_is_touched(runs: Path, tmp_path: Pat
     (runs / "alias").symlink_to(inner)
     (inner / "data").symlink_to(outside)
     (inner / "deep" / "deeper").mkdir(parents=True)
-    (runs / ".deleted-link").symlink_to(outside)
+    (runs / ".deleted-0a1b2c3d-link").symlink_to(outside)
+    for name in (".deleted-photos", ".deleted-0a1b2c3d-", ".deleted-0a1b2c3d-..x", ".deleted-0-x"):
+        (runs / name).mkdir()
     before = names(runs)
     assert main(["gc", "--keep-days", "0"]) == 0
     assert names(runs) == before - {"inner"}
@@ -183,23 +254,100 @@ def test_nothing_outside_of_the_runs_folder_is_touched(runs: Path, tmp_path: Pat
 def test_an_interrupted_deletion_is_completed_and_a_failed_one_reported(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended(runs, "old")
+    ended(runs, "half")
 
     def fail(path: Path) -> None:
-        (path / "run.json").unlink()
+        (path / "run.json").unlink(missing_ok=True)
         raise PermissionError(13, "not permitted", str(path))
 
+    def collect(*words: str) -> tuple[int, list[str], str]:
+        code, (out, err) = main(["gc", "--keep-days", "0", *words]), capsys.readouterr()
+        return code, out.splitlines(), err
+
     with monkeypatch.context() as patched:
-        patched.setattr(retention.shutil, "rmtree", lambda path, **_: fail(path))
-        patched.setattr(gc, "interrupted_deletions", lambda root: ())
-        assert main(["gc", "--keep-days", "0"]) == 1
-    assert "not permitted" in capsys.readouterr().err
+        patched.setattr(retention.shutil, "rmtree", lambda path: fail(path))
+        code, out, err = collect()
+        (left,) = names(runs)
+        assert (code, len(out)) == (1, 2)
+        assert out[0].startswith("partly  half  ")
+        assert left in out[0]
+        assert "days ago" not in out[0]
+        assert out[1].startswith("0 B of ")
+        assert "not permitted" in err
+        code, out, err = collect()
+        assert (code, out[0].split()[:2]) == (1, ["partly", left])
+        assert "not permitted" in err
     assert main(["runs"]) == 0
     assert "No runs" in capsys.readouterr().out, "half a run is not listed"
-    assert main(["gc", "--keep-days", "0", "--dry-run"]) == 0
-    assert len(names(runs)) == 1
+    code, dry, _ = collect("--dry-run")
+    assert (code, names(runs)) == (0, {left})
+    code, out, _ = collect()
+    assert (code, names(runs)) == (0, set())
+    assert out[0] == dry[0]
+    assert out[0].split()[:4] == ["delete", left, "1000", "B"]
+    assert out[1].startswith("1000 B of 1000 B were")
+
+
+def test_a_run_that_cannot_be_renamed_stays(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(runs, "old")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "not permitted")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    assert main(["gc", "--keep-days", "0"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("keep    old ")
+    assert "not permitted" in out
+    assert "not permitted" in err
+    assert names(runs) == {"old"}
+
+
+def test_two_deletions_at_once_are_no_error(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another process deletes a run after the decision, and a file during the deletion."""
+    first = ended(runs, "first", 60)
+    ended(runs, "second")
+    rmtree = shutil.rmtree
+
+    def decided(*arguments: Any) -> Any:
+        decisions = decide(*arguments)
+        rmtree(first)
+        return decisions
+
+    calls = []
+
+    def remove(path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            (path / "best.pt").unlink()
+            raise FileNotFoundError(2, "no such file", str(path / "best.pt"))
+        rmtree(path)
+
+    monkeypatch.setattr(gc, "decide", decided)
+    monkeypatch.setattr(retention.shutil, "rmtree", remove)
     assert main(["gc", "--keep-days", "0"]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[:2] for line in out.splitlines()[:-1]] == [
+        ["gone", "first"],
+        ["delete", "second"],
+    ]
+    assert err == ""
     assert names(runs) == set()
+
+
+def test_a_file_that_is_never_found_ends_the_deletion(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanished(path: Path) -> None:
+        raise FileNotFoundError(2, "no such file", str(path))
+
+    monkeypatch.setattr(retention.shutil, "rmtree", vanished)
+    with pytest.raises(retention.PartlyDeletedError, match="no such file"):
+        retention.remove(ended(runs, "old"))
 
 
 def test_wrong_usage_deletes_nothing(
@@ -217,6 +365,10 @@ def test_wrong_usage_deletes_nothing(
     assert main(["gc", "--keep-days", "0"]) == 2
     assert "examples" in capsys.readouterr().err
     assert names(runs) == {"old"}
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "absent"))
+    assert main(["gc", "--keep-days", "0"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, str(tmp_path / "absent") in err) == ("", True)
 
 
 def test_a_size_has_a_unit() -> None:
@@ -224,10 +376,43 @@ def test_a_size_has_a_unit() -> None:
     assert {text: gc.size_in_bytes(text) for text in sizes} == sizes
 
 
-def test_init_records_tags(runs: Path) -> None:
-    with stepscope.init("demo", tags=["paper", "final"], sample=False) as recording:
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("tags", "stored_tags"),
+    [
+        (["paper", "final"], ["paper", "final"]),
+        ("paper", ["paper"]),
+        ((), None),
+        (5, None),
+        ([Unprintable()], None),
+    ],
+)
+def test_init_records_tags_and_invalid_ones_do_not_end_the_script(
+    runs: Path, caplog: pytest.LogCaptureFixture, tags: Any, stored_tags: list[str] | None
+) -> None:
+    with stepscope.init("demo", tags=tags, sample=False) as recording:
         assert recording.folder is not None
-    assert read_run(recording.folder).run_json["tags"] == ["paper", "final"]
+    assert read_run(recording.folder).run_json.get("tags") == stored_tags
+    assert [record.name for record in caplog.records] == (
+        [tracker.__name__] if stored_tags is None and tags != () else []
+    )
+
+
+def test_tags_of_a_later_call_are_added(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `stepscope watch`, which has begun the run before the script calls `init`."""
+    monkeypatch.setattr(tracker, "_current", None)
+    with stepscope.init("demo", tags=["paper"], sample=False) as recording:
+        assert stepscope.init(tags=["final", "paper"]) is recording
+        assert recording.session is not None
+        watched = tracker.attach(recording.session)
+        assert stepscope.init(tags="watched") is watched
+        stepscope.init()
+    assert recording.folder is not None
+    assert read_run(recording.folder).run_json["tags"] == ["paper", "final", "watched"]
 
 
 def test_the_size_of_a_folder_has_all_files_and_follows_no_link(tmp_path: Path) -> None:
@@ -239,3 +424,5 @@ def test_the_size_of_a_folder_has_all_files_and_follows_no_link(tmp_path: Path) 
     link.symlink_to(tmp_path / "large")
     assert folder_size(tmp_path / "a") == 15 + link.lstat().st_size
     assert folder_size(tmp_path / "absent") == 0
+    (tmp_path / "linked").symlink_to(tmp_path / "a")
+    assert folder_size(tmp_path / "linked") == (tmp_path / "linked").lstat().st_size

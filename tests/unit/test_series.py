@@ -110,11 +110,16 @@ def test_an_answer_does_not_grow_with_the_run(tmp_path: Path, rows: int) -> None
     assert len(json.dumps(found)) < 800
 
 
-def test_new_rows_replace_the_unfinished_bucket(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("known", "first", "minima"), [(2997, 2992, [2992, 3000]), (3001, 3000, [3000])]
+)
+def test_rows_replace_the_unfinished_bucket(
+    tmp_path: Path, known: int, first: int, minima: list[int]
+) -> None:
     fill(tmp_path, 3001).close()
-    steps = answer(tmp_path, {"steps": SeriesCursor(2997, 8)})["series"]["steps"]
-    assert (steps["first"], steps["reset"]) == (2992, False)
-    assert steps["v"]["train/loss"]["min"] == [2992, 3000]
+    steps = answer(tmp_path, {"steps": SeriesCursor(known, 8)})["series"]["steps"]
+    assert (steps["first"], steps["reset"]) == (first, False)
+    assert steps["v"]["train/loss"]["min"] == minima
 
 
 def test_new_rows_after_a_lost_frame_keep_their_buckets(tmp_path: Path) -> None:

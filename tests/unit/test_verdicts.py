@@ -21,7 +21,7 @@ from stepscope.store import StoreReader
 from stepscope.store.writer import StoreWriter
 from tests.support.fake_nvml import FakeClock
 from tests.support.javascript import Script, js
-from tests.support.recorded_runs import CREATED, rows, write_run
+from tests.support.recorded_runs import CREATED, rows, write_run, write_slow_job
 from tests.support.train_devices import SIMULATED
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
@@ -97,6 +97,10 @@ def test_that_a_gpu_is_simulated_is_shown_instead(tmp_path: Path, ask: Ask) -> N
     assert found is not None
     assert found.keys() == {"kind", "text"}
     assert found["kind"] == "simulated"
+    for device, kind in ((SIMULATED.id, "simulated"), ("cpu", "straggler")):
+        job = ask(write_slow_job(tmp_path / kind, device), RunStatus.FINISHED)
+        assert job is not None
+        assert job.kind == kind
 
 
 def test_a_run_whose_loss_became_nan_says_so_after_its_end(tmp_path: Path, ask: Ask) -> None:
@@ -141,6 +145,9 @@ def test_what_this_machine_cannot_do_is_not_proposed() -> None:
     assert not is_possible("precision", "tf32", config, [CPU])
     assert not is_possible("num_workers", 65, config, [CPU])
     assert not is_possible("num_workers", 2, {"batch_size": "many"}, [CPU])
+    elsewhere = config | {"device": "GPU-of-another-machine"}
+    assert is_possible("num_workers", 2, elsewhere, [CPU])
+    assert not is_possible("cuda_graphs", True, elsewhere, [CPU])
 
 
 # --- in the browser ----------------------------------------------------------------------------

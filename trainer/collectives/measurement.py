@@ -102,6 +102,7 @@ class _Link(msgspec.Struct):
 
 class _Machine(msgspec.Struct):
     device: str = ""
+    simulated: bool = False
     link: _Link | None = None
 
 
@@ -179,7 +180,8 @@ def closing(document: Mapping[str, Any]) -> str:
     link = machine.get("link")
     ranks = f"{document['ranks']} ranks by {document['backend']} on {machine.get('device', '?')}"
     speed = "" if link is None else f", {link['name']}: {rate_text(link['bytes_per_s'])} each way"
-    return f"{ranks}{speed}."
+    untimed = " The GPUs are simulated, and these times are not those of a GPU."
+    return f"{ranks}{speed}.{untimed if machine.get('simulated') else ''}"
 
 
 def spread_of(row: Mapping[str, Any]) -> float | None:

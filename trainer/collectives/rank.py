@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stepscope.distributed.collective_metrics import bus_factor, link_of
-from stepscope.gpu.source import nvml_uuid, open_source
+from stepscope.gpu.source import is_simulated, nvml_uuid, open_source
 from stepscope.host.environment import cpu_name
 from trainer.collectives.measurement import NCCL, OPERATIONS
 
@@ -133,10 +133,12 @@ def machine(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return found | {"device": cpu_name() or "CPU"}
     properties = torch.cuda.get_device_properties(device)
-    facts = open_source().facts(nvml_uuid(str(properties.uuid), properties.name))
+    uuid = nvml_uuid(str(properties.uuid), properties.name)
+    facts = open_source().facts(uuid)
     link = None if facts is None else link_of(facts)
     return found | {
         "device": properties.name,
+        "simulated": is_simulated(uuid),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
         "link": None if link is None else asdict(link),
     }

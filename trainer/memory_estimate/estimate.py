@@ -17,6 +17,7 @@ from trainer.config import RunConfig, Runner, Strategy, Workload
 from trainer.config_validation import TrainDevice
 from trainer.custom_workload import place_in_user_code
 from trainer.error_messages import RunFailedError
+from trainer.lab.variants import speed_problem
 from trainer.memory_estimate.allocation_tracker import AllocationCategory
 from trainer.memory_estimate.allocator import PeakMemory, peak_memory
 from trainer.memory_estimate.batch_size_finder import curve, explore
@@ -217,8 +218,9 @@ def _largest(
 
     points = explore(needs, config.batch_size, free.bytes)
     rates: dict[int, list[float]] = {}
-    missed = [NOT_MEASURED] if probe and config.distributed else []
-    if probe and free.bytes is not None and not config.distributed:
+    untimed = NOT_MEASURED if config.distributed else speed_problem(device.id)
+    missed = [str(untimed)] if probe and untimed else []
+    if probe and free.bytes is not None and not untimed:
         rates, missed = measure(
             config,
             sizes_to_measure(points, free.bytes),

@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.bottleneck.step_window import FIRST_STEPS, WINDOW_S, recent_figures, training_gpu
+from stepscope.bottleneck.step_window import (
+    FIRST_STEPS,
+    WINDOW_S,
+    recent_figures,
+    setup_of,
+    training_gpu,
+)
 from stepscope.distributed.stragglers.detect import BUSY_HOST, MIN_STEPS, StragglerVerdict, judge
 from stepscope.distributed.stragglers.step_phases import KEYS, RankStepPhases, rank_times
 from stepscope.metrics import Stream
@@ -53,11 +59,11 @@ def judged_run(run: RunInfo) -> StragglerVerdict | None:
 def judged_ranks(
     times: Sequence[RankStepPhases], run_json: Mapping[str, Any], host_cpu: float | None
 ) -> StragglerVerdict | None:
-    """Return the verdict on the steps of a job; None for a single process.
+    """Return the verdict on the steps of a job; None for a single process or simulated GPUs.
 
     `host_cpu` is the utilization of all cores, 0 to 1.
     """
-    if not in_job(run_json):
+    if not in_job(run_json) or setup_of(run_json).simulated:
         return None
     busy = (host_cpu or 0.0) >= BUSY_HOST
     return judge(times, world_size=run_json["world_size"], busy_host=busy)
