@@ -15,7 +15,6 @@ import importlib.util
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
@@ -57,7 +56,7 @@ log = logging.getLogger(__name__)
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = {"torch": "PyTorch", "sklearn": "scikit-learn", "scipy": "scipy", "PIL": "pillow"}
 """What built-in training, the Lab, the lessons and Collectives import, and the names for pip."""
-INSTALL_TRAIN = "pip install 'stepscope[train]'"
+INSTALL_TRAIN = "pip install torch scikit-learn scipy pillow"
 STOP_TIMEOUT_S = 4.0
 JOB_STOP_TIMEOUT_S = 9.0
 """For ranks, which agree on a step first; a container is killed 10 s after its SIGTERM."""
@@ -338,8 +337,9 @@ async def lifespan(_app: object) -> AsyncIterator[None]:
     """Stop the run and flush its data when the server ends (SIGTERM runs no atexit)."""
     services, over = get(), threading.Event()
     _end_on_signals(services, over)
-    if "STEPSCOPE_FRAMES" in os.environ:  # of a notebook, which keeps the other end of stdin open
-        call_at_end_of(sys.stdin.fileno(), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    # Set by `stepscope.show()` only: standard input is a pipe whose other end the notebook has.
+    if "STEPSCOPE_END_WITH_STDIN" in os.environ:
+        call_at_end_of(0, lambda: os.kill(os.getpid(), signal.SIGTERM))
     crashes = CrashWatch(services.index)
     crashes.start()
     yield

@@ -46,7 +46,7 @@ class OwnPagesOnly:
         app = self._app
         if origin not in (None, f"http://{host}", f"https://{host}", *self._allowed):
             error = f"Origin: must be this server's, got {str(origin)[:100]!r}. "
-            error += "Add the origin of a proxy to server.corsAllowedOrigins."
+            error += "For a proxy: stepscope ui -- --server.corsAllowedOrigins https://its.address"
             app = JSONResponse({"error": error}, 403)
 
         async def send_unframed(message: Message) -> None:

@@ -16,23 +16,33 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parents[1]
 APP = _PACKAGE / "_app" if (_PACKAGE / "_app").is_dir() else _PACKAGE.parent
 PAGE = ("streamlit", "plotly")
+NEEDS = {
+    "trainer.lab": ("torch", "scipy"),
+    "trainer.memory_estimate": ("torch", "scipy"),
+    "trainer.collectives": ("torch",),
+    "trainer.workloads.digit_images": ("torch", "sklearn", "PIL"),
+}
+"""Modules that each program imports."""
+_PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}
 CONFIG = ".streamlit/config.toml"
 """Address, allowed hosts and theme. Streamlit's defaults would open the page to the network."""
 
 
-def missing(modules: Sequence[str], extra: str, app: Path = APP) -> str | None:
+def missing(modules: Sequence[str], app: Path = APP) -> str | None:
     """Return what prevents a start and how to install it, or None."""
     if not all((app / name).exists() for name in ("app.py", CONFIG, "dashboard", "trainer")):
-        return f"The dashboard is not part of this installation. Run {install(extra)}."
-    for name in modules:
-        if importlib.util.find_spec(name) is None:
-            return f"{name} is not installed. Run {install(extra)}."
-    return None
+        return "The dashboard is not part of this installation. Install Stepscope again."
+    absent = [_PACKAGES.get(name, name) for name in modules if not importlib.util.find_spec(name)]
+    if not absent:
+        return None
+    # The packages, as pip finds an extra neither in a checkout nor in an installed wheel.
+    return f"Not installed: {', '.join(absent)}. Run pip install {' '.join(absent)}."
 
 
-def install(extra: str) -> str:
-    """Return the command that installs an extra."""
-    return f"pip install 'stepscope[{extra}]'"
+def _search_path(*first: str) -> str:
+    """Return PYTHONPATH after `first`, with absolute folders for a process in another folder."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([*first, *map(os.path.abspath, filter(None, given))])
 
 
 def become_server(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -42,6 +52,8 @@ def become_server(arguments: Sequence[str], variables: Mapping[str, str]) -> Non
     of the caller's folder, and child processes find `trainer`.
     """
     environment = {**os.environ, **variables}
+    if path := _search_path():
+        environment["PYTHONPATH"] = path
     environment.pop("PYTHONSAFEPATH", None)  # the folder must be on the path
     command = [sys.executable, "-m", "streamlit", "run", "app.py", *arguments]
     sys.stdout.flush()
@@ -54,10 +66,9 @@ def become_program(module: str, arguments: Sequence[str]) -> int:
 
     It runs in the caller's folder, from which no trainer.py is imported.
     """
-    reason = missing(("torch", "scipy"), "train")
+    reason = missing(NEEDS[module])
     if reason is None:
-        paths = [str(APP), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = {**os.environ, "PYTHONPATH": _search_path(str(APP))}
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, "-P", "-m", module, *arguments], environment)
     print(reason, file=sys.stderr)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import socket
-import time
-import urllib.request
+import sys
 import webbrowser
 from pathlib import Path
 
 from stepscope.cli.ui import add_server_options, serve
+from stepscope.host.local_server import free_port, wait_until_it_listens
 
 EXAMPLES = ("stepscope demo", "stepscope demo --port 8600 --no-browser")
 PORTS = range(8501, 8601)
-START_S = 60.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -24,40 +21,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Become the server and open the example; return 1 if a package is missing."""
-    port = options.port or next(filter(_free, PORTS), PORTS.start)
+    """Become the server and open the example; return 1 without the port or a package."""
+    ports = range(options.port, options.port + 1) if options.port else PORTS
+    port = free_port(ports)
+    if port is None:
+        used = f"{ports[0]}" if options.port else f"{ports[0]} to {ports[-1]}"
+        print(f"--port: must be a free port, {used} is in use. Choose another.", file=sys.stderr)
+        return 1
     url = f"http://127.0.0.1:{port}/?run=h100"
     print(f"A run recorded on an H100: {url}")
     displays = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
     if not options.no_browser and any(map(os.environ.get, displays)):
-        _open_when_it_answers(url)
+        _open_when_it_listens(url, port)
     return serve(["--server.port", str(port), "--server.headless", "true"], root)
 
 
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return True
-    return False
-
-
-def _open_when_it_answers(url: str) -> None:
+def _open_when_it_listens(url: str, port: int) -> None:
     """Open `url` from another process, as this one becomes the server.
 
     Streamlit itself opens an address without parameters only. The process is forked twice, so
     that it is no child of the server.
     """
+    server = os.getpid()
     if child := os.fork():
         os.waitpid(child, 0)
         return
-    if os.fork() == 0:
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(url, timeout=2).close()
-                webbrowser.open(url)
-                break
-            time.sleep(0.1)
-    os._exit(0)
+    try:
+        if os.fork() == 0 and wait_until_it_listens(server, port):
+            webbrowser.open(url)
+    finally:  # also after Ctrl-C: never the code of the caller
+        os._exit(0)

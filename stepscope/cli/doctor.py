@@ -101,7 +101,7 @@ def survey(root: Path) -> MachineProbe:
         device_nodes=Path("/dev/nvidiactl").exists(),
         torch=ask_torch(),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        page=missing(PAGE, "ui"),
+        page=missing(PAGE),
         shared_memory=_disk(Path("/dev/shm"), "total"),
         alerts=alerts_file(),
     )

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
             raise
         print(
             "stepscope exporter: needs the package prometheus-client, which is not installed. "
-            "Run \"pip install 'stepscope[prometheus]'\".",
+            "Run 'pip install prometheus-client'.",
             file=sys.stderr,
         )
         return 1

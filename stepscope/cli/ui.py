@@ -40,19 +40,22 @@ def run(options: argparse.Namespace, root: Path) -> int:
     words += ["--server.headless", "true"] if options.no_browser else []
     words += options.arguments
     if options.workload:
-        words += ["--", "--workload", os.path.abspath(options.workload)]
+        separator = [] if "--" in words else ["--"]
+        words += [*separator, "--workload", os.path.abspath(options.workload)]
     return serve(words, root)
 
 
 def serve(words: list[str], root: Path, app: Path = app_process.APP) -> int:
     """Become the server with these arguments of Streamlit; return 1 if a package is missing."""
-    reason = app_process.missing(app_process.PAGE, "ui", app)
+    reason = app_process.missing(app_process.PAGE, app)
     if reason is None:
         # The server runs in another folder, where a relative path would be wrong.
         data = os.path.abspath(os.environ.get("STEPSCOPE_DATA") or "data")
         variables = {"STEPSCOPE_RUNS": str(root.resolve()), "STEPSCOPE_DATA": data}
         if (alerts := os.environ.get("STEPSCOPE_ALERTS", "")) not in {"", "off"}:
             variables["STEPSCOPE_ALERTS"] = os.path.abspath(os.path.expanduser(alerts))
+        if workload := os.environ.get("STEPSCOPE_WORKLOAD"):
+            variables["STEPSCOPE_WORKLOAD"] = os.path.abspath(workload)
         app_process.become_server(words, variables)
     print(reason, file=sys.stderr)
     return 1

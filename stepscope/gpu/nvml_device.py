@@ -16,7 +16,8 @@ from stepscope.host.environment import under_wsl
 log = logging.getLogger(__name__)
 
 NOT_BY_GPU, NOT_BY_DRIVER = "not supported on this GPU", "not offered by this driver"
-NOT_UNDER_WSL, NO_DATA, PERMISSION = "not supported under WSL2", "no data", "permission"
+NOT_UNDER_WSL = "not supported on this GPU or under WSL2"
+NO_DATA, PERMISSION = "no data", "permission"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 SLOW_S, SLOW_CALLS, SELDOM_S = 0.02, 3, 1.0
 """After SLOW_CALLS consecutive calls longer than SLOW_S, the query's minimum period."""
@@ -140,7 +141,7 @@ class NvmlLibrary:
         self.major = int(major) if major.isdecimal() else None
 
     def judge(self, code: int, answered: bool) -> tuple[ErrorAction, str]:
-        """Return the result of `judge`; under WSL2 it names WSL2 as the reason."""
+        """Return the result of `judge`; under WSL2 it names WSL2 as a possible reason."""
         step, reason = judge(code, answered)
         return step, NOT_UNDER_WSL if self._wsl and reason == NOT_BY_GPU else reason
 

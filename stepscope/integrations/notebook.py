@@ -7,23 +7,23 @@ import html
 import importlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope import tracker
+from stepscope.host.local_server import HOST, free_port, wait_until_it_listens
 from stepscope.recorded_run import Run, open_run
 from stepscope.run import RunError, runs_root
 
 FRAMES = "STEPSCOPE_FRAMES"
 """Environment variable of the server: origins, separated by spaces, that may frame its pages."""
-START_S = 60.0  # the page imports torch
-HOSTS = ("localhost", "127.0.0.1")
+END_WITH_STDIN = "STEPSCOPE_END_WITH_STDIN"
+"""Environment variable of the server: it ends when its standard input, a pipe, is closed."""
+HOSTS = ("localhost", HOST)
 
 _servers: dict[Path, _Server] = {}
 """Servers of this process by their folder of all runs."""
@@ -81,47 +81,53 @@ def show(
 
 
 def notebook_origins() -> list[str]:
-    """Return the origins of the Jupyter server of this kernel; [] if it is unknown."""
+    """Return the origins of the Jupyter server of this kernel.
+
+    Returns [] if it is unknown, or if its pages have another origin: with HTTPS a browser permits
+    no frame over HTTP, and JupyterHub serves them by a proxy.
+    """
+    if any(name.startswith("JUPYTERHUB_") for name in os.environ):
+        return []
     with contextlib.suppress(ImportError, KeyError, OSError, ValueError, TypeError):
         folder = importlib.import_module("jupyter_core.paths").jupyter_runtime_dir()
         file = Path(folder) / f"jpserver-{int(os.environ['JPY_PARENT_PID'])}.json"
-        port = int(json.loads(file.read_text())["port"])
-        return [f"http://{host}:{port}" for host in HOSTS]
+        server = json.loads(file.read_text())
+        port = int(server["port"])
+        return [] if server.get("secure") else [f"http://{host}:{port}" for host in HOSTS]
     return []
 
 
 def _start(root: Path) -> _Server:
     """Start a server and wait until it responds. Raises RunError."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
+    if port is None:
+        raise RunError(f"show: {HOST} has no free port.")
     origins = notebook_origins()
-    options = {"port": port, "address": "127.0.0.1", "headless": "true"}
+    options = {"port": port, "address": HOST, "headless": "true"}
     words = [word for name, value in options.items() for word in (f"--server.{name}", str(value))]
+    variables = {FRAMES: " ".join(origins), END_WITH_STDIN: "1"}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "stepscope.cli", "ui", "--", *words],
-            env={**os.environ, "STEPSCOPE_RUNS": str(root), FRAMES: " ".join(origins)},
-            # The server ends when this pipe is closed: at the end of this process, also if killed.
+            env={**os.environ, "STEPSCOPE_RUNS": str(root), **variables},
+            # This pipe is closed at the end of this process, also if killed.
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Interrupt Kernel signals the kernel's process group
         )
-        until = time.monotonic() + START_S
-        while not _listens(port):
-            if process.poll() is not None or time.monotonic() > until:
+        assert process.stdin is not None
+        # A forked process, such as a DataLoader's worker, would keep the pipe open.
+        os.register_at_fork(after_in_child=process.stdin.close)
+        listens = False
+        try:
+            listens = wait_until_it_listens(process.pid, port)
+        finally:  # also after Interrupt Kernel
+            if not listens:
                 process.kill()
                 process.communicate()  # closes the pipe
-                log.seek(0)
-                text = log.read().decode(errors="replace").strip()[-1000:]
-                raise RunError(f"show: the dashboard did not start. {text}")
-            time.sleep(0.1)
+        if not listens:
+            log.seek(0)
+            text = log.read().decode(errors="replace").strip()[-1000:]
+            raise RunError(f"show: the dashboard did not start. {text}")
     return _Server(process, port, bool(origins))
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        socket.create_connection(("127.0.0.1", port), timeout=2).close()
-        return True
-    return False

@@ -376,4 +376,4 @@ def test_the_command_without_its_package_or_port(
     monkeypatch.delitem(sys.modules, "stepscope.export.prometheus")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert main(["exporter"]) == 1
-    assert "pip install 'stepscope[prometheus]'" in capsys.readouterr().err
+    assert "pip install prometheus-client" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -135,9 +136,17 @@ def test_ui_becomes_streamlit_on_the_callers_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPSCOPE_RUNS", "mine")
     monkeypatch.setenv("STEPSCOPE_ALERTS", "my.toml")
+    monkeypatch.setenv("STEPSCOPE_WORKLOAD", "other.py:build")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("src", "", "/theirs")))
     given = ["--port", "8600", "--no-browser", "--workload", "my.py:build", "--", "--x", "1"]
     main(["ui", *given])
-    ((path, words, environment, folder),) = became
+    monkeypatch.chdir(tmp_path)
+    main(["ui", *given, "--", "--workload", "b.py:b"])
+    (path, words, environment, folder), (_, more, *_) = became
+    assert more[5:] == [
+        *("--server.port", "8600", "--server.headless", "true", "--x", "1"),
+        *("--", "--workload", "b.py:b", "--workload", str(tmp_path / "my.py:build")),
+    ]
     assert path == sys.executable
     assert words[1:5] == ["-m", "streamlit", "run", "app.py"]
     options = ["--server.port", "8600", "--server.headless", "true", "--x", "1"]
@@ -145,15 +154,49 @@ def test_ui_becomes_streamlit_on_the_callers_runs(
     assert environment["STEPSCOPE_RUNS"] == str(tmp_path / "mine")
     assert environment["STEPSCOPE_DATA"] == str(tmp_path / "data")
     assert environment["STEPSCOPE_ALERTS"] == str(tmp_path / "my.toml")
+    assert environment["STEPSCOPE_WORKLOAD"] == str(tmp_path / "other.py:build")
+    assert environment["PYTHONPATH"] == os.pathsep.join((str(tmp_path / "src"), "/theirs"))
     assert (Path(folder) / "app.py").is_file()
     capsys.readouterr()
     assert ui.serve([], tmp_path, app=tmp_path) == 1
     assert "not part of this installation" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["ui"]) == main(["demo", "--no-browser"]) == 1
-    assert capsys.readouterr().err.count("pip install 'stepscope[ui]'") == 2
+    assert capsys.readouterr().err.count("Run pip install streamlit plotly.") == 2
     assert main(["lab", "--list"]) == main(["measure-memory", "--config", "-"]) == 1
-    assert capsys.readouterr().err.count("pip install 'stepscope[train]'") == 2
+    assert capsys.readouterr().err.count("Run pip install torch scipy.") == 2
+    monkeypatch.setattr("importlib.util.find_spec", {"torch": 1, "scipy": 1}.get)
+    assert main(["sample-data"]) == 1
+    assert "Run pip install scikit-learn pillow." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("root", ["runs", "/tmp"])
+def test_a_deleted_current_folder_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    root: str,
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_RUNS", root)
+    monkeypatch.delenv("STEPSCOPE_DATA", raising=False)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["ui"]) == 2
+    assert capsys.readouterr().err == "The current folder was deleted. Change to another folder.\n"
+
+
+def test_demo_opens_no_page_of_another_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BROWSER", "false")
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("would open a page"))
+    monkeypatch.setattr(os, "execve", lambda *call: pytest.fail("would start a server"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["demo", "--port", str(port)]) == 1
+    assert f"{port} is in use" in capsys.readouterr().err
 
 
 def test_a_program_has_its_folder_on_the_path_before_the_callers(

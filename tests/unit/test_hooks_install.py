@@ -56,6 +56,11 @@ def test_what_cannot_attach_is_said_once_and_the_rest_works(
     assert "train/grad_norm will be missing" in record.message
 
 
+def test_a_torch_without_a_version_does_not_end_the_script() -> None:
+    with hooked():
+        hooks._installed[-1]._attach(ModuleType("torch"))  # as a stub torch.py beside the script
+
+
 def test_a_wrapper_around_ours_survives_our_going() -> None:
     original = torch.autograd.backward
     with hooked():

@@ -8,6 +8,7 @@ import re
 import sys
 import tokenize
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,15 @@ def code_lines(source: str) -> set[int]:
         if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node):
             lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     return lines
+
+
+def test_the_command_of_an_installed_lesson_has_its_whole_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert BY_NAME["matmul"].command == "python trainer/lessons/matmul.py"
+    folder = Path("/my env/stepscope/_app/trainer/lessons")
+    monkeypatch.setattr("trainer.lessons.FOLDER", folder)
+    assert BY_NAME["matmul"].command == f"python '{folder}/matmul.py'"
 
 
 def test_every_file_is_listed_once_and_themes_are_contiguous() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
+import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import stepscope
 from dashboard.api.origin import local_origins
+from stepscope.host.local_server import free_port, wait_until_it_listens
 from stepscope.integrations import notebook
 from stepscope.integrations.notebook import RunPage, notebook_origins
 from tests.support.run_folders import make_run
@@ -35,6 +40,13 @@ def test_the_origins_are_those_of_the_kernels_jupyter_server(
         assert notebook_origins() == [], content
     runtime.write_text(json.dumps({"port": 8889, "url": "http://localhost:8889/"}))
     assert notebook_origins() == ["http://localhost:8889", "http://127.0.0.1:8889"]
+    runtime.write_text(json.dumps({"port": 8889, "secure": True}))
+    assert notebook_origins() == [], "https may not frame http"
+    runtime.write_text(json.dumps({"port": 8889, "secure": False}))
+    assert len(notebook_origins()) == 2
+    monkeypatch.setenv("JUPYTERHUB_USER", "eve")
+    assert notebook_origins() == []
+    monkeypatch.delenv("JUPYTERHUB_USER")
     for pid in ("4712", "../4711", ""):
         monkeypatch.setenv("JPY_PARENT_PID", pid)
         assert notebook_origins() == [], pid
@@ -75,6 +87,58 @@ def test_a_server_that_ends_at_once_is_reported(
     assert tmp_path not in notebook._servers
     with pytest.raises(stepscope.RunError, match="no run 'absent'"):
         stepscope.show("absent", runs=tmp_path)
+
+
+def test_a_server_of_another_process_is_not_shown(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert wait_until_it_listens(os.getpid(), port)
+        with subprocess.Popen([sys.executable, "-c", ""]) as process:
+            assert not wait_until_it_listens(process.pid, port)
+        assert free_port([port]) is None
+    assert free_port([port]) == port
+
+
+def test_an_interrupted_start_ends_the_server_and_a_fork_does_not_hold_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec cat\n")  # ends with its standard input
+    program.chmod(0o755)
+    monkeypatch.setattr(notebook.sys, "executable", str(program))
+    started: list[subprocess.Popen[bytes]] = []
+
+    def popen(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*words, **options))
+        return started[0]
+
+    real = subprocess.Popen
+    monkeypatch.setattr(notebook.subprocess, "Popen", popen)
+    monkeypatch.setattr(notebook, "wait_until_it_listens", lambda pid, port: True)
+    server = notebook._start(tmp_path)
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        os.close(write)
+        os.read(read, 1)  # until the end of the test
+        os._exit(0)
+    pipe = server.process.stdin
+    assert pipe is not None
+    pipe.close()
+    try:
+        assert server.process.wait(20) == 0
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(child, 0)
+
+    def interrupted(pid: int, port: int) -> bool:
+        raise KeyboardInterrupt
+
+    started.clear()
+    monkeypatch.setattr(notebook, "wait_until_it_listens", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        notebook._start(tmp_path)
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_the_address_has_the_run_and_a_server_is_used_again(

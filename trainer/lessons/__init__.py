@@ -5,6 +5,7 @@ Start one with `python trainer/lessons/NAME.py`. No torch import.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +48,9 @@ class Lesson:
 
     @property
     def command(self) -> str:
-        """The shell command that starts the program in the project folder."""
-        program = f"trainer/lessons/{self.name}.py"
+        """The shell command that starts the program, in a checkout in its folder."""
+        installed = "_app" in FOLDER.parts
+        program = shlex.quote(str(self.path)) if installed else f"trainer/lessons/{self.name}.py"
         if self.ranks == 1:
             return f"python {program}"
         return f"torchrun --standalone --nproc-per-node={self.ranks} {program}"

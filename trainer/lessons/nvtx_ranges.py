@@ -28,4 +28,4 @@ globals_ = {"nvtx": nvtx}
 timer = Timer("nvtx.range_push('part'); nvtx.range_pop()", globals=globals_)
 cost = timer.blocked_autorange(min_run_time=0.2).median * 1e6
 print(f"a range costs {cost:.2f} µs while no profiler listens")
-print("see them: nsys profile --trace cuda,nvtx python trainer/lessons/nvtx_ranges.py")
+print(f"see them: nsys profile --trace cuda,nvtx python {sys.argv[0]}")

@@ -92,7 +92,7 @@ class TorchHooks:
 
     def _attach(self, torch: ModuleType) -> None:
         self._has_torch = True
-        warn_if_unsupported(str(torch.__version__))
+        warn_if_unsupported(str(getattr(torch, "__version__", "")))
         for metrics, attach in CAPTURES:
             try:
                 attach(torch, self._state, self._patches)
