@@ -62,9 +62,9 @@ PHASES = {
 class StepAverages:
     """Means over a window of steady steps; None if not recorded.
 
-    Times are seconds per step. `utilization` and `throttled` are fractions: of time, and of samples
-    with an abnormal clocks event reason. `process_cpu` is in cores. Clocks are in MHz,
-    `sm_clock_max` is the run's maximum.
+    Times are seconds per step. `utilization`, `throttled` and `host_cpu` are fractions: of time, of
+    samples with an abnormal clocks event reason, and of all cores. `process_cpu` is in cores.
+    Clocks are in MHz, `sm_clock_max` is the run's maximum.
     """
 
     steps: int
@@ -75,6 +75,7 @@ class StepAverages:
     gpu_wait: float | None = None
     utilization: float | None = None
     process_cpu: float | None = None
+    host_cpu: float | None = None
     throttled: float | None = None
     throttle_words: tuple[str, ...] = ()
     sm_clock: float | None = None

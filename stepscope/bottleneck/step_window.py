@@ -54,6 +54,7 @@ def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAver
         gpu_wait=_mean(_column(steps, "perf/gpu_wait")),
         utilization=_share(_column(devices, "gpu/util")),
         process_cpu=_share(_column(samples, "process/cpu")),
+        host_cpu=_share(_column(samples, "host/cpu"), least=1),  # read once a second
         throttled=sum(map(bool, words)) / len(words) if enough else None,
         throttle_words=tuple(dict.fromkeys(itertools.chain(*words))),
         sm_clock=_mean(_column(devices, "gpu/sm_clock")),
@@ -151,10 +152,10 @@ def _measured(values: Floats) -> float | None:
     return float(finite.mean()) if len(finite) >= MIN_READINGS else _mean(values)
 
 
-def _share(percent: Floats) -> float | None:
-    """Return the mean of a percentage as a fraction, of at least MIN_READINGS samples."""
+def _share(percent: Floats, least: int = MIN_READINGS) -> float | None:
+    """Return the mean of a percentage as a fraction, of at least `least` samples."""
     finite = percent[np.isfinite(percent)]
-    return float(finite.mean() / 100) if len(finite) >= MIN_READINGS else None
+    return float(finite.mean() / 100) if len(finite) >= least else None
 
 
 def _highest(reader: StoreReader, info: SeriesInfo | None, key: str) -> float | None:

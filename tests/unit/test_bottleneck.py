@@ -96,7 +96,7 @@ TRANSFER = BottleneckKind.TRANSFER
         # Without CPU time: in less than a second of steps it may as well have slept.
         (on_cpu(0.0), CPU, UNCLEAR),
         (on_cpu(0.06), CPU, INPUT),
-        (on_cpu(0.01, process_cpu=0.2), CPU, UNCLEAR),
+        (on_cpu(0.01, process_cpu=0.2, host_cpu=None), CPU, UNCLEAR),
     ],
 )
 def test_the_kind_of_a_verdict(given: StepAverages, setup: RunSetup, kind: BottleneckKind) -> None:
@@ -190,6 +190,7 @@ def test_parts_always_sum_to_the_step_and_a_named_cause_explains_enough(setup: R
             utilization=some(1.0),
             gpu_wait=some(0.1),
             process_cpu=some(3.0),
+            host_cpu=some(1.0),
             throttled=some(1.0),
         )
         parts = parts_of(given, setup)
