@@ -141,7 +141,7 @@ def verdict(
         return BottleneckDiagnosis(kind=BottleneckKind.UNCLEAR, text=parts, figures=figures)
     kind, share = _cause(parts, figures, setup)
     if kind is BottleneckKind.UNCLEAR or share is None:
-        text = _unclear(parts, figures, setup)
+        text = _unclear(parts, setup)
         return BottleneckDiagnosis(kind=kind, text=text, parts=parts, figures=figures)
     return BottleneckDiagnosis(
         kind=kind,
@@ -273,7 +273,7 @@ def _lowered(figures: StepAverages) -> str:
     return text
 
 
-def _unclear(parts: StepBreakdown, figures: StepAverages, setup: RunSetup) -> str:
+def _unclear(parts: StepBreakdown, setup: RunSetup) -> str:
     shares: Mapping[str, float] = {
         "computing": parts.compute,
         "waiting for data": parts.data,
