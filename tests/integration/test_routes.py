@@ -104,7 +104,7 @@ def test_a_run_is_served_and_then_only_what_is_new(client: TestClient) -> None:
     [
         ("/api/series", 404, "run"),
         ("/api/series?run=../etc", 404, "name of a run folder"),
-        ("/api/series?run=absent", 404, "Pick one"),
+        ("/api/series?run=absent", 404, "stepscope runs"),
         ("/api/series?run=one&since=x", 400, "SERIES~ROW~BUCKET"),
         ("/api/series?run=one&events=-1", 400, "event id"),
         ("/api/window?run=one&axis=z&from=0&to=1", 400, "step or time"),
@@ -231,7 +231,7 @@ def test_a_button_becomes_a_command_in_the_run_folder(client: TestClient, runs: 
 @pytest.mark.parametrize(
     ("changed", "status", "word"),
     [
-        ({"run": "absent"}, 404, "Pick one"),
+        ({"run": "absent"}, 404, "stepscope runs"),
         ({"run": "../etc"}, 404, "name of a run folder"),
         ({"run": 3}, 400, "run:"),
         ({"name": "rm"}, 400, "name:"),
