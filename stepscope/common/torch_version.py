@@ -9,7 +9,7 @@ import re
 log = logging.getLogger(__name__)
 
 OLDEST, NEWEST = (2, 6), (2, 15)
-"""Tested by `make test-torch`; README.md and docs/watch.md name the same range."""
+"""README.md and docs/watch.md name the same range; docs/watch.md lists the tests that ran."""
 SUPPORTED = ".".join(map(str, OLDEST)) + " to " + ".".join(map(str, NEWEST))
 
 

@@ -132,7 +132,7 @@ class _NewestValues:
 
 
 class _MachinePoll:
-    """Reads the GPUs in a thread of its own, because a broken GPU can block a driver call."""
+    """Reads the GPUs in a separate thread, because a broken GPU can block a driver call."""
 
     def __init__(self, machine: MachineMonitor) -> None:
         self._machine = machine
