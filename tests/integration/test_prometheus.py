@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
 from tests.support.fake_nvml import FakeGpu, FakeNvml, install
 from tests.support.grafana import DASHBOARD, FOLDER, PANELS, targets
-from tests.support.prometheus_text import OPENMETRICS, get, serving
+from tests.support.prometheus_text import OPENMETRICS, get, running, serving
 from tests.support.run_folders import make_run, make_store
 from tests.support.server import free_port
 from tests.support.training_runs import background, small
@@ -100,14 +99,8 @@ def static_target(folder: Path, text: str) -> Iterator[str]:
         def log_message(self, format: str, *arguments: object) -> None: ...
 
     handler = partial(Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join(10)
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        yield url
 
 
 @contextmanager

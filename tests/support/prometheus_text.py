@@ -5,7 +5,8 @@ from __future__ import annotations
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from http.server import HTTPServer
 from threading import Thread
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
@@ -17,10 +18,14 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0
 Samples = dict[str, list[tuple[dict[str, str], float]]]  # Labels and value, by name.
 
 
-@contextmanager
-def serving(collector: ExporterCollector) -> Iterator[str]:
+def serving(collector: ExporterCollector) -> AbstractContextManager[str]:
     """Serve on a free port; yield the address without a path."""
-    server = open_server(collector, "127.0.0.1", 0)
+    return running(open_server(collector, "127.0.0.1", 0))
+
+
+@contextmanager
+def running(server: HTTPServer) -> Iterator[str]:
+    """Run a server in a thread and close it at the end; yield its address."""
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
