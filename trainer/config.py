@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_IMPLS, current_settings
 
 
@@ -99,26 +100,6 @@ class Workload(StrEnum):
     MATMUL = "matmul"
     MEMORY_STRESS = "memory_stress"
     CUSTOM = "custom"
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigIssue:
-    """A setting that cannot have its value: field, reason and remedy."""
-
-    field: str
-    reason: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.reason}. {self.remedy}."
-
-
-class ConfigError(ValueError):
-    """A value that no device could run, as a ConfigIssue in `problem`."""
-
-    def __init__(self, problem: ConfigIssue) -> None:
-        super().__init__(str(problem))
-        self.problem = problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stepscope.common.config_issue import ConfigError, ConfigIssue
 from trainer.config import (
     CompileMode,
-    ConfigError,
-    ConfigIssue,
     LRSchedule,
     Optimizer,
     OptimizerImpl,
@@ -61,7 +60,7 @@ def validate(config: RunConfig, devices: Sequence[TrainDevice]) -> tuple[ConfigI
         ConfigIssue("device", device.reason, remedy) if device.reason else None,
         _precision_problem(config.precision, device),
         *step_problems(config, on_gpu=on_gpu, compile_reason=device.compile_reason),
-        *loading_problems(config, on_gpu=on_gpu),
+        *(_copy_problems(config) if on_gpu else _on_a_cpu(config)),
         *parallel_problems(config, gpus=gpus),
     ]
     return tuple(problem for problem in found if problem is not None)
@@ -205,11 +204,6 @@ def _graph_problems(config: RunConfig) -> Iterator[ConfigIssue]:
         elif config.optimizer is Optimizer.SGD:
             reason = "only fused SGD reads its learning rate from the GPU"
             yield ConfigIssue("cuda_graphs", reason, fused)
-
-
-def loading_problems(config: RunConfig, *, on_gpu: bool) -> list[ConfigIssue]:
-    """Return issues of settings that data loading does not support or that have no effect."""
-    return list(_copy_problems(config) if on_gpu else _on_a_cpu(config))
 
 
 def _on_a_cpu(config: RunConfig) -> Iterator[ConfigIssue]:

@@ -14,7 +14,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config import OPTION_NAME, ConfigError, ConfigIssue, RunConfig, Workload
+from stepscope.common.config_issue import ConfigError, ConfigIssue
+from trainer.config import OPTION_NAME, RunConfig, Workload
 
 VARIABLE = "STEPSCOPE_WORKLOAD"
 OPTION = "--workload"

@@ -17,7 +17,8 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
-from trainer.config import TEXTS, ConfigError, ConfigIssue, RunConfig, Workload, either
+from stepscope.common.config_issue import ConfigError, ConfigIssue
+from trainer.config import TEXTS, RunConfig, Workload, either
 
 VARIABLE = "STEPSCOPE_DATA"
 IMAGE_SUFFIXES = frozenset(

@@ -21,16 +21,6 @@ from trainer.datasets import VARIABLE as DATA
 MODULE = "trainer.runners.rank_worker"
 PORT = 29500  # torchrun's default
 PORTS = (1024, 65_535)
-ONE_MACHINE = (
-    "--nnodes=1",
-    "--rdzv-backend=c10d",
-    "--rdzv-endpoint=localhost:0",
-    "--local-addr=localhost",
-)
-"""torchrun's arguments for ranks on this machine; port 0 is any free port.
-
-Without a local address, as with --standalone, torchrun resolves the host name. It hangs if that
-name does not resolve to this machine."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]{2,39}")
 _SLURM_PORTS = (20_000, 20_000)  # first port and count: two jobs on a node need different ports
 

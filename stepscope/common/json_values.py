@@ -29,6 +29,11 @@ def to_text(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
+def dict_of(value: Any) -> dict[str, Any]:
+    """Return a value that is a dict, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
 def first_line(error: BaseException) -> str:
     """Return an error's first line."""
     line = to_text(error).strip().partition("\n")[0]

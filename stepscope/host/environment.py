@@ -90,6 +90,12 @@ def running_name() -> str:
     return name if ending == ".ipynb" else "notebook"
 
 
+def running_folder() -> Path:
+    """Return the folder of this process's script; the working directory of a notebook."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path.cwd() if file is None or in_notebook() else Path(file).absolute().parent
+
+
 def in_notebook() -> bool:
     """Return True if a notebook's kernel runs this process (Jupyter, VS Code, Colab)."""
     return _program().endswith("kernel_launcher.py")

@@ -123,6 +123,7 @@ def _text(path: Path) -> str:
     return ""
 
 
+OWN_STARTERS = {"stepscope-code", "stepscope-alerts"}  # their children (git) are not the script's
 MAX_GENERATIONS = 4  # workers of a fork server are the second generation
 MAX_CHILDREN = 512  # a script may start any number
 REST = 200  # cooldown in multiples of a sample's duration: 0.5% of the sampler's thread
@@ -161,7 +162,8 @@ def resident() -> int | None:
     pid = os.getpid()
     if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
         return None
-    threads = {thread.native_id for thread in threading.enumerate() if thread.native_id}
+    own = {thread.native_id for thread in threading.enumerate() if thread.name in OWN_STARTERS}
+    threads = {thread.native_id or pid for thread in threading.enumerate()} - own
     family = _children((pid, thread) for thread in threads | {pid})
     pids, generation = set(family), family
     for _ in range(MAX_GENERATIONS - 1):

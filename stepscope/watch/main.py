@@ -4,6 +4,8 @@ The script is the `__main__` of this process, with its arguments, exit code, sig
 run is closed by the first registered atexit handler, and so after the script's handlers.
 
     stepscope watch [--name NAME] [--runs DIR] [--time-collectives] script.py [arguments]
+    stepscope watch --with "tf32 num_workers=4" script.py [arguments]
+    stepscope watch [--tag TAG] [--group GROUP] [--note NOTE] [--no-git] script.py [arguments]
     stepscope watch [--name NAME] [--runs DIR] -m package.module [arguments]
     torchrun --nproc-per-node 2 -m stepscope.watch script.py [arguments]
 """
@@ -20,11 +22,23 @@ from pathlib import Path
 from types import TracebackType
 
 from stepscope.distributed.rendezvous import RankContext, launch
+from stepscope.session.code_state import GIT_VARIABLE
 from stepscope.session.stop import handlers_wait
+from stepscope.settings import SettingError, parse
+from stepscope.tracker import annotate
 from stepscope.watch.script import ScriptNotFoundError, from_file, from_module
 from stepscope.watch.watched_run import begin, follow
 
 PACKAGE_FOLDER = Path(__file__).parent
+VALUED = (
+    "--name",
+    "--runs",
+    "--rank-of",
+    "--with",
+    "--tag",
+    "--group",
+    "--note",
+)  # Options with a value.
 NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"  # torch reads it when a process group is created.
 
 
@@ -33,9 +47,9 @@ def main(argv: Sequence[str]) -> int:
 
     Raises the exception that ended the script, which the interpreter handles as usual.
     """
-    options, words = _parse(argv)
+    options, command = _parse(argv)
     try:
-        script = (from_module if options.module else from_file)(words[0], words[1:])
+        script = (from_module if options.module else from_file)(command[0], command[1:])
     except ScriptNotFoundError as error:
         sys.stderr.write(f"{error}\n")
         return error.code
@@ -44,7 +58,12 @@ def main(argv: Sequence[str]) -> int:
         raise
     if options.time_collectives:
         os.environ[NCCL_TIMING] = "1"
-    run = begin(options.name or script.name, script.path, options.runs, _joined(options.rank_of))
+    if options.no_git:
+        os.environ[GIT_VARIABLE] = "0"
+    words = " ".join(options.settings)
+    place = _joined(options.rank_of)
+    run = begin(options.name or script.name, script.path, options.runs, place, words)
+    annotate(run.session, tags=options.tag, group=options.group, note=options.note)
     follow(run)
     atexit.register(run.close)
     gc.freeze()  # excludes the imported modules from full collections
@@ -62,8 +81,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Split the options of `stepscope watch` from the script and its arguments."""
     parser = argparse.ArgumentParser(
         prog="stepscope watch",
-        usage="%(prog)s [--name NAME] [--runs DIR] [--time-collectives] "
-        "(script.py | -m module) [arguments]",
+        usage="%(prog)s [--name NAME] [--runs DIR] [--tag TAG] [--group GROUP] [--note NOTE] "
+        "[--no-git] [--time-collectives] [--with SETTINGS] (script.py | -m module) [arguments]",
         description="Run a training script unchanged and record loss, learning rate, timings, "
         "memory and GPUs, live in 'stepscope ui'.",
         allow_abbrev=False,
@@ -75,10 +94,26 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         metavar="DIR",
         help="folder of all runs (default: STEPSCOPE_RUNS, or runs/)",
     )
+    parser.add_argument("--tag", action="append", default=[], help="tag of the run; repeatable")
+    parser.add_argument("--group", help="group of the run, such as an experiment of several runs")
+    parser.add_argument("--note", help="note about the run")
+    parser.add_argument(
+        "--no-git",
+        action="store_true",
+        help=f"do not record the git commit and uncommitted changes ({GIT_VARIABLE}=0)",
+    )
     parser.add_argument(
         "--time-collectives",
         action="store_true",
         help=f"time collectives with NCCL ({NCCL_TIMING}=1); may reduce overlap with compute",
+    )
+    parser.add_argument(
+        "--with",
+        dest="settings",
+        metavar="SETTINGS",
+        action="append",
+        default=[],
+        help='apply settings to the script, such as "tf32 num_workers=4"; see docs/watch.md',
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="run a module, like python -m"
@@ -88,12 +123,16 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     ours = 0
     while ours < len(argv) and argv[ours].startswith("-"):
         word = argv[ours]
-        ours += 2 if word in ("--name", "--runs", "--rank-of") else 1
+        ours += 2 if word in VALUED else 1
         if word in ("-m", "--"):
             break
     options = parser.parse_args([word for word in argv[:ours] if word != "--"])
     if ours >= len(argv):
         parser.error("no script given: name a file, or a module after -m.")
+    try:
+        parse(options.settings)
+    except SettingError as error:
+        parser.error(f"--with: {error}")
     return options, list(argv[ours:])
 
 

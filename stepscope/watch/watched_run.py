@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from stepscope import tracker
+from stepscope.common.secrets import without_secrets
 from stepscope.distributed.rendezvous import (
     RankContext,
     RankEnvironmentError,
@@ -23,11 +24,14 @@ from stepscope.run import RunKind, RunStatus, runs_root
 from stepscope.run.status import RunOutcome, outcome
 from stepscope.session.script_session import ScriptSession
 from stepscope.session.stop import handlers_wait
+from stepscope.settings import parse
 from stepscope.store import StoreError, store_name
 from stepscope.watch import hooks
 from stepscope.watch.hooks import TorchHooks
 from stepscope.watch.hooks.patching import PostImportHook
+from stepscope.watch.hooks.settings import SettingHooks
 from stepscope.watch.output_log import keep_output
+from stepscope.watch.trial import begin_trial
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +42,8 @@ class WatchedRun:
 
     session: ScriptSession | None
     hooks: TorchHooks | None = None
+    words: str = ""
+    """The settings of the command line, for the processes that the script starts."""
     prints: bool = True  # False for all but one rank of a machine.
     outcome: RunOutcome = field(default_factory=RunOutcome)
     given_away: bool = False
@@ -61,29 +67,38 @@ class WatchedRun:
             self.outcome = replace(self.outcome, reason=reason)
             if self.prints:
                 say(f"stepscope: {reason}")
+        if self.hooks is not None and self.hooks.applied is not None:
+            for entry in self.hooks.applied.end():
+                if self.prints:
+                    value = "" if entry["value"] is True else f"={entry['value']}"
+                    named = f"{entry['name']}{value}"
+                    say(f"stepscope: setting {named} {entry['state']}: {entry['text']}")
         self.session.close(self.outcome.status, self.outcome.reason)
 
 
-def begin(name: str, path: str, runs: Path | None, place: RankContext | None = None) -> WatchedRun:
+def begin(
+    name: str, path: str, runs: Path | None, place: RankContext | None = None, words: str = ""
+) -> WatchedRun:
     """Start the recording of the script at `path`; without a session if that fails.
 
     `runs` is the folder of all runs, if the user has named one. `place` is the rank context of a
-    process that another watched process has started.
+    process that another watched process has started. `words` are valid settings.
     """
     joins = place is not None
     try:
         if place is None:
             place = find_place(runs_root(runs), name, os.environ)
-        session = ScriptSession(place, name=name, kind=RunKind.WATCH)
+        session = ScriptSession(
+            place, name=name, kind=RunKind.WATCH, script_folder=Path(path).absolute().parent
+        )
+        arguments = without_secrets(sys.argv[1:])
         session.recorder.describe(
-            script={"path": path, "arguments": sys.argv[1:], "cwd": str(Path.cwd())}
+            script={"path": path, "arguments": arguments, "cwd": str(Path.cwd())}
         )
     except (OSError, StoreError, RankEnvironmentError) as error:
-        say(f"stepscope: not watched, no run folder could be made: {error}")
-        return WatchedRun(None)
+        return _unrecorded(f"not watched, no run folder could be made: {error}")
     except Exception as error:  # noqa: BLE001 - no error of Stepscope may end the script
-        say(f"stepscope: not watched: {type(error).__name__}: {error}")
-        return WatchedRun(None)
+        return _unrecorded(f"not watched: {type(error).__name__}: {error}")
     if not joins:
         announce(place, runs)
     try:
@@ -94,13 +109,27 @@ def begin(name: str, path: str, runs: Path | None, place: RankContext | None = N
         )
     except Exception as error:  # noqa: BLE001 - as above
         session.recorder.event("output_lost", f"The script's output is not recorded: {error}")
-    run = WatchedRun(session, prints=place.local_rank == 0)
+    run = WatchedRun(session, prints=place.local_rank == 0, words=words)
+    trouble = None
     try:
         tracker.attach(session)
-        run.hooks = hooks.install(session)
+        applied = None
+        if words:
+            recorder = session.recorder
+            applied = SettingHooks(parse([words]), lambda found: recorder.describe(settings=found))
+        run.hooks = hooks.install(session, applied)
     except Exception as error:  # as above
         log.warning("stepscope: the script's steps will not be recorded", exc_info=True)
+        trouble = f"{type(error).__name__}: {error}"
         session.recorder.event("hook_failed", f"The script's steps are not recorded: {error}")
+    begin_trial(run, trouble)
+    return run
+
+
+def _unrecorded(why: str) -> WatchedRun:
+    say(f"stepscope: {why}")
+    run = WatchedRun(None)
+    begin_trial(run)
     return run
 
 
@@ -153,6 +182,8 @@ def _rerunning(command: Callable[[], Sequence[str]], run: WatchedRun) -> Callabl
             log.warning("stepscope: a rank that Lightning starts is not recorded: %s", error)
             return words
         join = ["-m", "stepscope.watch", "--rank-of", str(session.recorder.folder)]
+        if run.words:
+            join += ["--with", run.words]
         return [words[0], *join, *words[1:]]
 
     return watched
@@ -204,7 +235,8 @@ def _give_away(run: WatchedRun, fn: Callable[..., Any], count: int) -> SpawnedRa
     parents_log = folder / "output.log"
     if parents_log.exists():
         parents_log.replace(folder / PARENTS_LOG)
-    return SpawnedRank(fn, folder, count, described["name"], described["script"]["path"])
+    name, path = described["name"], described["script"]["path"]
+    return SpawnedRank(fn, folder, count, name, path, run.words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +251,7 @@ class SpawnedRank:
     count: int
     name: str
     path: str
+    words: str
 
     def __call__(self, number: int, *args: Any) -> Any:
         """Call the script's function with the rank as its first argument, and record it."""
@@ -226,7 +259,7 @@ class SpawnedRank:
             for ending in ("", "-wal", "-shm"):
                 (self.folder / f"{store_name(0)}{ending}").unlink(missing_ok=True)
         place = RankContext(self.folder, number, number, number, self.count, self.count)
-        run = begin(self.name, self.path, None, place)
+        run = begin(self.name, self.path, None, place, self.words)
         try:
             return self.function(number, *args)
         except BaseException as error:

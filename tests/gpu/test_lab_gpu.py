@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepscope.gpu.source import is_simulated
+from stepscope.lab.script_plan import script_command
+from stepscope.lab.trial_process import TrialProcess
 from tests.conftest import Need
 from trainer.config import Workload, defaults
 from trainer.devices import cuda_reason, list_devices
-from trainer.lab.trial_process import TrialProcess
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def take(folder: Path, gpu: str, **changes: Any) -> dict[str, Any]:
         "steps": 40,
         "seconds": 1.0,
     }
-    return TrialProcess(folder).take(job, 110)
+    return TrialProcess("trainer.lab.trial_run", folder).take(job, 110)
 
 
 def test_a_sample_on_a_gpu_has_its_memory_times_and_clocks(tmp_path: Path, gpu: str) -> None:
@@ -44,3 +47,27 @@ def test_a_sample_on_a_gpu_has_its_memory_times_and_clocks(tmp_path: Path, gpu: 
 def test_captured_steps_reach_the_loss_of_eager_ones(tmp_path: Path, gpu: str) -> None:
     eager, captured = take(tmp_path, gpu), take(tmp_path, gpu, cuda_graphs=True)
     assert captured["metrics"]["loss"] == pytest.approx(eager["metrics"]["loss"], rel=1e-4)
+
+
+def test_a_script_on_a_simulated_gpu_is_not_measured_and_on_a_gpu_has_its_peak(
+    tmp_path: Path, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(8, 8).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 1e-3)\n"
+        "while True:\n"
+        "    model(torch.ones(4, 8, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".sweep").mkdir()
+    script = asdict(script_command("train.py", [], is_module=False))
+    job = {"script": script, "changes": {}, "seed": 1, "warmup": 3, "steps": 10, "seconds": 1.0}
+    answer = TrialProcess("stepscope.lab.script_trial", tmp_path / ".sweep").take(job, 110)
+    if is_simulated(gpu):
+        assert "simulated" in answer["reason"]
+        assert answer["stops"]
+    else:
+        assert answer["metrics"]["peak_allocated"] > 0

@@ -123,7 +123,9 @@ def test_copies_to_the_host_are_limited_by_time_and_not_by_steps(
             clock.now += step_s
         recorder.settle()
     assert 0 < calls["copy d2h"] <= most
-    assert calls["cudaEventRecordWithFlags"] == calls["copy d2h"]
+    # torch 2.6 records events by the older call.
+    recorded = calls.get("cudaEventRecordWithFlags") or calls["cudaEventRecord"]
+    assert recorded == calls["copy d2h"]
     recorder.close(RunStatus.FINISHED)
     assert metric(recorder.folder, "train/loss").tolist() == [0.0, *range(1000)]
 

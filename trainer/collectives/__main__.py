@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.host.child_process import ChildState
+from stepscope.lab.command import print_error
 from stepscope.run import runs_root
 from trainer.collectives import measurement as collectives
-from trainer.lab.options import print_error
-from trainer.runners.child_process import ChildState
 
 FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 

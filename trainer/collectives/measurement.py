@@ -21,10 +21,11 @@ import msgspec
 
 from stepscope.common.files import atomic_write, read_json
 from stepscope.common.formatting import format_bytes, format_short_time
+from stepscope.distributed import ONE_MACHINE
 from stepscope.distributed.collective_metrics import rate_text
+from stepscope.host.child_process import Child, ChildOutput, ChildState
 from stepscope.run import folder_name, is_run_id
-from trainer.launch_commands import ONE_MACHINE
-from trainer.runners.child_process import Child, ChildOutput, ChildState
+from trainer.runners.child_process import PROJECT
 
 GLOO, NCCL = "gloo", "nccl"
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
@@ -209,7 +210,9 @@ class Measurement(Child):
             env["CUDA_VISIBLE_DEVICES"] = ""
         # The agent runs torchrun, and ends when this process closes its stdin.
         agent = [sys.executable, "-m", "trainer.runners.agent"]
-        super().__init__([*agent, *measuring_arguments(plan)], limit_s=LIMIT_S, env=env)
+        super().__init__(
+            [*agent, *measuring_arguments(plan)], limit_s=LIMIT_S, env=env, cwd=PROJECT
+        )
 
     def _now(self) -> ChildOutput:
         return ChildOutput(ChildState.RUNNING, self.seconds, answer=self._document("running"))

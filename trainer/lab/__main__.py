@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import shlex
 import signal
 import sys
@@ -13,14 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.common.files import atomic_write
-from stepscope.common.formatting import format_duration
-from stepscope.run import process_identity, runs_root
-from trainer.config import ConfigError, Workload
-from trainer.config_validation import TrainDevice, validate
-from trainer.custom_workload import UserWorkloadError, choose, user_problem, user_workload
-from trainer.datasets import data_problem
-from trainer.lab.folder import (
+from stepscope.common.config_issue import ConfigError
+from stepscope.lab.command import (
+    FAILED,
+    FINISHED,
+    USAGE,
+    UsageError,
+    check_outputs,
+    close,
+    print_error,
+    print_estimate,
+    shown,
+)
+from stepscope.lab.folder import (
     PLAN_JSON,
     SWEEP_JSON,
     SweepError,
@@ -32,24 +36,26 @@ from trainer.lab.folder import (
     write_json,
     write_plan,
 )
-from trainer.lab.options import PLANNING, UsageError, is_file, parser, plan_of, print_error
-from trainer.lab.plan import SweepPlan, estimate, with_problems
-from trainer.lab.report import closing, progress_line, table, to_csv
-from trainer.lab.sweep import SweepRunner
-from trainer.lab.trial_process import TrialProcess
+from stepscope.lab.sweep_runner import SweepRunner
+from stepscope.lab.trial_process import TrialProcess
+from stepscope.run import process_identity, runs_root
+from trainer.config import Workload
+from trainer.config_validation import TrainDevice, validate
+from trainer.custom_workload import UserWorkloadError, choose, user_problem, user_workload
+from trainer.datasets import data_problem
+from trainer.lab.options import PLANNING, is_file, parser, plan_of
+from trainer.lab.plan import WorkloadPlan, with_devices
 from trainer.lab.variants import all_variants, speed_problem
-
-FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parser().parse_args(arguments)
-    process = TrialProcess()
+    process = TrialProcess("trainer.lab.trial_run")
     for number in (signal.SIGINT, signal.SIGTERM):  # also before the sweep starts
         signal.signal(number, lambda *_: process.stop())
     try:
-        _check_outputs(options)
+        check_outputs(options)
         return _run(options, process)
     except (UsageError, ConfigError, SweepError, UserWorkloadError) as error:
         print_error(str(error))
@@ -71,13 +77,8 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
         return FINISHED
     folder, plan = _folder_and_plan(options, devices)
     process.folder = folder
-    _print_estimate(folder, plan)
-
-    def show(sweep: dict[str, Any]) -> None:
-        print_error(progress_line(sweep))
-        if options.json not in (None, "-"):
-            write_json(Path(options.json), sweep)
-
+    known = seconds_per_sample(folder.parent.parent, plan.workload, plan.config.device)
+    print_estimate(folder, plan, known)
     config = plan.config
     refused = next(iter(validate(config, devices)), None)
     refused = refused or data_problem(config) or user_problem(config)
@@ -85,13 +86,15 @@ def _run(options: argparse.Namespace, process: TrialProcess) -> int:
     if refused is not None:
         sweep = _refuse(folder, f"The baseline cannot run here: {refused}")
     else:
-        sweep = SweepRunner(folder, plan, devices, process, show).run()
-    return _close(options, folder, sweep)
+        sweep = SweepRunner(folder, plan, process, shown(options)).run()
+    given = user_workload() if sweep["workload"] == Workload.CUSTOM else None
+    custom = f" --workload {shlex.quote(f'{given.path}:{given.function}')}" if given else ""
+    return close(options, sweep, f"stepscope lab --folder {shlex.quote(str(folder))}{custom}")
 
 
 def _folder_and_plan(
     options: argparse.Namespace, devices: Sequence[TrainDevice]
-) -> tuple[Path, SweepPlan]:
+) -> tuple[Path, WorkloadPlan]:
     """Return folder and plan of a new or a resumed sweep.
 
     The file of a custom workload is never taken from a folder, because it would be executed.
@@ -108,7 +111,7 @@ def _folder_and_plan(
                 "Give --folder alone to resume it, or another folder."
             )
         try:
-            return folder, with_problems(SweepPlan.from_dict(read_plan(folder)), devices)
+            return folder, with_devices(WorkloadPlan.from_dict(read_plan(folder)), devices)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SweepError(f"{folder.name}/{PLAN_JSON}: is no plan ({error}).") from error
     if folder is not None and not given:
@@ -123,18 +126,6 @@ def _folder_and_plan(
     return folder, plan
 
 
-def _print_estimate(folder: Path, plan: SweepPlan) -> None:
-    config = plan.config
-    known = seconds_per_sample(folder.parent.parent, config.workload, config.device)
-    duration, count = estimate(plan, known), len(plan.arms)
-    source = "measured in an earlier sweep" if known else "assumed"
-    print_error(
-        f"{folder}: {count} variant{'' if count == 1 else 's'}; about "
-        f"{format_duration(duration.low)} if all are decided at the first look, at most "
-        f"{format_duration(duration.high)} (duration of a trial: {source})."
-    )
-
-
 def _refuse(folder: Path, reason: str) -> dict[str, Any]:
     """Write to sweep.json why the sweep cannot run, also for a page that waits for it.
 
@@ -147,35 +138,6 @@ def _refuse(folder: Path, reason: str) -> dict[str, Any]:
         now = {"status": "failed", "reason": reason, "updated": time.time(), **process_identity()}
         write_json(folder / SWEEP_JSON, sweep | now)
         return sweep | now
-
-
-def _close(options: argparse.Namespace, folder: Path, sweep: dict[str, Any]) -> int:
-    """Print and write the results; return the exit code."""
-    if options.json == "-":
-        print(json.dumps(sweep, indent=1))
-    elif options.json:
-        write_json(Path(options.json), sweep)
-    if options.csv:
-        atomic_write(Path(options.csv), to_csv(sweep), durable=False)
-    if sweep["baseline"] is not None:
-        lines = [*table(sweep), "", *closing(sweep)]
-        print("\n".join(lines), file=sys.stderr if options.json == "-" else sys.stdout)
-    else:
-        print_error(sweep["reason"])
-    if sweep["status"] == "stopped":
-        given = user_workload() if sweep["workload"] == Workload.CUSTOM else None
-        custom = f" --workload {shlex.quote(f'{given.path}:{given.function}')}" if given else ""
-        print_error(f"To resume: stepscope lab --folder {shlex.quote(str(folder))}{custom}")
-        return STOPPED
-    return FINISHED if sweep["status"] == "finished" else FAILED
-
-
-def _check_outputs(options: argparse.Namespace) -> None:
-    """Raise UsageError for a result file that cannot be written."""
-    for name in ("json", "csv"):
-        path = getattr(options, name)
-        if path and path != "-" and not (Path(path).parent.is_dir() and not Path(path).is_dir()):
-            raise UsageError(f"--{name}: must be a file in an existing folder, got {path!r}.")
 
 
 if __name__ == "__main__":

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepscope.common.formatting import printable
+from stepscope.common.config_issue import ConfigError
+from stepscope.lab.command import UsageError, add_numbers, numbers
+from stepscope.lab.plan import Variant
 from stepscope.run.setting_names import EARLIER_IMPLS, EARLIER_WORKLOADS, current_settings
-from trainer.config import FIELDS, ConfigError, OptimizerImpl, RunConfig, Workload, defaults
+from trainer.config import FIELDS, OptimizerImpl, RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.lab.plan import SweepPlan
+from trainer.lab.plan import WorkloadPlan
 from trainer.lab.presets import PRESETS
 from trainer.lab.variants import (
     FIXED,
-    Variant,
     all_variants,
     make_variant,
     own_settings,
@@ -33,21 +33,14 @@ examples:
   stepscope lab --workload digits_cnn --preset tutorials --max-rounds 8
   stepscope lab --workload digits_mlp --variants num_workers=2+prefetch_factor=4
   stepscope lab --folder runs/lab/NAME        resumes a stopped sweep
+  stepscope lab --variant tf32 train.py       a script of your own: its options (--variant, --gate,
+                                              --link, …) precede the script; see docs/lab.md
 
 A variant turns a setting on (pin_memory), sets a value (channels_last=false, precision=bf16), or
 changes several settings (num_workers=2+prefetch_factor=4). A number or choice without a value, such
 as precision, means every useful value. A switch that a variant turns on is off in the baseline.
 Exit codes: 0 the sweep is finished, 1 it failed, 2 wrong usage, 130 it was stopped.
 """
-
-
-class UsageError(Exception):
-    """Options that describe no sweep; the message has a remedy."""
-
-
-def print_error(text: str) -> None:
-    """Print one line on stderr."""
-    sys.stderr.write(f"{printable(text)}\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,14 +64,7 @@ def parser() -> argparse.ArgumentParser:
     add("--precision", metavar="P", help="the baseline's precision")
     add("--batch-size", metavar="N", help="the baseline's batch_size")
     add("--set", metavar="FIELD=VALUE", action="append", default=[], help="more baseline settings")
-    add("--steps", metavar="N", type=int, help="measured steps per trial (automatic)")
-    add("--warmup", metavar="N", type=int, help="warm-up steps (a quarter, at least 10)")
-    add("--max-rounds", metavar="N", type=int, help="maximum number of rounds (12)")
-    help_ = "skip the search for the best combination (old name: --no-best)"
-    add("--no-combination", "--no-best", dest="no_best", action="store_true", help=help_)
-    add("--folder", metavar="DIR", help="sweep folder; resumes if it contains plan.json")
-    add("--json", metavar="FILE", help="write results as JSON after every trial (- for stdout)")
-    add("--csv", metavar="FILE", help="write the variants as CSV at the end")
+    add_numbers(found)
     add("--list", action="store_true", help="list the settings for this baseline and exit")
     return found
 
@@ -92,7 +78,7 @@ PLANNING = (
 
 def plan_of(
     options: argparse.Namespace, devices: Sequence[TrainDevice]
-) -> tuple[SweepPlan, tuple[str, ...]]:
+) -> tuple[WorkloadPlan, tuple[str, ...]]:
     """Return the plan of the options, and notes on changes of the baseline.
 
     Raises UsageError and ConfigError.
@@ -111,10 +97,8 @@ def plan_of(
     refused = validate(config, devices)
     if refused:
         raise ConfigError(refused[0])
-    numbers = {name: getattr(options, name) for name in ("steps", "warmup", "max_rounds")}
-    numbers = {name: value for name, value in numbers.items() if value is not None}
-    numbers |= {"seed": config.seed % 10**9, "find_best": not options.no_best}
-    return SweepPlan(config=config, arms=tuple(found), **numbers), notes
+    more = {**numbers(options), "seed": config.seed % 10**9}
+    return WorkloadPlan(config=config, arms=tuple(found), devices=tuple(devices), **more), notes
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, str]:

@@ -1,145 +1,138 @@
-"""The plan of a sweep, and the estimate of its duration. No torch import."""
+"""The plan of a sweep over a built-in workload. No torch import."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
+from stepscope.common.config_issue import ConfigError
+from stepscope.lab.plan import SweepPlan, numbers_of
+from trainer.config import RunConfig, Strategy
+from trainer.config_validation import TrainDevice, validate
+from trainer.lab.variants import (
+    changed,
+    compiles,
+    make_variant,
+    own_changes,
+    own_with,
+    variant_from_dict,
+)
 
-from trainer.config import ConfigError, ConfigIssue, RunConfig
-from trainer.lab.variants import Variant, compiles, make_variant
 
-LOOKS = (5, 8, 12)  # Rounds of the interim looks (docs/lab.md).
-MAX_ROUNDS = 100
+@dataclass(frozen=True, kw_only=True)
+class WorkloadPlan(SweepPlan):
+    """A sweep over a workload: `config` is the baseline. Raises ConfigError.
 
-STARTUP_S = 4.0  # Of a child process: mostly the import of torch.
-COMPILE_S = 40.0  # Assumed duration of torch.compile in a trial, until one was measured.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepPlan:
-    """The parameters of a sweep; `arms` are its variants. Raises ConfigError.
-
-    `steps` are measured after `warmup` steps; 0 means automatic: a trial of the baseline measures
-    `sample_s` seconds, at least 30 steps. `alpha` is the probability of any false "faster" or
-    "slower" among the variants, `margin` the minimum effect, `same` the widest interval around 0
-    that is called "no difference". `baselines` are the baseline trials per round; 0 becomes the
-    integer nearest to the square root of the number of variants, which gives the shortest intervals
-    for the number of trials (Dunnett 1955).
+    `devices` are those of this machine, and not a part of plan.json.
     """
 
     config: RunConfig
-    arms: tuple[Variant, ...]
-    steps: int = 0
-    warmup: int = 0
-    max_rounds: int = 12
-    looks: tuple[int, ...] = LOOKS
-    alpha: float = 0.05
-    margin: float = 0.01
-    same: float = 0.03
-    baselines: int = 0
-    find_best: bool = True
-    sample_s: float = 2.0
-    seed: int = 0
+    devices: Sequence[TrainDevice] = field(default=(), compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        for name, (low, high) in _LIMITS.items():
-            _check_number(name, getattr(self, name), low, high)
-        _check_number("same", self.same, float(self.margin), 0.5)
-        if not self.baselines:
-            runnable = sum(arm.problem is None for arm in self.arms)
-            object.__setattr__(self, "baselines", max(1, round(math.sqrt(runnable))))
-        for look in self.looks:
-            _check_number("looks", look, 2, 10**6)
-        names = [arm.name for arm in self.arms]
-        double = next((name for name in names if names.count(name) > 1), None)
-        reserved = any(name.split(" ")[0] == "baseline" for name in names)
-        rising = self.looks and list(self.looks) == sorted(set(self.looks))
-        decides = isinstance(self.find_best, bool)
-        for right, field, reason, remedy in (
-            (decides, "find_best", "must be true or false", "Choose one"),
-            (rising, "looks", "must rise from 2 or more", "Use the default"),
-            (double is None, "arms", f"has {double!r} twice", "Remove one"),
-            (not reserved, "arms", "the name baseline is reserved", "Choose another name"),
-        ):
-            if not right:
-                raise ConfigError(ConfigIssue(field, reason, remedy))
+    @property
+    def workload(self) -> str:
+        """The name of the workload."""
+        return str(self.config.workload)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON values for plan.json and sweep.json."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        return values
+    @property
+    def label(self) -> str:
+        """A short description of the baseline."""
+        config, device = self.config, "CPU" if self.config.device == "cpu" else "GPU"
+        return f"{config.workload} on {device}, {config.precision}, batch_size {config.batch_size}"
+
+    @property
+    def device_name(self) -> str | None:
+        """The name of the baseline's device; None if it is not in this machine."""
+        return next((one.name for one in self.devices if one.id == self.config.device), None)
+
+    def subject(self) -> dict[str, Any]:
+        """Return the settings of the baseline."""
+        return {"config": self.config.to_dict()}
+
+    def combine(
+        self, first: Mapping[str, Any], second: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], str | None]:
+        """Return both changes together, and why no device of this machine can run them."""
+        together = merged(self.config, first, second)
+        for name, value in second.items():
+            if name != "custom_options" and name in first and first[name] != value:
+                return together, f"{name} is {first[name]} in the combination already"
+        try:
+            problem = next(iter(validate(changed(self.config, together), self.devices)), None)
+        except ConfigError as error:
+            problem = error.problem
+        return together, None if problem is None else f"{problem.field}: {problem.reason}"
+
+    def compiles(self, changes: Mapping[str, Any]) -> bool:
+        """Return True if these changes turn torch.compile on."""
+        return compiles(changes)
+
+    def scaling(self, changes: Mapping[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `scaling` and the extended `text` of a variant on other devices."""
+        return scaled(self.config, changes, verdict)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SweepPlan:
+    def from_dict(cls, values: Mapping[str, Any]) -> WorkloadPlan:
         """Return the plan of plan.json; missing values get their defaults.
-
-        A plan without `baselines` is of a version with one baseline trial per round.
 
         Raises ConfigError for a value out of its bounds; KeyError, TypeError and ValueError for
         another file.
         """
-        names = [spec.name for spec in fields(cls)]
-        given = {"baselines": 1} | {name: values[name] for name in names if name in values}
-        given["config"] = RunConfig.from_dict(values["config"])
-        given["arms"] = tuple(Variant.from_dict(arm) for arm in values["arms"])
-        given["looks"] = tuple(values.get("looks", LOOKS))
-        return cls(**given)
+        return cls(
+            config=RunConfig.from_dict(values["config"]),
+            arms=tuple(variant_from_dict(arm) for arm in values["arms"]),
+            **numbers_of(values),
+        )
 
 
-_LIMITS: dict[str, tuple[float, float]] = {
-    "steps": (0, 10**8),
-    "warmup": (0, 10**6),
-    "max_rounds": (1, MAX_ROUNDS),
-    "baselines": (0, MAX_ROUNDS),
-    "seed": (0, 10**9),
-    "alpha": (1e-6, 0.5),
-    "margin": (0.0, 0.5),
-    "sample_s": (0.01, 3600),
-}
-"""Inclusive bounds; a value whose lower bound is an int must be an int."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Seconds of a sweep: if all variants are decided at the first look, and if none is."""
-
-    low: float
-    high: float
-
-
-def estimate(plan: SweepPlan, sample_seconds: float | None = None) -> Estimate:
-    """Return the duration of a sweep; only `high` includes the combination search.
-
-    `sample_seconds` is the duration of a baseline trial in an earlier sweep
-    (`folder.seconds_per_sample`). The default is the start of a process plus `sample_s`.
-    """
-    each = sample_seconds or STARTUP_S + plan.sample_s
-    runnable = [arm for arm in plan.arms if arm.problem is None and arm.changes]
-    compiled = sum(compiles(arm.changes) for arm in runnable)
-    a_round = each * (plan.baselines + len(runnable)) + COMPILE_S * compiled
-    first = min(plan.looks[0], plan.max_rounds)
-    high = a_round * plan.max_rounds
-    if plan.find_best and plan.max_rounds >= plan.looks[0]:
-        # Each further winner needs a comparison of two, and so does the confirmation.
-        high += 2 * each * plan.max_rounds * len(runnable)
-    return Estimate(each + a_round * first, each + high)
-
-
-def with_problems(plan: SweepPlan, devices: Any) -> SweepPlan:
-    """Return the plan with the variants validated on these devices."""
+def with_devices(plan: WorkloadPlan, devices: Sequence[TrainDevice]) -> WorkloadPlan:
+    """Return the plan for these devices, with its variants validated on them."""
     arms = (
         make_variant(arm.changes, plan.config, devices, name=arm.name) if arm.changes else arm
         for arm in plan.arms
     )
-    return replace(plan, arms=tuple(arms))
+    return replace(plan, arms=tuple(arms), devices=tuple(devices))
 
 
-def _check_number(field: str, value: Any, low: float, high: float) -> None:
-    kind = int if isinstance(low, int) else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-        reason = f"must be {low:g} to {high:g}, got {value!r}"
-        raise ConfigError(ConfigIssue(field, reason, "Choose a value in this range"))
+def merged(
+    config: RunConfig, first: Mapping[str, Any], second: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return both changes of a baseline together, with the custom options of both."""
+    together = {**first, **second}
+    if "custom_options" in together:
+        switched: dict[str, bool] = {}
+        for change in (first, second):
+            switched |= own_changes(config, change.get("custom_options", config.custom_options))
+        together["custom_options"] = own_with(config, switched)
+    return together
+
+
+def scaled(
+    config: RunConfig, changes: Mapping[str, Any], verdict: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return `scaling` and the extended `text` of a variant with another number of devices.
+
+    The speed-up is the ratio of the total samples/s, the efficiency that ratio per device. Both
+    have the interval of the verdict. Empty for other variants.
+    """
+    if not {"strategy", "devices_per_node"} & changes.keys():
+        return {}
+    count = _devices(changed(config, changes))
+    ends = [verdict["effect"], verdict["low"], verdict["high"]]
+    if any(end is None for end in ends):
+        return {"scaling": {"devices": count, "speed_up": None, "efficiency": None}}
+    speed, low, high = (1 + end for end in ends)
+    devices = count / _devices(config)
+    scaling: dict[str, float] = {"devices": count}
+    for suffix, end in (("", speed), ("_low", low), ("_high", high)):
+        scaling[f"speed_up{suffix}"], scaling[f"efficiency{suffix}"] = end, end / devices
+    words = (
+        f"{speed:.2f} times as fast [{low:.2f}, {high:.2f}], efficiency "
+        f"{100 * speed / devices:.0f}% [{100 * low / devices:.0f}, {100 * high / devices:.0f}]"
+    )
+    return {"scaling": scaling, "text": f"{verdict['text']}; {words}"}
+
+
+def _devices(config: RunConfig) -> int:
+    return 1 if config.strategy is Strategy.NONE else config.devices_per_node * config.num_nodes

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stepscope.common.config_issue import ConfigIssue
+from stepscope.lab.plan import Variant
 from trainer.config import (
     LIMITS,
     CompileMode,
-    ConfigIssue,
     OptimizerImpl,
     Precision,
     RunConfig,
@@ -18,7 +19,7 @@ from trainer.config import (
     Strategy,
 )
 from trainer.config_validation import TrainDevice
-from trainer.lab.variants import NOT_TIMED, Variant, make_variant, suggested
+from trainer.lab.variants import NOT_TIMED, make_variant, suggested
 
 Devices = Sequence[TrainDevice]
 _LOADING = (

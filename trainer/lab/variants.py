@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.gpu.source import is_simulated
+from stepscope.lab.plan import Variant
 from stepscope.run.setting_names import current_settings
-from trainer.config import (
-    FIELDS,
-    LIMITS,
-    CompileMode,
-    ConfigError,
-    ConfigIssue,
-    RunConfig,
-    Runner,
-    Strategy,
-    Workload,
-)
+from trainer.config import FIELDS, LIMITS, CompileMode, RunConfig, Runner, Strategy, Workload
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, user_workload_settings
 from trainer.techniques import SWITCHES
@@ -40,22 +32,9 @@ NOT_TIMED = frozenset({"kernel_warmup", "preallocate_memory"})
 """Switches of the first steps only, which no trial counts."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
-    """Changed settings as JSON values; `problem` is the reason why they are unsupported.
-
-    `changes` is empty for a variant without settings, such as a missing GPU.
-    """
-
-    name: str
-    label: str
-    changes: Mapping[str, Any]
-    problem: ConfigIssue | None = None
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Variant:
-        """Return the variant of plan.json. Raises KeyError, TypeError and ValueError."""
-        return msgspec.convert({**values, "changes": current_settings(values["changes"])}, cls)
+def variant_from_dict(values: Mapping[str, Any]) -> Variant:
+    """Return the variant of plan.json. Raises KeyError, TypeError and ValueError."""
+    return msgspec.convert({**values, "changes": current_settings(values["changes"])}, Variant)
 
 
 def compiles(changes: Mapping[str, Any]) -> bool:

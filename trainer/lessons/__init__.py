@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.launch_commands import ONE_MACHINE
+from stepscope.distributed import ONE_MACHINE
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepscope.common.config_issue import ConfigError
 from stepscope.common.formatting import format_bytes, three_digits
-from trainer.config import ConfigError, RunConfig
+from stepscope.host.parent_death_signal import call_at_end_of, kill_group
+from stepscope.lab.command import UsageError, print_error
+from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, validate
 from trainer.custom_workload import UserWorkloadError, choose, user_problem
 from trainer.datasets import data_problem
-from trainer.lab.options import UsageError, is_file, print_error
+from trainer.lab.options import is_file
 from trainer.memory_estimate.options import ABSENT, ABSENT_GPU, config_of, parser
-from trainer.parent_death_signal import call_at_end_of, kill_group
 
 FITS, DOES_NOT, USAGE, STOPPED = 0, 1, 2, 130
 
@@ -120,7 +122,6 @@ def device_of(config: RunConfig, devices: Sequence[TrainDevice]) -> TrainDevice:
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
-    """Return the estimate as lines."""
     word = {True: "It fits.", False: "It does not fit.", None: "Unknown."}[found["fits"]]
     peak = format_bytes(found["predicted_peak_bytes"])
     lines = [f"{word} {found['reason']}", "", f"Predicted peak on {found['device_name']}: {peak}"]

@@ -92,7 +92,7 @@ def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
     if config.strategy in _NOT_PREDICTED:
         raise RunFailedError(_NOT_PREDICTED[config.strategy])
     began = time.perf_counter()
-    capability = capability_of(device)
+    capability = None if device.cuda_index is None else device.compute_capability or ASSUMED
     before = psutil.Process().memory_info().rss
     try:
         step = simulate_step(config, capability)
@@ -120,11 +120,6 @@ def estimate_memory(config: RunConfig, device: TrainDevice) -> MemoryEstimate:
         seconds=time.perf_counter() - began,
         notes=(*step.notes, *((NCCL_NOTE,) if capability and config.distributed else ())),
     )
-
-
-def capability_of(device: TrainDevice) -> tuple[int, int] | None:
-    """Return the compute capability to predict for; None for a CPU."""
-    return None if device.cuda_index is None else device.compute_capability or ASSUMED
 
 
 def compare_with_free(prediction: MemoryEstimate, free: FreeMemory) -> FitResult:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from stepscope.lab.command import UsageError
 from stepscope.run.setting_names import EARLIER_FIELDS, EARLIER_IMPLS
 from trainer.config import FIELDS, RunConfig, Workload
 from trainer.config_validation import TrainDevice
-from trainer.lab.options import UsageError, configured, settings_of, value_of
+from trainer.lab.options import configured, settings_of, value_of
 
 EXAMPLES = """\
 examples:
@@ -103,11 +102,8 @@ def config_of(options: argparse.Namespace, devices: Sequence[TrainDevice]) -> Ru
 def _read_settings(name: str) -> dict[str, Any]:
     """Return the settings in an untrusted JSON file, which may be a whole run.json."""
     try:
-        if name == "-":
-            data = sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1)
-        else:
-            with Path(name).open("rb") as file:
-                data = file.read(MAX_CONFIG_BYTES + 1)
+        with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a file name"
         raise UsageError(f"--config: {name[:200]!r} cannot be read ({reason}).") from None

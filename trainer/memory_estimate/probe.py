@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from stepscope.lab.trial_process import TrialProcess
 from trainer.config import RunConfig
-from trainer.lab.trial_process import TrialProcess
 from trainer.memory_estimate.batch_size_finder import Point, has_headroom
 
 WARMUP_STEPS, SECONDS = 3, 1.5
@@ -52,7 +52,7 @@ def measure(
         if time.time() - left.lstat().st_mtime > MAX_AGE_S:
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
-        process = TrialProcess(Path(name))
+        process = TrialProcess("trainer.lab.trial_run", Path(name))
         rate: float | None = None
         for done in range(ROUNDS * len(sizes)):
             number, place = divmod(done, len(sizes))

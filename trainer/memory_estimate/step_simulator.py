@@ -106,7 +106,6 @@ class StepSimulator:
                 weights.register_post_accumulate_grad_hook(note_gradient)  # type: ignore[no-untyped-call]
 
     def _batch(self, room: Batch) -> Batch:
-        """Return a batch on the device."""
         copied = self.config.copy_stream and self.compute.on_gpu
         with (
             self.tracker.for_part(AllocationCategory.INPUTS),

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.common.files import open_for_append
+from stepscope.host.child_process import ChildProcess
 from stepscope.recorder.recovery import note_end
 from stepscope.run import RunError, RunStatus, process_identity, read_run, write_run_json
 from trainer.config import RunConfig
-from trainer.runners.child_process import ChildProcess
+from trainer.runners.child_process import PROJECT
 from trainer.runners.job_outcome import log_text
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,9 @@ class ChildRun(ChildProcess):
         self._first = folder.resolve()
         command = [sys.executable, *arguments]
         with open(open_for_append(folder / WORKER_LOG, truncate=True), "wb") as log_file:
-            super().__init__(command, stdout=log_file, stderr=subprocess.STDOUT, **options)
+            super().__init__(
+                command, stdout=log_file, stderr=subprocess.STDOUT, cwd=PROJECT, **options
+            )
         self._waiter.start()
 
     @property

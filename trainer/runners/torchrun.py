@@ -12,10 +12,11 @@ from pathlib import Path
 
 import psutil
 
+from stepscope.distributed import ONE_MACHINE
 from stepscope.run import RunError, RunStatus, rank_pids, read_run
 from stepscope.session.stop import rank_processes
 from trainer.config import RunConfig
-from trainer.launch_commands import ONE_MACHINE, rank_variables
+from trainer.launch_commands import rank_variables
 from trainer.runners.job_outcome import JobOutcome, end_of, ended_by_signal, note_job_end
 from trainer.runners.process import SHUT_DOWN, WORKER_LOG, ChildRun, not_started
 from trainer.runners.restart_attempts import attempt_folder, ended_badly, newest_number

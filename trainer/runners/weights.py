@@ -17,8 +17,8 @@ from pathlib import Path
 
 from stepscope.common.formatting import printable
 from stepscope.common.limited_process import limit_process
+from stepscope.host.parent_death_signal import set_parent_death_signal
 from stepscope.run import RunError
-from trainer.parent_death_signal import set_parent_death_signal
 from trainer.runners.child_process import PROJECT
 
 TIME_LIMIT_S = 300.0

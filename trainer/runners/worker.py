@@ -11,8 +11,8 @@ import sys
 import threading
 from pathlib import Path
 
+from stepscope.host.parent_death_signal import call_at_end_of
 from trainer.config import RunConfig
-from trainer.parent_death_signal import call_at_end_of
 
 if __name__ == "__main__":
     # Deferred: each data-loading worker imports this file as well.

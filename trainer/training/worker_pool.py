@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from stepscope.host.parent_death_signal import set_parent_death_signal
 from trainer.config import RunConfig
 from trainer.error_messages import RunFailedError
-from trainer.parent_death_signal import set_parent_death_signal
 from trainer.workloads.task import Batch, Split
 
 

@@ -73,7 +73,6 @@ def task(config: RunConfig) -> Task:
 
 
 def _split(given: CustomWorkload, name: str, data: Any) -> Split:
-    """Return the data as a Split."""
     if isinstance(data, Split):
         if data.length < 1:
             raise UserCodeError(f"workload: {name} has no samples. Check the Split.")

@@ -137,8 +137,8 @@ class PathValidator:
     """Checks that a path is a regular file inside the folder, without symbolic links."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = str(folder)
-        self._folders: dict[str, str | None] = {"": None}
+        self._root = os.path.realpath(folder)
+        self._linked: dict[str, bool] = {"": False}
 
     def reason(self, path: str) -> str | None:
         """Return why a path relative to the folder is invalid; None if it is valid."""
@@ -148,30 +148,22 @@ class PathValidator:
             return f"{shown(path)} is absolute; paths are relative to the CSV file"
         if any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
             return f"{shown(path)} has control characters"
-        *parents, name = path.split("/")
-        if ".." in parents or name in ("", ".", ".."):
+        parent, _, name = path.rpartition("/")
+        if ".." in parent.split("/") or name in ("", ".", ".."):
             return f"{shown(path)} points outside the folder or at no file in it"
-        for depth in range(1, len(parents) + 1):
-            parent = "/".join(parents[:depth])
-            if parent not in self._folders:
-                self._folders[parent] = self._unusable(parent, "folder")
-            if self._folders[parent] is not None:
-                return self._folders[parent]
-        return self._unusable(path, "file")
-
-    def _unusable(self, path: str, kind: str) -> str | None:
         try:
-            found = os.lstat(f"{self._folder}/{path}")
+            if parent not in self._linked:
+                folder = f"{self._root}/{parent}"
+                self._linked[parent] = os.path.realpath(folder) != os.path.normpath(folder)
+            found = os.lstat(f"{self._root}/{path}")
         except FileNotFoundError:
-            return f"there is no {kind} {shown(path)}"
+            return f"there is no file {shown(path)}"
         except OSError as error:
             return f"{shown(path)} cannot be read ({error.strerror})"
         except ValueError:  # a lone surrogate
             return f"{shown(path)} is no valid file name"
-        if stat.S_ISLNK(found.st_mode):
-            return f"{shown(path)} is a symbolic link; put the {kind} itself there"
-        if kind == "folder":
-            return None if stat.S_ISDIR(found.st_mode) else f"{shown(path)} is no folder"
+        if self._linked[parent] or stat.S_ISLNK(found.st_mode):
+            return f"{shown(path)} is a symbolic link or in a linked folder; put the file there"
         if not stat.S_ISREG(found.st_mode):
             return f"{shown(path)} is no file"
         if found.st_size > MAX_FILE_BYTES:

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trainer.config import ConfigError, RunConfig
+from stepscope.common.config_issue import ConfigError
+from trainer.config import RunConfig
 from trainer.datasets import data_path, data_root
 from trainer.workloads.image_decoding import Pixels, UnreadableImageError, decode_image
 from trainer.workloads.image_index import read_images
@@ -168,13 +169,8 @@ class ImageCnn(nn.Module):
         if self.flip and self.training:
             mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
             images = torch.where(mirrored, images.flip(3), images)
-        scores: Tensor = self.head(self.features(_normalized(images, self.head.weight.dtype)))
+        scores: Tensor = self.head(self.features(images.to(self.head.weight.dtype) / 127.5 - 1))
         return scores
-
-
-def _normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scale 0..255 to -1..1: mean and standard deviation 0.5 per color."""
-    return images.to(dtype) / 127.5 - 1
 
 
 def _sentence(entry: ImageEntry, error: UnreadableImageError) -> str:

@@ -1,6 +1,7 @@
 """Zero-code capture: record the training of a script that does not call Stepscope.
 
-`install(session)` is called before the script runs. It does not import torch, so that environment
+`install(session)` is called before the script runs. It wraps argparse (`arguments.py`: `config` of
+run.json), and does not import torch, so that environment
 variables that the script sets before its import still take effect. An import hook then wraps
 several functions of torch:
 
@@ -14,14 +15,16 @@ several functions of torch:
 | `dataloader.py`  | `__next__` of the DataLoader's iterators | data wait, samples/s, epoch        |
 | `step_timing.py` | `DistributedDataParallel.__init__` (jobs)| `perf/forward`, `perf/comm_wait`   |
 | `h2d_copies.py`  | `to`, `cuda` of tensors (only CUDA)      | `perf/h2d`                         |
+| `settings.py`    | only with settings: construction of      | none                               |
+|                  | loaders and optimizers, `zero_grad`, …   |                                    |
 
 `state.py` has the shared state, and the steps of scripts without an optimizer. `step_timing.py`
 also measures the times of a step, `epochs.py` counts batches and epochs, `attribution.py` finds the
 optimizer of a loss.
 
-No wrapper waits for a GPU or changes a result. A wrapper that fails is logged once and disabled.
-Wrappers work in the thread that steps the optimizers, not in forked children and DataLoader
-workers. docs/watch.md lists the limits.
+No wrapper waits for a GPU or changes a result, except those of settings. A wrapper that fails is
+logged once and disabled. Wrappers work in the thread that steps the optimizers, not in forked
+children and DataLoader workers. docs/watch.md lists the limits.
 """
 
 from __future__ import annotations
@@ -35,8 +38,16 @@ from typing import TYPE_CHECKING
 
 from stepscope.common.torch_version import warn_if_unsupported
 from stepscope.distributed.ddp_timing import DDP_METRICS
-from stepscope.watch.hooks import attribution, dataloader, loss, optimizer, step_timing
+from stepscope.watch.hooks import (
+    arguments,
+    attribution,
+    dataloader,
+    loss,
+    optimizer,
+    step_timing,
+)
 from stepscope.watch.hooks.patching import HookGuard, PatchSet, PostImportHook
+from stepscope.watch.hooks.settings import SettingHooks
 from stepscope.watch.hooks.state import HookState
 
 if TYPE_CHECKING:
@@ -64,11 +75,13 @@ CAPTURES: tuple[tuple[str, Attach], ...] = (
 class TorchHooks:
     """The hooks of one run, installed when torch is imported."""
 
-    def __init__(self, session: ScriptSession) -> None:
+    def __init__(self, session: ScriptSession, applied: SettingHooks | None) -> None:
         self._state = HookState(session)
+        self.applied = applied
         self._patches = PatchSet()
         self._import = PostImportHook("torch", self._attach)
         self._has_torch = False
+        arguments.attach(self._state, self._patches)
         self._import.start()
 
     def end(self) -> str | None:
@@ -89,6 +102,8 @@ class TorchHooks:
         """Detach after a fork, in the child."""
         self._import.stop()
         self._state.close()
+        if self.applied is not None:
+            self.applied.is_active = False
 
     def _attach(self, torch: ModuleType) -> None:
         self._has_torch = True
@@ -99,6 +114,8 @@ class TorchHooks:
             except Exception as error:  # noqa: BLE001 - another torch must not break the script
                 text = "stepscope: %s will be missing, torch %s is not supported (%s)"
                 log.warning(text, metrics, getattr(torch, "__version__", "?"), error)
+        if self.applied is not None:
+            self.applied.attach(torch, self._patches)
 
 
 def no_steps_reason(state: HookState, *, has_torch: bool) -> str:
@@ -116,9 +133,9 @@ def no_steps_reason(state: HookState, *, has_torch: bool) -> str:
     return text
 
 
-def install(session: ScriptSession) -> TorchHooks:
-    """Record the training of the script from its import of torch on."""
-    hooks = TorchHooks(session)
+def install(session: ScriptSession, applied: SettingHooks | None = None) -> TorchHooks:
+    """Record the training of the script, and apply settings, from its import of torch on."""
+    hooks = TorchHooks(session, applied)
     _installed.append(hooks)
     return hooks
 

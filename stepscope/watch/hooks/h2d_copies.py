@@ -123,7 +123,7 @@ class H2DCopyHook:
 def attach(torch: ModuleType, state: HookState, patches: PatchSet) -> CopyTimer:
     """Wrap `to` and `cuda` of tensors, after the initialization of CUDA."""
     transfers = CopyTimer(lambda: torch.cuda.Event(enable_timing=True))
-    times, owner = H2DCopyHook(torch, state, transfers), torch.Tensor
-    patches.replace_bound(owner, "to", times.around(owner.to, default=None))
-    patches.replace_bound(owner, "cuda", times.around(owner.cuda, default="cuda"))
+    around, owner = H2DCopyHook(torch, state, transfers).around, torch.Tensor
+    patches.replace_bound(owner, "to", functools.partial(around, default=None))
+    patches.replace_bound(owner, "cuda", functools.partial(around, default="cuda"))
     return transfers

@@ -42,12 +42,16 @@ class PatchSet:
             wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
         self._set(owner, name, wrapper)
 
-    def replace_bound(self, owner: type, name: str, bind: Callable[[Any], Function | None]) -> None:
-        """Replace `instance.name` by `bind(instance)`, unless that returns None.
+    def replace_bound(
+        self, owner: type, name: str, make: Callable[[Function], Callable[[Any], Function | None]]
+    ) -> None:
+        """Replace `instance.name` by `make(original)(instance)`, unless that returns None.
 
         `owner.name` remains the original, which scripts use as a key and compare by identity.
         """
-        self._set(owner, name, _Bound(getattr(owner, name), bind))
+        former = vars(owner).get(name)
+        original = former if isinstance(former, _Bound) else getattr(owner, name)
+        self._set(owner, name, _Bound(original, make(original)))
 
     def _set(self, owner: Any, name: str, wrapper: object) -> None:
         original = vars(owner).get(name)  # None: inherited
@@ -78,7 +82,11 @@ class _Bound:
         bound = None if instance is None else self._bind(instance)
         if bound is not None:
             return bound
-        return self._original if instance is None else self._original.__get__(instance, owner)
+        return self._original.__get__(instance, owner)
+
+    def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the method, as the original of another wrapper."""
+        return self.__get__(instance)(*args, **kwargs)
 
 
 class HookGuard:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainer.lab.folder import Trial
-from trainer.lab.statistics import (
+from stepscope.lab.folder import Trial
+from stepscope.lab.statistics import (
     EffectEstimate,
     Rules,
     Side,
@@ -30,6 +30,7 @@ MAX_FAILURES = 3  # Of a variant in all rounds; then the variant has failed.
 RATE, MEAN_RATE = "samples_per_sec", "mean_samples_per_sec"
 Pairs = list[tuple[Mapping[str, Any], Mapping[str, Any]]]
 """Metrics of the reference and of a variant, a pair per round."""
+RoundFits = Callable[[int, Sequence[str]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ class ComparisonState:
     decided: set[str] = field(default_factory=set)
     mean_effect: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    is_cut: bool = False
+    """True if the time budget ended the comparison before a decision."""
     flaky: dict[str, str] = field(default_factory=dict)
 
 
@@ -87,9 +90,16 @@ def of_contest(trials: Iterable[Trial], key: str) -> list[Trial]:
 
 
 def replay_comparison(
-    comparison: VariantComparison, trials: Sequence[Trial], rules: Rules, seed: int
+    comparison: VariantComparison,
+    trials: Sequence[Trial],
+    rules: Rules,
+    seed: int,
+    fits: RoundFits | None = None,
 ) -> ComparisonState:
-    """Return the state of a comparison after its trials."""
+    """Return the state of a comparison after its trials.
+
+    A round begins only if `fits` returns True for its number and its names.
+    """
     taken = of_contest(trials, comparison.key)
     state = ComparisonState()
     state.flaky = {name: text for name in comparison.challengers if (text := _flaky(taken, name))}
@@ -98,6 +108,9 @@ def replay_comparison(
         state.round = number
         names = [*comparison.references, *remaining]
         random.Random(f"{seed}/{comparison.key}/{number}").shuffle(names)
+        if fits is not None and not fits(number, names):
+            state.is_cut = True
+            break
         for place, name in enumerate(names):
             attempts = [one for one in taken if (one.round, one.name) == (number, name)]
             if any(one.ok for one in attempts):
@@ -105,7 +118,8 @@ def replay_comparison(
             is_reference = name in comparison.references
             failures = sum(not one.ok for one in taken if one.name == name)
             too_often = not is_reference and failures >= MAX_FAILURES
-            if len(attempts) < MAX_ATTEMPTS and not too_often:
+            is_refused = any(one.is_refused for one in attempts)
+            if len(attempts) < MAX_ATTEMPTS and not too_often and not is_refused:
                 state.next = NextTrial(comparison.key, number, name)
                 state.left = len(names) - place + (rules.max_rounds - number) * len(names)
                 break

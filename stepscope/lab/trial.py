@@ -1,8 +1,8 @@
-"""One trial: a training run in a fresh process, `python -m trainer.lab.trial`.
+"""One trial in a fresh process: `python -m stepscope.lab.trial MODULE`.
 
-stdin has one line of JSON, the job; stdout gets one line of JSON, the result. The process ends with
-its sweep: on Linux the kernel kills it, elsewhere a thread notices the end of stdin. Every
-data-loading worker imports this module again, so its imports stay light.
+`run_trial` of the module gets the job, one line of JSON on stdin, and returns the result, one line
+of JSON on stdout. The process ends with its sweep: on Linux the kernel kills it, elsewhere a thread
+notices the end of stdin. Data-loading workers may import this module, so its imports stay light.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ import json
 import os
 import sys
 
-from trainer.parent_death_signal import call_at_end_of, kill_group, set_parent_death_signal
+from stepscope.host.parent_death_signal import (
+    call_at_end_of,
+    kill_group,
+    set_parent_death_signal,
+)
 
 
-def main() -> None:
+def main(module: str) -> None:
     """Run one trial and print its result."""
     set_parent_death_signal()
     # Output of the training must not mix with the result.
@@ -25,10 +29,10 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     call_at_end_of(0, kill_group)
     # Imported here because importing torch takes seconds, in which the sweep may end.
-    trial_run = importlib.import_module("trainer.lab.trial_run")
+    trial_run = importlib.import_module(module)
     gc.freeze()  # imported modules stay: no collection has to traverse them
     print(json.dumps(trial_run.run_trial(job)), file=results, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

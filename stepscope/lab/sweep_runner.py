@@ -11,7 +11,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,19 @@ from typing import Any
 import msgspec
 
 from stepscope.common.files import open_for_append
-from stepscope.run import process_identity
-from trainer.config_validation import TrainDevice
-from trainer.lab.comparison import (
+from stepscope.lab.comparison import (
     MAX_ATTEMPTS,
     ComparisonState,
     NextTrial,
     VariantComparison,
     of_contest,
 )
-from trainer.lab.folder import (
+from stepscope.lab.folder import (
+    INTERRUPTED,
     SAMPLES,
     SCHEMA,
     SWEEP_JSON,
+    AppliedSetting,
     SweepError,
     Trial,
     no_rate,
@@ -40,11 +40,11 @@ from trainer.lab.folder import (
     read_sweep,
     write_json,
 )
-from trainer.lab.plan import SweepPlan
-from trainer.lab.result_json import CALIBRATE, content, finite
-from trainer.lab.sweep_state import BASELINE, SweepPhase, SweepState, replay_sweep
-from trainer.lab.trial_process import TrialProcess
-from trainer.lab.variants import compiles
+from stepscope.lab.plan import SweepPlan
+from stepscope.lab.result_json import CALIBRATE, content, finite
+from stepscope.lab.sweep_state import BASELINE, SweepPhase, SweepState, replay_sweep
+from stepscope.lab.trial_process import TrialProcess
+from stepscope.run import process_identity
 
 MIN_STEPS = 30
 MIN_WARMUP_STEPS = 10
@@ -53,7 +53,7 @@ FIRST_TIMEOUT_S = 900.0
 MIN_TIMEOUT_S = 300.0
 TIMEOUT_FACTOR = 20.0  # Timeout over the duration of the longest trial so far.
 COMPILE_TIMEOUT_S = 1800.0
-SAME_MACHINE = ("host", "gpu", "torch")
+SAME_MACHINE = ("host", "gpu", "torch", "rate")
 """Keys of `machine` that must be equal in all trials of a sweep."""
 
 
@@ -64,13 +64,11 @@ class SweepRunner:
         self,
         folder: Path,
         plan: SweepPlan,
-        devices: Sequence[TrainDevice],
         process: TrialProcess,
         changed: Callable[[dict[str, Any]], None] = lambda sweep: None,
     ) -> None:
         self._folder = folder
         self._plan = plan
-        self._devices = devices
         self._process = process
         self._changed = changed
         self._trials: list[Trial] = []
@@ -102,8 +100,9 @@ class SweepRunner:
 
     @property
     def _machine(self) -> dict[str, Any]:
-        """The machine of the trials so far."""
-        return next((one.machine for one in self._trials if one.ok and one.machine), {})
+        """The machine of the trials so far, that of the baseline if it was measured."""
+        measured = [one for one in self._trials if one.ok and one.machine]
+        return min(measured, key=lambda one: one.name != BASELINE).machine if measured else {}
 
     def _run(self) -> dict[str, Any]:
         while True:
@@ -113,21 +112,42 @@ class SweepRunner:
             if state.next is None:
                 return self._write(plan, state, "finished", None)
             if self._process.stopping:
-                return self._write(plan, state, "stopped", "Stopped; resume continues from here.")
+                return self._write(plan, state, "stopped", INTERRUPTED)
             self._write(plan, state, "running", None)
             answer = self._process.take(_job(plan, state, state.next), self._timeout_s(state))
             if self._process.stopping:
                 continue
-            if (reason := self._stop_reason(answer)) is not None:
+            if answer.get("new_sweep"):
+                ended = f"{answer['reason']} Start a new sweep."
+                return self._write(plan, state, "failed", ended)
+            changes = state.changes[state.next.name]
+            if (reason := self._stop_reason(answer, changes)) is not None:
                 return self._write(plan, state, "stopped", reason)
+            if (reason := self._not_comparable(answer, changes)) is not None:
+                answer = {"seconds": answer["seconds"], "reason": reason}
             self._append(state.next, answer)
 
-    def _stop_reason(self, answer: Mapping[str, Any]) -> str | None:
+    def _not_comparable(self, answer: Mapping[str, Any], changes: Mapping[str, Any]) -> str | None:
+        """Return why a variant measures something else than the baseline."""
+        base = next((one.machine for one in self._trials if one.ok and one.name == BASELINE), {})
+        machine = answer.get("machine") or {}
+        for key in _changed_by(changes):
+            if key in machine and key in base and base[key] != machine[key]:
+                return (
+                    f"{key}: the baseline has {base[key]!r}, this variant has {machine[key]!r}, "
+                    "so their speeds cannot be compared."
+                )
+        return None
+
+    def _stop_reason(self, answer: Mapping[str, Any], changes: Mapping[str, Any]) -> str | None:
         """Return why no trial can be measured now, for reasons other than its settings."""
         if answer.get("stops"):
             return f"{answer['reason']} Resume continues from here once that is fixed."
         machine = answer.get("machine") or {}
-        for key in SAME_MACHINE:
+        # Trials before the first one of the baseline are of variants, which may differ from it.
+        known = any(one.ok and one.name == BASELINE for one in self._trials)
+        free = _changed_by(changes) if known else {"rate", "gpu"}
+        for key in (key for key in SAME_MACHINE if key not in free):
             before, now = self._machine.get(key), machine.get(key)
             if key in machine and key in self._machine and before != now:
                 return (
@@ -140,9 +160,13 @@ class SweepRunner:
         """Return the plan with its number of steps, and the state of the sweep."""
         first = of_contest(self._trials, CALIBRATE)
         measured = next((one for one in first if one.ok), None)
-        if self._plan.steps or measured is not None:
-            plan = with_steps(self._plan, measured)
-            return plan, replay_sweep(plan, self._trials, self._devices)
+        if measured is not None or (self._plan.steps and not self._plan.probe):
+            plan, failed = with_steps(self._plan, measured), None
+            if measured is not None:
+                plan, failed = plan.after_probe(measured)
+            state = replay_sweep(plan, self._trials)
+            state.failed = state.failed or failed
+            return plan, state
         trial = NextTrial(CALIBRATE, 0, BASELINE)
         comparison, nothing = VariantComparison(CALIBRATE, BASELINE, ()), ComparisonState()
         state = SweepState(SweepPhase.CALIBRATING, nothing, comparison, nothing, trial)
@@ -155,7 +179,7 @@ class SweepRunner:
         assert state.next is not None
         took = [one.seconds for one in self._trials if one.ok]
         limit = max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * max(took)) if took else FIRST_TIMEOUT_S
-        return limit + COMPILE_TIMEOUT_S * compiles(state.changes[state.next.name])
+        return limit + COMPILE_TIMEOUT_S * self._plan.compiles(state.changes[state.next.name])
 
     def _append(self, trial: NextTrial, answer: Mapping[str, Any]) -> None:
         """Append a trial to samples.jsonl, durably before the next one begins."""
@@ -170,6 +194,7 @@ class SweepRunner:
             session=self._session,
             metrics=metrics,
             machine=answer.get("machine") or {},
+            settings=msgspec.convert(answer.get("settings") or [], list[AppliedSetting]),
         )
         with open(open_for_append(self._folder / SAMPLES), "wb") as file:
             file.write(msgspec.json.encode(done) + b"\n")
@@ -180,7 +205,6 @@ class SweepRunner:
     def _write(
         self, plan: SweepPlan, state: SweepState, status: str, reason: str | None
     ) -> dict[str, Any]:
-        device = next((d for d in self._devices if d.id == plan.config.device), None)
         sweep: dict[str, Any] = finite(
             {
                 "schema": SCHEMA,
@@ -191,7 +215,7 @@ class SweepRunner:
                 "updated": time.time(),
                 **process_identity(),
                 **content(plan, self._trials, state, over=status != "running"),
-                "machine": {"device": None if device is None else device.name, **self._machine},
+                "machine": {"device": plan.device_name, **self._machine},
             }
         )
         write_json(self._folder / SWEEP_JSON, sweep)
@@ -199,10 +223,17 @@ class SweepRunner:
         return sweep
 
 
+def _changed_by(changes: Mapping[str, Any]) -> Set[str]:
+    """Return the keys of `machine` in which a variant may differ from the baseline."""
+    keys = {"rate"} if changes else set()
+    return keys | {"gpu"} if any(name.startswith("env:") for name in changes) else keys
+
+
 def _job(plan: SweepPlan, state: SweepState, trial: NextTrial) -> dict[str, Any]:
     calibrates = trial.contest == CALIBRATE
     return {
-        "config": plan.config.to_dict(),
+        **plan.subject(),
+        **({"probe": plan.probe} if calibrates and plan.probe else {}),
         "changes": dict(state.changes[trial.name]),
         "seed": seed_of(plan, trial),
         "warmup": CALIBRATION_WARMUP_STEPS if calibrates else plan.warmup,

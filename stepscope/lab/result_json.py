@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
-from trainer.config import RunConfig, Strategy
-from trainer.lab.comparison import NextTrial, VariantComparison, of_contest
-from trainer.lab.folder import METRICS, Trial
-from trainer.lab.plan import SweepPlan
-from trainer.lab.statistics import drift
-from trainer.lab.sweep_state import (
+from stepscope.lab.comparison import NextTrial, VariantComparison, of_contest
+from stepscope.lab.folder import METRICS, Trial
+from stepscope.lab.plan import SweepPlan, Variant
+from stepscope.lab.statistics import drift
+from stepscope.lab.sweep_state import (
     ARMS,
     BASELINE,
     COMBINE,
@@ -24,8 +23,8 @@ from trainer.lab.sweep_state import (
     confirming_rules,
     rules_of,
 )
-from trainer.lab.variants import Variant, changed
-from trainer.lab.verdict_text import impossible, of_drift, verdict_json
+from stepscope.lab.time_budget import NOT_DECIDED
+from stepscope.lab.verdict_text import impossible, of_drift, verdict_json
 
 CALIBRATE = "calibrate"
 _PHASES = {CONFIRM: SweepPhase.CONFIRMING, COMBINE: SweepPhase.COMBINING}
@@ -33,36 +32,6 @@ _OF_A_ROUND = (
     *("samples_per_sec", "step_time", "loss", "sm_clock", "power", "throttle"),
     "energy_per_sample",
 )
-
-
-def scaled(
-    config: RunConfig, changes: Mapping[str, Any], verdict: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return `scaling` and the extended `text` of a variant with another number of devices.
-
-    The speed-up is the ratio of the total samples/s, the efficiency that ratio per device. Both
-    have the interval of the verdict. Empty for other variants.
-    """
-    if not {"strategy", "devices_per_node"} & changes.keys():
-        return {}
-    count = _devices(changed(config, changes))
-    ends = [verdict["effect"], verdict["low"], verdict["high"]]
-    if any(end is None for end in ends):
-        return {"scaling": {"devices": count, "speed_up": None, "efficiency": None}}
-    speed, low, high = (1 + end for end in ends)
-    devices = count / _devices(config)
-    scaling: dict[str, float] = {"devices": count}
-    for suffix, end in (("", speed), ("_low", low), ("_high", high)):
-        scaling[f"speed_up{suffix}"], scaling[f"efficiency{suffix}"] = end, end / devices
-    words = (
-        f"{speed:.2f} times as fast [{low:.2f}, {high:.2f}], efficiency "
-        f"{100 * speed / devices:.0f}% [{100 * low / devices:.0f}, {100 * high / devices:.0f}]"
-    )
-    return {"scaling": scaling, "text": f"{verdict['text']}; {words}"}
-
-
-def _devices(config: RunConfig) -> int:
-    return 1 if config.strategy is Strategy.NONE else config.devices_per_node * config.num_nodes
 
 
 def content(
@@ -73,15 +42,13 @@ def content(
     baseline = [one for one in of_arms if one.ok and one.name == BASELINE]
     rates = [one.metrics["samples_per_sec"] for one in baseline]
     references = VariantComparison(ARMS, BASELINE, (), plan.baselines).references
-    config, device = plan.config, "CPU" if plan.config.device == "cpu" else "GPU"
     return {
-        "workload": str(config.workload),
+        "workload": plan.workload,
         "plan": plan.to_dict(),
         "progress": _progress(plan, trials, state),
         "baseline": {
             "name": BASELINE,
-            "label": f"{config.workload} on {device}, {config.precision}, "
-            f"batch_size {config.batch_size}",
+            "label": plan.label,
             # The keys of a variant, so that all rows are alike.
             **dict.fromkeys(("verdict", "effect", "low", "high", "resolution", "reason")),
             "rounds": len(baseline),
@@ -115,12 +82,15 @@ def _progress(plan: SweepPlan, trials: Sequence[Trial], state: SweepState) -> di
     if state.next is not None and decides and state.phase is not SweepPhase.CONFIRMING:
         left += 2 * plan.max_rounds  # of the confirmation; the combination search is unknown
     each = [one.seconds for one in trials[-20:] if one.ok]
+    seconds = left * statistics.fmean(each) if each else None
+    if plan.budget_s is not None and state.next is not None:
+        seconds = max(0.0, plan.budget_s - sum(one.seconds for one in trials))
     return {
         "done": len(trials),
         "total": len(trials) + left,
         "round": state.state.round,
         "doing": "done" if state.next is None else _doing(plan, state.phase, state.next),
-        "seconds_left": left * statistics.fmean(each) if each else None,
+        "seconds_left": seconds,
         "phase": state.phase,
     }
 
@@ -143,7 +113,9 @@ def _arm(
     else:
         ended = over or state.phase is not SweepPhase.MEASURING or state.next is None
         verdict = verdict_json(state.arms, variant.name, rules_of(plan), over=ended)
-        verdict |= scaled(plan.config, variant.changes, verdict)
+        verdict |= plan.scaling(variant.changes, verdict)
+        if state.arms.is_cut and verdict["verdict"] == "undecided":
+            verdict["reason"] = NOT_DECIDED
     return {**asdict(variant), **verdict, "metrics": _medians(trials, variant.name)}
 
 
@@ -154,7 +126,8 @@ def _best(
         return None
     name = " + ".join(state.winners)
     ended = over or state.next is None
-    verdict = verdict_json(state.confirmed, name, confirming_rules(plan), over=ended)
+    rules = confirming_rules(plan, trials, state.comparison.key)
+    verdict = verdict_json(state.confirmed, name, rules, over=ended)
     if BASELINE in state.confirmed.failed:
         verdict["reason"] = f"The baseline failed: {state.confirmed.failed[BASELINE]}"
     return {
@@ -162,6 +135,7 @@ def _best(
         "changes": dict(state.best),
         **verdict,
         "metrics": _medians(of_contest(trials, state.comparison.key), name),
+        "baseline": _medians(of_contest(trials, state.comparison.key), BASELINE),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import psutil
 
 from stepscope.common.files import open_for_append, read_tail
 from stepscope.common.formatting import format_duration, terminal_text
-from trainer.runners.child_process import PROJECT, Child, ChildOutput, ChildState
+from stepscope.host.child_process import Child, ChildOutput, ChildState
 
 LOG = "sample.log"
 MAX_LOG_BYTES = 20_000  # Bytes at the end of the log that are searched for the last line.
@@ -29,9 +30,13 @@ POLL_S = 0.02
 
 
 class TrialProcess:
-    """Runs one trial at a time in `folder`. A signal handler may call `stop`."""
+    """Runs `run_trial` of a module for one trial at a time in `folder`.
 
-    def __init__(self, folder: Path = Path()) -> None:
+    A signal handler may call `stop`.
+    """
+
+    def __init__(self, module: str, folder: Path = Path()) -> None:
+        self._module = module
         self.folder = folder
         self._trial: _Trial | None = None
         self.stopping = False
@@ -45,9 +50,15 @@ class TrialProcess:
         for former in self.folder.glob(f"{RUN}*/"):  # of a killed process
             shutil.rmtree(former, ignore_errors=True)
         run = Path(tempfile.mkdtemp(prefix=RUN, dir=self.folder)).resolve()
+        temporary = tempfile.mkdtemp(prefix="trial-")  # short: a socket's path has 107 bytes
         began = time.monotonic()
         try:
-            self._trial = _Trial({**job, "folder": str(run)}, self.folder / LOG, timeout_s)
+            self._trial = _Trial(
+                self._module,
+                {**job, "folder": str(run), "temporary": temporary},
+                self.folder / LOG,
+                timeout_s,
+            )
             try:
                 if not self.stopping:  # set while the process was starting
                     self._trial.wait()
@@ -56,7 +67,8 @@ class TrialProcess:
             found = self._trial.output()
         finally:
             _kill_started_by(str(run))
-            shutil.rmtree(run, ignore_errors=True)
+            for folder in (run, temporary):
+                shutil.rmtree(folder, ignore_errors=True)
         answer = found.answer or {"reason": found.reason}
         return {**answer, "seconds": time.monotonic() - began}
 
@@ -70,30 +82,29 @@ class TrialProcess:
 class _Trial(Child):
     """One child process, whose stderr is the log."""
 
-    def __init__(self, job: Mapping[str, Any], log: Path, timeout_s: float) -> None:
+    def __init__(self, module: str, job: Mapping[str, Any], log: Path, timeout_s: float) -> None:
         self._answer: dict[str, Any] = {}
         self._log = log
         self._limit_s = timeout_s
-        paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        package = importlib.util.find_spec(module.partition(".")[0])
+        assert package is not None
+        assert package.origin is not None
+        # The safe path (-P) has no current folder, from which this process may have its packages.
+        paths = [str(Path(package.origin).parents[1]), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "STEPSCOPE_ALERTS": "off",  # a trial that fails is a result
             OF_SAMPLE: str(job["folder"]),
         }
         with open(open_for_append(log, truncate=True), "wb") as output:
             super().__init__(
-                [sys.executable, "-P", "-m", "trainer.lab.trial"],
+                [sys.executable, "-P", "-m", "stepscope.lab.trial", module],
                 limit_s=timeout_s,
                 first_line=json.dumps(job).encode() + b"\n",
                 env=environment,
                 stderr=output,
                 cwd=None,  # files of a custom workload may be relative to it
             )
-
-    def _end(self) -> None:
-        # `_kill_started_by` ends the ranks and waits for their end.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _take(self, content: dict[str, Any]) -> None:
         self._answer = content

@@ -13,14 +13,22 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from trainer.config import ConfigError, RunConfig
-from trainer.config_validation import TrainDevice, validate
-from trainer.lab.comparison import ComparisonState, NextTrial, VariantComparison, replay_comparison
-from trainer.lab.folder import Trial
-from trainer.lab.plan import SweepPlan
-from trainer.lab.statistics import Rules, Side
-from trainer.lab.variants import changed, own_changes, own_with
-from trainer.lab.verdict_text import of_loss
+from stepscope.lab.comparison import (
+    ComparisonState,
+    NextTrial,
+    VariantComparison,
+    replay_comparison,
+)
+from stepscope.lab.folder import Trial
+from stepscope.lab.plan import SweepPlan
+from stepscope.lab.statistics import Rules, Side
+from stepscope.lab.time_budget import (
+    NOT_DECIDED,
+    SCREENING,
+    confirming_rounds,
+    rounds_that_fit,
+)
+from stepscope.lab.verdict_text import of_loss
 
 BASELINE = "baseline"
 ARMS = "arms"
@@ -78,27 +86,28 @@ def rules_of(plan: SweepPlan) -> Rules:
     return Rules(**{spec.name: getattr(plan, spec.name) for spec in fields(Rules)})
 
 
-def confirming_rules(plan: SweepPlan) -> Rules:
-    """Return the rules of the confirmation: all rounds, then one look at the full alpha.
+def confirming_rules(plan: SweepPlan, trials: Sequence[Trial], key: str) -> Rules:
+    """Return the rules of the confirmation `key`: all rounds, then one look at the full alpha.
 
-    With an end at the first significant look the effect would be biased upwards.
+    With an end at the first significant look the effect would be biased upwards. So the number of
+    rounds that a time budget leaves is fixed before the first one.
     """
-    return replace(rules_of(plan), looks=(plan.max_rounds,))
+    rounds = confirming_rounds(plan, trials, key)
+    return replace(rules_of(plan), looks=(rounds,), max_rounds=rounds)
 
 
-def replay_sweep(
-    plan: SweepPlan, trials: Sequence[Trial], devices: Sequence[TrainDevice]
-) -> SweepState:
+def replay_sweep(plan: SweepPlan, trials: Sequence[Trial]) -> SweepState:
     """Return the state of a sweep after its trials."""
     variants = {arm.name: arm.changes for arm in plan.arms if arm.problem is None}
     comparison = VariantComparison(ARMS, BASELINE, tuple(variants), plan.baselines)
-    state = replay_comparison(comparison, trials, rules_of(plan), plan.seed)
+    fits = rounds_that_fit(plan, trials, ARMS, SCREENING)
+    state = replay_comparison(comparison, trials, rules_of(plan), plan.seed, fits)
     found = SweepState(SweepPhase.MEASURING, state, comparison, state, state.next)
     found.changes = {name: {} for name in comparison.references} | variants
     if BASELINE in state.failed:
         found.failed = f"The baseline cannot be measured: {state.failed[BASELINE]}"
     elif state.next is None and plan.find_best:
-        _combine(found, plan, trials, devices)
+        _combine(found, plan, trials)
     return found
 
 
@@ -109,9 +118,7 @@ def loss_is_worse(state: ComparisonState, name: str) -> bool:
     return worse or state.broken.get(name, 0) > 0
 
 
-def _combine(
-    found: SweepState, plan: SweepPlan, trials: Sequence[Trial], devices: Sequence[TrainDevice]
-) -> None:
+def _combine(found: SweepState, plan: SweepPlan, trials: Sequence[Trial]) -> None:
     """Add the winners greedily and confirm the result; stop at the first missing trial."""
     speed = found.arms.speed
     winners = sorted(
@@ -123,7 +130,7 @@ def _combine(
     for name in winners:
         new = found.changes[name]
         names, changes = accepted[-1] if accepted else ((), {})
-        together = merged(plan.config, changes, new)
+        together, refused = plan.combine(changes, new)
         kept: bool | None = False
         if loss_is_worse(found.arms, name):
             reason = "its loss after equal steps is worse"
@@ -131,7 +138,9 @@ def _combine(
         elif not accepted:
             kept = True
             found.tried.append(CombinationStep((name,), True, "the largest effect"))
-        elif (refused := _refused(changes, new, plan.config, together, devices)) is not None:
+        elif together == changes:
+            found.tried.append(CombinationStep((*names, name), False, "it is part of another one"))
+        elif refused is not None:
             found.tried.append(CombinationStep((*names, name), False, refused))
         else:
             kept = _challenge(found, plan, trials, (*names, name), changes, together)
@@ -140,37 +149,6 @@ def _combine(
         if kept:
             accepted.append(((*names, name), together))
     _confirm(found, plan, trials, accepted)
-
-
-def merged(
-    config: RunConfig, first: Mapping[str, Any], second: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return both changes of a baseline together, with the custom options of both."""
-    together = {**first, **second}
-    if "custom_options" in together:
-        switched: dict[str, bool] = {}
-        for change in (first, second):
-            switched |= own_changes(config, change.get("custom_options", config.custom_options))
-        together["custom_options"] = own_with(config, switched)
-    return together
-
-
-def _refused(
-    first: Mapping[str, Any],
-    second: Mapping[str, Any],
-    config: RunConfig,
-    together: Mapping[str, Any],
-    devices: Sequence[TrainDevice],
-) -> str | None:
-    """Return why two variants cannot be combined, or None."""
-    for name, value in second.items():
-        if name != "custom_options" and name in first and first[name] != value:
-            return f"{name} is {first[name]} in the combination already"
-    try:
-        problem = next(iter(validate(changed(config, together), devices)), None)
-    except ConfigError as error:
-        problem = error.problem
-    return None if problem is None else f"{problem.field}: {problem.reason}"
 
 
 def _challenge(
@@ -184,7 +162,8 @@ def _challenge(
     """Return whether the last setting makes the combination faster; None if trials are missing."""
     reference, challenger = " + ".join(names[:-1]), " + ".join(names)
     comparison = VariantComparison(f"{COMBINE} {challenger}", reference, (challenger,))
-    state = replay_comparison(comparison, trials, rules_of(plan), plan.seed)
+    fits = rounds_that_fit(plan, trials, comparison.key, 1.0)
+    state = replay_comparison(comparison, trials, rules_of(plan), plan.seed, fits)
     found.phase, found.comparison, found.state = SweepPhase.COMBINING, comparison, state
     found.next = state.next
     found.changes |= {reference: before, challenger: together}
@@ -195,6 +174,8 @@ def _challenge(
     reason = "measured faster than the combination without it"
     if failure is not None:
         reason = f"it failed: {failure}"
+    elif state.is_cut:
+        kept, reason = False, NOT_DECIDED
     elif not kept:
         reason = "not measured faster than the combination without it"
     elif loss_is_worse(state, challenger):
@@ -217,7 +198,8 @@ def _confirm(
     for names, changes in reversed(accepted):
         best = " + ".join(names)
         comparison = VariantComparison(key, BASELINE, (best,))
-        state = replay_comparison(comparison, trials, confirming_rules(plan), plan.seed)
+        rules = confirming_rules(plan, trials, key)
+        state = replay_comparison(comparison, trials, rules, plan.seed)
         found.phase, found.comparison, found.state = SweepPhase.CONFIRMING, comparison, state
         found.next = state.next
         found.changes[best] = changes

@@ -18,7 +18,7 @@ from stepscope.common.formatting import (
     printable,
     three_digits,
 )
-from trainer.lab.verdict_text import EFFECT, of_best, percent, summary
+from stepscope.lab.verdict_text import EFFECT, of_best, percent, summary
 
 HEADINGS = (
     *("setting", "verdict", "resolution", "samples/s", "step", "data wait", "peak"),
@@ -26,6 +26,7 @@ HEADINGS = (
 )
 NUMBERS = frozenset(HEADINGS) - {"setting", "verdict", "loss"}
 """Right-aligned columns."""
+RATE = "samples/s"
 _LAST = ("measuring", "undecided", "failed", "impossible")
 
 
@@ -73,19 +74,25 @@ def _metrics(arm: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return three_digits(rate), step, wait, format_bytes(peak)
 
 
+def _unit(sweep: Mapping[str, Any]) -> str:
+    """Return the unit of the rates: that of a script without a DataLoader is steps/s."""
+    return str(sweep["machine"].get("rate", RATE))
+
+
 def progress_line(sweep: Mapping[str, Any]) -> str:
     """Return the progress of a sweep in one line."""
     progress = sweep["progress"]
     left = progress["seconds_left"]
     text = f"[{progress['done']}/{progress['total']}] {progress['doing']}"
     if sweep["status"] == "running" and left is not None:
-        text += f"; at most {format_duration(left)} left"
+        text += f"; about {format_duration(left)} left"
     return printable(text)
 
 
 def table(sweep: Mapping[str, Any]) -> list[str]:
     """Return the lines of the table: headings, the baseline, and the variants by effect."""
-    cells = [HEADINGS, *rows(sweep)]
+    headings = tuple(_unit(sweep) if name == RATE else name for name in HEADINGS)
+    cells = [headings, *rows(sweep)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
     return [
         printable(
@@ -104,8 +111,8 @@ def closing(sweep: Mapping[str, Any]) -> list[str]:
     plan, best, drift = sweep["plan"], of_best(sweep), sweep["drift"]
     lines = [
         f"{summary(counts) or 'No variant'}; {plan['steps']} steps per trial after "
-        f"{plan['warmup']} warm-up steps, one process each.",
-        EFFECT,
+        f"{plan['warmup']} warm-up steps, in fresh processes.",
+        EFFECT.replace(RATE, _unit(sweep)),
     ]
     for arm in sweep["arms"]:
         if arm["reason"] and arm["reason"] not in arm["text"]:

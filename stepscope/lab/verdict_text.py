@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from trainer.lab.comparison import ComparisonState
-from trainer.lab.statistics import DriftTest, EffectEstimate, Rules, Side
+from stepscope.lab.comparison import ComparisonState
+from stepscope.lab.statistics import DriftTest, EffectEstimate, Rules, Side
 
 
 class VariantVerdict(StrEnum):

@@ -18,6 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.lab.folder import SweepError
+
+NO_SCIPY = "Intervals need SciPy. Run pip install scipy, or pip install 'stepscope[lab]'."
+MAX_VALUES = 1000  # of a side in `values_needed`
 PATHS = 2**18  # Simulated paths of a level: the error over all looks is 5% ± 0.1 points.
 MAX_EXACT_RANKS = 7
 """Largest number of values with an exact p of Spearman's test (7! = 5040 permutations)."""
@@ -34,7 +38,7 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """The parameters of the method (`trainer.lab.plan.SweepPlan` explains them)."""
+    """The parameters of the method (`stepscope.lab.plan.SweepPlan` explains them)."""
 
     looks: tuple[int, ...]
     max_rounds: int
@@ -67,9 +71,12 @@ class Rules:
 
 
 @cache
-def _special() -> Any:
-    """Return scipy.special; the page shows recorded sweeps without it."""
-    return importlib.import_module("scipy.special")
+def load_scipy() -> Any:
+    """Return scipy.special; the page shows recorded sweeps without it. Raises SweepError."""
+    try:
+        return importlib.import_module("scipy.special")
+    except ModuleNotFoundError as error:
+        raise SweepError(NO_SCIPY) from error
 
 
 @cache
@@ -91,7 +98,7 @@ def _level_of_look(looks: tuple[int, ...], alpha: float) -> float:
         total += added * mean
         variance = (squares - total**2 / count) / (count - 1)
         t = np.abs(total) / np.sqrt(count * variance)
-        smallest, before = np.minimum(smallest, 2 * _special().stdtr(count - 1, -t)), count
+        smallest, before = np.minimum(smallest, 2 * load_scipy().stdtr(count - 1, -t)), count
     return float(max(alpha / len(looks), np.quantile(smallest, alpha)))
 
 
@@ -109,10 +116,10 @@ def moderated(
     if len(variances) > 1 and typical > 0:
         # Equal values have no logarithm; limma's floor.
         logs = np.log(np.maximum(variances, 1e-5 * typical))
-        logs -= _special().digamma(degrees / 2) - np.log(degrees / 2)
-        excess = float(logs.var(ddof=1) - _special().polygamma(1, degrees / 2).mean())
+        logs -= load_scipy().digamma(degrees / 2) - np.log(degrees / 2)
+        excess = float(logs.var(ddof=1) - load_scipy().polygamma(1, degrees / 2).mean())
         choices = np.geomspace(1e-3, len(variances) - 1, 500)
-        prior = float(np.interp(-excess, -_special().polygamma(1, choices / 2), choices))
+        prior = float(np.interp(-excess, -load_scipy().polygamma(1, choices / 2), choices))
     pooled = np.average(variances, weights=degrees) if len(variances) else 0.0
     mixed = (prior * pooled + degrees * variances) / (prior + degrees)
     return np.maximum(mixed, variances), degrees + prior
@@ -184,8 +191,52 @@ def _interval(
 ) -> tuple[float, float, float]:
     """Return the mean and Student's confidence interval with error probability `level`."""
     mean = float(values.mean())
-    half = float(-_special().stdtrit(degrees, level / 2) * math.sqrt(variance / len(values)))
+    half = float(-load_scipy().stdtrit(degrees, level / 2) * math.sqrt(variance / len(values)))
     return mean, mean - half, mean + half
+
+
+def confidence_interval(differences: Sequence[float], level: float) -> tuple[float, float, float]:
+    """Return the mean of log ratios and Student's interval with error probability `level`.
+
+    All three as fractions; needs two differences.
+    """
+    values = np.asarray(differences)
+    ends = _interval(values, values.var(ddof=1), len(values) - 1.0, level)
+    mean, low, high = (math.expm1(min(value, 700.0)) for value in ends)
+    return mean, low, high
+
+
+def unpaired_interval(
+    reference: NDArray[np.float64], variant: NDArray[np.float64], level: float
+) -> tuple[float, float, float]:
+    """Return the change of the geometric mean and Welch's interval, as fractions.
+
+    For independent processes that form no rounds, such as runs of different days. The error
+    probability is `level`; the variances may differ (Welch 1947, doi:10.1093/biomet/34.1-2.28).
+    Each side needs two values, all above 0, and one side unequal ones.
+    """
+    sides = [np.log(values) for values in (reference, variant)]
+    parts = np.array([side.var(ddof=1) / len(side) for side in sides])
+    mean, variance = float(sides[1].mean() - sides[0].mean()), float(parts.sum())
+    degrees = variance**2 / sum(
+        part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True)
+    )
+    half = float(-load_scipy().stdtrit(degrees, level / 2) * math.sqrt(variance))
+    ends = (mean, mean - half, mean + half)
+    change, low, high = (math.expm1(min(value, 700.0)) for value in ends)
+    return change, low, high
+
+
+def values_needed(variance: float, half: float, level: float) -> int | None:
+    """Return the values a side for an interval of ±`half`; None above MAX_VALUES.
+
+    `variance` is the sum of the variances of both sides. Half the expected width of the interval
+    of a difference of two means of n values each is t(2n - 2) * sqrt(variance / n) (Kelley et al.
+    2003, doi:10.1177/0163278703255242).
+    """
+    counts = np.arange(2, MAX_VALUES + 1)
+    widths = -load_scipy().stdtrit(2 * counts - 2, level / 2) * np.sqrt(variance / counts)
+    return int(counts[np.argmax(widths <= half)]) if widths[-1] <= half else None
 
 
 def _finding(
@@ -244,4 +295,4 @@ def drift(values: Sequence[float]) -> DriftTest | None:
         products = np.abs(others @ centered)
         return DriftTest(rho, float(np.mean(products >= abs(order @ centered) - 1e-9)))
     t = abs(rho) * math.sqrt((count - 2) / max(1e-12, 1 - rho * rho))
-    return DriftTest(rho, float(2 * _special().stdtr(count - 2, -t)))
+    return DriftTest(rho, float(2 * load_scipy().stdtr(count - 2, -t)))

@@ -32,7 +32,7 @@ from stepscope.run import is_run_id, new_run_folder, pid_namespace, process_of, 
 from stepscope.run.folder import is_in
 
 if TYPE_CHECKING:
-    from trainer.lab.plan import SweepPlan
+    from stepscope.lab.plan import SweepPlan
 
 SCHEMA = 1
 LAB = "lab"
@@ -41,6 +41,7 @@ SWEEP_JSON = "sweep.json"
 SAMPLES = "samples.jsonl"
 LOCK = "lock"
 _MAX_BYTES = 16 * 2**20
+INTERRUPTED = "Stopped; resume continues from here."
 GONE = "The process is gone (killed, or the machine went down). Resume continues from here."
 STALE_S = 3600.0
 """Time without update after which a sweep of another host or container counts as ended."""
@@ -84,7 +85,7 @@ def write_plan(folder: Path, plan: SweepPlan) -> None:
     write_json(folder / PLAN_JSON, {"schema": SCHEMA, **plan.to_dict()})
     pending = {
         **{"schema": SCHEMA, "id": folder.name, "status": "pending", "created": now},
-        **{"updated": now, "workload": str(plan.config.workload), "plan": plan.to_dict()},
+        **{"updated": now, "workload": plan.workload, "plan": plan.to_dict()},
         **dict.fromkeys(("reason", "progress", "baseline", "best", "drift")),
         **{"arms": [], "combining": [], "rounds": [], "machine": {}},
     }
@@ -173,11 +174,35 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
+class CallPlace(msgspec.Struct, frozen=True):
+    """File and line of a call in a script."""
+
+    file: str
+    line: int
+
+
+class AppliedSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of `settings` in run.json (docs/watch.md)."""
+
+    name: str
+    value: bool | int | str
+    state: str
+    text: str
+    lines: list[str] = []
+    at: CallPlace | None = None
+    places: list[CallPlace] = []
+
+    @property
+    def word(self) -> str:
+        """The setting as a word of `stepscope watch --with`."""
+        return self.name if self.value is True else f"{self.name}={self.value}"
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """The metrics of one child process, or the `reason` of its failure.
 
     `contest` is the key of its comparison, `seconds` the wall time of the process, and `session`
-    the number of times that the sweep had been resumed.
+    the number of times that the sweep had been resumed. `settings` are those of a script's trial.
     """
 
     contest: str
@@ -189,6 +214,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     session: int = 0
     metrics: dict[str, Any] = {}
     machine: dict[str, Any] = {}
+    settings: list[AppliedSetting] = []
+
+    @property
+    def is_refused(self) -> bool:
+        """True if a setting was not in effect, which another attempt cannot change."""
+        return not self.ok and any(one.state != "in effect" for one in self.settings)
 
     @property
     def ok(self) -> bool:

@@ -1,0 +1,180 @@
+"""Child processes with a time limit and live output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+ERRORS_KEPT = 64 * 2**10  # bytes at the end of stderr, for the reason of a failure
+
+
+class ChildState(StrEnum):
+    """The state of a child process."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildOutput:
+    """Output of a child process: a lesson's text, or an estimate's progress (`share`, 0 to 1)."""
+
+    state: ChildState
+    seconds: float = 0.0
+    text: str = ""
+    share: float = 0.0
+    answer: dict[str, Any] = field(default_factory=dict)
+    reason: str | None = None
+
+
+class ChildProcess:
+    """A process in a new session that ends when its stdin closes. Raises OSError."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdout: int | IO[bytes],
+        stderr: int | IO[bytes],
+        first_line: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self._stopping = False
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            env=env,
+            start_new_session=True,
+            bufsize=0,  # close() must not retry bytes that an ended child did not read
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the child has ended: see its output
+            self._process.stdin.write(first_line)
+        self._waiter = threading.Thread(target=self._wait, name="stepscope-child", daemon=True)
+
+    def _wait(self) -> None:
+        """Wait for the process to end; runs in its own thread."""
+        raise NotImplementedError
+
+    def _kill_group(self) -> None:
+        # The group keeps the child's pid as long as it has a process.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Child(ChildProcess):
+    """A process that prints a JSON object per line, passed to `_take`. Thread-safe."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        limit_s: float,
+        stderr: int | IO[bytes] = subprocess.PIPE,
+        **options: Any,
+    ) -> None:
+        self._began = time.monotonic()
+        self._ended: ChildOutput | None = None
+        self._late = False
+        self._errors = b""
+        super().__init__(command, stdout=subprocess.PIPE, stderr=stderr, **options)
+        self._timer = threading.Timer(limit_s, self._end_late)
+        self._readers = [threading.Thread(target=self._read, args=(self._process.stdout,))]
+        if errors := self._process.stderr:
+            self._readers.append(threading.Thread(target=self._read_errors, args=(errors,)))
+        for thread in (self._timer, *self._readers, self._waiter):
+            thread.name, thread.daemon = "stepscope-child", True
+            thread.start()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._began
+
+    def output(self) -> ChildOutput:
+        """Return the output so far."""
+        return self._ended or self._now()
+
+    def running(self) -> bool:
+        """Return True until the process has ended and its output is complete."""
+        return self._ended is None
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the process to end; return False after a timeout."""
+        self._waiter.join(timeout_s)
+        return not self.running()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Kill the process if it runs, and wait for its end."""
+        self._stopping = True
+        if self.running():
+            self._end()
+        self._waiter.join(timeout_s)
+
+    def _now(self) -> ChildOutput:
+        return ChildOutput(ChildState.RUNNING, self.seconds)
+
+    def _take(self, content: dict[str, Any]) -> None:
+        """Process an output line."""
+
+    def _result(self, code: int) -> ChildOutput:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                launcher = psutil.Process(self._process.pid)
+                launcher.suspend()  # torchrun must not start ranks, which lead other sessions
+                for process in launcher.children(recursive=True):
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+        self._kill_group()
+
+    def _end_late(self) -> None:
+        self._late = True
+        self._end()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with os.fdopen(os.dup(stream.fileno()), "rb") as lines:
+            while line := lines.readline():
+                with contextlib.suppress(ValueError):  # printed by a library
+                    content = json.loads(line)
+                    if isinstance(content, dict):
+                        self._take(content)
+
+    def _read_errors(self, stream: IO[bytes]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while chunk := os.read(stream.fileno(), 8192):
+                self._errors = (self._errors + chunk)[-ERRORS_KEPT:]
+
+    def _error_lines(self) -> list[str]:
+        return self._errors.decode(errors="replace").strip().splitlines()
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        self._timer.cancel()
+        self._kill_group()  # orphans
+        for reader in self._readers:
+            reader.join(2.0)  # a process of another group may hold the pipe
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+        self._ended = self._result(code)

@@ -1,0 +1,101 @@
+"""What the commands of all sweeps share: exit codes, result files, progress, the last lines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepscope.common.files import atomic_write
+from stepscope.common.formatting import format_duration, printable
+from stepscope.lab.folder import INTERRUPTED, write_json
+from stepscope.lab.plan import SweepPlan, estimate
+from stepscope.lab.report import closing, progress_line, table, to_csv
+
+FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 130
+
+
+class UsageError(Exception):
+    """Options that describe no sweep; the message has a remedy."""
+
+
+def print_error(text: str) -> None:
+    """Print one line on stderr."""
+    sys.stderr.write(f"{printable(text)}\n")
+
+
+def add_numbers(parser: argparse.ArgumentParser) -> None:
+    """Add the options of all sweeps."""
+    add = parser.add_argument
+    add("--steps", metavar="N", type=int, help="measured steps per trial (automatic)")
+    add("--warmup", metavar="N", type=int, help="warm-up steps (a quarter, at least 10)")
+    add("--max-rounds", metavar="N", type=int, help="maximum number of rounds (12)")
+    help_ = "skip the search for the best combination (old name: --no-best)"
+    add("--no-combination", "--no-best", dest="no_best", action="store_true", help=help_)
+    add("--folder", metavar="DIR", help="sweep folder; resumes if it contains plan.json")
+    add("--json", metavar="FILE", help="write results as JSON after every trial (- for stdout)")
+    add("--csv", metavar="FILE", help="write the variants as CSV at the end")
+
+
+def numbers(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of a plan that the options of `add_numbers` set."""
+    given = {name: getattr(options, name) for name in ("steps", "warmup", "max_rounds")}
+    given = {name: value for name, value in given.items() if value is not None}
+    return given | {"find_best": not options.no_best}
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    """Raise UsageError for a result file that cannot be written."""
+    for name in ("json", "csv"):
+        path = getattr(options, name)
+        if path and path != "-" and not (Path(path).parent.is_dir() and not Path(path).is_dir()):
+            raise UsageError(f"--{name}: must be a file in an existing folder, got {path!r}.")
+
+
+def print_estimate(folder: Path, plan: SweepPlan, known: float | None) -> None:
+    """Print the folder and the duration; `known` are the seconds of an earlier trial."""
+    duration, count = estimate(plan, known), len(plan.arms)
+    source = "measured in an earlier sweep" if known else "assumed"
+    first = (
+        f"{format_duration(duration.low)} if all are decided at the first look, otherwise about "
+    )
+    if plan.looks[0] >= plan.max_rounds and not plan.find_best:
+        first = ""  # all rounds are measured
+    print_error(
+        f"{folder}: {count} variant{'' if count == 1 else 's'}; about {first}"
+        f"{format_duration(duration.high)} (duration of a trial: {source})."
+    )
+
+
+def shown(options: argparse.Namespace) -> Callable[[dict[str, Any]], None]:
+    """Return the function that prints the progress and writes `--json` after each trial."""
+
+    def show(sweep: dict[str, Any]) -> None:
+        print_error(progress_line(sweep))
+        if options.json not in (None, "-"):
+            write_json(Path(options.json), sweep)
+
+    return show
+
+
+def close(options: argparse.Namespace, sweep: dict[str, Any], resume: str) -> int:
+    """Print and write the results; return the exit code. `resume` is the command for the rest."""
+    if options.json == "-":
+        sys.stdout.write(f"{json.dumps(sweep, indent=1)}\n")
+    elif options.json:
+        write_json(Path(options.json), sweep)
+    if options.csv:
+        atomic_write(Path(options.csv), to_csv(sweep), durable=False)
+    if sweep["baseline"] is not None:
+        lines = [*table(sweep), "", *closing(sweep)]
+        out = sys.stderr if options.json == "-" else sys.stdout
+        out.write("\n".join(lines) + "\n")
+    else:
+        print_error(sweep["reason"])
+    if sweep["status"] == "stopped":
+        print_error(f"To resume: {resume}")
+        return STOPPED if sweep["reason"] == INTERRUPTED else FAILED
+    return FINISHED if sweep["status"] == "finished" else FAILED

@@ -1,0 +1,223 @@
+"""The settings of a sweep as a change of the script's source text. Pure; nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepscope.lab.folder import AppliedSetting, CallPlace
+
+LOADER = {"num_workers": 5, "pin_memory": 7, "persistent_workers": 13, "prefetch_factor": 12}
+"""Arguments of DataLoader, with a lower bound of their position: fewer positional ones are safe."""
+IMPORT_LEVEL = ("tf32", "cudnn_benchmark", "threads")
+WHERE = {
+    "bf16": "around the forward pass and the loss",
+    "channels_last": "after the model is on its device, and for each batch of images",
+    "compile": "after the model and its optimizer are constructed",
+    "gc_off": "before the training loop, and in it",
+    "set_to_none": "in the training loop",
+}
+MAX_SOURCE_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ManualChange:
+    """Lines of a setting that the patch does not contain, and where they belong."""
+
+    setting: str
+    lines: list[str]
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A unified diff (empty without a change), the rest by hand, and the patched script."""
+
+    diff: str
+    by_hand: list[ManualChange]
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    """Bytes that replace `start:end`."""
+
+    start: int
+    end: int
+    new: bytes
+
+
+def make_patch(source: str, path: str, name: str, settings: Sequence[AppliedSetting]) -> Patch:
+    """Return the change of the script at `path`; `name` is its name in the diff.
+
+    A change is made only if the syntax tree of the result is that of the source with exactly this
+    change; any other setting is listed by hand.
+    """
+    text = source
+    manual: dict[str, list[CallPlace]] = {}
+    here = os.path.realpath(path)
+    places = [(place, one) for one in settings for place in one.places or ()]
+    # From the last call to the first, so that the lines of the other calls stay.
+    for place, setting in sorted(places, key=lambda pair: -pair[0].line):
+        changed = None
+        if os.path.realpath(place.file) == here:
+            changed = _with_keyword(text, setting, place)
+        text = text if changed is None else changed
+        if changed is None:
+            manual.setdefault(setting.name, []).append(place)
+    by_hand = []
+    for setting in settings:
+        where = WHERE.get(setting.name, "after the imports")
+        if setting.name in IMPORT_LEVEL:
+            changed = _with_line(text, setting.lines)
+            text = text if changed is None else changed
+            if changed is not None:
+                continue
+        elif setting.name not in WHERE:
+            missing = manual.get(setting.name, [])
+            if setting.places and not missing:
+                continue
+            calls = [f"{os.path.basename(one.file)}, line {one.line}" for one in missing]
+            where = "; ".join(sorted(calls)) or "at the call that has this argument"
+        by_hand.append(ManualChange(setting.name, setting.lines, where))
+    before, after = (one.splitlines(keepends=True) for one in (source, text))
+    lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+    missing_end = "\n\\ No newline at end of file\n"
+    ended = (line if line.endswith("\n") else line + missing_end for line in lines)
+    return Patch("".join(ended), by_hand, text)
+
+
+def _parsed(text: str) -> ast.Module | None:
+    if len(text.encode(errors="replace")) > MAX_SOURCE_BYTES:
+        return None
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _with_keyword(text: str, setting: AppliedSetting, place: CallPlace) -> str | None:
+    """Return the source with a keyword argument in the call at a place; None if unclear."""
+    tree = _parsed(text)
+    if tree is None or setting.name not in (*LOADER, "fused"):
+        return None
+    named = "DataLoader"
+    if setting.name == "fused":
+        named = setting.lines[0].partition("(")[0] if setting.lines else ""
+    calls = [one for one in _calls(tree, named) if one.lineno <= place.line <= _end(one)]
+    if len(calls) != 1:
+        return None
+    call = calls[0]
+    found = next((one for one in call.keywords if one.arg == setting.name), None)
+    if found is None and any(one.arg is None for one in call.keywords):
+        return None  # **kwargs may have it
+    if any(isinstance(one, ast.Starred) for one in call.args):
+        return None
+    if setting.name in LOADER and len(call.args) > LOADER[setting.name]:
+        return None
+    if not call.args and not call.keywords:
+        return None
+    value = repr(setting.value)
+    edit = _keyword_edit(text, call, found, f"{setting.name}={value}", value)
+    new = ast.Constant(setting.value)
+    if found is not None:
+        found.value = new
+    else:
+        call.keywords.append(ast.keyword(setting.name, new))
+    return _edited(text, edit, tree)
+
+
+def _keyword_edit(
+    text: str, call: ast.Call, found: ast.keyword | None, argument: str, value: str
+) -> _Edit:
+    data, starts = _lines(text)
+    if found is not None:
+        start = starts[found.value.lineno - 1] + found.value.col_offset
+        end = starts[_end(found.value) - 1] + (found.value.end_col_offset or 0)
+        return _Edit(start, end, value.encode())
+    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    last = max(arguments, key=lambda one: (_end(one), one.end_col_offset or 0))
+    first = starts[last.lineno - 1]
+    end = starts[_end(last) - 1] + (last.end_col_offset or 0)
+    indent = data[first : first + last.col_offset]
+    rest = re.split(rb"[\r\n]", data[end:], maxsplit=1)[0].strip()
+    separator = b", "
+    if not indent.strip() and rest in (b"", b","):
+        ending = b"\r\n" if b"\r\n" in data else b"\n"
+        separator = b"," + ending + indent
+    return _Edit(end, end, separator + argument.encode())
+
+
+def _with_line(text: str, lines: Sequence[str]) -> str | None:
+    """Return the source with lines after its first block of imports; None without torch there."""
+    tree = _parsed(text)
+    if tree is None:
+        return None
+    kinds = (ast.Import, ast.ImportFrom)
+    names = [
+        (at, name.asname or "torch")
+        for at, one in enumerate(tree.body)
+        if isinstance(one, ast.Import)
+        for name in one.names
+        if name.name == "torch" or (name.name.startswith("torch.") and name.asname is None)
+    ]
+    if not names:
+        return None
+    at, alias = names[0]
+    while at + 1 < len(tree.body) and isinstance(tree.body[at + 1], kinds):
+        at += 1
+    data, starts = _lines(text)
+    line = _end(tree.body[at])
+    start = starts[line] if line < len(starts) else len(data)
+    ending = b"\r\n" if b"\r\n" in data else b"\n"
+    added = [re.sub(r"^torch\.", f"{alias}.", one) for one in lines]
+    new = b"".join(one.encode() + ending for one in added)
+    if start and data[start - 1 : start] not in (b"\n", b"\r"):
+        new = ending + new
+    body = _parsed("\n".join(added))
+    if body is None:
+        return None
+    tree.body[at + 1 : at + 1] = body.body
+    return _edited(text, _Edit(start, start, new), tree)
+
+
+def _edited(text: str, edit: _Edit, expected: ast.Module) -> str | None:
+    """Return the edited source if it parses to the expected tree."""
+    data = text.encode()
+    result = (data[: edit.start] + edit.new + data[edit.end :]).decode(errors="replace")
+    tree = _parsed(result)
+    same = tree is not None and ast.dump(tree) == ast.dump(expected)
+    return result if same else None
+
+
+def _calls(tree: ast.Module, named: str) -> list[ast.Call]:
+    """Return the calls of a class of torch, also by the alias of an import."""
+    aliases = {
+        name.asname
+        for one in ast.walk(tree)
+        if isinstance(one, ast.ImportFrom)
+        for name in one.names
+        if name.name == named
+    }
+    found = []
+    for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
+        function = call.func
+        name = function.attr if isinstance(function, ast.Attribute) else None
+        name = function.id if isinstance(function, ast.Name) else name
+        if name == named or (name is not None and name in aliases):
+            found.append(call)
+    return found
+
+
+def _end(node: ast.expr | ast.keyword | ast.stmt) -> int:
+    return node.end_lineno or node.lineno
+
+
+def _lines(text: str) -> tuple[bytes, list[int]]:
+    """Return the bytes of a source text, and where its lines start."""
+    data = text.encode()
+    return data, [0, *(one.end() for one in re.finditer(rb"\r\n|\r|\n", data))]

@@ -1,0 +1,331 @@
+"""The plan of a sweep over a script of the user: its command, and variants of it.
+
+A variant changes arguments (`bs64: --batch-size 64`), settings that need no edit
+(`tf32 num_workers=4`), environment variables (`env:NAME=VALUE`), the interpreter (`python:PATH`) or
+the revision (`rev:main`). Without a name its text is its name, and may have several parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from stepscope.common.config_issue import ConfigIssue
+from stepscope.common.secrets import without_secrets
+from stepscope.lab.command import UsageError
+from stepscope.lab.folder import Trial
+from stepscope.lab.plan import SweepPlan, Variant
+from stepscope.lab.revision import RevisionError, resolve
+from stepscope.lab.time_budget import seconds_needed
+from stepscope.run.rank_info import RANKS_LIMIT
+from stepscope.settings import SETTINGS, SettingError, parse
+
+ARGUMENTS, PYTHON, REV, ENV, WITH = "arguments", "python", "rev", "env:", "with:"
+OUT, SEED = "{out}", "{seed}"
+"""In arguments: a folder of the trial, and a number that all trials of a round share."""
+_NAMED = re.compile(r"([\w.+-]+):(?:\s+|$)(.*)", re.DOTALL)
+_OPTION = re.compile(r"--?[A-Za-z_]")  # not a negative number
+_MAX_NAME = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptCommand:
+    """A script or module with its arguments, in the folder where the sweep was started.
+
+    `sha256` is that of the script's file, None for a module. `links` are paths of the repository,
+    relative to its top folder, that other revisions share. `nproc_per_node` is torchrun's option,
+    None without torchrun.
+    """
+
+    target: str
+    is_module: bool
+    arguments: tuple[str, ...]
+    cwd: str
+    python: str
+    sha256: str | None
+    links: tuple[str, ...] = ()
+    nproc_per_node: int | None = None
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders in which no trial may change a file: the current and the script's."""
+        cwd, own = Path(self.cwd).resolve(), Path(self.cwd, self.target).resolve().parent
+        return (cwd,) if self.is_module or own.is_relative_to(cwd) else (cwd, own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptPlan(SweepPlan):
+    """A sweep over a script. Raises ConfigError."""
+
+    script: ScriptCommand
+
+    @property
+    def workload(self) -> str:
+        """The name of the script or module."""
+        return self.script.target if self.script.is_module else Path(self.script.target).stem
+
+    @property
+    def label(self) -> str:
+        """The beginning of the baseline's command, for a column of a table."""
+        module = ["-m"] if self.script.is_module else []
+        words = [*module, self.script.target, *without_secrets(self.script.arguments)]
+        ranks = self.script.nproc_per_node
+        text = f"{'' if ranks is None else f'{ranks} ranks: '}{shlex.join(words)}"
+        return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 1]}…"
+
+    def subject(self) -> dict[str, Any]:
+        """Return the command of the baseline."""
+        script = asdict(self.script)
+        lists = {"arguments": list(self.script.arguments), "links": list(self.script.links)}
+        if self.script.nproc_per_node is None:  # as in the plans of earlier versions
+            del script["nproc_per_node"]
+        return {"script": script | lists}
+
+    def combine(
+        self, first: Mapping[str, Any], second: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], str | None]:
+        """Return both changes together, and why they exclude each other."""
+        one, two = first.get(ARGUMENTS, []), second.get(ARGUMENTS, [])
+        rest = {name: value for name, value in second.items() if name != ARGUMENTS}
+        together, refused = SweepPlan.combine(self, first, rest)
+        both = sorted(_options(one) & _options(two))
+        if one and two and both:
+            refused = f"{both[0]} is in the combination already"
+        together |= {ARGUMENTS: [*one, *two]} if one or two else {}
+        try:
+            parse(words_of(together))
+        except SettingError as error:
+            refused = refused or str(error)
+        return together, refused
+
+    def compiles(self, changes: Mapping[str, Any]) -> bool:
+        """Return True if these changes turn torch.compile on."""
+        return WITH + "compile" in changes
+
+
+TUNE_LOOKS = (3, 5, 8, 12)  # The first one is early, because the confirmation has fresh rounds.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunePlan(ScriptPlan):
+    """A sweep of `stepscope tune` over all settings, within a time budget. Raises ConfigError."""
+
+    minutes: float
+    looks: tuple[int, ...] = TUNE_LOOKS
+
+    @property
+    def budget_s(self) -> float:
+        """The time limit of the sweep in seconds."""
+        return 60 * self.minutes
+
+    def subject(self) -> dict[str, Any]:
+        """Return the command of the baseline and the time budget."""
+        return {**ScriptPlan.subject(self), "minutes": self.minutes}
+
+    @property
+    def probe(self) -> list[str]:
+        """The settings of all variants, each name once."""
+        words = chain.from_iterable(words_of(arm.changes) for arm in self.arms)
+        return list({word.partition("=")[0]: word for word in words}.values())
+
+    def after_probe(self, trial: Trial) -> tuple[TunePlan, str | None]:
+        """Return the plan without refused settings, nor `compile` if the time is too short."""
+        refused = {one.word: one.text for one in trial.settings if one.state != "applies"}
+        plan = self._without({arm.name: _refusal(arm, refused) for arm in self.arms})
+        if seconds_needed(plan, trial) > self.budget_s:
+            why = ConfigIssue("compile", f"Left out, to fit in {self.minutes:g} minutes.", "")
+            plan = plan._without({arm.name: why for arm in self.arms if self.compiles(arm.changes)})
+        needed = math.ceil(seconds_needed(plan, trial) / 6) / 10
+        if needed <= self.minutes:
+            return plan, None
+        count = sum(arm.problem is None for arm in plan.arms)
+        return plan, (
+            f"--minutes: must be at least {needed:g} for {count} settings, by the duration of the "
+            f"first trial, got {self.minutes:g}. Increase it, or name fewer --settings."
+        )
+
+    def _without(self, problems: Mapping[str, ConfigIssue | None]) -> TunePlan:
+        arms = (replace(arm, problem=arm.problem or problems.get(arm.name)) for arm in self.arms)
+        return replace(self, arms=tuple(arms), baselines=0)
+
+
+def _refusal(arm: Variant, refused: Mapping[str, str]) -> ConfigIssue | None:
+    """Return why a setting of a variant, which may need the variant's own workers, is refused."""
+    has_workers = f"{WITH}num_workers" in arm.changes
+    for word in words_of(arm.changes):
+        needs_workers = getattr(SETTINGS[word.partition("=")[0]], "needs_workers", False)
+        if word in refused and not (has_workers and needs_workers):
+            return ConfigIssue(word, refused[word], "")
+    return None
+
+
+def tuning_candidates(cores: int) -> list[str]:
+    """Return the variants of `stepscope tune` on a machine with this number of cores."""
+    workers = f"num_workers={max(1, min(4, cores))}"
+    return [
+        *("tf32", "bf16", "channels_last", "cudnn_benchmark", "fused", "set_to_none"),
+        *(workers, f"{workers} pin_memory", f"{workers} persistent_workers"),
+        *("pin_memory", "persistent_workers", "prefetch_factor=4"),
+        *((f"threads={cores // 2}",) if cores > 1 else ()),
+        *("gc_off=20", "compile"),
+    ]
+
+
+def script_command(
+    target: str,
+    arguments: Sequence[str],
+    *,
+    is_module: bool,
+    links: Sequence[str] = (),
+    cwd: Path = Path(),
+    nproc_per_node: int | None = None,
+) -> ScriptCommand:
+    """Return the command of a script that runs in the folder `cwd`. Raises UsageError."""
+    if nproc_per_node is not None and not 1 <= nproc_per_node <= RANKS_LIMIT:
+        raise UsageError(
+            f"--nproc-per-node: must be 1 to {RANKS_LIMIT}, got {nproc_per_node}. Give the number "
+            "of processes, usually that of the GPUs."
+        )
+    return ScriptCommand(
+        target=target,
+        is_module=is_module,
+        arguments=tuple(arguments),
+        cwd=str(cwd.absolute()),
+        python=sys.executable,
+        sha256=None if is_module else sha256_of(cwd / target),
+        links=tuple(links),
+        nproc_per_node=nproc_per_node,
+    )
+
+
+def sha256_of(script: Path) -> str:
+    """Return the hash of a script's file. Raises UsageError if it cannot be read."""
+    try:
+        return hashlib.sha256(script.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(
+            f"script: {str(script)[:200]} cannot be read ({error.strerror}). Name a file that "
+            "exists, or a module after -m."
+        ) from error
+
+
+def variant(text: str, cwd: Path = Path()) -> Variant:
+    """Return the variant of the text of `--variant` in the folder `cwd`. Raises UsageError."""
+    named = _NAMED.fullmatch(text.strip())
+    try:
+        words = shlex.split(named[2] if named else text)
+    except ValueError as error:
+        raise UsageError(f"--variant: {text[:80]!r} cannot be split ({error}).") from error
+    if not words:
+        raise UsageError(f"--variant: {text[:80]!r} changes nothing. Give arguments after a name.")
+    if named:
+        return Variant(
+            name=named[1][:_MAX_NAME],
+            label=shlex.join(without_secrets(words)),
+            changes={ARGUMENTS: words},
+        )
+    changes: dict[str, Any] = {}
+    for word in words:
+        name, value = _change(word, cwd)
+        if name in changes:
+            raise UsageError(f"--variant: {name} is given twice in {text[:80]!r}. Remove one.")
+        changes[name] = value
+    try:
+        parse(words_of(changes))
+    except SettingError as error:
+        raise UsageError(f"--variant: {error}") from error
+    name = " ".join(words)
+    return Variant(name=name, label=" ".join(without_secrets(words)), changes=changes)
+
+
+def _change(word: str, cwd: Path) -> tuple[str, Any]:
+    """Return key and value of one part of a variant. Raises UsageError."""
+    kind, _, rest = word.partition(":")
+    if kind == PYTHON and rest:
+        program = os.path.expanduser(rest)
+        found = shutil.which(os.path.join(cwd, program) if os.path.dirname(program) else program)
+        if found is None:
+            raise UsageError(f"--variant: {rest[:120]!r} is no program. Give the path of a Python.")
+        return PYTHON, os.path.abspath(found)
+    if kind == REV and rest:
+        try:
+            return REV, resolve(rest, cwd)
+        except RevisionError as error:
+            raise UsageError(f"--variant: {error}") from error
+    name, equals, value = rest.partition("=")
+    if kind == "env" and equals and re.fullmatch(r"[A-Za-z_]\w*", name):
+        return ENV + name, value
+    if rest:
+        raise UsageError(
+            "--variant: must be 'NAME: ARGUMENTS', env:NAME=VALUE, python:PATH, rev:REVISION or "
+            f"settings, got {word[:80]!r}."
+        )
+    name, equals, value = word.partition("=")
+    return WITH + name, value if equals else True
+
+
+def words_of(changes: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a variant as words of `stepscope watch --with`."""
+    return [
+        name.removeprefix(WITH) if value is True else f"{name.removeprefix(WITH)}={value}"
+        for name, value in changes.items()
+        if name.startswith(WITH)
+    ]
+
+
+def with_arguments(before: Sequence[str], changes: Sequence[str]) -> list[str]:
+    """Return arguments with changed ones: at the place of the first one that they replace.
+
+    All occurrences of an option are replaced, each with as many values as the option has in
+    `changes`, and with all words up to the next option if it has several there.
+
+    >>> with_arguments(["--lr", "0.1", "data", "--amp=0"], ["--amp=1", "--lr=0.2", "--new"])
+    ['--lr=0.2', 'data', '--amp=1', '--new']
+    """
+    left: dict[str, list[list[str]]] = {}
+    for group in _groups(changes):
+        left.setdefault(_name(group[0]), []).append(group)
+    new = {name: groups for name, groups in left.items() if name}
+    result: list[str] = []
+    for group in _groups(before):
+        name = _name(group[0])
+        if name not in new:
+            result += group
+            continue
+        result += chain.from_iterable(left.pop(name, []))
+        values = max(len(one) - 1 + ("=" in one[0]) for one in new[name])
+        result += group[1 + values :] if values < 2 else []
+    return [*result, *chain.from_iterable(chain.from_iterable(left.values()))]
+
+
+def _groups(words: Sequence[str]) -> list[list[str]]:
+    """Return each option with the words up to the next one, and each other word."""
+    groups: list[list[str]] = []
+    is_open = False
+    for word in words:
+        if is_open and not _OPTION.match(word):
+            groups[-1].append(word)
+        else:
+            groups.append([word])
+            is_open = _OPTION.match(word) is not None and "=" not in word
+    return groups
+
+
+def _name(word: str) -> str:
+    """Return the name of `--name`, `--name=value` or `name=value`, otherwise ""."""
+    return word.partition("=")[0] if _OPTION.match(word) or "=" in word else ""
+
+
+def _options(words: Sequence[str]) -> set[str]:
+    """Return the names of the options in arguments."""
+    return {word.partition("=")[0] for word in words if word.startswith("-") or "=" in word}

@@ -1,0 +1,42 @@
+"""torchrun of a trial: `python -m stepscope.lab.torchrun TORCHRUN_ARGUMENTS`."""
+
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from stepscope.distributed import ONE_MACHINE
+from stepscope.host.parent_death_signal import set_parent_death_signal
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Start the ranks on this machine; exit with the name of the rank that failed first."""
+    set_parent_death_signal()  # before imports: the sweep may end meanwhile
+    from stepscope.watch.trial import TRIAL  # noqa: PLC0415
+
+    limits = json.loads(os.environ[TRIAL])
+    os.environ[TRIAL] = json.dumps({**limits, "parent": os.getpid()})
+    if not importlib.import_module("torch.distributed").is_available():
+        sys.exit(
+            "--nproc-per-node: requires a PyTorch with torch.distributed, which this build lacks. "
+            "Install another build."
+        )
+    errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
+    try:
+        run = importlib.import_module("torch.distributed.run")
+        own = arguments.index("-m") + 2
+        # The script's own words stay out of torchrun's parser: it takes --log for --log-dir.
+        parsed = run.parse_args([*ONE_MACHINE, *arguments[:own]])
+        parsed.training_script_args = list(arguments[own:])
+        run.run(parsed)
+    except errors.ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        sys.exit(f"Rank {rank} ended {how}.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,199 @@
+"""Settings of the process: backend flags, threads, allocator and garbage collection."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+from stepscope.settings.setting import Moment, Setting, Training
+
+TF32_CAPABILITY = (8, 0)  # Ampere
+SDPA = {"flash": "flash_sdp", "efficient": "mem_efficient_sdp", "cudnn": "cudnn_sdp"}
+ATTENTION_CALLS = 64  # Number of calls whose backend is read, about 5 us each.
+
+
+class Tf32(Setting):
+    name = "tf32"
+    help = "Multiplies float32 matrices in TF32 on tensor cores."
+    code = 'torch.set_float32_matmul_precision("high")'
+    changes = "float32 matrix products have 10 instead of 23 bits of mantissa"
+    moment = Moment.TRAINING
+    reversible = True
+
+    def problem(self, subject: Training) -> str | None:
+        torch = sys.modules["torch"]
+        if subject.device.type != "cuda":
+            return f"TF32 needs an NVIDIA GPU; the script trains on {subject.device.type}."
+        major, minor = torch.cuda.get_device_capability(subject.device)
+        if (major, minor) < TF32_CAPABILITY:
+            return f"TF32 needs compute capability 8.0; this GPU has {major}.{minor}."
+        try:
+            precision = torch.get_float32_matmul_precision()
+        except RuntimeError:
+            return "The script sets torch.backends' newer fp32_precision itself."
+        if precision != "highest":
+            return f"The script already sets float32_matmul_precision to {precision}."
+        return None
+
+    def enter(self, subject: Training) -> None:
+        self._torch = sys.modules["torch"]
+        self._torch.set_float32_matmul_precision("high")
+
+    def leave(self) -> None:
+        self._torch.set_float32_matmul_precision("highest")
+
+    def evidence(self) -> tuple[bool, str]:
+        precision = self._torch.get_float32_matmul_precision()
+        allowed = self._torch.backends.cuda.matmul.allow_tf32
+        text = f"float32_matmul_precision is {precision}, matmul.allow_tf32 is {allowed}."
+        return precision == "high" and allowed, text
+
+
+class CudnnBenchmark(Setting):
+    name = "cudnn_benchmark"
+    help = "Benchmarks cuDNN's convolution algorithms for each new input shape."
+    code = "torch.backends.cudnn.benchmark = True"
+    changes = "other convolution algorithms may round differently"
+    moment = Moment.MODEL
+    reversible = True
+
+    def problem(self, subject: Training) -> str | None:
+        torch = sys.modules["torch"]
+        cudnn, convolution = torch.backends.cudnn, torch.nn.modules.conv._ConvNd
+        if subject.device.type != "cuda":
+            return f"cuDNN needs an NVIDIA GPU; the script trains on {subject.device.type}."
+        if not (cudnn.is_available() and cudnn.enabled):
+            return "cuDNN is unavailable or disabled."
+        if cudnn.benchmark:
+            return "The script already sets torch.backends.cudnn.benchmark."
+        if cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
+            return "The script requires deterministic algorithms."
+        if not any(isinstance(module, convolution) for module in subject.model.modules()):
+            return f"{type(subject.model).__name__} has no convolution."
+        return None
+
+    def enter(self, subject: Training) -> None:
+        self._cudnn = sys.modules["torch"].backends.cudnn
+        self._cudnn.benchmark = True
+
+    def leave(self) -> None:
+        self._cudnn.benchmark = False
+
+    def evidence(self) -> tuple[bool, str]:
+        return self._cudnn.benchmark, f"torch.backends.cudnn.benchmark is {self._cudnn.benchmark}."
+
+
+class Sdpa(Setting):
+    """Disables the other backends except math, which computes what the chosen one does not."""
+
+    name = "sdpa"
+    help = "Chooses the backend of scaled_dot_product_attention: flash, efficient or math."
+    changes = "attention may round differently; its dropout draws other numbers"
+    moment = Moment.ATTENTION
+    reversible = True
+    choices = ("flash", "efficient", "math")
+    _calls = _kept = 0
+
+    def problem(self, subject: Any) -> str | None:
+        cuda = sys.modules["torch"].backends.cuda
+        if not all(getattr(cuda, f"{one}_enabled")() for one in (*SDPA.values(), "math_sdp")):
+            return "The script chooses the backends of scaled_dot_product_attention itself."
+        if self._is_chosen(*subject):
+            return f"torch already chooses {self.value} for these inputs."
+        return None
+
+    def enter(self, subject: Any) -> None:
+        self._enable(False)
+
+    def leave(self) -> None:
+        self._enable(True)
+
+    def _enable(self, enabled: bool) -> None:
+        for name, flag in SDPA.items():
+            if name != self.value:
+                getattr(sys.modules["torch"].backends.cuda, f"enable_{flag}")(enabled)
+
+    def _is_chosen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        chosen: int = sys.modules["torch"]._fused_sdp_choice(*args, **kwargs)
+        return chosen == {"math": 0, "flash": 1, "efficient": 2}[self.value]  # SDPBackend
+
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Apply the setting at the first call, and read the backend of some calls."""
+        torch = sys.modules["torch"]
+        if self.failed is not None or any(
+            type(one) not in (torch.Tensor, torch.nn.Parameter) for one in args[:3]
+        ):
+            return  # a tracer's input
+        if not self.places and not self.refusals:
+            self.apply((args, kwargs))
+            if self.places and not self._is_chosen(args, kwargs):
+                self.leave()
+                self.places.clear()
+                self.refusals[f"{self.value} does not support these inputs."] = None
+        if self.places and self._calls < ATTENTION_CALLS:
+            self._calls += 1
+            self._kept += self._is_chosen(args, kwargs)
+
+    def evidence(self) -> tuple[bool, str]:
+        text = f"{self.value} in {self._kept} of the first {self._calls} calls"
+        return self._kept > 0, f"{text}{'' if self._kept else ': it does not suit the inputs'}."
+
+    def lines(self) -> list[str]:
+        others = [flag for name, flag in SDPA.items() if name != self.value]
+        return [f"torch.backends.cuda.enable_{flag}(False)" for flag in others]
+
+
+class Threads(Setting):
+    name = "threads"
+    help = "Sets the number of intra-op threads of CPU operators."
+    code = "torch.set_num_threads({value})"
+    changes = "sums over several threads may round differently"
+    moment = Moment.IMPORT
+    bounds = (1, 1024)
+
+    def problem(self, subject: Any) -> str | None:
+        if subject.get_num_threads() == self.value:
+            return f"torch already uses {self.value} intra-op threads."
+        return None
+
+    def enter(self, subject: Any) -> None:
+        self._torch = subject
+        subject.set_num_threads(self.value)
+
+    def evidence(self) -> tuple[bool, str]:
+        count = self._torch.get_num_threads()
+        return count == self.value, f"torch.get_num_threads() is {count}."
+
+
+class GcOff(Setting):
+    name = "gc_off"
+    help = "Disables automatic garbage collection and collects every N optimizer steps."
+    code = "gc.disable()  # before the loop\nif step % {value} == 0: gc.collect()"
+    moment = Moment.TRAINING
+    reversible = True
+    bounds = (1, 1_000_000)
+    default = 100
+    _steps = _collected = 0
+
+    def problem(self, subject: Training) -> str | None:
+        return None if gc.isenabled() else "The script has already disabled garbage collection."
+
+    def enter(self, subject: Training) -> None:
+        gc.disable()
+
+    def leave(self) -> None:
+        gc.enable()
+
+    def after_step(self, optimizer: Any) -> None:
+        self._steps += 1
+        if self._steps % self.value == 0 and not gc.isenabled():
+            gc.collect()
+            self._collected += 1
+
+    def evidence(self) -> tuple[bool, str]:
+        if gc.isenabled():
+            return False, "The script has enabled garbage collection again."
+        if not self._collected:
+            return False, f"No collection in {self._steps} steps. Run more steps, or use gc_off=N."
+        return True, f"gc.isenabled() is False; {self._collected} collections, {self._steps} steps."

@@ -1,0 +1,264 @@
+"""Apply the settings of `stepscope watch --with` from wrappers of torch.
+
+Wrapped are the construction and iteration of DataLoaders, the construction, `zero_grad` and `step`
+of optimizers, `backward`, for some settings copies and attention, and until the model is known the
+calls of all modules.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from types import MethodType, ModuleType
+from typing import Any
+
+from stepscope.settings import Setting
+from stepscope.settings.loader import LoaderSetting, NonBlocking
+from stepscope.settings.model import Bf16, ModelSetting
+from stepscope.settings.optimizer import SetToNone
+from stepscope.settings.process import Sdpa
+from stepscope.settings.setting import Moment, Training, script_place
+from stepscope.watch.hooks.patching import Function, HookGuard, PatchSet, opaque
+
+
+class SettingHooks:
+    """Applies settings; `report` is called with the entries of run.json.
+
+    That is at the start, at `end`, and after the optimizer steps 1, 2, 4, 8, …, so that the folder
+    of a killed run has the entries too.
+    """
+
+    def __init__(
+        self, settings: Sequence[Setting], report: Callable[[list[dict[str, Any]]], None]
+    ) -> None:
+        self.settings = settings
+        self.is_active = True
+        """False in a forked child."""
+        self._report = report
+        self._steps = 0
+        self._guard = HookGuard("settings of the model")
+        self._optimizers: list[weakref.ref[Any]] = []
+        moments = {setting.moment for setting in settings}
+        self._awaits_training = Moment.TRAINING in moments
+        self._awaits_model = Moment.MODEL in moments
+        self._bf16 = next((one for one in settings if isinstance(one, Bf16)), None)
+        self.end()
+
+    def end(self) -> list[dict[str, Any]]:
+        """Report and return the entries of run.json."""
+        entries = [setting.as_json() for setting in self.settings]
+        self._report(entries)
+        return entries
+
+    def attach(self, torch: ModuleType, patches: PatchSet) -> None:
+        """Apply the settings of the import of torch, and wrap functions for the others."""
+        self._apply(Moment.IMPORT, torch)
+        patches.on_undo(self._leave)
+        self._torch = torch
+        self._is_compiling = torch.compiler.is_compiling
+        loaders, optimizers = import_module("torch.utils.data.dataloader"), torch.optim.Optimizer
+        self._arguments = inspect.signature(loaders.DataLoader.__init__)
+        patches.replace(loaders.DataLoader, "__init__", self._around_loader, traced=False)
+        patches.replace(loaders.DataLoader, "_get_iterator", self._around_iterator, traced=False)
+        patches.replace(optimizers, "__init__", self._around_optimizer, traced=False)
+        patches.replace(optimizers, "zero_grad", self._around_zero_grad, traced=False)
+        patches.replace(torch.autograd, "backward", self._around_backward, traced=False)
+        if self._bf16 is not None:
+            patches.replace(torch.autocast, "__enter__", self._around_autocast, traced=False)
+        for setting in self.settings:
+            if isinstance(setting, Sdpa):
+                attention = partial(self._around_attention, setting)
+                name = "scaled_dot_product_attention"
+                patches.replace(torch.nn.functional, name, attention, traced=True)
+                wrapper = getattr(torch.nn.functional, name)
+                # TorchScript finds operators by the id of the function.
+                operators = import_module("torch.jit._builtins")._get_builtin_table()
+                operators[id(wrapper)] = f"aten::{name}"
+                patches.on_undo(operators.pop, id(wrapper))
+            elif isinstance(setting, NonBlocking) and setting.places:
+                for name in ("to", "cuda"):
+                    around = partial(self._around_copy, setting)
+                    patches.replace_bound(torch.Tensor, name, around)
+        for function in (self._after_step, self._model_called, Setting.guard, NonBlocking.copy):
+            opaque(function, with_callees=True)
+        # The hook below is removed at the first training call, which is not compiled.
+        warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
+        modules = import_module("torch.nn.modules.module")
+        self._calls = modules.register_module_forward_pre_hook(self._before_call)
+        patches.on_undo(self._calls.remove)
+        hook = import_module("torch.optim.optimizer").register_optimizer_step_post_hook
+        patches.on_undo(hook(self._after_step).remove)
+
+    def _leave(self) -> None:
+        for setting in self.settings:
+            if setting.places and setting.reversible:
+                setting.guard(setting.leave)
+
+    def _apply(self, moment: Moment, subject: Any) -> list[Setting]:
+        """Apply the settings of a moment; return those that were entered."""
+        entered = []
+        for setting in self.settings if self.is_active else ():
+            is_refused = setting.failed is not None or moment is Moment.MODEL and setting.refusals
+            if setting.moment is moment and not is_refused:
+                count = len(setting.places)
+                has_place = moment in (Moment.LOADER, Moment.OPTIMIZER)
+                setting.guard(setting.apply, subject, script_place() if has_place else None)
+                entered += [setting] * (len(setting.places) - count)
+        return entered
+
+    def _around_loader(self, original: Function) -> Function:
+        """Wrap `DataLoader.__init__`, which subclasses call too."""
+
+        def __init__(loader: Any, /, *args: Any, **kwargs: Any) -> None:
+            try:
+                bound = self._arguments.bind(loader, *args, **kwargs)
+            except TypeError:  # of the script, which the original raises too
+                original(loader, *args, **kwargs)
+                return
+            bound.apply_defaults()
+            entered = self._apply(Moment.LOADER, bound.arguments)
+            if entered:
+                args, kwargs = bound.args[1:], bound.kwargs
+            original(loader, *args, **kwargs)
+            for setting in entered:
+                if isinstance(setting, LoaderSetting):
+                    setting.loaders.append(weakref.ref(loader))
+
+        return __init__
+
+    def _around_iterator(self, original: Function) -> Function:
+        """Wrap `DataLoader._get_iterator`."""
+
+        def _get_iterator(loader: Any) -> Any:
+            iterator = original(loader)
+            for setting in self.settings if self.is_active else ():
+                if isinstance(setting, LoaderSetting):
+                    setting.guard(setting.iterating, loader, iterator)
+            return iterator
+
+        return _get_iterator
+
+    def _around_optimizer(self, original: Function) -> Function:
+        """Wrap `Optimizer.__init__`."""
+
+        def __init__(optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            self._optimizers.append(weakref.ref(optimizer))
+            if not self._awaits_model:
+                self._refuse_models("A later optimizer was constructed after the first step.")
+            self._apply(Moment.OPTIMIZER, optimizer)
+
+        return __init__
+
+    def _around_zero_grad(self, original: Function) -> Function:
+        """Wrap `Optimizer.zero_grad`."""
+
+        def zero_grad(optimizer: Any, set_to_none: bool = True) -> Any:
+            for setting in self.settings if self.is_active else ():
+                if isinstance(setting, SetToNone):
+                    set_to_none = setting.zero_grad(set_to_none)
+            return original(optimizer, set_to_none)
+
+        return zero_grad
+
+    def _around_backward(self, original: Function) -> Function:
+        """Wrap `torch.autograd.backward`, which `Tensor.backward` also calls."""
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            root = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+            self._begin_training(getattr(root, "device", None))
+            self._end_pass()
+            return original(tensors, *args, **kwargs)
+
+        return backward
+
+    def _around_autocast(self, original: Function) -> Function:
+        """Wrap `torch.autocast.__enter__`."""
+
+        def __enter__(context: Any) -> Any:
+            if self._bf16 is not None:
+                self._bf16.autocast_entered(context)
+            return original(context)
+
+        return __enter__
+
+    def _around_attention(self, sdpa: Sdpa, original: Function) -> Function:
+        """Wrap `torch.nn.functional.scaled_dot_product_attention`."""
+
+        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_compiling() and self._torch.is_grad_enabled() and self.is_active:
+                sdpa.guard(sdpa.called, args, kwargs)
+            return original(*args, **kwargs)
+
+        return scaled_dot_product_attention
+
+    def _around_copy(self, setting: NonBlocking, original: Function) -> Callable[..., Any]:
+        """Return a function that binds `Tensor.to` or `Tensor.cuda`."""
+
+        def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            return setting.copy(original, tensor, args, kwargs)
+
+        opaque(copy)
+        is_plain = self._is_compiling
+        return lambda tensor: None if is_plain() or not self.is_active else MethodType(copy, tensor)
+
+    def _begin_training(self, device: Any) -> None:
+        """Apply the settings that need the device of the training, once."""
+        if self._awaits_training and device is not None:
+            self._awaits_training = False
+            self._apply(Moment.TRAINING, Training(device))
+
+    def _before_call(self, module: Any, args: Any) -> None:
+        """Pre hook of all modules, until the first training call of the model."""
+        if not self._is_compiling():
+            self._guard.call(self._model_called, module)
+
+    def _model_called(self, model: Any) -> None:
+        """Apply the settings of the model if its first training call begins.
+
+        Until an optimizer exists, calls may be trials of the script. Modules without a parameter of
+        an optimizer, such as losses and frozen teachers, are no models here.
+        """
+        if not self._torch.is_grad_enabled():
+            return
+        own = {id(parameter): parameter for parameter in model.parameters()}
+        if not own:
+            return
+        device = next(iter(own.values())).device
+        self._begin_training(device)
+        optimizers = [one for one in (known() for known in self._optimizers) if one is not None]
+        trained = {id(p) for one in optimizers for g in one.param_groups for p in g["params"]}
+        if self._awaits_model and not trained.isdisjoint(own):
+            self._awaits_model = False
+            if not trained <= own.keys():
+                self._refuse_models(
+                    "Several models are not supported: the optimizers also train parameters "
+                    f"outside of the first model called ({type(model).__name__})."
+                )
+            self._apply(Moment.MODEL, Training(device, model, tuple(optimizers)))
+        if not self._awaits_model:
+            self._calls.remove()
+
+    def _refuse_models(self, reason: str) -> None:
+        for setting in self.settings:
+            if isinstance(setting, ModelSetting):
+                setting.refusals[reason] = None
+
+    def _end_pass(self) -> None:
+        for setting in self.settings:
+            if isinstance(setting, ModelSetting) and setting.places:
+                setting.guard(setting.end_pass)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Post hook of all optimizers' `step`."""
+        self._end_pass()
+        for setting in self.settings if self.is_active else ():
+            if setting.places:
+                setting.guard(setting.after_step, optimizer)
+        self._steps += 1
+        if self.is_active and self._steps & (self._steps - 1) == 0:
+            self.end()

@@ -1,0 +1,265 @@
+"""A trial of `stepscope lab`: end a watched script after a number of steps.
+
+The process ends by `os._exit` at a step boundary, after its run is closed: neither signal handlers
+nor `finally` blocks nor atexit functions of the script run, which may save or upload.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from stepscope.distributed import rank_and_size
+from stepscope.host.parent_death_signal import set_parent_death_signal
+from stepscope.run.rank_info import find_rank
+from stepscope.watch.hooks.patching import PostImportHook
+
+if TYPE_CHECKING:
+    from stepscope.watch.watched_run import WatchedRun
+
+POLL_S = 0.002
+LAST_STEP_S = 60.0  # Between the ends of the first and the last rank.
+UNEVEN = "trial-uneven"
+"""File in the run folder: a rank has not ended within LAST_STEP_S."""
+TRIAL = "STEPSCOPE_TRIAL"
+"""Environment variable: JSON with `warmup` and `steps`, or without steps the `seconds` measured.
+
+Those of a trial of another revision have the `repository`, from which no module may be loaded, and
+the `tree` into which the revision was unpacked. `folders` are those of a variant's PYTHONPATH. With
+`probe`, settings are not applied: the run records which ones apply. `ranks` is the number of ranks,
+and `parent` the pid of their torchrun.
+"""
+
+
+class TrialLimit:
+    """Ends the process of a run after the steps of its trial, or if it cannot be measured."""
+
+    def __init__(
+        self,
+        run: WatchedRun,
+        *,
+        warmup: int,
+        steps: int,
+        seconds: float,
+        repository: str | None = None,
+        tree: str = "",
+        folders: Sequence[str] = (),
+        probe: bool = False,
+        ranks: int = 1,
+        parent: int | None = None,
+    ) -> None:
+        assert run.session is not None
+        if probe and run.hooks is not None and run.hooks.applied is not None:
+            for setting in run.hooks.applied.settings:
+                setting.is_probe = True
+        self._run, self._session = run, run.session
+        self._folder = run.session.recorder.folder
+        self._warmup, self._steps, self._seconds = warmup, steps, seconds
+        self._repository, self._tree, self._folders = repository, tree, folders
+        self._ranks, self._parent = ranks, parent
+        self._until_s = float("inf")
+        self._next_question = 0
+        self._pid = os.getpid()
+        self._loaded: str | None = None
+        """The file of the latest `torch.load`."""
+
+    def at_boundary(self) -> None:
+        """End the process after its last step. Training thread only."""
+        step = self._session.recorder.step
+        if self._session.world_size != self._ranks:
+            self._end(
+                "The script starts several ranks itself. Let torchrun start them: "
+                "--nproc-per-node N."
+            )
+        # One more: the first step has no duration.
+        if self._steps and step > self._warmup + self._steps:
+            self._end()
+        if self._steps or step < self._warmup + 2:
+            return
+        # Also the first step that is measured has to end.
+        self._until_s = min(self._until_s, time.monotonic() + self._seconds)
+        if self._all_end(step, time.monotonic() >= self._until_s):
+            self._end()
+
+    def _all_end(self, step: int, is_over: bool) -> bool:
+        """Return rank 0's decision, so that all ranks end after the same step.
+
+        The wait for it delays the other ranks: it takes place at ever fewer steps.
+        """
+        if self._ranks == 1 or step < self._next_question:
+            return is_over and self._ranks == 1
+        self._next_question = step + 1 + step // 8
+        end, more = (self._folder / f"trial-{step}-{word}" for word in ("end", "more"))
+        if self._session.recorder.run_json["rank"] == 0:
+            (end if is_over else more).touch()
+        self._wait_for([0], lambda: end.exists() or more.exists())
+        return end.exists()
+
+    def _wait_for(
+        self,
+        ranks: Iterable[int],
+        known: Callable[[], bool] = lambda: False,
+        limit_s: float = float("inf"),
+    ) -> bool:
+        """Wait for the end of these ranks, or until a decision is known; False at the limit."""
+        until_s = time.monotonic() + limit_s
+        for number in ranks:
+            while not known() and (rank := find_rank(self._folder, number)) and rank.status.live:
+                if time.monotonic() > until_s:
+                    return False
+                time.sleep(POLL_S)
+        return True
+
+    def install(self) -> None:
+        """Wrap what a trial cannot do: input, fork, and resuming from a checkpoint."""
+        set_parent_death_signal()
+        is_rank = self._parent is not None and self._session.world_size == self._ranks
+        if is_rank and os.getppid() != self._parent:  # torchrun has ended before that
+            os._exit(1)
+        self._session.at_boundary = self.at_boundary
+        builtins.input = self._input
+        original = os.fork
+        os.fork = lambda: self._fork(original)
+        # Not torch itself: the hooks of the run wait for that, and a module has one hook.
+        PostImportHook("torch.serialization", self._watch_loads).start()
+        PostImportHook("torch.optim.optimizer", self._watch_resumes).start()
+
+    def _input(self, prompt: object = "") -> NoReturn:
+        self._end("The script calls input(), and a trial has no standard input.")
+
+    def _fork(self, original: Callable[[], int]) -> int:
+        caller = sys._getframe(2)
+        if caller.f_globals.get("__name__") != "multiprocessing.popen_fork":
+            place = f"{os.path.basename(caller.f_code.co_filename)}, line {caller.f_lineno}"
+            self._end(f"The script forks ({place}), and a trial measures one process.")
+        return original()
+
+    def _watch_loads(self, module: Any) -> None:
+        load = module.load
+
+        @functools.wraps(load)
+        def loading(f: Any, *args: Any, **kwargs: Any) -> Any:
+            self._loaded = str(f) if isinstance(f, str | os.PathLike) else None
+            return load(f, *args, **kwargs)
+
+        module.load = loading  # before torch/__init__.py takes it from this module
+
+    def _watch_resumes(self, module: Any) -> None:
+        restore = module.Optimizer.load_state_dict
+
+        @functools.wraps(restore)
+        def restoring(optimizer: Any, state_dict: Any) -> Any:
+            # The state of an optimizer before its first step is empty: nothing is resumed. After a
+            # step of this process, its own state is restored (a rollback, a search).
+            if self._session.recorder.step == 0 and state_dict.get("state"):
+                named = f" from {self._loaded}" if self._loaded else ""
+                self._end(
+                    f"The script resumes its optimizer{named}, so a trial would not start at step "
+                    "0. Give other arguments, or move the checkpoint away.",
+                    stops=True,
+                )
+            return restore(optimizer, state_dict)
+
+        module.Optimizer.load_state_dict = restoring
+
+    def _end(self, refused: str | None = None, *, stops: bool = False) -> NoReturn:
+        if os.getpid() == self._pid:  # else a forked child, which has no run
+            if refused is None and self._ranks > 1 and rank_and_size() is None:
+                refused = (
+                    "The script does not call torch.distributed.init_process_group, so each rank "
+                    "trains alone. Call it, or omit --nproc-per-node."
+                )
+            if refused is None and self._repository is not None:
+                refused = _foreign_module(self._repository, self._tree)
+            if refused is None and self._folders:
+                refused = _nothing_from(self._folders)
+            trial = {
+                "refused": refused,
+                "stops": stops,
+                "modules": [path for _, path in _modules()],
+            }
+            self._session.recorder.describe(trial=trial)
+            self._run.close()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the script
+                stream.flush()
+        if os.getpid() == self._pid and self._parent is not None:
+            if refused is not None:
+                os.kill(self._parent, signal.SIGKILL)  # the ranks die with torchrun
+            # The last step of the others may need this process.
+            if not self._wait_for(range(self._ranks), limit_s=LAST_STEP_S):
+                (self._folder / UNEVEN).touch()
+                os.kill(self._parent, signal.SIGKILL)
+        os._exit(0)
+
+
+def _modules() -> Iterator[tuple[str, str]]:
+    """Yield the name and the absolute path of each module that was loaded from a file."""
+    for name, module in sys.modules.copy().items():
+        # Not by getattr(), which makes lazy modules import others.
+        path = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(path, str) and os.path.isabs(path):
+            yield name, path
+
+
+def _foreign_module(repository: str, tree: str) -> str | None:
+    """Return why the modules are not those of the revision in `tree`, or None.
+
+    The repository may contain the tree and an environment, whose modules are expected. Modules
+    below a link of the tree are expected too: the link was asked for.
+    """
+    top = os.path.realpath(repository)
+    # A prefix that contains the repository (/usr and /usr/src/app) does not make it an environment.
+    own = [os.path.realpath(one) for one in (tree, sys.prefix, sys.base_prefix)]
+    own = [one for one in own if one != top and _is_in(one, top)]
+    for name, path in sorted(_modules()):
+        if _is_in(path, tree):
+            continue
+        file = os.path.realpath(path)
+        is_installed = f"{os.sep}site-packages{os.sep}" in file
+        if _is_in(file, top) and not is_installed and not any(_is_in(file, one) for one in own):
+            return (
+                f"The module {name} was loaded from {file}, not from the revision (an editable "
+                "install, or an absolute folder on PYTHONPATH). Add env:PYTHONPATH=FOLDER to the "
+                "variant: a folder relative to the current one is that of the revision."
+            )
+    return None
+
+
+def _nothing_from(folders: Sequence[str]) -> str | None:
+    """Return why a variant's PYTHONPATH changes nothing, or None."""
+    for _, path in _modules():
+        if any(_is_in(os.path.realpath(path), one) for one in folders):
+            return None
+    return (
+        f"No module was loaded from PYTHONPATH ({os.pathsep.join(folders)}): the script's folder "
+        "precedes it. Move the modules out of that folder, or use rev:REVISION."
+    )
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def begin_trial(run: WatchedRun, trouble: str | None = None) -> None:
+    """Limit a run to the steps of its trial, if this process belongs to one.
+
+    A run without a session or with `trouble` counts no steps: the process ends.
+    """
+    if not (text := os.environ.get(TRIAL)):
+        return
+    if run.session is None:
+        sys.stderr.flush()  # its last line has the reason
+        os._exit(1)
+    limit = TrialLimit(run, **json.loads(text))
+    if trouble is not None:
+        limit._end(f"The steps of the script cannot be counted: {trouble}")
+    limit.install()
