@@ -126,7 +126,7 @@ STEPS: tuple[Metric, ...] = (
         Unit.SECOND,
         "forward",
         "host clock",
-        "Part of the step time from the arrival of the batch to the begin of backward(), over all "
+        "Part of the step time from the arrival of the batch to the start of backward(), over all "
         "batches of the step; on a GPU what the host takes to launch it. Recorded in jobs of "
         "several processes.",
     ),
@@ -150,7 +150,7 @@ STEPS: tuple[Metric, ...] = (
         Unit.SECOND,
         "forward computing",
         "DistributedDataParallel's logging data",
-        "Time from the begin of DistributedDataParallel's forward to the begin of backward(), on "
+        "Time from the start of DistributedDataParallel's forward to the start of backward(), on "
         "a GPU by the device's clock. Of sampled steps, in the row of the step after.",
     ),
     _step(
@@ -200,7 +200,7 @@ STEPS: tuple[Metric, ...] = (
         Unit.SECOND,
         "GPU time",
         "CUDA events around the step",
-        "Time on the device from the begin of the forward pass to the end of the optimizer's "
+        "Time on the device from the start of the forward pass to the end of the optimizer's "
         "update, without copies of the batch. If the host launches too slowly it contains the gaps "
         "between kernels: see perf/gpu_wait. Built-in loop only: the begin of the forward pass of "
         "a watched script is unknown.",

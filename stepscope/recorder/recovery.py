@@ -17,8 +17,8 @@ from stepscope.run import (
     RunError,
     RunInfo,
     RunStatus,
+    is_own,
     process_of,
-    read_only_reason,
     read_run,
     write_run_json,
 )
@@ -34,7 +34,7 @@ _logged: set[tuple[Path, int]] = set()
 
 def recover_ended(run: RunInfo) -> int:
     """Store the last rows of an ended run of this host and user; return their number."""
-    if run.status.live or read_only_reason(run) is not None:
+    if run.status.live or not is_own(run):
         return 0
     gained = 0
     for number in dict.fromkeys(numbers_with(run.folder, "(?:ring|sqlite-journal)")):

@@ -94,7 +94,6 @@ class StepBlockBuilder:
     def _with_times(
         self, keys: tuple[str, ...], values: Floats, ts: Floats, timed: Flags, bare: Flags
     ) -> tuple[tuple[str, ...], Floats]:
-        """Add step time and rates."""
         elapsed = np.full(len(ts), np.nan)
         elapsed[timed] = np.diff(ts[timed], prepend=self._timed_before)
         self._timed_before = float(ts[timed][-1])

@@ -21,9 +21,10 @@ from stepscope.common.files import WakeableSleep, atomic_write
 from stepscope.common.formatting import format_duration
 from stepscope.common.json_values import first_line
 from stepscope.metrics import BY_KEY, Stream
+from stepscope.recorder.final_values import final_values
 from stepscope.recorder.ring import PendingRows, RingBuffer
 from stepscope.recorder.rows import StepBlockBuilder
-from stepscope.run import HEARTBEAT_S, rank_json, write_run_json
+from stepscope.run import HEARTBEAT_S, RUN_JSON, rank_json, write_run_json
 from stepscope.store import SeriesBlock, StoreWriter, store_name
 from stepscope.store.blocks import Event, MetricValues, QueueItem, Sample, join
 
@@ -167,6 +168,8 @@ class WriterThread:
             if woken or closing or now >= next_beat:
                 self._beat(durable=closing)
                 next_beat = now + HEARTBEAT_S
+            if closing and self._json == RUN_JSON:
+                self._note_final_values()
             if closing:
                 self._ended = True
                 return
@@ -239,7 +242,6 @@ class WriterThread:
             self._store.append(stream, source, SeriesBlock.from_rows(series))
 
     def _poll_observer(self, closing: bool) -> None:
-        """Write the events of the observer."""
         if self.observer is None:
             return
         events = self.observer[1](self.run_json, self._progress()["step"])
@@ -275,6 +277,17 @@ class WriterThread:
             self._custom = custom
             with self.run_json_lock:
                 self.run_json["custom"] = custom
+
+    def _note_final_values(self) -> None:
+        """Add the values of the whole run to run.json: lists of runs then read no store."""
+        try:
+            found = final_values(self.folder, self.run_json)
+        except Exception as error:  # noqa: BLE001 - the end of the run is already written
+            self._log_once("the final values are missing in run.json", error)
+            return
+        with self.run_json_lock:
+            self.run_json.update(found)
+        self._beat(durable=False)
 
     def _note_problem(self, error: Exception) -> None:
         remedy = (

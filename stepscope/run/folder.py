@@ -170,13 +170,13 @@ def start_ticks(pid: int) -> int | None:
 def process_of(run_json: dict[str, Any]) -> psutil.Process | None:
     """Return the process that writes a run of this host; None if it has exited."""
     try:
-        process = psutil.Process(int(run_json["pid"]))
+        process, started = psutil.Process(int(run_json["pid"])), float(run_json["pid_started"])
         # Pids are reused. An equal start time (10 ms clock) identifies the process; its epoch
-        # seconds change when the clock is set.
-        same = abs(process.create_time() - float(run_json["pid_started"])) < 1.0 or (
+        # seconds change when the clock is set, and need another file of /proc.
+        same = (
             run_json.get("pid_namespace") == pid_namespace() is not None
             and run_json.get("pid_ticks") == start_ticks(process.pid) is not None
-        )
+        ) or abs(process.create_time() - started) < 1.0
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except (psutil.Error, KeyError, ValueError, TypeError, OverflowError):
         return None

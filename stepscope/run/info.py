@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.common.files import is_own_folder
+from stepscope.common.files import is_own_folder, open_regular_file
 from stepscope.run.folder import RunError, fatal_signal, process_of, user_name
+from stepscope.run.metadata import known_notes
 from stepscope.run.rank_info import (
     UNREADABLE,
     RankMetadata,
@@ -23,7 +25,7 @@ from stepscope.run.rank_info import (
 from stepscope.run.status import RunStatus
 
 _KEPT = "What was recorded is shown; resume from the last checkpoint."
-GONE = f"gone without a word (killed, or the machine went down). {_KEPT}"
+GONE = f"gone without a message (killed, or the machine went down). {_KEPT}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,16 +59,60 @@ class RunInfo:
         return f"RunInfo({self.id!r}, {self.status}, step {self.run_json.get('step', 0)})"
 
 
+_STORE = "rank0.sqlite"  # `stepscope.store.STORE_NAME`, of a layer above
+CONTACT = ".connected"
+"""File in a folder of mirrored runs; its modification time is that of the last answer."""
+CONTACT_S = 15.0  # age of the last answer from which a mirrored run accepts no command
+
+
+def is_local(run: RunInfo) -> bool:
+    """Return True unless another host writes this run."""
+    return "mirror" not in run.run_json and run.run_json.get("host") == socket.gethostname()
+
+
+def is_own(run: RunInfo) -> bool:
+    """Return True for a run of this host and user, whose processes and files are its own."""
+    user = run.run_json.get("user", user_name())
+    return is_local(run) and user == user_name() and is_own_folder(run.folder)
+
+
 def read_only_reason(run: RunInfo) -> str | None:
-    """Return why this process must not change a run; None for a run of its host and user."""
-    host, user = run.run_json.get("host"), run.run_json.get("user", user_name())
-    if host != socket.gethostname():
-        return f"This run belongs to the host {host}: read-only. Its buttons work on a page there."
+    """Return why this process must not send commands to a run; None if it may."""
+    mirror = run.run_json.get("mirror")
+    if mirror is not None:
+        if time.time() - _modified(run.folder.parent / CONTACT) > CONTACT_S:
+            return f"Not connected to {mirror['source']}: read-only until it is connected again."
+        reason: str | None = mirror.get("reason")
+        return reason
+    user = run.run_json.get("user", user_name())
     if user != user_name():
         return f"This run belongs to the user {user}: read-only."
     if not is_own_folder(run.folder):  # run.json of a copy may be changed
         return "The folder of this run belongs to another user: read-only."
+    host = run.run_json.get("host")
+    if host != socket.gethostname() and is_in_wal_mode(run.folder / _STORE):
+        return f"This run belongs to the host {host}: read-only. Its buttons work on a page there."
     return None
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def is_in_wal_mode(store: Path) -> bool:
+    """Return True unless two hosts may write to this SQLite file, by its header.
+
+    The header has 2 at byte 18 in WAL mode (https://www.sqlite.org/fileformat.html), which the
+    recorder uses where `is_network_filesystem` is False.
+    """
+    try:
+        with open(open_regular_file(store), "rb") as file:
+            return file.read(20)[18:] != b"\x01\x01"
+    except OSError:
+        return True
 
 
 def read_run(folder: Path) -> RunInfo:
@@ -83,6 +129,8 @@ def read_run(folder: Path) -> RunInfo:
     except UNREADABLE as error:
         text = f"run.json is not a Stepscope run ({error}). Delete the folder or restore the file."
         raise RunError(f"{folder.name}: {text}") from error
+    if name := known_notes(folder).name:
+        own.run_json["name"] = name
     status, reason, number, rank = own.status, own.run_json.get("reason"), own.number, own.rank
     if status is RunStatus.CRASHED:
         reason = _crashed(folder, 0, "The training process", "The training process is")
@@ -114,7 +162,7 @@ def restart_expected(run: RunInfo) -> bool:
     return (
         run.status in (RunStatus.FAILED, RunStatus.CRASHED)
         and torchrun is not None
-        and read_only_reason(run) is None
+        and is_own(run)
         and torchrun.get("max_restarts", 0) > torchrun.get("restarts", 0)
         and "restarted_as" not in run.run_json
         and process_of(torchrun) is not None
@@ -130,7 +178,7 @@ def rank_pids(run: RunInfo) -> Iterator[int]:
     )
     for info in (*others, run):
         pid = info.run_json.get("pid")
-        if info.status.live and read_only_reason(info) is None and pid is not None:
+        if info.status.live and is_own(info) and pid is not None:
             yield pid
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -28,11 +28,11 @@ _OF_A_PEER = re.compile(
     r"|collective operation timeout|[Tt]imed out waiting \w+ for \w+ operation|wait timeout after"
     r"|another rank (?:had )?failed"
 )
+"""Messages of gloo, NCCL, TCPStore and Stepscope about another rank that is lost or late."""
 _LOST_PEER = re.compile(
     r"closed by peer|reset by peer|Broken pipe|pair closure|remote process exited|ncclRemoteError"
 )
 """The subset that only the exit of another process causes."""
-"""Messages of gloo, NCCL, TCPStore and Stepscope about another rank that is lost or late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ BYTES_LIMIT = 16 * 2**20
 """Maximum size of a rank's file: about 10 kB, plus the settings of the script."""
 _LAST_S = 4_102_444_800.0  # 2100-01-01 in epoch seconds. Tables end in 2262, `datetime` in 9999.
 _TEXT_LIMIT = 100_000
-_REQUIRED = ("created", "heartbeat", "status")
+_SETTINGS_LIMIT = 64  # maximum number of settings applied to a script
+_REQUIRED = ("created", "heartbeat", "status", "mirror")
 
 
 @functools.cache
@@ -113,6 +114,9 @@ def _types() -> Mapping[str, Any]:
         list[Any]: "devices commands custom optimizers compute_capability tags",
     }
     end = [("rank", count), ("status", RunStatus), ("reason", text)]
+    # Of another host's run, written by `stepscope.remote.mirror`.
+    mirror = [("source", text), ("age_s", moment_s), ("alive", bool | None)]
+    mirror += [("received", moment_s), ("reason", text | None)]
     restarts = [("max_restarts", count, 0), ("restarts", count, 0)]
     return {name: kind for kind, names in fields.items() for name in names.split()} | {
         "status": RunStatus,
@@ -121,8 +125,32 @@ def _types() -> Mapping[str, Any]:
         "wall_offset_s": Annotated[float, meta(gt=-(2**32), lt=2**32)],
         "failure": msgspec.defstruct("Failure", [("ts", moment_s), ("reason", text | None, None)]),
         "job_end": msgspec.defstruct("JobEnd", end),
+        "mirror": msgspec.defstruct("MirrorFacts", mirror),
         "torchrun": msgspec.defstruct("Torchrun", restarts),
+        "settings": _settings_type(),
     }
+
+
+def _settings_type() -> Any:
+    """Return the type of `settings` (stepscope/settings)."""
+    meta = msgspec.Meta
+    text = Annotated[str, meta(max_length=_TEXT_LIMIT)]
+    fields: list[tuple[str, Any]] = [
+        ("name", text),
+        ("value", bool | Annotated[int, meta(ge=0, lt=2**31)] | text),
+        ("state", Literal["in effect", "applies", "refused", "not reached"]),
+        ("text", text),
+        ("lines", list[str]),
+        (
+            "at",
+            msgspec.defstruct(
+                "Place", [("file", text), ("line", Annotated[int, meta(ge=0, lt=2**31)])]
+            )
+            | None,
+        ),
+    ]
+    entry: Any = msgspec.defstruct("AppliedSetting", fields)
+    return Annotated[list[entry], meta(max_length=_SETTINGS_LIMIT)]
 
 
 def rank_numbers(folder: Path) -> list[int]:
@@ -230,8 +258,12 @@ def read_rank_file(folder: Path, number: int) -> RankMetadata:
     run_json = read_run_json(folder, number)
     # On a full disk the file keeps its content, but the writer still touches it.
     touched = os.stat(folder / rank_json(number)).st_mtime
-    beat = max(float(required(run_json, "heartbeat")), touched)
+    mirror = run_json.get("mirror")
+    heartbeat = float(required(run_json, "heartbeat"))
+    beat = heartbeat if mirror is not None else max(heartbeat, touched)
     status, age_s = RunStatus(required(run_json, "status")), max(0.0, time.time() - beat)
+    if mirror is not None:
+        age_s = mirror["age_s"]  # by the other host's clock, at the last answer
     if status.live and not _alive(run_json, age_s):
         status = RunStatus.CRASHED
     # Heartbeats and times of files are by the wall clock, all others by the process's clock.
@@ -254,6 +286,9 @@ def other_ranks(folder: Path) -> Iterator[RankMetadata]:
 
 
 def _alive(run_json: dict[str, Any], heartbeat_age_s: float) -> bool:
+    mirror = run_json.get("mirror")
+    if mirror is not None:
+        return heartbeat_age_s < STALE_S if mirror["alive"] is None else bool(mirror["alive"])
     namespace = run_json.get("pid_namespace")
     if run_json.get("host") != socket.gethostname() or namespace not in (None, pid_namespace()):
         return heartbeat_age_s < STALE_S

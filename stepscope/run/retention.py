@@ -22,6 +22,7 @@ from stepscope.run.folder import (
     user_name,
 )
 from stepscope.run.info import RunInfo, read_run
+from stepscope.run.metadata import read_notes
 from stepscope.run.rank_info import (
     UNREADABLE,
     RankMetadata,
@@ -66,7 +67,7 @@ class Decision:
 def decide(
     runs: Iterable[StoredRun], now: float, keep_days: float | None, max_bytes: int | None
 ) -> list[Decision]:
-    """Return a decision for each run, the run that ended first at the beginning.
+    """Return a decision for each run, the one that ended first before the others.
 
     Runs that ended less than `keep_days` ago stay. Of the others all are deleted, or with
     `max_bytes` only until the sizes of all runs, also of those that stay, have this sum or less.
@@ -136,7 +137,15 @@ def _protected(run: RunInfo, ranks: list[RankMetadata], keep_tagged: bool) -> st
         left = torchrun.get("max_restarts", 0) > torchrun.get("restarts", 0)
         if left and not _is_here(torchrun) and run.status in (RunStatus.FAILED, RunStatus.CRASHED):
             return f"torchrun on {torchrun.get('host')} may restart it"
-    tags = [str(tag) for rank in ranks for tag in rank.run_json.get("tags") or ()]
+    try:
+        notes = read_notes(run.folder)
+    except RunError as error:
+        return str(error)
+    if notes.pinned:
+        return "pinned"
+    tags = notes.tags  # None: of all ranks
+    if tags is None:
+        tags = tuple(str(tag) for rank in ranks for tag in rank.run_json.get("tags") or ())
     return f"tagged {', '.join(tags[:5])}" if keep_tagged and tags else None
 
 

@@ -30,7 +30,10 @@ class RunStatus(StrEnum):
     @property
     def live(self) -> bool:
         """True while the run may still write."""
-        return self in (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)
+        return self in _LIVE
+
+
+_LIVE = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)
 
 
 class RunKind(StrEnum):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 from stepscope.common.clock import clock
 from stepscope.common.torch_version import warn_if_unsupported
@@ -16,6 +16,7 @@ from stepscope.gpu.source import DeviceInfo, DeviceSource, NullSource, nvml_uuid
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunKind, RunStatus, rank_json
 from stepscope.run.status import RunOutcome
+from stepscope.session.code_state import CodeStateReader, imported_packages
 from stepscope.session.session import GpuEntry, Session, gpu_entry, listed, traceback_text
 from stepscope.session.stop import GRACE_S, JOB_GRACE_S, REASON, StopEscalator, keep_stopped
 
@@ -23,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class ScriptSession(Session):
-    """One process of a script's run; `sample` enables the sampler. Raises OSError or StoreError."""
+    """One process of a script's run; `sample` enables the sampler. Raises OSError or StoreError.
+
+    `script_folder` is the folder whose git state is recorded, by rank 0.
+    """
 
     def __init__(
         self,
@@ -31,10 +35,12 @@ class ScriptSession(Session):
         *,
         name: str,
         kind: RunKind,
-        config: Mapping[str, Any] | None = None,
         sample: bool = True,
+        script_folder: Path | None = None,
     ) -> None:
         self.world_size = place.world_size
+        self.at_boundary: Callable[[], None] | None = None
+        """Called at each step boundary of a trial of the lab."""
         self._stopper = StopEscalator(
             place.folder.absolute() / rank_json(place.number),
             grace_s=GRACE_S if place.sharing == 1 else JOB_GRACE_S,
@@ -43,7 +49,6 @@ class ScriptSession(Session):
             place.folder,
             name=name,
             kind=kind,
-            config=config,
             rank=place.number,
             on_command=lambda command: self._stopper.on_command(self.recorder, command),
             ranks=place.sharing,
@@ -55,6 +60,10 @@ class ScriptSession(Session):
         self._take_place(place)
         self.oom.attach()
         try:
+            if place.number == 0 and script_folder is not None:
+                recorder = self.recorder
+                code = CodeStateReader(script_folder, recorder.folder, recorder.describe)
+                self._at_close.callback(code.close)
             self._set_up(sample, first_here=place.local_rank == 0)
         except BaseException:
             self.close(RunStatus.FAILED, "Stepscope could not set up the recording.")
@@ -102,6 +111,8 @@ class ScriptSession(Session):
 
         Returns after a pause. Stop raises the exception of the script's SIGINT handler.
         """
+        if self.at_boundary is not None:
+            self.at_boundary()
         if not self._waiting and not self.readings.wanted and not self._profiling.active:
             return 0.0
         if os.getpid() != self._pid:
@@ -118,7 +129,7 @@ class ScriptSession(Session):
             self.recorder.describe(commands=self._commands.supported_commands())
             gpu = None if cuda_index is None else _gpu(cuda_index)
             uuid = None if gpu is None else gpu["uuid"]
-            self.recorder.describe(device=uuid or "cpu")
+            self.recorder.describe(device=uuid or "cpu", packages=imported_packages())
             self.describe_environment(None if gpu is None else gpu["name"])
             self.sampler.train_on(uuid)
             if gpu is not None:

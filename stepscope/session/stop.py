@@ -28,10 +28,10 @@ from stepscope.run import (
     RunInfo,
     RunKind,
     RunStatus,
+    is_own,
     pid_namespace,
     process_of,
     rank_json,
-    read_only_reason,
     write_run_json,
 )
 from stepscope.run.folder import not_signaled, recorder_of
@@ -130,7 +130,7 @@ def _live_ranks(run: RunInfo) -> Iterator[tuple[RankMetadata, psutil.Process]]:
 def _is_ours(run: RunInfo) -> bool:
     """Return True for a live run of this user in this pid namespace."""
     here = run.run_json.get("pid_namespace") == pid_namespace()
-    return run.status.live and here and read_only_reason(run) is None
+    return run.status.live and here and is_own(run)
 
 
 def _launcher(rank: psutil.Process) -> psutil.Process | None:

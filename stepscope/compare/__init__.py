@@ -1,0 +1,1 @@
+"""Compare recorded runs: figures of a run, differences, and intervals over runs."""

@@ -1,0 +1,149 @@
+"""The figures of one recorded run, from a few reduced reads of its store, however long the run.
+
+The figures of a job are those of rank 0; its samples/s are those of rank 0 times the number of
+ranks. `stepscope.recorder.final_values` has the functions that a run's own summary uses too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stepscope.bottleneck.step_window import training_gpu
+from stepscope.common.files import read_tail
+from stepscope.common.formatting import terminal_text
+from stepscope.memory.breakdown_series import ledger_source, read_moments
+from stepscope.metrics import BY_KEY, Stream
+from stepscope.recorder.final_values import (
+    bucket_for,
+    energy_of,
+    metrics_of,
+    peaks,
+    read_newest,
+    reduced,
+    samples_of_a_step,
+    typical,
+)
+from stepscope.recorder.rows import LOSS, STEP_TIME
+from stepscope.run import RunInfo
+from stepscope.run.metadata import CODE_DIFF, MAX_DIFF_BYTES, RunMetadata, read_metadata
+from stepscope.run.rank_info import now_of
+from stepscope.store import StoreError, StoreReader
+from stepscope.store.blocks import Floats
+
+MEMORY_BUCKETS = 128  # moments of which the one with the most memory is compared
+MAX_METRICS = 50  # of the script's own metrics
+PHASES = (
+    *("perf/data_wait", "perf/h2d", "perf/forward", "perf/backward", "perf/optimizer"),
+    *("perf/gpu_time", "perf/gpu_wait", "perf/comm_wait"),
+)
+"""Parts of a step that are shown side by side; they may overlap."""
+_FOREIGN = frozenset(("free", "driver", "others", "unnamed", "elsewhere", "used"))
+"""Categories of memory that this process does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """A run and its figures in SI units and bytes; a figure that was not recorded is absent.
+
+    `values` has the figures of `stepscope.compare.comparison.FIGURES`, and `final KEY` and `best
+    KEY` of each metric of the training. `phases` are seconds per step by metric, `memory` bytes by
+    category when this process used most. `code_diff`: uncommitted changes, recorded by git.
+    `problem`: why the store has no figures.
+    """
+
+    run: RunInfo
+    metadata: RunMetadata
+    values: Mapping[str, float]
+    phases: Mapping[str, float]
+    memory: Mapping[str, int]
+    code_diff: str | None = None
+    samples_per_step: float | None = None  # of all ranks
+    problem: str | None = None
+
+
+def read_figures(run: RunInfo) -> RunFigures:
+    """Return the figures of a run; those of run.json only, with the problem, without a store."""
+    metadata, diff = read_metadata(run), None
+    if metadata.git is not None and metadata.git.diff:
+        with contextlib.suppress(OSError):
+            diff = terminal_text(read_tail(run.folder / CODE_DIFF, MAX_DIFF_BYTES))
+    ended, step = now_of(run.run_json) if run.status.live else run.ended, run.run_json.get("step")
+    values = {} if ended is None else {"duration": max(0.0, ended - run.created)}
+    values |= {"steps": float(step)} if type(step) is int else {}
+    of_metadata = RunFigures(run, metadata, values, {}, {}, diff)
+    try:
+        with StoreReader(run.folder) as reader:
+            return _read(reader, of_metadata)
+    except StoreError as error:
+        return replace(of_metadata, problem=str(error))
+
+
+def read_lines(run: RunInfo) -> dict[str, tuple[Floats, Floats, Floats]]:
+    """Return steps, seconds since the start and values of each metric, reduced.
+
+    Metrics of `gpu/` are those of the training GPU. Raises StoreError.
+    """
+    found = {}
+    with StoreReader(run.folder) as reader:
+        for info in reader.series():
+            if info.source not in ("", training_gpu(run.run_json)):
+                continue
+            block = reduced(reader, info)
+            for row, key in enumerate(block.keys):
+                if len(at := np.flatnonzero(block.count[row])):
+                    found[key] = block.step[at], block.ts[at] - run.created, block.mean[row][at]
+    return found
+
+
+def _read(reader: StoreReader, of_metadata: RunFigures) -> RunFigures:
+    """Return the figures of the metadata with those of the store."""
+    run_json = of_metadata.run.run_json
+    series = {(info.stream, info.source): info for info in reader.series()}
+    of_steps, gpu = series.get((Stream.STEPS.value, "")), training_gpu(run_json)
+    steps = reduced(reader, of_steps)
+    size = run_json.get("world_size")
+    ranks = size if type(size) is int and 0 < size < 10**6 else 1
+    newest = read_newest(reader, of_steps)
+    each = samples_of_a_step(newest)
+    samples = None if each is None else each * ranks
+    times = {key: typical(steps, key) for key in (STEP_TIME, "perf/mfu", *PHASES)}
+    energy, watts = energy_of(reduced(reader, series.get((Stream.DEVICES.value, gpu or ""))))
+    step_time, mfu = times.pop(STEP_TIME), times.pop("perf/mfu")
+    found = {"step_time": step_time, "mfu": mfu}
+    if samples and step_time:
+        found["samples_per_s"] = samples / step_time
+    if energy is not None and watts is not None and ranks == 1:  # a job uses several GPUs
+        found["energy"] = energy
+        if samples and step_time:
+            found["energy_per_sample"] = watts * step_time / samples
+    found |= peaks(reduced(reader, series.get((Stream.SAMPLES.value, ""))))
+    own = [key for key in steps.keys if key not in BY_KEY][:MAX_METRICS]
+    metrics = metrics_of(steps, newest, (LOSS, "val/loss", "val/accuracy", *own))
+    for key, values in metrics.items():
+        found |= {f"final {key}": values["last"], f"best {key}": values.get("best")}
+    known = {name: float(value) for name, value in found.items() if value is not None}
+    return replace(
+        of_metadata,
+        values={**of_metadata.values, **known},
+        phases={key: value for key, value in times.items() if value is not None},
+        memory=_memory(reader, gpu),
+        samples_per_step=samples,
+    )
+
+
+def _memory(reader: StoreReader, gpu: str | None) -> Mapping[str, int]:
+    """Return the bytes of each category at the moment at which this process used most."""
+    source = ledger_source(reader.series(), gpu)
+    if source is None:
+        return {}
+    rows = source.samples.rows
+    moments = read_moments(reader, source, 0, rows, bucket_for(rows, MEMORY_BUCKETS))
+    return max(
+        (moment.parts for moment in moments if moment.parts is not None),
+        key=lambda parts: sum(size for key, size in parts.items() if key not in _FOREIGN),
+        default={},
+    )

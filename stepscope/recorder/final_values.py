@@ -1,0 +1,149 @@
+"""The values of a whole run, from a few reduced reads of its store, however long the run.
+
+Rates and times are medians over nine tenths of the steps. The first tenth, and at least the first
+step, is warm-up: kernels load, the allocator grows, torch.compile compiles. The samples/s of a job
+are those of rank 0 times the number of ranks, as all ranks take batches of one size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepscope.metrics import Stream
+from stepscope.recorder.rows import LOSS, RATE, STEP_TIME
+from stepscope.store import SeriesBlock, SeriesInfo, StoreReader
+from stepscope.store.blocks import Floats
+
+MAX_BUCKETS = 512  # of a reduced read: one to two frames of the store
+MAX_METRICS = 64  # of one run
+PEAKS = {
+    "peak_allocated": "memory/peak_allocated",
+    "peak_reserved": "memory/peak_reserved",
+    "peak_process": "process/rss",
+}
+_LOWER, _HIGHER = ("loss", "error", "perplexity"), ("acc", "auc", "f1", "score")
+"""Parts of names of metrics that are better the lower, or the higher, they are."""
+
+
+def final_values(folder: Path, run_json: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return `final` and `totals` of run.json (docs/storage.md). Raises StoreError."""
+    with StoreReader(folder) as reader:
+        series = {(info.stream, info.source): info for info in reader.series()}
+        of_steps = series.get((Stream.STEPS.value, ""))
+        steps, newest = reduced(reader, of_steps), read_newest(reader, of_steps)
+        process = reduced(reader, series.get((Stream.SAMPLES.value, "")))
+        gpu = series.get((Stream.DEVICES.value, str(run_json.get("device"))))
+        joules, _ = energy_of(reduced(reader, gpu))
+    ranks = run_json.get("world_size") or 1
+    each, step_time = samples_of_a_step(newest), typical(steps, STEP_TIME)
+    totals = {"steps": int(newest.step[-1]) if len(newest) else None} | peaks(process)
+    totals["samples_per_s"] = ranks * each / step_time if each and step_time else None
+    totals["energy"] = joules if ranks == 1 else None  # a job uses several GPUs
+    keys = [key for key in steps.keys if not key.startswith("perf/")][:MAX_METRICS]
+    return {
+        "final": metrics_of(steps, newest, keys),
+        "totals": {name: value for name, value in totals.items() if value is not None},
+    }
+
+
+def bucket_for(rows: int, most: int) -> int:
+    """Return the smallest power of two that puts `rows` rows into at most `most` buckets."""
+    return 1 << (max(1, -(-rows // most)) - 1).bit_length()
+
+
+def reduced(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
+    """Return a whole series in at most MAX_BUCKETS buckets."""
+    if info is None or not info.rows:
+        return SeriesBlock.from_rows([])
+    return reader.read(info.id, 0, info.rows, bucket_for(info.rows, MAX_BUCKETS))
+
+
+def read_newest(reader: StoreReader, info: SeriesInfo | None) -> SeriesBlock:
+    """Return the newest MAX_BUCKETS rows."""
+    if info is None or not info.rows:
+        return SeriesBlock.from_rows([])
+    return reader.read(info.id, max(0, info.rows - MAX_BUCKETS), info.rows, 1)
+
+
+def column(block: SeriesBlock, key: str, statistic: str = "mean") -> tuple[Floats, Floats]:
+    """Return the finite values of a metric and the number of rows of each bucket."""
+    if key not in block.keys:
+        return np.empty(0), np.empty(0)
+    row = block.keys.index(key)
+    at = np.flatnonzero(block.count[row])
+    return getattr(block, statistic)[row][at], block.count[row][at]
+
+
+def typical(block: SeriesBlock, key: str) -> float | None:
+    """Return the median over the tenths after the first of their means."""
+    values, counts = column(block, key)
+    if len(values) < 2:
+        return float(values[0]) if len(values) else None
+    values, counts, ends = values[1:], counts[1:], np.cumsum(counts)
+    tenth = (10 * (ends[1:] - counts / 2) // ends[-1]).astype(int)
+    kept = tenth > 0
+    rows = np.bincount(tenth[kept], counts[kept])
+    sums = np.bincount(tenth[kept], (values * counts)[kept])
+    return float(np.median(sums[rows > 0] / rows[rows > 0]))
+
+
+def samples_of_a_step(newest: SeriesBlock) -> float | None:
+    """Return the median of rate times step time."""
+    rates, seconds = newest.with_keys((RATE, STEP_TIME)).mean
+    samples = (rates * seconds)[np.isfinite(rates * seconds)]
+    return float(np.median(samples)) if len(samples) else None
+
+
+def peaks(process: SeriesBlock) -> dict[str, float | None]:
+    """Return the highest value in bytes of each metric of PEAKS."""
+    found = {name: column(process, key, "high")[0] for name, key in PEAKS.items()}
+    return {name: float(high.max()) if len(high) else None for name, high in found.items()}
+
+
+def energy_of(devices: SeriesBlock) -> tuple[float | None, float | None]:
+    """Return the energy of a GPU in J and its mean power in W."""
+    row = devices.with_keys(("gpu/energy",))
+    at = np.flatnonzero(row.count[0])
+    if len(at) < 2 or row.ts[at[-1]] <= row.ts[at[0]]:
+        return None, None
+    joules = float(row.high[0, at[-1]] - row.low[0, at[0]])
+    return joules, joules / float(row.ts[at[-1]] - row.ts[at[0]])
+
+
+def metrics_of(
+    steps: SeriesBlock, newest: SeriesBlock, keys: Iterable[str]
+) -> dict[str, dict[str, float | None]]:
+    """Return `last` of each metric, None if not finite, and `best` of those with a direction.
+
+    The last training loss is the mean over the last tenth of its steps: one batch's is noise. A
+    metric that the newest rows lack has the mean of its last bucket.
+    """
+    found: dict[str, dict[str, float | None]] = {}
+    for key in keys:
+        block = newest if _last(newest, key) is not None else steps
+        if (last := _last(block, key)) is None:
+            continue
+        values, counts = column(steps, key)
+        if key == LOSS and np.isfinite(last):
+            tenth = np.cumsum(counts) > 0.9 * counts.sum()
+            last = float(np.average(values[tenth], weights=counts[tenth]))
+        found[key] = {"last": last if np.isfinite(last) else None}
+        name = key.rpartition("/")[2].lower()
+        if len(values) and any(word in name for word in _LOWER):
+            found[key]["best"] = float(column(steps, key, "low")[0].min())
+        elif len(values) and any(word in name for word in _HIGHER):
+            found[key]["best"] = float(column(steps, key, "high")[0].max())
+    return found
+
+
+def _last(block: SeriesBlock, key: str) -> float | None:
+    """Return the last value of a metric, NaN if not finite; None without one."""
+    if key not in block.keys:
+        return None
+    row = block.keys.index(key)
+    at = np.flatnonzero(block.count[row] + block.odd[row])[-1:]
+    return float("nan" if block.odd[row, at[0]] else block.mean[row, at[0]]) if len(at) else None

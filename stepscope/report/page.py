@@ -1,0 +1,129 @@
+"""The HTML of a report: every text is scrubbed, cut and escaped here. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+
+from stepscope.common.formatting import printable, terminal_text
+from stepscope.lab.folder import SweepError
+from stepscope.store import StoreError
+
+MAX_BYTES = 2_000_000
+MAX_TEXT = 600  # characters of a cell
+MAX_BLOCK = 20_000  # characters of a log or stack
+_STYLE = """
+:root{color-scheme:light dark;--ink:light-dark(#1b1f24,#e8ebef);--back:light-dark(#fff,#12161c);
+--soft:light-dark(#565e68,#a9b2bd);--rule:light-dark(#d5dae0,#3a424d);
+--c0:light-dark(#1f5fbf,#7ab0ff)}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:60rem;padding:1rem;background:var(--back);color:var(--ink);
+font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+h2{border-bottom:1px solid var(--rule);margin-top:2rem}
+table{border-collapse:collapse;width:100%}th,td{text-align:left;vertical-align:top;
+padding:.2rem .6rem .2rem 0;border-bottom:1px solid var(--rule);font-variant-numeric:tabular-nums}
+th[scope=col]{overflow-wrap:normal}th[scope=row]{min-width:5.5rem}td{min-width:3.2rem}
+.wide{overflow-x:auto}.wide table{overflow-wrap:normal;min-width:40rem}
+pre{white-space:pre-wrap;border:1px solid var(--rule);padding:.6rem;font-size:12px}
+figure{margin:1rem 0;break-inside:avoid}figcaption{font-weight:600}
+figure>svg{width:100%;height:auto;display:block}svg text{fill:var(--ink);font-size:12px}
+.note{color:var(--soft)}.verdict{border-left:4px solid var(--c0);padding-left:.8rem}
+.grid,.zero{stroke:var(--rule);fill:none}.zero{stroke:var(--soft)}.dot{fill:var(--c0)}
+.line{fill:none;stroke-width:1.6;stroke-linejoin:round;stroke-linecap:round}.c0{stroke:var(--c0)}
+.c1{stroke:light-dark(#b04a00,#ffa057);stroke-dasharray:7 3}
+.c2{stroke:light-dark(#1a7a3c,#6cd48d);stroke-dasharray:2 3}
+.c3{stroke:light-dark(#8a2be2,#c9a2ff);stroke-dasharray:9 3 2 3}
+.c4{stroke:light-dark(#a8005c,#ff8ec4)}.c5{stroke:light-dark(#00727a,#63d6de);stroke-dasharray:4 4}
+.legend{list-style:none;display:flex;flex-wrap:wrap;gap:.2rem 1.2rem;padding:0;margin:.2rem 0}
+.key{width:24px;height:8px;margin-right:.4rem;vertical-align:middle}
+@media(max-width:600px){figure:has(.legend)>svg text{font-size:17px}}
+@media print{:root{color-scheme:light}body{max-width:none;padding:0}h2,h3{break-after:avoid}
+tr{break-inside:avoid}.wide{overflow:visible}.wide table{min-width:0;font-size:10px}}
+"""
+
+
+class ReportError(Exception):
+    """The report cannot be written; the message has the reason and the fix."""
+
+
+@contextmanager
+def untrusted_content() -> Iterator[None]:
+    """Raise ReportError for recorded content that cannot be read or has an unexpected form."""
+    try:
+        yield
+    except (StoreError, SweepError, OSError) as error:
+        raise ReportError(str(error)) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        text = f"the recorded content is incomplete or damaged ({type(error).__name__}: {error})"
+        raise ReportError(f"report: {text}. Check the JSON files in its folder.") from error
+
+
+class Report:
+    """A page in the making; `scrub` is applied to every recorded text."""
+
+    def __init__(self, title: str, scrub: Callable[[str], str] = str) -> None:
+        self.title, self.scrub = title, scrub
+        self.parts: list[str] = []
+
+    def heading(self, title: str, level: int = 3) -> None:
+        """Add a heading; the caller scrubs recorded text in it, so that fixed titles stay."""
+        self.parts.append(f"<h{level}>{_html(title)}</h{level}>")
+
+    def paragraph(self, value: str | None, kind: str = "", *, fixed: bool = False) -> None:
+        """Add a sentence with a class of the style sheet; a fixed one has no recorded text."""
+        if value:
+            text = _html(value if fixed else self.scrub(value), 4000)
+            self.parts.append(f'<p class="{kind}">{text}</p>')
+
+    def block(self, value: str, title: str) -> None:
+        """Add text of several lines with a heading, the end of a long one; nothing for none."""
+        lines = self.scrub(terminal_text(value).strip()).split("\n")
+        kept = "\n".join(map(printable, lines))[-MAX_BLOCK:]
+        if kept:
+            self.heading(title)
+            self.parts.append(f"<pre>{escape(kept)}</pre>")
+
+    def table(self, title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Add a table with a heading; nothing without rows."""
+        body = ""
+        for row in rows:
+            # A row is scrubbed as one text: its name shows that a value is a version. It is cut
+            # afterwards: half a name would not be found.
+            texts = ("n/a" if cell is None else str(cell)[:MAX_BLOCK] for cell in row)
+            cells = [" ".join(text.splitlines()) for text in texts]
+            first, *others = map(_html, self.scrub("\n".join(cells)).split("\n"))
+            body += f'<tr><th scope="row">{first}</th>'
+            body += "".join(f"<td>{cell}</td>" for cell in others) + "</tr>"
+        if not body:
+            return
+        self.heading(title)
+        head = "".join(f'<th scope="col">{_html(self.scrub(name))}</th>' for name in headings)
+        wide = f' class="wide" tabindex="0" role="region" aria-label="{_html(title)}"'
+        self.parts.append(
+            f"<div{wide if len(headings) > 4 else ''}><table><thead><tr>{head}</tr></thead>"
+            f"<tbody>{body}</tbody></table></div>"
+        )
+
+    def size(self) -> int:
+        """Return the bytes of the parts."""
+        return sum(len(part.encode()) for part in self.parts)
+
+    def html(self) -> str:
+        """Return the page. Raises ReportError if it is larger than MAX_BYTES."""
+        name = _html(self.scrub(self.title))
+        html = (
+            '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width,initial-scale=1">'
+            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+            "style-src 'unsafe-inline'\">"
+            f"<title>{name}</title><style>{_STYLE}</style></head>"
+            f"<body><main><h1>{name}</h1>{''.join(self.parts)}</main></body></html>\n"
+        )
+        if len(html.encode()) > MAX_BYTES:
+            raise ReportError(f"report: must be at most 2 MB, got {len(html):,}. Use fewer runs.")
+        return html
+
+
+def _html(text: str, limit: int = MAX_TEXT) -> str:
+    return escape(printable(text if len(text) <= limit else f"{text[: limit - 1]}…"))

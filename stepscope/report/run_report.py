@@ -1,0 +1,221 @@
+"""The report of one or several runs, from their folders, which may be foreign."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from stepscope.bottleneck.classify import BottleneckKind
+from stepscope.common.files import read_tail
+from stepscope.common.formatting import format_bytes, format_duration, three_digits
+from stepscope.common.json_values import dict_of
+from stepscope.compare.comparison import NOT_COMPARABLE, PARTS, Comparison, compare_runs
+from stepscope.compare.figures import RunFigures, read_figures, read_lines
+from stepscope.diagnosis.findings import RankData, RunData, findings, nothing_to_say, read_recorded
+from stepscope.distributed.hangs.diagnose import read_record
+from stepscope.memory.oom.reader import judged
+from stepscope.metrics import BY_KEY, Unit
+from stepscope.report.page import MAX_BLOCK, MAX_BYTES, Report, untrusted_content
+from stepscope.report.scrubber import scrubber_of
+from stepscope.report.svg import Line, line_chart
+from stepscope.run import RunInfo, rank_file
+from stepscope.store.blocks import Floats
+
+MAX_EVENTS, MAX_RANKS, MAX_ENTRIES, MAX_ROWS = 200, 16, 30, 300
+MAX_COLUMNS = 8  # runs of a table, for the width of a page
+HEAD_BYTES = 20_000  # of a page besides its parts: style sheet, title
+DETAILED_RUNS = 10  # of a report whose charts have all points, about 90 kB each
+_CHARTS = {
+    "Loss": ("train/loss", "val/loss"),
+    "GPU memory": ("memory/allocated", "memory/reserved", "memory/peak_allocated"),
+    "Host memory of the process": ("process/rss", "process/peak_rss"),
+    "Utilization": ("gpu/util", "host/cpu"),
+    "Step time": (
+        *("perf/step_time", "perf/data_wait", "perf/forward", "perf/backward"),
+        *("perf/optimizer", "perf/gpu_time"),
+    ),
+    "Throughput": ("perf/samples_per_sec",),
+}
+_SCALES = {Unit.BYTES: (2.0**30, "GiB"), Unit.SECOND: (1e-3, "ms"), Unit.PER_SECOND: (1.0, "1/s")}
+_PRIVATE = {
+    *("host", "user", "pid", "pid_started", "pid_namespace", "cwd", "own", "data", "resume"),
+    *("script path", "script arguments"),
+}
+_PROPERTIES = (
+    *(("Environment", "environment"), ("Configuration", "config")),
+    *(("Script", "script"), ("Slurm job", "slurm")),
+)
+Lines = Mapping[str, tuple[Floats, Floats, Floats]]
+
+
+@untrusted_content()
+def run_report(runs: Sequence[RunInfo], *, full: bool = False) -> str:
+    """Return the page of runs; of several, a comparison with the first one precedes them.
+
+    Without `full` it has no host names, user names, addresses and paths. Raises ReportError.
+    """
+    names = dict.fromkeys(str(run.run_json.get("name") or run.id) for run in runs)
+    subject = ", ".join(names) if len(runs) <= MAX_COLUMNS else f"{len(runs)} runs"
+    report = Report(f"Training report: {subject}", str if full else scrubber_of(runs))
+    each = [read_figures(run) for run in runs]
+    if len(each) > 1:
+        found = compare_runs(each)
+        report.heading("Comparison", 2)
+        report.paragraph("Changes are relative to the first run.", "note", fixed=True)
+        if found.obstacles:
+            report.paragraph(f"{NOT_COMPARABLE} {' '.join(found.obstacles)}", "verdict")
+        report.paragraph(" ".join(found.notes), "note")
+        _tables(report, found, found.runs, full)
+    left_out = 0
+    for one in each:
+        if len(each) == 1 or one.problem is None:  # the comparison has the problem
+            end = len(report.parts)
+            _add_run(report, one, full, -(-len(each) // DETAILED_RUNS))
+            if len(each) > 1 and report.size() > MAX_BYTES - HEAD_BYTES:
+                del report.parts[end:]
+                left_out += 1
+    if left_out:
+        text = f"Details of {left_out} of {len(each)} runs are left out: a report has at most "
+        report.paragraph(f"{text}{MAX_BYTES / 1e6:g} MB.", "note", fixed=True)
+    return report.html()
+
+
+def _tables(report: Report, found: Comparison, names: Sequence[str], full: bool) -> None:
+    for part, title in PARTS.items():
+        rows = [
+            (row.label, row.cells())
+            for row in getattr(found, part)
+            if full or row.key.rpartition(".")[2] not in _PRIVATE
+        ]
+        for first in range(0, len(names), MAX_COLUMNS):
+            shown = names[first : first + MAX_COLUMNS]
+            which = f", runs {first + 1} to {first + len(shown)}"
+            cells = [(label, *texts[first : first + MAX_COLUMNS]) for label, texts in rows]
+            title_of = title if len(shown) == len(names) else title + which
+            report.table(title_of, ("name", *shown), cells)
+
+
+def _add_run(report: Report, figures: RunFigures, full: bool, thinning: int) -> None:
+    run, run_json = figures.run, figures.run.run_json
+    recorded, lines = read_recorded(run), read_lines(run)
+    report.heading(report.scrub(run.id), 2)
+    rows = [
+        ("status", run.status.value),
+        ("reason", run.reason),
+        ("started (UTC)", time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.created))),
+        ("processes", run_json.get("world_size") or 1),
+        ("GPU", dict_of(run_json.get("environment")).get("gpu")),
+        ("group", figures.metadata.group),
+        ("tags", ", ".join(figures.metadata.tags)),
+    ]
+    report.table("Summary", ("property", "value"), [row for row in rows if row[1]])
+    report.block(figures.metadata.note or "", "Note")
+    report.heading("Diagnosis")
+    found = findings(recorded)
+    for finding in found:
+        text, fixed = f"{finding.text} {finding.next or ''}", finding.kind in {*BottleneckKind}
+        report.paragraph(text, "verdict", fixed=fixed)
+    if not found:
+        report.paragraph(nothing_to_say(recorded), "verdict", fixed=True)
+    _add_failure(report, recorded, lines)
+    _tables(report, compare_runs([figures]), ("value",), full)
+    _add_charts(report, lines, thinning)
+    events = [event for rank in recorded.ranks[:MAX_RANKS] for event in rank.events]
+    shown = [
+        (format_duration(max(0.0, one.ts - run.created)), one.step, one.kind, one.text)
+        for one in sorted(events, key=lambda one: one.ts)[-MAX_EVENTS:]
+    ]
+    report.table("Events", ("time", "step", "kind", "event"), shown)
+    for title, name in _PROPERTIES[: None if full else 2]:
+        report.table(title, ("name", "value"), values_of(run_json.get(name), full))
+
+
+def _add_failure(report: Report, recorded: RunData, lines: Lines) -> None:
+    """Add what a run that hung, failed or ran out of memory has recorded."""
+    run, hang = recorded.run, recorded.hang
+    if hang is not None:
+        rows = {
+            "waiting ranks": ", ".join(map(str, hang.waiting[:MAX_ROWS])),
+            "wait for ranks": ", ".join(map(str, hang.ranks[:MAX_ROWS])),
+            "collective": hang.operation and f"{hang.operation} #{hang.sequence}",
+            **{"process group": hang.group, "phase": hang.phase, "last step": str(hang.step)},
+        }
+        values = [(name, value or "unknown") for name, value in rows.items()]
+        report.table("Hang", ("property", "value"), values)
+    for rank in recorded.ranks[:MAX_RANKS]:
+        _add_out_of_memory(report, run, rank)
+    if hang is None and str(run.status) not in ("failed", "crashed"):
+        return
+    for rank in recorded.ranks[:MAX_RANKS]:
+        record = read_record(run.folder, rank.number)
+        if record is not None:
+            state = record.phase or record.doing or "unknown"
+            stack = (f"{one.file}:{one.line} in {one.function}" for one in record.frames)
+            title = f"Rank {record.rank}: step {record.step}, phase {state}"
+            report.block("\n".join(stack) or "No stack was recorded.", title)
+            calls = [
+                (one.operation, one.group, one.sequence, "done" if one.done else "pending")
+                for one in record.collectives[-MAX_ENTRIES:]
+            ]
+            title = f"Collectives of rank {record.rank}"
+            report.table(title, ("operation", "group", "number", "state"), calls)
+            report.paragraph(record.collectives_reason, "note")
+    readings = []
+    for key, (_, _, points) in list(lines.items())[:MAX_ROWS]:
+        unit, value = BY_KEY[key].unit if key in BY_KEY else Unit.NONE, float(points[-1])
+        text = f"{three_digits(value)} {unit.value}".replace(" %", "%")
+        readings.append((key, format_bytes(value) if unit is Unit.BYTES else text))
+    report.table("Last readings", ("metric", "value"), readings)
+    for name in (rank_file("traceback.txt", run.cause), "output.log"):
+        with suppress(OSError):  # most runs do not have both
+            report.block(read_tail(run.folder / name, MAX_BLOCK), f"End of {name}")
+
+
+def _add_out_of_memory(report: Report, run: RunInfo, rank: RankData) -> None:
+    try:
+        short = judged(run, rank.number, rank.events)
+    except (OSError, ValueError) as error:
+        report.paragraph(f"The record of failed allocations cannot be read: {error}", "note")
+        return
+    if short is not None:
+        report.table("Out of memory", ("evidence", "value"), short.verdict.evidence.items())
+        for step in short.verdict.next:
+            report.paragraph(f"{step.text} {step.code or ''}")
+        last = short.report.last
+        texts = (*last.inputs, *last.stack[:MAX_ENTRIES], last.message or "")
+        report.block("\n".join(texts), "Failed allocation")
+
+
+def _add_charts(report: Report, lines: Lines, thinning: int) -> None:
+    longest = max((float(seconds[-1]) for _, seconds, _ in lines.values()), default=0.0)
+    scales = ((3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((one for one in scales if longest > 3 * one[0]), scales[-1])
+    for title, keys in _CHARTS.items():
+        scale, y_unit = _SCALES.get(BY_KEY[keys[0]].unit, (1.0, BY_KEY[keys[0]].unit.value))
+        drawn: list[Line] = []
+        for key in filter(lines.__contains__, keys):
+            x, y = (_thinned(values, thinning) for values in lines[key][1:])
+            drawn.append((BY_KEY[key].label, x / size, y / scale))
+        title = f"{title}, {y_unit}" if y_unit else title
+        report.parts.append(line_chart(title, f"time since the start, {unit}", drawn))
+
+
+def _thinned(values: Floats, size: int) -> Floats:
+    """Return the means of `size` adjacent values each, at the end of fewer."""
+    starts = np.arange(0, len(values), size)
+    means: Floats = np.add.reduceat(values, starts) / np.diff(starts, append=len(values))
+    return means
+
+
+def values_of(values: object, full: bool) -> Iterator[tuple[str, str | None]]:
+    """Yield the rows of an object of JSON, without private values unless `full`."""
+    entries = list(dict_of(values).items())
+    for name, value in entries[:MAX_ROWS]:
+        text = value if value is None or isinstance(value, str) else json.dumps(value)
+        yield name, "[removed]" if not full and name in _PRIVATE and value else text
+    if len(entries) > MAX_ROWS:
+        yield "…", f"{len(entries) - MAX_ROWS:,} more are not shown"
