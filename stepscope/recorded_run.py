@@ -15,11 +15,23 @@ from numpy.typing import NDArray
 from stepscope.metrics import Stream
 from stepscope.recorder.ring import RingError, abandoned
 from stepscope.recorder.rows import StepBlockBuilder
-from stepscope.run import RUN_JSON, RunError, RunInfo, RunStatus, read_run, run_folder, runs_root
+from stepscope.run import (
+    RUN_JSON,
+    RunError,
+    RunInfo,
+    RunStatus,
+    read_run,
+    run_folder,
+    run_folders,
+    runs_root,
+)
 from stepscope.run.rank_info import numbers_with
 from stepscope.store import EventRow, SeriesBlock, StoreReader
 from stepscope.store.blocks import Floats, join
 from stepscope.store.reader import EVERY, StreamRows
+
+MIN_PART = 4  # characters of an id that name a run
+MAX_NAMED = 10  # runs in a message
 
 
 class Series(NamedTuple):
@@ -142,15 +154,23 @@ class Run:
 
 
 def open_run(run: str | Path, *, runs: str | Path | None = None, rank: int = 0) -> Run:
-    """Open a recorded run by its folder, or by its id (the folder's name) below `runs`.
+    """Open a recorded run by its folder, or below `runs` by its id (the folder's name).
 
-    `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `rank` is the folder rank
-    of a process of a distributed run. Raises RunError for an unknown run.
+    A part of the id is enough if no other run has it. `runs` is the folder of all runs, by default
+    STEPSCOPE_RUNS or ./runs; `rank` is the folder rank of a process of a distributed run. Raises
+    RunError for an unknown run, and for a part of several ids.
     """
     if os.path.isfile(os.path.join(run, RUN_JSON)):
         return Run(Path(run).resolve(), rank)
     root = runs_root(Path(runs) if runs is not None else None)
-    return Run(run_folder(root, str(run)), rank)
+    name = str(run)
+    if len(name) >= MIN_PART and not os.path.lexists(root / name):
+        found = [folder.name for folder in run_folders(root) if name in folder.name]
+        if len(found) > 1:
+            shown = ", ".join(found[:MAX_NAMED]) + (", …" if len(found) > MAX_NAMED else "")
+            raise RunError(f"run: must be of one run, {name[:120]!r} is part of {shown}.")
+        name = found[0] if found else name
+    return Run(run_folder(root, name), rank)
 
 
 def _near(key: str, known: tuple[str, ...]) -> str:

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stepscope.common.clock import clock, elapsed
+from stepscope.common.json_values import to_json, to_text
+from stepscope.common.secrets import with_hidden_secrets
 from stepscope.distributed.rendezvous import announce, find_place
-from stepscope.host.environment import in_notebook, running_name
+from stepscope.host.environment import in_notebook, running_folder, running_name
 from stepscope.profiling.phase_ranges import DATA, span
 from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.ring import WIDTH, RingBuffer, RowLayout
@@ -278,26 +280,29 @@ def init(
     runs: Path | str | None = None,
     config: Mapping[str, Any] | None = None,
     tags: Sequence[str] = (),
+    group: str | None = None,
+    note: str | None = None,
     sample: bool = True,
 ) -> Tracker:
     """Start recording this process, print the run on stderr, and return a Tracker.
 
     `runs` is the folder of all runs, by default STEPSCOPE_RUNS or ./runs; `stepscope gc` can keep
-    runs with `tags`; `sample` records memory and GPUs ten times a second. A second call, or a call
-    under `stepscope watch`, adds its tags to the current run and returns the tracker. If no run
-    folder can be written, logs a warning and records nothing. Invalid tags are logged and ignored.
+    runs with `tags`; runs of one `group` belong together; `sample` records memory and GPUs ten
+    times a second. A second call, or a call under `stepscope watch`, adds its config and tags to
+    the current run, replaces its group and note if given, and returns the tracker. If no run folder
+    can be written, logs a warning and records nothing. Invalid values are logged and ignored.
     """
     global _current
-    texts = _texts(tags)
     if _current is not None and not _current._closed and _current._pid == os.getpid():
-        _add_tags(_current.session, texts)
+        annotate(_current.session, config=config, tags=tags, group=group, note=note)
         return _current
     try:
         name = name or running_name()
         root = runs_root(None if runs is None else Path(runs))
         place = find_place(root, name, os.environ)
-        session = ScriptSession(place, name=name, kind=RunKind.INIT, config=config, sample=sample)
-        _add_tags(session, texts)
+        kind, code = RunKind.INIT, running_folder()
+        session = ScriptSession(place, name=name, kind=kind, script_folder=code, sample=sample)
+        annotate(session, config=config, tags=tags, group=group, note=note)
     except Exception as error:  # noqa: BLE001 - no error may end the training
         log.warning("stepscope: nothing is recorded, no run folder could be made: %s", error)
         return Tracker(None)
@@ -310,20 +315,35 @@ def init(
     return _current
 
 
-def _texts(tags: Any) -> list[str]:
-    """Return tags as texts; [] with a warning for other values."""
+def annotate(
+    session: ScriptSession | None,
+    *,
+    config: Any = None,
+    tags: Any = (),
+    group: Any = None,
+    note: Any = None,
+) -> None:
+    """Add config and tags to a run, and set group and note; log what is invalid. Never raises.
+
+    Texts of the config that are secrets are recorded as hidden.
+    """
+    if session is None:
+        return
+    run_json = session.recorder.run_json
     try:
-        return [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
+        added = [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
+        if added:
+            known = run_json.get("tags") or ()
+            session.recorder.describe(tags=list(dict.fromkeys((*known, *added))))
+        if config:
+            shown = {key: with_hidden_secrets(key, to_json(config[key])) for key in config}
+            session.recorder.describe(config={**run_json["config"], **shown})
+        for name, text in (("group", group), ("note", note)):
+            if text is not None:
+                session.recorder.describe(**{name: to_text(text)})
     except Exception as error:  # noqa: BLE001 - the values are the script's and may raise anything
-        log.warning("stepscope: tags: must be a sequence of texts; ignored (%r)", error)
-        return []
-
-
-def _add_tags(session: ScriptSession | None, tags: list[str]) -> None:
-    """Add tags that the run does not have yet."""
-    if session is not None and tags:
-        before = session.recorder.run_json.get("tags") or ()
-        session.recorder.describe(tags=list(dict.fromkeys((*before, *tags))))
+        text = "stepscope: tags must be a sequence of texts, config a mapping; ignored (%r)"
+        log.warning(text, error)
 
 
 def attach(session: ScriptSession) -> Tracker:

@@ -15,7 +15,7 @@ from stepscope.alerts.notifier import Alert, AlertNotifier
 from stepscope.alerts.rules import RUN_FAILED, AlertState
 from stepscope.alerts.settings import AlertSettings
 from stepscope.recorder.recovery import recover_ended
-from stepscope.run import RunError, RunInfo, RunStatus, read_only_reason
+from stepscope.run import RunError, RunInfo, RunStatus, is_own
 from stepscope.run.rank_info import now_of
 from stepscope.store import StoreError, StoreWriter, store_name
 
@@ -35,7 +35,7 @@ def tell_crash(run: RunInfo, settings: AlertSettings) -> AlertNotifier | None:
     is_new = run.status is RunStatus.CRASHED and run.heartbeat_age_s < YOUNG_S
     if rule is None or not rule.enabled or settings.path is None or not is_new:
         return None
-    if read_only_reason(run) is not None or not _claim(run):
+    if not is_own(run) or not _claim(run):
         return None
     step = _step(run)
     change = AlarmChange(rule, AlertState.RAISED, "", ending(rule, run.reason, step), None)

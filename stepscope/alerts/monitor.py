@@ -155,7 +155,6 @@ class AlertMonitor:
         self._notifier.close()
 
     def _add_steps(self, block: SeriesBlock) -> None:
-        """Add rows of steps."""
         for row, key in enumerate(block.keys):
             if key not in self._other_keys and not key.startswith("train/loss."):
                 continue
@@ -279,7 +278,6 @@ def event_data(alert: Alert) -> dict[str, Any]:
 
 
 def _has_peers(run_json: RunJson) -> bool:
-    """Return True if the run has other ranks."""
     world_size = run_json.get("world_size", 1)
     return isinstance(world_size, int) and world_size > 1
 

@@ -21,9 +21,10 @@ Candidate = tuple[str, Any]
 class RunSetup:
     """Properties of a run on which recommendations depend.
 
-    `own`: `config` is a RunConfig; a script's settings are not used. `capability` is the GPU's
-    compute capability, None if unknown. `simulated`: the GPU is not real. `step_time` is in
-    seconds. `in_memory`: the data set is in memory, where worker processes only slow loading.
+    `own`: `config` is a RunConfig; a script has `applied`, the names of its settings in effect.
+    `capability` is the GPU's compute capability, None if unknown. `simulated`: the GPU is not real.
+    `step_time` is in seconds. `in_memory`: the data set is in memory, where worker processes only
+    slow loading.
     """
 
     on_gpu: bool
@@ -34,6 +35,7 @@ class RunSetup:
     simulated: bool = False
     step_time: float = 0.0
     in_memory: bool = False
+    applied: frozenset[str] = frozenset()
 
     @property
     def threads(self) -> int:
@@ -174,25 +176,28 @@ _NOTHING_LEFT = {
 
 
 def _script_text(kind: str, setup: RunSetup) -> str:
+    """Return the changes of a script that no setting in effect has made already."""
     workers = min(MOST_WORKERS, max(FEWEST_CORES, setup.cores))
-    if kind == "input-bound":
-        return (
-            f"Try num_workers={workers} (more if it already has that many) and "
-            "persistent_workers=True in the DataLoader."
-        )
-    if kind == "compute-bound":
-        if not setup.on_gpu:
-            return "Try torch.compile(model), or a GPU."
-        old = setup.capability is not None and setup.capability < BF16_FROM
-        dtype = "float16, with a GradScaler," if old else "bfloat16"
-        return (
-            f"Run the forward pass under torch.autocast('cuda') in {dtype} if it is not; then "
-            "try torch.compile(model)."
-        )
-    return {
-        "transfer-bound": "Try pin_memory=True in the DataLoader and .to(device, "
-        "non_blocking=True) for each batch.",
-        "launch-bound": "Try a larger batch, fused=True in the optimizer, or "
-        "torch.compile(model, mode='reduce-overhead').",
-        "throttled": _COOL,
-    }[kind]
+    old = setup.capability is not None and setup.capability < BF16_FROM
+    dtype = "float16, with a GradScaler," if old else "bfloat16"
+    autocast = f"torch.autocast('cuda') in {dtype} around the forward pass, if it is not in use"
+    device = ("bf16", autocast) if setup.on_gpu else ("", "a GPU")
+    options: dict[str, tuple[tuple[str, str], ...]] = {
+        "input-bound": (
+            ("num_workers", f"num_workers={workers} (more if it already has that many)"),
+            ("persistent_workers", "persistent_workers=True in the DataLoader"),
+        ),
+        "transfer-bound": (
+            ("pin_memory", "pin_memory=True in the DataLoader"),
+            ("non_blocking", ".to(device, non_blocking=True) for each batch"),
+        ),
+        "launch-bound": (
+            ("", "a larger batch"),
+            ("fused", "fused=True in the optimizer"),
+            ("compile", "torch.compile(model, mode='reduce-overhead')"),
+        ),
+        "compute-bound": (device, ("compile", "torch.compile(model)")),
+    }
+    left = [text for name, text in options.get(kind, ()) if name not in setup.applied]
+    joint = " and " if kind in ("input-bound", "transfer-bound") else ", or "
+    return f"Try {joint.join(left)}." if left else _NOTHING_LEFT[kind]

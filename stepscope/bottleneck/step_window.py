@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stepscope.bottleneck.classify import MIN_STEPS, StepAverages
 from stepscope.bottleneck.recommendations import RunSetup
+from stepscope.common.json_values import dict_of
 from stepscope.gpu.device_events import throttle_words
 from stepscope.gpu.source import is_simulated
 from stepscope.metrics import Stream
@@ -64,9 +65,9 @@ def recent_figures(reader: StoreReader, run_json: Mapping[str, Any]) -> StepAver
 
 def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> RunSetup:
     """Return the properties of a run for recommendations, from an untrusted run.json."""
-    environment, config = (_dict(run_json.get(name)) for name in ("environment", "config"))
+    environment, config = (dict_of(run_json.get(name)) for name in ("environment", "config"))
     capability, cores = run_json.get("compute_capability"), environment.get("cores")
-    gpu = training_gpu(run_json)
+    gpu, settings = training_gpu(run_json), run_json.get("settings") or ()
     known = isinstance(capability, list) and [type(part) for part in capability] == [int, int]
     return RunSetup(
         on_gpu=gpu is not None,
@@ -77,6 +78,7 @@ def setup_of(run_json: Mapping[str, Any], step_time: float = 0.0) -> RunSetup:
         simulated=gpu is not None and is_simulated(gpu),
         step_time=step_time,
         in_memory=run_json.get("data_in_memory") is True,
+        applied=frozenset(one["name"] for one in settings if one["state"] == "in effect"),
     )
 
 
@@ -84,7 +86,7 @@ def training_gpu(run_json: Mapping[str, Any]) -> str | None:
     """Return the UUID of the GPU that the run trains on; None for a CPU or if unknown."""
     device = run_json.get("device")
     if device is None and run_json.get("kind", RunKind.TRAINER) == RunKind.TRAINER:
-        device = _dict(run_json.get("config")).get("device")
+        device = dict_of(run_json.get("config")).get("device")
     return device if isinstance(device, str) and device != "cpu" else None
 
 
@@ -166,7 +168,3 @@ def _highest(reader: StoreReader, info: SeriesInfo | None, key: str) -> float | 
     highs = whole.high[whole.keys.index(key)] if key in whole.keys else np.empty(0)
     highs = highs[np.isfinite(highs)]
     return float(highs.max()) if len(highs) else None
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -30,11 +30,14 @@ COMMANDS = {
     "runs": "list recorded runs, live ones first, then newest first",
     "measure-memory": "measure a script's first steps and report how much larger the batch can be",
     "diagnose": "diagnose a run: what its steps wait for, what ended it, what to try next",
+    "compare": "compare runs of a change with runs of its baseline",
     "snapshot": "summarize a PyTorch memory snapshot, or compare two",
     "export": "write a run's values as csv, json, parquet or TensorBoard event files",
+    "report": "write runs, or a sweep, as one HTML file without external references",
     "gc": "delete old runs of this user",
     "exporter": "serve metrics of this machine's GPUs and of live runs to Prometheus",
     "lab": "measure which settings make training faster on this machine",
+    "tune": "find the settings that make a training script faster, and print the patch",
     "collectives": "measure collectives between this machine's GPUs or processes",
     "sample-data": "write 1,797 real digits as image files, data for the workload images",
     "doctor": "check this machine: what works, what is missing, and why",
@@ -60,9 +63,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(importlib.import_module("stepscope.watch.main").main(argv[1:]) or 0)
     if argv[:1] in (["measure-memory"], ["fit"]):  # fit is the former name
         return int(importlib.import_module("stepscope.cli.measure_memory").main(argv[1:]))
+    if argv[:1] == ["lab"]:
+        lab = importlib.import_module("stepscope.cli.lab")
+        at = lab.script_at(argv[1:])
+        if at is not None:
+            return int(lab.main(argv[1:], at))
+    if argv[:1] == ["tune"]:
+        return int(importlib.import_module("stepscope.cli.tune").main(argv[1:]))
     if argv[:1] and argv[0] in PROGRAMS:
         become = importlib.import_module("stepscope.cli.app_process").become_program
         return int(become(PROGRAMS[argv[0]], argv[1:]))
+    if not argv:
+        parser().print_help(sys.stderr)
+        return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # no name may break a listing
     options = parser(next((word for word in argv if word in COMMANDS), None)).parse_args(argv)
@@ -110,7 +123,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
             description=text[0].upper() + text[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == command and name not in {"watch", *PROGRAMS}:
+        if name == command and name not in {"watch", "tune", *PROGRAMS}:
             module = importlib.import_module(f"stepscope.cli.{name.replace('-', '_')}")
             found.epilog = "\n  ".join(("examples:", *module.EXAMPLES))
             module.add_options(found)

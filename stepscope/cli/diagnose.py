@@ -17,7 +17,7 @@ from stepscope.diagnosis.findings import Finding, findings, nothing_to_say, read
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.recorded_run import open_run
 from stepscope.recorder.recovery import recover_ended
-from stepscope.run import RunInfo, process_of, read_only_reason
+from stepscope.run import RunInfo, is_own, process_of
 from stepscope.run.rank_status import RankInfo, rank_states
 from stepscope.store import StoreError
 
@@ -43,7 +43,7 @@ def _stack(run: RunInfo, rank: RankInfo | None) -> str:
     run_json = rank.run_json if rank is not None else None
     if run_json is None:
         return "nothing recorded."
-    if read_only_reason(RunInfo(run.folder, run.status, None, 0.0, run_json)) is not None:
+    if not is_own(RunInfo(run.folder, run.status, None, 0.0, run_json)):
         return f"on {run_json.get('host')}, run py-spy dump --pid {run_json.get('pid')}"
     process, program = process_of(run_json), shutil.which("py-spy")
     if process is None:

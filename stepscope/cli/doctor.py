@@ -7,7 +7,6 @@ optional, such as a GPU.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import math
 import os
@@ -30,6 +29,7 @@ from stepscope.cli import call_driver
 from stepscope.cli.app_process import PAGE, missing
 from stepscope.common.formatting import format_bytes
 from stepscope.common.torch_version import SUPPORTED, unsupported
+from stepscope.gpu.machine_monitor import torch_version
 from stepscope.gpu.nvml_queries import SamplingTier
 from stepscope.gpu.source import DeviceInfo, DeviceSource, NullSource, open_source
 from stepscope.recorder.recorder import Recorder
@@ -173,7 +173,7 @@ def _survey_gpu(source: DeviceSource, info: DeviceInfo) -> GpuProbe:
 
 def ask_torch(python: str = sys.executable) -> dict[str, Any] | None:
     """Import torch in a child process and return its properties; None if not installed."""
-    version, command = _installed("torch"), [python, "-c", _ASK_TORCH]
+    version, command = torch_version(), [python, "-c", _ASK_TORCH]
     if version is None:
         return None
     try:
@@ -184,12 +184,6 @@ def ask_torch(python: str = sys.executable) -> dict[str, Any] | None:
         return {"version": version, **json.loads(answer.stdout.splitlines()[-1])}
     lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
     return {"version": version, "error": lines[-1]}
-
-
-def _installed(name: str) -> str | None:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return None
 
 
 def _existing(path: Path) -> Path:

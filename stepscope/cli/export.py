@@ -26,32 +26,19 @@ EXAMPLES = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
     formats, streams = ("csv", "json", "parquet", "tensorboard"), (*map(str, Stream), "events")
-    parser.add_argument(
-        "id",
-        nargs="?",
-        metavar="RUN",
-        help="name of the run folder ('stepscope runs'), or its path",
+    add, rank = parser.add_argument, number_type(0, 10**9, int)
+    text = "name of the run folder ('stepscope runs'), or its path"
+    add("id", nargs="?", metavar="RUN", help=text)
+    add("--all", action="store_true", help="export all runs and ranks into one folder (parquet)")
+    add("--format", required=True, choices=formats)
+    text = "stream to export (default: steps; with --all, every one)"
+    add("--stream", choices=streams, help=text)
+    text = (
+        "output file; log directory for tensorboard, folder for --all (default: stdout; csv "
+        "and json only)"
     )
-    parser.add_argument(
-        "--all", action="store_true", help="export all runs and ranks into one folder (parquet)"
-    )
-    parser.add_argument("--format", required=True, choices=formats)
-    parser.add_argument(
-        "--stream", choices=streams, help="stream to export (default: steps; with --all, every one)"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="output file; log directory for tensorboard, folder for --all (default: stdout; csv "
-        "and json only)",
-    )
-    parser.add_argument(
-        "--rank",
-        type=number_type(0, 10**9, int),
-        metavar="N",
-        help="rank of a distributed run (default: 0)",
-    )
+    add("--output", type=Path, metavar="FILE", help=text)
+    add("--rank", type=rank, metavar="N", help="rank of a distributed run (default: 0)")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:

@@ -18,16 +18,10 @@ EXAMPLES = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    parser.add_argument(
-        "--port",
-        type=number_type(0, 65535, int),
-        default=PORT,
-        metavar="N",
-        help=f"TCP port, 0 for a free one (default: {PORT})",
-    )
-    parser.add_argument(
-        "--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
-    )
+    add, kind = parser.add_argument, number_type(0, 65535, int)
+    text = f"TCP port, 0 for a free one (default: {PORT})"
+    add("--port", type=kind, default=PORT, metavar="N", help=text)
+    add("--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:

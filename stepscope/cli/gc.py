@@ -33,27 +33,19 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?)(i?)B", re.IGNORECASE)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    parser.add_argument(
-        "--keep-days",
-        type=number_type(0, 36_500, float),
-        metavar="N",
-        help="keep runs that ended less than N days ago",
-    )
-    parser.add_argument("--keep-tagged", action="store_true", help="keep runs that have tags")
-    parser.add_argument(
-        "--max-size",
-        type=size_in_bytes,
-        metavar="SIZE",
-        help="delete the oldest runs only until all runs need at most SIZE, such as 20GB",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the decisions; delete nothing"
-    )
+    add, days = parser.add_argument, number_type(0, 36_500, float)
+    text = "keep runs that ended less than N days ago"
+    add("--keep-days", type=days, metavar="N", help=text)
+    add("--keep-tagged", action="store_true", help="keep runs that have tags")
+    text = "delete the oldest runs only until all runs need at most SIZE, such as 20GB"
+    add("--max-size", type=size_in_bytes, metavar="SIZE", help=text)
+    add("--dry-run", action="store_true", help="print the decisions; delete nothing")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
     """Delete runs of `root`; return 1 if one cannot be deleted, 2 for wrong usage."""
-    if options.keep_days is None and options.max_size is None:
+    selects = options.keep_days is not None or options.max_size is not None
+    if not selects and not options.dry_run:
         print("gc: needs --keep-days or --max-size, got neither. Add one.", file=sys.stderr)
         return 2
     if root.resolve() == (APP / "examples").resolve():
@@ -63,6 +55,10 @@ def run(options: argparse.Namespace, root: Path) -> int:
         print(f"gc: no folder {root}. Set STEPSCOPE_RUNS to your runs.", file=sys.stderr)
         return 2
     tagged, failed, freed = options.keep_tagged, False, 0
+    if not selects:
+        used = sum(map(folder_size, (*run_folders(root), *interrupted_deletions(root))))
+        print(f"Runs use {format_bytes(used)} in {root}. --keep-days or --max-size selects runs.")
+        return 0
     half = [StoredRun(path.name, folder_size(path), 0.0) for path in interrupted_deletions(root)]
     runs = [stored_run(folder, root, keep_tagged=tagged) for folder in run_folders(root)]
     decisions = [Decision(run, True, "its deletion was interrupted") for run in half]

@@ -39,32 +39,19 @@ EXAMPLES = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    parser.add_argument(
-        "--seconds",
-        type=number_type(0.001, 1e9, float),
-        metavar="N",
-        help="end after N seconds (default: at Ctrl-C or SIGTERM)",
-    )
-    parser.add_argument("--name", default="record", help="name of the run (default: record)")
-    parser.add_argument(
-        "--period",
-        type=number_type(0.01, 60, float),
-        default=0.1,
-        metavar="S",
-        help="seconds between samples, 0.01 to 60 (default: 0.1)",
-    )
-    parser.add_argument("--host", action="store_true", help="record only the host, no GPUs")
+    add = parser.add_argument
+    text = "end after N seconds (default: at Ctrl-C or SIGTERM)"
+    add("--seconds", type=number_type(0.001, 1e9, float), metavar="N", help=text)
+    add("--name", default="record", help="name of the run (default: record)")
+    text = "seconds between samples, 0.01 to 60 (default: 0.1)"
+    add("--period", type=number_type(0.01, 60, float), default=0.1, metavar="S", help=text)
+    add("--host", action="store_true", help="record only the host, no GPUs")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
     """Record; return the exit code."""
-    return record(
-        root,
-        name=options.name,
-        seconds=options.seconds,
-        period_s=options.period,
-        host_alone=options.host,
-    )
+    settings = {"name": options.name, "seconds": options.seconds, "period_s": options.period}
+    return record(root, **settings, host_alone=options.host)
 
 
 def record(

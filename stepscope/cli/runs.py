@@ -11,6 +11,7 @@ from typing import Any
 
 from stepscope.common.formatting import format_duration, printable
 from stepscope.run import RunError, RunInfo, RunKind, read_only_reason, read_run, run_folders
+from stepscope.run.metadata import read_metadata
 from stepscope.run.rank_info import now_of, wall_offset_of
 
 EXAMPLES = ("stepscope runs", "stepscope runs --json | jq '.[0].id'")
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 
 def line(run: RunInfo, width: int) -> str:
-    """Return a run's line: id, kind, status, step, start, duration, and another owner."""
+    """Return a run's line: id, kind, status, step, start, duration, group, tags, other owner."""
     values = json_values(run)
     cells = [
         f"{run.id:<{width}}",
@@ -55,6 +56,8 @@ def line(run: RunInfo, width: int) -> str:
         time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
         f"{format_duration(values['duration_s']):>12}",
     ]
+    cells += [values["group"]] if values["group"] else []
+    cells += [f"#{tag}" for tag in values["tags"]]
     if values["read_only"]:
         cells.append(f"{values['user']}@{values['host']}")
     return printable("  ".join(cells).rstrip())
@@ -65,14 +68,16 @@ def json_values(run: RunInfo) -> dict[str, Any]:
 
     The end of a crashed run is its last heartbeat.
     """
-    values = run.run_json
+    values, metadata = run.run_json, read_metadata(run)
     live = run.status.live
     last = values["heartbeat"] - wall_offset_of(values)
     until = now_of(values) if live else values.get("ended", last)
     duration = None if until is None else max(0.0, until - run.created)
     return {
         "id": run.id,
-        "name": values.get("name"),
+        "name": metadata.name,
+        "group": metadata.group,
+        "tags": list(metadata.tags),
         "kind": str(values.get("kind", RunKind.TRAINER)),
         "status": run.status,
         "reason": run.reason,

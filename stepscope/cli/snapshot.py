@@ -15,7 +15,6 @@ from stepscope.cli import number_type
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import SnapshotError
 from stepscope.memory.snapshots.open_snapshot import open_snapshot
-from stepscope.memory.snapshots.segments import Fragmentation
 from stepscope.memory.snapshots.stacks import own_frame, short
 from stepscope.memory.snapshots.summary import SnapshotDiff, SnapshotSummary, by_module, difference
 from stepscope.memory.snapshots.timeline import lasting
@@ -31,22 +30,13 @@ MODULES = 8  # maximum number of listed modules
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="PyTorch memory snapshot (.pickle)")
-    parser.add_argument(
-        "other",
-        type=Path,
-        nargs="?",
-        metavar="OTHER",
-        help="a later snapshot: print what is live in only one of the two",
-    )
-    parser.add_argument(
-        "--top",
-        type=number_type(1, 10_000, int),
-        default=TOP,
-        metavar="N",
-        help=f"how many allocations or changes to list (default: {TOP})",
-    )
-    parser.add_argument("--json", action="store_true", help="print only a JSON object")
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="PyTorch memory snapshot (.pickle)")
+    text = "a later snapshot: print what is live in only one of the two"
+    add("other", type=Path, nargs="?", metavar="OTHER", help=text)
+    text = f"how many allocations or changes to list (default: {TOP})"
+    add("--top", type=number_type(1, 10_000, int), default=TOP, metavar="N", help=text)
+    add("--json", action="store_true", help="print only a JSON object")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
@@ -109,7 +99,7 @@ def _fields(source: object, *names: str) -> dict[str, Any]:
 def _text(summary: SnapshotSummary, top: int) -> Iterator[str]:
     yield f"{summary.name}, {format_bytes(summary.file_size)}"
     for one in summary.devices:
-        yield f"GPU {one.device}: {parts_sentence(one.parts)}"
+        yield f"GPU {one.device}: {one.parts.text}"
         yield (
             f"  {one.live_blocks:,} live blocks in {one.segments:,} segments; "
             f"{format_bytes(one.requested)} of them were requested"
@@ -167,17 +157,6 @@ def _changes(changes: SnapshotDiff, top: int) -> Iterator[str]:
         yield f"  and {len(changes.changes) - top:,} further stacks"
     if not changes.complete:
         yield "Incomplete: one of them has more stacks than are kept."
-
-
-def parts_sentence(parts: Fragmentation) -> str:
-    """Return how reserved memory is used, as a sum."""
-    waiting = f" + {format_bytes(parts.awaiting_free)} awaiting free" * bool(parts.awaiting_free)
-    private = f"; {format_bytes(parts.private_pools)} in private pools" * bool(parts.private_pools)
-    return (
-        f"reserved {format_bytes(parts.reserved)} = allocated {format_bytes(parts.allocated)}"
-        f"{waiting} + cached {format_bytes(parts.cached)} + split {format_bytes(parts.split)}; "
-        f"largest free block {format_bytes(parts.largest_free)}{private}"
-    )
 
 
 def _where(frames: tuple[str, ...]) -> str:

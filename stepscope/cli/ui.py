@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
 import sys
 from pathlib import Path
 
 from stepscope.cli import app_process, number_type
+from stepscope.remote.source import SOURCES, SshAddress, parse_source
 
 EXAMPLES = (
     "stepscope ui",
     "stepscope ui --port 8600 --no-browser",
+    "stepscope ui ssh://login1/scratch/me/runs /mnt/team/runs",
     "stepscope ui --workload my_model.py:build",
     "stepscope ui -- --server.baseUrlPath stepscope",
 )
@@ -22,7 +26,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_server_options(parser)
     add = parser.add_argument
     add("--workload", metavar="PATH.py:FUNCTION", help="a workload of your own, to train")
-    add("arguments", nargs="*", metavar="-- ARGUMENT", help="more arguments for 'streamlit run'")
+    add(
+        "arguments",
+        nargs="*",
+        metavar="SOURCE … -- ARGUMENT",
+        help="more runs to show, as ssh://host/path or a folder; arguments for 'streamlit run'",
+    )
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +47,20 @@ def run(options: argparse.Namespace, root: Path) -> int:
     """Become the server, so that signals and the exit code are its own; return 1 if it cannot."""
     words = ["--server.port", str(options.port)] if options.port else []
     words += ["--server.headless", "true"] if options.no_browser else []
-    words += options.arguments
+    given = list(itertools.takewhile(lambda word: word[:1] != "-", options.arguments))
+    try:
+        sources = [parse_source(text) for text in given]
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if sources:
+        # The server runs in another folder.
+        absolute = [
+            text if isinstance(source, SshAddress) else str(source)
+            for text, source in zip(given, sources, strict=True)
+        ]
+        os.environ[SOURCES] = json.dumps(absolute)
+    words += options.arguments[len(given) :]
     if options.workload:
         separator = [] if "--" in words else ["--"]
         words += [*separator, "--workload", os.path.abspath(options.workload)]

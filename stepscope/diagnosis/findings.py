@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from stepscope.bottleneck.classify import BottleneckDiagnosis, StepAverages, verdict
+from stepscope.bottleneck.classify import BottleneckDiagnosis, BottleneckKind, StepAverages, verdict
 from stepscope.bottleneck.recommendations import Recommendation, setting_text
 from stepscope.bottleneck.step_window import recent_figures, setup_of
 from stepscope.distributed.hangs.diagnose import hang_of
@@ -106,7 +106,9 @@ def nothing_to_say(recorded: RunData) -> str:
         return "No findings: this is a recording of the machine, without steps."
     straggler = recorded.straggler
     ranks = f" {straggler.text}" if straggler is not None else ""
-    return f"No findings. {recorded.ranks[0].verdict.text}{ranks}"
+    verdict = recorded.ranks[0].verdict
+    prefix = "" if verdict.kind is BottleneckKind.UNCLEAR else "No findings. "
+    return f"{prefix}{verdict.text}{ranks}"
 
 
 def end(recorded: RunData) -> Iterator[Finding]:

@@ -6,6 +6,16 @@ import sys
 from collections.abc import Sequence
 
 NAMED = 8  # Maximum number of ranks that a sentence lists.
+ONE_MACHINE = (
+    "--nnodes=1",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=localhost:0",
+    "--local-addr=localhost",
+)
+"""torchrun's arguments for ranks on this machine; port 0 is any free port.
+
+Without a local address, as with --standalone, torchrun resolves the host name. It hangs if that
+name does not resolve to this machine."""
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -18,7 +18,9 @@ import pickle
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from stepscope.common.clock import clock
 
@@ -31,6 +33,10 @@ SIZES = {
     "ComplexDouble": 16,
 }
 """Bytes of an element by the dump's name of its type; 1 for all other types."""
+Text = Annotated[str, Meta(max_length=2000)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e10)]
+"""Fields of untrusted files, which msgspec checks; seconds since the epoch or of a duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +50,18 @@ class Collective:
     `record` counts the entries of one recorder. `backend` is torch's name, such as gloo.
     """
 
-    group: str
-    operation: str
-    sequence: int | None = None
+    group: Text
+    operation: Text
+    sequence: Count | None = None
     sizes: tuple[tuple[int, ...], ...] = ()
-    input_bytes: int = 0
-    output_bytes: int = 0
-    created_s: float = 0.0
-    state: str = ""
+    input_bytes: Count = 0
+    output_bytes: Count = 0
+    created_s: Seconds = 0.0
+    state: Text = ""
     done: bool = False
-    duration_s: float | None = None
-    record: int = 0
-    backend: str = ""
+    duration_s: Seconds | None = None
+    record: Count = 0
+    backend: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ def describe(handle: Any, info: DeviceInfo, ask: NvmlCall) -> DeviceProperties:
     nvlinks = _nvlinks(handle, ask)
     return DeviceProperties(
         **asdict(info),
-        pci_bus_id=None if pci is None else _text(pci.busId),
+        pci_bus_id=None if pci is None else pci.busId,
         architecture=ARCHITECTURES.get(ask(pynvml.nvmlDeviceGetArchitecture, handle)),
         cuda_version=_cuda_version(ask),
         power_limit=_watts(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
@@ -114,7 +114,8 @@ def _parent(handle: Any, info: DeviceInfo, ask: NvmlCall) -> str | None:
     if not info.uuid.startswith("MIG-"):
         return None
     parent = ask(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
-    return None if parent is None else _text(ask(pynvml.nvmlDeviceGetUUID, parent))
+    uuid: str | None = None if parent is None else ask(pynvml.nvmlDeviceGetUUID, parent)
+    return uuid
 
 
 def _nvlinks(handle: Any, ask: NvmlCall) -> int | None:
@@ -142,7 +143,3 @@ def _threshold(handle: Any, which: int, ask: NvmlCall) -> float | None:
 def _cuda_version(ask: NvmlCall) -> str | None:
     number = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
     return f"{number // 1000}.{number % 1000 // 10}" if number else None
-
-
-def _text(value: str | bytes | None) -> str | None:
-    return value.decode("ascii", "replace") if isinstance(value, bytes) else value

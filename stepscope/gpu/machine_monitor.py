@@ -263,7 +263,6 @@ class MachineMonitor:
 
 
 def _host(values: Mapping[str, float], devices: tuple[DeviceState, ...]) -> HostState:
-    """Describe this machine, with the versions of the driver and its CUDA."""
     facts = devices[0].facts if devices else None
     return HostState(
         name=socket.gethostname(),

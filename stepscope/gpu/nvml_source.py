@@ -50,7 +50,7 @@ class _Known:
 
 
 class NvmlSource:
-    """Reads GPUs and MIG instances by UUID through an initialized NVML. Not thread-safe.
+    """The DeviceSource that reads GPUs and MIG instances through an initialized NVML.
 
     Never shuts NVML down: some drivers fail after repeated initializations, and a broken GPU can
     block the call.
@@ -73,7 +73,6 @@ class NvmlSource:
         return list(self._infos)
 
     def read(self, uuid: str, *tiers: SamplingTier) -> dict[str, float]:
-        """Return the values of these tiers of one GPU by metric key. Never raises NVMLError."""
         known = self._find(uuid)
         if known is None:
             return {}
@@ -102,7 +101,6 @@ class NvmlSource:
         return {key: text for key, text in reasons.items() if key not in known.activity.given}
 
     def lost(self, uuid: str) -> str | None:
-        """Return the reason why this GPU is unreachable; None otherwise, or before a reading."""
         return self._gpus[uuid].lost if uuid in self._gpus else None
 
     def facts(self, uuid: str) -> DeviceProperties | None:
@@ -131,12 +129,10 @@ class NvmlSource:
         return instances
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...] | None:
-        """Return the processes on a GPU or an instance; None if hidden."""
         known = self._find(uuid)
         return None if known is None else known.processes.read()
 
     def recovery_action(self, uuid: str) -> str | None:
-        """Return the driver's recovery action for a GPU as text; None for none or unknown."""
         known = self._find(uuid)
         if known is None:
             return None
@@ -145,7 +141,6 @@ class NvmlSource:
         return RECOVERY_ACTIONS.get(int(number), f"action {number:g}") if number else None
 
     def arm_gpm(self, on: bool) -> None:
-        """Enable the activity counters (Hopper and newer); each True needs one False."""
         self._armed = max(0, self._armed + (1 if on else -1))
         if not self._armed:
             for known in self._known.values():

@@ -41,7 +41,6 @@ class RunPage:
     framed: bool
 
     def _repr_html_(self) -> str:
-        """Return the frame and a link to the page."""
         url, embedded = html.escape(self.url), html.escape(f"{self.url}&embed=true")
         style = f"width:100%;height:{self.height}px;border:1px solid #8884"
         frame = f'<iframe src="{embedded}" style="{style}" title="Stepscope"></iframe>'

@@ -45,8 +45,6 @@ _ROOT = str(Path(__file__).parents[2])
 
 @dataclass(slots=True)
 class _Profile:
-    """A profile in progress."""
-
     command: Command
     wanted: int
     step: int

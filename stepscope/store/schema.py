@@ -59,6 +59,7 @@ MAX_QUERY_S = 2.0
 CHECK_EVERY = 20_000
 MAX_BYTES = {"": 2**40, "-wal": 2**32, "-shm": 2**26, "-journal": 2**32}
 """Maximum file sizes: if checkpoints fail for an hour, the WAL has less than 4 GiB."""
+WAL_BYTES = 4 * 2**20
 MAX_SERIES = 1000
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 NO_WAIT = "PRAGMA synchronous = NORMAL"
@@ -80,6 +81,8 @@ def create(path: Path) -> sqlite3.Connection:
             connection.execute(f"PRAGMA journal_mode = {mode}")
             # The writer thread makes the checkpoints: automatic ones would slow commits down.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
+            # A WAL that grew while a reader was stopped is truncated when it is next reused.
+            connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
             # In one transaction: a reader finds all tables or none.
             script = f"BEGIN;{TABLES}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
             connection.executescript(script)

@@ -143,7 +143,6 @@ class OomObserver(capture.FailureContext):
         self._report = replace(before, last=record, seen=before.seen + 1, ended=ended)
 
     def _add_event(self) -> None:
-        """Record caught failures as an event."""
         report = self._report
         if report is None or report.ended or report.seen == self._counted:
             return

@@ -85,14 +85,16 @@ def smaller(record: OomRecord, setup: RunSetup) -> Steps:
                 "If samples differ in length, limit it: the longest one sets the size of a batch.",
                 "tokens = tokens[:max_length]",
             )
-        yield RemedyStep(
-            "Run the forward pass under autocast: activations take half the memory.",
-            'with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
-        )
-        yield RemedyStep(
-            "Use activation checkpointing for the large blocks.",
-            "hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
-        )
+        if "bf16" not in setup.applied:
+            yield RemedyStep(
+                "Run the forward pass under autocast: activations take half the memory.",
+                'with torch.autocast("cuda", torch.bfloat16):\n    loss = loss_of(model(inputs))',
+            )
+        if "checkpoint" not in setup.applied:
+            yield RemedyStep(
+                "Use activation checkpointing for the large blocks.",
+                "hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)",
+            )
     yield RemedyStep("Choose a smaller model or a device with more memory.")
 
 

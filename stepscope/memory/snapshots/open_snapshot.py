@@ -226,7 +226,6 @@ def open_snapshot(path: Path, spare: Path) -> SnapshotSummary:
 
 
 def _place(path: Path, spare: Path) -> Path:
-    """Return the path of the summary."""
     if is_own_folder(path.parent) and os.access(path.parent, os.W_OK):
         return summary_path(path)
     name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepscope.common.formatting import format_bytes
 from stepscope.memory.snapshots.stacks import NO_STACK, StackTable
 
 ACTIVE, AWAITING, FREE = 0, 1, 2
@@ -46,6 +47,18 @@ class Fragmentation:
     largest_free: int
     private_pools: int
     awaiting_free: int = 0
+
+    @property
+    def text(self) -> str:
+        """How reserved memory is used, as a sum."""
+        waiting, pools = self.awaiting_free, self.private_pools
+        later = f" + {format_bytes(waiting)} awaiting free" if waiting else ""
+        private = f"; {format_bytes(pools)} in private pools" if pools else ""
+        return (
+            f"reserved {format_bytes(self.reserved)} = allocated {format_bytes(self.allocated)}"
+            f"{later} + cached {format_bytes(self.cached)} + split {format_bytes(self.split)}; "
+            f"largest free block {format_bytes(self.largest_free)}{private}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

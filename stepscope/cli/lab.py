@@ -1,0 +1,237 @@
+"""`stepscope lab train.py`: a sweep over a script that is not changed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+from stepscope.common.config_issue import ConfigError
+from stepscope.common.secrets import without_secrets
+from stepscope.lab.command import (
+    FAILED,
+    FINISHED,
+    USAGE,
+    UsageError,
+    add_numbers,
+    check_outputs,
+    close,
+    numbers,
+    print_error,
+    print_estimate,
+    shown,
+)
+from stepscope.lab.folder import (
+    PLAN_JSON,
+    SCHEMA,
+    SweepError,
+    new_sweep_folder,
+    read_plan,
+    read_samples,
+    write_plan,
+)
+from stepscope.lab.gate import (
+    ASSUMED_SPREAD,
+    EXIT_CODES,
+    Gate,
+    expected_resolution,
+    judge_gates,
+    markdown,
+    metric_key,
+    parse_gate,
+    worst,
+)
+from stepscope.lab.patch_file import write_patch
+from stepscope.lab.revision import RevisionError, check_links, repository
+from stepscope.lab.script_plan import (
+    ARGUMENTS,
+    REV,
+    ScriptCommand,
+    ScriptPlan,
+    script_command,
+    variant,
+    with_arguments,
+)
+from stepscope.lab.statistics import load_scipy
+from stepscope.lab.sweep_runner import SweepRunner
+from stepscope.lab.trial_process import TrialProcess
+from stepscope.lab.verdict_text import percent
+from stepscope.run import runs_root
+
+VALUED = frozenset(
+    ("--variant", "--link", "--gate", "--steps", "--warmup", "--max-rounds")
+    + ("--folder", "--json", "--csv", "--nproc-per-node")
+)
+SWITCHES = frozenset(("--no-combination", "--no-best"))
+MAX_ROUNDS = 12
+NPROC: Any = {"type": int, "metavar": "N", "help": "start each trial by torchrun, with N ranks"}
+EXAMPLES = (
+    'stepscope lab --variant tf32 --variant "num_workers=4 pin_memory" train.py --epochs 90',
+    'stepscope lab --variant "bs64: --batch-size 64" train.py --batch-size 32 --out {out}',
+    "stepscope lab --gate step_time:+3% --variant rev:my-branch --link data train.py",
+    "stepscope lab --variant env:OMP_NUM_THREADS=1 --variant python:/opt/new/bin/python train.py",
+    "stepscope lab --nproc-per-node 2 --variant fused train_ddp.py",
+)
+
+
+def script_at(argv: Sequence[str], valued: Set[str] = VALUED) -> int | None:
+    """Return the index of the script or of -m; None if the options name no script."""
+    at = 0
+    while at < len(argv):
+        name, equals, _ = argv[at].partition("=")
+        if name == "-m" or not name.startswith("-"):
+            return at
+        if name not in valued | SWITCHES:
+            return None
+        at += 2 if name in valued and not equals else 1
+    return None
+
+
+def main(argv: Sequence[str], at: int) -> int:
+    """Run a sweep over the script at `argv[at]`; return the exit code."""
+    options = _parser().parse_args(argv[:at])
+    process = TrialProcess("stepscope.lab.script_trial")
+    for number in (signal.SIGINT, signal.SIGTERM):  # also before the sweep starts
+        signal.signal(number, lambda *_: process.stop())
+    try:
+        check_outputs(options)
+        load_scipy()
+        gates = _gates(options.gate)
+        plan = _plan(options, argv[at:])
+        folder = folder_of(options, plan)
+        process.folder = folder
+        print_estimate(folder, plan, None)
+        for arm in plan.arms:
+            if ARGUMENTS in arm.changes:
+                words = with_arguments(plan.script.arguments, arm.changes[ARGUMENTS])
+                print_error(
+                    f"{arm.name}: {shlex.join([plan.script.target, *without_secrets(words)])}"
+                )
+        if gates:
+            print_error(
+                f"{plan.max_rounds} rounds resolve about ±"
+                f"{percent(expected_resolution(plan, len(gates)))} if processes of one script "
+                f"differ by {percent(ASSUMED_SPREAD)} (standard deviation)."
+            )
+        sweep = SweepRunner(folder, plan, process, shown(options)).run()
+        write_patch(folder, plan, sweep)
+        words = list(argv) if options.folder else ["--folder", str(folder), *argv]
+        code = close(options, sweep, shlex.join(["stepscope", "lab", *words]))
+        return _judge(folder, plan, sweep, gates) if gates and code == FINISHED else code
+    except (UsageError, ConfigError, SweepError, RevisionError) as error:
+        print_error(str(error))
+        return USAGE
+    except OSError as error:
+        print_error(f"The folder of the sweep or a result cannot be written: {error}.")
+        return FAILED
+
+
+def command_of(
+    options: argparse.Namespace, words: Sequence[str], links: Sequence[str] = ()
+) -> ScriptCommand:
+    """Return the command of a script or of `-m module`. Raises UsageError."""
+    is_module = words[0] == "-m"
+    if is_module and len(words) == 1:
+        raise UsageError("-m: must be followed by a module. Name one.")
+    target, *arguments = words[1:] if is_module else words
+    ranks = options.nproc_per_node
+    return script_command(target, arguments, is_module=is_module, links=links, nproc_per_node=ranks)
+
+
+def _plan(options: argparse.Namespace, words: Sequence[str]) -> ScriptPlan:
+    if not options.variant:
+        raise UsageError("--variant is missing. Give at least one change to measure.")
+    arms = tuple(map(variant, options.variant))
+    if options.link:
+        if not any(REV in arm.changes for arm in arms):
+            raise UsageError("--link: requires a revision. Add --variant rev:REVISION.")
+        check_links(options.link, repository(Path.cwd()))
+    chosen = numbers(options)
+    if options.gate:  # an end at the first significant look would bias the interval
+        chosen |= {"find_best": False, "looks": (chosen.get("max_rounds", MAX_ROUNDS),)}
+        if chosen["looks"][0] < 2:
+            raise UsageError(
+                f"--max-rounds: must be at least 2 with --gate, got {chosen['max_rounds']}. An "
+                "interval needs two rounds."
+            )
+    if chosen.get("steps") == 1:
+        raise UsageError("--steps: must be at least 2, got 1. Omit it for an automatic number.")
+    return ScriptPlan(
+        script=command_of(options, words, options.link),
+        arms=arms,
+        **chosen,
+    )
+
+
+def _gates(texts: Sequence[str]) -> list[Gate]:
+    try:
+        return [parse_gate(text) for text in texts]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _judge(folder: Path, plan: ScriptPlan, sweep: Mapping[str, Any], gates: Sequence[Gate]) -> int:
+    """Print the results of the gates as Markdown; return the exit code."""
+    failed = [
+        f"{arm['name']}: {arm['reason']}" for arm in sweep["arms"] if arm["verdict"] == "failed"
+    ]
+    if failed:
+        print_error(f"Not measured: {' '.join(failed)}")
+        return FAILED
+    trials = read_samples(folder)
+    missing = [gate.metric for gate in gates if metric_key(trials, gate.metric) is None]
+    if missing:
+        print_error(f"{', '.join(missing)} was not measured. Remove this gate.")
+        return FAILED
+    results = judge_gates(plan, trials, gates)
+    verdict = worst(results)
+    code = EXIT_CODES[verdict]
+    sys.stdout.write(f"\n{markdown(results)}\nResult: **{verdict}** (exit code {code}).\n")
+    return code
+
+
+def folder_of(options: argparse.Namespace, plan: ScriptPlan) -> Path:
+    """Return the folder of the sweep.
+
+    A plan in it is only compared: a command from a file is never executed.
+    """
+    folder = (
+        Path(options.folder) if options.folder else new_sweep_folder(runs_root(), plan.workload)
+    )
+    if (folder / PLAN_JSON).is_file():
+        # Through JSON, which has no tuples.
+        if read_plan(folder) != json.loads(json.dumps({"schema": SCHEMA, **plan.to_dict()})):
+            raise UsageError(
+                f"--folder: {options.folder} has the plan of another sweep, or the script was "
+                "edited. Repeat the whole command to resume it, or give another folder."
+            )
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    write_plan(folder, plan)
+    return folder
+
+
+def _parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="stepscope lab",
+        usage="%(prog)s --variant V [options] (script.py | -m module) [arguments]",
+        description="Measure which changes make a script faster on this machine.",
+        epilog="\n  ".join(("examples:", *EXAMPLES)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    kinds = "'NAME: ARGUMENTS', env:NAME=VALUE, python:PATH, rev:REVISION or settings"
+    help_ = f"{kinds}; repeat for more variants"
+    found.add_argument("--variant", action="append", metavar="V", help=help_)
+    help_ = "a path of the repository, such as ignored data, that revisions share; may be repeated"
+    found.add_argument("--link", action="append", default=[], metavar="PATH", help=help_)
+    help_ = "exit code 4 if METRIC (step_time, peak_memory, energy) rises by more than P%%"
+    found.add_argument("--gate", action="append", default=[], metavar="METRIC:+P%", help=help_)
+    found.add_argument("--nproc-per-node", **NPROC)
+    add_numbers(found)
+    return found

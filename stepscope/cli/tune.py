@@ -1,0 +1,203 @@
+"""`stepscope tune train.py`: find the settings that make a script faster, and print the patch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli.lab import NPROC, command_of, folder_of, script_at
+from stepscope.common.config_issue import ConfigError
+from stepscope.common.formatting import printable
+from stepscope.lab.command import (
+    FAILED,
+    FINISHED,
+    STOPPED,
+    USAGE,
+    UsageError,
+    check_outputs,
+    print_error,
+    shown,
+)
+from stepscope.lab.folder import INTERRUPTED, SweepError, write_json
+from stepscope.lab.patch import Patch
+from stepscope.lab.patch_file import write_patch
+from stepscope.lab.script_plan import TunePlan, tuning_candidates, variant
+from stepscope.lab.statistics import load_scipy
+from stepscope.lab.sweep_runner import SweepRunner
+from stepscope.lab.trial_process import TrialProcess
+from stepscope.lab.verdict_text import signed
+from stepscope.settings import SettingError, parse
+
+VALUED = frozenset(
+    ("--minutes", "--settings", "--apply", "--folder", "--json")
+    + ("--steps", "--warmup", "--max-rounds", "--nproc-per-node")
+)
+MAX_MINUTES = 10_000
+EXAMPLES = (
+    "stepscope tune train.py --epochs 90",
+    "stepscope tune --minutes 10 --apply faster.py train.py --output {out}",
+    "stepscope tune --folder runs/lab/NAME train.py    # resumes with the same command",
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Tune the script named in `argv`; return the exit code."""
+    at = script_at(argv, VALUED)
+    parser = _parser()
+    options = parser.parse_args(argv[:at])
+    if at is None:
+        parser.error("no script given: name a file, or a module after -m.")
+    process = TrialProcess("stepscope.lab.script_trial")
+    for number in (signal.SIGINT, signal.SIGTERM):  # also before the sweep starts
+        signal.signal(number, lambda *_: process.stop())
+    try:
+        options.csv = None
+        check_outputs(options)
+        if options.apply and os.path.lexists(options.apply):
+            raise UsageError(f"--apply: {options.apply} exists. Give the name of a new file.")
+        load_scipy()
+        plan = _plan(options, argv[at:])
+        folder = process.folder = folder_of(options, plan)
+        print_error(f"{folder}: {len(plan.arms)} variants in at most {plan.minutes:g} minutes.")
+        sweep = SweepRunner(folder, plan, process, shown(options)).run()
+        patch = write_patch(folder, plan, sweep)
+        if options.json == "-":
+            sys.stdout.write(f"{json.dumps(sweep, indent=1)}\n")
+        elif options.json:
+            write_json(Path(options.json), sweep)
+        out = sys.stderr if options.json == "-" else sys.stdout
+        out.write("\n".join(result_lines(sweep, patch)) + "\n")
+        if options.apply and patch.diff:
+            with open(options.apply, "x", encoding="utf-8", newline="") as file:
+                file.write(patch.text)
+        elif options.apply:
+            print_error(f"--apply: {options.apply} was not written: the patch changes no line.")
+        if sweep["status"] == "stopped":
+            words = list(argv) if options.folder else ["--folder", str(folder), *argv]
+            print_error(f"To resume: {shlex.join(['stepscope', 'tune', *words])}")
+            return STOPPED if sweep["reason"] == INTERRUPTED else FAILED
+        return FINISHED if sweep["status"] == "finished" else FAILED
+    except (UsageError, ConfigError, SweepError) as error:
+        print_error(str(error))
+        return USAGE
+    except OSError as error:
+        print_error(f"The folder of the sweep or a result cannot be written: {error}.")
+        return FAILED
+
+
+def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:
+    given = {name: getattr(options, name) for name in ("steps", "warmup", "max_rounds")}
+    if given["steps"] == 1:
+        raise UsageError("--steps: must be at least 2, got 1. Omit it for an automatic number.")
+    if not 0 < options.minutes <= MAX_MINUTES:
+        raise UsageError(
+            f"--minutes: must be above 0 and at most {MAX_MINUTES}, got {options.minutes:g}."
+        )
+    script = command_of(options, words)
+    cores = len(os.sched_getaffinity(0)) // (script.nproc_per_node or 1)
+    texts = tuning_candidates(max(1, cores))
+    if options.settings is not None:
+        texts = options.settings.split(",")
+    try:
+        empty = [text for text in texts if not parse([text])]
+    except SettingError as error:
+        raise UsageError(f"--settings: {error}") from error
+    if empty:
+        raise UsageError("--settings: has no setting between two commas. Remove one comma.")
+    return TunePlan(
+        script=script,
+        minutes=options.minutes,
+        arms=tuple(map(variant, texts)),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
+    """Return the gain and the patch, then what did not help or does not apply."""
+    best, finished = sweep["best"], sweep["status"] == "finished"
+    used: Set[str] = frozenset()
+    if not finished:
+        lines = [str(sweep["reason"])]
+    elif best is None:
+        is_open = any(arm["verdict"] == "undecided" for arm in sweep["arms"])
+        text = "No setting was shown to be faster yet" if is_open else "No setting pays here"
+        if any(arm["verdict"] == "faster" for arm in sweep["arms"]):
+            text = "No faster setting keeps the loss"
+        lines = [f"{text}: {_waits_for(sweep['baseline']['metrics'])}."]
+    elif best["verdict"] != "faster":
+        lines = [f"Not confirmed: {' + '.join(best['arms'])}: {best['text']}."]
+    else:
+        used, lines = set(best["arms"]), _gain(best, patch)
+    left_out = {one["tried"][-1]: one["reason"] for one in sweep["combining"] if not one["kept"]}
+    refused = [arm for arm in sweep["arms"] if arm["verdict"] in ("failed", "impossible")]
+    others = [arm for arm in sweep["arms"] if arm not in refused and arm["name"] not in used]
+    lines += ["", "Did not help:" if finished else "Measured so far:"] * bool(others)
+    for arm in others:
+        reasons = [one for one in (arm["reason"], left_out.get(arm["name"])) if one]
+        lines.append(f"  {arm['name']}: {arm['text']}" + f" ({' '.join(reasons)})" * bool(reasons))
+    lines += ["", "Does not apply:"] * bool(refused)
+    for arm in refused:
+        lines.append(f"  {arm['name']}: {arm['reason'].removeprefix(arm['name'] + ': ')}")
+    return [printable(line) for line in lines]
+
+
+def _gain(best: Mapping[str, Any], patch: Patch) -> list[str]:
+    """Return the factor of the best combination, the diff, and the changes by hand."""
+    low, high = (1 + best[name] for name in ("low", "high"))
+    peaks = (
+        (best["baseline"][key], best["metrics"][key]) for key in ("peak_allocated", "peak_process")
+    )
+    memory = next((f", peak memory {signed(b / a - 1)}" for a, b in peaks if a and b), "")
+    lines = [
+        f"{' + '.join(best['arms'])}: {1 + best['effect']:.2f} × faster "
+        f"[{low:.2f}, {high:.2f}], {best['loss']['text']}{memory}."
+    ]
+    diff = patch.diff.splitlines()
+    if diff:
+        count = sum(line.startswith("+") for line in diff[2:])
+        lines += ["", f"{count} line{'s' * (count > 1)}:", *diff]
+    for one in patch.by_hand:
+        lines += ["", f"By hand, {one.setting}, {one.where}:", *(f"    {it}" for it in one.lines)]
+    return lines
+
+
+def _waits_for(metrics: Mapping[str, Any]) -> str:
+    """Return what most of a step of the baseline is."""
+    step = metrics["step_time"]
+    if not step:
+        return "the baseline was not measured"
+    names = {"data_wait": "data", "h2d": "copies to the GPU", "gpu_time": "the GPU"}
+    shares = {text: (metrics[name] or 0.0) / step for name, text in names.items()}
+    text = max(shares, key=lambda one: shares[one])
+    if shares[text] < 0.3:
+        return f"the step computes; it waits for data {shares['data']:.0%} of the time"
+    return f"the step waits for {text} ({min(1.0, shares[text]):.0%} of the time)"
+
+
+def _parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="stepscope tune",
+        usage="%(prog)s [options] (script.py | -m module) [arguments]",
+        description="Find the settings that make a script faster on this machine.",
+        epilog="\n  ".join(("examples:", *EXAMPLES)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = found.add_argument
+    add("--nproc-per-node", **NPROC)
+    add("--minutes", metavar="N", type=float, default=20.0, help="time budget (20)")
+    add("--settings", metavar="LIST", help='only these, as "tf32,num_workers=2 pin_memory"')
+    add("--apply", metavar="FILE", help="write the patched script to a new file")
+    add("--folder", metavar="DIR", help="sweep folder; resumes if it contains plan.json")
+    add("--json", metavar="FILE", help="write results as JSON after every trial (- for stdout)")
+    add("--steps", metavar="N", type=int, help="measured steps per trial (automatic)")
+    add("--warmup", metavar="N", type=int, help="warm-up steps (a quarter, at least 10)")
+    add("--max-rounds", metavar="N", type=int, help="maximum number of rounds (12)")
+    return found
