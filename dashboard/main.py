@@ -27,6 +27,7 @@ if __name__ == "__main__":  # multiprocessing imports this file in data-loading 
     pages = [
         st.Page("views/run.py", title="Run", default=True),
         st.Page("views/runs.py", title="Runs", url_path="runs"),
+        st.Page("views/compare.py", title="Compare", url_path="compare", visibility="hidden"),
         st.Page("views/lab.py", title="Lab", url_path="lab"),
         st.Page("views/hardware.py", title="Hardware", url_path="hardware"),
         st.Page("views/learn.py", title="Learn", url_path="learn"),
@@ -41,4 +42,6 @@ if __name__ == "__main__":  # multiprocessing imports this file in data-loading 
     shown = st.navigation(pages, position="top")
     st.set_page_config(page_title=f"{shown.title} · Stepscope")
     simulated_badge(services.get())
+    st.session_state.arrived = st.session_state.get("page") != shown.url_path
+    st.session_state.page = shown.url_path
     shown.run()

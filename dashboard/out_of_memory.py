@@ -12,12 +12,13 @@ from typing import Any
 from dashboard.charts.run_view import run_kind
 from dashboard.controls.config_widgets import is_possible
 from dashboard.run_look import recent
+from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.memory.oom.reader import OomAnalysis, judged
 from stepscope.memory.oom.record import oom_name
 from stepscope.run import RunInfo, RunKind, RunStatus
 from stepscope.store import StoreError, StoreReader
 from stepscope.store.reader import EVERY
-from trainer.config import ConfigError, ConfigIssue, RunConfig
+from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice, half_batch
 
 MAX_CACHED = 16  # Analyses: a page polls twice a second, and the file changes once.

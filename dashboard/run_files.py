@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.common.files import open_regular_file, read_regular_file
+from stepscope.common.files import open_regular_file, read_regular_file, read_tail
 from stepscope.common.formatting import format_bytes, terminal_text
 from stepscope.profiling import summary_name, trace_name
 from stepscope.profiling.summary import BYTES_LIMIT, ProfileSummary, parse
@@ -117,13 +117,9 @@ def file_content(path: Path) -> bytes:
 def tail(path: Path, limit: int = TAIL_BYTES) -> str | None:
     """Return the end of a text file as a terminal would show it; None if it cannot be read."""
     try:
-        with open(open_regular_file(path), "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - limit))
-            data = file.read(limit)
+        text, size = read_tail(path, limit), path.stat().st_size
     except OSError:
         return None
-    text = data.decode(errors="replace")
     if size > limit:
         text = text[text.find("\n") + 1 :]  # the first line is cut
     return terminal_text(text)

@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ import streamlit as st
 
 from dashboard.crash_watch import CrashWatch
 from dashboard.machine.machine_poller import MachinePoller
+from dashboard.run_catalog import RunCatalog, RunRow
 from dashboard.run_index import RunIndex
 from dashboard.run_look import RunLook
-from dashboard.run_summary import RunSummary, summarize
 from dashboard.snapshot_files import SnapshotLibrary
 from dashboard.sweeps import Sweeps
 from dashboard.verdicts import Verdicts
@@ -40,15 +40,17 @@ from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.stragglers.reader import judged_run
 from stepscope.gpu.machine_monitor import MachineMonitor
 from stepscope.gpu.source import is_simulated, open_source
+from stepscope.host.child_process import Child
+from stepscope.host.parent_death_signal import call_at_end_of
+from stepscope.remote.source import RemoteSource, sources_from_environment
 from stepscope.run import RunError, RunInfo, rank_pids, read_run, run_folder, run_folders, runs_root
 from stepscope.session import stop as force
 from trainer.collectives.measurement import CollectivePlan as CollectivePlan
 from trainer.collectives.measurement import Measurement
 from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
-from trainer.parent_death_signal import call_at_end_of
 from trainer.runners import RunHandle, start
-from trainer.runners.child_process import Child, LessonRun, PredictionRun
+from trainer.runners.child_process import LessonRun, PredictionRun
 from trainer.runners.torchrun import TorchrunRun
 
 log = logging.getLogger(__name__)
@@ -137,12 +139,28 @@ def missing_package() -> str | None:
 
 
 class Services:
-    """The shared state of one server. Thread-safe."""
+    """The shared state of one server. Thread-safe.
 
-    def __init__(self, runs: Path, examples: Path) -> None:
+    New runs are written to `runs`; `folders` have more local runs, `sources` those of other hosts.
+    `roots` has all these folders with the label of their runs, None for `runs`.
+    """
+
+    def __init__(
+        self,
+        runs: Path,
+        examples: Path,
+        folders: Sequence[Path] = (),
+        sources: Sequence[RemoteSource] = (),
+    ) -> None:
         self.runs = runs
         self.examples = examples
-        self.index = RunIndex(runs)
+        self.sources = tuple(sources)
+        labels = {folder: str(folder) for folder in folders if folder != runs}
+        labels |= {source.folder: source.label for source in sources}
+        self.roots: dict[Path, str | None] = {runs: None, **labels}
+        self.index = RunIndex(*self.roots)
+        mirrors = {source.folder for source in sources}
+        self._catalogs = [RunCatalog(root, is_mirror=root in mirrors) for root in self.roots]
         self.lessons: ChildRuns[LessonRun] = ChildRuns()
         self.estimates: ChildRuns[PredictionRun] = ChildRuns()
         self.collectives: ChildRuns[Measurement] = ChildRuns()
@@ -152,7 +170,6 @@ class Services:
         self.sweeps = Sweeps(runs, examples)
         self.snapshots = SnapshotLibrary(runs)
         self.machine = MachinePoller(MachineMonitor(functools.partial(open_source, reader="page")))
-        self._summaries: dict[str, RunSummary] = {}
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._active: RunHandle | None = None
@@ -242,12 +259,14 @@ class Services:
 
     def folder(self, run_id: str) -> Path:
         """Return the folder of a run or example. Raises RunError for an unknown or unsafe id."""
-        try:
-            return run_folder(self.runs, run_id)
-        except RunError:
+        for root in (*self.roots, self.examples):
             with contextlib.suppress(RunError):
-                return run_folder(self.examples, run_id)
-            raise  # the message names the runs folder, not the examples
+                return run_folder(root, run_id)
+        return run_folder(self.runs, run_id)  # raises: the message names the runs folder
+
+    def source_of(self, run: RunInfo) -> RemoteSource | None:
+        """Return the connection to the host of a remote run; None for a local run."""
+        return next((each for each in self.sources if each.folder == run.folder.parent), None)
 
     def list_runs(self) -> list[RunInfo]:
         """Return the listed runs, live ones first, then newest first."""
@@ -261,12 +280,22 @@ class Services:
                 found.append(read_run(folder))
         return sorted(found, key=lambda run: run.id != "h100")
 
-    def summary(self, run: RunInfo) -> RunSummary:
-        """Return a run's summary; an ended run is read once."""
-        summary = self._summaries.get(run.id) or summarize(run)
-        if not run.status.live:
-            self._summaries[run.id] = summary
-        return summary
+    def rows(self, *, check: bool = False) -> list[RunRow]:
+        """Return the rows of all runs: live ones first, then pinned ones, then the newest.
+
+        `check` looks for changes of ended runs too, which takes 5 µs a run.
+        """
+        found: dict[str, RunRow] = {}
+        for catalog in self._catalogs:
+            for row in catalog.rows(check=check):
+                found.setdefault(row.id, row)
+        return sorted(found.values(), key=lambda row: (not row.live, not row.pinned, -row.created))
+
+    def forget(self, run_id: str) -> None:
+        """Read a run again at the next update, after an edit."""
+        self.index.forget(run_id)
+        for catalog in self._catalogs:
+            catalog.forget(run_id)
 
     def cuda_indices(self) -> dict[str, int]:
         """Return torch's GPU indices by UUID; {} while torch is being imported."""
@@ -305,6 +334,8 @@ class Services:
             self.sweeps.close(STOP_TIMEOUT_S)
             self.snapshots.close()
             self.machine.close()
+            for source in self.sources:
+                source.close()
 
     def _find_devices(self) -> None:
         try:
@@ -326,9 +357,14 @@ class Services:
 
 @st.cache_resource(show_spinner=False)
 def get() -> Services:
-    """Return the server's services, with the run folders of STEPSCOPE_RUNS."""
-    services = Services(runs_root(), PROJECT / "examples")
+    """Return the server's services, with the runs of STEPSCOPE_RUNS and STEPSCOPE_SOURCES."""
+    found = sources_from_environment()
+    folders = [source for source in found if isinstance(source, Path)]
+    sources = [RemoteSource(source) for source in found if not isinstance(source, Path)]
+    services = Services(runs_root(), PROJECT / "examples", folders, sources)
     atexit.register(services.close)
+    for source in sources:
+        source.start()
     return services
 
 

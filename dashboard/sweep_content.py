@@ -100,16 +100,6 @@ class Arm(_Part, frozen=True, kw_only=True):
         found = self.medians.items()
         return {key: v for key, v in found if v is not None and math.isfinite(v)}
 
-    @property
-    def loss_not_shown_equal(self) -> bool:
-        """True if the loss is neither worse nor shown equal or better."""
-        return self.loss.verdict == "not_shown_equal"
-
-    @property
-    def loss_is_worse(self) -> bool:
-        """True if the loss after equal steps is larger than the baseline's, or NaN."""
-        return self.loss.verdict == "worse"
-
 
 class Best(Arm, frozen=True, kw_only=True):
     """The best combination: its variants, the settings to apply, the confirmed effect."""
@@ -127,11 +117,6 @@ class Progress(_Part, frozen=True, kw_only=True):
     total: Count = 0
     doing: str | None = None
     seconds_left: float | None = None
-
-    @property
-    def share(self) -> float:
-        """The fraction done, 0 to 1."""
-        return min(1.0, self.done / self.total) if self.total > 0 else 0.0
 
 
 class RoundSample(_Part, frozen=True, kw_only=True):
@@ -162,8 +147,10 @@ class Plan(_Part, frozen=True, kw_only=True):
     """The plan of the sweep."""
 
     config: dict[str, Any] = field(default_factory=dict)
+    script: dict[str, Any] = field(default_factory=dict)  # instead of `config`
     arms: list[Any] = field(default_factory=list)
     margin: float | None = None
+    minutes: float | None = None  # the time budget
 
 
 class SweepContent(_Part, frozen=True, kw_only=True):
@@ -185,9 +172,12 @@ class SweepContent(_Part, frozen=True, kw_only=True):
     machine: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def config(self) -> dict[str, Any]:
-        """The settings of the baseline."""
-        return self.plan.config
+    def share(self) -> float:
+        """The fraction done, 0 to 1: of the time budget, or of the trials without one."""
+        progress, budget_s = self.progress, 60 * (self.plan.minutes or 0.0)
+        if budget_s > 0 and progress.seconds_left is not None:
+            return min(1.0, max(0.0, 1 - progress.seconds_left / budget_s))
+        return min(1.0, progress.done / progress.total) if progress.total > 0 else 0.0
 
 
 def to_content(sweep: Mapping[str, Any]) -> SweepContent:

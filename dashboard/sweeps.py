@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,7 @@ from msgspec.structs import replace
 from dashboard.run_files import tail
 from dashboard.sweep_content import SweepContent, SweepStatus, to_content
 from stepscope.common.files import is_own_folder, open_for_append
-from stepscope.run import process_of, user_name
-from stepscope.run.folder import not_signaled, recorder_of
-from trainer.lab.folder import (
+from stepscope.lab.folder import (
     LOCK,
     SWEEP_JSON,
     SweepError,
@@ -39,7 +38,10 @@ from trainer.lab.folder import (
     sweep_folders,
     write_plan,
 )
-from trainer.lab.plan import SweepPlan
+from stepscope.lab.plan import SweepPlan
+from stepscope.lab.script_plan import ScriptPlan
+from stepscope.run import process_of, user_name
+from stepscope.run.folder import not_signaled, recorder_of
 
 log = logging.getLogger(__name__)
 STOPPED = "Stopped before it began."
@@ -88,6 +90,7 @@ class Sweeps:
         self._stopped = False
         self._looked: tuple[float, str | None] = (-float("inf"), None)
         self._ended: dict[Path, tuple[int, StoredSweep]] = {}
+        self._commands: dict[str, tuple[str, Sequence[str]]] = {}  # never from a file
 
     def list_sweeps(self) -> list[StoredSweep]:
         """Return the readable sweeps, the newest first, then the examples."""
@@ -120,11 +123,16 @@ class Sweeps:
             self._looked = time.monotonic(), active
         return active
 
-    def start(self, plan: SweepPlan) -> str:
-        """Start a sweep in a new folder and return its id."""
+    def start(self, plan: SweepPlan, words: Sequence[str] = ()) -> str:
+        """Start a sweep in a new folder and return its id.
+
+        `words` are the command of a script's sweep: "lab" or "tune", options, script, arguments.
+        """
         with self._lock:
-            folder = new_sweep_folder(self._runs, str(plan.config.workload))
+            folder = new_sweep_folder(self._runs, plan.workload)
             write_plan(folder, plan)
+            if isinstance(plan, ScriptPlan):
+                self._commands[folder.name] = plan.script.cwd, words
             self._launch(folder)
             return folder.name
 
@@ -132,7 +140,7 @@ class Sweeps:
         """Continue a sweep that was stopped or whose process was killed."""
         with self._lock:
             sweep = self.read(sweep_id)
-            reason = sweep.look_only or not_resumable(sweep.content.status)
+            reason = sweep.look_only or self.not_resumable(sweep)
             if reason is not None:
                 raise SweepError(f"Resume: {reason}")
             self._launch(sweep.folder)
@@ -180,19 +188,30 @@ class Sweeps:
             raise SweepError(f"{action}: {sweep.look_only}")
         return sweep
 
+    def not_resumable(self, sweep: StoredSweep) -> str | None:
+        """Return why a sweep cannot be resumed from the page; None if it can."""
+        if sweep.content.status is SweepStatus.FINISHED:
+            return "the sweep has finished."
+        if sweep.content.plan.script and sweep.id not in self._commands:
+            return "a sweep over a script is resumed in a terminal, by its command with --folder."
+        return "the sweep is running." if sweep.live else None
+
     def _launch(self, folder: Path) -> None:
         """Start the process that measures, in a process group that can be ended as a whole."""
         if self._child is not None:
             _end(self._child, STOP_TIMEOUT_S)  # its sweep has ended; it may still exit
         self._launched_ns = os.stat(folder / SWEEP_JSON).st_mtime_ns
+        cwd, words = self._commands.get(folder.name, (_PROJECT, ()))
+        # -P: a file of the script's folder, such as random.py, must not replace a module.
+        module = ["-P", "-m", "stepscope.cli", words[0]] if words else ["-m", "trainer.lab"]
         self._stopped = False
         with open(open_for_append(folder / LAB_LOG), "wb", buffering=0) as output:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "trainer.lab", "--folder", str(folder.resolve())],
+                [sys.executable, *module, "--folder", str(folder.resolve()), *words[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=_PROJECT,
+                cwd=cwd,
                 start_new_session=True,
             )
         self._child_id = folder.name
@@ -247,13 +266,6 @@ class Sweeps:
         if not is_own_folder(folder):
             return "The folder of this sweep belongs to another user: read-only."
         return None
-
-
-def not_resumable(status: SweepStatus) -> str | None:
-    """Return why a sweep of this status cannot be resumed; None if it can."""
-    if status is SweepStatus.FINISHED:
-        return "the sweep has finished."
-    return "the sweep is running." if status.live else None
 
 
 def _exit_reason(folder: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from dashboard.machine.content import machine_content
 from dashboard.machine.details import details, history
 from dashboard.services import Services
-from stepscope.gpu.machine_state import DeviceState, MachineState
+from stepscope.gpu.machine_state import MachineState
 from stepscope.run import RunError
 
 Answer = dict[str, Any]
@@ -38,7 +38,7 @@ def devices_answer(server: Services, query: Mapping[str, str]) -> Answer:
 def _gpu(
     server: Services, view: MachineState, uuid: str, since: float, ours: Mapping[int, str]
 ) -> Answer:
-    device = _find(view, uuid)
+    device = next((device for device in view.devices if device.info.uuid == uuid), None)
     kept = server.machine.history(uuid)
     if device is None or kept is None:
         raise RunError(f"gpu: this machine has no GPU {uuid[:60]!r}. Choose another one.")
@@ -58,10 +58,6 @@ def _torchs(server: Services, uuid: str) -> str:
     if visible is not None:
         return f"none: CUDA_VISIBLE_DEVICES is {visible[:80]!r}"
     return "none: torch does not use it here"
-
-
-def _find(view: MachineState, uuid: str) -> DeviceState | None:
-    return next((device for device in view.devices if device.info.uuid == uuid), None)
 
 
 def _epoch(text: str) -> float:

@@ -10,7 +10,8 @@ import zlib
 from dashboard.controls.actions import can_end_now
 from dashboard.run_files import profiles, snapshots
 from dashboard.run_index import RunList
-from stepscope.run import RunInfo
+from stepscope.run import RunInfo, read_only_reason
+from stepscope.store import STORE_NAME
 
 _FACTS = (
     *("kind", "device", "devices", "optimizers", "custom", "commands", "capabilities"),
@@ -31,5 +32,8 @@ def page_token(listing: RunList, run: RunInfo | None, measuring: str | None = No
     run_json = [run.run_json.get(name) for name in _FACTS]
     files = snapshots(run.folder), profiles(run.folder)
     stuck = can_end_now(run)
-    built_from = (run.id, run.status.value, run_json, files, stuck)
+    built_from: tuple[object, ...] = (run.id, run.status.value, run_json, files, stuck)
+    if "mirror" in run.run_json:  # its connection may be lost, its store received later
+        refused = read_only_reason(run) if run.status.live else None
+        built_from += refused, (run.folder / STORE_NAME).exists()
     return f"{state}-{zlib.crc32(repr(built_from).encode()):x}"

@@ -32,6 +32,7 @@ from dashboard.out_of_memory import as_verdict
 from dashboard.ranks.job_ranks import read_job
 from dashboard.ranks.ranks_response import rank_verdict, ranks_answer
 from dashboard.run_look import RunLook
+from dashboard.sources import source_state
 from dashboard.verdicts import as_json, hang_verdict
 from stepscope.distributed.hangs.job_state import Hang
 from stepscope.recorder.recovery import recover_ended
@@ -95,7 +96,13 @@ def get_series(request: Request) -> Answer:
     run = read_run(folder)
     if run.status is RunStatus.CRASHED or run.heartbeat_age_s > CLOSED_S:
         recover_ended(run)  # rows that a killed process had not stored
-    token = {"page_token": page_token(server.index.recent(), run, server.measuring(SWEEP_AGE_S))}
+    token: Answer = {
+        "page_token": page_token(server.index.recent(), run, server.measuring(SWEEP_AGE_S))
+    }
+    source = server.source_of(run)
+    if source is not None:
+        source.want(run.id)  # it may be an old run, or one that the size limit would delete
+        token["source"] = source_state(source, run)
     if not (folder / STORE_NAME).exists():
         return state(run) | token
     include_folded = bool(query.get("include_folded"))

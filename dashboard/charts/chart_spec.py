@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from dashboard.charts.run_view import RunView, SampledGpu
@@ -83,14 +84,9 @@ def gpu_traces(content: RunView, key: str, label: str, **options: Any) -> list[J
     if len(content.gpus) == 1:
         return [trace(key, gpu=content.gpus[0], label=label, **options)]
     return [
-        trace(key, gpu=gpu, label=f"{label} {gpu.index}", color=gpu_color(gpu), **options)
-        for gpu in content.gpus
+        trace(key, gpu=gpu, label=f"{label} {gpu.index}", color=color, **options)
+        for gpu, color in zip(content.gpus, itertools.cycle(GPU_COLORS), strict=False)
     ]
-
-
-def gpu_color(gpu: SampledGpu) -> str:
-    """Return the color of one of several GPUs."""
-    return GPU_COLORS[gpu.index % len(GPU_COLORS)]
 
 
 def gpu_kind(content: RunView) -> str:

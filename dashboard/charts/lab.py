@@ -41,7 +41,7 @@ STYLES = {
     Verdict.FASTER: VerdictStyle("faster", "▶", BLUE, "triangle-right"),
     Verdict.SLOWER: VerdictStyle("slower", "◀", ORANGE, "triangle-left"),
     Verdict.NO_DIFFERENCE: VerdictStyle("no difference", "●", GRAY, "circle"),
-    Verdict.UNDECIDED: VerdictStyle("undecided", "◇", AMBER, "diamond-open"),
+    Verdict.UNDECIDED: VerdictStyle("inconclusive", "◇", AMBER, "diamond-open"),
     Verdict.MEASURING: VerdictStyle("measuring", "○", AMBER, "circle-open"),
     Verdict.FAILED: VerdictStyle("failed", "✕"),
     Verdict.IMPOSSIBLE: VerdictStyle("impossible", "–"),
@@ -207,5 +207,11 @@ def _row(arm: Arm) -> dict[str, Any]:
             title: None if key not in arm.metrics else factor * arm.metrics[key]
             for title, (key, factor) in METRICS.items()
         },
-        "Loss verdict": arm.loss.verdict and arm.loss.verdict.replace("_", " "),
+        "Loss verdict": _loss(arm),
     }
+
+
+def _loss(arm: Arm) -> str | None:
+    if arm.loss.verdict == "undecided":
+        return None if arm.verdict is Verdict.MEASURING or "loss" in arm.metrics else "no loss"
+    return arm.loss.verdict and arm.loss.verdict.replace("_", " ")

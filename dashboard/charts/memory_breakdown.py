@@ -7,12 +7,12 @@ browser only stacks them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from dashboard.charts.chart_spec import Json, chart, training_gpu, y_axis
 from dashboard.charts.run_state import state
 from dashboard.charts.run_view import RunView, run_content
 from dashboard.charts.series import SeriesCursor, events, fitting_bucket, rounded, span
+from stepscope.common.json_values import dict_of
 from stepscope.memory.breakdown import (
     CATEGORIES,
     CategoryBytes,
@@ -54,22 +54,12 @@ SUMS: Mapping[MemoryDomain, tuple[tuple[str, str, str, tuple[str, ...]], ...]] =
 """Rows of the table that sum the rows below them: key, label, color, categories."""
 
 
-def place_of(content: RunView) -> MemoryDomain:
-    """Return the memory domain of a run: the device where it has a GPU, else the host."""
-    return MemoryDomain.HOST if gpu_of(content) is None else MemoryDomain.DEVICE
-
-
 def gpu_of(content: RunView) -> str | None:
     """Return the UUID of the GPU whose memory is shown; None for host memory."""
     if content.kind is RunKind.RECORD:
         gpu = training_gpu(content)
         return None if gpu is None else gpu.uuid
     return content.training_gpu
-
-
-def ledger_traces(place: MemoryDomain) -> list[Json]:
-    """Return the categories of the stack from top to bottom, and the line of the total."""
-    return [*map(_part, CATEGORIES[place]), _trace(TOTAL, "total", "context", "gray", "")]
 
 
 def metric_words() -> dict[str, Json]:
@@ -84,11 +74,11 @@ def metric_words() -> dict[str, Json]:
 def ledger_layout(run: RunInfo) -> Json:
     """Return the component's layout of the Memory tab: one chart, and the sums of its table."""
     content = run_content(run)
-    place = place_of(content)
+    place = MemoryDomain.HOST if gpu_of(content) is None else MemoryDomain.DEVICE
     drawn = chart(
         "ledger",
         "Memory over time",
-        ledger_traces(place),
+        [*map(_part, CATEGORIES[place]), _trace(TOTAL, "total", "context", "gray", "")],
         kind="ledger",
         y=y_axis(Unit.BYTES),
         empty="No readings yet.",
@@ -141,16 +131,16 @@ def window_part(reader: StoreReader, run: RunInfo, axis: Axis, low: float, high:
 
 def _source(reader: StoreReader, run: RunInfo) -> BreakdownSource | None:
     """Return the source of the breakdown, without the split metric if it is unavailable."""
-    split = _dict(run.run_json.get("capabilities")).get("split")
+    split = dict_of(run.run_json.get("capabilities")).get("split")
     left_out = frozenset({SPLIT} if isinstance(split, str) else ())
     return ledger_source(reader.series(), gpu_of(run_content(run)), left_out)
 
 
 def missing_reasons(run: RunInfo) -> dict[str, str]:
     """Return the recorded reasons for missing metrics of the breakdown."""
-    content, capabilities = run_content(run), _dict(run.run_json.get("capabilities"))
-    of_gpus = _dict(capabilities.get("missing"))
-    found = _dict(of_gpus.get(gpu_of(content) or ""))
+    content, capabilities = run_content(run), dict_of(run.run_json.get("capabilities"))
+    of_gpus = dict_of(capabilities.get("missing"))
+    found = dict_of(of_gpus.get(gpu_of(content) or ""))
     reasons = {key: why for key, why in found.items() if isinstance(why, str)}
     for key, why in (
         ("memory/process_used", found.get("processes")),
@@ -236,7 +226,3 @@ def _moment(moment: BreakdownSample | None, run: RunInfo) -> Json | None:
     values = _values(moment.parts)
     values.setdefault(TOTAL, sum(moment.parts.values()))
     return {"t": round(moment.ts - run.created, 3), "s": moment.step, "v": values}
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

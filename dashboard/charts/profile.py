@@ -124,12 +124,8 @@ def flame_figure(flame: FlameGraph) -> Json:
     }
     layout = {
         "height": 540,
-        "margin": {
-            "l": 4,
-            "r": 4,
-            "t": 28,
-            "b": 4,
-        },  # the top margin shows the path to the function
+        # The top margin shows the path to the function.
+        "margin": {"l": 4, "r": 4, "t": 28, "b": 4},
         "uniformtext": {"minsize": 10, "mode": "hide"},
     }
     if outer:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
+from stepscope.common.formatting import printable
+from stepscope.common.json_values import dict_of
 from stepscope.metrics import BY_KEY
 from stepscope.run import RunInfo, RunKind
 
@@ -29,6 +32,13 @@ MAX_CUSTOM_CHARTS = 12  # charts of user-defined metrics; the others are recorde
 MAX_CUSTOM_CHARS = 100  # a longer metric name would dominate every poll
 MAX_OPTIMIZERS = 8
 MAX_RANKS = 1_000_000  # a larger world size in run.json is ignored
+NAME_LENGTH = 60
+KINDS = {
+    RunKind.TRAINER: "built-in",
+    RunKind.WATCH: "watched",
+    RunKind.INIT: "script",
+    RunKind.RECORD: "recording",
+}
 MAX_GROUPS = 8  # parameter groups of an optimizer whose learning rate is drawn
 
 
@@ -57,7 +67,7 @@ class RunView:
     first steps. `custom`: metrics of this run only that get a chart; `custom_left` counts the
     others. `flops_reason`: why FLOPs were not counted; `peak_reason`: why their fraction of the
     peak is unknown. `ranks`: the world size. `collectives`: the reason for each missing collective
-    metric.
+    metric. `samples_per_s`: of all ranks over the whole run, once it has ended.
     """
 
     has_cuda: bool
@@ -73,14 +83,16 @@ class RunView:
     peak_reason: str | None = None
     ranks: int = 1
     collectives: Mapping[str, str] = field(default_factory=dict)
+    samples_per_s: float | None = None
 
 
 def run_content(run: RunInfo) -> RunView:
     """Return the inputs of the layout."""
     run_json, kind, device = run.run_json, run_kind(run), training_device(run)
-    capabilities = _dict(run_json.get("capabilities"))
+    capabilities = dict_of(run_json.get("capabilities"))
     on_cpu = device == "cpu" and kind is not RunKind.RECORD
     custom, left = custom_metrics(run_json)
+    rate = dict_of(run_json.get("totals")).get("samples_per_s")
     return RunView(
         has_cuda=device not in ("cpu", None),
         gpus=() if on_cpu else tuple(_gpus(run_json.get("devices"), capabilities)),
@@ -95,13 +107,14 @@ def run_content(run: RunInfo) -> RunView:
         peak_reason=_text(run_json.get("peak_reason")),
         ranks=world_size_of(run_json),
         collectives=_reasons(capabilities.get("collectives")),
+        samples_per_s=float(rate) if isinstance(rate, int | float) else None,
     )
 
 
 def has_simulated_gpus(run: RunInfo) -> bool:
     """Return True for a run on a machine whose GPUs the simulator provided."""
     listed = run.run_json.get("devices")
-    entries = map(_dict, listed if isinstance(listed, list) else [])
+    entries = map(dict_of, listed if isinstance(listed, list) else [])
     return any(entry.get("simulated") is True for entry in entries)
 
 
@@ -119,11 +132,19 @@ def run_kind(run: RunInfo) -> RunKind:
         return RunKind.INIT
 
 
+def run_name(run: RunInfo) -> str:
+    """Return the run's script with its ending, or the name that it was given."""
+    name = str(run.run_json.get("name") or run.id)
+    script = run.run_json.get("script")
+    path = PurePath(str(script.get("path", ""))) if isinstance(script, dict) else PurePath()
+    return printable(path.name if path.stem == name else name)[:NAME_LENGTH]
+
+
 def training_device(run: RunInfo) -> str | None:
     """Return "cpu", a GPU's UUID, or None if the device is unknown or nothing is trained."""
     device = run.run_json.get("device")
     if device is None and run_kind(run) is RunKind.TRAINER:
-        device = _dict(run.run_json.get("config")).get("device", "cpu")
+        device = dict_of(run.run_json.get("config")).get("device", "cpu")
     return None if device is None else str(device)
 
 
@@ -177,8 +198,8 @@ def _gpu_reason(run_json: Mapping[str, Any], capabilities: Mapping[str, Any], on
 
 def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
     listed = devices if isinstance(devices, list) else []
-    entries = [entry for entry in map(_dict, listed) if "uuid" in entry]
-    missing = _dict(capabilities.get("missing"))
+    entries = [entry for entry in map(dict_of, listed) if "uuid" in entry]
+    missing = dict_of(capabilities.get("missing"))
     return [
         SampledGpu(
             uuid=str(entry["uuid"]),
@@ -192,7 +213,7 @@ def _gpus(devices: Any, capabilities: Mapping[str, Any]) -> list[SampledGpu]:
 
 
 def _reasons(value: Any) -> dict[str, str]:
-    return {key: text for key, text in _dict(value).items() if isinstance(text, str)}
+    return {key: text for key, text in dict_of(value).items() if isinstance(text, str)}
 
 
 def _texts(value: Any) -> list[str]:
@@ -201,10 +222,6 @@ def _texts(value: Any) -> list[str]:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _missing(entry: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, str]:

@@ -189,7 +189,6 @@ class _SeriesResponse:
         return _position(start, stop, bucket, reset) | rows | last
 
     def rows(self, info: SeriesInfo, start: int, stop: int, bucket: int) -> dict[str, Any]:
-        """Return the rows from start to stop in buckets."""
         rows = self._rows(self.reader.read(info.id, start, stop, bucket), bucket)
         return _position(start, stop, bucket, reset=False) | rows
 
@@ -228,7 +227,6 @@ def _in_buckets(rows: SeriesBlock, start: int, bucket: int) -> SeriesBlock:
 
 
 def _newest_values(block: SeriesBlock) -> dict[str, float]:
-    """Return the newest value of each metric in the block."""
     if not len(block):
         return {}
     present = (block.count + block.odd) > 0

@@ -31,7 +31,9 @@ def tiles(content: RunView) -> list[Json]:
     """
     if content.kind is RunKind.RECORD:
         return [*_gpus(content, *GPU_TILES), *_host()]
-    rate = {"reason": NO_SAMPLES.get(content.kind), "scale": content.ranks}
+    rate: Json = {"reason": NO_SAMPLES.get(content.kind), "scale": content.ranks}
+    if content.samples_per_s is not None:
+        rate["whole"] = content.samples_per_s / content.ranks
     of_rank = [
         _tile("loss", "Loss", "train/loss") | {"also": ["val/loss", "val/accuracy"]},
         _tile("samples_per_sec", "Samples/s", "perf/samples_per_sec") | rate,
@@ -71,7 +73,6 @@ def _host() -> list[Json]:
 
 
 def _gpus(content: RunView, *keys: str) -> list[Json]:
-    """Return the tiles with mean and range of all GPUs."""
     if not content.gpus:
         return []
     made = []
@@ -87,8 +88,9 @@ def _gpus(content: RunView, *keys: str) -> list[Json]:
 def _tile(tile_id: str, label: str, key: str, gpus: tuple[SampledGpu, ...] = ()) -> Json:
     """Return a tile with the newest value of its series, or mean and range of several series.
 
-    `ended`: the value shown after the run: mean, peak (memory) or last (loss). `reason`: why a
-    value may be missing. `hide`: no tile until a value exists.
+    `ended`: the value shown after the run: mean, peak (memory) or last (loss); `whole`: its mean if
+    that is not the mean of the rows. `reason`: why a value may be missing. `hide`: no tile until a
+    value exists.
     """
     metric = BY_KEY[key]
     many = metric.stream is Stream.DEVICES

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboard.charts.run_view import run_kind
+from stepscope.common.config_issue import ConfigIssue
 from stepscope.recorder.recorder import CommandName
-from stepscope.run import RunInfo, RunKind, RunStatus, read_only_reason
+from stepscope.run import RunInfo, RunKind, RunStatus, is_local, read_only_reason
 from stepscope.run.rank_info import now_of
-from trainer.config import ConfigIssue
 
 Json = dict[str, Any]
 
@@ -147,8 +147,8 @@ def buttons(run: RunInfo | None) -> list[Json]:
 
 
 def can_end_now(run: RunInfo) -> bool:
-    """Return True for a distributed run that does not stop or has no recent heartbeat."""
-    if not run.status.live or read_only_reason(run) is not None:
+    """Return True for a job on this host that does not stop or has no recent heartbeat."""
+    if not run.status.live or not is_local(run) or read_only_reason(run) is not None:
         return False
     asked = run.run_json.get("stop_asked")
     late = isinstance(asked, int | float) and now_of(run.run_json) - asked > END_NOW_S

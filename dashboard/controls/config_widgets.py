@@ -13,7 +13,8 @@ from typing import Any
 import streamlit as st
 
 from dashboard.format import named_reason, note, pick
-from trainer.config import FIELDS, LIMITS, ConfigError, ConfigIssue, RunConfig
+from stepscope.common.config_issue import ConfigError, ConfigIssue
+from trainer.config import FIELDS, LIMITS, RunConfig
 from trainer.config_validation import TrainDevice, choice_problem
 from trainer.techniques import BY_FIELD
 

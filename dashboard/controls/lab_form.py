@@ -13,19 +13,22 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard.controls.lab_labels import BASELINES, GROUPS, arm_help, arm_words, group_of, seconds
+from dashboard.controls.lab_labels import BASELINES, GROUPS, arm_help, arm_words, group_of
 from dashboard.controls.lab_labels import baseline_words as words
 from dashboard.controls.sidebar import SETTINGS, WORKLOADS
 from dashboard.controls.workload_fields import absent, offered
 from dashboard.format import escape_markdown, named_reason, note, pick
 from dashboard.services import Devices, Services
+from stepscope.common.config_issue import ConfigError, ConfigIssue
+from stepscope.common.formatting import format_duration
+from stepscope.lab.folder import seconds_per_sample
+from stepscope.lab.plan import MAX_ROUNDS, SweepPlan, Variant, estimate
 from stepscope.run.setting_names import EARLIER_WORKLOADS, current_variant
-from trainer.config import ConfigError, ConfigIssue, RunConfig, Workload, defaults
+from trainer.config import RunConfig, Workload, defaults
 from trainer.config_validation import TrainDevice, validate
-from trainer.lab.folder import seconds_per_sample
-from trainer.lab.plan import MAX_ROUNDS, SweepPlan, estimate
+from trainer.lab.plan import WorkloadPlan
 from trainer.lab.presets import PLAIN, PRESETS
-from trainer.lab.variants import Variant, all_variants, own_settings, speed_problem
+from trainer.lab.variants import all_variants, own_settings, speed_problem
 from trainer.techniques import SWITCHES
 
 _PRESET_CHANGED = "lab_preset_taken"
@@ -48,18 +51,18 @@ DEFAULTS = {"lab_baseline": "plain", "lab_rounds": 12, "lab_steps": 0, "lab_find
 
 @dataclass(frozen=True, slots=True)
 class LabForm:
-    """The selected plan, why it cannot start (or None), and the container for the button."""
+    """The plan, why it cannot start (or None), the button's container, and a script's command."""
 
-    plan: SweepPlan
+    plan: SweepPlan | None
     refused: str | None
     place: DeltaGenerator
+    words: tuple[str, ...] = ()
 
 
 def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
     """Draw the form and return the selection; `settings` are the sidebar's."""
     st.markdown("#### Settings to compare")
-    for key, value in DEFAULTS.items():
-        st.session_state.setdefault(key, value)
+    set_defaults()
     if _read_link():
         st.session_state[_SIDEBARS] = settings.workload
     base = _baseline(found.devices, settings)
@@ -69,7 +72,7 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
         base, preset_arms = PRESETS[preset].build(base, found.devices)
     about = f"{PRESETS[preset].help} " if preset is not None else ""
     st.caption(f"{about}**Baseline:** {escape_markdown(words(base))}.")
-    rounds, steps, find_best = _length()
+    rounds, steps, find_best = length_fields()
     # Filled below, at a fixed height, so that the checkboxes keep their positions.
     place = st.container(gap="xsmall", key="lab_begin")
     of_preset = {arm.name for arm in preset_arms}
@@ -80,15 +83,27 @@ def wanted(server: Services, found: Devices, settings: RunConfig) -> LabForm:
     for name in st.session_state.pop(_LINK_TICKS, []):
         if name in offers:
             st.session_state[_box(name)] = True
-    chosen = _ticks(list(offers.values()), of_preset, found.devices, own_settings(base))
+    chosen: list[Variant] = []
+    for group in GROUPS:
+        if members := [arm for arm in offers.values() if group_of(arm) == group]:
+            with st.container(gap="xxsmall"):
+                st.markdown(f"**{group}**")
+                names = _device_names(found.devices)
+                chosen += _group(members, of_preset, names, own_settings(base))
     _write_link(arm.name for arm in chosen)
-    plan = SweepPlan(
+    plan = WorkloadPlan(
         config=base, arms=tuple(chosen), max_rounds=rounds, steps=steps, find_best=find_best
     )
     refused = _refused(plan, (*validate(base, found.devices), *absent(base)))
     if refused is None:
         place.markdown(_time_words(server, plan))
     return LabForm(plan, refused, place)
+
+
+def set_defaults() -> None:
+    """Put the first values into the widgets of the form."""
+    for key, value in DEFAULTS.items():
+        st.session_state.setdefault(key, value)
 
 
 def _read_link() -> bool:
@@ -179,7 +194,8 @@ def _preset() -> str | None:
     return preset
 
 
-def _length() -> tuple[int, int, bool]:
+def length_fields() -> tuple[int, int, bool]:
+    """Draw the fields of the duration; return rounds, steps (0: automatic), and the search."""
     with st.expander("Duration"):
         about = (
             "A round measures every undecided setting once and the baseline once or more, in "
@@ -202,29 +218,13 @@ def _box(name: str) -> str:
     return f"lab_arm_{name}"
 
 
-def _ticks(
-    offers: list[Variant],
-    of_preset: set[str],
-    devices: Sequence[TrainDevice],
-    own: Mapping[str, str],
-) -> list[Variant]:
-    """Draw a checkbox for each variant, in the sidebar's groups; return the selected ones.
-
-    An unsupported variant of a preset is a row of the sweep too, with its reason.
-    """
-    chosen = []
-    for group in GROUPS:
-        members = [arm for arm in offers if group_of(arm) == group]
-        if members:
-            with st.container(gap="xxsmall"):
-                st.markdown(f"**{group}**")
-                chosen += _group(members, of_preset, _device_names(devices), own)
-    return chosen
-
-
 def _group(
     members: list[Variant], of_preset: set[str], devices: Mapping[str, str], own: Mapping[str, str]
 ) -> list[Variant]:
+    """Draw a checkbox for each variant; return the selected ones.
+
+    An unsupported variant of a preset is a row of the sweep too, with its reason.
+    """
     chosen = []
     refused: dict[tuple[ConfigIssue, bool], list[str]] = {}
     # Supported variants first: the reasons below are then next to the unsupported ones.
@@ -248,7 +248,7 @@ def _group(
     return chosen
 
 
-def _refused(plan: SweepPlan, found: Sequence[ConfigIssue]) -> str | None:
+def _refused(plan: WorkloadPlan, found: Sequence[ConfigIssue]) -> str | None:
     untimed = speed_problem(plan.config.device)
     if untimed is not None:
         return f"The baseline is not measured. {untimed}"
@@ -262,7 +262,7 @@ def _refused(plan: SweepPlan, found: Sequence[ConfigIssue]) -> str | None:
     return None
 
 
-def _time_words(server: Services, plan: SweepPlan) -> str:
+def _time_words(server: Services, plan: WorkloadPlan) -> str:
     measured = seconds_per_sample(server.runs, str(plan.config.workload), plan.config.device)
     takes = estimate(plan, measured)
     here = sum(arm.problem is None for arm in plan.arms)
@@ -271,9 +271,9 @@ def _time_words(server: Services, plan: SweepPlan) -> str:
     early = "" if plan.max_rounds >= few else f" Fewer than {few} rounds give no verdict."
     more = f" {listed} are not supported here and are listed with the reason." if listed else ""
     return (
-        f"Takes **{seconds(takes.low, takes.high)}**: {here} setting{'s' if here > 1 else ''} "
-        f"plus the baseline, up to {plan.max_rounds} "
-        f"round{'s' if plan.max_rounds > 1 else ''}.{early}{more}"
+        f"Takes **{format_duration(takes.low)} to {format_duration(takes.high)}**: {here} "
+        f"setting{'s' if here > 1 else ''} plus the baseline, up to {plan.max_rounds} rounds."
+        f"{early}{more}"
     )
 
 

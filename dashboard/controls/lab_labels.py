@@ -10,10 +10,9 @@ from dashboard.controls import sidebar_groups
 from dashboard.controls.config_widgets import TEXTS
 from dashboard.controls.sidebar import OPTIMIZERS, PRECISIONS, WORKLOADS
 from dashboard.sweep_content import SweepContent
-from stepscope.common.formatting import format_duration
+from stepscope.lab.plan import Variant
 from trainer.config import RunConfig
 from trainer.lab.presets import PLAIN
-from trainer.lab.variants import Variant
 from trainer.techniques import BY_FIELD
 
 BASELINES = {"plain": "All off", "sidebar": "Sidebar settings"}
@@ -89,24 +88,12 @@ def baseline_words(config: RunConfig) -> str:
     return " · ".join([WORKLOADS[config.workload], device, *kinds, batch, *(used or [ALL_OFF])])
 
 
-def seconds(low: float, high: float) -> str:
-    """Return a range of seconds as text.
-
-    >>> seconds(40, 50), seconds(100, 400), seconds(300, 310)
-    ('about 1 minute', '2 to 7 minutes', 'about 5 minutes')
-    """
-    if high >= 7200:
-        return f"{format_duration(low)} to {format_duration(high)}"
-    first, last = (max(1, round(value / 60)) for value in (low, high))
-    if first == last:
-        return f"about {last} minute{'s' if last > 1 else ''}"
-    return f"{first} to {last} minutes"
-
-
 def workload_and_device(sweep: SweepContent) -> str:
     """Return the title of a sweep; its workload may be of a later version."""
     names = {str(workload): name for workload, name in WORKLOADS.items()}
-    device = "CPU" if sweep.config.get("device") == "cpu" else "GPU"
+    config = sweep.plan.config
+    on_cpu = config.get("device") == "cpu" if config else not sweep.machine.get("gpu")
+    device = "CPU" if on_cpu else "GPU"
     return f"{names.get(sweep.workload, sweep.workload)} on {device}"
 
 

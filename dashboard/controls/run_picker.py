@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
-from dashboard.charts.run_view import run_kind
+from dashboard.charts.run_view import KINDS, NAME_LENGTH, run_kind
+from dashboard.charts.run_view import run_name as run_name
 from dashboard.format import escape_markdown, note
 from dashboard.run_index import RunList
 from dashboard.services import Services
 from stepscope.common.formatting import format_duration, printable
-from stepscope.run import RunInfo, RunKind, is_run_id, read_only_reason, restart_expected
+from stepscope.run import RunInfo, is_local, is_run_id, read_only_reason, restart_expected
 
 RUN = "run"
 WATCHED = "watched_live"  # Session state: the run that this page has shown while it was live.
 _CHOSEN = "run_chosen"
 _ENDED = "run_ended_when_shown"
-KINDS = {
-    RunKind.TRAINER: "built-in",
-    RunKind.WATCH: "watched",
-    RunKind.INIT: "script",
-    RunKind.RECORD: "recording",
-}
-NAME_LENGTH = 60
+_NO_ROOTS: Mapping[Path, str | None] = {}
 
 
 def picked_run(server: Services, listing: RunList) -> str | None:
@@ -49,9 +43,11 @@ def picked_run(server: Services, listing: RunList) -> str | None:
     return picked
 
 
-def choices(picked: str | None, listing: RunList) -> list[tuple[str, str]]:
+def choices(
+    picked: str | None, listing: RunList, roots: Mapping[Path, str | None] = _NO_ROOTS
+) -> list[tuple[str, str]]:
     """Return ids and labels: live runs first, then the newest; an unlisted `picked` before all."""
-    names = labels(listing.runs)
+    names = labels(listing.runs, roots=roots)
     unlisted = [(picked, picked)] if picked and picked not in names else []
     return [*unlisted, *names.items()]
 
@@ -65,8 +61,7 @@ def choose(run_id: str | None) -> None:
 
 def newest_live(runs: Sequence[RunInfo]) -> str | None:
     """Return the newest live run of this machine, those of this user first."""
-    host = socket.gethostname()
-    here = [run for run in runs if run.status.live and run.run_json.get("host") == host]
+    here = [run for run in runs if run.status.live and is_local(run)]
     newest = max(here, key=lambda run: (read_only_reason(run) is None, run.created), default=None)
     return None if newest is None else newest.id
 
@@ -122,14 +117,19 @@ def _named(run: RunInfo, entry: str) -> str | None:
     return name if isinstance(name, str) and is_run_id(name) else None
 
 
-def labels(runs: Iterable[RunInfo], now: float | None = None) -> dict[str, str]:
+def labels(
+    runs: Iterable[RunInfo],
+    now: float | None = None,
+    roots: Mapping[Path, str | None] = _NO_ROOTS,
+) -> dict[str, str]:
     """Return each run's label by its id, all different.
 
     Examples: "● train.py · watched · running · since 14:02", "digits_cnn · built-in · finished ·
-    20 Nov 14:02 · 3 min 05 s". Runs of others end in user@host.
+    20 Nov 14:02 · 3 min 05 s". Runs of a folder with a label in `roots` end in that label, other
+    runs of others in user@host.
     """
     now = time.time() if now is None else now
-    return distinct({run.id: _label(run, now) for run in runs})
+    return distinct({run.id: _label(run, now, roots.get(run.folder.parent)) for run in runs})
 
 
 def distinct(labels: Mapping[str, str]) -> dict[str, str]:
@@ -140,15 +140,7 @@ def distinct(labels: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def run_name(run: RunInfo) -> str:
-    """Return the run's script with its ending, or the name that it was given."""
-    name = str(run.run_json.get("name") or run.id)
-    script = run.run_json.get("script")
-    path = PurePath(str(script.get("path", ""))) if isinstance(script, dict) else PurePath()
-    return printable(path.name if path.stem == name else name)[:NAME_LENGTH]
-
-
-def _label(run: RunInfo, now: float) -> str:
+def _label(run: RunInfo, now: float, source: str | None) -> str:
     live = run.status.live
     when = _clock(run.created, now)
     parts = [
@@ -159,7 +151,9 @@ def _label(run: RunInfo, now: float) -> str:
     ]
     if not live and run.ended is not None:
         parts.append(format_duration(max(0.0, run.ended - run.created)))
-    if read_only_reason(run) is not None:
+    if source is not None:
+        parts.append(source)
+    elif read_only_reason(run) is not None:
         owner = f"{run.run_json.get('user')}@{run.run_json.get('host')}"
         parts.append(printable(owner)[:NAME_LENGTH])
     return " · ".join(parts)

@@ -18,7 +18,8 @@ from dashboard.controls import config_widgets as widgets
 from dashboard.controls.sidebar_groups import groups
 from dashboard.controls.workload_fields import absent, offered, workload_fields
 from dashboard.format import escape_markdown, note, pick
-from dashboard.services import Devices
+from dashboard.services import Devices, missing_package
+from stepscope.common.config_issue import ConfigError, ConfigIssue
 from stepscope.common.formatting import format_bytes
 from stepscope.gpu.source import is_simulated
 from trainer import config as fields
@@ -71,7 +72,7 @@ class NewRunForm:
     """The sidebar's settings, why they cannot start, and the containers for buttons."""
 
     config: fields.RunConfig
-    problems: tuple[fields.ConfigIssue, ...]
+    problems: tuple[ConfigIssue, ...]
     estimate: DeltaGenerator  # Below the settings that are always visible.
     start: DeltaGenerator  # At the end.
 
@@ -109,7 +110,7 @@ def keep_settings() -> None:
     st.session_state[_AWAY] = True
 
 
-def load_settings(found: Devices) -> list[fields.ConfigIssue]:
+def load_settings(found: Devices) -> list[ConfigIssue]:
     """Fill the sidebar from the URL at first, later with its settings before another page.
 
     Returns the problems of the link.
@@ -171,7 +172,7 @@ def link_params(config: fields.RunConfig, devices: Sequence[TrainDevice]) -> dic
     return params
 
 
-def _current() -> tuple[fields.RunConfig, tuple[fields.ConfigIssue, ...]]:
+def _current() -> tuple[fields.RunConfig, tuple[ConfigIssue, ...]]:
     """Return the widgets' values as a configuration, and the issues of invalid values.
 
     A field with an invalid value has its default in the configuration.
@@ -179,11 +180,11 @@ def _current() -> tuple[fields.RunConfig, tuple[fields.ConfigIssue, ...]]:
     state = st.session_state
     base = fields.defaults(state["config_workload"], state["config_device"])
     values = _values(base)
-    invalid: list[fields.ConfigIssue] = []
+    invalid: list[ConfigIssue] = []
     while True:
         try:
             return fields.RunConfig(**values), tuple(invalid)
-        except fields.ConfigError as error:
+        except ConfigError as error:
             invalid.append(error.problem)
             values[error.problem.field] = getattr(base, error.problem.field)
 
@@ -233,15 +234,17 @@ def _device(config: fields.RunConfig, found: Devices) -> None:
     about = "The CPU and all CUDA devices, best first. GPUs are identified by UUID."
     more: Any = {"on_change": _adapt_to_device, "args": (found.devices,)}
     pick("Device", names, "config_device", about, **more)
-    for problem in validate(config, found.devices):
-        if problem.field == "device":
-            widgets.problem_caption(problem)
     for device in found.devices:
         if device.id == config.device:
             memory = format_bytes(device.memory_total).replace(" ", "\N{NO-BREAK SPACE}")
             st.caption(f"{escape_markdown(device.name)} · {memory}")
     if config.device != "cpu":
         st.caption(f"`{config.device}`")
+    if missing_package() is not None:
+        return  # the button Start run has the reason and the fix
+    for problem in validate(config, found.devices):
+        if problem.field == "device":
+            widgets.problem_caption(problem)
     if found.cuda_reason:
         note("info", found.cuda_reason)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard.controls.config_widgets import TEXTS, number, problem_caption, select
+from stepscope.common.config_issue import ConfigIssue
 from trainer import custom_workload as custom
-from trainer.config import LIMITS, ConfigIssue, RunConfig, Workload
+from trainer.config import LIMITS, RunConfig, Workload
 from trainer.datasets import data_problem, data_root, data_sets
 from trainer.workload_traits import TRAITS
 

@@ -40,7 +40,6 @@ export function stacked(xs, columns, range, factor, times, width = 0) {
   return { x, ys };
 }
 
-// The highest stack of the columns in the range.
 export function stackTop(xs, columns, range) {
   const sums = momentsIn(xs, columns, range).map((i) => sum(columns.map((values) => values[i])));
   return Math.max(0, ...sums);
@@ -63,7 +62,6 @@ export class BreakdownCard extends Card {
     setAttribute(this.whole, "aria-pressed", !this.hidden(this.free));
   }
 
-  // The drawn parts, from the bottom of the stack to its top.
   get parts() {
     const shown = (trace) => isPart(trace) && !this.hidden(trace) && holds(this.column(trace));
     return this.spec.traces.filter(shown).reverse();

@@ -3,7 +3,7 @@
 // `scene` is the painter with everything that the cards share; the user's choices are in its store.
 
 import { button, el, parts, setAttribute, setText, showText } from "./dom.js";
-import { changesOf, nameOf } from "./events.js";
+import { changesOf, nameOf, textOf } from "./events.js";
 import { MISSING, clock, counted, isNumber, scaleFor, timeTicks, withUnit } from "./format.js";
 import {
   bandPoints,
@@ -92,7 +92,6 @@ export class Card {
     return { ...chip, trace };
   }
 
-  // Shows or hides the line of a pressed chip.
   pick(trace) {
     this.store.toggleHidden(this.lineName(trace));
     const { node } = this.chips.find((chip) => chip.trace === trace);
@@ -114,8 +113,11 @@ export class Card {
 
   buttons() {
     const { spec, scene } = this;
-    const quiet = { class: "ss-tool ss-quiet", title: "Download chart (PNG)" };
-    const list = [button(() => this.savePng(), quiet, "PNG")];
+    const list = ["png", "svg"].map((format) => {
+      const name = format.toUpperCase();
+      const quiet = { class: "ss-tool ss-quiet", title: `Download chart (${name})` };
+      return button(() => this.saveImage(format), quiet, name);
+    });
     if (spec.loss) {
       const slider = el("input", {
         ...{ type: "range", min: 0, max: 0.99, step: 0.01, value: this.store.prefs.smoothing },
@@ -144,7 +146,6 @@ export class Card {
     return this.store.prefs.hidden.includes(this.lineName(trace));
   }
 
-  // The drawn traces.
   get lines() {
     return this.spec.traces;
   }
@@ -157,7 +158,6 @@ export class Card {
     return this.source(trace)?.v[trace.metric];
   }
 
-  // Indices [from, to) of a series in the shown range.
   span(series) {
     return visibleSpan(xsOf(series, this.store.axis), this.store.range);
   }
@@ -166,13 +166,10 @@ export class Card {
     return this.width - this.box.l - this.box.r;
   }
 
-  // Converts x to pixels.
   place(x) {
     const [from, to] = this.range;
     return this.box.l + ((x - from) / (to - from)) * this.plotWidth;
   }
-
-  // --- drawing ---
 
   // The largest value to show on an axis. Totals and limits count only at full scale, the first rows
   // of a run only if they are not warm-up.
@@ -281,7 +278,11 @@ export class Card {
         units.push(unit);
       else Object.assign(layout[key], { showticklabels: false, showgrid: false });
     }
-    if (spec.y2) Object.assign(layout.yaxis2, { overlaying: "y", side: "right", showgrid: false });
+    if (spec.y2) {
+      // Plotly's default, ticks at the places of the left axis, has values such as 36.44.
+      const right = { overlaying: "y", side: "right", showgrid: false, tickmode: "auto" };
+      Object.assign(layout.yaxis2, right);
+    }
     setText(this.unit, units.filter(Boolean).join(" · "));
     this.range = this.store.range;
     const [from, to] = this.range;
@@ -305,7 +306,6 @@ export class Card {
     this.overlay();
   }
 
-  // Stretches of the shown lines without finite values.
   oddSpans() {
     return this.lines.flatMap((trace) => {
       const column = this.column(trace);
@@ -349,8 +349,6 @@ export class Card {
     this.hoverAt(this.scene.hoverX, this.scene.hoverCard === this);
   }
 
-  // --- crosshair and values ---
-
   point(event) {
     const left = event.clientX - this.stage.getBoundingClientRect().left - this.box.l;
     const [from, to] = this.range;
@@ -383,14 +381,13 @@ export class Card {
     if (own) this.showTip(left);
   }
 
-  // Shows the events at the crosshair.
   showTip(left) {
     const near = this.scene.marks
       .filter((mark) => Math.abs(this.place(mark.x) - left) <= MAX_MARK_DISTANCE_PX)
       .slice(-MAX_MARKS_IN_TOOLTIP);
     const lines = near.map(({ event }) => {
       const changes = changesOf(event, this.store.layout.metrics);
-      const text = ` ${[changes, event.text].filter(Boolean).join(". ")}`;
+      const text = ` ${[changes, textOf(event)].filter(Boolean).join(". ")}`;
       return el("div", {}, el("b", {}, nameOf(event)), text);
     });
     this.tip.replaceChildren(...lines);
@@ -418,9 +415,7 @@ export class Card {
     return text(values[at] ?? (column.odd[at] ? oddWord(column.odd[at]) : null));
   }
 
-  // --- export ---
-
-  savePng() {
+  saveImage(format) {
     if (!this.plotted) return;
     const { Plotly, theme } = this.scene;
     const { data, layout } = this.figure();
@@ -430,7 +425,7 @@ export class Card {
       title: { text: `${this.spec.title} ${this.unit.textContent}` },
     };
     const filename = `${this.store.run}-${this.spec.id}`.replace(/[^\w.-]+/g, "-");
-    const file = { format: "png", width: 1200, height: 500, scale: 2, filename };
+    const file = { format, width: 1200, height: 500, scale: 2, filename };
     Plotly.downloadImage({ data, layout: image }, file);
   }
 

@@ -9,7 +9,6 @@ import { recorded } from "./lines.js";
 const KINDS = { heat: HeatCard, ledger: BreakdownCard };
 
 export class Board {
-  // `unfolded(open)` is called when the collapsed charts are expanded or collapsed.
   constructor(scene, unfolded) {
     this.scene = scene;
     this.cards = [];

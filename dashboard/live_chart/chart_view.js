@@ -115,7 +115,6 @@ export class ChartView {
     this.setTriggerValue("stale", token);
   }
 
-  // Draws another part of the horizontal axis, or another axis.
   moved() {
     this.painter.hover(null, null);
     this.detail.plan();

@@ -42,7 +42,6 @@ export class Button {
   }
 }
 
-// Inputs of the commands that have an argument.
 const steps = (label, value, submit) => ({
   input: { type: "number", "aria-label": label, min: 1, max: 50, step: 1, value, required: "" },
   before: "Next steps",

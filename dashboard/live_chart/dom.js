@@ -38,7 +38,6 @@ export function setAttribute(node, name, value) {
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
 }
 
-// Shows a text in a node that is hidden without one.
 export function showText(node, text) {
   setText(node, text || "");
   node.hidden = !text;
@@ -54,7 +53,6 @@ export function morph(node, fresh) {
   return render(node, ...fresh.childNodes);
 }
 
-// Turns the children of a node into these children in place.
 export function render(node, ...children) {
   const before = [...node.childNodes];
   before.slice(children.length).forEach((child) => child.remove());

@@ -51,8 +51,6 @@ const MAX_ROWS = 200;
 const MAX_TOASTS = 3;
 const LEVELS = { info: "Info", warning: "Warning", critical: "Critical" };
 
-// --- alerts ---
-
 export const isAlert = (event) => event.kind === "alert";
 export const isCleared = (event) => event.data?.state === "cleared";
 export const levelOf = (event) => LEVELS[event.data?.level] || "Warning";
@@ -71,11 +69,14 @@ export function activeAlerts(events) {
   return [...active.values()];
 }
 
-// --- texts ---
-
 export function nameOf(event) {
   if (isAlert(event)) return isCleared(event) ? "Alert cleared" : `Alert: ${levelOf(event)}`;
   return EVENTS[event.kind]?.[0] || event.kind;
+}
+
+// The text of an event; "" if it only repeats the name.
+export function textOf(event) {
+  return event.text && event.text !== nameOf(event) ? event.text : "";
 }
 
 // The numbers before and after an event: those that changed, or all if none changed.
@@ -100,8 +101,6 @@ export function ackText(event) {
 }
 
 export const commandOf = (event) => event.data?.command_id ?? null;
-
-// --- rows of the table ---
 
 const GROUPS = {
   all: "All",
@@ -139,7 +138,7 @@ export function rowsOf(events, group) {
   const row = (event) =>
     merged.has(event)
       ? mergedRow(merged.get(event))
-      : { event, word: nameOf(event), text: event.text || "" };
+      : { event, word: nameOf(event), text: textOf(event) };
   const newest = (event) => !merged.has(event) || merged.get(event).at(-1) === event;
   return shown.filter(newest).reverse().map(row);
 }

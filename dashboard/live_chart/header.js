@@ -39,11 +39,10 @@ export function progressOf({ answer, live, ended }) {
   return { share, text };
 }
 
-// Returns the epoch, the elapsed time and the overhead of the sampler as a text.
 export function detailsOf({ answer, live, ended }) {
   const { epoch, epochs } = answer.progress || {};
   const times = Object.values(live).map((series) => series.t.at(-1) ?? 0);
-  const elapsed = ended ? Math.max(...times, 0) : answer.now;
+  const elapsed = ended || answer.source?.lost ? Math.max(...times, 0) : answer.now;
   const overhead = ended ? null : latest(live.samples, "sampler/cost");
   return joined([
     place("epoch", epoch, epochs),
@@ -60,6 +59,7 @@ export class Header {
       <div class="ss-row">
         <div class="ss-contents" role="status" data-testid="status" ref="status"></div>
         <span class="ss-pill ss-alerts" data-testid="alerts" hidden ref="alerts"></span>
+        <span class="ss-pill ss-badge" data-testid="source" hidden ref="source"></span>
         <select class="ss-field ss-picker" aria-label="Run" ref="picker"
           title="Shown run. Live runs first, then newest."></select>
         <span class="ss-nowrap" data-testid="progress" ref="progressText"></span>
@@ -70,6 +70,7 @@ export class Header {
         <span class="ss-end" ref="details"></span>
       </div>
       <p class="ss-muted" ref="readOnly"></p>
+      <p class="ss-muted" role="status" data-testid="loading" ref="loading"></p>
       <p class="ss-warning" role="alert" data-testid="trouble" ref="trouble"></p>
       <div role="status" data-testid="warnings" ref="warnings"></div>
       <div class="ss-track" role="progressbar" aria-label="Training progress" aria-valuemin="0"
@@ -119,6 +120,7 @@ export class Header {
     setText(this.ack, shownCommand?.text || "");
     setAttribute(this.ack, "data-tone", shownCommand?.tone || null);
     showText(this.readOnly, header.look_only);
+    this.updateSource(answer?.source);
     showText(this.trouble, store.connection || store.unreadable);
     this.updateStatus(store);
     this.updateAlerts(store);
@@ -139,10 +141,18 @@ export class Header {
     const badge = el("span", { class: "ss-pill ss-badge", "data-status": status });
     badge.append(el("span", { "aria-hidden": "true" }, icon), el("span", {}, word));
     badge.hidden = !run && !unreadable;
-    const { reason, warnings = [] } = answer ?? {};
+    const { reason, warnings = [], source } = answer ?? {};
     render(this.status, badge, ...(reason ? [el("span", { class: "ss-sentence" }, reason)] : []));
     const warning = (sentence) => el("div", { class: "ss-warning" }, sentence);
-    render(this.warnings, ...warnings.map(warning));
+    const lost = source?.lost ? [source.lost] : [];
+    render(this.warnings, ...[...lost, ...warnings].map(warning));
+  }
+
+  // The connection to the host of a remote run.
+  updateSource(source) {
+    showText(this.source, source?.text);
+    setAttribute(this.source, "data-status", source && !source.connected ? "failed" : null);
+    showText(this.loading, source?.note);
   }
 
   // An ended run has no active alerts.

@@ -53,7 +53,6 @@ export function breaks(times) {
   return (from, to) => from >= 0 && times[to] - times[from] > limit;
 }
 
-// Points of a line through `values`, with a null between two stretches.
 export function linePoints(xs, values, range, factor, times, odd) {
   const out = { x: [], y: [] };
   let held = null;
@@ -109,7 +108,6 @@ export function convertX(series, axis, x) {
   return span > 0 ? to[i - 1] + ((x - from[i - 1]) / span) * (to[i] - to[i - 1]) : to[i];
 }
 
-// --- values that were recorded and are not finite: a gap with a mark, unlike a missing value ---
 // A column's `odd` has one entry per bucket: null, the value as a word (a single row), or a count.
 
 const ODD_WORDS = { NaN: "NaN", Infinity: "inf", "-Infinity": "−inf" };

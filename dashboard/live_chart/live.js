@@ -40,8 +40,6 @@ class LiveView extends ChartView {
     parent.append(this.root);
   }
 
-  // --- configuration from Python ---
-
   configureParts({ run, header }) {
     this.header.place();
     this.setHeader(header);
@@ -92,8 +90,6 @@ class LiveView extends ChartView {
     this.detail.plan();
   }
 
-  // --- presses: shown at once ---
-
   retry() {
     this.store.ask(newCommandId(), "retry", "Starting with half the batch…");
     this.showState();
@@ -132,8 +128,6 @@ class LiveView extends ChartView {
     this.showState();
   }
 
-  // --- answers ---
-
   pace() {
     const { store } = this;
     if (!store.run || store.unreadable) return RUNS_PACE_MS;
@@ -162,7 +156,6 @@ class LiveView extends ChartView {
     }
   }
 
-  // Shows why the server does not answer; null once it does.
   setTrouble(sentence) {
     if (sentence === this.store.connection) return;
     this.store.connection = sentence;

@@ -135,7 +135,6 @@ export class ZoomDetail {
     return undefined;
   }
 
-  // Requests new data of a zoom that extends past the newest point.
   follow() {
     const { zoom } = this.store;
     const newest = this.store.extent()?.[1];

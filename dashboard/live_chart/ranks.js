@@ -5,7 +5,7 @@ import { MISSING, clock, counted, isNumber, percent, withUnit } from "./format.j
 import { VerdictLine } from "./header.js";
 import { Poller } from "./poll.js";
 import { RankChart } from "./ranks_chart.js";
-import { RankData, isKnown, missingWords, sorted, stateWords } from "./ranks_data.js";
+import { RankData, isKnown, sorted, stateWords } from "./ranks_data.js";
 import { usualSort, wentWrong } from "./ranks_data.js";
 
 const PACE_MS = 2_000;
@@ -178,7 +178,6 @@ export class RankSection {
     this.restart();
   }
 
-  // Requests the data of another run or axis.
   restart() {
     this.chart.read(null); // the cursor was on the old run or axis
     this.data.chooseAxis(this.scene.store.axis);
@@ -186,7 +185,6 @@ export class RankSection {
     if (this.data.run && this.seen) this.poller.restart();
   }
 
-  // Follows the axis of the charts.
   follow() {
     if (this.scene.store.axis !== this.data.axis) this.restart();
   }
@@ -212,7 +210,6 @@ export class RankSection {
     this.poller.restart();
   }
 
-  // The rows that the diagnosis names.
   get marked() {
     const named = new Set(this.data.answer.verdict?.ranks);
     const rows = this.data.answer.ranks.map(([, rank], row) => (named.has(rank) ? row : null));
@@ -228,7 +225,7 @@ export class RankSection {
     setText(this.title, `Ranks: ${data.ranks}`);
     showText(this.count, data.ranks === all ? "" : `of ${all}`);
     this.verdict.update({ answer: { verdict: verdict && { ...verdict, words: verdict.next } } });
-    showText(this.missing, missingWords(data.answer));
+    showText(this.missing, data.answer.missing_text);
     this.drawModes();
     // Without a value only the table is shown.
     const none = !data.metrics.length;

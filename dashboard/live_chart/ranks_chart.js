@@ -35,7 +35,6 @@ export class RankChart {
     this.node.addEventListener("blur", () => this.read(null));
   }
 
-  // `marked` are the rows that the diagnosis names.
   draw({ Plotly, theme }, data, metric, marked) {
     const first = !this.data;
     Object.assign(this, { Plotly, theme, data, metric });
@@ -101,8 +100,6 @@ export class RankChart {
     };
   }
 
-  // --- single values ---
-
   press(event) {
     if (!this.data?.ranks || !(event.key in MOVES)) return;
     event.preventDefault();
@@ -115,7 +112,6 @@ export class RankChart {
     this.read({ row: clamp(row + down, ranks - 1), x: (column + 0.5) * width });
   }
 
-  // Shows the value at the cursor, nothing without a cursor.
   read(cursor) {
     this.cursor = cursor;
     if (this.data) setText(this.reading, cursor ? this.words(cursor) : "");

@@ -50,7 +50,6 @@ export class RankData {
     this.forget();
   }
 
-  // The parameters of the next poll.
   question() {
     const { run, metric, axis } = this;
     return { run, metric, axis };
@@ -164,41 +163,6 @@ export function usualSort(verdict, rows) {
   if (verdict?.kind !== "straggler") return { key: "rank", descending: false };
   const timed = rows.some((row) => isNumber(row.own));
   return { key: timed ? "own" : "time", descending: true };
-}
-
-// Returns numbers as text: "3", "0–5 and 7", "1, 4 and 6".
-export function listed(numbers) {
-  const spans = [];
-  for (const number of [...numbers].sort((a, b) => a - b)) {
-    const last = spans.at(-1);
-    if (last && last[1] === number - 1) last[1] = number;
-    else spans.push([number, number]);
-  }
-  const words = spans.flatMap(([from, to]) =>
-    to === from ? [`${from}`] : to === from + 1 ? [`${from}`, `${to}`] : [`${from}–${to}`],
-  );
-  return words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words.at(-1)}` : words.join("");
-}
-
-const ABSENT = {
-  starting: (who) => `${who} recorded nothing yet.`,
-  "never started": (who, verb) => `${who} never started, or ${verb} not watched.`,
-  elsewhere: (who, verb) =>
-    `${who} ${verb} recorded in another folder, if at all: hosts that share no disk have one each.`,
-  "not recorded": (who) => `${who} did not call stepscope.init, or never started.`,
-};
-
-// Returns a text on the ranks without a row; "" if there are none.
-export function missingWords({ missing, left_out: more }) {
-  const sentences = Object.entries(missing).map(([state, numbers]) => {
-    const one = numbers.length === 1;
-    const who = `${one ? "rank" : "ranks"} ${listed(numbers)}`;
-    const text = ABSENT[state]?.(who, one ? "is" : "are") ?? `${who}: ${state}.`;
-    return text[0].toUpperCase() + text.slice(1);
-  });
-  if (more)
-    sentences.push(`${more} more ${more === 1 ? "rank is" : "ranks are"} recorded and not shown.`);
-  return sentences.join(" ");
 }
 
 const FROM_ZERO = new Set(["perf/comm_wait", "perf/data_wait"]);

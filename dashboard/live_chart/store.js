@@ -65,8 +65,6 @@ export class Store {
     return ENDED.has(this.answer?.status);
   }
 
-  // --- commands: shown at once, confirmed or refused later ---
-
   ask(id, name, text) {
     this.command = { id, name, text, tone: "waiting", at: performance.now() };
   }
@@ -89,9 +87,6 @@ export class Store {
     return fresh ? command.name : null;
   }
 
-  // --- polling ---
-
-  // The parameters of the next poll.
   question() {
     return {
       run: this.run,
@@ -130,7 +125,6 @@ export class Store {
     return fresh;
   }
 
-  // Sets the finer series of the zoom.
   setDetail(series) {
     const merged = Object.entries(series).map(([name, part]) => [name, mergeSeries(null, part)]);
     this.detail = Object.fromEntries(merged);
@@ -141,8 +135,6 @@ export class Store {
     const finer = this.detail?.[name];
     return finer?.start.length ? finer : this.live[name];
   }
-
-  // --- the user's choices, kept for the run until the browser tab is closed ---
 
   set(name, value) {
     this.prefs[name] = value;
@@ -168,8 +160,6 @@ export class Store {
       // storage blocked or full: the choice lasts until the page is reloaded
     }
   }
-
-  // --- the shared horizontal axis, in steps or seconds, and its shown part ---
 
   get onlyTime() {
     return this.layout?.axis === "time";

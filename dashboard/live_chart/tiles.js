@@ -42,7 +42,8 @@ export function tileContent(spec, live, ended = false) {
     return { ...shown, text: [oddNow(live[series[0]], metric), ""], odd: true };
   if (ended && spec.ended !== "last") {
     const columns = series.map((name) => live[name]?.v[metric]);
-    const values = columns.map((column) => wholeRun(column, spec.ended)).filter(isNumber);
+    const means = columns.map((column) => wholeRun(column, spec.ended)).filter(isNumber);
+    const values = isNumber(spec.whole) ? [spec.whole] : means;
     const [number, detail] = values.length ? tileText(spec, values, live) : [];
     if (number)
       return { ...shown, text: [number, [detail, spec.ended].filter(Boolean).join(" · ")] };

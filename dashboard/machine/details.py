@@ -185,7 +185,6 @@ def _process(process: GpuProcess, ours: Mapping[int, str]) -> Json:
 
 
 def _no_processes(device: DeviceState) -> str:
-    """Return why the process table is empty."""
     if device.processes is None:
         return absent(device, "processes")
     if device.own_processes:

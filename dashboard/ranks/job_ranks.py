@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from dashboard.charts.run_view import world_size_of
 from dashboard.charts.series import fitting_bucket
 from dashboard.ranks.heatmap import FIRST_WIDTHS, Heatmap, MetricPoints, heatmap, points_of
 from dashboard.ranks.members import MAX_RANKS_SHOWN, RankEntry, places, read_member
+from stepscope.distributed import ranks_text
 from stepscope.metrics import Stream
 from stepscope.run import RunInfo, RunStatus
 from stepscope.run.rank_info import RankMetadata, now_of, rank_numbers
@@ -54,18 +55,15 @@ class _NewestRows:
         self._values: dict[str, Floats] = {}
 
     def take(self, block: SeriesBlock) -> None:
-        """Add the rows of a series."""
         if len(block):
             self.step = max(self.step or 0, int(np.nan_to_num(block.step[-1], posinf=0.0)))
         self._values |= dict(zip(block.keys, block.mean, strict=True))
 
     def mean(self, key: str) -> float | None:
-        """Return the mean; None without a value."""
         values = self._finite(key)
         return float(values.mean()) if len(values) else None
 
     def last(self, key: str) -> float | None:
-        """Return the newest value; None without one."""
         values = self._finite(key)
         return float(values[-1]) if len(values) else None
 
@@ -102,7 +100,7 @@ def read_job(run: RunInfo) -> JobRanks:
                         newest[own].take(reader.read(info.id, start, info.rows, 1))
         except StoreError as error:  # being created, or damaged
             log.debug("rank %d of %s: %s", member.number, run.id, error)
-    names = _names(run, members) | {"left_out": len(numbers) - len(members)}
+    names = _names(run, members, len(numbers) - len(members))
     heat = {axis: heatmap(points[axis], len(members), axis) for axis in FIRST_WIDTHS}
     return JobRanks(names | _table(newest) | _state(members, run.created), heat)
 
@@ -115,9 +113,10 @@ def _rows_of(info: SeriesInfo, own: int, members: Sequence[RankEntry]) -> list[i
     return [row for row, member in enumerate(members) if (member.host, member.device) == place]
 
 
-def _names(run: RunInfo, members: list[RankEntry]) -> Json:
+def _names(run: RunInfo, members: list[RankEntry], more: int) -> Json:
     hosts = list(dict.fromkeys(member.host for member in members))
     size = world_size_of(run.run_json)
+    missing = _missing(members, run, size)
     return {
         "hosts": hosts,
         "ranks": [
@@ -125,8 +124,29 @@ def _names(run: RunInfo, members: list[RankEntry]) -> Json:
             for member, place in zip(members, places(members), strict=True)
         ],
         "world_size": size,
-        "missing": _missing(members, run, size),
+        "missing": missing,
+        "missing_text": missing_text(missing, more),
     }
+
+
+ABSENT = {
+    "starting": "{} recorded nothing yet.",
+    "never started": "{} never started, or {} not watched.",
+    "elsewhere": "{} {} recorded in another folder, if at all: hosts that share no disk have one "
+    "each.",
+    "not recorded": "{} did not call stepscope.init, or never started.",
+}
+
+
+def missing_text(missing: Mapping[str, list[int]], more: int) -> str:
+    """Return a text on the ranks without a row, by state, and on `more` ranks not shown."""
+    texts = [
+        ABSENT[state].format(ranks_text(ranks).capitalize(), "is" if len(ranks) == 1 else "are")
+        for state, ranks in missing.items()
+    ]
+    if more:
+        texts.append(f"{more} more {'rank is' if more == 1 else 'ranks are'} recorded, not shown.")
+    return " ".join(texts)
 
 
 def _missing(members: list[RankEntry], run: RunInfo, size: int) -> dict[str, list[int]]:

@@ -11,10 +11,12 @@ from dashboard.controls.config_widgets import take_proposal
 from dashboard.format import escape_markdown, note
 from dashboard.services import ServerActivity, Services
 from dashboard.views.parts import table
+from stepscope.common.config_issue import ConfigIssue
 from stepscope.common.formatting import format_bytes
+from stepscope.host.child_process import ChildState
 from stepscope.run import RunError
-from trainer.config import ConfigIssue, RunConfig
-from trainer.runners.child_process import ChildState, PredictionRun
+from trainer.config import RunConfig
+from trainer.runners.child_process import PredictionRun
 
 ERROR = "fit_error"  # Session state: a sentence that the panel shows once.
 NAMES = {

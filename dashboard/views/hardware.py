@@ -24,9 +24,9 @@ from dashboard.views.parts import (
     warning,
 )
 from stepscope.common.formatting import format_bytes
+from stepscope.host.child_process import ChildState
 from stepscope.run import RunError
 from trainer.collectives import measurement as stored
-from trainer.runners.child_process import ChildState
 
 TABS = {"gpus": "GPUs", "collectives": "Collectives"}
 TAB = "hardware_tab"
@@ -61,7 +61,6 @@ def collectives_tab(server: Services) -> None:
 
 
 def _plan(gpus: int) -> stored.CollectivePlan:
-    """Draw the settings of a measurement."""
     columns = st.columns(3)
     about = "gloo transfers CPU tensors, NCCL GPU tensors (one GPU per rank)."
     backend = pick(

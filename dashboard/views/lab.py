@@ -1,17 +1,23 @@
 """The Lab page: select settings, measure their effect here, and apply the best ones."""
 
+import functools
+
 import streamlit as st
 
 from dashboard import services
 from dashboard.controls import sidebar as controls
 from dashboard.controls.lab_form import settings_of_sidebar, wanted
 from dashboard.controls.run_picker import newest_live
+from dashboard.controls.script_form import wanted_script
 from dashboard.controls.sweep_picker import picked_sweep, show_sweep
-from dashboard.format import escape_markdown
-from dashboard.views.lab_panel import ERROR, attempt, empty_lab, rerun_once, sweep_panel
+from dashboard.format import escape_markdown, segments
+from dashboard.views.lab_panel import ERROR, attempt, empty_lab, sweep_panel
 from dashboard.views.parts import devices, start_button
 
 SWEEP = services.ServerActivity.SWEEP
+LOOK_S = 3.0
+MY_SCRIPT = "My script"
+WORKLOADS = ("Built-in workload", MY_SCRIPT)
 
 server = services.get()
 found = devices(server)
@@ -21,9 +27,14 @@ controls.keep_settings()
 with st.container(key="lab"):
     left, right = st.columns([3, 7], gap="medium")
 with left, st.container(key="lab_choice"):
-    choice = wanted(server, found, settings_of_sidebar())
+    about = "Training code of Stepscope, or a script of yours, which is not changed."
+    more = {"help": about, "persist_state": "session"}
+    if segments("What to measure", WORKLOADS, "lab_what", **more) == MY_SCRIPT:
+        choice = wanted_script(found.simulated)
+    else:
+        choice = wanted(server, found, settings_of_sidebar())
     busy = server.busy_reason(SWEEP)
-    refused, about = busy or choice.refused, "Measure the selected settings, one process per trial."
+    refused, about = busy or choice.refused, "Measure the selection, one process per trial."
     pressed = start_button(
         "Start sweep", refused, about, choice.place, width="stretch", key="lab_start"
     )
@@ -33,13 +44,20 @@ with left, st.container(key="lab_choice"):
             f":material/warning: Run {escape_markdown(other)} is live on this machine and will "
             "disturb the measurement."
         )
-rerun_once(lambda: server.busy_reason(SWEEP) != busy)
+
+
+@st.fragment(run_every=LOOK_S)
+def watch_others() -> None:
+    """Run the page again once another activity has begun or ended."""
+    if server.busy_reason(SWEEP) != busy:
+        st.rerun()
+
+
+watch_others()
 # Not in a callback: it would have the settings of the script run before.
-if pressed:
-    attempt(
-        "The sweep could not start",
-        lambda: show_sweep(server.begin(SWEEP, lambda: server.sweeps.start(choice.plan))),
-    )
+if pressed and (plan := choice.plan) is not None:
+    start = functools.partial(server.sweeps.start, plan, choice.words)
+    attempt("The sweep could not start", lambda: show_sweep(server.begin(SWEEP, start)))
 
 with right, st.container(key="lab_results"):
     shown = picked_sweep(server)

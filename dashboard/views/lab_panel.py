@@ -20,20 +20,23 @@ from dashboard.controls.sweep_picker import show_sweep
 from dashboard.format import button, escape_markdown, note
 from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import Best, SweepContent, SweepStatus, Verdict
-from dashboard.sweeps import StoredSweep, not_resumable
+from dashboard.sweeps import StoredSweep
+from dashboard.views.lab_patch import patch_card
 from dashboard.views.live_panel import APPLIED
-from dashboard.views.parts import download, number, plot, table, text
+from dashboard.views.parts import download, number, plot, report_button, table, text
+from stepscope.common.config_issue import ConfigError
+from stepscope.common.secrets import without_secrets
+from stepscope.lab.folder import SweepError
+from stepscope.lab.report import to_csv
+from stepscope.report.sweep_report import sweep_report
 from stepscope.run import RunError
-from trainer.config import ConfigError, RunConfig
-from trainer.lab.folder import SweepError
-from trainer.lab.report import to_csv
+from trainer.config import RunConfig
 
 ERROR = "lab_error"  # Session state: a sentence that the page shows once.
 AGAIN_S = 1.0
-LOOK_S = 3.0  # Period of checks whether another activity has begun or ended.
 TIME, SIZE = "%.2f ms", "%.1f MiB"
 COLUMNS = {
-    "Setting": text(pinned=True, help="What differs from the baseline."),
+    "Setting": text(pinned=True, width="medium", help="What differs from the baseline."),
     "Verdict": text(
         help="By Student's t on log ratios to the baseline of each round, with one level for all "
         "settings and looks."
@@ -49,9 +52,9 @@ COLUMNS = {
     "Rounds": number(help="Rounds in which this setting and the baseline were measured."),
     "Samples/s": number(format="%,.1f", help="Median over the rounds."),
     "Step time": number(format=TIME, help="Median over the rounds."),
-    "Data wait": number(format=TIME, help="Part of the step time."),
-    "H2D copy": number(format=TIME, help="Part of the step time."),
-    "GPU time": number(format=TIME, help="Part of the step time."),
+    **dict.fromkeys(
+        ("Data wait", "H2D copy", "GPU time"), number(format=TIME, help="Part of the step time.")
+    ),
     "Peak allocated": number(format=SIZE, help="Highest memory_allocated()."),
     "Peak reserved": number(format=SIZE, help="Highest memory_reserved()."),
     "Peak process": number(format=SIZE, help="Highest resident memory of the process."),
@@ -60,7 +63,7 @@ COLUMNS = {
     "Loss": number(format="%.3g", help="Loss after equal steps."),
     "Loss verdict": text(
         help="Against the baseline. Same: its 95% interval lies within ±3%. Not shown equal: it "
-        "does not, and the loss may differ."
+        "does not, and the loss may differ. No loss: none was measured."
     ),
 }
 
@@ -93,16 +96,6 @@ def sweep_panel(server: Services, sweep_id: str) -> None:
     st.fragment(_draw, run_every=AGAIN_S if sweep.live else None)(server, sweep_id, sweep.live)
 
 
-def rerun_once(changed: Callable[[], bool]) -> None:
-    """Run the page again once `changed` returns True, checked every LOOK_S."""
-
-    def check() -> None:
-        if changed():
-            st.rerun()
-
-    st.fragment(check, run_every=LOOK_S)()
-
-
 def attempt(failed: str, action: Callable[[], None]) -> None:
     """Call `action` and run the page again, which shows an error as a sentence."""
     try:
@@ -126,7 +119,8 @@ def _draw(server: Services, sweep_id: str, was_live: bool) -> None:
         if sweep.json.get("baseline") is not None:
             _downloads(sweep)
     with st.container(key="lab_found"):
-        results(sweep.content, functools.partial(_apply, sweep.content))
+        patch_card(sweep)
+        _results(sweep.content)
 
 
 def _state(content: SweepContent) -> None:
@@ -135,31 +129,30 @@ def _state(content: SweepContent) -> None:
     reason = escape_markdown(content.reason) if content.reason else ""
     progress = content.progress
     if content.status.live:
-        st.progress(progress.share, text=escape_markdown(progress_words(content)))
+        st.progress(content.share, text=escape_markdown(progress_words(content)))
     elif content.status is SweepStatus.STOPPED:
-        done = f" {progress.done} of at most {progress.total} trials measured."
-        text = f"{reason or 'Stopped.'}{done if progress.total else ''}"
-        st.warning(text, icon=":material/pause_circle:")
+        done = f" Trials measured: {progress.done}." if progress.total else ""
+        st.warning(f"{reason or 'Stopped.'}{done}", icon=":material/pause_circle:")
     elif content.status is SweepStatus.FAILED:
         st.error(reason or "The sweep failed.", icon=":material/error:")
 
 
-def progress_words(content: SweepContent, now: float | None = None) -> str:
-    """Return the sweep's current trial, its progress and the maximum time left."""
+def progress_words(content: SweepContent) -> str:
+    """Return the sweep's current trial, its progress and the estimated time left."""
     progress = content.progress
     if content.status is SweepStatus.PENDING or not progress.total:
         return "Starting: loading PyTorch…"
     doing = progress.doing or "measuring"
     before, _, names = doing.rpartition(": ")
-    known: dict[str, str] = {arm.name: arm.label for arm in content.arms}
+    # The number of trials within a time budget is unknown.
+    of = "" if content.plan.minutes else f" of {progress.total}"
     parts = [
-        f"{before}: {known[names]}" if before and names in known else doing,
-        f"{progress.done} of {progress.total} trials",
+        f"{before}: {labels(content, [names])}" if before else doing,
+        f"{progress.done}{of} trials",
     ]
     if progress.seconds_left is not None:
-        passed = (time.time() if now is None else now) - content.updated
-        left = max(0, round(progress.seconds_left - max(0.0, passed)))
-        parts.append(f"at most {left // 60}:{left % 60:02} left")
+        left = max(0, round(progress.seconds_left - max(0.0, time.time() - content.updated)))
+        parts.append(f"about {left // 60}:{left % 60:02} left")
     return " · ".join(parts)
 
 
@@ -171,7 +164,7 @@ def _actions(server: Services, sweep: StoredSweep) -> None:
             with st.spinner("Stopping…"):
                 attempt("The sweep could not be stopped", lambda: sweeps.stop(sweep.id))
         return
-    if not_resumable(sweep.content.status) is None:
+    if sweeps.not_resumable(sweep) is None:
         refused = refused or server.busy_reason(ServerActivity.SWEEP)
         about = "Continue after the last trial."
         if button("Resume", "resume", f"lab_resume_{sweep.id}", about, refused):
@@ -184,32 +177,26 @@ def _actions(server: Services, sweep: StoredSweep) -> None:
             st.markdown("Delete this sweep and all its measurements?")
             # The key has the sweep's id: a press on an outdated page must not delete another one.
             key = f"lab_delete_sure_{sweep.id}"
-            sure = st.button("Delete", type="primary", key=key, help="For good.")
-        if sure:
-            show_sweep(None)
-            attempt("The sweep could not be deleted", lambda: sweeps.delete(sweep.id))
+            if st.button("Delete", type="primary", key=key, help="For good."):
+                show_sweep(None)
+                attempt("The sweep could not be deleted", lambda: sweeps.delete(sweep.id))
 
 
 def _downloads(sweep: StoredSweep) -> None:
+    as_json = functools.partial(json.dumps, indent=1)
     for name, ending, mime, make, about in (
         ("CSV", "csv", "text/csv", to_csv, "The table, one row per setting."),
-        ("JSON", "json", "application/json", _json, "The complete sweep.json with every trial."),
+        ("JSON", "json", "application/json", as_json, "The complete sweep.json with every trial."),
     ):
         made = functools.partial(make, sweep.json)
         download(name, made, f"{sweep.id}.{ending}", f"lab_download_{ending}", about, mime=mime)
+    report_button(functools.partial(sweep_report, sweep.json), sweep.id, "lab_download_html")
 
 
-def _json(sweep: dict[str, object]) -> str:
-    return json.dumps(sweep, indent=1)
-
-
-def _apply(sweep: SweepContent) -> None:
+def _apply(sweep: SweepContent, best: Best) -> None:
     """Put the best combination into the sidebar and open the Run page."""
-    best = sweep.best
-    if best is None:
-        return
     try:
-        config = RunConfig.from_dict({**sweep.config, **best.changes})
+        config = RunConfig.from_dict({**sweep.plan.config, **best.changes})
     except ConfigError as error:
         st.session_state[ERROR] = f"These settings cannot be used: {error}"
         st.rerun()
@@ -219,9 +206,8 @@ def _apply(sweep: SweepContent) -> None:
     st.switch_page("views/run.py")
 
 
-def results(sweep: SweepContent, apply: Callable[[], None]) -> None:
-    """Draw all results; a press on "Apply settings" calls `apply`."""
-    _best(sweep, apply)
+def _results(sweep: SweepContent) -> None:
+    _best(sweep)
     figure = effects_figure(sweep)
     with st.container(border=figure is not None, key="lab_chart"):
         if figure is not None:
@@ -241,7 +227,9 @@ def results(sweep: SweepContent, apply: Callable[[], None]) -> None:
             table(arms, COLUMNS, "lab_rows", "Settings by effect", height="content")
     if sweep.machine:
         with st.expander("Baseline and machine", icon=":material/info:"):
-            st.json({"machine": sweep.machine, "baseline": sweep.config})
+            script = dict(sweep.plan.script or {})
+            script |= {"arguments": without_secrets(script.get("arguments", ()))} if script else {}
+            st.json({"machine": sweep.machine, "baseline": sweep.plan.config or script})
 
 
 def labels(sweep: SweepContent, names: Iterable[str], between: str = " + ") -> str:
@@ -250,11 +238,10 @@ def labels(sweep: SweepContent, names: Iterable[str], between: str = " + ") -> s
     return between.join(known.get(name, name) for name in names)
 
 
-def _best(sweep: SweepContent, apply: Callable[[], None]) -> None:
+def _best(sweep: SweepContent) -> None:
     best = sweep.best
     if best is None and not (sweep.tried and sweep.status is SweepStatus.FINISHED):
         return
-    pressed = False
     with st.container(border=True, horizontal=True, vertical_alignment="center", key="lab_best"):
         if best is None:
             st.markdown(
@@ -270,11 +257,10 @@ def _best(sweep: SweepContent, apply: Callable[[], None]) -> None:
                 f"**Best combination:** {escape_markdown(parts)}  \n{escape_markdown(effect)}",
                 width="stretch",
             )
-            problem = _problem(sweep.status, best)
+            problem = _problem(sweep, best)
             about = "Put the baseline with these changes into the sidebar of the Run page."
-            pressed = button("Apply settings", "tune", "lab_use", about, problem, type="primary")
-    if pressed:
-        apply()
+            if button("Apply settings", "tune", "lab_use", about, problem, type="primary"):
+                _apply(sweep, best)
 
 
 def _confirmation(best: Best) -> str:
@@ -284,23 +270,25 @@ def _confirmation(best: Best) -> str:
         parts.append("The confirmation against the baseline shows no gain.")
     elif best.verdict not in (None, Verdict.FASTER, Verdict.MEASURING):
         parts.append("Not confirmed against the baseline.")
-    if best.loss_is_worse:
+    if best.loss.verdict == "worse":
         parts.append(f"Its loss after equal steps is worse: {best.loss.text or 'no figure'}.")
-    elif best.loss_not_shown_equal:
+    elif best.loss.verdict == "not_shown_equal":
         parts.append(f"After equal steps, its {best.loss.text or 'loss is not shown equal'}.")
     if best.reason is not None and best.reason.rstrip(".") not in parts[0]:
         parts.append(best.reason)
     return " ".join(filter(None, parts))
 
 
-def _problem(status: SweepStatus, best: Best) -> str | None:
+def _problem(sweep: SweepContent, best: Best) -> str | None:
     """Return why the best combination cannot be applied; None if it can."""
-    if status.live:
+    if sweep.plan.script:
+        return "The sidebar has no settings of a script. Start the script with these changes."
+    if sweep.status.live:
         return "Confirmation is still running."
     if best.verdict is Verdict.FAILED:
         return "The confirmation run failed."
     if best.verdict is Verdict.SLOWER:
         return "The confirmation shows it is slower."
-    if best.loss_is_worse:
+    if best.loss.verdict == "worse":
         return "Its loss is worse than the baseline's after the same number of steps."
     return None

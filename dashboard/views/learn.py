@@ -11,9 +11,10 @@ from dashboard.controls.sidebar import keep_settings
 from dashboard.format import note
 from dashboard.services import ServerActivity
 from dashboard.views.parts import READING_WIDTH, devices, practice_command, start_button
+from stepscope.host.child_process import ChildOutput, ChildState
 from stepscope.run import RunError
 from trainer.lessons import BY_NAME, LESSONS, Lesson
-from trainer.runners.child_process import ChildOutput, ChildState, LessonRun
+from trainer.runners.child_process import LessonRun
 
 LOOK, LOOK_AGAIN = "500ms", "5s"  # Refresh of the output while a lesson runs, and while none does.
 

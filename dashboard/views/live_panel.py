@@ -19,8 +19,9 @@ from dashboard.live_chart import live_chart
 from dashboard.out_of_memory import retry
 from dashboard.run_index import RunList
 from dashboard.services import ServerActivity, Services
+from stepscope.common.config_issue import ConfigIssue
 from stepscope.run import RunError, RunInfo, read_only_reason
-from trainer.config import ConfigIssue, RunConfig
+from trainer.config import RunConfig
 
 # Keys of the session state.
 ERROR = "command_error"  # A sentence that the header shows once.
@@ -85,7 +86,7 @@ def live_panel(
     again = None if run is None else retry(run, server.devices().devices)
     error = st.session_state.pop(ERROR, None)
     header = {
-        "runs": choices(picked, listing),
+        "runs": choices(picked, listing, server.roots),
         "picked": picked,
         "tabs": list(tabs_of(run).items()),
         "tab": tab,

@@ -10,9 +10,9 @@ import streamlit as st
 from dashboard import services
 from dashboard.charts import snapshot as charts
 from dashboard.controls.actions import refusal
-from dashboard.format import escape_markdown, note, pick
+from dashboard.format import escape_markdown, note, pick, segments
 from dashboard.run_files import SnapshotFile, file_content, snapshots
-from dashboard.views.parts import download, number, plot, segments, table, text, warning
+from dashboard.views.parts import download, number, plot, table, text, warning
 from stepscope.common.formatting import format_bytes, printable
 from stepscope.memory.snapshots.load import MAX_FILE_BYTES
 from stepscope.memory.snapshots.segments import DeviceSegments
@@ -198,7 +198,7 @@ def summary_parts(summary: SnapshotSummary) -> None:
     memory = next((one for one in summary.devices if one.device == device), None)
     history = next((one for one in summary.histories if one.device == device), None)
     if memory is not None:
-        st.markdown(_totals(memory))
+        st.markdown(f"Memory: {memory.parts.text}.")
     failed = [one for one in summary.failed if one.device == device]
     if failed:
         free, size = failed[-1].device_free, format_bytes(failed[-1].requested)
@@ -213,25 +213,6 @@ def summary_parts(summary: SnapshotSummary) -> None:
     _allocations(summary, device, history)
     if memory is not None:
         _map(summary, memory)
-
-
-def _totals(memory: DeviceSegments) -> str:
-    parts = memory.parts
-    sums = [
-        f"{format_bytes(size)} {name}"
-        + (f" ({size / parts.reserved:.0%})" if parts.reserved and share else "")
-        for size, name, share in (
-            (parts.allocated, "allocated", True),
-            (parts.awaiting_free, "that another stream still uses", False),
-            (parts.cached, "cached and returnable", True),
-            (parts.split, "split", True),
-        )
-        if size or share
-    ]
-    return (
-        f"**{format_bytes(parts.reserved)} reserved** = {' + '.join(sums)}. Largest free block: "
-        f"{format_bytes(parts.largest_free)}."
-    )
 
 
 def _history(summary: SnapshotSummary, history: MemoryTimeline) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import streamlit as st
 
 from dashboard.charts.run_view import has_simulated_gpus
-from dashboard.format import code_between_backticks, escape_markdown
+from dashboard.format import code_between_backticks, escape_markdown, note
 from dashboard.run_files import too_large_to_download
 from dashboard.services import PROJECT, Devices, Services
+from dashboard.sources import connection_problem, connection_text
 from stepscope.common.formatting import printable
+from stepscope.report.page import Report, ReportError
 from stepscope.run import RunInfo
 
 READING_WIDTH = 820  # px
@@ -42,6 +44,22 @@ def simulated_badge(server: Services, run: RunInfo | None = None) -> None:
         )
 
 
+def connections(server: Services) -> None:
+    """Draw a line for each remote source: its state, and why it is not connected."""
+    if server.sources:
+        _connections(server)
+
+
+@st.fragment(run_every="1s")
+def _connections(server: Services) -> None:
+    for source in server.sources:
+        state = source.state()
+        text = f"{printable(source.label)} · {connection_text(state)}"
+        icon = "cloud_done" if state.connected else "cloud_off"
+        problem = "" if state.connected else connection_problem(state)
+        note(icon, escape_markdown(text + problem))
+
+
 def practice_command() -> str | None:
     """Return the command that provides simulated GPUs; None where the simulator cannot run."""
     supported = (platform.system(), platform.machine()) == ("Linux", "x86_64")
@@ -54,13 +72,13 @@ def warning(text: str, icon: str = "error") -> None:
 
 
 def table(
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[dict[str, Any]] | dict[str, list[Any]],
     columns: dict[str, Any] | None,
     key: str,
     alt: str,
     **options: Any,
 ) -> Any:
-    """Draw rows as a table, a long one with a scroll bar; `alt` is for screen readers."""
+    """Draw rows, or columns, as a table with a scroll bar; `alt` is for screen readers."""
     options.setdefault("height", TABLE_HEIGHT if len(rows) > 8 else "auto")
     return st.dataframe(
         rows, column_config=columns, hide_index=True, placeholder="–", key=key, alt=alt, **options
@@ -70,12 +88,6 @@ def table(
 def plot(figure: dict[str, Any], key: str, alt: str | None = None) -> None:
     """Draw a Plotly figure without its buttons."""
     st.plotly_chart(figure, key=key, config={"displayModeBar": False}, alt=alt)
-
-
-def segments(label: str, options: Sequence[Any], key: str, **more: Any) -> Any:
-    """Draw a choice as adjacent buttons without a label; return the selected option."""
-    more |= {"default": options[0], "required": True, "label_visibility": "collapsed"}
-    return st.segmented_control(label, options, key=key, **more)
 
 
 def download(
@@ -98,6 +110,21 @@ def download(
         return
     more: Any = {"mime": mime, "icon": ":material/download:", "on_click": "ignore", "help": text}
     st.download_button(label, make, file_name=name, key=key, **more)
+
+
+def report_button(make: Callable[[], str], name: str, key: str) -> None:
+    """Draw a button for a report; one that cannot be written is a page with the reason."""
+
+    def page() -> str:
+        try:
+            return make()
+        except ReportError as error:
+            reason = Report("Report")
+            reason.paragraph(str(error))
+            return reason.html()
+
+    about = "One page without host names and paths, for a ticket or an e-mail."
+    download("Report", page, f"{name}.html", key, about, mime="text/html")
 
 
 def start_button(

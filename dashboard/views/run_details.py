@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,16 @@ import streamlit as st
 from dashboard import services
 from dashboard.charts.run_view import run_kind, world_size_of
 from dashboard.controls import sidebar as controls
-from dashboard.format import button, pick
+from dashboard.format import button, escape_markdown, pick
 from dashboard.ranks.members import read_member
 from dashboard.run_files import tail
 from dashboard.views.live_panel import APPLIED, ERROR
-from dashboard.views.parts import download, output, table, text
+from dashboard.views.parts import download, output, report_button, table, text
+from stepscope.common.config_issue import ConfigError
+from stepscope.report.run_report import run_report
 from stepscope.run import RunInfo, RunKind, rank_file, rank_json
 from stepscope.run.rank_info import rank_numbers
-from trainer.config import ConfigError, RunConfig
+from trainer.config import RunConfig
 from trainer.runners.weights import read_weights
 
 OUTPUT = "output.log"
@@ -30,6 +32,7 @@ RANK_LOGS = (OUTPUT, "worker.log", "traceback.txt")
 MAX_CHECKPOINTS = 50
 MAX_RANKS = 256
 MAX_JSON_BYTES = 1_000_000  # Of a rank's file, which other users may have written.
+_TABLES = {"Settings": "config", "Slurm job": "slurm", "Environment": "environment"}
 _HIDDEN = {"capabilities", "fit"}
 _NO_OUTPUT = {
     RunKind.INIT: "The output of a script with stepscope.init is not recorded. See its terminal.",
@@ -90,19 +93,33 @@ def details_tab(run: RunInfo) -> None:
         _code("Working directory", str(script.get("cwd")))
     if run_kind(run) is RunKind.TRAINER and not run.status.live:
         _checkpoints(run, [path.name for path in sorted(run.folder.glob("*.pt"))])
-    for title, name in (("Settings", "config"), ("Environment", "environment")):
+    for title, name in _TABLES.items():
         shown = values.get(name)
         if isinstance(shown, dict) and shown:
             _table(title, shown)
+    applied = values.get("settings")
+    if isinstance(applied, list) and applied:
+        _settings(applied)
     st.markdown("#### Export")
+    report_button(functools.partial(run_report, [run]), run.id, "report")
     st.code(_export_command(run), language=None, wrap_lines=True)
     with st.expander("All recorded properties (run.json)", icon=":material/data_object:"):
         st.json({name: value for name, value in values.items() if name not in _HIDDEN})
 
 
+def _settings(applied: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the settings of `stepscope watch --with`, with the evidence and the lines of code."""
+    st.markdown("#### Applied settings")
+    for one in applied:
+        state = escape_markdown(f"{one['state']}: {one['text']}")
+        st.markdown(f"**{escape_markdown(str(one['name']))}** {state}")
+        if one.get("lines"):
+            st.code("\n".join(map(str, one["lines"])), language="python", wrap_lines=True)
+
+
 def _export_command(run: RunInfo) -> str:
-    example = run.folder.parent == services.get().examples
-    return f"stepscope export {shlex.quote(str(run.folder)) if example else run.id} --format csv"
+    listed = run.folder.parent == services.get().runs
+    return f"stepscope export {run.id if listed else shlex.quote(str(run.folder))} --format csv"
 
 
 def _code(title: str, content: str) -> None:
@@ -112,9 +129,10 @@ def _code(title: str, content: str) -> None:
 
 def _table(title: str, values: Mapping[str, Any]) -> None:
     """Draw names and values as a table; nested values as JSON."""
+    shown = {name: "n/a" if value is None else value for name, value in values.items()}
     rows = [
         {"Name": name, "Value": value if isinstance(value, str) else json.dumps(value)}
-        for name, value in values.items()
+        for name, value in shown.items()
     ]
     st.markdown(f"#### {title}")
     wide = {"Name": text(width="medium"), "Value": text(width="large")}
@@ -137,6 +155,8 @@ def _checkpoints(run: RunInfo, names: list[str]) -> None:
         last = "last.pt" if "last.pt" in names else names[-1]
         about = "Put this run's settings and its last checkpoint into the sidebar of Start run."
         more: Any = {"on_click": _resume, "args": (run, last)}
+        if run.folder.parent != (runs := services.get().runs):
+            more["refused"] = f"A run can only be resumed from {runs}. Copy its folder there."
         button("Resume in a new run", "resume", "resume_run", about, **more)
 
 

@@ -1,20 +1,31 @@
-"""The Runs page: one row per run, sortable and searchable; a click on a cell opens the run."""
+"""The Runs page: all runs, searched and sorted; a click on a cell opens a run."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
 
 import streamlit as st
 
 from dashboard import services
 from dashboard.controls.sidebar import keep_settings
-from dashboard.format import escape_markdown
+from dashboard.format import button, escape_markdown
+from dashboard.run_catalog import RunRow
+from dashboard.run_rows import MIB, disk_use
+from dashboard.run_search import matching
 from dashboard.views import parts
-from dashboard.views.parts import number, text
-from dashboard.views.run_rows import disk_use, row
+from dashboard.views.parts import connections, number, text
+from dashboard.views.run_edits import KEPT, SELECTION, edit_ticked, untick
 from dashboard.views.welcome import examples, open_run
 
 COLUMNS = {
-    "Name": text(pinned=True, help="The script, or the built-in workload."),
+    "Name": text(pinned=True, width=160, help="The script, or the built-in workload."),
     "Status": text(help="Stopped by the user, failed with an error, or crashed without a message."),
     "Kind": text(help="Built-in training, watched script, script with stepscope.init, recording."),
-    "Ranks": text(help="Number of ranks and how they share the work."),
+    "Source": text(help="Host and folder; empty for the folder of new runs."),
+    "Tags": text(help="Of stepscope.init, stepscope watch --tag, or added here."),
+    "Group": text(help="Given, or the attempts of a restarted job, or a Slurm array."),
+    "Pinned": st.column_config.CheckboxColumn(help="First in the list; never deleted."),
+    "Ranks": number(help="Number of processes of the job."),
     "Device": text(help="Training device."),
     "Precision": text(help="Built-in runs only."),
     "Steps": number(format="localized", help="Optimizer steps recorded."),
@@ -30,40 +41,130 @@ COLUMNS = {
         format="%.2f GiB", help="Peak of torch's CUDA allocator; empty for CPU runs."
     ),
     "Peak process": number(format="%.2f GiB", help="Peak resident memory of the training process."),
+    "Energy": number(format="%.1f Wh", help="Of the GPUs, by all processes during the run."),
     "Size": number(
-        format="%.1f MiB", help="All files of the run folder; a live run has a buffer of 16 MiB."
+        format="%.1f MiB",
+        help="All files of the run folder; a live run has a buffer of 16 MiB. Empty for remote "
+        "runs.",
     ),
     "Started": st.column_config.DatetimeColumn(format="D MMM HH:mm", help="Local time."),
     "Duration": number(format="compact", help="Hours:minutes:seconds from start to end."),
+    "Commit": text(help="git commit of the script; * with uncommitted changes."),
+    "Note": text(help="Note of the run."),
 }
+
+OPTIONAL = ("Kind", "Source", "Pinned", "Energy", "Commit", "Note")
+MAX_OPTIONS = 500  # Metrics and settings that can be chosen as columns.
 
 server = services.get()
 keep_settings()
+label_of = {str(folder): label for folder, label in server.roots.items()}
+if st.session_state.arrived:
+    st.session_state.pop(KEPT, None)
+    server.rows(check=True)  # A change by another program is seen when the page is opened.
 
 
 @st.fragment(run_every="5s")
 def table() -> None:
-    """Draw a row for each run; a click on a cell opens the run."""
-    runs = server.list_runs()
-    if not runs:
+    """Draw the search, a row for each run, and the buttons of the ticked runs."""
+    with st.spinner("Reading the runs…", show_time=True):
+        rows = server.rows()
+    if not rows:
         st.markdown(f"#### No runs yet\nRuns recorded in `{server.runs.absolute()}` appear here.")
         return
-    with st.spinner("Reading the runs…", show_time=True):
-        summaries = [server.summary(run) for run in runs]
-    rows = [row(run, summary) for run, summary in zip(runs, summaries, strict=True)]
-    alt = "All runs, live ones first, then the newest"
-    select = {"on_select": "rerun", "selection_mode": ["single-row", "single-cell"]}
-    chosen = parts.table(rows, COLUMNS, "runs_table", alt, height="auto", **select)["selection"]
-    if chosen["cells"]:
-        open_run(runs[chosen["cells"][0][0]].id)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        query = st.text_input(
+            "Search",
+            key="search",
+            type="search",
+            bind="query-params",
+            placeholder="Words, lr>0.01, val/loss<0.3, status=failed",
+            help="Words in the name, status, tags, group, note or settings; and conditions on any "
+            "column: lr>=0.01, train/loss<0.3, best_loss<0.1, status=failed, group=sweep.",
+        )
+        columns = _columns(rows)
+    found = matching(rows, query or "")
+    key = f"runs_table_{st.session_state.get(SELECTION, 0)}_{query}"
+    # Ticks are row numbers: while there are any, the rows stay those that were drawn.
+    if any(st.session_state.get(key, {}).get("selection", {}).values()):
+        by_id, drawn = {row.id: row for row in found}, st.session_state.get("runs_order", ())
+        if drawn and by_id.keys() >= set(drawn):
+            found = [by_id[name] for name in drawn]
+        else:
+            key = f"runs_table_{untick()}_{query}"
+    st.session_state["runs_order"] = [row.id for row in found]
+    select = {"on_select": "rerun", "selection_mode": ["multi-row", "single-cell"]}
+    alt = "The runs, live ones first, then pinned ones, then the newest"
+    frame = _frame(found, columns)
+    chosen = parts.table(frame, COLUMNS, key, alt, height="auto", **select)["selection"]
+    for index, _ in chosen["cells"][:1]:
+        open_run(found[index].id)
+    ticked = [found[index] for index in chosen["rows"]]
+    for reason in st.session_state.get(KEPT, ()):
+        parts.warning(reason)
     with st.container(horizontal=True, vertical_alignment="center"):
-        for index in chosen["rows"][:1]:
-            name = escape_markdown(str(rows[index]["Name"]))
-            if st.button(f"Open {name}", icon=":material/open_in_full:", key="open_ticked"):
-                open_run(runs[index].id)
-        st.caption("Click a cell to open the run. Click a column title to sort.")
-        st.caption(disk_use(server.runs, [summary.size or 0 for summary in summaries]))
+        if ticked:
+            _buttons(ticked)
+        help_text = "Click a cell to open the run, a column title to sort. Tick runs to edit them."
+        if len(found) < len(rows):
+            help_text = f"{len(found):,} of {len(rows):,} runs. {help_text}"
+        if server.sources:
+            help_text += " The values of a remote run are loaded when it is opened."
+        st.caption(help_text)
+        here = [row.cells.get("Size") for row in rows if row.root == str(server.runs)]
+        sizes = [int(MIB * size) for size in here if isinstance(size, float)]
+        if sizes:
+            where = f"{escape_markdown(str(server.runs))}: " if len(server.roots) > 1 else ""
+            st.caption(where + disk_use(server.runs, sizes))
 
 
+def _columns(rows: Sequence[RunRow]) -> list[str]:
+    """Draw the choice of columns; return the chosen ones."""
+    own = dict.fromkeys(column for row in rows for column in row.cells if column not in COLUMNS)
+    fixed = [name for name in COLUMNS if name != "Source" or len(server.roots) > 1]
+    with st.popover("Columns", icon=":material/view_column:"):
+        chosen: list[str] = st.multiselect(
+            "Columns",
+            [
+                *fixed,
+                *sorted(own, key=lambda name: (name.startswith("config: "), name))[:MAX_OPTIONS],
+            ],
+            [name for name in fixed if name not in OPTIONAL or name == "Source"],
+            key="columns",
+            bind="query-params",
+            help="Any setting, and the last and best value of any metric of the steps.",
+        )
+    return chosen if "Name" in chosen else ["Name", *chosen]
+
+
+def _frame(rows: Sequence[RunRow], columns: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the cells by column; a column with texts has texts only."""
+    values: dict[str, list[Any]] = {name: [row.cells.get(name) for row in rows] for name in columns}
+    for name, cells in values.items():
+        if any(isinstance(cell, str) for cell in cells):
+            values[name] = [None if cell is None else str(cell) for cell in cells]
+    own: dict[str, list[Any]] = {
+        "Source": [label_of[row.root] for row in rows],
+        "Started": [datetime.fromtimestamp(row.created) for row in rows],
+        "Duration": [
+            None if row.duration is None else timedelta(seconds=row.duration) for row in rows
+        ],
+    }
+    return {name: own.get(name, cells) for name, cells in values.items()}
+
+
+def _buttons(ticked: Sequence[RunRow]) -> None:
+    """Draw the buttons of the ticked runs."""
+    if len(ticked) == 1:
+        name = escape_markdown(str(ticked[0].cells.get("Name")))
+        if st.button(f"Open {name}", icon=":material/open_in_full:", key="open_ticked"):
+            open_run(ticked[0].id)
+    elif button("Compare", "compare_arrows", "runs_compare", "Compare the ticked runs."):
+        runs = ",".join(row.id for row in ticked)
+        st.switch_page("views/compare.py", query_params={"runs": runs})
+    edit_ticked(server, ticked)
+
+
+connections(server)
 table()
 examples(server)

@@ -14,7 +14,7 @@ from dashboard.format import button, code_between_backticks, escape_markdown
 from dashboard.services import Devices, Services
 from dashboard.views.live_panel import TAB
 from dashboard.views.memory_snapshots import snapshot_section
-from dashboard.views.parts import practice_command
+from dashboard.views.parts import connections, practice_command
 from stepscope.common.formatting import format_bytes
 
 
@@ -22,6 +22,7 @@ def welcome(server: Services, found: Devices, refused: str | None) -> None:
     """Draw the actions without a run; `refused` is why Start run is disabled, or None."""
     best = found.devices[0]
     st.markdown("#### No run is shown")
+    connections(server)
     if refused is None:
         memory = format_bytes(best.memory_total)
         name = escape_markdown(best.name)

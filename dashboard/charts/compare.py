@@ -1,0 +1,98 @@
+"""A metric of several runs in one Plotly figure: each run, or the mean of each group. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dashboard.charts import figures
+from dashboard.charts.figures import Json
+from dashboard.charts.run_view import run_name
+from stepscope.compare.comparison import ComparisonRow
+from stepscope.run import RunInfo
+from stepscope.store.blocks import Floats
+
+POINTS = 300  # of the mean of a group
+HEIGHT_PX, LEGEND_ROW_PX, NAME_CHARS = 340, 20, 24
+COLORS = (figures.BLUE, figures.ORANGE, figures.GREEN, figures.PINK, figures.AMBER, figures.GRAY)
+DASHES = ("solid", "dash", "dot", "dashdot")  # of more runs than colors
+
+
+class RunLine(NamedTuple):
+    """A metric of a run; `x` increases, both have the same length."""
+
+    x: Floats
+    y: Floats
+
+
+def line_names(runs: Sequence[RunInfo], settings: Sequence[ComparisonRow]) -> list[str]:
+    """Return numbered names; equal ones with the only setting that differs, or the id's end."""
+    names, found = [run_name(run) for run in runs], []
+    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+        same = [other for other, text in enumerate(names) if text == name]
+        rows = [row for row in settings if len({row.values[other] for other in same}) > 1]
+        more = run.id.rpartition("-")[2]
+        if len(rows) == 1:
+            more = f"{rows[0].label}={rows[0].shown(index)}"
+        room = max(8, NAME_CHARS - len(more) - 6)  # The legend cuts the end.
+        short = name if len(name) <= room else f"{name[: room - 1]}…"
+        found.append(f"{index + 1} · {name if len(same) == 1 else f'{short} {more}'}")
+    return found
+
+
+def smooth(values: Floats, weight: float) -> Floats:
+    """Return the exponential moving average; `weight` (0 to 1) is that of all earlier points.
+
+    It is divided by the sum of its weights, so that the first points are not pulled to 0.
+    """
+    found, mean, total = np.empty_like(values), 0.0, 0.0
+    for at, value in enumerate(values.tolist()):
+        mean, total = weight * mean + value, weight * total + 1.0
+        found[at] = mean / total
+    return found
+
+
+def mean_of(lines: Sequence[RunLine]) -> tuple[RunLine, Floats, Floats]:
+    """Return the mean of lines, and the lowest and the highest, where all of them have values."""
+    low, high = max(line.x[0] for line in lines), min(line.x[-1] for line in lines)
+    x = np.linspace(low, high, POINTS if low <= high else 0)
+    y = np.array([np.interp(x, line.x, line.y) for line in lines])
+    return RunLine(x, y.mean(axis=0)), y.min(axis=0), y.max(axis=0)
+
+
+def overlay(
+    groups: Mapping[str, Sequence[RunLine]], x_title: str, y_title: str, weight: float, *, log: bool
+) -> Json:
+    """Return the figure of groups by name; one of several lines is their mean with a band.
+
+    The points are arrays: as lists, those of 20 runs take two thirds of the page's CPU time.
+    """
+    data: list[Json] = []
+    for number, (name, lines) in enumerate(groups.items()):
+        color = COLORS[number % len(COLORS)]
+        drawn = {"color": color, "width": 2, "dash": DASHES[number // len(COLORS) % len(DASHES)]}
+        smoothed = [RunLine(line.x, smooth(line.y, weight)) for line in lines]
+        line = smoothed[0]
+        quiet = {"type": "scatter", "mode": "lines", "showlegend": False, "hoverinfo": "skip"}
+        if len(lines) > 1:
+            line, low, high = mean_of(smoothed)
+            band = {"x": np.r_[line.x, line.x[::-1]], "y": np.r_[high, low[::-1]], "fill": "toself"}
+            data.append(quiet | band | {"fillcolor": color, "opacity": 0.2, "line": {"width": 0}})
+        elif weight:  # the values themselves
+            faint = {"opacity": 0.25, "line": {"color": color, "width": 1}}
+            data.append(quiet | faint | {"x": lines[0].x, "y": lines[0].y})
+        shown = {"name": figures.shortened(name, NAME_CHARS), "line": drawn}
+        data.append({"type": "scatter", "mode": "lines", "x": line.x, "y": line.y} | shown)
+    scale = {"type": "log" if log else "linear", "automargin": True, "zeroline": False}
+    drawing = figures.layout(
+        HEIGHT_PX + LEGEND_ROW_PX * -(-len(groups) // 2),
+        dragmode="zoom",
+        showlegend=True,
+        xaxis={"title": figures.title(figures.plain(x_title)), "zeroline": False},
+        yaxis=scale | {"title": figures.title(figures.plain(y_title))},
+    )
+    drawing["margin"] |= {"t": 12}
+    drawing["legend"] |= {"y": -0.2, "yanchor": "top"}
+    return {"data": data, "layout": drawing}

@@ -1,0 +1,177 @@
+"""Rows of the Runs page: all runs of a folder, of which ended ones are read once.
+
+The rows of ended runs are kept in CATALOG in the folder of all runs, each with the modification
+time of its run folder: every file of a run is replaced or created, which changes that time. The
+file is a cache: it is rebuilt if it is missing, damaged, or of an earlier version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from dashboard.run_index import MAX_READ, is_final, is_settled, modified_ns
+from dashboard.run_rows import row
+from stepscope.common.files import atomic_write, is_own_folder, read_regular_file
+from stepscope.run import RUN_JSON, RunError, is_run_id, read_run
+from stepscope.run.rank_info import now_of
+from stepscope.run.retention import folder_size
+from stepscope.store import STORE_NAME
+
+log = logging.getLogger(__name__)
+
+CATALOG = ".stepscope-runs"
+VERSION = 2  # of the rows in CATALOG
+MAX_BYTES = 2**28
+MAX_UNSAVED = 100  # rows that are read again after a restart of the server
+REREAD_S = 1.0  # minimum age of the row of a live run that is read again
+
+Cell = bool | int | float | str | None
+Stamp = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class RunRow(msgspec.Struct):
+    """One run: `cells` by column, `created` in epoch seconds, `duration` in seconds.
+
+    `final` is True if the row changes only together with `stamp`, the folder's time in ns.
+    """
+
+    id: Annotated[str, msgspec.Meta(max_length=100)]
+    stamp: Stamp
+    final: bool
+    live: bool
+    pinned: bool
+    created: Annotated[float, msgspec.Meta(ge=0, lt=4_102_444_800)]
+    duration: Annotated[float, msgspec.Meta(ge=0, lt=1e10)] | None
+    cells: dict[str, Cell]
+    words: str
+    """Casefolded texts that a search finds."""
+    root: str = ""
+    """The folder of the run folder; not in CATALOG."""
+
+
+class _Saved(msgspec.Struct):
+    version: int
+    rows: Annotated[list[RunRow], msgspec.Meta(max_length=200_000)]
+
+
+class RunCatalog:
+    """The rows of one folder; `is_mirror` for the runs of another host. Thread-safe."""
+
+    def __init__(self, folder: Path, *, is_mirror: bool = False) -> None:
+        self._folder, self._is_mirror = folder, is_mirror
+        self._lock = threading.Lock()
+        self._rows: dict[str, RunRow | int] = {}  # the stamp of a folder that cannot be read
+        self._looked: dict[str, float] = {}  # last read of each live run, monotonic
+        self._loaded = False
+        self._unsaved = 0
+        self._modified = -1
+
+    def rows(self, *, check: bool) -> list[RunRow]:
+        """Return the rows of all runs; `check` looks for changes of ended runs too."""
+        with self._lock:
+            if not self._loaded:
+                self._load()
+            self._update(check)
+            if self._unsaved >= MAX_UNSAVED:
+                self._save()
+            rows = [found for found in self._rows.values() if isinstance(found, RunRow)]
+            for row in rows:
+                row.root = str(self._folder)
+            return rows
+
+    def forget(self, run_id: str) -> None:
+        """Read a run again at the next update, after an edit."""
+        with self._lock:
+            if run_id in self._rows:
+                self._rows[run_id] = 0
+
+    def _update(self, check: bool) -> None:
+        modified, known, now = modified_ns(self._folder), self._rows, time.monotonic()
+        if modified != self._modified:
+            try:
+                names = sorted(filter(is_run_id, os.listdir(self._folder)), reverse=True)
+            except OSError:  # missing or unreadable: there are no runs
+                names = []
+            self._rows = {name: known.get(name, 0) for name in names}
+            self._modified = modified if is_settled(modified) else -1
+        live = {name for name, row in self._rows.items() if isinstance(row, RunRow) and row.live}
+        self._looked = {name: self._looked.get(name, now) for name in live}
+        due = [name for name in live if now - self._looked[name] >= REREAD_S]
+        for name in sorted(due, key=self._looked.__getitem__)[:MAX_READ]:
+            self._looked[name] = now
+            self._read(name, self._stamp(name))
+        for name, found in list(self._rows.items()):
+            stamped = found if isinstance(found, int) else found.stamp
+            if name not in live and (check or isinstance(found, int) or not found.final):
+                stamp = self._stamp(name)
+                if stamp != stamped:
+                    self._read(name, stamp)
+
+    def _stamp(self, name: str) -> int:
+        """Return the modification time; a mirrored store grows in place."""
+        stamp = modified_ns(f"{self._folder}/{name}")
+        return max(stamp, self._is_mirror and modified_ns(f"{self._folder}/{name}/{STORE_NAME}"))
+
+    def _read(self, name: str, stamp: int) -> None:
+        before = self._rows[name]
+        try:
+            self._rows[name] = found = self._row(self._folder / name, stamp)
+            self._unsaved += found.final
+        except (RunError, OSError):  # logged by RunIndex
+            self._rows[name] = stamp
+        except Exception:  # one untrusted folder must not hide all others
+            self._rows[name] = stamp
+            if isinstance(before, RunRow) or before == 0:
+                log.warning("run not listed: %s", name, exc_info=True)
+
+    def _row(self, folder: Path, stamp: int) -> RunRow:
+        if not os.path.isfile(folder / RUN_JSON):
+            raise RunError(f"{folder.name}: no run.json")
+        run = read_run(folder)
+        # Of a remote run only a part of its files is here.
+        cells = row(run, None if self._is_mirror else folder_size(folder))
+        ended = now_of(run.run_json) if run.status.live else run.ended
+        texts = [
+            f"{key.removeprefix('config: ')}={cell}" if key.startswith("config: ") else cell
+            for key, cell in cells.items()
+            if isinstance(cell, str) or key.startswith("config: ")
+        ]
+        # A change within the same tick of the clock gives no other time: read again until then.
+        settled = is_settled(stamp) and stamp == self._stamp(folder.name)
+        found = {
+            "id": run.id,
+            "stamp": stamp if settled else 0,
+            "final": settled and is_final(run),
+            "live": run.status.live,
+            "pinned": cells["Pinned"],
+            "created": run.created,
+            "duration": None if ended is None else max(0, round(ended - run.created)),
+            "cells": cells,
+            "words": "\n".join([run.id, *texts])[:20_000].casefold(),
+        }
+        return msgspec.convert(found, RunRow)  # an invalid row would make CATALOG unusable
+
+    def _load(self) -> None:
+        self._loaded = True
+        if is_own_folder(self._folder):
+            with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
+                data = read_regular_file(self._folder / CATALOG, MAX_BYTES)
+                saved = msgspec.msgpack.decode(data, type=_Saved)
+                if saved.version == VERSION:
+                    self._rows = {row.id: row for row in saved.rows}
+
+    def _save(self) -> None:
+        self._unsaved = 0
+        rows = [row for row in self._rows.values() if isinstance(row, RunRow) and row.final]
+        if is_own_folder(self._folder):
+            with contextlib.suppress(OSError):  # a full disk: the next server reads them again
+                data = msgspec.msgpack.encode(_Saved(VERSION, rows))
+                atomic_write(self._folder / CATALOG, data, durable=False)
