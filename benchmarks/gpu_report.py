@@ -77,6 +77,7 @@ def parts(short: bool) -> dict[str, list[Step]]:
     loop = ["--pairs", "1", "--epochs", "1"] if short else ["--pairs", "5", "--epochs", "20"]
     lab = ["--device", "cuda", "--no-best", "--max-rounds", "1" if short else "5"]
     lab += ["--steps", "2", "--preset"] if short else ["--preset"]
+    tune = ["benchmarks.tune_scripts", "--out", "{out}/tune", "--device", "cuda"]
     return {
         "tests": [Step("all", 70 if short else 260, [own, "tests", tests_file, *chosen])],
         "overhead": [Step("1 ms", 70, [*overhead, "1"]), Step("10 ms", 100, [*overhead, "10"])],
@@ -97,6 +98,14 @@ def parts(short: bool) -> dict[str, list[Step]]:
             )
             for preset, takes_s in (("precision", 60 if short else 150), ("tutorials", 200))
             for one in ("gpt", "resnet")
+        ],
+        "tune": [
+            Step(
+                script,
+                60 if short else 270,
+                [*tune, "--minutes", "0.5" if short else "3", "--only", script],
+            )
+            for script in ("nanoGPT", "makemore", "word_language_model")[: 1 if short else 3]
         ],
         "readback": [Step("scalars", 25, [own, "readback"])],
         "example": [Step("gpt", 20 if short else 100, example, "example/run.json")],
@@ -362,6 +371,13 @@ def _lab(step: str, sweep: dict[str, Any]) -> Rows:
         yield step, one["name"], one["text"], _percent(one["effect"]), one["rounds"], *metrics
 
 
+def _tune(_: str, result: dict[str, Any]) -> Rows:
+    for name, one in result["scripts"].items():
+        tuned, patched = one.get("tune") or {}, one.get("patched", {})
+        found = (one.get("reason"), *(tuned.get(key) for key in ("effect", "low", "high")))
+        yield name, " + ".join(tuned.get("settings", ())), *found, patched.get("effect")
+
+
 def _readback(_: str, result: dict[str, Any]) -> Rows:
     for count, us in result["us"].items():
         yield count, *(us[way] for way in ("floats", "scalars", "copy", "ring"))
@@ -377,6 +393,7 @@ TABLES: dict[str, tuple[Sequence[str], Callable[[str, dict[str, Any]], Rows]]] =
     "memory": (("Case", "Predicted, bytes", "Measured", "Error", "Reserved"), _memory),
     "loop": (("Workload", "Loop", "Samples/s", "Ours to it", "Spread"), _loop),
     "lab": (("Workload", "Arm", "Verdict", "Effect", "Rounds", "Samples/s", "Peak"), _lab),
+    "tune": (("Script", "Settings", "Reason", "Factor", "from", "to", "Patch: factor"), _tune),
     "readback": (("Scalars; µs of a call", "floats", "scalars", "copy", "ring"), _readback),
     "example": (("Run", "Status", "Steps", "Note"), _example),
 }

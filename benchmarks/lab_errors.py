@@ -2,7 +2,7 @@
 
     python -m benchmarks.lab_errors [--sweeps 10000]
 
-The samples are simulated, and judged by `trainer.lab.statistics` with the looks, the number of
+The samples are simulated, and judged by `stepscope.lab.statistics` with the looks, the number of
 baseline runs and the early stopping of a real sweep. Null sweeps have no effect, no margin, and no
 arm leaves as "no difference" (`strict`), so that each arm has every chance of a false verdict. The
 targets: at most 5 % of them have any "faster" or "slower", with an upper 95 % bound of 5.5 %.
@@ -23,12 +23,13 @@ from scipy.special import stdtrit
 from scipy.stats import binomtest
 
 from benchmarks.report import at_most, report, say
+from stepscope.lab.plan import LOOKS
+from stepscope.lab.statistics import EffectEstimate, Rules, Side, judge, judge_loss
+from stepscope.lab.sweep_state import rules_of
 from trainer.config import RunConfig
-from trainer.lab.plan import LOOKS, SweepPlan
-from trainer.lab.statistics import EffectEstimate, Rules, Side, judge, judge_loss
-from trainer.lab.sweep_state import rules_of
+from trainer.lab.plan import WorkloadPlan
 
-RULES = rules_of(SweepPlan(config=RunConfig(), arms=()))
+RULES = rules_of(WorkloadPlan(config=RunConfig(), arms=()))
 STRICT = replace(RULES, margin=0.0, same=0.0)
 LEAVING = replace(RULES, margin=0.0)
 NOISE, DRIFT = 0.012, 0.06

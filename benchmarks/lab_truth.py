@@ -21,13 +21,13 @@ from typing import Any
 
 from benchmarks.lab_truth_workload import DELAY, DRIFT_FOLDER
 from benchmarks.report import at_least, at_most, report, say, wait_for_quiet
+from stepscope.lab.plan import Variant
+from stepscope.lab.sweep_runner import SweepRunner
+from stepscope.lab.trial_process import TrialProcess
 from trainer.config import Workload, defaults
 from trainer.custom_workload import choose
 from trainer.devices import list_devices
-from trainer.lab.plan import SweepPlan
-from trainer.lab.sweep import SweepRunner
-from trainer.lab.trial_process import TrialProcess
-from trainer.lab.variants import Variant
+from trainer.lab.plan import WorkloadPlan
 
 TRUTH = 1 / (1 + DELAY) - 1
 FOUND_AT_LEAST, DIFFERENT_AT_MOST = 18 / 20, 1 / 20
@@ -43,15 +43,17 @@ def sweep(folder: Path, steps: int, number: int) -> dict[str, Any]:
         Variant(name=name, label=name, changes={"custom_options": name})
         for name in ("delayed", "no_op")
     )
-    plan = SweepPlan(
+    plan = WorkloadPlan(
         config=defaults(Workload.CUSTOM),
+        devices=list_devices(),
         arms=arms,
         steps=steps,
         warmup=steps // 4,
         find_best=False,
         seed=1000 * number,
     )
-    return SweepRunner(folder, plan, list_devices(), TrialProcess(folder)).run()
+    process = TrialProcess("trainer.lab.trial_run", folder)
+    return SweepRunner(folder, plan, process).run()
 
 
 def judged(found: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,9 @@ class ChildError(Exception):
     """A child that failed; the message is the last line of what it said."""
 
 
-def child(peers: Peers, folder: Path, module: str, *args: str) -> dict[str, Any]:
+def child(
+    peers: Peers, folder: Path, module: str, *args: str, timeout_s: float = CHILD_TIMEOUT_S
+) -> dict[str, Any]:
     """Run a child to its end; return its result. Raises ChildError."""
     try:
         done = subprocess.run(
@@ -58,10 +60,10 @@ def child(peers: Peers, folder: Path, module: str, *args: str) -> dict[str, Any]
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=CHILD_TIMEOUT_S,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired as error:
-        raise ChildError(f"no end in {CHILD_TIMEOUT_S} s") from error
+        raise ChildError(f"no end in {timeout_s:g} s") from error
     if done.returncode != 0:
         raise ChildError(last_line(done.stderr))
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

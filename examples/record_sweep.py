@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from examples.record import HERE, NEUTRAL, neutral
-from trainer.lab.folder import LAB, PLAN_JSON, SWEEP_JSON, read_sweep
+from stepscope.lab.folder import LAB, PLAN_JSON, SWEEP_JSON, read_sweep
 
 NAME = "cpu-sweep"
 ARMS = (
