@@ -40,10 +40,11 @@ TESTS = Path(__file__).parent
 SLOW = {
     *("test_hangs", "test_agreement", "test_stragglers", "test_torchrun_runner", "test_parallel"),
     *("test_watch_launchers", "test_collectives_measured", "test_ranks_page", "test_lesson_run"),
-    *("test_lab", "test_lab_page", "test_sweeps", "test_fit", "test_growth", "test_compile"),
+    *("test_lab", "test_lab_page", "test_lab_script", "test_lab_ranks", "test_sweeps"),
     *("test_integrations_lightning", "test_integrations_huggingface", "test_watch_frameworks"),
-    *("test_learn_page", "test_profile", "test_installed"),
-    *("test_alerts_page", "test_hostile_folders", "test_suite", "test_axe"),
+    *("test_learn_page", "test_profile", "test_installed", "test_compile"),
+    *("test_alerts_page", "test_hostile_folders", "test_suite", "test_axe", "test_tune"),
+    *("test_fit", "test_growth"),
 }
 """Jobs of several processes, sweeps, frameworks, lessons and all pages at once: more than half of
 the time of integration and browser tests."""

@@ -12,5 +12,6 @@ copy=$(mktemp -d /tmp/stepscope-mutants-XXXX)
 git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy"
 cd "$copy"
 cp tests/mutmut.cfg setup.cfg
+mkdir mutants  # Python remembers a folder of its path that is missing when it starts
 echo "working in $copy"
 OMP_NUM_THREADS=1 PYTHONPATH=$copy/mutants nice -n 19 "$bin/mutmut" run --max-children 1 "${1:-*7}"

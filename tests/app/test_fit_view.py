@@ -10,10 +10,10 @@ import pytest
 
 from dashboard.services import ServerActivity, Services
 from dashboard.views.estimate_panel import batch_rows, rows
+from stepscope.host.child_process import ChildOutput, ChildState
 from stepscope.run import RunError
 from tests.support.app_page import OpenPage, label, text_of
 from trainer.config import RunConfig, Workload, defaults
-from trainer.runners.child_process import ChildOutput, ChildState
 
 GIB = 2**30
 

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard.controls import script_form
 from dashboard.format import escape_markdown
 from dashboard.services import Services
-from dashboard.sweep_content import to_content
+from dashboard.sweep_content import SweepStatus, to_content
 from dashboard.views import lab_panel
+from stepscope.lab.folder import SweepError
+from stepscope.lab.script_plan import ScriptPlan, script_command, variant
+from stepscope.lab.statistics import NO_SCIPY
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, process_identity, user_name
 from tests.support.app_page import GPU, Machine, OpenPage, at_address, label, start_refused, text_of
 from tests.support.fake_sweep import BEST, sweep
 from tests.support.train_devices import SIMULATED
+from tests.support.waiting import wait_until
 from trainer.config import Precision
-from trainer.lab.plan import SweepPlan
+from trainer.lab.plan import WorkloadPlan
 
 ID = "20261122-061500-digits-mlp-ab12"
 
@@ -48,11 +56,12 @@ def lab(page: OpenPage) -> OpenPage:
 
 
 @pytest.fixture
-def started(server: Services, monkeypatch: pytest.MonkeyPatch) -> list[SweepPlan]:
+def started(server: Services, monkeypatch: pytest.MonkeyPatch) -> list[WorkloadPlan]:
     """The plans that the page starts, instead of a process."""
-    plans: list[SweepPlan] = []
+    plans: list[WorkloadPlan] = []
 
-    def start(plan: SweepPlan) -> str:
+    def start(plan: WorkloadPlan, words: tuple[str, ...]) -> str:
+        assert words == ()
         plans.append(plan)
         return store(server.runs, sweep(), f"started-{len(plans)}").name
 
@@ -64,7 +73,9 @@ def labels(app: AppTest) -> set[str]:
     return {button.label for button in app.button}
 
 
-def test_a_tick_has_an_estimate_and_start_takes_it(lab: OpenPage, started: list[SweepPlan]) -> None:
+def test_a_tick_has_an_estimate_and_start_takes_it(
+    lab: OpenPage, started: list[WorkloadPlan]
+) -> None:
     app = lab()
     label(app, "selectbox", "Workload").select("digits_mlp").run()
     label(app, "number_input", "Max rounds").set_value(3)
@@ -117,7 +128,7 @@ def test_the_speed_of_a_simulated_gpu_is_not_measured(lab: OpenPage, machine: Ma
 
 
 def test_a_preset_ticks_its_settings_and_unsupported_ones_are_disabled(
-    lab: OpenPage, started: list[SweepPlan], machine: Machine
+    lab: OpenPage, started: list[WorkloadPlan], machine: Machine
 ) -> None:
     machine()
     app = lab()
@@ -166,7 +177,7 @@ def test_the_workload_of_the_sidebar_is_the_default(lab: OpenPage) -> None:
     assert label(app, "number_input", "Max rounds").value == 7
 
 
-def test_the_sidebar_can_be_the_baseline(lab: OpenPage, started: list[SweepPlan]) -> None:
+def test_the_sidebar_can_be_the_baseline(lab: OpenPage, started: list[WorkloadPlan]) -> None:
     app = lab(workload="digits_mlp", precision="bf16", batch_size="64", epochs="3")
     label(app, "radio", "Baseline").set_value("sidebar").run()
     label(app, "checkbox", "fp32").check().run()
@@ -268,7 +279,7 @@ def test_a_running_sweep_blocks_the_start(lab: OpenPage, server: Services, page:
     assert f"{ID} is measuring" in text_of(app)
     (bar,) = app.get("progress")
     assert bar.proto.value == int(100 * 17 / 96)
-    assert "17 of 96 trials · at most 5\\:4" in bar.proto.text
+    assert "17 of 96 trials · about 5\\:4" in bar.proto.text
     assert "Stop" in labels(app)
     live = page()
     assert f"The sweep {ID} is measuring" in str(start_refused(live))
@@ -356,3 +367,144 @@ def test_another_live_run_is_named(lab: OpenPage, server: Services) -> None:
     finally:
         recorder.close(RunStatus.FINISHED)
     assert "is live on this machine" not in text_of(lab())
+
+
+def test_a_sweep_over_a_script_is_shown_and_resumed_in_a_terminal(
+    lab: OpenPage, server: Services
+) -> None:
+    found = sweep("stopped", best=BEST, workload="train", machine={"torch": "2.13.0"})
+    plan = {name: value for name, value in found["plan"].items() if name != "config"}
+    store(server.runs, found | {"plan": {**plan, "script": {"target": "train.py"}}})
+    app = lab()
+    assert "train on CPU: stopped" in text_of(app)
+    assert "Resume" not in labels(app)
+    assert label(app, "button", "Apply settings").disabled
+    with pytest.raises(SweepError, match="in a terminal"):
+        server.sweeps.resume(server.sweeps.list_sweeps()[0].id)
+
+
+PATCH = {
+    "diff": "--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-Adam(p)\n+Adam(p, fused=True)\n",
+    "by_hand": [{"setting": "num_workers=4", "lines": ["DataLoader(num_workers=4)"], "where": "x"}],
+}
+
+
+def fill_script(
+    app: AppTest, cwd: Path, variants: str, script: str = "train.py", arguments: str = ""
+) -> None:
+    """Fill the form of a script in the folder `cwd`, with one variant per line."""
+    label(app, "segmented_control", "What to measure").set_value("My script").run()
+    label(app, "segmented_control", "Compare").set_value("Compare variants").run()
+    label(app, "text_input", "Script").set_value(script)
+    label(app, "text_input", "Arguments").set_value(arguments)
+    label(app, "text_input", "Working folder").set_value(str(cwd))
+    label(app, "text_area", "Variants").set_value(variants).run()
+    assert not app.exception
+
+
+def test_the_form_of_a_script_starts_the_command_that_it_shows(
+    lab: OpenPage, server: Services, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[tuple[ScriptPlan, Sequence[str]]] = []
+
+    def start(plan: ScriptPlan, words: Sequence[str]) -> str:
+        commands.append((plan, words))
+        return store(server.runs, sweep(), "started").name
+
+    monkeypatch.setattr(server.sweeps, "start", start)
+    script = tmp_path / "it's mine" / "train it.py"
+    script.parent.mkdir()
+    script.touch()
+    app = lab()
+    fill_script(app, tmp_path, "bs64: --batch-size 64\n\n tf32", "it's mine/train it.py")
+    label(app, "text_input", "Arguments").set_value("--name 'a b' --out {out}").run()
+    (shown,) = [one.value for one in app.code if one.value.startswith("cd ")]
+    label(app, "button", "Start sweep").click().run()
+    ((plan, words),) = commands
+    assert shlex.split(shown) == ["cd", str(tmp_path.resolve()), "&&", "stepscope", *words]
+    assert plan.script.cwd == str(tmp_path.resolve())
+    assert words[:5] == ("lab", "--variant", "bs64: --batch-size 64", "--variant", "tf32")
+    assert words[-5:] == ("it's mine/train it.py", "--name", "a b", "--out", "{out}")
+    label(app, "segmented_control", "Compare").set_value("Try all settings").run()
+    label(app, "number_input", "Minutes").set_value(7).run()
+    assert "stepscope tune --minutes 7 " in "".join(one.value for one in app.code)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"script": ""}, "Name a script"),
+        ({"script": "missing.py"}, "missing.py"),
+        ({"script": "/dev/zero"}, "/dev/zero"),
+        ({"script": "."}, "is not a Python script"),
+        ({"script": "weights.pt"}, "weights.pt"),
+        ({"script": "secret.py"}, "secret.py"),
+        ({"script": "-m "}, "-m"),
+        ({"arguments": "--name 'a"}, "Close the quotes"),
+        ({"variants": "tf32\ntf33"}, "tf33"),
+        ({"variants": "tf32\ntf32"}, "twice"),
+        ({"variants": "a: --lr '1"}, "cannot be split"),
+        ({"variants": "env:=1"}, "env:NAME=VALUE"),
+        ({"variants": "rev:no-such-revision"}, "no-such-revision"),
+        ({"variants": ""}, "at least one variant"),
+        ({"cwd": Path("/no/such/folder")}, "/no/such/folder"),
+        ({"cwd": Path("~nobody-of-this-name")}, "nobody-of-this-name"),
+        ({"cwd": Path("x" * 300)}, "xxx"),
+    ],
+)
+def test_an_invalid_field_of_a_script_has_a_sentence_and_no_start(
+    lab: OpenPage, tmp_path: Path, fields: dict[str, Any], error: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "weights.pt").write_bytes(bytes(range(256)))
+    os.mkfifo(tmp_path / "secret.py")  # as unreadable as a file without permission, also for root
+    app = lab()
+    fill_script(app, **{"cwd": tmp_path, "variants": "tf32"} | fields)
+    assert escape_markdown(error) in text_of(app)
+    assert "--variant:" not in text_of(app)
+    assert label(app, "button", "Start sweep").disabled
+
+
+def test_a_script_needs_scipy(
+    lab: OpenPage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+
+    def missing() -> None:
+        raise SweepError(NO_SCIPY)
+
+    monkeypatch.setattr(script_form, "load_scipy", missing)
+    app = lab()
+    fill_script(app, tmp_path, "tf32")
+    assert "SciPy" in label(app, "button", "Start sweep").help
+    assert label(app, "button", "Start sweep").disabled
+
+
+@pytest.mark.parametrize("content", [PATCH, [1], {"diff": 3}, {"diff": "", "by_hand": []}])
+def test_a_patch_is_shown_or_its_file_is_named(
+    lab: OpenPage, server: Services, content: Any
+) -> None:
+    folder = store(server.runs, sweep(best=BEST, workload="train"))
+    (folder / "patch.json").write_text(json.dumps(content))
+    app = lab()
+    codes = [one.value for one in app.code]
+    if content is PATCH:
+        assert codes == [PATCH["diff"].strip(), "DataLoader(num_workers=4)"]
+        groups = {one.label for one in app.expander}
+        assert {"Did not help (2)", "Not decided (1)", "Does not apply (2)"} <= groups
+    else:
+        assert codes == []
+        named = any("patch" in one.value for one in app.error)
+        assert named == (content != {"diff": "", "by_hand": []})
+
+
+def test_a_command_of_another_plan_measures_nothing(server: Services, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    script = script_command("train.py", (), is_module=False, cwd=tmp_path)
+    plan = ScriptPlan(script=script, arms=(variant("tf32"),))
+    started = server.sweeps.start(plan, ("lab", "--variant", "bf16", "train.py"))
+    wait_until(lambda: not server.sweeps.read(started).live, 60)
+    content = server.sweeps.read(started).content
+    assert content.status is SweepStatus.STOPPED
+    assert "the plan of another sweep" in (content.reason or "")
+    assert not (server.runs / "lab" / started / "samples.jsonl").exists()

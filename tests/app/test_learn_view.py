@@ -79,7 +79,7 @@ def test_a_lesson_shows_its_result_its_failure_and_why_it_cannot_start(
     wait_for_result(app, server)
     assert "It ended with exit code 1." in text_of(app)
     assert "ValueError: <b>broken</b>" in app.code[0].value
-    monkeypatch.setattr("trainer.runners.child_process.subprocess.Popen", refuse)
+    monkeypatch.setattr("stepscope.host.child_process.subprocess.Popen", refuse)
     press(app, "Run")
     assert "could not start. too many processes" in text_of(app)
 

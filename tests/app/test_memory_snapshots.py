@@ -76,7 +76,7 @@ def test_a_runs_snapshot_shows_bands_allocations_and_segments(
     assert {trace["name"] for trace in segments["data"]} == {"in use", "free"}
     [table] = app.dataframe
     assert list(table.value["Size"]) == sorted(table.value["Size"], reverse=True)
-    assert "reserved** =" in texts(app)
+    assert "reserved " in texts(app)
     assert "pytorch.org/memory_viz" in texts(app)
     [kind] = [one for one in app.get("button_group") if one.key == "snapshot_table"]
     assert (folder / "snapshot-step-5.summary.json.gz").exists()
@@ -109,7 +109,7 @@ def test_what_is_no_snapshot_is_told_and_can_be_tried_again(
     assert not app.get("plotly_chart")
     path.write_bytes(pickle.dumps(snapshot([live_block(2**20)])))
     until_open(app.button(key="snapshot_again").click().run())
-    assert "1.00 MiB allocated" in texts(app)
+    assert "allocated 1.00 MiB" in texts(app)
 
 
 def test_without_one_it_says_how_to_get_it(section: Section, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from dashboard.run_summary import summarize
-from dashboard.views.run_rows import row
+from dashboard.run_rows import row
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunKind, RunStatus, read_run
 from tests.support.app_page import OpenPage, header
@@ -73,17 +72,17 @@ def test_each_rank_has_its_output_settings_and_export(page: OpenPage, job: Path)
 @pytest.mark.parametrize(
     ("config", "size", "label"),
     [
-        ({"strategy": "ddp"}, 4, "4 · DDP"),
-        ({"strategy": "fsdp"}, 2, "2 · FSDP"),
-        ({"strategy": "dp"}, 1, None),
-        ({"strategy": ["x"]}, 8, "8"),
-        (None, 8, "8"),
-        ({}, "8", None),
+        ({"strategy": "ddp"}, 4, 4),
+        ({"strategy": "fsdp"}, 2, 2),
+        ({"strategy": "dp"}, 1, 1),
+        ({"strategy": ["x"]}, 8, 8),
+        (None, 8, 8),
+        ({}, "8", 1),
     ],
 )
 def test_the_runs_page_has_the_number_of_ranks(
-    job: Path, config: Any, size: Any, label: str | None
+    job: Path, config: Any, size: Any, label: int
 ) -> None:
     describe(job, config=config, world_size=size)
     run = read_run(job)
-    assert row(run, summarize(run))["Ranks"] == label
+    assert row(run, None)["Ranks"] == label

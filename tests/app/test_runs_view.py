@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from dashboard import services
-from dashboard.run_summary import RunSummary, summarize
-from dashboard.views.run_rows import disk_use, row
+from dashboard.charts.layout import layout
+from dashboard.charts.run_view import run_content
+from dashboard.run_rows import disk_use, row, whole_metadata
 from stepscope.common.formatting import format_bytes
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus, read_run
-from tests.support.app_page import OpenPage, component, record, text_of
+from stepscope.run.metadata import FinalMetric, RunNotes, edit_notes, read_metadata, read_notes
+from tests.support.app_page import OpenPage, at_address, component, label, record, text_of
+from tests.support.waiting import wait_until
 from trainer.config import RunConfig
 
 GIB = 2**30
@@ -39,24 +44,26 @@ def test_a_row_has_the_runs_best_loss_rate_and_peaks(tmp_path: Path) -> None:
     recorder = recorded(tmp_path / "job", device="GPU-1", devices=[gpu], rank=0, world_size=4)
     recorder.close(RunStatus.FINISHED)
     run = read_run(tmp_path / "job")
-    cells = row(run, summarize(run))
+    cells = row(run, None)
     assert cells["Best loss"] == pytest.approx(2.0)
     assert cells["Samples/s"] == pytest.approx(4 * 500, rel=1e-3), "200 samples in 0.4 s a rank"
     assert (cells["Peak allocated"], cells["Peak process"]) == (2.0, 3.0)
     assert (cells["Device"], cells["Precision"], cells["Steps"]) == ("NVIDIA H100", "fp32", 3000)
-    assert cells["Duration"] <= timedelta(seconds=60)
+    (tile,) = [tile for tile in layout(run_content(run))["kpis"] if tile["id"] == "samples_per_sec"]
+    # The tile of the ended run had the mean of the rates, 667 a rank.
+    assert tile["whole"] * tile["scale"] == pytest.approx(cells["Samples/s"])
 
 
-def test_a_run_without_a_store_or_with_a_damaged_one_has_no_numbers(tmp_path: Path) -> None:
-    store = record(tmp_path, "one") / "rank0.sqlite"
-    store.write_bytes(b"x" * 5000)
-    others = sum(path.stat().st_size for path in store.parent.iterdir() if path != store)
-    assert summarize(read_run(store.parent)) == RunSummary(size=others + 5000)
-    store.unlink()
-    assert summarize(read_run(store.parent)) == RunSummary(size=others)
-    link = tmp_path / "link"
-    link.symlink_to(store.parent)
-    assert summarize(read_run(link)) == RunSummary(size=link.lstat().st_size)
+def test_the_numbers_are_in_run_json_or_the_store_or_there_are_none(tmp_path: Path) -> None:
+    folder = record(tmp_path, "one")
+    run_json = json.loads((folder / "run.json").read_text())
+    whole = whole_metadata(read_run(folder))
+    assert whole.final == {"train/loss": FinalMetric(1.0, 1.0)}
+    del run_json["final"], run_json["totals"]  # as of 0b52fe2
+    (folder / "run.json").write_text(json.dumps(run_json))
+    assert whole_metadata(read_run(folder)) == whole
+    (folder / "rank0.sqlite").write_bytes(b"x" * 5000)
+    assert row(read_run(folder), None)["Best loss"] is None
 
 
 def test_the_disk_use_of_a_folder_that_disappears_is_empty(tmp_path: Path) -> None:
@@ -64,17 +71,18 @@ def test_the_disk_use_of_a_folder_that_disappears_is_empty(tmp_path: Path) -> No
     assert disk_use(tmp_path / "absent", [1000]) == ""
 
 
-def test_the_summary_of_a_live_run_follows_it(server: services.Services) -> None:
+def test_the_row_of_a_live_run_follows_it(server: services.Services) -> None:
     recorder = recorded(server.runs / "one")
     recorder.set_status(RunStatus.RUNNING)
-    server.summary(read_run(recorder.folder))
+    wait_until(lambda: server.rows()[0].cells["Steps"] == 3000)
+    assert server.rows()[0].live
     for step, loss in ((3001, 0.25), (3002, 9.0)):  # the best validation loss counts
         recorder.log(step, {"val/loss": loss})
     recorder.close(RunStatus.FINISHED)
-    ended = read_run(recorder.folder)
-    assert server.summary(ended).best_loss == 0.25
-    (recorder.folder / "rank0.sqlite").unlink()  # an ended run is not read again
-    assert server.summary(ended).best_loss == 0.25
+    wait_until(lambda: not server.rows()[0].live)  # a live run is read once a second
+    (ended,) = server.rows()
+    assert ended.cells["Best loss"] == 0.25
+    assert ended.cells["final: val/loss"] == 9.0
 
 
 def test_the_page_lists_the_runs_and_the_run_page_shows_the_opened_one(
@@ -96,3 +104,149 @@ def test_the_page_lists_the_runs_and_the_run_page_shows_the_opened_one(
     app.session_state["run"] = "one"
     app.switch_page("views/run.py").run()
     assert component(app)["run"] == "one"
+
+
+def runs_page(page: OpenPage, **params: str) -> AppTest:
+    app = at_address(page, "runs", **params)
+    assert not app.exception
+    return app
+
+
+def run_ticked(app: AppTest, *indices: int) -> None:
+    """Run the page with these rows ticked, which AppTest forgets after each run."""
+    states = app._tree.get_widget_states()
+    chosen = {"selection": {"rows": list(indices), "columns": [], "cells": []}}
+    states.widgets.add(id=app.dataframe[0].proto.id, string_value=json.dumps(chosen))
+    app._run(states)
+    assert not app.exception
+
+
+def test_the_page_searches_and_shows_chosen_columns_from_its_address(
+    page: OpenPage, server: services.Services
+) -> None:
+    record(server.runs, "one", config={"lr": 0.5}, tags=["kept"])
+    record(server.runs, "two", config={"lr": 0.1})
+    app = runs_page(page)
+    assert len(app.dataframe[0].value) == 2
+    app.text_input(key="search").set_value("lr>0.2").run()
+    assert list(app.dataframe[0].value["Tags"]) == ["kept"]
+    assert "1 of 2 runs" in text_of(app)
+    app.multiselect(key="columns").set_value(["Name", "config: lr", "final: train/loss"]).run()
+    table = app.dataframe[0].value
+    assert list(table.columns) == ["Name", "config: lr", "final: train/loss"]
+    assert table.to_numpy().tolist() == [["digits_cnn", 0.5, 1.0]]
+
+
+def test_ticked_runs_are_renamed_tagged_and_pinned(
+    page: OpenPage, server: services.Services
+) -> None:
+    record(server.runs, "one")
+    record(server.runs, "two")
+    app = runs_page(page)
+    run_ticked(app, 0)
+    label(app, "text_input", "Name").set_value("best [1]")
+    label(app, "multiselect", "Tags").set_value(["kept"])
+    label(app, "checkbox", "Pin").set_value(True)
+    label(app, "button", "Save").click()
+    run_ticked(app, 0)
+    (edited,) = [row for row in server.rows() if row.pinned]
+    edit_notes(server.runs / "one", group="first")
+    edit_notes(server.runs / "two", group="second")
+    run_ticked(app, 0, 1)
+    label(app, "multiselect", "Tags").set_value(["kept", "added"])
+    label(app, "button", "Save").click()
+    run_ticked(app, 0, 1)
+    both = [read_metadata(read_run(server.runs / name)) for name in ("one", "two")]
+    assert {found.group for found in both} == {"first", "second"}, "as before"
+    assert sorted(found.tags for found in both) == [("added",), ("kept", "added")]
+    assert (edited.cells["Name"], edited.cells["Tags"]) == ("best [1]", "kept")
+    assert "best [1]" in {str(run.run_json["name"]) for run in server.list_runs()}
+
+
+def test_metrics_are_columns_beside_any_number_of_settings(
+    page: OpenPage, server: services.Services
+) -> None:
+    config = {f"setting_{number}": number for number in range(300)}
+    record(server.runs, "many", config=config)
+    (columns,) = [each for each in runs_page(page).multiselect if each.label == "Columns"]
+    assert {"final: train/loss", "config: setting_0"} <= set(columns.options)
+
+
+def test_runs_are_deleted_after_a_question_but_not_pinned_or_live_ones(
+    page: OpenPage, server: services.Services
+) -> None:
+    gone = {"pid": 2**22 + 1}
+    edit_notes(record(server.runs, "pinned", **gone), pinned=True)
+    record(server.runs, "old", **gone)
+    new = server.runs / "live"
+    new.mkdir()
+    live = Recorder(new, name="x")
+    app = runs_page(page)
+    run_ticked(app, 0, 1, 2)
+    assert (server.runs / "old").exists()
+    app.button(key=confirm_key(app)).click()
+    run_ticked(app, 0, 1, 2)
+    live.close(RunStatus.FINISHED)
+    assert (new.exists(), (server.runs / "old").exists()) == (True, False)
+    assert (server.runs / "pinned").exists()
+    told = text_of(app)
+    assert "pinned was not deleted\\: pinned" in told
+    assert "live was not deleted" in told
+
+
+GONE = {"pid": 2**22 + 1}
+
+
+def test_a_confirmed_deletion_never_removes_a_run_that_the_question_did_not_name(
+    page: OpenPage, server: services.Services
+) -> None:
+    for name in "abcd":
+        record(server.runs, name, **GONE)
+    app = runs_page(page)
+    run_ticked(app, 1)
+    shown = [row.id for row in server.rows()]
+    shutil.rmtree(server.runs / shown[0])  # by another program
+    app.button(key=confirm_key(app)).click()
+    run_ticked(app, 1)
+    assert {row.id for row in server.rows()} == set(shown[1:])
+    run_ticked(app, 1)  # the second of three
+    app.text_input(key="search").set_value(shown[3])
+    app.button(key=confirm_key(app)).click()
+    run_ticked(app, 1)
+    assert {row.id for row in server.rows()} == set(shown[1:])
+
+
+def confirm_key(app: AppTest) -> str:
+    return next(str(each.key) for each in app.button if str(each.key).startswith("delete_"))
+
+
+def test_no_run_is_ticked_after_a_deletion_in_part(
+    page: OpenPage, server: services.Services
+) -> None:
+    edit_notes(record(server.runs, "e", **GONE), pinned=True)
+    for name in "cd":
+        record(server.runs, name, **GONE)
+    app = runs_page(page)
+    run_ticked(app, 0, 1)  # the pinned one is first
+    before = app.dataframe[0].proto.id
+    app.button(key=confirm_key(app)).click()
+    run_ticked(app, 0, 1)
+    assert len(server.rows()) == 2
+    assert app.dataframe[0].proto.id != before, "a table without ticks"
+    assert "e was not deleted" in text_of(app)
+    app.run()
+    assert "e was not deleted" in text_of(app), "also after the table was drawn again"
+    for name in ("hardware", "runs"):
+        app.switch_page(f"views/{name}.py").run()
+    assert "was not deleted" not in text_of(app)
+
+
+def test_a_rename_keeps_the_tags_of_a_later_call(page: OpenPage, server: services.Services) -> None:
+    record(server.runs, "one", tags=["first"])
+    app = runs_page(page)
+    run_ticked(app, 0)
+    label(app, "text_input", "Name").set_value("best")
+    label(app, "button", "Save").click()
+    run_ticked(app, 0)
+    assert read_notes(server.runs / "one") == RunNotes(name="best")
+    assert [row.cells["Name"] for row in server.rows()] == ["best"]

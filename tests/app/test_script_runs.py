@@ -101,10 +101,10 @@ def test_the_selection_stays_when_its_run_ends_or_is_of_another_host(
     trigger(app, "run", "../etc")  # no choice of the list
     assert component(app)["run"] == "two"
     assert app.query_params["run"] == "two"
-    write(folders[1], host="elsewhere")
+    write(folders[1], user="eve")
     app.run()
     assert buttons(app) == set()
-    assert "belongs to the host elsewhere" in header(app)["look_only"]
+    assert "belongs to the user eve" in header(app)["look_only"]
     assert shown_run(app).count("@") == 1
 
 
@@ -113,7 +113,7 @@ def test_a_scripts_logs_and_details(page: OpenPage, begin: Begin) -> None:
     (folder / "output.log").write_text("  0%\r100%\n\x1b[31mred\x1b[0m <b>x</b>\n")
     (folder / "traceback.txt").write_text("Traceback: boom")
     (folder / "last.pt").write_bytes(b"x")
-    write(folder, status="failed")
+    write(folder, status="failed", environment={"cuda": None, "cores": 8})
     app = page(run="one", tab="logs")
     codes = [code.value for code in app.code]
     assert "Traceback: boom" in codes
@@ -123,6 +123,7 @@ def test_a_scripts_logs_and_details(page: OpenPage, begin: Begin) -> None:
     codes = [code.value for code in app.code]
     assert "/home/me/train.py --lr 0.1" in codes
     assert "/home/me" in codes
+    assert list(app.dataframe[0].value["Value"]) == ["n/a", "8"]
     assert "Resume in a new run" not in {button.label for button in app.button}
 
 
@@ -143,3 +144,19 @@ def test_the_traceback_is_that_of_the_rank_that_failed_first(
     assert "ValueError: no" in codes
     assert closed not in codes
     assert f"Traceback of rank {rank}" in {box.label for box in app.expander}
+
+
+def test_details_list_the_settings_of_a_script(page: OpenPage, begin: Begin) -> None:
+    place = {"file": "train.py", "line": 3}
+    entry = {"name": "fused", "value": True, "lines": ["Adam(..., fused=True)"], "at": place}
+    entries = [
+        {**entry, "state": "in effect", "text": "2 of 2 steps"},
+        {**entry, "name": "tf32", "state": "refused", "text": "No GPU.", "at": None},
+    ]
+    begin("script", RunStatus.FINISHED, settings=entries)
+    app = page(run="script", tab="details")
+    assert not app.exception
+    shown = text_of(app)
+    assert "in effect\\: 2 of 2 steps" in shown
+    assert "refused\\: No GPU." in shown
+    assert "Adam(..., fused=True)" in [one.value for one in app.code]

@@ -12,6 +12,7 @@ import pytest
 from dashboard import services
 from dashboard.controls import config_widgets, sidebar
 from dashboard.controls.sidebar_groups import PLACES
+from stepscope.common.config_issue import ConfigIssue
 from tests.support.app_page import (
     GPU,
     Machine,
@@ -26,7 +27,7 @@ from tests.support.app_page import (
     trigger,
     widget,
 )
-from trainer.config import ConfigIssue, RunConfig
+from trainer.config import RunConfig
 from trainer.config_validation import TrainDevice
 from trainer.techniques import SWITCHES
 
@@ -217,6 +218,7 @@ def test_without_torch_start_names_what_to_install(
 ) -> None:
     app = page()
     assert "PyTorch is not installed. Run pip install torch " in str(start_refused(app))
+    assert sum("PyTorch is not" in one.value for one in app.sidebar.caption) == 1
     assert server.devices().cuda_reason is not None
     assert not at_address(page, "lab").exception  # shows recorded sweeps
     assert server.busy_reason(services.ServerActivity.LESSON) == services.missing_package()

@@ -89,7 +89,7 @@ def test_a_phone_starts_with_the_sidebar_closed_and_nothing_is_wider_than_it(
     with window(browser, width) as page:
         show(page, server, EXAMPLES[1])
         expect(page.get_by_test_id("status")).to_contain_text("Failed")
-        content = page.locator(".ss-badge").bounding_box()
+        content = page.get_by_test_id("status").locator(".ss-badge").bounding_box()
         assert content is not None
         sidebar = page.get_by_test_id("stSidebar")
         edge = sidebar.bounding_box() if sidebar.count() else None

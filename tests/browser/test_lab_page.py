@@ -22,6 +22,20 @@ SLOW = pytest.mark.timeout(600)  # ten processes that import torch, on a machine
 PATIENCE = 60_000  # ms: Streamlit fetches the chart library at the first chart
 SAMPLES = 10  # of two rounds: three settings once, the baseline twice
 ID = "20261122-061500-digits-mlp-ab12"
+DIFF = """--- a/train.py
++++ b/train.py
+@@ -1,2 +1,2 @@
+ import torch  # a line that is unchanged
+-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
++optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+"""
+BY_HAND = [
+    {
+        "setting": "channels_last",
+        "lines": ["model = model.to(memory_format=torch.channels_last)"],
+        "where": "after the model is constructed",
+    }
+]
 
 
 def store(server: Server, status: str = "finished", **others: Any) -> Path:
@@ -120,7 +134,7 @@ def test_three_settings_from_ticking_by_stop_and_resume_to_the_report(
     expect(button(page, "Stop")).to_have_count(0, timeout=400_000)
     assert samples(server) >= SAMPLES  # the open round was taken again whole
     for label in ("precision bf16", "optimizer_impl fused", "optimizer_impl foreach"):
-        expect(row(page, label)).to_contain_text("undecided")
+        expect(row(page, label)).to_contain_text("inconclusive")
         expect(row(page, label)).to_contain_text("Only 2 rounds")
     expect(page.locator(".st-key-lab_chart .js-plotly-plot")).to_be_visible()
     lines = list(csv.DictReader(downloaded(page, "CSV").splitlines()))
@@ -169,8 +183,10 @@ def test_no_state_has_a_violation_or_is_wider_than_the_page(
         settled(page)
         assert violations(page) == []
         drift = {"rho": -0.9, "p": 0.001, "text": "The machine became slower."}
-        store(server, best=BEST, drift=drift)
+        folder = store(server, best=BEST, drift=drift)
+        (folder / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": BY_HAND}))
         page.goto(f"{server.url}/lab")
+        expect(button(page, "Copy patch")).to_be_visible()
         expect(row(page, "precision")).to_contain_text("failed")
         expect(page.locator(chart)).to_be_visible()
         settled(page)
@@ -182,3 +198,40 @@ def test_no_state_has_a_violation_or_is_wider_than_the_page(
         expect(page.locator(chart)).to_be_visible()
         page.wait_for_timeout(700)  # its script runs each second
         assert violations(page) == []
+
+
+@SLOW
+def test_a_script_from_the_form_to_the_copied_patch(
+    open_page: OpenPage, server: Server, tmp_path: Path
+) -> None:
+    script = Path(__file__).parents[1] / "scripts" / "lab_digits.py"
+    (tmp_path / "train.py").write_text(script.read_text())
+    page = open_page("/lab", expected="404")
+    page.get_by_text("My script", exact=True).click()
+    page.get_by_text("Compare variants", exact=True).click()
+    for name, text in (
+        ("Script", "train.py"),
+        ("Arguments", "--pause 0.02"),
+        ("Working folder", str(tmp_path)),
+        ("Variants", "env:PAUSE=0"),
+    ):
+        field = page.get_by_role("textbox", name=name, exact=True)
+        field.fill(text)
+        field.press("Control+Enter")
+    page.get_by_text("Duration").click()
+    fill(page, "Max rounds", 2)
+    fill(page, "Steps per trial", 20)
+    command = "stepscope lab --variant env:PAUSE=0 --max-rounds 2 --steps 20 train.py"
+    expect(page.get_by_text(command)).to_be_visible()
+    button(page, "Start sweep").click()
+    button(page, "Stop").click(timeout=PATIENCE)
+    button(page, "Resume").click(timeout=PATIENCE)  # with the command in memory
+    expect(row(page, "env:PAUSE")).to_contain_text("Only 2 rounds", timeout=400_000)
+    expect(button(page, "Stop")).to_have_count(0, timeout=PATIENCE)
+    (folder_of(server) / "patch.json").write_text(json.dumps({"diff": DIFF, "by_hand": []}))
+    page.reload()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    button(page, "Copy patch").click(timeout=PATIENCE)
+    expect(button(page, "Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == DIFF
+    assert downloaded(page, "Download") == DIFF

@@ -32,7 +32,7 @@ def test_a_file_is_sent_drawn_and_still_there_after_a_reload(
     expect(section(page).get_by_text("You can also open any")).to_be_visible()
     path = Path(shutil.copy(REAL, tmp_path / "my run.pickle"))
     send(page, path)
-    expect(section(page).get_by_text("36.0 MiB reserved")).to_be_visible()
+    expect(section(page).get_by_text("reserved 36.0 MiB")).to_be_visible()
     drawn = section(page).locator(".js-plotly-plot")
     expect(drawn).to_have_count(2)
     expect(drawn.first.get_by_text("Reserved")).to_be_visible()

@@ -378,7 +378,7 @@ def test_the_server_reports_a_killed_run_once(
         (event,) = alerts(folder)
         assert event.data["rule"] == "run_failed"
         assert event.text.startswith("At ")
-        assert "gone without a word" in event.text
+        assert "gone without a message" in event.text
         assert steps_of(folder) >= event.step  # the process's last rows are stored, before it
         wait_until(lambda: len(file.lines()) == 1)
         # Neither another look nor another server reports it again.

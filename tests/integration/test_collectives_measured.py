@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from stepscope.distributed.collective_metrics import NOT_BY_GLOO, bus_factor
+from stepscope.host.child_process import ChildState
 from stepscope.run import run_folders
 from tests.support.run_values import recorded
 from tests.support.watched_scripts import run
@@ -24,7 +25,6 @@ from trainer.collectives.measurement import (
     read_result,
     result_names,
 )
-from trainer.runners.child_process import ChildState
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 60.0

@@ -12,12 +12,12 @@ import pytest
 
 from dashboard.run_index import RunIndex
 from dashboard.sweep_content import to_content
+from stepscope.lab.folder import read_plan, read_sweep, sweep_folders
 from stepscope.run import RunStatus, read_run
 from stepscope.run.setting_names import current_settings
 from tests.support.run_values import events, metric, run_json
 from trainer.config import RunConfig
-from trainer.lab.folder import read_plan, read_sweep, sweep_folders
-from trainer.lab.plan import SweepPlan
+from trainer.lab.plan import WorkloadPlan
 from trainer.training.train import run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "0b52fe2"
@@ -89,7 +89,7 @@ def test_a_checkpoint_of_other_settings_is_refused(root: Path) -> None:
 
 def test_the_sweep_is_listed_and_its_plan_read(root: Path) -> None:
     (folder,) = sweep_folders(root)
-    plan = SweepPlan.from_dict(read_plan(folder))
+    plan = WorkloadPlan.from_dict(read_plan(folder))
     written = read_plan(folder)["config"]
     assert {field: getattr(plan.config, field) for field in written} == written
     assert plan.warmup == 2

@@ -13,6 +13,7 @@ import pytest
 from stepscope.diagnosis.findings import findings, read_recorded
 from stepscope.distributed.hangs.diagnose import hang_of
 from stepscope.distributed.hangs.job_state import HangCause
+from stepscope.report.run_report import run_report
 from stepscope.run import RunStatus, read_run
 from stepscope.store import StoreReader
 from tests.support.hanging_job import NAMED_S, STARTS_S, hanging
@@ -38,6 +39,10 @@ def test_a_rank_that_sleeps_is_named_and_where_it_is(tmp_path: Path) -> None:
     wait_until(lambda: not read_run(run.folder).status.live, "a killed job reads as live")
     ended = read_run(run.folder)
     assert ended.status is RunStatus.CRASHED
+    html = run_report([ended])
+    for text in ("<td>0, 2, 3</td>", "all_reduce #81", " in hang\n", ">pending<", "process/rss"):
+        assert text in html
+    assert str(tmp_path) not in html
 
 
 @pytest.mark.parametrize(

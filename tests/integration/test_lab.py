@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
+from stepscope.lab.folder import SAMPLES, read_sweep
+from stepscope.lab.trial_process import LOG, RUN, TrialProcess
 from tests.support.run_values import metric
 from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
 from trainer.lab import trial_run
-from trainer.lab.folder import SAMPLES, read_sweep
-from trainer.lab.trial_process import LOG, RUN, TrialProcess
 
 LONG = 10**8
 SWEEP = ["--workload", "linear", "--device", "cpu", "--steps", "30", "--warmup", "5"]
@@ -50,7 +50,7 @@ def taken(folder: Path) -> int:
 
 def test_a_sample_is_a_recorded_run_with_equal_losses_for_equal_seeds(tmp_path: Path) -> None:
     (tmp_path / f"{RUN}-of-a-killed-sweep").mkdir()
-    process = TrialProcess(tmp_path)
+    process = TrialProcess("trainer.lab.trial_run", tmp_path)
     first, same, other = (process.take(job(seed=seed), 120) for seed in (3, 3, 4))
     metrics = first["metrics"]
     assert metrics["steps"] == 60
@@ -91,7 +91,7 @@ def ranks_below(folder: Path) -> list[psutil.Process]:
 
 
 def test_a_sample_of_two_ranks_counts_the_samples_of_both(tmp_path: Path) -> None:
-    answer = TrialProcess(tmp_path).take(job(changes=TWO_RANKS), 150)
+    answer = TrialProcess("trainer.lab.trial_run", tmp_path).take(job(changes=TWO_RANKS), 150)
     metrics = answer["metrics"]
     assert metrics["steps"] == 60
     samples = metrics["mean_samples_per_sec"] * metrics["window_s"]
@@ -102,7 +102,7 @@ def test_a_sample_of_two_ranks_counts_the_samples_of_both(tmp_path: Path) -> Non
 
 
 def test_no_rank_is_left_of_a_sample_that_was_stopped(tmp_path: Path) -> None:
-    process = TrialProcess(tmp_path)
+    process = TrialProcess("trainer.lab.trial_run", tmp_path)
     began: list[psutil.Process] = []
 
     def stop_when_begun() -> None:
@@ -120,7 +120,7 @@ def test_no_rank_is_left_of_a_sample_that_was_stopped(tmp_path: Path) -> None:
 
 
 def test_what_cannot_train_is_a_reason(tmp_path: Path) -> None:
-    process = TrialProcess(tmp_path)
+    process = TrialProcess("trainer.lab.trial_run", tmp_path)
     refused = process.take(job(changes={"pin_memory": True}), 120)
     assert refused["reason"].startswith("pin_memory: pinned memory")
     nonsense = process.take(job(changes={"batch_size": 0}), 120)
@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_written_is_no_fault_of_the_sample(tmp_path: Pat
 
 
 def test_a_process_that_dies_is_a_reason(tmp_path: Path) -> None:
-    process = TrialProcess(tmp_path)
+    process = TrialProcess("trainer.lab.trial_run", tmp_path)
 
     def kill() -> None:
         wait_until(lambda: bool(samples_of(os.getpid())))
@@ -162,7 +162,7 @@ def test_a_process_that_dies_is_a_reason(tmp_path: Path) -> None:
 
 
 def test_a_time_out_is_a_reason_and_leaves_no_process(tmp_path: Path) -> None:
-    answer = TrialProcess(tmp_path).take(job(steps=LONG), 1.0)
+    answer = TrialProcess("trainer.lab.trial_run", tmp_path).take(job(steps=LONG), 1.0)
     assert answer["reason"] == "Timed out after 1 s."
     wait_until(lambda: not samples_of(os.getpid()))
 
@@ -172,7 +172,7 @@ def samples_of(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         try:
-            if "trainer.lab.trial" in child.cmdline():
+            if "trainer.lab.trial_run" in child.cmdline():
                 found.append(child)
         except psutil.Error:
             continue

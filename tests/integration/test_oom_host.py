@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from stepscope.host import usage
 from stepscope.memory.oom.classify import OomCause
 from stepscope.memory.oom.reader import judged, read_report
 from stepscope.memory.oom.record import MemoryKind
+from stepscope.report.run_report import run_report
 from stepscope.run import RunStatus, read_run, run_folders
 from tests.support.recorded_runs import write_run
 from tests.support.run_values import run_json
@@ -76,6 +77,16 @@ def test_a_watched_cpu_script_that_runs_out_says_it_is_the_hosts(name: str, tmp_
     (finding,) = findings(read_recorded(read_run(run)))
     assert finding.kind == "out-of-memory"
     assert finding.text.startswith("Host memory, not GPU memory: ")
+    html = run_report([read_run(run)])
+    for text in (
+        escape(finding.text),
+        ">Host, available<",
+        "train.py",
+        "process/rss",
+        "traceback.txt",
+    ):
+        assert text in html
+    assert str(tmp_path) not in html
     assert run_json(run)["reason"].startswith("The host ran out of memory")
 
 
@@ -108,9 +119,7 @@ from torch.utils.data import DataLoader, Dataset
 class Data(Dataset):
     def __len__(self): return 64
     def __getitem__(self, index):
-        if index == 20:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.zeros(4)
+        os.kill(os.getpid(), signal.SIGKILL)
 if __name__ == "__main__":
     for batch in DataLoader(Data(), batch_size=4, num_workers=1): pass
 """
@@ -120,9 +129,8 @@ def test_a_killed_worker_alone_is_no_lack_of_memory(tmp_path: Path) -> None:
     run = watched(tmp_path, KILLED_WORKER)
     ended = run_json(run)
     assert ended["status"] == "failed"
-    # torch notices the missing worker, or its queue or the sharing of its tensors does so first.
-    errors = "DataLoader worker|Connection\\w+Error|EOFError|FileNotFoundError"
-    assert re.search(errors, ended["reason"]), ended["reason"]
+    # Killed before its first batch: while it sends one, its sockets may fail first, in many ways.
+    assert "DataLoader worker" in ended["reason"], ended["reason"]
     assert read_report(run) is None
 
 

@@ -13,11 +13,11 @@ import pytest
 from dashboard.services import ServerActivity, Services
 from dashboard.sweep_content import SweepStatus
 from dashboard.sweeps import StoredSweep
+from stepscope.lab.folder import SAMPLES, SweepError
 from stepscope.run import RunError, RunStatus, process_of, read_run
 from tests.support.waiting import wait_until
 from trainer.config import Workload, defaults
-from trainer.lab.folder import SAMPLES, SweepError
-from trainer.lab.plan import SweepPlan
+from trainer.lab.plan import WorkloadPlan
 from trainer.lab.variants import make_variant
 
 LONG = 100_000
@@ -34,7 +34,7 @@ def server(tmp_path: Path) -> Iterator[Services]:
 def start(server: Services, rounds: int = 2) -> str:
     base = defaults(Workload.LINEAR)
     arm = make_variant({"optimizer_impl": "for-loop"}, base, server.devices().devices)
-    plan = SweepPlan(
+    plan = WorkloadPlan(
         config=base, arms=(arm,), steps=5, warmup=2, max_rounds=rounds, find_best=False
     )
     return server.begin(ServerActivity.SWEEP, lambda: server.sweeps.start(plan))

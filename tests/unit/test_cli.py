@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli import BROKEN_PIPE, COMMANDS, PROGRAMS, main, parser, ui
+from stepscope.recorded_run import open_run
+from stepscope.run import RunError
 from tests.support.child_process import child
 from tests.support.run_folders import make_run
 
@@ -46,7 +48,7 @@ def test_runs_lists_live_runs_first(runs: Path, capsys: pytest.CaptureFixture[st
     for name, about in {
         "a": {"status": "running"},
         "b": {"status": "finished", "kind": "watch", "step": 12, **past},
-        "c": {"status": "failed", "host": "node7", "user": "ada", **past},
+        "c": {"status": "failed", "host": "node7", "user": "ada", "tags": ["x", "y"], **past},
         "d": {"pid": 2**22 + 1, "created": 1e9 - 9, "heartbeat": 1e9 - 2},
         "e": {"status": "finished", "host": "\x1b[2Jnode\n", "step": [1], **past},
     }.items():
@@ -57,8 +59,20 @@ def test_runs_lists_live_runs_first(runs: Path, capsys: pytest.CaptureFixture[st
     lines = {line.split()[0][5:]: line for line in out.splitlines()}
     assert list(lines) == ["a", "e", "c", "b", "d"]
     assert re.search(r"watch +finished +step +12 +2001-09-0\d \d\d:\d\d +2 min 05 s$", lines["b"])
-    assert re.search(r"trainer .*2 min 05 s  ada@node7$", lines["c"])
+    assert re.search(r"trainer .*2 min 05 s  #x  #y  ada@node7$", lines["c"])
     assert re.search(r"crashed .* 7 s$", lines["d"])  # up to its last heartbeat
+
+
+def test_a_part_of_an_id_opens_the_only_run_that_has_it(runs: Path) -> None:
+    for name in ("20261126-train-0a1b", "20261126-train-0a1c", "abcd"):
+        os.rename(make_run(runs, "x"), runs / name)
+    assert open_run("0a1c").id == "20261126-train-0a1c"
+    assert open_run("abcd").id == "abcd"
+    with pytest.raises(RunError, match="20261126-train-0a1c, 20261126-train-0a1b"):
+        open_run("train")
+    for unknown in ("0a1d", "0a1", "../abcd"):
+        with pytest.raises(RunError):
+            open_run(unknown)
 
 
 def test_runs_as_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,10 +121,15 @@ def test_all_arguments_of_watch_are_passed_on(monkeypatch: pytest.MonkeyPatch) -
     assert seen == [words]
 
 
+def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    listed = [line.split()[0] for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert set(COMMANDS) <= set(listed)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        "",
         "nope",
         "record --seconds 0",
         "record --seconds inf",
@@ -217,7 +236,7 @@ def test_the_document_has_every_command_and_option(capsys: pytest.CaptureFixture
     parts = re.split(r"^## stepscope ([\w-]+)$", (ROOT / "docs/cli.md").read_text(), flags=re.M)
     documented = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert set(documented) == set(COMMANDS)
-    for name in COMMANDS.keys() - {"watch"} - PROGRAMS.keys():
+    for name in COMMANDS.keys() - {"watch", "tune"} - PROGRAMS.keys():
         (commands,) = (
             action
             for action in parser(name)._actions
@@ -228,8 +247,10 @@ def test_the_document_has_every_command_and_option(capsys: pytest.CaptureFixture
         listed = set(re.findall(r"^\| `(--[\w-]+)", documented[name], flags=re.M))
         assert listed == {word for word in known if word.startswith("--")} - {"--help"}, name
         assert f"stepscope {name}" in str(command.epilog)  # its examples
-    with pytest.raises(SystemExit):
-        main(["watch", "--help"])
-    options = set(re.findall(r"^  (--?\w+)", capsys.readouterr().out, flags=re.M)) - {"-h"}
-    assert options
-    assert all(f"`{option}" in documented["watch"] for option in options)
+    for name in ("watch", "tune"):
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        shown = capsys.readouterr().out
+        options = set(re.findall(r"^  (--?\w[\w-]*)", shown, flags=re.M)) - {"-h"}
+        assert options
+        assert all(f"`{option}" in documented[name] for option in options)

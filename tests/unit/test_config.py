@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from stepscope.common.config_issue import ConfigError
 from stepscope.run.setting_names import EARLIER_FIELDS
 from tests.support.train_devices import GPU
 from trainer.config import (
     FIELDS,
-    ConfigError,
     OptimizerImpl,
     Precision,
     RunConfig,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.common.config_issue import ConfigError
 from trainer import datasets as sets
-from trainer.config import ConfigError, RunConfig, Workload, defaults
+from trainer.config import RunConfig, Workload, defaults
 from trainer.datasets import MAKE_DIGITS, data_path, data_problem, form_of
 
 

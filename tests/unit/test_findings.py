@@ -85,6 +85,13 @@ def test_a_young_run_is_an_empty_list_and_a_sentence(
     assert diagnose(capsys, "young") == (err, "")
 
 
+def test_a_mixed_wait_is_not_called_nothing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    waits = [(0.1 * i, 0, {"process/cpu": 20.0}) for i in range(60)]
+    write_run(runs / "mixed", steps=steps(0.01), samples=waits)
+    out, _ = diagnose(capsys, "mixed")
+    assert out.startswith("No single cause: each step is ")
+
+
 def test_what_has_no_steps_is_said(tmp_path: Path) -> None:
     recorded = read_recorded(read_run(write_run(tmp_path / "r", {"kind": "record"})))
     assert findings(recorded) == []

@@ -85,7 +85,7 @@ def test_a_rank_killed_first_is_named(job: Job) -> None:
         job.rank(0, "failed", reason=told, ended=now)
         status, reason, cause = job.read()
         assert (status, cause) == (RunStatus.CRASHED, 1)
-        assert str(reason).startswith("Rank 1 is gone without a word")
+        assert str(reason).startswith("Rank 1 is gone without a message")
 
 
 @pytest.mark.parametrize("signal", ["Aborted", "Segmentation fault", None])

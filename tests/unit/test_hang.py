@@ -267,6 +267,13 @@ def test_how_an_ended_job_hung() -> None:
         {"host": "x" * 5000},
         {"collectives": [{"group": "0", "operation": "all_reduce", "created_s": -1.0}]},
         {"collectives": [{"group": "0", "operation": "all_reduce", "created_s": 1e308}]},
+        {"collectives": [{"group": "0", "operation": "all_reduce", "created_s": 9e9}]},
+        {"collectives": [{"group": "0", "operation": "all_reduce"}] * 2001},
+        {"frames": [{"file": "a.py", "line": 1, "function": "f"}] * 2001},
+        {"groups": {str(number): [0] for number in range(2001)}},
+        {"groups": {"0": [0] * 2001}},
+        {"groups": {"x" * 5000: [0]}},
+        {"groups": {"0": [-1]}},
     ],
 )
 def test_a_record_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:

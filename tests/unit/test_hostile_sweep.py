@@ -14,9 +14,7 @@ from dashboard.controls.sweep_picker import label
 from dashboard.sweep_content import SweepStatus, to_content
 from dashboard.sweeps import Sweeps
 from dashboard.views.lab_panel import progress_words
-from stepscope.run import process_identity, process_of
-from tests.support.fake_sweep import sweep
-from trainer.lab.folder import (
+from stepscope.lab.folder import (
     LOCK,
     PLAN_JSON,
     SWEEP_JSON,
@@ -25,6 +23,8 @@ from trainer.lab.folder import (
     read_sweep,
     seconds_per_sample,
 )
+from stepscope.run import process_identity, process_of
+from tests.support.fake_sweep import sweep
 
 HUGE = 10**400
 GOOD, BAD = "20261122-061500-digits-mlp-ab12", "20261122-061501-digits-mlp-ab13"
@@ -66,7 +66,7 @@ def test_numbers_beyond_all_bounds_do_not_end_the_page(tmp_path: Path, bad: dict
     for one in found:
         assert label(one)
         assert progress_words(one.content)
-        assert one.content.progress.share <= 1
+        assert one.content.share <= 1
     assert made.active_id() is None or bad["status"] == "running"
     seconds_per_sample(tmp_path, "digits_mlp", "cpu")
 
@@ -98,7 +98,7 @@ def test_null_in_place_of_a_number_is_a_missing_value() -> None:
     assert (found.updated, found.progress.done, found.progress.total) == (0.0, 0, 96)
     assert (found.arms[0].rounds, found.arms[0].metrics) == (0, {})
     assert found.rounds[0].samples == {}
-    assert found.config["max_steps"] is None  # a setting may be null
+    assert found.plan.config["max_steps"] is None  # a setting may be null
 
 
 def test_a_process_number_that_is_none_is_no_process() -> None:

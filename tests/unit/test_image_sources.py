@@ -51,6 +51,7 @@ PLAIN = {"a.png": "cat", "b.png": "dog", "c.png": "cat", "d.png": "dog", "e.png"
 
 FORMS = {
     "plain": rows(*GOOD),
+    "not-normalized": rows("./a.png,cat", ".//b.png,dog", *GOOD[2:]),
     "windows-lines": rows(*GOOD).replace("\n", "\r\n"),
     "bom": b"\xef\xbb\xbf" + rows(*GOOD).encode(),
     "utf-16": rows(*GOOD).encode("utf-16"),
@@ -120,11 +121,11 @@ BAD_ROWS = [
     ("/etc/passwd,x", "is absolute; paths are relative to the CSV file"),
     ("C:\\a.png,x", "is absolute"),
     ("missing.png,x", "there is no file missing.png"),
-    ("nowhere/a.png,x", "there is no folder nowhere"),
-    ("a.png/b.png,x", "a.png is no folder"),
+    ("nowhere/a.png,x", "there is no file nowhere/a.png"),
+    ("a.png/b.png,x", "a.png/b.png cannot be read (Not a directory)"),
     (".,x", "the path has 0 characters"),
     ("link.png,x", "link.png is a symbolic link"),
-    ("linked/a.png,x", "linked is a symbolic link"),
+    ("linked/a.png,x", "linked/a.png is a symbolic link or in a linked folder"),
     ("pipe.png,x", "pipe.png is no file"),
     ("empty.png,x", "empty.png is empty"),
     ("large.png,x", "large.png has 65 MiB, 64 are allowed"),

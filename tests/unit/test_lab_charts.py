@@ -44,7 +44,7 @@ def test_the_chart_has_the_effects_sorted_with_their_intervals() -> None:
         "deterministic on",
     ]
     points = {trace["name"]: trace for trace in made["data"]}
-    assert set(points) == {"faster", "undecided", "no difference", "slower"}
+    assert set(points) == {"faster", "inconclusive", "no difference", "slower"}
     assert effects_figure(to_content(sweep(arms=[arm("compile", "measuring")]))) is None
     slower = points["slower"]
     assert (slower["x"], slower["y"]) == ([-20.0], [3])
@@ -90,8 +90,28 @@ def test_a_loss_that_is_not_shown_equal_is_marked() -> None:
     loss = {"verdict": "not_shown_equal", "text": "loss not shown equal: +0.5 % [-4.0, +5.0]"}
     marked = arm("compile", "faster", 0.31, loss=loss)
     content = to_content(sweep(arms=[marked, ARMS[0]]))
-    assert [one.loss_not_shown_equal for one in content.arms] == [True, False]
     assert [row["Loss verdict"] for row in rows(content.arms)] == ["not shown equal", "same"]
+
+
+def test_a_loss_that_no_trial_has_is_no_loss() -> None:
+    loss = {"verdict": "undecided", "text": "no loss"}
+    arms = [
+        arm("compile", "failed", loss=loss),
+        arm("tf32", "measuring", loss=loss),
+        arm("bf16", "undecided", 0.1, loss=loss),  # has a loss, not yet a verdict
+        ARMS[0],
+    ]
+    shown = [row["Loss verdict"] for row in rows(to_content(sweep(arms=arms)).arms)]
+    assert shown == ["no loss", None, None, "same"]
+
+
+def test_progress_within_a_time_budget_is_a_fraction_of_the_time() -> None:
+    plan = sweep()["plan"]
+    progress = {"done": 3, "total": 240, "seconds_left": 45.0}
+    content = to_content(sweep("running", plan=plan | {"minutes": 3}, progress=progress))
+    assert content.share == pytest.approx(0.75)
+    without_budget = to_content(sweep("running", plan=plan, progress=progress))
+    assert without_budget.share == pytest.approx(3 / 240)
 
 
 def test_columns_without_a_value_are_left_out() -> None:

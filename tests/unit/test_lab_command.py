@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.lab.command import FAILED, FINISHED, STOPPED, USAGE
+from stepscope.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep, write_plan
+from stepscope.lab.plan import Variant
 from tests.support.train_devices import SIMULATED
 from trainer.config import Workload, defaults
 from trainer.config_validation import TrainDevice
-from trainer.lab.__main__ import FAILED, FINISHED, STOPPED, USAGE, main
-from trainer.lab.folder import PLAN_JSON, SWEEP_JSON, only_one, read_sweep, write_plan
-from trainer.lab.plan import SweepPlan
-from trainer.lab.variants import Variant
+from trainer.lab.__main__ import main
+from trainer.lab.plan import WorkloadPlan
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def handlers() -> Iterator[None]:
 def folder(tmp_path: Path) -> Path:
     """Return the folder of a sweep whose workload, a user's own file, is not given here."""
     arms = (Variant(name="fused", label="fused on", changes={"optimizer_impl": "fused"}),)
-    write_plan(tmp_path, SweepPlan(config=defaults(Workload.CUSTOM), arms=arms))
+    write_plan(tmp_path, WorkloadPlan(config=defaults(Workload.CUSTOM), arms=arms))
     return tmp_path
 
 
@@ -55,7 +56,7 @@ def test_the_speed_of_a_simulated_gpu_is_not_measured(
     monkeypatch.setattr("trainer.devices.list_devices", lambda: [SIMULATED])
     arms = (Variant(name="fused", label="fused on", changes={"optimizer_impl": "fused"}),)
     config = defaults(Workload.LINEAR, SIMULATED.id)
-    write_plan(tmp_path, SweepPlan(config=config, arms=arms))
+    write_plan(tmp_path, WorkloadPlan(config=config, arms=arms))
     assert main(["--folder", str(tmp_path)]) == FAILED
     assert "the GPU is simulated" in read_sweep(tmp_path)["reason"]
 
@@ -97,7 +98,7 @@ def test_ctrl_c_during_imports_stops_it(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("trainer.devices.list_devices", interrupted)
     arms = (Variant(name="set_to_none=false", label="off", changes={"set_to_none": False}),)
-    write_plan(tmp_path, SweepPlan(config=defaults(Workload.LINEAR), arms=arms, steps=30))
+    write_plan(tmp_path, WorkloadPlan(config=defaults(Workload.LINEAR), arms=arms, steps=30))
     assert main(["--folder", str(tmp_path)]) == STOPPED
     assert read_sweep(tmp_path)["status"] == "stopped"
     assert read_sweep(tmp_path)["progress"]["done"] == 0

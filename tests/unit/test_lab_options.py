@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.train_devices import SIMULATED
-from trainer.config import FIELDS, ConfigError, RunConfig, Workload, defaults
-from trainer.config_validation import TrainDevice, validate
-from trainer.lab.folder import (
+from stepscope.common.config_issue import ConfigError
+from stepscope.lab.command import UsageError
+from stepscope.lab.folder import (
     SweepError,
     new_sweep_folder,
     seconds_per_sample,
@@ -23,10 +22,13 @@ from trainer.lab.folder import (
     write_json,
     write_plan,
 )
-from trainer.lab.options import UsageError, parser, plan_of
-from trainer.lab.plan import SweepPlan, estimate
+from stepscope.lab.plan import estimate
+from tests.support.train_devices import SIMULATED
+from trainer.config import FIELDS, RunConfig, Workload, defaults
+from trainer.config_validation import TrainDevice, validate
+from trainer.lab.options import parser, plan_of
+from trainer.lab.plan import WorkloadPlan, merged
 from trainer.lab.presets import PRESETS
-from trainer.lab.sweep_state import merged
 from trainer.lab.variants import (
     FIXED,
     NOT_TIMED,
@@ -45,7 +47,7 @@ GPU = TrainDevice(
 
 def planned(
     *words: str, devices: tuple[TrainDevice, ...] = (CPU,)
-) -> tuple[SweepPlan, tuple[str, ...]]:
+) -> tuple[WorkloadPlan, tuple[str, ...]]:
     return plan_of(parser().parse_args(["--workload", "digits_cnn", *words]), devices)
 
 
@@ -217,7 +219,7 @@ def test_the_duration_of_a_trial_is_that_of_an_earlier_sweep(tmp_path: Path) -> 
 
     assert seconds() is None
     folder = new_sweep_folder(tmp_path, "linear")
-    plan = SweepPlan(config=RunConfig(workload=Workload.LINEAR), arms=())
+    plan = WorkloadPlan(config=RunConfig(workload=Workload.LINEAR), arms=())
     write_plan(folder, plan)
     assert seconds() is None
     samples = {"baseline": {"seconds": 4.0}, "a": {"seconds": 6.0}}
@@ -237,7 +239,7 @@ def test_a_sweep_is_named_by_a_plain_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.fixture
-def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepPlan]:
+def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkloadPlan]:
     """Return the function that plans a sweep of a custom workload with two settings."""
     path = tmp_path / "mine.py"
     path.write_text('SETTINGS = {"quick": "Less to do.", "late": "Waits."}\n')
@@ -246,7 +248,7 @@ def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Swe
     return lambda *words: plan_of(parser().parse_args([*given, *words]), [CPU])[0]
 
 
-def test_settings_of_a_custom_workload_are_variants(custom: Callable[..., SweepPlan]) -> None:
+def test_settings_of_a_custom_workload_are_variants(custom: Callable[..., WorkloadPlan]) -> None:
     plan = custom("--arms", "quick,late+num_workers=2,quick+late")
     assert plan.config.workload is Workload.CUSTOM
     both = {"custom_options": "late", "num_workers": 2}

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stepscope.lab.measurement import steps_together
+from stepscope.lab.plan import Variant
 from trainer.config import Runner, Strategy, Workload, defaults
 from trainer.config_validation import TrainDevice
+from trainer.lab.plan import scaled
 from trainer.lab.presets import PRESETS
-from trainer.lab.result_json import scaled
-from trainer.lab.trial_run import steps_together
-from trainer.lab.variants import Variant, changed, make_variant
+from trainer.lab.variants import changed, make_variant
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = defaults(Workload.DIGITS_CNN)

@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal, norm, spearmanr
 from scipy.stats import t as student
 
 from benchmarks import lab_errors
-from trainer.lab.statistics import (
+from stepscope.lab.statistics import (
     EffectEstimate,
     Rules,
     Side,

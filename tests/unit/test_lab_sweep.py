@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from trainer.config import ConfigError, RunConfig, Workload
-from trainer.config_validation import TrainDevice
-from trainer.lab.comparison import NextTrial, VariantComparison, replay_comparison
-from trainer.lab.folder import (
+from stepscope.common.config_issue import ConfigError
+from stepscope.lab.comparison import NextTrial, VariantComparison, replay_comparison
+from stepscope.lab.folder import (
     METRICS,
     SAMPLES,
     SWEEP_JSON,
@@ -26,12 +25,15 @@ from trainer.lab.folder import (
     read_sweep,
     write_plan,
 )
-from trainer.lab.plan import SweepPlan
-from trainer.lab.report import closing, progress_line, table, to_csv
-from trainer.lab.statistics import judge
-from trainer.lab.sweep import SweepRunner, seed_of, with_steps
-from trainer.lab.sweep_state import confirming_rules, rules_of
-from trainer.lab.variants import Variant, make_variant
+from stepscope.lab.plan import Variant
+from stepscope.lab.report import closing, progress_line, table, to_csv
+from stepscope.lab.statistics import judge
+from stepscope.lab.sweep_runner import SweepRunner, seed_of, with_steps
+from stepscope.lab.sweep_state import confirming_rules, rules_of
+from trainer.config import RunConfig, Workload
+from trainer.config_validation import TrainDevice
+from trainer.lab.plan import WorkloadPlan
+from trainer.lab.variants import make_variant
 
 CPU = TrainDevice(id="cpu", name="a CPU", memory_total=2**33)
 CONFIG = RunConfig(workload=Workload.DIGITS_CNN, channels_last=False)
@@ -82,15 +84,15 @@ def arm(**changes: Any) -> Variant:
     return make_variant(changes, CONFIG, [CPU])
 
 
-def plan(*arms: Variant, **numbers: Any) -> SweepPlan:
+def plan(*arms: Variant, **numbers: Any) -> WorkloadPlan:
     given = {"steps": 100, "warmup": 20, **numbers}
-    return SweepPlan(config=CONFIG, arms=arms, **given)
+    return WorkloadPlan(config=CONFIG, arms=arms, devices=(CPU,), **given)
 
 
-def sweep(folder: Path, a_plan: SweepPlan, taker: FakeTaker) -> dict[str, Any]:
+def sweep(folder: Path, a_plan: WorkloadPlan, taker: FakeTaker) -> dict[str, Any]:
     if not (folder / SWEEP_JSON).exists():
         write_plan(folder, a_plan)
-    return SweepRunner(folder, a_plan, [CPU], taker).run()
+    return SweepRunner(folder, a_plan, taker).run()
 
 
 def verdicts(result: Mapping[str, Any]) -> dict[str, str]:
@@ -236,7 +238,7 @@ def test_winners_are_combined_and_confirmed_with_fresh_seeds(tmp_path: Path) -> 
     assert seeds[2] - seeds[0]
     phases = [one["phase"] for one in found["rounds"]]
     assert phases == sorted(phases, key=["measuring", "combining", "confirming"].index)
-    rules = confirming_rules(plan())
+    rules = confirming_rules(plan(), [], "confirm")
     assert (rules.judged_after, rules.level(1)) == ((12,), pytest.approx(0.05))
 
 
@@ -255,7 +257,7 @@ def test_a_winner_with_a_worse_loss(tmp_path: Path, loss: dict[str, Any], text: 
     assert "loss" in found["combining"][0]["reason"]
 
 
-def confirming(a_plan: SweepPlan, job: Mapping[str, Any]) -> bool:
+def confirming(a_plan: WorkloadPlan, job: Mapping[str, Any]) -> bool:
     first = seed_of(a_plan, NextTrial("confirm", 0, ""))
     return first < job["seed"] <= first + a_plan.max_rounds
 
@@ -460,7 +462,7 @@ def test_a_sweep_of_an_earlier_version_continues(tmp_path: Path) -> None:
     taker.stop_after = 4 * 6
     sweep(tmp_path, old, taker)
     stored = {key: value for key, value in old.to_dict().items() if key != "baselines"}
-    again = SweepPlan.from_dict(stored)
+    again = WorkloadPlan.from_dict(stored)
     assert again.baselines == 1
     found = sweep(tmp_path, again, FakeTaker({"channels_last": 0.1}))
     assert found["status"] == "finished"
@@ -487,7 +489,7 @@ def test_progress_never_promises_more_time_than_is_left(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
     a_plan, taker = plan(LAST, WARMUP), FakeTaker({"channels_last": 0.2})
     write_plan(tmp_path, a_plan)
-    SweepRunner(tmp_path, a_plan, [CPU], taker, seen.append).run()
+    SweepRunner(tmp_path, a_plan, taker, seen.append).run()
     totals = [one["progress"]["total"] for one in seen if one["progress"]["phase"] == "measuring"]
     assert totals == sorted(totals, reverse=True)
     assert seen[0]["progress"]["doing"].startswith("round 1 of 12: ")
@@ -570,7 +572,7 @@ def test_the_number_of_baseline_trials_follows_the_supported_variants() -> None:
 
 def test_plans_survive_json_and_reject_invalid_values() -> None:
     a_plan = plan(LAST, arm(pin_memory=True))
-    assert SweepPlan.from_dict(json.loads(json.dumps(a_plan.to_dict()))) == a_plan
+    assert WorkloadPlan.from_dict(json.loads(json.dumps(a_plan.to_dict()))) == a_plan
     for wrong in (
         {"max_rounds": 0},
         {"steps": -1},
@@ -630,4 +632,4 @@ def test_the_documentation_names_every_part_of_sweep_json(tmp_path: Path) -> Non
     parts += [found["arms"][0]["loss"], found["baseline"], found["baseline"]["metrics"]]
     missing = {key for part in parts for key in part if f"`{key}`" not in page}
     assert missing == set()
-    assert set(found["best"]) - {"arms"} <= set(found["arms"][0])
+    assert set(found["best"]) - {"arms", "baseline"} <= set(found["arms"][0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainer.lab.trial_run import burst_cuts, rate
+from stepscope.lab.measurement import burst_cuts, rate
 
 Steps = NDArray[np.float64]
 ONE_EPOCH = np.ones(10_000)

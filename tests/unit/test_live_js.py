@@ -121,6 +121,7 @@ SPANS = {
 }
 GROUPS = "((event) => ['commands', 'failures', 'epochs', 'other']"
 GROUPS += ".filter((name) => rowsOf([event], name).length))"
+RESUMED = ["", "At night", ""]
 BUTTON = "{help: 'Hold.', when: {pending: 'no step yet.', running: null}}"
 NOT_NOW = {"refused": "no step yet.", "title": "Hold. Not now: no step yet."}
 MOMENTS = "{t: [0, 1, 2], s: [0, 5, 9], v: {free: {mean: [7, null, 9]}}}"
@@ -146,6 +147,8 @@ TIMED = "{v: {'perf/step_time': {mean: [9, 9, ...new Array(10).fill(.5)]}}}"
         ),
         ("oddSpans([0, 5], {odd: [3, 3], mean: [1, 1]}, null)[0].word", "NaN/inf"),
         (f"{GROUPS}({{kind: 'mark'}})", ["commands"]),
+        ("['Resume', 'At night', null].map((text) => textOf({kind: 'resume', text}))", RESUMED),
+        ("rowsOf([{kind: 'resume', text: 'Resume'}], 'all')[0].text", ""),
         (f"{GROUPS}({{kind: 'save_checkpoint', data: {{command_id: 1}}}})", ["commands"]),
         (f"{GROUPS}({{kind: 'oom'}})", ["failures"]),
         (f"{GROUPS}({{kind: 'checkpoint', data: {{ok: false}}}})", ["failures"]),
@@ -227,6 +230,8 @@ def test_the_header_shows_the_progress_of_the_run(js: Script) -> None:
     assert js("detailsOf(known)", known=known) == "epoch 3 of 40 · elapsed 1:30"
     # An ended run lasted as long as it recorded.
     assert js("detailsOf(known)", known=known | {"ended": True})[-4:] == "1:23"
+    lost = answer | {"source": {"connected": False, "lost": "Not connected to login1."}}
+    assert js("detailsOf(known)", known=known | {"answer": lost})[-4:] == "1:23"
     unknown = {"answer": {"progress": {}, "now": 5}, "live": {}, "ended": False}
     assert js("progressOf(known)", known=unknown) == {"share": None, "text": ""}
 
@@ -252,6 +257,7 @@ def tile(js: Script, spec: dict[str, Any], parts: dict[str, Any], ended: bool = 
         ({}, {"unit": "B", "ended": "peak"}, True, ["90.0", "B · peak"]),
         ({}, {"ended": "last"}, True, ["0", ""]),
         ({}, {"unit": "1/s", "ended": "mean", "scale": 4}, True, ["227", "mean"]),  # four ranks
+        ({}, {"unit": "1/s", "ended": "mean", "whole": 50, "scale": 4}, True, ["200", "mean"]),
     ],
 )
 def test_a_tile(js: Script, steps: Any, spec: Any, ended: bool, text: list[str]) -> None:

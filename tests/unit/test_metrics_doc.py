@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from docs.metrics import metrics_markdown
 from stepscope.metrics import METRICS
-from stepscope.metrics.__main__ import metrics_markdown
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_the_page_is_what_the_table_writes() -> None:
-    remedy = "run: python -m stepscope.metrics > docs/metrics.md"
+    remedy = "run: python -m docs.metrics > docs/metrics.md"
     assert DOC.read_text(encoding="utf-8") == metrics_markdown(), remedy
     page = metrics_markdown()
     for metric in METRICS:

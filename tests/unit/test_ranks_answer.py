@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.ranks.job_ranks import read_job
+from dashboard.ranks.job_ranks import missing_text, read_job
 from dashboard.ranks.members import MAX_RANKS_SHOWN, read_member
 from dashboard.ranks.ranks_response import ranks_answer
 from stepscope.run import RunStatus, process_identity, rank_json, read_run, write_run_json
@@ -88,7 +88,7 @@ def test_an_answer_has_names_table_and_heatmap(job: JobFolder) -> None:
     found = ask(job)
     assert found["hosts"] == [process_identity()["host"]]
     assert found["ranks"] == [[0, 0, 0, "CPU"], [1, 1, 0, "CPU"]]
-    assert (found["missing"], found["left_out"]) == ({}, 0)
+    assert (found["missing"], found["missing_text"]) == ({}, "")
     table = found["table"]
     assert table["step"] == [40, 40]
     assert (table["time"], table["wait"]) == (pytest.approx([0.1, 0.1]), pytest.approx([0, 20]))
@@ -160,7 +160,7 @@ def test_many_ranks_and_a_long_run(tmp_path: Path) -> None:
     job.steps(0, 400, 20_000, time=0.123456)
     found = ask(job)
     assert len(found["ranks"]) == MAX_RANKS_SHOWN
-    assert found["left_out"] == ranks - MAX_RANKS_SHOWN
+    assert found["missing_text"].startswith(f"{ranks - MAX_RANKS_SHOWN} more rank")
     assert (found["width"], len(found["cells"])) == (32, 63)  # 2,000 s
     assert found["cells"][:, 0] == pytest.approx(np.full(63, 0.123456))
     assert found["table"]["step"][:2] == [19_999, 399]
@@ -197,3 +197,10 @@ def test_an_invalid_world_size_counts_as_one_process(tmp_path: Path, size: Any) 
     job.add(0, world_size=size)
     found = ask(job)
     assert (found["world_size"], found["missing"]) == (1, {})
+
+
+def test_missing_ranks_are_named() -> None:
+    assert missing_text({"never started": [5], "elsewhere": [8, 9, 10]}, 2) == (
+        "Rank 5 never started, or is not watched. Ranks 8, 9, 10 are recorded in another folder, "
+        "if at all: hosts that share no disk have one each. 2 more ranks are recorded, not shown."
+    )

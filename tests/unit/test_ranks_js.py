@@ -23,7 +23,7 @@ NAMED = {
     "ranks": [[0, 0, 0, "GPU 0"], [1, 1, 0, "GPU 1"], [2, 2, 1, "GPU 0"]],
     "world_size": 4,
     "missing": {"never started": [3]},
-    "left_out": 0,
+    "missing_text": "",
     "metrics": ["perf/step_time"],
     "width": 0.5,
     "metric": "perf/step_time",
@@ -160,7 +160,6 @@ def order(rows: str, key: str, descending: bool = False) -> str:
         ("COLUMNS.slice(0, 2).map(([key]) => key)", ["rank", "state"]),  # in view on a phone
         ("COLUMNS.map(([key]) => key).filter(startsDescending).length", 7),
         ("['rank', 'state', 'host', 'place'].some(startsDescending)", False),
-        ("[[3], [1, 2], [0, 1, 2, 5], []].map(listed)", ["3", "1 and 2", "0–2 and 5", ""]),
         ("Object.values(colorRange(steady, 'perf/step_time'))", [0.714, 1.02, False]),
         # A slow first step does not set the scale.
         ("Object.values(colorRange([[50], ...steady], 'a'))", [0.714, 1.02, True]),
@@ -182,12 +181,3 @@ def test_each_metric_of_the_heatmap_has_its_texts(js: Script) -> None:
     texts = js("METRICS")
     assert list(texts) == list(METRICS)
     assert all(len(each) == 4 for each in texts.values())
-
-
-def test_missing_ranks_are_named(js: Script) -> None:
-    named = {"missing": {"never started": [5], "elsewhere": [8, 9, 10]}, "left_out": 2}
-    assert js("missingWords(named)", named=named) == (
-        "Rank 5 never started, or is not watched. Ranks 8–10 are recorded in another folder, if at "
-        "all: hosts that share no disk have one each. 2 more ranks are recorded and not shown."
-    )
-    assert js("missingWords(named)", named={"missing": {}, "left_out": 0}) == ""

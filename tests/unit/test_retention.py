@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import tracker
 from stepscope.cli import gc, main
-from stepscope.run import process_identity, read_run, retention
+from stepscope.run import RunError, process_identity, read_run, retention
+from stepscope.run.metadata import NOTES_JSON, edit_notes
 from stepscope.run.retention import DAY_S, StoredRun, decide, folder_size
 from tests.support.run_folders import make_run
 
@@ -176,6 +177,9 @@ def test_a_tag_of_any_rank_counts(runs: Path) -> None:
     (folder / "rank1.json").write_text(json.dumps(own))
     assert main(["gc", "--keep-days", "0", "--keep-tagged"]) == 0
     assert names(runs) == {"job"}
+    edit_notes(folder, tags=())
+    assert main(["gc", "--keep-days", "0", "--keep-tagged"]) == 0
+    assert names(runs) == set(), "the user has removed the tags"
 
 
 CRASHED = {"status": "running", "ended": None}
@@ -371,6 +375,17 @@ def test_wrong_usage_deletes_nothing(
     assert (out, str(tmp_path / "absent") in err) == ("", True)
 
 
+def test_a_dry_run_alone_shows_the_disk_use(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended(runs, "old", size=3 * 2**20)
+    for words in ([], ["--keep-tagged"]):
+        assert main(["gc", "--dry-run", *words]) == 0
+        out = capsys.readouterr().out
+        assert "3.00 MiB" in out
+        assert "--keep-days" in out
+        assert "--max-size" in out
+    assert names(runs) == {"old"}
+
+
 def test_a_size_has_a_unit() -> None:
     sizes: dict[str, int] = {"1B": 1, "2kb": 2000, "2KiB": 2048, "1.5TB": 1_500_000_000_000}
     assert {text: gc.size_in_bytes(text) for text in sizes} == sizes
@@ -426,3 +441,28 @@ def test_the_size_of_a_folder_has_all_files_and_follows_no_link(tmp_path: Path) 
     assert folder_size(tmp_path / "absent") == 0
     (tmp_path / "linked").symlink_to(tmp_path / "a")
     assert folder_size(tmp_path / "linked") == (tmp_path / "linked").lstat().st_size
+
+
+def test_pinned_runs_stay_and_tags_of_the_user_count(runs: Path) -> None:
+    for name in ("pinned", "tagged", "untagged", "other"):
+        ended(runs, name, tags=["x"] if name == "untagged" else [])
+    edit_notes(runs / "pinned", pinned=True)
+    edit_notes(runs / "tagged", tags=("kept",))
+    edit_notes(runs / "untagged", tags=())
+    assert main(["gc", "--keep-days", "0", "--keep-tagged"]) == 0
+    assert names(runs) == {"pinned", "tagged"}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"pinned": tru', None])
+def test_a_run_whose_edits_cannot_be_read_stays(runs: Path, content: str | None) -> None:
+    notes = ended(runs, "pinned") / NOTES_JSON
+    if content is None:
+        notes.symlink_to(runs / "absent")
+    else:
+        notes.write_text(content)
+    assert main(["gc", "--keep-days", "0"]) == 0
+    assert names(runs) == {"pinned"}
+    with pytest.raises(RunError, match="cannot be read"):
+        edit_notes(notes.parent, name="x")
+    assert content is None or notes.read_text() == content
+    assert read_run(notes.parent).id == "pinned", "it is shown, without edits"

@@ -18,6 +18,7 @@ from dashboard.run_index import RunIndex
 from stepscope.run import RunStatus, process_identity, read_run
 
 LONG_AGO = 1_000.0
+MIRROR = {"source": "h:/r", "age_s": 1.0, "alive": None, "received": 1.0, "reason": None}
 
 
 def write(root: Path, name: str, status: str = "running", **run_info: Any) -> Path:
@@ -61,7 +62,44 @@ def test_live_runs_come_first_then_the_newest(
         write(tmp_path, name, status, created={"1": 1.0, "2": 2.0, "b": 3.0, "a": 4.0}[name])
     assert ids(RunIndex(tmp_path)) == ["2", "1", "a", "b"]
     monkeypatch.setattr(run_index, "MAX_LISTED", 2)
-    assert ids(RunIndex(tmp_path)) == ["a", "b"], "the newest by name"
+    age(tmp_path / "2" / "run.json")
+    assert ids(RunIndex(tmp_path)) == ["1", "a", "b"], "the newest by name, and those that write"
+
+
+def test_an_update_reads_a_few_of_many_live_runs_and_all_in_turn(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_index, "MAX_LISTED", 20)
+    monkeypatch.setattr(run_index, "MAX_READ", 4)
+    live = [f"live{number:02}" for number in range(10)]
+    for name in (*live, *(f"ran{number:03}" for number in range(100))):
+        path = write(tmp_path, name, "running" if name in live else "finished") / "run.json"
+        if name not in live:
+            age(path)
+    age(tmp_path)
+    index = RunIndex(tmp_path)
+    assert [name for name in ids(index) if name in live] == live[::-1], "older than 100 others"
+    write(tmp_path, live[3], "finished")
+    stats: list[str] = []
+    stat = os.stat
+
+    def counted(path: Any, **options: Any) -> os.stat_result:
+        stats.append(str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(run_index.os, "stat", counted)
+    for update in range(3):
+        reads.clear()
+        stats.clear()
+        ids(index)
+        assert len(reads) == 4
+        # Of the folder, of each run.json for its modification time, and in reading it.
+        assert len(stats) == 1 + 2 * 4, update
+    assert len(index.fresh().runs) == 29, "the ended one is no longer among the newest"
+    reads.clear()
+    for _ in range(9):
+        ids(index)
+    assert {reads.count(name) for name in live if name != live[3]} == {4}
 
 
 def test_an_ended_run_is_read_once_and_a_live_one_at_each_update(
@@ -116,6 +154,20 @@ def test_another_run_of_an_old_name_and_a_run_of_another_host_are_read_again(
     assert (found["a"], found["far"]) == (RunStatus.STOPPED, RunStatus.RUNNING)
 
 
+def test_a_crashed_run_of_a_mirror_is_read_again_after_a_change_only(
+    tmp_path: Path, reads: list[str]
+) -> None:
+    write(tmp_path, "far", host="elsewhere", heartbeat=LONG_AGO, mirror=MIRROR | {"alive": False})
+    age(tmp_path / "far" / "run.json", tmp_path)
+    index = RunIndex(tmp_path)
+    for _ in range(3):
+        assert index.fresh().runs[0].status is RunStatus.CRASHED
+    assert reads == ["far"]
+    write(tmp_path, "far", "finished", host="elsewhere", mirror=MIRROR)
+    assert index.fresh().runs[0].status is RunStatus.FINISHED
+    assert reads == ["far", "far"]
+
+
 def test_unreadable_runs_are_not_listed_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, reads: list[str]
 ) -> None:
@@ -140,6 +192,7 @@ def test_a_page_takes_the_newest_live_run_of_this_machine_ours_first(tmp_path: P
     for name, run_info, newest in (
         ("ended", {"status": "finished"}, None),
         ("far", {"host": "elsewhere", "created": now + 9}, None),
+        ("mirrored", {"mirror": MIRROR, "created": now + 9}, None),
         ("eve", {"user": "eve", "created": now + 5}, "eve"),
         ("old", {"created": 5.0}, "old"),
         ("new", {"created": 6.0}, "new"),

@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from dashboard.sweeps import Sweeps
+from stepscope.lab.folder import LOCK, PLAN_JSON, SWEEP_JSON, SweepError
 from stepscope.run import STALE_S, RunStatus, process_identity, read_run, write_run_json
 from stepscope.run.folder import recorder_of
 from stepscope.session import stop
 from stepscope.session.stop import end_job, kill_unheard
 from tests.support.child_process import holding
 from tests.support.fake_sweep import sweep
-from trainer.lab.folder import LOCK, PLAN_JSON, SWEEP_JSON, SweepError
 
 SWEEP = "20261122-061500-digits-mlp-ab12"
 

@@ -13,7 +13,8 @@ import pytest
 
 from stepscope.store import STORE_NAME, SeriesBlock, StoreError, StoreReader, StoreWriter
 from stepscope.store.reader import send_command
-from stepscope.store.writer import PART_ROWS
+from stepscope.store.schema import WAL_BYTES
+from stepscope.store.writer import CHECKPOINT_COMMITS, PART_ROWS
 
 
 def make_rows(start: int, stop: int, keys: Sequence[str] = ("a",)) -> SeriesBlock:
@@ -184,3 +185,21 @@ def test_unusable_stores_are_refused_in_a_sentence(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(StoreError, match="File exists"):
         StoreWriter(path)
+
+
+def test_the_wal_that_grew_behind_a_reader_is_truncated(tmp_path: Path) -> None:
+    writer, wal = StoreWriter(tmp_path / STORE_NAME), tmp_path / f"{STORE_NAME}-wal"
+
+    def grow(commits: int) -> None:
+        for number in range(commits):
+            with writer.transaction():
+                writer.add_event(0.0, number, 0, "mark", "x" * 100_000, {})
+
+    grow(1)
+    with StoreReader(tmp_path) as reader:
+        assert len(reader.events()) == 1
+        grow(100)
+        assert wal.stat().st_size > 2 * WAL_BYTES
+    grow(2 * CHECKPOINT_COMMITS)
+    assert wal.stat().st_size <= WAL_BYTES
+    writer.close()

@@ -1,0 +1,220 @@
+"""The Compare page: what it draws for runs of an address, and what it says of others."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import services
+from stepscope.run import read_run
+from tests.support.app_page import OpenPage, at_address, text_of
+from tests.support.fake_source import FakeSource
+from tests.support.recorded_runs import write_run
+
+MAX_RUNS = 50
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "0b52fe2" / "runs"
+
+
+def record(root: Path, run: str, seconds: float = 0.1, /, **run_json: Any) -> None:
+    rows = [
+        (seconds * step, step, {"perf/step_time": seconds, "train/loss": 1.0 / step})
+        for step in range(1, 41)
+    ]
+    content = {"kind": "init", "name": "job", "config": {"lr": 0.1}, "step": 40} | run_json
+    write_run(root / run, content, steps=rows)
+
+
+def opened(page: OpenPage, *runs: str) -> AppTest:
+    return at_address(page, "compare", runs=",".join(runs))
+
+
+def figures(app: AppTest) -> list[Any]:
+    """The Plotly figures of the page."""
+    found = [json.loads(part.proto.spec) for part in app.get("plotly_chart")]
+    for trace in (trace for figure in found for trace in figure["data"]):
+        for axis in "xy":  # Plotly's JSON of an array
+            array = trace[axis]
+            trace[axis] = np.frombuffer(base64.b64decode(array["bdata"]), array["dtype"]).tolist()
+    return found
+
+
+def tables(app: AppTest) -> list[dict[str, list[Any]]]:
+    """The rows of each table by their label; the figures are the first."""
+    return [{row[0]: row[1:] for row in frame.value.values.tolist()} for frame in app.dataframe]
+
+
+def test_runs_of_the_address_are_drawn_with_changes_to_the_baseline(
+    page: OpenPage, server: services.Services
+) -> None:
+    record(server.runs, "a")
+    record(server.runs, "b", 0.2, config={"lr": 0.2})
+    app = opened(page, "a", "b")
+    assert len(figures(app)) == 2, "loss and step time"
+    assert [len(trace["x"]) for trace in figures(app)[0]["data"]] == [40, 40]
+    rows = tables(app)[0]
+    assert rows["Run"] == ["a", "b"]
+    assert rows["Step time"] == ["100 ms", "200 ms (+100.0%)"]
+    assert any(rows.get("lr") == ["0.1", "0.2"] for rows in tables(app))
+    app.selectbox(key="compare_baseline").select(1).run()
+    assert not app.exception
+    assert tables(app)[0]["Step time"] == ["100 ms (−50.0%)", "200 ms"]
+    app.multiselect(key="compare_runs").set_value(["a"]).run()
+    assert not app.exception
+    assert tables(app)[0]["Step time"] == ["100 ms"]
+    assert app.query_params["runs"] == "a"
+
+
+def test_groups_are_means_with_a_band(page: OpenPage, server: services.Services) -> None:
+    for number in range(4):
+        record(server.runs, f"r{number}", 0.1 + 0.1 * number, config={"lr": number // 2})
+    app = opened(page, *(f"r{number}" for number in range(4)))
+    app.multiselect(key="compare_metrics").set_value(["perf/step_time"])
+    app.selectbox(key="compare_group").select("lr").run()
+    assert not app.exception
+    (figure,) = figures(app)
+    band, mean = figure["data"][:2]
+    assert len(figure["data"]) == 4, "two groups"
+    assert {round(value, 6) for value in mean["y"]} == {0.15}
+    assert {round(value, 6) for value in band["y"]} == {0.1, 0.2}
+
+
+def test_settings_with_the_names_of_choices_are_choices(
+    page: OpenPage, server: services.Services
+) -> None:
+    names = ("group", "each run", "name", "status", "Name", "Run", "Status")
+    for number in range(4):
+        config = dict.fromkeys(names, number // 2)
+        record(server.runs, f"r{number}", config=config, group=f"g{number % 2}")
+    app = opened(page, *(f"r{number}" for number in range(4)))
+    rows = next(rows for rows in tables(app) if "each run" in rows)
+    assert {*names} <= {*rows}
+    app.multiselect(key="compare_metrics").set_value(["perf/step_time"])
+    drawn = {}
+    choices = {name: name if name != "each run" else "setting each run" for name in names}
+    for choice in ("each run", "group of the runs", *choices.values()):
+        app.selectbox(key="compare_group").select(choice).run()
+        assert not app.exception
+        (figure,) = figures(app)
+        drawn[choice] = [one["name"] for one in figure["data"] if "name" in one]
+    assert drawn.pop("group of the runs") == ["group: g0", "group: g1"]
+    assert len(drawn.pop("each run")) == 4
+    assert drawn == {choice: [f"{name}: 0", f"{name}: 1"] for name, choice in choices.items()}
+
+
+def test_a_missing_setting_is_not_the_text_none(page: OpenPage, server: services.Services) -> None:
+    record(server.runs, "a", config={})
+    record(server.runs, "b", config={"compile": "none"})
+    app = opened(page, "a", "b")
+    app.multiselect(key="compare_metrics").set_value(["perf/step_time"])
+    app.selectbox(key="compare_group").select("compile").run()
+    (figure,) = figures(app)
+    assert [one.get("name") for one in figure["data"]] == ["compile: not set", "compile: none"]
+
+
+def test_a_link_to_a_run_is_not_another_run(page: OpenPage, server: services.Services) -> None:
+    record(server.runs, "a")
+    (server.runs / "b").symlink_to(server.runs / "a")
+    app = opened(page, "a", "b")
+    assert tables(app)[0]["Run"] == ["a"]
+    assert "same folder" in text_of(app)
+
+
+@pytest.mark.parametrize(("axis", "last"), [("step", 40), ("time", 4.0), ("samples", None)])
+def test_axes(page: OpenPage, server: services.Services, axis: str, last: float | None) -> None:
+    record(server.runs, "a")
+    app = opened(page, "a")
+    app.selectbox(key="compare_axis").select(axis).run()
+    assert not app.exception
+    ends = [trace["x"][-1] for figure in figures(app) for trace in figure["data"]]
+    assert ends == ([] if last is None else [pytest.approx(last)] * 2)
+    assert ("No run has" in text_of(app)) == (last is None)
+
+
+def test_the_axis_of_time_is_local(
+    page: OpenPage, server: services.Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "JST-9")
+    time.tzset()
+    record(server.runs, "a")
+    app = opened(page, "a")
+    app.selectbox(key="compare_axis").select("date").run()
+    monkeypatch.undo()
+    time.tzset()
+    figure = figures(app)[0]
+    assert figure["layout"]["xaxis"]["type"] == "date"
+    created = read_run(server.runs / "a").created
+    assert figure["data"][0]["x"][-1] == pytest.approx(1e3 * (created + 9 * 3600 + 4))
+
+
+def test_a_page_without_runs_and_with_unknown_ones(
+    page: OpenPage, server: services.Services
+) -> None:
+    record(server.runs, "a")
+    assert "Choose runs" in text_of(opened(page))
+    app = opened(page, "a", "gone", "../../etc")
+    assert "gone" in text_of(app)
+    assert tables(app)[0]["Run"] == ["a"]
+
+
+def test_a_link_to_too_many_runs_draws_the_first(page: OpenPage, server: services.Services) -> None:
+    names = [f"r{number:02}" for number in range(MAX_RUNS + 5)]
+    record(server.runs, names[0])
+    for name in names[1:]:
+        shutil.copytree(server.runs / names[0], server.runs / name)
+    app = opened(page, *names)
+    assert f"The first {MAX_RUNS} of {MAX_RUNS + 5} runs" in text_of(app)
+    assert tables(app)[0]["Run"] == names[:MAX_RUNS]
+
+
+def test_hostile_metadata_is_text(page: OpenPage, server: services.Services) -> None:
+    evil = "<img src=x onerror=alert(1)>**b** $x$ `c`"
+    record(server.runs, "a", name=evil, config={evil: evil}, environment={"gpu": evil})
+    record(server.runs, "b", config={"x": {"y": {"z": {"deep": {"er": [1]}}}}})
+    app = opened(page, "a", "b")
+    drawn = json.dumps(figures(app))
+    assert "<img" not in drawn
+    assert "**b**" not in text_of(app).replace("\\*", "")
+
+
+def test_runs_of_an_earlier_version_and_examples_compare(
+    page: OpenPage, server: services.Services
+) -> None:
+    for name in ("plain", "fsdp"):
+        shutil.copytree(FIXTURES / name, server.runs / name)
+    app = opened(page, "plain", "fsdp", "h100", "cpu-training")
+    assert tables(app)[0]["Run"] == ["plain", "fsdp", "h100", "cpu-training"]
+    assert "not directly comparable" in text_of(app)
+
+
+def test_a_remote_run_without_its_store_is_a_sentence(
+    page: OpenPage, server: services.Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(server.runs, "a")
+    record(server.runs, "far")
+    (server.runs / "far" / "rank0.sqlite").unlink()
+    source = FakeSource(server.runs)
+    monkeypatch.setattr(server, "source_of", lambda run: source if run.id == "far" else None)
+    app = opened(page, "a", "far")
+    assert "far is being loaded" in text_of(app)
+    assert tables(app)[0]["Run"] == ["a"]
+
+
+def test_a_second_selection_replaces_the_first(page: OpenPage, server: services.Services) -> None:
+    for name in ("a", "b", "c"):
+        record(server.runs, name)
+    app = opened(page, "a", "b")
+    app.switch_page("views/runs.py").run()
+    app.query_params["runs"] = "b,c"
+    app.switch_page("views/compare.py")
+    app.query_params["runs"] = "b,c"
+    app.run()
+    assert not app.exception
+    assert tables(app)[0]["Run"] == ["b", "c"]

@@ -1,0 +1,91 @@
+"""The pages with runs of other hosts and of further folders."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import streamlit as st
+
+from dashboard import services
+from stepscope.run import RunStatus
+from tests.support.app_page import OpenPage, at_address, header, label, record, text_of
+from tests.support.fake_source import LABEL, LOST, FakeSource
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> FakeSource:
+    return FakeSource(tmp_path / "mirror")
+
+
+@pytest.fixture
+def server(
+    tmp_path: Path, source: FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[services.Services]:
+    """The services of a server with the local folders `runs` and `other`, and one remote source."""
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
+    given = [object(), tmp_path / "other"]
+    monkeypatch.setattr(services, "sources_from_environment", lambda: given)
+    monkeypatch.setattr(services, "RemoteSource", lambda _address: source)
+    for name in ("runs", "other", "far"):
+        (tmp_path / name).mkdir()
+    logging.getLogger("streamlit").setLevel(logging.ERROR)
+    st.cache_resource.clear()
+    server = services.get()
+    server.devices()
+    assert source.open
+    yield server
+    server.close()
+    assert not source.open
+    st.cache_resource.clear()
+
+
+def test_the_runs_page_names_each_source_and_the_state_of_its_connection(
+    page: OpenPage, server: services.Services, source: FakeSource, tmp_path: Path
+) -> None:
+    app = at_address(page, "runs")
+    assert f"{LABEL} · connected · 34 ms".replace(":", "\\:") in text_of(app)
+    source.receive(record(tmp_path / "far", "remote"))
+    record(tmp_path / "other", "other")
+    record(server.runs, "local")
+    source.now = LOST
+    app.run()
+    assert "reconnecting in 8 s\\: ssh\\: Connection refused." in text_of(app)
+    table = app.dataframe[0].value
+    sources = {None if value != value else value for value in table["Source"]}
+    assert sources == {None, LABEL, str(tmp_path / "other")}
+    assert "The listed run uses" in text_of(app), "the others are on other disks"
+
+
+def test_the_run_page_of_a_remote_run_names_its_source_and_starts_runs_here(
+    page: OpenPage, server: services.Services, source: FakeSource, tmp_path: Path
+) -> None:
+    assert "34 ms" in text_of(page()), "also without runs"
+    source.receive(record(tmp_path / "far", "remote", RunStatus.FAILED))
+    record(tmp_path / "other", "other")
+    app = page(run="remote")
+    runs = dict(header(app)["runs"])
+    assert runs["remote"].endswith(f" · {LABEL}")
+    assert runs["other"].endswith(str(tmp_path / "other"))
+    assert header(app)["trouble"] is None
+    for tab in ("memory", "profile", "logs", "details"):
+        page(run="remote", tab=tab)
+
+
+def test_details_have_the_slurm_job_and_a_run_of_another_folder_is_resumed_nowhere(
+    page: OpenPage, server: services.Services, tmp_path: Path
+) -> None:
+    slurm = {"job_id": "4711", "array_task_id": "3", "node_list": "gpu[01-04]"}
+    folder = record(tmp_path / "other", "one", slurm=slurm)
+    (folder / "last.pt").write_bytes(b"x")
+    app = page(run="one", tab="details")
+    tables = [
+        dict(zip(each.value["Name"], each.value["Value"], strict=True)) for each in app.dataframe
+    ]
+    assert slurm in tables
+    resume = label(app, "button", "Resume in a new run")
+    assert resume.disabled
+    assert str(server.runs) in resume.help
+    assert any(str(folder) in code.value for code in app.code), "the command to export it"

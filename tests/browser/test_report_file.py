@@ -1,0 +1,79 @@
+"""A report opens from a file: no request, no error, and axe finds nothing in both themes.
+
+The buttons on Details, Compare and Lab download it, and a chart is saved as SVG.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from stepscope.report.run_report import run_report
+from stepscope.run import read_run
+from tests.support.browser_page import OpenPage, button, open_tab, violations
+from tests.support.fake_sweep import sweep
+from tests.support.server import ROOT, Server
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
+def test_a_report_opens_offline(browser: Browser, tmp_path: Path, scheme: str, width: int) -> None:
+    names = ("two-simulated-gpus", "cpu-training", "h100", "h100")  # five columns: a wide table
+    copies = [shutil.copytree(ROOT / "examples" / one, tmp_path / one) for one in {*names}]
+    runs = {folder.name: read_run(folder) for folder in copies}
+    (tmp_path / "report.html").write_text(run_report([runs[name] for name in names]))
+    options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
+    context = browser.new_context(**options, bypass_csp=True)  # axe is a script
+    page, requests, messages = context.new_page(), [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.goto((tmp_path / "report.html").as_uri())
+    assert len(requests) == 1
+    assert messages == []
+    assert violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()
+
+
+def save(page: Page, name: str, folder: Path) -> Path:
+    # A press while the page is drawn is lost.
+    app = page.get_by_test_id("stApp")
+    expect(app).to_have_attribute("data-test-script-state", "notRunning")
+    with page.expect_download(timeout=60_000) as download:
+        button(page, name).first.click()
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def test_the_buttons_download_reports_and_images(
+    open_page: OpenPage, server: Server, tmp_path: Path
+) -> None:
+    for name in ("cpu-training", "two-simulated-gpus"):
+        shutil.copytree(ROOT / "examples" / name, server.runs / name)
+    folder = server.runs / "lab" / "20261122-061500-digits-mlp-ab12"
+    folder.mkdir(parents=True)
+    content = sweep(combining=[])
+    for arm in content["arms"]:
+        arm["text"] = arm["verdict"]
+        arm["metrics"] = arm["metrics"] or dict.fromkeys(content["baseline"]["metrics"])
+    (folder / "plan.json").write_text(json.dumps(content["plan"]))
+    (folder / "sweep.json").write_text(json.dumps(content))
+    page = open_page("/?run=cpu-training")
+    chart = page.get_by_test_id("chart-loss")
+    expect(chart.locator(".lines path").first).to_be_visible()
+    with page.expect_download() as download:
+        chart.get_by_title("Download chart (SVG)").click()
+    assert b"<svg" in Path(download.value.path()).read_bytes()
+    open_tab(page, "Details")
+    details = save(page, "Report", tmp_path)
+    address = "/compare?runs=cpu-training,two-simulated-gpus"
+    compared = save(open_page(address, "404"), "Report", tmp_path)
+    lab = save(open_page(f"/lab?sweep={folder.name}", "404"), "Report", tmp_path)
+    report = page.context.new_page()
+    for path, text in ((details, "Summary"), (compared, "Comparison"), (lab, "Verdicts")):
+        report.goto(path.as_uri())
+        expect(report.get_by_role("heading", name=text).first).to_be_visible(timeout=2000)

@@ -1,0 +1,105 @@
+"""`stepscope lab --nproc-per-node 2`: real trials of a DDP script over gloo on the CPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.lab.script_plan import script_command
+from stepscope.lab.trial_process import TrialProcess
+from tests.support.git_repository import content
+from tests.support.script_trials import started_in, vars_of
+from tests.support.waiting import wait_until
+from tests.support.watched_scripts import ROOT, SCRIPTS
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with the script; sweeps are beside it."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    shutil.copy(SCRIPTS / "lab_ranks.py", folder / "train.py")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return folder
+
+
+def take(tmp_path: Path, *arguments: str, steps: int = 40, **changes: Any) -> dict[str, Any]:
+    sweep = tmp_path / "sweep"
+    sweep.mkdir(exist_ok=True)
+    script = script_command("train.py", arguments, is_module=False, nproc_per_node=2)
+    job = {"script": vars_of(script), "changes": changes, "seed": 3}
+    limits = {"warmup": 5, "steps": steps, "seconds": 1.0}
+    return TrialProcess("stepscope.lab.script_trial", sweep).take({**job, **limits}, 200)
+
+
+def command(sweep: Path, *options: str) -> list[str]:
+    words = [*options, "--nproc-per-node", "2", "--steps", "20", "--warmup", "5"]
+    words += ["--max-rounds", "3", "--folder", str(sweep), "train.py", "--pause", "0.01"]
+    return [sys.executable, "-m", "stepscope.cli", "lab", "--variant", "slow: --pause 0.2", *words]
+
+
+def test_a_slow_rank_is_found_and_the_folder_stays_as_it_was(folder: Path, tmp_path: Path) -> None:
+    before, out = content(folder), tmp_path / "out.json"
+    words = command(tmp_path / "sweep", "--gate", "step_time:+3%", "--json", str(out))
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 4, done.stderr
+    found = json.loads(out.read_text())
+    assert found["plan"]["script"]["nproc_per_node"] == 2
+    base, [slow] = found["baseline"], found["arms"]
+    assert slow["metrics"]["step_time"] >= 0.2 > base["metrics"]["step_time"]
+    per_step = slow["metrics"]["step_time"] * slow["metrics"]["samples_per_sec"]
+    assert per_step == pytest.approx(64, rel=0.05)
+    assert content(folder) == before  # no signal handler has written
+
+
+def test_a_timed_trial_and_a_setting_on_all_ranks(folder: Path, tmp_path: Path) -> None:
+    before = content(folder)
+    answer = take(tmp_path, steps=0, **{"with:fused": True})
+    assert answer.get("reason") is None
+    assert [(one["name"], one["state"]) for one in answer["settings"]] == [("fused", "in effect")]
+    assert answer["metrics"]["steps"] >= 2
+    assert answer["machine"]["rate"] == "samples/s"
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("trouble", "texts"),
+    [
+        ("error", ["Rank 1: RuntimeError: a layer is missing"]),
+        ("exit", ["Rank 1 ", "no more memory for this rank"]),
+        ("input", ["Rank 1: The script calls input()"]),
+        ("alone", ["init_process_group"]),
+    ],
+)
+def test_a_rank_that_fails_is_named(
+    folder: Path, tmp_path: Path, trouble: str, texts: list[str]
+) -> None:
+    reason = take(tmp_path, "--trouble", trouble)["reason"]
+    assert [text for text in texts if text not in reason] == []
+
+
+def test_a_setting_refused_on_one_rank_fails_the_trial(folder: Path, tmp_path: Path) -> None:
+    answer = take(tmp_path, "--trouble", "fused", **{"with:fused": True})
+    assert answer["reason"].startswith("fused refused: Rank 1: ")
+
+
+def test_a_killed_sweep_leaves_no_rank(folder: Path, tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    words = command(sweep)
+    words[words.index("20")] = "100000"
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: any(sweep.glob("sample-*/runs/*/rank1.json")), 200)
+        assert len(started_in(sweep)) >= 4, "the trial, torchrun and two ranks"
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not started_in(sweep))

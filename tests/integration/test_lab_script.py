@@ -1,0 +1,220 @@
+"""`stepscope lab train.py`: real trials of a script, none of which may change the user's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stepscope.lab.folder import SAMPLES
+from stepscope.lab.script_plan import script_command
+from stepscope.lab.trial_process import TrialProcess
+from tests.support.git_repository import commit, content
+from tests.support.script_trials import started_in, vars_of
+from tests.support.waiting import wait_until
+from tests.support.watched_scripts import ROOT, SCRIPTS
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with the script; sweeps are beside it."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    shutil.copy(SCRIPTS / "lab_digits.py", folder / "train.py")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return folder
+
+
+def take(
+    tmp_path: Path, *arguments: str, steps: int = 40, links: tuple[str, ...] = (), **changes: Any
+) -> dict[str, Any]:
+    sweep = tmp_path / "sweep"
+    sweep.mkdir(exist_ok=True)
+    script = script_command("train.py", arguments, is_module=False, links=links)
+    job = {"script": {**vars_of(script)}, "changes": changes, "seed": 3}
+    limits = {"warmup": 10, "steps": steps, "seconds": 0.3}
+    return TrialProcess("stepscope.lab.script_trial", sweep).take({**job, **limits}, 100)
+
+
+def test_a_trial_ends_after_its_steps_without_the_scripts_handlers(
+    folder: Path, tmp_path: Path
+) -> None:
+    before = content(folder)
+    answer = take(tmp_path, "--out", "{out}", **{"arguments": ["--batch-size", "16"]})
+    metrics = answer["metrics"]
+    assert metrics["steps"] == 40
+    assert metrics["step_time"] * metrics["samples_per_sec"] == pytest.approx(16, rel=0.4)
+    assert metrics["loss_finite"]
+    assert answer["machine"]["rate"] == "samples/s"
+    timed = take(tmp_path, steps=0, **{"env:PAUSE": "0.001", "with:fused": True})
+    assert timed["metrics"]["steps"] >= 2  # as many as 0.3 s have on this machine
+    assert content(folder) == before  # neither a finally block nor a handler has written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stops", "text"),
+    [
+        (["--trouble", "input"], False, "The script calls input()"),
+        (["--trouble", "fork"], False, "The script forks (train.py, line "),
+        (["--trouble", "write"], True, "notes.txt"),
+        (["--trouble", "nothing"], False, "No training step was seen"),
+        (["--trouble", "error"], False, "RuntimeError: a layer is missing"),
+        (["--resume", "state.pt"], True, "resumes its optimizer from state.pt"),
+        (["--steps", "25"], True, "The script ended after 25 steps, before 51 steps"),
+    ],
+)
+def test_what_no_trial_may_do_is_a_sentence(
+    folder: Path, tmp_path: Path, arguments: list[str], stops: bool, text: str
+) -> None:
+    if "--resume" in arguments:
+        code = (
+            "import torch; p = torch.nn.Linear(16, 4); o = torch.optim.Adam(p.parameters()); "
+            "p(torch.ones(1, 16)).sum().backward(); o.step(); "
+            "torch.save({'optimizer': o.state_dict()}, 'state.pt')"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+    answer = take(tmp_path, *arguments)
+    assert text in answer["reason"]
+    assert bool(answer.get("stops")) is stops
+
+
+def test_a_module_edited_between_trials_ends_the_sweep(folder: Path, tmp_path: Path) -> None:
+    script, module = folder / "train.py", folder / "rates.py"
+    script.write_text(f"import rates\n{script.read_text()}")
+    module.write_text("RATE = 0.1\n")
+    assert "metrics" in take(tmp_path, steps=20)
+    assert "metrics" in take(tmp_path, steps=20), "an unchanged module does not count"
+    module.write_text("RATE = 0.2\n")
+    answer = take(tmp_path, steps=20)
+    assert str(module) in answer["reason"]
+    assert "edited" in answer["reason"]
+    assert answer["new_sweep"]
+    module.unlink()
+    assert str(module) in take(tmp_path, steps=20)["reason"]
+
+
+def test_nothing_that_a_script_starts_or_creates_outlives_its_trial(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of another session without the environment, and a temporary folder."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    seconds = f"{600 + os.getpid() / 1e7:.7f}"
+    answer = take(tmp_path, "--trouble", f"leave{seconds}")
+    left = [one for one in psutil.process_iter(["cmdline"]) if seconds in one.info["cmdline"]]
+    for process in left:
+        process.kill()
+    files = [path for path in temporary.iterdir() if "torchinductor" not in path.name]
+    assert (left, files) == ([], [])
+    assert answer["metrics"]["steps"] == 40
+
+
+def test_a_setting_that_does_not_apply_is_a_reason(folder: Path, tmp_path: Path) -> None:
+    answer = take(tmp_path, **{"with:channels_last": True})
+    assert answer["reason"].startswith("channels_last refused: Sequential has no Conv2d")
+
+
+def test_a_killed_sweep_leaves_the_folder_as_it_was_and_resumes(
+    folder: Path, tmp_path: Path
+) -> None:
+    sweep, out = tmp_path / "sweep", tmp_path / "out.json"
+    words = ["--variant", "slow: --pause 0.01", "--steps", "30", "--warmup", "5"]
+    words += ["--max-rounds", "2", "--folder", str(sweep), "--json", str(out)]
+    command = [sys.executable, "-m", "stepscope.cli", "lab", *words, "train.py", "--out", "{out}"]
+    before = content(folder)
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: (sweep / SAMPLES).exists())
+        wait_until(lambda: any(sweep.glob("sample-*/runs/*/run.json")))
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not started_in(sweep))
+    assert content(folder) == before
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert (found["status"], found["arms"][0]["rounds"]) == ("finished", 2)
+    assert found["arms"][0]["effect"] < -0.3
+    assert found["plan"]["script"]["arguments"] == ["--out", "{out}"]
+    assert content(folder) == before
+
+
+def test_a_gate_ends_a_sweep_with_its_exit_code(folder: Path, tmp_path: Path) -> None:
+    """Five times the step time is above any limit, equal memory below."""
+    (folder / "waits.py").write_text(
+        "import sys, time, torch\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 1e-3)\n"
+        "while True:\n"
+        "    time.sleep(float(sys.argv[-1]))\n"
+        "    model(torch.ones(1, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    command = [sys.executable, "-m", "stepscope.cli", "lab", "--steps", "12", "--max-rounds", "3"]
+    gates = ["--gate", "step_time:+3%", "--gate", "peak_memory:+50%"]
+    done = subprocess.run(
+        [*command, *gates, "--variant", "slow: 0.05", "waits.py", "0.01"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 4, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| slow")]
+    assert [(row[1], row[-1]) for row in rows] == [
+        ("step_time", "**regression** |"),
+        ("peak_memory", "**passed** |"),
+    ]
+    assert "**regression** (exit code 4)" in done.stdout.splitlines()[-1]
+
+
+def test_a_revision_runs_its_own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first commit waits 20 ms in each of two modules, the working tree not at all."""
+    top = (tmp_path / "mine").resolve()
+    top.mkdir()
+    script = (
+        "import pathlib, time, torch, beside, on_path\n"
+        "assert pathlib.Path('data/x.txt').read_text() == 'x'\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 1e-3)\n"
+        "while True:\n"
+        "    time.sleep(beside.WAIT + on_path.WAIT)\n"
+        "    model(torch.ones(1, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    names = ("beside.py", "lib/on_path.py")
+    ignored = {".gitignore": "data\nruns\n"}
+    first = commit(top, ignored | {"train.py": script} | dict.fromkeys(names, "WAIT = 0.02\n"))
+    commit(top, dict.fromkeys(names, "WAIT = 0\n"))
+    for name in ("data", "runs"):
+        (top / name).mkdir()
+    (top / "data/x.txt").write_text("x")
+    monkeypatch.chdir(top)
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(top / "runs"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(top / "lib"), str(ROOT)]))
+
+    def trial(**changes: str) -> dict[str, Any]:
+        return take(top / "runs", steps=10, links=("data",), **changes)
+
+    before = hashes(top)
+    foreign = trial(rev=first)
+    assert f"The module on_path was loaded from {top / 'lib/on_path.py'}" in foreign["reason"]
+    assert not foreign.get("stops")
+    relative = trial(rev=first, **{"env:PYTHONPATH": "lib"})
+    assert relative["metrics"]["step_time"] >= 0.04
+    assert hashes(top) == before
+
+
+def hashes(top: Path) -> dict[str, str]:
+    """Return the hashes of the files of a repository and of .git, without those of sweeps."""
+    runs = str(top / "runs")
+    return {path: value for path, value in content(top).items() if not path.startswith(runs)}

@@ -1,0 +1,89 @@
+"""`stepscope tune` on a script that waits for its data: the patch runs and has the effect."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.lab.folder import SAMPLES
+from tests.support.git_repository import content
+from tests.support.waiting import wait_until
+from tests.support.watched_scripts import ROOT, SCRIPTS
+
+pytestmark = pytest.mark.timeout(300)  # 13 processes: 50 s on a quiet machine
+
+TUNE = [sys.executable, "-m", "stepscope.cli", "tune", "--minutes", "10"]
+SHORT = ["--steps", "20", "--warmup", "8", "--max-rounds", "3"]
+CHECK = """
+import runpy, sys
+import torch.utils.data as data
+
+original = data.DataLoader._get_iterator
+
+
+def first(loader):
+    iterator = original(loader)
+    next(iterator)
+    print(sum(worker.is_alive() for worker in iterator._workers))
+    raise SystemExit
+
+
+data.DataLoader._get_iterator = first
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with the script; sweeps are beside it."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    text = (SCRIPTS / "slow_dataset.py").read_text()
+    seeded = "torch.manual_seed(0)  # else a loss may be higher by chance\n    model ="
+    (mine / "train.py").write_text(text.replace("model =", seeded, 1))
+    monkeypatch.chdir(mine)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("STEPSCOPE_RUNS", str(tmp_path / "runs"))
+    return mine
+
+
+def test_the_patch_of_a_slow_data_set_adds_workers(mine: Path, tmp_path: Path) -> None:
+    before, sweep, faster = content(mine), tmp_path / "sweep", tmp_path / "faster.py"
+    settings = ["--settings", "channels_last,set_to_none,num_workers=4", "--json", "-"]
+    command = [*TUNE, *SHORT, *settings, "--folder", str(sweep), "--apply", str(faster)]
+    done = subprocess.run([*command, "train.py"], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["best"]["arms"] == ["num_workers=4"]
+    assert found["best"]["low"] > 0.3
+    assert [arm["verdict"] for arm in found["arms"]] == ["impossible", "impossible", "faster"]
+    # The refused settings cost no trial: a first one, 3 rounds of 2, and 3 of the confirmation.
+    assert len((sweep / SAMPLES).read_text().splitlines()) == 13
+    assert content(mine) == before
+    patch = json.loads((sweep / "patch.json").read_text())
+    assert "+    for batch in DataLoader(Slow(), batch_size=8, num_workers=4):\n" in patch["diff"]
+    assert patch["by_hand"] == []
+    check = [sys.executable, "-c", CHECK, str(faster)]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr
+
+
+def test_a_stopped_tune_leaves_the_folder_as_it_was_and_resumes(mine: Path, tmp_path: Path) -> None:
+    before, sweep = content(mine), tmp_path / "sweep"
+    words = ["--settings", "num_workers=4", "--steps", "12", "--warmup", "4", "--max-rounds", "1"]
+    command = [*TUNE, *words, "--folder", str(sweep), "train.py"]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            wait_until(lambda: any(sweep.glob("sample-*/runs/*/run.json")))
+            process.send_signal(number)
+            output = process.communicate(timeout=60)[0]
+        assert bool(output) is (number is not signal.SIGKILL)
+        assert content(mine) == before
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((sweep / "sweep.json").read_text())["status"] == "finished"

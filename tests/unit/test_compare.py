@@ -1,0 +1,333 @@
+"""Comparison of recorded runs: figures, differences, obstacles, intervals over runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.compare.comparison import (
+    HALF_WIDTH,
+    MAX_CHARS,
+    MAX_ROWS,
+    compare_runs,
+    compare_sides,
+    differences,
+    judge_runs,
+    obstacles,
+    runs_needed,
+)
+from stepscope.compare.figures import RunFigures, read_figures
+from stepscope.lab.gate import Gate, GateVerdict
+from stepscope.run import RunInfo, RunStatus, read_run
+from stepscope.run.metadata import RunNotes, merged
+from stepscope.store import StoreWriter
+from tests.support.recorded_runs import write_run
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "0b52fe2" / "runs"
+CPU = {"cpu": "A CPU", "cores": 8, "torch": "2.13.0"}
+
+
+def steps(count: int, seconds: float = 0.1, first: float = 5.0) -> list[Any]:
+    """Return steps of 32 samples; the first tenth takes `first` seconds each, as if compiling."""
+    rows = []
+    for step in range(1, count + 1):
+        took = first if step <= count / 10 else seconds
+        values = {"perf/step_time": took, "perf/samples_per_sec": 32 / took}
+        values |= {"train/loss": 2.0 - step / count, "perf/data_wait": took / 4, "score": step}
+        rows.append((float(step), step, values))
+    return rows
+
+
+def run(folder: Path, seconds: float = 0.1, count: int = 40, **run_json: Any) -> RunFigures:
+    content = {"kind": "init", "name": "job", "environment": CPU, "step": count} | run_json
+    memory = {"process/rss": 100.0, "host/mem_total": 1000.0, "host/mem_used": 300.0}
+    samples = [(1.0, 1, memory), (2.0, 2, memory | {"process/rss": 250.0}), (3.0, 3, memory)]
+    write_run(folder, content, steps=steps(count, seconds), samples=samples)
+    return read_figures(read_run(folder))
+
+
+def made(name: str = "a", run_json: dict[str, Any] | None = None, **values: float) -> RunFigures:
+    info = RunInfo(Path(name), RunStatus.FINISHED, None, 0.0, {"kind": "init", **(run_json or {})})
+    return RunFigures(info, merged(info.run_json, RunNotes(), name), values, {}, {})
+
+
+def test_figures_of_a_run_leave_out_its_warm_up(tmp_path: Path) -> None:
+    for count in (40, 5000):  # raw rows, and buckets of the store
+        found = run(tmp_path / str(count), count=count, ended=1_700_000_060.0)
+        values = found.values
+        assert values["step_time"] == pytest.approx(0.1)
+        assert values["samples_per_s"] == pytest.approx(320)
+        assert found.samples_per_step == pytest.approx(32)
+        assert found.phases == {"perf/data_wait": pytest.approx(0.025)}
+        assert values["best train/loss"] == pytest.approx(1.0)
+        assert values["final train/loss"] == pytest.approx(1.05, abs=0.02)
+        assert values["best score"] == count
+        assert (values["peak_process"], values["duration"]) == (250.0, 60.0)
+        assert found.memory == {"free": 700, "elsewhere": 50, "process": 250}
+
+
+def test_step_time_is_the_median_of_the_nine_tenths_after_the_first(tmp_path: Path) -> None:
+    rows = [(float(step), step, {"perf/step_time": 1.0 + step // 10}) for step in range(100)]
+    found = read_figures(read_run(write_run(tmp_path / "a", steps=rows)))
+    assert found.values["step_time"] == 6.0, "the median of 2 to 10"
+
+
+def test_a_job_has_the_samples_of_all_its_ranks(tmp_path: Path) -> None:
+    found = run(tmp_path / "job", world_size=4)
+    assert found.values["samples_per_s"] == pytest.approx(4 * 320)
+    assert found.samples_per_step == pytest.approx(4 * 32)
+
+
+def test_energy_is_that_of_the_training_gpu(tmp_path: Path) -> None:
+    devices = [(float(s), s, {"gpu/energy": 1000.0 + 200.0 * s}) for s in range(11)]
+    folder = write_run(
+        tmp_path / "a", {"device": "GPU-1", "kind": "init"}, gpu="GPU-1",
+        steps=steps(40), devices=devices,
+    )  # fmt: skip
+    values = read_figures(read_run(folder)).values
+    assert values["energy"] == 2000.0
+    assert values["energy_per_sample"] == pytest.approx(200 * 0.1 / 32)
+
+
+def test_uncommitted_changes_are_code(tmp_path: Path) -> None:
+    git = {"commit": "abc", "branch": "main", "dirty": True, "diff": True}
+    runs = [run(tmp_path / name, git=git) for name in ("a", "b")]
+    assert compare_runs(runs).code == (), "the file is missing in both"
+    for name, text in (("a", "-x\n+y\x1b[2J\n"), ("b", "-x\n+z\n")):
+        (tmp_path / name / "code.diff").write_text(text)
+    found = [read_figures(one.run) for one in runs]
+    assert found[0].code_diff == "-x\n+y\n"
+    assert [row.label for row in compare_runs(found).code] == ["uncommitted"]
+    other = run(tmp_path / "c", git=git | {"commit": "def"})
+    assert ("abc", "def") in [row.values for row in compare_runs([runs[0], other]).code]
+
+
+def test_a_run_without_a_store_has_a_problem_and_no_zero(tmp_path: Path) -> None:
+    found = run(tmp_path / "a")
+    (tmp_path / "a" / "rank0.sqlite").unlink()
+    found = read_figures(found.run)
+    assert found.problem is not None
+    assert set(found.values) <= {"duration", "steps"}
+    assert any(found.problem in note for note in compare_runs([found]).notes)
+    StoreWriter(tmp_path / "a" / "rank0.sqlite").close()  # a store without a row
+    assert read_figures(found.run).problem is None
+
+
+def test_only_what_differs_is_a_difference() -> None:
+    nested = ({"a": 1, "net": {"depth": 2, "act": "relu"}}, {"a": 1, "net": {"depth": 3}})
+    assert [(row.label, row.values) for row in differences(nested)] == [
+        ("net.depth", ("2", "3")),
+        ("net.act", ("relu", None)),
+    ]
+    assert differences([{"a": None}, {}]) == ()
+    assert differences([{"a": True}, {"a": True}]) == ()
+
+
+def test_long_and_hostile_values_are_compared_whole_and_shown_cut() -> None:
+    deep: dict[str, Any] = {"x": {}}
+    for _ in range(500):
+        deep = {"x": deep}
+    long, *_ = differences([{"a": "y" * 999 + "1", "d": deep}, {"a": "y" * 999 + "2", "d": 1}])
+    assert {len(str(value)) for value in long.values} == {MAX_CHARS + 1}
+    (row,) = differences([{"a\x1b[31m\n": "\x00b"}, {}])
+    assert row.label.isprintable()
+    assert str(row.values[0]).isprintable()
+    for hostile in ([], "x", 3, None, {"path": 7}):
+        odd = dict.fromkeys(("config", "environment", "packages", "git", "script", "step"), hostile)
+        compare_runs([made("a", odd), made("b")])
+
+
+def test_built_in_settings_are_compared_by_their_current_names() -> None:
+    old = {"workload": "fill", "accumulation": 2}
+    new = {"workload": "memory_stress", "gradient_accumulation_steps": 2}
+    both = [made(run_json={"kind": "trainer", "config": config}) for config in (old, new)]
+    assert compare_runs(both).configuration == ()
+    own = [made(run_json={"config": {name: 3}}) for name in ("layers", "num_layers")]
+    assert len(compare_runs(own).configuration) == 2, "those of a script keep their names"
+
+
+def test_changes_are_relative_to_the_chosen_baseline() -> None:
+    runs = [made("a", step_time=0.1), made("b", step_time=0.2), made("c", mfu=3.0)]
+    found = compare_runs(runs, baseline=1)
+    (time, mfu) = found.figures
+    assert (time.key, time.values) == ("step_time", (0.1, 0.2, None))
+    assert time.changes == (-0.5, 0.0, None)
+    assert (time.text(0), time.text(2)) == ("100 ms", None)
+    assert mfu.changes == (None, None, None), "the baseline has none"
+    with pytest.raises(ValueError, match="baseline"):
+        compare_runs(runs, baseline=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"name": "other"}, "Workload"),
+        ({"environment": {**CPU, "gpu": "NVIDIA H100"}}, "Hardware"),
+        ({"world_size": 2}, "Ranks"),
+        ({"device": "GPU-1", "devices": [{"uuid": "GPU-1"}, {"uuid": "GPU-2"}]}, "Visible GPUs"),
+        ({"device": "GPU-1", "devices": []}, None),  # sampling is disabled
+        ({"environment": {}}, None),
+        ({"parameters": 12}, "Parameters of the model"),
+        ({"environment": {**CPU, "torch": "2.14.0"}}, None),
+        ({"config": {"lr": 0.5}}, None),
+    ],
+)
+def test_other_workloads_hardware_and_sizes_are_obstacles(
+    change: dict[str, Any], reason: str | None
+) -> None:
+    base = {"name": "job", "environment": CPU, "parameters": 10}
+    base |= {"device": "GPU-0", "devices": [{"uuid": "GPU-0"}]}
+    found = obstacles([made("a", base), made("b", base | change)])
+    assert [text.partition(":")[0] for text in found] == ([] if reason is None else [reason])
+
+
+def test_another_batch_size_is_an_obstacle() -> None:
+    runs = [replace(made(), samples_per_step=size) for size in (32.0, 64.0)]
+    assert len(obstacles(runs)) == 1
+    assert obstacles([replace(runs[0], samples_per_step=32.0000001), runs[0]]) == ()
+
+
+def drawn(random: np.random.Generator, count: int, slower: float = 0.0) -> list[RunFigures]:
+    """Return runs whose figures vary by 2% from process to process."""
+    keys = ("step_time", "peak_process", "energy_per_sample", "final train/loss")
+    return [
+        made(**{key: (1 + slower) * float(np.exp(random.normal(0, 0.02))) for key in keys})
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_equal_runs_are_called_different_in_at_most_5_percent(count: int) -> None:
+    random, times = np.random.default_rng(count), 600
+    wrong = sum(
+        any(row.is_different for row in compare_sides(drawn(random, count), drawn(random, count)))
+        for _ in range(times)
+    )
+    assert wrong / times <= 0.05 + 2 * (0.05 * 0.95 / times) ** 0.5
+
+
+def test_a_real_difference_is_found_and_its_interval_covers_it() -> None:
+    random, covered = np.random.default_rng(0), 0
+    for _ in range(200):
+        row = compare_sides(drawn(random, 6), drawn(random, 6, 0.10))[0]
+        assert row.low is not None
+        assert row.high is not None
+        assert row.is_different
+        covered += row.low <= 0.10 <= row.high
+    assert covered >= 190
+
+
+def test_one_run_a_side_has_numbers_and_no_interval() -> None:
+    (row,) = compare_sides([made(step_time=1.0)], [made(step_time=1.5), made(step_time=1.5)])
+    assert (row.base, row.new, row.low, row.is_different) == (1.0, 1.5, None, None)
+    assert row.change == pytest.approx(0.5)
+    (gate,) = judge_runs([made(step_time=1.0)], [made(step_time=9.0)], [Gate("step_time", 0.03)])
+    assert gate.verdict is GateVerdict.INCONCLUSIVE
+
+
+def test_values_without_a_logarithm_have_means_only() -> None:
+    base, new = ([made(**{"final score": v}) for v in values] for values in ((-1, 1), (1, 3)))
+    (row,) = compare_sides(base, new)
+    assert (row.base, row.new, row.change, row.is_different) == (0.0, 2.0, None, None)
+
+
+def test_runs_without_a_spread_have_no_interval() -> None:
+    for old, changed in ((100.0, 110.0), (0.1, 0.1), (1e9 / 3, 1e9 / 3), (7e10, 7e10)):
+        base, new = [made(step_time=old)] * 2, [made(step_time=changed)] * 3
+        (row,) = compare_sides(base, new)
+        assert row.change == pytest.approx(changed / old - 1)
+        assert (row.low, row.high, row.is_different, row.is_equal) == (None, None, None, True)
+    rounded = [made(step_time=0.3, mfu=1.0), made(step_time=0.1 + 0.2, mfu=1.1)]
+    rows = {row.key: row for row in compare_sides(rounded, rounded)}
+    assert rows["step_time"].is_equal
+    assert not rows["mfu"].is_equal
+    (alone,) = compare_sides(*[[made(mfu=1.0), made(mfu=1.1)]] * 2)
+    assert (rows["mfu"].low, rows["mfu"].high) == (alone.low, alone.high), "one test, not two"
+
+
+@pytest.mark.parametrize(
+    ("metric", "key", "runs", "new", "verdict"),
+    [
+        ("step_time", "step_time", 3, 1.0, "inconclusive"),
+        ("step_time", "step_time", 3, 2.0, "inconclusive"),
+        ("energy", "energy_per_sample", 3, 1.0, "inconclusive"),
+        ("peak_memory", "peak_allocated", 2, 1.0, "inconclusive"),
+        ("peak_memory", "peak_allocated", 3, 1.0, "passed"),
+        ("peak_memory", "peak_allocated", 3, 2.0, "regression"),
+    ],
+)
+def test_only_equal_peak_memory_decides_a_gate_without_a_spread(
+    metric: str, key: str, runs: int, new: float, verdict: str
+) -> None:
+    sides = [[made(**{key: value})] * runs for value in (1.0, new)]
+    (result,) = judge_runs(*sides, [Gate(metric, 0.03)])
+    assert (result.verdict, result.change) == (verdict, new - 1)
+    assert (result.low, result.high) == (None, None)
+
+
+def test_the_runs_needed_for_a_narrow_interval_give_one() -> None:
+    random = np.random.default_rng(1)
+    few = [drawn(random, 2), drawn(random, 2)]
+    text = runs_needed(*few, compare_sides(*few))
+    assert text is not None
+    count = int(re.findall(r"\d+", text)[0])
+    logs = [np.log([one.values["step_time"] for one in side]) for side in few]
+    deviation = float(np.sqrt(np.mean([each.var(ddof=1) for each in logs])))
+    for runs, narrow in ((count - 1, False), (count, True)):
+        values = np.linspace(-1, 1, runs)
+        times = np.exp(values * deviation / values.std(ddof=1))
+        keys = ("step_time", "peak_process", "energy_per_sample", "final train/loss")
+        side = [made(**dict.fromkeys(keys, float(time))) for time in times]
+        row = compare_sides(side, side)[0]
+        assert row.high is not None
+        assert (row.high <= HALF_WIDTH) == narrow
+        assert (runs_needed(side, side, compare_sides(side, side)) is None) == narrow
+    equal = [made(step_time=1.0)] * 2
+    assert runs_needed(equal, equal, compare_sides(equal, equal)) is None
+    wild = [made(step_time=time) for time in (0.01, 9.0)]
+    assert "1,000" in str(runs_needed(wild, wild, compare_sides(wild, wild)))
+
+
+def test_differences_beyond_the_limit_are_counted() -> None:
+    configs = [
+        {f"s{number}": 1 for number in range(MAX_ROWS)} | {"last": value} for value in (1, 2)
+    ]
+    runs = [made(run_json={"config": config}) for config in configs]
+    assert [row.label for row in compare_runs(runs).configuration] == ["last"]
+    assert compare_runs(runs).notes == ()
+    several = [{f"s{number}": value for number in range(MAX_ROWS + 7)} for value in (1, 2)]
+    found = compare_runs([made(run_json={"config": config}) for config in several])
+    assert len(found.configuration) == MAX_ROWS
+    assert any(f"{MAX_ROWS + 7:,}" in note for note in found.notes)
+    packages = [{f"p{number}": str(value) for number in range(MAX_ROWS + 7)} for value in (1, 2)]
+    found = compare_runs([made(run_json={"packages": each}) for each in packages])
+    assert any(f"{MAX_ROWS + 7:,}" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("slower", "verdict"),
+    [(0.0, "passed"), (0.10, "regression"), (0.03, "inconclusive"), (-0.1, "passed")],
+)
+def test_gates_judge_by_the_interval_over_runs(slower: float, verdict: str) -> None:
+    random = np.random.default_rng(3)
+    base, new = drawn(random, 12), drawn(random, 12, slower)
+    (result,) = judge_runs(base, new, [Gate("step_time", 0.03)])
+    assert result.verdict == verdict
+    with pytest.raises(ValueError, match="peak_memory"):
+        judge_runs([made(step_time=1.0)] * 2, base, [Gate("peak_memory", 0.03)])
+
+
+def test_runs_of_an_earlier_version_compare() -> None:
+    found = compare_runs([read_figures(read_run(FIXTURES / name)) for name in ("plain", "fsdp")])
+    assert json.dumps([row.values for row in found.figures])
+    rows = {row.key: row.values for row in found.figures}
+    assert rows["steps"] == (12.0, 4.0)
+    assert all(value is not None for value in rows["step_time"])
+    assert "num_layers" not in {row.label for row in found.configuration}
+    assert any(text.startswith("Ranks: ") for text in found.obstacles)

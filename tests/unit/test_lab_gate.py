@@ -1,0 +1,188 @@
+"""Gates: parsing, verdicts on simulated sweeps with drift, exit codes, the table."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from stepscope.cli import lab
+from stepscope.lab import script_trial
+from stepscope.lab.folder import Trial
+from stepscope.lab.gate import (
+    EXIT_CODES,
+    Gate,
+    GateVerdict,
+    expected_resolution,
+    judge_gates,
+    markdown,
+    metric_key,
+    parse_gate,
+    worst,
+)
+from stepscope.lab.script_plan import ScriptCommand, ScriptPlan, variant
+
+SCRIPT = ScriptCommand(
+    target="t.py", is_module=False, arguments=(), cwd="/", python="python", sha256=None
+)
+SPREAD = 0.012
+
+
+def plan(*variants: str, rounds: int = 12) -> ScriptPlan:
+    return ScriptPlan(script=SCRIPT, arms=tuple(map(variant, variants)), max_rounds=rounds)
+
+
+def sweep(made: ScriptPlan, slower: float, seed: int) -> list[Trial]:
+    """Return trials of a machine that gets 6% slower, whose processes differ by SPREAD."""
+    random = np.random.default_rng(seed)
+    names = ["baseline", *(arm.name for arm in made.arms)]
+    return [
+        Trial(
+            contest="arms",
+            round=number,
+            name=name,
+            metrics={
+                "step_time": 0.01
+                * (1 + 0.06 * number / made.max_rounds)
+                * (1 if name == "baseline" else 1 + slower)
+                * float(np.exp(random.normal(0, SPREAD))),
+                "peak_allocated": None,
+                "peak_process": 1e9,
+            },
+        )
+        for number in range(1, made.max_rounds + 1)
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["step_time", "step_time:3", "loss:+1%", "step_time:-3%", "step_time:+nan%", ""]
+)
+def test_a_gate_names_a_metric_and_a_percentage(text: str) -> None:
+    assert parse_gate("energy:2.5%") == Gate("energy", 0.025)
+    with pytest.raises(ValueError, match="--gate"):
+        parse_gate(text)
+
+
+@pytest.mark.parametrize(
+    ("slower", "verdict", "least"),
+    [
+        (0.0, GateVerdict.PASSED, 190),
+        (0.05, GateVerdict.REGRESSION, 180),
+        (0.10, GateVerdict.REGRESSION, 200),
+        (0.03, GateVerdict.INCONCLUSIVE, 180),
+    ],
+)
+def test_of_200_sweeps_with_a_limit_of_3_percent(
+    slower: float, verdict: GateVerdict, least: int
+) -> None:
+    made, gates = plan("new: --new"), [Gate("step_time", 0.03)]
+    found = [judge_gates(made, sweep(made, slower, seed), gates)[0].verdict for seed in range(200)]
+    assert found.count(verdict) >= least
+    if slower < 0.03:
+        assert GateVerdict.REGRESSION not in found
+
+
+def test_the_expected_resolution_is_the_half_width_that_follows() -> None:
+    made = plan("new: --new")
+    results = [
+        judge_gates(made, sweep(made, 0.0, seed), [Gate("step_time", 0.03)])[0]
+        for seed in range(300)
+    ]
+    widths = [(one.high or 0) - (one.low or 0) for one in results]
+    assert np.mean(widths) / 2 == pytest.approx(expected_resolution(made, 1, SPREAD), rel=0.07)
+
+
+def test_equal_memory_passes_and_one_round_or_no_value_is_inconclusive() -> None:
+    made = plan("new: --new", "old: --old")
+    trials = sweep(made, 0.0, 1)
+    gates = [Gate("peak_memory", 0.05), Gate("energy", 0.05)]
+    memory, _, energy, _ = judge_gates(made, trials, gates)
+    assert (memory.verdict, memory.low, memory.high) == (GateVerdict.PASSED, 0.0, 0.0)
+    assert (energy.verdict, energy.rounds, energy.change) == (GateVerdict.INCONCLUSIVE, 0, None)
+    one_round = [trial for trial in trials if trial.round == 1]
+    assert judge_gates(made, one_round, gates)[0].verdict is GateVerdict.INCONCLUSIVE
+    assert worst([memory, energy]) is GateVerdict.INCONCLUSIVE
+    assert [EXIT_CODES[verdict] for verdict in GateVerdict] == [0, 3, 4]
+    assert markdown([memory, energy]).count("\n") == 4
+
+
+def test_a_wrong_gate_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of pytest stay
+    argv = ["--gate", "speed:+3%", "--variant", "new: --new", "t.py"]
+    assert lab.main(argv, 4) == 2
+    assert "speed" in capsys.readouterr().err
+
+
+def test_a_variant_with_another_pythonpath_keeps_its_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two versions of the user's code are compared by PYTHONPATH."""
+    given: list[str] = []
+    monkeypatch.setattr(
+        "subprocess.call", lambda *_, env, **__: given.append(env["PYTHONPATH"]) or 0
+    )
+    monkeypatch.setenv("PYTHONPATH", "/stepscope:/base")
+    job = {"seed": 1, "warmup": 1, "steps": 1, "seconds": 1.0}
+    for changes in ({}, {"env:PYTHONPATH": "/new:/more"}):
+        script_trial._run(SCRIPT, {**job, "changes": changes}, tmp_path, tmp_path)
+    assert given == ["/base:/stepscope", "/new:/more:/stepscope"]
+
+
+def test_the_documented_ci_step_has_the_exit_code_of_the_gate(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/gate.md").read_text()
+    blocks = re.findall(r"(?:^ {4}.*\n)+", text, re.MULTILINE)
+    (step,) = [block for block in blocks if "GITHUB_STEP_SUMMARY" in block]
+    stubs = "git() { :; }\nstepscope() { echo '| new |'; return 4; }\n"
+    environment = os.environ | {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    done = subprocess.run(["bash", "-c", stubs + step], env=environment, capture_output=True)
+    assert done.returncode == 4
+    assert (tmp_path / "summary.md").read_text() == "| new |\n"
+
+
+def test_memory_of_one_kind_is_compared() -> None:
+    """A variant without a GPU's memory is compared by that of its process."""
+    made = plan("cpu: --cpu")
+    trials = [
+        replace(trial, metrics=trial.metrics | {"peak_allocated": 4e9})
+        if trial.name == "baseline"
+        else trial
+        for trial in sweep(made, 0.0, 1)
+    ]
+    assert metric_key(trials, "peak_memory") == "peak_process"
+    (found,) = judge_gates(made, trials, [Gate("peak_memory", 0.05)])
+    assert (found.rounds, found.change) == (12, 0.0)
+
+
+@pytest.mark.parametrize("option", ["--max-rounds", "--steps"])
+def test_one_round_or_one_step_is_wrong_usage(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(lab, "SweepRunner", None)
+    (tmp_path / "t.py").touch()
+    argv = ["--gate", "energy:+3%", "--folder", str(tmp_path / "sweep"), option, "1"]
+    argv += ["--variant", "new: --new", str(tmp_path / "t.py")]
+    assert lab.main(argv, len(argv) - 1) == 2
+    assert capsys.readouterr().err.startswith(f"{option}: must be at least 2")
+
+
+def test_a_metric_without_values_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = plan("new: --new")
+    monkeypatch.setattr(lab, "read_samples", lambda _: sweep(made, 0.0, 1))
+    found = {
+        metric: lab._judge(tmp_path, made, {"arms": []}, [Gate(metric, 0.05)])
+        for metric in ("energy", "step_time")
+    }
+    assert found == {"energy": 1, "step_time": 0}
+    assert "energy was not measured" in capsys.readouterr().err

@@ -1,0 +1,259 @@
+"""Trials of a script with several ranks: their figures, settings, common end, and the plan."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from stepscope.cli import lab, tune
+from stepscope.lab import torchrun
+from stepscope.lab.command import USAGE, UsageError
+from stepscope.lab.measurement import measured
+from stepscope.lab.script_plan import ScriptPlan, script_command, variant
+from stepscope.lab.script_trial import on_all_ranks
+from stepscope.run import process_identity, write_run_json
+from stepscope.watch import trial
+from stepscope.watch.trial import TRIAL, TrialLimit
+from tests.support.rank_folder import RankFolder
+from tests.support.recorded_runs import CREATED, write_run
+
+SECONDS = (0.1, 0.15)
+WATTS = {"GPU-a": 100.0, "GPU-b": 60.0}
+
+
+def job_of(folder: Path, devices: list[str], samples: list[float | None]) -> Path:
+    """Write a job of two ranks of 40 steps; local rank 0 samples both GPUs."""
+    gpus = {
+        gpu: [(0.1 * i, 0, {"gpu/energy": watts * 0.1 * i, "gpu/power": watts}) for i in range(70)]
+        for gpu, watts in WATTS.items()
+    }
+    for rank, (device, each) in enumerate(zip(devices, samples, strict=True)):
+        values = {"perf/step_time": SECONDS[rank], "train/loss": 2.0 + rank}
+        values |= {} if each is None else {"perf/samples_per_sec": each / SECONDS[rank]}
+        # The ranks wait for each other: a step ends on both when rank 1 ends it.
+        steps = [(0.15 * i, i, values) for i in range(1, 41)]
+        memory = [(0.15 * i, i, {"memory/peak_allocated": 1e9 * (rank + 1)}) for i in range(1, 41)]
+        told = {"device": device, "world_size": 2, "rank": rank, "created": CREATED}
+        write_run(folder, told, rank=rank, steps=steps, samples=memory, gpus={} if rank else gpus)
+        if rank:
+            ended = {"status": "finished", "heartbeat": CREATED}
+            write_run_json(folder, told | ended | process_identity(), "rank1.json")
+    return folder
+
+
+def test_the_figures_of_a_job_are_those_of_all_ranks(tmp_path: Path) -> None:
+    found = measured(job_of(tmp_path / "job", ["GPU-b", "GPU-a"], [32.0, 16.0]), 5, 2)
+    assert found["step_time"] == pytest.approx(0.15)
+    assert found["samples_per_sec"] == pytest.approx(48 / 0.15)
+    assert found["peak_allocated"] == 2e9
+    assert found["loss"] == 2.0
+    assert found["power"] == pytest.approx(60.0), "the GPU of rank 0"
+    assert found["energy_per_sample"] == pytest.approx(160 * 0.15 / 48, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("devices", "watts"),
+    [(["GPU-a", "GPU-a"], 100.0), (["GPU-a", "GPU-c"], None), (["cpu", "cpu"], None)],
+)
+def test_the_energy_of_each_gpu_counts_once(
+    tmp_path: Path, devices: list[str], watts: float | None
+) -> None:
+    energy = measured(job_of(tmp_path / "job", devices, [32.0, 16.0]), 5, 2)["energy_per_sample"]
+    assert energy == (watts and pytest.approx(watts * 0.15 / 48, rel=0.02))
+
+
+def test_steps_of_ranks_are_not_added(tmp_path: Path) -> None:
+    """One rank has no DataLoader, so that the samples of the job are unknown."""
+    found = measured(job_of(tmp_path / "job", ["cpu", "cpu"], [32.0, None]), 5, 2)
+    assert found["rate_unit"] == "steps/s"
+    assert found["samples_per_sec"] == pytest.approx(1 / 0.15)
+
+
+def test_a_setting_is_in_effect_on_all_ranks_or_the_rank_is_named() -> None:
+    def entries(*states: str) -> list[dict[str, Any]]:
+        return [{"name": "x", "state": state, "text": f"{state}."} for state in states]
+
+    good = entries("in effect", "in effect")
+    assert on_all_ranks([good, good], "in effect") == good
+    mixed = on_all_ranks([good, entries("in effect", "refused")], "in effect")
+    assert [(one["state"], one["text"]) for one in mixed] == [
+        ("in effect", "in effect."),
+        ("refused", "Rank 1: refused."),
+    ]
+    assert on_all_ranks([entries("refused")], "in effect")[0]["text"] == "refused."
+
+
+def test_all_ranks_of_a_timed_trial_end_after_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only rank 0 looks at the clock; the other one waits for its answer."""
+    folder = RankFolder(tmp_path)
+    ends: dict[int, int] = {}
+    for rank in (0, 1):
+        folder.rank(rank, "running", created=CREATED, world_size=2)
+
+    def train(rank: int) -> None:
+        run = Mock()
+        run.session.recorder.folder = folder.folder
+        run.session.recorder.run_json = {"rank": rank}
+        limit = TrialLimit(run, warmup=5, steps=0, seconds=1.0, ranks=2)
+        for step in range(7, 1000):
+            if limit._all_end(step, is_over=step >= (60 if rank == 0 else 20)):
+                ends[rank] = step
+                return
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in (1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert ends[0] == ends[1]
+    assert 60 <= ends[0] <= 70
+
+
+def test_a_rank_that_refuses_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    run = Mock()
+    run.session.recorder.folder = tmp_path
+    run.session.world_size = 2
+    with pytest.raises(SystemExit):
+        TrialLimit(run, warmup=1, steps=2, seconds=1.0, ranks=2, parent=123)._end()
+    assert killed == [123]
+    described = run.session.recorder.describe.call_args.kwargs["trial"]["refused"]
+    assert "init_process_group" in described
+
+
+def test_a_rank_whose_last_step_does_not_come_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, killed = RankFolder(tmp_path), list[int]()
+    for rank, status in ((0, "finished"), (1, "running")):
+        folder.rank(rank, status, created=CREATED, world_size=2)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    monkeypatch.setattr(trial, "LAST_STEP_S", 0.0)
+    monkeypatch.setattr(trial, "rank_and_size", lambda: (0, 2))
+    run = Mock()
+    run.session.recorder.folder = folder.folder
+    with pytest.raises(SystemExit):
+        TrialLimit(run, warmup=1, steps=2, seconds=1.0, ranks=2, parent=123)._end()
+    assert killed == [123]
+    assert (folder.folder / trial.UNEVEN).exists()
+
+
+def test_the_words_of_the_script_are_not_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    run = importlib.import_module("torch.distributed.run")
+    monkeypatch.setattr(run, "run", started.append)
+    monkeypatch.setattr(torchrun, "set_parent_death_signal", lambda: None)
+    monkeypatch.setenv(TRIAL, "{}")
+    words = ["--with", "tf32", "train.py", "--log", "1", "--no", "3", "-m", "2"]
+    torchrun.main(["--nproc-per-node", "2", "-m", "stepscope.watch", *words])
+    (parsed,) = started
+    assert (parsed.nproc_per_node, parsed.module) == ("2", True)
+    assert [parsed.training_script, *parsed.training_script_args] == ["stepscope.watch", *words]
+
+
+def test_secrets_are_not_shown_and_the_ranks_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    words = ["--api-key", "x1", "--lr", "1"]
+    script = script_command("train.py", words, is_module=False, nproc_per_node=2)
+    arms = (variant("env:HF_TOKEN=x2"), variant("key: --api-key x3"))
+    plan = ScriptPlan(script=script, arms=arms)
+    assert plan.label == "2 ranks: train.py --api-key '(hidden)' --lr 1"
+    assert [arm.label for arm in arms] == ["env:HF_TOKEN=(hidden)", "--api-key '(hidden)'"]
+    assert arms[0].changes == {"env:HF_TOKEN": "x2"}
+
+
+def test_the_number_of_ranks_is_part_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+
+    def plan(ranks: int | None) -> ScriptPlan:
+        script = script_command("train.py", [], is_module=False, nproc_per_node=ranks)
+        return ScriptPlan(script=script, arms=(variant("env:A=1"),))
+
+    options: Any = SimpleNamespace(folder=str(tmp_path / "sweep"))
+    for ranks in (2, 2):
+        lab.folder_of(options, plan(ranks))
+    for other in (3, None):
+        with pytest.raises(UsageError, match="another sweep"):
+            lab.folder_of(options, plan(other))
+    assert "nproc_per_node" not in plan(None).to_dict()["script"]
+
+
+def test_the_cores_are_shared_by_the_ranks_of_a_tuned_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    Path("train.py").touch()
+    for ranks, workers in ((None, 4), (2, 3), (8, 1)):
+        number = [] if ranks is None else ["--nproc-per-node", str(ranks)]
+        plan = tune._plan(tune._parser().parse_args(number), ["train.py"])
+        assert plan.script.nproc_per_node == ranks
+        assert f"num_workers={workers}" in [arm.name for arm in plan.arms]
+
+
+@pytest.mark.parametrize("command", ["lab", "tune"])
+def test_the_number_of_ranks_is_positive(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    Path("train.py").touch()
+    words = ["--nproc-per-node", "0", "train.py"]
+    if command == "lab":
+        assert lab.main(["--variant", "env:A=1", *words], 4) == USAGE
+    else:
+        assert tune.main(words) == USAGE
+    assert "--nproc-per-node: must be 1 to" in capsys.readouterr().err
+
+
+def test_a_torch_without_distributed_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TRIAL, "{}")
+    monkeypatch.setattr(torchrun, "set_parent_death_signal", lambda: None)
+    build = SimpleNamespace(is_available=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch.distributed", build)
+    with pytest.raises(SystemExit, match="--nproc-per-node"):
+        torchrun.main(["--nproc-per-node", "2"])
+
+
+def test_the_rank_that_failed_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ChildFailedError(Exception):
+        def get_first_failure(self) -> tuple[int, Any]:
+            return 3, SimpleNamespace(exitcode=self.args[0])
+
+    def fails(code: int) -> None:
+        raise ChildFailedError(code)
+
+    monkeypatch.setattr(torchrun, "set_parent_death_signal", lambda: None)
+    monkeypatch.setenv(TRIAL, "{}")
+    name = "torch.distributed"
+    errors = SimpleNamespace(ChildFailedError=ChildFailedError)
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(is_available=lambda: True))
+    monkeypatch.setitem(sys.modules, f"{name}.elastic.multiprocessing.errors", errors)
+    for code, text in ((7, "Rank 3 ended with exit code 7"), (-9, "Rank 3 ended by SIGKILL")):
+        run = SimpleNamespace(
+            parse_args=lambda _: SimpleNamespace(), run=lambda _, code=code: fails(code)
+        )
+        monkeypatch.setitem(sys.modules, f"{name}.run", run)
+        with pytest.raises(SystemExit, match=text):
+            torchrun.main(["-m", "stepscope.watch"])

@@ -1,0 +1,354 @@
+"""The plan of a sweep over a script: variants, arguments, and what a resumed sweep accepts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from dashboard.sweep_content import to_content
+from stepscope.cli import lab
+from stepscope.lab import script_trial
+from stepscope.lab.command import FAILED, USAGE, UsageError
+from stepscope.lab.folder import METRICS, write_plan
+from stepscope.lab.report import closing, table
+from stepscope.lab.script_plan import ScriptPlan, script_command, variant, with_arguments, words_of
+from stepscope.lab.script_trial import files
+from stepscope.lab.sweep_runner import SweepRunner
+from stepscope.watch.trial import TRIAL, TrialLimit, begin_trial
+from stepscope.watch.watched_run import begin
+
+
+def test_the_kinds_of_variants() -> None:
+    named = variant("bs64: --batch-size 64 --tag 'a b'")
+    assert (named.name, named.changes) == (
+        "bs64",
+        {"arguments": ["--batch-size", "64", "--tag", "a b"]},
+    )
+    assert variant("env:OMP_NUM_THREADS=1 env:A=").changes == {
+        "env:OMP_NUM_THREADS": "1",
+        "env:A": "",
+    }
+    settings = variant("pin_memory num_workers=4").changes
+    assert settings == {"with:pin_memory": True, "with:num_workers": "4"}
+    assert words_of(settings) == ["pin_memory", "num_workers=4"]
+    assert variant(f"python:{sys.executable}").changes == {"python": sys.executable}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "bs64:",
+        "bs64: 'open",
+        "env:1A=2",
+        "env:A",
+        "python:/no/such",
+        "env:A=1 env:A=2",
+        "a b",
+        "tf32=x",
+        "rev:main",
+    ],
+)
+def test_a_wrong_variant_is_refused(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # no repository
+    with pytest.raises(UsageError, match=r"--variant: .*\.$"):
+        variant(text)
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "after"),
+    [
+        ("--lr 0.1 data", "--lr 0.2", "--lr 0.2 data"),
+        ("--lr=0.1 data", "--lr=0.2", "--lr=0.2 data"),
+        ("--fast data", "--fast", "--fast data"),
+        ("--lr 0.1 data", "--lr=0.2", "--lr=0.2 data"),
+        ("--lr=0.1 data", "--lr 0.2", "--lr 0.2 data"),
+        ("--sizes 1 2 3", "--sizes 4 5", "--sizes 4 5"),
+        ("--sizes 1 2 3 --amp", "--sizes 4 5", "--sizes 4 5 --amp"),
+        ("--opt a --opt b", "--opt c", "--opt c"),
+        ("--opt a data --opt b", "--opt c --opt d", "--opt c --opt d data"),
+        ("--shift -1 data", "--shift -2", "--shift -2 data"),
+        ("data", "other 5", "data other 5"),
+        ("data", "--amp --lr 1", "data --amp --lr 1"),
+        ("model=a lr=1", "lr=2", "model=a lr=2"),
+    ],
+)
+def test_arguments_are_replaced_or_appended(before: str, changes: str, after: str) -> None:
+    assert with_arguments(before.split(), changes.split()) == after.split()
+
+
+def test_variants_of_one_option_are_not_combined(script: Path) -> None:
+    plan = plan_of(script, "a: --lr 1", "b: --lr 2", "c: --amp", "env:A=1")
+    changes = [arm.changes for arm in plan.arms]
+    assert plan.combine(changes[0], changes[1])[1] == "--lr is in the combination already"
+    together, refused = plan.combine(changes[0], changes[2])
+    assert (together, refused) == ({"arguments": ["--lr", "1", "--amp"]}, None)
+    assert plan.combine(together, changes[3])[0] == {**together, "env:A": "1"}
+    assert plan.combine({"with:tf32": True}, {"with:tf32": True})[1] is None
+    assert plan.combine({"env:A": "2"}, changes[3])[1] is not None
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STEPSCOPE_RUNS", raising=False)
+    path = tmp_path / "train.py"
+    path.write_text("print(1)\n")
+    return path
+
+
+def plan_of(script: Path, *variants: str) -> ScriptPlan:
+    command = script_command(script.name, ["--lr", "0.1"], is_module=False)
+    return ScriptPlan(script=command, arms=tuple(map(variant, variants)))
+
+
+@pytest.mark.parametrize(
+    ("words", "at"),
+    [
+        ("train.py --workload gpt", 0),
+        ("--variant a --steps=3 --no-combination train.py", 4),
+        ("--variant a -m package", 2),
+        ("--folder x", None),
+        ("--workload gpt --variants a", None),
+        ("--help train.py", None),
+    ],
+)
+def test_where_the_script_stands(words: str, at: int | None) -> None:
+    assert lab.script_at(words.split()) == at
+
+
+class Ended:
+    """A sweep that fails at once."""
+
+    def run(self) -> dict[str, object]:
+        return {"status": "failed", "reason": "ended", "baseline": None}
+
+
+def test_only_the_same_command_resumes_a_sweep(
+    script: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began: list[Path] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of pytest stay
+    monkeypatch.setattr(lab, "SweepRunner", lambda folder, *_: began.append(folder) or Ended())
+    folder = tmp_path / "sweep"
+    options = ["--folder", str(folder), "--variant", "env:A=1"]
+    same = [*options, "train.py", "--lr", "0.1"]
+    for words, code in (
+        (same, FAILED),
+        (same, FAILED),
+        ([*options, "train.py"], USAGE),
+        ([*options, "train.py", "--lr", "0.1", "--more"], USAGE),
+        ([*options, "other.py", "--lr", "0.1"], USAGE),
+    ):
+        assert lab.main(words, 4) == code
+    script.write_text("print(2)\n")
+    assert lab.main(same, 4) == USAGE
+    assert began == [folder, folder]
+    errors = capsys.readouterr().err.splitlines()
+    refused = [line.partition(":")[0] for line in errors if line[0] in "-s"]
+    assert refused == ["--folder", "--folder", "script", "--folder"]
+
+
+def test_changed_files_are_seen_and_hidden_folders_left_out(tmp_path: Path) -> None:
+    for name in ("a.pt", "sub/b.pt", ".git/index", "__pycache__/a.pyc", "sweep/samples.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    (tmp_path / "link").symlink_to("/")
+    before = files(tmp_path, {tmp_path / "sweep"})
+    assert {os.path.relpath(path, tmp_path) for path in before} == {"a.pt", "sub/b.pt", "link"}
+    (tmp_path / "sub/b.pt").write_text("longer")
+    (tmp_path / "a.pt").unlink()
+    after = files(tmp_path, {tmp_path / "sweep"})
+    assert {path for path, _ in before.items() ^ after.items()} == set(before) - {
+        str(tmp_path / "link")
+    }
+
+
+class FakeProcess:
+    """Answers as a process would: each change makes the script 1.3 times as fast."""
+
+    stopping = False
+
+    def __init__(self) -> None:
+        self.jobs: list[dict[str, Any]] = []
+
+    def take(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        self.jobs.append(job)
+        noise = 1 + 0.002 * ((7 * len(self.jobs)) % 5)
+        words = [len(value) // 2 for name, value in job["changes"].items() if name == "arguments"]
+        rate = 100 * noise * 1.3 ** sum(words or [bool(job["changes"])])
+        metrics = dict.fromkeys(METRICS) | {"samples_per_sec": rate, "step_time": 1 / rate}
+        metrics |= {"loss": 0.5, "loss_finite": True}
+        return {"seconds": 1.0, "metrics": metrics, "machine": {"rate": "steps/s"}}
+
+
+def test_a_sweep_combines_the_variants_of_a_script(script: Path, tmp_path: Path) -> None:
+    plan = plan_of(script, "a: --lr 1", "b: --amp 1")
+    folder, process = tmp_path / "sweep", FakeProcess()
+    folder.mkdir()
+    write_plan(folder, plan)
+    found = SweepRunner(folder, plan, process).run()  # type: ignore[arg-type]
+    assert found["status"] == "finished"
+    assert sorted(found["best"]["changes"]["arguments"]) == ["--amp", "--lr", "1", "1"]
+    assert found["best"]["effect"] == pytest.approx(1.3**2 - 1, rel=0.02)
+    assert found["best"]["loss"]["verdict"] == "same"
+    assert process.jobs[0]["script"]["sha256"] == plan.script.sha256
+    assert (found["workload"], found["baseline"]["label"]) == ("train", "train.py --lr 0.1")
+    assert "steps/s" in table(found)[0]
+    assert "samples/s" not in "\n".join(closing(found))
+    assert to_content(found).plan.script["target"] == "train.py"
+
+
+@pytest.mark.parametrize("session", [None, SimpleNamespace(recorder=Mock())])
+def test_a_trial_whose_steps_are_not_counted_ends(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRIAL, json.dumps({"warmup": 1, "steps": 2, "seconds": 1.0}))
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        begin_trial(Mock(session=session), "KeyError: 'torch'")
+    assert bool(ended.value.code) is (session is None)
+    if session is not None:
+        (described,) = session.recorder.describe.call_args_list
+        assert "KeyError: 'torch'" in described.kwargs["trial"]["refused"]
+
+
+def test_a_script_that_cannot_be_recorded_is_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRIAL, "{}")
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    (tmp_path / "runs").write_text("a file, not a folder")
+    with pytest.raises(SystemExit, match="1"):
+        begin("trial", "train.py", tmp_path / "runs")
+
+
+def test_a_changed_file_is_the_reason_without_a_run(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = script.parent / "sweep/sample"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(script_trial, "_run", lambda *_: (script.parent / "new").touch() or 1)
+    job = plan_of(script).subject() | {"folder": str(folder)}
+    assert "new" in script_trial.run_trial(job)["reason"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "status", "last"),
+    [
+        ({"stops": True, "new_sweep": True}, "failed", "Start a new sweep."),
+        ({"stops": True}, "stopped", "Resume continues from here once that is fixed."),
+    ],
+)
+def test_a_sweep_that_cannot_go_on_ends_with_an_error(
+    keys: dict[str, bool],
+    status: str,
+    last: str,
+    script: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    answer = {"reason": "train.py was edited.", "seconds": 1.0, **keys}
+    monkeypatch.setattr(lab, "TrialProcess", lambda _: Mock(stopping=False, take=lambda *_: answer))
+    words = ["--folder", str(tmp_path / "sweep"), "--variant", "env:A=1", "train.py"]
+    assert lab.main(words, 4) == FAILED
+    found = json.loads((tmp_path / "sweep/sweep.json").read_text())
+    assert (found["status"], found["reason"]) == (status, f"train.py was edited. {last}")
+    assert ("To resume:" in capsys.readouterr().err) is (status == "stopped")
+
+
+def test_only_a_state_restored_before_the_first_step_is_a_resumed_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    run, restored = Mock(), Mock()
+    limit = TrialLimit(run, warmup=1, steps=2, seconds=1.0)
+
+    class Optimizer:
+        def load_state_dict(self, state_dict: dict[str, object]) -> None:
+            """Restore a state."""
+            restored(state_dict)
+
+    limit._watch_resumes(SimpleNamespace(Optimizer=Optimizer))
+    assert Optimizer.load_state_dict.__doc__ == "Restore a state."
+    for step, state in ((0, {}), (1, {0: "moments"})):
+        run.session.recorder.step = step
+        Optimizer().load_state_dict({"state": state})
+    assert restored.call_count == 2
+    run.session.recorder.step = 0
+    with pytest.raises(SystemExit):
+        Optimizer().load_state_dict({"state": {0: "moments"}})
+    assert restored.call_count == 2
+
+
+@pytest.mark.parametrize(("key", "steps"), [("rate", 0), ("gpu", 0), ("rate", 30), ("gpu", 30)])
+def test_a_variant_with_another_unit_or_device_has_failed(
+    key: str, steps: int, script: Path, tmp_path: Path
+) -> None:
+    other = {"rate": "samples/s", "gpu": None}
+
+    class Process(FakeProcess):
+        def take(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+            values = {"rate": "steps/s", "gpu": "A100"}
+            if "env:A" in job["changes"]:
+                values[key] = other[key]
+            return super().take(job, timeout_s) | {"machine": values}
+
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    plan = replace(plan_of(script, "env:A=", "b: --lr 1"), steps=steps)
+    write_plan(folder, plan)
+    found = SweepRunner(folder, plan, Process()).run()  # type: ignore[arg-type]
+    assert found["status"] == "finished"
+    assert [arm["verdict"] for arm in found["arms"]] == ["failed", "faster"]
+    assert found["arms"][0]["reason"].startswith(f"{key}: the baseline has ")
+
+
+def test_only_recorded_runs_and_sweeps_may_change(script: Path, tmp_path: Path) -> None:
+    """./runs is also the folder of TensorBoard."""
+    for name in ("run/run.json", "run/new", "lab/a/new", "tensorboard/new", "sweep/new"):
+        path = tmp_path / "runs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    (found,) = script_trial._files(plan_of(script).script, tmp_path / "runs/sweep")
+    names = {os.path.relpath(path, tmp_path) for path in found}
+    assert names == {"train.py", "runs/tensorboard/new"}
+
+
+def test_a_pythonpath_without_a_loaded_module_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    run, described = Mock(), []
+    run.session.recorder.describe = lambda **found: described.append(found["trial"]["refused"])
+    for folders in ([str(tmp_path)], [str(tmp_path), str(Path(json.__file__).parents[1])]):
+        with pytest.raises(SystemExit):
+            TrialLimit(run, warmup=1, steps=2, seconds=1.0, folders=folders)._end()
+    assert str(tmp_path) in described[0]
+    assert described[1] is None
+
+
+def test_a_folder_below_the_current_one_is_not_searched_twice(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/train.py").touch()
+    below = script_command("a/train.py", [], is_module=False)
+    assert below.folders == (tmp_path,)
+    beside = replace(below, cwd=str(tmp_path / "b"), target="../a/train.py")
+    assert beside.folders == (tmp_path / "b", tmp_path / "a")

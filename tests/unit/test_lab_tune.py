@@ -1,0 +1,193 @@
+"""The time budget of `stepscope tune` in simulated sweeps, and its options."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.cli import tune
+from stepscope.cli.lab import script_at
+from stepscope.lab.command import USAGE
+from stepscope.lab.folder import METRICS, write_plan
+from stepscope.lab.patch import ManualChange, Patch, make_patch
+from stepscope.lab.patch_file import write_patch
+from stepscope.lab.script_plan import TunePlan, script_command, variant
+from stepscope.lab.sweep_runner import SweepRunner
+from tests.support.watched_scripts import ROOT
+
+NAMES = ("fused", "bf16", "set_to_none", "num_workers=2", "num_workers=2 persistent_workers")
+ENTRY = {"value": True, "lines": ["a"], "at": None, "places": []}
+
+
+def probed(word: str) -> dict[str, Any]:
+    """Return the entry of a setting in the first trial, without workers in the script."""
+    name, _, value = word.partition("=")
+    refused = name in ("bf16", "persistent_workers")
+    state = {"state": "refused" if refused else "applies", "text": "not here" if refused else ""}
+    return {**ENTRY, "name": name, "value": int(value) if value else True, **state}
+
+
+class SimulatedTrials:
+    """Trials of 4 s with 1.2% noise; the first one shows that `bf16` does not apply."""
+
+    stopping = False
+
+    def __init__(self, effects: Mapping[str, float], seed: int) -> None:
+        self._effects, self._random = effects, random.Random(seed)
+        self.seconds, self.names = 0.0, []
+
+    def take(self, job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        changes = [name.removeprefix("with:") for name in job["changes"]]
+        self.seconds += 4.0
+        self.names.append(changes)
+        late = {**ENTRY, "name": "set_to_none", "state": "refused", "text": "the default"}
+        if "set_to_none" in changes:  # seen only when it is applied
+            return {"reason": "set_to_none refused", "settings": [late], "seconds": 4.0}
+        rate = 100 * math.exp(self._random.gauss(0, 0.012))
+        rate *= math.prod(1 + self._effects.get(name, 0.0) for name in changes)
+        values = {"samples_per_sec": rate, "step_time": 1 / rate, "loss": 0.5, "loss_finite": True}
+        entries = [{**ENTRY, "name": one, "state": "in effect", "text": ""} for one in changes]
+        metrics = dict.fromkeys(METRICS) | values
+        if "probe" in job:
+            metrics["steps"] = 110
+            entries = [probed(word) for word in job["probe"]]
+        return {"seconds": 4.0, "metrics": metrics, "machine": {}, "settings": entries}
+
+
+def tuned(
+    folder: Path,
+    effects: Mapping[str, float],
+    seed: int = 0,
+    minutes: float = 8,
+    names: Sequence[str] = NAMES,
+) -> tuple[dict[str, Any], SimulatedTrials]:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text("import torch\n")
+    plan = TunePlan(
+        script=script_command(str(folder / "train.py"), [], is_module=False),
+        arms=tuple(map(variant, names)),
+        minutes=minutes,
+        steps=100,
+        warmup=10,
+    )
+    write_plan(folder, plan)
+    trials = SimulatedTrials(effects, seed)
+    sweep = SweepRunner(folder, plan, trials).run()  # type: ignore[arg-type]
+    write_patch(folder, plan, sweep)
+    return sweep, trials
+
+
+def test_a_planted_gain_is_found_within_the_budget(tmp_path: Path) -> None:
+    sweep, trials = tuned(tmp_path, {"num_workers": 0.5, "fused": 0.2})
+    assert set(sweep["best"]["arms"]) >= {"fused"}
+    assert sweep["best"]["low"] < 0.8 < sweep["best"]["high"]
+    assert trials.seconds <= 8 * 60
+    assert trials.names.count(["bf16"]) == 0
+    assert trials.names.count(["set_to_none"]) == 1  # a refusal is final
+    verdicts = {one["name"]: one["verdict"] for one in sweep["arms"]}
+    assert verdicts["bf16"] == "impossible"
+    assert verdicts["num_workers=2 persistent_workers"] != "impossible"  # it brings the workers
+    assert sweep["plan"]["baselines"] == 2
+    assert sweep["plan"]["minutes"] == 8
+    assert {one["setting"] for one in json.loads((tmp_path / "patch.json").read_text())["by_hand"]}
+
+
+def test_no_gain_is_found_where_none_is(tmp_path: Path) -> None:
+    gains = 0
+    for seed in range(40):
+        sweep, trials = tuned(tmp_path / str(seed), {}, seed, minutes=4)
+        gains += sweep["best"] is not None and sweep["best"]["verdict"] == "faster"
+        assert trials.seconds <= 4 * 60
+        assert json.loads((tmp_path / str(seed) / "patch.json").read_text())["diff"] == ""
+    assert gains <= 1
+
+
+def test_a_short_budget_leaves_settings_undecided(tmp_path: Path) -> None:
+    sweep, trials = tuned(tmp_path, {"fused": 0.01}, minutes=3)
+    assert trials.seconds <= 180
+    lines = tune.result_lines(sweep, make_patch("", "", "", []))
+    assert lines[0].startswith("No setting was shown to be faster yet")
+    assert "Did not help:" in lines
+    reasons = [one["reason"] for one in sweep["arms"] if one["verdict"] == "undecided"]
+    assert reasons
+    assert all("within the time" in reason for reason in reasons)
+
+
+def test_a_budget_below_the_first_look_ends_after_one_trial(tmp_path: Path) -> None:
+    sweep, trials = tuned(tmp_path, {"fused": 0.5}, minutes=1)
+    assert (sweep["status"], trials.names) == ("failed", [[]])
+    # 3 rounds of 2 + 4 trials of 4 s are half of the time; the first trial precedes them.
+    assert "at least 2.5 for 4 settings" in sweep["reason"]
+    other, _ = tuned(tmp_path / "other", {"fused": 0.5}, minutes=2.5)
+    assert other["status"] == "finished"
+
+
+def test_compile_is_left_out_of_a_short_budget(tmp_path: Path) -> None:
+    names = ("fused", "compile")
+    sweep, trials = tuned(tmp_path, {"fused": 0.5}, minutes=2, names=names)
+    assert ["compile"] not in trials.names
+    assert "2 minutes" in sweep["arms"][1]["reason"]
+    assert sweep["best"]["arms"] == ["fused"]
+    assert ["compile"] in tuned(tmp_path / "long", {}, minutes=5, names=names)[1].names
+
+
+def test_the_result_has_the_gain_the_patch_and_the_rest(tmp_path: Path) -> None:
+    sweep, _ = tuned(tmp_path, {"fused": 0.5})
+    best = sweep["best"]
+    best["baseline"]["peak_process"], best["metrics"]["peak_process"] = 100.0, 103.0
+    sweep["baseline"]["metrics"]["peak_process"] = 50.0  # of other rounds
+    by_hand = [ManualChange("fused", ["SGD(..., fused=True)"], "model.py, line 3")]
+    lines = tune.result_lines(sweep, Patch("--- a\n+++ b\n@@ @@\n+one\n+two\n", by_hand))
+    assert lines[0].startswith(f"fused: {1 + best['effect']:.2f} × faster [")
+    assert lines[0].endswith("peak memory +3.0%.")
+    assert lines.index("2 lines:") < lines.index("+two") < lines.index("    SGD(..., fused=True)")
+    refused = lines[lines.index("Does not apply:") :]
+    assert refused[1:] == ["  bf16: not here", "  set_to_none: set_to_none refused"]
+    assert not any(line.startswith("  fused:") for line in lines)
+
+
+@pytest.mark.parametrize("minutes", ["0", "nan", "1e9"])
+def test_wrong_options(
+    minutes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(tune.signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "train_ddp.py"):
+        Path(name).write_text("")
+    assert tune.main(["--minutes", minutes, "train.py"]) == USAGE
+    assert tune.main(["--apply", "train.py", "train.py"]) == USAGE
+    for settings in ("", "tf32,", "tf32,env:A=1", "num_workers", "tf32 tf32"):
+        assert tune.main(["--settings", settings, "train.py"]) == USAGE
+        assert "--settings: " in capsys.readouterr().err
+
+
+def test_the_documented_commands_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "train_ddp.py"):
+        Path(name).write_text("")
+    text = (ROOT / "docs/tune.md").read_text() + "\n".join(tune.EXAMPLES)
+    commands = [line.strip() for line in text.splitlines() if line.startswith("stepscope tune ")]
+    assert len(commands) == 4 + len(tune.EXAMPLES)
+    for command in commands:
+        words = shlex.split(command, comments=True)[2:]
+        at = script_at(words, tune.VALUED)
+        assert at is not None
+        plan = tune._plan(tune._parser().parse_args(words[:at]), words[at:])
+        assert plan.script.target == words[at]
+        assert (len(plan.arms) == 3) is ("--settings" in words)
+
+
+def test_a_faster_setting_with_a_worse_loss_is_named(tmp_path: Path) -> None:
+    sweep, _ = tuned(tmp_path, {"fused": 0.5})
+    reason = "its loss after equal steps is worse"
+    sweep |= {"best": None, "combining": [{"tried": ["fused"], "kept": False, "reason": reason}]}
+    lines = tune.result_lines(sweep, Patch("", []))
+    assert lines[0].startswith("No faster setting keeps the loss")
+    assert any(line.startswith("  fused: faster by") and reason in line for line in lines)

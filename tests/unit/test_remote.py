@@ -1,0 +1,299 @@
+"""Addresses; what the far reader sends of changing folders, and what the mirror makes of it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.remote import far_reader
+from stepscope.remote.mirror import Answer, Mirror
+from stepscope.remote.source import SshAddress, parse_address
+from stepscope.run import RunStatus, is_own, read_only_reason, read_run
+from stepscope.run.rank_info import numbers_with
+from stepscope.store import STORE_NAME, SeriesBlock, StoreReader, StoreWriter
+from tests.support.recorded_runs import write_run
+
+LIVE = {"status": "running"}
+
+
+class Link:
+    """A reader of the folder `far` and a mirror in `near`, without a connection between them."""
+
+    def __init__(self, root: Path) -> None:
+        self.far, self.near = root / "far", root / "near"
+        self.far.mkdir()
+        self.reader = far_reader.FarReader(str(self.far))
+        self.mirror = Mirror(self.near, "far:/runs")
+
+    def ask(self, *followed: str, commands: Any = (), large: bool = False) -> Answer:
+        """Exchange until the far side has no more."""
+        while True:
+            request = {
+                "known": self.mirror.known(),
+                "commands": commands,
+                "follow": {run: self.mirror.cursor(run, large=large) for run in followed},
+            }
+            text = json.dumps(self.reader.answer(json.loads(json.dumps(request))), allow_nan=False)
+            answer = msgspec.json.decode(text, type=Answer)
+            assert answer.error is None
+            self.mirror.apply(answer, followed)
+            if not answer.more:
+                return answer
+
+    def look_again(self) -> None:
+        """Let the far side look at ended runs and at the list now."""
+        self.reader.known = {run: (one[0], 0.0) for run, one in self.reader.known.items()}
+        self.reader.listed = (None, -1e9)
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Iterator[Link]:
+    made = Link(tmp_path)
+    yield made
+    made.mirror.close()
+
+
+def rows(folder: Path) -> list[tuple[Any, ...]]:
+    with StoreReader(folder) as reader:
+        found = [(one, reader.read(one.id, 0, one.rows, 1)) for one in reader.series()]
+        events = [(event.id, event.text) for event in reader.events()]
+    return [(one.stream, block.keys, block.step.tolist()) for one, block in found] + [*events]
+
+
+def frames(folder: Path) -> set[tuple[Any, ...]]:
+    with closing(sqlite3.connect(folder / STORE_NAME)) as store:
+        found = store.execute("SELECT series, level, first, rows, data FROM frames").fetchall()
+    return set(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("ssh://h/a/b", SshAddress("h", "/a/b")),
+        ("ssh://me@login-1.hpc:2222/~/runs", SshAddress("login-1.hpc", "~/runs", "me", 2222)),
+        ("ssh://[::1]/a%20b", SshAddress("[::1]", "/a b")),
+    ],
+)
+def test_addresses(text: str, address: SshAddress) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ssh://h", "ssh://h/", "http://h/a", "ssh://-oProxyCommand=x/a", "ssh://h:0/a", "ssh://h:x/a"]
+    + [
+        "ssh://u:secret@h/a",
+        "ssh://-l@h/a",
+        "ssh:///a",
+        "ssh://h/a?b",
+        "ssh://[::1/a",
+    ],
+)
+def test_a_wrong_address_is_refused_without_its_password(text: str) -> None:
+    with pytest.raises(ValueError, match="source: ") as error:
+        parse_address(text)
+    assert "secret" not in str(error.value)
+
+
+def test_the_far_program_is_python_3_6_and_needs_the_standard_library_only() -> None:
+    source = Path(far_reader.__file__).read_text()
+    tree = ast.parse(source, feature_version=(3, 6))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
+        for node in imports
+    }
+    assert names <= {
+        *("base64", "json", "math", "os", "re", "signal", "socket", "sqlite3", "stat", "struct"),
+        *("sys", "time", "zlib", "contextlib", "itertools", "urllib"),
+    }
+
+
+def test_a_growing_store_is_equal_after_each_exchange(link: Link) -> None:
+    """The writer extends its newest frame, merges frames of 64 rows at 512, and adds levels."""
+    folder = write_run(link.far / "r", LIVE)
+    writer, step = StoreWriter(folder / STORE_NAME, reopen=True), 0
+    for count in (1, 5, 63, 64, 200, 179, 1, 700, 3000, 1):
+        with writer.transaction():
+            new = [(float(step + n), step + n, {"train/loss": 1.0}) for n in range(count)]
+            writer.append("steps", "", SeriesBlock.from_rows(new))
+            writer.add_event(1.0, step, 0, "mark", f"at {step}", {})
+        step += count
+        link.ask("r")
+        assert frames(link.near / "r") == frames(folder)
+        assert rows(link.near / "r") == rows(folder)
+    writer.close()
+    link.ask("r")
+    assert json.loads(bytes(link.ask("r").follow["r"])) == {"files": [], "stores": {}}
+
+
+def test_one_damaged_or_foreign_folder_hides_no_other(link: Link) -> None:
+    write_run(link.far / "good", LIVE, steps=[(1.0, 1, {"train/loss": 1.0})])
+    bad = {
+        "a": "{}",
+        "b": "[]",
+        "c": "[" * 100_000,
+        "d": '{"heartbeat": 1' + "0" * 400 + ', "status": "running"}',
+        "e": '{"heartbeat": NaN, "status": "running"}',
+        "f": '{"heartbeat": [], "status": 3}',
+    }
+    for name, text in bad.items():
+        (link.far / name).mkdir()
+        (link.far / name / "run.json").write_text(text)
+    odd = write_run(link.far / "odd", LIVE, steps=[(1.0, 1, {"train/loss": 1.0})])
+    with closing(sqlite3.connect(odd / STORE_NAME)) as store, store:
+        for ts, kind, text in ((1, "mark", b"x"), (9e999, "mark", "x"), (1, "k" * 200, "x")):
+            event = (ts, 1, 0, kind, text, "{}")
+            store.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?)", event)
+        event = (1, 1, 0, "mark", "good", "{}")
+        store.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?)", event)
+        store.execute("INSERT INTO series VALUES (77, ?, 'x')", (b"blob",))
+    link.ask("good", "odd", *bad)
+    assert rows(link.near / "good") == rows(link.far / "good")
+    assert [one for one in rows(link.near / "odd") if one[1:] == ("good",)]
+    assert read_run(link.near / "odd").status is RunStatus.RUNNING
+
+
+def test_a_locked_store_is_read_later_and_never_without_its_lock(link: Link) -> None:
+    folder = write_run(link.far / "r", LIVE, steps=[(1.0, 1, {"train/loss": 1.0})])
+    with closing(sqlite3.connect(folder / STORE_NAME, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        link.ask("r")
+        assert not (link.near / "r" / STORE_NAME).exists()
+    link.ask("r")
+    assert rows(link.near / "r") == rows(folder)
+
+
+def test_a_smaller_mirror_keeps_the_metadata_and_loads_the_rest_again(link: Link) -> None:
+    for name in ("a", "b"):
+        write_run(link.far / name, steps=[(1.0, 1, {"train/loss": 1.0})])
+    link.ask("a", "b")
+    link.mirror.shrink(0, kept=["b"])
+    assert {path.name for path in (link.near / "a").iterdir()} == {"run.json"}
+    assert rows(link.near / "b") == rows(link.far / "b")
+    link.ask("a")
+    assert rows(link.near / "a") == rows(link.far / "a")
+    shutil.rmtree(link.near / "a")  # a cleared cache
+    (link.near / "a").mkdir()
+    link.ask("a")
+    assert rows(link.near / "a") == rows(link.far / "a")
+
+
+def test_only_one_process_mirrors_into_a_folder(link: Link) -> None:
+    with pytest.raises(OSError, match="another Stepscope"):
+        Mirror(link.near, "far")
+
+
+def test_a_rotated_log_replaces_the_old_one(link: Link) -> None:
+    log = write_run(link.far / "r") / "output.log"
+    log.write_text("old\n" * 25)
+    link.ask("r")
+    log.rename(log.with_name("output.1.log"))
+    log.write_text("new\n" * 50)
+    link.ask("r")
+    for name in ("output.log", "output.1.log"):
+        assert (link.near / "r" / name).read_text() == (log.with_name(name)).read_text()
+
+
+def test_an_ended_run_is_followed_until_its_other_ranks_have_ended(link: Link) -> None:
+    folder = write_run(link.far / "r", LIVE | {"world_size": 2})
+    link.ask()
+    assert "r" in link.mirror.live
+    content = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(content | {"status": "finished"}))
+    link.ask()
+    assert 0 < link.mirror.live["r"] - time.monotonic() <= 10
+    before = (link.near / "r" / "run.json").stat().st_mtime_ns
+    (folder / "rank1.json").write_text(json.dumps(content | {"status": "failed", "rank": 1}))
+    link.ask("r")
+    assert (link.near / "r" / "run.json").stat().st_mtime_ns > before  # lists read the run again
+    shutil.rmtree(folder)
+    link.look_again()
+    link.ask()
+    assert link.mirror.live == {}
+
+
+def test_a_run_without_heartbeat_or_process_is_not_live(link: Link) -> None:
+    write_run(link.far / "here", LIVE | {"pid": 2**22 + 1})
+    write_run(link.far / "there", LIVE | {"host": "elsewhere", "heartbeat": time.time() - 60})
+    age = (time.time() - 60,) * 2
+    os.utime(link.far / "there" / "run.json", age)
+    link.ask()
+    assert link.mirror.live == {}
+    assert read_run(link.near / "here").status is RunStatus.CRASHED
+    assert read_run(link.near / "there").status is RunStatus.CRASHED
+
+
+def test_a_clock_that_is_an_hour_ahead_does_not_end_a_run(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second look sees that the heartbeat changes."""
+    folder = write_run(link.far / "r", LIVE | {"host": "elsewhere"})
+    now = time.time()
+    monkeypatch.setattr(far_reader.time, "time", lambda: now + 3600)
+    link.ask()
+    os.utime(folder / "run.json", (now + 1, now + 1))
+    link.look_again()
+    link.ask()
+    assert read_run(link.near / "r").status is RunStatus.RUNNING
+
+
+def test_a_store_in_wal_mode_of_another_host_is_neither_opened_nor_written(link: Link) -> None:
+    folder = write_run(link.far / "r", LIVE | {"host": "elsewhere"})
+    with closing(sqlite3.connect(folder / STORE_NAME)) as store:
+        store.execute("PRAGMA journal_mode = WAL")
+        store.execute("UPDATE ring SET stored = 1")
+        store.commit()
+        before = sorted(os.listdir(folder))
+        link.ask("r")
+        assert sorted(os.listdir(folder)) == before
+        assert not (link.near / "r" / STORE_NAME).exists()
+        assert "its own host" in str(read_only_reason(read_run(link.near / "r")))
+
+
+def test_a_command_is_stored_once_and_not_after_its_deadline_or_the_end(link: Link) -> None:
+    folder = write_run(link.far / "r", LIVE)
+    write_run(link.far / "ended")
+    link.ask()
+    now = time.monotonic()
+    commands = [
+        ["r", 1, "mark", "{}", now + 9],
+        ["r", 1, "mark", "{}", now + 9],
+        ["r", 2, "mark", "{}", now - 1],
+        ["ended", 3, "mark", "{}", now + 9],
+        ["../r", 4, "mark", "{}", now + 9],
+    ]
+    answer = link.ask(commands=commands)
+    assert [one[2] is None for one in answer.commands] == [True, True, False, False, False]
+    with closing(sqlite3.connect(folder / STORE_NAME)) as store:
+        assert store.execute("SELECT id, name FROM commands").fetchall() == [(1, "mark")]
+
+
+def test_a_host_cannot_make_its_run_a_local_one(link: Link) -> None:
+    """Local runs are recovered, signaled and alerted about."""
+    folder = write_run(link.far / "r", LIVE | {"world_size": 3})
+    content = (folder / "run.json").read_text()
+    for name in ("rank1.json", "rank123456.json"):
+        (folder / name).write_text(content)
+    link.ask("r")
+    near = link.near / "r"
+    assert numbers_with(near, "json") == [1, 123456]
+    for name in ("run.json", "rank1.json", "rank123456.json"):
+        assert "mirror" in json.loads((near / name).read_text())
+    assert not is_own(read_run(near))
+    changed = json.loads((near / "run.json").read_text())
+    changed["mirror"]["age_s"] = 1e10
+    (near / "run.json").write_text(json.dumps(changed))
+    with pytest.raises(Exception, match="mirror"):
+        read_run(near)

@@ -1,0 +1,292 @@
+"""Reports: content, size, escaping, scrubbing, and no external reference."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dashboard.views import parts
+from stepscope.cli import main
+from stepscope.diagnosis.findings import nothing_to_say, read_recorded
+from stepscope.distributed.flight_recorder import Collective
+from stepscope.distributed.hangs.record import HangRecord, StackFrame, hang_name
+from stepscope.memory.oom.record import OomReport
+from stepscope.report.page import MAX_BYTES, ReportError
+from stepscope.report.run_report import (
+    _CHARTS,
+    MAX_COLUMNS,
+    MAX_ROWS,
+    _thinned,
+    run_report,
+    values_of,
+)
+from stepscope.report.scrubber import Scrubber
+from stepscope.report.sweep_report import sweep_report
+from stepscope.run import RunError, process_identity, read_run, write_run_json
+from tests.support.fake_sweep import sweep
+from tests.support.oom_records import FULL
+from tests.support.recorded_runs import CREATED, write_run
+
+HOSTILE = ("name", "config", "environment", "script", "heartbeat", "world_size", "host", "reason")
+ROOT = Path(__file__).parents[2]
+OLD = ROOT / "tests/fixtures/0b52fe2/runs"
+SCRUB = Scrubber(frozenset({"node7"}), frozenset({"alice"}), frozenset({"/data/my files"}))
+
+
+class Parsed(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.names: set[str] = set()
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.names |= {name for name, _ in attrs}
+
+
+def is_self_contained(html: str) -> bool:
+    parsed = Parsed(html)
+    foreign = {"script", "img", "link", "iframe", "object", "image", "use", "a", "b"}
+    refers = {"src", "href", "xlink:href", "srcset", "onclick", "onload", "style"}
+    return not foreign & {*parsed.tags} and not refers & parsed.names and "url(" not in html
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [*(ROOT / "examples" / name for name in ("h100", "two-simulated-gpus")), OLD / "fsdp"],
+)
+def test_a_recorded_run_becomes_a_small_page_of_its_own(folder: Path, tmp_path: Path) -> None:
+    run = read_run(shutil.copytree(folder, tmp_path / "run"))
+    html = run_report([run])
+    assert is_self_contained(html)
+    assert len(html.encode()) < 2_000_000
+    assert "figure" in Parsed(html).tags
+    assert str(tmp_path) not in html
+
+
+def test_hostile_names_are_escaped(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script>"
+    told = {"name": bad, "config": {bad: bad}, "environment": {bad: [bad]}, "status": "failed"}
+    told |= {"reason": bad}
+    run = write_run(tmp_path / "r", told, steps=[(1.0, 1, {"train/loss": 1.0, f"x/{bad}": 2.0})])
+    (run / "traceback.txt").write_text(f"{bad}\x1b[31m")
+    assert is_self_contained(run_report([read_run(run)]))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('File "/home/al ice/p/train.py", line 3', 'File "train.py", line 3'),
+        ("at /home/alice/x/net.py:12", "at net.py:12"),
+        ("open /home/alice failed", "open [path] failed"),
+        ("in /data/my files/a.py", "in a.py"),
+        ("--data=/mnt/set", "--data=[path]"),
+        (r"C:\Users\alice\t.py", "t.py"),
+        ("alice/project/t.py", "t.py"),
+        ("NODE7.example.de: alice", "[host]: [user]"),
+        ("alice@node7", "[address]"),
+        ("10.1.2.3:29500 and fe80::1", "[address]:29500 and [address]"),
+        ("https://alice:pw@x.y/z", "[url]"),
+        ("train/loss at 17:45:00, 3 samples/s, c10::Error", None),
+        ("alice: the training failed, says Alice_2", "[user]: the training failed, says [user]_2"),
+        ("malice and alices", None),
+        ("nvidia-cublas-cu12==12.4.5.8, driver version 10.1.2.3", None),
+        ("[torch] 10.1.2.3:29500", "[torch] [address]:29500"),
+        ("cuda\n12.4.5.8", None),  # the name and the value of a row
+    ],
+)
+def test_names_and_places_are_scrubbed(text: str, expected: str | None) -> None:
+    assert SCRUB(text) == (text if expected is None else expected)
+
+
+def test_common_words_and_short_names_stay() -> None:
+    scrub = Scrubber(frozenset({"memory", "Example"}), frozenset({"train", "bo", "step"}))
+    text = "Example: train for one step; bo has no memory."
+    assert scrub(text) == text
+    assert scrub("/home/bo/train.py") == "train.py"
+
+
+def test_a_sentence_without_recorded_text_is_not_scrubbed(tmp_path: Path) -> None:
+    row = {"train/loss": 1.0, "perf/step_time": 0.1}
+    steps = [(0.1 * step, step, row) for step in range(1, 30)]
+    config = {"owner": "wait"}
+    run = write_run(tmp_path / "r", {"user": "wait", "config": config}, steps=steps)
+    html = run_report([read_run(run)])
+    assert ">wait<" not in html
+    said = nothing_to_say(read_recorded(read_run(run)))
+    assert "wait" in said.split()
+    assert escape(said) in html
+
+
+def test_recorded_names_are_in_no_part_unless_full(tmp_path: Path) -> None:
+    told = {"host": "secrethost", "user": "bob7", "status": "failed"}
+    told |= {"reason": "secrethost: /home/bob7/run.py failed", "config": {"root": "/home/bob7"}}
+    run = write_run(tmp_path / "r", told, steps=[(1.0, 1, {"train/loss": 1.0})])
+    (run / "traceback.txt").write_text('File "/home/bob7/run.py", line 1\nsecrethost.lan 10.0.0.1')
+    html = run_report([read_run(run)])
+    assert not [name for name in ("secrethost", "bob7", "10.0.0.1") if name in html]
+    assert "run.py" in html
+    assert "secrethost" in run_report([read_run(run)], full=True)
+
+
+def test_tags_group_and_note_are_shown_without_names(tmp_path: Path) -> None:
+    told = {"host": "secrethost", "user": "bob7", "tags": ["baseline", "of-bob7"]}
+    told |= {"group": "sweep on secrethost", "note": "first line\nsee /home/bob7/notes.txt"}
+    run = write_run(tmp_path / "r", told, steps=[(1.0, 1, {"train/loss": 1.0})])
+    html, full = run_report([read_run(run)]), run_report([read_run(run)], full=True)
+    assert [word for word in ("baseline", "sweep on", "first line\nsee") if word not in html] == []
+    assert not [name for name in ("secrethost", "bob7") if name in html]
+    assert "sweep on secrethost" in full
+    (run / "notes.json").write_text(json.dumps({"group": "<edited>", "tags": []}))
+    assert "&lt;edited&gt;" in run_report([read_run(run)])
+
+
+def test_many_runs_are_a_page_within_the_limit(tmp_path: Path) -> None:
+    keys = {key for chart in _CHARTS.values() for key in chart if key[:3] not in ("gpu", "hos")}
+    steps = [(step / 10, step, dict.fromkeys(keys, 1 / step)) for step in range(1, 513)]
+    first = write_run(tmp_path / "r00", {"config": {"x": 1}}, steps=steps)
+    names = [f"r{number:02}" for number in range(50)]
+    for name in names[1:]:
+        shutil.copytree(first, tmp_path / name)
+    html = run_report([read_run(tmp_path / name) for name in names])
+    assert len(html.encode()) < MAX_BYTES
+    assert html.count("<h2>") == 51
+    assert {line.count("<td>") for line in html.split("</tr>")} <= {*range(MAX_COLUMNS + 1)}
+    single = run_report([read_run(first)])
+    assert html.count("<figure>") == 50 * single.count("<figure>")
+    assert max(map(len, re.findall(r' d="(M[^"]+)"', single))) > 4000, "all points"
+
+
+def test_runs_that_do_not_fit_are_counted(tmp_path: Path) -> None:
+    (first := write_run(tmp_path / "r0", {"status": "failed"}, steps=[(1.0, 1, {"x": 1.0})]))
+    (first / "output.log").write_text("&" * 20_000)  # 100 kB as HTML
+    names = [f"r{number}" for number in range(30)]
+    for name in names[1:]:
+        shutil.copytree(first, tmp_path / name)
+    html = run_report([read_run(tmp_path / name) for name in names])
+    assert len(html.encode()) < MAX_BYTES
+    shown = html.count("<h2>") - 1
+    assert 10 < shown < 30
+    assert f"{30 - shown} of 30 runs" in html
+
+
+def test_thinned_values_are_means() -> None:
+    assert _thinned(np.arange(5.0), 2).tolist() == [0.5, 2.5, 4.0]
+    assert _thinned(np.arange(3.0), 1).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_settings_that_are_not_shown_are_counted() -> None:
+    rows = list(values_of({str(number): number for number in range(MAX_ROWS + 5)}, True))
+    assert len(rows) == MAX_ROWS + 1
+    assert "5" in str(rows[-1][1])
+
+
+def test_a_failed_allocation_is_explained(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "r", {"status": "failed"}, samples=[(1.0, 1, {"memory/allocated": 2.0**30})]
+    )
+    (run / "oom.json").write_text(json.dumps(OomReport(first=FULL, last=FULL).to_json()))
+    html = run_report([read_run(run)])
+    assert "Out of memory" in html
+    assert "memory/allocated" in html  # last readings
+
+
+def test_a_hang_has_the_stack_and_the_collectives(tmp_path: Path) -> None:
+    frames = (StackFrame(file="/home/bob/slow.py", line=7, function="load"),)
+    for number in (0, 1):
+        told = {"world_size": 2, "rank": number, "status": "failed", "heartbeat": CREATED + 40}
+        run = write_run(tmp_path / "r", told, rank=number, steps=[(1.0, 5, {"train/loss": 1.0})])
+        if number:
+            write_run_json(run, told | process_identity(), "rank1.json")
+        entered = Collective(group="default", operation="all_reduce", sequence=9 - number)
+        record = HangRecord(
+            **{"number": number, "rank": number, "step": 5, "since": CREATED + 2},
+            **{"seen": CREATED + 30, "frames": frames, "collectives": (entered,)},
+            groups={"default": (0, 1)},
+        )
+        (run / hang_name(number)).write_text(json.dumps(asdict(record)))
+    html = run_report([read_run(run)])
+    assert "slow.py:7 in load" in html
+    assert "all_reduce" in html
+    assert "bob" not in html
+
+
+def test_a_sweep_has_verdicts_and_effects() -> None:
+    content = sweep(combining=[])
+    for arm in content["arms"]:
+        arm["text"] = arm["verdict"]
+        arm["metrics"] = arm["metrics"] or dict.fromkeys(content["baseline"]["metrics"])
+    html = sweep_report(content)
+    assert is_self_contained(html)
+    count = sum(arm["effect"] is not None for arm in content["arms"])
+    assert html.count('class="grid"') == count > 0
+
+
+def test_several_runs_begin_with_their_comparison(tmp_path: Path) -> None:
+    for name, seconds in (("a", 0.1), ("b", 0.2)):
+        rows = [(seconds * step, step, {"perf/step_time": seconds}) for step in range(1, 41)]
+        config = {"learning_rate": seconds, "path": "/data/x"}
+        told = {
+            "kind": "init",
+            "config": config,
+            "environment": {"host": f"node-{name}", "cpu": name},
+        }
+        write_run(tmp_path / name, told, steps=rows)
+    (tmp_path / "c").mkdir()
+    shutil.copy(tmp_path / "a" / "run.json", tmp_path / "c")
+    html = run_report([read_run(tmp_path / name) for name in "abc"])
+    first = html[html.index("<h2>") : html.index("<h2>", html.index("<h2>") + 1)]
+    assert "<td>200 ms (+100.0%)</td>" in first
+    assert "learning_rate" in first
+    assert "node-" not in html
+    assert '<th scope="row">host</th>' not in first
+    assert html.count("<h2>") == 3  # the run without a store is in the comparison only
+    with pytest.raises(ReportError):
+        run_report([read_run(tmp_path / "c")])
+
+
+@pytest.mark.parametrize("bad", [None, [1], {"x": 1}, "x", 1e999])
+def test_hostile_sweeps_and_runs_become_a_sentence(bad: object, tmp_path: Path) -> None:
+    content = sweep(combining=[])
+    for name in content:
+        with suppress(ReportError):
+            assert is_self_contained(sweep_report({**content, name: bad}))
+    for number, name in enumerate(HOSTILE):
+        run = write_run(
+            tmp_path / str(number), {name: bad, "status": "failed"}, steps=[(1.0, 1, {"x": 1.0})]
+        )
+        with suppress(ReportError, RunError):  # RunError: the page does not list it
+            assert is_self_contained(run_report([read_run(run)]))
+
+
+def test_the_button_of_a_page_downloads_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(parts, "download", lambda label, make, *_, **__: made.append(make()))
+    parts.report_button(partial(sweep_report, {"workload": "<b>"}), "s", "key")
+    assert is_self_contained(made[0])
+    assert "KeyError" in made[0]
+
+
+def test_the_command_writes_runs_and_a_sweep(tmp_path: Path) -> None:
+    shutil.copytree(OLD, tmp_path / "old")
+    out = tmp_path / "r.html"
+    runs = [str(tmp_path / "old" / name) for name in ("plain", "fsdp")]
+    assert main(["report", *runs, "-o", str(out)]) == 0
+    assert [
+        word for word in (">Comparison<", ">plain<", ">fsdp<") if word not in out.read_text()
+    ] == []
+    folder = next((tmp_path / "old").rglob("sweep.json")).parent
+    assert main(["report", str(folder), "-o", str(out)]) == 0
+    (folder / "sweep.json").write_text(json.dumps({"status": "finished"}))
+    assert main(["report", str(folder), "-o", str(out)]) == 1

@@ -1,0 +1,716 @@
+"""Settings of `stepscope watch --with`: in effect with evidence, or refused with the reason."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import json
+import multiprocessing
+import pickle
+import sqlite3
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
+
+from stepscope.run.rank_info import read_run_json
+from stepscope.settings import SETTINGS, SettingError, parse
+from stepscope.settings.setting import Training
+from tests.support.applied_settings import applied
+
+STEPS = 4
+MUON: Any = getattr(torch.optim, "Muon", torch.optim.LBFGS)  # since torch 2.9
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def images() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 1))
+
+
+def data(shape: tuple[int, ...] = (4,)) -> TensorDataset:
+    torch.manual_seed(1)
+    return TensorDataset(torch.randn(STEPS * 8, *shape))
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    loader: DataLoader[Any] | None = None,
+    forward: Callable[[Tensor], Tensor] | None = None,
+    *,
+    set_to_none: bool = True,
+) -> list[float]:
+    """Train over the loader and return the losses."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for (batch,) in loader or DataLoader(data(), batch_size=8):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss = forward(batch) if forward else model(batch).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tf33",
+        "tf32=1",
+        "num_workers",
+        "num_workers=-1",
+        "num_workers=257",
+        "threads=x",
+        "tf32 tf32",
+        "sdpa",
+        "sdpa=fast",
+    ],
+)
+def test_invalid_words_name_the_setting_and_the_fix(words: str) -> None:
+    with pytest.raises(SettingError, match=r"Use|Remove"):
+        parse([words])
+
+
+def test_every_setting_has_help_and_lines() -> None:
+    for name, kind in SETTINGS.items():
+        value = "3" if kind.bounds is not None and not kind.default else None
+        setting = kind(kind.choices[0] if kind.choices else value)
+        assert setting.help.endswith("."), name
+        assert all(setting.lines()), name
+
+
+def test_a_script_without_torch_code_reaches_nothing() -> None:
+    with applied("tf32 bf16 num_workers=2 fused") as found:
+        assert set(found.states().values()) == {"not reached"}
+
+
+@pytest.mark.parametrize("name", ["tf32", "cudnn_benchmark", "pin_memory", "non_blocking"])
+def test_settings_of_a_gpu_are_refused_on_a_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # also with the CUDA build
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with applied(name) as found:
+        train(images(), loader=DataLoader(data((3, 8, 8)), batch_size=8))
+        assert found[name]["state"] == "refused"
+        assert "GPU" in found[name]["text"]
+
+
+def test_workers_load_the_same_batches() -> None:
+    bare = train(network())
+    with applied("num_workers=2 prefetch_factor=3 persistent_workers") as found:
+        line = 1 + found_line()
+        loader = DataLoader(data(), batch_size=8)
+        assert train(network(), loader=loader) == bare
+        assert set(found.states().values()) == {"in effect"}
+        assert found["num_workers"]["at"] == {"file": __file__, "line": line}
+    assert loader.num_workers == 2
+    assert DataLoader(data()).num_workers == 0, "torch is restored"
+
+
+def found_line() -> int:
+    """Return the line of the caller."""
+    return sys._getframe(1).f_lineno
+
+
+class Stream(IterableDataset[tuple[Tensor]]):
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[tuple[Tensor]]:
+        return iter([(torch.zeros(4),)] * 16)
+
+
+class OwnLoader(DataLoader[Any]):
+    """Equal to anything, and positional arguments."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset, 8, False, None, None, 0)
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+def test_workers_are_refused_for_a_stream_and_work_for_a_subclass() -> None:
+    with applied("num_workers=2") as found:
+        stream: Any = DataLoader(Stream(), batch_size=8)
+        train(network(), loader=stream)
+        assert stream.num_workers == 0
+        assert found["num_workers"]["state"] == "refused"
+        assert "Stream is an IterableDataset" in found["num_workers"]["text"]
+        train(network(), loader=OwnLoader(data()))
+        assert found["num_workers"]["state"] == "in effect"
+        assert "Stream is an IterableDataset" in found["num_workers"]["text"]
+
+
+class Records(TensorDataset):
+    """Keeps what it reads from."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(torch.zeros(8, 4))
+        self.source = source
+
+
+def test_workers_are_refused_for_data_sets_with_open_files(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(32))
+    with (
+        (tmp_path / "data.bin").open("rb") as file,
+        sqlite3.connect(":memory:") as database,
+        zipfile.ZipFile(tmp_path / "data.zip", "w") as archive,
+        applied("num_workers=2") as found,
+    ):
+        for source in (file, [file], {"a": file}, database, archive):
+            records = Records(source)
+            for dataset in (
+                records,
+                Subset(Subset(records, [0, 1]), [0]),
+                ConcatDataset([records]),
+            ):
+                assert DataLoader(dataset).num_workers == 0
+        assert "has an open file" in found["num_workers"]["text"]
+        for other in ("data.bin", io.BytesIO(bytes(32)), tmp_path):
+            assert DataLoader(Records(other)).num_workers == 2
+    database.close()
+
+
+class CudaTensor(Tensor):
+    """Claims to be on a GPU."""
+
+    is_cuda = True
+
+
+def test_workers_are_refused_for_nested_cuda_tensors_and_collate_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with applied("num_workers=2") as found:
+        dataset = TensorDataset(torch.zeros(4, 2).as_subclass(CudaTensor))
+        for nested in (dataset, Subset(dataset, [0]), ConcatDataset([Subset(dataset, [0])])):
+            assert DataLoader(nested).num_workers == 0
+        assert "CUDA tensors" in found["num_workers"]["text"]
+        samples = data()
+        # An earlier test may have initialized CUDA in this process.
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+        assert DataLoader(samples, collate_fn=list).num_workers == 2
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        assert DataLoader(samples, collate_fn=list).num_workers == 0
+        assert DataLoader(samples).num_workers == 2
+
+
+def test_a_setting_of_the_evaluation_alone_is_refused() -> None:
+    def run(script: list[DataLoader[Any]]) -> None:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            train(model, optimizer, script[0])
+            with torch.no_grad():
+                list(script[1])
+
+    with applied("num_workers=2") as found:
+        run([DataLoader(Stream(), batch_size=8), DataLoader(data())])
+        assert found["num_workers"]["state"] == "refused"
+        assert "Stream is an IterableDataset" in found["num_workers"]["text"]
+    with applied("num_workers=2") as found:
+        run([DataLoader(data()), DataLoader(Stream(), batch_size=8)])
+        assert found["num_workers"]["state"] == "in effect"
+
+
+def test_no_workers_also_drops_what_needs_them() -> None:
+    with applied("num_workers=0") as found:
+        loader = DataLoader(data(), 8, num_workers=2, prefetch_factor=4, timeout=5)
+        train(network(), loader=loader)
+        assert (loader.num_workers, loader.prefetch_factor) == (0, None)
+        assert found["num_workers"]["state"] == "in effect"
+
+
+def test_workers_without_fork_would_import_the_script_again() -> None:
+    with applied("num_workers=2") as found:
+        DataLoader(data(), multiprocessing_context=None)
+        assert found["num_workers"]["text"] == "The script did not iterate over the DataLoader."
+    with applied("persistent_workers") as found:
+        assert pickle.loads(pickle.dumps(DataLoader(data()))).persistent_workers is False
+        assert found["persistent_workers"]["state"] == "refused"
+
+
+def test_the_script_can_still_set_the_start_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    default = multiprocessing.context._default_context  # type: ignore[attr-defined]
+    monkeypatch.setattr(default, "_actual_context", None)
+    with applied("num_workers=2"):
+        assert DataLoader(data()).num_workers == 2
+        assert multiprocessing.get_start_method(allow_none=True) is None
+
+
+def test_the_scripts_own_error_stays() -> None:
+    with applied("num_workers=2"), pytest.raises(TypeError, match="unexpected"):
+        DataLoader(data(), batches=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["fused", "foreach"])
+def test_an_implementation_equals_the_argument(name: str) -> None:
+    by_hand = network()
+    expected = train(by_hand, torch.optim.AdamW(by_hand.parameters(), lr=0.1, **{name: True}))
+    with applied(name) as found:
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        assert train(model, optimizer) == expected
+        assert hasattr(optimizer, "_step_supports_amp_scaling") == (name == "fused")
+        assert optimizer.param_groups[0][name] is True
+        assert found[name]["state"] == "in effect"
+        assert found[name]["lines"] == [f"AdamW(..., {name}=True)"]
+
+
+def test_two_implementations_exclude_each_other() -> None:
+    with applied("foreach fused") as found:
+        train(network())
+        assert found.states() == {"fused": "in effect", "foreach": "refused"}
+
+
+def test_fused_undone_by_a_checkpoint_is_seen() -> None:
+    model = network()
+    state = torch.optim.AdamW(model.parameters()).state_dict()
+    with applied("fused") as found:
+        optimizer = torch.optim.AdamW(model.parameters())
+        assert optimizer._step_supports_amp_scaling
+        optimizer.load_state_dict(state)
+        assert not hasattr(optimizer, "_step_supports_amp_scaling"), "GradScaler reads it"
+        train(model, optimizer)
+        assert found["fused"]["state"] == "refused"
+        assert "0 of 4 steps" in found["fused"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("fused", torch.optim.AdamW), ("foreach", torch.optim.AdamW), ("foreach", torch.optim.Rprop)],
+)
+def test_an_implementation_is_not_in_a_checkpoint(name: str, kind: Any) -> None:
+    def saved() -> list[dict[str, Any]]:
+        model = network()
+        optimizer = kind(model.parameters())
+        train(model, optimizer)
+        groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]
+        return groups
+
+    bare = saved()
+    with applied(name) as found:
+        assert saved() == bare
+        assert found[name]["state"] == "in effect"
+
+
+def test_fused_is_refused_for_sparse_gradients() -> None:
+    def run() -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Embedding(8, 4, sparse=True)
+        return train(model, forward=lambda _: model(torch.tensor([1, 2])).pow(2).mean())
+
+    bare = run()
+    with applied("fused") as found:
+        assert run() == bare
+        assert found["fused"]["state"] == "refused"
+        assert "not applied to sparse gradients" in found["fused"]["text"]
+
+
+class OwnSgd(torch.optim.SGD):
+    """A subclass may have another step."""
+
+
+class AnySgd(torch.optim.SGD):
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        super().__init__(params, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda p: torch.optim.LBFGS(p), "LBFGS has no argument fused"),
+        (lambda p: torch.optim.Adafactor(p), "Adafactor has no argument fused"),
+        (lambda p: MUON([next(iter(p))]), "has no argument fused"),
+        (lambda p: AnySgd(p), "not a class of torch.optim"),
+        (lambda p: torch.optim.Adam(p, fused=True), "already has fused=True"),
+        (lambda p: torch.optim.Adam(p, foreach=True), "already has foreach=True"),
+        (lambda p: OwnSgd(p), "not a class of torch.optim"),
+    ],
+)
+def test_fused_is_refused(make: Callable[[Any], torch.optim.Optimizer], reason: str) -> None:
+    with applied("fused") as found:
+        make(network().parameters())
+        assert found["fused"]["state"] == "refused"
+        assert reason in found["fused"]["text"]
+
+
+def test_foreach_of_adafactor_which_is_not_its_default_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_optimizer, "_default_to_fused_or_foreach", lambda *_: (False, True))
+    texts = {}
+    for kind in (torch.optim.Adam, torch.optim.LBFGS, torch.optim.Adafactor):
+        with applied("foreach") as found:
+            model = network()
+            optimizer: Any = kind(model.parameters())
+            if kind is torch.optim.Adafactor:
+                train(model, optimizer)
+            texts[kind.__name__] = found["foreach"]["text"]
+    assert "foreach is torch's default" in texts["Adam"]
+    assert "LBFGS has no argument foreach" in texts["LBFGS"]
+    assert "at 4 of 4 steps of Adafactor" in texts["Adafactor"]
+
+
+def test_set_to_none_changes_only_calls_that_zero() -> None:
+    bare = train(network(), set_to_none=False)
+    with applied("set_to_none") as found:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert train(model, optimizer, set_to_none=False) == bare
+        optimizer.zero_grad(set_to_none=False)
+        assert all(p.grad is None for p in model.parameters())
+        assert found["set_to_none"]["state"] == "in effect"
+    with applied("set_to_none") as found:
+        train(network())
+        assert found["set_to_none"]["state"] == "refused"
+
+
+def test_set_to_none_skips_parameters_without_a_gradient() -> None:
+    def run() -> list[float]:
+        first, second = network(), network(1)
+        both = nn.ModuleList([first, second])
+        optimizer = torch.optim.SGD(both.parameters(), lr=0.1, weight_decay=0.5)
+        models = iter([second, first, second, first])
+        return train(both, optimizer, forward=lambda b: next(models)(b).sum(), set_to_none=False)
+
+    bare = run()
+    with applied("set_to_none") as found:
+        assert run() != bare
+        assert found["set_to_none"]["state"] == "in effect"
+    unchanged = {name for name, kind in SETTINGS.items() if not kind.changes}
+    assert unchanged == {
+        "pin_memory",
+        "prefetch_factor",
+        "gc_off",
+        "checkpoint",
+        "non_blocking",
+    }
+
+
+def test_garbage_is_collected_at_boundaries_only() -> None:
+    bare = train(network())
+    with applied("gc_off=2") as found:
+        assert train(network()) == bare
+        assert not gc.isenabled()
+        assert "2 collections, 4 steps" in found["gc_off"]["text"]
+        gc.enable()
+        assert found["gc_off"]["state"] == "refused"
+    assert gc.isenabled()
+    with applied(f"gc_off={STEPS + 1}") as found:  # no step has the cost of a collection
+        train(network())
+        assert found["gc_off"]["state"] == "refused"
+
+
+def test_threads_are_read_back() -> None:
+    former = torch.get_num_threads()
+    try:
+        with applied(f"threads={former + 1}") as found:
+            assert found["threads"]["state"] == "in effect"
+            torch.set_num_threads(former)  # the script's own
+            assert found["threads"]["state"] == "refused"
+        with applied(f"threads={former}") as found:
+            assert found["threads"]["state"] == "refused"
+    finally:
+        torch.set_num_threads(former)
+
+
+def test_bf16_equals_autocast_around_forward_and_loss() -> None:
+    by_hand = network()
+
+    def forward(batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return by_hand(batch).pow(2).mean()
+
+    expected = train(by_hand, forward=forward)
+    assert expected != train(network())
+    with applied("bf16") as found:
+        model = network()
+        assert train(model) == expected
+        assert not torch.is_autocast_enabled("cpu")
+        with torch.no_grad():
+            assert model(torch.ones(1, 4)).dtype is torch.float32
+        model(torch.ones(1, 4))
+        assert torch.is_autocast_enabled("cpu"), "until backward, a step or the next evaluation"
+        assert found["bf16"]["state"] == "in effect"
+        during: list[bool] = []
+        loss = model(torch.ones(1, 4)).sum()
+        loss.register_hook(lambda _: during.append(torch.is_autocast_enabled("cpu")))
+        loss.backward()
+        assert during == [False]
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_bf16_is_refused_for_a_bce_loss_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    [setting] = parse(["bf16"])
+    gc.collect()
+    assert setting.problem(Training(torch.device("cuda"), network())) is None
+    loss = nn.BCELoss()
+    problem = setting.problem(Training(torch.device("cuda"), network()))
+    assert type(loss).__name__ in (problem or "")
+    assert setting.problem(Training(torch.device("cpu"), network())) is None
+
+
+def test_bf16_yields_to_an_autocast_inside_of_the_model() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, batch: Tensor) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.net(batch)
+
+    torch.manual_seed(0)
+    expected = train(Own())
+    with applied("bf16") as found:
+        assert train(Own()) == expected
+        assert found["bf16"]["state"] == "refused"
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_bf16_of_an_lbfgs_closure_and_a_model_called_before_its_optimizer() -> None:
+    with applied("bf16") as found:
+        model = network()
+        assert model(torch.ones(1, 4)).dtype is torch.float32
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(torch.ones(1, 4)).pow(2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+        assert found["bf16"]["state"] == "in effect"
+
+
+def test_two_models_are_refused() -> None:
+    with applied("bf16 channels_last compile") as found:
+        first, second = network(), network(1)
+        optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (first, second)]
+        train(first, optimizers[0])
+        train(second, optimizers[1])
+        assert set(found.states().values()) == {"refused"}
+        assert "several models" in found["bf16"]["text"].lower()
+
+
+def test_a_second_model_after_the_first_is_named() -> None:
+    with applied("bf16") as found:
+        train(network())
+        train(network())
+        assert "Not applied: A later optimizer" in found["bf16"]["text"]
+
+
+def test_calls_of_an_evaluation_read_no_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[nn.Module] = []
+    plain = nn.Module.parameters
+    monkeypatch.setattr(nn.Module, "parameters", lambda one: seen.append(one) or plain(one))
+    with applied("bf16"), torch.no_grad():
+        network()(torch.zeros(1, 4))
+        assert not seen
+
+
+def test_frozen_modules_are_not_the_model() -> None:
+    with applied("bf16") as found:
+        teacher, model = network(1), network()
+        train(model, forward=lambda batch: (model(batch) - teacher(batch)).pow(2).mean())
+        assert found["bf16"]["state"] == "in effect"
+
+
+def test_channels_last_converts_weights_and_inputs() -> None:
+    def run() -> tuple[nn.Sequential, list[float]]:
+        model = images()
+        return model, train(model, loader=DataLoader(data((3, 8, 8)), batch_size=8))
+
+    _, bare = run()
+    with applied("channels_last") as found:
+        model, losses = run()
+        assert losses == pytest.approx(bare, rel=1e-4)
+        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+        assert found["channels_last"]["state"] == "in effect"
+        # Copies and pickles do not contain the setting.
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert other._compiled_call_impl is None
+    with applied("channels_last") as found:
+        train(network())
+        assert found["channels_last"]["text"] == "Sequential has no Conv2d."
+
+
+class Flat(nn.Module):
+    """Flattens with view(), after layers with random numbers and running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.Sequential(nn.Dropout(), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        self.last = nn.Linear(4 * 36, 1)
+
+    def forward(self, batch: Tensor) -> Any:
+        out = self.norm(batch)
+        return self.last(out.view(out.size(0), -1))
+
+
+def test_channels_last_is_undone_for_a_model_that_views_outputs() -> None:
+    def run() -> tuple[list[float], list[Tensor]]:
+        model = Flat()
+        optimizer = torch.optim.AdamW(model.parameters())
+        losses = train(model, optimizer, DataLoader(data((3, 8, 8)), batch_size=8))
+        return losses, list(model.buffers())
+
+    bare, buffers = run()
+    with applied("channels_last") as found:
+        losses, others = run()
+        assert losses == bare
+        assert all(map(torch.equal, buffers, others))
+        assert found["channels_last"]["state"] == "refused"
+        assert "view size is not compatible" in found["channels_last"]["text"]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_channels_last_converts_the_state_of_the_optimizer(fused: bool) -> None:
+    def run() -> list[float]:
+        model = images()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+        losses = train(model, optimizer, DataLoader(data((3, 8, 8)), batch_size=8))
+        weight = model[0].weight
+        assert optimizer.state[weight]["exp_avg"].stride() == weight.stride()  # type: ignore[index]
+        return losses
+
+    bare = run()
+    with applied("channels_last"):
+        assert run() == pytest.approx(bare, rel=1e-3)
+
+
+def test_compile_runs_full_batches_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call: plain(call, backend="eager"))
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    with applied("compile") as found:
+        short = DataLoader(TensorDataset(torch.randn(20, 4)), batch_size=8)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            train(model, optimizer, short)
+        # The first call came before; of 5 others, 2 had 4 samples.
+        assert found["compile"]["state"] == "in effect"
+        assert "3 compiled calls, 2 uncompiled; 1 graphs" in found["compile"]["text"]
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def eager_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let torch.compile trace without Inductor, which would take seconds."""
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call: plain(call, backend="eager"))
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Modal(nn.Module):
+    """Recompiled after each change of `mode`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mode = nn.Linear(4, 1), ""
+
+    def forward(self, batch: Tensor) -> Any:
+        return self.layer(batch) * len(self.mode)
+
+
+@pytest.mark.usefixtures("eager_backend")
+def test_calls_beyond_the_recompile_limit_are_not_compiled() -> None:
+    with applied("compile") as found:
+        model = Modal()
+
+        def forward(batch: Tensor) -> Tensor:
+            model.mode += "a"
+            loss: Tensor = model(batch).pow(2).mean()
+            return loss
+
+        train(model, loader=DataLoader(TensorDataset(torch.zeros(30 * 8, 4)), 8), forward=forward)
+        assert found["compile"]["state"] == "refused"
+        assert "8 compiled calls, 21 uncompiled" in found["compile"]["text"]
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("eager_backend")
+def test_an_evaluation_does_not_choose_the_compiled_batch_size() -> None:
+    with applied("compile") as found:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.zeros(8, 4)).sum().backward()
+        with torch.no_grad():
+            model(torch.zeros(100, 4))
+        train(model, optimizer)
+        assert found["compile"]["state"] == "in effect"
+        assert "4 compiled calls, 1 uncompiled" in found["compile"]["text"]
+    torch.compiler.reset()
+
+
+def test_a_model_that_cannot_be_compiled_trains_uncompiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    bare, plain = train(network()), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call: plain(call, backend=broken))
+    with applied("compile") as found:
+        assert train(network()) == bare
+        assert found["compile"]["state"] == "refused"
+        assert "no compiler" in found["compile"]["text"]
+    torch.compiler.reset()
+
+
+def test_a_model_that_the_script_compiles_is_refused() -> None:
+    with applied("compile bf16 gc_off=2") as found:
+        model = torch.compile(network(), backend="eager")
+        train(model)  # type: ignore[arg-type]
+        assert found.states() == {"compile": "refused", "bf16": "refused", "gc_off": "in effect"}
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"state": "fast"},
+        {"text": None},
+        {"at": {"file": 1, "line": 2}},
+        {"lines": "x"},
+        {"value": []},
+    ],
+)
+def test_damaged_entries_of_a_run_are_missing(tmp_path: Path, damage: dict[str, Any]) -> None:
+    with applied("gc_off") as found:
+        entry = found["gc_off"]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for entries, kept in (([entry], True), ([entry | damage], False), ([entry] * 65, False)):
+        (folder / "run.json").write_text(json.dumps({"settings": entries}))
+        assert ("settings" in read_run_json(folder, 0)) == kept
+
+
+def test_a_setting_that_fails_does_not_end_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(SETTINGS["gc_off"], "enter", broken)
+    with applied("gc_off") as found:
+        assert len(train(network())) == STEPS
+        assert found["gc_off"]["text"] == "Failed with RuntimeError: lost"

@@ -1,0 +1,305 @@
+"""The settings of attention and of activation checkpointing."""
+
+from __future__ import annotations
+
+import random
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.jit._builtins import _find_builtin
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from stepscope.settings import SettingError, parse
+from tests.support.applied_settings import applied
+
+FLASH = torch.backends.cuda.flash_sdp_enabled
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.dropout = nn.Linear(16, 48), nn.Dropout()
+
+    def forward(self, x: Tensor, scale: Any = 1.0) -> Any:
+        q, k, v = self.qkv(x).view(8, 4, 2, 24).transpose(1, 2).chunk(3, dim=-1)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.dropout(out.transpose(1, 2).flatten(2)) * len([scale])
+
+
+class Attention(nn.Module):
+    """Attention that TorchScript can compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(8, 4, 2, 24).transpose(1, 2).chunk(3, dim=-1)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Blocks(nn.Module):
+    """Blocks in a list."""
+
+    def __init__(self, kind: Callable[[], nn.Module] = Block, count: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(kind() for _ in range(count))
+
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.fixture(autouse=True)
+def _all_backends() -> Iterator[None]:
+    """Enable what the simulator disables."""
+    flags = ("flash_sdp", "mem_efficient_sdp", "cudnn_sdp")
+    cuda = torch.backends.cuda
+    before = {flag: getattr(cuda, f"{flag}_enabled")() for flag in flags}
+    for flag in flags:
+        getattr(cuda, f"enable_{flag}")(True)
+    yield
+    for flag, enabled in before.items():
+        getattr(cuda, f"enable_{flag}")(enabled)
+
+
+def train(model: nn.Module, *, micro: int = 1, autocast: bool = False) -> list[float]:
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(4):
+        for _ in range(micro):
+            loss = model(torch.randn(8, 4, 16)).pow(2).mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_another_backend_of_attention_runs_and_is_undone() -> None:
+    bare = train(Blocks())
+    with applied("sdpa=math") as found:
+        assert train(Blocks()) == pytest.approx(bare, rel=1e-4)
+        assert not FLASH()
+        assert found["sdpa"]["state"] == "in effect"
+        assert "math in 12 of the first 12 calls" in found["sdpa"]["text"]
+        for line in found["sdpa"]["lines"]:
+            exec(line, {"torch": torch})  # are valid
+    assert FLASH()
+    torch.backends.cuda.enable_mem_efficient_sdp(True)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def test_a_backend_of_attention_is_refused() -> None:
+    with applied("sdpa=flash") as found:  # torch's choice on a CPU
+        train(Blocks())
+        assert "already chooses flash" in found["sdpa"]["text"]
+    with applied("sdpa=efficient") as found:  # not on a CPU: math runs instead
+        train(Blocks())
+        assert found["sdpa"]["state"] == "refused"
+        assert "does not support these inputs" in found["sdpa"]["text"]
+    with applied("sdpa=math") as found:
+        train(nn.Linear(16, 16))
+        assert found["sdpa"]["state"] == "not reached"
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    try:
+        with applied("sdpa=math") as found:
+            train(Blocks())
+            assert "itself" in found["sdpa"]["text"]
+    finally:
+        torch.backends.cuda.enable_mem_efficient_sdp(True)
+    with pytest.raises(SettingError, match="flash, efficient, math"):
+        parse(["sdpa=cudnn"])
+
+
+def test_attention_is_compiled_without_a_graph_break() -> None:
+    torch.compiler.reset()
+    with applied("sdpa=math") as found:
+        model = Blocks()
+        step: Any = torch.compile(model, backend="eager", fullgraph=True)
+        step(torch.randn(8, 4, 16)).sum().backward()
+        assert found["sdpa"]["state"] == "not reached"
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_attention_of_torchscript_trains_and_the_backend_of_other_code_is_chosen() -> None:
+    bare = train(torch.jit.script(Attention()))
+    with applied("sdpa=math") as found:
+        assert train(torch.jit.script(Attention())) == bare
+        assert found["sdpa"]["state"] == "not reached"
+        traced = torch.jit.trace(Attention(), torch.randn(8, 4, 16))
+        assert train(traced) == pytest.approx(bare, rel=1e-4)
+        assert train(torch.jit.script(Attention())) == pytest.approx(bare, rel=1e-4)
+        assert found["sdpa"]["state"] == "in effect"
+        wrapper = F.scaled_dot_product_attention
+    assert _find_builtin(wrapper) is None
+    assert _find_builtin(F.scaled_dot_product_attention) == "aten::scaled_dot_product_attention"
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("words", ["checkpoint", "checkpoint bf16"])
+def test_blocks_are_recomputed_and_losses_stay_equal(words: str, micro: int) -> None:
+    with applied(words.removeprefix("checkpoint").strip()):
+        bare = train(Blocks(), micro=micro)
+    with applied(words) as found:
+        assert train(Blocks(), micro=micro) == bare
+        assert set(found.states().values()) == {"in effect"}, found["checkpoint"]["text"]
+        calls = 3 * (4 * micro - 1)
+        text = f"{calls} recomputations in {calls} calls of 3 Block."
+        assert found["checkpoint"]["text"] == text
+
+
+class Normed(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor, scale: Any = 1.0) -> Any:
+        return super().forward(self.norm(x))
+
+
+class Hooked(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv.register_forward_hook(lambda *_: None)
+
+
+class Inplace(Blocks):
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = x + 0
+            out = block(x)
+            x += out  # the input of the block, which its backward does not need
+        return x
+
+
+class Doubled(nn.Module):
+    """Its backward needs its weight only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.inner = nn.Parameter(torch.ones(16)), nn.Identity()
+
+    def forward(self, x: Tensor, cache: Any = None) -> Any:
+        return x.detach().clone() * self.weight
+
+
+class Cached(Blocks):
+    def forward(self, x: Tensor) -> Any:
+        cache: set[int] = set()
+        for block in self.blocks:
+            x = block(x, cache)
+        return x
+
+
+class Stateful(Doubled):
+    """Its attributes change in forward()."""
+
+    def __init__(self, change: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.change, self.calls, self.keys, self.cache = change, 0.0, list[Tensor](), Namespace()
+        self.register_buffer("mean", torch.zeros(16))
+        self.counts = np.zeros(2)
+
+    def forward(self, x: Tensor, cache: Any = None) -> Any:
+        self.change(self)
+        return super().forward(x)
+
+
+def changing(change: Callable[[Any], object]) -> Blocks:
+    return Blocks(lambda: Stateful(change))
+
+
+class Own(Blocks):
+    gradient_checkpointing = True
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Blocks(Normed), "changes in place"),
+        (lambda: Inplace(Doubled), "changes in place"),
+        (lambda: changing(lambda m: setattr(m, "calls", m.calls + 1)), "changes calls"),
+        (lambda: changing(lambda m: setattr(m, "mean", m.mean + 1)), "changes mean"),
+        (lambda: changing(lambda m: m.counts.__iadd__(1)), "changes counts"),
+        (lambda: changing(lambda m: m.keys.append(m.mean)), "changes keys"),
+        (lambda: changing(lambda m: setattr(m.cache, "k", m.mean)), "changes cache"),
+        (lambda: changing(lambda _: random.random()), "draws numbers from random"),
+        (lambda: changing(lambda _: np.random.rand()), "draws numbers from numpy.random"),
+        (lambda: Blocks(Hooked), "forward hooks"),
+        (lambda: Cached(), "input of class set"),
+        (lambda: Own(), "already uses"),
+        (lambda: Blocks(count=2), "no ModuleList or Sequential with 3 blocks"),
+        (lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), "no ModuleList"),
+    ],
+)
+def test_checkpointing_is_refused(make: Callable[[], nn.Module], reason: str) -> None:
+    torch.manual_seed(0)
+    bare = train(make())
+    with applied("checkpoint") as found:
+        torch.manual_seed(0)
+        assert train(make()) == bare
+        assert found["checkpoint"]["state"] == "refused"
+        assert reason in found["checkpoint"]["text"]
+
+
+def test_checkpointing_of_attributes_that_keep_their_values() -> None:
+    with applied("checkpoint") as found:
+        train(changing(lambda m: vars(m).update(calls=float("0"), keys=list(m.keys))))
+        assert found["checkpoint"]["state"] == "in effect", found["checkpoint"]["text"]
+
+
+def test_checkpointing_ends_when_batch_norm_is_no_longer_frozen() -> None:
+    model = Blocks(Normed)
+    for block in model.blocks:
+        block.norm.eval()
+    with applied("checkpoint") as found:
+        train(model)
+        assert found["checkpoint"]["state"] == "in effect", found["checkpoint"]["text"]
+        model.train()
+        train(model)
+        assert found["checkpoint"]["state"] == "refused"
+        assert "changes in place" in found["checkpoint"]["text"]
+        before = model.blocks[0].norm.num_batches_tracked.item()
+        train(model)
+        assert model.blocks[0].norm.num_batches_tracked.item() == before + 4
+
+
+@pytest.fixture
+def eager_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call: plain(call, backend="eager"))
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("eager_backend")
+def test_checkpointing_is_refused_for_a_compiled_model() -> None:
+    with applied("checkpoint compile") as found:
+        train(Blocks())
+        assert "is compiled" in found["checkpoint"]["text"]
+        assert found["compile"]["state"] == "in effect"
+
+
+def test_bf16_stays_in_effect_for_a_script_that_checkpoints() -> None:
+    class Recomputed(Blocks):
+        def forward(self, x: Tensor) -> Any:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+    with applied("bf16") as found:
+        train(Recomputed())
+        assert found["bf16"]["state"] == "in effect", found["bf16"]["text"]
