@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import site
 import subprocess
 import tempfile
@@ -277,14 +278,15 @@ def on_all_ranks(ranks: Sequence[Sequence[Mapping[str, Any]]], state: str) -> li
 def _early(ended: RunInfo, code: int, job: Mapping[str, Any], number: int, ranks: int) -> str:
     """Return why a rank of a script has ended before the last step of its trial."""
     if ended.status is not RunStatus.FINISHED:
-        log = ended.folder / rank_file("output.log", ended.cause)
+        reason, cause, rank = ended.reason, ended.cause, ended.cause_rank
         if sum(one.state is RankState.DEAD for one in rank_states(ended.folder)) > 1:
-            log = Path(job["folder"]).parent / LOG  # torchrun has named the first one
-        output = terminal_text(read_tail(log, MAX_LOG_BYTES))
-        reason = ended.reason or f"The script ended with exit code {code}."
-        lines = [line.removeprefix(f"[rank{ended.cause_rank}]: ") for line in output.split("\n")]
-        last = [line for line in lines if line.strip()][-1:]
-        return " ".join([reason, *(line for line in last if line not in reason)])[:400]
+            named = _last_line(Path(job["folder"]).parent / LOG)  # torchrun knows the first one
+            if (found := re.match(r"Rank (\d+) ended ", named)) is not None:
+                reason, cause, rank = named, int(found[1]), int(found[1])
+        reason = reason or f"The script ended with exit code {code}."
+        last = _last_line(ended.folder / rank_file("output.log", cause))
+        last = last.removeprefix(f"[rank{rank}]: ")
+        return (reason if last in reason else f"{reason} {last}")[:400]
     own = find_rank(ended.folder, number)
     if own is None or own.run_json.get("reason") is not None:  # no step was seen
         return of_rank(number, ranks, own.run_json["reason"] if own else "It was not recorded.")
@@ -295,6 +297,15 @@ def _early(ended: RunInfo, code: int, job: Mapping[str, Any], number: int, ranks
     wanted = f"{job['warmup'] + job['steps'] + 1} steps" if job["steps"] else "they were measured"
     text = f"The script ended after {count} steps, before {wanted}. Train longer, or give fewer "
     return of_rank(number, ranks, f"{text}steps (--steps, --warmup).")
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log that has a text, or an empty text."""
+    try:
+        lines = terminal_text(read_tail(log, MAX_LOG_BYTES)).split("\n")
+    except OSError:
+        return ""
+    return next((line for line in reversed(lines) if line.strip()), "")
 
 
 def files(root: Path, without: Set[Path]) -> Files:

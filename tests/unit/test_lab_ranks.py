@@ -18,8 +18,9 @@ from stepscope.lab import torchrun
 from stepscope.lab.command import USAGE, UsageError
 from stepscope.lab.measurement import measured
 from stepscope.lab.script_plan import ScriptPlan, script_command, variant
-from stepscope.lab.script_trial import on_all_ranks
-from stepscope.run import process_identity, write_run_json
+from stepscope.lab.script_trial import _early, on_all_ranks
+from stepscope.lab.trial_process import LOG
+from stepscope.run import process_identity, rank_file, read_run, write_run_json
 from stepscope.watch import trial
 from stepscope.watch.trial import TRIAL, TrialLimit
 from tests.support.rank_folder import RankFolder
@@ -41,11 +42,11 @@ def job_of(folder: Path, devices: list[str], samples: list[float | None]) -> Pat
         # The ranks wait for each other: a step ends on both when rank 1 ends it.
         steps = [(0.15 * i, i, values) for i in range(1, 41)]
         memory = [(0.15 * i, i, {"memory/peak_allocated": 1e9 * (rank + 1)}) for i in range(1, 41)]
-        told = {"device": device, "world_size": 2, "rank": rank, "created": CREATED}
-        write_run(folder, told, rank=rank, steps=steps, samples=memory, gpus={} if rank else gpus)
+        given = {"device": device, "world_size": 2, "rank": rank, "created": CREATED}
+        write_run(folder, given, rank=rank, steps=steps, samples=memory, gpus={} if rank else gpus)
         if rank:
             ended = {"status": "finished", "heartbeat": CREATED}
-            write_run_json(folder, told | ended | process_identity(), "rank1.json")
+            write_run_json(folder, given | ended | process_identity(), "rank1.json")
     return folder
 
 
@@ -89,6 +90,17 @@ def test_a_setting_is_in_effect_on_all_ranks_or_the_rank_is_named() -> None:
         ("refused", "Rank 1: refused."),
     ]
     assert on_all_ranks([entries("refused")], "in effect")[0]["text"] == "refused."
+
+
+def test_the_rank_that_ended_first_is_named_if_torchrun_ended_the_other(tmp_path: Path) -> None:
+    job = {"folder": str(tmp_path / "sweep" / "trial")}
+    folder = RankFolder(tmp_path / "sweep" / "trial" / "runs" / "a")
+    for rank in (0, 1):
+        folder.rank(rank, "crashed", created=CREATED, world_size=2)
+        (folder.folder / rank_file("output.log", rank)).write_text(f"last words of {rank}\n")
+    (tmp_path / "sweep" / LOG).write_text("a traceback\nRank 1 ended with exit code 7.\n\n")
+    reason = _early(read_run(folder.folder), 1, job, 0, 2)
+    assert reason == "Rank 1 ended with exit code 7. last words of 1"
 
 
 def test_all_ranks_of_a_timed_trial_end_after_the_same_step(
