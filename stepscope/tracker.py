@@ -11,8 +11,10 @@ import logging
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -325,25 +327,41 @@ def annotate(
 ) -> None:
     """Add config and tags to a run, and set group and note; log what is invalid. Never raises.
 
-    Texts of the config that are secrets are recorded as hidden.
+    A config may be a mapping, a namespace or a dataclass; its secrets are recorded as hidden.
     """
     if session is None:
         return
-    run_json = session.recorder.run_json
-    try:
+    recorder = session.recorder
+
+    def add_texts() -> None:
+        given = {"group": group, "note": note}
+        texts = {name: to_text(text) for name, text in given.items() if text is not None}
+        recorder.describe(**texts)
+
+    def add_tags() -> None:
         added = [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
-        if added:
-            known = run_json.get("tags") or ()
-            session.recorder.describe(tags=list(dict.fromkeys((*known, *added))))
-        if config:
-            shown = {key: with_hidden_secrets(key, to_json(config[key])) for key in config}
-            session.recorder.describe(config={**run_json["config"], **shown})
-        for name, text in (("group", group), ("note", note)):
-            if text is not None:
-                session.recorder.describe(**{name: to_text(text)})
-    except Exception as error:  # noqa: BLE001 - the values are the script's and may raise anything
-        text = "stepscope: tags must be a sequence of texts, config a mapping; ignored (%r)"
-        log.warning(text, error)
+        known = recorder.run_json.get("tags") or ()
+        recorder.describe(tags=list(dict.fromkeys((*known, *added))))
+
+    def add_config() -> None:
+        values = {key: to_json(_fields(value)) for key, value in _fields(config).items()}
+        shown = with_hidden_secrets("", values)
+        recorder.describe(config={**recorder.run_json["config"], **shown})
+
+    for given, add in (((group, note), add_texts), (tags, add_tags), (config, add_config)):
+        try:
+            if given:
+                add()
+        except Exception as error:  # noqa: BLE001 - the script's values may raise anything
+            text = "stepscope: tags must be a sequence of texts, config a mapping; ignored (%r)"
+            log.warning(text, error)
+
+
+def _fields(value: Any) -> Any:
+    """Return a namespace or dataclass as a dict, any other value as it is."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return vars(value) if isinstance(value, Namespace) else value
 
 
 def attach(session: ScriptSession) -> Tracker:

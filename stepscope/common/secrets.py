@@ -1,4 +1,4 @@
-"""Names and values that are secrets, such as API keys, and are never recorded."""
+"""Hide what looks like a secret, such as an API key, by its name or the form of its value."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 HIDDEN = "(hidden)"
+_GIVEN = "access|api|auth|client|encryption|personal|private|secret|service|signing|ssh"
+_ALWAYS = re.compile(r"passw(?:or)?ds?(?:_|$)|(?:^|_)(?:passphrase|passcode|pwd)(?:_|$)")
+"""Names, in snake case, of which also a number is a secret."""
 _NAME = re.compile(
-    r"(?i:(?<![a-z])(?:key|pat|auth)|token|passw(?:or)?d|pass(?:phrase)?|pwd|secret|credential"
-    r"|api-?k(?:ey)?|bearer|webhook)(s?)(?![a-z])"
+    rf"secrets?(?:_|$)|(?:^|_)(?:credentials?|bearer|webhook|authorization|cookies?)(?:_|$)"
+    rf"|(?:^|_)(?:pass|pat|auth)$|token$|^(?:key|token)s?$|(?:{_GIVEN})_?(?:k(?:ey)?|token)s?(?:_|$)"
 )
-# Passwords in URLs; prefixes of Hugging Face, OpenAI, GitHub, Slack, AWS, JSON Web Tokens and PEM.
+"""Names whose values are secrets; `key` and `tokens` only after a word such as `api`."""
+_NUMBER = re.compile(r"(?i)[-+.\de_]+[kmb]?|true|false|none|null|auto|yes|no|on|off|")
+# Credentials in URLs; prefixes of Hugging Face, OpenAI, GitHub, GitLab, Slack, npm, AWS, Google,
+# JSON Web Tokens and PEM.
 _VALUE = re.compile(
-    r"(?i:://[^/\s]*:[^/\s]*@|bearer\s|hooks\.)|-----BEGIN |(?<![\w-])"
-    r"(?:(?:hf_|sk-|gh[pousr]_|xox[abp]-)[\w-]{16}|AKIA[0-9A-Z]{16}|eyJ[\w-]{10,}\.)"
+    r"(?i:://[^/\s:@]{0,256}:[^/\s@]{0,256}@|://[\w-]{20,256}@|bearer\s|hooks\.)|-----BEGIN "
+    r"|(?<![\w-])(?:(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abp]-|npm_|AIza)[\w-]{16}"
+    r"|AKIA[0-9A-Z]{16}|eyJ[\w-]{10,}\.)"
+)
+_RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^a-z]*[a-z])[\w-]{20,}", re.IGNORECASE)
+_PAIR = re.compile(
+    r"(?<![\w.-])([\w.-]{1,64})[\"']?\s{0,4}[:=]\s{0,4}[\"']?([^\s\"',;&?={}[\]]{1,256})"
 )
 
 
@@ -38,28 +49,41 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def with_hidden_secrets(name: object, value: Any) -> Any:
-    """Return a setting as recorded: texts that are secrets, at any depth, are hidden.
+    """Return a setting as recorded: secrets, at any depth, are hidden.
 
     >>> with_hidden_secrets("config", {"lr": 0.1, "login": {"hf_token": "x"}, "max_tokens": 9})
     {'lr': 0.1, 'login': {'hf_token': '(hidden)'}, 'max_tokens': 9}
     """
     if isinstance(value, Mapping):
-        return {key: with_hidden_secrets(key, one) for key, one in value.items()}
+        # Each value below a name such as `passwords` is a secret.
+        names = {key: name if is_secret(str(name), "x") else key for key in value}
+        return {key: with_hidden_secrets(names[key], one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [with_hidden_secrets(name, one) for one in value]
-    return HIDDEN if isinstance(value, str) and is_secret(str(name), value) else value
+    return HIDDEN if is_secret(str(name), value) else value
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Return True for a name such as `api_key`; a number may be `max_tokens` or `key_size`.
+    """Return True for what looks like a secret by its name or the form of its value.
 
-    A text in brackets is a special token of a tokenizer: `pad_token="<pad>"`.
+    A number may be `max_tokens`, a text in brackets is a special token: `pad_token="<pad>"`.
+
+    >>> is_secret("apiKey", "x"), is_secret("image_key", "x"), is_secret("url", "u:/?token=x")
+    (True, False, True)
     """
-    if isinstance(value, str) and re.fullmatch(r"<[^<>]*>|\[[^\[\]]*\]", value):
+    text = str(value) if isinstance(value, str | int | float) else ""
+    if re.fullmatch(r"<[^<>]*>|\[[^\[\]]*\]", text):
         return False
-    number = not isinstance(value, str) or value.replace(".", "", 1).isdecimal()
-    if isinstance(value, str) and _VALUE.search(value):
-        return True
-    return any(
-        not number or (found.end() == len(name) and not found[1]) for found in _NAME.finditer(name)
+    return (
+        _VALUE.search(text) is not None
+        or _is_of_secret(name, text)
+        or any(_is_of_secret(*found.groups()) for found in _PAIR.finditer(text))
     )
+
+
+def _is_of_secret(name: str, text: str) -> bool:
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower().strip("_")
+    if _NUMBER.fullmatch(text):
+        return text[:1].isdecimal() and _ALWAYS.search(name) is not None
+    named = _ALWAYS.search(name) or _NAME.search(name)
+    return named is not None or (name.endswith("_key") and _RANDOM.fullmatch(text) is not None)

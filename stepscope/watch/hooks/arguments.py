@@ -42,6 +42,6 @@ def _record(state: HookState, namespace: Any) -> None:
 def _recordable(name: str, value: Any) -> bool | float | str | None:
     """Return a number or short text; None for other values and for a secret."""
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(value, bool | int | float | str) or is_secret(name, value):
+    if not isinstance(value, bool | int | float | str) or len(str(value)) > MAX_TEXT:
         return None
-    return None if isinstance(value, str) and len(value) > MAX_TEXT else value
+    return None if is_secret(name, value) else value
