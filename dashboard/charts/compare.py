@@ -56,10 +56,14 @@ def smooth(values: Floats, weight: float) -> Floats:
 
 def mean_of(lines: Sequence[RunLine]) -> tuple[RunLine, Floats, Floats]:
     """Return the mean of lines, and the lowest and the highest, where all of them have values."""
-    low, high = max(line.x[0] for line in lines), min(line.x[-1] for line in lines)
-    x = np.linspace(low, high, POINTS if low <= high else 0)
+    x = np.linspace(*_common_range(lines), POINTS)
     y = np.array([np.interp(x, line.x, line.y) for line in lines])
     return RunLine(x, y.mean(axis=0)), y.min(axis=0), y.max(axis=0)
+
+
+def _common_range(lines: Sequence[RunLine]) -> tuple[float, float]:
+    """Return where all lines have values; the first is larger than the second if nowhere."""
+    return max(line.x[0] for line in lines), min(line.x[-1] for line in lines)
 
 
 def overlay(
@@ -67,6 +71,7 @@ def overlay(
 ) -> Json:
     """Return the figure of groups by name; one of several lines is their mean with a band.
 
+    Lines without a common range, such as runs over the time of day, are drawn one by one.
     The points are arrays: as lists, those of 20 runs take two thirds of the page's CPU time.
     """
     data: list[Json] = []
@@ -74,17 +79,21 @@ def overlay(
         color = COLORS[number % len(COLORS)]
         drawn = {"color": color, "width": 2, "dash": DASHES[number // len(COLORS) % len(DASHES)]}
         smoothed = [RunLine(line.x, smooth(line.y, weight)) for line in lines]
-        line = smoothed[0]
         quiet = {"type": "scatter", "mode": "lines", "showlegend": False, "hoverinfo": "skip"}
-        if len(lines) > 1:
+        start, end = _common_range(smoothed)
+        if len(lines) > 1 and start < end:
             line, low, high = mean_of(smoothed)
+            smoothed = [line]
             band = {"x": np.r_[line.x, line.x[::-1]], "y": np.r_[high, low[::-1]], "fill": "toself"}
             data.append(quiet | band | {"fillcolor": color, "opacity": 0.2, "line": {"width": 0}})
         elif weight:  # the values themselves
             faint = {"opacity": 0.25, "line": {"color": color, "width": 1}}
-            data.append(quiet | faint | {"x": lines[0].x, "y": lines[0].y})
+            data += [quiet | faint | {"x": line.x, "y": line.y} for line in lines]
         shown = {"name": figures.shortened(name, NAME_CHARS), "line": drawn}
-        data.append({"type": "scatter", "mode": "lines", "x": line.x, "y": line.y} | shown)
+        shown |= {"legendgroup": name} if len(smoothed) > 1 else {}
+        for at, line in enumerate(smoothed):
+            points = {"x": line.x, "y": line.y, "showlegend": at == 0}
+            data.append({"type": "scatter", "mode": "lines"} | points | shown)
     scale = {"type": "log" if log else "linear", "automargin": True, "zeroline": False}
     drawing = figures.layout(
         HEIGHT_PX + LEGEND_ROW_PX * -(-len(groups) // 2),

@@ -156,7 +156,7 @@ def differences(each: Sequence[Mapping[str, Any]]) -> tuple[ComparisonRow, ...]:
     for name in dict.fromkeys(name for values in flat for name in values):
         values = [one.get(name) for one in flat]
         if len(set(values)) > 1:
-            texts = tuple(None if value is None else _cut(value) for value in values)
+            texts = tuple(None if value is None else _cut_value(value) for value in values)
             rows.append(ComparisonRow(name, _cut(name), texts))
     return tuple(rows)
 
@@ -367,6 +367,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[s
 
 def _cut(text: str) -> str:
     return printable(text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…")
+
+
+def _cut_value(text: str) -> str:
+    """Return the text; a long one cut, with its checksum, so that other ones differ from it."""
+    checksum = f" (CRC {zlib.crc32(text.encode(errors='replace')):08x})"
+    return _cut(text) + (checksum if len(text) > MAX_CHARS else "")
 
 
 def _is_built_in(one: RunFigures) -> bool:

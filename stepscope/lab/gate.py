@@ -1,9 +1,9 @@
 """Limits that a variant must not exceed, for checks of a change: `--gate step_time:+3%`. Pure.
 
-A gate passes if the confidence interval of the metric's change is below the limit, is a regression
-if the interval is above it, otherwise inconclusive. The interval is over rounds, each with a
-fresh process of the baseline and of the variant: two runs of one script often differ by more than
-the steps of one run, so a test over steps would find differences that are not there.
+A gate passes if the confidence interval of the metric's change ends at or below the limit, is a
+regression if the interval is above it, otherwise inconclusive. The interval is over rounds, each
+with a fresh process of the baseline and of the variant: two runs of one script often differ by more
+than the steps of one run, so a test over steps would find differences that are not there.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def gate_result(
     verdict = GateVerdict.INCONCLUSIVE
     if low > gate.limit:
         verdict = GateVerdict.REGRESSION
-    elif high < gate.limit:
+    elif high <= gate.limit:
         verdict = GateVerdict.PASSED
     return GateResult(gate, variant, verdict, rounds, change, low, high)
 

@@ -19,6 +19,7 @@ from stepscope.diagnosis.findings import RankData, RunData, findings, nothing_to
 from stepscope.distributed.hangs.diagnose import read_record
 from stepscope.memory.oom.reader import judged
 from stepscope.metrics import BY_KEY, Unit
+from stepscope.recorder.final_values import MAX_BUCKETS
 from stepscope.report.page import MAX_BLOCK, MAX_BYTES, Report, untrusted_content
 from stepscope.report.scrubber import scrubber_of
 from stepscope.report.svg import Line, line_chart
@@ -70,11 +71,14 @@ def run_report(runs: Sequence[RunInfo], *, full: bool = False) -> str:
             report.paragraph(f"{NOT_COMPARABLE} {' '.join(found.obstacles)}", "verdict")
         report.paragraph(" ".join(found.notes), "note")
         _tables(report, found, found.runs, full)
-    left_out = 0
+    left_out, points = 0, MAX_BUCKETS * DETAILED_RUNS // max(len(each), DETAILED_RUNS)
+    if points < MAX_BUCKETS:
+        text = f"Charts of {len(each)} runs have at most {points} points per line: means of more."
+        report.paragraph(text, "note", fixed=True)
     for one in each:
         if len(each) == 1 or one.problem is None:  # the comparison has the problem
             end = len(report.parts)
-            _add_run(report, one, full, -(-len(each) // DETAILED_RUNS))
+            _add_run(report, one, full, points)
             if len(each) > 1 and report.size() > MAX_BYTES - HEAD_BYTES:
                 del report.parts[end:]
                 left_out += 1
@@ -99,7 +103,7 @@ def _tables(report: Report, found: Comparison, names: Sequence[str], full: bool)
             report.table(title_of, ("name", *shown), cells)
 
 
-def _add_run(report: Report, figures: RunFigures, full: bool, thinning: int) -> None:
+def _add_run(report: Report, figures: RunFigures, full: bool, points: int) -> None:
     run, run_json = figures.run, figures.run.run_json
     recorded, lines = read_recorded(run), read_lines(run)
     report.heading(report.scrub(run.id), 2)
@@ -123,7 +127,7 @@ def _add_run(report: Report, figures: RunFigures, full: bool, thinning: int) -> 
         report.paragraph(nothing_to_say(recorded), "verdict", fixed=True)
     _add_failure(report, recorded, lines)
     _tables(report, compare_runs([figures]), ("value",), full)
-    _add_charts(report, lines, thinning)
+    _add_charts(report, lines, points)
     events = [event for rank in recorded.ranks[:MAX_RANKS] for event in rank.events]
     shown = [
         (format_duration(max(0.0, one.ts - run.created)), one.step, one.kind, one.text)
@@ -190,7 +194,7 @@ def _add_out_of_memory(report: Report, run: RunInfo, rank: RankData) -> None:
         report.block("\n".join(texts), "Failed allocation")
 
 
-def _add_charts(report: Report, lines: Lines, thinning: int) -> None:
+def _add_charts(report: Report, lines: Lines, points: int) -> None:
     longest = max((float(seconds[-1]) for _, seconds, _ in lines.values()), default=0.0)
     scales = ((3600, "h"), (60, "min"), (1, "s"))
     size, unit = next((one for one in scales if longest > 3 * one[0]), scales[-1])
@@ -198,14 +202,15 @@ def _add_charts(report: Report, lines: Lines, thinning: int) -> None:
         scale, y_unit = _SCALES.get(BY_KEY[keys[0]].unit, (1.0, BY_KEY[keys[0]].unit.value))
         drawn: list[Line] = []
         for key in filter(lines.__contains__, keys):
-            x, y = (_thinned(values, thinning) for values in lines[key][1:])
+            x, y = (_thinned(values, points) for values in lines[key][1:])
             drawn.append((BY_KEY[key].label, x / size, y / scale))
         title = f"{title}, {y_unit}" if y_unit else title
         report.parts.append(line_chart(title, f"time since the start, {unit}", drawn))
 
 
-def _thinned(values: Floats, size: int) -> Floats:
-    """Return the means of `size` adjacent values each, at the end of fewer."""
+def _thinned(values: Floats, points: int) -> Floats:
+    """Return at most `points` values: means of equally many adjacent ones, at the end of fewer."""
+    size = -(-len(values) // points)
     starts = np.arange(0, len(values), size)
     means: Floats = np.add.reduceat(values, starts) / np.diff(starts, append=len(values))
     return means

@@ -70,7 +70,9 @@ def test_a_part_of_an_id_opens_the_only_run_that_has_it(runs: Path) -> None:
     assert open_run("abcd").id == "abcd"
     with pytest.raises(RunError, match="20261126-train-0a1c, 20261126-train-0a1b"):
         open_run("train")
-    for unknown in ("0a1d", "0a1", "../abcd"):
+    os.rename(make_run(runs, "x"), runs / "20261126-base-10-0a1bcdef")
+    assert open_run("base-10").id == open_run("0a1bc").id == "20261126-base-10-0a1bcdef"
+    for unknown in ("0a1d", "0a1", "../abcd", "base-1", "rain", "1126", "a1bcd"):
         with pytest.raises(RunError):
             open_run(unknown)
 

@@ -134,7 +134,8 @@ def test_long_and_hostile_values_are_compared_whole_and_shown_cut() -> None:
     for _ in range(500):
         deep = {"x": deep}
     long, *_ = differences([{"a": "y" * 999 + "1", "d": deep}, {"a": "y" * 999 + "2", "d": 1}])
-    assert {len(str(value)) for value in long.values} == {MAX_CHARS + 1}
+    assert len({*long.values}) == 2, "a group of its own for each"
+    assert max(len(str(value)) for value in long.values) < MAX_CHARS + 20
     (row,) = differences([{"a\x1b[31m\n": "\x00b"}, {}])
     assert row.label.isprintable()
     assert str(row.values[0]).isprintable()

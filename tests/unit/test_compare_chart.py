@@ -65,8 +65,14 @@ def test_a_group_is_drawn_where_all_its_runs_have_values() -> None:
     assert (len(mean.x), mean.x[0], mean.x[-1]) == (POINTS, 5, 9)
     assert set(mean.y) == {2.0}
     assert (set(low), set(high)) == ({1.0}, {3.0})
-    mean, *_ = mean_of([line(0, 5, 1.0), line(10, 20, 3.0)])
-    assert len(mean.x) == 0
+
+
+def test_a_group_whose_runs_have_no_common_time_has_a_line_per_run() -> None:
+    apart = [line(0, 5, 1.0), line(10, 20, 3.0)]
+    for weight, faint in ((0.0, 0), (0.5, 2)):
+        data = overlay({"a": apart}, "time", "loss", weight, log=False)["data"]
+        assert [trace["x"][-1] for trace in data[faint:]] == [4, 19]
+        assert [trace["showlegend"] for trace in data] == [False] * faint + [True, False]
 
 
 def test_more_runs_than_colors_have_other_dashes_and_hostile_names_are_text() -> None:

@@ -20,6 +20,7 @@ from stepscope.lab.gate import (
     Gate,
     GateVerdict,
     expected_resolution,
+    gate_result,
     judge_gates,
     markdown,
     metric_key,
@@ -186,3 +187,9 @@ def test_a_metric_without_values_is_an_error(
     }
     assert found == {"energy": 1, "step_time": 0}
     assert "energy was not measured" in capsys.readouterr().err
+
+
+def test_equal_memory_passes_a_gate_without_an_allowance() -> None:
+    gate = parse_gate("peak_memory:+0%")
+    verdicts = [gate_result(gate, "x", 5, (at, at, at)).verdict for at in (0.0, 0.001)]
+    assert verdicts == [GateVerdict.PASSED, GateVerdict.REGRESSION]

@@ -182,8 +182,9 @@ def test_runs_that_do_not_fit_are_counted(tmp_path: Path) -> None:
 
 
 def test_thinned_values_are_means() -> None:
-    assert _thinned(np.arange(5.0), 2).tolist() == [0.5, 2.5, 4.0]
-    assert _thinned(np.arange(3.0), 1).tolist() == [0.0, 1.0, 2.0]
+    assert _thinned(np.arange(5.0), 3).tolist() == [0.5, 2.5, 4.0]
+    assert _thinned(np.arange(3.0), 3).tolist() == [0.0, 1.0, 2.0]
+    assert len(_thinned(np.arange(513.0), 102)) <= 102
 
 
 def test_settings_that_are_not_shown_are_counted() -> None:
