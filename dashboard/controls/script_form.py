@@ -28,6 +28,7 @@ from stepscope.lab.script_plan import (
     variant,
 )
 from stepscope.lab.statistics import load_scipy
+from stepscope.run.rank_info import RANKS_LIMIT
 
 TUNE, COMPARE = "Try all settings", "Compare variants"
 MAX_SCRIPT_BYTES = 2**20
@@ -45,6 +46,9 @@ def wanted_script(simulated: bool) -> LabForm:
     arguments = _text("Arguments", "lab_arguments", "--epochs 90 --out {out}", about)
     about = "Trials run here, as in a terminal. No trial may change a file in it."
     folder = _text("Working folder", "lab_cwd", "", about)
+    about = "Ranks that torchrun starts on this machine. 0: the script starts without torchrun."
+    limits: Any = {"min_value": 0, "max_value": RANKS_LIMIT, "value": 0, "help": about}
+    ranks = st.number_input("torchrun processes", key="lab_ranks", **limits, **_KEPT)
     about = "Search for the fastest settings and write a patch, or measure changes of your own."
     kind = segments("Compare", [TUNE, COMPARE], "lab_kind", help=about, **_KEPT)
     fields: dict[str, Any]
@@ -55,7 +59,7 @@ def wanted_script(simulated: bool) -> LabForm:
             "Measures each setting that needs no edit, combines the faster ones, confirms the "
             "combination, and writes a patch of the script."
         )
-        lines = tuning_candidates(len(os.sched_getaffinity(0)))
+        lines = tuning_candidates(len(os.sched_getaffinity(0)) // (ranks or 1))
         fields, options = {"minutes": minutes}, ["tune", "--minutes", str(minutes)]
     else:
         about = "One per line: settings, NAME: ARGUMENTS, env:NAME=VALUE, python:PATH, rev:NAME."
@@ -72,13 +76,14 @@ def wanted_script(simulated: bool) -> LabForm:
         note("science", "The GPU is simulated: a script that uses it is not measured.")
     try:
         load_scipy()
-        script = _script(target, arguments, folder)
+        script = _script(target, arguments, folder, ranks or None)
         if not lines:
             raise UsageError("Name at least one variant.")
         arms = tuple(variant(line, Path(script.cwd)) for line in lines)
         plan = (TunePlan if kind == TUNE else ScriptPlan)(script=script, arms=arms, **fields)
     except (UsageError, ConfigError, SweepError) as error:
         return LabForm(None, str(error).removeprefix("--variant: "), place)
+    options += ["--nproc-per-node", str(ranks)] if ranks else []
     module = ["-m"] if script.is_module else []
     words = (*options, *module, script.target, *script.arguments)
     command = f"cd {shlex.quote(script.cwd)} && {shlex.join(['stepscope', *words])}"
@@ -91,7 +96,7 @@ def _text(label: str, key: str, placeholder: str, about: str) -> str:
     return str(st.text_input(label, key=key, **more)).replace("\0", "").strip()
 
 
-def _script(target: str, arguments: str, folder: str) -> ScriptCommand:
+def _script(target: str, arguments: str, folder: str, ranks: int | None) -> ScriptCommand:
     """Return the command of the fields. Raises UsageError, SweepError."""
     if not target:
         raise UsageError("Name a script.")
@@ -105,7 +110,8 @@ def _script(target: str, arguments: str, folder: str) -> ScriptCommand:
     is_module, name = target.startswith("-m "), target.removeprefix("-m ").strip()
     if not is_module:
         _check_python(Path(cwd, name))
-    return script_command(name, words, is_module=is_module, cwd=Path(cwd).resolve())
+    where: Any = {"cwd": Path(cwd).resolve(), "nproc_per_node": ranks}
+    return script_command(name, words, is_module=is_module, **where)
 
 
 def _check_python(path: Path) -> None:

@@ -427,7 +427,11 @@ def test_the_form_of_a_script_starts_the_command_that_it_shows(
     assert words[-5:] == ("it's mine/train it.py", "--name", "a b", "--out", "{out}")
     label(app, "segmented_control", "Compare").set_value("Try all settings").run()
     label(app, "number_input", "Minutes").set_value(7).run()
-    assert "stepscope tune --minutes 7 " in "".join(one.value for one in app.code)
+    label(app, "number_input", "torchrun processes").set_value(2).run()
+    text = "".join(one.value for one in app.code)
+    assert "stepscope tune --minutes 7 --nproc-per-node 2 " in text
+    label(app, "button", "Start sweep").click().run()
+    assert (commands[-1][0].script.nproc_per_node, plan.script.nproc_per_node) == (2, None)
 
 
 @pytest.mark.parametrize(
