@@ -70,9 +70,9 @@ def words(folder: Path) -> None:
 
 
 def cora(folder: Path) -> None:
-    """Write a random graph in the format of Cora."""
+    """Write a random graph in the format of Cora, with two thirds of its nodes."""
     rng = np.random.default_rng(0)
-    data, nodes = folder / "cora", 2708
+    data, nodes = folder / "cora", 1800
     data.mkdir()
     features = (rng.random((nodes, 1433)) < 0.02).astype(int)
     rows = [f"{i} {' '.join(map(str, one))} class{i % 7}" for i, one in enumerate(features)]
@@ -175,7 +175,28 @@ SCRIPTS: dict[str, Script] = {
         file="projects/adder/adder.py",
         arguments=("--system.work_dir='{out}'", "--trainer.num_workers=0"),
     ),
-    "regression": Script(source=EXAMPLES, folder="regression", file="main.py"),
+    "imagenet": Script(
+        source=EXAMPLES,
+        folder="imagenet",
+        file="main.py",
+        arguments=(
+            *("--dummy", "--arch", "mobilenet_v3_small", "--batch-size", "4"),
+            *("--workers", "0"),
+        ),
+        cuda=("--batch-size", "64"),
+        needs=MNIST_PACKAGES,
+    ),
+    "dcgan": Script(
+        source=EXAMPLES,
+        folder="dcgan",
+        file="main.py",
+        arguments=(
+            *("--dataset", "fake", "--outf", "{out}", "--workers", "0"),
+            *("--batchSize", "16", "--ngf", "16", "--ndf", "16"),
+        ),
+        cuda=("--accel", "--batchSize", "64", "--ngf", "64", "--ndf", "64"),
+        needs=MNIST_PACKAGES,
+    ),
     "mnist": Script(
         source=EXAMPLES,
         folder="mnist",

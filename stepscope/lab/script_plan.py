@@ -139,19 +139,24 @@ class TunePlan(ScriptPlan):
         return list({word.partition("=")[0]: word for word in words}.values())
 
     def after_probe(self, trial: Trial) -> tuple[TunePlan, str | None]:
-        """Return the plan without refused settings, nor `compile` if the time is too short."""
+        """Return the plan without refused settings, and those for which the time is too short.
+
+        `compile` is left out first, then the last ones. The text is why none can be measured.
+        """
         refused = {one.word: one.text for one in trial.settings if one.state != "applies"}
         plan = self._without({arm.name: _refusal(arm, refused) for arm in self.arms})
-        if seconds_needed(plan, trial) > self.budget_s:
-            why = ConfigIssue("compile", f"Left out, to fit in {self.minutes:g} minutes.", "")
-            plan = plan._without({arm.name: why for arm in self.arms if self.compiles(arm.changes)})
+        runnable = [arm for arm in plan.arms if arm.problem is None]
+        runnable.sort(key=lambda arm: self.compiles(arm.changes))
+        text = f"Left out, to fit in {self.minutes:g} minutes."
+        while len(runnable) > 1 and seconds_needed(plan, trial) > self.budget_s:
+            arm = runnable.pop()
+            plan = plan._without({arm.name: ConfigIssue(arm.name, text, "")})
         needed = math.ceil(seconds_needed(plan, trial) / 6) / 10
         if needed <= self.minutes:
             return plan, None
-        count = sum(arm.problem is None for arm in plan.arms)
         return plan, (
-            f"--minutes: must be at least {needed:g} for {count} settings, by the duration of the "
-            f"first trial, got {self.minutes:g}. Increase it, or name fewer --settings."
+            f"--minutes: must be at least {needed:g} for one setting, by the duration of the first "
+            f"trial, got {self.minutes:g}. Increase it."
         )
 
     def _without(self, problems: Mapping[str, ConfigIssue | None]) -> TunePlan:
@@ -170,11 +175,14 @@ def _refusal(arm: Variant, refused: Mapping[str, str]) -> ConfigIssue | None:
 
 
 def tuning_candidates(cores: int) -> list[str]:
-    """Return the variants of `stepscope tune` on a machine with this number of cores."""
+    """Return the variants of `stepscope tune` on a machine with this number of cores.
+
+    The last ones are left out first if the time is short.
+    """
     workers = f"num_workers={max(1, min(4, cores))}"
     return [
-        *("tf32", "bf16", "channels_last", "cudnn_benchmark", "fused", "set_to_none"),
-        *(workers, f"{workers} pin_memory", f"{workers} persistent_workers"),
+        *("tf32", "bf16", workers, "fused", "channels_last", "cudnn_benchmark", "set_to_none"),
+        *(f"{workers} pin_memory", f"{workers} persistent_workers"),
         *("pin_memory", "persistent_workers", "prefetch_factor=4"),
         *((f"threads={cores // 2}",) if cores > 1 else ()),
         *("gc_off=20", "compile"),

@@ -294,7 +294,8 @@ def _early(ended: RunInfo, code: int, job: Mapping[str, Any], number: int, ranks
         count = len(Steps(open_run(ended.folder, rank=number), 0).seconds) + 1
     except RunTooShortError:
         count = 1
-    wanted = f"{job['warmup'] + job['steps'] + 1} steps" if job["steps"] else "they were measured"
+    measured_s = f"{job['seconds']:g} s were measured"
+    wanted = f"{job['warmup'] + job['steps'] + 1} steps" if job["steps"] else measured_s
     text = f"The script ended after {count} steps, before {wanted}. Train longer, or give fewer "
     return of_rank(number, ranks, f"{text}steps (--steps, --warmup).")
 

@@ -45,7 +45,7 @@ def take(tmp_path: Path, *arguments: str, steps: int = 40, **changes: Any) -> di
 
 def command(sweep: Path, *options: str) -> list[str]:
     words = [*options, "--nproc-per-node", "2", "--steps", "20", "--warmup", "5"]
-    words += ["--max-rounds", "3", "--folder", str(sweep), "train.py", "--pause", "0.01"]
+    words += ["--max-rounds", "2", "--folder", str(sweep), "train.py", "--pause", "0.01"]
     return [sys.executable, "-m", "stepscope.cli", "lab", "--variant", "slow: --pause 0.2", *words]
 
 

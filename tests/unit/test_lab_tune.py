@@ -123,10 +123,19 @@ def test_a_short_budget_leaves_settings_undecided(tmp_path: Path) -> None:
 def test_a_budget_below_the_first_look_ends_after_one_trial(tmp_path: Path) -> None:
     sweep, trials = tuned(tmp_path, {"fused": 0.5}, minutes=1)
     assert (sweep["status"], trials.names) == ("failed", [[]])
-    # 3 rounds of 2 + 4 trials of 4 s are half of the time; the first trial precedes them.
-    assert "at least 2.5 for 4 settings" in sweep["reason"]
-    other, _ = tuned(tmp_path / "other", {"fused": 0.5}, minutes=2.5)
-    assert other["status"] == "finished"
+    # 3 rounds of 2 + 1 trials of 4 s are half of the time; the first trial precedes them.
+    assert "at least 1.2 for one setting" in sweep["reason"]
+
+
+@pytest.mark.parametrize(("minutes", "measured"), [(2.5, 4), (2.4, 3), (1.5, 2), (1.2, 1)])
+def test_the_last_settings_are_left_out_of_a_short_budget(
+    tmp_path: Path, minutes: float, measured: int
+) -> None:
+    sweep, trials = tuned(tmp_path, {"fused": 0.5}, minutes=minutes)
+    assert (sweep["status"], trials.seconds <= 60 * minutes) == ("finished", True)
+    left_out = [f"to fit in {minutes:g} minutes" in str(one["reason"]) for one in sweep["arms"]]
+    assert sum(left_out) == 4 - measured
+    assert left_out == sorted(left_out)
 
 
 def test_compile_is_left_out_of_a_short_budget(tmp_path: Path) -> None:
