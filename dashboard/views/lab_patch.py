@@ -18,7 +18,7 @@ _OTHERS = {
     "Faster alone": (Verdict.FASTER,),
     "Did not help": (Verdict.SLOWER, Verdict.NO_DIFFERENCE),
     "Not decided": (Verdict.UNDECIDED,),
-    "Does not apply": (Verdict.FAILED, Verdict.IMPOSSIBLE),
+    "Not measured": (Verdict.FAILED, Verdict.IMPOSSIBLE),
 }
 _BUTTON_JS = """
 export default function ({ data, parentElement }) {

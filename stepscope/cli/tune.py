@@ -120,7 +120,7 @@ def _plan(options: argparse.Namespace, words: Sequence[str]) -> TunePlan:
 
 
 def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
-    """Return the gain and the patch, then what did not help or does not apply."""
+    """Return the gain and the patch, then what did not help or was not measured."""
     best, finished = sweep["best"], sweep["status"] == "finished"
     used: Set[str] = frozenset()
     if not finished:
@@ -142,7 +142,7 @@ def result_lines(sweep: Mapping[str, Any], patch: Patch) -> list[str]:
     for arm in others:
         reasons = [one for one in (arm["reason"], left_out.get(arm["name"])) if one]
         lines.append(f"  {arm['name']}: {arm['text']}" + f" ({' '.join(reasons)})" * bool(reasons))
-    lines += ["", "Does not apply:"] * bool(refused)
+    lines += ["", "Not measured:"] * bool(refused)
     for arm in refused:
         lines.append(f"  {arm['name']}: {arm['reason'].removeprefix(arm['name'] + ': ')}")
     return [printable(line) for line in lines]

@@ -495,7 +495,7 @@ def test_a_patch_is_shown_or_its_file_is_named(
     if content is PATCH:
         assert codes == [PATCH["diff"].strip(), "DataLoader(num_workers=4)"]
         groups = {one.label for one in app.expander}
-        assert {"Did not help (2)", "Not decided (1)", "Does not apply (2)"} <= groups
+        assert {"Did not help (2)", "Not decided (1)", "Not measured (2)"} <= groups
     else:
         assert codes == []
         named = any("patch" in one.value for one in app.error)

@@ -157,7 +157,7 @@ def test_the_result_has_the_gain_the_patch_and_the_rest(tmp_path: Path) -> None:
     assert lines[0].startswith(f"fused: {1 + best['effect']:.2f} × faster [")
     assert lines[0].endswith("peak memory +3.0%.")
     assert lines.index("2 lines:") < lines.index("+two") < lines.index("    SGD(..., fused=True)")
-    refused = lines[lines.index("Does not apply:") :]
+    refused = lines[lines.index("Not measured:") :]
     assert refused[1:] == ["  bf16: not here", "  set_to_none: set_to_none refused"]
     assert not any(line.startswith("  fused:") for line in lines)
 
