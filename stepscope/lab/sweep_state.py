@@ -102,6 +102,10 @@ def replay_sweep(plan: SweepPlan, trials: Sequence[Trial]) -> SweepState:
     comparison = VariantComparison(ARMS, BASELINE, tuple(variants), plan.baselines)
     fits = rounds_that_fit(plan, trials, ARMS, SCREENING)
     state = replay_comparison(comparison, trials, rules_of(plan), plan.seed, fits)
+    if state.is_cut and not any(state.speed[name].side is Side.ABOVE for name in state.decided):
+        # Nothing to combine yet: all of the budget but a confirmation is for these rounds.
+        fits = rounds_that_fit(plan, trials, ARMS, 1.0)
+        state = replay_comparison(comparison, trials, rules_of(plan), plan.seed, fits)
     found = SweepState(SweepPhase.MEASURING, state, comparison, state, state.next)
     found.changes = {name: {} for name in comparison.references} | variants
     if BASELINE in state.failed:

@@ -111,7 +111,8 @@ def test_no_gain_is_found_where_none_is(tmp_path: Path) -> None:
 
 def test_a_short_budget_leaves_settings_undecided(tmp_path: Path) -> None:
     sweep, trials = tuned(tmp_path, {"fused": 0.01}, minutes=3)
-    assert trials.seconds <= 180
+    # Without a faster setting, only a confirmation of 5 rounds of 8 s is reserved.
+    assert 100 < trials.seconds <= 180 - 40
     lines = tune.result_lines(sweep, make_patch("", "", "", []))
     assert lines[0].startswith("No setting was shown to be faster yet")
     assert "Did not help:" in lines
